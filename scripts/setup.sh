@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Makes .venv with the exact versions of constraints.txt, on first use or when the requirements have changed.
+#
+# Usage: scripts/setup.sh [EXTRA]      EXTRA is an optional group of pyproject.toml, for example dev
+# PYTHON=/path/to/python chooses the interpreter; pip's own settings (index, proxies, caches) are respected.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+extra=${1:-}
+project=.${extra:+[$extra]}
+stamp=.venv/.installed${extra:+-$extra}
+wanted=$(cat pyproject.toml constraints.txt | sha256sum | cut -d' ' -f1)
+if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
+  exit 0
+fi
+
+if [ ! -x .venv/bin/python ]; then
+  python=${PYTHON:-}
+  for candidate in python3.12 python3.11 python3 python; do
+    [ -z "$python" ] || break
+    if "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' 2>/dev/null; then
+      python=$candidate
+    fi
+  done
+  if [ -z "$python" ]; then
+    echo "error: no Python 3.11 or 3.12 found; install one, or name it: PYTHON=/path/to/python $0" >&2
+    exit 1
+  fi
+  echo "Making .venv with $("$python" --version)"
+  if ! "$python" -m venv .venv; then
+    rm -rf .venv
+    echo "error: $python cannot make virtual environments; on Debian and Ubuntu install python3-venv" >&2
+    exit 1
+  fi
+fi
+echo "Installing the project and what it needs; this happens once and takes a minute or more"
+.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e "$project"
+echo "$wanted" > "$stamp"

@@ -1,0 +1,63 @@
+"""Runs scenarios in real processes for the tests of this folder."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# A model small enough that eight stages of it train in a second.
+SMALL = {
+    "job.config_file": "train_configs/tiny_8m.toml",
+    "model.flavor": "debugmodel",
+    "training.seq_len": 32,
+    "training.steps": 1,
+    "training.max_norm": 1e9,
+    "metrics.log_freq": 1,
+    "metrics.no_enable_tensorboard": None,
+    "freezing.method": "none",
+    "lr_scheduler.warmup_steps": 1,
+}
+
+
+def arguments(**settings):
+    """Return command line arguments; ``section__key=value`` sets ``section.key`` on top of the small run."""
+    merged = {**SMALL, **{key.replace("__", "."): value for key, value in settings.items()}}
+    return [f"--{key}" if value is None else f"--{key}={value}" for key, value in merged.items()]
+
+
+def run_scenarios(folder, n_processes, scenarios, *, timeout_s=300):
+    """Run ``scenarios`` in one torchrun and return {name: [what rank 0 saw, what rank 1 saw, ...]}."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "scenarios.json").write_text(json.dumps(scenarios))
+    command = [
+        sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={n_processes}",
+        "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0",
+        str(ROOT / "tests/multiprocess/run_scenarios.py"), str(folder / "scenarios.json"), str(folder),
+    ]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout_s
+    )
+    if done.returncode != 0:
+        raise AssertionError(f"torchrun failed:\n{done.stdout[-4000:]}\n{done.stderr[-6000:]}")
+    return {
+        scenario["name"]: [
+            torch.load(folder / scenario["name"] / f"rank_{rank}.pt", weights_only=True)
+            for rank in range(n_processes)
+        ]
+        for scenario in scenarios
+    }
+
+
+def merged(ranks, key):
+    """Merge what every rank saw under ``key``, a dict by parameter name."""
+    together = {}
+    for seen in ranks:
+        together.update(seen[key])
+    return together

@@ -1,0 +1,157 @@
+"""Runs several small training runs one after the other in one torchrun and writes what happened.
+
+Usage: torchrun --nproc_per_node=N tests/multiprocess/run_scenarios.py SCENARIOS.json OUTPUT_FOLDER
+
+A scenario is {"name", "args", "upstream": bool, "fixed_weights": bool, "fake_clock": bool, "ranks": [...]}. Starting
+processes costs far more than these runs do, so tests that need the same number of processes share one start. Each rank
+writes OUTPUT_FOLDER/NAME/rank_R.pt with losses, gradient norms, the last step's gradients, weights, masks and plan.
+"""
+
+import json
+import sys
+import zlib
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from torchtitan.freezing.launch import prepare  # noqa: E402
+
+
+def fix_weights(model_parts):
+    """Give every parameter values that depend on its name alone, so that any split of the model starts equal."""
+    for part in model_parts:
+        for name, parameter in part.named_parameters():
+            generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+            values = torch.randn(parameter.shape, generator=generator) * 0.05
+            if parameter.dim() == 1:
+                values += 1.0
+            if hasattr(parameter, "device_mesh"):
+                from torch.distributed.tensor import distribute_tensor
+
+                values = distribute_tensor(
+                    values.to(parameter.dtype), parameter.device_mesh, parameter.placements
+                )
+            with torch.no_grad():
+                parameter.copy_(values.to(parameter.dtype))
+
+
+def use_fake_clock(controller):
+    """Replace measured times by times that depend on the action and on what it froze, and nothing else."""
+    recorder, stages = controller._recorder, {s.stage_index: s for s in controller._stages}
+    real_drain = recorder.drain
+
+    def drain():
+        from timelyfreeze.recorder import PassRecord
+
+        records = []
+        for record in real_drain():
+            durations = {}
+            for action in record.durations_ms:
+                free = {"F": 10.0, "I": 10.0, "W": 0.0, "B": 10.0}[action.kind.value]
+                work = {"F": 0.0, "I": 0.0, "W": 10.0, "B": 10.0}[action.kind.value]
+                if action.stage == 0 and action.kind.value == "B":
+                    free = 0.0
+                frozen = stages[action.stage].applied_shares.get(action.microbatch, 0.0)
+                durations[action] = free + work * (1.0 - frozen) + 0.01 * action.microbatch
+            records.append(PassRecord(durations, sum(durations.values())))
+        return records
+
+    recorder.drain = drain
+
+
+def run(scenario, folder):
+    job_config = prepare([*scenario["args"], f"--job.dump_folder={folder}"])
+    if scenario.get("upstream"):
+        from torchtitan.protocols import train_spec
+        from torchtitan.train import Trainer as Base
+
+        train_spec._extra_train_specs.clear()
+    else:
+        from torchtitan.freezing.trainer import FreezingTrainer as Base
+    import torchtitan.train as titan_train
+
+    titan_train.time.sleep = lambda seconds: None
+    seen = {"losses": [], "grad_norms": [], "masks": [], "batches": [], "applied": []}
+
+    class Recording(Base):
+        def forward_backward_step(self, **kwargs):
+            seen["batches"].append(kwargs["input_dict"]["input"].clone())
+            loss = super().forward_backward_step(**kwargs)
+            seen["losses"].append(float(loss))
+            for stage in getattr(getattr(self, "controller", None), "_stages", ()):
+                seen["applied"].append((self.step, stage.stage_index, dict(stage.applied_shares)))
+            return loss
+
+        def train_step(self, data_iterator):
+            super().train_step(data_iterator)
+
+    def keep_gradients(optimizer, *args):
+        names = {p: n for part in trainer.model_parts for n, p in part.named_parameters()}
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                grad = parameter.grad
+                if grad is not None and hasattr(grad, "full_tensor"):
+                    grad = grad.full_tensor()
+                seen.setdefault("gradients", {})[names[parameter]] = (
+                    None if grad is None else grad.clone()
+                )
+
+    trainer = Recording(job_config)
+    if scenario.get("fixed_weights", True):
+        fix_weights(trainer.model_parts)
+    if scenario.get("fake_clock"):
+        use_fake_clock(trainer.controller)
+    for optimizer in trainer.optimizers.optimizers:
+        optimizer.register_step_pre_hook(keep_gradients)
+    controller = getattr(trainer, "controller", None)
+    if controller is not None:
+        for stage in controller._stages:
+            freeze = stage.freeze
+
+            def noted(masks, freeze=freeze, stage=stage):
+                seen["masks"].append(
+                    (trainer.step, stage.stage_index, {m: v.tolist() for m, v in masks.items()})
+                )
+                freeze(masks)
+
+            stage.freeze = noted
+    original_log = trainer.metrics_processor.log
+
+    def log(step, loss, max_loss, grad_norm, extra_metrics=None):
+        seen["grad_norms"].append((step, grad_norm))
+        original_log(step, loss, max_loss, grad_norm, extra_metrics)
+
+    trainer.metrics_processor.log = log
+    trainer.train()
+    seen["step"] = trainer.step
+    seen["n_tokens"] = trainer.ntokens_seen
+    seen["weights"] = {
+        n: (p.full_tensor() if hasattr(p, "full_tensor") else p).detach().clone()
+        for part in trainer.model_parts
+        for n, p in part.named_parameters()
+    }
+    if controller is not None and controller.plan is not None:
+        seen["plan"] = {str(a): r for a, r in zip(controller.plan.actions, controller.plan.ratios.tolist(), strict=True)}
+    trainer.close()
+    torch.save(seen, folder / f"rank_{dist.get_rank()}.pt")
+
+
+def main():
+    scenarios = json.loads(Path(sys.argv[1]).read_text())
+    output = Path(sys.argv[2])
+    from torchtitan.tools.logging import init_logger
+
+    init_logger()
+    for scenario in scenarios:
+        folder = output / scenario["name"]
+        folder.mkdir(parents=True, exist_ok=True)
+        run(scenario, folder)
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

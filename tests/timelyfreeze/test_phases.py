@@ -1,0 +1,107 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from timelyfreeze.phases import Phase, PhaseSchedule, actual_freeze_ratio
+
+# The boundaries of the paper's Table 3.
+TABLE_3 = [(60, 100, 200), (160, 200, 250), (150, 200, 250)]
+
+
+def test_every_step_by_hand() -> None:
+    phases = PhaseSchedule(last_warmup_step=2, last_monitor_step=7, last_ramp_step=9)
+    letters = {
+        Phase.WARMUP: "w",
+        Phase.UPPER_BOUND: "u",
+        Phase.LOWER_BOUND: "l",
+        Phase.RAMP: "r",
+        Phase.STABLE: "s",
+    }
+    assert "".join(letters[phases.phase(step)] for step in range(1, 13)) == "wwuulllrrsss"
+    assert [phases.ramp(step) for step in range(1, 13)] == [0.0] * 7 + [0.5] + [1.0] * 4
+
+
+@pytest.mark.parametrize("boundaries", TABLE_3)
+def test_boundaries_of_table_3(boundaries: tuple[int, int, int]) -> None:
+    warmup, monitor, ramp = boundaries
+    phases = PhaseSchedule(*boundaries)
+    half = (warmup + monitor) // 2
+    assert phases.last_upper_bound_step == half
+    for last, before, after in [
+        (warmup, Phase.WARMUP, Phase.UPPER_BOUND),
+        (half, Phase.UPPER_BOUND, Phase.LOWER_BOUND),
+        (monitor, Phase.LOWER_BOUND, Phase.RAMP),
+        (ramp, Phase.RAMP, Phase.STABLE),
+    ]:
+        assert phases.last_step_of(before) == last
+        assert (phases.phase(last), phases.phase(last + 1)) == (before, after)
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> PhaseSchedule:
+    warmup = draw(st.integers(0, 50))
+    monitor = warmup + draw(st.integers(2, 50))
+    return PhaseSchedule(warmup, monitor, monitor + draw(st.integers(1, 50)))
+
+
+@given(schedules())
+def test_phases_follow_each_other_and_both_halves_measure(phases: PhaseSchedule) -> None:
+    order = list(Phase)
+    seen = [order.index(phases.phase(step)) for step in range(1, phases.last_ramp_step + 3)]
+    assert seen == sorted(seen)
+    count = {phase: seen.count(order.index(phase)) for phase in order}
+    assert count[Phase.WARMUP] == phases.last_warmup_step
+    # The halves are equal up to the odd step, which goes to the lower bound.
+    assert 0 <= count[Phase.LOWER_BOUND] - count[Phase.UPPER_BOUND] <= 1
+    assert count[Phase.UPPER_BOUND] >= 1
+    assert count[Phase.RAMP] == phases.last_ramp_step - phases.last_monitor_step
+
+
+@given(schedules(), st.floats(0.0, 1.0))
+def test_actual_freeze_ratio_is_equation_9(phases: PhaseSchedule, ratio: float) -> None:
+    t_m, t_f = phases.last_monitor_step, phases.last_ramp_step
+    for step in range(1, t_f + 5):
+        if step <= t_m:
+            expected = 0.0
+        else:
+            expected = min(ratio, ratio * (step - t_m) / (t_f - t_m))
+        assert actual_freeze_ratio(ratio, step, phases) == pytest.approx(expected, rel=1e-12)
+    assert actual_freeze_ratio(ratio, t_f, phases) == ratio
+    assert actual_freeze_ratio(ratio, t_f + 1, phases) == ratio
+
+
+@pytest.mark.parametrize(
+    ("boundaries", "message"),
+    [
+        ((-1, 4, 8), "freezing.last_warmup_step is -1"),
+        ((4, 5, 8), r"freezing.last_monitor_step is 5.*freezing.last_warmup_step \(4\)"),
+        ((4, 3, 8), "freezing.last_monitor_step is 3"),
+        ((4, 8, 8), r"freezing.last_ramp_step is 8.*freezing.last_monitor_step \(8\)"),
+        ((4, 8, 7), "freezing.last_ramp_step is 7"),
+    ],
+)
+def test_refuses_boundaries(boundaries: tuple[int, int, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PhaseSchedule(*boundaries)
+
+
+def test_smallest_schedule() -> None:
+    phases = PhaseSchedule(0, 2, 3)
+    assert [phases.phase(step).value for step in (1, 2, 3, 4)] == [
+        "upper_bound",
+        "lower_bound",
+        "ramp",
+        "stable",
+    ]
+
+
+def test_refuses_other_arguments() -> None:
+    phases = PhaseSchedule(1, 3, 5)
+    for function in (phases.phase, phases.ramp, lambda t: actual_freeze_ratio(0.5, t, phases)):
+        with pytest.raises(ValueError, match="the step is 0; optimizer steps count from 1"):
+            function(0)
+    for ratio in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ValueError, match=f"freeze ratio is {ratio}"):
+            actual_freeze_ratio(ratio, 4, phases)
+    with pytest.raises(ValueError, match="'stable' has no last step"):
+        phases.last_step_of(Phase.STABLE)

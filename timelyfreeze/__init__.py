@@ -1,0 +1,44 @@
+"""TimelyFreeze: freeze parameters where it shortens the pipeline's critical path.
+
+Implements arXiv:2602.05754. The planning pass is four pure steps to frozen values:
+``parse_order`` (or another source of a ``ScheduleOrder``), ``build_dag``, ``bounds_from_samples``,
+``solve_freeze_ratios``.
+"""
+
+from timelyfreeze.actions import Action, ActionKind, parse_action
+from timelyfreeze.bounds import DurationBounds, bounds_from_samples, uniform_bounds
+from timelyfreeze.dag import PipelineDag, build_dag, critical_path, makespan, start_times
+from timelyfreeze.lp import LpError, solve_freeze_ratios
+from timelyfreeze.order import (
+    ScheduleError,
+    ScheduleOrder,
+    build_order,
+    order_from_csv,
+    order_to_csv,
+    parse_order,
+)
+from timelyfreeze.plan import FreezePlan, plan_from_ratios
+
+__all__ = [
+    "Action",
+    "ActionKind",
+    "DurationBounds",
+    "FreezePlan",
+    "LpError",
+    "PipelineDag",
+    "ScheduleError",
+    "ScheduleOrder",
+    "bounds_from_samples",
+    "build_dag",
+    "build_order",
+    "critical_path",
+    "makespan",
+    "order_from_csv",
+    "order_to_csv",
+    "parse_action",
+    "parse_order",
+    "plan_from_ratios",
+    "solve_freeze_ratios",
+    "start_times",
+    "uniform_bounds",
+]

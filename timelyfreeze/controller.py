@@ -1,0 +1,423 @@
+"""Runs the method over training steps: when to measure, when to solve, what to freeze in each pass.
+
+The controller is the only place that knows the phase. Its decisions are pure functions of the step, the plan and the
+seed; what it keeps is what those need and a checkpoint must hold: the samples of the monitoring phase, then the plan.
+
+A rank's controller drives the stages of that rank. Two moments talk to the other ranks: solving, once, and
+:meth:`FreezeController.collect`, when figures are logged.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from timelyfreeze.actions import Action, parse_action
+from timelyfreeze.bounds import DurationBounds, bounds_from_json, bounds_from_samples, bounds_to_json
+from timelyfreeze.dag import build_dag, makespan
+from timelyfreeze.exchange import Exchange
+from timelyfreeze.lp import LpError, solve_freeze_ratios
+from timelyfreeze.order import ScheduleOrder
+from timelyfreeze.passes import RankPasses, batch_times
+from timelyfreeze.phases import Phase, PhaseSchedule, actual_freeze_ratio
+from timelyfreeze.plan import FreezePlan, plan_from_json, plan_to_json
+from timelyfreeze.recorder import ActionRecorder, PassRecord
+from timelyfreeze.selection import (
+    build_parameter_table,
+    draw_all_or_nothing,
+    draw_uniform,
+    mask_rng,
+)
+from timelyfreeze.stage import NOTHING_FROZEN, FreezingStage
+
+logger = logging.getLogger(__name__)
+
+ALL_OR_NOTHING = "all_or_nothing"
+KEEP_CHAIN = "keep_chain"
+FIRST_STAGE_MODES = (ALL_OR_NOTHING, KEEP_CHAIN)
+
+
+@dataclass(frozen=True)
+class FreezeSettings:
+    """What a user chooses; see the ``[freezing]`` section of the configuration for the meaning of each value."""
+
+    phases: PhaseSchedule
+    max_freeze_ratio: float | tuple[float, ...] = 0.8
+    seed: int = 42
+    first_stage: str = ALL_OR_NOTHING
+    discard_passes: int = 2
+    solver_time_limit_s: float = 60.0
+
+
+@dataclass
+class _Samples:
+    """Action times of one half of the monitoring phase on this rank, cold passes kept apart."""
+
+    warm: list[dict[Action, float]] = field(default_factory=list)
+    cold: list[dict[Action, float]] = field(default_factory=list)
+
+    def add(self, record: PassRecord, is_cold: bool) -> None:
+        (self.cold if is_cold else self.warm).append(record.durations_ms)
+
+    def per_action(self) -> dict[Action, list[float]]:
+        """Return the samples of each action: from warm passes, or from cold ones if there are no others."""
+        merged: dict[Action, list[float]] = {}
+        for durations in self.warm or self.cold:
+            for action, duration_ms in durations.items():
+                merged.setdefault(action, []).append(duration_ms)
+        return merged
+
+    def to_plain(self) -> dict[str, Any]:
+        return {
+            name: [{str(a): ms for a, ms in durations.items()} for durations in getattr(self, name)]
+            for name in ("warm", "cold")
+        }
+
+    @staticmethod
+    def from_plain(plain: Mapping[str, Any]) -> _Samples:
+        return _Samples(
+            **{
+                name: [{parse_action(a): ms for a, ms in durations.items()} for durations in plain[name]]
+                for name in ("warm", "cold")
+            }
+        )
+
+
+class FreezeController:
+    """Applies TimelyFreeze to the pipeline stages of one rank.
+
+    The trainer calls, in every step::
+
+        controller.begin_step(step)
+        with controller.one_pass():      # once for each pipeline batch of the step
+            schedule.step(...)
+        controller.end_step()
+
+    Args:
+        stages: This rank's stages, recorders attached.
+        order: Declared order of the whole pipeline, for the plan's graph.
+        settings: The user's choices.
+        recorder: The recorder attached to ``stages``.
+        exchange: Talks to the other ranks.
+        on_solved: Called on every rank with the plan and its bounds once they exist, to save them.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[FreezingStage],
+        order: ScheduleOrder,
+        settings: FreezeSettings,
+        recorder: ActionRecorder,
+        exchange: Exchange,
+        on_solved: Callable[[FreezePlan, DurationBounds], None] = lambda plan, bounds: None,
+    ) -> None:
+        self.settings = settings
+        self.order = order
+        self.dag = build_dag(order)
+        self.plan: FreezePlan | None = None
+        self.bounds: DurationBounds | None = None
+        self.failure: str | None = None
+        self._stages = tuple(stages)
+        self._tables = {
+            s.stage_index: build_parameter_table(
+                zip(s.parameter_names, s.parameter_sizes.tolist(), strict=True)
+            )
+            for s in stages
+        }
+        self._recorder = recorder
+        self._exchange = exchange
+        self._on_solved = on_solved
+        self._freezable = [a for a in self.dag.actions if a.kind.freezable]
+        self._local_freezable = [
+            a for a in self._freezable if a.stage in self._tables
+        ]
+        self._samples = {Phase.UPPER_BOUND: _Samples(), Phase.LOWER_BOUND: _Samples()}
+        self._step = 0
+        self._phase: Phase | None = None
+        self._passes_in_phase = 0
+        self._pass_index = 0
+        self._undrained: list[tuple[Phase, bool]] = []
+        self._uncollected: list[tuple[Phase, PassRecord]] = []
+        self._applied_sum = 0.0
+        self._applied_count = 0
+        self._step_applied: dict[int, list[float]] = {}
+
+    # -- the step ------------------------------------------------------------------------------------------------------
+
+    @property
+    def phase(self) -> Phase:
+        """The phase of the current step."""
+        return self.settings.phases.phase(self._step)
+
+    @property
+    def plan_missing(self) -> bool:
+        """Whether the current step should freeze by a plan but there is none."""
+        return self.phase in (Phase.RAMP, Phase.STABLE) and self.plan is None
+
+    def begin_step(self, step: int) -> None:
+        """Enter optimizer step ``step``, counted from 1."""
+        self._step = step
+        self._pass_index = 0
+        self._step_applied = {s.stage_index: [] for s in self._stages}
+        if self.phase is not self._phase:
+            self._phase = self.phase
+            self._passes_in_phase = 0
+            stable = self.phase is Phase.STABLE
+            until = "the end" if stable else f"step {self.settings.phases.last_step_of(self.phase)}"
+            logger.info("Freezing phase %s from step %d to %s", self.phase.value, step, until)
+            if self.plan_missing:
+                logger.warning(
+                    "Nothing is frozen: step %d is past freezing.last_monitor_step (%d) and there is no plan (%s)",
+                    step,
+                    self.settings.phases.last_monitor_step,
+                    self.failure or "the run did not pass through the monitoring steps",
+                )
+
+    @contextmanager
+    def one_pass(self) -> Iterator[None]:
+        """Run one pipeline batch of the step: set its masks, record its actions."""
+        for stage in self._stages:
+            stage.freeze(self._masks(stage.stage_index))
+        try:
+            with self._recorder.recorded_pass():
+                yield
+        finally:
+            for stage in self._stages:
+                stage.freeze_nothing()
+        is_cold = self._passes_in_phase < self.settings.discard_passes
+        self._undrained.append((self.phase, is_cold))
+        self._passes_in_phase += 1
+        self._pass_index += 1
+        for stage in self._stages:
+            self._step_applied[stage.stage_index].extend(stage.applied_shares.values())
+
+    def end_step(self) -> None:
+        """Leave the step; at the last monitoring step, solve."""
+        shares = [share for per_stage in self._step_applied.values() for share in per_stage]
+        self._applied_sum += sum(shares)
+        self._applied_count += len(shares)
+        if self.phase in self._samples:
+            self._drain()
+            if self._step == self.settings.phases.last_monitor_step:
+                self._solve()
+
+    # -- what to freeze ------------------------------------------------------------------------------------------------
+
+    def planned_ratio(self, action: Action) -> float:
+        """Return the freeze ratio that ``action`` has in the current step, Eq. 9 included."""
+        if self.phase is Phase.LOWER_BOUND:
+            return 1.0
+        if self.plan is None or self.phase in (Phase.WARMUP, Phase.UPPER_BOUND):
+            return 0.0
+        return actual_freeze_ratio(self.plan.ratio_of(action), self._step, self.settings.phases)
+
+    def _masks(self, stage: int) -> Mapping[int, NDArray[np.bool_]]:
+        table = self._tables[stage]
+        all_or_nothing = stage == 0 and self.settings.first_stage == ALL_OR_NOTHING
+        draw = draw_all_or_nothing if all_or_nothing else draw_uniform
+        masks = {}
+        for action in self._local_freezable:
+            if action.stage != stage:
+                continue
+            ratio = self.planned_ratio(action)
+            if ratio > 0.0:
+                rng = mask_rng(
+                    self.settings.seed, self._step, self._pass_index, action.microbatch, stage
+                )
+                masks[action.microbatch] = draw(table, ratio, rng)
+        return masks or NOTHING_FROZEN
+
+    # -- figures -------------------------------------------------------------------------------------------------------
+
+    def expected_stage_ratios(self) -> dict[int, float]:
+        """Return for every stage the mean planned ratio of its backwards in the current step."""
+        sums: dict[int, list[float]] = {}
+        for action in self._freezable:
+            sums.setdefault(action.stage, []).append(self.planned_ratio(action))
+        return {stage: sum(ratios) / len(ratios) for stage, ratios in sorted(sums.items())}
+
+    def expected_batch_ms(self) -> float | None:
+        """Return the predicted time of a batch in the current step, or None before anything was measured."""
+        if self.bounds is None:
+            return None
+        ratios = np.array(
+            [self.planned_ratio(a) if a.kind.freezable else 0.0 for a in self.dag.actions]
+        )
+        saved_ms = ratios * (self.bounds.max_ms - self.bounds.min_ms)
+        return makespan(self.dag, self.bounds.max_ms - saved_ms)
+
+    def collect(self) -> CollectedFigures:
+        """Exchange what was measured since the last call; every rank must call this at the same step.
+
+        Waits for the device, so call it only where figures are logged.
+        """
+        self._drain()
+        mine = {
+            "passes": [(phase.value, record.span_ms) for phase, record in self._uncollected],
+            "durations": _median_durations([record for _, record in self._uncollected]),
+            "applied": {
+                stage: sum(shares) / len(shares)
+                for stage, shares in self._step_applied.items()
+                if shares
+            },
+            "applied_total": (self._applied_sum, self._applied_count),
+        }
+        self._uncollected = []
+        everyone = self._exchange.all_gather(mine)
+        ranks = [
+            RankPasses(tuple(entry["passes"]), entry["durations"]) for entry in everyone
+        ]
+        applied: dict[int, list[float]] = {}
+        for entry in everyone:
+            for stage, share in entry["applied"].items():
+                applied.setdefault(stage, []).append(share)
+        total = sum(entry["applied_total"][0] for entry in everyone)
+        count = sum(entry["applied_total"][1] for entry in everyone)
+        return CollectedFigures(
+            batch_ms=batch_times(self.dag, ranks),
+            applied_stage_ratios={s: sum(v) / len(v) for s, v in sorted(applied.items())},
+            average_freeze_ratio=total / count if count else 0.0,
+        )
+
+    # -- solving -------------------------------------------------------------------------------------------------------
+
+    def _drain(self) -> None:
+        for (phase, is_cold), record in zip(self._undrained, self._recorder.drain(), strict=True):
+            if phase in self._samples and self.plan is None:
+                self._samples[phase].add(record, is_cold)
+            if not is_cold:
+                self._uncollected.append((phase, record))
+        self._undrained = []
+
+    def _solve(self) -> None:
+        """Gather everyone's samples, solve on rank 0, hand the same plan to all."""
+        everyone = self._exchange.gather({phase: s.per_action() for phase, s in self._samples.items()})
+        answer: dict[str, str] = {}
+        if everyone is not None:
+            try:
+                bounds = bounds_from_samples(
+                    self.dag,
+                    unfrozen=_slowest_replica(everyone, Phase.UPPER_BOUND),
+                    frozen=_slowest_replica(everyone, Phase.LOWER_BOUND),
+                )
+                ratio = self.settings.max_freeze_ratio
+                plan = solve_freeze_ratios(
+                    self.dag,
+                    bounds,
+                    max_freeze_ratio=ratio if isinstance(ratio, float) else list(ratio),
+                    time_limit_s=self.settings.solver_time_limit_s,
+                )
+                answer = {"bounds": bounds_to_json(self.dag, bounds), "plan": plan_to_json(plan)}
+            except (LpError, ValueError) as error:
+                answer = {"failure": str(error)}
+        answer = self._exchange.broadcast(answer)
+        self._samples = {phase: _Samples() for phase in self._samples}
+        if "failure" in answer:
+            self.failure = answer["failure"]
+            return
+        self._adopt(answer)
+        assert self.plan is not None and self.bounds is not None
+        if self.bounds.pinned:
+            logger.warning(
+                "Freezing makes %d of %d backward actions no faster, as measured (%s ...); they are left unfrozen. "
+                "If they should be, raise freezing.last_monitor_step",
+                len(self.bounds.pinned),
+                len(self._freezable),
+                ", ".join(str(a) for a in self.bounds.pinned[:4]),
+            )
+        logger.info(
+            "Freeze plan: batch %.1f ms unfrozen, %.1f ms planned (%+.1f%% throughput), limit %.1f ms; mean ratios %s",
+            self.plan.unfrozen_batch_ms,
+            self.plan.batch_ms,
+            100 * self.plan.gain,
+            self.plan.frozen_batch_ms,
+            " ".join(f"{s}:{r:.2f}" for s, r in self.plan.stage_mean_ratios().items()),
+        )
+        self._on_solved(self.plan, self.bounds)
+
+    def _adopt(self, answer: Mapping[str, str]) -> None:
+        self.bounds = bounds_from_json(self.dag, answer["bounds"])
+        self.plan = plan_from_json(answer["plan"])
+
+    # -- checkpoint ----------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state under a key of this rank's own: samples differ from rank to rank."""
+        self._drain()
+        state: dict[str, Any] = {
+            "samples": {phase.value: s.to_plain() for phase, s in self._samples.items()},
+            "failure": self.failure,
+            "applied": [self._applied_sum, self._applied_count],
+        }
+        if self.plan is not None and self.bounds is not None:
+            state["solved"] = {
+                "bounds": bounds_to_json(self.dag, self.bounds),
+                "plan": plan_to_json(self.plan),
+            }
+        return {f"rank_{self._exchange.rank}": json.dumps(state)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned on the same rank.
+
+        Raises:
+            ValueError: If the checkpoint holds no state for this rank.
+        """
+        key = f"rank_{self._exchange.rank}"
+        if key not in state_dict:
+            raise ValueError(
+                f"the checkpoint's freezing state has {sorted(state_dict)} but not {key}; it was saved with another "
+                'number of ranks. To measure anew, set checkpoint.exclude_from_loading = ["freezing"]'
+            )
+        state = json.loads(state_dict[key])
+        self._samples = {
+            phase: _Samples.from_plain(state["samples"][phase.value]) for phase in self._samples
+        }
+        self.failure = state["failure"]
+        self._applied_sum, self._applied_count = state["applied"]
+        if "solved" in state:
+            self._adopt(state["solved"])
+
+
+@dataclass(frozen=True)
+class CollectedFigures:
+    """What all ranks together measured since the last collection.
+
+    Attributes:
+        batch_ms: Time of each measured batch, by phase, oldest first.
+        applied_stage_ratios: Mean frozen share of elements of each stage's backwards in the current step.
+        average_freeze_ratio: Mean of the mask over steps, actions and elements since the run began (Sec. 4.2).
+    """
+
+    batch_ms: dict[Phase, tuple[float, ...]]
+    applied_stage_ratios: dict[int, float]
+    average_freeze_ratio: float
+
+
+def _median_durations(records: Sequence[PassRecord]) -> dict[Action, float]:
+    samples: dict[Action, list[float]] = {}
+    for record in records:
+        for action, duration_ms in record.durations_ms.items():
+            samples.setdefault(action, []).append(duration_ms)
+    return {action: float(np.median(values)) for action, values in samples.items()}
+
+
+def _slowest_replica(
+    everyone: Sequence[Mapping[Phase, Mapping[Action, list[float]]]], phase: Phase
+) -> dict[Action, list[float]]:
+    """Merge all ranks' samples; where data-parallel replicas measured the same action, the slowest one counts.
+
+    Replicas meet at every gradient reduction, so the slowest decides when a step ends.
+    """
+    merged: dict[Action, list[float]] = {}
+    for samples in everyone:
+        for action, values in samples[phase].items():
+            if action not in merged or np.median(values) > np.median(merged[action]):
+                merged[action] = values
+    return merged

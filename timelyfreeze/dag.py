@@ -1,0 +1,254 @@
+"""The pipeline DAG: which action waits for which, and what follows from given durations.
+
+Implements arXiv:2602.05754, Sec. 3.2.1 and App. B. Notation: A actions, E edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from timelyfreeze.actions import Action, ActionKind
+from timelyfreeze.order import ScheduleError, ScheduleOrder
+
+_Scalar = TypeVar("_Scalar", bound=np.generic)
+
+
+@dataclass(frozen=True, eq=False)
+class PipelineDag:
+    """Precedence graph of one pass. Every array over actions follows the order of ``actions``.
+
+    Attributes:
+        actions: The A nodes, rank by rank in execution order.
+        edges: int64, shape [E, 2]. Row (i, j): action j starts only after action i has finished.
+            No row occurs twice.
+        topological: int64, shape [A]. The action indices, each after all its predecessors.
+        stages: int64, shape [A]. Stage of each action.
+        freezable: bool, shape [A]. Whether freezing can shorten the action.
+        n_stages: Number of stages S.
+    """
+
+    actions: tuple[Action, ...]
+    edges: NDArray[np.int64]
+    topological: NDArray[np.int64]
+    stages: NDArray[np.int64]
+    freezable: NDArray[np.bool_]
+    n_stages: int
+
+    @cached_property
+    def index(self) -> Mapping[Action, int]:
+        """Position of each action in ``actions``."""
+        return {action: i for i, action in enumerate(self.actions)}
+
+    @cached_property
+    def predecessors(self) -> tuple[tuple[int, ...], ...]:
+        """Indices of the actions each action waits for, shape [A] of tuples."""
+        lists: list[list[int]] = [[] for _ in self.actions]
+        for i, j in self.edges.tolist():
+            lists[j].append(i)
+        return tuple(map(tuple, lists))
+
+
+def build_dag(order: ScheduleOrder) -> PipelineDag:
+    """Connect the actions of a schedule by everything that makes one wait for another.
+
+    Edges, with m a microbatch and s a stage (App. B, rules 2 to 4; rule 4 contains the first half
+    of rule 2 because each stage lives on one rank):
+
+    - consecutive actions of a rank;
+    - F(m, s) -> F(m, s+1): activations;
+    - B or I(m, s) -> B or I(m, s-1): gradients, whichever of the two each stage runs;
+    - F(m, s) -> B(m, s), or F(m, s) -> I(m, s) -> W(m, s), within a stage.
+
+    Source and destination are not nodes here. They weigh nothing, and App. B's single edge into
+    the destination, from the first stage's last backward, misses schedules in which another rank
+    ends last (zero-bubble schedules end in W on every rank). So an action without predecessors
+    starts at 0 and the batch ends when its last action does, which is what edges from the source
+    to all and from all to the destination would say.
+
+    Args:
+        order: A checked schedule.
+
+    Returns:
+        PipelineDag: Actions, edges and a topological order.
+
+    Raises:
+        ScheduleError: If the actions wait for each other in a circle, so that the schedule would
+            hang; the message names the actions of one circle.
+    """
+    actions = tuple(action for row in order.ranks for action in row)
+    index = {action: i for i, action in enumerate(actions)}
+    pairs: list[tuple[Action, Action]] = []
+    for row in order.ranks:
+        pairs.extend(pairwise(row))
+    for stage in range(order.n_stages):
+        for microbatch in range(order.n_microbatches):
+            forward, full, inputs, weights = (Action(stage, k, microbatch) for k in ActionKind)
+            backward = full if full in index else inputs
+            pairs.append((forward, backward))
+            if backward is inputs:
+                pairs.append((inputs, weights))
+            if stage > 0:
+                pairs.append((Action(stage - 1, ActionKind.FORWARD, microbatch), forward))
+                below = Action(stage - 1, ActionKind.FULL_BACKWARD, microbatch)
+                if below not in index:
+                    below = Action(stage - 1, ActionKind.INPUT_BACKWARD, microbatch)
+                pairs.append((backward, below))
+    edges = np.array(sorted({(index[a], index[b]) for a, b in pairs}), dtype=np.int64)
+    edges = edges.reshape(-1, 2)
+    return PipelineDag(
+        actions=actions,
+        edges=_read_only(edges),
+        topological=_read_only(_topological_order(actions, edges)),
+        stages=_read_only(np.array([a.stage for a in actions], dtype=np.int64)),
+        freezable=_read_only(np.array([a.kind.freezable for a in actions], dtype=np.bool_)),
+        n_stages=order.n_stages,
+    )
+
+
+def start_times(dag: PipelineDag, durations_ms: ArrayLike) -> NDArray[np.float64]:
+    """Earliest start of every action, Eq. 5: when the last of its predecessors has finished.
+
+    Args:
+        dag: Precedence graph of A actions.
+        durations_ms: Duration of each action, shape [A], milliseconds.
+
+    Returns:
+        NDArray[float64]: Start times, shape [A], milliseconds from the start of the batch.
+
+    Raises:
+        ValueError: If the shape is not [A], or a duration is negative or not finite.
+    """
+    durations = check_durations(dag, durations_ms)
+    # Plain floats and tuples: one numpy call per node would cost more than the whole sweep.
+    duration = durations.tolist()
+    predecessors = dag.predecessors
+    start = [0.0] * len(duration)
+    finish = [0.0] * len(duration)
+    for j in dag.topological.tolist():
+        begin = 0.0
+        for i in predecessors[j]:
+            if finish[i] > begin:
+                begin = finish[i]
+        start[j] = begin
+        finish[j] = begin + duration[j]
+    return np.array(start, dtype=np.float64)
+
+
+def makespan(dag: PipelineDag, durations_ms: ArrayLike) -> float:
+    """Batch time P_d: when the last action finishes.
+
+    Args:
+        dag: Precedence graph of A actions.
+        durations_ms: Duration of each action, shape [A], milliseconds.
+
+    Returns:
+        float: Milliseconds from the start of the batch.
+
+    Raises:
+        ValueError: As ``start_times``.
+    """
+    return float(np.max(start_times(dag, durations_ms) + np.asarray(durations_ms, np.float64)))
+
+
+def critical_path(dag: PipelineDag, durations_ms: ArrayLike) -> tuple[Action, ...]:
+    """A chain of actions, each starting as the one before ends, that lasts the whole batch.
+
+    Where several chains are equally long, the one found depends only on the order of ``actions``.
+
+    Args:
+        dag: Precedence graph of A actions.
+        durations_ms: Duration of each action, shape [A], milliseconds.
+
+    Returns:
+        tuple[Action, ...]: From the first action of the chain to the last; durations sum to
+        ``makespan``.
+
+    Raises:
+        ValueError: As ``start_times``.
+    """
+    finish = start_times(dag, durations_ms) + np.asarray(durations_ms, np.float64)
+    i = int(np.argmax(finish))
+    chain = [i]
+    while dag.predecessors[i]:
+        i = max(dag.predecessors[i], key=lambda j: float(finish[j]))
+        chain.append(i)
+    return tuple(dag.actions[i] for i in reversed(chain))
+
+
+def check_durations(
+    dag: PipelineDag, durations_ms: ArrayLike, name: str = "durations_ms"
+) -> NDArray[np.float64]:
+    """Return ``durations_ms`` as a float64 array after checking it against ``dag``.
+
+    Args:
+        dag: Precedence graph of A actions.
+        durations_ms: One number per action.
+        name: What to call the numbers in an error.
+
+    Returns:
+        NDArray[float64]: Shape [A], milliseconds.
+
+    Raises:
+        ValueError: If the shape is not [A], or a number is negative or not finite.
+    """
+    durations = np.asarray(durations_ms, dtype=np.float64)
+    if durations.shape != (len(dag.actions),):
+        raise ValueError(
+            f"{name} has shape {durations.shape}; it needs one number for each of the "
+            f"{len(dag.actions)} actions"
+        )
+    bad = np.flatnonzero(~(np.isfinite(durations) & (durations >= 0.0)))
+    if bad.size:
+        raise ValueError(
+            f"{name} of action {dag.actions[bad[0]]} is {durations[bad[0]]} ms; a duration must "
+            "be finite and not negative"
+        )
+    return durations
+
+
+def _read_only(array: NDArray[_Scalar]) -> NDArray[_Scalar]:
+    array.setflags(write=False)
+    return array
+
+
+def _topological_order(actions: tuple[Action, ...], edges: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Kahn's algorithm; a node left over lies on or behind a circle."""
+    successors: list[list[int]] = [[] for _ in actions]
+    waiting = [0] * len(actions)
+    for i, j in edges.tolist():
+        successors[i].append(j)
+        waiting[j] += 1
+    order = [i for i, count in enumerate(waiting) if count == 0]
+    for i in order:  # grows while it is walked
+        for j in successors[i]:
+            waiting[j] -= 1
+            if waiting[j] == 0:
+                order.append(j)
+    if len(order) < len(actions):
+        circle = " -> ".join(str(actions[i]) for i in _find_circle(edges, waiting))
+        raise ScheduleError(
+            f"the schedule would hang: each of these actions waits for the one before it: "
+            f"{circle}; reorder them (parallelism.pipeline_parallel_schedule_csv)"
+        )
+    return np.array(order, dtype=np.int64)
+
+
+def _find_circle(edges: NDArray[np.int64], waiting: list[int]) -> list[int]:
+    """Walk backwards among the nodes still waiting until one repeats; return that circle."""
+    blocker = {j: i for i, j in edges.tolist() if waiting[i] and waiting[j]}
+    seen: dict[int, int] = {}
+    walk: list[int] = []
+    node = next(iter(blocker))
+    while node not in seen:
+        seen[node] = len(walk)
+        walk.append(node)
+        node = blocker[node]
+    circle = [*walk[seen[node] :], node]
+    return circle[::-1]

@@ -1,0 +1,53 @@
+"""Batch times put together from what each rank saw of its own part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from timelyfreeze.actions import Action
+from timelyfreeze.dag import PipelineDag, start_times
+from timelyfreeze.phases import Phase
+
+
+@dataclass(frozen=True)
+class RankPasses:
+    """One rank's passes since the last collection.
+
+    Attributes:
+        passes: Phase (its value) and span in milliseconds of each pass, oldest first; the same phases on every rank.
+        durations_ms: Median time of each of the rank's actions over these passes.
+    """
+
+    passes: tuple[tuple[str, float], ...]
+    durations_ms: dict[Action, float]
+
+
+def batch_times(dag: PipelineDag, ranks: Sequence[RankPasses]) -> dict[Phase, tuple[float, ...]]:
+    """Return the time in milliseconds of each pass's batch, by phase, oldest first.
+
+    Ranks share no clock. A rank's span runs from the start of its first action to the end of its last; a batch runs
+    from the start of the first rank's first action. The distance between the two starts is the time of the actions
+    in front of the rank's first one, which are forwards and follow each other without idle time, so it is taken from
+    their measured durations. The batch ends with the rank that ends last.
+    """
+    durations_ms = np.zeros(len(dag.actions))
+    for rank in ranks:
+        for action, duration_ms in rank.durations_ms.items():
+            index = dag.index[action]
+            durations_ms[index] = max(durations_ms[index], duration_ms)
+    starts_ms = start_times(dag, durations_ms)
+    times: dict[Phase, list[float]] = {}
+    n_passes = min((len(rank.passes) for rank in ranks), default=0)
+    offsets_ms = [
+        min((starts_ms[dag.index[a]] for a in rank.durations_ms), default=0.0) for rank in ranks
+    ]
+    for i in range(n_passes):
+        phase = Phase(ranks[0].passes[i][0])
+        batch_ms = max(
+            offset_ms + rank.passes[i][1] for offset_ms, rank in zip(offsets_ms, ranks, strict=True)
+        )
+        times.setdefault(phase, []).append(batch_ms)
+    return {phase: tuple(values) for phase, values in times.items()}

@@ -1,0 +1,176 @@
+"""Clocks around actions: how long each microbatch's forward and backward really took on this rank.
+
+Waiting for a peer is not part of an action: the pipeline stage opens a measurement only after what the action needs has
+arrived. On a GPU the clock is a pair of CUDA events that are put into the stream and read later, so measuring never
+makes the host wait inside a step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from timelyfreeze.actions import Action
+
+
+class Clock(Protocol):
+    """Takes marks now and tells later how far two of them lie apart."""
+
+    def mark(self) -> Any:
+        """Return a mark for this moment without waiting for the device."""
+
+    def wait(self, mark: Any) -> None:
+        """Block until the device has reached ``mark``, so that it can be read."""
+
+    def work_ms(self, start: Any, end: Any) -> float:
+        """Return the milliseconds of work between two marks that have been reached."""
+
+    def elapsed_ms(self, start: Any, end: Any) -> float:
+        """Return the milliseconds that passed between two marks that have been reached."""
+
+
+class HostClock:
+    """The process's monotonic clock, for a device that computes when asked (CPU)."""
+
+    def mark(self) -> float:
+        """Return the time in milliseconds."""
+        return time.perf_counter() * 1e3
+
+    def wait(self, mark: float) -> None:
+        """Return at once: a host mark has always been reached."""
+
+    def work_ms(self, start: float, end: float) -> float:
+        """Return ``end - start``: on a core of its own a rank always works."""
+        return end - start
+
+    def elapsed_ms(self, start: float, end: float) -> float:
+        """Return ``end - start``."""
+        return end - start
+
+
+class SharedHostClock:
+    """A CPU clock for ranks that share cores, with one thread each.
+
+    Work is the calling thread's processor time: the time a rank is kept waiting for a core is not part of its actions.
+    """
+
+    def mark(self) -> tuple[float, float]:
+        """Return wall time and the thread's processor time in milliseconds."""
+        return time.perf_counter() * 1e3, time.thread_time() * 1e3
+
+    def wait(self, mark: tuple[float, float]) -> None:
+        """Return at once: a host mark has always been reached."""
+
+    def work_ms(self, start: tuple[float, float], end: tuple[float, float]) -> float:
+        """Return the processor time between the marks."""
+        return end[1] - start[1]
+
+    def elapsed_ms(self, start: tuple[float, float], end: tuple[float, float]) -> float:
+        """Return the wall time between the marks."""
+        return end[0] - start[0]
+
+
+class CudaClock:
+    """CUDA events on the current stream."""
+
+    def mark(self) -> torch.cuda.Event:
+        """Record an event into the current stream."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def wait(self, mark: torch.cuda.Event) -> None:
+        """Wait until the stream has passed the event."""
+        mark.synchronize()
+
+    def work_ms(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        """Return the device time between two events."""
+        return float(start.elapsed_time(end))
+
+    def elapsed_ms(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        """Return the device time between two events."""
+        return float(start.elapsed_time(end))
+
+
+def clock_for(device: torch.device, *, shared: bool = False) -> Clock:
+    """Return the clock that measures work on ``device``; ``shared`` if ranks outnumber the cores they run on."""
+    if device.type == "cuda":
+        return CudaClock()
+    return SharedHostClock() if shared else HostClock()
+
+
+@dataclass(frozen=True)
+class PassRecord:
+    """What one rank did in one pass (one pipeline batch).
+
+    Attributes:
+        durations_ms: Time of each action, in the order of execution.
+        span_ms: From the start of the rank's first action to the end of its last, waiting included.
+    """
+
+    durations_ms: dict[Action, float]
+    span_ms: float
+
+
+class ActionRecorder:
+    """Collects marks during passes and turns them into :class:`PassRecord` values when asked.
+
+    Nothing is recorded outside :meth:`recorded_pass`, so evaluation and shape inference leave no trace.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._finished: list[list[tuple[Action, Any, Any]]] = []
+        self._current: list[tuple[Action, Any, Any]] | None = None
+
+    @contextmanager
+    def recorded_pass(self) -> Iterator[None]:
+        """Record the actions that run inside as one pass; a pass that raises is discarded."""
+        self._current = []
+        try:
+            yield
+            if self._current:
+                self._finished.append(self._current)
+        finally:
+            self._current = None
+
+    @contextmanager
+    def measure(self, action: Action) -> Iterator[None]:
+        """Time the block as (part of) ``action``; blocks of one action add up."""
+        if self._current is None:
+            yield
+            return
+        start = self._clock.mark()
+        yield
+        self._current.append((action, start, self._clock.mark()))
+
+    @contextmanager
+    def measure_more(self) -> Iterator[None]:
+        """Time the block as part of the action that ran last.
+
+        The loss is computed by the schedule, after the last stage's forward has returned, but belongs to that forward.
+        """
+        if not self._current:
+            yield
+            return
+        action = self._current[-1][0]
+        with self.measure(action):
+            yield
+
+    def drain(self) -> list[PassRecord]:
+        """Return the passes finished since the last call, oldest first, waiting for the device if it lags behind."""
+        finished, self._finished = self._finished, []
+        if finished:
+            self._clock.wait(finished[-1][-1][2])
+        return [self._read(marks) for marks in finished]
+
+    def _read(self, marks: list[tuple[Action, Any, Any]]) -> PassRecord:
+        durations_ms: dict[Action, float] = {}
+        for action, start, end in marks:
+            durations_ms[action] = durations_ms.get(action, 0.0) + self._clock.work_ms(start, end)
+        return PassRecord(durations_ms, self._clock.elapsed_ms(marks[0][1], marks[-1][2]))

@@ -1,0 +1,281 @@
+"""Selection: which parameter tensors of a stage are frozen in one microbatch.
+
+The uniform random selection of arXiv:2602.05754, Sec. 3.3: under an actual freeze ratio every
+tensor has that probability of being frozen. A draw here also keeps the frozen share of elements
+near the ratio, because the share is what shortens the backward. Notation: n tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def mask_rng(
+    seed: int, step: int, pass_index: int, microbatch: int, stage: int
+) -> np.random.Generator:
+    """Generator for the mask of one backward; a pure function of its arguments.
+
+    Every data-parallel replica, and a run resumed from a checkpoint, therefore draws the same
+    masks without exchanging or storing any state. Philox is a counter-based generator: the
+    arguments fill its key and the upper words of its counter, so two backwards never share a
+    stream, and there is no mixing of seeds that could collide.
+
+    Args:
+        seed: Seed of the run.
+        step: Optimizer step.
+        pass_index: Pass within the step (gradient accumulation).
+        microbatch: Microbatch within the pass.
+        stage: Pipeline stage.
+
+    Returns:
+        np.random.Generator: Fresh, at the start of its stream.
+
+    Raises:
+        ValueError: If an argument is not in [0, 2**64).
+    """
+    words = (seed, step, pass_index, microbatch, stage)
+    if min(words) < 0 or max(words) >= 2**64:
+        raise ValueError(
+            f"(seed, step, pass, microbatch, stage) is {words}; each must lie in [0, 2**64) "
+            "(the seed is training.seed)"
+        )
+    key = np.array([seed, step], dtype=np.uint64)
+    # The lowest counter word advances with every draw; the others stay what they are set to.
+    counter = np.array([0, pass_index, microbatch, stage], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=counter))
+
+
+@dataclass(frozen=True, eq=False)
+class ParameterTable:
+    """Parameter tensors of a stage; masks follow the order of ``names``.
+
+    Attributes:
+        names: The n parameter names, each once.
+        sizes: Number of elements of each, int64, shape [n], at least 1.
+    """
+
+    names: tuple[str, ...]
+    sizes: NDArray[np.int64]
+
+    @cached_property
+    def total(self) -> int:
+        """Number of elements of all tensors together."""
+        return int(self.sizes.sum())
+
+    @cached_property
+    def classes(self) -> tuple[tuple[int, tuple[tuple[int, ...], ...]], ...]:
+        """Tensors by size, largest first, and within a size by role.
+
+        A role is a name without its numbers: ``layers.3.attention.wq.weight`` and
+        ``layers.4.attention.wq.weight`` play the same one. Each entry is the size in elements and
+        one tuple of tensor indices per role.
+        """
+        grouped: dict[int, dict[str, list[int]]] = {}
+        for i, (name, size) in enumerate(zip(self.names, self.sizes.tolist(), strict=True)):
+            role = ".".join(part for part in name.split(".") if not part.isdigit())
+            grouped.setdefault(size, {}).setdefault(role, []).append(i)
+        return tuple(
+            (size, tuple(tuple(grouped[size][role]) for role in sorted(grouped[size])))
+            for size in sorted(grouped, reverse=True)
+        )
+
+    @cached_property
+    def group(self) -> tuple[int, ...]:
+        """Rank of each tensor's (size, role) in the order of ``classes``, shape [n]."""
+        rank = [0] * len(self.names)
+        groups = [members for _, roles in self.classes for members in roles]
+        for g, members in enumerate(groups):
+            for i in members:
+                rank[i] = g
+        return tuple(rank)
+
+
+def build_parameter_table(named_sizes: Iterable[tuple[str, int]]) -> ParameterTable:
+    """Collect the tensors a stage can freeze.
+
+    Args:
+        named_sizes: Parameter name and number of elements of the whole tensor (not of a shard).
+
+    Returns:
+        ParameterTable: In the order given.
+
+    Raises:
+        ValueError: If a name occurs twice or a size is below 1.
+    """
+    pairs = list(named_sizes)
+    seen: set[str] = set()
+    for name, size in pairs:
+        if name in seen:
+            raise ValueError(f"parameter {name!r} is listed twice; names must be unique")
+        if size < 1:
+            raise ValueError(f"parameter {name!r} has {size} elements; it needs at least 1")
+        seen.add(name)
+    sizes = np.array([size for _, size in pairs], dtype=np.int64)
+    sizes.setflags(write=False)
+    return ParameterTable(names=tuple(name for name, _ in pairs), sizes=sizes)
+
+
+def draw_uniform(
+    table: ParameterTable, ratio: float, rng: np.random.Generator
+) -> NDArray[np.bool_]:
+    """Draw which tensors to freeze: each with probability ``ratio``, and about that share in all.
+
+    Pivotal sampling, balanced on the number of elements. Each tensor starts with the probability
+    ``ratio``; tensors meet in pairs, and probability moves from one to the other until one of the
+    two is decided, in an order (largest first, one role after the other, shuffled within a role)
+    that leaves at most one tensor of each size undecided. That one then meets all smaller tensors
+    at once: it is rounded, and they take up, evenly, the elements by which it was. Where they are
+    too few to do so, it is rounded alone.
+
+    Why each probability is exactly ``ratio``: every move goes one of two opposite ways, chosen
+    with the odds that make its mean zero, so a tensor's probability is a bounded martingale. It
+    starts at ``ratio`` and ends at 1 (frozen) or 0, hence ends at 1 with probability ``ratio``.
+
+    Why the share is kept: a move preserves the expected number of frozen elements of its
+    participants; only a tensor rounded alone changes it. The frozen share thus differs from
+    ``ratio`` by less than the share of one tensor of each size, and as a rule, when the smaller
+    tensors can absorb the rounding, by less than that of the smallest.
+
+    Args:
+        table: The n tensors of the stage.
+        ratio: Actual freeze ratio, in [0, 1]. 0 and 1 are exact and use no random numbers.
+        rng: Generator, from ``mask_rng``.
+
+    Returns:
+        NDArray[bool]: Shape [n]; True where the tensor is frozen.
+
+    Raises:
+        ValueError: If ``ratio`` is not in [0, 1].
+    """
+    _check_ratio(ratio)
+    n = len(table.names)
+    if ratio in (0.0, 1.0):
+        return np.full(n, ratio == 1.0)
+    # n shuffle keys; then a meeting or a rounding takes one die, and a tensor causes at most one
+    # of each: it meets when it joins, and is rounded when its size is through.
+    dice = rng.random(3 * n).tolist()
+    # Integer part: the group, so groups stay in order. Fraction: the shuffle within the group.
+    keys = [group + die for group, die in zip(table.group, dice[:n], strict=True)]
+    order = sorted(range(n), key=keys.__getitem__)
+    frozen = [False] * n
+    die = iter(dice[n:])
+    base = ratio  # the probability of every tensor not yet met; they stay alike throughout
+    rest = table.total
+    position = 0
+    for size, roles in table.classes:
+        count = sum(map(len, roles))
+        members = order[position : position + count]
+        position += count
+        rest -= size * count
+        carried, chance = _settle_equals(members, base, die, frozen)
+        if carried is None:
+            continue
+        frozen[carried] = next(die) < chance
+        # Elements by which this rounding exceeds, or misses, what was expected. All smaller
+        # tensors together make up for it, but only if they could have done so both ways:
+        # otherwise the mean of their move would not be zero.
+        excess, deficit = (1.0 - chance) * size, chance * size
+        if excess > base * rest or deficit > (1.0 - base) * rest:
+            continue
+        base += (-excess if frozen[carried] else deficit) / rest
+        if not 0.0 < base < 1.0:
+            # The limit was met to the last bit, so what is left is decided as well.
+            for i in order[position:]:
+                frozen[i] = base >= 0.5
+            break
+    return np.array(frozen, dtype=np.bool_)
+
+
+def _settle_equals(
+    members: list[int], base: float, die: Iterator[float], frozen: list[bool]
+) -> tuple[int | None, float]:
+    """Let tensors of one size, each with probability ``base``, meet until one is undecided.
+
+    Args:
+        members: Tensor indices, in the order in which they join.
+        base: Their probability, in (0, 1).
+        die: Uniform random numbers, one taken per meeting.
+        frozen: Receives the decisions.
+
+    Returns:
+        tuple[int | None, float]: The undecided tensor and its probability, or None if all are
+        decided.
+    """
+    carried: int | None = None
+    chance = 0.0
+    for newcomer in members:
+        if carried is None:
+            carried, chance = newcomer, base
+            continue
+        joint = chance + base
+        if joint < 1.0:
+            # One of the two is decided to stay live; the other goes on with all the probability.
+            if next(die) * joint >= chance:
+                carried = newcomer
+            chance = joint
+        else:
+            # One of the two is frozen; the other goes on with what is left.
+            if next(die) * (2.0 - joint) < 1.0 - base:
+                frozen[carried] = True
+                carried = newcomer
+            else:
+                frozen[newcomer] = True
+            chance = joint - 1.0
+            if chance == 0.0:
+                carried = None
+    return carried, chance
+
+
+def draw_all_or_nothing(
+    table: ParameterTable, ratio: float, rng: np.random.Generator
+) -> NDArray[np.bool_]:
+    """Freeze the whole stage with probability ``ratio``, else nothing.
+
+    For a stage whose backward only becomes shorter when all of it is frozen: the first one has no
+    gradient to send on, and one live tensor near its input keeps its whole chain running. Each
+    tensor's probability is ``ratio``, as in ``draw_uniform``.
+
+    Args:
+        table: The n tensors of the stage.
+        ratio: Actual freeze ratio, in [0, 1]. 0 and 1 are exact and use no random numbers.
+        rng: Generator, from ``mask_rng``.
+
+    Returns:
+        NDArray[bool]: Shape [n]; all True or all False.
+
+    Raises:
+        ValueError: If ``ratio`` is not in [0, 1].
+    """
+    _check_ratio(ratio)
+    frozen = ratio == 1.0 or (ratio > 0.0 and bool(rng.random() < ratio))
+    return np.full(len(table.names), frozen)
+
+
+def frozen_share(table: ParameterTable, mask: NDArray[np.bool_]) -> float:
+    """Share of the elements of a stage that a mask freezes.
+
+    Args:
+        table: The n tensors of the stage.
+        mask: Shape [n]; True where the tensor is frozen.
+
+    Returns:
+        float: In [0, 1]; 0 for a stage without parameters.
+
+    Raises:
+        ValueError: If the shape of ``mask`` is not [n].
+    """
+    if mask.shape != table.sizes.shape:
+        raise ValueError(
+            f"the mask has shape {mask.shape}; the stage has {len(table.names)} parameters"
+        )
+    return float(table.sizes[mask].sum()) / table.total if table.total else 0.0
+
+
+def _check_ratio(ratio: float) -> None:
+    if not 0.0 <= ratio <= 1.0:
+        raise ValueError(f"the actual freeze ratio is {ratio}; it must lie in [0, 1]")

@@ -1,0 +1,164 @@
+"""A pipeline stage that times its actions and freezes parameters per microbatch.
+
+Every schedule of ``torch.distributed.pipelining`` calls the same few methods of a stage, so this one subclass serves
+them all. Without a recorder and masks attached it behaves as its base class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.pipelining import PipelineStage
+
+from timelyfreeze.actions import Action, ActionKind
+from timelyfreeze.masked_backward import accumulation_nodes, drop_frozen, masked_full_backward
+from timelyfreeze.recorder import ActionRecorder
+
+NOTHING_FROZEN: Mapping[int, NDArray[np.bool_]] = {}
+
+
+class FreezingStage(PipelineStage):
+    """Pipeline stage whose backward skips the weight gradients of frozen parameters.
+
+    Construct it as any ``PipelineStage``, then :meth:`attach` a recorder. Before each pass, :meth:`freeze` says what
+    to freeze in it.
+    """
+
+    recorder: ActionRecorder | None = None
+
+    def attach(self, recorder: ActionRecorder, *, keep_chain: bool = False) -> None:
+        """Start timing actions with ``recorder`` and accept masks.
+
+        The parameters are looked up now: call this after parallelisms have been applied to the module.
+
+        Args:
+            recorder: Where action times go; shared by the stages of a rank.
+            keep_chain: For the first stage only: run the chain of input gradients down to the embedding's output even
+                where nothing near it is live, so that backward time falls linearly with the freeze ratio.
+
+        Raises:
+            ValueError: If ``keep_chain`` is asked of a first stage without an embedding.
+        """
+        self.recorder = recorder
+        named = list(self.submod.named_parameters())
+        self.parameter_names = tuple(name for name, _ in named)
+        self._parameters = tuple(parameter for _, parameter in named)
+        self.parameter_sizes = np.array([p.numel() for p in self._parameters], dtype=np.int64)
+        self._masks = NOTHING_FROZEN
+        self._microbatch = -1
+        self.applied_shares: dict[int, float] = {}
+        self._embedding_output: Tensor | None = None
+        self._chain_ends: dict[int, Tensor] = {}
+        if keep_chain and self.is_first:
+            self._watch_embedding()
+
+    def freeze(self, masks: Mapping[int, NDArray[np.bool_]]) -> None:
+        """Set what the coming pass freezes.
+
+        Args:
+            masks: For each microbatch a mask, shape [n_parameters], in the order of ``parameter_names``, True where
+                frozen. A microbatch that is missing freezes nothing.
+        """
+        self._masks = masks
+        self.applied_shares = {}
+
+    def freeze_nothing(self) -> None:
+        """Forget the masks of the last pass, keeping what it reported as applied."""
+        self._masks = NOTHING_FROZEN
+        self._chain_ends.clear()
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """Run and time one microbatch's forward."""
+        with self._timed(ActionKind.FORWARD, fwd_chunk_id):
+            output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        if self._active and self._embedding_output is not None:
+            self._chain_ends[fwd_chunk_id] = self._embedding_output
+            self._embedding_output = None
+        return output
+
+    def backward_one_chunk(
+        self,
+        bwd_chunk_id: int,
+        loss: Any = None,
+        full_backward: bool = True,
+        last_backward: bool = False,
+    ) -> None:
+        """Run and time one microbatch's full backward, or the input half of a split one."""
+        kind = ActionKind.FULL_BACKWARD if full_backward else ActionKind.INPUT_BACKWARD
+        with self._timed(kind, bwd_chunk_id):
+            super().backward_one_chunk(
+                bwd_chunk_id, loss=loss, full_backward=full_backward, last_backward=last_backward
+            )
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        """Run and time the weight half of one microbatch's split backward."""
+        with self._timed(ActionKind.WEIGHT_BACKWARD, bwd_chunk_id):
+            super().backward_weight_one_chunk(bwd_chunk_id, last_backward=last_backward)
+
+    def backward_maybe_with_nosync(
+        self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
+    ) -> tuple[tuple[Tensor | None, ...], list[dict[str, Any]] | None]:
+        """Do the backward that all of the above come down to, without the frozen part.
+
+        ``backward_type`` is "full", "input" or "weight". The input half has no weight gradients to skip. A first stage
+        does its whole split backward as a "full" one in the weight half.
+        """
+        mask = self._masks.get(self._microbatch) if self._active else None
+        chain_end = self._chain_ends.pop(self._microbatch, None) if self._active else None
+        if self._active and backward_type != "input":
+            self.applied_shares[self._microbatch] = 0.0
+        if backward_type == "input" or mask is None or not mask.any():
+            return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+
+        frozen_elements = int(self.parameter_sizes[mask].sum())
+        self.applied_shares[self._microbatch] = frozen_elements / int(self.parameter_sizes.sum())
+        if backward_type == "weight":
+            frozen = [p for p, is_frozen in zip(self._parameters, mask, strict=True) if is_frozen]
+            groups = drop_frozen(bwd_kwargs["param_groups"], accumulation_nodes(frozen))
+            return super().backward_maybe_with_nosync(
+                "weight", {**bwd_kwargs, "param_groups": groups}, last_backward
+            )
+        if isinstance(self.submod, FSDPModule):
+            # As the base class does: gradients accumulate locally until the schedule reduces them.
+            self.submod.set_is_last_backward(False)
+            self.submod.set_reshard_after_backward(False)
+            self.submod.set_requires_gradient_sync(False)
+        live = [p for p, is_frozen in zip(self._parameters, mask, strict=True) if not is_frozen]
+        grads = masked_full_backward(
+            bwd_kwargs["stage_output"],
+            bwd_kwargs["output_grads"],
+            bwd_kwargs["input_values"],
+            live,
+            chain_end,
+        )
+        return grads, None
+
+    @property
+    def _active(self) -> bool:
+        """Whether this is training; evaluation runs with clocks and masks off."""
+        return self.recorder is not None and self.has_backward
+
+    def _timed(self, kind: ActionKind, microbatch: int) -> AbstractContextManager[None]:
+        if self.recorder is None or not self.has_backward:
+            return nullcontext()
+        self._microbatch = microbatch
+        return self.recorder.measure(Action(self.stage_index, kind, microbatch))
+
+    def _watch_embedding(self) -> None:
+        embeddings = [m for m in self.submod.modules() if isinstance(m, nn.Embedding)]
+        if not embeddings:
+            raise ValueError(
+                'freezing.first_stage is "keep_chain", which needs an nn.Embedding in the first stage, and '
+                f"{type(self.submod).__name__} has none there; set it to \"all_or_nothing\""
+            )
+
+        def remember(module: nn.Module, inputs: Any, output: Tensor) -> None:
+            self._embedding_output = output
+
+        embeddings[0].register_forward_hook(remember)

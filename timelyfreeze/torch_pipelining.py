@@ -1,0 +1,101 @@
+"""The one place that touches private names of ``torch.distributed.pipelining`` (written against torch 2.11 to 2.13).
+
+``tests/timelyfreeze/test_torch_pipelining.py`` fails when one of them moves.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.distributed.pipelining import schedules as torch_schedules
+
+from timelyfreeze.actions import Action, ActionKind
+from timelyfreeze.order import ScheduleOrder, build_order
+from timelyfreeze.schedules import gpipe_order, one_f_one_b_order
+
+_KINDS = {kind.value: kind for kind in ActionKind}
+
+
+def read_order(schedule: Any) -> ScheduleOrder:
+    """Return the order in which a torch schedule object executes compute actions.
+
+    Multi-stage and CSV schedules carry their order as data, with sends, receives, shard handling, idle steps and
+    overlap containers in between; those are filtered out and containers flattened. GPipe and 1F1B run hand-written
+    loops beside which torch keeps an order for drawing; in 2.13 the one of 1F1B differs on the last rank from what the
+    loop does, so for these two the order comes from our own generators, which follow the loops.
+
+    Raises:
+        ValueError: If the schedule's type is unknown, or (as ``ScheduleError``) its order is not valid.
+    """
+    if isinstance(schedule, torch_schedules.ScheduleGPipe):
+        return gpipe_order(schedule._num_stages, schedule._n_microbatches)
+    if isinstance(schedule, torch_schedules.Schedule1F1B):
+        return one_f_one_b_order(schedule._num_stages, schedule._n_microbatches)
+    if not isinstance(schedule, torch_schedules._PipelineScheduleRuntime):
+        raise ValueError(
+            f"parallelism.pipeline_parallel_schedule is {type(schedule).__name__}, whose order of execution is unknown; "
+            "use GPipe, 1F1B, Interleaved1F1B, InterleavedZeroBubble, ZBVZeroBubble, DualPipeV or a CSV schedule"
+        )
+    order = schedule.pipeline_order_with_comms
+    return build_order([list(_compute_actions(order[rank])) for rank in sorted(order)])
+
+
+def _compute_actions(torch_actions: Any) -> Any:
+    for torch_action in torch_actions:
+        if torch_action is None:
+            continue
+        if torch_action.sub_actions is not None:
+            yield from _compute_actions(torch_action.sub_actions)
+        elif torch_action.computation_type.value in _KINDS:
+            kind = _KINDS[torch_action.computation_type.value]
+            yield Action(torch_action.stage_index, kind, torch_action.microbatch_index)
+
+
+SCHEDULES = (
+    "GPipe",
+    "1F1B",
+    "Interleaved1F1B",
+    "InterleavedZeroBubble",
+    "ZBVZeroBubble",
+    "DualPipeV",
+    "LoopedBFS",
+    "PipelineScheduleSingle",
+    "PipelineScheduleMulti",
+)
+
+
+def known_schedules() -> tuple[str, ...]:
+    """Return the schedule names that torch can build; the last two stand for a CSV schedule."""
+    return SCHEDULES
+
+
+def stages_per_rank(schedule_name: str) -> int | None:
+    """Return how many stages upstream gives each rank by default, or None for an unknown schedule."""
+    if schedule_name.lower() not in (name.lower() for name in SCHEDULES):
+        return None
+    schedule_class = torch_schedules.get_schedule_class(schedule_name)
+    return 1 if issubclass(schedule_class, torch_schedules.PipelineScheduleSingle) else 2
+
+
+def splits_backward(schedule_name: str) -> bool:
+    """Return whether the named torch schedule computes input and weight gradients in separate actions."""
+    return torch_schedules.get_schedule_class(schedule_name) in (
+        torch_schedules.ScheduleInterleavedZeroBubble,
+        torch_schedules.ScheduleZBVZeroBubble,
+        torch_schedules.ScheduleDualPipeV,
+    )
+
+
+def places_stages_in_v(schedule_name: str) -> bool:
+    """Return whether the named torch schedule puts the first and the last stage on rank 0."""
+    return torch_schedules.get_schedule_class(schedule_name) in (
+        torch_schedules.ScheduleZBVZeroBubble,
+        torch_schedules.ScheduleDualPipeV,
+    )
+
+
+def stages_of(schedule: Any) -> list[Any]:
+    """Return the pipeline stages that a schedule object drives on this rank."""
+    if isinstance(schedule, torch_schedules.PipelineScheduleSingle):
+        return [schedule._stage]
+    return list(schedule._stages)

@@ -1,0 +1,111 @@
+"""What TorchTitan asks of an accelerator module, answered for a machine that has none.
+
+TorchTitan calls ``torch.cuda``-like functions through one ``device_module``. :class:`CpuDevice` offers those it uses, so
+that training runs on CPU. Memory figures are the process's resident set, against the machine's memory.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+_STATUS = Path("/proc/self/status")
+_CLEAR_REFS = Path("/proc/self/clear_refs")
+_CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+class CpuDevice:
+    """The CPU in the shape of ``torch.cuda``: one device, index 0, always in step with the host."""
+
+    @staticmethod
+    def is_available() -> bool:
+        """Return True: there is always a CPU."""
+        return True
+
+    @staticmethod
+    def device_count() -> int:
+        """Return 1: all processes of a host share its CPU."""
+        return 1
+
+    @staticmethod
+    def set_device(device: Any) -> None:
+        """Do nothing: there is one device."""
+
+    @staticmethod
+    def current_device() -> int:
+        """Return 0."""
+        return 0
+
+    @staticmethod
+    def synchronize(device: Any = None) -> None:
+        """Do nothing: CPU work is done when a call returns."""
+
+    @staticmethod
+    def empty_cache() -> None:
+        """Do nothing: there is no caching allocator to trim."""
+
+    @staticmethod
+    def get_device_name(device: Any = None) -> str:
+        """Return the processor's model name."""
+        if _CPUINFO.exists():
+            for line in _CPUINFO.read_text().splitlines():
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+        return platform.processor() or platform.machine()
+
+    @staticmethod
+    def get_device_properties(device: Any = None) -> SimpleNamespace:
+        """Return an object with ``total_memory`` in bytes."""
+        return SimpleNamespace(total_memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+    @staticmethod
+    def memory_stats(device: Any = None) -> dict[str, int]:
+        """Return the peak resident set in bytes, under the names of the CUDA allocator's statistics."""
+        peak = _peak_resident_bytes()
+        return {
+            "active_bytes.all.peak": peak,
+            "reserved_bytes.all.peak": peak,
+            "num_alloc_retries": 0,
+            "num_ooms": 0,
+        }
+
+    @staticmethod
+    def reset_peak_memory_stats(device: Any = None) -> None:
+        """Start a new peak, where the kernel lets a process do that."""
+        try:
+            _CLEAR_REFS.write_text("5")  # proc(5): resets the peak resident set size
+        except OSError:
+            return  # the peak then stays that of the whole run
+
+
+def _peak_resident_bytes() -> int:
+    if _STATUS.exists():
+        for line in _STATUS.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return -1
+
+
+def usable_cores() -> float:
+    """Return how many cores this process and its siblings may use: the affinity mask, or a container's quota if lower."""
+    cores = float(len(os.sched_getaffinity(0)))
+    if _CGROUP_QUOTA.exists():
+        quota, period = _CGROUP_QUOTA.read_text().split()
+        if quota != "max":
+            cores = min(cores, int(quota) / int(period))
+    return cores
+
+
+def shared_cores(n_local_ranks: int, n_threads: int) -> float | None:
+    """Return how many of ``n_local_ranks`` can compute at once, or None if each has cores of its own.
+
+    With several threads in each rank (``OMP_NUM_THREADS``) the work of a rank cannot be told from its main thread's
+    processor time, so then ranks are taken as if they had their own cores; ``run_train.sh`` sets one thread where
+    ranks outnumber cores.
+    """
+    cores = usable_cores()
+    return cores if n_threads == 1 and n_local_ranks > cores else None

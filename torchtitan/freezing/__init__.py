@@ -1,0 +1,1 @@
+"""Training with freezing: TorchTitan's trainer with warm-up, monitor and freeze phases."""

@@ -1,0 +1,11 @@
+"""Entry point: ``torchrun ... -m torchtitan.freezing --job.config_file train_configs/x.toml``."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from torchtitan.freezing.launch import launch
+
+if __name__ == "__main__":
+    sys.exit(launch(sys.argv[1:], local_rank=int(os.environ.get("LOCAL_RANK", "0"))))

@@ -1,0 +1,224 @@
+"""Finds mistakes in the configuration before any process group starts, all of them at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from timelyfreeze.controller import FIRST_STAGE_MODES, FreezeSettings
+from timelyfreeze.order import ScheduleOrder, order_from_csv
+from timelyfreeze.phases import PhaseSchedule
+from timelyfreeze.torch_pipelining import known_schedules, splits_backward, stages_per_rank
+from torchtitan.freezing.config import Freezing, JobConfig
+
+METHODS = ("none", "timelyfreeze")
+
+
+class ConfigError(ValueError):
+    """The configuration has mistakes; the message lists each with its key, its value and the rule."""
+
+
+def check(job_config: JobConfig) -> None:
+    """Raise if the configuration cannot work.
+
+    Raises:
+        ConfigError: Naming every mistake found.
+    """
+    mistakes = [*_pipeline_mistakes(job_config), *_freezing_mistakes(job_config)]
+    if mistakes:
+        raise ConfigError(
+            "The configuration has "
+            + ("a mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes")
+            + ":\n"
+            + "\n".join(f"  - {mistake}" for mistake in mistakes)
+        )
+
+
+def freeze_settings(freezing: Freezing) -> FreezeSettings:
+    """Return the checked ``[freezing]`` section as the library wants it."""
+    ratio = freezing.max_freeze_ratio
+    return FreezeSettings(
+        phases=PhaseSchedule(
+            freezing.last_warmup_step, freezing.last_monitor_step, freezing.last_ramp_step
+        ),
+        max_freeze_ratio=tuple(map(float, ratio)) if isinstance(ratio, list) else float(ratio),
+        seed=freezing.seed,
+        first_stage=freezing.first_stage,
+        discard_passes=freezing.discard_passes,
+        solver_time_limit_s=freezing.solver_time_limit_s,
+    )
+
+
+def _pipeline_mistakes(config: JobConfig) -> Iterator[str]:
+    parallelism, training = config.parallelism, config.training
+    if parallelism.pipeline_parallel_degree <= 1:
+        return
+    name = parallelism.pipeline_parallel_schedule
+    if name.lower() not in (known.lower() for known in known_schedules()):
+        yield (
+            f"parallelism.pipeline_parallel_schedule is {name!r}; "
+            f"known: {', '.join(known_schedules())}"
+        )
+    size = parallelism.pipeline_parallel_microbatch_size
+    if size < 1 or training.local_batch_size % size:
+        yield (
+            f"training.local_batch_size is {training.local_batch_size}, which "
+            f"parallelism.pipeline_parallel_microbatch_size ({size}) must divide"
+        )
+    csv = parallelism.pipeline_parallel_schedule_csv
+    if csv:
+        yield from _csv_mistakes(config, Path(csv))
+
+
+def _csv_mistakes(config: JobConfig, path: Path) -> Iterator[str]:
+    key = "parallelism.pipeline_parallel_schedule_csv"
+    if not path.is_file():
+        yield f"{key} is {str(path)!r}, which is not a file"
+        return
+    try:
+        order = order_from_csv(path.read_text())
+    except (ValueError, UnicodeDecodeError) as error:
+        yield f"{key} is {str(path)!r}: {error}"
+        return
+    if order.n_ranks != config.parallelism.pipeline_parallel_degree:
+        yield (
+            f"{key} is {str(path)!r}, which has {order.n_ranks} ranks; it needs "
+            f"parallelism.pipeline_parallel_degree ({config.parallelism.pipeline_parallel_degree})"
+        )
+    if (n := n_microbatches(config)) is not None and order.n_microbatches != n:
+        yield (
+            f"{key} is {str(path)!r}, which has {order.n_microbatches} microbatches; it needs "
+            f"training.local_batch_size / parallelism.pipeline_parallel_microbatch_size ({n})"
+        )
+    if any(rank != stage % order.n_ranks for stage, rank in enumerate(order.stage_to_rank)):
+        yield (
+            f"{key} is {str(path)!r}, whose stages lie on ranks {list(order.stage_to_rank)}; upstream "
+            f"places stage s of a CSV schedule on rank s modulo {order.n_ranks}"
+        )
+
+
+def n_microbatches(config: JobConfig) -> int | None:
+    """Return the number of microbatches of a pipeline batch, or None where the keys contradict each other."""
+    size = config.parallelism.pipeline_parallel_microbatch_size
+    if size < 1 or config.training.local_batch_size % size:
+        return None
+    return config.training.local_batch_size // size
+
+
+def _freezing_mistakes(config: JobConfig) -> Iterator[str]:
+    freezing = config.freezing
+    if freezing.method not in METHODS:
+        yield f"freezing.method is {freezing.method!r}; known: {', '.join(METHODS)}"
+        return
+    if freezing.method == "none":
+        return
+    yield from _phase_mistakes(config)
+    yield from _ratio_mistakes(config)
+    if freezing.first_stage not in FIRST_STAGE_MODES:
+        yield (
+            f"freezing.first_stage is {freezing.first_stage!r}; known: {', '.join(FIRST_STAGE_MODES)}"
+        )
+    if freezing.seed < 0:
+        yield f"freezing.seed is {freezing.seed}; it must be 0 or more"
+    if not freezing.solver_time_limit_s > 0:
+        yield f"freezing.solver_time_limit_s is {freezing.solver_time_limit_s}; it must be above 0"
+    yield from _unsupported(config)
+
+
+def _phase_mistakes(config: JobConfig) -> Iterator[str]:
+    freezing = config.freezing
+    try:
+        phases = PhaseSchedule(
+            freezing.last_warmup_step, freezing.last_monitor_step, freezing.last_ramp_step
+        )
+    except ValueError as error:
+        yield str(error)
+        return
+    if freezing.last_monitor_step >= config.training.steps:
+        yield (
+            f"freezing.last_monitor_step is {freezing.last_monitor_step}; it must lie before "
+            f"training.steps ({config.training.steps}), or nothing is ever frozen"
+        )
+    halves = (
+        phases.last_upper_bound_step - freezing.last_warmup_step,
+        freezing.last_monitor_step - phases.last_upper_bound_step,
+    )
+    passes = min(halves) * _passes_per_step(config)
+    if freezing.discard_passes < 0 or freezing.discard_passes >= passes:
+        yield (
+            f"freezing.discard_passes is {freezing.discard_passes}; it must be 0 or more and below the "
+            f"{passes} passes of each half of the monitoring steps (freezing.last_warmup_step "
+            f"{freezing.last_warmup_step} to freezing.last_monitor_step {freezing.last_monitor_step})"
+        )
+
+
+def _passes_per_step(config: JobConfig) -> int:
+    """Return a lower bound on the gradient accumulation steps, which data parallelism can only make fewer."""
+    return 1
+
+
+def _ratio_mistakes(config: JobConfig) -> Iterator[str]:
+    ratio = config.freezing.max_freeze_ratio
+    values = ratio if isinstance(ratio, list) else [ratio]
+    for value in values:
+        if not isinstance(value, (int, float)) or not 0.0 <= value <= 1.0 or math.isnan(value):
+            yield f"freezing.max_freeze_ratio is {value!r}; it must lie in [0, 1]"
+    n_stages = _n_stages(config)
+    if isinstance(ratio, list) and n_stages is not None and len(ratio) != n_stages:
+        yield (
+            f"freezing.max_freeze_ratio has {len(ratio)} values; it needs one, or one for each of the "
+            f"{n_stages} stages"
+        )
+
+
+def _n_stages(config: JobConfig) -> int | None:
+    """Return how many stages the pipeline will have, where the configuration alone tells."""
+    parallelism = config.parallelism
+    if parallelism.module_fqns_per_model_part is not None:
+        return len(parallelism.module_fqns_per_model_part)
+    if parallelism.pipeline_parallel_layers_per_stage is not None:
+        return None
+    per_rank = stages_per_rank(parallelism.pipeline_parallel_schedule)
+    return None if per_rank is None else per_rank * parallelism.pipeline_parallel_degree
+
+
+def _order_splits_backward(config: JobConfig) -> bool:
+    csv = config.parallelism.pipeline_parallel_schedule_csv
+    if csv:
+        try:
+            order: ScheduleOrder = order_from_csv(Path(csv).read_text())
+        except (OSError, ValueError):
+            return False  # reported as a mistake of its own
+        return any(action.kind.value == "W" for rank in order.ranks for action in rank)
+    return splits_backward(config.parallelism.pipeline_parallel_schedule)
+
+
+def _unsupported(config: JobConfig) -> Iterator[str]:
+    """Name combinations with freezing that cannot work."""
+    method = config.freezing.method
+    if config.parallelism.pipeline_parallel_degree <= 1:
+        yield (
+            f"parallelism.pipeline_parallel_degree is {config.parallelism.pipeline_parallel_degree}; "
+            f"freezing.method {method!r} needs a pipeline of 2 ranks or more"
+        )
+        return
+    if config.compile.enable and "model" in config.compile.components:
+        yield (
+            'compile.components has "model": a compiled block has one backward, from which no single tensor '
+            f'can be left out; freezing.method {method!r} needs compile.enable = false or components = ["loss"]'
+        )
+    if config.optimizer.early_step_in_backward:
+        yield (
+            "optimizer.early_step_in_backward is true; freezing needs gradients of all microbatches "
+            "before the optimizer steps, so it must be false"
+        )
+    known = config.parallelism.pipeline_parallel_schedule.lower() in (
+        name.lower() for name in known_schedules()
+    )
+    if known and config.activation_checkpoint.mode != "none" and _order_splits_backward(config):
+        yield (
+            f"activation_checkpoint.mode is {config.activation_checkpoint.mode!r}; torch cannot split the "
+            f"backward of {config.parallelism.pipeline_parallel_schedule} through recomputed layers, so it "
+            'must be "none"'
+        )

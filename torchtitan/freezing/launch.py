@@ -1,0 +1,60 @@
+"""Starts a training process: patches, configuration, checks, then upstream's main function with our trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torchtitan import upstream_fixes
+from torchtitan.config import ConfigManager
+from torchtitan.freezing.checks import ConfigError, check
+from torchtitan.freezing.config import JobConfig
+from torchtitan.protocols import train_spec as titan_spec
+
+
+def launch(args: Sequence[str], local_rank: int) -> int:
+    """Parse ``args``, check them and train.
+
+    Returns:
+        The exit status: 2 if the configuration has mistakes, which the first process of each host prints.
+    """
+    try:
+        job_config = prepare(args)
+    except ConfigError as error:
+        if local_rank == 0:
+            print(f"error: {error}", flush=True)
+        return 2
+    import torchtitan.train as titan_train
+    from torchtitan.freezing.trainer import FreezingTrainer
+
+    # Upstream's main function would parse the command line again, without our sections.
+    titan_train.ConfigManager = lambda: _Parsed(job_config)
+    titan_train.main(FreezingTrainer)
+    return 0
+
+
+def prepare(args: Sequence[str]) -> JobConfig:
+    """Parse and check ``args`` and register the train spec they ask for; after this a trainer can be built.
+
+    Raises:
+        ConfigError: If the configuration has mistakes.
+    """
+    upstream_fixes.install()
+    # Imported after the patches: it takes upstream's functions by name.
+    from torchtitan.freezing.spec import build_train_spec
+
+    job_config = ConfigManager(JobConfig).parse_args(list(args))
+    check(job_config)
+    name = job_config.model.name
+    titan_spec._extra_train_specs.pop(name, None)
+    titan_spec.register_train_spec(name, build_train_spec(titan_spec.get_train_spec(name), job_config))
+    return job_config
+
+
+class _Parsed:
+    """Stands in for the configuration manager of upstream's main function."""
+
+    def __init__(self, job_config: JobConfig) -> None:
+        self._job_config = job_config
+
+    def parse_args(self) -> JobConfig:
+        return self._job_config

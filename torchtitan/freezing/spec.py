@@ -1,0 +1,107 @@
+"""Upstream's train spec with our parts put in: RoPE settings, instruction data, loss, stages and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+import torchtitan.distributed.pipeline_parallel as titan_pipeline
+from timelyfreeze.stage import FreezingStage
+from torchtitan.distributed import ParallelDims
+from torchtitan.freezing.config import JobConfig
+from torchtitan.freezing.metrics import FreezingMetricsProcessor
+from torchtitan.instruct_data import build_instruct_dataloader, is_instruct_dataset
+from torchtitan.models.llama3 import TransformerModelArgs
+from torchtitan.protocols.train_spec import TrainSpec
+from torchtitan.upstream_fixes import PipelineLoss, autocast_stages, with_rope_settings
+
+# Small models for trying things out; RoPE unscaled, as in Llama 3.
+EXTRA_FLAVORS = {
+    "llama3": {
+        "8M": TransformerModelArgs(
+            dim=256, n_layers=10, n_heads=8, n_kv_heads=4, vocab_size=2048, rope_theta=500000
+        ),
+    }
+}
+
+
+def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
+    """Return ``upstream``'s spec with this fork's builders around its own.
+
+    Args:
+        upstream: The spec registered for ``model.name``.
+        job_config: Read for the model's flavor and settings; not changed.
+
+    Raises:
+        ValueError: If the flavor is unknown or RoPE keys are set for a model that has none.
+    """
+    flavors = {**upstream.model_args, **EXTRA_FLAVORS.get(job_config.model.name, {})}
+    flavor = job_config.model.flavor
+    if flavor not in flavors:
+        raise ValueError(
+            f"model.flavor is {flavor!r}, which {job_config.model.name} does not have; known: {', '.join(sorted(flavors))}"
+        )
+
+    def pipelining_fn(
+        model: nn.Module,
+        parallel_dims: ParallelDims,
+        config: JobConfig,
+        device: torch.device,
+        *args: Any,
+    ) -> Any:
+        with _stage_class(FreezingStage if config.freezing.method != "none" else None):
+            built = upstream.pipelining_fn(model, parallel_dims, config, device, *args)
+        autocast_stages(built[1], parallel_dims, config, device)
+        return built
+
+    def build_loss_fn(config: JobConfig, parallel_dims: ParallelDims, **kwargs: Any) -> Any:
+        loss_fn = upstream.build_loss_fn(config, parallel_dims=parallel_dims, **kwargs)
+        return PipelineLoss(loss_fn) if parallel_dims.pp_enabled else loss_fn
+
+    def build_dataloader_fn(
+        dp_world_size: int, dp_rank: int, tokenizer: Any, job_config: JobConfig
+    ) -> Any:
+        training = job_config.training
+        if not is_instruct_dataset(training.dataset):
+            return upstream.build_dataloader_fn(
+                dp_world_size=dp_world_size,
+                dp_rank=dp_rank,
+                tokenizer=tokenizer,
+                job_config=job_config,
+            )
+        return build_instruct_dataloader(
+            dp_world_size=dp_world_size,
+            dp_rank=dp_rank,
+            tokenizer=tokenizer,
+            dataset=training.dataset,
+            dataset_path=training.dataset_path,
+            seq_len=training.seq_len,
+            batch_size=training.local_batch_size,
+            shuffle_seed=job_config.data.seed if job_config.data.shuffle else None,
+            **vars(training.dataloader),
+        )
+
+    return replace(
+        upstream,
+        model_args={**flavors, flavor: with_rope_settings(flavors[flavor], job_config)},
+        pipelining_fn=pipelining_fn if upstream.pipelining_fn else None,
+        build_loss_fn=build_loss_fn,
+        build_dataloader_fn=build_dataloader_fn,
+        build_metrics_processor_fn=FreezingMetricsProcessor,
+    )
+
+
+@contextmanager
+def _stage_class(stage_class: type | None) -> Iterator[None]:
+    """Make upstream's pipeline splitter build ``stage_class`` instead of its own; None leaves it alone."""
+    original = titan_pipeline.PipelineStage
+    titan_pipeline.PipelineStage = stage_class or original
+    try:
+        yield
+    finally:
+        titan_pipeline.PipelineStage = original

@@ -1,0 +1,114 @@
+"""TorchTitan's trainer with the phases of freezing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import torchtitan.components.metrics as titan_metrics
+from timelyfreeze.controller import FreezeController
+from timelyfreeze.exchange import Exchange
+from timelyfreeze.recorder import ActionRecorder, clock_for
+from timelyfreeze.torch_pipelining import read_order, stages_of
+from torchtitan.distributed import ParallelDims
+from torchtitan.freezing.checks import freeze_settings
+from torchtitan.freezing.config import JobConfig
+from torchtitan.freezing.progress import quiet_unless
+from torchtitan.train import Trainer
+
+CHECKPOINT_KEY = "freezing"
+
+
+class FreezingTrainer(Trainer):
+    """Upstream's trainer; each of its steps is framed by the freeze controller, each pipeline batch by a pass."""
+
+    job_config: JobConfig
+    controller: FreezeController | None = None
+
+    def __init__(self, job_config: JobConfig) -> None:
+        super().__init__(job_config)
+        if job_config.freezing.method != "none":
+            self._build_controller()
+        self.metrics_processor.begin_run(self.controller)
+
+    def init_distributed(self) -> ParallelDims:
+        """Set up the process groups, then let only the rank that has the loss talk."""
+        parallel_dims = super().init_distributed()
+        shown = dist.get_rank() == titan_metrics._get_metrics_rank(parallel_dims, self.job_config)
+        quiet_unless(shown, dist.get_rank())
+        return parallel_dims
+
+    def _build_controller(self) -> None:
+        settings = freeze_settings(self.job_config.freezing)
+        recorder = ActionRecorder(clock_for(self.device))
+        stages = stages_of(self.pp_schedule)
+        for stage in stages:
+            stage.attach(recorder, keep_chain=settings.first_stage == "keep_chain")
+        self.loss_fn.timed = recorder.measure_more
+        self.controller = FreezeController(
+            stages,
+            read_order(self.pp_schedule),
+            settings,
+            recorder,
+            Exchange(),
+            on_solved=self.metrics_processor.save_plan,
+        )
+        self.checkpointer.states[CHECKPOINT_KEY] = self.controller
+
+    def batch_generator(
+        self, data_iterable: Iterable[tuple[dict[str, torch.Tensor], torch.Tensor]]
+    ) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
+        """Yield upstream's batches, with padding taken out of the token counts."""
+        for input_dict, labels in super().batch_generator(data_iterable):
+            n_tokens = input_dict.pop("n_tokens", None)
+            if n_tokens is not None:
+                padding = labels.numel() - int(n_tokens.sum())
+                self.ntokens_seen -= padding
+                self.metrics_processor.ntokens_since_last_log -= padding
+            yield input_dict, labels
+
+    def train_step(
+        self, data_iterator: Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]
+    ) -> None:
+        """Run one optimizer step in its phase."""
+        started = time.perf_counter()
+        tokens_before = self.ntokens_seen
+        if self.controller is not None:
+            self.controller.begin_step(self.step)
+        super().train_step(data_iterator)
+        if self.controller is not None:
+            self.controller.end_step()
+        self.metrics_processor.end_step(
+            self.step, time.perf_counter() - started, self.ntokens_seen - tokens_before
+        )
+
+    def forward_backward_step(
+        self,
+        *,
+        input_dict: dict[str, torch.Tensor],
+        labels: torch.Tensor,
+        global_valid_tokens: torch.Tensor,
+    ) -> torch.Tensor:
+        """Run one pipeline batch; its loss is divided by the step's tokens before the backward, not after it."""
+        if not self.parallel_dims.pp_enabled:
+            return super().forward_backward_step(
+                input_dict=input_dict, labels=labels, global_valid_tokens=global_valid_tokens
+            )
+        one_pass = nullcontext() if self.controller is None else self.controller.one_pass()
+        with self.loss_fn.divided_by(global_valid_tokens), one_pass:
+            return super().forward_backward_step(
+                input_dict=input_dict,
+                labels=labels,
+                global_valid_tokens=torch.ones((), device=self.device),
+            )
+
+    def train(self) -> None:
+        """Train, then report."""
+        super().train()
+        self.metrics_processor.end_run()
+

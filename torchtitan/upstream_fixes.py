@@ -1,0 +1,205 @@
+"""Every upstream behaviour that this fork changes, each with its reason.
+
+TorchTitan 0.2.2 is used as installed; where what it does is wrong or missing for pipeline-parallel training on the
+machines we support, the change stands here and nowhere else. ``tests/torchtitan/test_upstream_fixes.py`` has a test for
+each that fails when the change is taken away, and so tells when upstream no longer needs it.
+
+Patches of module attributes are made by :func:`install`, once, before a trainer is built. The rest are functions that
+the trainer and the train spec call.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import torchtitan.components.metrics as titan_metrics
+import torchtitan.distributed.utils as titan_dist
+import torchtitan.tools.utils as titan_tools
+from timelyfreeze.torch_pipelining import places_stages_in_v
+from torchtitan.config import TORCH_DTYPE_MAP, JobConfig
+from torchtitan.cpu_device import CpuDevice
+from torchtitan.distributed import ParallelDims
+
+# NVIDIA RTX A6000 datasheet: 309.7 TFLOP/s bf16 with sparsity, half of it dense.
+A6000_PEAK_FLOPS = 154.8e12
+
+_installed = False
+
+
+def install() -> None:
+    """Apply all attribute patches; calling it again does nothing."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    if not torch.accelerator.is_available():
+        _use_cpu()
+    _patch(titan_dist, "clip_grad_norm_", _clip_on_device)
+    _patch(titan_tools, "get_peak_flops", _peak_flops)
+    _patch(titan_metrics, "_get_metrics_rank", _metrics_rank)
+    # Reported once by our own launcher, which knows the rank; upstream's advice points at its own script.
+    _patch(titan_metrics, "ensure_pp_loss_visible", lambda upstream: lambda *args: None)
+
+
+def _patch(module: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace ``module.name`` by ``wrap(original)`` there and wherever upstream has imported it by name."""
+    original = getattr(module, name)
+    wrapped = wrap(original)
+    for other in list(sys.modules.values()):
+        is_upstream = getattr(other, "__name__", "").startswith("torchtitan")
+        if is_upstream and getattr(other, name, None) is original:
+            setattr(other, name, wrapped)
+
+
+# -- devices -----------------------------------------------------------------------------------------------------------
+
+
+def _use_cpu() -> None:
+    """Make the CPU the device where there is no accelerator.
+
+    Upstream falls back to "cuda" on any machine (``tools/utils.py``), reads its memory statistics from the CUDA
+    allocator and passes ``device_ids`` to a barrier, which gloo refuses.
+    """
+    cuda_name, cuda_module = titan_tools.device_type, titan_tools.device_module
+    for module in list(sys.modules.values()):
+        if not getattr(module, "__name__", "").startswith("torchtitan"):
+            continue
+        if getattr(module, "device_type", None) is cuda_name:
+            module.device_type = "cpu"
+        if getattr(module, "device_module", None) is cuda_module:
+            module.device_module = CpuDevice
+    _patch(titan_dist, "set_pg_timeouts", lambda upstream: _set_pg_timeouts)
+
+
+def _set_pg_timeouts(timeout: timedelta, parallel_dims: ParallelDims) -> None:
+    """Do what upstream's function does, with a barrier that gloo understands."""
+    torch.distributed.barrier()
+    meshes = parallel_dims.get_all_one_dimensional_meshes().values()
+    for group in [*(mesh.get_group() for mesh in meshes), None]:
+        torch.distributed.distributed_c10d._set_pg_timeout(timeout, group)
+
+
+def _peak_flops(upstream: Callable[[str], float]) -> Callable[[str], float]:
+    """Know the A6000, for which upstream takes an A100's 312 TFLOP/s, and no CPU, for which there is no such figure."""
+
+    def peak_flops(device_name: str) -> float:
+        if titan_tools.device_type == "cpu":
+            return float("nan")
+        if "A6000" in device_name:
+            return A6000_PEAK_FLOPS
+        return upstream(device_name)
+
+    return peak_flops
+
+
+def _clip_on_device(upstream: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Let a rank without any gradient take part in the gradient norm.
+
+    In a step that freezes everything a rank has no gradients; torch's norm of nothing is a zero on the CPU, which NCCL
+    cannot reduce over the pipeline. Factory functions under a default device put it where the parameters are.
+    """
+
+    def clip_grad_norm_(parameters: Any, *args: Any, **kwargs: Any) -> Tensor:
+        parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        device = parameters[0].device if parameters else torch.device(titan_tools.device_type)
+        with torch.device(device):
+            return upstream(parameters, *args, **kwargs)
+
+    return clip_grad_norm_
+
+
+# -- gradients under pipeline parallelism ------------------------------------------------------------------------------
+
+
+class PipelineLoss:
+    """A sum loss divided by the step's number of target tokens before it is back-propagated.
+
+    Upstream back-propagates the raw sum under pipeline parallelism and divides only the logged value (issue #2972):
+    gradients come out larger by the number of tokens, which clipping then hides. Outside :meth:`divided_by` (in
+    validation, which divides by itself) the loss is the plain sum.
+    """
+
+    def __init__(self, loss_fn: Callable[..., Tensor]) -> None:
+        self._loss_fn = loss_fn
+        self._n_tokens: Tensor | float = 1.0
+        # The loss belongs to the last stage's forward; whoever times actions puts its clock here.
+        self.timed: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    @contextmanager
+    def divided_by(self, n_tokens: Tensor | float) -> Iterator[None]:
+        """Divide every loss computed inside by ``n_tokens``."""
+        self._n_tokens = n_tokens
+        try:
+            yield
+        finally:
+            self._n_tokens = 1.0
+
+    def __call__(self, prediction: Tensor, labels: Tensor, **kwargs: Any) -> Tensor:
+        """Return the sum loss of one microbatch over the number of tokens of the step."""
+        with self.timed():
+            return self._loss_fn(prediction, labels, **kwargs) / self._n_tokens
+
+
+def autocast_stages(
+    model_parts: list[nn.Module], parallel_dims: ParallelDims, job_config: JobConfig, device: torch.device
+) -> None:
+    """Give ``training.mixed_precision_param`` its meaning under pipeline parallelism without FSDP.
+
+    Upstream leaves mixed precision to FSDP and turns it off, with a warning, when pipeline or tensor parallelism runs
+    without it: fp32 on GPUs that were bought for bf16. Here each stage's forward runs under autocast, as upstream does
+    for DDP and single devices.
+    """
+    dtype = TORCH_DTYPE_MAP[job_config.training.mixed_precision_param]
+    if parallel_dims.fsdp_enabled or parallel_dims.tp_enabled or dtype == torch.float32:
+        return
+    for part in model_parts:
+        part.forward = torch.autocast(device.type, dtype=dtype)(part.forward)
+
+
+# -- model and metrics -------------------------------------------------------------------------------------------------
+
+
+def with_rope_settings(model_args: Any, job_config: JobConfig) -> Any:
+    """Return ``model_args`` with the RoPE scaling that the configuration asks for.
+
+    Upstream's llama3 always applies Llama 3.1's scaling by 8, which is wrong for Llama 2, Llama 3, SmolLM2 (1) and
+    Llama 3.2 (32). Unset keys keep the flavor's values.
+    """
+    wanted = {
+        name: value
+        for name, value in {
+            "scaling_factor": job_config.model.rope_scaling_factor,
+            "low_freq_factor": job_config.model.rope_low_freq_factor,
+            "high_freq_factor": job_config.model.rope_high_freq_factor,
+            "original_max_position_embeddings": job_config.model.rope_original_max_position_embeddings,
+        }.items()
+        if value is not None
+    }
+    if not wanted:
+        return model_args
+    if not hasattr(model_args, "rope_scaling_args"):
+        raise ValueError(
+            f"model.rope_* is set but model.name is {job_config.model.name!r}, which has no RoPE scaling; remove the keys"
+        )
+    return replace(model_args, rope_scaling_args=replace(model_args.rope_scaling_args, **wanted))
+
+
+def _metrics_rank(upstream: Callable[..., int]) -> Callable[..., int]:
+    """Find the loss on rank 0 for every schedule that folds the pipeline back, not for ZBVZeroBubble alone."""
+
+    def metrics_rank(parallel_dims: ParallelDims, job_config: JobConfig) -> int:
+        if parallel_dims.pp_enabled and places_stages_in_v(
+            job_config.parallelism.pipeline_parallel_schedule
+        ):
+            return 0
+        return upstream(parallel_dims, job_config)
+
+    return metrics_rank
