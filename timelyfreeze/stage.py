@@ -147,7 +147,8 @@ class FreezingStage(PipelineStage):
     def _timed(self, kind: ActionKind, microbatch: int) -> AbstractContextManager[None]:
         if self.recorder is None or not self.has_backward:
             return nullcontext()
-        self._microbatch = microbatch
+        if kind is not ActionKind.FORWARD:
+            self._microbatch = microbatch
         return self.recorder.measure(Action(self.stage_index, kind, microbatch))
 
     def _watch_embedding(self) -> None:

@@ -21,6 +21,7 @@ SMALL = {
     "metrics.no_enable_tensorboard": None,
     "freezing.method": "none",
     "lr_scheduler.warmup_steps": 1,
+    "parallelism.no_pipeline_parallel_expert_parallel_overlap": None,
 }
 
 

@@ -85,9 +85,6 @@ def run(scenario, folder):
                 seen["applied"].append((self.step, stage.stage_index, dict(stage.applied_shares)))
             return loss
 
-        def train_step(self, data_iterator):
-            super().train_step(data_iterator)
-
     def keep_gradients(optimizer, *args):
         names = {p: n for part in trainer.model_parts for n, p in part.named_parameters()}
         for group in optimizer.param_groups:
@@ -118,6 +115,15 @@ def run(scenario, folder):
                 freeze(masks)
 
             stage.freeze = noted
+        real_drain = controller._recorder.drain
+
+        def drain():
+            records = real_drain()
+            if records:
+                seen["executed"] = [str(action) for action in records[-1].durations_ms]
+            return records
+
+        controller._recorder.drain = drain
     original_log = trainer.metrics_processor.log
 
     def log(step, loss, max_loss, grad_norm, extra_metrics=None):
@@ -134,7 +140,9 @@ def run(scenario, folder):
         for n, p in part.named_parameters()
     }
     if controller is not None and controller.plan is not None:
-        seen["plan"] = {str(a): r for a, r in zip(controller.plan.actions, controller.plan.ratios.tolist(), strict=True)}
+        plan = controller.plan
+        seen["plan"] = dict(zip(map(str, plan.actions), plan.ratios.tolist(), strict=True))
+        seen["average_freeze_ratio"] = controller._applied_sum / controller._applied_count
     trainer.close()
     torch.save(seen, folder / f"rank_{dist.get_rank()}.pt")
 

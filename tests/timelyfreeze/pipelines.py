@@ -39,9 +39,7 @@ def needs(action: Action, split: set[tuple[int, int]], n_stages: int) -> list[Ac
 
     def gradient_of(stage: int) -> Action:
         is_split = (stage, m) in split
-        return Action(
-            stage, ActionKind.INPUT_BACKWARD if is_split else ActionKind.FULL_BACKWARD, m
-        )
+        return Action(stage, ActionKind.INPUT_BACKWARD if is_split else ActionKind.FULL_BACKWARD, m)
 
     if action.kind is ActionKind.FORWARD:
         return [Action(s - 1, ActionKind.FORWARD, m)] if s else []

@@ -106,9 +106,7 @@ def test_nothing_can_be_sped_up() -> None:
 # --- against other ways of solving ----------------------------------------------------------------
 
 
-def solve_dense(
-    dag: PipelineDag, bounds: DurationBounds, cap: float
-) -> tuple[float, float]:
+def solve_dense(dag: PipelineDag, bounds: DurationBounds, cap: float) -> tuple[float, float]:
     """Least P_d, then least sum of ratios at it, from Eq. 6 as printed, by interior point.
 
     Columns P_s, P_1..P_A, P_d, w_1..w_A; a source and a destination node; one dense row each.
@@ -199,9 +197,7 @@ def test_no_grid_point_is_better(rows: list[str], cap: float) -> None:
 def test_batch_time_falls_from_unfrozen_to_frozen(seed: int, duration_seed: int) -> None:
     dag = build_dag(random_order(seed))
     bounds = random_bounds(dag, duration_seed)
-    plans = [
-        solve_freeze_ratios(dag, bounds, max_freeze_ratio=cap) for cap in np.linspace(0, 1, 6)
-    ]
+    plans = [solve_freeze_ratios(dag, bounds, max_freeze_ratio=cap) for cap in np.linspace(0, 1, 6)]
     for looser, tighter in itertools.pairwise(reversed(plans)):
         assert looser.batch_ms <= tighter.batch_ms * (1.0 + 1e-9)
     assert plans[0].batch_ms == makespan(dag, bounds.max_ms)
@@ -235,11 +231,11 @@ def test_units_do_not_matter(name: str, scale: float) -> None:
     assert again.batch_ms == pytest.approx(plan.batch_ms * scale, rel=1e-8)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [2, 9, 18, 35, 40])
 def test_durations_over_many_decades(seed: int) -> None:
-    # Such programs made the solver doubt its own optimum when P_d was held without any room.
+    # Here HiGHS 1.15 calls its own optimum infeasible, or unknown, when P_d is given no room at all.
     rng = np.random.default_rng(seed)
-    dag = build_dag(gpipe_order(6, 12))
+    dag = build_dag(one_f_one_b_order(8, 16))
     high = rng.lognormal(0.0, 3.0, len(dag.actions))
     bounds = DurationBounds(np.where(dag.freezable, high * rng.random(len(high)), high), high)
     plans = [solve_freeze_ratios(dag, bounds, max_freeze_ratio=r) for r in (0.3, 0.8, 1.0)]

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
+
 from timelyfreeze.controller import FIRST_STAGE_MODES, FreezeSettings
 from timelyfreeze.order import ScheduleOrder, order_from_csv
 from timelyfreeze.phases import PhaseSchedule
@@ -66,6 +68,15 @@ def _pipeline_mistakes(config: JobConfig) -> Iterator[str]:
             f"training.local_batch_size is {training.local_batch_size}, which "
             f"parallelism.pipeline_parallel_microbatch_size ({size}) must divide"
         )
+    if name.lower() == "dualpipev" and parallelism.pipeline_parallel_expert_parallel_overlap:
+        key = "parallelism.pipeline_parallel_expert_parallel_overlap"
+        if not torch.accelerator.is_available():
+            yield f"{key} is true; overlapping DualPipeV needs an accelerator's streams, so set it to false on a CPU"
+        elif config.freezing.method != "none":
+            yield (
+                f"{key} is true; actions that overlap cannot be timed one by one, so freezing.method "
+                f"{config.freezing.method!r} needs it to be false"
+            )
     csv = parallelism.pipeline_parallel_schedule_csv
     if csv:
         yield from _csv_mistakes(config, Path(csv))
