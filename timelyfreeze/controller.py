@@ -13,22 +13,31 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from timelyfreeze.actions import Action, parse_action
+from timelyfreeze.actions import Action
 from timelyfreeze.bounds import DurationBounds, bounds_from_json, bounds_from_samples, bounds_to_json
-from timelyfreeze.dag import build_dag, makespan
+from timelyfreeze.dag import build_dag
 from timelyfreeze.exchange import Exchange
 from timelyfreeze.lp import LpError, solve_freeze_ratios
-from timelyfreeze.order import ScheduleOrder
+from timelyfreeze.order import ScheduleOrder, order_from_csv, order_to_csv
 from timelyfreeze.passes import RankPasses, batch_times
 from timelyfreeze.phases import Phase, PhaseSchedule, actual_freeze_ratio
 from timelyfreeze.plan import FreezePlan, plan_from_json, plan_to_json
+from timelyfreeze.processors import batch_time
 from timelyfreeze.recorder import ActionRecorder, PassRecord
+from timelyfreeze.samples import (
+    Samples,
+    Times,
+    executed_order,
+    median_durations,
+    samples_from_plain,
+    slowest_replica,
+)
 from timelyfreeze.selection import (
     build_parameter_table,
     draw_all_or_nothing,
@@ -55,39 +64,26 @@ class FreezeSettings:
     discard_passes: int = 2
     solver_time_limit_s: float = 60.0
 
+    def __post_init__(self) -> None:
+        if self.first_stage not in FIRST_STAGE_MODES:
+            raise ValueError(
+                f"freezing.first_stage is {self.first_stage!r}; known: {', '.join(FIRST_STAGE_MODES)}"
+            )
 
-@dataclass
-class _Samples:
-    """Action times of one half of the monitoring phase on this rank, cold passes kept apart."""
 
-    warm: list[dict[Action, float]] = field(default_factory=list)
-    cold: list[dict[Action, float]] = field(default_factory=list)
+@dataclass(frozen=True)
+class CollectedFigures:
+    """What all ranks together measured since the last collection.
 
-    def add(self, record: PassRecord, is_cold: bool) -> None:
-        (self.cold if is_cold else self.warm).append(record.durations_ms)
+    Attributes:
+        batch_ms: Time of each measured batch, by phase, oldest first.
+        applied_stage_ratios: Mean frozen share of elements of each stage's backwards in the current step.
+        average_freeze_ratio: Mean of the mask over steps, actions and elements since the run began (Sec. 4.2).
+    """
 
-    def per_action(self) -> dict[Action, list[float]]:
-        """Return the samples of each action: from warm passes, or from cold ones if there are no others."""
-        merged: dict[Action, list[float]] = {}
-        for durations in self.warm or self.cold:
-            for action, duration_ms in durations.items():
-                merged.setdefault(action, []).append(duration_ms)
-        return merged
-
-    def to_plain(self) -> dict[str, Any]:
-        return {
-            name: [{str(a): ms for a, ms in durations.items()} for durations in getattr(self, name)]
-            for name in ("warm", "cold")
-        }
-
-    @staticmethod
-    def from_plain(plain: Mapping[str, Any]) -> _Samples:
-        return _Samples(
-            **{
-                name: [{parse_action(a): ms for a, ms in durations.items()} for durations in plain[name]]
-                for name in ("warm", "cold")
-            }
-        )
+    batch_ms: dict[Phase, tuple[float, ...]]
+    applied_stage_ratios: dict[int, float]
+    average_freeze_ratio: float
 
 
 class FreezeController:
@@ -106,6 +102,7 @@ class FreezeController:
         settings: The user's choices.
         recorder: The recorder attached to ``stages``.
         exchange: Talks to the other ranks.
+        n_processors: How many of a pipeline's ranks can compute at once; None if each has a device of its own.
         on_solved: Called on every rank with the plan and its bounds once they exist, to save them.
     """
 
@@ -116,6 +113,7 @@ class FreezeController:
         settings: FreezeSettings,
         recorder: ActionRecorder,
         exchange: Exchange,
+        n_processors: float | None = None,
         on_solved: Callable[[FreezePlan, DurationBounds], None] = lambda plan, bounds: None,
     ) -> None:
         self.settings = settings
@@ -133,12 +131,13 @@ class FreezeController:
         }
         self._recorder = recorder
         self._exchange = exchange
+        self._n_processors = n_processors
         self._on_solved = on_solved
         self._freezable = [a for a in self.dag.actions if a.kind.freezable]
         self._local_freezable = [
             a for a in self._freezable if a.stage in self._tables
         ]
-        self._samples = {Phase.UPPER_BOUND: _Samples(), Phase.LOWER_BOUND: _Samples()}
+        self._samples = {Phase.UPPER_BOUND: Samples(), Phase.LOWER_BOUND: Samples()}
         self._step = 0
         self._phase: Phase | None = None
         self._passes_in_phase = 0
@@ -251,7 +250,7 @@ class FreezeController:
             [self.planned_ratio(a) if a.kind.freezable else 0.0 for a in self.dag.actions]
         )
         saved_ms = ratios * (self.bounds.max_ms - self.bounds.min_ms)
-        return makespan(self.dag, self.bounds.max_ms - saved_ms)
+        return batch_time(self.order, self.dag, self.bounds.max_ms - saved_ms, self._n_processors)
 
     def collect(self) -> CollectedFigures:
         """Exchange what was measured since the last call; every rank must call this at the same step.
@@ -261,7 +260,7 @@ class FreezeController:
         self._drain()
         mine = {
             "passes": [(phase.value, record.span_ms) for phase, record in self._uncollected],
-            "durations": _median_durations([record for _, record in self._uncollected]),
+            "durations": median_durations([record for _, record in self._uncollected]),
             "applied": {
                 stage: sum(shares) / len(shares)
                 for stage, shares in self._step_applied.items()
@@ -291,34 +290,23 @@ class FreezeController:
     def _drain(self) -> None:
         for (phase, is_cold), record in zip(self._undrained, self._recorder.drain(), strict=True):
             if phase in self._samples and self.plan is None:
-                self._samples[phase].add(record, is_cold)
+                self._samples[phase].add(record, is_cold=is_cold)
             if not is_cold:
                 self._uncollected.append((phase, record))
         self._undrained = []
 
     def _solve(self) -> None:
         """Gather everyone's samples, solve on rank 0, hand the same plan to all."""
-        everyone = self._exchange.gather({phase: s.per_action() for phase, s in self._samples.items()})
+        mine = (self._samples[Phase.UPPER_BOUND].per_action(), self._samples[Phase.LOWER_BOUND].per_action())
+        everyone = self._exchange.gather(mine)
         answer: dict[str, str] = {}
         if everyone is not None:
             try:
-                bounds = bounds_from_samples(
-                    self.dag,
-                    unfrozen=_slowest_replica(everyone, Phase.UPPER_BOUND),
-                    frozen=_slowest_replica(everyone, Phase.LOWER_BOUND),
-                )
-                ratio = self.settings.max_freeze_ratio
-                plan = solve_freeze_ratios(
-                    self.dag,
-                    bounds,
-                    max_freeze_ratio=ratio if isinstance(ratio, float) else list(ratio),
-                    time_limit_s=self.settings.solver_time_limit_s,
-                )
-                answer = {"bounds": bounds_to_json(self.dag, bounds), "plan": plan_to_json(plan)}
+                answer = self._plan_from([u for u, _ in everyone], [f for _, f in everyone])
             except (LpError, ValueError) as error:
                 answer = {"failure": str(error)}
         answer = self._exchange.broadcast(answer)
-        self._samples = {phase: _Samples() for phase in self._samples}
+        self._samples = {phase: Samples() for phase in self._samples}
         if "failure" in answer:
             self.failure = answer["failure"]
             return
@@ -342,7 +330,34 @@ class FreezeController:
         )
         self._on_solved(self.plan, self.bounds)
 
+    def _plan_from(self, unfrozen: Sequence[Times], frozen: Sequence[Times]) -> dict[str, str]:
+        """Return order, bounds and plan as text, from the times of all processes."""
+        order = executed_order(unfrozen, self.order)
+        if order != self.order:
+            logger.warning(
+                "The schedule ran in another order than it declares; the plan is made for what ran:\n%s",
+                order_to_csv(order),
+            )
+        dag = build_dag(order)
+        bounds = bounds_from_samples(
+            dag, unfrozen=slowest_replica(unfrozen), frozen=slowest_replica(frozen)
+        )
+        ratio = self.settings.max_freeze_ratio
+        plan = solve_freeze_ratios(
+            dag,
+            bounds,
+            max_freeze_ratio=ratio if isinstance(ratio, float) else list(ratio),
+            time_limit_s=self.settings.solver_time_limit_s,
+        )
+        return {
+            "order": order_to_csv(order),
+            "bounds": bounds_to_json(dag, bounds),
+            "plan": plan_to_json(plan),
+        }
+
     def _adopt(self, answer: Mapping[str, str]) -> None:
+        self.order = order_from_csv(answer["order"])
+        self.dag = build_dag(self.order)
         self.bounds = bounds_from_json(self.dag, answer["bounds"])
         self.plan = plan_from_json(answer["plan"])
 
@@ -358,6 +373,7 @@ class FreezeController:
         }
         if self.plan is not None and self.bounds is not None:
             state["solved"] = {
+                "order": order_to_csv(self.order),
                 "bounds": bounds_to_json(self.dag, self.bounds),
                 "plan": plan_to_json(self.plan),
             }
@@ -377,47 +393,9 @@ class FreezeController:
             )
         state = json.loads(state_dict[key])
         self._samples = {
-            phase: _Samples.from_plain(state["samples"][phase.value]) for phase in self._samples
+            phase: samples_from_plain(state["samples"][phase.value]) for phase in self._samples
         }
         self.failure = state["failure"]
         self._applied_sum, self._applied_count = state["applied"]
         if "solved" in state:
             self._adopt(state["solved"])
-
-
-@dataclass(frozen=True)
-class CollectedFigures:
-    """What all ranks together measured since the last collection.
-
-    Attributes:
-        batch_ms: Time of each measured batch, by phase, oldest first.
-        applied_stage_ratios: Mean frozen share of elements of each stage's backwards in the current step.
-        average_freeze_ratio: Mean of the mask over steps, actions and elements since the run began (Sec. 4.2).
-    """
-
-    batch_ms: dict[Phase, tuple[float, ...]]
-    applied_stage_ratios: dict[int, float]
-    average_freeze_ratio: float
-
-
-def _median_durations(records: Sequence[PassRecord]) -> dict[Action, float]:
-    samples: dict[Action, list[float]] = {}
-    for record in records:
-        for action, duration_ms in record.durations_ms.items():
-            samples.setdefault(action, []).append(duration_ms)
-    return {action: float(np.median(values)) for action, values in samples.items()}
-
-
-def _slowest_replica(
-    everyone: Sequence[Mapping[Phase, Mapping[Action, list[float]]]], phase: Phase
-) -> dict[Action, list[float]]:
-    """Merge all ranks' samples; where data-parallel replicas measured the same action, the slowest one counts.
-
-    Replicas meet at every gradient reduction, so the slowest decides when a step ends.
-    """
-    merged: dict[Action, list[float]] = {}
-    for samples in everyone:
-        for action, values in samples[phase].items():
-            if action not in merged or np.median(values) > np.median(merged[action]):
-                merged[action] = values
-    return merged

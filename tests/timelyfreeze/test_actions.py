@@ -22,7 +22,7 @@ def test_parse_undoes_print(action: Action) -> None:
     "text", ["", "3B", "B5", "3X5", "3b5", "3B5 ", "-1F0", "3B-1", "03B5", "0F0,1F0", "٣B5"]
 )
 def test_parse_refuses_other_text(text: str) -> None:
-    with pytest.raises(ValueError, match="expected <stage><F|B|I|W><microbatch>") as error:
+    with pytest.raises(ValueError, match=r"expected <stage><F\|B\|I\|W><microbatch>") as error:
         parse_action(text)
     assert repr(text) in str(error.value)
 

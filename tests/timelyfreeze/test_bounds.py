@@ -161,5 +161,5 @@ def test_json_is_checked_like_any_bounds(dag: PipelineDag) -> None:
     )
     data = json.loads(bounds_to_json(dag, bounds))
     data["bounds"]["0B1"]["min_ms"] = 7.0
-    with pytest.raises(ValueError, match="action 0B1: 7.0 ms frozen, 3.0 ms unfrozen"):
+    with pytest.raises(ValueError, match=r"action 0B1: 7.0 ms frozen, 3.0 ms unfrozen"):
         bounds_from_json(dag, json.dumps(data))

@@ -120,6 +120,8 @@ def solve_dense(dag: PipelineDag, bounds: DurationBounds, cap: float) -> tuple[f
         solver = highspy.Highs()
         solver.setOptionValue("output_flag", False)
         solver.setOptionValue("solver", "ipm")
+        for option in ("primal_feasibility", "dual_feasibility", "ipm_optimality"):
+            solver.setOptionValue(f"{option}_tolerance", 1e-10)
         lower = np.concatenate([np.zeros(n + 2), bounds.min_ms])
         upper = np.concatenate([[0.0], np.full(n, highspy.kHighsInf), [limit], bounds.max_ms])
         for column in range(2 * n + 2):
@@ -152,7 +154,7 @@ def solve_dense(dag: PipelineDag, bounds: DurationBounds, cap: float) -> tuple[f
     cost[destination] = 1.0
     best = minimise(cost, highspy.kHighsInf)
     cost = np.concatenate([np.zeros(n + 2), -delta])
-    least = minimise(cost, best * (1.0 + 1e-8)) + float((delta * bounds.max_ms).sum())
+    least = minimise(cost, best * (1.0 + 1e-10)) + float((delta * bounds.max_ms).sum())
     return best, least
 
 
@@ -163,8 +165,8 @@ def test_agrees_with_the_program_as_printed(seed: int, duration_seed: int, cap: 
     bounds = random_bounds(dag, duration_seed)
     plan = solve_freeze_ratios(dag, bounds, max_freeze_ratio=cap)
     best_ms, least_freezing = solve_dense(dag, bounds, cap)
-    assert plan.batch_ms == pytest.approx(best_ms, rel=1e-6)
-    assert plan.ratios.sum() == pytest.approx(least_freezing, abs=1e-5)
+    assert plan.batch_ms == pytest.approx(best_ms, rel=1e-8)
+    assert plan.ratios.sum() == pytest.approx(least_freezing, abs=1e-6)
 
 
 @pytest.mark.parametrize("cap", [0.25, 0.5, 0.75, 1.0])
@@ -233,14 +235,16 @@ def test_units_do_not_matter(name: str, scale: float) -> None:
 
 @pytest.mark.parametrize("seed", [2, 9, 18, 35, 40])
 def test_durations_over_many_decades(seed: int) -> None:
-    # Here HiGHS 1.15 calls its own optimum infeasible, or unknown, when P_d is given no room at all.
+    # Here HiGHS 1.15 calls its own optimum infeasible, or unknown, when P_d gets no room at all. The
+    # room it gets is a relative 1e-7 at most.
     rng = np.random.default_rng(seed)
     dag = build_dag(one_f_one_b_order(8, 16))
     high = rng.lognormal(0.0, 3.0, len(dag.actions))
     bounds = DurationBounds(np.where(dag.freezable, high * rng.random(len(high)), high), high)
     plans = [solve_freeze_ratios(dag, bounds, max_freeze_ratio=r) for r in (0.3, 0.8, 1.0)]
-    assert plans[0].batch_ms >= plans[1].batch_ms >= plans[2].batch_ms * (1.0 - 1e-9)
-    assert plans[2].batch_ms == pytest.approx(makespan(dag, bounds.min_ms), rel=1e-9)
+    for tighter, looser in itertools.pairwise(plans):
+        assert looser.batch_ms <= tighter.batch_ms * (1.0 + 1e-7)
+    assert plans[2].batch_ms == pytest.approx(makespan(dag, bounds.min_ms), rel=1e-7)
 
 
 @pytest.mark.parametrize("generate", [gpipe_order, one_f_one_b_order])

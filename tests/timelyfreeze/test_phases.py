@@ -61,10 +61,8 @@ def test_phases_follow_each_other_and_both_halves_measure(phases: PhaseSchedule)
 def test_actual_freeze_ratio_is_equation_9(phases: PhaseSchedule, ratio: float) -> None:
     t_m, t_f = phases.last_monitor_step, phases.last_ramp_step
     for step in range(1, t_f + 5):
-        if step <= t_m:
-            expected = 0.0
-        else:
-            expected = min(ratio, ratio * (step - t_m) / (t_f - t_m))
+        ramped = ratio * (step - t_m) / (t_f - t_m)
+        expected = 0.0 if step <= t_m else min(ratio, ramped)
         assert actual_freeze_ratio(ratio, step, phases) == pytest.approx(expected, rel=1e-12)
     assert actual_freeze_ratio(ratio, t_f, phases) == ratio
     assert actual_freeze_ratio(ratio, t_f + 1, phases) == ratio
