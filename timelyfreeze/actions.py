@@ -41,6 +41,7 @@ class Action:
     microbatch: int
 
     def __str__(self) -> str:
+        """Text of the action, undone by ``parse_action``."""
         return f"{self.stage}{self.kind.value}{self.microbatch}"
 
 

@@ -28,7 +28,7 @@ from timelyfreeze.order import ScheduleOrder, order_from_csv, order_to_csv
 from timelyfreeze.passes import RankPasses, batch_times
 from timelyfreeze.phases import Phase, PhaseSchedule, actual_freeze_ratio
 from timelyfreeze.plan import FreezePlan, plan_from_json, plan_to_json
-from timelyfreeze.processors import batch_time
+from timelyfreeze.processors import play_batch
 from timelyfreeze.recorder import ActionRecorder, PassRecord
 from timelyfreeze.samples import (
     Samples,
@@ -250,7 +250,7 @@ class FreezeController:
             [self.planned_ratio(a) if a.kind.freezable else 0.0 for a in self.dag.actions]
         )
         saved_ms = ratios * (self.bounds.max_ms - self.bounds.min_ms)
-        return batch_time(self.order, self.dag, self.bounds.max_ms - saved_ms, self._n_processors)
+        return play_batch(self.dag, self.bounds.max_ms - saved_ms, self._n_processors)[1]
 
     def collect(self) -> CollectedFigures:
         """Exchange what was measured since the last call; every rank must call this at the same step.
@@ -347,6 +347,7 @@ class FreezeController:
             dag,
             bounds,
             max_freeze_ratio=ratio if isinstance(ratio, float) else list(ratio),
+            n_processors=self._n_processors,
             time_limit_s=self.settings.solver_time_limit_s,
         )
         return {

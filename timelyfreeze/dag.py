@@ -30,6 +30,7 @@ class PipelineDag:
             No row occurs twice.
         topological: int64, shape [A]. The action indices, each after all its predecessors.
         stages: int64, shape [A]. Stage of each action.
+        ranks: int64, shape [A]. Rank that runs each action.
         freezable: bool, shape [A]. Whether freezing can shorten the action.
         n_stages: Number of stages S.
     """
@@ -38,6 +39,7 @@ class PipelineDag:
     edges: NDArray[np.int64]
     topological: NDArray[np.int64]
     stages: NDArray[np.int64]
+    ranks: NDArray[np.int64]
     freezable: NDArray[np.bool_]
     n_stages: int
 
@@ -107,6 +109,7 @@ def build_dag(order: ScheduleOrder) -> PipelineDag:
         edges=_read_only(edges),
         topological=_read_only(_topological_order(actions, edges)),
         stages=_read_only(np.array([a.stage for a in actions], dtype=np.int64)),
+        ranks=_read_only(np.repeat(np.arange(order.n_ranks), [len(row) for row in order.ranks])),
         freezable=_read_only(np.array([a.kind.freezable for a in actions], dtype=np.bool_)),
         n_stages=order.n_stages,
     )

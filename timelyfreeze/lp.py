@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from timelyfreeze.bounds import DurationBounds, validate_bounds
 from timelyfreeze.dag import PipelineDag
 from timelyfreeze.plan import FreezePlan, plan_from_ratios
+from timelyfreeze.processors import shared_processors
 
 RATIO_KEY = "freezing.max_freeze_ratio"
 
@@ -50,15 +51,16 @@ class FreezeLp:
     """The linear program as sparse arrays: minimise a cost over x, rows and columns bounded.
 
     Columns: start times P_i of the A actions, P_d, then ratios r_i of the R freezable actions.
-    Rows: one per edge [1], one per last action (its edge to the destination), one per stage [4].
+    Rows: one per edge [1], one per last action (its edge to the destination), one per stage [4],
+    and one for all work if ranks share processors.
     Times are divided by ``scale_ms``.
 
     Attributes:
-        row_start: int32, shape [E + K + S + 1]. Where each row begins in the next two.
+        row_start: int32, shape [rows + 1]. Where each row begins in the next two.
         columns: int32. Column of each nonzero.
         values: float64. The nonzeros.
-        row_lower: Shape [E + K + S].
-        row_upper: Shape [E + K + S].
+        row_lower: Shape [rows].
+        row_upper: Shape [rows].
         column_lower: Shape [A + 1 + R].
         column_upper: Shape [A + 1 + R].
         freezable: int64, shape [R]. Action index of each ratio column.
@@ -83,7 +85,10 @@ class FreezeLp:
 
 
 def build_lp(
-    dag: PipelineDag, bounds: DurationBounds, max_freeze_ratio: float | Sequence[float]
+    dag: PipelineDag,
+    bounds: DurationBounds,
+    max_freeze_ratio: float | Sequence[float],
+    n_processors: float | None = None,
 ) -> FreezeLp:
     """Write down Eq. 6 for a schedule, as sparse arrays and without solving it.
 
@@ -91,6 +96,9 @@ def build_lp(
     0 <= r_i <= 1, and [1] becomes P_j - P_i + r_i (w_i^max - w_i^min) >= w_i^max. Constraint [4]
     counts a stage's freezable actions only, so ``max_freeze_ratio`` is what it says: a cap on
     their mean ratio. An action whose bounds are equal keeps r_i = 0 but still counts.
+
+    Where ranks share ``n_processors``, one more row says that the batch cannot end before all work
+    is done: n_processors * P_d >= sum of w_i over all actions.
 
     Times are measured in units of the longest action, so the program, and with it the ratios, do
     not depend on whether a run's actions last microseconds or minutes.
@@ -100,9 +108,10 @@ def build_lp(
         bounds: Bounds that fit ``dag``.
         max_freeze_ratio: Cap r_max on the mean ratio of each stage, in [0, 1]; one number, or one
             per stage.
+        n_processors: How many ranks can compute at once; None if each has a device of its own.
 
     Returns:
-        FreezeLp: E + K + S rows, A + 1 + R columns.
+        FreezeLp: E + K + S rows, and one more if ranks share processors; A + 1 + R columns.
 
     Raises:
         ValueError: If the bounds do not fit, all durations are 0, or a cap is not in [0, 1] or
@@ -136,9 +145,18 @@ def build_lp(
         (row[shortened], ratio_column[before[shortened]], span[before[shortened]]),
         (n_precedence + dag.stages[freezable], ratio_column[freezable], np.ones(len(freezable))),
     ]
+    n_rows = n_precedence + dag.n_stages
+    shared = shared_processors(dag, n_processors)
+    work: list[float] = []
+    if shared is not None:
+        parts += [
+            (np.full(len(freezable), n_rows), ratio_column[freezable], span[freezable]),
+            (np.array([n_rows]), np.array([n_actions]), np.array([shared])),
+        ]
+        work = [float(longest.sum())]
+        n_rows += 1
     rows, columns, values = (np.concatenate(part) for part in zip(*parts, strict=True))
     by_row = np.argsort(rows, kind="stable")
-    n_rows = n_precedence + dag.n_stages
     row_start = np.zeros(n_rows + 1, dtype=np.int32)
     np.cumsum(np.bincount(rows, minlength=n_rows), out=row_start[1:])
 
@@ -148,8 +166,10 @@ def build_lp(
         row_start=row_start,
         columns=columns[by_row].astype(np.int32),
         values=values[by_row],
-        row_lower=np.concatenate([longest[before], -infinite[n_precedence:]]),
-        row_upper=np.concatenate([infinite[:n_precedence], caps * n_freezable]),
+        row_lower=np.concatenate([longest[before], -infinite[: dag.n_stages], work]),
+        row_upper=np.concatenate(
+            [infinite[:n_precedence], caps * n_freezable, infinite[: len(work)]]
+        ),
         column_lower=np.zeros(n_actions + 1 + len(freezable)),
         column_upper=np.concatenate(
             [np.full(n_actions + 1, np.inf), np.where(span[freezable] > 0.0, 1.0, 0.0)]
@@ -167,6 +187,7 @@ def solve_freeze_ratios(
     bounds: DurationBounds,
     *,
     max_freeze_ratio: float | Sequence[float],
+    n_processors: float | None = None,
     time_limit_s: float = 60.0,
 ) -> FreezePlan:
     """Choose how much of each backward to freeze so that the batch ends soonest.
@@ -181,6 +202,8 @@ def solve_freeze_ratios(
         bounds: ``min_ms`` and ``max_ms``, shape [A], milliseconds.
         max_freeze_ratio: Cap r_max on the mean ratio of each stage's freezable actions, in [0, 1];
             one number, or one per stage.
+        n_processors: How many ranks can compute at once, for ranks that share the cores of a CPU;
+            durations are then processor times. None if each rank has a device of its own.
         time_limit_s: Limit on the solver's time, seconds.
 
     Returns:
@@ -200,7 +223,7 @@ def solve_freeze_ratios(
     """
     if not time_limit_s > 0.0:
         raise ValueError(f"time_limit_s is {time_limit_s}; it must be positive")
-    lp = build_lp(dag, bounds, max_freeze_ratio)
+    lp = build_lp(dag, bounds, max_freeze_ratio, n_processors)
     raw = _solve(lp, time_limit_s)
     violation = float(max(-raw.min(initial=0.0), raw.max(initial=0.0) - 1.0))
     assert violation < 1e-6, f"HiGHS calls a ratio optimal that breaks its bounds by {violation}"
@@ -208,7 +231,7 @@ def solve_freeze_ratios(
     ratios[lp.freezable] = np.where(
         raw < _RATIO_TOLERANCE, 0.0, np.where(raw > 1.0 - _RATIO_TOLERANCE, 1.0, raw)
     )
-    return plan_from_ratios(dag, bounds, ratios)
+    return plan_from_ratios(dag, bounds, ratios, n_processors=n_processors)
 
 
 def _check_caps(dag: PipelineDag, max_freeze_ratio: float | Sequence[float]) -> NDArray[np.float64]:

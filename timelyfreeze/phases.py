@@ -45,6 +45,7 @@ class PhaseSchedule:
     last_ramp_step: int
 
     def __post_init__(self) -> None:
+        """Refuse boundaries that leave a phase without steps."""
         if self.last_warmup_step < 0:
             raise ValueError(
                 f"freezing.last_warmup_step is {self.last_warmup_step}; it must not be negative"

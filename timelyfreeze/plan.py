@@ -16,7 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from timelyfreeze.actions import Action, parse_action
 from timelyfreeze.bounds import DurationBounds, validate_bounds
-from timelyfreeze.dag import PipelineDag, makespan, start_times
+from timelyfreeze.dag import PipelineDag
+from timelyfreeze.processors import play_batch
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +85,13 @@ class FreezePlan:
         return _gain(self.unfrozen_batch_ms, self.frozen_batch_ms)
 
 
-def plan_from_ratios(dag: PipelineDag, bounds: DurationBounds, ratios: ArrayLike) -> FreezePlan:
+def plan_from_ratios(
+    dag: PipelineDag,
+    bounds: DurationBounds,
+    ratios: ArrayLike,
+    *,
+    n_processors: float | None = None,
+) -> FreezePlan:
     """Work out what given freeze ratios do to the batch: Eq. 4 solved for w_i, then Eq. 5.
 
     ``plan_from_ratios(dag, bounds, np.zeros(len(dag.actions)))`` is the plan that freezes nothing.
@@ -93,9 +100,10 @@ def plan_from_ratios(dag: PipelineDag, bounds: DurationBounds, ratios: ArrayLike
         dag: Precedence graph of A actions.
         bounds: Bounds that fit ``dag``.
         ratios: Shape [A], in [0, 1]; 0 where ``min_ms == max_ms``, as Eq. 4 defines it.
+        n_processors: How many ranks can compute at once; None if each has a device of its own.
 
     Returns:
-        FreezePlan: Consistent in itself: start and batch times are longest paths of its durations.
+        FreezePlan: Consistent in itself: start and batch times follow from its durations.
 
     Raises:
         ValueError: If the bounds do not fit, the shape is not [A], or a ratio is not in [0, 1] or
@@ -117,7 +125,7 @@ def plan_from_ratios(dag: PipelineDag, bounds: DurationBounds, ratios: ArrayLike
         )
     # r = 1 must give min_ms itself, not max - (max - min), which can differ in the last bit.
     durations = np.where(r == 1.0, bounds.min_ms, bounds.max_ms - r * span)
-    start = start_times(dag, durations)
+    start, batch_ms = play_batch(dag, durations, n_processors)
     for array in (r, durations, start):
         array.setflags(write=False)
     return FreezePlan(
@@ -125,9 +133,9 @@ def plan_from_ratios(dag: PipelineDag, bounds: DurationBounds, ratios: ArrayLike
         ratios=r,
         durations_ms=durations,
         start_ms=start,
-        batch_ms=float(np.max(start + durations)),
-        unfrozen_batch_ms=makespan(dag, bounds.max_ms),
-        frozen_batch_ms=makespan(dag, bounds.min_ms),
+        batch_ms=batch_ms,
+        unfrozen_batch_ms=play_batch(dag, bounds.max_ms, n_processors)[1],
+        frozen_batch_ms=play_batch(dag, bounds.min_ms, n_processors)[1],
     )
 
 

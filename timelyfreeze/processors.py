@@ -1,82 +1,88 @@
 """Ranks that share processors: what a batch takes when there are fewer cores than ranks.
 
-On GPUs every rank has a device of its own and a batch takes as long as the longest path through its graph. On a
-machine with fewer cores than ranks, ranks that are ready at the same time slow each other down, and the longest path
-promises too much. Then action times are taken as processor time, and a batch is played through with the processors
-shared evenly among the ranks that have something to do, as an operating system's scheduler does.
+On GPUs every rank has a device of its own and a batch takes as long as the longest path through its
+graph. On a machine with fewer cores than ranks, ranks that are ready at the same time slow each
+other down, and the longest path promises too much. Then action times are taken as processor time,
+and a batch is played through with the processors shared evenly among the ranks that have something
+to do, as an operating system's scheduler does.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from timelyfreeze.dag import PipelineDag, makespan
-from timelyfreeze.order import ScheduleOrder
-
-
-def batch_time(
-    order: ScheduleOrder,
-    dag: PipelineDag,
-    durations_ms: NDArray[np.float64],
-    n_processors: float | None,
-) -> float:
-    """Return how long a batch takes.
-
-    Args:
-        order: What each rank runs, one after the other.
-        dag: The order's graph.
-        durations_ms: Time of each action on a processor of its own, shape [A].
-        n_processors: How many ranks can compute at once; None if every rank has its own device.
-    """
-    if n_processors is None or n_processors >= order.n_ranks:
-        return makespan(dag, durations_ms)
-    return shared_batch_time(order, dag, durations_ms, n_processors)
+from timelyfreeze.dag import PipelineDag, check_durations, start_times
 
 
-def shared_batch_time(
-    order: ScheduleOrder,
-    dag: PipelineDag,
-    durations_ms: NDArray[np.float64],
-    n_processors: float,
-) -> float:
-    """Play a batch through with ``n_processors`` shared evenly by the ranks that are ready.
-
-    At any moment each of the n ready ranks runs at speed min(1, n_processors / n).
-
-    Returns:
-        The time in milliseconds at which the last action ends. Never below the longest path, nor below the work of all
-        actions over ``n_processors``.
+def shared_processors(dag: PipelineDag, n_processors: float | None) -> float | None:
+    """Return ``n_processors`` if ranks have to share them, or None if each has one of its own.
 
     Raises:
         ValueError: If ``n_processors`` is not above 0.
     """
-    if not n_processors > 0:
+    if n_processors is None:
+        return None
+    if not n_processors > 0.0:
         raise ValueError(f"n_processors is {n_processors}; it must be above 0")
-    queues = [[dag.index[action] for action in actions] for actions in order.ranks]
-    waiting_for = np.bincount(dag.edges[:, 1], minlength=len(dag.actions))
+    return n_processors if n_processors < dag.ranks.max() + 1 else None
+
+
+def play_batch(
+    dag: PipelineDag, durations_ms: ArrayLike, n_processors: float | None = None
+) -> tuple[NDArray[np.float64], float]:
+    """Play one batch through.
+
+    While n ranks are ready, each runs at speed min(1, n_processors / n). With a device for each
+    rank this is Eq. 5.
+
+    Args:
+        dag: Precedence graph of A actions.
+        durations_ms: Time of each action on a processor of its own, shape [A], milliseconds.
+        n_processors: How many ranks can compute at once; None if each has a device of its own.
+
+    Returns:
+        Start time of each action, shape [A], and the time at which the last one ends, which is
+        never below the longest path, nor below the work of all actions over ``n_processors``.
+
+    Raises:
+        ValueError: If the shape is not [A], a duration is negative or not finite, or
+            ``n_processors`` is not above 0.
+    """
+    shared = shared_processors(dag, n_processors)
+    if shared is None:
+        durations = check_durations(dag, durations_ms)
+        start = start_times(dag, durations)
+        return start, float(np.max(start + durations))
+    return _play_shared(dag, check_durations(dag, durations_ms), shared)
+
+
+def _play_shared(
+    dag: PipelineDag, durations: NDArray[np.float64], n_processors: float
+) -> tuple[NDArray[np.float64], float]:
+    queues = [np.flatnonzero(dag.ranks == rank).tolist() for rank in range(dag.ranks.max() + 1)]
+    waiting_for = [len(before) for before in dag.predecessors]
     successors: list[list[int]] = [[] for _ in dag.actions]
     for before, after in dag.edges.tolist():
         successors[before].append(after)
+    left = durations.tolist()
+    start = [-1.0] * len(left)
     position = [0] * len(queues)
-    left_ms = durations_ms.astype(float).tolist()
-    now_ms = 0.0
+    now = 0.0
     while True:
-        heads = [q[p] for q, p in zip(queues, position, strict=True) if p < len(q)]
+        heads = [queue[at] for queue, at in zip(queues, position, strict=True) if at < len(queue)]
         if not heads:
-            return now_ms
+            return np.array(start), now
         ready = [head for head in heads if waiting_for[head] == 0]
         assert ready  # the graph has no cycle
-        speed = min(1.0, n_processors / len(ready))
-        step_ms = min(left_ms[head] for head in ready)
-        now_ms += step_ms / speed
         for head in ready:
-            left_ms[head] -= step_ms
-        for rank, queue in enumerate(queues):
-            if position[rank] == len(queue):
-                continue
-            head = queue[position[rank]]
-            if waiting_for[head] == 0 and left_ms[head] <= 0.0:
-                position[rank] += 1
+            if start[head] < 0.0:
+                start[head] = now
+        step = min(left[head] for head in ready)
+        now += step * max(1.0, len(ready) / n_processors)
+        for head in ready:
+            left[head] -= step
+            if left[head] <= 0.0:
+                position[dag.ranks[head]] += 1
                 for after in successors[head]:
                     waiting_for[after] -= 1

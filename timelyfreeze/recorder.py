@@ -19,7 +19,14 @@ from timelyfreeze.actions import Action
 
 
 class Clock(Protocol):
-    """Takes marks now and tells later how far two of them lie apart."""
+    """Takes marks now and tells later how far two of them lie apart.
+
+    Attributes:
+        gaps_are_work: Whether what lies between two actions of a rank is work of its processor, to be counted to the
+            action that follows, and not waiting.
+    """
+
+    gaps_are_work: bool
 
     def mark(self) -> Any:
         """Return a mark for this moment without waiting for the device."""
@@ -36,6 +43,8 @@ class Clock(Protocol):
 
 class HostClock:
     """The process's monotonic clock, for a device that computes when asked (CPU)."""
+
+    gaps_are_work = False
 
     def mark(self) -> float:
         """Return the time in milliseconds."""
@@ -54,14 +63,17 @@ class HostClock:
 
 
 class SharedHostClock:
-    """A CPU clock for ranks that share cores, with one thread each.
+    """A CPU clock for ranks that share cores.
 
-    Work is the calling thread's processor time: the time a rank is kept waiting for a core is not part of its actions.
+    Work is the process's processor time: the time a rank waits for a core, or sleeps until a message comes, is not
+    part of its actions, but what it spends on messages is, since other ranks go without the core meanwhile.
     """
 
+    gaps_are_work = True
+
     def mark(self) -> tuple[float, float]:
-        """Return wall time and the thread's processor time in milliseconds."""
-        return time.perf_counter() * 1e3, time.thread_time() * 1e3
+        """Return wall time and the process's processor time in milliseconds."""
+        return time.perf_counter() * 1e3, time.process_time() * 1e3
 
     def wait(self, mark: tuple[float, float]) -> None:
         """Return at once: a host mark has always been reached."""
@@ -77,6 +89,8 @@ class SharedHostClock:
 
 class CudaClock:
     """CUDA events on the current stream."""
+
+    gaps_are_work = False
 
     def mark(self) -> torch.cuda.Event:
         """Record an event into the current stream."""
@@ -171,6 +185,9 @@ class ActionRecorder:
 
     def _read(self, marks: list[tuple[Action, Any, Any]]) -> PassRecord:
         durations_ms: dict[Action, float] = {}
+        last_end = marks[0][1]
         for action, start, end in marks:
-            durations_ms[action] = durations_ms.get(action, 0.0) + self._clock.work_ms(start, end)
+            begin = last_end if self._clock.gaps_are_work else start
+            durations_ms[action] = durations_ms.get(action, 0.0) + self._clock.work_ms(begin, end)
+            last_end = end
         return PassRecord(durations_ms, self._clock.elapsed_ms(marks[0][1], marks[-1][2]))

@@ -103,9 +103,9 @@ def usable_cores() -> float:
 def shared_cores(n_local_ranks: int, n_threads: int) -> float | None:
     """Return how many of ``n_local_ranks`` can compute at once, or None if each has cores of its own.
 
-    With several threads in each rank (``OMP_NUM_THREADS``) the work of a rank cannot be told from its main thread's
-    processor time, so then ranks are taken as if they had their own cores; ``run_train.sh`` sets one thread where
-    ranks outnumber cores.
+    With several threads in each rank (``OMP_NUM_THREADS``) processor time says little about how long an action takes,
+    so then ranks are taken as if they had their own cores; ``run_train.sh`` sets one thread where ranks outnumber
+    cores.
     """
     cores = usable_cores()
     return cores if n_threads == 1 and n_local_ranks > cores else None

@@ -235,8 +235,8 @@ def test_units_do_not_matter(name: str, scale: float) -> None:
 
 @pytest.mark.parametrize("seed", [2, 9, 18, 35, 40])
 def test_durations_over_many_decades(seed: int) -> None:
-    # Here HiGHS 1.15 calls its own optimum infeasible, or unknown, when P_d gets no room at all. The
-    # room it gets is a relative 1e-7 at most.
+    # Here HiGHS 1.15 calls its own optimum infeasible, or unknown, when P_d gets no room. The most
+    # it gets is a relative 1e-7.
     rng = np.random.default_rng(seed)
     dag = build_dag(one_f_one_b_order(8, 16))
     high = rng.lognormal(0.0, 3.0, len(dag.actions))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
@@ -15,10 +16,12 @@ from timelyfreeze.controller import FreezeController
 from timelyfreeze.exchange import Exchange
 from timelyfreeze.recorder import ActionRecorder, clock_for
 from timelyfreeze.torch_pipelining import read_order, stages_of
+from torchtitan.cpu_device import shared_cores
 from torchtitan.distributed import ParallelDims
 from torchtitan.freezing.checks import freeze_settings
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.progress import quiet_unless
+from torchtitan.tools.logging import logger
 from torchtitan.train import Trainer
 
 CHECKPOINT_KEY = "freezing"
@@ -45,7 +48,8 @@ class FreezingTrainer(Trainer):
 
     def _build_controller(self) -> None:
         settings = freeze_settings(self.job_config.freezing)
-        recorder = ActionRecorder(clock_for(self.device))
+        n_processors = self._shared_processors()
+        recorder = ActionRecorder(clock_for(self.device, shared=n_processors is not None))
         stages = stages_of(self.pp_schedule)
         for stage in stages:
             stage.attach(recorder, keep_chain=settings.first_stage == "keep_chain")
@@ -56,9 +60,21 @@ class FreezingTrainer(Trainer):
             settings,
             recorder,
             Exchange(),
+            n_processors=n_processors,
             on_solved=self.metrics_processor.save_plan,
         )
         self.checkpointer.states[CHECKPOINT_KEY] = self.controller
+
+    def _shared_processors(self) -> float | None:
+        """Return how many ranks of one pipeline can compute at once, or None if each has a device of its own."""
+        if self.device.type != "cpu":
+            return None
+        n_local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
+        cores = shared_cores(n_local_ranks, torch.get_num_threads())
+        if cores is None:
+            return None
+        logger.info("%d ranks share %g cores; the plan and its prediction take that into account", n_local_ranks, cores)
+        return cores * self.parallel_dims.pp / n_local_ranks
 
     def batch_generator(
         self, data_iterable: Iterable[tuple[dict[str, torch.Tensor], torch.Tensor]]
