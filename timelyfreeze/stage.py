@@ -19,6 +19,7 @@ from torch.distributed.pipelining import PipelineStage
 from timelyfreeze.actions import Action, ActionKind
 from timelyfreeze.masked_backward import accumulation_nodes, drop_frozen, masked_full_backward
 from timelyfreeze.recorder import ActionRecorder
+from timelyfreeze.torch_pipelining import settle_unsharded_gradients
 
 NOTHING_FROZEN: Mapping[int, NDArray[np.bool_]] = {}
 
@@ -35,7 +36,8 @@ class FreezingStage(PipelineStage):
     def attach(self, recorder: ActionRecorder, *, keep_chain: bool = False) -> None:
         """Start timing actions with ``recorder`` and accept masks.
 
-        The parameters are looked up now: call this after parallelisms have been applied to the module.
+        Names and sizes of the parameters are looked up now: call this after parallelisms have been applied to the
+        module.
 
         Args:
             recorder: Where action times go; shared by the stages of a rank.
@@ -48,8 +50,7 @@ class FreezingStage(PipelineStage):
         self.recorder = recorder
         named = list(self.submod.named_parameters())
         self.parameter_names = tuple(name for name, _ in named)
-        self._parameters = tuple(parameter for _, parameter in named)
-        self.parameter_sizes = np.array([p.numel() for p in self._parameters], dtype=np.int64)
+        self.parameter_sizes = np.array([p.numel() for _, p in named], dtype=np.int64)
         self._masks = NOTHING_FROZEN
         self._microbatch = -1
         self.applied_shares: dict[int, float] = {}
@@ -118,8 +119,9 @@ class FreezingStage(PipelineStage):
 
         frozen_elements = int(self.parameter_sizes[mask].sum())
         self.applied_shares[self._microbatch] = frozen_elements / int(self.parameter_sizes.sum())
+        parameters = self._parameters_of_graph()
         if backward_type == "weight":
-            frozen = [p for p, is_frozen in zip(self._parameters, mask, strict=True) if is_frozen]
+            frozen = [p for p, is_frozen in zip(parameters, mask, strict=True) if is_frozen]
             groups = drop_frozen(bwd_kwargs["param_groups"], accumulation_nodes(frozen))
             return super().backward_maybe_with_nosync(
                 "weight", {**bwd_kwargs, "param_groups": groups}, last_backward
@@ -129,7 +131,7 @@ class FreezingStage(PipelineStage):
             self.submod.set_is_last_backward(False)
             self.submod.set_reshard_after_backward(False)
             self.submod.set_requires_gradient_sync(False)
-        live = [p for p, is_frozen in zip(self._parameters, mask, strict=True) if not is_frozen]
+        live = [p for p, is_frozen in zip(parameters, mask, strict=True) if not is_frozen]
         grads = masked_full_backward(
             bwd_kwargs["stage_output"],
             bwd_kwargs["output_grads"],
@@ -138,6 +140,23 @@ class FreezingStage(PipelineStage):
             chain_end,
         )
         return grads, None
+
+    def _parameters_of_graph(self) -> list[Tensor]:
+        """Return the parameters that the autograd graph refers to, in the order of ``parameter_names``.
+
+        FSDP computes with gathered parameters, which are other objects than the shards that stand in the module
+        otherwise; so they are looked up at each backward, and gathered first where the forward has let go of them.
+        """
+        for module in self.submod.modules():
+            if isinstance(module, FSDPModule):
+                module.unshard()
+        return list(self.submod.parameters())
+
+    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
+        """Reduce the pass's gradients over data-parallel replicas, masked ones included."""
+        if self._active and isinstance(self.submod, FSDPModule):
+            settle_unsharded_gradients(self.submod)
+        super().perform_reduce_grad(grad_scale_factor)
 
     @property
     def _active(self) -> bool:

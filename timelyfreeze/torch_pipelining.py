@@ -1,4 +1,4 @@
-"""The one place that touches private names of ``torch.distributed.pipelining`` (written against torch 2.11 to 2.13).
+"""The one place that touches private names of torch's pipelining and FSDP (written against torch 2.11 to 2.13).
 
 ``tests/timelyfreeze/test_torch_pipelining.py`` fails when one of them moves.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from timelyfreeze.actions import Action, ActionKind
@@ -99,3 +100,19 @@ def stages_of(schedule: Any) -> list[Any]:
     if isinstance(schedule, torch_schedules.PipelineScheduleSingle):
         return [schedule._stage]
     return list(schedule._stages)
+
+
+def settle_unsharded_gradients(module: FSDPModule) -> None:
+    """Bring the gradients that FSDP2 holds for ``module`` into the one place where its reduction looks for them.
+
+    A weight pass that leaves a parameter out in one microbatch and not in another leaves its gradient partly in the
+    unsharded parameter and partly in the accumulator, which FSDP2's own reduction asserts against.
+    """
+    for state in fully_shard.state(module)._state_ctx.all_states:
+        groups = getattr(state, "_fsdp_param_groups", None)  # a list since torch 2.13
+        if groups is None:
+            groups = [state._fsdp_param_group] if state._fsdp_param_group else []
+        for group in groups:
+            for fsdp_param in group.fsdp_params:
+                fsdp_param.accumulate_unsharded_grad_if_needed()
+                fsdp_param.to_accumulated_grad_if_needed()

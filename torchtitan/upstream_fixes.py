@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 import torchtitan.components.metrics as titan_metrics
 import torchtitan.distributed.utils as titan_dist
@@ -85,6 +86,18 @@ def _set_pg_timeouts(timeout: timedelta, parallel_dims: ParallelDims) -> None:
     meshes = parallel_dims.get_all_one_dimensional_meshes().values()
     for group in [*(mesh.get_group() for mesh in meshes), None]:
         torch.distributed.distributed_c10d._set_pg_timeout(timeout, group)
+
+
+def reduce_by_sum_on_cpu(module: nn.Module) -> nn.Module:
+    """Make FSDP's gradient reduction one that gloo knows; the result is the same.
+
+    Upstream asks for a sum with a factor of 1, which FSDP2 passes on as an operation that only NCCL has.
+    """
+    if titan_tools.device_type == "cpu":
+        for part in module.modules():
+            if isinstance(part, FSDPModule):
+                part.set_force_sum_reduction_for_comms(True)
+    return module
 
 
 def _peak_flops(upstream: Callable[[str], float]) -> Callable[[str], float]:

@@ -15,6 +15,8 @@ SMALL = {
     "job.config_file": "train_configs/tiny_8m.toml",
     "model.flavor": "debugmodel",
     "training.seq_len": 32,
+    "training.local_batch_size": 8,
+    "parallelism.pipeline_parallel_microbatch_size": 1,
     "training.steps": 1,
     "training.max_norm": 1e9,
     "metrics.log_freq": 1,

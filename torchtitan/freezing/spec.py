@@ -18,7 +18,12 @@ from torchtitan.freezing.metrics import FreezingMetricsProcessor
 from torchtitan.instruct_data import build_instruct_dataloader, is_instruct_dataset
 from torchtitan.models.llama3 import TransformerModelArgs
 from torchtitan.protocols.train_spec import TrainSpec
-from torchtitan.upstream_fixes import PipelineLoss, autocast_stages, with_rope_settings
+from torchtitan.upstream_fixes import (
+    PipelineLoss,
+    autocast_stages,
+    reduce_by_sum_on_cpu,
+    with_rope_settings,
+)
 
 # Small models for trying things out; RoPE unscaled, as in Llama 3.
 EXTRA_FLAVORS = {
@@ -59,6 +64,9 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
         autocast_stages(built[1], parallel_dims, config, device)
         return built
 
+    def parallelize_fn(*args: Any) -> nn.Module:
+        return reduce_by_sum_on_cpu(upstream.parallelize_fn(*args))
+
     def build_loss_fn(config: JobConfig, parallel_dims: ParallelDims, **kwargs: Any) -> Any:
         loss_fn = upstream.build_loss_fn(config, parallel_dims=parallel_dims, **kwargs)
         return PipelineLoss(loss_fn) if parallel_dims.pp_enabled else loss_fn
@@ -89,6 +97,7 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
     return replace(
         upstream,
         model_args={**flavors, flavor: with_rope_settings(flavors[flavor], job_config)},
+        parallelize_fn=parallelize_fn,
         pipelining_fn=pipelining_fn if upstream.pipelining_fn else None,
         build_loss_fn=build_loss_fn,
         build_dataloader_fn=build_dataloader_fn,

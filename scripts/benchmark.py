@@ -1,0 +1,299 @@
+"""Measures what freezing brings and what it costs, two trainers in turns within one run.
+
+    python scripts/benchmark.py plain           freezing.method none against plain TorchTitan, tokens/s
+    python scripts/benchmark.py gain            timelyfreeze against none: gain, prediction, limit, overhead
+    python scripts/benchmark.py solver          time to build and to solve the linear program
+
+The first two start torchrun by themselves, 2 ranks with one thread each by default. Both trainers of a pair live in the
+same processes and take turns, a few steps each, so that whatever else the machine does hits both. Tables are printed as
+markdown; --json FILE keeps all figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+SCHEDULES = ["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"]
+LP_SIZES = [(4, 8), (8, 32), (16, 64)]
+PHASES = {"last_warmup_step": 4, "last_monitor_step": 36, "last_ramp_step": 38}
+
+
+def main() -> None:
+    """Run the chosen benchmark and print its table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("what", choices=["plain", "gain", "solver", "worker"])
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--schedules", nargs="+", default=SCHEDULES)
+    parser.add_argument("--first-stage", nargs="+", default=["all_or_nothing"])
+    parser.add_argument("--blocks", type=int, default=8, help="turns of each trainer")
+    parser.add_argument("--steps", type=int, default=5, help="steps in a turn")
+    parser.add_argument("--config", default="train_configs/tiny_8m.toml")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--task", help=argparse.SUPPRESS)
+    options, settings = parser.parse_known_args()
+    if options.what == "worker":
+        work(json.loads(options.task))
+        return
+    if options.what == "solver":
+        rows = [time_solver(*size) for size in LP_SIZES]
+    elif options.what == "plain":
+        rows = [launch(options, "plain", schedule, "", settings) for schedule in options.schedules]
+    else:
+        rows = [
+            launch(options, "gain", schedule, first_stage, settings)
+            for first_stage in options.first_stage
+            for schedule in options.schedules
+        ]
+    print_table(rows)
+    if options.json:
+        options.json.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=2) + "\n")
+
+
+def machine() -> str:
+    """Return what the figures were measured on."""
+    import torch
+
+    from torchtitan.cpu_device import CpuDevice
+
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else CpuDevice.get_device_name()
+    return f"{name}, {os.cpu_count()} cores, {platform.system()}, torch {torch.__version__}"
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    """Print ``rows`` as a markdown table under the machine's description."""
+    print(f"\n{machine()}\n")
+    names = [name for name in rows[0] if not isinstance(rows[0][name], list)]
+    print("| " + " | ".join(names) + " |\n|" + " --- |" * len(names))
+    for row in rows:
+        print("| " + " | ".join(str(row[name]) for name in names) + " |")
+
+
+def launch(
+    options: argparse.Namespace, kind: str, schedule: str, first_stage: str, settings: list[str]
+) -> dict[str, Any]:
+    """Run one pair of trainers under torchrun and return the row that its rank 0 wrote."""
+    with tempfile.TemporaryDirectory() as folder:
+        task = {
+            "kind": kind,
+            "schedule": schedule,
+            "first_stage": first_stage,
+            "ranks": options.ranks,
+            "blocks": options.blocks,
+            "steps": options.steps,
+            "config": options.config,
+            "settings": settings,
+            "folder": folder,
+        }
+        command = [
+            sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={options.ranks}",
+            "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0",
+            __file__, "worker", "--task", json.dumps(task),
+        ]  # fmt: skip
+        environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(f"{schedule} failed:\n{done.stdout[-3000:]}\n{done.stderr[-5000:]}")
+        row: dict[str, Any] = json.loads((Path(folder) / "row.json").read_text())
+    print(json.dumps({k: v for k, v in row.items() if not isinstance(v, list)}), flush=True)
+    return row
+
+
+# -- in each process of torchrun ---------------------------------------------------------------------------------------
+
+
+def work(task: dict[str, Any]) -> None:
+    """Run one pair; rank 0 writes the row."""
+    import torch.distributed as dist
+
+    from torchtitan.tools.logging import init_logger
+
+    init_logger()
+    if task["kind"] == "plain":
+        row = compare(task, Turns(task, "none", upstream=True), Turns(task, "none"))
+    else:
+        row = compare(task, Turns(task, "none"), Turns(task, "timelyfreeze"))
+    if dist.get_rank() == 0:
+        (Path(task["folder"]) / "row.json").write_text(json.dumps(row))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+class Turns:
+    """A trainer that runs a few steps at a time."""
+
+    def __init__(self, task: dict[str, Any], method: str, *, upstream: bool = False) -> None:
+        """Build the trainer and bring it past its first steps, or its ramp if it freezes."""
+        from torchtitan.freezing.launch import prepare
+        from torchtitan.protocols import train_spec
+
+        settings = {
+            "job.config_file": task["config"],
+            "job.dump_folder": f"{task['folder']}/{method}{upstream}",
+            "metrics.log_freq": 1000000,
+            "training.steps": 1000000,
+            "lr_scheduler.total_steps": 10000,
+            "parallelism.pipeline_parallel_degree": task["ranks"],
+            "parallelism.pipeline_parallel_schedule": task["schedule"],
+            "freezing.method": method,
+            **{f"freezing.{key}": value for key, value in PHASES.items()},
+        }
+        if task["first_stage"]:
+            settings["freezing.first_stage"] = task["first_stage"]
+        if task["kind"] == "plain":
+            # A data set and a flavor that upstream has too.
+            settings |= {
+                "training.dataset": "c4_test",
+                "training.dataset_path": "tests/assets/c4_test",
+                "model.flavor": "debugmodel",
+            }
+        arguments = [f"--{key}={value}" for key, value in settings.items()]
+        config = prepare([*arguments, *task["settings"]])
+        if upstream:
+            from torchtitan.train import Trainer as Chosen
+
+            train_spec._extra_train_specs.clear()
+        else:
+            from torchtitan.freezing.trainer import FreezingTrainer as Chosen
+        self.trainer = Chosen(config)
+        self.data = self.trainer.batch_generator(self.trainer.dataloader)
+        self.step_ms: list[float] = []
+        self.run(PHASES["last_ramp_step"] + 2 if method != "none" else 3)
+        self.step_ms.clear()
+
+    def run(self, n_steps: int) -> None:
+        """Run ``n_steps`` and note how long each took; ranks start together."""
+        import torch.distributed as dist
+
+        dist.barrier()
+        for _ in range(n_steps):
+            started = time.perf_counter()
+            self.trainer.step += 1
+            self.trainer.train_step(self.data)
+            self.step_ms.append(1e3 * (time.perf_counter() - started))
+
+
+def compare(task: dict[str, Any], before: Turns, after: Turns) -> dict[str, Any]:
+    """Let two trainers take turns and describe the difference."""
+    controller = getattr(after.trainer, "controller", None)
+    overhead = Overhead(controller) if controller is not None else None
+    if controller is not None:
+        controller.collect()
+    ratios = []
+    for _ in range(task["blocks"]):
+        before.run(task["steps"])
+        after.run(task["steps"])
+        ratios.append(
+            statistics.median(before.step_ms[-task["steps"] :])
+            / statistics.median(after.step_ms[-task["steps"] :])
+        )
+    row: dict[str, Any] = {"schedule": task["schedule"]}
+    if task["first_stage"]:
+        row["first stage"] = task["first_stage"]
+    low, high = min(ratios), max(ratios)
+    middle = statistics.median(ratios)
+    row["before, ms/step"] = round(statistics.median(before.step_ms), 1)
+    row["after, ms/step"] = round(statistics.median(after.step_ms), 1)
+    row["tokens/s ratio (min..max)"] = f"{middle:.3f} ({low:.3f}..{high:.3f})"
+    row["ratios"] = ratios
+    if overhead is not None:
+        row |= describe_plan(controller, overhead, statistics.median(after.step_ms), middle)
+    return row
+
+
+def describe_plan(controller: Any, overhead: Overhead, step_ms: float, ratio: float) -> dict[str, Any]:
+    """Return what the plan promised beside what was measured."""
+    plan, n_steps = controller.plan, overhead.n_steps
+    batches = [ms for values in controller.collect().batch_ms.values() for ms in values]
+    measured = statistics.median(batches)
+    return {
+        "batch predicted, ms": round(plan.batch_ms, 1),
+        "batch measured, ms": round(measured, 1),
+        "error": f"{100 * (measured / plan.batch_ms - 1):+.1f}%",
+        "gain promised": f"{100 * plan.gain:+.1f}%",
+        "gain measured": f"{100 * (ratio - 1):+.1f}%",
+        "kept": f"{(ratio - 1) / plan.gain:.0%}" if plan.gain > 0 else "-",
+        "limit": f"{100 * plan.limit_gain:+.1f}%",
+        "mean ratios": " ".join(f"{r:.2f}" for r in plan.stage_mean_ratios().values()),
+        "overhead": f"{100 * overhead.ms / n_steps / step_ms:.2f}%",
+    }
+
+
+class Overhead:
+    """Adds up the time that the controller, its masks and its clocks take inside steps."""
+
+    def __init__(self, controller: Any) -> None:
+        """Wrap the controller's methods in clocks."""
+        self.ms = 0.0
+        self.n_steps = 0
+        for owner, name in [
+            (controller, "begin_step"),
+            (controller, "end_step"),
+            (controller, "_masks"),
+            (controller._recorder, "measure"),
+        ]:
+            self._wrap(owner, name)
+
+    def _wrap(self, owner: Any, name: str) -> None:
+        method = getattr(owner, name)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return method(*args, **kwargs)
+            finally:
+                self.ms += 1e3 * (time.perf_counter() - started)
+                self.n_steps += name == "begin_step"
+
+        setattr(owner, name, timed)
+
+
+# -- the linear program ------------------------------------------------------------------------------------------------
+
+
+def time_solver(n_stages: int, n_microbatches: int, repeats: int = 7) -> dict[str, Any]:
+    """Return build and solve times for 1F1B with durations that vary by 5%."""
+    import numpy as np
+
+    from timelyfreeze.bounds import DurationBounds
+    from timelyfreeze.dag import build_dag
+    from timelyfreeze.lp import build_lp, solve_freeze_ratios
+    from timelyfreeze.schedules import one_f_one_b_order
+
+    order = one_f_one_b_order(n_stages, n_microbatches)
+    times: dict[str, list[float]] = {"dag": [], "build": [], "solve": []}
+    for seed in range(repeats):
+        rng = np.random.default_rng(seed)
+        started = time.perf_counter()
+        dag = build_dag(order)
+        times["dag"].append(time.perf_counter() - started)
+        longest = np.where(dag.freezable, 2.0, 1.0) * rng.normal(1.0, 0.05, len(dag.actions))
+        shortest = np.where(dag.freezable, longest * np.where(dag.stages == 0, 0.0, 0.5), longest)
+        bounds = DurationBounds(min_ms=shortest, max_ms=longest)
+        started = time.perf_counter()
+        build_lp(dag, bounds, 0.8)
+        times["build"].append(time.perf_counter() - started)
+        started = time.perf_counter()
+        solve_freeze_ratios(dag, bounds, max_freeze_ratio=0.8)
+        times["solve"].append(time.perf_counter() - started)
+    row: dict[str, Any] = {"stages x microbatches": f"{n_stages}x{n_microbatches}"}
+    row |= {"actions": len(dag.actions), "edges": len(dag.edges)}
+    for name, seconds in times.items():
+        ms = sorted(1e3 * s for s in seconds)
+        row[f"{name}, ms (min..max)"] = f"{statistics.median(ms):.1f} ({ms[0]:.1f}..{ms[-1]:.1f})"
+    return row
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    main()
