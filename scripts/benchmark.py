@@ -1,12 +1,13 @@
 """Measures what freezing brings and what it costs, two trainers in turns within one run.
 
-    python scripts/benchmark.py plain           freezing.method none against plain TorchTitan, tokens/s
-    python scripts/benchmark.py gain            timelyfreeze against none: gain, prediction, limit, overhead
-    python scripts/benchmark.py solver          time to build and to solve the linear program
+    python scripts/benchmark.py plain           freezing.method none against plain TorchTitan,
+    tokens/s python scripts/benchmark.py gain            timelyfreeze against none: gain,
+    prediction, limit, overhead python scripts/benchmark.py solver          time to build and to
+    solve the linear program
 
-The first two start torchrun by themselves, 2 ranks with one thread each by default. Both trainers of a pair live in the
-same processes and take turns, a few steps each, so that whatever else the machine does hits both. Tables are printed as
-markdown; --json FILE keeps all figures.
+The first two start torchrun by themselves, 2 ranks with one thread each by default. Both trainers
+of a pair live in the same processes and take turns, a few steps each, so that whatever else the
+machine does hits both. Tables are printed as markdown; --json FILE keeps all figures.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ PHASES = {"last_warmup_step": 4, "last_monitor_step": 36, "last_ramp_step": 38}
 
 def main() -> None:
     """Run the chosen benchmark and print its table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("what", choices=["plain", "gain", "solver", "worker"])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--schedules", nargs="+", default=SCHEDULES)
@@ -66,7 +69,9 @@ def machine() -> str:
 
     from torchtitan.cpu_device import CpuDevice
 
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else CpuDevice.get_device_name()
+    name = (
+        torch.cuda.get_device_name() if torch.cuda.is_available() else CpuDevice.get_device_name()
+    )
     return f"{name}, {os.cpu_count()} cores, {platform.system()}, torch {torch.__version__}"
 
 
@@ -109,13 +114,12 @@ def launch(
     return row
 
 
-# -- in each process of torchrun ---------------------------------------------------------------------------------------
+# -- in each process of torchrun -------------------------------------------------------------------
 
 
 def work(task: dict[str, Any]) -> None:
     """Run one pair; rank 0 writes the row."""
     import torch.distributed as dist
-
     from torchtitan.tools.logging import init_logger
 
     init_logger()
@@ -134,8 +138,9 @@ class Turns:
 
     def __init__(self, task: dict[str, Any], method: str, *, upstream: bool = False) -> None:
         """Build the trainer and bring it past its first steps, or its ramp if it freezes."""
-        from torchtitan.freezing.launch import prepare
         from torchtitan.protocols import train_spec
+
+        from torchtitan.freezing.launch import prepare
 
         settings = {
             "job.config_file": task["config"],
@@ -211,7 +216,9 @@ def compare(task: dict[str, Any], before: Turns, after: Turns) -> dict[str, Any]
     return row
 
 
-def describe_plan(controller: Any, overhead: Overhead, step_ms: float, ratio: float) -> dict[str, Any]:
+def describe_plan(
+    controller: Any, overhead: Overhead, step_ms: float, ratio: float
+) -> dict[str, Any]:
     """Return what the plan promised beside what was measured."""
     plan, n_steps = controller.plan, overhead.n_steps
     batches = [ms for values in controller.collect().batch_ms.values() for ms in values]
@@ -230,7 +237,11 @@ def describe_plan(controller: Any, overhead: Overhead, step_ms: float, ratio: fl
 
 
 class Overhead:
-    """Adds up the time that the controller, its masks and its clocks take inside steps."""
+    """Adds up the time that the controller, its masks and its clocks take inside steps.
+
+    A clock around an action is too short to be timed each time; what one costs is measured
+    beforehand and counted.
+    """
 
     def __init__(self, controller: Any) -> None:
         """Wrap the controller's methods in clocks."""
@@ -240,9 +251,16 @@ class Overhead:
             (controller, "begin_step"),
             (controller, "end_step"),
             (controller, "_masks"),
-            (controller._recorder, "measure"),
         ]:
             self._wrap(owner, name)
+        self._clock_ms = _clock_cost_ms(controller._recorder)
+        measure = controller._recorder.measure
+
+        def counted(action: Any) -> Any:
+            self.ms += self._clock_ms
+            return measure(action)
+
+        controller._recorder.measure = counted
 
     def _wrap(self, owner: Any, name: str) -> None:
         method = getattr(owner, name)
@@ -258,7 +276,22 @@ class Overhead:
         setattr(owner, name, timed)
 
 
-# -- the linear program ------------------------------------------------------------------------------------------------
+def _clock_cost_ms(recorder: Any, repeats: int = 2000) -> float:
+    """Return what it costs to measure one action."""
+    from timelyfreeze.actions import parse_action
+    from timelyfreeze.recorder import ActionRecorder
+
+    copy = ActionRecorder(recorder._clock)
+    action = parse_action("0F0")
+    with copy.recorded_pass():
+        started = time.perf_counter()
+        for _ in range(repeats):
+            with copy.measure(action):
+                pass
+        return 1e3 * (time.perf_counter() - started) / repeats
+
+
+# -- the linear program ----------------------------------------------------------------------------
 
 
 def time_solver(n_stages: int, n_microbatches: int, repeats: int = 7) -> dict[str, Any]:

@@ -9,10 +9,15 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 extra=${1:-}
 project=.${extra:+[$extra]}
 stamp=.venv/.installed${extra:+-$extra}
+stamps=("$stamp")
+# An environment with an extra in it serves those who want none.
+[ -n "$extra" ] || stamps+=(.venv/.installed-*)
 wanted=$(cat pyproject.toml constraints.txt | sha256sum | cut -d' ' -f1)
-if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
-  exit 0
-fi
+for done in "${stamps[@]}"; do
+  if [ -f "$done" ] && [ "$(cat "$done")" = "$wanted" ]; then
+    exit 0
+  fi
+done
 
 if [ ! -x .venv/bin/python ]; then
   python=${PYTHON:-}

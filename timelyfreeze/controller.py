@@ -1,10 +1,11 @@
 """Runs the method over training steps: when to measure, when to solve, what to freeze in each pass.
 
-The controller is the only place that knows the phase. Its decisions are pure functions of the step, the plan and the
-seed; what it keeps is what those need and a checkpoint must hold: the samples of the monitoring phase, then the plan.
+The controller is the only place that knows the phase. Its decisions are pure functions of the step,
+the plan and the seed; what it keeps is what those need and a checkpoint must hold: the samples of
+the monitoring phase, then the plan.
 
-A rank's controller drives the stages of that rank. Two moments talk to the other ranks: solving, once, and
-:meth:`FreezeController.collect`, when figures are logged.
+A rank's controller drives the stages of that rank. Two moments talk to the other ranks: solving,
+once, and :meth:`FreezeController.collect`, when figures are logged.
 """
 
 from __future__ import annotations
@@ -20,7 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from timelyfreeze.actions import Action
-from timelyfreeze.bounds import DurationBounds, bounds_from_json, bounds_from_samples, bounds_to_json
+from timelyfreeze.bounds import (
+    DurationBounds,
+    bounds_from_json,
+    bounds_from_samples,
+    bounds_to_json,
+)
 from timelyfreeze.dag import build_dag
 from timelyfreeze.exchange import Exchange
 from timelyfreeze.lp import LpError, solve_freeze_ratios
@@ -55,7 +61,19 @@ FIRST_STAGE_MODES = (ALL_OR_NOTHING, KEEP_CHAIN)
 
 @dataclass(frozen=True)
 class FreezeSettings:
-    """What a user chooses; see the ``[freezing]`` section of the configuration for the meaning of each value."""
+    """What a user chooses; the ``[freezing]`` section of the configuration explains each value.
+
+    Attributes:
+        phases: Last steps of warm-up, monitoring and ramp.
+        max_freeze_ratio: r_max in [0, 1], for all stages or one value for each.
+        seed: Seed of the masks, at least 0.
+        first_stage: One of ``FIRST_STAGE_MODES``.
+        discard_passes: Passes left out of all measurements after each change of phase.
+        solver_time_limit_s: Seconds after which the solver gives up.
+
+    Raises:
+        ValueError: If ``first_stage`` is unknown.
+    """
 
     phases: PhaseSchedule
     max_freeze_ratio: float | tuple[float, ...] = 0.8
@@ -65,9 +83,11 @@ class FreezeSettings:
     solver_time_limit_s: float = 60.0
 
     def __post_init__(self) -> None:
+        """Refuse an unknown mode of the first stage."""
         if self.first_stage not in FIRST_STAGE_MODES:
             raise ValueError(
-                f"freezing.first_stage is {self.first_stage!r}; known: {', '.join(FIRST_STAGE_MODES)}"
+                f"freezing.first_stage is {self.first_stage!r}; "
+                f"known: {', '.join(FIRST_STAGE_MODES)}"
             )
 
 
@@ -77,8 +97,10 @@ class CollectedFigures:
 
     Attributes:
         batch_ms: Time of each measured batch, by phase, oldest first.
-        applied_stage_ratios: Mean frozen share of elements of each stage's backwards in the current step.
-        average_freeze_ratio: Mean of the mask over steps, actions and elements since the run began (Sec. 4.2).
+        applied_stage_ratios: Mean frozen share of elements of each stage's backwards in the current
+            step.
+        average_freeze_ratio: Mean of the mask over steps, actions and elements since the run began
+            (Sec. 4.2).
     """
 
     batch_ms: dict[Phase, tuple[float, ...]]
@@ -102,7 +124,8 @@ class FreezeController:
         settings: The user's choices.
         recorder: The recorder attached to ``stages``.
         exchange: Talks to the other ranks.
-        n_processors: How many of a pipeline's ranks can compute at once; None if each has a device of its own.
+        n_processors: How many of a pipeline's ranks can compute at once; None if each has a device
+            of its own.
         on_solved: Called on every rank with the plan and its bounds once they exist, to save them.
     """
 
@@ -134,9 +157,7 @@ class FreezeController:
         self._n_processors = n_processors
         self._on_solved = on_solved
         self._freezable = [a for a in self.dag.actions if a.kind.freezable]
-        self._local_freezable = [
-            a for a in self._freezable if a.stage in self._tables
-        ]
+        self._local_freezable = [a for a in self._freezable if a.stage in self._tables]
         self._samples = {Phase.UPPER_BOUND: Samples(), Phase.LOWER_BOUND: Samples()}
         self._step = 0
         self._phase: Phase | None = None
@@ -148,7 +169,7 @@ class FreezeController:
         self._applied_count = 0
         self._step_applied: dict[int, list[float]] = {}
 
-    # -- the step ------------------------------------------------------------------------------------------------------
+    # -- the step ----------------------------------------------------------------------------------
 
     @property
     def phase(self) -> Phase:
@@ -161,7 +182,11 @@ class FreezeController:
         return self.phase in (Phase.RAMP, Phase.STABLE) and self.plan is None
 
     def begin_step(self, step: int) -> None:
-        """Enter optimizer step ``step``, counted from 1."""
+        """Enter an optimizer step.
+
+        Args:
+            step: Number of the step, from 1.
+        """
         self._step = step
         self._pass_index = 0
         self._step_applied = {s.stage_index: [] for s in self._stages}
@@ -173,7 +198,8 @@ class FreezeController:
             logger.info("Freezing phase %s from step %d to %s", self.phase.value, step, until)
             if self.plan_missing:
                 logger.warning(
-                    "Nothing is frozen: step %d is past freezing.last_monitor_step (%d) and there is no plan (%s)",
+                    "Nothing is frozen: step %d is past freezing.last_monitor_step (%d) and there "
+                    "is no plan (%s)",
                     step,
                     self.settings.phases.last_monitor_step,
                     self.failure or "the run did not pass through the monitoring steps",
@@ -207,10 +233,20 @@ class FreezeController:
             if self._step == self.settings.phases.last_monitor_step:
                 self._solve()
 
-    # -- what to freeze ------------------------------------------------------------------------------------------------
+    # -- what to freeze ----------------------------------------------------------------------------
 
     def planned_ratio(self, action: Action) -> float:
-        """Return the freeze ratio that ``action`` has in the current step, Eq. 9 included."""
+        """Return the freeze ratio that ``action`` has in the current step, Eq. 9 included.
+
+        Args:
+            action: A backward of the schedule.
+
+        Returns:
+            float: In [0, 1]; 1 while the lower bound is measured, 0 where there is no plan.
+
+        Raises:
+            ValueError: If the plan does not know the action.
+        """
         if self.phase is Phase.LOWER_BOUND:
             return 1.0
         if self.plan is None or self.phase in (Phase.WARMUP, Phase.UPPER_BOUND):
@@ -233,7 +269,7 @@ class FreezeController:
                 masks[action.microbatch] = draw(table, ratio, rng)
         return masks or NOTHING_FROZEN
 
-    # -- figures -------------------------------------------------------------------------------------------------------
+    # -- figures -----------------------------------------------------------------------------------
 
     def expected_stage_ratios(self) -> dict[int, float]:
         """Return for every stage the mean planned ratio of its backwards in the current step."""
@@ -243,7 +279,11 @@ class FreezeController:
         return {stage: sum(ratios) / len(ratios) for stage, ratios in sorted(sums.items())}
 
     def expected_batch_ms(self) -> float | None:
-        """Return the predicted time of a batch in the current step, or None before anything was measured."""
+        """Predict the time of a batch under the current step's ratios.
+
+        Returns:
+            Milliseconds, or None as long as there are no bounds.
+        """
         if self.bounds is None:
             return None
         ratios = np.array(
@@ -253,9 +293,13 @@ class FreezeController:
         return play_batch(self.dag, self.bounds.max_ms - saved_ms, self._n_processors)[1]
 
     def collect(self) -> CollectedFigures:
-        """Exchange what was measured since the last call; every rank must call this at the same step.
+        """Exchange what was measured since the last call.
 
-        Waits for the device, so call it only where figures are logged.
+        Every rank must call this at the same step. Waits for the device, so call it only where
+        figures are logged.
+
+        Returns:
+            The figures of the whole pipeline, the same on every rank.
         """
         self._drain()
         mine = {
@@ -270,9 +314,7 @@ class FreezeController:
         }
         self._uncollected = []
         everyone = self._exchange.all_gather(mine)
-        ranks = [
-            RankPasses(tuple(entry["passes"]), entry["durations"]) for entry in everyone
-        ]
+        ranks = [RankPasses(tuple(entry["passes"]), entry["durations"]) for entry in everyone]
         applied: dict[int, list[float]] = {}
         for entry in everyone:
             for stage, share in entry["applied"].items():
@@ -285,7 +327,7 @@ class FreezeController:
             average_freeze_ratio=total / count if count else 0.0,
         )
 
-    # -- solving -------------------------------------------------------------------------------------------------------
+    # -- solving -----------------------------------------------------------------------------------
 
     def _drain(self) -> None:
         for (phase, is_cold), record in zip(self._undrained, self._recorder.drain(), strict=True):
@@ -297,7 +339,10 @@ class FreezeController:
 
     def _solve(self) -> None:
         """Gather everyone's samples, solve on rank 0, hand the same plan to all."""
-        mine = (self._samples[Phase.UPPER_BOUND].per_action(), self._samples[Phase.LOWER_BOUND].per_action())
+        mine = (
+            self._samples[Phase.UPPER_BOUND].per_action(),
+            self._samples[Phase.LOWER_BOUND].per_action(),
+        )
         everyone = self._exchange.gather(mine)
         answer: dict[str, str] = {}
         if everyone is not None:
@@ -311,17 +356,19 @@ class FreezeController:
             self.failure = answer["failure"]
             return
         self._adopt(answer)
-        assert self.plan is not None and self.bounds is not None
+        assert self.plan is not None
+        assert self.bounds is not None
         if self.bounds.pinned:
             logger.warning(
-                "Freezing makes %d of %d backward actions no faster, as measured (%s ...); they are left unfrozen. "
-                "If they should be, raise freezing.last_monitor_step",
+                "Freezing makes %d of %d backward actions no faster, as measured (%s ...); they "
+                "are left unfrozen. If they should be, raise freezing.last_monitor_step",
                 len(self.bounds.pinned),
                 len(self._freezable),
                 ", ".join(str(a) for a in self.bounds.pinned[:4]),
             )
         logger.info(
-            "Freeze plan: batch %.1f ms unfrozen, %.1f ms planned (%+.1f%% throughput), limit %.1f ms; mean ratios %s",
+            "Freeze plan: batch %.1f ms unfrozen, %.1f ms planned (%+.1f%% throughput), limit "
+            "%.1f ms; mean ratios %s",
             self.plan.unfrozen_batch_ms,
             self.plan.batch_ms,
             100 * self.plan.gain,
@@ -335,7 +382,8 @@ class FreezeController:
         order = executed_order(unfrozen, self.order)
         if order != self.order:
             logger.warning(
-                "The schedule ran in another order than it declares; the plan is made for what ran:\n%s",
+                "The schedule ran in another order than it declares; the plan is made for what "
+                "ran:\n%s",
                 order_to_csv(order),
             )
         dag = build_dag(order)
@@ -362,10 +410,15 @@ class FreezeController:
         self.bounds = bounds_from_json(self.dag, answer["bounds"])
         self.plan = plan_from_json(answer["plan"])
 
-    # -- checkpoint ----------------------------------------------------------------------------------------------------
+    # -- checkpoint --------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state under a key of this rank's own: samples differ from rank to rank."""
+        """Return the state under a key of this rank's own: samples differ from rank to rank.
+
+        Returns:
+            ``{"rank_<r>": text}``, the text being JSON: samples, failure, sums of the average
+            freeze ratio, and, once solved, order, bounds and plan.
+        """
         self._drain()
         state: dict[str, Any] = {
             "samples": {phase.value: s.to_plain() for phase, s in self._samples.items()},
@@ -389,8 +442,9 @@ class FreezeController:
         key = f"rank_{self._exchange.rank}"
         if key not in state_dict:
             raise ValueError(
-                f"the checkpoint's freezing state has {sorted(state_dict)} but not {key}; it was saved with another "
-                'number of ranks. To measure anew, set checkpoint.exclude_from_loading = ["freezing"]'
+                f"the checkpoint's freezing state has {sorted(state_dict)} but not {key}; it was "
+                "saved with another number of ranks. To measure anew, set "
+                'checkpoint.exclude_from_loading = ["freezing"]'
             )
         state = json.loads(state_dict[key])
         self._samples = {

@@ -20,7 +20,11 @@ class Exchange:
         self.size = dist.get_world_size(group)
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Return every rank's value, in the order of ranks, on every rank."""
+        """Return every rank's value, in the order of ranks, on every rank.
+
+        Args:
+            value: Anything that pickles.
+        """
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value, group=self._group)
         return values

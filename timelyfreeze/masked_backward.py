@@ -1,12 +1,12 @@
 """Backward passes that skip the weight gradients of frozen parameters.
 
-Two facts of the autograd engine carry the method. A backward that is told its ``inputs`` runs only the nodes that lead
-to one of them, so the weight-gradient product of every other parameter is never computed. And a parameter that no
-backward of a step has reached keeps ``grad = None``, which optimizers skip entirely: neither weight decay nor moments
-touch it.
+Two facts of the autograd engine carry the method. A backward that is told its ``inputs`` runs only
+the nodes that lead to one of them, so the weight-gradient product of every other parameter is never
+computed. And a parameter that no backward of a step has reached keeps ``grad = None``, which
+optimizers skip entirely: neither weight decay nor moments touch it.
 
-``requires_grad`` is never changed: checkpoints drop the optimizer state of parameters without it, and pipeline stages
-decide by it what to exchange.
+``requires_grad`` is never changed: checkpoints drop the optimizer state of parameters without it,
+and pipeline stages decide by it what to exchange.
 """
 
 from __future__ import annotations
@@ -29,16 +29,18 @@ def masked_full_backward(
     """Run one stage's backward, accumulating weight gradients into ``live`` only.
 
     Args:
-        outputs: The stage's output, or its loss: a tensor or nested tuples, lists and dicts of tensors.
+        outputs: The stage's output, or its loss: a tensor or nested tuples, lists and dicts of
+            tensors.
         output_grads: Gradients in the same nesting, or None for a scalar loss.
-        stage_inputs: What the stage's forward received; a tensor that requires grad gets its gradient computed.
+        stage_inputs: What the stage's forward received; a tensor that requires grad gets its
+            gradient computed.
         live: Parameters that take part in this microbatch's update.
-        chain_end: A tensor inside the stage down to which the chain of input gradients shall run even if nothing
-            below it is live; its gradient is thrown away.
+        chain_end: A tensor inside the stage down to which the chain of input gradients shall run
+            even if nothing below it is live; its gradient is thrown away.
 
     Returns:
-        One gradient, or None, for each of ``stage_inputs``. Their ``grad`` fields are cleared, so that nothing
-        accumulates from one microbatch to the next.
+        One gradient, or None, for each of ``stage_inputs``. Their ``grad`` fields are cleared, so
+        that nothing accumulates from one microbatch to the next.
     """
     wanted = [t for t in stage_inputs if isinstance(t, Tensor) and t.requires_grad]
     targets = [*wanted, *live]
@@ -72,8 +74,14 @@ def _differentiable(outputs: Any, grads: Any) -> Iterator[tuple[Tensor, Tensor |
 def accumulation_nodes(parameters: Iterable[Tensor]) -> set[Node]:
     """Return the graph nodes that add gradients to ``parameters``.
 
-    Autograd makes such a node when a parameter is first used and keeps one per parameter; a view is the public way
-    to reach it.
+    Autograd makes such a node when a parameter is first used and keeps one per parameter; a view is
+    the public way to reach it.
+
+    Args:
+        parameters: Leaf tensors that require grad.
+
+    Returns:
+        One node for each distinct parameter.
     """
     nodes = set()
     for parameter in parameters:
@@ -90,9 +98,17 @@ def drop_frozen(
 ) -> list[dict[str, Any]]:
     """Leave only live parameters in the groups that a split backward's weight pass works through.
 
-    A group collects the parameters reached from the same intermediate nodes, as *nodes*, in no order that lines up with
-    the module's parameters; so they are told apart by node. A group without a live parameter is left out with all its
-    work. Groups are copied, the caller's stay as they are.
+    A group collects the parameters reached from the same intermediate nodes, as *nodes*, in no
+    order that lines up with the module's parameters; so they are told apart by node. A group
+    without a live parameter is left out with all its work. Groups are copied, the caller's stay as
+    they are.
+
+    Args:
+        param_groups: What torch's input half of a split backward left to the weight half.
+        frozen_nodes: From ``accumulation_nodes``.
+
+    Returns:
+        The groups with at least one live parameter, in their order.
     """
     kept = []
     for group in param_groups:

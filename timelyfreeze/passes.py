@@ -17,8 +17,9 @@ class RankPasses:
     """One rank's passes since the last collection.
 
     Attributes:
-        passes: Phase (its value) and span in milliseconds of each pass, oldest first; the same phases on every rank.
-        durations_ms: Median time of each of the rank's actions over these passes.
+        passes: Phase (its value) and span in milliseconds of each pass, oldest first; the same
+            phases on every rank.
+        durations_ms: Median time of each of the rank's actions over these passes, milliseconds.
     """
 
     passes: tuple[tuple[str, float], ...]
@@ -28,10 +29,18 @@ class RankPasses:
 def batch_times(dag: PipelineDag, ranks: Sequence[RankPasses]) -> dict[Phase, tuple[float, ...]]:
     """Return the time in milliseconds of each pass's batch, by phase, oldest first.
 
-    Ranks share no clock. A rank's span runs from the start of its first action to the end of its last; a batch runs
-    from the start of the first rank's first action. The distance between the two starts is the time of the actions
-    in front of the rank's first one, which are forwards and follow each other without idle time, so it is taken from
-    their measured durations. The batch ends with the rank that ends last.
+    Ranks share no clock. A rank's span runs from the start of its first action to the end of its
+    last; a batch runs from the start of the first rank's first action. The distance between the two
+    starts is the time of the actions in front of the rank's first one, which are forwards and
+    follow each other without idle time, so it is taken from their measured durations. The batch
+    ends with the rank that ends last.
+
+    Args:
+        dag: Precedence graph that holds every action of ``ranks``.
+        ranks: One entry per process; replicas may repeat actions, of which the slower counts.
+
+    Returns:
+        Milliseconds of each batch that every rank has seen.
     """
     durations_ms = np.zeros(len(dag.actions))
     for rank in ranks:

@@ -1,8 +1,8 @@
 """Clocks around actions: how long each microbatch's forward and backward really took on this rank.
 
-Waiting for a peer is not part of an action: the pipeline stage opens a measurement only after what the action needs has
-arrived. On a GPU the clock is a pair of CUDA events that are put into the stream and read later, so measuring never
-makes the host wait inside a step.
+Waiting for a peer is not part of an action: the pipeline stage opens a measurement only after what
+the action needs has arrived. On a GPU the clock is a pair of CUDA events that are put into the
+stream and read later, so measuring never makes the host wait inside a step.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Clock(Protocol):
     """Takes marks now and tells later how far two of them lie apart.
 
     Attributes:
-        gaps_are_work: Whether what lies between two actions of a rank is work of its processor, to be counted to the
-            action that follows, and not waiting.
+        gaps_are_work: Whether what lies between two actions of a rank is work of its processor, to
+            be counted to the action that follows, and not waiting.
     """
 
     gaps_are_work: bool
@@ -65,8 +65,9 @@ class HostClock:
 class SharedHostClock:
     """A CPU clock for ranks that share cores.
 
-    Work is the process's processor time: the time a rank waits for a core, or sleeps until a message comes, is not
-    part of its actions, but what it spends on messages is, since other ranks go without the core meanwhile.
+    Work is the process's processor time: the time a rank waits for a core, or sleeps until a
+    message comes, is not part of its actions, but what it spends on messages is, since other ranks
+    go without the core meanwhile.
     """
 
     gaps_are_work = True
@@ -112,7 +113,12 @@ class CudaClock:
 
 
 def clock_for(device: torch.device, *, shared: bool = False) -> Clock:
-    """Return the clock that measures work on ``device``; ``shared`` if ranks outnumber the cores they run on."""
+    """Return the clock that measures work on ``device``.
+
+    Args:
+        device: Where the stage computes.
+        shared: Whether ranks outnumber the cores they run on; only a CPU can be shared.
+    """
     if device.type == "cuda":
         return CudaClock()
     return SharedHostClock() if shared else HostClock()
@@ -123,8 +129,9 @@ class PassRecord:
     """What one rank did in one pass (one pipeline batch).
 
     Attributes:
-        durations_ms: Time of each action, in the order of execution.
-        span_ms: From the start of the rank's first action to the end of its last, waiting included.
+        durations_ms: Milliseconds of each action, float64, in the order of execution.
+        span_ms: Milliseconds from the start of the rank's first action to the end of its last,
+            waiting included.
     """
 
     durations_ms: dict[Action, float]
@@ -134,7 +141,11 @@ class PassRecord:
 class ActionRecorder:
     """Collects marks during passes and turns them into :class:`PassRecord` values when asked.
 
-    Nothing is recorded outside :meth:`recorded_pass`, so evaluation and shape inference leave no trace.
+    Nothing is recorded outside :meth:`recorded_pass`, so evaluation and shape inference leave no
+    trace.
+
+    Args:
+        clock: Takes the marks.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -167,7 +178,8 @@ class ActionRecorder:
     def measure_more(self) -> Iterator[None]:
         """Time the block as part of the action that ran last.
 
-        The loss is computed by the schedule, after the last stage's forward has returned, but belongs to that forward.
+        The loss is computed by the schedule, after the last stage's forward has returned, but
+        belongs to that forward.
         """
         if not self._current:
             yield
@@ -177,7 +189,11 @@ class ActionRecorder:
             yield
 
     def drain(self) -> list[PassRecord]:
-        """Return the passes finished since the last call, oldest first, waiting for the device if it lags behind."""
+        """Wait for the device where it lags behind and hand out what was recorded.
+
+        Returns:
+            The passes finished since the last call, oldest first.
+        """
         finished, self._finished = self._finished, []
         if finished:
             self._clock.wait(finished[-1][-1][2])

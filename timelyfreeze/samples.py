@@ -26,11 +26,21 @@ class Samples:
     cold: list[dict[Action, float]] = field(default_factory=list)
 
     def add(self, record: PassRecord, *, is_cold: bool) -> None:
-        """Take note of one pass."""
+        """Take note of one pass.
+
+        Args:
+            record: What the recorder saw.
+            is_cold: Whether it is one of the first passes after a change of phase.
+        """
         (self.cold if is_cold else self.warm).append(record.durations_ms)
 
     def per_action(self) -> dict[Action, list[float]]:
-        """Return each action's times over the warm passes, or over the cold ones if a stop left no others."""
+        """Sort the times by action.
+
+        Returns:
+            Milliseconds of each action over the warm passes, oldest first; over the cold ones
+            where a stop left no others.
+        """
         together: dict[Action, list[float]] = {}
         for durations_ms in self.warm or self.cold:
             for action, duration_ms in durations_ms.items():
@@ -49,16 +59,24 @@ def samples_from_plain(plain: Mapping[str, Any]) -> Samples:
     """Return what ``to_plain`` was called on."""
     return Samples(
         **{
-            name: [{parse_action(a): ms for a, ms in durations.items()} for durations in plain[name]]
+            name: [
+                {parse_action(a): ms for a, ms in durations.items()} for durations in plain[name]
+            ]
             for name in ("warm", "cold")
         }
     )
 
 
 def slowest_replica(ranks: Sequence[Times]) -> dict[Action, Sequence[float]]:
-    """Merge the times of all ranks; where data-parallel replicas ran the same action, the slowest counts.
+    """Merge the times of all ranks; of replicas that ran the same action, the slowest counts.
 
     Replicas meet at every gradient reduction, so the slowest one decides when a step ends.
+
+    Args:
+        ranks: Times of each process, milliseconds.
+
+    Returns:
+        For each action the times of the process whose median is highest.
     """
     merged: dict[Action, Sequence[float]] = {}
     for times in ranks:
@@ -75,6 +93,9 @@ def executed_order(ranks: Sequence[Times], declared: ScheduleOrder) -> ScheduleO
         ranks: Times of each process, actions in the order of execution; replicas may repeat.
         declared: What the schedule says it runs.
 
+    Returns:
+        ScheduleOrder: One row per rank of ``declared``.
+
     Raises:
         ValueError: If what was executed is no complete pipeline (as ``ScheduleError``).
     """
@@ -87,7 +108,7 @@ def executed_order(ranks: Sequence[Times], declared: ScheduleOrder) -> ScheduleO
 
 
 def median_durations(records: Sequence[PassRecord]) -> dict[Action, float]:
-    """Return each action's median time over ``records``."""
+    """Return each action's median time over ``records``, milliseconds."""
     together: dict[Action, list[float]] = {}
     for record in records:
         for action, duration_ms in record.durations_ms.items():

@@ -1,7 +1,7 @@
 """A pipeline stage that times its actions and freezes parameters per microbatch.
 
-Every schedule of ``torch.distributed.pipelining`` calls the same few methods of a stage, so this one subclass serves
-them all. Without a recorder and masks attached it behaves as its base class.
+Every schedule of ``torch.distributed.pipelining`` calls the same few methods of a stage, so this
+one subclass serves them all. Without a recorder and masks attached it behaves as its base class.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ NOTHING_FROZEN: Mapping[int, NDArray[np.bool_]] = {}
 class FreezingStage(PipelineStage):
     """Pipeline stage whose backward skips the weight gradients of frozen parameters.
 
-    Construct it as any ``PipelineStage``, then :meth:`attach` a recorder. Before each pass, :meth:`freeze` says what
-    to freeze in it.
+    Construct it as any ``PipelineStage``, then :meth:`attach` a recorder. Before each pass,
+    :meth:`freeze` says what to freeze in it.
     """
 
     recorder: ActionRecorder | None = None
@@ -36,13 +36,14 @@ class FreezingStage(PipelineStage):
     def attach(self, recorder: ActionRecorder, *, keep_chain: bool = False) -> None:
         """Start timing actions with ``recorder`` and accept masks.
 
-        Names and sizes of the parameters are looked up now: call this after parallelisms have been applied to the
-        module.
+        Names and sizes of the parameters are looked up now: call this after parallelisms have been
+        applied to the module.
 
         Args:
             recorder: Where action times go; shared by the stages of a rank.
-            keep_chain: For the first stage only: run the chain of input gradients down to the embedding's output even
-                where nothing near it is live, so that backward time falls linearly with the freeze ratio.
+            keep_chain: For the first stage only: run the chain of input gradients down to the
+                embedding's output even where nothing near it is live, so that backward time falls
+                linearly with the freeze ratio.
 
         Raises:
             ValueError: If ``keep_chain`` is asked of a first stage without an embedding.
@@ -63,8 +64,9 @@ class FreezingStage(PipelineStage):
         """Set what the coming pass freezes.
 
         Args:
-            masks: For each microbatch a mask, shape [n_parameters], in the order of ``parameter_names``, True where
-                frozen. A microbatch that is missing freezes nothing.
+            masks: For each microbatch a mask, shape [n_parameters], in the order of
+                ``parameter_names``, True where frozen. A microbatch that is missing freezes
+                nothing.
         """
         self._masks = masks
         self.applied_shares = {}
@@ -107,8 +109,8 @@ class FreezingStage(PipelineStage):
     ) -> tuple[tuple[Tensor | None, ...], list[dict[str, Any]] | None]:
         """Do the backward that all of the above come down to, without the frozen part.
 
-        ``backward_type`` is "full", "input" or "weight". The input half has no weight gradients to skip. A first stage
-        does its whole split backward as a "full" one in the weight half.
+        ``backward_type`` is "full", "input" or "weight". The input half has no weight gradients to
+        skip. A first stage does its whole split backward as a "full" one in the weight half.
         """
         mask = self._masks.get(self._microbatch) if self._active else None
         chain_end = self._chain_ends.pop(self._microbatch, None) if self._active else None
@@ -142,10 +144,11 @@ class FreezingStage(PipelineStage):
         return grads, None
 
     def _parameters_of_graph(self) -> list[Tensor]:
-        """Return the parameters that the autograd graph refers to, in the order of ``parameter_names``.
+        """Return the parameters of the autograd graph, in the order of ``parameter_names``.
 
-        FSDP computes with gathered parameters, which are other objects than the shards that stand in the module
-        otherwise; so they are looked up at each backward, and gathered first where the forward has let go of them.
+        FSDP computes with gathered parameters, which are other objects than the shards that stand
+        in the module otherwise; so they are looked up at each backward, and gathered first where
+        the forward has let go of them.
         """
         for module in self.submod.modules():
             if isinstance(module, FSDPModule):
@@ -174,8 +177,9 @@ class FreezingStage(PipelineStage):
         embeddings = [m for m in self.submod.modules() if isinstance(m, nn.Embedding)]
         if not embeddings:
             raise ValueError(
-                'freezing.first_stage is "keep_chain", which needs an nn.Embedding in the first stage, and '
-                f"{type(self.submod).__name__} has none there; set it to \"all_or_nothing\""
+                'freezing.first_stage is "keep_chain", which needs an nn.Embedding in the first '
+                "stage, and "
+                f'{type(self.submod).__name__} has none there; set it to "all_or_nothing"'
             )
 
         def remember(module: nn.Module, inputs: Any, output: Tensor) -> None:

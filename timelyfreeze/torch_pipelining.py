@@ -1,6 +1,7 @@
-"""The one place that touches private names of torch's pipelining and FSDP (written against torch 2.11 to 2.13).
+"""The one place that touches private names of torch's pipelining and FSDP.
 
-``tests/timelyfreeze/test_torch_pipelining.py`` fails when one of them moves.
+Written against torch 2.11 to 2.13; ``tests/timelyfreeze/test_torch_pipelining.py`` fails when one
+of them moves.
 """
 
 from __future__ import annotations
@@ -20,13 +21,21 @@ _KINDS = {kind.value: kind for kind in ActionKind}
 def read_order(schedule: Any) -> ScheduleOrder:
     """Return the order in which a torch schedule object executes compute actions.
 
-    Multi-stage and CSV schedules carry their order as data, with sends, receives, shard handling, idle steps and
-    overlap containers in between; those are filtered out and containers flattened. GPipe and 1F1B run hand-written
-    loops beside which torch keeps an order for drawing; in 2.13 the one of 1F1B differs on the last rank from what the
-    loop does, so for these two the order comes from our own generators, which follow the loops.
+    Multi-stage and CSV schedules carry their order as data, with sends, receives, shard handling,
+    idle steps and overlap containers in between; those are filtered out and containers flattened.
+    GPipe and 1F1B run hand-written loops beside which torch keeps an order for drawing; in 2.13 the
+    one of 1F1B differs on the last rank from what the loop does, so for these two the order comes
+    from our own generators, which follow the loops.
+
+    Args:
+        schedule: A schedule object of ``torch.distributed.pipelining``.
+
+    Returns:
+        ScheduleOrder: One row per pipeline rank, compute actions only.
 
     Raises:
-        ValueError: If the schedule's type is unknown, or (as ``ScheduleError``) its order is not valid.
+        ValueError: If the schedule's type is unknown, or (as ``ScheduleError``) its order is not
+            valid.
     """
     if isinstance(schedule, torch_schedules.ScheduleGPipe):
         return gpipe_order(schedule._num_stages, schedule._n_microbatches)
@@ -34,8 +43,9 @@ def read_order(schedule: Any) -> ScheduleOrder:
         return one_f_one_b_order(schedule._num_stages, schedule._n_microbatches)
     if not isinstance(schedule, torch_schedules._PipelineScheduleRuntime):
         raise ValueError(
-            f"parallelism.pipeline_parallel_schedule is {type(schedule).__name__}, whose order of execution is unknown; "
-            "use GPipe, 1F1B, Interleaved1F1B, InterleavedZeroBubble, ZBVZeroBubble, DualPipeV or a CSV schedule"
+            f"parallelism.pipeline_parallel_schedule is {type(schedule).__name__}, whose order of "
+            "execution is unknown; use GPipe, 1F1B, Interleaved1F1B, InterleavedZeroBubble, "
+            "ZBVZeroBubble, DualPipeV or a CSV schedule"
         )
     order = schedule.pipeline_order_with_comms
     return build_order([list(_compute_actions(order[rank])) for rank in sorted(order)])
@@ -71,7 +81,14 @@ def known_schedules() -> tuple[str, ...]:
 
 
 def stages_per_rank(schedule_name: str) -> int | None:
-    """Return how many stages upstream gives each rank by default, or None for an unknown schedule."""
+    """Return how many stages upstream gives each rank by default.
+
+    Args:
+        schedule_name: As in ``parallelism.pipeline_parallel_schedule``, in any case.
+
+    Returns:
+        1 or 2, or None for an unknown schedule.
+    """
     if schedule_name.lower() not in (name.lower() for name in SCHEDULES):
         return None
     schedule_class = torch_schedules.get_schedule_class(schedule_name)
@@ -79,7 +96,7 @@ def stages_per_rank(schedule_name: str) -> int | None:
 
 
 def splits_backward(schedule_name: str) -> bool:
-    """Return whether the named torch schedule computes input and weight gradients in separate actions."""
+    """Return whether the named schedule has separate actions for input and weight gradients."""
     return torch_schedules.get_schedule_class(schedule_name) in (
         torch_schedules.ScheduleInterleavedZeroBubble,
         torch_schedules.ScheduleZBVZeroBubble,
@@ -103,10 +120,14 @@ def stages_of(schedule: Any) -> list[Any]:
 
 
 def settle_unsharded_gradients(module: FSDPModule) -> None:
-    """Bring the gradients that FSDP2 holds for ``module`` into the one place where its reduction looks for them.
+    """Bring FSDP2's unsharded gradients to the one place where its reduction looks for them.
 
-    A weight pass that leaves a parameter out in one microbatch and not in another leaves its gradient partly in the
-    unsharded parameter and partly in the accumulator, which FSDP2's own reduction asserts against.
+    A weight pass that leaves a parameter out in one microbatch and not in another leaves its
+    gradient partly in the unsharded parameter and partly in the accumulator, which FSDP2's own
+    reduction asserts against.
+
+    Args:
+        module: The sharded module, between its last backward and the reduction.
     """
     for state in fully_shard.state(module)._state_ctx.all_states:
         groups = getattr(state, "_fsdp_param_groups", None)  # a list since torch 2.13

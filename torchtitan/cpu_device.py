@@ -1,7 +1,8 @@
 """What TorchTitan asks of an accelerator module, answered for a machine that has none.
 
-TorchTitan calls ``torch.cuda``-like functions through one ``device_module``. :class:`CpuDevice` offers those it uses, so
-that training runs on CPU. Memory figures are the process's resident set, against the machine's memory.
+TorchTitan calls ``torch.cuda``-like functions through one ``device_module``. :class:`CpuDevice`
+offers those it uses, so that training runs on CPU. Memory figures are the process's resident set,
+against the machine's memory.
 """
 
 from __future__ import annotations
@@ -60,11 +61,13 @@ class CpuDevice:
     @staticmethod
     def get_device_properties(device: Any = None) -> SimpleNamespace:
         """Return an object with ``total_memory`` in bytes."""
-        return SimpleNamespace(total_memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        return SimpleNamespace(
+            total_memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        )
 
     @staticmethod
     def memory_stats(device: Any = None) -> dict[str, int]:
-        """Return the peak resident set in bytes, under the names of the CUDA allocator's statistics."""
+        """Return the peak resident set in bytes, under the CUDA allocator's names."""
         peak = _peak_resident_bytes()
         return {
             "active_bytes.all.peak": peak,
@@ -91,7 +94,10 @@ def _peak_resident_bytes() -> int:
 
 
 def usable_cores() -> float:
-    """Return how many cores this process and its siblings may use: the affinity mask, or a container's quota if lower."""
+    """Return how many cores this process and its siblings may use.
+
+    That is the size of the affinity mask, or a container's quota if lower.
+    """
     cores = float(len(os.sched_getaffinity(0)))
     if _CGROUP_QUOTA.exists():
         quota, period = _CGROUP_QUOTA.read_text().split()
@@ -101,11 +107,11 @@ def usable_cores() -> float:
 
 
 def shared_cores(n_local_ranks: int, n_threads: int) -> float | None:
-    """Return how many of ``n_local_ranks`` can compute at once, or None if each has cores of its own.
+    """Return how many of ``n_local_ranks`` compute at once; None if each has cores of its own.
 
-    With several threads in each rank (``OMP_NUM_THREADS``) processor time says little about how long an action takes,
-    so then ranks are taken as if they had their own cores; ``run_train.sh`` sets one thread where ranks outnumber
-    cores.
+    With several threads in each rank (``OMP_NUM_THREADS``) processor time says little about how
+    long an action takes, so then ranks are taken as if they had their own cores; ``run_train.sh``
+    sets one thread where ranks outnumber cores.
     """
     cores = usable_cores()
     return cores if n_threads == 1 and n_local_ranks > cores else None

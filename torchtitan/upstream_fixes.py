@@ -1,11 +1,12 @@
 """Every upstream behaviour that this fork changes, each with its reason.
 
-TorchTitan 0.2.2 is used as installed; where what it does is wrong or missing for pipeline-parallel training on the
-machines we support, the change stands here and nowhere else. ``tests/torchtitan/test_upstream_fixes.py`` has a test for
-each that fails when the change is taken away, and so tells when upstream no longer needs it.
+TorchTitan 0.2.2 is used as installed; where what it does is wrong or missing for pipeline-parallel
+training on the machines we support, the change stands here and nowhere else.
+``tests/torchtitan/test_upstream_fixes.py`` has a test for each that fails when the change is taken
+away, and so tells when upstream no longer needs it.
 
-Patches of module attributes are made by :func:`install`, once, before a trainer is built. The rest are functions that
-the trainer and the train spec call.
+Patches of module attributes are made by :func:`install`, once, before a trainer is built. The rest
+are functions that the trainer and the train spec call.
 """
 
 from __future__ import annotations
@@ -46,12 +47,15 @@ def install() -> None:
     _patch(titan_dist, "clip_grad_norm_", _clip_on_device)
     _patch(titan_tools, "get_peak_flops", _peak_flops)
     _patch(titan_metrics, "_get_metrics_rank", _metrics_rank)
-    # Reported once by our own launcher, which knows the rank; upstream's advice points at its own script.
+    # Reported once by our own launcher, which knows the rank; upstream's advice points at its own
+    # script.
     _patch(titan_metrics, "ensure_pp_loss_visible", lambda upstream: lambda *args: None)
 
 
-def _patch(module: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Replace ``module.name`` by ``wrap(original)`` there and wherever upstream has imported it by name."""
+def _patch(
+    module: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> None:
+    """Replace ``module.name`` by ``wrap(original)``, also where upstream imported it by name."""
     original = getattr(module, name)
     wrapped = wrap(original)
     for other in list(sys.modules.values()):
@@ -60,14 +64,14 @@ def _patch(module: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable
             setattr(other, name, wrapped)
 
 
-# -- devices -----------------------------------------------------------------------------------------------------------
+# -- devices ---------------------------------------------------------------------------------------
 
 
 def _use_cpu() -> None:
     """Make the CPU the device where there is no accelerator.
 
-    Upstream falls back to "cuda" on any machine (``tools/utils.py``), reads its memory statistics from the CUDA
-    allocator and passes ``device_ids`` to a barrier, which gloo refuses.
+    Upstream falls back to "cuda" on any machine (``tools/utils.py``), reads its memory statistics
+    from the CUDA allocator and passes ``device_ids`` to a barrier, which gloo refuses.
     """
     cuda_name, cuda_module = titan_tools.device_type, titan_tools.device_module
     for module in list(sys.modules.values()):
@@ -91,7 +95,8 @@ def _set_pg_timeouts(timeout: timedelta, parallel_dims: ParallelDims) -> None:
 def reduce_by_sum_on_cpu(module: nn.Module) -> nn.Module:
     """Make FSDP's gradient reduction one that gloo knows; the result is the same.
 
-    Upstream asks for a sum with a factor of 1, which FSDP2 passes on as an operation that only NCCL has.
+    Upstream asks for a sum with a factor of 1, which FSDP2 passes on as an operation that only NCCL
+    has.
     """
     if titan_tools.device_type == "cpu":
         for part in module.modules():
@@ -101,7 +106,10 @@ def reduce_by_sum_on_cpu(module: nn.Module) -> nn.Module:
 
 
 def _peak_flops(upstream: Callable[[str], float]) -> Callable[[str], float]:
-    """Know the A6000, for which upstream takes an A100's 312 TFLOP/s, and no CPU, for which there is no such figure."""
+    """Give the A6000 its own peak, and a CPU none.
+
+    Upstream takes an A100's 312 TFLOP/s for both.
+    """
 
     def peak_flops(device_name: str) -> float:
         if titan_tools.device_type == "cpu":
@@ -116,8 +124,9 @@ def _peak_flops(upstream: Callable[[str], float]) -> Callable[[str], float]:
 def _clip_on_device(upstream: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Let a rank without any gradient take part in the gradient norm.
 
-    In a step that freezes everything a rank has no gradients; torch's norm of nothing is a zero on the CPU, which NCCL
-    cannot reduce over the pipeline. Factory functions under a default device put it where the parameters are.
+    In a step that freezes everything a rank has no gradients; torch's norm of nothing is a zero on
+    the CPU, which NCCL cannot reduce over the pipeline. Factory functions under a default device
+    put it where the parameters are.
     """
 
     def clip_grad_norm_(parameters: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -129,15 +138,16 @@ def _clip_on_device(upstream: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return clip_grad_norm_
 
 
-# -- gradients under pipeline parallelism ------------------------------------------------------------------------------
+# -- gradients under pipeline parallelism ----------------------------------------------------------
 
 
 class PipelineLoss:
     """A sum loss divided by the step's number of target tokens before it is back-propagated.
 
-    Upstream back-propagates the raw sum under pipeline parallelism and divides only the logged value (issue #2972):
-    gradients come out larger by the number of tokens, which clipping then hides. Outside :meth:`divided_by` (in
-    validation, which divides by itself) the loss is the plain sum.
+    Upstream back-propagates the raw sum under pipeline parallelism and divides only the logged
+    value (issue #2972): gradients come out larger by the number of tokens, which clipping then
+    hides. Outside :meth:`divided_by` (in validation, which divides by itself) the loss is the plain
+    sum.
     """
 
     def __init__(self, loss_fn: Callable[..., Tensor]) -> None:
@@ -162,13 +172,16 @@ class PipelineLoss:
 
 
 def autocast_stages(
-    model_parts: list[nn.Module], parallel_dims: ParallelDims, job_config: JobConfig, device: torch.device
+    model_parts: list[nn.Module],
+    parallel_dims: ParallelDims,
+    job_config: JobConfig,
+    device: torch.device,
 ) -> None:
     """Give ``training.mixed_precision_param`` its meaning under pipeline parallelism without FSDP.
 
-    Upstream leaves mixed precision to FSDP and turns it off, with a warning, when pipeline or tensor parallelism runs
-    without it: fp32 on GPUs that were bought for bf16. Here each stage's forward runs under autocast, as upstream does
-    for DDP and single devices.
+    Upstream leaves mixed precision to FSDP and turns it off, with a warning, when pipeline or
+    tensor parallelism runs without it: fp32 on GPUs that were bought for bf16. Here each stage's
+    forward runs under autocast, as upstream does for DDP and single devices.
     """
     dtype = TORCH_DTYPE_MAP[job_config.training.mixed_precision_param]
     if parallel_dims.fsdp_enabled or parallel_dims.tp_enabled or dtype == torch.float32:
@@ -177,22 +190,23 @@ def autocast_stages(
         part.forward = torch.autocast(device.type, dtype=dtype)(part.forward)
 
 
-# -- model and metrics -------------------------------------------------------------------------------------------------
+# -- model and metrics -----------------------------------------------------------------------------
 
 
 def with_rope_settings(model_args: Any, job_config: JobConfig) -> Any:
     """Return ``model_args`` with the RoPE scaling that the configuration asks for.
 
-    Upstream's llama3 always applies Llama 3.1's scaling by 8, which is wrong for Llama 2, Llama 3, SmolLM2 (1) and
-    Llama 3.2 (32). Unset keys keep the flavor's values.
+    Upstream's llama3 always applies Llama 3.1's scaling by 8, which is wrong for Llama 2, Llama 3,
+    SmolLM2 (1) and Llama 3.2 (32). Unset keys keep the flavor's values.
     """
+    model = job_config.model
     wanted = {
         name: value
         for name, value in {
-            "scaling_factor": job_config.model.rope_scaling_factor,
-            "low_freq_factor": job_config.model.rope_low_freq_factor,
-            "high_freq_factor": job_config.model.rope_high_freq_factor,
-            "original_max_position_embeddings": job_config.model.rope_original_max_position_embeddings,
+            "scaling_factor": model.rope_scaling_factor,
+            "low_freq_factor": model.rope_low_freq_factor,
+            "high_freq_factor": model.rope_high_freq_factor,
+            "original_max_position_embeddings": model.rope_original_max_position_embeddings,
         }.items()
         if value is not None
     }
@@ -200,13 +214,14 @@ def with_rope_settings(model_args: Any, job_config: JobConfig) -> Any:
         return model_args
     if not hasattr(model_args, "rope_scaling_args"):
         raise ValueError(
-            f"model.rope_* is set but model.name is {job_config.model.name!r}, which has no RoPE scaling; remove the keys"
+            f"model.rope_* is set but model.name is {job_config.model.name!r}, which has no RoPE "
+            "scaling; remove the keys"
         )
     return replace(model_args, rope_scaling_args=replace(model_args.rope_scaling_args, **wanted))
 
 
 def _metrics_rank(upstream: Callable[..., int]) -> Callable[..., int]:
-    """Find the loss on rank 0 for every schedule that folds the pipeline back, not for ZBVZeroBubble alone."""
+    """Find the loss on rank 0 for every schedule that folds the pipeline back."""
 
     def metrics_rank(parallel_dims: ParallelDims, job_config: JobConfig) -> int:
         if parallel_dims.pp_enabled and places_stages_in_v(

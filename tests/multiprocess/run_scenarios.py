@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from torchtitan.freezing.launch import prepare  # noqa: E402
+from torchtitan.freezing.launch import prepare
 
 
 def fix_weights(model_parts):

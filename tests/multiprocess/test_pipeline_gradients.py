@@ -38,9 +38,7 @@ def pipelined(tmp_path_factory):
     scenarios = [
         {
             "name": schedule,
-            "args": arguments(
-                model__flavor="8M", parallelism__pipeline_parallel_schedule=schedule
-            ),
+            "args": arguments(model__flavor="8M", parallelism__pipeline_parallel_schedule=schedule),
         }
         for schedule in SCHEDULES
     ]
@@ -117,7 +115,9 @@ def test_low_precision_is_really_used_under_a_pipeline(single, pipelined, precis
 
     def distance(reference):
         together = [(ours[n].float() - reference[n].float()).flatten() for n in ours]
-        return float(torch.cat(together).norm() / torch.cat([full[n].flatten() for n in ours]).norm())
+        return float(
+            torch.cat(together).norm() / torch.cat([full[n].flatten() for n in ours]).norm()
+        )
 
     assert distance(full) > 1e-3
     assert distance(low) < 0.5 * distance(full)

@@ -85,7 +85,13 @@ def test_undisturbed_run_freezes_in_every_phase(runs, schedule):
             frozen.setdefault(step, []).extend(any(mask) for mask in masks.values())
         assert not any(any(frozen.get(step, [])) for step in (1, 2, 3, 4))
         assert all(frozen[5]) and all(frozen[6])
-        assert 0 < sum(seen["plan"].values())
-    stable = [mask for seen in runs[schedule] for step, _, masks in seen["masks"] if step > 9 for mask in masks.values()]
+        assert sum(seen["plan"].values()) > 0
+    stable = [
+        mask
+        for seen in runs[schedule]
+        for step, _, masks in seen["masks"]
+        if step > 9
+        for mask in masks.values()
+    ]
     assert any(any(mask) for mask in stable)
     assert any(not all(mask) for mask in stable)

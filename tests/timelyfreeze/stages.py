@@ -147,7 +147,10 @@ class Pipeline:
             stage.attach(self.recorder, keep_chain=keep_chain)
         is_single = issubclass(schedule, torch_schedules.PipelineScheduleSingle)
         self.schedule = schedule(
-            self.stages[0] if is_single else self.stages, n_microbatches=N_MICROBATCHES, loss_fn=loss_fn, scale_grads=False
+            self.stages[0] if is_single else self.stages,
+            n_microbatches=N_MICROBATCHES,
+            loss_fn=loss_fn,
+            scale_grads=False,
         )
 
     def run(self, masks: Masks | None = None, batch: tuple[Tensor, Tensor] | None = None) -> Ran:
@@ -237,9 +240,7 @@ def assert_equal(ran: Ran, wanted: Ran) -> None:
 def uniform_masks(modules: Sequence[nn.Module], frozen: bool) -> dict[int, dict[int, np.ndarray]]:
     """The same answer for every parameter of every stage and microbatch."""
     return {
-        stage: {
-            m: np.full(len(list(module.parameters())), frozen) for m in range(N_MICROBATCHES)
-        }
+        stage: {m: np.full(len(list(module.parameters())), frozen) for m in range(N_MICROBATCHES)}
         for stage, module in enumerate(modules)
     }
 

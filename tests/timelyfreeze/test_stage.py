@@ -455,9 +455,24 @@ def test_under_fsdp_in_bfloat16_live_gradients_are_those_of_a_run_without_masks(
 
     masks = random_masks(make_modules(), seed, 0.4)
     # The same tensors in all microbatches, then single ones frozen in the first or the last one.
-    same = {s: {m: masks[s][0] for m in range(N_MICROBATCHES)} for s in masks}
+    same = {s: dict.fromkeys(range(N_MICROBATCHES), masks[s][0]) for s in masks}
     for masked, free in zip(gradients(same), gradients(None), strict=True):
         assert all(a is None or torch.equal(a, b) for a, b in zip(masked, free, strict=True))
     for masked, frozen in zip(gradients(masks), masks.values(), strict=True):
         never = np.logical_and.reduce(list(frozen.values()))
         assert [g is None for g in masked] == never.tolist()
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+def test_torch_still_loses_gradients_where_fsdp_reshards_within_a_split_backward() -> None:
+    """Guards torch itself, without masks: only full backwards survive resharding after forward.
+
+    When this fails, the check of ``parallelism.fsdp_reshard_after_forward`` can go.
+    """
+    modules = make_modules()
+    plain = copy.deepcopy(modules)
+    shard(modules, reshard_after_forward=True)
+    ran = Pipeline(modules, SPLIT).run()
+    wanted = expected(plain, ran.executed)
+    got = whole([[p.grad for p in module.parameters()] for module in modules])
+    assert not all(map(torch.equal, got[1], wanted.gradients[1]))

@@ -11,14 +11,19 @@ import torch
 from timelyfreeze.controller import FIRST_STAGE_MODES, FreezeSettings
 from timelyfreeze.order import ScheduleOrder, order_from_csv
 from timelyfreeze.phases import PhaseSchedule
-from timelyfreeze.torch_pipelining import known_schedules, splits_backward, stages_per_rank
+from timelyfreeze.torch_pipelining import (
+    known_schedules,
+    places_stages_in_v,
+    splits_backward,
+    stages_per_rank,
+)
 from torchtitan.freezing.config import Freezing, JobConfig
 
 METHODS = ("none", "timelyfreeze")
 
 
 class ConfigError(ValueError):
-    """The configuration has mistakes; the message lists each with its key, its value and the rule."""
+    """The configuration has mistakes; the message lists each with key, value and rule."""
 
 
 def check(job_config: JobConfig) -> None:
@@ -54,10 +59,12 @@ def freeze_settings(freezing: Freezing) -> FreezeSettings:
 
 def _pipeline_mistakes(config: JobConfig) -> Iterator[str]:
     parallelism, training = config.parallelism, config.training
+    if config.model.vocab_size is not None and config.model.vocab_size < 1:
+        yield f"model.vocab_size is {config.model.vocab_size}; it must be 1 or more"
     if parallelism.pipeline_parallel_degree <= 1:
         return
     name = parallelism.pipeline_parallel_schedule
-    if name.lower() not in (known.lower() for known in known_schedules()):
+    if not _is_known(name):
         yield (
             f"parallelism.pipeline_parallel_schedule is {name!r}; "
             f"known: {', '.join(known_schedules())}"
@@ -71,15 +78,33 @@ def _pipeline_mistakes(config: JobConfig) -> Iterator[str]:
     if name.lower() == "dualpipev" and parallelism.pipeline_parallel_expert_parallel_overlap:
         key = "parallelism.pipeline_parallel_expert_parallel_overlap"
         if not torch.accelerator.is_available():
-            yield f"{key} is true; overlapping DualPipeV needs an accelerator's streams, so set it to false on a CPU"
+            yield (
+                f"{key} is true; overlapping DualPipeV needs an accelerator's streams, so set it "
+                "to false on a CPU"
+            )
         elif config.freezing.method != "none":
             yield (
-                f"{key} is true; actions that overlap cannot be timed one by one, so freezing.method "
-                f"{config.freezing.method!r} needs it to be false"
+                f"{key} is true; actions that overlap cannot be timed one by one, so "
+                f"freezing.method {config.freezing.method!r} needs it to be false"
             )
+    reshards = parallelism.fsdp_reshard_after_forward == "always"
+    if _is_known(name) and reshards and _order_splits_backward(config):
+        yield (
+            'parallelism.fsdp_reshard_after_forward is "always"; torch then loses gradients of '
+            f'a backward that is split, as {name} does, so it must be "default" or "never"'
+        )
     csv = parallelism.pipeline_parallel_schedule_csv
     if csv:
         yield from _csv_mistakes(config, Path(csv))
+    elif config.validation.enable and _is_known(name) and places_stages_in_v(name):
+        yield (
+            f"validation.enable is true; torch cannot evaluate under {name}, in which neighbouring "
+            "stages share a rank, so it must be false"
+        )
+
+
+def _is_known(schedule_name: str) -> bool:
+    return schedule_name.lower() in (known.lower() for known in known_schedules())
 
 
 def _csv_mistakes(config: JobConfig, path: Path) -> Iterator[str]:
@@ -104,13 +129,13 @@ def _csv_mistakes(config: JobConfig, path: Path) -> Iterator[str]:
         )
     if any(rank != stage % order.n_ranks for stage, rank in enumerate(order.stage_to_rank)):
         yield (
-            f"{key} is {str(path)!r}, whose stages lie on ranks {list(order.stage_to_rank)}; upstream "
-            f"places stage s of a CSV schedule on rank s modulo {order.n_ranks}"
+            f"{key} is {str(path)!r}, whose stages lie on ranks {list(order.stage_to_rank)}; "
+            f"upstream places stage s of a CSV schedule on rank s modulo {order.n_ranks}"
         )
 
 
 def n_microbatches(config: JobConfig) -> int | None:
-    """Return the number of microbatches of a pipeline batch, or None where the keys contradict each other."""
+    """Return the number of microbatches of a pipeline batch; None where keys contradict."""
     size = config.parallelism.pipeline_parallel_microbatch_size
     if size < 1 or config.training.local_batch_size % size:
         return None
@@ -128,7 +153,8 @@ def _freezing_mistakes(config: JobConfig) -> Iterator[str]:
     yield from _ratio_mistakes(config)
     if freezing.first_stage not in FIRST_STAGE_MODES:
         yield (
-            f"freezing.first_stage is {freezing.first_stage!r}; known: {', '.join(FIRST_STAGE_MODES)}"
+            f"freezing.first_stage is {freezing.first_stage!r}; "
+            f"known: {', '.join(FIRST_STAGE_MODES)}"
         )
     if freezing.seed < 0:
         yield f"freezing.seed is {freezing.seed}; it must be 0 or more"
@@ -155,18 +181,14 @@ def _phase_mistakes(config: JobConfig) -> Iterator[str]:
         phases.last_upper_bound_step - freezing.last_warmup_step,
         freezing.last_monitor_step - phases.last_upper_bound_step,
     )
-    passes = min(halves) * _passes_per_step(config)
+    passes = min(halves)  # at least one in each step
     if freezing.discard_passes < 0 or freezing.discard_passes >= passes:
         yield (
-            f"freezing.discard_passes is {freezing.discard_passes}; it must be 0 or more and below the "
-            f"{passes} passes of each half of the monitoring steps (freezing.last_warmup_step "
-            f"{freezing.last_warmup_step} to freezing.last_monitor_step {freezing.last_monitor_step})"
+            f"freezing.discard_passes is {freezing.discard_passes}; it must be 0 or more and below "
+            f"the {passes} passes of each half of the monitoring steps (freezing.last_warmup_step "
+            f"{freezing.last_warmup_step} to freezing.last_monitor_step "
+            f"{freezing.last_monitor_step})"
         )
-
-
-def _passes_per_step(config: JobConfig) -> int:
-    """Return a lower bound on the gradient accumulation steps, which data parallelism can only make fewer."""
-    return 1
 
 
 def _ratio_mistakes(config: JobConfig) -> Iterator[str]:
@@ -178,8 +200,8 @@ def _ratio_mistakes(config: JobConfig) -> Iterator[str]:
     n_stages = _n_stages(config)
     if isinstance(ratio, list) and n_stages is not None and len(ratio) != n_stages:
         yield (
-            f"freezing.max_freeze_ratio has {len(ratio)} values; it needs one, or one for each of the "
-            f"{n_stages} stages"
+            f"freezing.max_freeze_ratio has {len(ratio)} values; it needs one, or one for each of "
+            f"the {n_stages} stages"
         )
 
 
@@ -210,26 +232,26 @@ def _unsupported(config: JobConfig) -> Iterator[str]:
     method = config.freezing.method
     if config.parallelism.pipeline_parallel_degree <= 1:
         yield (
-            f"parallelism.pipeline_parallel_degree is {config.parallelism.pipeline_parallel_degree}; "
-            f"freezing.method {method!r} needs a pipeline of 2 ranks or more"
+            "parallelism.pipeline_parallel_degree is "
+            f"{config.parallelism.pipeline_parallel_degree}; freezing.method {method!r} needs a "
+            "pipeline of 2 ranks or more"
         )
         return
     if config.compile.enable and "model" in config.compile.components:
         yield (
-            'compile.components has "model": a compiled block has one backward, from which no single tensor '
-            f'can be left out; freezing.method {method!r} needs compile.enable = false or components = ["loss"]'
+            'compile.components has "model": a compiled block has one backward, from which no '
+            f"single tensor can be left out; freezing.method {method!r} needs compile.enable = false or "
+            'components = ["loss"]'
         )
     if config.optimizer.early_step_in_backward:
         yield (
-            "optimizer.early_step_in_backward is true; freezing needs gradients of all microbatches "
-            "before the optimizer steps, so it must be false"
+            "optimizer.early_step_in_backward is true; freezing needs gradients of all "
+            "microbatches before the optimizer steps, so it must be false"
         )
-    known = config.parallelism.pipeline_parallel_schedule.lower() in (
-        name.lower() for name in known_schedules()
-    )
+    known = _is_known(config.parallelism.pipeline_parallel_schedule)
     if known and config.activation_checkpoint.mode != "none" and _order_splits_backward(config):
         yield (
-            f"activation_checkpoint.mode is {config.activation_checkpoint.mode!r}; torch cannot split the "
-            f"backward of {config.parallelism.pipeline_parallel_schedule} through recomputed layers, so it "
-            'must be "none"'
+            f"activation_checkpoint.mode is {config.activation_checkpoint.mode!r}; torch cannot "
+            f"split the backward of {config.parallelism.pipeline_parallel_schedule} through "
+            'recomputed layers, so it must be "none"'
         )

@@ -18,25 +18,31 @@ class Freezing:
     """Freezing method: "none" (plain TorchTitan) or "timelyfreeze"."""
 
     last_warmup_step: int = 60
-    """T_w: up to this step nothing is frozen or measured. Align it with lr_scheduler.warmup_steps."""
+    """T_w: up to this step nothing is frozen or measured. Align it with
+    lr_scheduler.warmup_steps."""
 
     last_monitor_step: int = 100
-    """T_m: in the first half of the steps from T_w to here each action is timed with nothing frozen, in the second
-    half with everything frozen (those steps change no weights). At its end the freeze ratios are solved, once."""
+    """T_m: in the first half of the steps from T_w to here each action is timed with nothing
+    frozen, in the second half with everything frozen (those steps change no weights). At its end
+    the freeze ratios are solved, once."""
 
     last_ramp_step: int = 200
-    """T_f: from T_m to here freeze ratios grow linearly from 0 to the solved values, which hold from then on."""
+    """T_f: from T_m to here freeze ratios grow linearly from 0 to the solved values, which hold
+    from then on."""
 
     max_freeze_ratio: float | list[float] = 0.8
-    """r_max: cap on the mean freeze ratio of a stage's backwards, in [0, 1]: one value, or one for each stage."""
+    """r_max: cap on the mean freeze ratio of a stage's backwards, in [0, 1]: one value, or one for
+    each stage."""
 
     seed: int = 42
-    """Seed of the random choice of parameters. The same masks come out on every data-parallel replica."""
+    """Seed of the random choice of parameters. The same masks come out on every data-parallel
+    replica."""
 
     first_stage: str = "all_or_nothing"
-    """How the first stage, which has no input gradient to compute, is frozen. "all_or_nothing": for a microbatch either
-    whole or not at all, with the ratio as probability. "keep_chain": tensor by tensor as in other stages, with the chain
-    of gradients always run down to the embedding, so that time falls linearly with the ratio, but not to zero."""
+    """How the first stage, which has no input gradient to compute, is frozen. "all_or_nothing": for
+    a microbatch either whole or not at all, with the ratio as probability. "keep_chain": tensor by
+    tensor as in other stages, with the chain of gradients always run down to the embedding, so that
+    time falls linearly with the ratio, but not to zero."""
 
     discard_passes: int = 2
     """Passes not measured after each change of phase: the first ones run cold."""
@@ -60,18 +66,25 @@ class Data:
 class Model(TitanModel):
     """Which model to train."""
 
+    vocab_size: int | None = None
+    """Number of token embeddings, for a tokenizer that needs another number than the flavor has.
+    Unset: the flavor's."""
+
     rope_scaling_factor: float | None = None
     """RoPE scaling factor: 1 for Llama 2, Llama 3 and SmolLM2, 8 for Llama 3.1, 32 for Llama 3.2.
     Unset: the flavor's own, which upstream sets to 8 for every llama3."""
 
     rope_low_freq_factor: float | None = None
-    """RoPE scaling: wavelengths longer than the original context over this are scaled fully. Unset: the flavor's own."""
+    """RoPE scaling: wavelengths longer than the original context over this are scaled fully. Unset:
+    the flavor's own."""
 
     rope_high_freq_factor: float | None = None
-    """RoPE scaling: wavelengths shorter than the original context over this stay as they are. Unset: the flavor's own."""
+    """RoPE scaling: wavelengths shorter than the original context over this stay as they are.
+    Unset: the flavor's own."""
 
     rope_original_max_position_embeddings: int | None = None
-    """RoPE scaling: the context length the model was first trained with. Unset: the flavor's own."""
+    """RoPE scaling: the context length the model was first trained with. Unset: the flavor's
+    own."""
 
 
 @dataclass

@@ -1,7 +1,11 @@
-"""Starts a training process: patches, configuration, checks, then upstream's main function with our trainer."""
+"""Starts a training process.
+
+Patches, configuration, checks, then upstream's main function with our trainer.
+"""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 from torchtitan import upstream_fixes
@@ -15,7 +19,8 @@ def launch(args: Sequence[str], local_rank: int) -> int:
     """Parse ``args``, check them and train.
 
     Returns:
-        The exit status: 2 if the configuration has mistakes, which the first process of each host prints.
+        The exit status: 2 if the configuration has mistakes, which the first process of each host
+        prints.
     """
     try:
         job_config = prepare(args)
@@ -33,12 +38,16 @@ def launch(args: Sequence[str], local_rank: int) -> int:
 
 
 def prepare(args: Sequence[str]) -> JobConfig:
-    """Parse and check ``args`` and register the train spec they ask for; after this a trainer can be built.
+    """Parse and check ``args`` and register the train spec they ask for.
+
+    After this a trainer can be built.
 
     Raises:
         ConfigError: If the configuration has mistakes.
     """
     upstream_fixes.install()
+    # torchdata 0.11 calls a function that torch 2.13 has deprecated, once per process.
+    warnings.filterwarnings("ignore", message="'set_vital' is deprecated")
     # Imported after the patches: it takes upstream's functions by name.
     from torchtitan.freezing.spec import build_train_spec
 
@@ -46,7 +55,9 @@ def prepare(args: Sequence[str]) -> JobConfig:
     check(job_config)
     name = job_config.model.name
     titan_spec._extra_train_specs.pop(name, None)
-    titan_spec.register_train_spec(name, build_train_spec(titan_spec.get_train_spec(name), job_config))
+    titan_spec.register_train_spec(
+        name, build_train_spec(titan_spec.get_train_spec(name), job_config)
+    )
     return job_config
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -22,12 +23,16 @@ from torchtitan.freezing.progress import Progress
 from torchtitan.freezing.report import RunReport
 from torchtitan.freezing.run_folder import make_run_folder
 from torchtitan.tools.logging import logger
+from torchtitan.tools.utils import NoColor
 
 PHASE_NUMBERS = {phase: number for number, phase in enumerate(Phase)}
 
 
 class RunTensorBoard(TensorBoardLogger):
-    """TensorBoard files of one run; figures that do not exist (MFU on a CPU) are left out, not drawn as NaN."""
+    """TensorBoard files of one run.
+
+    Figures that do not exist (MFU on a CPU) are left out, not drawn as NaN.
+    """
 
     def log(self, metrics: dict[str, Any], step: int) -> None:
         """Write the finite metrics."""
@@ -36,22 +41,28 @@ class RunTensorBoard(TensorBoardLogger):
 
 
 class FreezingMetricsProcessor(MetricsProcessor):
-    """Upstream's metrics processor with one folder per run, freezing figures, a progress display and a report.
+    """Upstream's metrics processor with a folder per run, freezing figures, progress and a report.
 
-    Every rank has one, since figures are gathered from all; only the rank that has the loss shows and writes.
+    Every rank has one, since figures are gathered from all; only the rank that has the loss shows
+    and writes.
     """
 
     def __init__(
         self, job_config: JobConfig, parallel_dims: ParallelDims, *args: Any, **kwargs: Any
     ) -> None:
-        # Upstream would open a TensorBoard folder named by the minute, in which runs started together mix.
+        # Upstream would open a TensorBoard folder named by the minute, in which runs started
+        # together mix.
         without_tensorboard = replace(
             job_config, metrics=replace(job_config.metrics, enable_tensorboard=False)
         )
         super().__init__(without_tensorboard, parallel_dims)
         self.job_config = job_config
-        self._is_shown = dist.get_rank() == titan_metrics._get_metrics_rank(parallel_dims, job_config)
+        self._is_shown = dist.get_rank() == titan_metrics._get_metrics_rank(
+            parallel_dims, job_config
+        )
         self.run_folder = make_run_folder(job_config, create=self._is_shown)
+        if not sys.stdout.isatty():
+            self.color = NoColor()
         self._controller: FreezeController | None = None
         self._report = RunReport()
         self._progress = Progress(job_config.training.steps, shown=self._is_shown)
@@ -80,6 +91,7 @@ class FreezingMetricsProcessor(MetricsProcessor):
     def save_plan(self, plan: FreezePlan, bounds: DurationBounds) -> None:
         """Keep what was measured and what was solved beside the run."""
         assert self._controller is not None
+        self._write("schedule.csv", order_to_csv(self._controller.order))
         self._write("bounds.json", bounds_to_json(self._controller.dag, bounds))
         self._write("plan.json", plan_to_json(plan))
 
@@ -156,5 +168,3 @@ def _as_table(settings: dict[str, Any]) -> str:
         for key, value in (values.items() if isinstance(values, dict) else [("", values)])
     ]
     return "\n".join(["| key | value |", "| --- | --- |", *rows])
-
-

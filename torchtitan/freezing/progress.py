@@ -15,7 +15,9 @@ from timelyfreeze.phases import Phase
 
 
 class Progress:
-    """One bar on the rank that is shown, if its output is a terminal; otherwise upstream's line per logged step.
+    """One bar on the rank that is shown, if its output is a terminal.
+
+    Otherwise upstream's line per logged step stays.
 
     Args:
         n_steps: Steps of the whole run.

@@ -45,7 +45,8 @@ class RunReport:
 
         Args:
             controller: The run's controller, or None if nothing was frozen by design.
-            ranks_per_replica: Devices that share one batch; tokens/s are per device, as TorchTitan counts them.
+            ranks_per_replica: Devices that share one batch; tokens/s are per device, as TorchTitan
+                counts them.
             run_folder: Where the run's files are.
         """
         lines = ["", "Run report", "----------"]
@@ -69,31 +70,42 @@ class RunReport:
         lines = []
         if before is not None:
             lines.append(
-                f"without freezing         {self._tokens_per_second(before, ranks):,.0f} tokens/s per device, "
-                f"{1e3 * before:.1f} ms a step"
+                f"without freezing         {self._tokens_per_second(before, ranks):,.0f} "
+                f"tokens/s per device, {1e3 * before:.1f} ms a step"
             )
         if after is not None:
             lines.append(
-                f"with freezing            {self._tokens_per_second(after, ranks):,.0f} tokens/s per device, "
-                f"{1e3 * after:.1f} ms a step"
+                f"with freezing            {self._tokens_per_second(after, ranks):,.0f} "
+                f"tokens/s per device, {1e3 * after:.1f} ms a step"
             )
         if before is not None and after is not None:
             lines.append(f"gain                     {100 * (before / after - 1):+.1f}% throughput")
         plan = controller.plan
         if plan is None:
-            return [*lines, f"no freeze plan           {controller.failure or 'not enough steps to measure'}"]
+            return [
+                *lines,
+                f"no freeze plan           {controller.failure or 'not enough steps to measure'}",
+            ]
         lines.append(
-            _batch_line("batch without freezing", plan.unfrozen_batch_ms, self._batch_ms.get(Phase.UPPER_BOUND))
+            _batch_line(
+                "batch without freezing",
+                plan.unfrozen_batch_ms,
+                self._batch_ms.get(Phase.UPPER_BOUND),
+            )
         )
-        lines.append(_batch_line("batch with freezing", plan.batch_ms, self._batch_ms.get(Phase.STABLE)))
         lines.append(
-            f"limit                    {plan.frozen_batch_ms:.1f} ms a batch with everything frozen "
-            f"({100 * plan.limit_gain:+.1f}%); the plan reaches {100 * plan.gain:+.1f}%"
+            _batch_line("batch with freezing", plan.batch_ms, self._batch_ms.get(Phase.STABLE))
+        )
+        lines.append(
+            f"limit                    {plan.frozen_batch_ms:.1f} ms a batch with everything "
+            f"frozen ({100 * plan.limit_gain:+.1f}%); the plan reaches {100 * plan.gain:+.1f}%"
         )
         ratios = " ".join(f"{s}: {r:.2f}" for s, r in plan.stage_mean_ratios().items())
         lines.append(f"planned freeze ratio     stage {ratios}")
         if self._figures is not None:
-            applied = " ".join(f"{s}: {r:.2f}" for s, r in self._figures.applied_stage_ratios.items())
+            applied = " ".join(
+                f"{s}: {r:.2f}" for s, r in self._figures.applied_stage_ratios.items()
+            )
             lines.append(f"applied in the last step stage {applied}")
             lines.append(
                 f"average freeze ratio     {self._figures.average_freeze_ratio:.3f} over all steps"
@@ -105,7 +117,10 @@ class RunReport:
         return statistics.median(counted) if counted else None
 
     def _tokens_per_second(self, seconds: float, ranks: int) -> float:
-        """Return tokens/s at the run's mean number of tokens in a step, so that uneven padding does not show as speed."""
+        """Return tokens/s at the run's mean number of tokens in a step.
+
+        The mean, so that uneven padding does not show as speed.
+        """
         return self._n_tokens / self._n_steps / seconds / ranks
 
 

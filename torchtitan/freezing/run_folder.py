@@ -20,8 +20,10 @@ def make_run_folder(job_config: JobConfig, *, create: bool) -> Path:
         A folder that no earlier run has used.
     """
     place = Path(job_config.job.dump_folder) / job_config.metrics.save_tb_folder
-    return place / Exchange().broadcast(_free_name(job_config, place)) if not create else _made(
+    return (
         place / Exchange().broadcast(_free_name(job_config, place))
+        if not create
+        else _made(place / Exchange().broadcast(_free_name(job_config, place)))
     )
 
 

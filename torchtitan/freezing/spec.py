@@ -1,4 +1,4 @@
-"""Upstream's train spec with our parts put in: RoPE settings, instruction data, loss, stages and metrics."""
+"""Upstream's train spec with our parts put in: RoPE, data, loss, stages and metrics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.metrics import FreezingMetricsProcessor
 from torchtitan.instruct_data import build_instruct_dataloader, is_instruct_dataset
-from torchtitan.models.llama3 import TransformerModelArgs
+from torchtitan.models.llama3.model.args import RoPEScalingArgs, TransformerModelArgs
 from torchtitan.protocols.train_spec import TrainSpec
 from torchtitan.upstream_fixes import (
     PipelineLoss,
@@ -29,7 +29,13 @@ from torchtitan.upstream_fixes import (
 EXTRA_FLAVORS = {
     "llama3": {
         "8M": TransformerModelArgs(
-            dim=256, n_layers=10, n_heads=8, n_kv_heads=4, vocab_size=2048, rope_theta=500000
+            dim=256,
+            n_layers=10,
+            n_heads=8,
+            n_kv_heads=4,
+            vocab_size=2048,
+            rope_theta=500000,
+            rope_scaling_args=RoPEScalingArgs(scaling_factor=1.0),
         ),
     }
 }
@@ -49,8 +55,13 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
     flavor = job_config.model.flavor
     if flavor not in flavors:
         raise ValueError(
-            f"model.flavor is {flavor!r}, which {job_config.model.name} does not have; known: {', '.join(sorted(flavors))}"
+            f"model.flavor is {flavor!r}, which {job_config.model.name} does not have; "
+            f"known: {', '.join(sorted(flavors))}"
         )
+
+    model_args = with_rope_settings(flavors[flavor], job_config)
+    if job_config.model.vocab_size is not None:
+        model_args = replace(model_args, vocab_size=job_config.model.vocab_size)
 
     def pipelining_fn(
         model: nn.Module,
@@ -70,6 +81,16 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
     def build_loss_fn(config: JobConfig, parallel_dims: ParallelDims, **kwargs: Any) -> Any:
         loss_fn = upstream.build_loss_fn(config, parallel_dims=parallel_dims, **kwargs)
         return PipelineLoss(loss_fn) if parallel_dims.pp_enabled else loss_fn
+
+    def build_tokenizer_fn(config: JobConfig) -> Any:
+        tokenizer = upstream.build_tokenizer_fn(config)
+        if tokenizer.get_vocab_size() > model_args.vocab_size:
+            raise ValueError(
+                f"the tokenizer in model.hf_assets_path ({config.model.hf_assets_path!r}) has "
+                f"{tokenizer.get_vocab_size()} tokens, model.flavor {flavor!r} has "
+                f"{model_args.vocab_size}; set model.vocab_size to at least the former"
+            )
+        return tokenizer
 
     def build_dataloader_fn(
         dp_world_size: int, dp_rank: int, tokenizer: Any, job_config: JobConfig
@@ -96,7 +117,8 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
 
     return replace(
         upstream,
-        model_args={**flavors, flavor: with_rope_settings(flavors[flavor], job_config)},
+        model_args={**flavors, flavor: model_args},
+        build_tokenizer_fn=build_tokenizer_fn if upstream.build_tokenizer_fn else None,
         parallelize_fn=parallelize_fn,
         pipelining_fn=pipelining_fn if upstream.pipelining_fn else None,
         build_loss_fn=build_loss_fn,
@@ -107,7 +129,7 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
 
 @contextmanager
 def _stage_class(stage_class: type | None) -> Iterator[None]:
-    """Make upstream's pipeline splitter build ``stage_class`` instead of its own; None leaves it alone."""
+    """Make upstream's pipeline splitter build ``stage_class``; None leaves it alone."""
     original = titan_pipeline.PipelineStage
     titan_pipeline.PipelineStage = stage_class or original
     try:

@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,7 +27,7 @@ CHECKPOINT_KEY = "freezing"
 
 
 class FreezingTrainer(Trainer):
-    """Upstream's trainer; each of its steps is framed by the freeze controller, each pipeline batch by a pass."""
+    """Upstream's trainer with the freeze controller around each step and each pipeline batch."""
 
     job_config: JobConfig
     controller: FreezeController | None = None
@@ -66,14 +65,18 @@ class FreezingTrainer(Trainer):
         self.checkpointer.states[CHECKPOINT_KEY] = self.controller
 
     def _shared_processors(self) -> float | None:
-        """Return how many ranks of one pipeline can compute at once, or None if each has a device of its own."""
+        """Return how many ranks of a pipeline compute at once; None if each has its own device."""
         if self.device.type != "cpu":
             return None
         n_local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
         cores = shared_cores(n_local_ranks, torch.get_num_threads())
         if cores is None:
             return None
-        logger.info("%d ranks share %g cores; the plan and its prediction take that into account", n_local_ranks, cores)
+        logger.info(
+            "%d ranks share %g cores; the plan and its prediction take that into account",
+            n_local_ranks,
+            cores,
+        )
         return cores * self.parallel_dims.pp / n_local_ranks
 
     def batch_generator(
@@ -110,7 +113,7 @@ class FreezingTrainer(Trainer):
         labels: torch.Tensor,
         global_valid_tokens: torch.Tensor,
     ) -> torch.Tensor:
-        """Run one pipeline batch; its loss is divided by the step's tokens before the backward, not after it."""
+        """Run one pipeline batch, its loss divided by the step's tokens before the backward."""
         if not self.parallel_dims.pp_enabled:
             return super().forward_backward_step(
                 input_dict=input_dict, labels=labels, global_valid_tokens=global_valid_tokens
@@ -127,4 +130,3 @@ class FreezingTrainer(Trainer):
         """Train, then report."""
         super().train()
         self.metrics_processor.end_run()
-

@@ -1,0 +1,109 @@
+"""Who may import whom, read from the source without running it."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+LIBRARY = sorted((ROOT / "timelyfreeze").glob("*.py"))
+FORK = sorted((ROOT / "torchtitan").rglob("*.py"))
+# From schedule to plan, everything is plain data: no torch, and nothing that imports it.
+PURE = {
+    "__init__",
+    "actions",
+    "bounds",
+    "dag",
+    "lp",
+    "order",
+    "phases",
+    "plan",
+    "processors",
+    "schedules",
+    "selection",
+}
+PIPELINING = "torch.distributed.pipelining"
+ADAPTER = ROOT / "timelyfreeze" / "torch_pipelining.py"
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """Full names of everything imported, wherever the import stands."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: imports are absolute here"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def imports_of(path: Path) -> set[str]:
+    return set(imports(ast.parse(path.read_text())))
+
+
+def belongs_to(name: str, package: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
+
+
+@pytest.mark.parametrize("path", LIBRARY, ids=lambda path: path.stem)
+def test_the_library_knows_nothing_of_torchtitan(path: Path) -> None:
+    assert [name for name in imports_of(path) if belongs_to(name, "torchtitan")] == []
+
+
+@pytest.mark.parametrize("module", sorted(PURE))
+def test_planning_needs_no_torch(module: str) -> None:
+    names = imports_of(ROOT / "timelyfreeze" / f"{module}.py")
+    assert [name for name in names if belongs_to(name, "torch")] == []
+    siblings = {name.split(".")[1] for name in names if belongs_to(name, "timelyfreeze")}
+    assert siblings <= PURE, "a sibling that imports torch brings it in"
+
+
+def private_pipelining_names(tree: ast.AST) -> list[str]:
+    """Names with a leading underscore that are taken from torch's pipelining package."""
+    found, aliases = [], set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if belongs_to(alias.name, PIPELINING):
+                    aliases.add(alias.asname or alias.name)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                if belongs_to(name, PIPELINING):
+                    aliases.add(alias.asname or alias.name)
+    names = [name for name in imports(tree) if belongs_to(name, PIPELINING)]
+    found += [name for name in names if any(part.startswith("_") for part in name.split("."))]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
+            base = ast.unparse(node.value)
+            if base in aliases and not node.attr.startswith("__"):
+                found.append(f"{base}.{node.attr}")
+    return found
+
+
+def test_private_names_of_torchs_pipelining_stand_in_one_file() -> None:
+    found = {
+        path.relative_to(ROOT).as_posix(): names
+        for path in [*LIBRARY, *FORK]
+        if (names := private_pipelining_names(ast.parse(path.read_text())))
+    }
+    assert set(found) == {ADAPTER.relative_to(ROOT).as_posix()}
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("from torch.distributed.pipelining._backward import x", 1),
+        ("from torch.distributed.pipelining import _utils", 1),
+        ("import torch.distributed.pipelining.schedules as s\ns._Action", 1),
+        ("def f():\n    from torch.distributed.pipelining import schedules\n    schedules._A", 1),
+        ("from torch.distributed.pipelining import PipelineStage\nself._private", 0),
+    ],
+)
+def test_the_search_for_private_names_finds_them(source: str, expected: int) -> None:
+    assert len(private_pipelining_names(ast.parse(source))) == expected
+
+
+def test_every_module_of_the_library_was_seen() -> None:
+    assert {path.stem for path in LIBRARY} >= PURE | {"stage", "controller", "torch_pipelining"}
+    assert any(path.name == "upstream_fixes.py" for path in FORK)

@@ -1,0 +1,100 @@
+"""What the wheel holds and what it asks for."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib.metadata import distribution, requires
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+DEPENDENCIES = [Requirement(text) for text in PROJECT["dependencies"]]
+DEVELOPMENT = [Requirement(text) for text in PROJECT["optional-dependencies"]["dev"]]
+# Import names that differ from what a package is called in the index.
+PACKAGES = {"PIL": "pillow", "yaml": "pyyaml"}
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pairs = [line.split("==") for line in lines if line and not line.startswith("#")]
+    assert all(len(pair) == 2 for pair in pairs), "constraints are exact versions"
+    return {canonicalize_name(name): version for name, version in pairs}
+
+
+@pytest.mark.parametrize("requirement", [*DEPENDENCIES, *DEVELOPMENT], ids=lambda r: r.name)
+def test_constraints_pin_a_version_in_every_range(requirement: Requirement) -> None:
+    pinned = pins().get(canonicalize_name(requirement.name))
+    assert pinned is not None, f"constraints.txt does not pin {requirement.name}"
+    assert requirement.specifier.contains(pinned), f"{requirement} does not allow {pinned}"
+
+
+def test_constraints_pin_what_torchtitan_asks_for() -> None:
+    for text in requires("torchtitan") or []:
+        requirement = Requirement(text)
+        if requirement.marker is None:
+            pinned = pins().get(canonicalize_name(requirement.name))
+            assert pinned is not None, f"constraints.txt does not pin {requirement.name}"
+            assert requirement.specifier.contains(pinned)
+
+
+def top_level_imports(path: Path) -> set[str]:
+    """Packages that importing the module needs; imports inside functions and try do not count."""
+    names = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.split(".")[0])
+    return names - set(sys.stdlib_module_names)
+
+
+def test_dependencies_hold_what_torchtitan_imports_without_asking_for_it() -> None:
+    """Guards torchtitan's METADATA, which leaves out triton (and torch, on purpose).
+
+    Fails without our declaration; fails too when upstream declares it, and ours can go.
+    """
+    upstream = Path(str(distribution("torchtitan").locate_file("torchtitan")))
+    needed = top_level_imports(upstream / "models" / "moe" / "kernels.py")
+    declared = {canonicalize_name(Requirement(text).name) for text in requires("torchtitan") or []}
+    missing = needed - declared - {"torchtitan"}
+    assert missing == {"torch", "triton"}
+    assert missing <= {canonicalize_name(requirement.name) for requirement in DEPENDENCIES}
+
+
+@pytest.mark.parametrize("package", ["timelyfreeze", "torchtitan"])
+def test_dependencies_hold_what_we_import(package: str) -> None:
+    imported: set[str] = set()
+    for path in (ROOT / package).rglob("*.py"):
+        imported |= top_level_imports(path)
+    ours = {canonicalize_name(requirement.name) for requirement in DEPENDENCIES}
+    wanted = {canonicalize_name(PACKAGES.get(name, name)) for name in imported}
+    # What torchtitan asks for comes with it.
+    ours |= {canonicalize_name(Requirement(text).name) for text in requires("torchtitan") or []}
+    assert wanted - ours - {"timelyfreeze", "torchtitan", "tests"} == set()
+
+
+@pytest.mark.skipif(find_spec("hatchling") is None, reason="hatchling is not installed")
+def test_the_wheel_adds_files_beside_torchtitan_and_overwrites_none(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=60)
+    (wheel,) = tmp_path.glob("*.whl")
+    ours = set(zipfile.ZipFile(wheel).namelist())
+    upstream = {str(path) for path in distribution("torchtitan").files or []}
+    assert "torchtitan/__init__.py" in upstream
+    assert ours & upstream == set()
+    tracked = {
+        path.relative_to(ROOT).as_posix()
+        for package in ("timelyfreeze", "torchtitan")
+        for path in (ROOT / package).rglob("*.py")
+    }
+    assert tracked - ours == {"torchtitan/__init__.py"}
+    outside = {name.split("/")[0] for name in ours} - {"timelyfreeze", "torchtitan"}
+    assert all(re.fullmatch(r"timelyfreeze-[\w.]+\.dist-info", name) for name in outside)

@@ -1,0 +1,148 @@
+import io
+import logging
+import re
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from timelyfreeze.phases import Phase
+from torchtitan.freezing.progress import Progress, quiet_unless
+
+
+class Screen(io.StringIO):
+    """Standard error, as a terminal or not."""
+
+    def __init__(self, is_terminal: bool) -> None:
+        super().__init__()
+        self._is_terminal = is_terminal
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+    def last_line(self) -> str:
+        return [line for line in re.split(r"[\r\n]", self.getvalue()) if line.strip()][-1]
+
+
+def put_up(monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool = True) -> Screen:
+    """Make standard error a screen; to be called in the test, since pytest sets it up anew there."""
+    screen = Screen(is_terminal)
+    monkeypatch.setattr(sys, "stderr", screen)
+    return screen
+
+
+@pytest.fixture(autouse=True)
+def _root_level() -> Iterator[None]:
+    root = logging.getLogger()
+    level = root.level
+    root.setLevel(logging.INFO)
+    yield
+    root.setLevel(level)
+
+
+def run(progress: Progress) -> list[int]:
+    """Three steps; returns the log level while upstream's line would be printed."""
+    levels = []
+    for step, phase in ((1, Phase.WARMUP), (2, Phase.UPPER_BOUND), (3, Phase.STABLE)):
+        progress.step(step, phase)
+        progress.log(step, loss=2.0 / step, grad_norm=0.5)
+        with progress.instead_of_upstream():
+            levels.append(logging.getLogger().level)
+    return levels
+
+
+def test_without_a_terminal_upstreams_plain_lines_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = put_up(monkeypatch, is_terminal=False)
+    progress = Progress(4, shown=True)
+    assert run(progress) == [logging.INFO] * 3
+    progress.close()
+    assert pipe.getvalue() == ""
+
+
+def test_a_rank_that_is_not_shown_draws_nothing_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal = put_up(monkeypatch)
+    progress = Progress(4, shown=False)
+    assert run(progress) == [logging.INFO] * 3
+    progress.close()
+    assert terminal.getvalue() == ""
+
+
+def test_a_terminal_shows_step_phase_and_figures_instead_of_upstreams_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal = put_up(monkeypatch)
+    progress = Progress(4, shown=True)
+    assert run(progress) == [logging.WARNING] * 3
+    assert logging.getLogger().level == logging.INFO
+    progress.close()
+    line = terminal.last_line()
+    assert line.startswith("stable:")
+    assert "3/4" in line
+    assert "loss=0.6667" in line
+    assert "grad_norm=0.500" in line
+    assert "upper bound" in terminal.getvalue()
+
+
+def test_a_resumed_run_begins_where_it_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = put_up(monkeypatch)
+    progress = Progress(100, shown=True)
+    progress.step(61, Phase.UPPER_BOUND)
+    progress.close()
+    assert "61/100" in terminal.last_line()
+
+
+def test_without_freezing_the_bar_has_no_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = put_up(monkeypatch)
+    progress = Progress(2, shown=True)
+    progress.step(1, None)
+    progress.step(2, None)
+    progress.close()
+    assert "2/2" in terminal.last_line()
+    assert not any(phase.value in terminal.getvalue() for phase in Phase)
+
+
+def test_the_log_level_comes_back_after_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = put_up(monkeypatch)
+    progress = Progress(2, shown=True)
+    progress.step(1, None)
+    with pytest.raises(RuntimeError, match="disk full"), progress.instead_of_upstream():
+        raise RuntimeError("disk full")
+    progress.close()
+    assert logging.getLogger().level == logging.INFO
+
+
+def test_closing_gives_the_log_its_stream_back_and_can_be_repeated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal = put_up(monkeypatch)
+    root = logging.getLogger()
+    before = list(root.handlers)
+    progress = Progress(2, shown=True)
+    progress.step(1, None)
+    progress.close()
+    progress.close()
+    assert root.handlers == before
+    progress.log(2, 1.0, 1.0)  # nothing to show it on
+    assert "1/2" in terminal.last_line()
+
+
+@pytest.mark.parametrize(
+    ("shown", "rank", "log_rank", "level"),
+    [
+        (True, 3, None, logging.INFO),
+        (False, 0, None, logging.WARNING),
+        (False, 1, "0,1", logging.INFO),
+        (False, 1, "0,11", logging.WARNING),
+        (False, 1, "", logging.WARNING),
+    ],
+)
+def test_only_the_shown_rank_and_those_named_talk(
+    shown: bool, rank: int, log_rank: str | None, level: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LOG_RANK", raising=False)
+    if log_rank is not None:
+        monkeypatch.setenv("LOG_RANK", log_rank)
+    quiet_unless(shown, rank)
+    assert logging.getLogger().level == level
