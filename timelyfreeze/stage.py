@@ -183,6 +183,7 @@ class FreezingStage(PipelineStage):
             )
 
         def remember(module: nn.Module, inputs: Any, output: Tensor) -> None:
-            self._embedding_output = output
+            if self._active:
+                self._embedding_output = output
 
         embeddings[0].register_forward_hook(remember)

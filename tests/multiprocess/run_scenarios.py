@@ -110,6 +110,7 @@ def run(scenario, folder):
     controller = getattr(trainer, "controller", None)
     if controller is not None:
         for stage in controller._stages:
+            seen.setdefault("sizes", {})[stage.stage_index] = stage.parameter_sizes.tolist()
             freeze = stage.freeze
 
             def noted(masks, freeze=freeze, stage=stage):

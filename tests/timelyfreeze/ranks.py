@@ -1,4 +1,4 @@
-"""Freeze controllers of several pretended ranks, each in a thread, with stages that only keep time."""
+"""Freeze controllers of pretended ranks, each in a thread, with stages that only keep time."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ class ThreadExchange:
 def linear_ms(action: Action, share: float) -> float:
     """1 ms a forward or input gradient; a weight gradient takes 2 ms, less what is frozen of it.
 
-    Later microbatches take a little longer, so that no two plans are equally good. While monitoring,
-    all times are binary fractions, so a clock that starts elsewhere gives the same differences.
+    Later microbatches take a little longer, so that no two plans are equally good. While
+    monitoring, all times are binary fractions, so that differences do not depend on the clock.
     """
     weights = 2.0 * (1.0 - share) if action.kind.freezable else 0.0
     rest = 0.0 if action.kind is ActionKind.WEIGHT_BACKWARD else 1.0

@@ -324,7 +324,7 @@ def test_the_plan_is_made_for_the_order_that_ran(caplog: pytest.LogCaptureFixtur
     assert message.endswith("1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3\n")
     for controller in ranks.controllers:
         assert controller.order == executed
-        assert [a for a in controller.dag.actions] == [a for row in executed.ranks for a in row]
+        assert list(controller.dag.actions) == [a for row in executed.ranks for a in row]
         assert plan_to_json(controller.plan) == plan_to_json(same.controllers[0].plan)
 
 
@@ -423,6 +423,6 @@ def test_a_checkpoint_of_other_ranks_is_refused() -> None:
 def test_an_unknown_mode_of_the_first_stage_is_refused() -> None:
     with pytest.raises(
         ValueError,
-        match="freezing.first_stage is 'half'; known: all_or_nothing, keep_chain",
+        match=r"freezing\.first_stage is 'half'; known: all_or_nothing, keep_chain",
     ):
         FreezeSettings(phases=PHASES, first_stage="half")

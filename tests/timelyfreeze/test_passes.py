@@ -94,6 +94,19 @@ def test_of_two_replicas_the_slower_one_counts(name: str) -> None:
     assert batch_times(build_dag(order), ranks[::-1]) == {Phase.RAMP: (wanted,)}
 
 
+@pytest.mark.parametrize("slow_first", [True, False])
+def test_a_batch_waits_for_the_slower_replicas_first_forward(slow_first: bool) -> None:
+    order = hand_order("two_by_two")
+    ranks = []
+    for forward_ms in (3.0, 1.0) if slow_first else (1.0, 3.0):
+        durations_ms = dict.fromkeys(build_dag(order).actions, forward_ms)
+        ranks += [
+            RankPasses((("ramp", span),), own(order, rank, durations_ms))
+            for rank, span in enumerate((4.0, 20.0))
+        ]
+    assert batch_times(build_dag(order), ranks) == {Phase.RAMP: (23.0,)}
+
+
 def test_only_passes_that_every_rank_has_count() -> None:
     dag = build_dag(hand_order("two_by_two"))
     many = RankPasses((("ramp", 1.0), ("ramp", 2.0)), {})

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -66,7 +68,7 @@ def test_more_processors_never_make_a_batch_longer(seed: int) -> None:
     n_ranks = int(dag.ranks.max()) + 1
     durations = random_times(len(dag.actions), seed)
     batches = [play_batch(dag, durations, n)[1] for n in np.arange(0.25, n_ranks + 0.3, 0.25)]
-    for fewer, more in zip(batches, batches[1:], strict=False):
+    for fewer, more in pairwise(batches):
         assert more <= fewer * (1 + 1e-12)
 
 
@@ -104,7 +106,7 @@ def test_processors_are_shared_only_where_ranks_outnumber_them() -> None:
 def test_durations_are_checked() -> None:
     dag = build_dag(hand_order("two_by_two"))
     for n_processors in (None, 1.0):
-        with pytest.raises(ValueError, match="durations_ms of action 0F1 is -1.0 ms"):
+        with pytest.raises(ValueError, match=r"durations_ms of action 0F1 is -1\.0 ms"):
             play_batch(dag, [1.0, -1.0, *[1.0] * 6], n_processors)
         with pytest.raises(ValueError, match=r"durations_ms has shape \(3,\)"):
             play_batch(dag, [1.0] * 3, n_processors)

@@ -112,13 +112,22 @@ def test_a_loss_before_any_action_is_not_recorded(recorder, clock) -> None:
 
 
 def test_a_pass_that_raises_is_discarded_and_the_next_one_is_whole(recorder, clock) -> None:
-    with pytest.raises(RuntimeError, match="out of memory"), recorder.recorded_pass():
-        with recorder.measure(F0):
-            clock.pass_by(1.0)
-        with recorder.measure(B0):
-            raise RuntimeError("out of memory")
+    def fail() -> None:
+        with recorder.recorded_pass():
+            with recorder.measure(F0):
+                clock.pass_by(1.0)
+            with recorder.measure(B0):
+                raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        fail()
     record(recorder, clock, (F1, 3.0))
     assert recorder.drain() == [PassRecord({F1: 3.0}, span_ms=3.0)]
+
+
+def test_a_pass_without_actions_is_none(recorder, clock) -> None:
+    record(recorder, clock, (None, 5.0))
+    assert recorder.drain() == []
 
 
 def test_passes_come_out_once_oldest_first_after_one_wait_for_the_last_mark(

@@ -335,12 +335,19 @@ def test_evaluation_runs_without_masks_and_clocks(schedule: type, keep_chain: bo
     masks = random_masks(modules, 2, 0.5)
     tokens, labels = make_batch()
     pipeline.stages[0].freeze(masks[0])
+    embedded: list[weakref.ref[Tensor]] = []
+    hook = modules[0][0][0].embedding.register_forward_hook(
+        lambda module, inputs, output: embedded.append(weakref.ref(output))
+    )
     losses: list[Tensor] = []
     with torch.no_grad(), pipeline.recorder.recorded_pass():
         pipeline.schedule.eval(tokens, target=labels, losses=losses)
     assert all(map(torch.equal, losses, wanted.losses))
     assert pipeline.recorder.drain() == []
     assert pipeline.stages[0].applied_shares == {}
+    hook.remove()
+    assert len(embedded) >= N_MICROBATCHES
+    assert all(each() is None for each in embedded), "evaluation must not hold on to activations"
     # Training goes on as if nothing had been.
     ran = pipeline.run(masks)
     assert_equal(ran, expected(before, ran.executed, masks))

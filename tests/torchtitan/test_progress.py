@@ -25,7 +25,7 @@ class Screen(io.StringIO):
 
 
 def put_up(monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool = True) -> Screen:
-    """Make standard error a screen; to be called in the test, since pytest sets it up anew there."""
+    """Make standard error a screen. To be called in the test: pytest sets it anew for each."""
     screen = Screen(is_terminal)
     monkeypatch.setattr(sys, "stderr", screen)
     return screen
@@ -104,7 +104,7 @@ def test_without_freezing_the_bar_has_no_phase(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_log_level_comes_back_after_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = put_up(monkeypatch)
+    put_up(monkeypatch)
     progress = Progress(2, shown=True)
     progress.step(1, None)
     with pytest.raises(RuntimeError, match="disk full"), progress.instead_of_upstream():

@@ -20,27 +20,26 @@ def make_run_folder(job_config: JobConfig, *, create: bool) -> Path:
         A folder that no earlier run has used.
     """
     place = Path(job_config.job.dump_folder) / job_config.metrics.save_tb_folder
-    return (
-        place / Exchange().broadcast(_free_name(job_config, place))
-        if not create
-        else _made(place / Exchange().broadcast(_free_name(job_config, place)))
-    )
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = place / Exchange().broadcast(free_name(describe(job_config), place))
+    if create:
+        folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
-def _free_name(job_config: JobConfig, place: Path) -> str:
-    what = [datetime.now().strftime("%Y%m%d-%H%M%S")]
+def describe(job_config: JobConfig) -> str:
+    """Return a name of the moment, the configuration file, the schedule and the method."""
+    words = [datetime.now().strftime("%Y%m%d-%H%M%S")]
     if job_config.job.config_file:
-        what.append(Path(job_config.job.config_file).stem)
+        words.append(Path(job_config.job.config_file).stem)
     if job_config.parallelism.pipeline_parallel_degree > 1:
-        what.append(job_config.parallelism.pipeline_parallel_schedule)
-    what.append(job_config.freezing.method)
-    name = "_".join(what)
-    count = 1
-    while (place / (name if count == 1 else f"{name}_{count}")).exists():
+        words.append(job_config.parallelism.pipeline_parallel_schedule)
+    return "_".join([*words, job_config.freezing.method])
+
+
+def free_name(name: str, place: Path) -> str:
+    """Return ``name``, with a number behind it if ``place`` already has one of that name."""
+    candidate, count = name, 1
+    while (place / candidate).exists():
         count += 1
-    return name if count == 1 else f"{name}_{count}"
+        candidate = f"{name}_{count}"
+    return candidate

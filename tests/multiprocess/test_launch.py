@@ -1,0 +1,250 @@
+"""The user's own way in: torchrun with a TOML, through all phases, at four processes on every schedule."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from launcher import ROOT, arguments, merged, run_scenarios
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from timelyfreeze.order import order_from_csv
+from timelyfreeze.plan import plan_from_json
+
+SHARED = ROOT.parent / "shared"
+SCHEDULES = ["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"]
+OTHERS = ["InterleavedZeroBubble", "DualPipeV"]
+FREEZING = {
+    "model__flavor": "8M",
+    "freezing__method": "timelyfreeze",
+    "freezing__last_warmup_step": 2,
+    "freezing__last_monitor_step": 8,
+    "freezing__last_ramp_step": 10,
+    "freezing__discard_passes": 1,
+    "training__steps": 14,
+}
+
+
+def launch(*args, n_processes=4, timeout_s=200, config="train_configs/tiny_8m.toml"):
+    command = [
+        sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={n_processes}",
+        "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0",
+        "-m", "torchtitan.freezing", f"--job.config_file={config}", *args,
+    ]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout_s
+    )
+
+
+@pytest.fixture(scope="module")
+def default_run(tmp_path_factory):
+    """A shortened default run: what it printed, and its folder."""
+    folder = tmp_path_factory.mktemp("outputs")
+    settings = {**FREEZING, "metrics__log_freq": 2, "metrics__enable_tensorboard": None}
+    skipped = {"freezing.method", "model.flavor"}
+    args = [
+        f"--{key.replace('__', '.')}" + ("" if value is None else f"={value}")
+        for key, value in settings.items()
+        if key.replace("__", ".") not in skipped
+    ]
+    done = launch(*args, "--training.seq_len=32", f"--job.dump_folder={folder}")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    (run_folder,) = (folder / "tb").iterdir()
+    return done.stdout, run_folder
+
+
+def test_report_names_gain_prediction_limit_and_files(default_run):
+    output, folder = default_run
+    for line in [
+        "without freezing", "with freezing", "gain", "batch without freezing", "batch with freezing",
+        "limit", "planned freeze ratio", "average freeze ratio", str(folder),
+    ]:  # fmt: skip
+        assert sum(text.startswith(line) or line in text for text in output.splitlines()) >= 1, line
+    assert (folder / "report.txt").read_text().strip() in output
+
+
+def test_loss_is_printed_once_and_no_other_rank_talks(default_run):
+    output, _ = default_run
+    for step in (1, 2, 4, 14):
+        assert output.count(f"step: {step:2}  ") == 1
+    assert "loss: -1.0" not in output
+
+
+def test_plain_output_when_there_is_no_terminal(default_run):
+    output, _ = default_run
+    assert "\x1b[" not in output
+    assert "\r" not in output
+
+
+def test_plan_bounds_and_order_lie_beside_the_run(default_run):
+    _, folder = default_run
+    plan = plan_from_json((folder / "plan.json").read_text())
+    order = order_from_csv((folder / "schedule.csv").read_text())
+    bounds = json.loads((folder / "bounds.json").read_text())["bounds"]
+    assert [a for rank in order.ranks for a in rank] == list(plan.actions)
+    assert list(bounds) == [str(a) for a in plan.actions]
+    assert max(plan.stage_mean_ratios().values()) <= 0.8 + 1e-9
+    settings = json.loads((folder / "settings.json").read_text())
+    assert settings["freezing"]["last_monitor_step"] == 8
+
+
+def test_tensorboard_has_the_figures(default_run):
+    _, folder = default_run
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    tags = set(events.Tags()["scalars"])
+    assert {
+        "loss_metrics/global_avg_loss", "throughput(tps)", "grad_norm", "freezing/phase",
+        "freezing/average_freeze_ratio", "batch_time/measured(ms)", "batch_time/predicted(ms)",
+        *(f"freezing_expected_ratio/stage_{s}" for s in range(4)),
+        *(f"freezing_actual_ratio/stage_{s}" for s in range(4)),
+    } <= tags  # fmt: skip
+    assert [e.value for e in events.Scalars("freezing/phase")] == [0, 0, 1, 2, 2, 3, 4, 4]
+    assert "settings/text_summary" in events.Tags()["tensors"]
+    assert all(0 < e.value < 9 for e in events.Scalars("loss_metrics/global_avg_loss"))
+
+
+def test_mistakes_are_reported_once_before_any_process_group(tmp_path):
+    done = launch(
+        "--freezing.max_freeze_ratio=1.5",
+        "--freezing.last_monitor_step=5",
+        "--training.local_batch_size=3",
+        f"--job.dump_folder={tmp_path}",
+        n_processes=2,
+    )
+    assert done.returncode != 0
+    assert done.stdout.count("error: The configuration has 3 mistakes") == 1
+    for key in (
+        "freezing.max_freeze_ratio is 1.5",
+        "last_monitor_step is 5",
+        "local_batch_size is 3",
+    ):
+        assert key in done.stdout
+    assert "Traceback" not in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_upstream_toml_runs_unchanged(tmp_path):
+    """Upstream's keys only, upstream's default data set and tokenizer folder."""
+    config = tmp_path / "upstream.toml"
+    config.write_text(
+        '[model]\nname = "llama3"\nflavor = "debugmodel"\nhf_assets_path = "./tests/assets/tokenizer"\n'
+        '[training]\ndataset = "c4_test"\nlocal_batch_size = 4\nseq_len = 64\nsteps = 2\n'
+        "[parallelism]\npipeline_parallel_degree = 2\n"
+        '[activation_checkpoint]\nmode = "selective"\n'
+    )
+    done = launch(f"--job.dump_folder={tmp_path}", n_processes=2, config=config)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert done.stdout.count("step:  1  loss:") == 1
+    assert "Freezing phase" not in done.stdout
+
+
+@pytest.fixture(scope="module")
+def four_ranks(tmp_path_factory):
+    scenarios = [
+        {
+            "name": schedule,
+            "args": arguments(**FREEZING, parallelism__pipeline_parallel_schedule=schedule),
+        }
+        for schedule in SCHEDULES + OTHERS
+    ]
+    fake = {"fake_clock": True}
+    scenarios += [
+        {"name": "keep_chain", "args": arguments(**FREEZING, freezing__first_stage="keep_chain")},
+        {"name": "no validation", **fake, "args": arguments(**FREEZING)},
+        {
+            "name": "validation",
+            **fake,
+            "args": arguments(
+                **FREEZING,
+                validation__enable=None,
+                validation__dataset="c4_test",
+                validation__freq=3,
+                validation__steps=1,
+                validation__seq_len=32,
+                validation__local_batch_size=8,
+            ),
+        },
+    ]
+    if SHARED.is_dir():
+        instruct = SHARED / "data/instruct"
+        for dataset, file in {
+            "alpaca": "alpaca_gpt4_1k.jsonl",
+            "sharegpt": "openhermes25_subset_sharegpt.jsonl",
+        }.items():
+            rows = arguments(
+                **FREEZING,
+                training__dataset=dataset,
+                training__dataset_path=instruct / file,
+                training__seq_len=128,
+            )
+            scenarios.append({"name": dataset, "args": rows})
+    return run_scenarios(tmp_path_factory.mktemp("four"), 4, scenarios)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES + OTHERS)
+def test_every_schedule_runs_through_all_phases(four_ranks, schedule):
+    ranks = four_ranks[schedule]
+    assert all(seen["step"] == 14 for seen in ranks)
+    (losses,) = [seen["losses"] for seen in ranks if seen["losses"][0] != -1.0]
+    assert all(0 < loss < 12 for loss in losses)
+    plan = ranks[0]["plan"]
+    assert all(seen["plan"] == plan for seen in ranks)
+    assert len(plan) == sum(len(seen["executed"]) for seen in ranks)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES + OTHERS)
+def test_what_is_applied_follows_the_plan(four_ranks, schedule):
+    """In the stable phase a stage's frozen share of elements misses the planned ratio by less than one tensor of each
+    size that the stage has; a first stage is frozen whole or not at all."""
+    for seen in four_ranks[schedule]:
+        tensor_share = {stage: sum(set(sizes)) / sum(sizes) for stage, sizes in seen["sizes"].items()}
+        for step, stage, shares in seen["applied"]:
+            if step <= 10:
+                continue
+            for microbatch, share in shares.items():
+                backward = "B" if f"{stage}B{microbatch}" in seen["plan"] else "W"
+                ratio = seen["plan"][f"{stage}{backward}{microbatch}"]
+                if stage == 0 and 0 < ratio < 1:
+                    assert share in (0.0, 1.0)
+                elif ratio in (0.0, 1.0):
+                    assert share == ratio
+                else:
+                    assert abs(share - ratio) <= tensor_share[stage]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES + OTHERS)
+def test_plan_is_made_for_the_order_that_ran(four_ranks, schedule):
+    actions = iter(four_ranks[schedule][0]["plan"])
+    for seen in four_ranks[schedule]:
+        assert [next(actions) for _ in seen["executed"]] == seen["executed"]
+
+
+def test_keep_chain_never_skips_the_first_stage_whole(four_ranks):
+    shares = [
+        share
+        for step, stage, by_microbatch in four_ranks["keep_chain"][0]["applied"]
+        for share in by_microbatch.values()
+        if stage == 0 and step > 10
+    ]
+    assert shares
+
+
+def test_validation_changes_nothing(four_ranks):
+    """Masks and clocks are off while validating, and training goes on as if it had not happened."""
+    with_it, without = four_ranks["validation"], four_ranks["no validation"]
+    left, right = merged(with_it, "weights"), merged(without, "weights")
+    assert all(bool((left[name] == right[name]).all()) for name in right)
+    assert [s["losses"] for s in with_it] == [s["losses"] for s in without]
+    assert [s["executed"] for s in with_it] == [s["executed"] for s in without]
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="no real rows beside the checkout (../shared)")
+@pytest.mark.parametrize("dataset", ["alpaca", "sharegpt"])
+def test_real_rows_train_through_all_phases(four_ranks, dataset):
+    (losses,) = [s["losses"] for s in four_ranks[dataset] if s["losses"][0] != -1.0]
+    assert losses[-1] < losses[0]
+    n_positions = 14 * 8 * 128
+    assert all(0 < seen["n_tokens"] < n_positions for seen in four_ranks[dataset])
