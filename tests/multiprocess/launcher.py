@@ -28,20 +28,21 @@ SMALL = {
 
 
 def arguments(**settings):
-    """Return command line arguments; ``section__key=value`` sets ``section.key`` on top of the small run."""
+    """Return arguments; ``section__key=value`` sets ``section.key`` on top of the small run."""
     merged = {**SMALL, **{key.replace("__", "."): value for key, value in settings.items()}}
     return [f"--{key}" if value is None else f"--{key}={value}" for key, value in merged.items()]
 
 
 def run_scenarios(folder, n_processes, scenarios, *, timeout_s=300):
-    """Run ``scenarios`` in one torchrun and return {name: [what rank 0 saw, what rank 1 saw, ...]}."""
+    """Run ``scenarios`` in one torchrun and return {name: [what each rank saw]}."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "scenarios.json").write_text(json.dumps(scenarios))
     command = [
         sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={n_processes}",
         "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0",
-        str(ROOT / "tests/multiprocess/run_scenarios.py"), str(folder / "scenarios.json"), str(folder),
+        str(ROOT / "tests/multiprocess/run_scenarios.py"),
+        str(folder / "scenarios.json"), str(folder),
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(

@@ -2,9 +2,10 @@
 
 Usage: torchrun --nproc_per_node=N tests/multiprocess/run_scenarios.py SCENARIOS.json OUTPUT_FOLDER
 
-A scenario is {"name", "args", "upstream": bool, "fixed_weights": bool, "fake_clock": bool, "ranks": [...]}. Starting
-processes costs far more than these runs do, so tests that need the same number of processes share one start. Each rank
-writes OUTPUT_FOLDER/NAME/rank_R.pt with losses, gradient norms, the last step's gradients, weights, masks and plan.
+A scenario is {"name", "args", "upstream": bool, "fixed_weights": bool, "fake_clock": bool, "ranks":
+[...]}. Starting processes costs far more than these runs do, so tests that need the same number of
+processes share one start. Each rank writes OUTPUT_FOLDER/NAME/rank_R.pt with losses, gradient
+norms, the last step's gradients, weights, masks and plan.
 """
 
 import json
@@ -21,7 +22,7 @@ from torchtitan.freezing.launch import prepare
 
 
 def fix_weights(model_parts):
-    """Give every parameter values that depend on its name alone, so that any split of the model starts equal."""
+    """Give every parameter values that depend on its name alone: any split starts equal."""
     for part in model_parts:
         for name, parameter in part.named_parameters():
             generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
@@ -39,7 +40,7 @@ def fix_weights(model_parts):
 
 
 def use_fake_clock(controller):
-    """Replace measured times by times that depend on the action and on what it froze, and nothing else."""
+    """Replace measured times by times that depend on the action and on what it froze."""
     recorder, stages = controller._recorder, {s.stage_index: s for s in controller._stages}
     real_drain = recorder.drain
 

@@ -1,8 +1,10 @@
 """A pipeline whose stages are sharded over replicas freezes as one that is not.
 
-Two replicas with microbatches of one row see what a single pipeline sees with microbatches of two rows: rows are dealt
-out in turn, and masks depend on step, pass, microbatch and stage alone.
+Two replicas with microbatches of one row see what a single pipeline sees with microbatches of two
+rows: rows are dealt out in turn, and masks depend on step, pass, microbatch and stage alone.
 """
+
+import itertools
 
 import pytest
 from launcher import arguments, merged, run_scenarios
@@ -18,7 +20,8 @@ FREEZING = {
     "freezing__discard_passes": 0,
     "training__steps": STEPS,
     "lr_scheduler__warmup_steps": 2,
-    # Adam turns rounding of a near-zero gradient into a full step; with a large eps updates are linear in gradients.
+    # Adam turns rounding of a near-zero gradient into a full step; with a large eps updates are
+    # linear in gradients.
     "optimizer__lr": 0.1,
     "optimizer__eps": 10.0,
     "data__no_shuffle": None,
@@ -78,7 +81,7 @@ def rows_seen(ranks):
         [sorted(map(tuple, batch.tolist())) for batch in seen["batches"]]
         for seen in {tuple(seen["batches"][0][0].tolist()): seen for seen in ranks}.values()
     ]
-    return [sorted(sum(step, [])) for step in zip(*steps, strict=True)]
+    return [sorted(itertools.chain(*step)) for step in zip(*steps, strict=True)]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

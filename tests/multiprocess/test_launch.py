@@ -1,4 +1,4 @@
-"""The user's own way in: torchrun with a TOML, through all phases, at four processes on every schedule."""
+"""The user's way in: torchrun with a TOML, through all phases, four processes, every schedule."""
 
 import json
 import os
@@ -58,8 +58,8 @@ def default_run(tmp_path_factory):
 def test_report_names_gain_prediction_limit_and_files(default_run):
     output, folder = default_run
     for line in [
-        "without freezing", "with freezing", "gain", "batch without freezing", "batch with freezing",
-        "limit", "planned freeze ratio", "average freeze ratio", str(folder),
+        "without freezing", "with freezing", "gain", "batch without freezing",
+        "batch with freezing", "limit", "planned freeze ratio", "average freeze ratio", str(folder),
     ]:  # fmt: skip
         assert sum(text.startswith(line) or line in text for text in output.splitlines()) >= 1, line
     assert (folder / "report.txt").read_text().strip() in output
@@ -130,7 +130,8 @@ def test_upstream_toml_runs_unchanged(tmp_path):
     """Upstream's keys only, upstream's default data set and tokenizer folder."""
     config = tmp_path / "upstream.toml"
     config.write_text(
-        '[model]\nname = "llama3"\nflavor = "debugmodel"\nhf_assets_path = "./tests/assets/tokenizer"\n'
+        '[model]\nname = "llama3"\nflavor = "debugmodel"\n'
+        'hf_assets_path = "./tests/assets/tokenizer"\n'
         '[training]\ndataset = "c4_test"\nlocal_batch_size = 4\nseq_len = 64\nsteps = 2\n'
         "[parallelism]\npipeline_parallel_degree = 2\n"
         '[activation_checkpoint]\nmode = "selective"\n'
@@ -197,10 +198,14 @@ def test_every_schedule_runs_through_all_phases(four_ranks, schedule):
 
 @pytest.mark.parametrize("schedule", SCHEDULES + OTHERS)
 def test_what_is_applied_follows_the_plan(four_ranks, schedule):
-    """In the stable phase a stage's frozen share of elements misses the planned ratio by less than one tensor of each
-    size that the stage has; a first stage is frozen whole or not at all."""
+    """The frozen share misses the planned ratio by less than one tensor of each size of the stage.
+
+    In the stable phase. A first stage is frozen whole or not at all.
+    """
     for seen in four_ranks[schedule]:
-        tensor_share = {stage: sum(set(sizes)) / sum(sizes) for stage, sizes in seen["sizes"].items()}
+        tensor_share = {
+            stage: sum(set(sizes)) / sum(sizes) for stage, sizes in seen["sizes"].items()
+        }
         for step, stage, shares in seen["applied"]:
             if step <= 10:
                 continue

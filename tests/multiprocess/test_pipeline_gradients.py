@@ -1,4 +1,4 @@
-"""Gradients under pipeline parallelism equal those of one process, on every schedule and in every precision."""
+"""Gradients of a pipeline equal those of one process, on every schedule and in every precision."""
 
 import pytest
 import torch

@@ -40,8 +40,8 @@ def test_the_peak_grows_with_what_the_process_holds() -> None:
     CpuDevice.reset_peak_memory_stats()
     before = CpuDevice.memory_stats()
     held = torch.ones(LARGE, dtype=torch.uint8)
-    after = CpuDevice.memory_stats(0)
     del held
+    after = CpuDevice.memory_stats(0)  # a peak stays when what made it is gone
     for key in ("active_bytes.all.peak", "reserved_bytes.all.peak"):
         assert after[key] - before[key] > 0.9 * LARGE
         assert after[key] < CpuDevice.get_device_properties().total_memory

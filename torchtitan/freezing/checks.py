@@ -240,8 +240,8 @@ def _unsupported(config: JobConfig) -> Iterator[str]:
     if config.compile.enable and "model" in config.compile.components:
         yield (
             'compile.components has "model": a compiled block has one backward, from which no '
-            f"single tensor can be left out; freezing.method {method!r} needs compile.enable = false or "
-            'components = ["loss"]'
+            f"single tensor can be left out; freezing.method {method!r} needs compile.enable = "
+            'false or components = ["loss"]'
         )
     if config.optimizer.early_step_in_backward:
         yield (
