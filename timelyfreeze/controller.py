@@ -160,6 +160,7 @@ class FreezeController:
         self._local_freezable = [a for a in self._freezable if a.stage in self._tables]
         self._samples = {Phase.UPPER_BOUND: Samples(), Phase.LOWER_BOUND: Samples()}
         self._step = 0
+        self._warned = False
         self._phase: Phase | None = None
         self._passes_in_phase = 0
         self._pass_index = 0
@@ -196,7 +197,8 @@ class FreezeController:
             stable = self.phase is Phase.STABLE
             until = "the end" if stable else f"step {self.settings.phases.last_step_of(self.phase)}"
             logger.info("Freezing phase %s from step %d to %s", self.phase.value, step, until)
-            if self.plan_missing:
+            if self.plan_missing and self._exchange.rank == 0 and not self._warned:
+                self._warned = True
                 logger.warning(
                     "Nothing is frozen: step %d is past freezing.last_monitor_step (%d) and there "
                     "is no plan (%s)",
@@ -358,14 +360,6 @@ class FreezeController:
         self._adopt(answer)
         assert self.plan is not None
         assert self.bounds is not None
-        if self.bounds.pinned:
-            logger.warning(
-                "Freezing makes %d of %d backward actions no faster, as measured (%s ...); they "
-                "are left unfrozen. If they should be, raise freezing.last_monitor_step",
-                len(self.bounds.pinned),
-                len(self._freezable),
-                ", ".join(str(a) for a in self.bounds.pinned[:4]),
-            )
         logger.info(
             "Freeze plan: batch %.1f ms unfrozen, %.1f ms planned (%+.1f%% throughput), limit "
             "%.1f ms; mean ratios %s",
@@ -375,7 +369,6 @@ class FreezeController:
             self.plan.frozen_batch_ms,
             " ".join(f"{s}:{r:.2f}" for s, r in self.plan.stage_mean_ratios().items()),
         )
-        self._on_solved(self.plan, self.bounds)
 
     def _plan_from(self, unfrozen: Sequence[Times], frozen: Sequence[Times]) -> dict[str, str]:
         """Return order, bounds and plan as text, from the times of all processes."""
@@ -390,11 +383,19 @@ class FreezeController:
         bounds = bounds_from_samples(
             dag, unfrozen=slowest_replica(unfrozen), frozen=slowest_replica(frozen)
         )
+        if bounds.pinned:
+            logger.warning(
+                "Freezing makes %d of %d backward actions no faster, as measured (%s ...); they "
+                "are left unfrozen. If that surprises you, raise freezing.last_monitor_step",
+                len(bounds.pinned),
+                int(dag.freezable.sum()),
+                ", ".join(str(a) for a in bounds.pinned[:4]),
+            )
         ratio = self.settings.max_freeze_ratio
         plan = solve_freeze_ratios(
             dag,
             bounds,
-            max_freeze_ratio=ratio if isinstance(ratio, float) else list(ratio),
+            max_freeze_ratio=list(ratio) if isinstance(ratio, tuple) else ratio,
             n_processors=self._n_processors,
             time_limit_s=self.settings.solver_time_limit_s,
         )
@@ -404,11 +405,25 @@ class FreezeController:
             "plan": plan_to_json(plan),
         }
 
+    def _check_order(self, saved: str) -> None:
+        """Refuse a plan that was made for another pipeline."""
+        planned = {action for rank in order_from_csv(saved).ranks for action in rank}
+        declared = {action for rank in self.order.ranks for action in rank}
+        if planned != declared:
+            raise ValueError(
+                f"the checkpoint's freeze plan was made for another pipeline: {len(planned)} actions, "
+                f"of which this run's {len(declared)} share {len(planned & declared)}; resume with "
+                "the same parallelism.pipeline_* keys and batch sizes, or, to measure anew, set "
+                'checkpoint.exclude_from_loading = ["freezing"]'
+            )
+
     def _adopt(self, answer: Mapping[str, str]) -> None:
         self.order = order_from_csv(answer["order"])
         self.dag = build_dag(self.order)
+        self._freezable = [action for action in self.dag.actions if action.kind.freezable]
         self.bounds = bounds_from_json(self.dag, answer["bounds"])
         self.plan = plan_from_json(answer["plan"])
+        self._on_solved(self.plan, self.bounds)
 
     # -- checkpoint --------------------------------------------------------------------------------
 
@@ -453,4 +468,5 @@ class FreezeController:
         self.failure = state["failure"]
         self._applied_sum, self._applied_count = state["applied"]
         if "solved" in state:
+            self._check_order(state["solved"]["order"])
             self._adopt(state["solved"])

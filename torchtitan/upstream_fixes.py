@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -70,8 +69,8 @@ def _patch(
 def _use_cpu() -> None:
     """Make the CPU the device where there is no accelerator.
 
-    Upstream falls back to "cuda" on any machine (``tools/utils.py``), reads its memory statistics
-    from the CUDA allocator and passes ``device_ids`` to a barrier, which gloo refuses.
+    Upstream falls back to "cuda" on any machine (``tools/utils.py``) and reads its memory
+    statistics from the CUDA allocator.
     """
     cuda_name, cuda_module = titan_tools.device_type, titan_tools.device_module
     for module in list(sys.modules.values()):
@@ -81,15 +80,6 @@ def _use_cpu() -> None:
             module.device_type = "cpu"
         if getattr(module, "device_module", None) is cuda_module:
             module.device_module = CpuDevice
-    _patch(titan_dist, "set_pg_timeouts", lambda upstream: _set_pg_timeouts)
-
-
-def _set_pg_timeouts(timeout: timedelta, parallel_dims: ParallelDims) -> None:
-    """Do what upstream's function does, with a barrier that gloo understands."""
-    torch.distributed.barrier()
-    meshes = parallel_dims.get_all_one_dimensional_meshes().values()
-    for group in [*(mesh.get_group() for mesh in meshes), None]:
-        torch.distributed.distributed_c10d._set_pg_timeout(timeout, group)
 
 
 def reduce_by_sum_on_cpu(module: nn.Module) -> nn.Module:

@@ -153,7 +153,11 @@ def four_ranks(tmp_path_factory):
     ]
     fake = {"fake_clock": True}
     scenarios += [
-        {"name": "keep_chain", "args": arguments(**FREEZING, freezing__first_stage="keep_chain")},
+        {
+            "name": "keep_chain",
+            **fake,
+            "args": arguments(**FREEZING, freezing__first_stage="keep_chain"),
+        },
         {"name": "no validation", **fake, "args": arguments(**FREEZING)},
         {
             "name": "validation",
@@ -227,14 +231,19 @@ def test_plan_is_made_for_the_order_that_ran(four_ranks, schedule):
         assert [next(actions) for _ in seen["executed"]] == seen["executed"]
 
 
-def test_keep_chain_never_skips_the_first_stage_whole(four_ranks):
-    shares = [
-        share
-        for step, stage, by_microbatch in four_ranks["keep_chain"][0]["applied"]
-        for share in by_microbatch.values()
-        if stage == 0 and step > 10
-    ]
-    assert shares
+def test_first_stage_is_frozen_by_tensors_only_if_its_chain_is_kept(four_ranks):
+    """In the ramp every planned ratio is a fraction."""
+
+    def ramp_shares(name):
+        return [
+            share
+            for step, stage, by_microbatch in four_ranks[name][0]["applied"]
+            for share in by_microbatch.values()
+            if stage == 0 and step == 9
+        ]
+
+    assert any(0.0 < share < 1.0 for share in ramp_shares("keep_chain"))
+    assert set(ramp_shares("no validation")) <= {0.0, 1.0}
 
 
 def test_validation_changes_nothing(four_ranks):
