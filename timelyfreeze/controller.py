@@ -411,8 +411,8 @@ class FreezeController:
         declared = {action for rank in self.order.ranks for action in rank}
         if planned != declared:
             raise ValueError(
-                f"the checkpoint's freeze plan was made for another pipeline: {len(planned)} actions, "
-                f"of which this run's {len(declared)} share {len(planned & declared)}; resume with "
+                f"the checkpoint's freeze plan was made for another pipeline: {len(planned)} "
+                f"actions, of which this run has {len(planned & declared)}; resume with "
                 "the same parallelism.pipeline_* keys and batch sizes, or, to measure anew, set "
                 'checkpoint.exclude_from_loading = ["freezing"]'
             )
