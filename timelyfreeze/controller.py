@@ -21,29 +21,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from timelyfreeze.actions import Action
-from timelyfreeze.bounds import (
-    DurationBounds,
-    bounds_from_json,
-    bounds_from_samples,
-    bounds_to_json,
-)
+from timelyfreeze.bounds import DurationBounds
 from timelyfreeze.dag import build_dag
 from timelyfreeze.exchange import Exchange
-from timelyfreeze.lp import LpError, solve_freeze_ratios
-from timelyfreeze.order import ScheduleOrder, order_from_csv, order_to_csv
+from timelyfreeze.lp import LpError
+from timelyfreeze.order import ScheduleOrder
 from timelyfreeze.passes import RankPasses, batch_times
 from timelyfreeze.phases import Phase, PhaseSchedule, actual_freeze_ratio
-from timelyfreeze.plan import FreezePlan, plan_from_json, plan_to_json
+from timelyfreeze.plan import FreezePlan
+from timelyfreeze.planning import (
+    RankTimes,
+    Solution,
+    solution_from_plain,
+    solution_to_plain,
+    solve_from_times,
+)
 from timelyfreeze.processors import play_batch
 from timelyfreeze.recorder import ActionRecorder, PassRecord
-from timelyfreeze.samples import (
-    Samples,
-    Times,
-    executed_order,
-    median_durations,
-    samples_from_plain,
-    slowest_replica,
-)
+from timelyfreeze.samples import Samples, median_durations, samples_from_plain
 from timelyfreeze.selection import (
     build_parameter_table,
     draw_all_or_nothing,
@@ -341,15 +336,22 @@ class FreezeController:
 
     def _solve(self) -> None:
         """Gather everyone's samples, solve on rank 0, hand the same plan to all."""
-        mine = (
-            self._samples[Phase.UPPER_BOUND].per_action(),
-            self._samples[Phase.LOWER_BOUND].per_action(),
-        )
+        upper, lower = self._samples[Phase.UPPER_BOUND], self._samples[Phase.LOWER_BOUND]
+        mine = RankTimes(upper.per_action(), lower.per_action(), tuple(upper.spans_ms))
         everyone = self._exchange.gather(mine)
         answer: dict[str, str] = {}
         if everyone is not None:
+            ratio = self.settings.max_freeze_ratio
             try:
-                answer = self._plan_from([u for u, _ in everyone], [f for _, f in everyone])
+                solution = solve_from_times(
+                    everyone,
+                    self.order,
+                    max_freeze_ratio=list(ratio) if isinstance(ratio, tuple) else ratio,
+                    whole_stages=(0,) if self.settings.first_stage == ALL_OR_NOTHING else (),
+                    n_processors=self._n_processors,
+                    time_limit_s=self.settings.solver_time_limit_s,
+                )
+                answer = solution_to_plain(solution)
             except (LpError, ValueError) as error:
                 answer = {"failure": str(error)}
         answer = self._exchange.broadcast(answer)
@@ -357,9 +359,8 @@ class FreezeController:
         if "failure" in answer:
             self.failure = answer["failure"]
             return
-        self._adopt(answer)
+        self._adopt(solution_from_plain(answer))
         assert self.plan is not None
-        assert self.bounds is not None
         logger.info(
             "Freeze plan: batch %.1f ms unfrozen, %.1f ms planned (%+.1f%% throughput), limit "
             "%.1f ms; mean ratios %s",
@@ -370,44 +371,15 @@ class FreezeController:
             " ".join(f"{s}:{r:.2f}" for s, r in self.plan.stage_mean_ratios().items()),
         )
 
-    def _plan_from(self, unfrozen: Sequence[Times], frozen: Sequence[Times]) -> dict[str, str]:
-        """Return order, bounds and plan as text, from the times of all processes."""
-        order = executed_order(unfrozen, self.order)
-        if order != self.order:
-            logger.warning(
-                "The schedule ran in another order than it declares; the plan is made for what "
-                "ran:\n%s",
-                order_to_csv(order),
-            )
-        dag = build_dag(order)
-        bounds = bounds_from_samples(
-            dag, unfrozen=slowest_replica(unfrozen), frozen=slowest_replica(frozen)
-        )
-        if bounds.pinned:
-            logger.warning(
-                "Freezing makes %d of %d backward actions no faster, as measured (%s ...); they "
-                "are left unfrozen. If that surprises you, raise freezing.last_monitor_step",
-                len(bounds.pinned),
-                int(dag.freezable.sum()),
-                ", ".join(str(a) for a in bounds.pinned[:4]),
-            )
-        ratio = self.settings.max_freeze_ratio
-        plan = solve_freeze_ratios(
-            dag,
-            bounds,
-            max_freeze_ratio=list(ratio) if isinstance(ratio, tuple) else ratio,
-            n_processors=self._n_processors,
-            time_limit_s=self.settings.solver_time_limit_s,
-        )
-        return {
-            "order": order_to_csv(order),
-            "bounds": bounds_to_json(dag, bounds),
-            "plan": plan_to_json(plan),
-        }
+    def _adopt(self, solution: Solution) -> None:
+        self.order, self.dag = solution.order, solution.dag
+        self.bounds, self.plan = solution.bounds, solution.plan
+        self._freezable = [action for action in self.dag.actions if action.kind.freezable]
+        self._on_solved(self.plan, self.bounds)
 
-    def _check_order(self, saved: str) -> None:
+    def _check_order(self, saved: ScheduleOrder) -> None:
         """Refuse a plan that was made for another pipeline."""
-        planned = {action for rank in order_from_csv(saved).ranks for action in rank}
+        planned = {action for rank in saved.ranks for action in rank}
         declared = {action for rank in self.order.ranks for action in rank}
         if planned != declared:
             raise ValueError(
@@ -416,14 +388,6 @@ class FreezeController:
                 "the same parallelism.pipeline_* keys and batch sizes, or, to measure anew, set "
                 'checkpoint.exclude_from_loading = ["freezing"]'
             )
-
-    def _adopt(self, answer: Mapping[str, str]) -> None:
-        self.order = order_from_csv(answer["order"])
-        self.dag = build_dag(self.order)
-        self._freezable = [action for action in self.dag.actions if action.kind.freezable]
-        self.bounds = bounds_from_json(self.dag, answer["bounds"])
-        self.plan = plan_from_json(answer["plan"])
-        self._on_solved(self.plan, self.bounds)
 
     # -- checkpoint --------------------------------------------------------------------------------
 
@@ -441,11 +405,8 @@ class FreezeController:
             "applied": [self._applied_sum, self._applied_count],
         }
         if self.plan is not None and self.bounds is not None:
-            state["solved"] = {
-                "order": order_to_csv(self.order),
-                "bounds": bounds_to_json(self.dag, self.bounds),
-                "plan": plan_to_json(self.plan),
-            }
+            solution = Solution(self.order, self.dag, self.bounds, self.plan)
+            state["solved"] = solution_to_plain(solution)
         return {f"rank_{self._exchange.rank}": json.dumps(state)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -468,5 +429,6 @@ class FreezeController:
         self.failure = state["failure"]
         self._applied_sum, self._applied_count = state["applied"]
         if "solved" in state:
-            self._check_order(state["solved"]["order"])
-            self._adopt(state["solved"])
+            solution = solution_from_plain(state["solved"])
+            self._check_order(solution.order)
+            self._adopt(solution)

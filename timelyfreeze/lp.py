@@ -6,8 +6,8 @@ E edges, S stages, R freezable actions, K actions without successors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 import highspy
 import numpy as np
@@ -64,6 +64,7 @@ class FreezeLp:
         column_lower: Shape [A + 1 + R].
         column_upper: Shape [A + 1 + R].
         freezable: int64, shape [R]. Action index of each ratio column.
+        caps: Shape [S]. Upper bound of each stage's sum of ratios, the right side of [4].
         n_actions: A; also the column of P_d.
         n_edges: E.
         n_stages: S.
@@ -78,6 +79,7 @@ class FreezeLp:
     column_lower: NDArray[np.float64]
     column_upper: NDArray[np.float64]
     freezable: NDArray[np.int64]
+    caps: NDArray[np.float64]
     n_actions: int
     n_edges: int
     n_stages: int
@@ -175,6 +177,7 @@ def build_lp(
             [np.full(n_actions + 1, np.inf), np.where(span[freezable] > 0.0, 1.0, 0.0)]
         ),
         freezable=freezable,
+        caps=caps * n_freezable,
         n_actions=n_actions,
         n_edges=n_edges,
         n_stages=dag.n_stages,
@@ -187,6 +190,7 @@ def solve_freeze_ratios(
     bounds: DurationBounds,
     *,
     max_freeze_ratio: float | Sequence[float],
+    whole_stages: Collection[int] = (),
     n_processors: float | None = None,
     time_limit_s: float = 60.0,
 ) -> FreezePlan:
@@ -202,6 +206,9 @@ def solve_freeze_ratios(
         bounds: ``min_ms`` and ``max_ms``, shape [A], milliseconds.
         max_freeze_ratio: Cap r_max on the mean ratio of each stage's freezable actions, in [0, 1];
             one number, or one per stage.
+        whole_stages: Stages of which an action is frozen whole or not at all. A fraction would be
+            a probability there, and a batch whose actions are sometimes late is late more often
+            than it is early; so their ratios are 0 or 1 and the promise is for every batch.
         n_processors: How many ranks can compute at once, for ranks that share the cores of a CPU;
             durations are then processor times. None if each rank has a device of its own.
         time_limit_s: Limit on the solver's time, seconds.
@@ -225,13 +232,26 @@ def solve_freeze_ratios(
         raise ValueError(f"time_limit_s is {time_limit_s}; it must be positive")
     lp = build_lp(dag, bounds, max_freeze_ratio, n_processors)
     raw = _solve(lp, time_limit_s)
+    undecided = [
+        i
+        for i in np.flatnonzero((raw > _RATIO_TOLERANCE) & (raw < 1.0 - _RATIO_TOLERANCE)).tolist()
+        if dag.stages[lp.freezable[i]] in whole_stages
+    ]
+    if undecided:
+        raw = _solve(_decide(lp, dag, raw, whole_stages), time_limit_s)
     violation = float(max(-raw.min(initial=0.0), raw.max(initial=0.0) - 1.0))
     assert violation < 1e-6, f"HiGHS calls a ratio optimal that breaks its bounds by {violation}"
     ratios = np.zeros(lp.n_actions)
     ratios[lp.freezable] = np.where(
         raw < _RATIO_TOLERANCE, 0.0, np.where(raw > 1.0 - _RATIO_TOLERANCE, 1.0, raw)
     )
-    return plan_from_ratios(dag, bounds, ratios, n_processors=n_processors)
+    plan = plan_from_ratios(dag, bounds, ratios, n_processors=n_processors)
+    for i in lp.freezable[undecided]:
+        without = np.where(np.arange(lp.n_actions) == i, 0.0, plan.ratios)
+        other = plan_from_ratios(dag, bounds, without, n_processors=n_processors)
+        if other.batch_ms <= plan.batch_ms:
+            plan = other
+    return plan
 
 
 def _check_caps(dag: PipelineDag, max_freeze_ratio: float | Sequence[float]) -> NDArray[np.float64]:
@@ -245,6 +265,28 @@ def _check_caps(dag: PipelineDag, max_freeze_ratio: float | Sequence[float]) -> 
     if outside.size:
         raise ValueError(f"{RATIO_KEY} is {float(outside[0])}; it must lie in [0, 1]")
     return np.broadcast_to(caps, (dag.n_stages,))
+
+
+def _decide(
+    lp: FreezeLp, dag: PipelineDag, raw: NDArray[np.float64], whole_stages: Collection[int]
+) -> FreezeLp:
+    """Fix the ratios of ``whole_stages`` at 0 or 1: 1 where above 0, as far as the cap allows.
+
+    The highest come first. Freezing more never makes a batch longer, so only a cap can make the
+    batch time rise.
+    """
+    lower, upper = lp.column_lower.copy(), lp.column_upper.copy()
+    for stage in whole_stages:
+        of_stage = np.flatnonzero(dag.stages[lp.freezable] == stage)
+        ratios = raw[of_stage]
+        n_frozen = min(
+            int((ratios > _RATIO_TOLERANCE).sum()), int(lp.caps[stage] + _RATIO_TOLERANCE)
+        )
+        values = np.zeros(len(of_stage))
+        values[np.argsort(-ratios, kind="stable")[:n_frozen]] = 1.0
+        columns = lp.n_actions + 1 + of_stage
+        lower[columns] = upper[columns] = values
+    return replace(lp, column_lower=lower, column_upper=upper)
 
 
 def _solve(lp: FreezeLp, time_limit_s: float) -> NDArray[np.float64]:

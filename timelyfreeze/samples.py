@@ -20,10 +20,16 @@ class Samples:
     """One rank's action times in one half of the monitoring phase; cold passes are kept apart.
 
     Each pass is a mapping from action to milliseconds in the order of execution.
+
+    Attributes:
+        warm: Durations of the passes that count.
+        cold: Durations of the first passes after a change of phase.
+        spans_ms: From the start of the rank's first action to the end of its last, of warm passes.
     """
 
     warm: list[dict[Action, float]] = field(default_factory=list)
     cold: list[dict[Action, float]] = field(default_factory=list)
+    spans_ms: list[float] = field(default_factory=list)
 
     def add(self, record: PassRecord, *, is_cold: bool) -> None:
         """Take note of one pass.
@@ -33,6 +39,8 @@ class Samples:
             is_cold: Whether it is one of the first passes after a change of phase.
         """
         (self.cold if is_cold else self.warm).append(record.durations_ms)
+        if not is_cold:
+            self.spans_ms.append(record.span_ms)
 
     def per_action(self) -> dict[Action, list[float]]:
         """Sort the times by action.
@@ -41,29 +49,23 @@ class Samples:
             Milliseconds of each action over the warm passes, oldest first; over the cold ones
             where a stop left no others.
         """
-        together: dict[Action, list[float]] = {}
-        for durations_ms in self.warm or self.cold:
-            for action, duration_ms in durations_ms.items():
-                together.setdefault(action, []).append(duration_ms)
-        return together
+        return _by_action(self.warm or self.cold)
 
     def to_plain(self) -> dict[str, Any]:
         """Return the samples as plain data for a checkpoint."""
         return {
-            "warm": [_plain(durations_ms) for durations_ms in self.warm],
-            "cold": [_plain(durations_ms) for durations_ms in self.cold],
+            "warm": [_plain(times) for times in self.warm],
+            "cold": [_plain(times) for times in self.cold],
+            "spans_ms": list(self.spans_ms),
         }
 
 
 def samples_from_plain(plain: Mapping[str, Any]) -> Samples:
     """Return what ``to_plain`` was called on."""
     return Samples(
-        **{
-            name: [
-                {parse_action(a): ms for a, ms in durations.items()} for durations in plain[name]
-            ]
-            for name in ("warm", "cold")
-        }
+        warm=[_from_plain(times) for times in plain["warm"]],
+        cold=[_from_plain(times) for times in plain["cold"]],
+        spans_ms=list(plain["spans_ms"]),
     )
 
 
@@ -109,12 +111,21 @@ def executed_order(ranks: Sequence[Times], declared: ScheduleOrder) -> ScheduleO
 
 def median_durations(records: Sequence[PassRecord]) -> dict[Action, float]:
     """Return each action's median time over ``records``, milliseconds."""
-    together: dict[Action, list[float]] = {}
-    for record in records:
-        for action, duration_ms in record.durations_ms.items():
-            together.setdefault(action, []).append(duration_ms)
+    together = _by_action([record.durations_ms for record in records])
     return {action: float(np.median(values)) for action, values in together.items()}
+
+
+def _by_action(passes: Sequence[Mapping[Action, float]]) -> dict[Action, list[float]]:
+    together: dict[Action, list[float]] = {}
+    for times_ms in passes:
+        for action, time_ms in times_ms.items():
+            together.setdefault(action, []).append(time_ms)
+    return together
 
 
 def _plain(durations_ms: Mapping[Action, float]) -> dict[str, float]:
     return {str(action): duration_ms for action, duration_ms in durations_ms.items()}
+
+
+def _from_plain(times: Mapping[str, float]) -> dict[Action, float]:
+    return {parse_action(text): duration_ms for text, duration_ms in times.items()}

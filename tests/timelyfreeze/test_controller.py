@@ -146,13 +146,13 @@ def test_the_plan_is_solved_once_on_rank_0_and_handed_to_all(
 ) -> None:
     ranks = Ranks(ORDER, n_replicas=2)
     solved_at: list[list[int]] = []
-    solve = controller_module.solve_freeze_ratios
+    solve = controller_module.solve_from_times
 
     def counting(*args: Any, **kwargs: Any) -> Any:
         solved_at.append([controller._step for controller in ranks.controllers])
         return solve(*args, **kwargs)
 
-    monkeypatch.setattr(controller_module, "solve_freeze_ratios", counting)
+    monkeypatch.setattr(controller_module, "solve_from_times", counting)
     ranks.run(1, LAST_MONITOR_STEP - 1)
     assert [c.plan for c in ranks.controllers] == [None] * 4
     ranks.run(LAST_MONITOR_STEP, 14)
@@ -263,7 +263,7 @@ def test_a_failed_solver_means_training_without_freezing(
     def failing(*args: Any, **kwargs: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(controller_module, "solve_freeze_ratios", failing)
+    monkeypatch.setattr(controller_module, "solve_from_times", failing)
     ranks = Ranks(ORDER)
     ranks.run(1, 10)  # all of the ramp
     messages = warnings(caplog)
@@ -283,7 +283,7 @@ def test_an_unforeseen_error_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -
     def failing(*args: Any, **kwargs: Any) -> Any:
         raise KeyError("a defect of ours")
 
-    monkeypatch.setattr(controller_module, "solve_freeze_ratios", failing)
+    monkeypatch.setattr(controller_module, "solve_from_times", failing)
     ranks = Ranks(gpipe_order(1, 2))
     with pytest.raises(KeyError, match="a defect of ours"):
         ranks.run(1, LAST_MONITOR_STEP)
@@ -320,7 +320,7 @@ def test_the_plan_is_made_for_the_order_that_ran(caplog: pytest.LogCaptureFixtur
     for each in (ranks, same):
         each.run(1, LAST_MONITOR_STEP)
     (message,) = warnings(caplog)
-    assert "ran in another order than it declares; the plan is made for what ran" in message
+    assert "ran in another order than it declares; the plan is for what ran" in message
     assert message.endswith("1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3\n")
     for controller in ranks.controllers:
         assert controller.order == executed
@@ -395,7 +395,7 @@ def test_a_failure_is_remembered(
     def failing(*args: Any, **kwargs: Any) -> Any:
         raise ValueError("no bounds")
 
-    monkeypatch.setattr(controller_module, "solve_freeze_ratios", failing)
+    monkeypatch.setattr(controller_module, "solve_from_times", failing)
     before, after = Ranks(ORDER), Ranks(ORDER)
     before.run(1, LAST_MONITOR_STEP)
     for controller in after.controllers:

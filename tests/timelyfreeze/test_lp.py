@@ -13,7 +13,7 @@ from timelyfreeze.bounds import DurationBounds, uniform_bounds
 from timelyfreeze.dag import PipelineDag, build_dag, makespan, start_times
 from timelyfreeze.lp import LpError, build_lp, solve_freeze_ratios
 from timelyfreeze.order import parse_order
-from timelyfreeze.plan import FreezePlan
+from timelyfreeze.plan import FreezePlan, plan_from_ratios
 from timelyfreeze.schedules import gpipe_order, one_f_one_b_order
 
 seeds = st.integers(0, 10**6)
@@ -355,3 +355,41 @@ def test_solver_is_silent(capfd: pytest.CaptureFixture[str]) -> None:
     bounds = uniform_bounds(dag, forward_ms=1.0, backward_ms=(1.0, 2.0))
     solve_freeze_ratios(dag, bounds, max_freeze_ratio=0.5)
     assert capfd.readouterr() == ("", "")
+
+
+@given(seed=st.integers(0, 2**16), cap=st.floats(0.0, 1.0))
+def test_whole_stages_are_frozen_whole_within_their_cap(seed: int, cap: float) -> None:
+    """No fraction where a stage is frozen whole, the cap kept, never better than with fractions,
+    and with enough room for all of them as good."""
+    rng = np.random.default_rng(seed)
+    dag = build_dag(one_f_one_b_order(3, 5))
+    longest = rng.uniform(1.0, 3.0, len(dag.actions))
+    shortest = np.where(dag.freezable, longest * rng.uniform(0.0, 0.9, len(longest)), longest)
+    bounds = DurationBounds(min_ms=shortest, max_ms=longest)
+    free = solve_freeze_ratios(dag, bounds, max_freeze_ratio=cap)
+    whole = solve_freeze_ratios(dag, bounds, max_freeze_ratio=cap, whole_stages=(0,))
+    of_stage = whole.ratios[(dag.stages == 0) & dag.freezable]
+    assert set(of_stage.tolist()) <= {0.0, 1.0}
+    assert of_stage.sum() <= cap * len(of_stage) + 1e-6
+    assert whole.batch_ms >= free.batch_ms * (1 - 1e-9)
+    roomy = [1.0, cap, cap]
+    assert solve_freeze_ratios(
+        dag, bounds, max_freeze_ratio=roomy, whole_stages=(0,)
+    ).batch_ms == pytest.approx(
+        solve_freeze_ratios(dag, bounds, max_freeze_ratio=roomy).batch_ms, rel=1e-9
+    )
+
+
+def test_no_action_of_a_whole_stage_is_frozen_in_vain() -> None:
+    """Taking any one away makes the batch longer."""
+    dag = build_dag(one_f_one_b_order(3, 5))
+    rng = np.random.default_rng(3)
+    longest = rng.uniform(1.0, 3.0, len(dag.actions))
+    shortest = np.where(dag.freezable, 0.3 * longest, longest)
+    bounds = DurationBounds(min_ms=shortest, max_ms=longest)
+    fractions = solve_freeze_ratios(dag, bounds, max_freeze_ratio=0.7).ratios
+    plan = solve_freeze_ratios(dag, bounds, max_freeze_ratio=0.7, whole_stages=(0,))
+    rounded = (dag.stages == 0) & (plan.ratios == 1.0) & (fractions < 1.0) & (fractions > 0.0)
+    for i in np.flatnonzero(rounded):
+        without = np.where(np.arange(len(plan.ratios)) == i, 0.0, plan.ratios)
+        assert plan_from_ratios(dag, bounds, without).batch_ms > plan.batch_ms

@@ -1,0 +1,151 @@
+"""From measured times to a plan: the whole pass of the method, on plain values."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from timelyfreeze.bounds import (
+    DurationBounds,
+    bounds_from_json,
+    bounds_from_samples,
+    bounds_to_json,
+)
+from timelyfreeze.dag import PipelineDag, build_dag
+from timelyfreeze.lp import solve_freeze_ratios
+from timelyfreeze.messages import message_time, with_messages
+from timelyfreeze.order import ScheduleOrder, order_from_csv, order_to_csv
+from timelyfreeze.passes import RankPasses, batch_times
+from timelyfreeze.phases import Phase
+from timelyfreeze.plan import FreezePlan, plan_from_json, plan_to_json
+from timelyfreeze.samples import Times, executed_order, slowest_replica
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RankTimes:
+    """What one process measured while monitoring; milliseconds, over several passes.
+
+    Attributes:
+        unfrozen: Durations with nothing frozen, actions in the order of execution.
+        frozen: Durations with everything frozen.
+        unfrozen_spans_ms: Start of the first action to end of the last, nothing frozen.
+    """
+
+    unfrozen: Times
+    frozen: Times
+    unfrozen_spans_ms: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A plan with all that it follows from."""
+
+    order: ScheduleOrder
+    dag: PipelineDag
+    bounds: DurationBounds
+    plan: FreezePlan
+
+
+def solve_from_times(
+    ranks: Sequence[RankTimes],
+    declared: ScheduleOrder,
+    *,
+    max_freeze_ratio: float | Sequence[float],
+    whole_stages: Collection[int] = (),
+    n_processors: float | None = None,
+    time_limit_s: float = 60.0,
+) -> Solution:
+    """Plan for what the ranks measured.
+
+    Args:
+        ranks: Times of every process; data-parallel replicas may repeat actions.
+        declared: What the schedule says it runs. If something else ran, that counts.
+        max_freeze_ratio: As for ``solve_freeze_ratios``, like the next three.
+        whole_stages: Stages that are frozen whole or not at all.
+        n_processors: How many ranks of the pipeline can compute at once, or None.
+        time_limit_s: Limit on the solver's time, seconds.
+
+    Returns:
+        Solution: The order that ran, its graph, the bounds with message times, and the plan.
+
+    Raises:
+        ValueError: If times are missing or make no sense.
+        LpError: If the solver ends without an optimum.
+    """
+    order = executed_order([times.unfrozen for times in ranks], declared)
+    if order != declared:
+        logger.warning(
+            "The schedule ran in another order than it declares; the plan is for what ran:\n%s",
+            order_to_csv(order),
+        )
+    dag = build_dag(order)
+    bounds = bounds_from_samples(
+        dag,
+        unfrozen=slowest_replica([times.unfrozen for times in ranks]),
+        frozen=slowest_replica([times.frozen for times in ranks]),
+    )
+    if bounds.pinned:
+        logger.warning(
+            "Freezing makes %d of %d backward actions no faster, as measured (%s ...); they are "
+            "left unfrozen. If that surprises you, raise freezing.last_monitor_step",
+            len(bounds.pinned),
+            int(dag.freezable.sum()),
+            ", ".join(str(a) for a in bounds.pinned[:4]),
+        )
+    message_ms = _message_time(dag, bounds, ranks, n_processors)
+    bounds = with_messages(dag, bounds, message_ms)
+    plan = solve_freeze_ratios(
+        dag,
+        bounds,
+        max_freeze_ratio=max_freeze_ratio,
+        whole_stages=whole_stages,
+        n_processors=n_processors,
+        time_limit_s=time_limit_s,
+    )
+    return Solution(order, dag, bounds, plan)
+
+
+def _message_time(
+    dag: PipelineDag,
+    bounds: DurationBounds,
+    ranks: Sequence[RankTimes],
+    n_processors: float | None,
+) -> float:
+    """Return what a message cost in the unfrozen batches; 0 without any that count."""
+    passes = [
+        RankPasses(
+            tuple((Phase.UPPER_BOUND.value, span_ms) for span_ms in times.unfrozen_spans_ms),
+            {action: float(np.median(values)) for action, values in times.unfrozen.items()},
+        )
+        for times in ranks
+    ]
+    measured_ms = batch_times(dag, passes).get(Phase.UPPER_BOUND)
+    if not measured_ms:
+        return 0.0
+    return message_time(dag, bounds.max_ms, float(np.median(measured_ms)), n_processors)
+
+
+def solution_to_plain(solution: Solution) -> dict[str, str]:
+    """Return the solution as texts, to be sent or saved; undone by ``solution_from_plain``."""
+    return {
+        "order": order_to_csv(solution.order),
+        "bounds": bounds_to_json(solution.dag, solution.bounds),
+        "plan": plan_to_json(solution.plan),
+    }
+
+
+def solution_from_plain(plain: Mapping[str, str]) -> Solution:
+    """Return what ``solution_to_plain`` was given.
+
+    Raises:
+        ValueError: If a text has another form.
+    """
+    order = order_from_csv(plain["order"])
+    dag = build_dag(order)
+    bounds = bounds_from_json(dag, plain["bounds"])
+    return Solution(order, dag, bounds, plan_from_json(plain["plan"]))
