@@ -54,7 +54,7 @@ def test_whole_stages_get_ratios_of_zero_or_one() -> None:
     solution = solve_from_times(
         [rank(row) for row in ROWS], ORDER, max_freeze_ratio=[0.8, 0.3], whole_stages=(0,)
     )
-    ratios = {a: r for a, r in zip(solution.plan.actions, solution.plan.ratios, strict=True)}
+    ratios = dict(zip(solution.plan.actions, solution.plan.ratios, strict=True))
     assert {r for a, r in ratios.items() if a.stage == 0} <= {0.0, 1.0}
     assert sum(r for a, r in ratios.items() if a.stage == 1) <= 0.3 * 2 + 1e-9
 
