@@ -337,7 +337,9 @@ class FreezeController:
     def _solve(self) -> None:
         """Gather everyone's samples, solve on rank 0, hand the same plan to all."""
         upper, lower = self._samples[Phase.UPPER_BOUND], self._samples[Phase.LOWER_BOUND]
-        mine = RankTimes(upper.per_action(), lower.per_action(), tuple(upper.spans_ms))
+        mine = RankTimes(
+            upper.per_action(), lower.per_action(), tuple(upper.spans_ms), tuple(lower.spans_ms)
+        )
         everyone = self._exchange.gather(mine)
         answer: dict[str, str] = {}
         if everyone is not None:

@@ -34,11 +34,13 @@ class RankTimes:
         unfrozen: Durations with nothing frozen, actions in the order of execution.
         frozen: Durations with everything frozen.
         unfrozen_spans_ms: Start of the first action to end of the last, nothing frozen.
+        frozen_spans_ms: The same with everything frozen.
     """
 
     unfrozen: Times
     frozen: Times
     unfrozen_spans_ms: tuple[float, ...] = ()
+    frozen_spans_ms: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -116,18 +118,32 @@ def _message_time(
     ranks: Sequence[RankTimes],
     n_processors: float | None,
 ) -> float:
-    """Return what a message cost in the unfrozen batches; 0 without any that count."""
+    """Return what a message costs: the mean of what unfrozen and frozen batches say.
+
+    The price depends on how busy the ranks are, and a planned batch lies between the two.
+    """
+    prices_ms = []
+    for durations_ms, passes in (
+        (bounds.max_ms, [(times.unfrozen, times.unfrozen_spans_ms) for times in ranks]),
+        (bounds.min_ms, [(times.frozen, times.frozen_spans_ms) for times in ranks]),
+    ):
+        measured_ms = _median_batch(dag, passes)
+        if measured_ms is not None:
+            prices_ms.append(message_time(dag, durations_ms, measured_ms, n_processors))
+    return sum(prices_ms) / len(prices_ms) if prices_ms else 0.0
+
+
+def _median_batch(dag: PipelineDag, ranks: Sequence[tuple[Times, Sequence[float]]]) -> float | None:
+    """Return the median time of a batch from each rank's action times and spans."""
     passes = [
         RankPasses(
-            tuple((Phase.UPPER_BOUND.value, span_ms) for span_ms in times.unfrozen_spans_ms),
-            {action: float(np.median(values)) for action, values in times.unfrozen.items()},
+            tuple((Phase.STABLE.value, span_ms) for span_ms in spans_ms),
+            {action: float(np.median(values)) for action, values in times.items()},
         )
-        for times in ranks
+        for times, spans_ms in ranks
     ]
-    measured_ms = batch_times(dag, passes).get(Phase.UPPER_BOUND)
-    if not measured_ms:
-        return 0.0
-    return message_time(dag, bounds.max_ms, float(np.median(measured_ms)), n_processors)
+    batches_ms = batch_times(dag, passes).get(Phase.STABLE)
+    return float(np.median(batches_ms)) if batches_ms else None
 
 
 def solution_to_plain(solution: Solution) -> dict[str, str]:

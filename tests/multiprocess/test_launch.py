@@ -9,7 +9,7 @@ import pytest
 from launcher import ROOT, arguments, merged, run_scenarios
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from timelyfreeze.order import order_from_csv
+from timelyfreeze.order import order_from_csv, order_to_csv, parse_order
 from timelyfreeze.plan import plan_from_json
 
 SHARED = ROOT.parent / "shared"
@@ -142,9 +142,35 @@ def test_upstream_toml_runs_unchanged(tmp_path):
     assert "Freezing phase" not in done.stdout
 
 
+def eager_order(n_stages=4, n_microbatches=8):
+    """1F1B with one forward more in front, a schedule that torch does not have."""
+    rows = []
+    for stage in range(n_stages):
+        ahead = min(n_microbatches, n_stages - stage + 1)
+        row = [f"{stage}F{m}" for m in range(ahead)]
+        for m in range(n_microbatches):
+            row.append(f"{stage}B{m}")
+            if m + ahead < n_microbatches:
+                row.append(f"{stage}F{m + ahead}")
+        rows.append(" ".join(row))
+    return parse_order(rows)
+
+
 @pytest.fixture(scope="module")
 def four_ranks(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("four")
+    (folder / "eager.csv").write_text(order_to_csv(eager_order()))
     scenarios = [
+        {
+            "name": "csv",
+            "args": arguments(
+                **FREEZING,
+                parallelism__pipeline_parallel_schedule="PipelineScheduleSingle",
+                parallelism__pipeline_parallel_schedule_csv=folder / "eager.csv",
+            ),
+        }
+    ]
+    scenarios += [
         {
             "name": schedule,
             "args": arguments(**FREEZING, parallelism__pipeline_parallel_schedule=schedule),
@@ -186,7 +212,14 @@ def four_ranks(tmp_path_factory):
                 training__seq_len=128,
             )
             scenarios.append({"name": dataset, "args": rows})
-    return run_scenarios(tmp_path_factory.mktemp("four"), 4, scenarios)
+    return run_scenarios(folder, 4, scenarios)
+
+
+def test_a_schedule_from_a_csv_file_runs_as_it_is_written(four_ranks):
+    for seen, row in zip(four_ranks["csv"], eager_order().ranks, strict=True):
+        assert seen["step"] == 14
+        assert seen["executed"] == [str(action) for action in row]
+    assert max(four_ranks["csv"][0]["plan"].values()) > 0
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES + OTHERS)

@@ -50,6 +50,23 @@ def test_a_batch_that_took_longer_than_its_actions_gives_messages_a_price() -> N
     assert by_name["0B0"] - 2.0 == pytest.approx(by_name["1F0"] - 1.0)
 
 
+def test_the_price_of_a_message_is_the_mean_of_both_halves() -> None:
+    def planned(unfrozen_ms: tuple[float, ...], frozen_ms: tuple[float, ...]) -> float:
+        """Return what the message in front of 1F0 costs; rank 1 is not the last to end."""
+        ranks = [
+            RankTimes(times(ROWS[0], 2.0), times(ROWS[0], 1.0), unfrozen_ms, frozen_ms),
+            RankTimes(times(ROWS[1], 2.0), times(ROWS[1], 1.0), unfrozen_ms[:1], frozen_ms[:1]),
+        ]
+        solution = solve_from_times(ranks, ORDER, max_freeze_ratio=0.5)
+        return float(solution.bounds.max_ms[solution.dag.index[parse_action("1F0")]]) - 1.0
+
+    # Two messages in a chain: a batch of 9 that took 11 pays 1 each, one of 6 that took 9 pays 1.5.
+    assert planned((11.0,), (9.0,)) == pytest.approx(
+        (planned((11.0,), ()) + planned((), (9.0,))) / 2
+    )
+    assert planned((), ()) == 0.0
+
+
 def test_whole_stages_get_ratios_of_zero_or_one() -> None:
     solution = solve_from_times(
         [rank(row) for row in ROWS], ORDER, max_freeze_ratio=[0.8, 0.3], whole_stages=(0,)
