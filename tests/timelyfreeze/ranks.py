@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from timelyfreeze.actions import Action, ActionKind
-from timelyfreeze.controller import CollectedFigures, FreezeController, FreezeSettings
+from timelyfreeze.controller import CollectedFigures, FreezeController
 from timelyfreeze.order import ScheduleOrder
 from timelyfreeze.phases import PhaseSchedule
 from timelyfreeze.recorder import ActionRecorder
+from timelyfreeze.settings import FreezeSettings
 
 TIMEOUT_S = 20.0
 # Warm-up 1-2, upper bound 3-4, lower bound 5-6, ramp 7-10, then stable.

@@ -10,12 +10,12 @@ import timelyfreeze.controller as controller_module
 from tests.timelyfreeze.pipelines import hand_order, simulate
 from tests.timelyfreeze.ranks import PHASES, Ranks, linear_ms
 from timelyfreeze.actions import Action, parse_action
-from timelyfreeze.controller import FreezeSettings
 from timelyfreeze.lp import LpError
 from timelyfreeze.order import ScheduleOrder, parse_order
 from timelyfreeze.phases import Phase
 from timelyfreeze.plan import plan_to_json
 from timelyfreeze.schedules import gpipe_order, one_f_one_b_order
+from timelyfreeze.settings import FreezeSettings
 
 ORDER = one_f_one_b_order(2, 4)
 LAST_MONITOR_STEP = PHASES.last_monitor_step

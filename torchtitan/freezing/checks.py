@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from timelyfreeze.controller import FIRST_STAGE_MODES, FreezeSettings
 from timelyfreeze.order import ScheduleOrder, order_from_csv
 from timelyfreeze.phases import PhaseSchedule
+from timelyfreeze.settings import FIRST_STAGE_MODES, FreezeSettings
 from timelyfreeze.torch_pipelining import (
     known_schedules,
     places_stages_in_v,
