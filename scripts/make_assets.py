@@ -2,8 +2,8 @@
 """Write the small data sets and the tokenizer that the tests and the debug runs use.
 
 Every row is composed by program (``asset_rows.py``) from our own words and facts
-(``asset_tables.py``) and a fixed seed. Nothing is copied from an existing data set. Written under
-``tests/assets``:
+(``asset_tables.py``, ``asset_advice.py``) and a fixed seed. Nothing is copied from an existing data
+set. Written under ``tests/assets``:
 
 - ``tiny_instruct/train.jsonl``: ``instruction``, ``input``, ``output`` (data set ``alpaca``)
 - ``tiny_chat/train.jsonl``: ``conversations`` (data set ``sharegpt``)
@@ -22,24 +22,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from asset_rows import (
-    MAKERS,
-    Rng,
-    Row,
-    animal_facts,
-    country_facts,
-    element_facts,
-    howto_prose,
-    planet_facts,
-)
+from asset_advice import HOWTOS, REASONS
+from asset_rows import MAKERS, Rng, Row, howto_prose
+from asset_sentences import animal_facts, country_facts, element_facts, planet_facts
 from asset_tables import (
     ANIMALS,
     COUNTRIES,
     ELEMENTS,
-    HOWTOS,
     PLANETS,
     PREDICATES,
-    REASONS,
     SUBJECTS,
     TIMES,
 )

@@ -14,7 +14,6 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from timelyfreeze.dag import build_dag
 from timelyfreeze.exchange import Exchange
 from timelyfreeze.lp import LpError
 from timelyfreeze.order import ScheduleOrder
-from timelyfreeze.passes import RankPasses, batch_times
+from timelyfreeze.passes import CollectedFigures, RankPasses, batch_times
 from timelyfreeze.phases import Phase, actual_freeze_ratio
 from timelyfreeze.plan import FreezePlan
 from timelyfreeze.planning import (
@@ -49,23 +48,6 @@ from timelyfreeze.settings import ALL_OR_NOTHING, FreezeSettings
 from timelyfreeze.stage import NOTHING_FROZEN, FreezingStage
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class CollectedFigures:
-    """What all ranks together measured since the last collection.
-
-    Attributes:
-        batch_ms: Time of each measured batch, by phase, oldest first.
-        applied_stage_ratios: Mean frozen share of elements of each stage's backwards in the current
-            step.
-        average_freeze_ratio: Mean of the mask over steps, actions and elements since the run began
-            (Sec. 4.2).
-    """
-
-    batch_ms: dict[Phase, tuple[float, ...]]
-    applied_stage_ratios: dict[int, float]
-    average_freeze_ratio: float
 
 
 class FreezeController:

@@ -26,6 +26,23 @@ class RankPasses:
     durations_ms: dict[Action, float]
 
 
+@dataclass(frozen=True)
+class CollectedFigures:
+    """What all ranks together measured since the last collection.
+
+    Attributes:
+        batch_ms: Time of each measured batch, by phase, oldest first.
+        applied_stage_ratios: Mean frozen share of elements of each stage's backwards in the current
+            step.
+        average_freeze_ratio: Mean of the mask over steps, actions and elements since the run began
+            (Sec. 4.2).
+    """
+
+    batch_ms: dict[Phase, tuple[float, ...]]
+    applied_stage_ratios: dict[int, float]
+    average_freeze_ratio: float
+
+
 def batch_times(dag: PipelineDag, ranks: Sequence[RankPasses]) -> dict[Phase, tuple[float, ...]]:
     """Return the time in milliseconds of each pass's batch, by phase, oldest first.
 

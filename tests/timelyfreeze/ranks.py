@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from timelyfreeze.actions import Action, ActionKind
-from timelyfreeze.controller import CollectedFigures, FreezeController
+from timelyfreeze.controller import FreezeController
 from timelyfreeze.order import ScheduleOrder
+from timelyfreeze.passes import CollectedFigures
 from timelyfreeze.phases import PhaseSchedule
 from timelyfreeze.recorder import ActionRecorder
 from timelyfreeze.settings import FreezeSettings

@@ -7,8 +7,8 @@ import pytest
 
 from tests.timelyfreeze.pipelines import hand_order
 from timelyfreeze.bounds import uniform_bounds
-from timelyfreeze.controller import CollectedFigures
 from timelyfreeze.dag import build_dag
+from timelyfreeze.passes import CollectedFigures
 from timelyfreeze.phases import Phase
 from timelyfreeze.plan import FreezePlan, plan_from_ratios
 from torchtitan.freezing.report import RunReport

@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from timelyfreeze.controller import CollectedFigures, FreezeController
+from timelyfreeze.controller import FreezeController
+from timelyfreeze.passes import CollectedFigures
 from timelyfreeze.phases import Phase
 
 # Steps of a phase that are not counted: the first ones run cold.
