@@ -40,7 +40,7 @@ def test_the_name_is_the_processors(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 @needs_proc
 def test_the_peak_grows_with_what_the_process_holds() -> None:
-    """In a process of its own: where a peak cannot be reset, what other tests held would hide it."""
+    """In a process of its own, since what other tests have held may hide it."""
     code = f"""
 import importlib.util, json
 spec = importlib.util.spec_from_file_location("cpu_device", {cpu_device.__file__!r})
