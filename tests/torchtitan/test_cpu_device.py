@@ -38,23 +38,32 @@ def test_the_name_is_the_processors(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert CpuDevice.get_device_name() in {platform.processor(), platform.machine()}
 
 
-@needs_proc
-def test_the_peak_grows_with_what_the_process_holds() -> None:
-    """In a process of its own, since what other tests have held may hide it."""
-    code = f"""
+def peaks_in_a_fresh_process(code: str) -> list[dict[str, int]]:
+    """Run ``code``, which appends to ``seen``, where no other test has held memory before."""
+    script = f"""
 import importlib.util, json
 spec = importlib.util.spec_from_file_location("cpu_device", {cpu_device.__file__!r})
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
-before = module.CpuDevice.memory_stats()
-held = bytearray(b"1") * {LARGE}
-del held
-print(json.dumps([before, module.CpuDevice.memory_stats(0)]))  # a peak outlives what made it
+CpuDevice, LARGE, seen = module.CpuDevice, {LARGE}, []
+{code}
+print(json.dumps(seen))
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
     )
-    before, after = json.loads(done.stdout)
+    seen: list[dict[str, int]] = json.loads(done.stdout)
+    return seen
+
+
+@needs_proc
+def test_the_peak_grows_with_what_the_process_holds() -> None:
+    before, after = peaks_in_a_fresh_process(
+        "seen.append(CpuDevice.memory_stats())\n"
+        "held = bytearray(b'1') * LARGE\n"
+        "del held\n"  # a peak outlives what made it
+        "seen.append(CpuDevice.memory_stats(0))"
+    )
     for key in ("active_bytes.all.peak", "reserved_bytes.all.peak"):
         assert after[key] - before[key] > 0.9 * LARGE
         assert after[key] < CpuDevice.get_device_properties().total_memory
@@ -63,15 +72,18 @@ print(json.dumps([before, module.CpuDevice.memory_stats(0)]))  # a peak outlives
 
 @needs_proc
 def test_a_peak_can_be_forgotten_where_the_kernel_allows_it() -> None:
-    held = torch.ones(LARGE, dtype=torch.uint8)
-    high = CpuDevice.memory_stats()["active_bytes.all.peak"]
-    del held
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
         pytest.skip("this kernel lets no process reset its peak")
-    CpuDevice.reset_peak_memory_stats()
-    assert high - CpuDevice.memory_stats()["active_bytes.all.peak"] > 0.9 * LARGE
+    high, low = peaks_in_a_fresh_process(
+        "held = bytearray(b'1') * LARGE\n"
+        "seen.append(CpuDevice.memory_stats())\n"
+        "del held\n"
+        "CpuDevice.reset_peak_memory_stats()\n"
+        "seen.append(CpuDevice.memory_stats())"
+    )
+    assert high["active_bytes.all.peak"] - low["active_bytes.all.peak"] > 0.9 * LARGE
 
 
 def test_a_kernel_that_refuses_a_reset_does_no_harm(
