@@ -1,11 +1,13 @@
-"""Runs the method over training steps: when to measure, when to solve, what to freeze in each pass.
+"""Runs a freezing method over training steps: when to measure, when to decide, what to freeze.
 
-The controller is the only place that knows the phase. Its decisions are pure functions of the step,
-the plan and the seed; what it keeps is what those need and a checkpoint must hold: the samples of
-the monitoring phase, then the plan.
+The controller is the only place that knows the phase. What to freeze follows from two parts that it
+drives, either of which may be missing: a planner says how much of each backward, a policy which
+tensors. With both, the policy's choice is brought to the plan's ratio; with a policy alone, its
+choice holds for every microbatch; with a plan alone, tensors are drawn at random. All of it is a
+pure function of the step, the plan, the decision and the seed.
 
-A rank's controller drives the stages of that rank. Two moments talk to the other ranks: solving,
-once, and :meth:`FreezeController.collect`, when figures are logged.
+A rank's controller drives the stages of that rank. It talks to other ranks when a plan is solved,
+once; when a policy's check is due; and in :meth:`FreezeController.collect`, for logged figures.
 """
 
 from __future__ import annotations
@@ -21,23 +23,17 @@ from numpy.typing import NDArray
 
 from timelyfreeze.actions import Action
 from timelyfreeze.bounds import DurationBounds
-from timelyfreeze.dag import build_dag
+from timelyfreeze.budget import fit_to_ratio
+from timelyfreeze.dag import PipelineDag, build_dag
 from timelyfreeze.exchange import Exchange
-from timelyfreeze.lp import LpError
 from timelyfreeze.order import ScheduleOrder
 from timelyfreeze.passes import CollectedFigures, RankPasses, batch_times
-from timelyfreeze.phases import Phase, actual_freeze_ratio
+from timelyfreeze.phases import Phase
 from timelyfreeze.plan import FreezePlan
-from timelyfreeze.planning import (
-    RankTimes,
-    Solution,
-    solution_from_plain,
-    solution_to_plain,
-    solve_from_times,
-)
-from timelyfreeze.processors import play_batch
+from timelyfreeze.planner import Planner
+from timelyfreeze.policy_checks import PolicyChecks
 from timelyfreeze.recorder import ActionRecorder, PassRecord
-from timelyfreeze.samples import Samples, median_durations, samples_from_plain
+from timelyfreeze.samples import median_durations
 from timelyfreeze.selection import (
     build_parameter_table,
     draw_all_or_nothing,
@@ -51,24 +47,28 @@ logger = logging.getLogger(__name__)
 
 
 class FreezeController:
-    """Applies TimelyFreeze to the pipeline stages of one rank.
+    """Applies a freezing method to the pipeline stages of one rank.
 
     The trainer calls, in every step::
 
         controller.begin_step(step)
         with controller.one_pass():      # once for each pipeline batch of the step
             schedule.step(...)
-        controller.end_step()
+        controller.end_step()            # after the optimizer's step, gradients still there
 
     Args:
         stages: This rank's stages, recorders attached.
-        order: Declared order of the whole pipeline, for the plan's graph.
-        settings: The user's choices.
+        order: Declared order of the whole pipeline.
+        settings: The user's choices; their phases have monitoring steps if the method plans.
         recorder: The recorder attached to ``stages``.
         exchange: Talks to the other ranks.
+        checks: Keeps the policy's decision up to date; None to draw at random.
         n_processors: How many of a pipeline's ranks can compute at once; None if each has a device
             of its own.
         on_solved: Called on every rank with the plan and its bounds once they exist, to save them.
+
+    Raises:
+        ValueError: If there is neither a plan to make nor a policy.
     """
 
     def __init__(
@@ -78,15 +78,21 @@ class FreezeController:
         settings: FreezeSettings,
         recorder: ActionRecorder,
         exchange: Exchange,
+        checks: PolicyChecks | None = None,
         n_processors: float | None = None,
         on_solved: Callable[[FreezePlan, DurationBounds], None] = lambda plan, bounds: None,
     ) -> None:
+        if not settings.phases.measures and checks is None:
+            raise ValueError("without monitoring steps there is no plan, so a policy must decide")
         self.settings = settings
-        self.order = order
-        self.dag = build_dag(order)
-        self.plan: FreezePlan | None = None
-        self.bounds: DurationBounds | None = None
-        self.failure: str | None = None
+        self._planner = (
+            Planner(order, settings, exchange, n_processors, on_solved)
+            if settings.phases.measures
+            else None
+        )
+        self._checks = checks
+        self._declared = order
+        self._declared_dag = build_dag(order)
         self._stages = tuple(stages)
         self._tables = {
             s.stage_index: build_parameter_table(
@@ -96,11 +102,6 @@ class FreezeController:
         }
         self._recorder = recorder
         self._exchange = exchange
-        self._n_processors = n_processors
-        self._on_solved = on_solved
-        self._freezable = [a for a in self.dag.actions if a.kind.freezable]
-        self._local_freezable = [a for a in self._freezable if a.stage in self._tables]
-        self._samples = {Phase.UPPER_BOUND: Samples(), Phase.LOWER_BOUND: Samples()}
         self._step = 0
         self._warned = False
         self._phase: Phase | None = None
@@ -112,7 +113,37 @@ class FreezeController:
         self._applied_count = 0
         self._step_applied: dict[int, list[float]] = {}
 
-    # -- the step ----------------------------------------------------------------------------------
+    # -- what is known -----------------------------------------------------------------------------
+
+    @property
+    def plans(self) -> bool:
+        """Whether the method measures times and plans by them."""
+        return self._planner is not None
+
+    @property
+    def order(self) -> ScheduleOrder:
+        """The order that ran while monitoring; before, the declared one."""
+        return self._declared if self._planner is None else self._planner.order
+
+    @property
+    def dag(self) -> PipelineDag:
+        """The graph of ``order``."""
+        return self._declared_dag if self._planner is None else self._planner.dag
+
+    @property
+    def plan(self) -> FreezePlan | None:
+        """The plan, once solved."""
+        return None if self._planner is None else self._planner.plan
+
+    @property
+    def bounds(self) -> DurationBounds | None:
+        """What the plan was solved from."""
+        return None if self._planner is None else self._planner.bounds
+
+    @property
+    def failure(self) -> str | None:
+        """Why there is no plan, if solving failed."""
+        return None if self._planner is None else self._planner.failure
 
     @property
     def phase(self) -> Phase:
@@ -122,7 +153,9 @@ class FreezeController:
     @property
     def plan_missing(self) -> bool:
         """Whether the current step should freeze by a plan but there is none."""
-        return self.phase in (Phase.RAMP, Phase.STABLE) and self.plan is None
+        return self.plans and self.phase in (Phase.RAMP, Phase.STABLE) and self.plan is None
+
+    # -- the step ----------------------------------------------------------------------------------
 
     def begin_step(self, step: int) -> None:
         """Enter an optimizer step.
@@ -148,12 +181,17 @@ class FreezeController:
                     self.settings.phases.last_monitor_step,
                     self.failure or "the run did not pass through the monitoring steps",
                 )
+        if self._checks is not None:
+            self._checks.begin_step(step)
 
     @contextmanager
     def one_pass(self) -> Iterator[None]:
         """Run one pipeline batch of the step: set its masks, record its actions."""
         for stage in self._stages:
-            stage.freeze(self._masks(stage.stage_index))
+            stage.freeze(
+                self._masks(stage.stage_index),
+                needs_input_grads=self._needs_input_grads(stage.stage_index),
+            )
         try:
             with self._recorder.recorded_pass():
                 yield
@@ -168,58 +206,81 @@ class FreezeController:
             self._step_applied[stage.stage_index].extend(stage.applied_shares.values())
 
     def end_step(self) -> None:
-        """Leave the step; at the last monitoring step, solve."""
+        """Leave the step; solve at the last monitoring step, let the policy check."""
         shares = [share for per_stage in self._step_applied.values() for share in per_stage]
         self._applied_sum += sum(shares)
         self._applied_count += len(shares)
-        if self.phase in self._samples:
+        if self._checks is not None:
+            self._checks.end_step()
+        if self._planner is not None and self.phase in (Phase.UPPER_BOUND, Phase.LOWER_BOUND):
             self._drain()
             if self._step == self.settings.phases.last_monitor_step:
-                self._solve()
+                self._planner.solve()
 
     # -- what to freeze ----------------------------------------------------------------------------
 
     def planned_ratio(self, action: Action) -> float:
-        """Return the freeze ratio that ``action`` has in the current step, Eq. 9 included.
+        """Return the share of ``action``'s parameters to freeze in the current step.
 
         Args:
             action: A backward of the schedule.
 
         Returns:
-            float: In [0, 1]; 1 while the lower bound is measured, 0 where there is no plan.
+            float: In [0, 1]; by the plan and Eq. 9, or what a policy chose that decides alone.
 
         Raises:
             ValueError: If the plan does not know the action.
         """
-        if self.phase is Phase.LOWER_BOUND:
-            return 1.0
-        if self.plan is None or self.phase in (Phase.WARMUP, Phase.UPPER_BOUND):
+        if self._planner is not None:
+            return self._planner.ratio(action, self._step)
+        if self._checks is None or self.phase is Phase.WARMUP:
             return 0.0
-        return actual_freeze_ratio(self.plan.ratio_of(action), self._step, self.settings.phases)
+        return self._checks.frozen_share(action.stage)
 
     def _masks(self, stage: int) -> Mapping[int, NDArray[np.bool_]]:
+        if self.phase is Phase.WARMUP:
+            return NOTHING_FROZEN
+        backwards = [a for a in self.dag.actions if a.kind.freezable and a.stage == stage]
+        masks = {action.microbatch: self._mask(action) for action in backwards}
+        return {m: mask for m, mask in masks.items() if mask.any()} or NOTHING_FROZEN
+
+    def _mask(self, action: Action) -> NDArray[np.bool_]:
+        """Return what the current pass freezes in one backward, bool, shape [n]."""
+        stage = action.stage
         table = self._tables[stage]
-        all_or_nothing = stage == 0 and self.settings.first_stage == ALL_OR_NOTHING
-        draw = draw_all_or_nothing if all_or_nothing else draw_uniform
-        masks = {}
-        for action in self._local_freezable:
-            if action.stage != stage:
-                continue
-            ratio = self.planned_ratio(action)
-            if ratio > 0.0:
-                rng = mask_rng(
-                    self.settings.seed, self._step, self._pass_index, action.microbatch, stage
-                )
-                masks[action.microbatch] = draw(table, ratio, rng)
-        return masks or NOTHING_FROZEN
+        chosen = None if self._checks is None else self._checks.frozen(stage)
+        if self._planner is None:
+            assert chosen is not None  # the constructor saw to it
+            return chosen
+        ratio = self._planner.ratio(action, self._step)
+        if ratio in (0.0, 1.0):
+            return np.full(len(table.names), ratio == 1.0)
+        rng = mask_rng(self.settings.seed, self._step, self._pass_index, action.microbatch, stage)
+        if stage == 0 and self.settings.first_stage == ALL_OR_NOTHING:
+            return draw_all_or_nothing(table, ratio, rng)
+        if chosen is None:
+            return draw_uniform(table, ratio, rng)
+        return fit_to_ratio(table, chosen, ratio, rng)
+
+    def _needs_input_grads(self, stage: int) -> bool:
+        """Return whether any stage in front has use for the gradient of ``stage``'s input.
+
+        A policy alone decides for all microbatches and stages at once, so a frozen prefix is known
+        to every rank. Under a plan a stage in front may be frozen in one microbatch and not in
+        another, and the plan's times are those of backwards that do compute the gradient.
+        """
+        if self._planner is not None or self._checks is None or self.phase is Phase.WARMUP:
+            return True
+        return self._checks.first_live_stage < stage
 
     # -- figures -----------------------------------------------------------------------------------
 
     def expected_stage_ratios(self) -> dict[int, float]:
         """Return for every stage the mean planned ratio of its backwards in the current step."""
         sums: dict[int, list[float]] = {}
-        for action in self._freezable:
-            sums.setdefault(action.stage, []).append(self.planned_ratio(action))
+        for action in self.dag.actions:
+            if action.kind.freezable:
+                sums.setdefault(action.stage, []).append(self.planned_ratio(action))
         return {stage: sum(ratios) / len(ratios) for stage, ratios in sorted(sums.items())}
 
     def expected_batch_ms(self) -> float | None:
@@ -228,13 +289,7 @@ class FreezeController:
         Returns:
             Milliseconds, or None as long as there are no bounds.
         """
-        if self.bounds is None:
-            return None
-        ratios = np.array(
-            [self.planned_ratio(a) if a.kind.freezable else 0.0 for a in self.dag.actions]
-        )
-        saved_ms = ratios * (self.bounds.max_ms - self.bounds.min_ms)
-        return play_batch(self.dag, self.bounds.max_ms - saved_ms, self._n_processors)[1]
+        return None if self._planner is None else self._planner.expected_batch_ms(self._step)
 
     def collect(self) -> CollectedFigures:
         """Exchange what was measured since the last call.
@@ -246,6 +301,7 @@ class FreezeController:
             The figures of the whole pipeline, the same on every rank.
         """
         self._drain()
+        checks = self._checks
         mine = {
             "passes": [(phase.value, record.span_ms) for phase, record in self._uncollected],
             "durations": median_durations([record for _, record in self._uncollected]),
@@ -255,6 +311,7 @@ class FreezeController:
                 if shares
             },
             "applied_total": (self._applied_sum, self._applied_count),
+            "score": None if checks is None else (checks.take_ms_per_step(), checks.n_bytes),
         }
         self._uncollected = []
         everyone = self._exchange.all_gather(mine)
@@ -265,119 +322,75 @@ class FreezeController:
                 applied.setdefault(stage, []).append(share)
         total = sum(entry["applied_total"][0] for entry in everyone)
         count = sum(entry["applied_total"][1] for entry in everyone)
+        scores = [entry["score"] for entry in everyone if entry["score"] is not None]
         return CollectedFigures(
             batch_ms=batch_times(self.dag, ranks),
             applied_stage_ratios={s: sum(v) / len(v) for s, v in sorted(applied.items())},
             average_freeze_ratio=total / count if count else 0.0,
+            score_ms_per_step=max((ms for ms, _ in scores), default=None),
+            score_bytes=max((n_bytes for _, n_bytes in scores), default=None),
+            policy=dict(checks.decision.figures) if checks is not None else {},
         )
-
-    # -- solving -----------------------------------------------------------------------------------
 
     def _drain(self) -> None:
         for (phase, is_cold), record in zip(self._undrained, self._recorder.drain(), strict=True):
-            if phase in self._samples and self.plan is None:
-                self._samples[phase].add(record, is_cold=is_cold)
+            if self._planner is not None:
+                self._planner.add(phase, record, is_cold=is_cold)
             if not is_cold:
                 self._uncollected.append((phase, record))
         self._undrained = []
 
-    def _solve(self) -> None:
-        """Gather everyone's samples, solve on rank 0, hand the same plan to all."""
-        upper, lower = self._samples[Phase.UPPER_BOUND], self._samples[Phase.LOWER_BOUND]
-        mine = RankTimes(
-            upper.per_action(), lower.per_action(), tuple(upper.spans_ms), tuple(lower.spans_ms)
-        )
-        everyone = self._exchange.gather(mine)
-        answer: dict[str, str] = {}
-        if everyone is not None:
-            ratio = self.settings.max_freeze_ratio
-            try:
-                solution = solve_from_times(
-                    everyone,
-                    self.order,
-                    max_freeze_ratio=list(ratio) if isinstance(ratio, tuple) else ratio,
-                    whole_stages=(0,) if self.settings.first_stage == ALL_OR_NOTHING else (),
-                    n_processors=self._n_processors,
-                    time_limit_s=self.settings.solver_time_limit_s,
-                )
-                answer = solution_to_plain(solution)
-            except (LpError, ValueError) as error:
-                answer = {"failure": str(error)}
-        answer = self._exchange.broadcast(answer)
-        self._samples = {phase: Samples() for phase in self._samples}
-        if "failure" in answer:
-            self.failure = answer["failure"]
-            return
-        self._adopt(solution_from_plain(answer))
-        assert self.plan is not None
-        logger.info(
-            "Freeze plan: batch %.1f ms unfrozen, %.1f ms planned (%+.1f%% throughput), limit "
-            "%.1f ms; mean ratios %s",
-            self.plan.unfrozen_batch_ms,
-            self.plan.batch_ms,
-            100 * self.plan.gain,
-            self.plan.frozen_batch_ms,
-            " ".join(f"{s}:{r:.2f}" for s, r in self.plan.stage_mean_ratios().items()),
-        )
-
-    def _adopt(self, solution: Solution) -> None:
-        self.order, self.dag = solution.order, solution.dag
-        self.bounds, self.plan = solution.bounds, solution.plan
-        self._freezable = [action for action in self.dag.actions if action.kind.freezable]
-        self._on_solved(self.plan, self.bounds)
-
-    def _check_order(self, saved: ScheduleOrder) -> None:
-        """Refuse a plan that was made for another pipeline."""
-        planned = {action for rank in saved.ranks for action in rank}
-        declared = {action for rank in self.order.ranks for action in rank}
-        if planned != declared:
-            raise ValueError(
-                f"the checkpoint's freeze plan was made for another pipeline: {len(planned)} "
-                f"actions, of which this run has {len(planned & declared)}; resume with "
-                "the same parallelism.pipeline_* keys and batch sizes, or, to measure anew, set "
-                'checkpoint.exclude_from_loading = ["freezing"]'
-            )
-
     # -- checkpoint --------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state under a key of this rank's own: samples differ from rank to rank.
+        """Return the state that a checkpoint holds.
 
         Returns:
-            ``{"rank_<r>": text}``, the text being JSON: samples, failure, sums of the average
-            freeze ratio, and, once solved, order, bounds and plan.
+            ``{"rank_<r>": text}``, the text being JSON with the planner's state, the policy's
+            decision and sums of the average freeze ratio: they go under a key of this rank's own,
+            since samples differ from rank to rank. Besides, ``"score.<kind>.<parameter>"`` with a
+            tensor for each vector that scores are made from.
         """
         self._drain()
-        state: dict[str, Any] = {
-            "samples": {phase.value: s.to_plain() for phase, s in self._samples.items()},
-            "failure": self.failure,
-            "applied": [self._applied_sum, self._applied_count],
+        state: dict[str, Any] = {"applied": [self._applied_sum, self._applied_count]}
+        tensors = {}
+        if self._planner is not None:
+            state["planner"] = self._planner.plain_state()
+        if self._checks is not None:
+            state["policy"] = self._checks.plain_state()
+            tensors = self._checks.tensor_state()
+        return {
+            f"rank_{self._exchange.rank}": json.dumps(state),
+            **{f"score.{key}": tensor for key, tensor in tensors.items()},
         }
-        if self.plan is not None and self.bounds is not None:
-            solution = Solution(self.order, self.dag, self.bounds, self.plan)
-            state["solved"] = solution_to_plain(solution)
-        return {f"rank_{self._exchange.rank}": json.dumps(state)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned on the same rank.
 
         Raises:
-            ValueError: If the checkpoint holds no state for this rank.
+            ValueError: If the checkpoint holds no state for this rank, or one of another method.
         """
         key = f"rank_{self._exchange.rank}"
+        anew = 'to begin freezing anew, set checkpoint.exclude_from_loading = ["freezing"]'
         if key not in state_dict:
             raise ValueError(
                 f"the checkpoint's freezing state has {sorted(state_dict)} but not {key}; it was "
-                "saved with another number of ranks. To measure anew, set "
-                'checkpoint.exclude_from_loading = ["freezing"]'
+                f"saved with another number of ranks; {anew}"
             )
         state = json.loads(state_dict[key])
-        self._samples = {
-            phase: samples_from_plain(state["samples"][phase.value]) for phase in self._samples
-        }
-        self.failure = state["failure"]
+        wanted = {"planner": self._planner is not None, "policy": self._checks is not None}
+        if any((part in state) != is_wanted for part, is_wanted in wanted.items()):
+            raise ValueError(
+                f"the checkpoint was saved under another freezing.method (it has the state of: "
+                f"{', '.join(sorted(set(state) - {'applied'}))}); resume with the same one, or, "
+                f"{anew}"
+            )
         self._applied_sum, self._applied_count = state["applied"]
-        if "solved" in state:
-            solution = solution_from_plain(state["solved"])
-            self._check_order(solution.order)
-            self._adopt(solution)
+        if self._planner is not None:
+            self._planner.load_plain_state(state["planner"])
+        if self._checks is not None:
+            self._checks.load_plain_state(state["policy"])
+            prefix = "score."
+            self._checks.load_tensor_state(
+                {k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)}
+            )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -36,11 +36,18 @@ class CollectedFigures:
             step.
         average_freeze_ratio: Mean of the mask over steps, actions and elements since the run began
             (Sec. 4.2).
+        score_ms_per_step: Time a step spent on a policy's scores since the last collection, on the
+            slowest rank; None without a policy.
+        score_bytes: Memory that scores take, on the rank where they take most; None likewise.
+        policy: Figures of the policy's last decision.
     """
 
     batch_ms: dict[Phase, tuple[float, ...]]
     applied_stage_ratios: dict[int, float]
     average_freeze_ratio: float
+    score_ms_per_step: float | None = None
+    score_bytes: int | None = None
+    policy: Mapping[str, float] = field(default_factory=dict)
 
 
 def batch_times(dag: PipelineDag, ranks: Sequence[RankPasses]) -> dict[Phase, tuple[float, ...]]:

@@ -29,6 +29,9 @@ class PhaseSchedule:
     Table 3 would come before the end of warm-up. Here it is halfway between T_w and T_m, rounded
     down, so that each half has at least one step.
 
+    Where nothing is measured and no plan is made, the three are equal (:meth:`unplanned`): warm-up
+    is followed by the stable phase.
+
     Attributes:
         last_warmup_step: T_w >= 0. Up to here nothing is measured or frozen.
         last_monitor_step: T_m >= T_w + 2. Until the halfway step nothing is frozen (upper bound),
@@ -50,6 +53,8 @@ class PhaseSchedule:
             raise ValueError(
                 f"freezing.last_warmup_step is {self.last_warmup_step}; it must not be negative"
             )
+        if not self.measures and self.last_ramp_step == self.last_monitor_step:
+            return
         if self.last_monitor_step < self.last_warmup_step + 2:
             raise ValueError(
                 f"freezing.last_monitor_step is {self.last_monitor_step}; it must be at least 2 "
@@ -61,6 +66,23 @@ class PhaseSchedule:
                 f"freezing.last_ramp_step is {self.last_ramp_step}; it must be above "
                 f"freezing.last_monitor_step ({self.last_monitor_step})"
             )
+
+    @staticmethod
+    def unplanned(last_warmup_step: int) -> PhaseSchedule:
+        """Return the phases of a method that makes no plan: warm-up, then stable.
+
+        Args:
+            last_warmup_step: T_w.
+
+        Raises:
+            ValueError: If it is negative.
+        """
+        return PhaseSchedule(last_warmup_step, last_warmup_step, last_warmup_step)
+
+    @property
+    def measures(self) -> bool:
+        """Whether there are monitoring steps."""
+        return self.last_monitor_step != self.last_warmup_step
 
     @property
     def last_upper_bound_step(self) -> int:
@@ -121,8 +143,27 @@ class PhaseSchedule:
         _check_step(step)
         if step <= self.last_monitor_step:
             return 0.0
-        length = self.last_ramp_step - self.last_monitor_step
-        return min(1.0, (step - self.last_monitor_step) / length)
+        if step >= self.last_ramp_step:
+            return 1.0
+        return (step - self.last_monitor_step) / (self.last_ramp_step - self.last_monitor_step)
+
+    def learning_steps(self, step: int) -> int:
+        """Count the steps after warm-up, up to and with ``step``, that change weights.
+
+        All do but those of the lower-bound half, in which every tensor is frozen.
+
+        Args:
+            step: Optimizer step t, from 1.
+
+        Returns:
+            int: 0 up to T_w.
+
+        Raises:
+            ValueError: If ``step`` is below 1.
+        """
+        _check_step(step)
+        all_frozen = min(step, self.last_monitor_step) - self.last_upper_bound_step
+        return max(0, step - self.last_warmup_step) - max(0, all_frozen)
 
 
 def actual_freeze_ratio(ratio: float, step: int, phases: PhaseSchedule) -> float:

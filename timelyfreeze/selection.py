@@ -152,7 +152,7 @@ def draw_uniform(
     Raises:
         ValueError: If ``ratio`` is not in [0, 1].
     """
-    _check_ratio(ratio)
+    check_ratio(ratio)
     n = len(table.names)
     if ratio in (0.0, 1.0):
         return np.full(n, ratio == 1.0)
@@ -251,7 +251,7 @@ def draw_all_or_nothing(
     Raises:
         ValueError: If ``ratio`` is not in [0, 1].
     """
-    _check_ratio(ratio)
+    check_ratio(ratio)
     frozen = ratio == 1.0 or (ratio > 0.0 and bool(rng.random() < ratio))
     return np.full(len(table.names), frozen)
 
@@ -276,6 +276,7 @@ def frozen_share(table: ParameterTable, mask: NDArray[np.bool_]) -> float:
     return float(table.sizes[mask].sum()) / table.total if table.total else 0.0
 
 
-def _check_ratio(ratio: float) -> None:
+def check_ratio(ratio: float) -> None:
+    """Raise ValueError if an actual freeze ratio is not in [0, 1]."""
     if not 0.0 <= ratio <= 1.0:
         raise ValueError(f"the actual freeze ratio is {ratio}; it must lie in [0, 1]")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from timelyfreeze.phases import PhaseSchedule
@@ -9,6 +10,11 @@ from timelyfreeze.phases import PhaseSchedule
 ALL_OR_NOTHING = "all_or_nothing"
 KEEP_CHAIN = "keep_chain"
 FIRST_STAGE_MODES = (ALL_OR_NOTHING, KEEP_CHAIN)
+
+DEVICE = "device"
+HOST = "host"
+SCORE_MEMORIES = (DEVICE, HOST)
+SCORE_DTYPES = ("float32", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -22,9 +28,11 @@ class FreezeSettings:
         first_stage: One of ``FIRST_STAGE_MODES``.
         discard_passes: Passes left out of all measurements after each change of phase.
         solver_time_limit_s: Seconds after which the solver gives up.
+        score_memory: Where policies' vectors live, one of ``SCORE_MEMORIES``.
+        score_dtype: What they are kept in, one of ``SCORE_DTYPES``.
 
     Raises:
-        ValueError: If ``first_stage`` is unknown.
+        ValueError: If a word is unknown.
     """
 
     phases: PhaseSchedule
@@ -33,11 +41,33 @@ class FreezeSettings:
     first_stage: str = ALL_OR_NOTHING
     discard_passes: int = 2
     solver_time_limit_s: float = 60.0
+    score_memory: str = DEVICE
+    score_dtype: str = SCORE_DTYPES[0]
 
     def __post_init__(self) -> None:
-        """Refuse an unknown mode of the first stage."""
-        if self.first_stage not in FIRST_STAGE_MODES:
-            raise ValueError(
-                f"freezing.first_stage is {self.first_stage!r}; "
-                f"known: {', '.join(FIRST_STAGE_MODES)}"
+        """Refuse unknown words."""
+        mistakes = list(
+            unknown_words(
+                first_stage=self.first_stage,
+                score_memory=self.score_memory,
+                score_dtype=self.score_dtype,
             )
+        )
+        if mistakes:
+            raise ValueError("; ".join(mistakes))
+
+
+def unknown_words(**words: str) -> Iterator[str]:
+    """Yield what is wrong with settings that have a fixed choice of words.
+
+    Args:
+        **words: Some of ``first_stage``, ``score_memory`` and ``score_dtype``.
+    """
+    known = {
+        "first_stage": FIRST_STAGE_MODES,
+        "score_memory": SCORE_MEMORIES,
+        "score_dtype": SCORE_DTYPES,
+    }
+    for key, word in words.items():
+        if word not in known[key]:
+            yield f"freezing.{key} is {word!r}; known: {', '.join(known[key])}"

@@ -6,13 +6,14 @@ one subclass serves them all. Without a recorder and masks attached it behaves a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor, nn, no_grad, zeros_like
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
 
@@ -32,6 +33,7 @@ class FreezingStage(PipelineStage):
     """
 
     recorder: ActionRecorder | None = None
+    _keeps_graph = True
 
     def attach(self, recorder: ActionRecorder, *, keep_chain: bool = False) -> None:
         """Start timing actions with ``recorder`` and accept masks.
@@ -49,10 +51,12 @@ class FreezingStage(PipelineStage):
             ValueError: If ``keep_chain`` is asked of a first stage without an embedding.
         """
         self.recorder = recorder
-        named = list(self.submod.named_parameters())
+        named = self.named_stage_parameters()
         self.parameter_names = tuple(name for name, _ in named)
         self.parameter_sizes = np.array([p.numel() for _, p in named], dtype=np.int64)
         self._masks = NOTHING_FROZEN
+        self._needs_input_grads = True
+        self._postponed: dict[int, dict[str, Any]] = {}
         self._microbatch = -1
         self.applied_shares: dict[int, float] = {}
         self._embedding_output: Tensor | None = None
@@ -60,30 +64,54 @@ class FreezingStage(PipelineStage):
         if keep_chain and self.is_first:
             self._watch_embedding()
 
-    def freeze(self, masks: Mapping[int, NDArray[np.bool_]]) -> None:
+    def named_stage_parameters(self) -> list[tuple[str, Tensor]]:
+        """Return the stage's parameters (shards of them under FSDP), as the optimizer has them.
+
+        Names are those of the model without wrappers, so they are unique over all stages.
+        """
+        wrappers = re.compile(r"_checkpoint_wrapped_module\.|_orig_mod\.")
+        return [(wrappers.sub("", name), p) for name, p in self.submod.named_parameters()]
+
+    def freeze(
+        self, masks: Mapping[int, NDArray[np.bool_]], *, needs_input_grads: bool = True
+    ) -> None:
         """Set what the coming pass freezes.
 
         Args:
             masks: For each microbatch a mask, shape [n_parameters], in the order of
                 ``parameter_names``, True where frozen. A microbatch that is missing freezes
                 nothing.
+            needs_input_grads: False where every stage in front is frozen whole in every
+                microbatch. The chain of input gradients then ends at this stage's first live
+                tensor, and the stage in front, which expects a gradient, gets zeros.
         """
         self._masks = masks
+        self._needs_input_grads = needs_input_grads
         self.applied_shares = {}
 
     def freeze_nothing(self) -> None:
         """Forget the masks of the last pass, keeping what it reported as applied."""
         self._masks = NOTHING_FROZEN
+        self._needs_input_grads = True
         self._chain_ends.clear()
+        self._postponed.clear()
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Run and time one microbatch's forward."""
+        self._keeps_graph = not (self._active and self._skips_backward(fwd_chunk_id))
         with self._timed(ActionKind.FORWARD, fwd_chunk_id):
             output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         if self._active and self._embedding_output is not None:
             self._chain_ends[fwd_chunk_id] = self._embedding_output
             self._embedding_output = None
         return output
+
+    def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module; where nothing of the backward will run, it keeps no activations."""
+        # The stage's inputs stay outside of no_grad: whether they require grad says what the
+        # stage in front expects to get back.
+        with nullcontext() if self._keeps_graph else no_grad():
+            return super().forward_maybe_with_nosync(*args, **kwargs)
 
     def backward_one_chunk(
         self,
@@ -114,14 +142,22 @@ class FreezingStage(PipelineStage):
         """
         mask = self._masks.get(self._microbatch) if self._active else None
         chain_end = self._chain_ends.pop(self._microbatch, None) if self._active else None
+        cut = self._active and not self._needs_input_grads and not self.is_first
         if self._active and backward_type != "input":
-            self.applied_shares[self._microbatch] = 0.0
-        if backward_type == "input" or mask is None or not mask.any():
+            self.applied_shares[self._microbatch] = self._frozen_share(mask)
+        if cut and backward_type == "input":
+            # Nobody waits for this half. The other one does all that is left, as in a first stage.
+            self._postponed[self._microbatch] = bwd_kwargs
+            return _zeros(bwd_kwargs["input_values"]), []
+        if cut and backward_type == "weight":
+            bwd_kwargs = self._postponed.pop(self._microbatch)
+            backward_type = "full"
+        if not cut and (backward_type == "input" or mask is None or not mask.any()):
             return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
 
-        frozen_elements = int(self.parameter_sizes[mask].sum())
-        self.applied_shares[self._microbatch] = frozen_elements / int(self.parameter_sizes.sum())
         parameters = self._parameters_of_graph()
+        if mask is None:
+            mask = np.zeros(len(parameters), dtype=np.bool_)
         if backward_type == "weight":
             frozen = [p for p, is_frozen in zip(parameters, mask, strict=True) if is_frozen]
             groups = drop_frozen(bwd_kwargs["param_groups"], accumulation_nodes(frozen))
@@ -133,15 +169,24 @@ class FreezingStage(PipelineStage):
             self.submod.set_is_last_backward(False)
             self.submod.set_reshard_after_backward(False)
             self.submod.set_requires_gradient_sync(False)
-        live = [p for p, is_frozen in zip(parameters, mask, strict=True) if not is_frozen]
         grads = masked_full_backward(
             bwd_kwargs["stage_output"],
             bwd_kwargs["output_grads"],
-            bwd_kwargs["input_values"],
-            live,
+            () if cut else bwd_kwargs["input_values"],
+            [p for p, is_frozen in zip(parameters, mask, strict=True) if not is_frozen],
             chain_end,
         )
-        return grads, None
+        return _zeros(bwd_kwargs["input_values"]) if cut else grads, None
+
+    def _skips_backward(self, microbatch: int) -> bool:
+        """Return whether nothing of a microbatch's backward will run here."""
+        mask = self._masks.get(microbatch)
+        return not self._needs_input_grads and mask is not None and bool(mask.all())
+
+    def _frozen_share(self, mask: NDArray[np.bool_] | None) -> float:
+        if mask is None:
+            return 0.0
+        return int(self.parameter_sizes[mask].sum()) / int(self.parameter_sizes.sum())
 
     def _parameters_of_graph(self) -> list[Tensor]:
         """Return the parameters of the autograd graph, in the order of ``parameter_names``.
@@ -187,3 +232,10 @@ class FreezingStage(PipelineStage):
                 self._embedding_output = output
 
         embeddings[0].register_forward_hook(remember)
+
+
+def _zeros(stage_inputs: Sequence[Any]) -> tuple[Tensor | None, ...]:
+    """Return what goes to the stage in front where it has no use for gradients."""
+    return tuple(
+        zeros_like(t) if isinstance(t, Tensor) and t.requires_grad else None for t in stage_inputs
+    )

@@ -15,6 +15,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torchtitan.components.dataloader import ParallelAwareDataloader
 from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.instruct_rows import DataRowError, FieldError, InstructRows, read_rows
+from torchtitan.instruct_split import ALL_ROWS, RowSplit
 from torchtitan.instruct_turns import (
     INSTRUCT_DATASETS,
     EncodedRow,
@@ -29,7 +30,7 @@ from torchtitan.tools.logging import logger
 class InstructDataset(IterableDataset, Stateful):
     """Encoded rows of one data-parallel rank, in an order that a checkpoint can resume.
 
-    An epoch is a pass over all rows, in the order of the file or in a permutation drawn from
+    An epoch is a pass over all rows of the split, in its order or in a permutation drawn from
     ``(shuffle_seed, epoch)``, the same on all ranks. Rank r of D takes every D-th row from r on; of
     W loader workers, worker w counts as rank r W + w of D W. The shares are cut to equal length, so
     that no rank runs dry before another: up to D - 1 (D W - 1) rows are left out of an epoch.
@@ -51,6 +52,7 @@ class InstructDataset(IterableDataset, Stateful):
         infinite: Go on with the next epoch after the last row.
         shuffle_seed: Seed of the permutations, at least 0; None keeps the order.
         section: Config section that messages name.
+        split: Which rows to read.
 
     Yields:
         ``({"input": int64 [T], "n_tokens": int64 []}, labels int64 [T])``
@@ -72,6 +74,7 @@ class InstructDataset(IterableDataset, Stateful):
         infinite: bool = True,
         shuffle_seed: int | None = None,
         section: str = "training",
+        split: RowSplit = ALL_ROWS,
     ) -> None:
         if seq_len < 1:
             raise ValueError(f"{section}.seq_len is {seq_len}; it must be at least 1")
@@ -88,6 +91,8 @@ class InstructDataset(IterableDataset, Stateful):
         self._infinite = infinite
         self._shuffle_seed = shuffle_seed
         self._seq_len_key = f"{section}.seq_len"
+        self._split = split
+        self._indices = split.indices(len(rows))
         self._fitting: np.ndarray | None = None
         # Where the stream is, and what this epoch's rows have met so far.
         self._epoch = 0
@@ -114,7 +119,7 @@ class InstructDataset(IterableDataset, Stateful):
 
     def share(self, epoch: int, rank: int, world_size: int) -> np.ndarray:
         """Indices of the rows that ``rank`` reads in ``epoch``, int64, in order."""
-        usable = np.arange(len(self._rows)) if self._infinite else self._rows_that_fit()
+        usable = self._indices if self._infinite else self._rows_that_fit()
         count = len(usable) // world_size
         if count == 0:
             raise ValueError(
@@ -128,8 +133,8 @@ class InstructDataset(IterableDataset, Stateful):
 
     def _rows_that_fit(self) -> np.ndarray:
         if self._fitting is None:
-            fits = [self.encode(i).has_target for i in range(len(self._rows))]
-            self._fitting = np.flatnonzero(fits)
+            fits = [self.encode(int(i)).has_target for i in self._indices]
+            self._fitting = self._indices[np.array(fits, dtype=bool)]
             self._report_drops(len(fits) - len(self._fitting), 0, len(fits), "the data set")
         return self._fitting
 
@@ -182,6 +187,8 @@ class InstructDataset(IterableDataset, Stateful):
             "shuffle_seed": self._shuffle_seed,
             "dp_world_size": self._dp_world_size,
             "infinite": self._infinite,
+            "validation_share": self._split.validation_share,
+            "held_out": self._split.held_out,
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -199,10 +206,12 @@ class InstructDataset(IterableDataset, Stateful):
         Raises:
             ValueError: If the state belongs to another data set, order or number of ranks.
         """
+        # Checkpoints from before rows could be held out lack the split: they read all rows.
+        saved = {"validation_share": 0.0, "held_out": False} | state_dict
         for name, value in self._identity().items():
-            if state_dict[name] != value:
+            if saved[name] != value:
                 raise ValueError(
-                    f"the checkpoint's data loader has {name} = {state_dict[name]!r}, this run has "
+                    f"the checkpoint's data loader has {name} = {saved[name]!r}, this run has "
                     f"{value!r}; to start the data anew, add 'dataloader' to "
                     "checkpoint.exclude_from_loading"
                 )
@@ -225,6 +234,7 @@ def build_instruct_dataloader(
     infinite: bool = True,
     shuffle_seed: int | None = None,
     section: str = "training",
+    split: RowSplit = ALL_ROWS,
     **dataloader_kwargs: Any,
 ) -> ParallelAwareDataloader:
     """Build the loader of a data set of :data:`INSTRUCT_DATASETS`.
@@ -240,6 +250,7 @@ def build_instruct_dataloader(
         infinite: Start over after the last row.
         shuffle_seed: See :class:`InstructDataset`.
         section: Config section that names the data set in errors.
+        split: Which rows to read.
         **dataloader_kwargs: For ``StatefulDataLoader``. ``drop_last`` is True unless given: a
             pipeline schedule cannot run a batch of another size.
 
@@ -265,18 +276,16 @@ def build_instruct_dataloader(
         infinite=infinite,
         shuffle_seed=shuffle_seed,
         section=section,
+        split=split,
     )
     for index in range(1 if rows.is_remote else len(rows)):
         dataset_.turns(index)  # better now than hours into a run
     dataloader_kwargs.setdefault("drop_last", True)
     if not infinite and dataloader_kwargs["drop_last"]:
-        workers = max(1, dataloader_kwargs.get("num_workers", 0))
-        count = len(dataset_.share(0, dp_rank * workers, dp_world_size * workers))
-        if count < batch_size:
-            raise ValueError(
-                f"{section}.local_batch_size is {batch_size}, but a reader has only {count} rows; "
-                "lower it, or use fewer ranks, fewer workers or more data"
-            )
+        count = rows_of_a_reader(
+            dataset_, dp_rank, dp_world_size, dataloader_kwargs.get("num_workers", 0)
+        )
+        require_a_batch(count, batch_size, section, split)
         if count % batch_size:
             logger.info(
                 f"The last {count % batch_size} of a reader's {count} rows do not fill a batch of "
@@ -288,4 +297,29 @@ def build_instruct_dataloader(
         dp_world_size=dp_world_size,
         batch_size=batch_size,
         **dataloader_kwargs,
+    )
+
+
+def rows_of_a_reader(
+    dataset: InstructDataset, dp_rank: int, dp_world_size: int, num_workers: int
+) -> int:
+    """Count the rows of an epoch that each loader worker of ``dp_rank`` reads; one without any."""
+    workers = max(1, num_workers)
+    return len(dataset.share(0, dp_rank * workers, dp_world_size * workers))
+
+
+def require_a_batch(count: int, batch_size: int, section: str, split: RowSplit) -> None:
+    """Refuse a reader's share that is smaller than a batch.
+
+    Raises:
+        ValueError: Naming the keys of ``section``.
+    """
+    if count >= batch_size:
+        return
+    more = "more data"
+    if split.held_out:
+        more = f"a larger data.validation_share (it is {split.validation_share})"
+    raise ValueError(
+        f"{section}.local_batch_size is {batch_size}, but a reader has only {count} rows; "
+        f"lower it, or use fewer ranks, fewer workers or {more}"
     )

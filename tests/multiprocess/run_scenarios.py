@@ -2,22 +2,27 @@
 
 Usage: torchrun --nproc_per_node=N tests/multiprocess/run_scenarios.py SCENARIOS.json OUTPUT_FOLDER
 
-A scenario is {"name", "args", "upstream": bool, "fixed_weights": bool, "fake_clock": bool, "ranks":
-[...]}. Starting processes costs far more than these runs do, so tests that need the same number of
-processes share one start. Each rank writes OUTPUT_FOLDER/NAME/rank_R.pt with losses, gradient
-norms, the last step's gradients, weights, masks and plan.
+A scenario is {"name", "args", "upstream": bool, "fixed_weights": bool, "fake_clock": bool,
+"module": name of a file beside this one that is imported first, "save_at": steps after which a
+checkpoint is written}. Starting processes costs far more than these runs do, so tests that need the
+same number of processes share one start. Each rank writes OUTPUT_FOLDER/NAME/rank_R.pt with losses,
+gradient norms, the last step's gradients, weights, masks, decisions and plan.
 """
 
+import gc
+import importlib
 import json
 import sys
 import zlib
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from torchtitan import upstream_fixes
 from torchtitan.freezing.launch import prepare
 
 
@@ -63,7 +68,21 @@ def use_fake_clock(controller):
     recorder.drain = drain
 
 
+def add_tiny_flavor():
+    """Make "tiny" known: trains in a blink, with a layer for each of up to eight stages."""
+    upstream_fixes.install()
+    from torchtitan.models.llama3.model.args import TransformerModelArgs
+
+    from torchtitan.freezing.spec import EXTRA_FLAVORS
+
+    EXTRA_FLAVORS["llama3"]["tiny"] = TransformerModelArgs(
+        dim=64, n_layers=8, n_heads=4, n_kv_heads=2, vocab_size=2048
+    )
+
+
 def run(scenario, folder):
+    if scenario.get("module"):
+        importlib.import_module(scenario["module"])
     job_config = prepare([*scenario["args"], f"--job.dump_folder={folder}"])
     if scenario.get("upstream"):
         from torchtitan.protocols import train_spec
@@ -75,7 +94,14 @@ def run(scenario, folder):
     import torchtitan.train as titan_train
 
     titan_train.time.sleep = lambda seconds: None
-    seen = {"losses": [], "grad_norms": [], "masks": [], "batches": [], "applied": []}
+    seen = {
+        "losses": [],
+        "grad_norms": [],
+        "masks": [],
+        "batches": [],
+        "applied": [],
+        "decided": [],
+    }
 
     class Recording(Base):
         def _shared_processors(self):
@@ -86,6 +112,10 @@ def run(scenario, folder):
             seen["batches"].append(kwargs["input_dict"]["input"].clone())
             loss = super().forward_backward_step(**kwargs)
             seen["losses"].append(float(loss))
+            checks = getattr(getattr(self, "controller", None), "_checks", None)
+            if checks is not None:
+                names = [checks.layout.names[i] for i in np.flatnonzero(checks.decision.frozen)]
+                seen["decided"].append((self.step, names))
             for stage in getattr(getattr(self, "controller", None), "_stages", ()):
                 seen["applied"].append((self.step, stage.stage_index, dict(stage.applied_shares)))
             return loss
@@ -112,13 +142,14 @@ def run(scenario, folder):
     if controller is not None:
         for stage in controller._stages:
             seen.setdefault("sizes", {})[stage.stage_index] = stage.parameter_sizes.tolist()
+            seen.setdefault("names", {})[stage.stage_index] = list(stage.parameter_names)
             freeze = stage.freeze
 
-            def noted(masks, freeze=freeze, stage=stage):
+            def noted(masks, freeze=freeze, stage=stage, **kwargs):
                 seen["masks"].append(
                     (trainer.step, stage.stage_index, {m: v.tolist() for m, v in masks.items()})
                 )
-                freeze(masks)
+                freeze(masks, **kwargs)
 
             stage.freeze = noted
         real_drain = controller._recorder.drain
@@ -130,6 +161,10 @@ def run(scenario, folder):
             return records
 
         controller._recorder.drain = drain
+    if "save_at" in scenario:
+        trainer.checkpointer._should_save = lambda step, last_step=False: (
+            step in scenario["save_at"]
+        )
     original_log = trainer.metrics_processor.log
 
     def log(step, loss, max_loss, grad_norm, extra_metrics=None):
@@ -148,7 +183,8 @@ def run(scenario, folder):
     if controller is not None and controller.plan is not None:
         plan = controller.plan
         seen["plan"] = dict(zip(map(str, plan.actions), plan.ratios.tolist(), strict=True))
-        seen["average_freeze_ratio"] = controller._applied_sum / controller._applied_count
+    if controller is not None:
+        seen["average_freeze_ratio"] = controller._applied_sum / max(1, controller._applied_count)
     trainer.close()
     torch.save(seen, folder / f"rank_{dist.get_rank()}.pt")
 
@@ -159,10 +195,13 @@ def main():
     from torchtitan.tools.logging import init_logger
 
     init_logger()
+    add_tiny_flavor()
     for scenario in scenarios:
         folder = output / scenario["name"]
         folder.mkdir(parents=True, exist_ok=True)
         run(scenario, folder)
+        # Upstream's trainer turns the collector's full runs off, and a trainer is full of cycles.
+        gc.collect()
         dist.barrier()
     dist.destroy_process_group()
 

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import pytest
+import torch
+from torch import Tensor
 
+from tests.timelyfreeze.stub_policy import StubMeter
 from timelyfreeze.actions import Action, ActionKind
 from timelyfreeze.controller import FreezeController
+from timelyfreeze.layout import ModelLayout, build_layout
 from timelyfreeze.order import ScheduleOrder
 from timelyfreeze.passes import CollectedFigures
 from timelyfreeze.phases import PhaseSchedule
+from timelyfreeze.policy import FreezePolicy
+from timelyfreeze.policy_checks import PolicyChecks
 from timelyfreeze.recorder import ActionRecorder
 from timelyfreeze.settings import FreezeSettings
 
 TIMEOUT_S = 20.0
+N_TENSORS = 12  # of a stage
 # Warm-up 1-2, upper bound 3-4, lower bound 5-6, ramp 7-10, then stable.
 PHASES = PhaseSchedule(2, 6, 10)
 
@@ -45,16 +55,19 @@ class HandClock:
 class StubStage:
     """Has parameters in name only and notes the masks it is given."""
 
-    def __init__(self, stage_index: int, n_parameters: int = 12) -> None:
+    def __init__(self, stage_index: int) -> None:
         self.stage_index = stage_index
-        self.parameter_names = tuple(f"layers.{i}.weight" for i in range(n_parameters))
-        self.parameter_sizes = np.full(n_parameters, 10, dtype=np.int64)
+        first = stage_index * N_TENSORS
+        self.parameter_names = tuple(f"layers.{first + i}.weight" for i in range(N_TENSORS))
+        self.parameter_sizes = np.full(N_TENSORS, 10, dtype=np.int64)
         self.masks: Mapping[int, np.ndarray] = {}
         self.applied_shares: dict[int, float] = {}
         self.given: list[dict[int, list[bool]]] = []
+        self.needs_input_grads: list[bool] = []
 
-    def freeze(self, masks: Mapping[int, np.ndarray]) -> None:
+    def freeze(self, masks: Mapping[int, np.ndarray], *, needs_input_grads: bool = True) -> None:
         self.masks, self.applied_shares = masks, {}
+        self.needs_input_grads.append(needs_input_grads)
         self.given.append({m: mask.tolist() for m, mask in masks.items()})
 
     def freeze_nothing(self) -> None:
@@ -62,7 +75,7 @@ class StubStage:
 
     def share(self, microbatch: int) -> float:
         mask = self.masks.get(microbatch)
-        return 0.0 if mask is None else float(self.parameter_sizes[mask].sum()) / 120.0
+        return 0.0 if mask is None else float(self.parameter_sizes[mask].sum()) / (10.0 * N_TENSORS)
 
 
 class Hub:
@@ -108,8 +121,23 @@ def linear_ms(action: Action, share: float) -> float:
     return rest + weights + (action.microbatch + 2 * action.stage) / 64
 
 
+def stub_layout(n_stages: int) -> ModelLayout:
+    """The tensors of as many stub stages."""
+    stages = [StubStage(stage) for stage in range(n_stages)]
+    return build_layout(
+        {
+            s.stage_index: list(zip(s.parameter_names, s.parameter_sizes.tolist(), strict=True))
+            for s in stages
+        }
+    )
+
+
 class Ranks:
-    """One controller for each rank of ``declared`` and each replica, run in step."""
+    """One controller for each rank of ``declared`` and each replica, run in step.
+
+    With a ``policy`` each of them has a stub meter, which measures 1, 2, ... times the steps of the
+    interval for the tensors of the model.
+    """
 
     def __init__(
         self,
@@ -120,6 +148,7 @@ class Ranks:
         duration_ms: Callable[[Action, float], float] = linear_ms,
         passes_per_step: int = 3,
         n_processors: float | None = None,
+        policy: FreezePolicy | None = None,
         **settings: Any,
     ) -> None:
         self.executed = executed or declared
@@ -132,18 +161,24 @@ class Ranks:
         self.exchanges: list[ThreadExchange] = []
         self.stages: list[dict[int, StubStage]] = []
         self.clocks: list[HandClock] = []
+        self.checks: list[PolicyChecks | None] = []
         for rank in range(self.hub.size):
             own = [s for s, r in enumerate(declared.stage_to_rank) if r == rank % declared.n_ranks]
             stages = {s: StubStage(s) for s in own}
             clock, calls = HandClock(), []
             recorder = ActionRecorder(clock)
             exchange = ThreadExchange(self.hub, rank)
+            checks = None
+            if policy is not None:
+                layout = stub_layout(declared.n_stages)
+                checks = self._checks(policy, layout, list(stages.values()), exchange, clock)
             controller = FreezeController(
                 list(stages.values()),  # type: ignore[arg-type]
                 declared,
                 self.settings,
                 recorder,
                 exchange,  # type: ignore[arg-type]
+                checks,
                 n_processors=n_processors,
                 on_solved=lambda plan, bounds, calls=calls: calls.append((plan, bounds)),
             )
@@ -151,7 +186,30 @@ class Ranks:
             self.exchanges.append(exchange)
             self.stages.append(stages)
             self.clocks.append(clock)
+            self.checks.append(checks)
             self.solved.append(calls)
+
+    def _checks(
+        self,
+        policy: FreezePolicy,
+        layout: ModelLayout,
+        stages: Sequence[StubStage],
+        exchange: ThreadExchange,
+        clock: HandClock,
+    ) -> PolicyChecks:
+        names = [name for stage in stages for name in stage.parameter_names]
+        weights = {name: 1.0 + i for i, name in enumerate(layout.names)}
+        meter = None if policy.measurement is None else StubMeter(names, weights)
+        return PolicyChecks(
+            policy,
+            layout,
+            [(name, torch.empty(0)) for name in names],
+            exchange,  # type: ignore[arg-type]
+            self.settings.phases,
+            meter,  # type: ignore[arg-type]
+            clock,
+            self.settings.seed,
+        )
 
     def run(self, first: int, last: int) -> None:
         """Run steps ``first`` to ``last`` on all ranks."""
@@ -184,6 +242,24 @@ class Ranks:
                 if action.kind.freezable:
                     stages[action.stage].applied_shares[action.microbatch] = share
 
+    def saved(self) -> dict[str, Any]:
+        """What a checkpoint of all ranks holds: tensors, and text as it comes back from JSON."""
+        merged: dict[str, Any] = {}
+        for controller in self.controllers:
+            merged.update(controller.state_dict())
+        tensors = {key: value for key, value in merged.items() if isinstance(value, Tensor)}
+        text = {key: value for key, value in merged.items() if key not in tensors}
+        return {**json.loads(json.dumps(text)), **{k: v.clone() for k, v in tensors.items()}}
+
+    def load(self, state: dict[str, Any]) -> None:
+        for controller in self.controllers:
+            controller.load_state_dict(state)
+
     def masks(self, rank: int, stage: int) -> Iterator[dict[int, list[bool]]]:
         """What each pass of a stage was given to freeze."""
         yield from self.stages[rank][stage].given
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Everything that was logged at warning level or above."""
+    return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]

@@ -153,11 +153,18 @@ class Pipeline:
             scale_grads=False,
         )
 
-    def run(self, masks: Masks | None = None, batch: tuple[Tensor, Tensor] | None = None) -> Ran:
-        """One pass; gradients add to what is there."""
+    def run(
+        self,
+        masks: Masks | None = None,
+        batch: tuple[Tensor, Tensor] | None = None,
+        needs_input_grads: Sequence[bool] | None = None,
+    ) -> Ran:
+        """One pass; gradients add to what is there. ``needs_input_grads`` is by stage."""
         sent: dict[tuple[int, int], Tensor] = {}
-        for stage in self.stages:
-            stage.freeze((masks or {}).get(stage.stage_index, {}))
+        needs = needs_input_grads or [True] * len(self.stages)
+        for stage, stage_needs in zip(self.stages, needs, strict=True):
+            own = (masks or {}).get(stage.stage_index, {})
+            stage.freeze(own, needs_input_grads=stage_needs)
             stage.set_local_bwd_input = _spy(stage, sent)
         tokens, labels = batch or make_batch()
         losses: list[Tensor] = []

@@ -19,6 +19,13 @@ def test_every_step_by_hand() -> None:
     }
     assert "".join(letters[phases.phase(step)] for step in range(1, 13)) == "wwuulllrrsss"
     assert [phases.ramp(step) for step in range(1, 13)] == [0.0] * 7 + [0.5] + [1.0] * 4
+    assert [phases.learning_steps(step) for step in range(1, 13)] == [
+        *(0, 0),
+        *(1, 2),
+        *(2, 2, 2),  # every tensor is frozen
+        *(3, 4, 5, 6, 7),
+    ]
+    assert phases.measures
 
 
 @pytest.mark.parametrize("boundaries", TABLE_3)
@@ -68,6 +75,38 @@ def test_actual_freeze_ratio_is_equation_9(phases: PhaseSchedule, ratio: float) 
     assert actual_freeze_ratio(ratio, t_f + 1, phases) == ratio
 
 
+# --- without a plan -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("last_warmup_step", [0, 1, 7])
+def test_without_a_plan_warm_up_is_followed_by_the_stable_phase(last_warmup_step: int) -> None:
+    phases = PhaseSchedule.unplanned(last_warmup_step)
+    n = last_warmup_step
+    assert [phases.phase(step) for step in range(1, n + 6)] == [Phase.WARMUP] * n + (
+        [Phase.STABLE] * 5
+    )
+    assert [phases.ramp(step) for step in range(1, n + 6)] == [0.0] * n + [1.0] * 5
+    assert actual_freeze_ratio(0.3, n + 1, phases) == 0.3
+    assert phases.last_step_of(Phase.WARMUP) == n
+    assert not phases.measures
+
+
+def test_without_a_plan_the_warm_up_is_checked() -> None:
+    with pytest.raises(ValueError, match=r"freezing\.last_warmup_step is -1; it must not be neg"):
+        PhaseSchedule.unplanned(-1)
+
+
+@given(schedules() | st.integers(0, 50).map(PhaseSchedule.unplanned))
+def test_learning_steps_are_those_after_warm_up_in_which_not_everything_is_frozen(
+    phases: PhaseSchedule,
+) -> None:
+    t_w, t_m = phases.last_warmup_step, phases.last_monitor_step
+    all_frozen = set(range((t_w + t_m) // 2 + 1, t_m + 1))
+    for step in range(1, phases.last_ramp_step + 4):
+        learned = [s for s in range(1, step + 1) if s > t_w and s not in all_frozen]
+        assert phases.learning_steps(step) == len(learned)
+
+
 @pytest.mark.parametrize(
     ("boundaries", "message"),
     [
@@ -76,6 +115,10 @@ def test_actual_freeze_ratio_is_equation_9(phases: PhaseSchedule, ratio: float) 
         ((4, 3, 8), "freezing.last_monitor_step is 3"),
         ((4, 8, 8), r"freezing.last_ramp_step is 8.*freezing.last_monitor_step \(8\)"),
         ((4, 8, 7), "freezing.last_ramp_step is 7"),
+        # Equal to the one before, but not all three: neither planned nor unplanned.
+        ((4, 4, 8), r"freezing.last_monitor_step is 4.*freezing.last_warmup_step \(4\)"),
+        ((4, 4, 3), "freezing.last_monitor_step is 4"),
+        ((-1, -1, -1), "freezing.last_warmup_step is -1"),
     ],
 )
 def test_refuses_boundaries(boundaries: tuple[int, int, int], message: str) -> None:
@@ -95,7 +138,12 @@ def test_smallest_schedule() -> None:
 
 def test_refuses_other_arguments() -> None:
     phases = PhaseSchedule(1, 3, 5)
-    for function in (phases.phase, phases.ramp, lambda t: actual_freeze_ratio(0.5, t, phases)):
+    for function in (
+        phases.phase,
+        phases.ramp,
+        phases.learning_steps,
+        lambda t: actual_freeze_ratio(0.5, t, phases),
+    ):
         with pytest.raises(ValueError, match="the step is 0; optimizer steps count from 1"):
             function(0)
     for ratio in (-0.1, 1.1, float("nan")):

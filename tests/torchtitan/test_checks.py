@@ -1,3 +1,5 @@
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -5,11 +7,14 @@ import pytest
 import torch
 from torchtitan.config import ConfigManager
 
+import timelyfreeze.policy as policy_module
+from timelyfreeze.methods import known_methods
 from timelyfreeze.order import order_to_csv
 from timelyfreeze.phases import PhaseSchedule
+from timelyfreeze.policy import registered_policies
 from timelyfreeze.schedules import gpipe_order, one_f_one_b_order
 from torchtitan.freezing.checks import ConfigError, check, freeze_settings, n_microbatches
-from torchtitan.freezing.config import Freezing, JobConfig
+from torchtitan.freezing.config import Freezing, JobConfig, job_config_class
 
 ROOT = Path(__file__).resolve().parents[2]
 ONE_F_ONE_B = one_f_one_b_order(4, 8)
@@ -28,7 +33,7 @@ def config(**changes: Any) -> JobConfig:
         "freezing__method": "timelyfreeze",
         **changes,
     }
-    job_config = JobConfig()
+    job_config = job_config_class()()
     for key, value in values.items():
         section, name = key.split("__")
         assert hasattr(getattr(job_config, section), name), key
@@ -109,8 +114,8 @@ MISTAKES: list[tuple[dict[str, Any], list[str]]] = [
         ],
     ),
     (
-        {"freezing__method": "apf"},
-        ["freezing.method is 'apf'", "known: none, timelyfreeze"],
+        {"freezing__method": "afp"},
+        ["freezing.method is 'afp'", "known: none, timelyfreeze, apf", "timelyfreeze+apf"],
     ),
     (
         {"freezing__last_warmup_step": -1},
@@ -313,7 +318,7 @@ def test_every_configuration_we_ship_parses_and_passes(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    job_config = ConfigManager(JobConfig).parse_args([f"--job.config_file={path}"])
+    job_config = ConfigManager(job_config_class()).parse_args([f"--job.config_file={path}"])
     assert isinstance(job_config.freezing, Freezing)
     check(job_config)
     if job_config.parallelism.pipeline_parallel_degree > 1:
@@ -323,10 +328,11 @@ def test_every_configuration_we_ship_parses_and_passes(
 def test_a_file_of_upstreams_sections_alone_parses(tmp_path: Path) -> None:
     path = tmp_path / "upstream.toml"
     path.write_text('[model]\nname = "llama3"\nflavor = "8B"\n[training]\nsteps = 7\n')
-    job_config = ConfigManager(JobConfig).parse_args([f"--job.config_file={path}"])
+    job_config = ConfigManager(job_config_class()).parse_args([f"--job.config_file={path}"])
     check(job_config)
     assert (job_config.model.flavor, job_config.training.steps) == ("8B", 7)
-    assert job_config.freezing == Freezing()
+    assert job_config.freezing == type(job_config.freezing)()
+    assert job_config.freezing.method == "none"
     assert job_config.model.rope_scaling_factor is None
 
 
@@ -334,9 +340,11 @@ def test_command_line_values_come_before_the_file(tmp_path: Path) -> None:
     path = tmp_path / "own.toml"
     path.write_text("[freezing]\nmax_freeze_ratio = 0.5\nlast_ramp_step = 300\n")
     file, by_hand = f"--job.config_file={path}", "--freezing.max_freeze_ratio=0.25"
-    freezing = ConfigManager(JobConfig).parse_args([file, by_hand]).freezing
+    freezing = ConfigManager(job_config_class()).parse_args([file, by_hand]).freezing
     assert (freezing.max_freeze_ratio, freezing.last_ramp_step) == (0.25, 300)
-    listed = ConfigManager(JobConfig).parse_args([file, "--freezing.max_freeze_ratio", "0.5", "1"])
+    listed = ConfigManager(job_config_class()).parse_args(
+        [file, "--freezing.max_freeze_ratio", "0.5", "1"]
+    )
     assert listed.freezing.max_freeze_ratio == [0.5, 1.0]
 
 
@@ -385,3 +393,95 @@ def test_a_tied_model_is_refused_before_it_is_loaded(key: str, tmp_path: Path) -
     check(config(**loading))
     (tmp_path / "config.json").unlink()
     check(config(**loading))
+
+
+# -- methods with a policy -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [m for m in known_methods() if "timelyfreeze" not in m])
+def test_a_method_without_a_plan_needs_no_phases_but_warm_up(method: str) -> None:
+    check(
+        config(
+            freezing__method=method,
+            freezing__last_warmup_step=10,
+            freezing__last_monitor_step=5,
+            freezing__last_ramp_step=1,
+            freezing__max_freeze_ratio=7.0,
+        )
+    )
+
+
+@pytest.mark.parametrize("method", [m for m in known_methods() if m.startswith("timelyfreeze")])
+def test_a_method_with_a_plan_needs_its_phases(method: str) -> None:
+    check(config(freezing__method=method))
+    [line] = mistakes(config(freezing__method=method, freezing__last_monitor_step=60))
+    assert line.startswith("freezing.last_monitor_step is 60; it must be at least 2 above")
+    equal = {"last_warmup_step": 60, "last_monitor_step": 60, "last_ramp_step": 60}
+    equal = {f"freezing__{key}": value for key, value in equal.items()}
+    [line] = mistakes(config(freezing__method=method, **equal))
+    assert line == (
+        "freezing.last_monitor_step is 60, as last_warmup_step; "
+        f"freezing.method {method!r} needs steps in between to measure in"
+    )
+
+
+@pytest.mark.parametrize("method", ["apf", "timelyfreeze+apf"])
+def test_mistakes_of_a_policy_are_told_with_all_others(method: str) -> None:
+    job_config = config(freezing__method=method, freezing__seed=-1, freezing__score_memory="disk")
+    apf = registered_policies()["apf"]
+    job_config.freezing.apf = apf(threshold=2.0, check_interval=0)
+    assert sorted(mistakes(job_config)) == [
+        "freezing.apf.check_interval is 0; it must be 1 or more",
+        "freezing.apf.threshold is 2.0; it must lie in [0, 1]",
+        "freezing.score_memory is 'disk'; known: device, host",
+        "freezing.seed is -1; it must be 0 or more",
+    ]
+
+
+def test_settings_of_a_policy_that_is_not_used_do_not_matter() -> None:
+    job_config = config(freezing__method="fixed")
+    job_config.freezing.apf = registered_policies()["apf"](threshold=2.0)
+    check(job_config)
+
+
+@pytest.mark.parametrize("last", [-1, 1000])
+def test_warm_up_must_end_within_the_run(last: int) -> None:
+    [line] = mistakes(config(freezing__method="fixed", freezing__last_warmup_step=last))
+    assert line == (
+        f"freezing.last_warmup_step is {last}; it must be 0 or more and lie before training.steps "
+        "(1000), or nothing is ever frozen"
+    )
+
+
+def test_settings_of_a_policy_come_from_its_section_and_the_command_line(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("[freezing.apf]\nthreshold = 0.25\nalpha = 0.5\n")
+    arguments = [f"--job.config_file={path}", "--freezing.apf.alpha=0.75"]
+    freezing = ConfigManager(job_config_class()).parse_args(arguments).freezing
+    assert freezing.apf == registered_policies()["apf"](threshold=0.25, alpha=0.75)
+    assert freezing.fixed == registered_policies()["fixed"]()
+
+
+def test_a_registered_policy_has_a_section(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = registered_policies()
+    monkeypatch.setattr(policy_module, "_POLICIES", dict(known))
+
+    @policy_module.register_policy("toy")
+    @dataclass(frozen=True)
+    class Toy:
+        pace: int = 3
+
+        def mistakes(self) -> Iterator[str]:
+            if self.pace < 1:
+                yield f"freezing.toy.pace is {self.pace}; it must be 1 or more"
+
+    arguments = ["--freezing.method=toy", "--freezing.toy.pace=0"]
+    freezing = ConfigManager(job_config_class()).parse_args(arguments).freezing
+    job_config = config(freezing__method="toy")
+    job_config.freezing.toy = freezing.toy
+    assert mistakes(job_config) == ["freezing.toy.pace is 0; it must be 1 or more"]
+
+
+def test_phases_of_a_method_without_a_plan() -> None:
+    settings = freeze_settings(config(freezing__method="apf").freezing)
+    assert settings.phases == PhaseSchedule.unplanned(60)

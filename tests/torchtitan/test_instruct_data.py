@@ -16,6 +16,7 @@ from torchtitan.components.tokenizer import BaseTokenizer, HuggingFaceTokenizer
 
 from torchtitan.instruct_data import InstructDataset, build_instruct_dataloader
 from torchtitan.instruct_rows import DataRowError, InstructRows
+from torchtitan.instruct_split import RowSplit
 from torchtitan.instruct_turns import IGNORE_INDEX, Turn
 
 ASSETS = Path(__file__).parents[1] / "assets"
@@ -175,12 +176,51 @@ def test_iterating_anew_starts_at_the_first_row() -> None:
         ({"shuffle_seed": 2}, "shuffle_seed"),
         ({"dp_world_size": 2}, "dp_world_size"),
         ({"infinite": False}, "infinite"),
+        ({"split": RowSplit(0.2)}, "validation_share"),
     ],
 )
 def test_a_state_of_other_data_is_refused(kwargs: dict[str, Any], name: str) -> None:
     state = make(5).state_dict()
     with pytest.raises(ValueError, match=rf"has {name} = .*checkpoint\.exclude_from_loading"):
         make(**{"count": 5, **kwargs}).load_state_dict(state)
+
+
+def test_which_part_of_the_rows_is_read_belongs_to_the_state() -> None:
+    state = make(5, split=RowSplit(0.4)).state_dict()
+    with pytest.raises(ValueError, match="has held_out = False, this run has True"):
+        make(5, split=RowSplit(0.4, held_out=True)).load_state_dict(state)
+
+
+def test_a_state_from_before_rows_could_be_held_out_is_one_of_all_rows() -> None:
+    data = make(5)
+    assert numbers(iter(data), 3) == [0, 1, 2]
+    old = data.state_dict()
+    del old["validation_share"], old["held_out"]
+    resumed = make(5)
+    resumed.load_state_dict(old)
+    assert numbers(iter(resumed), 3) == [3, 4, 0]
+    with pytest.raises(ValueError, match=r"has validation_share = 0\.0, this run has 0\.2"):
+        make(5, split=RowSplit(0.2)).load_state_dict(old)
+
+
+@pytest.mark.parametrize("infinite", [True, False])
+def test_training_and_validation_read_parts_that_do_not_meet(infinite: bool) -> None:
+    held_out = numbers(iter(make(20, {3}, split=RowSplit(0.3, held_out=True), infinite=False)))
+    data = make(20, {3}, split=RowSplit(0.3), shuffle_seed=1, infinite=infinite)
+    trained = numbers(iter(data), 40 if infinite else None)
+    assert set(trained) | set(held_out) == set(range(20)) - {3}
+    assert not set(trained) & set(held_out)
+    assert len(held_out) in (5, 6)
+
+
+def test_ranks_share_the_held_out_rows() -> None:
+    split = RowSplit(0.5, held_out=True)
+    whole = numbers(iter(make(12, split=split, infinite=False)))
+    shares = [
+        numbers(iter(make(12, split=split, infinite=False, dp_rank=rank, dp_world_size=2)))
+        for rank in range(2)
+    ]
+    assert [row for pair in zip(*shares, strict=True) for row in pair] == whole
 
 
 def test_rows_whose_answer_is_cut_off_are_dropped_and_reported(
@@ -319,6 +359,8 @@ def test_a_rest_that_fills_no_batch_is_left_out_and_said(
     assert [len(labels) for _, labels in loader] == [4, 2]
     with pytest.raises(ValueError, match=r"training\.local_batch_size is 7, .* has only 6 rows"):
         build(dataset_path=path, infinite=False, batch_size=7)
+    with pytest.raises(ValueError, match=r"only 3 rows; .* data\.validation_share \(it is 0\.5\)"):
+        build(dataset_path=path, infinite=False, split=RowSplit(0.5, held_out=True))
 
 
 def test_local_rows_are_checked_before_the_first_step(tmp_path: Path) -> None:

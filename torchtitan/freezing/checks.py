@@ -9,9 +9,11 @@ from pathlib import Path
 
 import torch
 
+from timelyfreeze.methods import parse_method
 from timelyfreeze.order import ScheduleOrder, order_from_csv
 from timelyfreeze.phases import PhaseSchedule
-from timelyfreeze.settings import FIRST_STAGE_MODES, FreezeSettings
+from timelyfreeze.policy import NONE
+from timelyfreeze.settings import FreezeSettings, unknown_words
 from timelyfreeze.torch_pipelining import (
     known_schedules,
     places_stages_in_v,
@@ -19,8 +21,7 @@ from timelyfreeze.torch_pipelining import (
     stages_per_rank,
 )
 from torchtitan.freezing.config import Freezing, JobConfig
-
-METHODS = ("none", "timelyfreeze")
+from torchtitan.freezing.validation_checks import validation_mistakes
 
 
 class ConfigError(ValueError):
@@ -36,6 +37,7 @@ def check(job_config: JobConfig) -> None:
     mistakes = [
         *_pipeline_mistakes(job_config),
         *_tied_weights(job_config),
+        *validation_mistakes(job_config),
         *_freezing_mistakes(job_config),
     ]
     if mistakes:
@@ -50,15 +52,20 @@ def check(job_config: JobConfig) -> None:
 def freeze_settings(freezing: Freezing) -> FreezeSettings:
     """Return the checked ``[freezing]`` section as the library wants it."""
     ratio = freezing.max_freeze_ratio
+    method = parse_method(freezing.method)
     return FreezeSettings(
         phases=PhaseSchedule(
             freezing.last_warmup_step, freezing.last_monitor_step, freezing.last_ramp_step
-        ),
+        )
+        if method is None or method.plans
+        else PhaseSchedule.unplanned(freezing.last_warmup_step),
         max_freeze_ratio=tuple(map(float, ratio)) if isinstance(ratio, list) else float(ratio),
         seed=freezing.seed,
         first_stage=freezing.first_stage,
         discard_passes=freezing.discard_passes,
         solver_time_limit_s=freezing.solver_time_limit_s,
+        score_memory=freezing.score_memory,
+        score_dtype=freezing.score_dtype,
     )
 
 
@@ -87,7 +94,7 @@ def _pipeline_mistakes(config: JobConfig) -> Iterator[str]:
                 f"{key} is true; overlapping DualPipeV needs an accelerator's streams, so set it "
                 "to false on a CPU"
             )
-        elif config.freezing.method != "none":
+        elif config.freezing.method != NONE:
             yield (
                 f"{key} is true; actions that overlap cannot be timed one by one, so "
                 f"freezing.method {config.freezing.method!r} needs it to be false"
@@ -167,23 +174,44 @@ def n_microbatches(config: JobConfig) -> int | None:
 
 def _freezing_mistakes(config: JobConfig) -> Iterator[str]:
     freezing = config.freezing
-    if freezing.method not in METHODS:
-        yield f"freezing.method is {freezing.method!r}; known: {', '.join(METHODS)}"
+    try:
+        method = parse_method(freezing.method)
+    except ValueError as error:
+        yield str(error)
         return
-    if freezing.method == "none":
+    if method is None:
         return
-    yield from _phase_mistakes(config)
-    yield from _ratio_mistakes(config)
-    if freezing.first_stage not in FIRST_STAGE_MODES:
-        yield (
-            f"freezing.first_stage is {freezing.first_stage!r}; "
-            f"known: {', '.join(FIRST_STAGE_MODES)}"
-        )
+    if method.plans:
+        yield from _phase_mistakes(config)
+        yield from _ratio_mistakes(config)
+        if not freezing.solver_time_limit_s > 0:
+            yield (
+                f"freezing.solver_time_limit_s is {freezing.solver_time_limit_s}; it must be "
+                "above 0"
+            )
+    else:
+        yield from _warmup_mistakes(config)
+    if method.policy is not None:
+        yield from getattr(freezing, method.policy).mistakes()
+    yield from unknown_words(
+        first_stage=freezing.first_stage,
+        score_memory=freezing.score_memory,
+        score_dtype=freezing.score_dtype,
+    )
     if freezing.seed < 0:
         yield f"freezing.seed is {freezing.seed}; it must be 0 or more"
-    if not freezing.solver_time_limit_s > 0:
-        yield f"freezing.solver_time_limit_s is {freezing.solver_time_limit_s}; it must be above 0"
     yield from _unsupported(config)
+
+
+def _warmup_mistakes(config: JobConfig) -> Iterator[str]:
+    last = config.freezing.last_warmup_step
+    if not 0 <= last < config.training.steps:
+        yield (
+            f"freezing.last_warmup_step is {last}; it must be 0 or more and lie before "
+            f"training.steps ({config.training.steps}), or nothing is ever frozen"
+        )
+    if config.freezing.discard_passes < 0:
+        yield f"freezing.discard_passes is {config.freezing.discard_passes}; it must be 0 or more"
 
 
 def _phase_mistakes(config: JobConfig) -> Iterator[str]:
@@ -194,6 +222,12 @@ def _phase_mistakes(config: JobConfig) -> Iterator[str]:
         )
     except ValueError as error:
         yield str(error)
+        return
+    if not phases.measures:
+        yield (
+            f"freezing.last_monitor_step is {freezing.last_monitor_step}, as last_warmup_step; "
+            f"freezing.method {freezing.method!r} needs steps in between to measure in"
+        )
         return
     if freezing.last_monitor_step >= config.training.steps:
         yield (

@@ -4,8 +4,9 @@ The string under a field is its documentation and its ``--help``. Annotations ar
 ``from __future__ import annotations``): upstream's manager looks at the types of nested sections.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 
+from timelyfreeze.policy import registered_policies
 from torchtitan.config import JobConfig as TitanJobConfig
 from torchtitan.config import Model as TitanModel
 
@@ -15,28 +16,30 @@ class Freezing:
     """Which freezing method to use and how."""
 
     method: str = "none"
-    """Freezing method: "none" (plain TorchTitan) or "timelyfreeze"."""
+    """Freezing method: "none" (plain TorchTitan), "timelyfreeze", a policy such as "apf" (see
+    docs/methods.md), or "timelyfreeze+<policy>": the plan says how much, the policy which
+    tensors. A policy has its settings in a section of its own, [freezing.<policy>]."""
 
     last_warmup_step: int = 60
-    """T_w: up to this step nothing is frozen or measured. Align it with
+    """T_w: up to this step nothing is frozen or measured, whatever the method. Align it with
     lr_scheduler.warmup_steps."""
 
     last_monitor_step: int = 100
-    """T_m: in the first half of the steps from T_w to here each action is timed with nothing
-    frozen, in the second half with everything frozen (those steps change no weights). At its end
-    the freeze ratios are solved, once."""
+    """T_m, for methods with a plan: in the first half of the steps from T_w to here each action is
+    timed with nothing frozen, in the second half with everything frozen (those steps change no
+    weights). At its end the freeze ratios are solved, once."""
 
     last_ramp_step: int = 200
-    """T_f: from T_m to here freeze ratios grow linearly from 0 to the solved values, which hold
-    from then on."""
+    """T_f, for methods with a plan: from T_m to here freeze ratios grow linearly from 0 to the
+    solved values, which hold from then on."""
 
     max_freeze_ratio: float | list[float] = 0.8
     """r_max: cap on the mean freeze ratio of a stage's backwards, in [0, 1]: one value, or one for
     each stage."""
 
     seed: int = 42
-    """Seed of the random choice of parameters. The same masks come out on every data-parallel
-    replica."""
+    """Seed of the random choice of parameters or layers. The same masks come out on every
+    data-parallel replica."""
 
     first_stage: str = "all_or_nothing"
     """How the first stage, which has no input gradient to compute, is frozen. "all_or_nothing": for
@@ -50,6 +53,14 @@ class Freezing:
     solver_time_limit_s: float = 60.0
     """Give up solving after this many seconds and train on without freezing."""
 
+    score_memory: str = "device"
+    """Where policies keep the vectors their scores are made from (weights at the last check, sums
+    of gradients, running means): "device", beside the parameters, or "host"."""
+
+    score_dtype: str = "float32"
+    """Type of those vectors: "float32" or "bfloat16", which takes half the memory. Weights kept in
+    bfloat16 hide changes smaller than half a step of it, unless the weights are bfloat16 too."""
+
 
 @dataclass
 class Data:
@@ -60,6 +71,11 @@ class Data:
 
     seed: int = 42
     """Seed of that order; the same on every rank."""
+
+    validation_share: float = 0.0
+    """Share of the rows, in [0, 1), that is held out of training. Validation reads it where
+    validation.dataset and validation.dataset_path name the same data as those of training. Which
+    rows these are depends on no seed."""
 
 
 @dataclass
@@ -94,3 +110,22 @@ class JobConfig(TitanJobConfig):
     model: Model = field(default_factory=Model)
     freezing: Freezing = field(default_factory=Freezing)
     data: Data = field(default_factory=Data)
+
+
+def job_config_class() -> type[JobConfig]:
+    """Return the configuration with a section ``[freezing.<name>]`` for every registered policy."""
+    sections = [
+        (name, policy, field(default_factory=policy))
+        for name, policy in sorted(registered_policies().items())
+    ]
+    freezing = make_dataclass("Freezing", sections, bases=(Freezing,), namespace=_doc_of(Freezing))
+    return make_dataclass(
+        "JobConfig",
+        [("freezing", freezing, field(default_factory=freezing))],
+        bases=(JobConfig,),
+        namespace=_doc_of(JobConfig),
+    )
+
+
+def _doc_of(section: type) -> dict[str, str | None]:
+    return {"__doc__": section.__doc__}

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from torchtitan import upstream_fixes
 from torchtitan.config import ConfigManager
 from torchtitan.freezing.checks import ConfigError, check
-from torchtitan.freezing.config import JobConfig
+from torchtitan.freezing.config import JobConfig, job_config_class
 from torchtitan.protocols import train_spec as titan_spec
 
 
@@ -51,7 +51,7 @@ def prepare(args: Sequence[str]) -> JobConfig:
     # Imported after the patches: it takes upstream's functions by name.
     from torchtitan.freezing.spec import build_train_spec
 
-    job_config = ConfigManager(JobConfig).parse_args(list(args))
+    job_config = ConfigManager(job_config_class()).parse_args(list(args))
     check(job_config)
     name = job_config.model.name
     titan_spec._extra_train_specs.pop(name, None)

@@ -11,20 +11,26 @@ from typing import Any
 import torch.distributed as dist
 
 import torchtitan.components.metrics as titan_metrics
+import torchtitan.tools.utils as titan_tools
 from timelyfreeze.bounds import DurationBounds, bounds_to_json
 from timelyfreeze.controller import FreezeController
+from timelyfreeze.exchange import Exchange
 from timelyfreeze.order import order_to_csv
 from timelyfreeze.phases import Phase
 from timelyfreeze.plan import FreezePlan, plan_to_json
 from torchtitan.components.metrics import LoggerContainer, MetricsProcessor, TensorBoardLogger
 from torchtitan.distributed import ParallelDims
 from torchtitan.freezing.config import JobConfig
+from torchtitan.freezing.loss_curve import LossCurve
 from torchtitan.freezing.progress import Progress
-from torchtitan.freezing.report import RunReport
+from torchtitan.freezing.report import render_report
 from torchtitan.freezing.run_folder import make_run_folder
+from torchtitan.freezing.run_record import RunRecord, summary_at_start
+from torchtitan.freezing.summary import summary_to_json
 from torchtitan.tools.logging import logger
 from torchtitan.tools.utils import NoColor
 
+_MIB = 1024**2
 PHASE_NUMBERS = {phase: number for number, phase in enumerate(Phase)}
 
 
@@ -64,7 +70,15 @@ class FreezingMetricsProcessor(MetricsProcessor):
         if not sys.stdout.isatty():
             self.color = NoColor()
         self._controller: FreezeController | None = None
-        self._report = RunReport()
+        self._record = RunRecord()
+        self._start = summary_at_start(
+            job_config,
+            parallel_dims,
+            self.device_memory_monitor.device_name,
+            titan_tools.device_type,
+        )
+        self._loss_curve = LossCurve(self.run_folder / "losses.csv") if self._is_shown else None
+        self._logged_loss: float | None = None
         self._progress = Progress(job_config.training.steps, shown=self._is_shown)
         if job_config.metrics.enable_tensorboard:
             self._open_tensorboard(job_config)
@@ -105,16 +119,34 @@ class FreezingMetricsProcessor(MetricsProcessor):
     ) -> None:
         """Log upstream's figures and those of freezing; all ranks come here at the same steps."""
         extra = {**(extra_metrics or {}), **self._freezing_figures()}
+        self._record.add_loss(step, global_avg_loss)
+        self._logged_loss = global_avg_loss
+        self._note_peak_memory()
         self._progress.log(step, global_avg_loss, grad_norm)
         with self._progress.instead_of_upstream():
             super().log(step, global_avg_loss, global_max_loss, grad_norm, extra)
+
+    def log_validation(
+        self, loss: float, step: int, extra_metrics: dict[str, Any] | None = None
+    ) -> None:
+        """Log a validation; all ranks come here, of which the one that is shown has the loss."""
+        self._record.add_validation_loss(loss)
+        if self._loss_curve is not None:
+            self._loss_curve.add_validation(step, self._record.seconds, loss)
+        self._note_peak_memory()
+        super().log_validation(loss, step, extra_metrics)
+
+    def _note_peak_memory(self) -> None:
+        """Remember the peak, which upstream resets whenever it has logged."""
+        stats = titan_tools.device_module.memory_stats(self.device_memory_monitor.device)
+        self._record.add_peak_memory(stats.get("reserved_bytes.all.peak", -1))
 
     def _freezing_figures(self) -> dict[str, float]:
         controller = self._controller
         if controller is None:
             return {}
         figures = controller.collect()
-        self._report.add_batches(figures)
+        self._record.add_batches(figures)
         metrics: dict[str, float] = {
             "freezing/phase": PHASE_NUMBERS[controller.phase],
             "freezing/average_freeze_ratio": figures.average_freeze_ratio,
@@ -123,6 +155,11 @@ class FreezingMetricsProcessor(MetricsProcessor):
             metrics[f"freezing_expected_ratio/stage_{stage}"] = ratio
         for stage, ratio in figures.applied_stage_ratios.items():
             metrics[f"freezing_actual_ratio/stage_{stage}"] = ratio
+        for name, figure in figures.policy.items():
+            metrics[f"freezing_policy/{name}"] = figure
+        if figures.score_ms_per_step is not None and figures.score_bytes is not None:
+            metrics["freezing_score/time(ms)"] = figures.score_ms_per_step
+            metrics["freezing_score/memory(MiB)"] = figures.score_bytes / _MIB
         latest = figures.batch_ms.get(controller.phase)
         if latest:
             metrics["batch_time/measured(ms)"] = sorted(latest)[len(latest) // 2]
@@ -134,17 +171,24 @@ class FreezingMetricsProcessor(MetricsProcessor):
     def end_step(self, step: int, seconds: float, n_tokens: int) -> None:
         """Take note of a finished step."""
         phase = None if self._controller is None else self._controller.phase
-        self._report.add_step(phase, seconds, n_tokens)
+        self._record.add_step(step, phase, seconds, n_tokens)
+        # A loss is logged before its step has ended and its time is known.
+        if self._loss_curve is not None and self._logged_loss is not None:
+            self._loss_curve.add_train(step, self._record.seconds, self._logged_loss)
+        self._logged_loss = None
         self._progress.step(step, phase)
 
     def end_run(self) -> None:
-        """Gather what is still out and show the report."""
+        """Gather what is still out, write the summary and show the report."""
         if self._controller is not None:
-            self._report.add_batches(self._controller.collect())
-        text = self._report.render(
-            self._controller, self.parallel_dims.non_data_parallel_size, self.run_folder
-        )
+            self._record.add_batches(self._controller.collect())
+        self._note_peak_memory()
+        peaks = Exchange().all_gather(self._record.peak_memory_gib)
+        peak_memory_gib = max((peak for peak in peaks if peak is not None), default=None)
+        summary = self._record.summarize(self._start, self._controller, peak_memory_gib)
+        text = render_report(summary, self.run_folder)
         self._progress.close()
+        self._write("summary.json", summary_to_json(summary))
         self._write("report.txt", text)
         if self._is_shown:
             print(text, flush=True)

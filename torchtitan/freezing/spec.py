@@ -1,4 +1,4 @@
-"""Upstream's train spec with our parts put in: RoPE, data, loss, stages and metrics."""
+"""Upstream's train spec with our parts put in: RoPE, data, loss, stages, validation, metrics."""
 
 from __future__ import annotations
 
@@ -11,13 +11,18 @@ import torch
 from torch import nn
 
 import torchtitan.distributed.pipeline_parallel as titan_pipeline
+from timelyfreeze.policy import NONE
 from timelyfreeze.stage import FreezingStage
 from torchtitan.distributed import ParallelDims
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.metrics import FreezingMetricsProcessor
+from torchtitan.freezing.validation_checks import reads_training_rows, validation_split
 from torchtitan.instruct_data import build_instruct_dataloader, is_instruct_dataset
+from torchtitan.instruct_split import RowSplit
+from torchtitan.instruct_validation import build_instruct_validator
 from torchtitan.models.llama3.model.args import RoPEScalingArgs, TransformerModelArgs
 from torchtitan.protocols.train_spec import TrainSpec
+from torchtitan.tools.logging import logger
 from torchtitan.upstream_fixes import (
     PipelineLoss,
     autocast_stages,
@@ -70,7 +75,7 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
         device: torch.device,
         *args: Any,
     ) -> Any:
-        with _stage_class(FreezingStage if config.freezing.method != "none" else None):
+        with _stage_class(FreezingStage if config.freezing.method != NONE else None):
             built = upstream.pipelining_fn(model, parallel_dims, config, device, *args)
         autocast_stages(built[1], parallel_dims, config, device)
         return built
@@ -112,7 +117,20 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
             seq_len=training.seq_len,
             batch_size=training.local_batch_size,
             shuffle_seed=job_config.data.seed if job_config.data.shuffle else None,
+            split=RowSplit(job_config.data.validation_share),
             **vars(training.dataloader),
+        )
+
+    def build_validator_fn(*, job_config: JobConfig, **kwargs: Any) -> Any:
+        if not is_instruct_dataset(job_config.validation.dataset):
+            return upstream.build_validator_fn(job_config=job_config, **kwargs)
+        if reads_training_rows(job_config):
+            logger.warning(
+                "Validation reads the rows that are trained on; data.validation_share holds some "
+                "of them out"
+            )
+        return build_instruct_validator(
+            job_config=job_config, split=validation_split(job_config), **kwargs
         )
 
     return replace(
@@ -123,6 +141,7 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
         pipelining_fn=pipelining_fn if upstream.pipelining_fn else None,
         build_loss_fn=build_loss_fn,
         build_dataloader_fn=build_dataloader_fn,
+        build_validator_fn=build_validator_fn if upstream.build_validator_fn else None,
         build_metrics_processor_fn=FreezingMetricsProcessor,
     )
 

@@ -9,11 +9,16 @@ from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint import CheckpointException
 
 import torchtitan.components.metrics as titan_metrics
 from timelyfreeze.controller import FreezeController
 from timelyfreeze.exchange import Exchange
+from timelyfreeze.methods import parse_method
+from timelyfreeze.policy import NONE
+from timelyfreeze.policy_checks import checks_for
 from timelyfreeze.recorder import ActionRecorder, clock_for
+from timelyfreeze.settings import KEEP_CHAIN
 from timelyfreeze.torch_pipelining import read_order, stages_of
 from torchtitan.cpu_device import shared_cores
 from torchtitan.distributed import ParallelDims
@@ -34,7 +39,7 @@ class FreezingTrainer(Trainer):
 
     def __init__(self, job_config: JobConfig) -> None:
         super().__init__(job_config)
-        if job_config.freezing.method != "none":
+        if job_config.freezing.method != NONE:
             self._build_controller()
         self.metrics_processor.begin_run(self.controller)
 
@@ -46,19 +51,28 @@ class FreezingTrainer(Trainer):
         return parallel_dims
 
     def _build_controller(self) -> None:
+        method = parse_method(self.job_config.freezing.method)
+        assert method is not None  # the caller saw to it
         settings = freeze_settings(self.job_config.freezing)
         n_processors = self._shared_processors()
         recorder = ActionRecorder(clock_for(self.device, shared=n_processors is not None))
         stages = stages_of(self.pp_schedule)
+        keep_chain = method.plans and settings.first_stage == KEEP_CHAIN
         for stage in stages:
-            stage.attach(recorder, keep_chain=settings.first_stage == "keep_chain")
+            stage.attach(recorder, keep_chain=keep_chain)
         self.loss_fn.timed = recorder.measure_more
+        exchange = Exchange()
+        checks = None
+        if method.policy is not None:
+            policy = getattr(self.job_config.freezing, method.policy)
+            checks = checks_for(stages, policy, settings, exchange, clock_for(self.device))
         self.controller = FreezeController(
             stages,
             read_order(self.pp_schedule),
             settings,
             recorder,
-            Exchange(),
+            exchange,
+            checks,
             n_processors=n_processors,
             on_solved=self.metrics_processor.save_plan,
         )
@@ -127,6 +141,20 @@ class FreezingTrainer(Trainer):
             )
 
     def train(self) -> None:
-        """Train, then report."""
-        super().train()
+        """Train, then report.
+
+        Raises:
+            ValueError: If the checkpoint to resume from belongs to another freezing method.
+        """
+        try:
+            super().train()
+        except CheckpointException as error:
+            if f"Missing key in checkpoint state_dict: {CHECKPOINT_KEY}." not in str(error):
+                raise
+            raise ValueError(
+                "the checkpoint has no state for freezing.method "
+                f"{self.job_config.freezing.method!r}: it was saved under another one, or without "
+                "freezing; resume with the same method, or, to begin freezing anew, set "
+                f'checkpoint.exclude_from_loading = ["{CHECKPOINT_KEY}"]'
+            ) from error
         self.metrics_processor.end_run()

@@ -1,0 +1,207 @@
+"""Validation under a pipeline: it leaves no trace, and its loss is that of one process."""
+
+import csv
+import json
+import statistics
+
+import pytest
+from launcher import arguments, merged, run_scenarios
+
+from timelyfreeze.plan import plan_from_json
+from torchtitan.freezing.report import render_report
+from torchtitan.freezing.summary import summary_from_json
+
+SCHEDULES = ["GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble"]
+STEPS = 9
+# Step 1 is warm-up, 2-3 upper bound, 4-5 lower bound, 6 ramp, then stable.
+PIPELINE = {
+    "parallelism__pipeline_parallel_degree": 2,
+    "freezing__method": "timelyfreeze",
+    "freezing__last_warmup_step": 1,
+    "freezing__last_monitor_step": 5,
+    "freezing__last_ramp_step": 6,
+    "freezing__discard_passes": 0,
+    "training__steps": STEPS,
+    "training__local_batch_size": 4,
+}
+SINGLE = {
+    "parallelism__pipeline_parallel_degree": 1,
+    "training__steps": 1,
+    "training__local_batch_size": 4,
+}
+HELD_OUT = {"data__validation_share": 16 / 1210}  # 16 of the rows of tiny_instruct
+VALIDATION = {
+    "validation__enable": None,
+    "validation__dataset": "alpaca",
+    "validation__dataset_path": "tests/assets/tiny_instruct",
+}
+# Weights that stay as they are, so that every validation has the same answer; rows long enough
+# that none is dropped, so that all ways to batch them read the same.
+FIXED = {
+    **VALIDATION,
+    "optimizer__lr": 0.0,
+    "training__seq_len": 96,
+    "validation__seq_len": 96,
+    "validation__freq": 4,
+}
+# Batches of another shape than those of training.
+OTHER_SHAPE = {
+    **VALIDATION,
+    "training__seq_len": 64,
+    "validation__seq_len": 48,
+    "validation__local_batch_size": 8,
+    "validation__freq": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("validation")
+
+
+@pytest.fixture(scope="module")
+def two_ranks(folder):
+    scenarios = []
+    for schedule in SCHEDULES:
+        pipeline = {
+            **PIPELINE,
+            **HELD_OUT,
+            "parallelism__pipeline_parallel_schedule": schedule,
+        }
+        changes = {
+            "with": OTHER_SHAPE,
+            "without": {"training__seq_len": 64},
+            "fixed": {**FIXED, "validation__local_batch_size": 8},
+        }
+        scenarios += [
+            {
+                "name": f"{schedule} {name}",
+                "fake_clock": True,
+                "args": arguments(**{**pipeline, **more}),
+            }
+            for name, more in changes.items()
+        ]
+    replicas = {**SINGLE, **HELD_OUT, **FIXED, "validation__local_batch_size": 4}
+    scenarios.append({"name": "replicas", "args": arguments(**replicas)})
+    return run_scenarios(folder, 2, scenarios)
+
+
+@pytest.fixture(scope="module")
+def one_rank(folder):
+    """One process without a pipeline."""
+    settings = {**SINGLE, **FIXED, "validation__local_batch_size": 4}
+    scenarios = [
+        {"name": "single", "args": arguments(**settings, **HELD_OUT)},
+        {"name": "all rows", "args": arguments(**settings, validation__steps=4)},
+    ]
+    return run_scenarios(folder / "one", 1, scenarios)
+
+
+def run_folder(folder, name):
+    (found,) = (folder / name / "tb").iterdir()
+    return found
+
+
+def rows(folder, name):
+    """The rows of losses.csv, empty columns as None."""
+    with (run_folder(folder, name) / "losses.csv").open() as file:
+        return [
+            {key: float(value) if value else None for key, value in row.items()}
+            for row in csv.DictReader(file)
+        ]
+
+
+def validation_losses(folder, name):
+    found = rows(folder, name)
+    return {r["step"]: r["validation_loss"] for r in found if r["validation_loss"] is not None}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_training_goes_on_as_if_there_were_no_validation(two_ranks, schedule):
+    with_it, without = two_ranks[f"{schedule} with"], two_ranks[f"{schedule} without"]
+    for key in ("losses", "grad_norms", "masks", "applied", "executed", "plan", "n_tokens"):
+        assert [seen[key] for seen in with_it] == [seen[key] for seen in without], key
+    left, right = merged(with_it, "weights"), merged(without, "weights")
+    assert all(bool((left[name] == right[name]).all()) for name in right)
+    assert max(with_it[0]["plan"].values()) > 0, "or nothing was frozen"
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_its_loss_is_that_of_one_process(two_ranks, one_rank, folder, schedule):
+    """Whatever is being frozen: nothing, everything, or what the plan says."""
+    (expected,) = validation_losses(folder / "one", "single").values()
+    found = validation_losses(folder, f"{schedule} fixed")
+    assert list(found) == [1, 4, 8]
+    assert all(loss == pytest.approx(expected, rel=1e-6) for loss in found.values())
+
+
+def test_replicas_share_the_rows_and_agree_on_the_loss(two_ranks, one_rank, folder):
+    """Their batches hold other rows, which matters only if tokens were not weighed equally."""
+    (expected,) = validation_losses(folder / "one", "single").values()
+    (found,) = validation_losses(folder, "replicas").values()
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_held_out_rows_are_not_trained_on(one_rank, folder):
+    """The first rows of training differ with and without a share, and so does the validation."""
+    left, right = one_rank["single"][0], one_rank["all rows"][0]
+    assert not bool((left["batches"][0] == right["batches"][0]).all())
+    assert validation_losses(folder / "one", "single") != validation_losses(
+        folder / "one", "all rows"
+    )
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_losses_are_written_with_the_time_they_took(two_ranks, folder, schedule):
+    found = rows(folder, f"{schedule} with")
+    (losses,) = [s["losses"] for s in two_ranks[f"{schedule} with"] if s["losses"][0] != -1.0]
+    trained = [row for row in found if row["train_loss"] is not None]
+    assert [row["step"] for row in trained] == list(range(1, STEPS + 1))
+    assert [row["train_loss"] for row in trained] == losses
+    seconds = [row["seconds"] for row in found]
+    assert seconds == sorted(seconds)
+    assert seconds[0] > 0
+    for row, before in zip(found[1:], found, strict=False):
+        if row["validation_loss"] is not None:
+            assert (row["step"], row["seconds"]) == (before["step"], before["seconds"])
+            assert row["train_loss"] is None
+    assert list(validation_losses(folder, f"{schedule} with")) == [1, 2, 4, 6, 8]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_summary_says_what_happened(two_ranks, folder, schedule):
+    name = f"{schedule} with"
+    where = run_folder(folder, name)
+    text = (where / "summary.json").read_text()
+    summary, ranks = summary_from_json(text), two_ranks[name]
+    assert json.loads(text)["schedule"] == schedule
+    assert (summary.method, summary.model) == ("timelyfreeze", "llama3 debugmodel")
+    assert (summary.n_devices, summary.ranks_per_replica) == (2, 2)
+    assert (summary.steps, summary.steps_done) == (STEPS, STEPS)
+    (losses,) = [seen["losses"] for seen in ranks if seen["losses"][0] != -1.0]
+    assert summary.train_loss == summary.last_loss == losses[-1]
+    assert summary.validation_loss == validation_losses(folder, name)[8]
+    assert summary.seconds == pytest.approx(rows(folder, name)[-1]["seconds"], abs=1e-3)
+    plan = plan_from_json((where / "plan.json").read_text())
+    assert summary.batch_ms_predicted == plan.batch_ms
+    assert summary.limit_batch_ms == plan.frozen_batch_ms
+    last = [entry for seen in ranks for entry in seen["applied"] if entry[0] == STEPS]
+    for _, stage, shares in last:
+        assert summary.stage_ratios[stage] == pytest.approx(statistics.fmean(shares.values()))
+    assert summary.average_freeze_ratio == pytest.approx(
+        statistics.fmean(
+            share for seen in ranks for _, _, by_mb in seen["applied"] for share in by_mb.values()
+        )
+    )
+    assert summary.tokens_per_second > 0
+    assert summary.peak_memory_gib > 0
+    assert (where / "report.txt").read_text() == render_report(summary, where)
+
+
+def test_a_run_without_freezing_has_a_summary_too(one_rank, folder):
+    where = run_folder(folder / "one", "single")
+    summary = summary_from_json((where / "summary.json").read_text())
+    assert (summary.method, summary.schedule, summary.n_devices) == ("none", None, 1)
+    assert summary.batch_ms is summary.stage_ratios is summary.failure is None
+    assert summary.tokens_per_second is None, "its only step ran cold"
+    assert summary.validation_loss is not None

@@ -1,0 +1,169 @@
+"""APF: freeze what moves to and fro without getting anywhere.
+
+Chen et al., "Communication-Efficient Federated Learning with Adaptive Parameter Freezing", 2021, as
+arXiv:2602.05754 takes it up (Sec. 2.3, Eq. 2).
+
+The effective perturbation of an element compares how far it got with how far it went:
+
+    score_K = |E_K| / E_K^abs,  E_K = alpha E_{K-1} + (1 - alpha) Delta_K,
+                                E_K^abs = alpha E_{K-1}^abs + (1 - alpha) |Delta_K|
+
+with Delta_K its update since the check before. 1 is a steady drift, 0 an oscillation.
+
+**From elements to a tensor.** Here a tensor is frozen or not, because a backward without some
+elements of a tensor takes as long as one with all of them. ``reduction`` chooses what becomes of
+the elements' scores:
+
+- "elements": the sum of |E_K| over the elements divided by the sum of E_K^abs, which is the mean of
+  their scores, weighted with E^abs. Elements that move a lot count more, those that hardly move
+  cannot outvote them. The sum of E^abs obeys the recursion of its elements, so one number per
+  tensor takes the place of a second vector as large as the model.
+- "sums": Eq. 2 with Delta_K summed over the tensor first, |E_K| of the sum over E_K^abs. Elements
+  that drift in opposite directions cancel, so a tensor may count as stable although each
+  of its elements drifts; in return no running mean of elements is needed, and scores are as small
+  as the thresholds in use with the paper's experiments.
+
+**Thresholds do not carry over** from one to the other, nor from a rule that decides element by
+element. Under updates of pure noise a single element's score scatters, so some are always below a
+small threshold; "elements" is their *mean*. It falls with the number of checks to
+sqrt((1 - alpha) / (1 + alpha)): 0.23 for alpha = 0.9, 0.071 for 0.99. A threshold below that asks
+for updates that undo each other, which is more than having no direction; the default lies above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from timelyfreeze.policy import Check, Decision, Figure, Measurement, Source, register_policy
+
+UNTIL_UNSTABLE = "until_unstable"
+GROW_AND_HALVE = "grow_and_halve"
+FREEZING_PERIODS = (UNTIL_UNSTABLE, GROW_AND_HALVE)
+
+ELEMENTS = "elements"
+SUMS = "sums"
+REDUCTIONS = (ELEMENTS, SUMS)
+
+
+@register_policy("apf")
+@dataclass(frozen=True)
+class Apf:
+    """Freeze tensors with a small effective perturbation, wherever in the model they are.
+
+    The original decides element by element, with alpha = 0.99 and a threshold of 0.05. Table 3 of
+    arXiv:2602.05754 has thresholds of 0.01 (1B), 0.0001 (8B and 13B) and 0.005 (vision models),
+    which only ``reduction = "sums"`` can get below.
+    """
+
+    check_interval: int = 10
+    """Steps from one check to the next."""
+
+    threshold: float = 0.3
+    """T_APF: a tensor whose score is below it is frozen, in [0, 1]. With reduction "elements" the
+    score of updates without any direction is sqrt((1 - alpha) / (1 + alpha)) after many checks,
+    more after few."""
+
+    alpha: float = 0.9
+    """Decay of the running means, in [0, 1). They remember about 1 / (1 - alpha) checks."""
+
+    reduction: str = ELEMENTS
+    """How a tensor is scored: "elements" (mean of its elements' scores, weighted by how far they
+    went) or "sums" (score of the tensor's summed update; for thresholds like 0.01 or 0.0001)."""
+
+    freezing_period: str = UNTIL_UNSTABLE
+    """How long a stable tensor stays frozen. "until_unstable": as long as its score is below the
+    threshold; a tensor that gets no updates at all keeps its score, and so stays frozen.
+    "grow_and_halve" (the original): for a number of checks that grows by one each time it is found
+    stable and is halved when it is not; then it is trained for one interval and judged again."""
+
+    @property
+    def measurement(self) -> Measurement:
+        """Sums over Delta_K, the weights' updates, and over its running mean where that is used."""
+        if self.reduction == SUMS:
+            return Measurement(Source.UPDATES, (Figure.ABS_SUM, Figure.SUM))
+        figures = (Figure.ABS_SUM, Figure.MEAN_ABS_SUM)
+        return Measurement(Source.UPDATES, figures, decay=self.alpha)
+
+    def mistakes(self) -> Iterator[str]:
+        """Yield what is wrong with the settings."""
+        if not self.check_interval >= 1:
+            yield f"freezing.apf.check_interval is {self.check_interval}; it must be 1 or more"
+        if not 0.0 <= self.threshold <= 1.0:
+            yield f"freezing.apf.threshold is {self.threshold}; it must lie in [0, 1]"
+        if not 0.0 <= self.alpha < 1.0:
+            yield f"freezing.apf.alpha is {self.alpha}; it must be 0 or more and below 1"
+        if self.reduction not in REDUCTIONS:
+            yield (f"freezing.apf.reduction is {self.reduction!r}; known: {', '.join(REDUCTIONS)}")
+        if self.freezing_period not in FREEZING_PERIODS:
+            yield (
+                f"freezing.apf.freezing_period is {self.freezing_period!r}; "
+                f"known: {', '.join(FREEZING_PERIODS)}"
+            )
+
+    def start(self, check: Check) -> Decision:
+        """Freeze nothing before there is a score."""
+        n = len(check.layout.names)
+        memory: dict[str, list[float] | list[int]] = {"abs_means": [0.0] * n}
+        if self.reduction == SUMS:
+            memory["means"] = [0.0] * n
+        if self.freezing_period == GROW_AND_HALVE:
+            memory |= {"periods": [0] * n, "checks_left": [0] * n}
+        return Decision(np.zeros(n, dtype=np.bool_), memory, {"frozen_tensors": 0})
+
+    def decide(self, before: Decision, check: Check) -> Decision:
+        """Freeze tensors whose score is below the threshold, for as long as the period says."""
+        abs_means = self._mean(before.memory["abs_means"], check.figures[Figure.ABS_SUM])
+        memory: dict[str, list[float] | list[int]] = {"abs_means": abs_means.tolist()}
+        if self.reduction == SUMS:
+            means = self._mean(before.memory["means"], check.figures[Figure.SUM])
+            memory["means"] = means.tolist()
+            scores = _scores(np.abs(means), abs_means)
+        else:
+            scores = _scores(check.figures[Figure.MEAN_ABS_SUM], abs_means)
+        stable = scores < self.threshold
+        if self.freezing_period == GROW_AND_HALVE:
+            periods, left = _next_periods(
+                stable,
+                np.array(before.memory["periods"], dtype=np.int64),
+                np.array(before.memory["checks_left"], dtype=np.int64),
+            )
+            memory |= {"periods": periods.tolist(), "checks_left": left.tolist()}
+            frozen = left > 0
+        else:
+            frozen = stable
+        figures = {"frozen_tensors": int(frozen.sum()), "median_score": float(np.median(scores))}
+        return Decision(frozen, memory, figures)
+
+    def _mean(self, mean: Sequence[float], value: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Take one step of a running mean."""
+        return self.alpha * np.array(mean, dtype=np.float64) + (1.0 - self.alpha) * value
+
+
+def _scores(way: NDArray[np.float64], path: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Divide how far tensors got by how far they went; what has never moved stands still: 0."""
+    return np.divide(way, path, out=np.zeros_like(path), where=path != 0.0)
+
+
+def _next_periods(
+    stable: NDArray[np.bool_], periods: NDArray[np.int64], left: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Lengthen or halve the periods of live tensors; let those of frozen ones run on.
+
+    As in the original, a tensor found unstable is frozen too, for the halved period: it takes as
+    many unstable checks as its period has binary digits until it is trained at every check again.
+
+    Args:
+        stable: Whether the score is below the threshold, shape [n].
+        periods: For how many checks a tensor was last frozen, shape [n].
+        left: For how many more checks it stays frozen, 0 for live ones, shape [n].
+
+    Returns:
+        The new periods and the new numbers of checks left.
+    """
+    judged = left == 0
+    periods = np.where(judged, np.where(stable, periods + 1, periods // 2), periods)
+    return periods, np.where(judged, periods, left - 1)

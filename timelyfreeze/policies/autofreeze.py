@@ -1,0 +1,91 @@
+"""AutoFreeze: freeze the front while its gradient norms change least (arXiv:2102.01386).
+
+At check K every live block l has a change of its gradient norm (Sec. 3.1, Eq. 1)
+
+    eta_l = | ||Delta_{K-1}|| - ||Delta_K|| | / ||Delta_{K-1}||
+
+Going from the front to the back, live blocks with eta_l below the N-th percentile of all live
+blocks' eta are frozen, up to the first that is not (Algorithm 1). What is frozen stays frozen.
+
+**Two definitions are in use.** AutoFreeze accumulates *gradients* over an interval and takes the
+absolute value; that is the default. TimelyFreeze (arXiv:2602.05754, Sec. 2.3, Eq. 1) describes it
+with *updates* and with the sign, so that a block whose norm grew counts as more stable than one
+whose norm did not change. ``delta`` and ``change`` choose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from timelyfreeze.policy import Check, Decision, Figure, Measurement, Source, register_policy
+from timelyfreeze.prefix import layer_norms, leading_run, relative_change
+
+ABSOLUTE = "absolute"
+SIGNED = "signed"
+CHANGES = (ABSOLUTE, SIGNED)
+DELTAS = (Source.GRADIENTS.value, Source.UPDATES.value)
+
+
+@register_policy("autofreeze")
+@dataclass(frozen=True)
+class AutoFreeze:
+    """Freeze front blocks, the embedding with them, while their gradient norms change little.
+
+    The largest eta is not below any percentile, so one block at least always stays live. AutoFreeze
+    sets the 50th percentile and checks five times an epoch (two to five did well, ten did not);
+    TimelyFreeze sets the 80th for its comparison (Table 3).
+    """
+
+    check_interval: int = 50
+    """Steps from one check to the next. The AutoFreeze paper recommends 2 to 5 checks an epoch."""
+
+    percentile: float = 50.0
+    """N: blocks with changes below this percentile may be frozen, in [0, 100]."""
+
+    delta: str = Source.GRADIENTS.value
+    """What is summed up from check to check: "gradients" (AutoFreeze) or "updates" of the weights
+    (as TimelyFreeze describes it)."""
+
+    change: str = ABSOLUTE
+    """Whether the change of the norm counts as "absolute" (AutoFreeze) or "signed" (as
+    TimelyFreeze describes it: growing norms count as most stable)."""
+
+    @property
+    def measurement(self) -> Measurement:
+        """Squares of the sum of gradients or updates."""
+        return Measurement(Source(self.delta), (Figure.SQUARE_SUM,))
+
+    def mistakes(self) -> Iterator[str]:
+        """Yield what is wrong with the settings."""
+        if not self.check_interval >= 1:
+            yield (
+                f"freezing.autofreeze.check_interval is {self.check_interval}; it must be 1 or more"
+            )
+        if not 0.0 <= self.percentile <= 100.0:
+            yield f"freezing.autofreeze.percentile is {self.percentile}; it must lie in [0, 100]"
+        if self.delta not in DELTAS:
+            yield f"freezing.autofreeze.delta is {self.delta!r}; known: {', '.join(DELTAS)}"
+        if self.change not in CHANGES:
+            yield f"freezing.autofreeze.change is {self.change!r}; known: {', '.join(CHANGES)}"
+
+    def start(self, check: Check) -> Decision:
+        """Freeze nothing before there is a change."""
+        memory = {"frozen_layers": 0, "norms": None}
+        return Decision(check.layout.prefix(0), memory, {"frozen_layers": 0})
+
+    def decide(self, before: Decision, check: Check) -> Decision:
+        """Extend the prefix over blocks below the percentile; at K = 1 there is no change yet."""
+        n_frozen = before.memory["frozen_layers"]
+        norms = layer_norms(check.layout, check.figures[Figure.SQUARE_SUM])
+        if before.memory["norms"] is not None:
+            previous = np.array(before.memory["norms"], dtype=np.float64)[n_frozen:]
+            change = previous - norms[n_frozen:]
+            if self.change == ABSOLUTE:
+                change = np.abs(change)
+            eta = relative_change(change, previous)
+            n_frozen += leading_run(eta < np.percentile(eta, self.percentile))
+        memory = {"frozen_layers": n_frozen, "norms": norms.tolist()}
+        return Decision(check.layout.prefix(n_frozen), memory, {"frozen_layers": n_frozen})

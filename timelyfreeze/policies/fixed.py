@@ -1,0 +1,41 @@
+"""The first k layers stay frozen: the simplest baseline of SmartPipe (Sec. V) and AutoFreeze."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from timelyfreeze.policy import Check, Decision, register_policy
+
+
+@register_policy("fixed")
+@dataclass(frozen=True)
+class Fixed:
+    """Freeze the first layers, the embedding with them, from the end of warm-up on."""
+
+    layers: int = 1
+    """How many transformer blocks from the front are frozen."""
+
+    check_interval = 1
+    measurement = None
+
+    def mistakes(self) -> Iterator[str]:
+        """Yield what is wrong with the settings."""
+        if not self.layers >= 0:
+            yield f"freezing.fixed.layers is {self.layers}; it must be 0 or more"
+
+    def start(self, check: Check) -> Decision:
+        """Freeze the prefix.
+
+        Raises:
+            ValueError: If the model has fewer layers.
+        """
+        if self.layers > check.layout.n_layers:
+            raise ValueError(
+                f"freezing.fixed.layers is {self.layers}; the model has {check.layout.n_layers}"
+            )
+        return Decision(check.layout.prefix(self.layers), figures={"frozen_layers": self.layers})
+
+    def decide(self, before: Decision, check: Check) -> Decision:
+        """Leave everything as it is."""
+        return before

@@ -1,0 +1,61 @@
+"""A frozen prefix that grows by the same number of layers at every check.
+
+A baseline of SmartPipe (Sec. V), which freezes one more layer with each epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from timelyfreeze.policy import Check, Decision, register_policy
+
+
+@register_policy("linear")
+@dataclass(frozen=True)
+class Linear:
+    """Freeze a number of further front blocks at every check, the embedding with the first."""
+
+    check_interval: int = 50
+    """Steps from one check to the next."""
+
+    layers_per_check: int = 1
+    """How many more transformer blocks are frozen at each check."""
+
+    max_layers: int | None = None
+    """Stop at this many blocks, 0 or more; unset: all but the last."""
+
+    measurement = None
+
+    def mistakes(self) -> Iterator[str]:
+        """Yield what is wrong with the settings."""
+        if not self.check_interval >= 1:
+            yield f"freezing.linear.check_interval is {self.check_interval}; it must be 1 or more"
+        if not self.layers_per_check >= 1:
+            yield (
+                f"freezing.linear.layers_per_check is {self.layers_per_check}; it must be 1 or more"
+            )
+        if self.max_layers is not None and not self.max_layers >= 0:
+            yield f"freezing.linear.max_layers is {self.max_layers}; it must be 0 or more"
+
+    def start(self, check: Check) -> Decision:
+        """Freeze nothing yet.
+
+        Raises:
+            ValueError: If the model has fewer layers than ``max_layers``.
+        """
+        if self.max_layers is not None and self.max_layers > check.layout.n_layers:
+            raise ValueError(
+                f"freezing.linear.max_layers is {self.max_layers}; "
+                f"the model has {check.layout.n_layers}"
+            )
+        return self._prefix(check)
+
+    def decide(self, before: Decision, check: Check) -> Decision:
+        """Freeze what the number of the check says."""
+        return self._prefix(check)
+
+    def _prefix(self, check: Check) -> Decision:
+        most = check.layout.n_layers - 1 if self.max_layers is None else self.max_layers
+        n_frozen = min(check.number * self.layers_per_check, most)
+        return Decision(check.layout.prefix(n_frozen), figures={"frozen_layers": n_frozen})

@@ -1,0 +1,61 @@
+"""LISA: train the two ends and a few random blocks, new ones in every interval (arXiv:2403.17919).
+
+Embedding, final norm and head are always trained, and of the blocks between them a number drawn
+uniformly. As the embedding is live, the chain of input gradients runs through the whole model: what
+is saved is the weight gradients of the frozen blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from timelyfreeze.policy import Check, Decision, register_policy
+
+
+@register_policy("lisa")
+@dataclass(frozen=True)
+class Lisa:
+    """Freeze all transformer blocks but a few random ones."""
+
+    check_interval: int = 20
+    """Steps for which the drawn blocks are trained."""
+
+    active_layers: int = 2
+    """gamma: how many transformer blocks are trained at a time, 0 or more."""
+
+    measurement = None
+
+    def mistakes(self) -> Iterator[str]:
+        """Yield what is wrong with the settings."""
+        if not self.check_interval >= 1:
+            yield f"freezing.lisa.check_interval is {self.check_interval}; it must be 1 or more"
+        if not self.active_layers >= 0:
+            yield f"freezing.lisa.active_layers is {self.active_layers}; it must be 0 or more"
+
+    def start(self, check: Check) -> Decision:
+        """Draw the first blocks.
+
+        Raises:
+            ValueError: If the model has fewer blocks than are to be trained.
+        """
+        if self.active_layers > check.layout.n_layers:
+            raise ValueError(
+                f"freezing.lisa.active_layers is {self.active_layers}; "
+                f"the model has {check.layout.n_layers}"
+            )
+        return self._draw(check)
+
+    def decide(self, before: Decision, check: Check) -> Decision:
+        """Draw new blocks, whatever was drawn before."""
+        return self._draw(check)
+
+    def _draw(self, check: Check) -> Decision:
+        layout = check.layout
+        # Nothing but seed and check, so that all ranks and a resumed run draw the same.
+        rng = np.random.default_rng((check.seed, check.number))
+        active = rng.choice(layout.n_layers, size=self.active_layers, replace=False)
+        in_blocks = (layout.layers >= 0) & (layout.layers < layout.n_layers)
+        return Decision(in_blocks & ~np.isin(layout.layers, active))

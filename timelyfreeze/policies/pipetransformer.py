@@ -1,0 +1,73 @@
+"""PipeTransformer: freeze up to the block with the smallest gradient, within a bound.
+
+He et al., "PipeTransformer: Automated Elastic Pipelining for Distributed Training of Large-scale
+Models", 2021. At check T the prefix has the length (Sec. 3.1, Eq. 1)
+
+    L^(T) = min( L^(T-1) + alpha (L - L^(T-1)),  argmin over live blocks l of ||g_l|| )
+
+with g_l the gradient of block l in the step of the check. Where the equation leaves a choice:
+
+- It is kept as a real number and its whole part is frozen; see :func:`timelyfreeze.prefix.grow`.
+- The argmin counts layers up to and with the block of the smallest norm. Counting those in front of
+  it only, the first block could never be frozen as long as its own norm is the smallest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from timelyfreeze.policy import Check, Decision, Figure, Measurement, Source, register_policy
+from timelyfreeze.prefix import grow, layer_norms, whole_layers
+
+
+@register_policy("pipetransformer")
+@dataclass(frozen=True)
+class PipeTransformer:
+    """Freeze a share of the live blocks at each check, no further than the smallest gradient norm.
+
+    The last block always stays live. The paper calls alpha = 1/3 conservative, with accuracy as
+    without freezing or better; 2/5 and 1/2 were faster and lost a little.
+    """
+
+    check_interval: int = 100
+    """Steps from one check to the next. The paper leaves it open."""
+
+    alpha: float = 1 / 3
+    """Share of the live blocks that one check may freeze at most, in (0, 1)."""
+
+    @property
+    def measurement(self) -> Measurement:
+        """Squares of the gradient of one step."""
+        return Measurement(Source.LAST_GRADIENT, (Figure.SQUARE_SUM,))
+
+    def mistakes(self) -> Iterator[str]:
+        """Yield what is wrong with the settings."""
+        if not self.check_interval >= 1:
+            yield (
+                f"freezing.pipetransformer.check_interval is {self.check_interval}; "
+                "it must be 1 or more"
+            )
+        if not 0.0 < self.alpha < 1.0:
+            yield (
+                f"freezing.pipetransformer.alpha is {self.alpha}; it must be above 0 and below 1"
+            )
+
+    def start(self, check: Check) -> Decision:
+        """Freeze nothing: L^(0) is 0."""
+        return Decision(check.layout.prefix(0), {"length": 0.0}, {"frozen_layers": 0})
+
+    def decide(self, before: Decision, check: Check) -> Decision:
+        """Extend the prefix; a check with norms that are not finite changes nothing."""
+        n_layers = check.layout.n_layers
+        length = before.memory["length"]
+        n_frozen = whole_layers(length, n_layers)
+        norms = layer_norms(check.layout, check.figures[Figure.SQUARE_SUM])[n_frozen:]
+        if not np.isfinite(norms).all():
+            return before
+        length = grow(length, n_layers, self.alpha, n_frozen + int(norms.argmin()) + 1)
+        n_frozen = whole_layers(length, n_layers)
+        figures = {"frozen_layers": n_frozen}
+        return Decision(check.layout.prefix(n_frozen), {"length": length}, figures)

@@ -1,0 +1,85 @@
+"""SmartPipe: freeze front blocks whose gradient stays what it was.
+
+"SmartPipe: Intelligently Freezing Layers in Pipeline Parallelism for Distributed DNN Training",
+Sec. III. At check K a live block l has the gradient norm difference (Definition 2, Eq. 3)
+
+    eta_l = ||g_{K-1} - g_K|| / ||g_{K-1}||
+
+with g_K the sum of its gradients since the check before. The live blocks from the front with
+eta_l below tau, up to the first that is not, are candidates (Definition 3); of the live blocks, no
+more than a share lambda is frozen at a check (Definition 4, Eq. 4, whose length is kept as a real
+number; see :func:`timelyfreeze.prefix.grow`). What is frozen stays frozen.
+
+The paper reads a small eta as a block that has learned. Two values help to choose tau: eta is 0 for
+a gradient that has not changed, and about sqrt(2) for two that have nothing to do with each other.
+
+The e_1 epochs without freezing of Algorithm 1 are the warm-up, ``freezing.last_warmup_step``, as
+for every method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from timelyfreeze.policy import Check, Decision, Figure, Measurement, Source, register_policy
+from timelyfreeze.prefix import grow, layer_norms, leading_run, relative_change, whole_layers
+
+
+@register_policy("smartpipe")
+@dataclass(frozen=True)
+class SmartPipe:
+    """Freeze front blocks, the embedding with them, while their gradients change little.
+
+    The last block always stays live. The paper gives no values for tau and lambda; lambda is set as
+    its counterpart in PipeTransformer.
+    """
+
+    check_interval: int = 100
+    """Steps from one check to the next."""
+
+    tau: float = 1.0
+    """Blocks whose normalised gradient difference is below it may be frozen; above 0."""
+
+    rate: float = 1 / 3
+    """lambda: share of the live blocks that one check may freeze at most, in (0, 1)."""
+
+    @property
+    def measurement(self) -> Measurement:
+        """Squares of the sum of gradients, and of its difference to the interval before."""
+        figures = (Figure.SQUARE_SUM, Figure.DIFFERENCE_SQUARE_SUM)
+        return Measurement(Source.GRADIENTS, figures)
+
+    def mistakes(self) -> Iterator[str]:
+        """Yield what is wrong with the settings."""
+        if not self.check_interval >= 1:
+            yield (
+                f"freezing.smartpipe.check_interval is {self.check_interval}; it must be 1 or more"
+            )
+        if not 0.0 < self.tau < np.inf:
+            yield f"freezing.smartpipe.tau is {self.tau}; it must be above 0 and finite"
+        if not 0.0 < self.rate < 1.0:
+            yield f"freezing.smartpipe.rate is {self.rate}; it must be above 0 and below 1"
+
+    def start(self, check: Check) -> Decision:
+        """Freeze nothing before there is a difference."""
+        memory = {"length": 0.0, "norms": None}
+        return Decision(check.layout.prefix(0), memory, {"frozen_layers": 0})
+
+    def decide(self, before: Decision, check: Check) -> Decision:
+        """Extend the prefix over candidates; at K = 1 there is nothing to compare with."""
+        layout = check.layout
+        length = before.memory["length"]
+        norms = layer_norms(layout, check.figures[Figure.SQUARE_SUM])
+        if before.memory["norms"] is not None:
+            n_frozen = whole_layers(length, layout.n_layers)
+            previous = np.array(before.memory["norms"], dtype=np.float64)
+            difference = layer_norms(layout, check.figures[Figure.DIFFERENCE_SQUARE_SUM])
+            eta = relative_change(difference[n_frozen:], previous[n_frozen:])
+            wanted = n_frozen + leading_run(eta < self.tau)
+            length = grow(length, layout.n_layers, self.rate, wanted)
+        n_frozen = whole_layers(length, layout.n_layers)
+        memory = {"length": length, "norms": norms.tolist()}
+        return Decision(layout.prefix(n_frozen), memory, {"frozen_layers": n_frozen})

@@ -1,0 +1,200 @@
+"""What a process saw of its run, collected step by step and summed up at the end."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from timelyfreeze.controller import FreezeController
+from timelyfreeze.passes import CollectedFigures
+from timelyfreeze.phases import Phase
+from torchtitan.cpu_device import usable_cores
+from torchtitan.distributed import ParallelDims
+from torchtitan.freezing.config import JobConfig
+from torchtitan.freezing.summary import RunSummary
+from torchtitan.instruct_turns import is_instruct_dataset
+
+# Steps of a phase that are not counted: the first ones run cold.
+SKIPPED_STEPS = 2
+
+_MIB = 1024**2
+_GIB = 1024**3
+
+
+class RunRecord:
+    """Collects step times, batch times, losses and memory of this process's run.
+
+    A resumed run records its own part only.
+
+    Attributes:
+        seconds: Sum of the step times so far, without validation and checkpoints.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._step_seconds: dict[Phase | None, list[float]] = {}
+        self._n_tokens = 0
+        self._n_steps = 0
+        self._last_step = 0
+        self._batch_ms: dict[Phase, list[float]] = {}
+        self._figures: CollectedFigures | None = None
+        self._score_ms = 0.0
+        self._n_steps_collected = 0
+        self._losses: list[tuple[int, float]] = []
+        self._validation_loss: float | None = None
+        self._peak_bytes = -1
+
+    @property
+    def peak_memory_gib(self) -> float | None:
+        """Largest memory use noted so far on this rank; None where the device tells none."""
+        return None if self._peak_bytes < 0 else self._peak_bytes / _GIB
+
+    def add_step(self, step: int, phase: Phase | None, seconds: float, n_tokens: int) -> None:
+        """Take note of a finished optimizer step."""
+        self._step_seconds.setdefault(phase, []).append(seconds)
+        self.seconds += seconds
+        self._n_tokens += n_tokens
+        self._n_steps += 1
+        self._last_step = step
+
+    def add_batches(self, figures: CollectedFigures) -> None:
+        """Take note of measured batches."""
+        for phase, batch_ms in figures.batch_ms.items():
+            self._batch_ms.setdefault(phase, []).extend(batch_ms)
+        if figures.score_ms_per_step is not None:
+            n_steps = self._n_steps - self._n_steps_collected
+            self._score_ms += n_steps * figures.score_ms_per_step
+        self._n_steps_collected = self._n_steps
+        self._figures = figures
+
+    def add_loss(self, step: int, loss: float) -> None:
+        """Take note of a logged training loss."""
+        self._losses.append((step, loss))
+
+    def add_validation_loss(self, loss: float) -> None:
+        """Take note of a validation; the last one counts."""
+        self._validation_loss = loss
+
+    def add_peak_memory(self, n_bytes: int) -> None:
+        """Take note of a peak, before the device starts a new one; -1 stands for unknown."""
+        self._peak_bytes = max(self._peak_bytes, n_bytes)
+
+    def summarize(
+        self,
+        start: RunSummary,
+        controller: FreezeController | None,
+        peak_memory_gib: float | None,
+    ) -> RunSummary:
+        """Return ``start`` with everything that was measured filled in.
+
+        Args:
+            start: What was known when the run began, of :func:`summary_at_start`.
+            controller: The run's controller, or None if nothing was frozen by design.
+            peak_memory_gib: Largest of all ranks.
+        """
+        before = self._median_seconds([Phase.WARMUP, Phase.UPPER_BOUND])
+        after = self._median_seconds([None] if controller is None else [Phase.STABLE])
+        measured: dict[str, Any] = {
+            "steps_done": self._last_step,
+            "tokens_per_second_unfrozen": self._speed(before, start.ranks_per_replica),
+            "tokens_per_second": self._speed(after, start.ranks_per_replica),
+            "step_ms_unfrozen": None if before is None else 1e3 * before,
+            "step_ms": None if after is None else 1e3 * after,
+            "batch_ms_unfrozen": self._median_batch_ms([Phase.UPPER_BOUND, Phase.WARMUP]),
+            "batch_ms": self._median_batch_ms([Phase.STABLE]),
+            "train_loss": self._train_loss(),
+            "last_loss": self._losses[-1][1] if self._losses else None,
+            "validation_loss": self._validation_loss,
+            "seconds": self.seconds,
+            "peak_memory_gib": peak_memory_gib,
+        }
+        if self._figures is not None:
+            measured["stage_ratios"] = dict(self._figures.applied_stage_ratios)
+            measured["average_freeze_ratio"] = self._figures.average_freeze_ratio
+            if self._figures.score_bytes is not None and self._n_steps_collected:
+                measured["score_ms_per_step"] = self._score_ms / self._n_steps_collected
+                measured["score_memory_mib"] = self._figures.score_bytes / _MIB
+        if controller is not None and controller.plans:
+            measured |= _planned(controller)
+        return replace(start, **measured)
+
+    def _median_seconds(self, phases: Sequence[Phase | None]) -> float | None:
+        counted = [s for phase in phases for s in self._step_seconds.get(phase, [])[SKIPPED_STEPS:]]
+        return statistics.median(counted) if counted else None
+
+    def _speed(self, step_seconds: float | None, ranks: int) -> float | None:
+        """Return tokens/s per device at the run's mean number of tokens in a step.
+
+        The mean, so that uneven padding does not show as speed.
+        """
+        if step_seconds is None:
+            return None
+        return self._n_tokens / self._n_steps / step_seconds / ranks
+
+    def _median_batch_ms(self, phases: Sequence[Phase]) -> float | None:
+        """Return the median over the first of ``phases`` that was measured."""
+        for phase in phases:
+            if self._batch_ms.get(phase):
+                return statistics.median(self._batch_ms[phase])
+        return None
+
+    def _train_loss(self) -> float | None:
+        if not self._losses:
+            return None
+        n_last = max(1, self._last_step // 10)
+        recent = [loss for step, loss in self._losses if step > self._last_step - n_last]
+        return statistics.fmean(recent or [self._losses[-1][1]])
+
+
+def _planned(controller: FreezeController) -> dict[str, Any]:
+    plan = controller.plan
+    if plan is None:
+        return {"failure": controller.failure or "not enough steps to measure"}
+    return {
+        "batch_ms_unfrozen_predicted": plan.unfrozen_batch_ms,
+        "batch_ms_predicted": plan.batch_ms,
+        "limit_batch_ms": plan.frozen_batch_ms,
+        "planned_gain": plan.gain,
+        "limit_gain": plan.limit_gain,
+        "planned_stage_ratios": plan.stage_mean_ratios(),
+    }
+
+
+def summary_at_start(
+    job_config: JobConfig, parallel_dims: ParallelDims, device_name: str, device_type: str
+) -> RunSummary:
+    """Return a summary of what is known before the first step.
+
+    Args:
+        job_config: The run's configuration.
+        parallel_dims: How the run's processes share the work.
+        device_name: What the device calls itself.
+        device_type: Such as "cuda" or "cpu".
+    """
+    training, parallelism, data = job_config.training, job_config.parallelism, job_config.data
+    csv = parallelism.pipeline_parallel_schedule_csv
+    schedule = Path(csv).name if csv else parallelism.pipeline_parallel_schedule
+    is_shuffled = is_instruct_dataset(training.dataset) and data.shuffle
+    path = training.dataset_path
+    cores = f", {usable_cores():g} cores" if device_type == "cpu" else ""
+    return RunSummary(
+        method=job_config.freezing.method,
+        schedule=schedule if parallel_dims.pp_enabled else None,
+        seed=job_config.debug.seed,
+        data_seed=data.seed if is_shuffled else None,
+        config_file=job_config.job.config_file,
+        model=f"{job_config.model.name} {job_config.model.flavor}",
+        dataset=f"{training.dataset}: {path}" if path else training.dataset,
+        n_devices=parallel_dims.world_size,
+        ranks_per_replica=parallel_dims.non_data_parallel_size,
+        device=f"{device_name}{cores}",
+        torch_version=torch.__version__,
+        steps=training.steps,
+        started_at=datetime.now().astimezone().isoformat(timespec="seconds"),
+    )

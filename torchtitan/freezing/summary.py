@@ -1,0 +1,139 @@
+"""The figures of one run as one value: what ``summary.json`` holds and the report is made of.
+
+Imports the standard library alone, so that scripts can read summaries without a framework.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """What ran, how fast, how much was frozen and what was learned.
+
+    None stands for what was not measured or does not exist. Speed and losses are those of the
+    process that wrote the summary: a resumed run sums up its own part only. The first two steps of
+    a phase run cold and are left out of medians.
+
+    Attributes:
+        method: ``freezing.method``.
+        schedule: Pipeline schedule, or the name of the CSV file that holds it; None without a
+            pipeline.
+        seed: ``debug.seed``.
+        data_seed: ``data.seed``, where it has a say: rows of instruction data, shuffled.
+        config_file: ``job.config_file``.
+        model: Name and flavor, such as "llama3 8M".
+        dataset: ``training.dataset``, and its path where one is set.
+        n_devices: Processes of the run.
+        ranks_per_replica: Processes that share one batch.
+        device: Name of the GPU, or of the processor with the number of usable cores.
+        torch_version: Of the process that wrote this.
+        steps: ``training.steps``.
+        steps_done: Number of the last finished step.
+        started_at: ISO 8601 time with offset.
+        tokens_per_second_unfrozen: Per device, from the median step of warm-up and of the first
+            half of monitoring.
+        tokens_per_second: Per device, from the median step of the stable phase; without freezing,
+            of the run.
+        step_ms_unfrozen: Median step in milliseconds, as above.
+        step_ms: Likewise.
+        batch_ms_unfrozen_predicted: Pipeline batch without freezing, from the measured bounds.
+        batch_ms_unfrozen: Its median as measured.
+        batch_ms_predicted: Pipeline batch under the plan.
+        batch_ms: Median pipeline batch of the stable phase as measured.
+        limit_batch_ms: Pipeline batch with everything frozen, from the measured bounds.
+        planned_gain: Throughput the plan promises, as a fraction.
+        limit_gain: Throughput that freezing everything would give, as a fraction.
+        planned_stage_ratios: Mean planned freeze ratio of each stage's backwards.
+        stage_ratios: What the masks of the last step froze of each stage.
+        average_freeze_ratio: Mean of all masks over steps, actions and elements.
+        train_loss: Mean of the losses logged in the last tenth of the steps; the last one where
+            none was logged there.
+        last_loss: Training loss logged last.
+        validation_loss: Of the last validation.
+        seconds: Sum of the step times; validation and checkpoints are not in it.
+        peak_memory_gib: Largest over the ranks: memory reserved by CUDA's allocator, on a CPU the
+            resident set.
+        score_ms_per_step: What a method spends on finding out what to freeze.
+        score_memory_mib: What it keeps for that.
+        failure: Why a method that plans has no plan.
+    """
+
+    method: str
+    schedule: str | None = None
+    seed: int | None = None
+    data_seed: int | None = None
+    config_file: str | None = None
+    model: str
+    dataset: str
+    n_devices: int
+    ranks_per_replica: int
+    device: str
+    torch_version: str
+    steps: int
+    steps_done: int = 0
+    started_at: str
+
+    tokens_per_second_unfrozen: float | None = None
+    tokens_per_second: float | None = None
+    step_ms_unfrozen: float | None = None
+    step_ms: float | None = None
+
+    batch_ms_unfrozen_predicted: float | None = None
+    batch_ms_unfrozen: float | None = None
+    batch_ms_predicted: float | None = None
+    batch_ms: float | None = None
+    limit_batch_ms: float | None = None
+    planned_gain: float | None = None
+    limit_gain: float | None = None
+
+    planned_stage_ratios: Mapping[int, float] | None = None
+    stage_ratios: Mapping[int, float] | None = None
+    average_freeze_ratio: float | None = None
+
+    train_loss: float | None = None
+    last_loss: float | None = None
+    validation_loss: float | None = None
+
+    seconds: float = 0.0
+    peak_memory_gib: float | None = None
+    score_ms_per_step: float | None = None
+    score_memory_mib: float | None = None
+    failure: str | None = None
+
+
+_BY_STAGE = ("planned_stage_ratios", "stage_ratios")
+
+
+def summary_to_json(summary: RunSummary) -> str:
+    """Return the summary as a flat JSON object, in the order of the fields.
+
+    A loss that is not finite stands there as ``NaN`` or ``Infinity``, which Python reads: null
+    would say that there was none.
+    """
+    return json.dumps(asdict(summary), indent=2) + "\n"
+
+
+def summary_from_json(text: str) -> RunSummary:
+    """Read what :func:`summary_to_json` wrote; a figure that is missing is None.
+
+    Raises:
+        ValueError: If the text is no JSON object, has unknown fields, or lacks one of those that
+            every run has.
+    """
+    values = json.loads(text)
+    if not isinstance(values, dict):
+        raise ValueError(f"a run summary is a JSON object, not {type(values).__name__}")
+    known = {field.name for field in fields(RunSummary)}
+    if unknown := sorted(set(values) - known):
+        raise ValueError(f"the run summary has unknown fields: {', '.join(unknown)}")
+    for name in _BY_STAGE:
+        if values.get(name) is not None:
+            values[name] = {int(stage): ratio for stage, ratio in values[name].items()}
+    try:
+        return RunSummary(**values)
+    except TypeError as error:
+        raise ValueError(f"the run summary is not complete: {error}") from error
