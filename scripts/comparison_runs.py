@@ -1,0 +1,199 @@
+"""The runs of a comparison, read from the files that they left.
+
+A run leaves ``summary.json`` and ``losses.csv`` in its folder when it ends. One that was started by
+``compare_methods.py run`` has a record as well, in the folder that the run was started in; it tells
+of runs that never came to writing a summary.
+
+The keys are those of ``torchtitan.freezing.summary``, which would bring torch along if imported.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+SUMMARY = "summary.json"
+LOSSES = "losses.csv"
+RECORD = "comparison_run.json"
+# Holds what runs left that did not end; nothing in it counts.
+SET_ASIDE = "set_aside"
+
+FINISHED, UNFINISHED, FAILED = "finished", "unfinished", "failed"
+
+TEXTS = (
+    "method", "schedule", "config_file", "model", "dataset", "device", "torch_version",
+    "started_at", "failure",
+)  # fmt: skip
+NUMBERS = (
+    "seed", "data_seed", "n_devices", "ranks_per_replica", "steps", "steps_done",
+    "tokens_per_second_unfrozen", "tokens_per_second", "step_ms_unfrozen", "step_ms",
+    "batch_ms_unfrozen_predicted", "batch_ms_unfrozen", "batch_ms_predicted", "batch_ms",
+    "limit_batch_ms", "planned_gain", "limit_gain", "average_freeze_ratio", "train_loss",
+    "last_loss", "validation_loss", "seconds", "peak_memory_gib", "score_ms_per_step",
+    "score_memory_mib",
+)  # fmt: skip
+BY_STAGE = ("planned_stage_ratios", "stage_ratios")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run.
+
+    Attributes:
+        folder: Where its files are.
+        status: ``finished``, ``unfinished`` or ``failed``. A run is finished if it did all the
+            steps that it was asked for.
+        summary: What the run says of itself; a figure that it does not know is None or missing.
+        losses: (seconds of training so far, training loss) of each step that was logged.
+    """
+
+    folder: Path
+    status: str
+    summary: Mapping[str, Any]
+    losses: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def method(self) -> str:
+        """The freezing method."""
+        return str(self.summary["method"])
+
+    @property
+    def schedule(self) -> str:
+        """The pipeline schedule; ``-`` without a pipeline."""
+        return self.summary.get("schedule") or "-"
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of the weights, or None if none was set."""
+        return self.summary.get("seed")
+
+    @property
+    def label(self) -> str:
+        """What a reader calls the run."""
+        return f"{self.schedule} {self.method} seed {'-' if self.seed is None else self.seed}"
+
+
+@dataclass(frozen=True)
+class FoundRuns:
+    """All runs below some folders, and what could not be read there."""
+
+    runs: tuple[Run, ...]
+    unreadable: tuple[str, ...] = ()
+
+
+def find_runs(folders: Iterable[Path]) -> FoundRuns:
+    """Return the runs below ``folders``, in the order of their paths.
+
+    A record without any summary below it makes a run too: one that failed, or was cut off.
+
+    Raises:
+        ValueError: If one of ``folders`` is not a folder.
+    """
+    folders = list(folders)
+    for folder in folders:
+        if not folder.is_dir():
+            raise ValueError(f"{folder} is not a folder; name folders that hold runs")
+    runs: list[Run] = []
+    unreadable: list[str] = []
+    for path in _below(folders, SUMMARY):
+        try:
+            runs.append(read_run(path.parent))
+        except (OSError, ValueError) as error:
+            unreadable.append(f"{path.parent}: {error}")
+    for path in _below(folders, RECORD):
+        place = path.parent
+        try:
+            recorded = _recorded_run(place)
+        except (OSError, ValueError) as error:
+            unreadable.append(f"{place}: {error}")
+            continue
+        own = [i for i, run in enumerate(runs) if run.folder.is_relative_to(place)]
+        if not own:
+            runs.append(recorded)
+        elif all(runs[i].status != FINISHED for i in own):
+            for i in own:
+                runs[i] = replace(runs[i], status=recorded.status)
+    return FoundRuns(tuple(sorted(runs, key=lambda run: run.folder)), tuple(unreadable))
+
+
+def read_run(folder: Path) -> Run:
+    """Read the summary and the losses in ``folder``.
+
+    Raises:
+        OSError: If there is no summary.
+        ValueError: If a file does not hold what it should; the key or the line is named.
+    """
+    summary = read_object(folder / SUMMARY)
+    if not summary.get("method"):
+        raise ValueError(f"{SUMMARY} names no method; it is not the summary of a run")
+    for kind, what, keys in ((str, "text", TEXTS), (int | float, "a number", NUMBERS)):
+        for key in keys:
+            value = summary.get(key)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, kind)):
+                raise ValueError(f"{SUMMARY}: {key} is {value!r}; it must be {what} or null")
+    if summary.get("started_at"):
+        datetime.fromisoformat(summary["started_at"])
+    steps, done = summary.get("steps"), summary.get("steps_done")
+    status = FINISHED if done is not None and done == steps else UNFINISHED
+    path = folder / LOSSES
+    return Run(folder, status, summary, tuple(read_losses(path)) if path.exists() else ())
+
+
+def read_losses(path: Path) -> Iterator[tuple[float, float]]:
+    """Yield (seconds, training loss) of the rows that have a training loss.
+
+    Raises:
+        ValueError: If a column is missing or a cell is no number.
+    """
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            try:
+                if row["train_loss"]:
+                    yield float(row["seconds"]), float(row["train_loss"])
+            except (KeyError, TypeError, ValueError):
+                raise ValueError(
+                    f"{path.name}: {row} does not give seconds and train_loss as numbers"
+                ) from None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds an object.
+
+    Raises:
+        OSError: If there is no such file.
+        ValueError: If it holds anything else.
+    """
+    try:
+        value = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path.name} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path.name} is {type(value).__name__}; it must be an object")
+    return value
+
+
+def _recorded_run(place: Path) -> Run:
+    """Return the run of a record as one that left no summary."""
+    record = read_object(place / RECORD)
+    missing = {"schedule", "method", "seed", "exit_status"} - record.keys()
+    if missing:
+        raise ValueError(f"{RECORD} lacks {', '.join(sorted(missing))}")
+    asked = {key: record[key] for key in ("schedule", "method", "seed")}
+    # Without an exit status it was cut off together with whoever had started it.
+    return Run(place, UNFINISHED if record["exit_status"] is None else FAILED, asked)
+
+
+def _below(folders: Iterable[Path], name: str) -> list[Path]:
+    """Return the files called ``name`` below ``folders``, each once."""
+    found = {
+        path.resolve()
+        for folder in folders
+        for path in folder.rglob(name)
+        if SET_ASIDE not in path.relative_to(folder).parts
+    }
+    return sorted(found)
