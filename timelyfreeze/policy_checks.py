@@ -166,7 +166,7 @@ class PolicyChecks:
     def plain_state(self) -> dict[str, Any]:
         """Return the decision as plain data."""
         return {
-            "policy": type(self._policy).__name__,
+            "policy": repr(self._policy),
             "frozen": np.flatnonzero(self.decision.frozen).tolist(),
             "memory": dict(self.decision.memory),
             "figures": dict(self.decision.figures),
@@ -176,14 +176,13 @@ class PolicyChecks:
         """Restore what :meth:`plain_state` returned.
 
         Raises:
-            ValueError: If another policy decided.
+            ValueError: If another policy decided, or the same with other settings.
         """
-        own = type(self._policy).__name__
-        if plain["policy"] != own:
+        if plain["policy"] != repr(self._policy):
             raise ValueError(
-                f"the checkpoint was saved under another freezing.method (it has a decision of "
-                f"{plain['policy']}, not of {own}); resume with the same one, or, to begin "
-                'freezing anew, set checkpoint.exclude_from_loading = ["freezing"]'
+                f"the checkpoint has a decision of {plain['policy']}, this run has "
+                f"{self._policy!r}; resume with the same freezing.method and settings, or, to "
+                'begin freezing anew, set checkpoint.exclude_from_loading = ["freezing"]'
             )
         frozen = np.zeros(len(self.layout.names), dtype=np.bool_)
         frozen[plain["frozen"]] = True

@@ -321,8 +321,8 @@ def test_a_decision_of_another_policy_is_refused() -> None:
     )
     with pytest.raises(
         ValueError,
-        match=r"the checkpoint was saved under another freezing\.method \(it has a decision of "
-        r"StubPolicy, not of OtherPolicy\); resume with the same one, or, to begin freezing anew, "
-        r'set checkpoint\.exclude_from_loading = \["freezing"\]',
+        match=r"the checkpoint has a decision of StubPolicy\(.*\), this run has OtherPolicy\(.*\); "
+        r"resume with the same freezing\.method and settings, or, to begin freezing anew, set "
+        r'checkpoint\.exclude_from_loading = \["freezing"\]',
     ):
         other.load_plain_state(state)

@@ -135,7 +135,11 @@ class Apf:
             frozen = left > 0
         else:
             frozen = stable
-        figures = {"frozen_tensors": int(frozen.sum()), "median_score": float(np.median(scores))}
+        figures = {
+            "frozen_tensors": int(frozen.sum()),
+            "smallest_score": float(scores.min()),
+            "median_score": float(np.median(scores)),
+        }
         return Decision(frozen, memory, figures)
 
     def _mean(self, mean: Sequence[float], value: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -80,12 +80,16 @@ class AutoFreeze:
         """Extend the prefix over blocks below the percentile; at K = 1 there is no change yet."""
         n_frozen = before.memory["frozen_layers"]
         norms = layer_norms(check.layout, check.figures[Figure.SQUARE_SUM])
+        figures: dict[str, float] = {}
         if before.memory["norms"] is not None:
             previous = np.array(before.memory["norms"], dtype=np.float64)[n_frozen:]
             change = previous - norms[n_frozen:]
             if self.change == ABSOLUTE:
                 change = np.abs(change)
             eta = relative_change(change, previous)
-            n_frozen += leading_run(eta < np.percentile(eta, self.percentile))
+            limit = np.percentile(eta, self.percentile)
+            figures = {"eta_of_first_live_layer": float(eta[0]), "eta_limit": float(limit)}
+            n_frozen += leading_run(eta < limit)
         memory = {"frozen_layers": n_frozen, "norms": norms.tolist()}
-        return Decision(check.layout.prefix(n_frozen), memory, {"frozen_layers": n_frozen})
+        figures["frozen_layers"] = n_frozen
+        return Decision(check.layout.prefix(n_frozen), memory, figures)

@@ -73,13 +73,16 @@ class SmartPipe:
         layout = check.layout
         length = before.memory["length"]
         norms = layer_norms(layout, check.figures[Figure.SQUARE_SUM])
+        figures: dict[str, float] = {}
         if before.memory["norms"] is not None:
             n_frozen = whole_layers(length, layout.n_layers)
             previous = np.array(before.memory["norms"], dtype=np.float64)
             difference = layer_norms(layout, check.figures[Figure.DIFFERENCE_SQUARE_SUM])
             eta = relative_change(difference[n_frozen:], previous[n_frozen:])
+            figures["eta_of_first_live_layer"] = float(eta[0])
             wanted = n_frozen + leading_run(eta < self.tau)
             length = grow(length, layout.n_layers, self.rate, wanted)
         n_frozen = whole_layers(length, layout.n_layers)
         memory = {"length": length, "norms": norms.tolist()}
-        return Decision(layout.prefix(n_frozen), memory, {"frozen_layers": n_frozen})
+        figures["frozen_layers"] = n_frozen
+        return Decision(layout.prefix(n_frozen), memory, figures)

@@ -79,7 +79,11 @@ def test_what_drifts_stays_live_and_what_swings_or_stands_is_frozen() -> None:
     assert not decisions[0].frozen.any()
     assert np.flatnonzero(decisions[1].frozen).tolist() == [2], "the first score of a move is 1"
     assert np.flatnonzero(decisions[-1].frozen).tolist() == [1, 2]
-    assert decisions[-1].figures == {"frozen_tensors": 2, "median_score": pytest.approx(1.0)}
+    assert decisions[-1].figures == {
+        "frozen_tensors": 2,
+        "smallest_score": 0.0,
+        "median_score": pytest.approx(1.0),
+    }
     # |E| of a swing tends to (1 - alpha) / (1 + alpha) of its height: 1/19.
     assert elements.scores()[1] == pytest.approx(1 / 19, rel=0.02)
 

@@ -27,13 +27,24 @@ def lengths(policy: AutoFreeze, *rows: list[float]) -> list[int]:
     layout = toy_layout(len(rows[0]))
     decisions = run(policy, layout, squares(*rows))
     for decision in decisions:
-        assert decision.figures == {"frozen_layers": prefix_length(decision.frozen)}
+        assert decision.figures["frozen_layers"] == prefix_length(decision.frozen)
     return [prefix_length(d.frozen) for d in decisions]
 
 
 def test_front_blocks_below_the_median_freeze_up_to_the_first_that_is_not() -> None:
     # eta = 0.1, 0.2, 0.5, 0.3, 0.9; the median is 0.3: blocks 0 and 1, 2 stands in front of 3.
     assert lengths(AutoFreeze(), [10.0] * 5, [9.0, 8.0, 5.0, 7.0, 1.0]) == [0, 0, 2]
+
+
+def test_the_change_of_the_first_live_block_and_the_limit_are_told() -> None:
+    rows = squares([10.0] * 5, [9.0, 8.0, 5.0, 7.0, 1.0])
+    decisions = run(AutoFreeze(), toy_layout(5), rows)
+    assert decisions[1].figures == {"frozen_layers": 0}
+    assert decisions[2].figures == {
+        "frozen_layers": 2,
+        "eta_of_first_live_layer": pytest.approx(0.1),
+        "eta_limit": pytest.approx(0.3),
+    }
 
 
 def test_a_block_below_the_percentile_behind_a_live_one_stays_live() -> None:
