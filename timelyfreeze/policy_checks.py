@@ -7,6 +7,7 @@ numbers. So all ranks hold the same decision without any of them being in charge
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -24,6 +25,8 @@ from timelyfreeze.policy import Check, Decision, Figure, FreezePolicy
 from timelyfreeze.recorder import Clock
 from timelyfreeze.settings import HOST, FreezeSettings
 from timelyfreeze.stage import FreezingStage
+
+logger = logging.getLogger(__name__)
 
 
 class PolicyChecks:
@@ -62,7 +65,8 @@ class PolicyChecks:
             raise ValueError("; ".join(mistakes))
         self._policy = policy
         self.layout = layout
-        self._names = [name for name, _ in parameters]
+        position = {name: i for i, name in enumerate(layout.names)}
+        self._positions = [position[name] for name, _ in parameters]
         self._exchange = exchange
         self._phases = phases
         self._meter = meter
@@ -103,23 +107,28 @@ class PolicyChecks:
             with self._timed():
                 mine = self._meter.take()
             figures = self._gather(mine)
-        self.decision = self._policy.decide(
-            self.decision, Check(number, self.layout, figures, self._seed)
-        )
+        before = self.decision
+        self.decision = self._policy.decide(before, Check(number, self.layout, figures, self._seed))
+        if self.decision.frozen.all() and not before.frozen.all() and self._exchange.rank == 0:
+            logger.warning(
+                "From step %d on every tensor is frozen by %r: the model learns nothing until some "
+                "are live again",
+                self._step + 1,
+                self._policy,
+            )
 
     def _gather(self, mine: Mapping[Figure, list[float]]) -> dict[Figure, NDArray[np.float64]]:
         """Exchange the figures of all ranks; replicas, which have the same, may repeat them."""
         everyone = self._exchange.all_gather(
-            (self._names, {figure.value: values for figure, values in mine.items()})
+            (self._positions, {figure.value: values for figure, values in mine.items()})
         )
         figures = {}
         for figure in mine:
-            by_name: dict[str, float] = {}
-            for names, values in everyone:
-                for name, value in zip(names, values[figure.value], strict=True):
-                    # The first rank that has it counts, so that replicas agree to the last bit.
-                    by_name.setdefault(name, value)
-            figures[figure] = np.array([by_name[name] for name in self.layout.names])
+            figures[figure] = np.full(len(self.layout.names), np.nan)
+            # From the last rank to the first, whose numbers count, so that replicas agree to the
+            # last bit.
+            for positions, values in reversed(everyone):
+                figures[figure][positions] = values[figure.value]
         return figures
 
     # -- what was decided --------------------------------------------------------------------------

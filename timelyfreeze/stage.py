@@ -140,43 +140,67 @@ class FreezingStage(PipelineStage):
         ``backward_type`` is "full", "input" or "weight". The input half has no weight gradients to
         skip. A first stage does its whole split backward as a "full" one in the weight half.
         """
-        mask = self._masks.get(self._microbatch) if self._active else None
-        chain_end = self._chain_ends.pop(self._microbatch, None) if self._active else None
-        cut = self._active and not self._needs_input_grads and not self.is_first
-        if self._active and backward_type != "input":
-            self.applied_shares[self._microbatch] = self._frozen_share(mask)
-        if cut and backward_type == "input":
-            # Nobody waits for this half. The other one does all that is left, as in a first stage.
-            self._postponed[self._microbatch] = bwd_kwargs
-            return _zeros(bwd_kwargs["input_values"]), []
-        if cut and backward_type == "weight":
-            bwd_kwargs = self._postponed.pop(self._microbatch)
-            backward_type = "full"
-        if not cut and (backward_type == "input" or mask is None or not mask.any()):
+        if not self._active:
             return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
-
-        parameters = self._parameters_of_graph()
-        if mask is None:
-            mask = np.zeros(len(parameters), dtype=np.bool_)
+        mask = self._masks.get(self._microbatch)
+        chain_end = self._chain_ends.pop(self._microbatch, None)
+        if backward_type != "input":
+            self.applied_shares[self._microbatch] = self._frozen_share(mask)
+        if not self._needs_input_grads and not self.is_first:
+            return self._backward_without_input_grads(backward_type, bwd_kwargs, mask)
+        if backward_type == "input" or mask is None or not mask.any():
+            return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
         if backward_type == "weight":
+            parameters = self._parameters_of_graph()
             frozen = [p for p, is_frozen in zip(parameters, mask, strict=True) if is_frozen]
             groups = drop_frozen(bwd_kwargs["param_groups"], accumulation_nodes(frozen))
             return super().backward_maybe_with_nosync(
                 "weight", {**bwd_kwargs, "param_groups": groups}, last_backward
             )
+        return self._masked_full(bwd_kwargs, mask, bwd_kwargs["input_values"], chain_end), None
+
+    def _backward_without_input_grads(
+        self, backward_type: str, bwd_kwargs: dict[str, Any], mask: NDArray[np.bool_] | None
+    ) -> tuple[tuple[Tensor | None, ...], list[dict[str, Any]]]:
+        """Do a backward down to the first live tensor; the stage in front gets zeros.
+
+        Nobody waits for the input half of a split backward. The weight half does all that is left,
+        as in a first stage.
+        """
+        if backward_type == "input":
+            self._postponed[self._microbatch] = bwd_kwargs
+            return _zeros(bwd_kwargs["input_values"]), []
+        if backward_type == "weight":
+            bwd_kwargs = self._postponed.pop(self._microbatch)
+        if mask is None:
+            mask = np.zeros(len(self.parameter_names), dtype=np.bool_)
+        self._masked_full(bwd_kwargs, mask, ())
+        return _zeros(bwd_kwargs["input_values"]), []
+
+    def _masked_full(
+        self,
+        bwd_kwargs: dict[str, Any],
+        mask: NDArray[np.bool_],
+        stage_inputs: Sequence[Any],
+        chain_end: Tensor | None = None,
+    ) -> tuple[Tensor | None, ...]:
+        """Run a full backward for the live parameters and ``stage_inputs``."""
+        wants_inputs = any(isinstance(t, Tensor) and t.requires_grad for t in stage_inputs)
+        if mask.all() and not wants_inputs and chain_end is None:
+            return (None,) * len(stage_inputs)
         if isinstance(self.submod, FSDPModule):
             # As the base class does: gradients accumulate locally until the schedule reduces them.
             self.submod.set_is_last_backward(False)
             self.submod.set_reshard_after_backward(False)
             self.submod.set_requires_gradient_sync(False)
-        grads = masked_full_backward(
+        parameters = self._parameters_of_graph()
+        return masked_full_backward(
             bwd_kwargs["stage_output"],
             bwd_kwargs["output_grads"],
-            () if cut else bwd_kwargs["input_values"],
+            stage_inputs,
             [p for p, is_frozen in zip(parameters, mask, strict=True) if not is_frozen],
             chain_end,
         )
-        return _zeros(bwd_kwargs["input_values"]) if cut else grads, None
 
     def _skips_backward(self, microbatch: int) -> bool:
         """Return whether nothing of a microbatch's backward will run here."""

@@ -5,7 +5,9 @@ import torch
 from torch import nn
 
 from timelyfreeze.actions import parse_action
+from timelyfreeze.change_meter import ChangeMeter
 from timelyfreeze.masked_backward import masked_full_backward
+from timelyfreeze.policy import Figure, Measurement, Source
 from timelyfreeze.recorder import ActionRecorder, CudaClock
 from torchtitan import upstream_fixes
 
@@ -54,3 +56,28 @@ def test_gradient_norm_of_a_rank_without_gradients_stays_on_the_device():
 
     frozen = [nn.Parameter(torch.ones(3, device="cuda"))]
     assert titan_dist.clip_grad_norm_(frozen, 1.0).device.type == "cuda"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("source", [Source.UPDATES, Source.GRADIENTS])
+def test_vectors_on_the_host_give_the_figures_of_those_on_the_device(source, dtype):
+    torch.manual_seed(0)
+    parameters = [nn.Parameter(torch.randn(300, 50, device="cuda")) for _ in range(3)]
+    named = [(f"layers.{i}.weight", p) for i, p in enumerate(parameters)]
+    measurement = Measurement(source, (Figure.SQUARE_SUM, Figure.MEAN_ABS_SUM), decay=0.9)
+    device, host = (ChangeMeter(named, measurement, on_host=h, dtype=dtype) for h in (False, True))
+    for meter in (device, host):
+        meter.begin()
+    before = torch.cuda.memory_allocated()
+    ChangeMeter(named, measurement, on_host=True, dtype=dtype).begin()
+    assert torch.cuda.memory_allocated() == before
+    for _ in range(3):
+        for parameter in parameters:
+            parameter.grad = torch.randn_like(parameter)
+            with torch.no_grad():
+                parameter -= 0.01 * parameter.grad
+        for meter in (device, host):
+            meter.add_step()
+        on_device, on_host = device.take(), host.take()
+        for figure, numbers in on_device.items():
+            assert on_host[figure] == pytest.approx(numbers, rel=1e-5)

@@ -326,3 +326,14 @@ def test_a_decision_of_another_policy_is_refused() -> None:
         r'checkpoint\.exclude_from_loading = \["freezing"\]',
     ):
         other.load_plain_state(state)
+
+
+def test_it_is_told_once_when_nothing_is_trained_any_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # Interval 2, no warm-up: checks after steps 2, 4, 6, 8, 10; all frozen after 4, 6 and 10.
+    everything = ~NOTHING
+    recorded = Recorded(StubPolicy(lambda c: everything if c.number in (2, 3, 5) else NOTHING))
+    recorded.run(1, 12)
+    told = [message for message in caplog.messages if "every tensor is frozen" in message]
+    assert [message.split(" on every")[0] for message in told] == ["From step 5", "From step 11"]

@@ -27,7 +27,7 @@ the elements' scores:
 element. Under updates of pure noise a single element's score scatters, so some are always below a
 small threshold; "elements" is their *mean*. It falls with the number of checks to
 sqrt((1 - alpha) / (1 + alpha)): 0.23 for alpha = 0.9, 0.071 for 0.99. A threshold below that asks
-for updates that undo each other, which is more than having no direction; the default lies above.
+for updates that undo each other, which is more than having no direction; the default is just above.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Apf:
     check_interval: int = 10
     """Steps from one check to the next."""
 
-    threshold: float = 0.3
+    threshold: float = 0.25
     """T_APF: a tensor whose score is below it is frozen, in [0, 1]. With reduction "elements" the
     score of updates without any direction is sqrt((1 - alpha) / (1 + alpha)) after many checks,
     more after few."""
