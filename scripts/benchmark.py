@@ -1,13 +1,14 @@
 """Measures what freezing brings and what it costs, two trainers in turns within one run.
 
-    python scripts/benchmark.py plain           freezing.method none against plain TorchTitan,
-    tokens/s python scripts/benchmark.py gain            timelyfreeze against none: gain,
-    prediction, limit, overhead python scripts/benchmark.py solver          time to build and to
-    solve the linear program
+- ``benchmark.py plain``: freezing.method none against plain TorchTitan, tokens/s.
+- ``benchmark.py gain``: a method, timelyfreeze unless --method names another, against none. Gain,
+  overhead and, where there is a plan, prediction and limit.
+- ``benchmark.py solver``: time to build and to solve the linear program.
 
 The first two start torchrun by themselves, 2 ranks with one thread each by default. Both trainers
 of a pair live in the same processes and take turns, a few steps each, so that whatever else the
-machine does hits both. Tables are printed as markdown; --json FILE keeps all figures.
+machine does hits both. Tables are printed as markdown; --json FILE keeps all figures. Arguments
+that are none of the benchmark's go to both trainers.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ def main() -> None:
     parser.add_argument("what", choices=["plain", "gain", "solver", "worker"])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--schedules", nargs="+", default=SCHEDULES)
+    parser.add_argument("--method", default="timelyfreeze", help="what gain compares with none")
     parser.add_argument("--first-stage", nargs="+", default=["all_or_nothing"])
     parser.add_argument("--blocks", type=int, default=8, help="turns of each trainer")
     parser.add_argument("--steps", type=int, default=5, help="steps in a turn")
@@ -92,6 +94,7 @@ def launch(
         task = {
             "kind": kind,
             "schedule": schedule,
+            "method": options.method,
             "first_stage": first_stage,
             "ranks": options.ranks,
             "blocks": options.blocks,
@@ -126,7 +129,7 @@ def work(task: dict[str, Any]) -> None:
     if task["kind"] == "plain":
         row = compare(task, Turns(task, "none", upstream=True), Turns(task, "none"))
     else:
-        row = compare(task, Turns(task, "none"), Turns(task, "timelyfreeze"))
+        row = compare(task, Turns(task, "none"), Turns(task, task["method"]))
     if dist.get_rank() == 0:
         (Path(task["folder"]) / "row.json").write_text(json.dumps(row))
     dist.barrier()
@@ -173,7 +176,9 @@ class Turns:
         self.trainer = Chosen(config)
         self.data = self.trainer.batch_generator(self.trainer.dataloader)
         self.step_ms: list[float] = []
-        self.run(PHASES["last_ramp_step"] + 2 if method != "none" else 3)
+        controller = getattr(self.trainer, "controller", None)
+        plans = controller is not None and controller.plans
+        self.run(PHASES["last_ramp_step"] + 2 if plans else PHASES["last_warmup_step"] + 3)
         self.step_ms.clear()
 
     def run(self, n_steps: int) -> None:
@@ -203,36 +208,40 @@ def compare(task: dict[str, Any], before: Turns, after: Turns) -> dict[str, Any]
             / statistics.median(after.step_ms[-task["steps"] :])
         )
     row: dict[str, Any] = {"schedule": task["schedule"]}
-    if task["first_stage"]:
-        row["first stage"] = task["first_stage"]
+    if controller is not None:
+        row["method"] = task["method"]
+        if controller.plans:
+            row["first stage"] = task["first_stage"]
     low, high = min(ratios), max(ratios)
     middle = statistics.median(ratios)
     row["before, ms/step"] = round(statistics.median(before.step_ms), 1)
     row["after, ms/step"] = round(statistics.median(after.step_ms), 1)
     row["tokens/s ratio (min..max)"] = f"{middle:.3f} ({low:.3f}..{high:.3f})"
     row["ratios"] = ratios
-    if overhead is not None:
-        row |= describe_plan(controller, overhead, statistics.median(after.step_ms), middle)
+    if controller is None or overhead is None:
+        return row
+    figures = controller.collect()
+    batch_ms = statistics.median(ms for values in figures.batch_ms.values() for ms in values)
+    row["batch measured, ms"] = round(batch_ms, 1)
+    row["gain measured"] = f"{100 * (middle - 1):+.1f}%"
+    if controller.plans:
+        row |= describe_plan(controller.plan, batch_ms, middle)
+    ratios_now = figures.applied_stage_ratios.values()
+    row["ratios applied"] = " ".join(f"{ratio:.2f}" for ratio in ratios_now)
+    share = overhead.ms / overhead.n_steps / statistics.median(after.step_ms)
+    row["overhead"] = f"{100 * share:.2f}%"
     return row
 
 
-def describe_plan(
-    controller: Any, overhead: Overhead, step_ms: float, ratio: float
-) -> dict[str, Any]:
+def describe_plan(plan: Any, batch_ms: float, ratio: float) -> dict[str, Any]:
     """Return what the plan promised beside what was measured."""
-    plan, n_steps = controller.plan, overhead.n_steps
-    batches = [ms for values in controller.collect().batch_ms.values() for ms in values]
-    measured = statistics.median(batches)
     return {
         "batch predicted, ms": round(plan.batch_ms, 1),
-        "batch measured, ms": round(measured, 1),
-        "error": f"{100 * (measured / plan.batch_ms - 1):+.1f}%",
+        "error": f"{100 * (batch_ms / plan.batch_ms - 1):+.1f}%",
         "gain promised": f"{100 * plan.gain:+.1f}%",
-        "gain measured": f"{100 * (ratio - 1):+.1f}%",
         "kept": f"{(ratio - 1) / plan.gain:.0%}" if plan.gain > 0 else "-",
         "limit": f"{100 * plan.limit_gain:+.1f}%",
         "mean ratios": " ".join(f"{r:.2f}" for r in plan.stage_mean_ratios().values()),
-        "overhead": f"{100 * overhead.ms / n_steps / step_ms:.2f}%",
     }
 
 
