@@ -63,7 +63,7 @@ def test_a_name_of_a_method_that_is_no_policy_is_refused(
 
 def test_a_class_without_fields_for_settings_is_refused(registry: dict[str, type]) -> None:
     class Plain:
-        pass
+        check_interval = 1
 
     with pytest.raises(ValueError, match="Plain is not a dataclass"):
         register_policy("plain")(Plain)
