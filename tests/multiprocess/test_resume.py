@@ -11,10 +11,15 @@ from methods import ROWS, STEPS
 # Places to stop at; the phases are those of the table of methods. Policies check at even steps.
 PLACES = {"warm-up": 1, "upper bound": 3, "lower bound": 5, "solved": 6, "ramp": 8, "stable": 11}
 UNPLANNED_PLACES = {"end of warm-up": 2, "between checks": 5, "check": 8}
-SCHEDULES = ["1F1B", "ZBVZeroBubble"]
+# In one place on every schedule; in all of them on one with a full and one with a split backward.
+ONE_PLACE = {"on the way": 8}
+THOROUGH = ["1F1B", "ZBVZeroBubble"]
+SCHEDULES = [*THOROUGH, "GPipe", "Interleaved1F1B", "InterleavedZeroBubble", "DualPipeV"]
 
 
-def places(row):
+def places(row, schedule):
+    if schedule not in THOROUGH:
+        return ONE_PLACE
     return PLACES if row.plans else UNPLANNED_PLACES
 
 
@@ -22,7 +27,7 @@ CASES = [
     pytest.param(row, schedule, place, id=f"{row.method} {schedule} {place}")
     for row in ROWS
     for schedule in SCHEDULES
-    for place in places(row)
+    for place in places(row, schedule)
 ]
 
 
@@ -57,11 +62,11 @@ def runs(tmp_path_factory):
                 "name": name,
                 "module": row.module,
                 "fake_clock": True,
-                "save_at": list(places(row).values()),
+                "save_at": list(places(row, schedule).values()),
                 "args": freezing_arguments(row, schedule),
             }
             scenarios.append(whole)
-            for place, step in places(row).items():
+            for place, step in places(row, schedule).items():
                 saved = folder / name / "checkpoint" / f"step-{step}"
                 resumed = {
                     "name": f"{name} from {place}",
@@ -76,14 +81,14 @@ def runs(tmp_path_factory):
                     ),
                 }
                 scenarios.append({**whole, **resumed})
-    return run_scenarios(folder, 2, scenarios, timeout_s=900)
+    return run_scenarios(folder, 2, scenarios, timeout_s=1700)
 
 
 @pytest.mark.parametrize(("row", "schedule", "place"), CASES)
 def test_resumed_run_equals_undisturbed(runs, row, schedule, place):
     name = name_of(row, schedule)
     whole, resumed = runs[name], runs[f"{name} from {place}"]
-    stopped_at = places(row)[place]
+    stopped_at = places(row, schedule)[place]
     passes_left = 2 * (STEPS - stopped_at)
     for a, b in zip(whole, resumed, strict=True):
         assert b["losses"] == a["losses"][-passes_left:]
