@@ -73,7 +73,7 @@ def add_tiny_flavor():
     upstream_fixes.install()
     from torchtitan.models.llama3.model.args import TransformerModelArgs
 
-    from torchtitan.freezing.spec import EXTRA_FLAVORS
+    from torchtitan.freezing.flavors import EXTRA_FLAVORS
 
     EXTRA_FLAVORS["llama3"]["tiny"] = TransformerModelArgs(
         dim=64, n_layers=8, n_heads=4, n_kv_heads=2, vocab_size=2048

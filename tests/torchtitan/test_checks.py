@@ -375,26 +375,6 @@ def test_settings_are_those_of_the_section(ratio: Any, expected: Any) -> None:
     assert (settings.discard_passes, settings.solver_time_limit_s) == (3, 1.5)
 
 
-@pytest.mark.parametrize("key", ["model__hf_assets_path", "checkpoint__initial_load_path"])
-def test_a_tied_model_is_refused_before_it_is_loaded(key: str, tmp_path: Path) -> None:
-    """Without the refusal, upstream fails on a missing output layer once all processes run."""
-    loading = {
-        "checkpoint__enable": True,
-        "checkpoint__initial_load_in_hf": True,
-        key: str(tmp_path),
-    }
-    (tmp_path / "config.json").write_text('{"tie_word_embeddings": true}')
-    (mistake,) = mistakes(config(**loading))
-    assert "checkpoint.initial_load_in_hf is true" in mistake
-    assert repr(str(tmp_path)) in mistake
-    assert "tie_word_embeddings = false" in mistake
-    check(config(**{**loading, "checkpoint__initial_load_in_hf": False}))
-    (tmp_path / "config.json").write_text('{"tie_word_embeddings": false}')
-    check(config(**loading))
-    (tmp_path / "config.json").unlink()
-    check(config(**loading))
-
-
 # -- methods with a policy -------------------------------------------------------------------------
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from timelyfreeze.torch_pipelining import (
     stages_per_rank,
 )
 from torchtitan.freezing.config import Freezing, JobConfig
+from torchtitan.freezing.model_checks import model_mistakes
 from torchtitan.freezing.validation_checks import validation_mistakes
 
 
@@ -36,7 +36,7 @@ def check(job_config: JobConfig) -> None:
     """
     mistakes = [
         *_pipeline_mistakes(job_config),
-        *_tied_weights(job_config),
+        *model_mistakes(job_config),
         *validation_mistakes(job_config),
         *_freezing_mistakes(job_config),
     ]
@@ -117,24 +117,6 @@ def _pipeline_mistakes(config: JobConfig) -> Iterator[str]:
 
 def _is_known(schedule_name: str) -> bool:
     return schedule_name.lower() in (known.lower() for known in known_schedules())
-
-
-def _tied_weights(config: JobConfig) -> Iterator[str]:
-    """Refuse to load a model whose output layer is its embedding: stages cannot share a tensor."""
-    checkpoint = config.checkpoint
-    folder = Path(checkpoint.initial_load_path or config.model.hf_assets_path)
-    if not (checkpoint.enable and checkpoint.initial_load_in_hf and folder.is_dir()):
-        return
-    try:
-        settings = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError):
-        return  # upstream's loader says what is wrong with the folder
-    if isinstance(settings, dict) and settings.get("tie_word_embeddings"):
-        yield (
-            f"checkpoint.initial_load_in_hf is true and {str(folder)!r} has tie_word_embeddings, "
-            "which neither upstream nor this layer can load: the file has no output layer of its "
-            "own; use a folder saved with tie_word_embeddings = false"
-        )
 
 
 def _csv_mistakes(config: JobConfig, path: Path) -> Iterator[str]:

@@ -15,35 +15,21 @@ from timelyfreeze.policy import NONE
 from timelyfreeze.stage import FreezingStage
 from torchtitan.distributed import ParallelDims
 from torchtitan.freezing.config import JobConfig
+from torchtitan.freezing.flavors import chosen_args, known_flavors
 from torchtitan.freezing.metrics import FreezingMetricsProcessor
 from torchtitan.freezing.validation_checks import reads_training_rows, validation_split
+from torchtitan.hf_adapter import LlamaAdapter
 from torchtitan.instruct_data import build_instruct_dataloader, is_instruct_dataset
 from torchtitan.instruct_split import RowSplit
 from torchtitan.instruct_validation import build_instruct_validator
-from torchtitan.models.llama3.model.args import RoPEScalingArgs, TransformerModelArgs
+from torchtitan.models.llama3.model.state_dict_adapter import Llama3StateDictAdapter
 from torchtitan.protocols.train_spec import TrainSpec
 from torchtitan.tools.logging import logger
 from torchtitan.upstream_fixes import (
     PipelineLoss,
     autocast_stages,
     reduce_by_sum_on_cpu,
-    with_rope_settings,
 )
-
-# Small models for trying things out; RoPE unscaled, as in Llama 3.
-EXTRA_FLAVORS = {
-    "llama3": {
-        "8M": TransformerModelArgs(
-            dim=256,
-            n_layers=10,
-            n_heads=8,
-            n_kv_heads=4,
-            vocab_size=2048,
-            rope_theta=500000,
-            rope_scaling_args=RoPEScalingArgs(scaling_factor=1.0),
-        ),
-    }
-}
 
 
 def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
@@ -54,19 +40,11 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
         job_config: Read for the model's flavor and settings; not changed.
 
     Raises:
-        ValueError: If the flavor is unknown or RoPE keys are set for a model that has none.
+        ValueError: If the flavor is unknown, its folder cannot be read, or RoPE keys are set for a
+            model that has none.
     """
-    flavors = {**upstream.model_args, **EXTRA_FLAVORS.get(job_config.model.name, {})}
     flavor = job_config.model.flavor
-    if flavor not in flavors:
-        raise ValueError(
-            f"model.flavor is {flavor!r}, which {job_config.model.name} does not have; "
-            f"known: {', '.join(sorted(flavors))}"
-        )
-
-    model_args = with_rope_settings(flavors[flavor], job_config)
-    if job_config.model.vocab_size is not None:
-        model_args = replace(model_args, vocab_size=job_config.model.vocab_size)
+    model_args = chosen_args(job_config, upstream.model_args)
 
     def pipelining_fn(
         model: nn.Module,
@@ -135,8 +113,11 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
 
     return replace(
         upstream,
-        model_args={**flavors, flavor: model_args},
+        model_args={**known_flavors(job_config, upstream.model_args), flavor: model_args},
         build_tokenizer_fn=build_tokenizer_fn if upstream.build_tokenizer_fn else None,
+        state_dict_adapter=LlamaAdapter
+        if upstream.state_dict_adapter is Llama3StateDictAdapter
+        else upstream.state_dict_adapter,
         parallelize_fn=parallelize_fn,
         pipelining_fn=pipelining_fn if upstream.pipelining_fn else None,
         build_loss_fn=build_loss_fn,

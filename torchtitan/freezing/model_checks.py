@@ -1,0 +1,96 @@
+"""Finds what keeps a model's weights from being loaded before any process has to try."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from torchtitan.freezing.config import JobConfig
+from torchtitan.freezing.flavors import FROM_FOLDER, LLAMA, chosen_args, weights_folder
+from torchtitan.hf_folder import INDEX_FILE, stored_tensors, tensor_mistakes
+from torchtitan.llama_args import config_of
+from torchtitan.llama_config import differences, read_config, read_settings
+from torchtitan.models.llama3 import llama3_args
+
+_LOADS = "checkpoint.initial_load_in_hf is true"
+
+
+def model_mistakes(config: JobConfig) -> Iterator[str]:
+    """Say what is wrong with the model that is asked for and with the folder of its weights."""
+    if config.model.name != LLAMA:
+        yield from _tied_elsewhere(config)
+        return
+    if config.model.flavor == FROM_FOLDER:
+        try:
+            read_config(weights_folder(config))
+        except ValueError as error:
+            yield f'model.flavor is "{FROM_FOLDER}", and {error}'
+            return
+    if config.checkpoint.initial_load_in_hf:
+        yield from _loading_mistakes(config)
+
+
+def _loading_mistakes(config: JobConfig) -> Iterator[str]:
+    checkpoint = config.checkpoint
+    if not checkpoint.enable:
+        yield f"{_LOADS}, and checkpoint.enable is false, so no weights would be loaded"
+        return
+    saved = Path(config.job.dump_folder) / checkpoint.folder
+    if saved.is_dir():
+        if not _has_finished_checkpoint(saved):
+            yield (
+                f"{_LOADS}, and {str(saved)!r} is there without a finished checkpoint; upstream "
+                "would start from random weights, so remove it or set checkpoint.folder"
+            )
+        return  # the run resumes, and needs the folder no more
+    folder = weights_folder(config)
+    try:
+        found = read_config(folder)
+        tensors = stored_tensors(folder)
+    except ValueError as error:
+        yield (
+            f"{_LOADS}, and {error}; the folder is named by checkpoint.initial_load_path or, "
+            "without it, model.hf_assets_path"
+        )
+        return
+    try:
+        expected = config_of(chosen_args(config, llama3_args))
+    except ValueError as error:
+        yield str(error)
+        return
+    if unlike := differences(expected, found):
+        yield (
+            f"{_LOADS}, and the model in {str(folder)!r} is not that of model.flavor "
+            f"{config.model.flavor!r}: {'; '.join(unlike)}; choose the flavor that matches, or "
+            f'model.flavor = "{FROM_FOLDER}" to take what the folder says, and leave '
+            "model.vocab_size and model.rope_* unset"
+        )
+    for mistake in tensor_mistakes(found, tensors):
+        yield f"{_LOADS}, and {str(folder)!r} does not hold what its config.json says: {mistake}"
+
+
+def _has_finished_checkpoint(folder: Path) -> bool:
+    """Return whether upstream would find a step to resume from."""
+    return any(
+        re.search(r"step-\d+", step.name)
+        and ((step / ".metadata").is_file() or (step / INDEX_FILE).is_file())
+        for step in folder.iterdir()
+    )
+
+
+def _tied_elsewhere(config: JobConfig) -> Iterator[str]:
+    """Refuse tied embeddings of other models: stages cannot share a tensor."""
+    folder = weights_folder(config)
+    if not (config.checkpoint.enable and config.checkpoint.initial_load_in_hf and folder.is_dir()):
+        return
+    try:
+        settings = read_settings(folder)
+    except ValueError:
+        return  # upstream's loader says what is wrong with the folder
+    if settings.get("tie_word_embeddings"):
+        yield (
+            f"{_LOADS} and {str(folder)!r} has tie_word_embeddings, which this layer can load for "
+            f"model.name {LLAMA!r} only: the file has no output layer of its own; use a folder "
+            "saved with tie_word_embeddings = false"
+        )
