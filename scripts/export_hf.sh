@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Writes a run's weights as a Hugging Face folder, which transformers loads without a network.
+#
+#   scripts/export_hf.sh RUN [STEP] [--output FOLDER] [--dtype bfloat16]
+#
+# RUN   folder of the run, as its report names it; its checkpoints must still lie where the run saved them
+# STEP  step of the checkpoint; default: the last one
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+run=${1:-}
+if [ -d "$run" ]; then
+  shift
+  set -- "$(realpath "$run")" "$@"
+fi
+cd "$here"
+scripts/setup.sh
+export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"
+exec .venv/bin/python -m torchtitan.hf_export "$@"
