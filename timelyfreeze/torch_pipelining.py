@@ -10,6 +10,7 @@ from typing import Any
 
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.pipelining import schedules as torch_schedules
+from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
 from timelyfreeze.actions import Action, ActionKind
 from timelyfreeze.order import ScheduleOrder, build_order
@@ -49,6 +50,35 @@ def read_order(schedule: Any) -> ScheduleOrder:
         )
     order = schedule.pipeline_order_with_comms
     return build_order([list(_compute_actions(order[rank])) for rank in sorted(order)])
+
+
+def named_order(
+    schedule_name: str, n_ranks: int, n_microbatches: int, *, stages_per_rank: int
+) -> ScheduleOrder:
+    """Return the order of a schedule by its name, without processes or stages.
+
+    Args:
+        schedule_name: As in ``parallelism.pipeline_parallel_schedule``, in any case.
+        n_ranks: Pipeline ranks, 1 or more.
+        n_microbatches: Microbatches of a pass.
+        stages_per_rank: 1 for GPipe and 1F1B, 2 or more for the others.
+
+    Returns:
+        ScheduleOrder: One row per pipeline rank, compute actions only.
+
+    Raises:
+        ValueError: If torch or our generators cannot build the schedule from these numbers.
+    """
+    schedule_class = torch_schedules.get_schedule_class(schedule_name)
+    if schedule_class is torch_schedules.ScheduleGPipe:
+        return gpipe_order(n_ranks, n_microbatches)
+    if schedule_class is torch_schedules.Schedule1F1B:
+        return one_f_one_b_order(n_ranks, n_microbatches)
+    try:
+        rows = get_schedule_ops(schedule_class, n_ranks, n_microbatches, stages_per_rank)
+    except AssertionError as error:
+        raise ValueError(f"{schedule_name}: {error}") from error
+    return build_order([list(_compute_actions(row)) for row in rows])
 
 
 def _compute_actions(torch_actions: Any) -> Any:

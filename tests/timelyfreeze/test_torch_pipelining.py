@@ -21,6 +21,7 @@ from timelyfreeze.order import ScheduleError, build_order, order_to_csv
 from timelyfreeze.schedules import one_f_one_b_order
 from timelyfreeze.torch_pipelining import (
     known_schedules,
+    named_order,
     places_stages_in_v,
     read_order,
     splits_backward,
@@ -80,6 +81,24 @@ def test_every_schedule_gives_a_complete_order_that_cannot_hang(
     assert kinds.count(ActionKind.WEIGHT_BACKWARD) == n_pairs - n_full
     assert (n_full < n_pairs) == splits_backward(name)
     assert order.stage_to_rank[n_stages - 1] == (0 if places_stages_in_v(name) else n_ranks - 1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_tells_the_order_that_the_schedule_object_has(
+    name: str, size: tuple[int, int]
+) -> None:
+    per_rank = stages_per_rank(name)
+    assert per_rank is not None
+    n_ranks, n_microbatches = size
+    found = named_order(name.lower(), n_ranks, n_microbatches, stages_per_rank=per_rank)
+    assert found == read_order(build(name, *size))
+
+
+def test_a_schedule_that_does_not_take_the_stages_is_refused() -> None:
+    with pytest.raises(ValueError, match="Interleaved1F1B: Expected num_stages_per_rank >= 2"):
+        named_order("Interleaved1F1B", 2, 8, stages_per_rank=1)
+    with pytest.raises(ValueError, match="number of microbatches is 2"):
+        named_order("1F1B", 4, 2, stages_per_rank=1)
 
 
 # The stage and the letter of the compute actions of torch's own text.

@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Says before launch what each rank's memory will hold, and whether it fits. Needs no GPU.
+#
+#   scripts/estimate_memory.sh CONFIG.toml [--schedules GPipe 1F1B ...] [--device-gib 48 140] [-- --section.key=value ...]
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+scripts/setup.sh
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+exec .venv/bin/python scripts/estimate_memory.py "$@"
