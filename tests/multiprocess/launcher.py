@@ -33,15 +33,15 @@ def arguments(**settings):
     return [f"--{key}" if value is None else f"--{key}={value}" for key, value in merged.items()]
 
 
-def run_scenarios(folder, n_processes, scenarios, *, timeout_s=300):
-    """Run ``scenarios`` in one torchrun and return {name: [what each rank saw]}."""
+def run_scenarios(folder, n_processes, scenarios, *, timeout_s=300, script="run_scenarios.py"):
+    """Run ``scenarios`` in one torchrun of ``script`` and return {name: [what each rank saw]}."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "scenarios.json").write_text(json.dumps(scenarios))
     command = [
         sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={n_processes}",
         "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0",
-        str(ROOT / "tests/multiprocess/run_scenarios.py"),
+        str(ROOT / "tests/multiprocess" / script),
         str(folder / "scenarios.json"), str(folder),
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
