@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DEPENDENCIES = [Requirement(text) for text in PROJECT["dependencies"]]
 DEVELOPMENT = [Requirement(text) for text in PROJECT["optional-dependencies"]["dev"]]
+EVALUATION = [Requirement(text) for text in PROJECT["optional-dependencies"]["eval"]]
 # Import names that differ from what a package is called in the index.
 PACKAGES = {"PIL": "pillow", "yaml": "pyyaml"}
 
@@ -29,7 +30,9 @@ def pins() -> dict[str, str]:
     return {canonicalize_name(name): version for name, version in pairs}
 
 
-@pytest.mark.parametrize("requirement", [*DEPENDENCIES, *DEVELOPMENT], ids=lambda r: r.name)
+@pytest.mark.parametrize(
+    "requirement", [*DEPENDENCIES, *DEVELOPMENT, *EVALUATION], ids=lambda r: r.name
+)
 def test_constraints_pin_a_version_in_every_range(requirement: Requirement) -> None:
     pinned = pins().get(canonicalize_name(requirement.name))
     assert pinned is not None, f"constraints.txt does not pin {requirement.name}"
@@ -43,6 +46,34 @@ def test_constraints_pin_what_torchtitan_asks_for() -> None:
             pinned = pins().get(canonicalize_name(requirement.name))
             assert pinned is not None, f"constraints.txt does not pin {requirement.name}"
             assert requirement.specifier.contains(pinned)
+
+
+def test_plain_training_installs_nothing_of_the_evaluation() -> None:
+    needed = {canonicalize_name(r.name) for r in [*DEPENDENCIES, *DEVELOPMENT]}
+    assert not needed & {canonicalize_name(requirement.name) for requirement in EVALUATION}
+
+
+@pytest.mark.skipif(find_spec("lm_eval") is None, reason="lm-eval is not installed")
+def test_constraints_pin_all_that_the_evaluation_brings() -> None:
+    """Walks what is installed, so that a version does not come from the day of the install."""
+    seen: set[str] = set()
+    queue = [(requirement.name, requirement.extras) for requirement in EVALUATION]
+    while queue:
+        name, extras = queue.pop()
+        if canonicalize_name(name) in seen:
+            continue
+        seen.add(canonicalize_name(name))
+        if name == "torch":
+            # Of a CUDA build, it pins all that it brings itself.
+            continue
+        for text in requires(name) or []:
+            wanted = Requirement(text)
+            environments = [{"extra": extra} for extra in extras or {""}]
+            if wanted.marker is None or any(map(wanted.marker.evaluate, environments)):
+                queue.append((wanted.name, wanted.extras))
+    assert len(seen) > 20
+    # Comes with every environment, at the version that Python brings.
+    assert seen - pins().keys() - {"setuptools"} == set()
 
 
 def top_level_imports(path: Path) -> set[str]:
