@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Any
 
 from comparison_runs import FINISHED, Run
+from evaluation_benchmarks import BENCHMARKS
 
 WINDOW = 5
 NEVER = "never"
@@ -36,6 +37,7 @@ class Column:
         figure: Gives the value of a run, from the run, its baseline or None, and the window of the
             running mean in logged losses.
         needs_baseline: Whether it is None wherever there is no baseline.
+        is_optional: Whether the table leaves it out where no run has it.
     """
 
     key: str
@@ -43,6 +45,7 @@ class Column:
     form: str
     figure: Callable[[Run, Run | None, int], Figure]
     needs_baseline: bool = False
+    is_optional: bool = False
 
 
 def baselines(runs: Sequence[Run]) -> list[Run | None]:
@@ -121,6 +124,33 @@ def _batch_error(run: Run, _baseline: Run | None, _window: int) -> Figure:
     return _percent_above(run.summary.get("batch_ms"), run.summary.get("batch_ms_predicted"))
 
 
+def _accuracy(key: str) -> Callable[[Run, Run | None, int], Figure]:
+    """Return what reads the accuracy in one benchmark, in percent."""
+
+    def figure(run: Run, _baseline: Run | None, _window: int) -> Figure:
+        score = None if run.scores is None else run.scores.benchmarks.get(key)
+        return None if score is None else 100 * score.accuracy
+
+    return figure
+
+
+def _average(run: Run, _baseline: Run | None, _window: int) -> Figure:
+    average = None if run.scores is None else run.scores.average
+    return None if average is None else 100 * average
+
+
+def _points_over_none(run: Run, baseline: Run | None, window: int) -> Figure:
+    """Return the difference in average accuracy, where both were asked the same."""
+    if baseline is None or run.scores is None or baseline.scores is None:
+        return None
+    if run.scores.asked != baseline.scores.asked:
+        return None
+    own, other = _average(run, None, window), _average(baseline, None, window)
+    if not isinstance(own, float) or not isinstance(other, float):
+        return None
+    return own - other
+
+
 COLUMNS = (
     Column("tokens_per_second", "tokens/s per device", ",.0f", _known("tokens_per_second")),
     Column("gain_percent", "gain over none, %", "+.1f", _gain, needs_baseline=True),
@@ -142,4 +172,14 @@ COLUMNS = (
     Column("peak_memory_gib", "peak memory, GiB", ".2f", _known("peak_memory_gib")),
     Column("score_ms_per_step", "scores, ms a step", ".2f", _known("score_ms_per_step")),
     Column("score_memory_mib", "scores, MiB", ".1f", _known("score_memory_mib")),
+    *(
+        Column(f"accuracy_{benchmark.key}", f"{benchmark.title}, %", ".2f",
+               _accuracy(benchmark.key), is_optional=True)
+        for benchmark in BENCHMARKS
+    ),
+    Column("accuracy", "average accuracy, %", ".2f", _average, is_optional=True),
+    Column(
+        "accuracy_points", "points over none", "+.2f", _points_over_none, needs_baseline=True,
+        is_optional=True,
+    ),
 )  # fmt: skip

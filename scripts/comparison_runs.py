@@ -1,6 +1,7 @@
 """The runs of a comparison, read from the files that they left.
 
-A run leaves ``summary.json`` and ``losses.csv`` in its folder when it ends. One that was started by
+A run leaves ``summary.json`` and ``losses.csv`` in its folder when it ends, and ``evaluate.sh`` its
+scores in ``scores.json``. One that was started by
 ``compare_methods.py run`` has a record as well, in the folder that the run was started in; it tells
 of runs that never came to writing a summary.
 
@@ -16,6 +17,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+from evaluation_scores import Scores, read_scores
 
 SUMMARY = "summary.json"
 LOSSES = "losses.csv"
@@ -50,12 +53,14 @@ class Run:
             steps that it was asked for.
         summary: What the run says of itself; a figure that it does not know is None or missing.
         losses: (seconds of training so far, training loss) of each step that was logged.
+        scores: Of the model that came out, None if it was not evaluated.
     """
 
     folder: Path
     status: str
     summary: Mapping[str, Any]
     losses: tuple[tuple[float, float], ...] = ()
+    scores: Scores | None = None
 
     @property
     def method(self) -> str:
@@ -122,7 +127,7 @@ def find_runs(folders: Iterable[Path]) -> FoundRuns:
 
 
 def read_run(folder: Path) -> Run:
-    """Read the summary and the losses in ``folder``.
+    """Read the summary, the losses and the scores in ``folder``.
 
     Raises:
         OSError: If there is no summary.
@@ -141,7 +146,8 @@ def read_run(folder: Path) -> Run:
     steps, done = summary.get("steps"), summary.get("steps_done")
     status = FINISHED if done is not None and done == steps else UNFINISHED
     path = folder / LOSSES
-    return Run(folder, status, summary, tuple(read_losses(path)) if path.exists() else ())
+    losses = tuple(read_losses(path)) if path.exists() else ()
+    return Run(folder, status, summary, losses, read_scores(folder))
 
 
 def read_losses(path: Path) -> Iterator[tuple[float, float]]:

@@ -30,7 +30,9 @@ HEAD = """\
 Mean over seeds (min..max). *gain over none* compares with the run of method none of the same
 schedule and seed; tokens/s are those of the stable phase, for none of the whole run. *seconds* is
 the time spent in training steps. *seconds to none's loss* is the time until the running mean over
-{window} logged training losses is as low as none's is at its end. `-`: not known.
+{window} logged training losses is as low as none's is at its end.
+*points over none* is the difference in average accuracy to the run that the gain compares with.
+`-`: not known.
 """
 
 
@@ -62,17 +64,18 @@ def render_table(compared: Sequence[Compared], unreadable: Sequence[str], window
     """Return the table of means with its notes, as markdown."""
     places = {place(one.run) for one in compared if one.run.status == FINISHED}
     titles = ["schedule", "method", *(["on"] if len(places) > 1 else []), "runs"]
+    columns = [c for c in COLUMNS if not c.is_optional or _is_known(c, compared)]
     lines = [
         HEAD.format(window=window),
-        _line([*titles, *(column.title for column in COLUMNS)]),
-        "|" + "---|" * (len(titles) + len(COLUMNS)),
+        _line([*titles, *(column.title for column in columns)]),
+        "|" + "---|" * (len(titles) + len(columns)),
     ]
     for group in _groups(compared):
         run = group[0].run
         names = [run.schedule, run.method]
         if len(places) > 1:
             names.append(_place_name(run))
-        lines.append(_line([*names, _counts(group), *(cell(group, c) for c in COLUMNS)]))
+        lines.append(_line([*names, _counts(group), *(cell(group, c) for c in columns)]))
     notes = [f"- {note}" for note in _notes(compared, unreadable)]
     return "\n".join([*lines, *(["", *notes] if notes else [])]) + "\n"
 
@@ -115,6 +118,11 @@ def cell(group: Sequence[Compared], column: Column) -> str:
     return f"{text}, {NEVER} in {never} of {len(values)}" if never else text
 
 
+def _is_known(column: Column, compared: Sequence[Compared]) -> bool:
+    """Return whether a run has the figure."""
+    return any(one.figures.get(column.key) is not None for one in compared)
+
+
 def _position(run: Run) -> tuple[Any, ...]:
     """Return what sorts runs: schedules in the paper's order, of each none first."""
     known = run.schedule in SCHEDULES
@@ -155,6 +163,7 @@ def _notes(compared: Sequence[Compared], unreadable: Sequence[str]) -> Iterator[
     finished = [one.run for one in compared if one.run.status == FINISHED]
     for key in SAME:
         yield from _difference(key, finished)
+    yield from _difference_in_questions(finished)
     without = [
         one.run.label for one in compared if one.run.status == FINISHED and one.baseline is None
     ]
@@ -183,6 +192,19 @@ def _difference(key: str, runs: Sequence[Run]) -> Iterator[str]:
         common = max(labels, key=lambda value: len(labels[value]))
         others = [f"{value} in {', '.join(labels[value])}" for value in labels if value != common]
         yield f"{key} differs: {'; '.join(others)}; {common} in all others"
+
+
+def _difference_in_questions(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield a line that says which runs were asked what, where not all were asked the same."""
+    labels: dict[str, list[str]] = {}
+    for run in runs:
+        if run.scores is not None:
+            labels.setdefault(run.scores.asked, []).append(run.label)
+    if len(labels) > 1:
+        told = "; ".join(f"{', '.join(names)}: {asked}" for asked, names in labels.items())
+        yield f"questions differ, so accuracies cannot be compared: {told}"
+    if labels and (without := [run.label for run in runs if run.scores is None]):
+        yield f"not evaluated: {', '.join(without)}"
 
 
 def _place_name(run: Run) -> str:

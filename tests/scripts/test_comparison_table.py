@@ -12,7 +12,13 @@ from comparison_figures import running_means
 from comparison_runs import find_runs
 from comparison_table import compare, render_csv, render_table
 
-from tests.scripts.run_folders import table_notes, table_rows, write_record, write_run
+from tests.scripts.run_folders import (
+    table_notes,
+    table_rows,
+    write_record,
+    write_run,
+    write_scores,
+)
 from torchtitan.freezing.summary import RunSummary
 
 GAIN = "gain over none, %"
@@ -288,6 +294,47 @@ def test_the_csv_has_a_row_of_plain_values_for_each_run(tmp_path: Path) -> None:
         "",
     )
     assert failed["folder"] == str(tmp_path / "c")
+
+
+def test_accuracies_are_averaged_and_set_against_none(tmp_path: Path) -> None:
+    for seed, none, frozen in [(42, 0.5, 0.53), (22, 0.4, 0.38)]:
+        write_scores(write_run(tmp_path / f"a{seed}", "none", seed=seed), none)
+        write_scores(write_run(tmp_path / f"b{seed}", "apf", seed=seed), frozen)
+    (none_row, row), notes = table(tmp_path)
+    assert none_row["average accuracy, %"] == "45.00 (40.00..50.00)"
+    assert none_row["points over none"] == "+0.00"
+    assert row["MMLU, %"] == "45.50 (38.00..53.00)"
+    assert row["average accuracy, %"] == "45.50 (38.00..53.00)"
+    assert row["points over none"] == "+0.50 (-2.00..3.00)"
+    # No run has this one.
+    assert "TruthfulQA mc2, %" not in row
+    assert notes == []
+    assert csv_rows(tmp_path)[0]["accuracy"] == "40.0"
+
+
+def test_without_scores_there_are_no_columns_for_them(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "none")
+    rows, notes = table(tmp_path)
+    assert not [title for title in rows[0] if "accuracy" in title or "points" in title]
+    assert notes == []
+
+
+def test_accuracies_on_other_questions_are_not_set_against_each_other(tmp_path: Path) -> None:
+    write_scores(write_run(tmp_path / "a", "none"), 0.5)
+    write_scores(write_run(tmp_path / "b", "apf"), 0.6, n_questions=20)
+    write_run(tmp_path / "c", "fixed")
+    rows, notes = table(tmp_path)
+    assert [row["points over none"] for row in rows] == ["+0.00", "-", "-"]
+    assert notes[0].startswith("questions differ, so accuracies cannot be compared: 1F1B none ")
+    assert "MMLU test 20" in notes[0]
+    assert notes[1] == "not evaluated: 1F1B fixed seed 42"
+
+
+def test_broken_scores_are_named(tmp_path: Path) -> None:
+    (write_run(tmp_path / "a", "none") / "scores.json").write_text("[]")
+    rows, notes = table(tmp_path)
+    assert rows == []
+    assert notes == [f"not read: {tmp_path / 'a'}: scores.json: scores are a JSON object, not list"]
 
 
 def test_every_key_of_a_summary_is_known() -> None:
