@@ -6,6 +6,8 @@ of them moves.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -82,12 +84,8 @@ def named_order(
 
 
 def _compute_actions(torch_actions: Any) -> Any:
-    for torch_action in torch_actions:
-        if torch_action is None:
-            continue
-        if torch_action.sub_actions is not None:
-            yield from _compute_actions(torch_action.sub_actions)
-        elif torch_action.computation_type.value in _KINDS:
+    for torch_action in _flat(torch_actions):
+        if torch_action.computation_type.value in _KINDS:
             kind = _KINDS[torch_action.computation_type.value]
             yield Action(torch_action.stage_index, kind, torch_action.microbatch_index)
 
@@ -147,6 +145,68 @@ def stages_of(schedule: Any) -> list[Any]:
     if isinstance(schedule, torch_schedules.PipelineScheduleSingle):
         return [schedule._stage]
     return list(schedule._stages)
+
+
+@contextmanager
+def forward_only(schedule: Any) -> Iterator[None]:
+    """Take everything that belongs to the backward out of a schedule's order, for evaluation.
+
+    torch evaluates by walking the whole order with backwards that do nothing. Where neighbouring
+    stages share a rank it then hands on gradients that nobody computed, and fails. GPipe and 1F1B
+    have no order as data; they leave backwards out by themselves, and are left alone.
+
+    What remains is sent and received in the order in which it was before, on every rank, so a
+    schedule that cannot hang does not begin to. FSDP's parameters are gathered before a stage's
+    first forward and let go after its last.
+
+    Args:
+        schedule: A schedule object of ``torch.distributed.pipelining``.
+    """
+    order = getattr(schedule, "pipeline_order_with_comms", None)
+    if order is None:
+        yield
+        return
+    schedule.pipeline_order_with_comms = {
+        rank: _forward_actions(actions) for rank, actions in order.items()
+    }
+    try:
+        yield
+    finally:
+        schedule.pipeline_order_with_comms = order
+
+
+def _forward_actions(torch_actions: Any) -> list[Any]:
+    kinds = torch_schedules._ComputationType
+    kept = [
+        action
+        for action in _flat(torch_actions)
+        if action.computation_type in (kinds.FORWARD, kinds.SEND_F, kinds.RECV_F)
+    ]
+    forwards = [
+        place for place, action in enumerate(kept) if action.computation_type == kinds.FORWARD
+    ]
+    first = {kept[place].stage_index: place for place in reversed(forwards)}
+    last = {kept[place].stage_index: place for place in forwards}
+    actions = []
+    for place, action in enumerate(kept):
+        stage = action.stage_index
+        if first.get(stage) == place:
+            actions.append(torch_schedules._Action(stage, kinds.UNSHARD, None))
+        actions.append(action)
+        if last.get(stage) == place:
+            actions.append(torch_schedules._Action(stage, kinds.RESHARD, None))
+    return actions
+
+
+def _flat(torch_actions: Any) -> Iterator[Any]:
+    """Yield actions, those of overlap containers one by one, without idle steps."""
+    for torch_action in torch_actions:
+        if torch_action is None:
+            continue
+        if torch_action.sub_actions is not None:
+            yield from _flat(torch_action.sub_actions)
+        else:
+            yield torch_action
 
 
 def settle_unsharded_gradients(module: FSDPModule) -> None:

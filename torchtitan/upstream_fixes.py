@@ -24,7 +24,7 @@ from torch.distributed.fsdp import FSDPModule
 import torchtitan.components.metrics as titan_metrics
 import torchtitan.distributed.utils as titan_dist
 import torchtitan.tools.utils as titan_tools
-from timelyfreeze.torch_pipelining import places_stages_in_v
+from timelyfreeze.torch_pipelining import forward_only, places_stages_in_v
 from torchtitan.config import TORCH_DTYPE_MAP, JobConfig
 from torchtitan.cpu_device import CpuDevice
 from torchtitan.distributed import ParallelDims
@@ -178,6 +178,22 @@ def autocast_stages(
         return
     for part in model_parts:
         part.forward = torch.autocast(device.type, dtype=dtype)(part.forward)
+
+
+def evaluate_forwards_alone(schedule: Any) -> None:
+    """Let ``schedule.eval`` run under every schedule, and keep no outputs.
+
+    torch fails where neighbouring stages share a rank (ZBVZeroBubble, DualPipeV). It also keeps the
+    last stage's outputs of all microbatches and joins them, which for a large vocabulary takes more
+    memory than training; upstream's validator reads the losses alone.
+    """
+    evaluate = schedule.eval
+
+    def evaluate_forwards(*args: Any, **kwargs: Any) -> Any:
+        with forward_only(schedule):
+            return evaluate(*args, **{"return_outputs": False, **kwargs})
+
+    schedule.eval = evaluate_forwards
 
 
 # -- model and metrics -----------------------------------------------------------------------------

@@ -11,7 +11,15 @@ from timelyfreeze.plan import plan_from_json
 from torchtitan.freezing.report import render_report
 from torchtitan.freezing.summary import summary_from_json
 
-SCHEDULES = ["GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble"]
+SCHEDULES = [
+    "GPipe",
+    "1F1B",
+    "Interleaved1F1B",
+    "InterleavedZeroBubble",
+    "ZBVZeroBubble",
+    "DualPipeV",
+]
+SHARDED = ["1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"]
 STEPS = 9
 # Step 1 is warm-up, 2-3 upper bound, 4-5 lower bound, 6 ramp, then stable.
 PIPELINE = {
@@ -97,6 +105,25 @@ def one_rank(folder):
     return run_scenarios(folder / "one", 1, scenarios)
 
 
+@pytest.fixture(scope="module")
+def four_ranks(folder):
+    """Stages sharded over two replicas."""
+    settings = {**PIPELINE, **HELD_OUT, **FIXED, "validation__local_batch_size": 4}
+    scenarios = [
+        {
+            "name": f"{schedule} sharded",
+            "fake_clock": True,
+            "args": arguments(
+                **settings,
+                parallelism__data_parallel_shard_degree=2,
+                parallelism__pipeline_parallel_schedule=schedule,
+            ),
+        }
+        for schedule in SHARDED
+    ]
+    return run_scenarios(folder, 4, scenarios)
+
+
 def run_folder(folder, name):
     (found,) = (folder / name / "tb").iterdir()
     return found
@@ -131,6 +158,14 @@ def test_its_loss_is_that_of_one_process(two_ranks, one_rank, folder, schedule):
     """Whatever is being frozen: nothing, everything, or what the plan says."""
     (expected,) = validation_losses(folder / "one", "single").values()
     found = validation_losses(folder, f"{schedule} fixed")
+    assert list(found) == [1, 4, 8]
+    assert all(loss == pytest.approx(expected, rel=1e-6) for loss in found.values())
+
+
+@pytest.mark.parametrize("schedule", SHARDED)
+def test_sharded_stages_have_the_same_loss(four_ranks, one_rank, folder, schedule):
+    (expected,) = validation_losses(folder / "one", "single").values()
+    found = validation_losses(folder, f"{schedule} sharded")
     assert list(found) == [1, 4, 8]
     assert all(loss == pytest.approx(expected, rel=1e-6) for loss in found.values())
 

@@ -13,13 +13,21 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as torch_schedules
 
-from tests.timelyfreeze.stages import Pipeline, make_batch, make_modules, process_group
+from tests.timelyfreeze.stages import (
+    N_MICROBATCHES,
+    Pipeline,
+    make_batch,
+    make_modules,
+    process_group,
+    sum_loss,
+)
 from timelyfreeze import torch_pipelining
 from timelyfreeze.actions import Action, ActionKind
 from timelyfreeze.dag import build_dag
 from timelyfreeze.order import ScheduleError, build_order, order_to_csv
 from timelyfreeze.schedules import one_f_one_b_order
 from timelyfreeze.torch_pipelining import (
+    forward_only,
     known_schedules,
     named_order,
     places_stages_in_v,
@@ -195,7 +203,7 @@ def test_what_runs_is_what_was_read(name: str, n_modules: int) -> None:
 def test_torch_still_cannot_evaluate_where_neighbours_share_a_rank(name: str) -> None:
     """Guards ``_PipelineScheduleRuntime.eval``: it passes gradients that evaluation has not.
 
-    When this fails, the check that refuses validation with these schedules can go.
+    When this fails, ``forward_only`` is no longer needed.
     """
     with process_group():
         modules = make_modules()
@@ -204,6 +212,86 @@ def test_torch_still_cannot_evaluate_where_neighbours_share_a_rank(name: str) ->
         tokens, labels = make_batch()
         with torch.no_grad(), pytest.raises(AssertionError, match="doesn't have backward"):
             pipeline.schedule.eval(tokens, target=labels)
+
+
+IN_PARTS = {
+    "Interleaved1F1B": 4,
+    "InterleavedZeroBubble": 4,
+    "LoopedBFS": 4,
+    "ZBVZeroBubble": 2,
+    "DualPipeV": 2,
+}
+
+
+@pytest.mark.parametrize("name", IN_PARTS)
+def test_forwards_alone_evaluate_under_every_schedule(name: str) -> None:
+    with process_group():
+        modules = make_modules()
+        parts = modules
+        if IN_PARTS[name] == 2:
+            parts = [nn.Sequential(*modules[:2]), nn.Sequential(*modules[2:])]
+        pipeline = Pipeline(parts, torch_schedules.get_schedule_class(name))
+        before, order = pipeline.run(), pipeline.schedule.pipeline_order_with_comms
+        for module in modules:
+            module.zero_grad()
+        tokens, labels = make_batch(seed=2)
+        losses: list[torch.Tensor] = []
+        with torch.no_grad():
+            with forward_only(pipeline.schedule):
+                pipeline.schedule.eval(tokens, target=labels, losses=losses)
+            chain = nn.Sequential(*modules)
+            expected = [
+                sum_loss(chain(rows), targets)
+                for rows, targets in zip(
+                    tokens.chunk(N_MICROBATCHES), labels.chunk(N_MICROBATCHES), strict=True
+                )
+            ]
+        torch.testing.assert_close(torch.stack(losses), torch.stack(expected))
+        assert pipeline.schedule.pipeline_order_with_comms is order
+        assert all(p.grad is None for module in modules for p in module.parameters())
+        after = pipeline.run()
+        assert after.executed == before.executed
+        torch.testing.assert_close(after.gradients, before.gradients, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", IN_PARTS)
+def test_ranks_send_forwards_in_the_order_in_which_they_are_awaited(
+    name: str, size: tuple[int, int]
+) -> None:
+    schedule = build(name, *size)
+    with forward_only(schedule):
+        rows = {
+            rank: [str(action) for action in actions]
+            for rank, actions in schedule.pipeline_order_with_comms.items()
+        }
+        owner = dict(schedule.stage_index_to_group_rank)
+    words = {
+        rank: [re.fullmatch(r"(\d+)([A-Z_]+?)(\d*)", w) for w in row] for rank, row in rows.items()
+    }
+    parsed = {
+        rank: [(int(m[1]), m[2], int(m[3]) if m[3] else None) for m in row if m]
+        for rank, row in words.items()
+    }
+    assert all(len(parsed[rank]) == len(rows[rank]) for rank in rows), rows
+    n_ranks, n_microbatches = size
+    for left, right in itertools.permutations(range(n_ranks), 2):
+        sent = [
+            (s + 1, m) for s, kind, m in parsed[left] if kind == "SEND_F" and owner[s + 1] == right
+        ]
+        got = [(s, m) for s, kind, m in parsed[right] if kind == "RECV_F" and owner[s - 1] == left]
+        assert sent == got
+    for row in parsed.values():
+        assert {kind for _, kind, _ in row} <= {"F", "SEND_F", "RECV_F", "UNSHARD", "RESHARD"}
+        for stage in {s for s, _, _ in row}:
+            own = [kind for s, kind, _ in row if s == stage and kind in ("F", "UNSHARD", "RESHARD")]
+            assert own == ["UNSHARD", *["F"] * n_microbatches, "RESHARD"]
+
+
+def test_schedules_without_an_order_as_data_are_left_alone() -> None:
+    with process_group("fake", world_size=2):
+        schedule = build("1F1B", 2, 4)
+    with forward_only(schedule):
+        assert not hasattr(schedule, "pipeline_order_with_comms")
 
 
 def test_another_object_is_no_schedule() -> None:

@@ -15,7 +15,6 @@ from timelyfreeze.policy import NONE
 from timelyfreeze.settings import FreezeSettings, unknown_words
 from timelyfreeze.torch_pipelining import (
     known_schedules,
-    places_stages_in_v,
     splits_backward,
     stages_per_rank,
 )
@@ -108,11 +107,6 @@ def _pipeline_mistakes(config: JobConfig) -> Iterator[str]:
     csv = parallelism.pipeline_parallel_schedule_csv
     if csv:
         yield from _csv_mistakes(config, Path(csv))
-    elif config.validation.enable and _is_known(name) and places_stages_in_v(name):
-        yield (
-            f"validation.enable is true; torch cannot evaluate under {name}, in which neighbouring "
-            "stages share a rank, so it must be false"
-        )
 
 
 def _is_known(schedule_name: str) -> bool:

@@ -28,6 +28,7 @@ from torchtitan.tools.logging import logger
 from torchtitan.upstream_fixes import (
     PipelineLoss,
     autocast_stages,
+    evaluate_forwards_alone,
     reduce_by_sum_on_cpu,
 )
 
@@ -56,6 +57,7 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
         with _stage_class(FreezingStage if config.freezing.method != NONE else None):
             built = upstream.pipelining_fn(model, parallel_dims, config, device, *args)
         autocast_stages(built[1], parallel_dims, config, device)
+        evaluate_forwards_alone(built[0])
         return built
 
     def parallelize_fn(*args: Any) -> nn.Module:
