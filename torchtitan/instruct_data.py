@@ -1,7 +1,8 @@
-"""Batches of instruction data for fine-tuning, resumable to the row.
+"""Sequences of instruction data for fine-tuning, in a stream that is resumable to the row.
 
-Only answers are learned (see ``torchtitan.instruct_turns``). A row is encoded on its own
-while training, and padded to ``seq_len``; rows are not packed, so no answer sees another row.
+Only answers are learned (see ``torchtitan.instruct_turns``). A row is encoded on its own while
+training. A sequence of ``seq_len`` tokens is one row and padding, or, packed, as many rows as fit
+(see ``torchtitan.instruct_packing``); either way no answer sees another row.
 """
 
 from collections.abc import Iterator
@@ -12,23 +13,27 @@ import torch
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.utils.data import IterableDataset, get_worker_info
 
-from torchtitan.components.dataloader import ParallelAwareDataloader
+from torchtitan.chat_template import ChatTemplate, ChatTemplateError
 from torchtitan.components.tokenizer import BaseTokenizer
-from torchtitan.instruct_rows import DataRowError, FieldError, InstructRows, read_rows
+from torchtitan.instruct_messages import Message, MessageReader
+from torchtitan.instruct_packing import POSITIONS, WINDOW_ROWS, join_rows, pack
+from torchtitan.instruct_rows import DataRowError, FieldError, InstructRows
 from torchtitan.instruct_split import ALL_ROWS, RowSplit
 from torchtitan.instruct_turns import (
-    INSTRUCT_DATASETS,
     EncodedRow,
     Formatter,
     Turn,
+    encode_chat,
     encode_row,
-    is_instruct_dataset,
+    pad_id,
 )
 from torchtitan.tools.logging import logger
 
+Sample = tuple[dict[str, torch.Tensor], torch.Tensor]
+
 
 class InstructDataset(IterableDataset, Stateful):
-    """Encoded rows of one data-parallel rank, in an order that a checkpoint can resume.
+    """Sequences of one data-parallel rank, in an order that a checkpoint can resume.
 
     An epoch is a pass over all rows of the split, in its order or in a permutation drawn from
     ``(shuffle_seed, epoch)``, the same on all ranks. Rank r of D takes every D-th row from r on; of
@@ -42,10 +47,13 @@ class InstructDataset(IterableDataset, Stateful):
 
     Iterating anew starts at the first row, unless ``load_state_dict`` was called since.
 
+    Packed sequences are made of :data:`WINDOW_ROWS` rows of the share at a time, so ranks do not
+    have equally many of them: packing is for endless streams.
+
     Args:
         rows: The data set.
-        formatter: Row -> turns.
-        tokenizer: See :func:`encode_row`.
+        formatter: Row -> turns, or with a template row -> messages.
+        tokenizer: See :func:`encode_row`, and with a template :func:`encode_chat`.
         seq_len: T, at least 1.
         dp_rank: Data-parallel rank, in [0, dp_world_size).
         dp_world_size: Number of data-parallel ranks, D.
@@ -53,20 +61,23 @@ class InstructDataset(IterableDataset, Stateful):
         shuffle_seed: Seed of the permutations, at least 0; None keeps the order.
         section: Config section that messages name.
         split: Which rows to read.
+        template: Makes a row's text of its messages; None takes turns as they are.
+        packing: Put several rows into a sequence.
 
     Yields:
-        ``({"input": int64 [T], "n_tokens": int64 []}, labels int64 [T])``
+        ``({"input": int64 [T], "n_tokens": int64 []}, labels int64 [T])``; packed, the inputs have
+        ``"positions"``, int64 [T], too: see :class:`PackedSequence`.
 
     Raises:
         ValueError: If an argument is out of range, there are fewer rows than ranks, or every row of
             an epoch is dropped.
-        DataRowError: If the formatter refuses a row.
+        DataRowError: If the formatter or the template refuses a row.
     """
 
     def __init__(
         self,
         rows: InstructRows,
-        formatter: Formatter,
+        formatter: Formatter | MessageReader,
         tokenizer: BaseTokenizer,
         seq_len: int,
         dp_rank: int = 0,
@@ -75,6 +86,8 @@ class InstructDataset(IterableDataset, Stateful):
         shuffle_seed: int | None = None,
         section: str = "training",
         split: RowSplit = ALL_ROWS,
+        template: ChatTemplate | None = None,
+        packing: bool = False,
     ) -> None:
         if seq_len < 1:
             raise ValueError(f"{section}.seq_len is {seq_len}; it must be at least 1")
@@ -82,6 +95,10 @@ class InstructDataset(IterableDataset, Stateful):
             raise ValueError(f"dp_rank is {dp_rank}; it must lie in [0, {dp_world_size})")
         if shuffle_seed is not None and shuffle_seed < 0:
             raise ValueError(f"shuffle_seed is {shuffle_seed}; it must be at least 0, or None")
+        if packing and not infinite:
+            raise ValueError(
+                "packing is True and infinite is False; packing is for endless streams"
+            )
         self._rows = rows
         self._formatter = formatter
         self._tokenizer = tokenizer
@@ -92,22 +109,27 @@ class InstructDataset(IterableDataset, Stateful):
         self._shuffle_seed = shuffle_seed
         self._seq_len_key = f"{section}.seq_len"
         self._split = split
+        self._template = template
+        self._packing = packing
+        self._window = WINDOW_ROWS if packing else 1
         self._indices = split.indices(len(rows))
         self._fitting: np.ndarray | None = None
-        # Where the stream is, and what this epoch's rows have met so far.
+        # Where the stream is: rows of the windows behind it, then sequences of the window it is in.
+        # And what rows of this epoch have met so far, those of the whole window included.
         self._epoch = 0
         self._position = 0
+        self._in_window = 0
         self._dropped = 0
         self._shortened = 0
         self._resumed = False
-        if tokenizer.eos_id is None:
+        if template is None and tokenizer.eos_id is None:
             logger.warning(
                 "The tokenizer has no end token (eos_token in tokenizer_config.json); "
                 "the model will not learn where an answer ends"
             )
 
-    def turns(self, index: int) -> list[Turn]:
-        """The turns of the row at ``index`` of the data set."""
+    def turns(self, index: int) -> list[Turn] | list[Message]:
+        """The turns of the row at ``index`` of the data set; with a template its messages."""
         try:
             return self._formatter(self._rows[index])
         except FieldError as error:
@@ -115,7 +137,23 @@ class InstructDataset(IterableDataset, Stateful):
 
     def encode(self, index: int) -> EncodedRow:
         """The tokens of the row at ``index`` of the data set."""
-        return encode_row(self.turns(index), self._tokenizer, self._seq_len)
+        turns = self.turns(index)
+        if self._template is None:
+            return encode_row(turns, self._tokenizer, self._seq_len)
+        try:
+            return encode_chat(turns, self._template, self._tokenizer, self._seq_len)
+        except ChatTemplateError as error:
+            raise DataRowError(*self._rows.place(index), str(error)) from error
+
+    def check(self, index: int) -> None:
+        """Raise DataRowError if the row at ``index`` of the data set cannot be used."""
+        turns = self.turns(index)
+        if self._template is None:
+            return
+        try:
+            self._template.mark(turns)
+        except ChatTemplateError as error:
+            raise DataRowError(*self._rows.place(index), str(error)) from error
 
     def share(self, epoch: int, rank: int, world_size: int) -> np.ndarray:
         """Indices of the rows that ``rank`` reads in ``epoch``, int64, in order."""
@@ -138,10 +176,10 @@ class InstructDataset(IterableDataset, Stateful):
             self._report_drops(len(fits) - len(self._fitting), 0, len(fits), "the data set")
         return self._fitting
 
-    def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
-        """Yield encoded rows, from the first or from where the loaded state was."""
+    def __iter__(self) -> Iterator[Sample]:
+        """Yield sequences, from the first or from where the loaded state was."""
         if not self._resumed:
-            self._epoch = self._position = self._dropped = self._shortened = 0
+            self._epoch = self._position = self._in_window = self._dropped = self._shortened = 0
         self._resumed = False
         worker = get_worker_info()
         workers, worker_id = (1, 0) if worker is None else (worker.num_workers, worker.id)
@@ -149,21 +187,55 @@ class InstructDataset(IterableDataset, Stateful):
         while True:
             share = self.share(self._epoch, rank, world_size)
             while self._position < len(share):
-                row = self.encode(int(share[self._position]))
-                # Counted before the row is handed out, since a checkpoint is taken after that.
-                self._position += 1
-                self._shortened += row.n_cut > 0
-                if not row.has_target:
-                    self._dropped += 1
-                    continue
-                n_tokens = torch.tensor(row.n_tokens, dtype=torch.int64)
-                yield {"input": row.input_ids, "n_tokens": n_tokens}, row.labels
+                yield from self._rest_of_window(share)
             place = f"epoch {self._epoch} of rank {self._dp_rank}"
             self._report_drops(self._dropped, self._shortened, len(share), place)
             if not self._infinite:
                 return
             self._epoch += 1
             self._position = self._dropped = self._shortened = 0
+
+    def _rest_of_window(self, share: np.ndarray) -> Iterator[Sample]:
+        """Yield what is left of the window at the stream's place, and leave the window behind."""
+        window = share[self._position : self._position + self._window]
+        rows = [self.encode(int(index)) for index in window]
+        usable = [row for row in rows if row.has_target]
+        if not self._in_window:
+            self._shortened += sum(row.n_cut > 0 for row in rows)
+            self._dropped += len(rows) - len(usable)
+        samples = self._samples(usable)
+        for number in range(self._in_window, len(samples)):
+            # Counted before a sequence is handed out, since a checkpoint is taken after that.
+            self._in_window = number + 1
+            if self._in_window == len(samples):
+                self._leave(window)
+            yield samples[number]
+        if not samples:
+            self._leave(window)
+
+    def _leave(self, window: np.ndarray) -> None:
+        self._position += len(window)
+        self._in_window = 0
+
+    def _samples(self, rows: list[EncodedRow]) -> list[Sample]:
+        """Return the sequences of a window's rows."""
+        if not self._packing:
+            return [
+                ({"input": row.input_ids, "n_tokens": _count(row.n_tokens)}, row.labels)
+                for row in rows
+            ]
+        samples = []
+        for places in pack([row.n_tokens for row in rows], self._seq_len):
+            packed = join_rows(
+                [rows[place] for place in places], self._seq_len, pad_id(self._tokenizer)
+            )
+            inputs = {
+                "input": packed.input_ids,
+                "n_tokens": _count(packed.n_tokens),
+                POSITIONS: packed.positions,
+            }
+            samples.append((inputs, packed.labels))
+        return samples
 
     def _report_drops(self, dropped: int, shortened: int, seen: int, place: str) -> None:
         limit = f"{self._seq_len_key} = {self._seq_len}"
@@ -189,13 +261,22 @@ class InstructDataset(IterableDataset, Stateful):
             "infinite": self._infinite,
             "validation_share": self._split.validation_share,
             "held_out": self._split.held_out,
+            "packing": self._packed_as(),
         }
+
+    def _packed_as(self) -> str | None:
+        """What a window's sequences depend on besides its rows; None where a window is a row."""
+        if not self._packing:
+            return None
+        template = "no template" if self._template is None else self._template.name
+        return f"{self._seq_len} tokens, {template}"
 
     def state_dict(self) -> dict[str, Any]:
         """Where the stream is; see :meth:`load_state_dict`."""
         return self._identity() | {
             "epoch": self._epoch,
             "position": self._position,
+            "in_window": self._in_window,
             "dropped": self._dropped,
             "shortened": self._shortened,
         }
@@ -206,8 +287,9 @@ class InstructDataset(IterableDataset, Stateful):
         Raises:
             ValueError: If the state belongs to another data set, order or number of ranks.
         """
-        # Checkpoints from before rows could be held out lack the split: they read all rows.
-        saved = {"validation_share": 0.0, "held_out": False} | state_dict
+        # Checkpoints from before rows could be held out or packed: they read all rows, one by one.
+        before = {"validation_share": 0.0, "held_out": False, "packing": None, "in_window": 0}
+        saved = before | state_dict
         for name, value in self._identity().items():
             if saved[name] != value:
                 raise ValueError(
@@ -215,111 +297,13 @@ class InstructDataset(IterableDataset, Stateful):
                     f"{value!r}; to start the data anew, add 'dataloader' to "
                     "checkpoint.exclude_from_loading"
                 )
-        self._epoch = state_dict["epoch"]
-        self._position = state_dict["position"]
-        self._dropped = state_dict["dropped"]
-        self._shortened = state_dict["shortened"]
+        self._epoch = saved["epoch"]
+        self._position = saved["position"]
+        self._in_window = saved["in_window"]
+        self._dropped = saved["dropped"]
+        self._shortened = saved["shortened"]
         self._resumed = True
 
 
-def build_instruct_dataloader(
-    *,
-    dp_world_size: int,
-    dp_rank: int,
-    tokenizer: BaseTokenizer,
-    dataset: str,
-    dataset_path: str | None,
-    seq_len: int,
-    batch_size: int,
-    infinite: bool = True,
-    shuffle_seed: int | None = None,
-    section: str = "training",
-    split: RowSplit = ALL_ROWS,
-    **dataloader_kwargs: Any,
-) -> ParallelAwareDataloader:
-    """Build the loader of a data set of :data:`INSTRUCT_DATASETS`.
-
-    Args:
-        dp_world_size: Number of data-parallel ranks.
-        dp_rank: This rank's number among them.
-        tokenizer: See :func:`encode_row`.
-        dataset: Name in :data:`INSTRUCT_DATASETS`, in any case.
-        dataset_path: Local file or folder, or hub name; None takes the default hub name.
-        seq_len: Tokens of a row, T.
-        batch_size: Rows of a batch, B.
-        infinite: Start over after the last row.
-        shuffle_seed: See :class:`InstructDataset`.
-        section: Config section that names the data set in errors.
-        split: Which rows to read.
-        **dataloader_kwargs: For ``StatefulDataLoader``. ``drop_last`` is True unless given: a
-            pipeline schedule cannot run a batch of another size.
-
-    Returns:
-        ParallelAwareDataloader: Batches of ``({"input": [B, T], "n_tokens": [B]}, labels [B, T])``.
-
-    Raises:
-        ValueError: If the name is unknown, or the data gives no batch.
-        FileNotFoundError: If a local path does not exist.
-        DataRowError: If a row is broken. Local rows are all checked here, hub rows when read.
-    """
-    if not is_instruct_dataset(dataset):
-        raise ValueError(f"unknown {section}.dataset {dataset!r}; known: {list(INSTRUCT_DATASETS)}")
-    spec = INSTRUCT_DATASETS[dataset.lower()]
-    rows = read_rows(dataset_path or spec.default_path, spec.fields, key=f"{section}.dataset_path")
-    dataset_ = InstructDataset(
-        rows=rows,
-        formatter=spec.formatter,
-        tokenizer=tokenizer,
-        seq_len=seq_len,
-        dp_rank=dp_rank,
-        dp_world_size=dp_world_size,
-        infinite=infinite,
-        shuffle_seed=shuffle_seed,
-        section=section,
-        split=split,
-    )
-    for index in range(1 if rows.is_remote else len(rows)):
-        dataset_.turns(index)  # better now than hours into a run
-    dataloader_kwargs.setdefault("drop_last", True)
-    if not infinite and dataloader_kwargs["drop_last"]:
-        count = rows_of_a_reader(
-            dataset_, dp_rank, dp_world_size, dataloader_kwargs.get("num_workers", 0)
-        )
-        require_a_batch(count, batch_size, section, split)
-        if count % batch_size:
-            logger.info(
-                f"The last {count % batch_size} of a reader's {count} rows do not fill a batch of "
-                f"{section}.local_batch_size = {batch_size} and are left out"
-            )
-    return ParallelAwareDataloader(
-        dataset_,
-        dp_rank=dp_rank,
-        dp_world_size=dp_world_size,
-        batch_size=batch_size,
-        **dataloader_kwargs,
-    )
-
-
-def rows_of_a_reader(
-    dataset: InstructDataset, dp_rank: int, dp_world_size: int, num_workers: int
-) -> int:
-    """Count the rows of an epoch that each loader worker of ``dp_rank`` reads; one without any."""
-    workers = max(1, num_workers)
-    return len(dataset.share(0, dp_rank * workers, dp_world_size * workers))
-
-
-def require_a_batch(count: int, batch_size: int, section: str, split: RowSplit) -> None:
-    """Refuse a reader's share that is smaller than a batch.
-
-    Raises:
-        ValueError: Naming the keys of ``section``.
-    """
-    if count >= batch_size:
-        return
-    more = "more data"
-    if split.held_out:
-        more = f"a larger data.validation_share (it is {split.validation_share})"
-    raise ValueError(
-        f"{section}.local_batch_size is {batch_size}, but a reader has only {count} rows; "
-        f"lower it, or use fewer ranks, fewer workers or {more}"
-    )
+def _count(n_tokens: int) -> torch.Tensor:
+    return torch.tensor(n_tokens, dtype=torch.int64)

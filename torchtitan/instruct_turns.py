@@ -1,29 +1,26 @@
 """From a row to tokens: what each kind of instruction data looks like to the model.
 
-A formatter is a pure function from a row to turns; ``encode_row`` makes tokens and labels of them.
-A new kind of data, or a chat template, is a new formatter in ``INSTRUCT_DATASETS``.
+Each kind of data has a reader, from a row to messages, and a formatter, from a row to turns in our
+own plain format. ``encode_row`` makes tokens and labels of turns, ``encode_chat`` of messages and a
+chat template. A new kind of data is a new entry of ``INSTRUCT_DATASETS``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
+from torchtitan.chat_template import ChatTemplate
 from torchtitan.components.tokenizer import BaseTokenizer, HuggingFaceTokenizer
-from torchtitan.instruct_rows import FieldError, kind_of
+from torchtitan.instruct_messages import (
+    Message,
+    MessageReader,
+    alpaca_messages,
+    sharegpt_messages,
+)
 
 IGNORE_INDEX = -100
-
-SPEAKERS = {
-    "system": "system",
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-    "model": "assistant",
-    "chatgpt": "assistant",
-}
 
 
 class Turn(NamedTuple):
@@ -43,17 +40,15 @@ def format_alpaca(row: dict[str, Any]) -> list[Turn]:
     The input's header is left out where the input is empty.
 
     Raises:
-        FieldError: If a field is missing or no string, or the instruction is empty.
+        FieldError: As in :func:`alpaca_messages`.
     """
-    instruction, source, output = (_text(row, f) for f in ("instruction", "input", "output"))
-    if not instruction.strip():
-        raise FieldError("instruction", "is empty; expected a text")
-    prompt = f"### Instruction:\n{instruction}\n\n"
-    if source.strip():
-        prompt += f"### Input:\n{source}\n\n"
+    question, answer = alpaca_messages(row)
+    prompt = f"### Instruction:\n{question.content}\n\n"
+    if question.context:
+        prompt += f"### Input:\n{question.context}\n\n"
     return [
         Turn("user", f"{prompt}### Response:\n", is_target=False),
-        Turn("assistant", output, is_target=True),
+        Turn("assistant", answer.content, is_target=True),
     ]
 
 
@@ -61,56 +56,35 @@ def format_sharegpt(row: dict[str, Any]) -> list[Turn]:
     """Turn ``{conversations: [{from, value}, ...]}`` into turns; every answer is learned.
 
     Raises:
-        FieldError: If the conversation is empty or has no answer, a field is missing or of a wrong
-            type, or a speaker is unknown.
+        FieldError: As in :func:`sharegpt_messages`.
     """
-    messages = row.get("conversations")
-    if not isinstance(messages, list):
-        raise FieldError("conversations", f"is {kind_of(messages)}; expected a list of messages")
-    if not messages:
-        raise FieldError("conversations", "is empty; expected at least one message")
     turns = []
-    for i, message in enumerate(messages):
-        place = f"conversations[{i}]"
-        if not isinstance(message, dict):
-            raise FieldError(place, f"is {kind_of(message)}; expected an object with from, value")
-        speaker, value = _text(message, "from", place), _text(message, "value", place)
-        if speaker not in SPEAKERS:
-            raise FieldError(f"{place}.from", f"is {speaker!r}; expected one of {list(SPEAKERS)}")
-        role = SPEAKERS[speaker]
+    for role, content, _ in sharegpt_messages(row):
         header = f"### {role.capitalize()}:\n"
         if role == "assistant":
-            turns += [Turn(role, header, is_target=False), Turn(role, value, is_target=True)]
+            turns += [Turn(role, header, is_target=False), Turn(role, content, is_target=True)]
         else:
-            turns.append(Turn(role, f"{header}{value}\n\n", is_target=False))
-    if not any(turn.is_target for turn in turns):
-        raise FieldError("conversations", "has no answer; expected a message from gpt or assistant")
+            turns.append(Turn(role, f"{header}{content}\n\n", is_target=False))
     return turns
-
-
-def _text(row: dict[str, Any], field: str, place: str = "") -> str:
-    name = f"{place}.{field}" if place else field
-    if field not in row:
-        raise FieldError(name, "is missing; expected a string")
-    if not isinstance(row[field], str):
-        raise FieldError(name, f"is {kind_of(row[field])}; expected a string")
-    return row[field]
 
 
 @dataclass(frozen=True)
 class InstructSpec:
-    """A kind of instruction data: hub name by default, fields it reads, row -> turns."""
+    """A kind of instruction data: hub name by default, fields it reads, row -> turns, messages."""
 
     default_path: str
     fields: tuple[str, ...]
     formatter: Formatter
+    messages: MessageReader
 
 
 INSTRUCT_DATASETS = {
     "alpaca": InstructSpec(
-        "vicgalle/alpaca-gpt4", ("instruction", "input", "output"), format_alpaca
+        "vicgalle/alpaca-gpt4", ("instruction", "input", "output"), format_alpaca, alpaca_messages
     ),
-    "sharegpt": InstructSpec("teknium/OpenHermes-2.5", ("conversations",), format_sharegpt),
+    "sharegpt": InstructSpec(
+        "teknium/OpenHermes-2.5", ("conversations",), format_sharegpt, sharegpt_messages
+    ),
 }
 
 
@@ -163,8 +137,56 @@ def encode_row(turns: list[Turn], tokenizer: BaseTokenizer, seq_len: int) -> Enc
             piece.append(eos)
         ids += piece
         learned += [turn.is_target] * len(piece)
+    return _next_token_row(ids, learned, tokenizer, seq_len)
+
+
+def encode_chat(
+    messages: Sequence[Message],
+    template: ChatTemplate,
+    tokenizer: HuggingFaceTokenizer,
+    seq_len: int,
+) -> EncodedRow:
+    """Encode a conversation as its chat template writes it, cut or padded to ``seq_len``.
+
+    The text is encoded as a whole, as transformers does, so that a tokenizer that treats the
+    beginning of a text in its own way meets one beginning. No token is added. Learned are tokens
+    that begin within an answer or the mark that ends it.
+
+    Args:
+        messages: The conversation.
+        template: Writes the text and says where in it the answers are.
+        tokenizer: Must tell which characters a token stands for.
+        seq_len: T, at least 1.
+
+    Returns:
+        EncodedRow: See there. If no answer fits, every label is -100.
+
+    Raises:
+        ChatTemplateError: If the template refuses the conversation.
+    """
+    chat = template.mark(messages)
+    encoding = tokenizer.tokenizer.encode(chat.text, add_special_tokens=False)
+    ids, offsets = encoding.ids, encoding.offsets  # lists made anew at each access
+    learned = [False] * len(ids)
+    token = 0
+    for start, end in chat.answers:
+        for place in range(token, len(learned)):
+            first, last = offsets[place]
+            if first >= end:
+                break
+            token = place + 1
+            # The second rule is for blanks before the answer: tokenizers that trim offsets leave
+            # such a token with none of its characters, where the answer starts.
+            learned[place] = first >= start and last > start
+    return _next_token_row(ids, learned, tokenizer, seq_len)
+
+
+def _next_token_row(
+    ids: list[int], learned: list[bool], tokenizer: BaseTokenizer, seq_len: int
+) -> EncodedRow:
+    """Make a row of a text's tokens; ``learned`` says which of them are targets."""
     n_tokens = min(max(len(ids) - 1, 0), seq_len)
-    input_ids = torch.full((seq_len,), _pad_id(tokenizer), dtype=torch.int64)
+    input_ids = torch.full((seq_len,), pad_id(tokenizer), dtype=torch.int64)
     labels = torch.full((seq_len,), IGNORE_INDEX, dtype=torch.int64)
     input_ids[:n_tokens] = torch.tensor(ids[:n_tokens], dtype=torch.int64)
     targets = torch.tensor(ids[1 : n_tokens + 1], dtype=torch.int64)
@@ -181,7 +203,7 @@ def _encode_piece(tokenizer: BaseTokenizer, text: str) -> list[int]:
     return list(tokenizer.encode(text, add_bos=False, add_eos=False))
 
 
-def _pad_id(tokenizer: BaseTokenizer) -> int:
+def pad_id(tokenizer: BaseTokenizer) -> int:
     """The id that fills the input behind the row; any id will do, since no label is there."""
     if isinstance(tokenizer, HuggingFaceTokenizer):
         token = (tokenizer.config or {}).get("pad_token")

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 
 import torchtitan.components.validate as titan_validate
+from torchtitan.chat_template import ChatTemplate
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.components.validate import Validator
 from torchtitan.config import JobConfig
 from torchtitan.distributed import utils as titan_dist
-from torchtitan.instruct_data import (
+from torchtitan.instruct_loader import (
     build_instruct_dataloader,
     require_a_batch,
     rows_of_a_reader,
@@ -133,9 +134,13 @@ def build_instruct_validator(
     dp_rank: int,
     tokenizer: Any,
     split: RowSplit = ALL_ROWS,
+    template: ChatTemplate | None = None,
     **kwargs: Any,
 ) -> InstructValidator:
     """Build the validator of an instruction data set.
+
+    Rows are never packed here: that changes no loss, and only with a row for each sequence do all
+    ranks have equally many batches.
 
     Args:
         job_config: Its section ``[validation]`` names the data set and the batches.
@@ -143,6 +148,7 @@ def build_instruct_validator(
         dp_rank: This rank's number among them.
         tokenizer: See :func:`torchtitan.instruct_turns.encode_row`.
         split: Which rows of the data set to read.
+        template: The chat template, as in training.
         **kwargs: What upstream's validator takes besides.
 
     Raises:
@@ -161,6 +167,7 @@ def build_instruct_validator(
         infinite=validation.steps != -1,
         section="validation",
         split=split,
+        template=template,
         # A loader draws a seed whenever it is iterated: not from the generator that training uses.
         generator=torch.Generator(),
         **vars(validation.dataloader),

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchtitan.components.tokenizer import BaseTokenizer, HuggingFaceTokenizer
 
-from torchtitan.instruct_data import InstructDataset, build_instruct_dataloader
+from torchtitan.instruct_data import InstructDataset
+from torchtitan.instruct_loader import build_instruct_dataloader
 from torchtitan.instruct_rows import DataRowError, InstructRows
 from torchtitan.instruct_split import RowSplit
 from torchtitan.instruct_turns import IGNORE_INDEX, Turn

@@ -9,6 +9,7 @@ import pytest
 from torchtitan.components.tokenizer import HuggingFaceTokenizer
 from torchtitan.protocols.train_spec import TrainSpec, get_train_spec
 
+from torchtitan.document_attention import DocumentTransformer
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.spec import build_train_spec
 from torchtitan.instruct_split import RowSplit
@@ -56,6 +57,33 @@ def test_validation_reads_the_rows_that_the_training_loader_leaves_out() -> None
         dp_world_size=1, dp_rank=0, tokenizer=TOKENIZER, job_config=config
     )
     assert trained.dataset._split == RowSplit(0.1)
+
+
+def test_packing_is_for_training_and_templates_are_for_both() -> None:
+    config = job_config(data__packing=True, data__chat_template="alpaca")
+    upstream = get_train_spec("llama3")
+    spec = build_train_spec(upstream, config)
+    assert spec.model_cls is DocumentTransformer
+    loaders = {
+        "training": spec.build_dataloader_fn(
+            dp_world_size=1, dp_rank=0, tokenizer=TOKENIZER, job_config=config
+        ),
+        "validation": validator(spec, config)._loader,
+    }
+    for section, loader in loaders.items():
+        inputs, _ = next(iter(loader))
+        assert ("positions" in inputs) == (section == "training")
+        text = TOKENIZER.decode(inputs["input"][0].tolist(), skip_special_tokens=False)
+        assert text.startswith("<|begin|>Below is an instruction")
+    assert build_train_spec(upstream, job_config()).model_cls is upstream.model_cls
+
+
+def test_a_flavor_that_cannot_read_packed_sequences_is_refused() -> None:
+    config = job_config(data__packing=True, model__flavor="debugmodel_flex_attn")
+    with pytest.raises(
+        ValueError, match=r"model\.flavor 'debugmodel_flex_attn' has attn_type 'flex'"
+    ):
+        build_train_spec(get_train_spec("llama3"), config)
 
 
 def test_text_is_validated_as_upstream_does() -> None:

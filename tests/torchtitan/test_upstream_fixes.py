@@ -23,16 +23,29 @@ import torchtitan.distributed.utils as titan_dist
 import torchtitan.tools.utils as titan_tools
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.pipelining.schedules import get_schedule_class
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.llama3 import TransformerModelArgs
 from torchtitan.models.llama3.model.args import RoPEScalingArgs
 from torchtitan.models.llama3.model.model import precompute_freqs_cis
 
-from tests.timelyfreeze.stages import process_group
+from tests.timelyfreeze.stages import (
+    N_MICROBATCHES,
+    Pipeline,
+    make_batch,
+    make_modules,
+    process_group,
+    sum_loss,
+)
 from torchtitan import upstream_fixes
 from torchtitan.cpu_device import CpuDevice
 from torchtitan.freezing.config import JobConfig
-from torchtitan.upstream_fixes import PipelineLoss, autocast_stages, with_rope_settings
+from torchtitan.upstream_fixes import (
+    PipelineLoss,
+    autocast_stages,
+    evaluate_forwards_alone,
+    with_rope_settings,
+)
 
 on_cpu_only = pytest.mark.skipif(
     torch.accelerator.is_available(), reason="this machine has an accelerator"
@@ -437,3 +450,30 @@ def test_without_a_pipeline_rank_0_has_the_loss() -> None:
     config = JobConfig()
     config.parallelism.pipeline_parallel_schedule = "DualPipeV"
     assert titan_metrics._get_metrics_rank(dims, config) == 0
+
+
+# -- evaluation ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["ZBVZeroBubble", "DualPipeV", "InterleavedZeroBubble", "GPipe"])
+def test_every_schedule_evaluates_and_keeps_no_outputs(name: str) -> None:
+    with process_group():
+        modules = make_modules()
+        chain = nn.Sequential(*modules)
+        n_parts = {"GPipe": 1, "InterleavedZeroBubble": 4}.get(name, 2)
+        size = 4 // n_parts
+        parts = [nn.Sequential(*modules[i : i + size]) for i in range(0, 4, size)]
+        pipeline = Pipeline(parts, get_schedule_class(name))
+        evaluate_forwards_alone(pipeline.schedule)
+        tokens, labels = make_batch()
+        losses: list[Tensor] = []
+        with torch.no_grad():
+            assert pipeline.schedule.eval(tokens, target=labels, losses=losses) is None
+            expected = [
+                sum_loss(chain(rows), targets)
+                for rows, targets in zip(
+                    tokens.chunk(N_MICROBATCHES), labels.chunk(N_MICROBATCHES), strict=True
+                )
+            ]
+        torch.testing.assert_close(torch.stack(losses), torch.stack(expected))
+        assert all(not stage.output_chunks for stage in pipeline.stages)

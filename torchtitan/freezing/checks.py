@@ -19,6 +19,7 @@ from timelyfreeze.torch_pipelining import (
     stages_per_rank,
 )
 from torchtitan.freezing.config import Freezing, JobConfig
+from torchtitan.freezing.data_checks import data_mistakes
 from torchtitan.freezing.model_checks import model_mistakes
 from torchtitan.freezing.validation_checks import validation_mistakes
 
@@ -36,6 +37,7 @@ def check(job_config: JobConfig) -> None:
     mistakes = [
         *_pipeline_mistakes(job_config),
         *model_mistakes(job_config),
+        *data_mistakes(job_config),
         *validation_mistakes(job_config),
         *_freezing_mistakes(job_config),
     ]

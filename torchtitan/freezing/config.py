@@ -77,6 +77,15 @@ class Data:
     validation.dataset and validation.dataset_path name the same data as those of training. Which
     rows these are depends on no seed."""
 
+    chat_template: str = "plain"
+    """How the messages of a row become text: "plain" (our own, with headers in words), "tokenizer"
+    (the chat template in model.hf_assets_path), "alpaca", "llama2", "llama3" or "chatml"."""
+
+    packing: bool = False
+    """Put several rows into one sequence of training.seq_len tokens, without attention from one to
+    another; otherwise each row is padded to that length. training.local_batch_size counts
+    sequences."""
+
 
 @dataclass
 class Model(TitanModel):

@@ -14,15 +14,18 @@ import torchtitan.distributed.pipeline_parallel as titan_pipeline
 from timelyfreeze.policy import NONE
 from timelyfreeze.stage import FreezingStage
 from torchtitan.distributed import ParallelDims
+from torchtitan.document_attention import DocumentTransformer, attention_mistake
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.flavors import chosen_args, known_flavors
 from torchtitan.freezing.metrics import FreezingMetricsProcessor
 from torchtitan.freezing.validation_checks import reads_training_rows, validation_split
 from torchtitan.hf_adapter import LlamaAdapter
-from torchtitan.instruct_data import build_instruct_dataloader, is_instruct_dataset
+from torchtitan.instruct_loader import build_instruct_dataloader
 from torchtitan.instruct_split import RowSplit
+from torchtitan.instruct_turns import is_instruct_dataset
 from torchtitan.instruct_validation import build_instruct_validator
 from torchtitan.models.llama3.model.state_dict_adapter import Llama3StateDictAdapter
+from torchtitan.named_templates import build_chat_template
 from torchtitan.protocols.train_spec import TrainSpec
 from torchtitan.tools.logging import logger
 from torchtitan.upstream_fixes import (
@@ -41,11 +44,20 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
         job_config: Read for the model's flavor and settings; not changed.
 
     Raises:
-        ValueError: If the flavor is unknown, its folder cannot be read, or RoPE keys are set for a
-            model that has none.
+        ValueError: If the flavor is unknown, its folder cannot be read, RoPE keys are set for a
+            model that has none, or the model cannot read packed sequences.
     """
     flavor = job_config.model.flavor
     model_args = chosen_args(job_config, upstream.model_args)
+
+    packing = job_config.data.packing
+    if packing and (mistake := attention_mistake(upstream.model_cls, flavor, model_args)):
+        raise ValueError(mistake)
+
+    def template_for(tokenizer: Any) -> Any:
+        return build_chat_template(
+            job_config.data.chat_template, tokenizer, job_config.model.hf_assets_path
+        )
 
     def pipelining_fn(
         model: nn.Module,
@@ -98,6 +110,8 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
             batch_size=training.local_batch_size,
             shuffle_seed=job_config.data.seed if job_config.data.shuffle else None,
             split=RowSplit(job_config.data.validation_share),
+            template=template_for(tokenizer),
+            packing=job_config.data.packing,
             **vars(training.dataloader),
         )
 
@@ -110,11 +124,15 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
                 "of them out"
             )
         return build_instruct_validator(
-            job_config=job_config, split=validation_split(job_config), **kwargs
+            job_config=job_config,
+            split=validation_split(job_config),
+            template=template_for(kwargs["tokenizer"]),
+            **kwargs,
         )
 
     return replace(
         upstream,
+        model_cls=DocumentTransformer if packing else upstream.model_cls,
         model_args={**known_flavors(job_config, upstream.model_args), flavor: model_args},
         build_tokenizer_fn=build_tokenizer_fn if upstream.build_tokenizer_fn else None,
         state_dict_adapter=LlamaAdapter

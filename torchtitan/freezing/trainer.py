@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,7 @@ from timelyfreeze.settings import KEEP_CHAIN
 from timelyfreeze.torch_pipelining import read_order, stages_of
 from torchtitan.cpu_device import shared_cores
 from torchtitan.distributed import ParallelDims
+from torchtitan.document_attention import to_every_stage
 from torchtitan.freezing.checks import freeze_settings
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.progress import quiet_unless
@@ -104,6 +106,15 @@ class FreezingTrainer(Trainer):
                 self.ntokens_seen -= padding
                 self.metrics_processor.ntokens_since_last_log -= padding
             yield input_dict, labels
+
+    def post_dataloading_process(
+        self, input_dict: dict[str, torch.Tensor], labels: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor], dict[str, Any]]:
+        """Sort out what the first stage and what every stage gets, positions among the latter."""
+        inputs, labels, extra_inputs, extra_kwargs = super().post_dataloading_process(
+            input_dict, labels
+        )
+        return inputs, labels, *to_every_stage(extra_inputs, extra_kwargs)
 
     def train_step(
         self, data_iterator: Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]
