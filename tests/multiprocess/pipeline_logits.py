@@ -47,7 +47,7 @@ def logits_of(trainer, tokens):
     loss = schedule._loss_fn
     schedule._loss_fn = None  # logits alone are wanted
     try:
-        return schedule.eval(*inputs)
+        return schedule.eval(*inputs, return_outputs=True)
     finally:
         schedule._loss_fn = loss
 
