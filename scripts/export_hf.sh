@@ -3,7 +3,7 @@
 #
 #   scripts/export_hf.sh RUN [STEP] [--output FOLDER] [--dtype bfloat16]
 #
-# RUN   folder of the run, as its report names it; its checkpoints must still lie where the run saved them
+# RUN   folder of the run, as its report names it, with the checkpoints where the run put them beside it
 # STEP  step of the checkpoint; default: the last one
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

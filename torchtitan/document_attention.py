@@ -117,6 +117,17 @@ def attention_mistake(model_cls: type, flavor: str, model_args: Any) -> str | No
     return None
 
 
+def conversation_mistake(flavor: str, model_args: Any) -> str | None:
+    """Return why a model cannot read conversations, a row to a sequence, or None."""
+    if getattr(model_args, "attn_mask_type", "causal") != "block_causal":
+        return None
+    return (
+        f"training.dataset has conversations, and model.flavor {flavor!r} (attn_type "
+        f"{model_args.attn_type!r}) ends a document at every end token, so that a turn would not "
+        "see those before it; use a flavor with 'sdpa'"
+    )
+
+
 def to_every_stage(
     extra_inputs: dict[str, Tensor], extra_kwargs: dict[str, Any]
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from torchtitan.config import TORCH_DTYPE_MAP
-from torchtitan.freezing.config import JobConfig
-from torchtitan.freezing.flavors import LLAMA, chosen_args, weights_folder
+from torchtitan.exportable import Exportable, ExportError, find_exportable
+from torchtitan.freezing.flavors import weights_folder
 from torchtitan.hf_adapter import LlamaAdapter
-from torchtitan.hf_folder import INDEX_FILE
 from torchtitan.hf_weights import StoredWeights
 from torchtitan.llama_args import config_of
 from torchtitan.llama_config import (
@@ -30,13 +28,11 @@ from torchtitan.llama_config import (
     LlamaConfig,
     differences,
     parse_config,
-    read_settings,
     to_settings,
 )
-from torchtitan.models.llama3 import Transformer, llama3_args
+from torchtitan.models.llama3 import Transformer
 from torchtitan.tools.logging import init_logger, logger
 
-SETTINGS_FILE = "settings.json"
 MAX_FILE_BYTES = 5 * 10**9
 _HEAD, _EMBEDDING = "output.weight", "tok_embeddings.weight"
 # What transformers reads beside config.json and the weights.
@@ -52,27 +48,6 @@ _COMPANIONS = (
     "generation_config.json",
 )
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-
-
-class ExportError(ValueError):
-    """A run that cannot be exported as asked for."""
-
-
-@dataclass(frozen=True)
-class Exportable:
-    """A checkpoint, and what a Hugging Face folder of it takes.
-
-    Attributes:
-        checkpoint: Folder of one step.
-        job_config: The run's configuration, as far as the model and its places go.
-        model_args: Upstream's description of the model.
-        source: Contents of the ``config.json`` the run began from; empty if there was none.
-    """
-
-    checkpoint: Path
-    job_config: JobConfig
-    model_args: Any
-    source: dict[str, Any]
 
 
 def export_run(
@@ -131,66 +106,6 @@ def export_run(
                 shutil.copyfile(place / name, part / name)
     part.rename(folder)
     return folder
-
-
-def find_exportable(run: Path, step: int | None) -> Exportable:
-    """Return the checkpoint of ``run`` at ``step``, or its last one.
-
-    Raises:
-        ExportError: If there is none, or the run's model is no LLaMA.
-    """
-    job_config = _read_job_config(run)
-    if job_config.model.name != LLAMA:
-        raise ExportError(
-            f"the run's model.name is {job_config.model.name!r}; only {LLAMA!r} can be exported"
-        )
-    checkpoints = Path(job_config.job.dump_folder) / job_config.checkpoint.folder
-    steps = dict(_finished_steps(checkpoints))
-    if not steps:
-        raise ExportError(
-            f"{str(checkpoints)!r} has no finished checkpoint; the run needs checkpoint.enable, "
-            "and paths of its settings are taken from the current folder"
-        )
-    if step is not None and step not in steps:
-        raise ExportError(
-            f"{str(checkpoints)!r} has no checkpoint of step {step}; it has "
-            f"{', '.join(map(str, sorted(steps)))}"
-        )
-    checkpoint = steps[max(steps) if step is None else step]
-    if not (checkpoint / ".metadata").is_file():
-        raise ExportError(
-            f"{str(checkpoint)!r} holds safetensors already (checkpoint.last_save_in_hf)"
-        )
-    folder = weights_folder(job_config)
-    try:
-        model_args = chosen_args(job_config, llama3_args)
-        # A model trained from random weights may have a tokenizer's folder without a model.
-        source = read_settings(folder) if (folder / CONFIG_FILE).is_file() else {}
-    except ValueError as error:
-        raise ExportError(str(error)) from error
-    return Exportable(checkpoint, job_config, model_args, source)
-
-
-def _read_job_config(run: Path) -> JobConfig:
-    path = run / SETTINGS_FILE
-    try:
-        settings = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ExportError(
-            f"{str(path)!r} cannot be read: {error}; name the folder that the run's report names"
-        ) from error
-    job_config = JobConfig()
-    for section in ("job", "model", "checkpoint"):
-        for key, value in settings[section].items():
-            setattr(getattr(job_config, section), key, value)
-    return job_config
-
-
-def _finished_steps(checkpoints: Path) -> Iterator[tuple[int, Path]]:
-    for folder in checkpoints.glob("step-*"):
-        match = re.fullmatch(r"step-(\d+)", folder.name)
-        if match and ((folder / ".metadata").is_file() or (folder / INDEX_FILE).is_file()):
-            yield int(match[1]), folder
 
 
 def _names_to_write(exportable: Exportable, weights: StoredWeights) -> list[str]:

@@ -93,6 +93,11 @@ def is_instruct_dataset(name: str) -> bool:
     return name.lower() in INSTRUCT_DATASETS
 
 
+def has_turns(name: str) -> bool:
+    """Whether rows of the data set ``name`` may have several answers."""
+    return is_instruct_dataset(name) and "conversations" in INSTRUCT_DATASETS[name.lower()].fields
+
+
 class EncodedRow(NamedTuple):
     """A row as tokens; T is ``seq_len``.
 

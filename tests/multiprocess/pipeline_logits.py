@@ -2,13 +2,15 @@
 
 Usage: torchrun --nproc_per_node=N tests/multiprocess/pipeline_logits.py SCENARIOS.json OUTPUT
 
-A scenario is {"name", "args", "tokens": file of ids or null, "steps": to train, "save": bool}.
-Each rank writes OUTPUT/NAME/rank_R.pt with the names it read from files, the names and types
-of the weights it holds, the ends of the model if they are its own, and the logits if it has them.
+A scenario is {"name", "args", "tokens": file of ids or null, "steps": to train, "save": bool}, with
+"resumes": the name of an earlier one whose run goes on, its last checkpoint taken away. Each rank
+writes OUTPUT/NAME/rank_R.pt with the names it read from files, the names and types of the weights
+it holds, the ends of the model if they are its own, and the logits if it has them.
 """
 
 import gc
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -52,8 +54,20 @@ def logits_of(trainer, tokens):
         schedule._loss_fn = loss
 
 
+def forget_last_checkpoint(run_folder):
+    """Leave the run as if it had been stopped before its end."""
+    if dist.get_rank() == 0:
+        steps = (run_folder / "checkpoint").glob("step-*")
+        shutil.rmtree(max(steps, key=lambda step: int(step.name.removeprefix("step-"))))
+    dist.barrier()
+
+
 def run(scenario, folder):
-    job_config = prepare([*scenario["args"], f"--job.dump_folder={folder}"])
+    dump_folder = folder
+    if earlier := scenario.get("resumes"):
+        dump_folder = folder.with_name(earlier)
+        forget_last_checkpoint(dump_folder)
+    job_config = prepare([*scenario["args"], f"--job.dump_folder={dump_folder}"])
     import torchtitan.train as titan_train
 
     from torchtitan.freezing.trainer import FreezingTrainer

@@ -87,12 +87,17 @@ def seen(request, folders, tokens, tmp_path_factory):
         {
             "name": "trained",
             "args": model_arguments(
-                folders["llama32"], **size, training__steps=3, optimizer__lr=1e-2
+                folders["llama32"],
+                **size,
+                training__steps=3,
+                optimizer__lr=1e-2,
+                checkpoint__interval=2,
             ),
             "tokens": str(tokens),
             "steps": 3,
         },
     ]
+    scenarios.append({**scenarios[-1], "name": "resumed", "resumes": "trained"})
     if n > 1:
         scenarios += [
             {
@@ -107,6 +112,13 @@ def seen(request, folders, tokens, tmp_path_factory):
             for schedule in ("GPipe", "Interleaved1F1B", V_SHAPED)
             if not (n == 4 and schedule == "Interleaved1F1B")
         ]
+    if n == 4:
+        size = {
+            "parallelism__pipeline_parallel_degree": 2,
+            "parallelism__data_parallel_shard_degree": 2,
+        }
+        arguments_ = model_arguments(folders["llama32"], **size)
+        scenarios.append({"name": "sharded", "args": arguments_, "tokens": str(tokens)})
     ranks = run_scenarios(place, n, scenarios, script="pipeline_logits.py", timeout_s=600)
     return ranks, place
 
@@ -117,7 +129,7 @@ def the_logits(ranks):
 
 
 def the_run(place, name):
-    (settings,) = (place / name / "tb").glob("*/settings.json")
+    settings = min((place / name / "tb").glob("*/settings.json"))  # the first, if it was resumed
     return settings.parent
 
 
@@ -192,6 +204,24 @@ def test_a_trained_model_computes_the_same_from_its_folder(trained, folders, tok
     before = logits_of(folders["llama32"], torch.load(tokens))
     assert (logits - before).abs().max() > 0.1, "nothing was trained"
     torch.testing.assert_close(logits_of(folder, torch.load(tokens)), logits, atol=1e-4, rtol=0)
+
+
+def test_a_resumed_run_goes_on_from_its_checkpoint_and_not_from_the_folder(seen):
+    ranks, _ = seen
+    assert all(rank["read"] for rank in ranks["trained"])
+    assert not any(rank["read"] for rank in ranks["resumed"])
+    assert torch.equal(the_logits(ranks["resumed"]), the_logits(ranks["trained"]))
+
+
+def test_shards_of_stages_are_loaded_too(seen, folders, tokens):
+    ranks, _ = seen
+    if "sharded" not in ranks:
+        pytest.skip("needs 4 ranks")
+    expected = logits_of(folders["llama32"], torch.load(tokens))
+    replicas = [rank["logits"] for rank in ranks["sharded"] if rank["logits"] is not None]
+    assert len(replicas) == 2
+    for logits in replicas:
+        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
 
 # -- transformers ----------------------------------------------------------------------------------

@@ -18,8 +18,9 @@ from tests.torchtitan.hf_models import (
     write_folder,
 )
 from tests.torchtitan.test_hf_adapter import load
+from torchtitan.exportable import ExportError
 from torchtitan.freezing.config import JobConfig
-from torchtitan.hf_export import ExportError, export_run, main
+from torchtitan.hf_export import export_run, main
 from torchtitan.hf_folder import stored_tensors, tensor_mistakes
 from torchtitan.llama_config import parse_config, read_config
 
@@ -147,6 +148,15 @@ def test_the_last_step_is_taken_unless_another_is_named(tmp_path: Path) -> None:
     assert torch.equal(read_folder(run / "hf_step-9")[1]["lm_head.weight"], weights)
     with pytest.raises(ExportError, match="no checkpoint of step 11; it has 9, 10"):
         export_run(run, 11)
+
+
+def test_a_run_may_have_been_moved_with_its_checkpoints(tmp_path: Path) -> None:
+    source = write_folder(tmp_path / "model", FAMILIES["llama3"])
+    save_run(tmp_path, load(source), hf_assets_path=str(source))
+    (tmp_path / "outputs").rename(tmp_path / "moved")
+    folder = export_run(tmp_path / "moved" / "tb" / "run")
+    assert folder == tmp_path / "moved" / "tb" / "run" / "hf_step-10"
+    assert read_folder(folder)[1].keys() == read_folder(source)[1].keys()
 
 
 def test_the_tokenizer_goes_along(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from torchtitan.protocols.train_spec import get_train_spec
 
 from torchtitan.freezing.checks import check, n_microbatches
 from torchtitan.freezing.config import JobConfig, job_config_class
+from torchtitan.freezing.memory_estimate import estimate_memory
 from torchtitan.freezing.spec import build_train_spec
 
 FOLDER = Path(__file__).parents[2] / "train_configs"
@@ -44,6 +45,7 @@ class Column:
     # Average accuracy before, and under 1F1B without and with freezing; from Tables 1, 4 and 5.
     accuracies: tuple[float, float, float]
     gain: float
+    device_gib: float
 
     @property
     def n_parameters(self) -> int:
@@ -57,15 +59,15 @@ class Column:
 COLUMNS = {
     "llama3_2_1b_alpaca_gpt4": Column(
         "Llama-3.2-1B", "alpaca", "4 x A6000", 800, 100, 5e-6, 128, (60, 100, 200), 0.01,
-        16, 2048, 8192, 32, 8, 128256, (34.93, 35.91, 36.36), 29.4,
+        16, 2048, 8192, 32, 8, 128256, (34.93, 35.91, 36.36), 29.4, 48,
     ),
     "llama3_8b_openhermes": Column(
         "Llama-3-8B", "sharegpt", "4 x H200", 2000, 200, 3e-6, 64, (160, 200, 250), 0.0001,
-        32, 4096, 14336, 32, 8, 128256, (50.81, 54.63, 54.69), 36.9,
+        32, 4096, 14336, 32, 8, 128256, (50.81, 54.63, 54.69), 36.9, 140,
     ),
     "llama2_13b_openhermes": Column(
         "Llama-2-13B", "sharegpt", "4 x H200", 2000, 200, 3e-6, 64, (150, 200, 250), 0.0001,
-        40, 5120, 13824, 40, 40, 32000, (46.73, 51.15, 51.06), 42.7,
+        40, 5120, 13824, 40, 40, 32000, (46.73, 51.15, 51.06), 42.7, 140,
     ),
 }  # fmt: skip
 
@@ -129,14 +131,27 @@ def test_schedule_and_method_go_by_flag(name: str, schedule: str, method: str) -
 
 
 @pytest.mark.parametrize("name", COLUMNS)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_rank_fits_the_papers_devices(name: str, schedule: str) -> None:
+    column = COLUMNS[name]
+    config = parse(name, f"--parallelism.pipeline_parallel_schedule={schedule}", WITHOUT_WEIGHTS)
+    ranks = estimate_memory(config)
+    assert len(ranks) == 4
+    # Weights, gradients and two moments, 4 bytes each, however the stages are cut.
+    static = sum(rank.parameters + rank.gradients + rank.optimizer for rank in ranks)
+    assert static == 16 * column.n_parameters
+    assert all(rank.fits(column.device_gib * 1024**3) for rank in ranks)
+
+
+def test_13b_does_not_fit_the_small_devices() -> None:
+    ranks = estimate_memory(parse("llama2_13b_openhermes", WITHOUT_WEIGHTS))
+    assert not any(rank.fits(48 * 1024**3) for rank in ranks)
+
+
+@pytest.mark.parametrize("name", COLUMNS)
 def test_the_model_builds_with_its_published_size(name: str) -> None:
     column, config = COLUMNS[name], parse(name, WITHOUT_WEIGHTS)
-    try:
-        spec = build_train_spec(get_train_spec(config.model.name), config)
-    except ValueError as error:
-        if "model.flavor is" not in str(error):
-            raise
-        pytest.skip(f"needs the flavor {config.model.flavor}: {error}")
+    spec = build_train_spec(get_train_spec(config.model.name), config)
     model_args: Any = spec.model_args[config.model.flavor]
     model_args.update_from_config(config)
     with torch.device("meta"):

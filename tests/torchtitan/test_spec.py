@@ -86,6 +86,17 @@ def test_a_flavor_that_cannot_read_packed_sequences_is_refused() -> None:
         build_train_spec(get_train_spec("llama3"), config)
 
 
+@pytest.mark.parametrize("flavor", ["debugmodel_flex_attn", "debugmodel_varlen_attn"])
+def test_a_flavor_that_would_cut_conversations_at_their_turns_is_refused(flavor: str) -> None:
+    """One answer ends where its row ends, so alpaca's rows are not cut."""
+    settings = {"model__flavor": flavor, "validation__enable": False}
+    upstream = get_train_spec("llama3")
+    with pytest.raises(ValueError, match=rf"conversations, and model\.flavor '{flavor}'"):
+        build_train_spec(upstream, job_config(training__dataset="ShareGPT", **settings))
+    build_train_spec(upstream, job_config(training__dataset="alpaca", **settings))
+    build_train_spec(upstream, job_config(training__dataset="sharegpt"))
+
+
 def test_text_is_validated_as_upstream_does() -> None:
     config = job_config(validation__dataset="c4_test", data__validation_share=0.0)
     asked = []

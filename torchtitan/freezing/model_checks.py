@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.flavors import FROM_FOLDER, LLAMA, chosen_args, weights_folder
-from torchtitan.hf_folder import INDEX_FILE, stored_tensors, tensor_mistakes
+from torchtitan.hf_folder import stored_tensors, tensor_mistakes
 from torchtitan.llama_args import config_of
 from torchtitan.llama_config import differences, read_config, read_settings
 from torchtitan.models.llama3 import llama3_args
+from torchtitan.run_checkpoints import finished_steps
 
 _LOADS = "checkpoint.initial_load_in_hf is true"
 
@@ -38,7 +38,7 @@ def _loading_mistakes(config: JobConfig) -> Iterator[str]:
         return
     saved = Path(config.job.dump_folder) / checkpoint.folder
     if saved.is_dir():
-        if not _has_finished_checkpoint(saved):
+        if not finished_steps(saved):
             yield (
                 f"{_LOADS}, and {str(saved)!r} is there without a finished checkpoint; upstream "
                 "would start from random weights, so remove it or set checkpoint.folder"
@@ -68,15 +68,6 @@ def _loading_mistakes(config: JobConfig) -> Iterator[str]:
         )
     for mistake in tensor_mistakes(found, tensors):
         yield f"{_LOADS}, and {str(folder)!r} does not hold what its config.json says: {mistake}"
-
-
-def _has_finished_checkpoint(folder: Path) -> bool:
-    """Return whether upstream would find a step to resume from."""
-    return any(
-        re.search(r"step-\d+", step.name)
-        and ((step / ".metadata").is_file() or (step / INDEX_FILE).is_file())
-        for step in folder.iterdir()
-    )
 
 
 def _tied_elsewhere(config: JobConfig) -> Iterator[str]:

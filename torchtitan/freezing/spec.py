@@ -14,7 +14,11 @@ import torchtitan.distributed.pipeline_parallel as titan_pipeline
 from timelyfreeze.policy import NONE
 from timelyfreeze.stage import FreezingStage
 from torchtitan.distributed import ParallelDims
-from torchtitan.document_attention import DocumentTransformer, attention_mistake
+from torchtitan.document_attention import (
+    DocumentTransformer,
+    attention_mistake,
+    conversation_mistake,
+)
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.flavors import chosen_args, known_flavors
 from torchtitan.freezing.metrics import FreezingMetricsProcessor
@@ -22,7 +26,7 @@ from torchtitan.freezing.validation_checks import reads_training_rows, validatio
 from torchtitan.hf_adapter import LlamaAdapter
 from torchtitan.instruct_loader import build_instruct_dataloader
 from torchtitan.instruct_split import RowSplit
-from torchtitan.instruct_turns import is_instruct_dataset
+from torchtitan.instruct_turns import has_turns, is_instruct_dataset
 from torchtitan.instruct_validation import build_instruct_validator
 from torchtitan.models.llama3.model.state_dict_adapter import Llama3StateDictAdapter
 from torchtitan.named_templates import build_chat_template
@@ -45,13 +49,16 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
 
     Raises:
         ValueError: If the flavor is unknown, its folder cannot be read, RoPE keys are set for a
-            model that has none, or the model cannot read packed sequences.
+            model that has none, or the model cannot read packed sequences or conversations.
     """
     flavor = job_config.model.flavor
     model_args = chosen_args(job_config, upstream.model_args)
 
     packing = job_config.data.packing
     if packing and (mistake := attention_mistake(upstream.model_cls, flavor, model_args)):
+        raise ValueError(mistake)
+    turns = has_turns(job_config.training.dataset)
+    if turns and not packing and (mistake := conversation_mistake(flavor, model_args)):
         raise ValueError(mistake)
 
     def template_for(tokenizer: Any) -> Any:

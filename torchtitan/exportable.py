@@ -1,0 +1,92 @@
+"""What of a run can be exported: a finished checkpoint, and the model that it is of."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torchtitan.freezing.config import JobConfig
+from torchtitan.freezing.flavors import LLAMA, chosen_args, weights_folder
+from torchtitan.llama_config import CONFIG_FILE, read_settings
+from torchtitan.models.llama3 import llama3_args
+from torchtitan.run_checkpoints import METADATA, checkpoint_folder, finished_steps
+
+SETTINGS_FILE = "settings.json"
+# What the export reads of a run's settings.
+_SECTIONS = ("job", "model", "checkpoint", "metrics")
+
+
+class ExportError(ValueError):
+    """A run that cannot be exported as asked for."""
+
+
+@dataclass(frozen=True)
+class Exportable:
+    """A checkpoint, and what a Hugging Face folder of it takes.
+
+    Attributes:
+        checkpoint: Folder of one step.
+        job_config: The run's configuration, as far as the model and its places go.
+        model_args: Upstream's description of the model.
+        source: Contents of the ``config.json`` the run began from; empty if there was none.
+    """
+
+    checkpoint: Path
+    job_config: JobConfig
+    model_args: Any
+    source: dict[str, Any]
+
+
+def find_exportable(run: Path, step: int | None) -> Exportable:
+    """Return the checkpoint of ``run`` at ``step``, or its last one.
+
+    Raises:
+        ExportError: If there is none, or the run's model is no LLaMA.
+    """
+    job_config = _read_job_config(run)
+    if job_config.model.name != LLAMA:
+        raise ExportError(
+            f"the run's model.name is {job_config.model.name!r}; only {LLAMA!r} can be exported"
+        )
+    checkpoints = checkpoint_folder(run, job_config)
+    steps = finished_steps(checkpoints)
+    if not steps:
+        raise ExportError(
+            f"{str(checkpoints)!r} has no finished checkpoint; a run writes them with "
+            "checkpoint.enable"
+        )
+    if step is not None and step not in steps:
+        raise ExportError(
+            f"{str(checkpoints)!r} has no checkpoint of step {step}; it has "
+            f"{', '.join(map(str, sorted(steps)))}"
+        )
+    checkpoint = steps[max(steps) if step is None else step]
+    if not (checkpoint / METADATA).is_file():
+        raise ExportError(
+            f"{str(checkpoint)!r} holds safetensors already (checkpoint.last_save_in_hf)"
+        )
+    folder = weights_folder(job_config)
+    try:
+        model_args = chosen_args(job_config, llama3_args)
+        # A model trained from random weights may have a tokenizer's folder without a model.
+        source = read_settings(folder) if (folder / CONFIG_FILE).is_file() else {}
+    except ValueError as error:
+        raise ExportError(str(error)) from error
+    return Exportable(checkpoint, job_config, model_args, source)
+
+
+def _read_job_config(run: Path) -> JobConfig:
+    path = run / SETTINGS_FILE
+    try:
+        settings = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ExportError(
+            f"{str(path)!r} cannot be read: {error}; name the folder that the run's report names"
+        ) from error
+    job_config = JobConfig()
+    for section in _SECTIONS:
+        for key, value in settings[section].items():
+            setattr(getattr(job_config, section), key, value)
+    return job_config
