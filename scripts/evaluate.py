@@ -42,7 +42,7 @@ class Settings:
     Attributes:
         benchmarks: Which, in the order of the table.
         data_dir: Folder of local questions; None for the hub.
-        limit: Questions of each of lm-eval's tasks at most; None for all.
+        limit: Questions of each benchmark; None for all.
         device: None for the first GPU, or the CPU where there is none.
         dtype: None for what suits the device.
         batch_size: None for what suits the device.
@@ -144,7 +144,7 @@ def _parser() -> argparse.ArgumentParser:
     add("model", type=Path, metavar="RUN_OR_FOLDER", help="a run, or a Hugging Face folder")
     add("--step", type=int, help="checkpoint of the run (default: the last)")
     add("--data-dir", type=Path, metavar="FOLDER", help="local questions instead of the hub's")
-    add("--limit", type=int, metavar="N", help="the first N questions of each task; MMLU has 57")
+    add("--limit", type=int, metavar="N", help="the first N questions of each benchmark")
     add(
         "--benchmarks",
         nargs="+",

@@ -20,6 +20,7 @@ class Benchmark:
         n_shots: Solved examples before each question.
         metric: lm-eval's figure that is the accuracy.
         split: The split that lm-eval asks questions from.
+        n_tasks: Tasks of lm-eval that it is made of; MMLU has one for each subject.
         counts: Whether it is one of the four that the average is over.
     """
 
@@ -29,11 +30,16 @@ class Benchmark:
     n_shots: int
     metric: str = "acc"
     split: str = "validation"
+    n_tasks: int = 1
     counts: bool = True
+
+    def limit_of_task(self, limit: int | None) -> int | None:
+        """Return how many questions each task asks for ``limit`` or a few more; None for all."""
+        return None if limit is None else -(-limit // self.n_tasks)
 
 
 BENCHMARKS = (
-    Benchmark("mmlu", "MMLU", "mmlu", 5, split="test"),
+    Benchmark("mmlu", "MMLU", "mmlu", 5, split="test", n_tasks=57),
     Benchmark("hellaswag", "HellaSwag", "hellaswag", 0),
     Benchmark("arc_challenge", "ARC-C", "arc_challenge", 10, split="test"),
     Benchmark("truthfulqa_mc1", "TruthfulQA", "truthfulqa_mc1", 0),

@@ -33,7 +33,7 @@ class Harness:
         dtype: Type that the model computes in.
         device: Where it computes.
         local: Where questions are; None for the hub.
-        limit: Questions of each of lm-eval's tasks at most; None for all.
+        limit: Questions of each benchmark, or all if None; see ``Benchmark.limit_of_task``.
     """
 
     lm: LM
@@ -55,7 +55,7 @@ class Harness:
                 model=self.lm,
                 tasks=[benchmark.task],
                 num_fewshot=benchmark.n_shots,
-                limit=self.limit,
+                limit=benchmark.limit_of_task(self.limit),
                 task_manager=self.tasks,
                 log_samples=False,
             )
@@ -106,7 +106,7 @@ def load_harness(
     Args:
         folder: The model with its tokenizer.
         local: Where questions are; None for the hub.
-        limit: Questions of each of lm-eval's tasks at most; None for all.
+        limit: Questions of each benchmark, or all if None; see ``Benchmark.limit_of_task``.
         device: Such as ``cuda:1``; None for the first GPU, or the CPU where there is none.
         dtype: Such as ``float32``; None for bfloat16 on a GPU and float32 on a CPU.
         batch_size: A number, or ``auto`` for the largest that fits; None for that on a GPU and 8 on

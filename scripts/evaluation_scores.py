@@ -48,7 +48,7 @@ class Scores:
         model: The Hugging Face folder that was scored.
         step: Training step of its weights, None where it is not known.
         source: ``hub``, or the folder that questions were read from.
-        limit: Questions asked of each task at most; None for all.
+        limit: Questions of each benchmark that were asked for; None for all.
         dtype: Type that the model computed in.
         device: Where it computed.
         versions: Of lm-eval, transformers and torch.
