@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import wraps
 from typing import Any
 
 import torch
@@ -177,7 +178,35 @@ def autocast_stages(
     if parallel_dims.fsdp_enabled or parallel_dims.tp_enabled or dtype == torch.float32:
         return
     for part in model_parts:
-        part.forward = torch.autocast(device.type, dtype=dtype)(part.forward)
+        part.forward = _autocast(part.forward, device.type, dtype)
+
+
+def _autocast(
+    forward: Callable[..., Any], device_type: str, dtype: torch.dtype
+) -> Callable[..., Any]:
+    @wraps(forward)
+    def cast_forward(*args: Any, **kwargs: Any) -> Any:
+        # A weight that is cast where no gradient is wanted must not be handed to whom one is.
+        with torch.autocast(device_type, dtype=dtype, cache_enabled=torch.is_grad_enabled()):
+            return forward(*args, **kwargs)
+
+    return cast_forward
+
+
+@contextmanager
+def one_cast_for_all() -> Iterator[None]:
+    """Cast each weight once for all microbatches of a pipeline batch.
+
+    Autocast remembers what it has cast until the outermost of its contexts ends, which would be
+    that of one forward. Each microbatch would then cast all weights anew and keep a copy of them
+    until its backward: for GPipe as many copies as microbatches.
+    """
+    torch.autocast_increment_nesting()
+    try:
+        yield
+    finally:
+        if torch.autocast_decrement_nesting() == 0:
+            torch.clear_autocast_cache()
 
 
 def evaluate_forwards_alone(schedule: Any) -> None:

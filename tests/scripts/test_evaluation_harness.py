@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
 pytest.importorskip("lm_eval", reason="lm-eval is not installed (scripts/setup.sh eval)")
 
 import datasets
@@ -25,6 +24,8 @@ from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 
 from tests.scripts.question_files import mmlu_row, write_questions, write_rows
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 REAL = ROOT.parent / "shared" / "data" / "eval"

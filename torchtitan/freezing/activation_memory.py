@@ -4,6 +4,8 @@ Upstream's own modules run on fake tensors, which have shapes and no data, and e
 autograd keeps is counted once by its storage. Two kernels of a GPU are stood in for by functions
 that keep what those keep: attention its inputs, its output and a number per row and head, RMSNorm
 its input and a number per row. What a CPU computes in their place keeps more.
+
+The casts of weights that autocast makes are not counted: all microbatches share them.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torchtitan.components.loss import cross_entropy_loss
 from torchtitan.models.llama3.model.args import TransformerModelArgs
 from torchtitan.models.llama3.model.model import TransformerBlock, precompute_freqs_cis
+from torchtitan.upstream_fixes import one_cast_for_all
 
 
 @dataclass(frozen=True)
@@ -119,13 +122,22 @@ def _kept(
             alive[_key(tensor)] = (tensor, tensor.untyped_storage().nbytes())
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    def forward() -> Tensor:
         with casting:
-            out = module(*inputs)
+            return module(*inputs)
+
+    with one_cast_for_all(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        first = forward()
+        of_first, alive = alive, {}
+        out = forward()
         if loss_labels is not None:
             keep(out)  # a stage holds on to its output until the backward
             cross_entropy_loss(out, loss_labels)
-    return sum(n_bytes for _, n_bytes in alive.values()), out
+    # What both microbatches keep is the input, which each has its own of, and casts of weights.
+    own = {_key(t) for t in inputs if isinstance(t, Tensor)}
+    casts = (of_first.keys() & alive.keys()) - own
+    del first
+    return sum(n_bytes for key, (_, n_bytes) in alive.items() if key not in casts), out
 
 
 def _key(tensor: Tensor) -> int:

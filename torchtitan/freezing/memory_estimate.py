@@ -43,6 +43,8 @@ class RankMemory:
         parameters: The weights.
         gradients: One for each weight.
         optimizer: The optimizer's state: two tensors for each weight with Adam and AdamW.
+        casts: Weights of linear layers in the type that autocast computes in; made once for all
+            microbatches of a batch.
         activations: What forwards have left for backwards that are still to come.
         messages: Receive buffers, one for each microbatch and neighbour.
         scratch: The largest passing tensors: a weight gradient before it is added, and the logits'
@@ -52,6 +54,7 @@ class RankMemory:
     parameters: int
     gradients: int
     optimizer: int
+    casts: int
     activations: int
     messages: int
     scratch: int
@@ -93,9 +96,10 @@ def estimate_memory(job_config: JobConfig) -> list[RankMemory]:
         autocast=None if mixed == torch.float32 else mixed,
         recompute=job_config.activation_checkpoint.mode == "full",
     )
-    sizes = parameter_sizes(args)
+    shapes = parameter_shapes(args)
+    cast_bytes = 0 if mixed in (torch.float32, dtype) else mixed.itemsize
     return [
-        _rank_memory(job_config, order, rank, stages, sizes, kept, dtype)
+        _rank_memory(job_config, order, rank, stages, shapes, kept, dtype, cast_bytes)
         for rank in range(order.n_ranks)
     ]
 
@@ -157,15 +161,15 @@ def peak_bytes(
     return most
 
 
-def parameter_sizes(args: TransformerModelArgs) -> dict[str, list[int]]:
-    """Return the number of elements of each parameter, by module: "layers.3", "output", ..."""
+def parameter_shapes(args: TransformerModelArgs) -> dict[str, list[torch.Size]]:
+    """Return the shape of each parameter, by module: "layers.3", "output", ..."""
     with torch.device("meta"):
         model = Transformer(args)
     modules: dict[str, nn.Module] = {
         **{name: getattr(model, name) for name in (_INPUT, _NORM, _OUTPUT)},
         **{f"layers.{name}": layer for name, layer in model.layers.items()},
     }
-    return {name: [p.numel() for p in m.parameters()] for name, m in modules.items()}
+    return {name: [p.shape for p in m.parameters()] for name, m in modules.items()}
 
 
 def _rank_memory(
@@ -173,12 +177,21 @@ def _rank_memory(
     order: ScheduleOrder,
     rank: int,
     stages: list[list[str]],
-    sizes: dict[str, list[int]],
+    shapes: dict[str, list[torch.Size]],
     kept: ModuleBytes,
     dtype: torch.dtype,
+    cast_bytes: int,
 ) -> RankMemory:
     held = [stage for stage, holder in enumerate(order.stage_to_rank) if holder == rank]
-    tensors = [n for stage in held for module in stages[stage] for n in sizes[module]]
+    modules = [module for stage in held for module in stages[stage]]
+    tensors = [shape.numel() for module in modules for shape in shapes[module]]
+    # An embedding is looked up as it is, and norms stay in float32.
+    linear = [
+        shape.numel()
+        for module in modules
+        for shape in shapes[module]
+        if len(shape) == 2 and module != _INPUT
+    ]
     last = order.n_stages - 1
 
     def forward_bytes(stage: int) -> int:
@@ -195,6 +208,7 @@ def _rank_memory(
         parameters=parameters,
         gradients=parameters,
         optimizer=_N_OPTIMIZER_STATES * parameters,
+        casts=sum(linear) * cast_bytes,
         activations=peak_bytes(order.ranks[rank], forward_bytes, between_halves),
         messages=n_neighbours * order.n_microbatches * kept.hidden if last else 0,
         scratch=max(tensors) * dtype.itemsize

@@ -29,6 +29,7 @@ from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.progress import quiet_unless
 from torchtitan.tools.logging import logger
 from torchtitan.train import Trainer
+from torchtitan.upstream_fixes import one_cast_for_all
 
 CHECKPOINT_KEY = "freezing"
 
@@ -144,7 +145,7 @@ class FreezingTrainer(Trainer):
                 input_dict=input_dict, labels=labels, global_valid_tokens=global_valid_tokens
             )
         one_pass = nullcontext() if self.controller is None else self.controller.one_pass()
-        with self.loss_fn.divided_by(global_valid_tokens), one_pass:
+        with self.loss_fn.divided_by(global_valid_tokens), one_cast_for_all(), one_pass:
             return super().forward_backward_step(
                 input_dict=input_dict,
                 labels=labels,
