@@ -16,6 +16,8 @@ from torchtitan.freezing.config import JobConfig, job_config_class
 from torchtitan.freezing.memory_estimate import estimate_memory
 from torchtitan.freezing.spec import build_train_spec
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parents[2] / "train_configs"
 SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble")
 METHODS = ("none", "apf", "autofreeze", "timelyfreeze+apf", "timelyfreeze+autofreeze")
