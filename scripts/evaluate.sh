@@ -10,5 +10,6 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 "$here/setup.sh" eval
+export PYTHONPATH="$here/..${PYTHONPATH:+:$PYTHONPATH}"
 export TOKENIZERS_PARALLELISM=${TOKENIZERS_PARALLELISM:-false}
 exec "$here/../.venv/bin/python" "$here/evaluate.py" "$@"

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 SCRIPTS = Path(__file__).resolve().parent
 EXPORT = SCRIPTS / "export_hf.sh"
@@ -65,12 +63,15 @@ def find_model(path: Path, step: int | None = None, runner: Runner = run_command
                 "leave it out, or name a run"
             )
         return Model(path)
+    # Imported late: --help need not wait for torch.
+    from torchtitan.run_checkpoints import checkpoint_folder, finished_steps, read_run_settings
+
     run = find_run(path)
-    steps = checkpoint_steps(run)
+    checkpoints = checkpoint_folder(run, read_run_settings(run))
+    steps = sorted(finished_steps(checkpoints))
     if not steps:
         raise ValueError(
-            f"{checkpoint_folder(run)} has no finished checkpoint to score; train with "
-            "checkpoint.enable"
+            f"{checkpoints} has no finished checkpoint to score; train with checkpoint.enable"
         )
     if step is not None and step not in steps:
         known = ", ".join(map(str, steps))
@@ -117,40 +118,3 @@ def find_run(path: Path) -> Path:
     if len(found) > 1:
         raise ValueError(f"{path} has {len(found)} runs; name one: {', '.join(map(str, found))}")
     return found[0]
-
-
-def checkpoint_folder(run: Path) -> Path:
-    """Return where the run keeps its checkpoints, found from where the run's own folder lies.
-
-    Raises:
-        ValueError: If the run has no settings.
-    """
-    settings = _settings(run)
-    try:
-        depth = len(Path(settings["metrics"]["save_tb_folder"]).parts)
-        name = settings["checkpoint"]["folder"]
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{run / SETTINGS} lacks {error}") from None
-    # The run's folder is <dump_folder>/<save_tb_folder>/<name>.
-    return run.resolve().parents[depth] / name
-
-
-def checkpoint_steps(run: Path) -> list[int]:
-    """Return the steps of the run's finished checkpoints, in order."""
-    # The metadata is written last.
-    finished = checkpoint_folder(run).glob("step-*/.metadata")
-    numbers = [path.parent.name.removeprefix("step-") for path in finished]
-    return sorted(int(number) for number in numbers if number.isdigit())
-
-
-def _settings(run: Path) -> dict[str, Any]:
-    path = run / SETTINGS
-    try:
-        settings = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise ValueError(f"{run} has no {SETTINGS}, which tells where checkpoints are") from None
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
-    if not isinstance(settings, dict):
-        raise ValueError(f"{path} is {type(settings).__name__}; it must be an object")
-    return settings

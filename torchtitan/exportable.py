@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,15 @@ from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.flavors import LLAMA, chosen_args, weights_folder
 from torchtitan.llama_config import CONFIG_FILE, read_settings
 from torchtitan.models.llama3 import llama3_args
-from torchtitan.run_checkpoints import METADATA, checkpoint_folder, finished_steps
+from torchtitan.run_checkpoints import (
+    METADATA,
+    checkpoint_folder,
+    finished_steps,
+    read_run_settings,
+)
 
-SETTINGS_FILE = "settings.json"
 # What the export reads of a run's settings.
-_SECTIONS = ("job", "model", "checkpoint", "metrics")
+_SECTIONS = ("model", "checkpoint")
 
 
 class ExportError(ValueError):
@@ -45,12 +49,16 @@ def find_exportable(run: Path, step: int | None) -> Exportable:
     Raises:
         ExportError: If there is none, or the run's model is no LLaMA.
     """
-    job_config = _read_job_config(run)
+    try:
+        settings = read_run_settings(run)
+        checkpoints = checkpoint_folder(run, settings)
+    except ValueError as error:
+        raise ExportError(f"{error}; name the folder that the run's report names") from error
+    job_config = _job_config(settings)
     if job_config.model.name != LLAMA:
         raise ExportError(
             f"the run's model.name is {job_config.model.name!r}; only {LLAMA!r} can be exported"
         )
-    checkpoints = checkpoint_folder(run, job_config)
     steps = finished_steps(checkpoints)
     if not steps:
         raise ExportError(
@@ -77,14 +85,7 @@ def find_exportable(run: Path, step: int | None) -> Exportable:
     return Exportable(checkpoint, job_config, model_args, source)
 
 
-def _read_job_config(run: Path) -> JobConfig:
-    path = run / SETTINGS_FILE
-    try:
-        settings = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ExportError(
-            f"{str(path)!r} cannot be read: {error}; name the folder that the run's report names"
-        ) from error
+def _job_config(settings: Mapping[str, Any]) -> JobConfig:
     job_config = JobConfig()
     for section in _SECTIONS:
         for key, value in settings[section].items():

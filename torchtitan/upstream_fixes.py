@@ -2,8 +2,8 @@
 
 TorchTitan 0.2.2 is used as installed; where what it does is wrong or missing for pipeline-parallel
 training on the machines we support, the change stands here and nowhere else.
-``tests/torchtitan/test_upstream_fixes.py`` has a test for each that fails when the change is taken
-away, and so tells when upstream no longer needs it.
+Each has a test that fails when the change is taken away, and so tells when upstream no longer needs
+it; ``docs/upstream.md`` names them.
 
 Patches of module attributes are made by :func:`install`, once, before a trainer is built. The rest
 are functions that the trainer and the train spec call.

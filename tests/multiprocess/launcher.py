@@ -1,5 +1,6 @@
 """Runs scenarios in real processes for the tests of this folder."""
 
+import gc
 import json
 import os
 import subprocess
@@ -7,8 +8,18 @@ import sys
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 ROOT = Path(__file__).resolve().parents[2]
+
+SCHEDULES = [
+    "GPipe",
+    "1F1B",
+    "Interleaved1F1B",
+    "InterleavedZeroBubble",
+    "ZBVZeroBubble",
+    "DualPipeV",
+]
 
 # A model small enough that eight stages of it train in a second.
 SMALL = {
@@ -57,6 +68,25 @@ def run_scenarios(folder, n_processes, scenarios, *, timeout_s=300, script="run_
         ]
         for scenario in scenarios
     }
+
+
+def run_each_scenario(run):
+    """Be one of the processes that ``run_scenarios`` starts.
+
+    Args:
+        run: Called with each scenario of the file that the command line names and a folder for it.
+    """
+    from torchtitan.tools.logging import init_logger
+
+    init_logger()
+    for scenario in json.loads(Path(sys.argv[1]).read_text()):
+        folder = Path(sys.argv[2]) / scenario["name"]
+        folder.mkdir(parents=True, exist_ok=True)
+        run(scenario, folder)
+        # Upstream's trainer turns the collector's full runs off, and a trainer is full of cycles.
+        gc.collect()
+        dist.barrier()
+    dist.destroy_process_group()
 
 
 def merged(ranks, key):

@@ -8,8 +8,6 @@ writes OUTPUT/NAME/rank_R.pt with the names it read from files, the names and ty
 it holds, the ends of the model if they are its own, and the logits if it has them.
 """
 
-import gc
-import json
 import shutil
 import sys
 from pathlib import Path
@@ -19,6 +17,8 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from launcher import run_each_scenario
 
 from torchtitan.freezing.launch import prepare
 
@@ -98,18 +98,5 @@ def run(scenario, folder):
     torch.save(seen, folder / f"rank_{dist.get_rank()}.pt")
 
 
-def main():
-    from torchtitan.tools.logging import init_logger
-
-    init_logger()
-    for scenario in json.loads(Path(sys.argv[1]).read_text()):
-        folder = Path(sys.argv[2]) / scenario["name"]
-        folder.mkdir(parents=True, exist_ok=True)
-        run(scenario, folder)
-        gc.collect()
-        dist.barrier()
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main()
+    run_each_scenario(run)

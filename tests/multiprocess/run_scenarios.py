@@ -9,9 +9,7 @@ same number of processes share one start. Each rank writes OUTPUT_FOLDER/NAME/ra
 gradient norms, the last step's gradients, weights, masks, decisions and plan.
 """
 
-import gc
 import importlib
-import json
 import sys
 import zlib
 from pathlib import Path
@@ -21,6 +19,8 @@ import torch
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from launcher import run_each_scenario
 
 from torchtitan import upstream_fixes
 from torchtitan.freezing.launch import prepare
@@ -189,22 +189,6 @@ def run(scenario, folder):
     torch.save(seen, folder / f"rank_{dist.get_rank()}.pt")
 
 
-def main():
-    scenarios = json.loads(Path(sys.argv[1]).read_text())
-    output = Path(sys.argv[2])
-    from torchtitan.tools.logging import init_logger
-
-    init_logger()
-    add_tiny_flavor()
-    for scenario in scenarios:
-        folder = output / scenario["name"]
-        folder.mkdir(parents=True, exist_ok=True)
-        run(scenario, folder)
-        # Upstream's trainer turns the collector's full runs off, and a trainer is full of cycles.
-        gc.collect()
-        dist.barrier()
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main()
+    add_tiny_flavor()
+    run_each_scenario(run)

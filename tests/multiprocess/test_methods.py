@@ -5,17 +5,9 @@ from itertools import pairwise
 
 import pytest
 import torch
-from launcher import arguments, merged, run_scenarios
+from launcher import SCHEDULES, arguments, merged, run_scenarios
 from methods import ROWS, STEPS
 
-SCHEDULES = [
-    "GPipe",
-    "1F1B",
-    "Interleaved1F1B",
-    "InterleavedZeroBubble",
-    "ZBVZeroBubble",
-    "DualPipeV",
-]
 METHODS = [row.method for row in ROWS]
 ROW = {row.method: row for row in ROWS}
 

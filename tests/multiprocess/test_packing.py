@@ -1,16 +1,8 @@
 """Packed sequences under a pipeline: gradients are those of one process, on every schedule."""
 
 import pytest
-from launcher import arguments, merged, run_scenarios
+from launcher import SCHEDULES, arguments, merged, run_scenarios
 
-SCHEDULES = [
-    "GPipe",
-    "1F1B",
-    "Interleaved1F1B",
-    "InterleavedZeroBubble",
-    "ZBVZeroBubble",
-    "DualPipeV",
-]
 PACKED = {"data__packing": None, "training__seq_len": 192, "training__local_batch_size": 4}
 ONE = {"parallelism__pipeline_parallel_degree": 1}
 TWO = {"parallelism__pipeline_parallel_degree": 2}

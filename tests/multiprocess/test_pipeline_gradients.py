@@ -2,16 +2,8 @@
 
 import pytest
 import torch
-from launcher import arguments, merged, run_scenarios
+from launcher import SCHEDULES, arguments, merged, run_scenarios
 
-SCHEDULES = [
-    "GPipe",
-    "1F1B",
-    "Interleaved1F1B",
-    "InterleavedZeroBubble",
-    "ZBVZeroBubble",
-    "DualPipeV",
-]
 ONE = {"parallelism__pipeline_parallel_degree": 1, "model__flavor": "8M"}
 BF16 = {"training__mixed_precision_param": "bfloat16"}
 

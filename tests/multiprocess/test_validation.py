@@ -5,20 +5,12 @@ import json
 import statistics
 
 import pytest
-from launcher import arguments, merged, run_scenarios
+from launcher import SCHEDULES, arguments, merged, run_scenarios
 
 from timelyfreeze.plan import plan_from_json
 from torchtitan.freezing.report import render_report
 from torchtitan.freezing.summary import summary_from_json
 
-SCHEDULES = [
-    "GPipe",
-    "1F1B",
-    "Interleaved1F1B",
-    "InterleavedZeroBubble",
-    "ZBVZeroBubble",
-    "DualPipeV",
-]
 SHARDED = ["1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"]
 STEPS = 9
 # Step 1 is warm-up, 2-3 upper bound, 4-5 lower bound, 6 ramp, then stable.

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import schedules as torch_schedules
 from torch.utils.checkpoint import checkpoint
 
@@ -24,6 +26,11 @@ WIDTH = 5
 N_MICROBATCHES = 4
 FULL = torch_schedules.ScheduleInterleaved1F1B
 SPLIT = torch_schedules.ScheduleInterleavedZeroBubble
+LOOPED = torch_schedules.ScheduleLoopedBFS
+V_SHAPED = [torch_schedules.ScheduleZBVZeroBubble, torch_schedules.ScheduleDualPipeV]
+# With one stage, which is first and last.
+SINGLE = [torch_schedules.ScheduleGPipe, torch_schedules.Schedule1F1B]
+EVERY = [FULL, SPLIT, LOOPED, *V_SHAPED, *SINGLE]
 
 Masks = Mapping[int, Mapping[int, np.ndarray]]  # stage -> microbatch -> mask
 
@@ -262,3 +269,27 @@ def random_masks(
         }
         for stage, module in enumerate(modules)
     }
+
+
+def shard(modules: list[nn.Module], **options: Any) -> None:
+    mesh = init_device_mesh("cpu", (1,))
+    for module in modules:
+        for child in [m for m in module.modules() if isinstance(m, (Block, nn.Linear))]:
+            if not (isinstance(child, nn.Linear) and child.weight.shape[0] != VOCABULARY):
+                fully_shard(child, mesh=mesh, **options)
+        if not isinstance(module, Block):
+            fully_shard(module, mesh=mesh, **options)
+
+
+def whole(gradients: list[list[Any]]) -> list[list[Tensor | None]]:
+    return [[None if g is None else g.full_tensor() for g in stage] for stage in gradients]
+
+
+def modules_for(schedule: type, seed: int = 0) -> list[nn.Module]:
+    """Four stages, or as many as the schedule allows on one rank."""
+    modules = make_modules(seed)
+    if schedule in SINGLE:
+        return [nn.Sequential(*modules)]
+    if schedule in V_SHAPED:
+        return [nn.Sequential(*modules[:2]), nn.Sequential(*modules[2:])]
+    return modules

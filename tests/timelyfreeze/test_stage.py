@@ -13,16 +13,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining import schedules as torch_schedules
 
 from tests.timelyfreeze.stages import (
+    EVERY,
     FULL,
     N_MICROBATCHES,
+    SINGLE,
     SPLIT,
-    VOCABULARY,
     WIDTH,
     Block,
     Checkpointed,
@@ -31,6 +29,7 @@ from tests.timelyfreeze.stages import (
     expected,
     make_batch,
     make_modules,
+    modules_for,
     process_group,
     random_masks,
     sum_loss,
@@ -40,27 +39,11 @@ from tests.timelyfreeze.test_masked_backward import MatrixProducts
 from timelyfreeze.actions import ActionKind
 from timelyfreeze.stage import FreezingStage
 
-LOOPED = torch_schedules.ScheduleLoopedBFS
-V_SHAPED = [torch_schedules.ScheduleZBVZeroBubble, torch_schedules.ScheduleDualPipeV]
-# With one stage, which is first and last.
-SINGLE = [torch_schedules.ScheduleGPipe, torch_schedules.Schedule1F1B]
-EVERY = [FULL, SPLIT, LOOPED, *V_SHAPED, *SINGLE]
-
 
 @pytest.fixture(autouse=True, scope="module")
 def _one_rank() -> Iterator[None]:
     with process_group():
         yield
-
-
-def modules_for(schedule: type, seed: int = 0) -> list[nn.Module]:
-    """Four stages, or as many as the schedule allows on one rank."""
-    modules = make_modules(seed)
-    if schedule in SINGLE:
-        return [nn.Sequential(*modules)]
-    if schedule in V_SHAPED:
-        return [nn.Sequential(*modules[:2]), nn.Sequential(*modules[2:])]
-    return modules
 
 
 @pytest.mark.parametrize("schedule", EVERY)
@@ -412,74 +395,3 @@ def test_every_action_of_a_pass_is_recorded_once(schedule: type) -> None:
         assert kinds[stage, ActionKind.FORWARD] == N_MICROBATCHES
         assert kinds[stage, ActionKind.INPUT_BACKWARD] == N_MICROBATCHES - n_full
         assert kinds[stage, ActionKind.WEIGHT_BACKWARD] == N_MICROBATCHES - n_full
-
-
-def shard(modules: list[nn.Module], **options: Any) -> None:
-    mesh = init_device_mesh("cpu", (1,))
-    for module in modules:
-        for child in [m for m in module.modules() if isinstance(m, (Block, nn.Linear))]:
-            if not (isinstance(child, nn.Linear) and child.weight.shape[0] != VOCABULARY):
-                fully_shard(child, mesh=mesh, **options)
-        if not isinstance(module, Block):
-            fully_shard(module, mesh=mesh, **options)
-
-
-def whole(gradients: list[list[Any]]) -> list[list[Tensor | None]]:
-    return [[None if g is None else g.full_tensor() for g in stage] for stage in gradients]
-
-
-@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
-@pytest.mark.parametrize(
-    ("schedule", "reshard_after_forward"), [(FULL, False), (FULL, True), (SPLIT, False)]
-)
-@pytest.mark.parametrize("ratio", [0.3, 0.8, 1.0])
-def test_under_fsdp_gradients_are_the_unmasked_ones_times_the_mask(
-    schedule: type, reshard_after_forward: bool, ratio: float
-) -> None:
-    modules = make_modules()
-    plain = copy.deepcopy(modules)
-    shard(modules, reshard_after_forward=reshard_after_forward)
-    masks = random_masks(modules, 7, ratio)
-    ran = Pipeline(modules, schedule).run(masks)
-    ran.gradients = whole([[p.grad for p in module.parameters()] for module in modules])
-    assert_equal(ran, expected(plain, ran.executed, masks))
-
-
-@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
-@pytest.mark.parametrize("schedule", [FULL, SPLIT])
-@given(seed=st.integers(0, 10**6))
-@settings(deadline=None, max_examples=6)
-def test_under_fsdp_in_bfloat16_live_gradients_are_those_of_a_run_without_masks(
-    schedule: type, seed: int
-) -> None:
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-
-    def gradients(masks: Any) -> list[list[Tensor | None]]:
-        modules = make_modules()
-        shard(modules, reshard_after_forward=False, mp_policy=policy)
-        Pipeline(modules, schedule).run(masks)
-        return whole([[p.grad for p in module.parameters()] for module in modules])
-
-    masks = random_masks(make_modules(), seed, 0.4)
-    # The same tensors in all microbatches, then single ones frozen in the first or the last one.
-    same = {s: dict.fromkeys(range(N_MICROBATCHES), masks[s][0]) for s in masks}
-    for masked, free in zip(gradients(same), gradients(None), strict=True):
-        assert all(a is None or torch.equal(a, b) for a, b in zip(masked, free, strict=True))
-    for masked, frozen in zip(gradients(masks), masks.values(), strict=True):
-        never = np.logical_and.reduce(list(frozen.values()))
-        assert [g is None for g in masked] == never.tolist()
-
-
-@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
-def test_torch_still_loses_gradients_where_fsdp_reshards_within_a_split_backward() -> None:
-    """Guards torch itself, without masks: only full backwards survive resharding after forward.
-
-    When this fails, the check of ``parallelism.fsdp_reshard_after_forward`` can go.
-    """
-    modules = make_modules()
-    plain = copy.deepcopy(modules)
-    shard(modules, reshard_after_forward=True)
-    ran = Pipeline(modules, SPLIT).run()
-    wanted = expected(plain, ran.executed)
-    got = whole([[p.grad for p in module.parameters()] for module in modules])
-    assert not all(map(torch.equal, got[1], wanted.gradients[1]))

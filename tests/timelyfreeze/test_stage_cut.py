@@ -35,11 +35,13 @@ from tests.timelyfreeze.stages import (
     expected,
     make_batch,
     make_modules,
+    modules_for,
     process_group,
     random_masks,
+    shard,
     uniform_masks,
+    whole,
 )
-from tests.timelyfreeze.test_stage import modules_for, shard, whole
 
 LOOPED = torch_schedules.ScheduleLoopedBFS
 V_SHAPED = [torch_schedules.ScheduleZBVZeroBubble, torch_schedules.ScheduleDualPipeV]

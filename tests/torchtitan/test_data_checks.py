@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 
 from tests.torchtitan.chat_tokenizers import GUEST, tokenizer_folder
+from tests.torchtitan.job_configs import make_job_config
 from torchtitan.freezing.checks import ConfigError, check
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.data_checks import data_mistakes
@@ -11,12 +12,7 @@ from torchtitan.freezing.data_checks import data_mistakes
 
 def config(**changes: Any) -> JobConfig:
     values = {"training__dataset": "alpaca", **changes}
-    job_config = JobConfig()
-    for key, value in values.items():
-        section, name = key.split("__")
-        assert hasattr(getattr(job_config, section), name), key
-        setattr(getattr(job_config, section), name, value)
-    return job_config
+    return make_job_config(**values)
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,7 @@ def test_a_model_that_began_from_random_weights_gets_a_configuration(tmp_path: P
 
 
 def test_what_cannot_be_exported_says_why(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"settings\.json' cannot be read"):
+    with pytest.raises(ExportError, match=r"settings\.json cannot be read"):
         export_run(tmp_path)
     source = write_folder(tmp_path / "model", FAMILIES["llama3"])
     run = save_run(tmp_path, load(source), hf_assets_path=str(source))

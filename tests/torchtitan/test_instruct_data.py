@@ -12,8 +12,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torchtitan.components.tokenizer import BaseTokenizer, HuggingFaceTokenizer
+from torchtitan.components.tokenizer import HuggingFaceTokenizer
 
+from tests.torchtitan.number_tokenizer import NumberTokenizer
 from torchtitan.instruct_data import InstructDataset
 from torchtitan.instruct_loader import build_instruct_dataloader
 from torchtitan.instruct_rows import DataRowError, InstructRows
@@ -22,23 +23,6 @@ from torchtitan.instruct_turns import IGNORE_INDEX, Turn
 
 ASSETS = Path(__file__).parents[1] / "assets"
 SEQ_LEN = 8
-
-
-class NumberTokenizer(BaseTokenizer):
-    """Texts are numbers apart by spaces, which are their own tokens."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.eos_id = 1
-
-    def encode(self, text: str, add_bos: bool, add_eos: bool) -> list[int]:
-        return [int(word) for word in text.split()]
-
-    def decode(self, ids: list[int]) -> str:
-        return " ".join(map(str, ids))
-
-    def get_vocab_size(self) -> int:
-        return 1000
 
 
 def make_rows(count: int, too_long: set[int] = frozenset()) -> InstructRows:

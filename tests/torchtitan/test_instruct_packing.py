@@ -9,8 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torchtitan.components.tokenizer import BaseTokenizer, HuggingFaceTokenizer
+from torchtitan.components.tokenizer import HuggingFaceTokenizer
 
+from tests.torchtitan.number_tokenizer import NumberTokenizer
 from torchtitan import instruct_data
 from torchtitan.instruct_data import InstructDataset
 from torchtitan.instruct_loader import build_instruct_dataloader
@@ -71,23 +72,6 @@ def test_joined_rows_by_hand() -> None:
 
 
 # --- the stream -----------------------------------------------------------------------------------
-
-
-class NumberTokenizer(BaseTokenizer):
-    """Texts are numbers apart by spaces, which are their own tokens."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.eos_id = 1
-
-    def encode(self, text: str, add_bos: bool, add_eos: bool) -> list[int]:
-        return [int(word) for word in text.split()]
-
-    def decode(self, ids: list[int]) -> str:
-        return " ".join(map(str, ids))
-
-    def get_vocab_size(self) -> int:
-        return 10000
 
 
 def formatter(row: dict[str, Any]) -> list[Turn]:

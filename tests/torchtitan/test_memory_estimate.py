@@ -10,9 +10,10 @@ import pytest
 import torch
 from torchtitan.models.llama3 import Transformer, llama3_args
 
+from tests.torchtitan.job_configs import make_job_config
 from timelyfreeze.order import parse_order
 from torchtitan.freezing.activation_memory import module_bytes
-from torchtitan.freezing.config import JobConfig, job_config_class
+from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.flavors import chosen_args
 from torchtitan.freezing.memory_estimate import (
     RESERVE_BYTES,
@@ -37,7 +38,6 @@ PIPELINES = [
 
 
 def config(flavor: str = "8M", **changes: Any) -> JobConfig:
-    job_config = job_config_class()()
     values = {
         "model__name": "llama3",
         "model__flavor": flavor,
@@ -50,11 +50,7 @@ def config(flavor: str = "8M", **changes: Any) -> JobConfig:
         "activation_checkpoint__mode": "none",
         **changes,
     }
-    for key, value in values.items():
-        section, name = key.split("__")
-        assert hasattr(getattr(job_config, section), name), key
-        setattr(getattr(job_config, section), name, value)
-    return job_config
+    return make_job_config(**values)
 
 
 # -- activations -----------------------------------------------------------------------------------

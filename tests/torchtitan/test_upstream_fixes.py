@@ -10,7 +10,6 @@ import inspect
 import math
 import subprocess
 import sys
-from dataclasses import dataclass, replace
 from datetime import timedelta
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -24,11 +23,7 @@ import torchtitan.tools.utils as titan_tools
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining.schedules import get_schedule_class
-from torch.utils._python_dispatch import TorchDispatchMode
 from torchtitan.distributed import ParallelDims
-from torchtitan.models.llama3 import TransformerModelArgs
-from torchtitan.models.llama3.model.args import RoPEScalingArgs
-from torchtitan.models.llama3.model.model import precompute_freqs_cis
 
 from tests.timelyfreeze.stages import (
     N_MICROBATCHES,
@@ -43,10 +38,7 @@ from torchtitan.cpu_device import CpuDevice
 from torchtitan.freezing.config import JobConfig
 from torchtitan.upstream_fixes import (
     PipelineLoss,
-    autocast_stages,
     evaluate_forwards_alone,
-    one_cast_for_all,
-    with_rope_settings,
 )
 
 on_cpu_only = pytest.mark.skipif(
@@ -284,188 +276,6 @@ def test_whoever_times_actions_sees_the_loss() -> None:
     loss_fn.timed = Timed
     loss_fn(torch.ones(1), torch.ones(1))
     assert events == ["start", "loss", "end"]
-
-
-# -- mixed precision -------------------------------------------------------------------------------
-
-
-@dataclass
-class Dims:
-    fsdp_enabled: bool = False
-    tp_enabled: bool = False
-
-
-def forward_dtype(dims: Dims, dtype: str) -> torch.dtype:
-    config = JobConfig()
-    config.training.mixed_precision_param = dtype
-    part = nn.Linear(2, 2)
-    autocast_stages([part], dims, config, torch.device("cpu"))
-    return part(torch.ones(1, 2)).dtype
-
-
-def test_stages_run_in_the_precision_that_was_asked_for() -> None:
-    """Guards ``maybe_enable_amp``, which leaves a pipeline without FSDP in fp32, with a warning."""
-    assert forward_dtype(Dims(), "bfloat16") == torch.bfloat16
-    assert forward_dtype(Dims(), "float32") == torch.float32
-    # There mixed precision is FSDP's business.
-    assert forward_dtype(Dims(fsdp_enabled=True), "bfloat16") == torch.float32
-    assert forward_dtype(Dims(tp_enabled=True), "bfloat16") == torch.float32
-    pipeline = SimpleNamespace(fsdp_enabled=False, tp_enabled=False, pp_enabled=True)
-    with titan_dist.maybe_enable_amp(pipeline, "bfloat16", "cpu"):
-        assert nn.Linear(2, 2)(torch.ones(1, 2)).dtype == torch.float32
-
-
-def test_weights_and_gradients_stay_as_they_are_under_autocast() -> None:
-    config = JobConfig()
-    part = nn.Linear(2, 2)
-    autocast_stages([part], Dims(), config, torch.device("cpu"))
-    part(torch.ones(1, 2)).float().sum().backward()
-    assert part.weight.dtype == part.weight.grad.dtype == torch.float32
-
-
-class Casts(TorchDispatchMode):
-    """Counts how often each shape is cast to bfloat16."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shapes: list[tuple[int, ...]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten._to_copy.default and out.dtype == torch.bfloat16:
-            self.shapes.append(tuple(out.shape))
-        return out
-
-
-def autocast_part() -> nn.Module:
-    config = JobConfig()
-    part = nn.Linear(2, 3, bias=False)
-    autocast_stages([part], Dims(), config, torch.device("cpu"))
-    return part
-
-
-def test_a_weight_is_cast_once_for_all_microbatches() -> None:
-    """Guards autocast's memory, which ends with the outermost of its contexts: a forward."""
-    weight, batch = (3, 2), torch.ones(4, 2)
-    part = autocast_part()
-    with Casts() as alone:
-        outputs = [part(batch) for _ in range(3)]
-    assert alone.shapes.count(weight) == 3
-    with Casts() as together, one_cast_for_all():
-        outputs = [part(batch) for _ in range(3)]
-        for output in outputs:  # as in a pipeline, one backward after the other
-            output.float().sum().backward()
-    assert together.shapes.count(weight) == 1
-    assert torch.equal(part.weight.grad, torch.full(weight, 12.0))
-    with torch.no_grad():
-        part.weight.add_(1.0)
-    with one_cast_for_all():  # what was cast for the last batch is forgotten
-        moved = part(batch).float() - outputs[0].float()
-    assert torch.allclose(moved, torch.full((4, 3), 2.0), atol=0.05)
-
-
-def test_a_forward_without_gradient_leaves_no_cast_behind() -> None:
-    part = autocast_part()
-    with one_cast_for_all():
-        with torch.no_grad():
-            part(torch.ones(1, 2))
-        part(torch.ones(1, 2)).float().sum().backward()
-    assert torch.equal(part.weight.grad, torch.ones(3, 2))
-
-
-# -- rotary embeddings -----------------------------------------------------------------------------
-
-DIM, LENGTH, THETA = 64, 48, 500000.0
-
-
-def rope(factor: float | None, **more: float) -> Tensor:
-    """The table that a model gets under ``model.rope_scaling_factor``."""
-    config = JobConfig()
-    config.model.rope_scaling_factor = factor
-    for name, value in more.items():
-        setattr(config.model, f"rope_{name}", value)
-    args = with_rope_settings(TransformerModelArgs(rope_theta=THETA), config)
-    return precompute_freqs_cis(DIM, LENGTH, args.rope_theta, args.rope_scaling_args)
-
-
-def llama_31_rope(
-    factor: float, low: float = 1.0, high: float = 4.0, original: int = 8192
-) -> Tensor:
-    """Llama 3.1's rule, band by band in double precision, as its authors describe it.
-
-    Waves shorter than original/high stay, those longer than original/low are stretched by the
-    factor, and in between the share that is stretched grows with the number of turns.
-    """
-    frequencies = []
-    for i in range(0, DIM, 2):
-        frequency = THETA ** (-i / DIM)
-        turns = original * frequency / (2 * math.pi)
-        if turns > high:
-            scaled = frequency
-        elif turns < low:
-            scaled = frequency / factor
-        else:
-            keep = (turns - low) / (high - low)
-            scaled = keep * frequency + (1 - keep) * frequency / factor
-        frequencies.append(scaled)
-    angles = torch.outer(
-        torch.arange(LENGTH, dtype=torch.float64), torch.tensor(frequencies, dtype=torch.float64)
-    )
-    return torch.polar(torch.ones_like(angles), angles)
-
-
-def test_factor_1_is_the_plain_formula_to_the_last_bit() -> None:
-    """Guards llama3's ``RoPEScalingArgs``, which cannot be left out."""
-    frequencies = 1.0 / (THETA ** (torch.arange(0, DIM, 2).float() / DIM))
-    angles = torch.outer(torch.arange(LENGTH), frequencies)
-    assert torch.equal(rope(1.0), torch.polar(torch.ones_like(angles), angles))
-
-
-@pytest.mark.parametrize("factor", [8.0, 32.0])
-def test_a_factor_follows_the_rule_of_llama_31(factor: float) -> None:
-    table = rope(factor)
-    torch.testing.assert_close(table.to(torch.complex128), llama_31_rope(factor), rtol=0, atol=1e-5)
-    assert not torch.allclose(table, rope(1.0))
-
-
-def test_the_other_rope_keys_reach_the_rule() -> None:
-    table = rope(
-        16.0, low_freq_factor=2.0, high_freq_factor=8.0, original_max_position_embeddings=1024
-    )
-    wanted = llama_31_rope(16.0, 2.0, 8.0, 1024)
-    torch.testing.assert_close(table.to(torch.complex128), wanted, rtol=0, atol=1e-5)
-
-
-def test_upstream_still_scales_by_8_unless_told_otherwise() -> None:
-    """Guards ``RoPEScalingArgs``: wrong for Llama 2, Llama 3, SmolLM2 and Llama 3.2."""
-    assert RoPEScalingArgs().scaling_factor == 8.0
-    assert torch.equal(rope(None), rope(8.0))
-    args = TransformerModelArgs()
-    assert with_rope_settings(args, JobConfig()) is args
-
-
-def test_a_flavors_own_values_are_not_changed() -> None:
-    args = TransformerModelArgs(rope_scaling_args=RoPEScalingArgs(low_freq_factor=3.0))
-    before = replace(args.rope_scaling_args)
-    config = JobConfig()
-    config.model.rope_scaling_factor = 2.0
-    changed = with_rope_settings(args, config)
-    assert args.rope_scaling_args == before
-    assert changed.rope_scaling_args == replace(before, scaling_factor=2.0)
-
-
-def test_rope_keys_need_a_model_that_has_rope_scaling() -> None:
-    from torchtitan.models.qwen3 import Qwen3ModelArgs
-
-    config = JobConfig()
-    config.model.name = "qwen3"
-    assert isinstance(with_rope_settings(Qwen3ModelArgs(), config), Qwen3ModelArgs)
-    config.model.rope_scaling_factor = 8.0
-    with pytest.raises(
-        ValueError,
-        match=r"model.rope_\* is set but model.name is 'qwen3', which has no RoPE scaling",
-    ):
-        with_rope_settings(Qwen3ModelArgs(), config)
 
 
 # -- metrics ---------------------------------------------------------------------------------------

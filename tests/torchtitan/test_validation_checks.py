@@ -2,6 +2,7 @@ from typing import Any
 
 import pytest
 
+from tests.torchtitan.job_configs import make_job_config
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.validation_checks import (
     reads_training_rows,
@@ -28,12 +29,7 @@ def config(**changes: Any) -> JobConfig:
         "data__validation_share": 0.1,
         **changes,
     }
-    job_config = JobConfig()
-    for key, value in values.items():
-        section, name = key.split("__")
-        assert hasattr(getattr(job_config, section), name), key
-        setattr(getattr(job_config, section), name, value)
-    return job_config
+    return make_job_config(**values)
 
 
 @pytest.mark.parametrize(
