@@ -17,6 +17,7 @@ PURE = {
     "bounds",
     "budget",
     "dag",
+    "emulation",
     "layout",
     "lp",
     "methods",
