@@ -18,6 +18,7 @@ PURE = {
     "budget",
     "dag",
     "emulation",
+    "emulation_state",
     "layout",
     "lp",
     "methods",
