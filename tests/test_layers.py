@@ -17,6 +17,8 @@ PURE = {
     "bounds",
     "budget",
     "dag",
+    "emulation",
+    "emulation_state",
     "layout",
     "lp",
     "methods",

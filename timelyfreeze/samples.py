@@ -103,9 +103,11 @@ def executed_order(ranks: Sequence[Times], declared: ScheduleOrder) -> ScheduleO
     """
     by_rank: dict[int, list[Action]] = {}
     for times in ranks:
-        actions = list(times)
-        if actions:
-            by_rank.setdefault(declared.stage_to_rank[actions[0].stage], actions)
+        held: dict[int, list[Action]] = {}  # of several ranks where a pipeline is emulated
+        for action in times:
+            held.setdefault(declared.stage_to_rank[action.stage], []).append(action)
+        for rank, actions in held.items():
+            by_rank.setdefault(rank, actions)
     return build_order([by_rank.get(rank, []) for rank in range(declared.n_ranks)])
 
 

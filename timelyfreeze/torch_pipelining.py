@@ -6,7 +6,7 @@ of them moves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -145,6 +145,40 @@ def stages_of(schedule: Any) -> list[Any]:
     if isinstance(schedule, torch_schedules.PipelineScheduleSingle):
         return [schedule._stage]
     return list(schedule._stages)
+
+
+def run_in_order(schedule: Any, actions: Sequence[Action]) -> None:
+    """Make a schedule that drives all stages of a pipeline run ``actions``, one after the other.
+
+    Args:
+        schedule: A multi-stage schedule object of ``torch.distributed.pipelining`` that was built
+            in a group of one rank.
+        actions: Every action of a pass, each after all that it needs.
+
+    Raises:
+        ValueError: If the schedule's stages are not those of ``actions``, or it is of a kind that
+            has no order to set.
+    """
+    held = sorted(stage.stage_index for stage in stages_of(schedule))
+    wanted = sorted({action.stage for action in actions})
+    if held != wanted or not isinstance(schedule, torch_schedules._PipelineScheduleRuntime):
+        raise ValueError(
+            f"{type(schedule).__name__} drives stages {held} here and cannot run actions of stages "
+            f"{wanted} one after the other; it must be a multi-stage schedule with all stages on "
+            "one rank"
+        )
+    order = {
+        0: [
+            torch_schedules._Action(
+                action.stage,
+                torch_schedules._ComputationType(action.kind.value),
+                action.microbatch,
+            )
+            for action in actions
+        ]
+    }
+    schedule.pipeline_order = order
+    schedule._prepare_schedule_with_comms(order)
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from timelyfreeze.torch_pipelining import forward_only, places_stages_in_v
 from torchtitan.config import TORCH_DTYPE_MAP, JobConfig
 from torchtitan.cpu_device import CpuDevice
 from torchtitan.distributed import ParallelDims
+from torchtitan.freezing.emulated_mesh import EmulatedMesh
 
 # NVIDIA RTX A6000 datasheet: 309.7 TFLOP/s bf16 with sparsity, half of it dense.
 A6000_PEAK_FLOPS = 154.8e12
@@ -113,18 +114,22 @@ def _peak_flops(upstream: Callable[[str], float]) -> Callable[[str], float]:
 
 
 def _clip_on_device(upstream: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Let a rank without any gradient take part in the gradient norm.
+    """Let a rank without any gradient take part in the gradient norm, and every emulated rank.
 
     In a step that freezes everything a rank has no gradients; torch's norm of nothing is a zero on
     the CPU, which NCCL cannot reduce over the pipeline. Factory functions under a default device
     put it where the parameters are.
     """
 
-    def clip_grad_norm_(parameters: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def clip_grad_norm_(
+        parameters: Any, max_norm: float, *args: Any, pp_mesh: Any = None, **kwargs: Any
+    ) -> Tensor:
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         device = parameters[0].device if parameters else torch.device(titan_tools.device_type)
         with torch.device(device):
-            return upstream(parameters, *args, **kwargs)
+            if isinstance(pp_mesh, EmulatedMesh):
+                return pp_mesh.clip_grad_norm_(parameters, max_norm, foreach=kwargs.get("foreach"))
+            return upstream(parameters, max_norm, *args, pp_mesh=pp_mesh, **kwargs)
 
     return clip_grad_norm_
 

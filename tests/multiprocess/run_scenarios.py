@@ -62,7 +62,8 @@ def use_fake_clock(controller):
                     free = 0.0
                 frozen = stages[action.stage].applied_shares.get(action.microbatch, 0.0)
                 durations[action] = free + work * (1.0 - frozen) + 0.01 * action.microbatch
-            records.append(PassRecord(durations, sum(durations.values())))
+            # No span, and so no price of messages: a rank's own would tell ranks apart.
+            records.append(PassRecord(durations, 0.0))
         return records
 
     recorder.drain = drain

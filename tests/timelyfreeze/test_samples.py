@@ -89,6 +89,19 @@ def test_an_incomplete_pipeline_is_refused() -> None:
         executed_order(whole, declared)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_process_that_holds_several_ranks_has_run_them_all(seed: int) -> None:
+    """An emulated pipeline: ranks take turns in any way, each in its own order."""
+    order = hand_order("v_shape")
+    rows, together = [list(row) for row in order.ranks], []
+    rng = random.Random(seed)
+    while any(rows):
+        row = rng.choice([row for row in rows if row])
+        together.append(row.pop(0))
+    (times,) = as_times(order, [together])
+    assert executed_order([times], order) == order
+
+
 def test_median_durations_are_those_of_each_action() -> None:
     records = [passed(a0F0=1.0, a0B0=2.0), passed(a0F0=9.0), passed(a0F0=4.0, a0B0=5.0)]
     medians = median_durations(records)

@@ -16,14 +16,18 @@ from torch.distributed.pipelining import schedules as torch_schedules
 from tests.timelyfreeze.stages import (
     N_MICROBATCHES,
     Pipeline,
+    assert_equal,
+    expected,
     make_batch,
     make_modules,
     process_group,
+    random_masks,
     sum_loss,
 )
 from timelyfreeze import torch_pipelining
 from timelyfreeze.actions import Action, ActionKind
 from timelyfreeze.dag import build_dag
+from timelyfreeze.emulation import merge_ranks
 from timelyfreeze.order import ScheduleError, build_order, order_to_csv
 from timelyfreeze.schedules import one_f_one_b_order
 from timelyfreeze.torch_pipelining import (
@@ -32,6 +36,7 @@ from timelyfreeze.torch_pipelining import (
     named_order,
     places_stages_in_v,
     read_order,
+    run_in_order,
     splits_backward,
     stages_of,
     stages_per_rank,
@@ -294,6 +299,76 @@ def test_schedules_without_an_order_as_data_are_left_alone() -> None:
         assert not hasattr(schedule, "pipeline_order_with_comms")
 
 
+# Four stages over so many ranks, which all are this process.
+EMULATED = {
+    "GPipe": 4,
+    "1F1B": 4,
+    "Interleaved1F1B": 2,
+    "InterleavedZeroBubble": 2,
+    "ZBVZeroBubble": 2,
+    "DualPipeV": 2,
+}
+
+
+def emulated(name: str, modules: list[nn.Module]) -> tuple[Pipeline, tuple[Action, ...]]:
+    """A pipeline that runs the merged order of a schedule's ranks."""
+    n_ranks = EMULATED[name]
+    order = named_order(name, n_ranks, N_MICROBATCHES, stages_per_rank=len(modules) // n_ranks)
+    pipeline = Pipeline(modules, torch_schedules.ScheduleLoopedBFS)
+    actions = merge_ranks(order)
+    run_in_order(pipeline.schedule, actions)
+    return pipeline, actions
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("name", EMULATED)
+def test_a_merged_order_runs_as_it_is_and_gives_exact_gradients(name: str, ratio: float) -> None:
+    with process_group():
+        modules = make_modules()
+        pipeline, actions = emulated(name, modules)
+        masks = random_masks(modules, 3, ratio)
+        for _ in range(2):
+            for module in modules:
+                module.zero_grad()
+            ran = pipeline.run(masks)
+            assert tuple(ran.executed) == actions
+            assert_equal(ran, expected(modules, ran.executed, masks))
+
+
+@pytest.mark.parametrize("name", EMULATED)
+def test_a_merged_order_evaluates(name: str) -> None:
+    with process_group():
+        modules = make_modules()
+        pipeline, actions = emulated(name, modules)
+        before = pipeline.run()
+        tokens, labels = make_batch(seed=2)
+        losses: list[torch.Tensor] = []
+        with torch.no_grad(), forward_only(pipeline.schedule):
+            pipeline.schedule.eval(tokens, target=labels, losses=losses, return_outputs=False)
+        with torch.no_grad():
+            chain = nn.Sequential(*modules)
+            pairs = zip(tokens.chunk(N_MICROBATCHES), labels.chunk(N_MICROBATCHES), strict=True)
+            assert all(map(torch.equal, losses, [sum_loss(chain(x), y) for x, y in pairs]))
+        for module in modules:
+            module.zero_grad()
+        assert pipeline.run().executed == before.executed == list(actions)
+
+
+def test_a_schedule_without_all_the_stages_cannot_run_a_merged_order() -> None:
+    actions = merge_ranks(one_f_one_b_order(4, 4))
+    with process_group():
+        modules = make_modules()
+        halves = [nn.Sequential(*modules[:2]), nn.Sequential(*modules[2:])]
+        pipeline = Pipeline(halves, torch_schedules.ScheduleLoopedBFS)
+        with pytest.raises(
+            ValueError, match=r"drives stages \[0, 1\] here and cannot run .* stages "
+        ):
+            run_in_order(pipeline.schedule, actions)
+        single = Pipeline([nn.Sequential(*modules)], torch_schedules.ScheduleGPipe)
+        with pytest.raises(ValueError, match=r"ScheduleGPipe .* must be a multi-stage schedule"):
+            run_in_order(single.schedule, merge_ranks(one_f_one_b_order(1, 4)))
+
+
 def test_another_object_is_no_schedule() -> None:
     with pytest.raises(
         ValueError,
@@ -336,7 +411,7 @@ def test_private_names_the_adapter_needs_are_where_it_looks_for_them() -> None:
         single, multi = build("GPipe", 2, 4), build("Interleaved1F1B", 2, 4)
     for schedule, names in (
         (single, ("_stage", "_num_stages", "_n_microbatches")),
-        (multi, ("_stages", "pipeline_order_with_comms")),
+        (multi, ("_stages", "pipeline_order_with_comms", "_prepare_schedule_with_comms")),
     ):
         for name in names:
             where = f"{type(schedule).__name__}.{name}"

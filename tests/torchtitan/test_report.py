@@ -76,6 +76,44 @@ def test_a_run_without_freezing_reports_its_speed_alone() -> None:
     assert lines == ["tokens/s per device      500"]
 
 
+EMULATED = {
+    "emulated_ranks": 4,
+    "virtual_tokens_per_second_unfrozen": 1000.0,
+    "virtual_step_ms_unfrozen": 200.0,
+    "virtual_tokens_per_second": 1250.0,
+    "virtual_step_ms": 160.0,
+    "real_batch_ms": 590.0,
+}
+EMULATED_LINE = (
+    "emulated                 4 ranks in one process; times are those of a device for each rank, "
+    "without communication"
+)
+AS_RUN_LINE = "as run on one device     1,300 tokens/s, 600.0 ms a step, 590.0 ms a batch"
+
+
+def test_an_emulated_run_reports_the_pipelines_times_and_its_own_beside_them() -> None:
+    own = {
+        "tokens_per_second_unfrozen": 1100.0,
+        "step_ms_unfrozen": 700.0,
+        "tokens_per_second": 1300.0,
+        "step_ms": 600.0,
+    }
+    lines = report(**EMULATED, **own, **PLAN, batch_ms_unfrozen=90.0, batch_ms=77.5)
+    assert lines[:4] == [EMULATED_LINE, *SPEED_LINES]
+    assert "batch with freezing      predicted 77.5 ms, measured 77.5 ms (+0.0%)" in lines
+    assert lines[-1] == AS_RUN_LINE
+
+
+def test_an_emulated_run_without_freezing_reports_both_speeds() -> None:
+    lines = report(method="none", **EMULATED, tokens_per_second=1300.0, step_ms=600.0)
+    assert lines == [EMULATED_LINE, "tokens/s per device      1,250", AS_RUN_LINE]
+
+
+def test_an_emulated_run_too_short_to_measure_says_so() -> None:
+    lines = report(method="none", emulated_ranks=4)
+    assert lines == [EMULATED_LINE, "too few steps to measure"]
+
+
 def test_a_run_too_short_to_measure_says_so() -> None:
     assert report(method="none") == ["too few steps to measure"]
 

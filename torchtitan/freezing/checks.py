@@ -20,6 +20,7 @@ from timelyfreeze.torch_pipelining import (
 )
 from torchtitan.freezing.config import Freezing, JobConfig
 from torchtitan.freezing.data_checks import data_mistakes
+from torchtitan.freezing.emulation_checks import emulation_mistakes
 from torchtitan.freezing.model_checks import model_mistakes
 from torchtitan.freezing.validation_checks import validation_mistakes
 
@@ -36,6 +37,7 @@ def check(job_config: JobConfig) -> None:
     """
     mistakes = [
         *_pipeline_mistakes(job_config),
+        *emulation_mistakes(job_config),
         *model_mistakes(job_config),
         *data_mistakes(job_config),
         *validation_mistakes(job_config),
@@ -100,6 +102,8 @@ def _pipeline_mistakes(config: JobConfig) -> Iterator[str]:
                 f"{key} is true; actions that overlap cannot be timed one by one, so "
                 f"freezing.method {config.freezing.method!r} needs it to be false"
             )
+        elif config.emulation.enable:
+            yield f"{key} is true; an emulation runs actions one by one, so it must be false"
     reshards = parallelism.fsdp_reshard_after_forward == "always"
     if _is_known(name) and reshards and _order_splits_backward(config):
         yield (

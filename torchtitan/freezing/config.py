@@ -1,4 +1,4 @@
-"""The configuration: TorchTitan's, plus ``[freezing]``, ``[data]`` and RoPE settings.
+"""The configuration: TorchTitan's, plus ``[freezing]``, ``[data]``, ``[emulation]``, RoPE.
 
 The string under a field is its documentation and its ``--help``. Annotations are evaluated here (no
 ``from __future__ import annotations``): upstream's manager looks at the types of nested sections.
@@ -88,6 +88,16 @@ class Data:
 
 
 @dataclass
+class Emulation:
+    """Whether the pipeline runs in one process (see docs/emulation.md)."""
+
+    enable: bool = False
+    """Run all parallelism.pipeline_parallel_degree ranks in this one process, one action at a time
+    and without communication. A virtual clock says how long the pipeline would have taken on a
+    device for each rank. Start it with NGPU=1."""
+
+
+@dataclass
 class Model(TitanModel):
     """Which model to train."""
 
@@ -119,6 +129,7 @@ class JobConfig(TitanJobConfig):
     model: Model = field(default_factory=Model)
     freezing: Freezing = field(default_factory=Freezing)
     data: Data = field(default_factory=Data)
+    emulation: Emulation = field(default_factory=Emulation)
 
 
 def job_config_class() -> type[JobConfig]:

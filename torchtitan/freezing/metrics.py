@@ -21,6 +21,7 @@ from timelyfreeze.plan import FreezePlan, plan_to_json
 from torchtitan.components.metrics import LoggerContainer, MetricsProcessor, TensorBoardLogger
 from torchtitan.distributed import ParallelDims
 from torchtitan.freezing.config import JobConfig
+from torchtitan.freezing.emulation_record import EmulationRecord
 from torchtitan.freezing.loss_curve import LossCurve
 from torchtitan.freezing.progress import Progress
 from torchtitan.freezing.report import render_report
@@ -70,6 +71,7 @@ class FreezingMetricsProcessor(MetricsProcessor):
         if not sys.stdout.isatty():
             self.color = NoColor()
         self._controller: FreezeController | None = None
+        self._emulation: EmulationRecord | None = None
         self._record = RunRecord()
         self._start = summary_at_start(
             job_config,
@@ -95,9 +97,17 @@ class FreezingMetricsProcessor(MetricsProcessor):
         loggers.add_logger(tensorboard)
         self.logger = loggers
 
-    def begin_run(self, controller: FreezeController | None) -> None:
-        """Start showing and recording; ``controller`` is None for a run without freezing."""
+    def begin_run(
+        self, controller: FreezeController | None, emulation: EmulationRecord | None = None
+    ) -> None:
+        """Start showing and recording.
+
+        Args:
+            controller: None for a run without freezing.
+            emulation: None where every rank has its own process.
+        """
         self._controller = controller
+        self._emulation = emulation
         self._write("settings.json", json.dumps(self.job_config.to_dict(), indent=2) + "\n")
         if controller is not None:
             self._write("schedule.csv", order_to_csv(controller.order))
@@ -119,6 +129,8 @@ class FreezingMetricsProcessor(MetricsProcessor):
     ) -> None:
         """Log upstream's figures and those of freezing; all ranks come here at the same steps."""
         extra = {**(extra_metrics or {}), **self._freezing_figures()}
+        if self._emulation is not None:
+            extra.update(self._emulation.figures())
         self._record.add_loss(step, global_avg_loss)
         self._logged_loss = global_avg_loss
         self._note_peak_memory()
@@ -172,6 +184,8 @@ class FreezingMetricsProcessor(MetricsProcessor):
         """Take note of a finished step."""
         phase = None if self._controller is None else self._controller.phase
         self._record.add_step(step, phase, seconds, n_tokens)
+        if self._emulation is not None:
+            self._emulation.add_step(phase, seconds, n_tokens)
         # A loss is logged before its step has ended and its time is known.
         if self._loss_curve is not None and self._logged_loss is not None:
             self._loss_curve.add_train(step, self._record.seconds, self._logged_loss)
@@ -186,6 +200,9 @@ class FreezingMetricsProcessor(MetricsProcessor):
         peaks = Exchange().all_gather(self._record.peak_memory_gib)
         peak_memory_gib = max((peak for peak in peaks if peak is not None), default=None)
         summary = self._record.summarize(self._start, self._controller, peak_memory_gib)
+        if self._emulation is not None:
+            emulated = self._emulation.summarize(freezes=self._controller is not None)
+            summary = replace(summary, **emulated)
         text = render_report(summary, self.run_folder)
         self._progress.close()
         self._write("summary.json", summary_to_json(summary))

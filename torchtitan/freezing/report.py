@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from torchtitan.freezing.summary import RunSummary
@@ -16,12 +17,41 @@ def render_report(summary: RunSummary, run_folder: Path) -> str:
         run_folder: Where the run's files are.
     """
     lines = ["", "Run report", "----------"]
+    as_run = summary
+    if summary.emulated_ranks is not None:
+        lines.append(
+            f"emulated                 {summary.emulated_ranks} ranks in one process; times are "
+            "those of a device for each rank, without communication"
+        )
+        summary = _by_virtual_clock(summary)
     lines += _unfrozen_run(summary) if summary.method == "none" else _frozen_run(summary)
+    lines += _on_one_device(as_run)
     if summary.validation_loss is not None:
         lines.append(f"validation loss          {summary.validation_loss:.4f}")
     lines.append(f"files                    {run_folder}")
     lines.append(f"TensorBoard              tensorboard --logdir {run_folder.parent}")
     return "\n".join(lines) + "\n"
+
+
+def _by_virtual_clock(summary: RunSummary) -> RunSummary:
+    return replace(
+        summary,
+        tokens_per_second_unfrozen=summary.virtual_tokens_per_second_unfrozen,
+        tokens_per_second=summary.virtual_tokens_per_second,
+        step_ms_unfrozen=summary.virtual_step_ms_unfrozen,
+        step_ms=summary.virtual_step_ms,
+    )
+
+
+def _on_one_device(summary: RunSummary) -> Iterator[str]:
+    """Say what an emulation itself took."""
+    if summary.emulated_ranks is None or summary.step_ms is None:
+        return
+    batch = f", {summary.real_batch_ms:.1f} ms a batch" if summary.real_batch_ms is not None else ""
+    yield (
+        f"as run on one device     {summary.tokens_per_second:,.0f} tokens/s, "
+        f"{summary.step_ms:.1f} ms a step{batch}"
+    )
 
 
 def _unfrozen_run(summary: RunSummary) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torchtitan.document_attention import (
     conversation_mistake,
 )
 from torchtitan.freezing.config import JobConfig
+from torchtitan.freezing.emulation import build_emulated_pipeline
 from torchtitan.freezing.flavors import chosen_args, known_flavors
 from torchtitan.freezing.metrics import FreezingMetricsProcessor
 from torchtitan.freezing.validation_checks import reads_training_rows, validation_split
@@ -73,8 +75,12 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
         device: torch.device,
         *args: Any,
     ) -> Any:
-        with _stage_class(FreezingStage if config.freezing.method != NONE else None):
-            built = upstream.pipelining_fn(model, parallel_dims, config, device, *args)
+        emulates = config.emulation.enable
+        with _stage_class(FreezingStage if config.freezing.method != NONE or emulates else None):
+            build = upstream.pipelining_fn
+            if emulates:
+                build = partial(build_emulated_pipeline, build)
+            built = build(model, parallel_dims, config, device, *args)
         autocast_stages(built[1], parallel_dims, config, device)
         evaluate_forwards_alone(built[0])
         return built

@@ -45,6 +45,15 @@ class RunSummary:
         batch_ms_predicted: Pipeline batch under the plan.
         batch_ms: Median pipeline batch of the stable phase as measured.
         limit_batch_ms: Pipeline batch with everything frozen, from the measured bounds.
+        emulated_ranks: Ranks of a pipeline that ran in one process; None where each had its own.
+            Where it is set, batches are measured by the virtual clock, which gives every rank a
+            device of its own; steps and tokens/s without ``virtual`` are those of the one device.
+        virtual_tokens_per_second_unfrozen: Per emulated device, by the virtual clock.
+        virtual_tokens_per_second: Likewise.
+        virtual_step_ms_unfrozen: Median step by the virtual clock.
+        virtual_step_ms: Likewise.
+        real_batch_ms_unfrozen: Median batch as it ran on the one device.
+        real_batch_ms: Likewise.
         planned_gain: Throughput the plan promises, as a fraction.
         limit_gain: Throughput that freezing everything would give, as a fraction.
         planned_stage_ratios: Mean planned freeze ratio of each stage's backwards.
@@ -89,6 +98,14 @@ class RunSummary:
     limit_batch_ms: float | None = None
     planned_gain: float | None = None
     limit_gain: float | None = None
+
+    emulated_ranks: int | None = None
+    virtual_tokens_per_second_unfrozen: float | None = None
+    virtual_tokens_per_second: float | None = None
+    virtual_step_ms_unfrozen: float | None = None
+    virtual_step_ms: float | None = None
+    real_batch_ms_unfrozen: float | None = None
+    real_batch_ms: float | None = None
 
     planned_stage_ratios: Mapping[int, float] | None = None
     stage_ratios: Mapping[int, float] | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -14,8 +14,11 @@ from torch.distributed.checkpoint import CheckpointException
 
 import torchtitan.components.metrics as titan_metrics
 from timelyfreeze.controller import FreezeController
+from timelyfreeze.emulation_controller import EmulatedController
+from timelyfreeze.emulation_recorder import EmulatedRecorder
 from timelyfreeze.exchange import Exchange
 from timelyfreeze.methods import parse_method
+from timelyfreeze.order import ScheduleOrder
 from timelyfreeze.policy import NONE
 from timelyfreeze.policy_checks import checks_for
 from timelyfreeze.recorder import ActionRecorder, clock_for
@@ -26,6 +29,9 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.document_attention import to_every_stage
 from torchtitan.freezing.checks import freeze_settings
 from torchtitan.freezing.config import JobConfig
+from torchtitan.freezing.emulated_mesh import EmulatedDims
+from torchtitan.freezing.emulation import as_one_process, emulated_order
+from torchtitan.freezing.emulation_record import EmulationRecord, OptimizerClock
 from torchtitan.freezing.progress import quiet_unless
 from torchtitan.tools.logging import logger
 from torchtitan.train import Trainer
@@ -39,51 +45,90 @@ class FreezingTrainer(Trainer):
 
     job_config: JobConfig
     controller: FreezeController | None = None
+    recorder: ActionRecorder | None = None
 
     def __init__(self, job_config: JobConfig) -> None:
         super().__init__(job_config)
-        if job_config.freezing.method != NONE:
+        freezes, emulates = job_config.freezing.method != NONE, job_config.emulation.enable
+        if freezes or emulates:
+            self._begin_recording()
+        if freezes:
             self._build_controller()
-        self.metrics_processor.begin_run(self.controller)
+        emulation = self._emulation_record() if emulates else None
+        self.metrics_processor.begin_run(self.controller, emulation)
 
     def init_distributed(self) -> ParallelDims:
         """Set up the process groups, then let only the rank that has the loss talk."""
-        parallel_dims = super().init_distributed()
+        if self.job_config.emulation.enable:
+            with as_one_process(self.job_config):
+                parallel_dims = EmulatedDims.of(super().init_distributed())
+        else:
+            parallel_dims = super().init_distributed()
         shown = dist.get_rank() == titan_metrics._get_metrics_rank(parallel_dims, self.job_config)
         quiet_unless(shown, dist.get_rank())
         return parallel_dims
 
+    def _begin_recording(self) -> None:
+        """Put clocks on the stages of this process."""
+        method = parse_method(self.job_config.freezing.method)
+        self._n_processors = self._shared_processors()
+        clock = clock_for(self.device, shared=self._n_processors is not None)
+        if self.job_config.emulation.enable:
+            self.recorder = EmulatedRecorder(clock, self._declared_order())
+        else:
+            self.recorder = ActionRecorder(clock)
+        keep_chain = (
+            method is not None
+            and method.plans
+            and self.job_config.freezing.first_stage == KEEP_CHAIN
+        )
+        for stage in stages_of(self.pp_schedule):
+            stage.attach(self.recorder, keep_chain=keep_chain)
+        self.loss_fn.timed = self.recorder.measure_more
+
+    def _declared_order(self) -> ScheduleOrder:
+        """Return the order of the pipeline's ranks, of which an emulation runs a merged one."""
+        if self.job_config.emulation.enable:
+            return emulated_order(self.job_config, self.model_args.n_layers)
+        return read_order(self.pp_schedule)
+
+    def _emulation_record(self) -> EmulationRecord:
+        assert isinstance(self.recorder, EmulatedRecorder)  # the caller saw to it
+        order = self._declared_order()
+        optimizers = OptimizerClock(
+            self.optimizers.optimizers, order.stage_to_rank, clock_for(self.device)
+        )
+        return EmulationRecord(
+            self.recorder, optimizers, order.n_ranks, self.gradient_accumulation_steps
+        )
+
     def _build_controller(self) -> None:
         method = parse_method(self.job_config.freezing.method)
         assert method is not None  # the caller saw to it
+        assert self.recorder is not None
         settings = freeze_settings(self.job_config.freezing)
-        n_processors = self._shared_processors()
-        recorder = ActionRecorder(clock_for(self.device, shared=n_processors is not None))
         stages = stages_of(self.pp_schedule)
-        keep_chain = method.plans and settings.first_stage == KEEP_CHAIN
-        for stage in stages:
-            stage.attach(recorder, keep_chain=keep_chain)
-        self.loss_fn.timed = recorder.measure_more
         exchange = Exchange()
         checks = None
         if method.policy is not None:
             policy = getattr(self.job_config.freezing, method.policy)
             checks = checks_for(stages, policy, settings, exchange, clock_for(self.device))
-        self.controller = FreezeController(
+        emulates = self.job_config.emulation.enable
+        self.controller = (EmulatedController if emulates else FreezeController)(
             stages,
-            read_order(self.pp_schedule),
+            self._declared_order(),
             settings,
-            recorder,
+            self.recorder,
             exchange,
             checks,
-            n_processors=n_processors,
+            n_processors=self._n_processors,
             on_solved=self.metrics_processor.save_plan,
         )
         self.checkpointer.states[CHECKPOINT_KEY] = self.controller
 
     def _shared_processors(self) -> float | None:
         """Return how many ranks of a pipeline compute at once; None if each has its own device."""
-        if self.device.type != "cpu":
+        if self.device.type != "cpu" or self.job_config.emulation.enable:
             return None
         n_local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
         cores = shared_cores(n_local_ranks, torch.get_num_threads())
@@ -144,13 +189,18 @@ class FreezingTrainer(Trainer):
             return super().forward_backward_step(
                 input_dict=input_dict, labels=labels, global_valid_tokens=global_valid_tokens
             )
-        one_pass = nullcontext() if self.controller is None else self.controller.one_pass()
-        with self.loss_fn.divided_by(global_valid_tokens), one_cast_for_all(), one_pass:
+        with self.loss_fn.divided_by(global_valid_tokens), one_cast_for_all(), self._one_pass():
             return super().forward_backward_step(
                 input_dict=input_dict,
                 labels=labels,
                 global_valid_tokens=torch.ones((), device=self.device),
             )
+
+    def _one_pass(self) -> AbstractContextManager[None]:
+        """Return what a pipeline batch runs in: masks and clocks, clocks alone, or nothing."""
+        if self.controller is not None:
+            return self.controller.one_pass()
+        return nullcontext() if self.recorder is None else self.recorder.recorded_pass()
 
     def train(self) -> None:
         """Train, then report.
