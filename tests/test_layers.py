@@ -29,6 +29,10 @@ PURE = {
     "processors",
     "schedules",
     "selection",
+    "settings",
+    "whatif_file",
+    "whatif_layers",
+    "whatif_times",
 }
 PURE_FILES = [path for path in LIBRARY if PURE & {path.stem, path.parent.name}]
 PIPELINING = "torch.distributed.pipelining"
