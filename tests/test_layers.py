@@ -31,6 +31,7 @@ PURE = {
     "selection",
     "settings",
     "whatif_file",
+    "whatif_grid",
     "whatif_layers",
     "whatif_times",
 }

@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 from timelyfreeze.settings import ALL_OR_NOTHING, FIRST_STAGE_MODES
-from timelyfreeze.whatif import BEST_SPLIT, DEFAULT_SPLIT, Grid, answer, recall
+from timelyfreeze.whatif import answer, recall
 from timelyfreeze.whatif_file import BoundsFile, read_bounds_file
+from timelyfreeze.whatif_grid import BEST_SPLIT, DEFAULT_SPLIT, Grid
 from timelyfreeze.whatif_layers import Split
 from timelyfreeze.whatif_report import render, title_of, to_csv, to_json
 
@@ -26,9 +27,7 @@ def add_plan_command(commands: argparse._SubParsersAction[argparse.ArgumentParse
     parser.set_defaults(run=plan)
     parser.add_argument("bounds", type=Path, metavar="BOUNDS", help="bounds.json of a run")
     grid = parser.add_argument_group("the grid")
-    grid.add_argument(
-        "--schedules", nargs="+", default=list(PAPERS), help="default: %(default)s"
-    )
+    grid.add_argument("--schedules", nargs="+", default=list(PAPERS), help="default: %(default)s")
     grid.add_argument(
         "--r-max", nargs="+", type=float, default=[0.8], metavar="R", help="default: %(default)s"
     )
@@ -46,9 +45,7 @@ def add_plan_command(commands: argparse._SubParsersAction[argparse.ArgumentParse
     told = parser.add_argument_group("what the file may not say")
     told.add_argument("--ranks", type=int, metavar="N", help="pipeline ranks")
     told.add_argument("--layers", metavar="SPLIT", help="layers of each measured stage")
-    told.add_argument(
-        "--first-stage", choices=FIRST_STAGE_MODES, help=f"default: {ALL_OR_NOTHING}"
-    )
+    told.add_argument("--first-stage", choices=FIRST_STAGE_MODES, help=f"default: {ALL_OR_NOTHING}")
     step = parser.add_argument_group("the machine and the step")
     step.add_argument(
         "--processors",

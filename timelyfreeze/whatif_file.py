@@ -146,9 +146,7 @@ def read_bounds_file(path: Path) -> BoundsFile:
         raise ValueError(
             f'{path} is no bounds file: it has no object "bounds"; a run saves one as bounds.json'
         )
-    bounds = {
-        action: pair for action, pair in (_row(path, *row) for row in data["bounds"].items())
-    }
+    bounds = dict(_row(path, key, row) for key, row in data["bounds"].items())
     if not bounds:
         raise ValueError(f"{path}: bounds is empty")
     n_stages = 1 + max(action.stage for action in bounds)
@@ -231,7 +229,9 @@ def _notes(path: Path, plain: Any, n_stages: int) -> PipelineNotes:
         raise ValueError(f"{where} is {plain!r}; it must be an object")
     known = {field.name for field in fields(PipelineNotes)}
     if unknown := sorted(set(plain) - known):
-        raise ValueError(f"{where} has unknown keys: {', '.join(unknown)}; a newer version wrote it")
+        raise ValueError(
+            f"{where} has unknown keys: {', '.join(unknown)}; a newer version wrote it"
+        )
     layers = _list(f"{where}.layers", plain.get("layers"), n_stages)
     stages = _list(f"{where}.stages", plain.get("stages"), n_stages)
     return PipelineNotes(
@@ -241,9 +241,7 @@ def _notes(path: Path, plain: Any, n_stages: int) -> PipelineNotes:
         first_stage=_word(f"{where}.first_stage", plain.get("first_stage"), FIRST_STAGE_MODES),
         layers=None
         if layers is None
-        else tuple(
-            _count(f"{where}.layers[{i}]", n, least=0) or 0 for i, n in enumerate(layers)
-        ),
+        else tuple(_count(f"{where}.layers[{i}]", n, least=0) or 0 for i, n in enumerate(layers)),
         tokens_per_microbatch=_count(
             f"{where}.tokens_per_microbatch", plain.get("tokens_per_microbatch"), least=1
         ),
@@ -296,7 +294,11 @@ def _prices(where: str, value: Any) -> StageTimes | None:
         raise ValueError(f"{where} must have the keys {', '.join(names)}")
     for name in names:
         number = value[name]
-        if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+        if (
+            isinstance(number, bool)
+            or not isinstance(number, int | float)
+            or not math.isfinite(number)
+        ):
             raise ValueError(f"{where}.{name} is {number!r}; it must be a number of milliseconds")
     return StageTimes(**{name: float(value[name]) for name in names})
 

@@ -8,8 +8,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from timelyfreeze.whatif import Answer, Case, Grid, Recall
+from timelyfreeze.whatif import Recall
 from timelyfreeze.whatif_file import BoundsFile
+from timelyfreeze.whatif_grid import Answer, Case, Grid
 from timelyfreeze.whatif_layers import render_split
 
 _LEGEND = (
@@ -47,10 +48,10 @@ def title_of(file: BoundsFile, grid: Grid, recalled: Recall | None) -> str:
         f"planning for {grid.n_ranks} ranks"
     ]
     if recalled is not None:
-        off = recalled.model_ms / recalled.step_ms - 1.0
+        off = recalled.from_stages_ms / recalled.measured_ms - 1.0
         lines.append(
-            f"the measured pipeline without freezing: {recalled.step_ms:.1f} ms a batch from its "
-            f"actions, {recalled.model_ms:.1f} ms ({off:+.1%}) from the times of its stages"
+            f"the measured pipeline without freezing: {recalled.measured_ms:.1f} ms a batch from "
+            f"its actions, {recalled.from_stages_ms:.1f} ms ({off:+.1%}) from the times of its stages"
         )
     return "\n".join(lines)
 
@@ -124,8 +125,8 @@ def to_json(answer: Answer, file: BoundsFile, grid: Grid, recalled: Recall | Non
         "message_ms": grid.message_ms,
         "passes": grid.passes,
         "outside_ms": grid.outside_ms,
-        "measured_batch_ms": None if recalled is None else recalled.step_ms,
-        "measured_batch_ms_from_stages": None if recalled is None else recalled.model_ms,
+        "measured_batch_ms": None if recalled is None else recalled.measured_ms,
+        "measured_batch_ms_from_stages": None if recalled is None else recalled.from_stages_ms,
         "cases": plain_cases(answer),
         "notes": list(answer.notes),
     }

@@ -51,6 +51,4 @@ def order_of(schedule: str, n_ranks: int, n_stages: int, n_microbatches: int) ->
         return own(n_stages, n_microbatches)
     from timelyfreeze.torch_pipelining import named_order
 
-    return named_order(
-        schedule, n_ranks, n_microbatches, stages_per_rank=n_stages // n_ranks
-    )
+    return named_order(schedule, n_ranks, n_microbatches, stages_per_rank=n_stages // n_ranks)

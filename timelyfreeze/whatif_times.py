@@ -153,7 +153,9 @@ def bounds_from_times(dag: PipelineDag, stages: Sequence[StageTimes]) -> Duratio
         ValueError: If the number of stages differs, or a stage's times are impossible.
     """
     if len(stages) != dag.n_stages:
-        raise ValueError(f"there are times of {len(stages)} stages and the schedule has {dag.n_stages}")
+        raise ValueError(
+            f"there are times of {len(stages)} stages and the schedule has {dag.n_stages}"
+        )
     for stage, times in enumerate(stages):
         if mistakes := times.mistakes():
             raise ValueError(f"stage {stage}: {'; '.join(mistakes)}")

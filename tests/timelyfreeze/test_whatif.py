@@ -16,13 +16,14 @@ from timelyfreeze.dag import build_dag
 from timelyfreeze.order import ScheduleOrder, order_to_csv
 from timelyfreeze.schedules import gpipe_order, one_f_one_b_order
 from timelyfreeze.settings import KEEP_CHAIN
-from timelyfreeze.whatif import BEST_SPLIT, DEFAULT_SPLIT, Case, Grid, answer, recall
+from timelyfreeze.whatif import answer, recall
 from timelyfreeze.whatif_file import (
     BoundsFile,
     PipelineNotes,
     bounds_file_text,
     read_bounds_file,
 )
+from timelyfreeze.whatif_grid import BEST_SPLIT, DEFAULT_SPLIT, Case, Grid
 from timelyfreeze.whatif_times import StageTimes, bounds_from_times
 
 N_RANKS = 4
@@ -111,7 +112,9 @@ def fastest_by_search(
     return best
 
 
-@pytest.mark.parametrize(("schedule", "make"), [("GPipe", gpipe_order), ("1F1B", one_f_one_b_order)])
+@pytest.mark.parametrize(
+    ("schedule", "make"), [("GPipe", gpipe_order), ("1F1B", one_f_one_b_order)]
+)
 @pytest.mark.parametrize("cap", [0.0, 0.5, 1.0])
 def test_a_small_grid_is_what_a_search_finds(
     tmp_path: Path, schedule: str, make: Any, cap: float
@@ -280,9 +283,9 @@ def test_recall_tells_what_times_of_stages_cost(tmp_path: Path) -> None:
     found = recall(saved(tmp_path, order, bounds))
     assert found is not None
     # By hand: 0F0 0-1, 0F1 1-4, 1F0 1-3, 1F1 4-6, 1B0 6-10, 1B1 10-18, 0B0 10-15, 0B1 18-25.
-    assert found.step_ms == 25.0
+    assert found.measured_ms == 25.0
     # F of 2 and B of 6 on both stages: 0F1 2-4, 1F1 4-6, 1B0 6-12, 1B1 12-18, 0B1 18-24.
-    assert found.model_ms == 24.0
+    assert found.from_stages_ms == 24.0
     (tmp_path / "schedule.csv").unlink()
     assert recall(read_bounds_file(tmp_path / "bounds.json")) is None
 

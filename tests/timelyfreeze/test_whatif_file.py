@@ -1,6 +1,7 @@
 """Bounds files with and without notes, and what is said of broken ones."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,8 @@ def save(folder: Path, data: Any) -> Path:
 
 
 def message(path: Path) -> str:
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=re.escape(str(path))) as error:
         read_bounds_file(path)
-    assert str(path) in str(error.value)
     return str(error.value)
 
 

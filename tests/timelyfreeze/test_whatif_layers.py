@@ -145,7 +145,9 @@ def batch_ms(order: ScheduleOrder, model: LayerModel, split: Split) -> float:
 
 
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("order", [gpipe_order(4, 4), one_f_one_b_order(4, 6)], ids=["gpipe", "1f1b"])
+@pytest.mark.parametrize(
+    "order", [gpipe_order(4, 4), one_f_one_b_order(4, 6)], ids=["gpipe", "1f1b"]
+)
 def test_no_split_is_faster_than_the_best(order: ScheduleOrder, seed: int) -> None:
     rng = random.Random(seed)
     head_ms = rng.choice([0.0, 3.0, 9.0, 20.0])

@@ -49,7 +49,9 @@ def test_what_was_measured_both_ways_stays() -> None:
     assert times == StageTimes(3.0, 5.5, 2.25, input_ms=2.0, weight_ms=4.0, frozen_weight_ms=0.5)
 
 
-@pytest.mark.parametrize("missing", [{B: (1.0, 2.0)}, {F: (1.0, 1.0)}, {F: (1.0, 1.0), I: (1.0, 1.0)}])
+@pytest.mark.parametrize(
+    "missing", [{B: (1.0, 2.0)}, {F: (1.0, 1.0)}, {F: (1.0, 1.0), I: (1.0, 1.0)}]
+)
 def test_refuses_a_stage_without_forward_or_backward(missing: dict[ActionKind, Pair]) -> None:
     with pytest.raises(ValueError, match="a stage has a"):
         complete_times(missing, is_first=False)

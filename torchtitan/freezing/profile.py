@@ -24,9 +24,8 @@ def main(arguments: Sequence[str]) -> int:
     from torchtitan import upstream_fixes
 
     upstream_fixes.install()
-    from torchtitan.config import ConfigManager
-
     from timelyfreeze.order import order_to_csv
+    from torchtitan.config import ConfigManager
     from torchtitan.freezing.config import job_config_class
     from torchtitan.freezing.profile_files import (
         bounds_text,
@@ -40,7 +39,10 @@ def main(arguments: Sequence[str]) -> int:
 
     try:
         repeats = Repeats(_ratios(options.ratios), options.warmup, options.repeats)
-        for name, value, least in (("--warmup", options.warmup, 0), ("--repeats", options.repeats, 1)):
+        for name, value, least in (
+            ("--warmup", options.warmup, 0),
+            ("--repeats", options.repeats, 1),
+        ):
             if value < least:
                 raise ValueError(f"{name} is {value}; it must be {least} or more")
         job_config = ConfigManager(job_config_class()).parse_args(
@@ -72,8 +74,8 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m torchtitan.freezing.profile",
-        description="Times each stage of a configuration alone on this device. What follows -- goes "
-        "to the configuration, as with ./run_train.sh.",
+        description="Times each stage of a configuration alone on this device. What follows -- "
+        "goes to the configuration, as with ./run_train.sh.",
     )
     parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file of the run")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="where the files go")

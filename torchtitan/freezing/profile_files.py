@@ -123,9 +123,7 @@ def response_text(profile: Profile, repeats: Repeats, about: Mapping[str, Any]) 
         **about,
         "cold_rounds": repeats.cold,
         "kept_rounds": repeats.kept,
-        "peak_gib_by_stage": [
-            None if peak < 0 else peak / 1024**3 for peak in profile.peak_bytes
-        ],
+        "peak_gib_by_stage": [None if peak < 0 else peak / 1024**3 for peak in profile.peak_bytes],
         "stages": [_plain(response) for response in profile.responses],
         "probes": [_plain(response) for response in profile.probes],
     }
@@ -158,7 +156,17 @@ def _plain(response: Response) -> dict[str, Any]:
 
 def render_heading() -> str:
     """Return the head of the table that :func:`render` fills."""
-    names = ["stage", "layers", "F", "I", "action", "unfrozen", "frozen", "farthest from line", "R2"]
+    names = [
+        "stage",
+        "layers",
+        "F",
+        "I",
+        "action",
+        "unfrozen",
+        "frozen",
+        "farthest from line",
+        "R2",
+    ]
     return "| " + " | ".join(names) + " |\n" + "| --- " * len(names) + "|"
 
 

@@ -21,8 +21,7 @@ import torchtitan.tools.utils as titan_tools
 from timelyfreeze.actions import ActionKind
 from timelyfreeze.order import ScheduleOrder
 from timelyfreeze.selection import draw_uniform, mask_rng
-from timelyfreeze.settings import ALL_OR_NOTHING, KEEP_CHAIN, unknown_words
-from timelyfreeze.torch_pipelining import known_schedules
+from timelyfreeze.settings import ALL_OR_NOTHING, KEEP_CHAIN
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.cpu_device import usable_cores
 from torchtitan.distributed import ParallelDims
@@ -34,6 +33,7 @@ from torchtitan.freezing.pipeline_layout import (
     stage_modules,
 )
 from torchtitan.freezing.pipeline_notes import count_layers
+from torchtitan.freezing.profile_checks import model_not_covered, not_covered
 from torchtitan.freezing.profile_response import Point, Response
 from torchtitan.freezing.profile_stage import LoneStage, Microbatch
 from torchtitan.freezing.spec import build_train_spec
@@ -41,14 +41,6 @@ from torchtitan.protocols import ModelProtocol
 from torchtitan.protocols.model_converter import build_model_converters
 from torchtitan.protocols.train_spec import TrainSpec, get_train_spec
 from torchtitan.upstream_fixes import autocast_stages
-
-_OTHER_PARALLELISMS = (
-    "tensor_parallel_degree",
-    "context_parallel_degree",
-    "expert_parallel_degree",
-    "data_parallel_shard_degree",
-    "data_parallel_replicate_degree",
-)
 
 
 @dataclass(frozen=True)
@@ -101,12 +93,12 @@ def profile_stages(
         ValueError: If the configuration is of a kind that is not covered, or its keys contradict
             each other; all reasons are named.
     """
-    reasons = list(_not_covered(job_config))
+    reasons = list(not_covered(job_config))
     if reasons:
         raise ValueError("; ".join(reasons))
     spec = build_train_spec(get_train_spec(job_config.model.name), job_config)
     model_args: Any = spec.model_args[job_config.model.flavor]
-    if reasons := list(_model_not_covered(job_config, model_args)):
+    if reasons := list(model_not_covered(job_config, model_args)):
         raise ValueError("; ".join(reasons))
     model_args.update_from_config(job_config)
     modules = stage_modules(job_config, model_args.n_layers)
@@ -129,59 +121,6 @@ def profile_stages(
         many = middle[0] if middle else bench.probe(max(2, *layers))
         probes = (bench.probe(1), many)
     return Profile(order, layers, model_args.n_layers, tuple(responses), probes, tuple(peaks))
-
-
-def _not_covered(config: JobConfig) -> Iterator[str]:
-    parallelism, training = config.parallelism, config.training
-    for key in _OTHER_PARALLELISMS:
-        # A shard degree of -1 takes what is left, which is 1 where the pipeline has all ranks.
-        if getattr(parallelism, key) > 1:
-            yield (
-                f"parallelism.{key} is {getattr(parallelism, key)}; a stage is profiled on one "
-                "device, so it must be 1"
-            )
-    if parallelism.pipeline_parallel_degree < 2:
-        yield (
-            f"parallelism.pipeline_parallel_degree is {parallelism.pipeline_parallel_degree}; a "
-            "pipeline has 2 ranks or more"
-        )
-    name = parallelism.pipeline_parallel_schedule
-    if name.lower() not in (known.lower() for known in known_schedules()):
-        yield (
-            f"parallelism.pipeline_parallel_schedule is {name!r}; known: "
-            f"{', '.join(known_schedules())}"
-        )
-    size = parallelism.pipeline_parallel_microbatch_size
-    if size < 1 or training.local_batch_size % size:
-        yield (
-            f"training.local_batch_size is {training.local_batch_size}, which "
-            f"parallelism.pipeline_parallel_microbatch_size ({size}) must divide"
-        )
-    if config.compile.enable and "model" in config.compile.components:
-        yield (
-            'compile.components has "model": a compiled block has one backward, from which no '
-            "single tensor can be left out; set compile.enable = false"
-        )
-    if config.data.packing:
-        yield "data.packing is true; profiled microbatches have one document a row, set it to false"
-    if training.enable_cpu_offload:
-        yield "training.enable_cpu_offload is true; it belongs to sharding, so it must be false"
-    yield from unknown_words(first_stage=config.freezing.first_stage)
-
-
-def _model_not_covered(config: JobConfig, model_args: Any) -> Iterator[str]:
-    for name in ("n_layers", "dim", "vocab_size"):
-        if not hasattr(model_args, name):
-            yield (
-                f"model.name is {config.model.name!r}, whose description has no {name}; profiled "
-                "are language models of layers that are alike"
-            )
-    attention = getattr(model_args, "attn_type", "sdpa")
-    if attention != "sdpa":
-        yield (
-            f"model.flavor {config.model.flavor!r} has {attention} attention, whose masks come from "
-            "the data; choose a flavor with sdpa"
-        )
 
 
 def _backwards(config: JobConfig, order: ScheduleOrder) -> tuple[bool, ...]:
@@ -258,7 +197,9 @@ class _Bench:
         self._dims = ParallelDims(
             dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, etp=1, world_size=1
         )
-        self._device = torch.device(titan_tools.device_type, titan_tools.device_module.current_device())
+        self._device = torch.device(
+            titan_tools.device_type, titan_tools.device_module.current_device()
+        )
         titan_dist.set_determinism(self._dims, self._device, config.debug, [])
         self._dtype = TORCH_DTYPE_MAP[config.training.dtype]
         with torch.device("meta"), titan_tools.set_default_dtype(self._dtype):
@@ -266,9 +207,7 @@ class _Bench:
         build_model_converters(config, self._dims).convert(self._model)
         self._loss_fn = spec.build_loss_fn(config, parallel_dims=self._dims)
 
-    def measure(
-        self, stage: int, names: list[str], n_stages: int
-    ) -> tuple[list[Response], int]:
+    def measure(self, stage: int, names: list[str], n_stages: int) -> tuple[list[Response], int]:
         """Measure a stage: the first one both ways; return the peak of memory beside."""
         is_first, is_last = stage == 0, stage == n_stages - 1
         lone = self._build(names, is_first=is_first, is_last=is_last)
