@@ -71,11 +71,11 @@ def answer(file: BoundsFile, grid: Grid, layers: Split | None = None) -> Answer:
                 notes.append(f"left out {schedule}, {n_microbatches} microbatches: {_line(error)}")
                 continue
             table = _Table(file, grid, schedule, n_microbatches, dag, stages, model)
-            for case in table.cases():
-                if isinstance(case, str):
-                    notes.append(f"left out {schedule}, {n_microbatches} microbatches, {case}")
-                else:
-                    cases.append(case)
+            for found in table.cases():
+                if isinstance(found, Case):
+                    cases.append(found)
+                elif found not in notes:
+                    notes.append(found)
     if not cases:
         raise ValueError("nothing can be planned:\n" + "\n".join(f"  - {n}" for n in notes))
     return Answer(tuple(cases), tuple(notes))
@@ -123,7 +123,7 @@ class _Table:
     model: LayerModel | None
 
     def cases(self) -> Iterator[Case | str]:
-        """Yield cases, and for those that cannot be built the reason."""
+        """Yield cases, and notes on those that cannot be built or that noise has a hand in."""
         rival: Split | None = None
         why_none = "layers cannot be moved"
         try:
@@ -138,13 +138,25 @@ class _Table:
                 split = self._split(name, rival)
                 bounds = self._bounds(split)
             except ValueError as error:
-                yield f"split {title}: {_line(error)}"
+                yield self._left_out(title, error)
                 continue
+            if split is not None and self.model is not None:
+                for stage in self.model.pinned(split):
+                    yield (
+                        f"split {render_split(split)}: a backward of stage {stage} comes out no "
+                        "faster frozen, which is noise of the measurements; it is left unfrozen"
+                    )
             for cap in self.grid.caps:
                 try:
                     yield self._case(title, split, bounds, cap, rival)
                 except (LpError, ValueError) as error:
-                    yield f"split {title}, r_max {cap:g}: {_line(error)}"
+                    yield self._left_out(f"{title}, r_max {cap:g}", error)
+
+    def _left_out(self, split: str, error: Exception) -> str:
+        return (
+            f"left out {self.schedule}, {self.n_microbatches} microbatches, split {split}: "
+            f"{_line(error)}"
+        )
 
     def _split(self, name: str | Split, rival: Split | None) -> Split | None:
         """Return layers of each stage; None stands for the split as measured."""

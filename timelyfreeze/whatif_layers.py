@@ -61,9 +61,21 @@ class LayerModel:
     def stage(self, index: int, n_stages: int, n_layers: int) -> StageTimes:
         """Return what stage ``index`` of ``n_stages`` would take with ``n_layers`` layers.
 
-        They may come out impossible, below 0 for example, where a stage gives more layers than its
-        measured time holds; ``StageTimes.mistakes`` tells.
+        Times may come out impossible, below 0 for example, where a stage gives more layers than its
+        measured time holds; ``StageTimes.mistakes`` tells. A backward that comes out no faster
+        frozen is taken as unfrozen; ``pinned`` tells.
         """
+        return self._stage(index, n_stages, n_layers).pinned()
+
+    def pinned(self, split: Sequence[int]) -> list[int]:
+        """Return the stages of a split with a backward that comes out no faster frozen.
+
+        Freezing shortens every backward, so there noise has the better of the measurements.
+        """
+        stages = [self._stage(index, len(split), n) for index, n in enumerate(split)]
+        return [index for index, times in enumerate(stages) if times != times.pinned()]
+
+    def _stage(self, index: int, n_stages: int, n_layers: int) -> StageTimes:
         is_first, is_last = index == 0, index == n_stages - 1
         if not (is_first or is_last or n_stages == len(self.stages)):
             return self.fixed.plus(self.layer, n_layers)

@@ -48,10 +48,11 @@ def title_of(file: BoundsFile, grid: Grid, recalled: Recall | None) -> str:
         f"planning for {grid.n_ranks} ranks"
     ]
     if recalled is not None:
-        off = recalled.from_stages_ms / recalled.measured_ms - 1.0
+        from_stages_ms = recalled.from_stages_ms
+        off = from_stages_ms / recalled.measured_ms - 1.0
         lines.append(
             f"the measured pipeline without freezing: {recalled.measured_ms:.1f} ms a batch from "
-            f"its actions, {recalled.from_stages_ms:.1f} ms ({off:+.1%}) from the times of its stages"
+            f"its actions, {from_stages_ms:.1f} ms ({off:+.1%}) from the times of its stages"
         )
     return "\n".join(lines)
 

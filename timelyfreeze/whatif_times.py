@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 
 import numpy as np
 
@@ -27,7 +27,7 @@ class StageTimes:
     """Milliseconds that the actions of one stage take for one microbatch.
 
     Also the price of a part of a stage, such as a layer, and differences of such; sums of prices
-    need not be possible times, which ``check`` tells.
+    need not be possible times, which ``mistakes`` tells.
 
     Attributes:
         forward_ms: F.
@@ -63,6 +63,21 @@ class StageTimes:
             ActionKind.INPUT_BACKWARD: (self.input_ms, self.input_ms),
             ActionKind.WEIGHT_BACKWARD: (self.frozen_weight_ms, self.weight_ms),
         }[kind]
+
+    def pinned(self) -> StageTimes:
+        """Return the times with backwards that are no faster frozen taken as unfrozen.
+
+        As ``bounds.bounds_from_samples`` takes measured ones: as far as anybody can tell, freezing
+        does not shorten them. W, a small difference of larger times, may even come out below 0; it
+        is then 0.
+        """
+        weight_ms = max(self.weight_ms, 0.0)
+        return replace(
+            self,
+            frozen_backward_ms=min(self.frozen_backward_ms, self.backward_ms),
+            weight_ms=weight_ms,
+            frozen_weight_ms=min(max(self.frozen_weight_ms, 0.0), weight_ms),
+        )
 
     def mistakes(self) -> list[str]:
         """Say which of these cannot be times of a stage."""

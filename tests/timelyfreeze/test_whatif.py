@@ -310,3 +310,15 @@ def test_an_older_file_is_planned_for(tmp_path: Path) -> None:
     low, high = found.cases
     assert low.frozen_step_ms >= high.frozen_step_ms >= high.limit_step_ms
     assert isinstance(low, Case)
+
+
+def test_what_noise_has_pinned_is_said(tmp_path: Path) -> None:
+    noisy = StageTimes(6.0, 5.0, 4.5, 4.5, 0.5, 0.0)  # one layer less would save 2 and 1 ms
+    order = gpipe_order(4, 8)
+    file = saved(
+        tmp_path, order, bounds_from_times(build_dag(order), [EVEN] * 3 + [noisy]), layers=(2,) * 4
+    )
+    found = answer(file, grid(schedules=("GPipe",), splits=((3, 2, 2, 1), (2, 2, 2, 2))))
+    (note,) = [note for note in found.notes if "comes out no faster frozen" in note]
+    assert note.startswith("split 3,2,2,1: a backward of stage 3")
+    assert len(found.cases) == 2

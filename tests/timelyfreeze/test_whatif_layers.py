@@ -97,6 +97,17 @@ def test_refuses_what_the_measurements_cannot_tell() -> None:
         light.times([0, 4, 4, 4])
 
 
+def test_a_backward_that_comes_out_no_faster_frozen_is_left_unfrozen() -> None:
+    # Without its 3 layers this last stage would take 3 ms unfrozen and 4 ms frozen.
+    noisy = StageTimes(12.0, 15.0, 10.0, 10.0, 5.0, 0.5)
+    model = layer_model([FIRST, MIDDLE, MIDDLE, noisy], [3, 3, 3, 3])
+    last = model.times([3, 5, 4, 0])[-1]
+    assert (last.backward_ms, last.frozen_backward_ms) == (3.0, 3.0)
+    assert (last.weight_ms, last.frozen_weight_ms) == (0.0, 0.0)  # 5 - 3 * 2, below 0
+    assert model.pinned([3, 5, 4, 0]) == [3]
+    assert model.pinned([3, 3, 3, 3]) == []
+
+
 def test_prices_from_two_sizes() -> None:
     one = StageTimes(2.5, 4.5, 2.5, 2.25, 2.25, 0.2)
     many = StageTimes(8.5, 16.5, 8.5, 8.25, 8.25, 0.1)  # 4 layers; frozen W is noise

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from timelyfreeze.actions import ActionKind
 from timelyfreeze.bounds import bounds_from_json
 from timelyfreeze.dag import build_dag
 from timelyfreeze.order import order_from_csv
+from timelyfreeze.recorder import HostClock
 from timelyfreeze.stage import FreezingStage
 from timelyfreeze.whatif_file import read_bounds_file
 from torchtitan import upstream_fixes
@@ -32,7 +34,12 @@ from torchtitan.freezing.profile_files import (
 )
 from torchtitan.freezing.profile_response import Point, Response
 from torchtitan.freezing.profile_runs import Profile, Repeats, profile_stages
-from torchtitan.freezing.profile_stage import LoneStage, Microbatch
+from torchtitan.freezing.profile_stage import (
+    LoneStage,
+    Microbatch,
+    ProcessorClock,
+    profile_clock,
+)
 
 F, B, I, W = ActionKind  # noqa: E741
 REPEATS = Repeats(ratios=(0.0, 0.5, 1.0), cold=1, kept=3)
@@ -189,6 +196,27 @@ def test_a_first_stage_both_ways() -> None:
     stage.run(everything, split=False)
     assert ran == ["down"], "the chain of input gradients runs to the embedding"
     assert all(p.grad is None for p in module.parameters())
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="events are the clock of a GPU")
+def test_processor_time_is_measured_where_a_rank_has_one_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert isinstance(profile_clock(torch.device("cpu")), ProcessorClock)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert isinstance(profile_clock(torch.device("cpu")), HostClock)
+
+
+def test_the_processor_clock_does_not_run_while_the_process_sleeps() -> None:
+    clock = ProcessorClock()
+    start, began = clock.mark(), time.perf_counter()
+    time.sleep(0.05)
+    asleep_ms = clock.work_ms(start, clock.mark())
+    assert asleep_ms < 0.5 * 1e3 * (time.perf_counter() - began)
+    while clock.mark() < start + 5.0:
+        pass
+    assert clock.elapsed_ms(start, clock.mark()) >= 5.0
 
 
 # -- all stages ------------------------------------------------------------------------------------
@@ -374,8 +402,10 @@ def test_the_bounds_file_notes_what_planning_needs(by_hand: Profile, tmp_path: P
     assert file.stage_times()[1].input_ms == 1.0
     assert file.stage_times()[1].weight_ms == 11.0
     assert file.derived_kinds == ""
-    path.write_text(bounds_text(by_hand, job_config, None))
-    assert read_bounds_file(path).notes.layer is None
+    assert file.notes.processors is None
+    path.write_text(bounds_text(replace(by_hand, n_processors=1.5), job_config, None))
+    again = read_bounds_file(path)
+    assert (again.notes.layer, again.notes.processors) == (None, 1.5)
 
 
 def test_two_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

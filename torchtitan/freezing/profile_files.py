@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from timelyfreeze.actions import Action, ActionKind
 from timelyfreeze.bounds import DurationBounds, bounds_from_samples
 from timelyfreeze.dag import PipelineDag, build_dag
 from timelyfreeze.settings import ALL_OR_NOTHING
-from timelyfreeze.whatif_file import PipelineNotes, bounds_file_text
+from timelyfreeze.whatif_file import bounds_file_text
 from timelyfreeze.whatif_layers import layer_prices
 from timelyfreeze.whatif_times import Pair, StageTimes, complete_times
 from torchtitan.freezing.config import JobConfig
@@ -97,13 +97,8 @@ def bounds_text(profile: Profile, job_config: JobConfig, prices: Prices | None) 
     """
     first_stage = job_config.freezing.first_stage
     dag, bounds = profile_bounds(profile, first_stage)
-    known = pipeline_notes(job_config, profile.order, profile.n_layers)
-    notes = PipelineNotes(
-        schedule=known.schedule,
-        ranks=known.ranks,
-        first_stage=known.first_stage,
-        layers=profile.layers,
-        tokens_per_microbatch=known.tokens_per_microbatch,
+    notes = replace(
+        pipeline_notes(job_config, profile.order, profile.n_layers, profile.n_processors),
         stages=tuple(stage_times(r) for r in chosen_responses(profile, first_stage)),
         layer=None if prices is None else prices.layer,
         fixed=None if prices is None else prices.fixed,

@@ -23,7 +23,7 @@ from timelyfreeze.order import ScheduleOrder
 from timelyfreeze.selection import draw_uniform, mask_rng
 from timelyfreeze.settings import ALL_OR_NOTHING, KEEP_CHAIN
 from torchtitan.config import TORCH_DTYPE_MAP
-from torchtitan.cpu_device import usable_cores
+from torchtitan.cpu_device import shared_cores, usable_cores
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as titan_dist
 from torchtitan.freezing.config import JobConfig
@@ -69,6 +69,8 @@ class Profile:
         responses: Of each stage; two of the first stage, one for each way to freeze it.
         probes: Of stages in the middle with 1 layer and with more, to price a layer.
         peak_bytes: The most that the device's allocator held, by stage; -1 where it tells none.
+        n_processors: How many ranks of a run on this host would compute at once; None if each has
+            a device, or cores, of its own.
     """
 
     order: ScheduleOrder
@@ -77,6 +79,7 @@ class Profile:
     responses: tuple[Response, ...]
     probes: tuple[Response, Response]
     peak_bytes: tuple[int, ...]
+    n_processors: float | None = None
 
 
 def profile_stages(
@@ -120,7 +123,18 @@ def profile_stages(
         middle = [r for r in responses if r.stage in range(1, len(modules) - 1) and r.n_layers > 1]
         many = middle[0] if middle else bench.probe(max(2, *layers))
         probes = (bench.probe(1), many)
-    return Profile(order, layers, model_args.n_layers, tuple(responses), probes, tuple(peaks))
+        n_processors = None
+        if titan_tools.device_type == "cpu":
+            n_processors = shared_cores(order.n_ranks, torch.get_num_threads())
+    return Profile(
+        order,
+        layers,
+        model_args.n_layers,
+        tuple(responses),
+        probes,
+        tuple(peaks),
+        n_processors,
+    )
 
 
 def _backwards(config: JobConfig, order: ScheduleOrder) -> tuple[bool, ...]:

@@ -7,6 +7,7 @@ same masks, and its actions are timed by the same recorder.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from torch.distributed.pipelining.schedules import (
 )
 
 from timelyfreeze.actions import ActionKind
-from timelyfreeze.recorder import ActionRecorder, clock_for
+from timelyfreeze.recorder import ActionRecorder, Clock, clock_for
 from timelyfreeze.selection import ParameterTable, build_parameter_table
 from timelyfreeze.stage import NOTHING_FROZEN, FreezingStage
 from torchtitan.upstream_fixes import PipelineLoss
@@ -45,6 +46,38 @@ class Microbatch:
     labels: Tensor
     width: int
     dtype: torch.dtype
+
+
+class ProcessorClock:
+    """Processor time of this process, for a CPU and a rank of one thread.
+
+    Other processes of the machine do not count, and a training run whose ranks share cores measures
+    the same.
+    """
+
+    gaps_are_work = False  # what lies between two actions is the stand-ins'
+
+    def mark(self) -> float:
+        """Return the processor time so far in milliseconds."""
+        return time.process_time() * 1e3
+
+    def wait(self, mark: float) -> None:
+        """Return at once: a mark of the host has always been reached."""
+
+    def work_ms(self, start: float, end: float) -> float:
+        """Return ``end - start``."""
+        return end - start
+
+    def elapsed_ms(self, start: float, end: float) -> float:
+        """Return ``end - start``."""
+        return end - start
+
+
+def profile_clock(device: torch.device) -> Clock:
+    """Return the clock of a training run: events on a GPU; on a CPU see :class:`ProcessorClock`."""
+    if device.type == "cpu" and torch.get_num_threads() == 1:
+        return ProcessorClock()
+    return clock_for(device)
 
 
 class LoneStage:
@@ -78,7 +111,7 @@ class LoneStage:
             modules.append(_Back(microbatch))
         place = modules.index(module)
         self._microbatch = microbatch
-        self._recorder = ActionRecorder(clock_for(device))
+        self._recorder = ActionRecorder(profile_clock(device))
         self.stage = FreezingStage(module, place, len(modules), device)
         self._stages = [
             self.stage if other is module else PipelineStage(other, i, len(modules), device)
