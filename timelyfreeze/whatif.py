@@ -229,14 +229,20 @@ class _Table:
             limit_step_ms=grid.step_ms(plan.frozen_batch_ms),
             mean_ratio=float(plan.ratios[dag.freezable].mean()),
             stage_ratios=tuple(plan.stage_mean_ratios().values()),
-            bubble=_bubble(dag, bounds.max_ms, plan.unfrozen_batch_ms),
-            frozen_bubble=_bubble(dag, plan.durations_ms, plan.batch_ms),
+            bubble=self._bubble(bounds.max_ms, plan.unfrozen_batch_ms),
+            frozen_bubble=self._bubble(plan.durations_ms, plan.batch_ms),
             rival_layers=rival,
             rival_step_ms=rival_ms,
             tokens_per_second=None
             if n_tokens is None
             else 1e3 * n_tokens / frozen_step_ms / grid.n_ranks,
         )
+
+    def _bubble(self, durations_ms: NDArray[np.float64], batch_ms: float) -> float:
+        """Return the share of a batch in which the ranks' processors have nothing to run."""
+        n_ranks = self.grid.n_ranks
+        n_processors = min(self.grid.n_processors or n_ranks, n_ranks)
+        return 1.0 - float(durations_ms.sum()) / (n_processors * batch_ms)
 
 
 def _default_or_none(model: LayerModel, n_stages: int) -> Split | None:
@@ -246,12 +252,6 @@ def _default_or_none(model: LayerModel, n_stages: int) -> Split | None:
     except ValueError:
         return None
     return split
-
-
-def _bubble(dag: PipelineDag, durations_ms: NDArray[np.float64], batch_ms: float) -> float:
-    """Return the share of the ranks' time in a batch in which they have no action to run."""
-    n_ranks = int(dag.ranks.max()) + 1
-    return 1.0 - float(durations_ms.sum()) / (n_ranks * batch_ms)
 
 
 def _line(error: Exception) -> str:

@@ -64,7 +64,8 @@ class Case:
         limit_step_ms: Step with everything frozen; no plan is faster.
         mean_ratio: Mean planned ratio over all backwards.
         stage_ratios: Mean planned ratio of each stage's backwards.
-        bubble: Share of the ranks' time in the batch without work, nothing frozen.
+        bubble: Share of the batch in which the ranks' devices, or the processors that they share,
+            have nothing to run, nothing frozen.
         frozen_bubble: The same under the plan.
         rival_layers: Split that is fastest without freezing; None where layers are not known.
         rival_step_ms: Step of the rival.

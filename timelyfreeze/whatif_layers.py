@@ -73,7 +73,12 @@ class LayerModel:
         Freezing shortens every backward, so there noise has the better of the measurements.
         """
         stages = [self._stage(index, len(split), n) for index, n in enumerate(split)]
-        return [index for index, times in enumerate(stages) if times != times.pinned()]
+        return [
+            index
+            for index, times in enumerate(stages)
+            if times.frozen_backward_ms > times.backward_ms
+            or max(times.frozen_weight_ms, 0.0) > times.weight_ms
+        ]
 
     def _stage(self, index: int, n_stages: int, n_layers: int) -> StageTimes:
         is_first, is_last = index == 0, index == n_stages - 1

@@ -15,7 +15,7 @@ from timelyfreeze.whatif_layers import render_split
 
 _LEGEND = (
     "step, frozen, rival: milliseconds of a step without freezing, under the plan, and of the best "
-    "split without freezing; bubble: idle share of the ranks, without and with freezing"
+    "split without freezing; bubble: idle share of the devices, without and with freezing"
 )
 
 

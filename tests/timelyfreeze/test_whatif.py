@@ -271,6 +271,7 @@ def test_ranks_that_share_processors(even: BoundsFile) -> None:
     # One processor does all the work: 4 ranks, 8 microbatches, 6 and 4 ms.
     assert case.step_ms == pytest.approx(4 * 8 * 6.0)
     assert case.frozen_step_ms == pytest.approx(4 * 8 * 4.0)
+    assert (case.bubble, case.frozen_bubble) == (pytest.approx(0.0), pytest.approx(0.0))
 
 
 def test_recall_tells_what_times_of_stages_cost(tmp_path: Path) -> None:

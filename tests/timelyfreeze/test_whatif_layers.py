@@ -25,6 +25,7 @@ from timelyfreeze.whatif_times import StageTimes
 
 LAYER = StageTimes(2.0, 4.0, 2.0, 2.0, 2.0, 0.0)
 NOTHING = StageTimes()
+HAIR = StageTimes(frozen_weight_ms=0.01)
 # Embedding: 1 ms forward, 1 ms backward. Head and loss: 6 ms forward, 12 ms backward.
 FIRST = StageTimes(7.0, 13.0, 0.0, 0.0, 13.0, 0.0)  # 3 layers; no input gradient, frozen whole
 MIDDLE = StageTimes(6.0, 12.0, 6.0, 6.0, 6.0, 0.0)  # 3 layers
@@ -106,6 +107,10 @@ def test_a_backward_that_comes_out_no_faster_frozen_is_left_unfrozen() -> None:
     assert (last.weight_ms, last.frozen_weight_ms) == (0.0, 0.0)  # 5 - 3 * 2, below 0
     assert model.pinned([3, 5, 4, 0]) == [3]
     assert model.pinned([3, 3, 3, 3]) == []
+    # A hair below 0 where nothing is left to do is no reason to say so.
+    hair = layer_model([FIRST, MIDDLE, MIDDLE, LAST], [3, 3, 3, 3], LAYER.plus(HAIR))
+    assert hair.times([3, 4, 4, 1])[-1].frozen_weight_ms == 0.0
+    assert hair.pinned([3, 4, 4, 1]) == []
 
 
 def test_prices_from_two_sizes() -> None:
