@@ -247,6 +247,7 @@ def test_a_step_has_its_batches_and_what_is_outside(even: BoundsFile) -> None:
     assert step.rival_step_ms == pytest.approx(3 * batch.rival_step_ms + 7.0)
     assert step.bubble == batch.bubble
     assert step.microbatch_ms == pytest.approx(step.frozen_step_ms / 24)
+    assert step.tokens_per_second == pytest.approx(1e3 * 100 * 24 / step.frozen_step_ms / 4)
 
 
 def test_messages_make_a_batch_longer(even: BoundsFile) -> None:

@@ -8,6 +8,7 @@ import pytest
 from torchtitan.distributed.pipeline_parallel import generate_llm_fqn_per_model_part
 
 from tests.timelyfreeze.pipelines import hand_order, simulate
+from timelyfreeze import whatif_layers
 from timelyfreeze.actions import Action
 from timelyfreeze.dag import build_dag
 from timelyfreeze.order import ScheduleOrder
@@ -179,6 +180,25 @@ def test_ranks_with_several_stages_are_made_even() -> None:
     split = best_split(MODEL, build_dag(order))
     fastest = min(batch_ms(order, MODEL, other) for other in all_splits(12, 4))
     assert batch_ms(order, MODEL, split) == pytest.approx(fastest)
+
+
+@pytest.mark.parametrize("head", [(2.0, 20.0), (9.0, 1.0), (0.0, 0.0)])
+def test_where_a_search_would_take_too_long_the_fullest_rank_has_least_to_do(
+    head: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whatif_layers, "_MOST_ACTIONS_IN_ROUND", 0)
+    last = MIDDLE.plus(StageTimes(head[0], head[1], head[1] / 2, head[1] / 2, head[1] / 2, 0.0))
+    model = layer_model([FIRST, MIDDLE, MIDDLE, last], [3, 3, 3, 3])
+    order = hand_order("interleaved")
+
+    def fullest_ms(split: Split) -> float:
+        work = [0.0] * order.n_ranks
+        for stage, times in enumerate(model.times(split)):
+            work[order.stage_to_rank[stage]] += times.forward_ms + times.backward_ms
+        return max(work)
+
+    found = best_split(model, build_dag(order))
+    assert fullest_ms(found) == pytest.approx(min(map(fullest_ms, all_splits(12, 4))))
 
 
 def test_the_best_split_is_no_slower_than_those_it_starts_from() -> None:
