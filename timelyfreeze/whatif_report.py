@@ -18,6 +18,9 @@ _LEGEND = (
     "split without freezing; bubble: idle share of the devices, without and with freezing"
 )
 
+# With more stages a terminal is too narrow for a figure of each; files have them all.
+_MOST_STAGES_SHOWN = 8
+
 
 def render(answer: Answer, title: str) -> str:
     """Return the table under ``title``, with notes below."""
@@ -70,21 +73,33 @@ def _cells(case: Case) -> dict[str, str]:
         "schedule": case.schedule,
         "microbatches": str(case.n_microbatches),
         "split": case.split_name,
-        "layers": "" if case.layers is None else render_split(case.layers),
+        "layers": "" if case.layers is None else _split(case.layers),
         "r_max": f"{case.max_freeze_ratio:g}",
         "step": f"{case.step_ms:.1f}",
         "frozen": f"{case.frozen_step_ms:.1f}",
         "gain": f"{case.gain:+.1%}",
         "limit": f"{case.limit_gain:+.1%}",
         "ratio": f"{case.mean_ratio:.2f}",
-        "by stage": " ".join(f"{ratio:.2f}" for ratio in case.stage_ratios),
+        "by stage": _ratios(case.stage_ratios),
         "bubble": f"{case.bubble:.1%} {case.frozen_bubble:.1%}",
         "tokens/s": "" if case.tokens_per_second is None else f"{case.tokens_per_second:.0f}",
         "rival": ""
         if case.rival_step_ms is None or case.rival_layers is None
-        else f"{case.rival_step_ms:.1f} {render_split(case.rival_layers)}",
+        else f"{case.rival_step_ms:.1f} {_split(case.rival_layers)}",
         "over rival": "" if case.gain_over_rival is None else f"{case.gain_over_rival:+.1%}",
     }
+
+
+def _split(layers: Sequence[int]) -> str:
+    if len(layers) <= _MOST_STAGES_SHOWN:
+        return render_split(layers)
+    return f"{min(layers)} to {max(layers)}"
+
+
+def _ratios(ratios: Sequence[float]) -> str:
+    if len(ratios) <= _MOST_STAGES_SHOWN:
+        return " ".join(f"{ratio:.2f}" for ratio in ratios)
+    return f"{min(ratios):.2f} to {max(ratios):.2f}"
 
 
 def plain_cases(answer: Answer) -> list[dict[str, Any]]:

@@ -63,6 +63,31 @@ def test_the_order_beside_is_used(bounds: Path, capsys: pytest.CaptureFixture[st
     assert "66.0 ms (+0.0%) from the times of its stages" in text
 
 
+def test_many_stages_are_summed_up_in_the_terminal_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dag = build_dag(one_f_one_b_order(9, 9))
+    path, file = tmp_path / "bounds.json", tmp_path / "plan.json"
+    notes = PipelineNotes(ranks=9, first_stage="keep_chain", layers=(2,) * 9)
+    path.write_text(bounds_file_text(dag, bounds_from_times(dag, [TIMES] * 9), notes))
+    split = "3,2,2,2,2,2,2,2,1"
+    arguments = ["--schedules", "GPipe", "--splits", split, "--r-max", "1", "--json", str(file)]
+    assert main(["plan", str(path), *arguments]) == 0
+    row = next(line for line in capsys.readouterr().out.splitlines() if "GPipe" in line)
+    assert "1 to 3" in row
+    case = json.loads(file.read_text())["cases"][0]
+    assert (len(case["stage_ratios"]), case["layers"]) == (9, [3, 2, 2, 2, 2, 2, 2, 2, 1])
+
+
+def test_the_profile_in_the_repository_can_be_planned_from(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = ROOT / "profiles" / "tiny_8m_1F1B" / "bounds.json"
+    arguments = ["--splits", "default", "balanced", "--schedules", "GPipe", "1F1B"]
+    assert main(["plan", str(path), *arguments]) == 0
+    assert "2,3,3,2" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
