@@ -31,6 +31,11 @@ PURE = {
     "processors",
     "schedules",
     "selection",
+    "settings",
+    "whatif_file",
+    "whatif_grid",
+    "whatif_layers",
+    "whatif_times",
 }
 PURE_FILES = [path for path in LIBRARY if PURE & {path.stem, path.parent.name}]
 PIPELINING = "torch.distributed.pipelining"

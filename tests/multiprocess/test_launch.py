@@ -9,8 +9,10 @@ import pytest
 from launcher import ROOT, arguments, merged, run_scenarios
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from timelyfreeze.__main__ import main as plan_from_bounds
 from timelyfreeze.order import order_from_csv, order_to_csv, parse_order
 from timelyfreeze.plan import plan_from_json
+from timelyfreeze.whatif_file import read_bounds_file
 
 SHARED = ROOT.parent / "shared"
 SCHEDULES = ["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"]
@@ -88,6 +90,10 @@ def test_plan_bounds_and_order_lie_beside_the_run(default_run):
     assert max(plan.stage_mean_ratios().values()) <= 0.8 + 1e-9
     settings = json.loads((folder / "settings.json").read_text())
     assert settings["freezing"]["last_monitor_step"] == 8
+    file = read_bounds_file(folder / "bounds.json")
+    assert (file.notes.schedule, file.notes.ranks, file.notes.layers) == ("1F1B", 4, (2, 3, 3, 2))
+    assert file.notes.tokens_per_microbatch == 2 * settings["training"]["seq_len"]
+    assert plan_from_bounds(["plan", str(file.path), "--splits", "default", "balanced"]) == 0
 
 
 def test_tensorboard_has_the_figures(default_run):

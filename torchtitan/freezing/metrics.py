@@ -12,17 +12,19 @@ import torch.distributed as dist
 
 import torchtitan.components.metrics as titan_metrics
 import torchtitan.tools.utils as titan_tools
-from timelyfreeze.bounds import DurationBounds, bounds_to_json
+from timelyfreeze.bounds import DurationBounds
 from timelyfreeze.controller import FreezeController
 from timelyfreeze.exchange import Exchange
 from timelyfreeze.order import order_to_csv
 from timelyfreeze.phases import Phase
 from timelyfreeze.plan import FreezePlan, plan_to_json
+from timelyfreeze.whatif_file import bounds_file_text
 from torchtitan.components.metrics import LoggerContainer, MetricsProcessor, TensorBoardLogger
 from torchtitan.distributed import ParallelDims
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.emulation_record import EmulationRecord
 from torchtitan.freezing.loss_curve import LossCurve
+from torchtitan.freezing.pipeline_notes import pipeline_notes
 from torchtitan.freezing.progress import Progress
 from torchtitan.freezing.report import render_report
 from torchtitan.freezing.run_folder import make_run_folder
@@ -64,6 +66,7 @@ class FreezingMetricsProcessor(MetricsProcessor):
         )
         super().__init__(without_tensorboard, parallel_dims)
         self.job_config = job_config
+        self._n_layers: int | None = getattr(args[0], "n_layers", None) if args else None
         self._is_shown = dist.get_rank() == titan_metrics._get_metrics_rank(
             parallel_dims, job_config
         )
@@ -112,11 +115,15 @@ class FreezingMetricsProcessor(MetricsProcessor):
         if controller is not None:
             self._write("schedule.csv", order_to_csv(controller.order))
 
-    def save_plan(self, plan: FreezePlan, bounds: DurationBounds) -> None:
+    def save_plan(
+        self, plan: FreezePlan, bounds: DurationBounds, n_processors: float | None = None
+    ) -> None:
         """Keep what was measured and what was solved beside the run."""
         assert self._controller is not None
-        self._write("schedule.csv", order_to_csv(self._controller.order))
-        self._write("bounds.json", bounds_to_json(self._controller.dag, bounds))
+        order = self._controller.order
+        notes = pipeline_notes(self.job_config, order, self._n_layers, n_processors)
+        self._write("schedule.csv", order_to_csv(order))
+        self._write("bounds.json", bounds_file_text(self._controller.dag, bounds, notes))
         self._write("plan.json", plan_to_json(plan))
 
     def log(

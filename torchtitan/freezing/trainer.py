@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -122,7 +123,7 @@ class FreezingTrainer(Trainer):
             exchange,
             checks,
             n_processors=self._n_processors,
-            on_solved=self.metrics_processor.save_plan,
+            on_solved=partial(self.metrics_processor.save_plan, n_processors=self._n_processors),
         )
         self.checkpointer.states[CHECKPOINT_KEY] = self.controller
 

@@ -1,0 +1,158 @@
+"""``python -m timelyfreeze plan``: tables, files, exit status, and what it does without."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from timelyfreeze.__main__ import main
+from timelyfreeze.dag import build_dag
+from timelyfreeze.order import order_to_csv
+from timelyfreeze.schedules import one_f_one_b_order
+from timelyfreeze.whatif_file import PipelineNotes, bounds_file_text
+from timelyfreeze.whatif_times import StageTimes, bounds_from_times
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMES = StageTimes(2.0, 4.0, 2.0, 2.0, 2.0, 0.0)
+
+
+@pytest.fixture
+def bounds(tmp_path: Path) -> Path:
+    """A bounds file of four even stages with 2 layers each, with no order beside it."""
+    dag = build_dag(one_f_one_b_order(4, 8))
+    path = tmp_path / "bounds.json"
+    notes = PipelineNotes(ranks=4, first_stage="keep_chain", layers=(2, 2, 2, 2))
+    path.write_text(bounds_file_text(dag, bounds_from_times(dag, [TIMES] * 4), notes))
+    return path
+
+
+def test_a_table_and_the_same_in_files(
+    bounds: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = tmp_path / "plan.json", tmp_path / "plan.csv"
+    arguments = ["plan", str(bounds), "--schedules", "GPipe", "1F1B", "--r-max", "0.5", "1"]
+    assert main([*arguments, "--json", str(files[0]), "--csv", str(files[1])]) == 0
+    text = capsys.readouterr().out
+    # 11 slots of 6 ms; with everything frozen of 4 ms.
+    assert text.count("66.0") >= 4
+    assert text.count("+50.0%") >= 4
+    data = json.loads(files[0].read_text())
+    assert data["n_ranks"] == 4
+    assert [(c["schedule"], c["max_freeze_ratio"]) for c in data["cases"]] == [
+        ("GPipe", 0.5), ("GPipe", 1.0), ("1F1B", 0.5), ("1F1B", 1.0),
+    ]  # fmt: skip
+    rows = list(csv.DictReader(files[1].read_text().splitlines()))
+    assert [float(row["frozen_step_ms"]) for row in rows] == [
+        case["frozen_step_ms"] for case in data["cases"]
+    ]
+    assert rows[0]["layers"] == "2 2 2 2"
+    assert len(rows[0]["stage_ratios"].split()) == 4
+    assert rows[0]["tokens_per_second"] == ""
+    lines = [line.split() for line in text.splitlines() if line.strip().startswith("GPipe")]
+    assert [line[1] for line in lines] == ["8", "8"]
+
+
+def test_the_order_beside_is_used(bounds: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (bounds.parent / "schedule.csv").write_text(order_to_csv(one_f_one_b_order(4, 8)))
+    assert main(["plan", str(bounds), "--schedules", "1F1B"]) == 0
+    text = capsys.readouterr().out
+    assert "the measured pipeline without freezing: 66.0 ms a batch" in text
+    assert "66.0 ms (+0.0%) from the times of its stages" in text
+
+
+def test_many_stages_are_summed_up_in_the_terminal_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dag = build_dag(one_f_one_b_order(9, 9))
+    path, file = tmp_path / "bounds.json", tmp_path / "plan.json"
+    notes = PipelineNotes(ranks=9, first_stage="keep_chain", layers=(2,) * 9)
+    path.write_text(bounds_file_text(dag, bounds_from_times(dag, [TIMES] * 9), notes))
+    split = "3,2,2,2,2,2,2,2,1"
+    arguments = ["--schedules", "GPipe", "--splits", split, "--r-max", "1", "--json", str(file)]
+    assert main(["plan", str(path), *arguments]) == 0
+    row = next(line for line in capsys.readouterr().out.splitlines() if "GPipe" in line)
+    assert "1 to 3" in row
+    case = json.loads(file.read_text())["cases"][0]
+    assert (len(case["stage_ratios"]), case["layers"]) == (9, [3, 2, 2, 2, 2, 2, 2, 2, 1])
+
+
+def test_the_profile_in_the_repository_can_be_planned_from(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = ROOT / "profiles" / "tiny_8m_1F1B" / "bounds.json"
+    arguments = ["--splits", "default", "balanced", "--schedules", "GPipe", "1F1B"]
+    assert main(["plan", str(path), *arguments]) == 0
+    assert "2,3,3,2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--r-max", "1.5"], "--r-max is 1.5; it must lie in [0, 1]"),
+        (["--r-max", "nan"], "--r-max is nan"),
+        (["--ranks", "1"], "--ranks is 1; a pipeline has 2 or more"),
+        (["--microbatches", "0"], "--microbatches is 0; it must be 1 or more"),
+        (["--processors", "-1"], "--processors is -1.0; it must be above 0"),
+        (["--message-ms", "-1"], "--message-ms is -1.0; it must be 0 or more"),
+        (["--outside-ms", "inf"], "--outside-ms is inf"),
+        (["--passes", "0"], "--passes is 0"),
+        (["--time-limit-s", "0"], "--time-limit-s is 0.0; it must be above 0"),
+        (["--splits", "best"], "--splits has 'best'; layers of each stage are whole numbers"),
+        (["--layers", "2,2"], "--layers has 2 stages (2,2); times are those of 4"),
+        (["--layers", "3,2,2,1"], "bounds.json says that stages have 2,2,2,2 layers"),
+        (["--layers", "2;2"], "--layers has '2;2'"),
+        (["--schedules", "nosuch"], "'nosuch' is no schedule; known: GPipe, 1F1B"),
+        (["--csv", "/nosuch/folder/plan.csv"], "/nosuch/folder/plan.csv cannot be written"),
+    ],
+)
+def test_mistakes_are_told_with_their_option(
+    bounds: Path, arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(bounds), "--schedules", "1F1B", *arguments]) == 2
+    assert expected in capsys.readouterr().err
+
+
+def test_a_file_that_does_not_say_its_ranks(
+    tmp_path: Path, bounds: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = json.loads(bounds.read_text())
+    del data["pipeline"]
+    bounds.write_text(json.dumps(data))
+    assert main(["plan", str(bounds)]) == 2
+    error = capsys.readouterr().err
+    assert "does not say how many ranks its 4 stages are on" in error
+    assert "tell with --ranks" in error
+    assert main(["plan", str(bounds), "--ranks", "4", "--schedules", "1F1B"]) == 0
+    assert "tell with --layers" in capsys.readouterr().out
+
+
+def test_a_broken_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text('{"actions": {}}')
+    assert main(["plan", str(path)]) == 2
+    captured = capsys.readouterr()
+    assert f"error: {path} is no bounds file" in captured.err
+    assert captured.out == ""
+
+
+def test_no_command_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([])
+    assert stop.value.code == 2
+    assert "COMMAND" in capsys.readouterr().err
+
+
+def test_a_laptop_needs_no_torch(bounds: Path) -> None:
+    program = (
+        "import sys; from timelyfreeze.__main__ import main; "
+        f"status = main(['plan', {str(bounds)!r}, '--schedules', 'GPipe', '1F1B']); "
+        "assert 'torch' not in sys.modules and 'torchtitan' not in sys.modules; sys.exit(status)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "shortest for each microbatch" in done.stdout

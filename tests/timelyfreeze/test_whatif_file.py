@@ -1,0 +1,193 @@
+"""Bounds files with and without notes, and what is said of broken ones."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.timelyfreeze.pipelines import hand_order, random_bounds
+from timelyfreeze.bounds import bounds_from_json, bounds_to_json, uniform_bounds
+from timelyfreeze.dag import build_dag
+from timelyfreeze.order import order_to_csv
+from timelyfreeze.whatif_file import PipelineNotes, bounds_file_text, read_bounds_file
+from timelyfreeze.whatif_times import StageTimes
+
+ORDER = hand_order("two_by_two")
+DAG = build_dag(ORDER)
+NOTES = PipelineNotes(
+    schedule="GPipe",
+    ranks=2,
+    processors=1.5,
+    first_stage="keep_chain",
+    layers=(4, 3),
+    tokens_per_microbatch=2048,
+    stages=(StageTimes(1.0, 2.0, 1.0, 0.5, 1.5, 0.5), StageTimes(2.0, 4.0, 2.0, 2.0, 2.0, 0.0)),
+    layer=StageTimes(0.5, 1.0, 0.5, 0.5, 0.5, 0.0),
+    fixed=StageTimes(0.1, -0.1, 0.0, 0.0, -0.1, 0.0),
+)
+
+
+@pytest.fixture
+def plain() -> dict[str, Any]:
+    """A right file with everything in it, to be broken."""
+    bounds = uniform_bounds(DAG, forward_ms=1.0, backward_ms=(1.0, 2.0))
+    data: dict[str, Any] = json.loads(bounds_file_text(DAG, bounds, NOTES))
+    return data
+
+
+def save(folder: Path, data: Any) -> Path:
+    path = folder / "bounds.json"
+    path.write_text(data if isinstance(data, str) else json.dumps(data))
+    return path
+
+
+def message(path: Path) -> str:
+    with pytest.raises(ValueError, match=re.escape(str(path))) as error:
+        read_bounds_file(path)
+    return str(error.value)
+
+
+def test_a_file_with_notes_comes_back(tmp_path: Path) -> None:
+    bounds = random_bounds(DAG, seed=3)
+    text = bounds_file_text(DAG, bounds, NOTES)
+    file = read_bounds_file(save(tmp_path, text))
+    assert file.notes == NOTES
+    assert (file.n_stages, file.n_microbatches, file.n_ranks) == (2, 2, 2)
+    for i, action in enumerate(DAG.actions):
+        assert file.bounds[action] == (bounds.min_ms[i], bounds.max_ms[i])
+    assert file.stage_times() == NOTES.stages
+    assert file.derived_kinds == ""
+
+
+def test_older_readers_see_the_bounds_alone() -> None:
+    bounds = random_bounds(DAG, seed=4)
+    again = bounds_from_json(DAG, bounds_file_text(DAG, bounds, NOTES))
+    assert again.min_ms.tolist() == bounds.min_ms.tolist()
+    assert again.max_ms.tolist() == bounds.max_ms.tolist()
+
+
+def test_a_file_of_an_older_run_says_less(tmp_path: Path) -> None:
+    path = save(tmp_path, bounds_to_json(DAG, random_bounds(DAG, seed=5)))
+    file = read_bounds_file(path)
+    assert file.notes == PipelineNotes()
+    assert file.n_ranks is None
+    assert file.derived_kinds == "I and W"
+    (tmp_path / "schedule.csv").write_text(order_to_csv(ORDER))
+    again = read_bounds_file(path)
+    assert again.order == ORDER
+    assert again.n_ranks == 2
+
+
+def test_times_of_stages_are_medians(tmp_path: Path, plain: dict[str, Any]) -> None:
+    del plain["pipeline"]
+    plain["bounds"]["1F0"] = {"min_ms": 3.0, "max_ms": 3.0}
+    plain["bounds"]["1B1"] = {"min_ms": 2.0, "max_ms": 4.0}
+    first, last = read_bounds_file(save(tmp_path, plain)).stage_times()
+    assert first == StageTimes(1.0, 2.0, 1.0, 0.0, 2.0, 1.0)
+    assert last == StageTimes(2.0, 3.0, 1.5, 1.5, 1.5, 0.0)
+
+
+def test_a_split_backward_lacks_the_full_one(tmp_path: Path) -> None:
+    dag = build_dag(hand_order("zero_bubble"))
+    file = read_bounds_file(save(tmp_path, bounds_to_json(dag, random_bounds(dag, seed=6))))
+    assert file.derived_kinds == "B"
+
+
+def test_no_file_and_no_text(tmp_path: Path) -> None:
+    assert "cannot be read: No such file" in message(tmp_path / "bounds.json")
+    path = tmp_path / "bounds.json"
+    path.write_bytes(b"\xff\xfe\x00")
+    assert "cannot be read: it is not text" in message(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"bounds": {\n  oops', "line 2, column 3"),
+        ("[]", 'has no object "bounds"'),
+        ('{"actions": {}}', 'has no object "bounds"'),
+        ('{"bounds": []}', 'has no object "bounds"'),
+        ('{"bounds": {}}', "bounds is empty"),
+    ],
+)
+def test_foreign_files_are_named(tmp_path: Path, text: str, expected: str) -> None:
+    assert expected in message(save(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("key", "row", "expected"),
+    [
+        ("3X5", {"min_ms": 1, "max_ms": 1}, "'3X5' is not an action"),
+        ("0B0", 3, "bounds.0B0 is 3; it needs min_ms and max_ms"),
+        ("0B0", {"min_ms": 1}, "bounds.0B0.max_ms is None; it must be a number"),
+        ("0B0", {"min_ms": "1", "max_ms": 2}, "bounds.0B0.min_ms is '1'; it must be a number"),
+        ("0B0", {"min_ms": True, "max_ms": 2}, "bounds.0B0.min_ms is True"),
+        ("0B0", {"min_ms": -1, "max_ms": 2}, "bounds.0B0.min_ms is -1; it must be finite"),
+        ("0B0", {"min_ms": 1, "max_ms": float("nan")}, "bounds.0B0.max_ms is nan"),
+        ("0B0", {"min_ms": 3, "max_ms": 2}, "bounds.0B0: min_ms 3.0 is above max_ms 2.0"),
+        ("0F0", {"min_ms": 1, "max_ms": 2}, "bounds.0F0: min_ms 1.0 and max_ms 2.0 differ; F"),
+        ("0F5", {"min_ms": 1, "max_ms": 1}, "bounds has no 0F2"),
+        ("0I0", {"min_ms": 1, "max_ms": 1}, "either 0B0 or both 0I0 and 0W0"),
+    ],
+)
+def test_broken_rows_are_named(
+    tmp_path: Path, plain: dict[str, Any], key: str, row: Any, expected: str
+) -> None:
+    plain["bounds"][key] = row
+    assert expected in message(save(tmp_path, plain))
+
+
+@pytest.mark.parametrize(
+    ("action", "expected"), [("1F1", "bounds has no 1F1"), ("1B0", "either 1B0 or both")]
+)
+def test_missing_rows_are_named(
+    tmp_path: Path, plain: dict[str, Any], action: str, expected: str
+) -> None:
+    del plain["bounds"][action]
+    assert expected in message(save(tmp_path, plain))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("ranks", 0, "pipeline.ranks is 0; it must be a whole number, 1 or more"),
+        ("ranks", 2.0, "pipeline.ranks is 2.0"),
+        ("processors", 0, "pipeline.processors is 0; it must be a number above 0"),
+        ("first_stage", "odd", "pipeline.first_stage is 'odd'; known: all_or_nothing, keep_chain"),
+        ("layers", [1, 2, 3], "pipeline.layers must be a list of 2"),
+        ("layers", [1, -2], "pipeline.layers[1] is -2"),
+        ("stages", [{}, {}], "pipeline.stages[0] must have the keys forward_ms"),
+        ("layer", {"forward_ms": 1}, "pipeline.layer must have the keys forward_ms"),
+        ("speed", 3, "pipeline has unknown keys: speed"),
+    ],
+)
+def test_broken_notes_are_named(
+    tmp_path: Path, plain: dict[str, Any], key: str, value: Any, expected: str
+) -> None:
+    plain["pipeline"][key] = value
+    assert expected in message(save(tmp_path, plain))
+
+
+def test_impossible_times_of_a_stage_are_named(tmp_path: Path, plain: dict[str, Any]) -> None:
+    plain["pipeline"]["stages"][1]["frozen_backward_ms"] = 9.0
+    assert "pipeline.stages[1]: B would take 9 ms frozen" in message(save(tmp_path, plain))
+    plain["pipeline"]["stages"][1]["frozen_backward_ms"] = "9"
+    assert "pipeline.stages[1].frozen_backward_ms is '9'" in message(save(tmp_path, plain))
+
+
+def test_notes_that_are_no_object(tmp_path: Path, plain: dict[str, Any]) -> None:
+    plain["pipeline"] = 3
+    assert "pipeline is 3; it must be an object" in message(save(tmp_path, plain))
+
+
+def test_an_order_of_another_run_is_refused(tmp_path: Path, plain: dict[str, Any]) -> None:
+    path = save(tmp_path, plain)
+    (tmp_path / "schedule.csv").write_text(order_to_csv(hand_order("zero_bubble")))
+    text = message(path)
+    assert "schedule.csv beside it do not have the same actions" in text
+    assert "keep the two files of one run together" in text
+    (tmp_path / "schedule.csv").write_text("0F0,hello")
+    with pytest.raises(ValueError, match=r"schedule.csv: rank 0, position 1: 'hello'"):
+        read_bounds_file(path)

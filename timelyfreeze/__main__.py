@@ -1,0 +1,24 @@
+"""Entry point: ``python -m timelyfreeze COMMAND ...``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from timelyfreeze.whatif_cli import add_plan_command
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command that ``arguments`` name and return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m timelyfreeze", description="TimelyFreeze without training."
+    )
+    add_plan_command(parser.add_subparsers(required=True, metavar="COMMAND"))
+    options = parser.parse_args(arguments)
+    status: int = options.run(options)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

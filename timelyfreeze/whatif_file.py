@@ -1,0 +1,312 @@
+"""Bounds files, read without the schedule they belong to, and what may stand in them besides.
+
+A training run and the profile save the same files: ``bounds.json``, and ``schedule.csv`` beside it.
+The bounds file may have one more entry, ``pipeline``, which older readers ignore:
+
+    "pipeline": {
+      "schedule": "1F1B", "ranks": 4, "processors": 2.0, "first_stage": "all_or_nothing",
+      "layers": [8, 9, 8, 7], "tokens_per_microbatch": 2048,
+      "stages": [{"forward_ms": ...}, ...], "layer": {...}, "fixed": {...}
+    }
+
+Every key of it may be missing. The last three are what a profile measured of every stage in full
+and in split backwards, and the prices at which layers move (``whatif_layers.LayerModel``).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from timelyfreeze.actions import Action, ActionKind, parse_action
+from timelyfreeze.bounds import DurationBounds, bounds_to_json
+from timelyfreeze.dag import PipelineDag
+from timelyfreeze.order import ScheduleOrder, order_from_csv
+from timelyfreeze.settings import FIRST_STAGE_MODES
+from timelyfreeze.whatif_times import Pair, StageTimes, complete_times, median_pairs
+
+PIPELINE = "pipeline"
+ORDER_FILE = "schedule.csv"
+_END = "\n}\n"
+
+
+@dataclass(frozen=True)
+class PipelineNotes:
+    """What a bounds file says of its pipeline besides the bounds; None where it does not say.
+
+    Attributes:
+        schedule: Name of the schedule that was measured.
+        ranks: Number of pipeline ranks.
+        processors: How many of them compute at once; times are then processor times. None if each
+            has a device of its own.
+        first_stage: How the first stage was frozen: one of ``settings.FIRST_STAGE_MODES``.
+        layers: Number of layers of each stage.
+        tokens_per_microbatch: Tokens of a microbatch, padding included.
+        stages: Times of each stage, in full and in split backwards.
+        layer: Price of a layer.
+        fixed: Price of a stage without layers.
+    """
+
+    schedule: str | None = None
+    ranks: int | None = None
+    processors: float | None = None
+    first_stage: str | None = None
+    layers: tuple[int, ...] | None = None
+    tokens_per_microbatch: int | None = None
+    stages: tuple[StageTimes, ...] | None = None
+    layer: StageTimes | None = None
+    fixed: StageTimes | None = None
+
+
+@dataclass(frozen=True)
+class BoundsFile:
+    """A bounds file with the order that lies beside it.
+
+    Attributes:
+        path: Where it was read from.
+        bounds: (shortest, longest) duration of every action, milliseconds.
+        notes: What else it says.
+        order: The order it belongs to, if that lies beside it.
+        n_stages: Number of stages.
+        n_microbatches: Number of microbatches.
+    """
+
+    path: Path
+    bounds: Mapping[Action, Pair]
+    notes: PipelineNotes
+    order: ScheduleOrder | None
+    n_stages: int
+    n_microbatches: int
+
+    @property
+    def n_ranks(self) -> int | None:
+        """Number of pipeline ranks, where the file or the order beside it tells."""
+        return self.notes.ranks if self.order is None else self.order.n_ranks
+
+    def stage_times(self) -> tuple[StageTimes, ...]:
+        """Return the times of each stage: those noted, else medians over its microbatches."""
+        if self.notes.stages is not None:
+            return self.notes.stages
+        return tuple(
+            complete_times(median_pairs(self.bounds, stage), is_first=stage == 0)
+            for stage in range(self.n_stages)
+        )
+
+    @property
+    def derived_kinds(self) -> str:
+        """Actions whose times were not measured but follow from others, such as "I and W"."""
+        if self.notes.stages is not None:
+            return ""
+        kinds = {action.kind for action in self.bounds}
+        if ActionKind.FULL_BACKWARD not in kinds:
+            return "B"
+        return "" if ActionKind.WEIGHT_BACKWARD in kinds else "I and W"
+
+
+def bounds_file_text(dag: PipelineDag, bounds: DurationBounds, notes: PipelineNotes) -> str:
+    """Write bounds together with notes; ``bounds.bounds_from_json`` reads the bounds of it.
+
+    Args:
+        dag: Precedence graph of A actions.
+        bounds: Bounds that fit ``dag``.
+        notes: What else is known.
+
+    Returns:
+        str: JSON, one line for each action.
+
+    Raises:
+        ValueError: As ``bounds_to_json``.
+    """
+    text = bounds_to_json(dag, bounds)
+    assert text.endswith(_END)
+    plain = {key: value for key, value in asdict(notes).items() if value is not None}
+    rows = ",\n".join(f"    {json.dumps(key)}: {json.dumps(plain[key])}" for key in plain)
+    return f'{text.removesuffix(_END)},\n  "{PIPELINE}": {{\n{rows}\n  }}{_END}'
+
+
+def read_bounds_file(path: Path) -> BoundsFile:
+    """Read a bounds file, its notes, and the order beside it if there is one.
+
+    Raises:
+        ValueError: If a file cannot be read or is none of ours; the message names file, row and
+            key.
+    """
+    text = _read(path)
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"{path}: line {error.lineno}, column {error.colno}: {error.msg}; a bounds file is JSON"
+        ) from error
+    if not isinstance(data, dict) or not isinstance(data.get("bounds"), dict):
+        raise ValueError(
+            f'{path} is no bounds file: it has no object "bounds"; a run saves one as bounds.json'
+        )
+    bounds = dict(_row(path, key, row) for key, row in data["bounds"].items())
+    if not bounds:
+        raise ValueError(f"{path}: bounds is empty")
+    n_stages = 1 + max(action.stage for action in bounds)
+    n_microbatches = 1 + max(action.microbatch for action in bounds)
+    _check_complete(path, bounds, n_stages, n_microbatches)
+    notes = _notes(path, data.get(PIPELINE, {}), n_stages)
+    return BoundsFile(path, bounds, notes, _order_beside(path, bounds), n_stages, n_microbatches)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise ValueError(f"{path} cannot be read: {reason}") from error
+
+
+def _row(path: Path, key: str, row: Any) -> tuple[Action, Pair]:
+    where = f"{path}: bounds.{key}"
+    try:
+        action = parse_action(key)
+    except ValueError as error:
+        raise ValueError(f"{path}: bounds: {error}") from error
+    if not isinstance(row, dict):
+        raise ValueError(f"{where} is {row!r}; it needs min_ms and max_ms")
+    low, high = (_time(f"{where}.{name}", row.get(name)) for name in ("min_ms", "max_ms"))
+    if low > high:
+        raise ValueError(f"{where}: min_ms {low} is above max_ms {high}")
+    if low < high and not action.kind.freezable:
+        raise ValueError(
+            f"{where}: min_ms {low} and max_ms {high} differ; {action.kind.value} computes no "
+            "weight gradient, so both must be equal"
+        )
+    return action, (low, high)
+
+
+def _time(where: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{where} is {value!r}; it must be a number of milliseconds")
+    if not 0.0 <= value < math.inf:
+        raise ValueError(f"{where} is {value}; it must be finite and not negative")
+    return float(value)
+
+
+def _check_complete(
+    path: Path, bounds: Mapping[Action, Pair], n_stages: int, n_microbatches: int
+) -> None:
+    for stage in range(n_stages):
+        for microbatch in range(n_microbatches):
+            forward, full, inputs, weights = (Action(stage, k, microbatch) for k in ActionKind)
+            if forward not in bounds:
+                raise ValueError(f"{path}: bounds has no {forward}")
+            split = inputs in bounds and weights in bounds
+            if (full in bounds) == split or (inputs in bounds) != (weights in bounds):
+                raise ValueError(
+                    f"{path}: bounds must have either {full} or both {inputs} and {weights}"
+                )
+
+
+def _order_beside(path: Path, bounds: Mapping[Action, Pair]) -> ScheduleOrder | None:
+    beside = path.parent / ORDER_FILE
+    if not beside.is_file():
+        return None
+    try:
+        order = order_from_csv(_read(beside))
+    except ValueError as error:
+        raise ValueError(f"{beside}: {error}") from error
+    odd = sorted(map(str, {action for row in order.ranks for action in row} ^ set(bounds)))
+    if odd:
+        raise ValueError(
+            f"{path} and {beside.name} beside it do not have the same actions: {odd[0]} is in only "
+            f"one of them ({len(odd)} such actions); keep the two files of one run together"
+        )
+    return order
+
+
+def _notes(path: Path, plain: Any, n_stages: int) -> PipelineNotes:
+    where = f"{path}: {PIPELINE}"
+    if not isinstance(plain, dict):
+        raise ValueError(f"{where} is {plain!r}; it must be an object")
+    known = {field.name for field in fields(PipelineNotes)}
+    if unknown := sorted(set(plain) - known):
+        raise ValueError(
+            f"{where} has unknown keys: {', '.join(unknown)}; a newer version wrote it"
+        )
+    layers = _list(f"{where}.layers", plain.get("layers"), n_stages)
+    stages = _list(f"{where}.stages", plain.get("stages"), n_stages)
+    return PipelineNotes(
+        schedule=_word(f"{where}.schedule", plain.get("schedule")),
+        ranks=_count(f"{where}.ranks", plain.get("ranks"), least=1),
+        processors=_positive(f"{where}.processors", plain.get("processors")),
+        first_stage=_word(f"{where}.first_stage", plain.get("first_stage"), FIRST_STAGE_MODES),
+        layers=None
+        if layers is None
+        else tuple(_count(f"{where}.layers[{i}]", n, least=0) or 0 for i, n in enumerate(layers)),
+        tokens_per_microbatch=_count(
+            f"{where}.tokens_per_microbatch", plain.get("tokens_per_microbatch"), least=1
+        ),
+        stages=None
+        if stages is None
+        else tuple(_times(f"{where}.stages[{i}]", row) for i, row in enumerate(stages)),
+        layer=_prices(f"{where}.layer", plain.get("layer")),
+        fixed=_prices(f"{where}.fixed", plain.get("fixed")),
+    )
+
+
+def _word(where: str, value: Any, known: tuple[str, ...] | None = None) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or (known is not None and value not in known):
+        raise ValueError(f"{where} is {value!r}; known: {', '.join(known or ('any word',))}")
+    return value
+
+
+def _count(where: str, value: Any, *, least: int) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{where} is {value!r}; it must be a whole number, {least} or more")
+    return value
+
+
+def _positive(where: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ValueError(f"{where} is {value!r}; it must be a number above 0")
+    return float(value)
+
+
+def _list(where: str, value: Any, length: int) -> list[Any] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) != length:
+        raise ValueError(f"{where} must be a list of {length}, one for each stage")
+    return value
+
+
+def _prices(where: str, value: Any) -> StageTimes | None:
+    """Read six numbers, which may be below 0: prices are differences of times."""
+    if value is None:
+        return None
+    names = [field.name for field in fields(StageTimes)]
+    if not isinstance(value, dict) or set(value) != set(names):
+        raise ValueError(f"{where} must have the keys {', '.join(names)}")
+    for name in names:
+        number = value[name]
+        if (
+            isinstance(number, bool)
+            or not isinstance(number, int | float)
+            or not math.isfinite(number)
+        ):
+            raise ValueError(f"{where}.{name} is {number!r}; it must be a number of milliseconds")
+    return StageTimes(**{name: float(value[name]) for name in names})
+
+
+def _times(where: str, value: Any) -> StageTimes:
+    times = _prices(where, value)
+    if times is None:
+        raise ValueError(f"{where} is missing")
+    if mistakes := times.mistakes():
+        raise ValueError(f"{where}: {'; '.join(mistakes)}")
+    return times

@@ -1,0 +1,137 @@
+"""What is asked of a what-if grid, and what comes of each of its cases."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from timelyfreeze.settings import ALL_OR_NOTHING
+from timelyfreeze.whatif_layers import Split
+
+DEFAULT_SPLIT = "default"
+BEST_SPLIT = "balanced"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What to ask: every combination of the first four.
+
+    Attributes:
+        schedules: Names of schedules.
+        caps: Values of r_max, in [0, 1].
+        microbatches: Numbers of microbatches; a microbatch stays as large as it was measured.
+        splits: ``DEFAULT_SPLIT`` (as measured, or TorchTitan's cut where the number of stages is
+            another), ``BEST_SPLIT`` (fastest without freezing), or layers of each stage.
+        n_ranks: Pipeline ranks.
+        first_stage: How the first stage is frozen, one of ``settings.FIRST_STAGE_MODES``.
+        n_processors: How many ranks compute at once; None if each has a device of its own.
+        message_ms: Price of a message, added to what the bounds have of it.
+        passes: Pipeline batches in an optimizer step.
+        outside_ms: Time of a step outside of its batches: optimizer, clipping, data.
+        time_limit_s: Limit on the solver's time for a case, seconds.
+    """
+
+    schedules: tuple[str, ...]
+    caps: tuple[float, ...]
+    microbatches: tuple[int, ...]
+    splits: tuple[str | Split, ...]
+    n_ranks: int
+    first_stage: str = ALL_OR_NOTHING
+    n_processors: float | None = None
+    message_ms: float = 0.0
+    passes: int = 1
+    outside_ms: float = 0.0
+    time_limit_s: float = 60.0
+
+    def step_ms(self, batch_ms: float) -> float:
+        """Return the time of a step of batches that take ``batch_ms``."""
+        return self.passes * batch_ms + self.outside_ms
+
+
+@dataclass(frozen=True)
+class Case:
+    """One combination of the grid and what comes of it.
+
+    Attributes:
+        schedule: Name of the schedule.
+        n_microbatches: Microbatches of a batch.
+        passes: Batches of a step.
+        max_freeze_ratio: The cap r_max.
+        split_name: As asked for.
+        layers: Layers of each stage; None where the file does not tell.
+        step_ms: Step without freezing, milliseconds.
+        frozen_step_ms: Step under the plan.
+        limit_step_ms: Step with everything frozen; no plan is faster.
+        mean_ratio: Mean planned ratio over all backwards.
+        stage_ratios: Mean planned ratio of each stage's backwards.
+        bubble: Share of the batch in which the ranks' devices, or the processors that they share,
+            have nothing to run, nothing frozen.
+        frozen_bubble: The same under the plan.
+        rival_layers: Split that is fastest without freezing; None where layers are not known.
+        rival_step_ms: Step of the rival.
+        tokens_per_second: Under the plan, per device; None where the file does not tell the tokens
+            of a microbatch.
+    """
+
+    schedule: str
+    n_microbatches: int
+    passes: int
+    max_freeze_ratio: float
+    split_name: str
+    layers: Split | None
+    step_ms: float
+    frozen_step_ms: float
+    limit_step_ms: float
+    mean_ratio: float
+    stage_ratios: tuple[float, ...]
+    bubble: float
+    frozen_bubble: float
+    rival_layers: Split | None
+    rival_step_ms: float | None
+    tokens_per_second: float | None
+
+    @property
+    def gain(self) -> float:
+        """Throughput gained over no freezing, as a fraction."""
+        return _gain(self.step_ms, self.frozen_step_ms)
+
+    @property
+    def limit_gain(self) -> float:
+        """Throughput gained if everything were frozen."""
+        return _gain(self.step_ms, self.limit_step_ms)
+
+    @property
+    def gain_over_rival(self) -> float | None:
+        """Throughput gained over the best split without freezing."""
+        return (
+            None if self.rival_step_ms is None else _gain(self.rival_step_ms, self.frozen_step_ms)
+        )
+
+    @property
+    def microbatch_ms(self) -> float:
+        """Time of a step under the plan over its microbatches, to compare numbers of those."""
+        return self.frozen_step_ms / (self.passes * self.n_microbatches)
+
+    @property
+    def tokens_per_second_unfrozen(self) -> float | None:
+        """The same without freezing."""
+        if self.tokens_per_second is None:
+            return None
+        return self.tokens_per_second * self.frozen_step_ms / self.step_ms
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The cases of a grid.
+
+    Attributes:
+        cases: In the order of the grid.
+        notes: What was left out and why, and what the figures rest on.
+    """
+
+    cases: tuple[Case, ...]
+    notes: tuple[str, ...]
+
+
+def _gain(before_ms: float, after_ms: float) -> float:
+    return before_ms / after_ms - 1.0 if after_ms > 0.0 else math.inf

@@ -1,0 +1,340 @@
+"""What stages would take if the model were cut elsewhere.
+
+The model of it, and all there is to it: layers are alike, so a layer that moves takes its price
+along, the same wherever it goes. Embedding, head and loss stay with the first and the last stage.
+
+- As many stages as were measured: a stage takes what it was measured to take, plus the price of
+  every layer it gets, minus that of every layer it gives.
+- Another number of stages: first and last as above; every other one takes the fixed price of a
+  stage and that of its layers.
+- The first stage has no input gradient to compute, so a layer's frozen time says nothing there:
+  with everything frozen it takes the share of its unfrozen time that was measured.
+
+The price of a layer is measured by the profile, which times stages of two sizes. From a training
+run it is the time of the stages in the middle over their layers, and the fixed price is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from timelyfreeze.dag import PipelineDag
+from timelyfreeze.processors import play_batch
+from timelyfreeze.whatif_times import StageTimes, bounds_from_times
+
+Split = tuple[int, ...]
+
+# Beyond so many actions times splits in a round, the search for the best split stops at the most
+# even one: a round would take minutes.
+_MOST_ACTIONS_IN_ROUND = 2_000_000
+# What a measurement may be off by, as a share of a stage's forward and backward.
+_NOISE = 0.02
+
+
+@dataclass(frozen=True)
+class LayerModel:
+    """Measured stages, and the prices at which layers move between them.
+
+    Made by ``layer_model``.
+
+    Attributes:
+        stages: Times of the stages that were measured.
+        layers: How many layers each of them has.
+        layer: Price of a layer.
+        fixed: Price of a stage in the middle that has no layers.
+    """
+
+    stages: tuple[StageTimes, ...]
+    layers: Split
+    layer: StageTimes
+    fixed: StageTimes
+
+    @property
+    def n_layers(self) -> int:
+        """Number of layers of the whole model."""
+        return sum(self.layers)
+
+    def stage(self, index: int, n_stages: int, n_layers: int) -> StageTimes:
+        """Return what stage ``index`` of ``n_stages`` would take with ``n_layers`` layers.
+
+        Times may come out impossible, below 0 for example, where a stage gives more layers than its
+        measured time holds; ``StageTimes.mistakes`` tells. A backward that comes out no faster
+        frozen is taken as unfrozen; ``pinned`` tells.
+        """
+        return self._stage(index, n_stages, n_layers).pinned()
+
+    def pinned(self, split: Sequence[int]) -> list[int]:
+        """Return the stages of a split with a backward that comes out no faster frozen.
+
+        Freezing shortens every backward, so there noise has the better of the measurements.
+        """
+        stages = [self._stage(index, len(split), n) for index, n in enumerate(split)]
+        return [
+            index
+            for index, times in enumerate(stages)
+            if times.frozen_backward_ms > times.backward_ms
+            or max(times.frozen_weight_ms, 0.0) > times.weight_ms
+        ]
+
+    def _stage(self, index: int, n_stages: int, n_layers: int) -> StageTimes:
+        is_first, is_last = index == 0, index == n_stages - 1
+        if not (is_first or is_last or n_stages == len(self.stages)):
+            return self.fixed.plus(self.layer, n_layers)
+        measured = self.stages[-1 if is_last else index]
+        moved = n_layers - self.layers[-1 if is_last else index]
+        return self._first(measured, moved) if is_first else measured.plus(self.layer, moved)
+
+    def _first(self, measured: StageTimes, moved: int) -> StageTimes:
+        """Return the first stage with ``moved`` more layers; its W does the whole backward."""
+        price = replace(self.layer, input_ms=0.0, weight_ms=self.layer.backward_ms)
+        times = measured.plus(price, moved)
+        return replace(
+            times,
+            frozen_backward_ms=_share(measured.frozen_backward_ms, measured.backward_ms)
+            * times.backward_ms,
+            frozen_weight_ms=_share(measured.frozen_weight_ms, measured.weight_ms)
+            * times.weight_ms,
+        )
+
+    def times(self, split: Sequence[int]) -> tuple[StageTimes, ...]:
+        """Return what each stage of a split would take.
+
+        Args:
+            split: Number of layers of each stage, 2 stages or more.
+
+        Raises:
+            ValueError: If the split has another number of layers than the model, fewer than 2
+                stages, a stage in the middle without layers, or a stage whose times would be
+                impossible.
+        """
+        if len(split) < 2:
+            raise ValueError(f"the split {render_split(split)} has fewer than 2 stages")
+        if sum(split) != self.n_layers:
+            raise ValueError(
+                f"the split {render_split(split)} has {sum(split)} layers; the model has "
+                f"{self.n_layers}"
+            )
+        if min(split) < 0 or min(split[1:-1], default=1) < 1:
+            raise ValueError(
+                f"the split {render_split(split)} leaves a stage without layers; only the first "
+                "and the last, which have embedding and head, can do without"
+            )
+        stages = tuple(self.stage(index, len(split), n) for index, n in enumerate(split))
+        for index, times in enumerate(stages):
+            if mistakes := times.mistakes():
+                raise ValueError(
+                    f"the split {render_split(split)} is out of the measurements' reach: stage "
+                    f"{index}: {'; '.join(mistakes)}"
+                )
+        return stages
+
+
+def _share(frozen_ms: float, unfrozen_ms: float) -> float:
+    return frozen_ms / unfrozen_ms if unfrozen_ms > 0.0 else 0.0
+
+
+def layer_model(
+    stages: Sequence[StageTimes],
+    layers: Sequence[int],
+    layer: StageTimes | None = None,
+    fixed: StageTimes | None = None,
+) -> LayerModel:
+    """Find the prices at which layers move.
+
+    Args:
+        stages: Measured times of the stages.
+        layers: How many layers each has.
+        layer: Price of a layer, if it was measured; otherwise it comes from the stages in the
+            middle.
+        fixed: Price of a stage without layers, if it was measured; otherwise 0.
+
+    Returns:
+        LayerModel: The model.
+
+    Raises:
+        ValueError: If the numbers of stages differ, or the price of a layer is not known and
+            there is no stage in the middle to take it from.
+    """
+    if len(stages) != len(layers):
+        raise ValueError(
+            f"layers are given for {len(layers)} stages ({render_split(layers)}) and times for "
+            f"{len(stages)}"
+        )
+    if layer is None:
+        n_middle = sum(layers[1:-1])
+        if n_middle == 0:
+            raise ValueError(
+                f"{len(stages)} stages with {render_split(layers)} layers do not tell what a layer "
+                "takes: each has an end of the model in it"
+            )
+        total = StageTimes()
+        for times in stages[1:-1]:
+            total = total.plus(times)
+        layer = total.over(n_middle)
+    return LayerModel(tuple(stages), tuple(layers), layer, fixed or StageTimes())
+
+
+def layer_prices(one: StageTimes, many: StageTimes, n_layers: int) -> tuple[StageTimes, StageTimes]:
+    """Find the price of a layer and the fixed price of a stage from stages of two sizes.
+
+    Args:
+        one: Times of a stage in the middle with one layer.
+        many: Times of one with more.
+        n_layers: How many more is, 2 or more.
+
+    Returns:
+        Price of a layer and price of a stage without layers. They give ``many`` exactly. Where
+        layers cost nothing, as frozen weight gradients, noise can make the larger stage the faster
+        one; the price is then 0.
+
+    Raises:
+        ValueError: If the larger stage is faster by more than noise explains.
+    """
+    slack_ms = _NOISE * (many.forward_ms + many.backward_ms)
+    prices: dict[str, float] = {}
+    for field in fields(StageTimes):
+        one_ms, many_ms = getattr(one, field.name), getattr(many, field.name)
+        if many_ms < one_ms - slack_ms:
+            raise ValueError(
+                f"{field.name} is {many_ms:.4g} with {n_layers} layers and {one_ms:.4g} with 1; "
+                "measure again on a quiet machine, with more --repeats"
+            )
+        prices[field.name] = max(many_ms - one_ms, 0.0) / (n_layers - 1)
+    layer = StageTimes(**prices)
+    if mistakes := layer.mistakes():
+        raise ValueError(
+            f"the price of a layer comes out impossible: {'; '.join(mistakes)}; measure again on a "
+            "quiet machine, with more --repeats"
+        )
+    return layer, many.plus(layer, -n_layers)
+
+
+def render_split(split: Sequence[int]) -> str:
+    """Return a split as text, such as "9,8,8,7"."""
+    return ",".join(map(str, split))
+
+
+def default_split(n_layers: int, n_stages: int) -> Split:
+    """Return how TorchTitan cuts a model by default.
+
+    Embedding and head count as a layer each; what does not divide goes to the stages in front.
+
+    Raises:
+        ValueError: If there are more stages than that makes units.
+    """
+    n_units = n_layers + 2
+    if not 2 <= n_stages <= n_units:
+        raise ValueError(f"{n_layers} layers cannot be cut into {n_stages} stages")
+    units = [n_units // n_stages + (stage < n_units % n_stages) for stage in range(n_stages)]
+    units[0] -= 1
+    units[-1] -= 1
+    return tuple(units)
+
+
+def best_split(
+    model: LayerModel,
+    dag: PipelineDag,
+    n_processors: float | None = None,
+    also: Sequence[Split] = (),
+) -> Split:
+    """Move layers until no batch without freezing would end sooner.
+
+    Starts from the split whose most loaded rank has least to do, or from one of ``also`` where that
+    is faster, and moves one layer at a time, always the one that helps most. The result is no
+    slower than any of these; that no other split is faster is not proved.
+
+    Args:
+        model: Prices of layers.
+        dag: The schedule.
+        n_processors: As for ``play_batch``.
+        also: Splits to start from if they are faster.
+
+    Returns:
+        Split: Layers of each stage.
+
+    Raises:
+        ValueError: If there are too few layers for the stages.
+    """
+
+    def batch_ms(split: Split) -> float:
+        return play_batch(dag, bounds_from_times(dag, model.times(split)).max_ms, n_processors)[1]
+
+    least = _least_layers(model, dag.n_stages)
+    starts = [_even_split(model, dag, least), *also]
+    best_ms, best = min((batch_ms(split), split) for split in starts)
+    if len(dag.actions) * dag.n_stages**2 > _MOST_ACTIONS_IN_ROUND:
+        return best
+    while True:
+        found_ms, found = min(
+            ((batch_ms(split), split) for split in _neighbours(best, least)),
+            default=(best_ms, best),
+        )
+        if found_ms >= best_ms:
+            return best
+        best_ms, best = found_ms, found
+
+
+def _neighbours(split: Split, least: Split) -> Iterator[Split]:
+    """Yield every split that differs by one layer moved."""
+    for giver in range(len(split)):
+        if split[giver] <= least[giver]:
+            continue
+        for taker in range(len(split)):
+            if taker != giver:
+                moved = list(split)
+                moved[giver] -= 1
+                moved[taker] += 1
+                yield tuple(moved)
+
+
+def _least_layers(model: LayerModel, n_stages: int) -> Split:
+    """Return the smallest number of layers with which each stage's times are possible."""
+    least = []
+    for index in range(n_stages):
+        n = 0 if index in (0, n_stages - 1) else 1
+        while n < model.n_layers and model.stage(index, n_stages, n).mistakes():
+            n += 1
+        least.append(n)
+    if sum(least) > model.n_layers:
+        raise ValueError(f"{model.n_layers} layers are too few for {n_stages} stages")
+    return tuple(least)
+
+
+def _even_split(model: LayerModel, dag: PipelineDag, least: Split) -> Split:
+    """Hand out layers one by one, each to the rank that then has least to do.
+
+    Layers are alike, so this keeps the work of the most loaded rank as small as can be.
+    """
+    n_stages = dag.n_stages
+    rank_of = _ranks_of_stages(dag)
+    split = list(least)
+
+    def work_ms(stage: int, n_layers: int) -> float:
+        times = model.stage(stage, n_stages, n_layers)
+        return times.forward_ms + times.backward_ms
+
+    load = np.zeros(int(rank_of.max()) + 1)
+    for stage, n in enumerate(split):
+        load[rank_of[stage]] += work_ms(stage, n)
+    for _ in range(model.n_layers - sum(split)):
+        # The least loaded rank, and on it the stage with the fewest layers.
+        stage = min(
+            range(n_stages),
+            key=lambda s: (
+                load[rank_of[s]] + work_ms(s, split[s] + 1) - work_ms(s, split[s]),
+                split[s],
+            ),
+        )
+        load[rank_of[stage]] += work_ms(stage, split[stage] + 1) - work_ms(stage, split[stage])
+        split[stage] += 1
+    return tuple(split)
+
+
+def _ranks_of_stages(dag: PipelineDag) -> NDArray[np.int64]:
+    ranks = np.zeros(dag.n_stages, dtype=np.int64)
+    ranks[dag.stages] = dag.ranks
+    return ranks

@@ -1,0 +1,162 @@
+"""The cases of a grid as a table for the terminal, as JSON and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from timelyfreeze.whatif import Recall
+from timelyfreeze.whatif_file import BoundsFile
+from timelyfreeze.whatif_grid import Answer, Case, Grid
+from timelyfreeze.whatif_layers import render_split
+
+_LEGEND = (
+    "step, frozen, rival: milliseconds of a step without freezing, under the plan, and of the best "
+    "split without freezing; bubble: idle share of the devices, without and with freezing"
+)
+
+# With more stages a terminal is too narrow for a figure of each; files have them all.
+_MOST_STAGES_SHOWN = 8
+
+
+def render(answer: Answer, title: str) -> str:
+    """Return the table under ``title``, with notes below."""
+    rows = [_cells(case) for case in answer.cases]
+    columns = [name for name in rows[0] if any(row[name] for row in rows)]
+    table = [columns, *([row[name] for name in columns] for row in rows)]
+    widths = [max(len(row[i]) for row in table) for i in range(len(columns))]
+    lines = ["  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in table]
+    return "\n".join(
+        [
+            title,
+            "",
+            lines[0],
+            "  ".join("-" * width for width in widths),
+            *lines[1:],
+            "",
+            _LEGEND,
+            _fastest(answer.cases),
+            *answer.notes,
+        ]
+    )
+
+
+def title_of(file: BoundsFile, grid: Grid, recalled: Recall | None) -> str:
+    """Return what the figures are made from, and how well times of stages stand for it."""
+    lines = [
+        f"{file.path}: {file.n_stages} stages, {file.n_microbatches} microbatches measured; "
+        f"planning for {grid.n_ranks} ranks"
+    ]
+    if recalled is not None:
+        from_stages_ms = recalled.from_stages_ms
+        off = from_stages_ms / recalled.measured_ms - 1.0
+        lines.append(
+            f"the measured pipeline without freezing: {recalled.measured_ms:.1f} ms a batch from "
+            f"its actions, {from_stages_ms:.1f} ms ({off:+.1%}) from the times of its stages"
+        )
+    return "\n".join(lines)
+
+
+def _fastest(cases: Sequence[Case]) -> str:
+    best = min(cases, key=lambda case: case.microbatch_ms)
+    return (
+        f"shortest for each microbatch: {best.schedule}, {best.n_microbatches} microbatches, split "
+        f"{best.split_name}, r_max {best.max_freeze_ratio:g}: {best.microbatch_ms:.2f} ms"
+    )
+
+
+def _cells(case: Case) -> dict[str, str]:
+    return {
+        "schedule": case.schedule,
+        "microbatches": str(case.n_microbatches),
+        "split": case.split_name,
+        "layers": "" if case.layers is None else _split(case.layers),
+        "r_max": f"{case.max_freeze_ratio:g}",
+        "step": f"{case.step_ms:.1f}",
+        "frozen": f"{case.frozen_step_ms:.1f}",
+        "gain": f"{case.gain:+.1%}",
+        "limit": f"{case.limit_gain:+.1%}",
+        "ratio": f"{case.mean_ratio:.2f}",
+        "by stage": _ratios(case.stage_ratios),
+        "bubble": f"{case.bubble:.1%} {case.frozen_bubble:.1%}",
+        "tokens/s": "" if case.tokens_per_second is None else f"{case.tokens_per_second:.0f}",
+        "rival": ""
+        if case.rival_step_ms is None or case.rival_layers is None
+        else f"{case.rival_step_ms:.1f} {_split(case.rival_layers)}",
+        "over rival": "" if case.gain_over_rival is None else f"{case.gain_over_rival:+.1%}",
+    }
+
+
+def _split(layers: Sequence[int]) -> str:
+    if len(layers) <= _MOST_STAGES_SHOWN:
+        return render_split(layers)
+    return f"{min(layers)} to {max(layers)}"
+
+
+def _ratios(ratios: Sequence[float]) -> str:
+    if len(ratios) <= _MOST_STAGES_SHOWN:
+        return " ".join(f"{ratio:.2f}" for ratio in ratios)
+    return f"{min(ratios):.2f} to {max(ratios):.2f}"
+
+
+def plain_cases(answer: Answer) -> list[dict[str, Any]]:
+    """Return every case as plain data; None stands for what is not known."""
+    return [
+        {
+            "schedule": case.schedule,
+            "n_microbatches": case.n_microbatches,
+            "split": case.split_name,
+            "layers": None if case.layers is None else list(case.layers),
+            "max_freeze_ratio": case.max_freeze_ratio,
+            "step_ms": case.step_ms,
+            "frozen_step_ms": case.frozen_step_ms,
+            "limit_step_ms": case.limit_step_ms,
+            "gain": case.gain,
+            "limit_gain": case.limit_gain,
+            "mean_ratio": case.mean_ratio,
+            "stage_ratios": list(case.stage_ratios),
+            "bubble": case.bubble,
+            "frozen_bubble": case.frozen_bubble,
+            "frozen_microbatch_ms": case.microbatch_ms,
+            "tokens_per_second_unfrozen": case.tokens_per_second_unfrozen,
+            "tokens_per_second": case.tokens_per_second,
+            "rival_layers": None if case.rival_layers is None else list(case.rival_layers),
+            "rival_step_ms": case.rival_step_ms,
+            "gain_over_rival": case.gain_over_rival,
+        }
+        for case in answer.cases
+    ]
+
+
+def to_json(answer: Answer, file: BoundsFile, grid: Grid, recalled: Recall | None) -> str:
+    """Return everything as JSON: what was asked, the cases, and the notes."""
+    plain = {
+        "bounds": str(file.path),
+        "n_ranks": grid.n_ranks,
+        "first_stage": grid.first_stage,
+        "n_processors": grid.n_processors,
+        "message_ms": grid.message_ms,
+        "passes": grid.passes,
+        "outside_ms": grid.outside_ms,
+        "measured_batch_ms": None if recalled is None else recalled.measured_ms,
+        "measured_batch_ms_from_stages": None if recalled is None else recalled.from_stages_ms,
+        "cases": plain_cases(answer),
+        "notes": list(answer.notes),
+    }
+    return json.dumps(plain, indent=2) + "\n"
+
+
+def to_csv(answer: Answer) -> str:
+    """Return the cases as CSV; lists are joined by spaces, what is not known is empty."""
+    rows = plain_cases(answer)
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow(
+            {k: " ".join(map(str, v)) if isinstance(v, list) else v for k, v in row.items()}
+        )
+    return buffer.getvalue()

@@ -1,0 +1,181 @@
+"""How long the actions of a stage take, whatever the schedule and the microbatch.
+
+Bounds belong to one schedule: they name its actions. A question such as "what if the schedule were
+another" needs times that belong to a stage. Those of a full backward and of a split one follow from
+each other, as far as only one of the two was measured: the input half I takes what a backward takes
+with everything frozen, and the weight half W takes what freezing can save. The first stage sends no
+gradient, so its I takes nothing and its W does the whole backward.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, fields, replace
+
+import numpy as np
+
+from timelyfreeze.actions import Action, ActionKind
+from timelyfreeze.bounds import DurationBounds
+from timelyfreeze.dag import PipelineDag
+
+Pair = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """Milliseconds that the actions of one stage take for one microbatch.
+
+    Also the price of a part of a stage, such as a layer, and differences of such; sums of prices
+    need not be possible times, which ``mistakes`` tells.
+
+    Attributes:
+        forward_ms: F.
+        backward_ms: B with nothing frozen.
+        frozen_backward_ms: B with everything frozen.
+        input_ms: I.
+        weight_ms: W with nothing frozen.
+        frozen_weight_ms: W with everything frozen.
+    """
+
+    forward_ms: float = 0.0
+    backward_ms: float = 0.0
+    frozen_backward_ms: float = 0.0
+    input_ms: float = 0.0
+    weight_ms: float = 0.0
+    frozen_weight_ms: float = 0.0
+
+    def plus(self, other: StageTimes, times: float = 1.0) -> StageTimes:
+        """Return the sum of these times and ``times`` times ``other``."""
+        return StageTimes(
+            *(a + times * b for a, b in zip(astuple(self), astuple(other), strict=True))
+        )
+
+    def over(self, divisor: float) -> StageTimes:
+        """Return these times divided by ``divisor``."""
+        return StageTimes(*(a / divisor for a in astuple(self)))
+
+    def bounds_of(self, kind: ActionKind) -> Pair:
+        """Return the (shortest, longest) duration of an action of ``kind``."""
+        return {
+            ActionKind.FORWARD: (self.forward_ms, self.forward_ms),
+            ActionKind.FULL_BACKWARD: (self.frozen_backward_ms, self.backward_ms),
+            ActionKind.INPUT_BACKWARD: (self.input_ms, self.input_ms),
+            ActionKind.WEIGHT_BACKWARD: (self.frozen_weight_ms, self.weight_ms),
+        }[kind]
+
+    def pinned(self) -> StageTimes:
+        """Return the times with backwards that are no faster frozen taken as unfrozen.
+
+        As ``bounds.bounds_from_samples`` takes measured ones: as far as anybody can tell, freezing
+        does not shorten them. W, a small difference of larger times, may even come out below 0; it
+        is then 0.
+        """
+        weight_ms = max(self.weight_ms, 0.0)
+        return replace(
+            self,
+            frozen_backward_ms=min(self.frozen_backward_ms, self.backward_ms),
+            weight_ms=weight_ms,
+            frozen_weight_ms=min(max(self.frozen_weight_ms, 0.0), weight_ms),
+        )
+
+    def mistakes(self) -> list[str]:
+        """Say which of these cannot be times of a stage."""
+        found = [
+            f"{field.name} would be {value:.4g}"
+            for field, value in zip(fields(self), astuple(self), strict=True)
+            if not 0.0 <= value < float("inf")
+        ]
+        for kind in (ActionKind.FULL_BACKWARD, ActionKind.WEIGHT_BACKWARD):
+            frozen_ms, unfrozen_ms = self.bounds_of(kind)
+            if frozen_ms > unfrozen_ms:
+                found.append(
+                    f"{kind.value} would take {frozen_ms:.4g} ms frozen and {unfrozen_ms:.4g} ms "
+                    "unfrozen"
+                )
+        return found
+
+
+def complete_times(pairs: Mapping[ActionKind, Pair], *, is_first: bool) -> StageTimes:
+    """Fill in the kinds that were not measured.
+
+    Args:
+        pairs: (shortest, longest) duration by kind: F, and B or both I and W, milliseconds.
+        is_first: Whether the stage is the first, whose I has nothing to do.
+
+    Returns:
+        StageTimes: What was measured as it is; of B on the one side and I and W on the other, what
+        is missing from the rest.
+
+    Raises:
+        ValueError: If F is missing, or neither B nor both I and W are there.
+    """
+    full = pairs.get(ActionKind.FULL_BACKWARD)
+    inputs = pairs.get(ActionKind.INPUT_BACKWARD)
+    weights = pairs.get(ActionKind.WEIGHT_BACKWARD)
+    if ActionKind.FORWARD not in pairs:
+        raise ValueError("no F; a stage has a forward")
+    if full is None and (inputs is None or weights is None):
+        raise ValueError("neither B nor both I and W; a stage has a backward, full or split")
+    if full is None:
+        assert inputs is not None
+        assert weights is not None
+        full = (inputs[0] + weights[0], inputs[0] + weights[1])
+    if inputs is None or weights is None:
+        half_ms = 0.0 if is_first else full[0]
+        inputs, weights = (half_ms, half_ms), (full[0] - half_ms, full[1] - half_ms)
+    return StageTimes(
+        forward_ms=pairs[ActionKind.FORWARD][0],
+        backward_ms=full[1],
+        frozen_backward_ms=full[0],
+        input_ms=inputs[0],
+        weight_ms=weights[1],
+        frozen_weight_ms=weights[0],
+    )
+
+
+def median_pairs(bounds: Mapping[Action, Pair], stage: int) -> dict[ActionKind, Pair]:
+    """Return a stage's (shortest, longest) durations by kind, medians over its microbatches.
+
+    Args:
+        bounds: (shortest, longest) duration of every action of a schedule, milliseconds.
+        stage: The stage.
+    """
+    by_kind: dict[ActionKind, list[Pair]] = {}
+    for action, pair in bounds.items():
+        if action.stage == stage:
+            by_kind.setdefault(action.kind, []).append(pair)
+    return {
+        kind: (
+            statistics.median(low for low, _ in pairs),
+            statistics.median(high for _, high in pairs),
+        )
+        for kind, pairs in by_kind.items()
+    }
+
+
+def bounds_from_times(dag: PipelineDag, stages: Sequence[StageTimes]) -> DurationBounds:
+    """Give every action of a schedule the times of its stage.
+
+    Args:
+        dag: Precedence graph of A actions.
+        stages: Times of each stage.
+
+    Returns:
+        DurationBounds: Bounds in the order of ``dag.actions``.
+
+    Raises:
+        ValueError: If the number of stages differs, or a stage's times are impossible.
+    """
+    if len(stages) != dag.n_stages:
+        raise ValueError(
+            f"there are times of {len(stages)} stages and the schedule has {dag.n_stages}"
+        )
+    for stage, times in enumerate(stages):
+        if mistakes := times.mistakes():
+            raise ValueError(f"stage {stage}: {'; '.join(mistakes)}")
+    pairs = np.array(
+        [stages[action.stage].bounds_of(action.kind) for action in dag.actions], dtype=np.float64
+    )
+    pairs.setflags(write=False)
+    return DurationBounds(min_ms=pairs[:, 0], max_ms=pairs[:, 1])
