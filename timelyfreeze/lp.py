@@ -6,6 +6,8 @@ S stages, R freezable actions.
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
@@ -22,6 +24,8 @@ from timelyfreeze.plan import FreezePlan, plan_from_ratios
 from timelyfreeze.processors import shared_processors
 
 __all__ = ["FreezeLp", "LpError", "build_lp", "solve_freeze_ratios"]
+
+logger = logging.getLogger(__name__)
 
 # Ratios this near 0 or 1 are 0 or 1. The solver places a vertex within its tolerance divided by
 # the relative span of the action; a share of 1e-7 of a stage's elements is less than one tensor.
@@ -95,8 +99,17 @@ def solve_freeze_ratios(
 
 def _solve(lp: FreezeLp, time_limit_s: float) -> NDArray[np.float64]:
     """Return the R ratios: by simplex where that is quick, else from the inside."""
-    by_simplex = lp.n_actions <= _MOST_ACTIONS_BY_SIMPLEX
-    return (solve_by_simplex if by_simplex else solve_by_interior_point)(lp, time_limit_s)
+    if lp.n_actions <= _MOST_ACTIONS_BY_SIMPLEX:
+        return solve_by_simplex(lp, time_limit_s)
+    deadline = time.monotonic() + time_limit_s
+    try:
+        return solve_by_interior_point(lp, time_limit_s)
+    except LpError as error:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0.0:
+            raise
+        logger.warning("%s; the simplex method has %.0f s left", error, left_s)
+        return solve_by_simplex(lp, left_s)
 
 
 def _decide(

@@ -10,6 +10,7 @@ than ``_MOST_ABOVE``, or there is none.
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,13 +25,30 @@ Floats = NDArray[np.float64]
 
 # What all freezing together costs, relative to the batch without. The plan's batch is at most this
 # much longer than the shortest; none that is as short freezes less.
-_FREEZING_PRICE = 1e-5
+FREEZING_PRICE = 1e-5
 _TOLERANCE = 1e-8
 _MOST_ABOVE = 1e-3
 # Ratios this near 1 become 1 where the budget has room.
 _NEARLY_ONE = 1e-3
 # What every action waits in vain at the start, in units of the longest one: room for its rows.
 _PAUSE = 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class CertifiedRatios:
+    """Freeze ratios, and how good they are at least.
+
+    Attributes:
+        ratios: Shape [R].
+        end: P_d with these ratios, in the program's unit.
+        bound: A P_d that no ratios can beat.
+        n_steps: Steps of the interior-point method.
+    """
+
+    ratios: Floats
+    end: float
+    bound: float
+    n_steps: int
 
 
 def solve_by_interior_point(lp: FreezeLp, time_limit_s: float) -> Floats:
@@ -47,13 +65,33 @@ def solve_by_interior_point(lp: FreezeLp, time_limit_s: float) -> Floats:
         LpError: If the batch time is not within 0.1% of the optimum, certified.
     """
     deadline = time.monotonic() + time_limit_s
+    found = solve_certified(lp, time_limit_s)
+    if found.end > found.bound * (1.0 + _MOST_ABOVE):
+        late = time.monotonic() > deadline
+        raise _stopped(lp, "Time limit reached" if late else "Iteration limit reached")
+    return found.ratios
+
+
+def solve_certified(lp: FreezeLp, time_limit_s: float) -> CertifiedRatios:
+    """Minimise P_d plus a small price on freezing, as far as it gets.
+
+    Args:
+        lp: The program.
+        time_limit_s: Limit on the time, seconds; what has been found by then is returned.
+
+    Returns:
+        CertifiedRatios: Within all constraints, and with a lower bound on P_d.
+
+    Raises:
+        LpError: If a Newton system cannot be factored.
+    """
+    deadline = time.monotonic() + time_limit_s
     schedule = PrecedenceRows(lp)
-    n_ratios = len(lp.freezable)
-    unfrozen = _end(lp, schedule, np.zeros(n_ratios))
-    end, ratio = lp.n_actions, slice(lp.n_actions + 1, None)
+    unfrozen = _end(lp, schedule, np.zeros(len(lp.freezable)))
+    ratio = slice(lp.n_actions + 1, None)
     cost = np.zeros(len(lp.column_lower))
-    cost[end] = 1.0
-    cost[ratio] = _FREEZING_PRICE * unfrozen / max(float(lp.caps.sum()), 1.0)
+    cost[lp.n_actions] = 1.0
+    cost[ratio] = FREEZING_PRICE * unfrozen / max(float(lp.caps.sum()), 1.0)
 
     reduced = reduce_lp(lp)
     try:
@@ -62,7 +100,7 @@ def solve_by_interior_point(lp: FreezeLp, time_limit_s: float) -> Floats:
             reduced.least,
             cost[reduced.free],
             start=_start(lp, schedule, reduced.fixed)[reduced.free],
-            eliminate=reduced.free > end,
+            eliminate=reduced.free > lp.n_actions,
             tolerance=_TOLERANCE,
             deadline=deadline,
         )
@@ -72,23 +110,25 @@ def solve_by_interior_point(lp: FreezeLp, time_limit_s: float) -> Floats:
     x[reduced.free] = inside.x
     ratios = _tidy(lp, schedule, np.clip(x[ratio], lp.column_lower[ratio], lp.column_upper[ratio]))
     prices = reduced.row_prices(inside.prices, len(lp.row_lower))
-    if _end(lp, schedule, ratios) > _bound(lp, schedule, prices) * (1.0 + _MOST_ABOVE):
-        late = time.monotonic() > deadline
-        raise _stopped(lp, "Time limit reached" if late else "Iteration limit reached")
-    return ratios
+    return CertifiedRatios(
+        ratios=ratios,
+        end=_end(lp, schedule, ratios),
+        bound=_bound(lp, schedule, prices, unfrozen),
+        n_steps=inside.n_steps,
+    )
 
 
-def _bound(lp: FreezeLp, schedule: PrecedenceRows, prices: Floats) -> float:
-    """Return a time that no batch can beat, from prices of the rows near their optimum."""
+def _bound(lp: FreezeLp, schedule: PrecedenceRows, prices: Floats, unfrozen: float) -> float:
+    """Return a P_d that nothing can beat, from prices of the rows near their optimum."""
     prices = prices.copy()
     prices[: lp.n_precedence] = schedule.raised(np.maximum(prices[: lp.n_precedence], 0.0))
     cost = np.zeros(len(lp.column_lower))
     cost[lp.n_actions] = 1.0
+    # What arrives at P_d may be what P_d costs, and no more.
     row_of = np.repeat(np.arange(len(prices)), np.diff(lp.row_start))
     at_end = lp.columns == lp.n_actions
-    paid = float(lp.values[at_end] @ prices[row_of[at_end]])
-    unfrozen = _end(lp, schedule, np.zeros(len(lp.freezable)))
-    return lower_bound(lp, cost, prices / paid, unfrozen) if paid > 0.0 else 0.0
+    arriving = float(lp.values[at_end] @ prices[row_of[at_end]])
+    return lower_bound(lp, cost, prices / arriving, unfrozen) if arriving > 0.0 else 0.0
 
 
 def _start(lp: FreezeLp, schedule: PrecedenceRows, fixed: Floats) -> Floats:

@@ -132,6 +132,24 @@ def test_many_actions_are_solved_from_the_inside(monkeypatch: pytest.MonkeyPatch
     assert large.batch_ms == pytest.approx(small.batch_ms, rel=1e-4)
 
 
+def test_where_it_fails_simplex_gets_the_time_that_is_left(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(lp: FreezeLp, time_limit_s: float) -> np.ndarray:
+        raise LpError("lost its way", status="Numerical difficulties")
+
+    dag = scheduled("1F1B", 4, 8)
+    bounds = noisy_bounds(dag, 0)
+    exact = solve_freeze_ratios(dag, bounds, max_freeze_ratio=0.8)
+    monkeypatch.setattr(timelyfreeze.lp, "_MOST_ACTIONS_BY_SIMPLEX", 0)
+    monkeypatch.setattr(timelyfreeze.lp, "solve_by_interior_point", fail)
+    again = solve_freeze_ratios(dag, bounds, max_freeze_ratio=0.8)
+    assert again.ratios.tolist() == exact.ratios.tolist()
+    assert "lost its way; the simplex method has 60 s left" in caplog.text
+    with pytest.raises(LpError, match="lost its way"):
+        solve_freeze_ratios(dag, bounds, max_freeze_ratio=0.8, time_limit_s=1e-9)
+
+
 @given(seeds, st.sampled_from(CAPS))
 @settings(deadline=None, max_examples=40)
 def test_stages_frozen_whole(seed: int, cap: float) -> None:
