@@ -25,8 +25,8 @@ Floats = NDArray[np.float64]
 
 # What all freezing together costs, relative to the batch without. The plan's batch is at most this
 # much longer than the shortest; none that is as short freezes less.
-FREEZING_PRICE = 1e-5
-_TOLERANCE = 1e-8
+FREEZING_PRICE = 1e-4
+_TOLERANCE = 1e-7
 _MOST_ABOVE = 1e-3
 # Ratios this near 1 become 1 where the budget has room.
 _NEARLY_ONE = 1e-3
@@ -94,6 +94,7 @@ def solve_certified(lp: FreezeLp, time_limit_s: float) -> CertifiedRatios:
     cost[ratio] = FREEZING_PRICE * unfrozen / max(float(lp.caps.sum()), 1.0)
 
     reduced = reduce_lp(lp)
+    lp = reduced.program
     try:
         inside = solve_interior(
             reduced.rows,

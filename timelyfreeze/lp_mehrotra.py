@@ -19,12 +19,12 @@ Floats = NDArray[np.float64]
 
 _MOST_STEPS = 200
 # How much of the way to the boundary a step may go.
-_SHARE = 0.995
+_SHARE = 0.9
 # How much longer a step should become by a correction, and how many are tried.
 _LONGER = 0.3
 _MOST_CORRECTIONS = 2
 # Steps in a row that come no nearer: rounding has the upper hand.
-_MOST_STALLED = 8
+_MOST_STALLED = 10
 # Accuracy of the Newton systems: to look ahead, and to go.
 _ROUGHLY, _FULLY = 1e-4, 1e-10
 
@@ -100,7 +100,7 @@ def solve_interior(
             break
         newton.factor(prices / slack)
         move = _Move(rows, newton, slack, prices, residuals)
-        far, far_prices = move.step()
+        far, far_prices = move.reach(_SHARE)
         x = x + far * move.x
         slack = slack + far * move.slack
         prices = prices + far_prices * move.prices
@@ -126,7 +126,7 @@ class _Move:
         self._slack, self._prices = slack, prices
         mean = float(slack @ prices) / len(slack)
         self._solve(-slack * prices, residuals, _ROUGHLY)
-        far, far_prices = self._reach()
+        far, far_prices = self.reach()
         ahead = float((slack + far * self.slack) @ (prices + far_prices * self.prices))
         self._centre = (ahead / len(slack) / mean) ** 3 * mean
         wanted = self._centre - slack * prices - self.slack * self.prices
@@ -142,13 +142,13 @@ class _Move:
         self.slack = self._rows.times(self.x)
         self.prices = (wanted - self._prices * self.slack) / self._slack
 
-    def _reach(self) -> tuple[float, float]:
-        return _reach(self._slack, self.slack), _reach(self._prices, self.prices)
+    def reach(self, share: float = 1.0) -> tuple[float, float]:
+        """Return how much of the move, at most all, takes ``share`` of the way to the boundary.
 
-    def step(self) -> tuple[float, float]:
-        """Return how much of the move to make, in x and in the prices."""
-        far, far_prices = self._reach()
-        return min(1.0, _SHARE * far), min(1.0, _SHARE * far_prices)
+        Returns:
+            For x, and for the prices.
+        """
+        return _reach(self._slack, self.slack, share), _reach(self._prices, self.prices, share)
 
     def _correct(self) -> bool:
         """Pull back the products that a longer step would throw off (Gondzio, 1996).
@@ -157,7 +157,7 @@ class _Move:
             Whether that makes the step longer; if not, the move is left as it was.
         """
         before = self.x, self.slack, self.prices
-        far, far_prices = (min(1.0, reach) for reach in self._reach())
+        far, far_prices = self.reach()
         if min(far, far_prices) > 0.9:
             return False
         longer, longer_prices = min(1.0, far + _LONGER), min(1.0, far_prices + _LONGER)
@@ -168,7 +168,7 @@ class _Move:
         self.x, self.slack, self.prices = (
             old + new for old, new in zip(before, (self.x, self.slack, self.prices), strict=True)
         )
-        now, now_prices = (min(1.0, reach) for reach in self._reach())
+        now, now_prices = self.reach()
         if now + now_prices < far + far_prices + 0.1 * _LONGER:
             self.x, self.slack, self.prices = before
             return False
@@ -179,14 +179,14 @@ def _first_prices(
     rows: Rows, newton: NewtonMatrix, slack: Floats, x: Floats, cost: Floats
 ) -> Floats:
     """Return positive prices close to G'y = c and to equal products with the slacks."""
-    middle = abs(float(cost @ x)) / len(slack)
+    middle = max(abs(float(cost @ x)), 1.0) / len(slack)
     newton.factor(middle / slack**2)
     step = newton.solve(rows.transposed_times(middle / slack) - cost, _FULLY)
     prices = middle / slack - middle / slack**2 * rows.times(step)
     return np.maximum(prices, 0.1 * middle / slack)
 
 
-def _reach(values: Floats, step: Floats) -> float:
-    """Return how many times ``step`` takes one of the positive ``values`` to 0."""
+def _reach(values: Floats, step: Floats, share: float) -> float:
+    """Return how much of ``step``, at most all, takes a value ``share`` of the way to 0."""
     falling = step < 0.0
-    return float(np.min(-values[falling] / step[falling], initial=np.inf))
+    return min(1.0, share * float(np.min(-values[falling] / step[falling], initial=np.inf)))

@@ -1,10 +1,10 @@
 """Newton systems of an interior-point method, where the rows of a program form a long strip.
 
-With rows G and positive weights d, a step of the method solves M x = f, M = G' diag(d) G. A pipeline
-is long in time and narrow across its ranks: an action shares rows with the few that run beside it,
-and only the budget of a stage ties the first microbatch to the last. So M is, after sorting,
-block-tridiagonal with blocks about as wide as the pipeline, plus one dense row for each budget. It
-is factored in three moves:
+With rows G and positive weights d, a step of the method solves M x = f with M = G' diag(d) G. A
+pipeline is long in time and narrow across its ranks: an action shares rows with the few that run
+beside it, and only the budget of a stage ties the first microbatch to the last. So M is, after
+sorting, block-tridiagonal with blocks about as wide as the pipeline, plus one dense row for each
+budget. It is factored in three moves:
 
 1. columns that share no row with each other (the freeze ratios) are eliminated, each by a division;
 2. what is left is sorted into levels by distance from one end, and a Cholesky factorisation walks
@@ -12,8 +12,8 @@ is factored in three moves:
 3. dense rows become a small dense system of their own (a Schur complement).
 
 The pattern is analysed once; each step only fills in numbers. Weights differ by twenty decades near
-an optimum, so M is scaled to a unit diagonal and nudged by a relative 1e-13, and conjugate gradients
-remove what that, and rounding, leave behind.
+an optimum, so M is scaled to a unit diagonal and nudged by a relative 1e-13, and conjugate
+gradients remove what that, and rounding, leave behind.
 
 Notation: n columns, of which E are eliminated and K kept; B dense rows.
 """
@@ -21,6 +21,7 @@ Notation: n columns, of which E are eliminated and K kept; B dense rows.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,19 +52,18 @@ class Rows:
     values: Floats
     n_columns: int
 
-    @property
+    @cached_property
     def row_of(self) -> Ints:
         """Row of each nonzero."""
         return np.repeat(np.arange(len(self.start) - 1), np.diff(self.start))
 
     def times(self, x: Floats) -> Floats:
         """Return G x."""
-        return np.add.reduceat(self.values * x[self.columns], self.start[:-1])
+        return _added(self.row_of, self.values * x[self.columns], len(self.start) - 1)
 
     def transposed_times(self, y: Floats) -> Floats:
         """Return G' y."""
-        weights = self.values * np.repeat(y, np.diff(self.start))
-        return np.bincount(self.columns, weights, self.n_columns)
+        return _added(self.columns, self.values * y[self.row_of], self.n_columns)
 
     def select(self, keep: NDArray[np.bool_]) -> Rows:
         """Return the rows where ``keep`` is true."""
@@ -161,7 +161,7 @@ class NewtonMatrix:
         mixed = self._mixed(sparse)
         both = self._both(sparse)
         left = mixed[self._fill_a] * mixed[self._fill_b] / own[self._fill_e]
-        both -= np.bincount(self._fill_slot, left, len(both))
+        both -= _added(self._fill_slot, left, len(both))
         scale = 1.0 / np.sqrt(both[self._diagonal])
         self._own_values, self._mixed_values, self._scale = own, mixed, scale
         both *= scale[self._low] * scale[self._high]
@@ -173,7 +173,7 @@ class NewtonMatrix:
         over_own = self._dense_e / self._own_values
         border = self._dense_k.copy()
         for dense, values in zip(border, over_own, strict=True):
-            dense -= np.bincount(
+            dense -= _added(
                 self._mixed_k, self._mixed_values * values[self._mixed_e], border.shape[1]
             )
         self._over_own, self._border = over_own, border * self._scale
@@ -204,11 +204,12 @@ class NewtonMatrix:
                 break
             better = self._solve_once(residual)
             energy = float(residual @ better)
-            if not 0.0 < energy < np.inf:
-                break
             direction = better + energy / before * direction
             image = self._times(direction)
-            step = energy / float(direction @ image)
+            curvature = float(direction @ image)
+            if not (energy > 0.0 and curvature > 0.0):
+                break  # rounding has the upper hand
+            step = energy / curvature
             x = x + step * direction
             residual = residual - step * image
             before = energy
@@ -220,18 +221,16 @@ class NewtonMatrix:
     def _solve_once(self, right: Floats) -> Floats:
         n_kept = len(self._kept)
         over_own = right[self._eliminated] / self._own_values
-        moved = np.bincount(self._mixed_k, self._mixed_values * over_own[self._mixed_e], n_kept)
+        moved = _added(self._mixed_k, self._mixed_values * over_own[self._mixed_e], n_kept)
         kept = self._strip.solve(self._scale * (right[self._kept] - moved))
         multipliers = np.zeros(len(self._dense))
         if len(self._dense):
-            multipliers = self._small @ (
-                self._border @ kept + self._dense_e @ over_own
-            )
+            multipliers = self._small @ (self._border @ kept + self._dense_e @ over_own)
             kept = kept - self._border_solved @ multipliers
         kept *= self._scale
         x = np.empty(self._rows.n_columns)
         x[self._kept] = kept
-        taken = np.bincount(
+        taken = _added(
             self._mixed_e, self._mixed_values * kept[self._mixed_k], len(self._eliminated)
         )
         taken += multipliers @ self._dense_e
@@ -246,7 +245,13 @@ class _Sum:
         self._slot, self._row, self._product, self._n_slots = slot, row, product, n_slots
 
     def __call__(self, weights: Floats) -> Floats:
-        return np.bincount(self._slot, weights[self._row] * self._product, self._n_slots)
+        return _added(self._slot, weights[self._row] * self._product, self._n_slots)
+
+
+def _added(places: Ints, amounts: Floats, n_places: int) -> Floats:
+    """Return the sum of the amounts at each place."""
+    # Without amounts, numpy returns integers.
+    return np.bincount(places, amounts, n_places).astype(np.float64, copy=False)
 
 
 def _pairs(start: Ints) -> tuple[Ints, Ints, Ints]:

@@ -197,4 +197,5 @@ def _check_caps(dag: PipelineDag, max_freeze_ratio: float | Sequence[float]) -> 
 def _implied(dag: PipelineDag) -> NDArray[np.bool_]:
     """Return which edges follow from others: those within a rank that leap over actions."""
     before, after = dag.edges[:, 0], dag.edges[:, 1]
-    return (dag.ranks[before] == dag.ranks[after]) & (after - before != 1)
+    leaps: NDArray[np.bool_] = (dag.ranks[before] == dag.ranks[after]) & (after - before != 1)
+    return leaps

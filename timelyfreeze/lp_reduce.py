@@ -1,13 +1,13 @@
 """Brings the program into the form that an interior-point method needs: rows G x >= h, an inside.
 
 Rows that hold whatever the columns do are left out. Rows that hold at one corner only (a budget of
-0) fix their columns, as equal bounds do; fixed columns move to the right side. Bounds of the columns
-that remain become rows.
+0) fix their columns, as equal bounds do; fixed columns move to the right side. Bounds of the
+columns that remain become rows.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ class ReducedLp:
     Attributes:
         rows: G: rows of the program, turned to be lower bounds, then bounds of columns.
         least: h.
+        program: The program, with equal bounds for every column that cannot move.
         free: Columns of the program that can move, in the order of the columns of ``rows``.
         fixed: Value of every column of the program; 0 where it can move.
         row: Row of the program behind each of the first rows of ``rows``.
@@ -37,6 +38,7 @@ class ReducedLp:
 
     rows: Rows
     least: Floats
+    program: FreezeLp
     free: Ints
     fixed: Floats
     row: Ints
@@ -104,6 +106,7 @@ def reduce_lp(lp: FreezeLp) -> ReducedLp:
     return ReducedLp(
         rows=rows,
         least=np.concatenate([least[kept], lower[free], -upper[free[bounded]]]),
+        program=replace(lp, column_lower=lower, column_upper=upper),
         free=free,
         fixed=fixed,
         row=kept,

@@ -31,7 +31,8 @@ class PrecedenceRows:
         columns, values = lp.columns[: len(row)], lp.values[: len(row)]
         is_ratio = columns > lp.n_actions
         after, before = ~is_ratio & (values > 0.0), ~is_ratio & (values < 0.0)
-        assert (row[after] == np.arange(n_rows)).all() and (row[before] == row[after]).all()
+        assert (row[after] == np.arange(n_rows)).all()
+        assert (row[before] == np.arange(n_rows)).all()
         self._n_nodes = lp.n_actions + 1
         self._least = lp.row_lower[:n_rows]
         self._after = columns[after].tolist()
@@ -55,7 +56,9 @@ class PrecedenceRows:
         return order
 
     def _lengths(self, ratios: Floats) -> list[float]:
-        return (self._least - self._saved * np.append(ratios, 0.0)[self._ratio]).tolist()
+        # Rows without a ratio have -1 in its place.
+        lengths = self._least - self._saved * np.append(ratios, 0.0)[self._ratio]
+        return list(lengths.tolist())
 
     def earliest(self, ratios: Floats, pause: float = 0.0) -> Floats:
         """Return the earliest start of every action, and the end of the batch as the last number.
@@ -136,9 +139,8 @@ class PrecedenceRows:
             leaving = sum(flow[e] for e in rows)
             if rows and leaving < arriving[node]:
                 for e in rows:
-                    flow[e] = (
-                        flow[e] * arriving[node] / leaving if leaving else arriving[node] / len(rows)
-                    )
+                    share = flow[e] / leaving if leaving else 1.0 / len(rows)
+                    flow[e] = share * arriving[node]
             for e in rows:
                 arriving[self._after[e]] += flow[e]
         return np.array(flow)

@@ -1,6 +1,4 @@
-"""The program solved to a vertex, by HiGHS' simplex method: exact, and fast up to a few thousand
-actions.
-"""
+"""The program solved to a vertex by HiGHS' simplex method: exact, and fast for small pipelines."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Strip:
     @property
     def widest(self) -> int:
         """Columns of the widest block."""
-        return max(self._sizes)
+        return max(self._sizes, default=0)
 
     def factor(self, entries: Floats) -> None:
         """Factor the matrix with these entries.
@@ -113,7 +113,7 @@ class Strip:
             if k:
                 parts[k] = parts[k] - self._couplings[k - 1] @ parts[k - 1]
             parts[k] = inverse @ parts[k]
-        for k in range(len(parts) - 1, -1, -1):
+        for k in reversed(range(len(self._inverses))):
             if k + 1 < len(parts):
                 parts[k] = parts[k] - self._couplings[k].T @ parts[k + 1]
             parts[k] = self._inverses[k].T @ parts[k]

@@ -19,9 +19,7 @@ CAPS = [0.0, 0.1, 0.5, 0.8, 1.0]
 
 
 def scheduled(name: str, n_ranks: int, n_microbatches: int) -> PipelineDag:
-    return build_dag(
-        named_order(name, n_ranks, n_microbatches, stages_per_rank=SCHEDULES[name])
-    )
+    return build_dag(named_order(name, n_ranks, n_microbatches, stages_per_rank=SCHEDULES[name]))
 
 
 def noisy_bounds(dag: PipelineDag, seed: int, noise: float = 0.05) -> DurationBounds:

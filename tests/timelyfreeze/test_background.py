@@ -8,11 +8,11 @@ import time
 import pytest
 
 import timelyfreeze.background
-from timelyfreeze.background import BackgroundCall, BackgroundError
-from timelyfreeze.lp import LpError, solve_freeze_ratios
-from timelyfreeze.dag import build_dag
-from timelyfreeze.schedules import one_f_one_b_order
 from tests.timelyfreeze.pipelines import random_bounds
+from timelyfreeze.background import BackgroundCall, BackgroundError
+from timelyfreeze.dag import build_dag
+from timelyfreeze.lp import LpError, solve_freeze_ratios
+from timelyfreeze.schedules import one_f_one_b_order
 
 
 def test_docstring_example() -> None:
@@ -60,7 +60,7 @@ def test_an_error_arrives_as_it_was_raised() -> None:
         BackgroundCall(
             solve_freeze_ratios, dag, bounds, max_freeze_ratio=0.5, time_limit_s=1e-9
         ) as call,
-        pytest.raises(LpError, match="8 stages|S=8") as error,
+        pytest.raises(LpError, match="S=8 stages") as error,
     ):
         call.result()
     assert error.value.status == "Time limit reached"

@@ -17,7 +17,7 @@ from tests.timelyfreeze.programs import (
 from timelyfreeze.bounds import DurationBounds
 from timelyfreeze.dag import PipelineDag, build_dag, makespan
 from timelyfreeze.lp import solve_freeze_ratios
-from timelyfreeze.lp_interior import solve_by_interior_point
+from timelyfreeze.lp_interior import FREEZING_PRICE, solve_by_interior_point
 from timelyfreeze.lp_program import FreezeLp, LpError, build_lp
 from timelyfreeze.lp_simplex import solve_by_simplex
 from timelyfreeze.schedules import one_f_one_b_order
@@ -28,19 +28,25 @@ seeds = st.integers(0, 10**6)
 def batch(dag: PipelineDag, bounds: DurationBounds, lp: FreezeLp, ratios: np.ndarray) -> float:
     of_actions = np.zeros(len(dag.actions))
     of_actions[lp.freezable] = ratios
-    return makespan(dag, bounds.max_ms - of_actions * (bounds.max_ms - bounds.min_ms))
+    # Frozen whole, what rounding leaves of a duration may be below 0.
+    durations = bounds.max_ms - of_actions * (bounds.max_ms - bounds.min_ms)
+    return makespan(dag, np.maximum(durations, 0.0))
 
 
 def check_as_good_as_simplex(dag: PipelineDag, bounds: DurationBounds, lp: FreezeLp) -> None:
-    """Every constraint kept; as short as the exact optimum, and freezing as little, to 0.1%."""
+    """Every constraint kept; as short as the exact optimum but for the price on freezing, which is
+    at most 0.01% of the unfrozen batch; and freezing as little, to 0.1%.
+    """
     found = solve_by_interior_point(lp, 60.0)
     exact = solve_by_simplex(lp, 60.0)
     ratio = slice(lp.n_actions + 1, None)
-    assert (found >= lp.column_lower[ratio]).all() and (found <= lp.column_upper[ratio]).all()
+    assert (found >= lp.column_lower[ratio]).all()
+    assert (found <= lp.column_upper[ratio]).all()
     frozen = np.bincount(dag.stages[lp.freezable], found, dag.n_stages)
     assert (frozen <= lp.caps + 1e-9).all()
     best_ms = batch(dag, bounds, lp, exact)
-    assert batch(dag, bounds, lp, found) <= best_ms * (1.0 + 1e-4)
+    most_ms = best_ms * (1.0 + 1e-6) + FREEZING_PRICE * makespan(dag, bounds.max_ms)
+    assert batch(dag, bounds, lp, found) <= most_ms
     # The price on freezing may buy less of it for time, and never more.
     assert found.sum() <= exact.sum() * (1.0 + 1e-3) + 1e-3
 

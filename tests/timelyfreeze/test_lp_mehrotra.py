@@ -1,3 +1,4 @@
+import highspy
 import numpy as np
 import pytest
 from hypothesis import given
@@ -5,8 +6,6 @@ from hypothesis import strategies as st
 
 from timelyfreeze.lp_mehrotra import solve_interior
 from timelyfreeze.lp_newton import Rows
-
-import highspy
 
 
 def rows_of(matrix: np.ndarray) -> Rows:

@@ -10,8 +10,8 @@ def random_rows(rng: np.random.Generator, n: int, n_dense: int) -> Rows:
     """Bounds of all columns, rows over two to four neighbours, and rows over half of everything."""
     supports = [np.array([column]) for column in range(n)]
     for _ in range(2 * n):
-        first = rng.integers(n)
-        supports.append(np.unique(np.clip(first + rng.integers(0, 6, rng.integers(1, 4)), 0, n - 1)))
+        near = rng.integers(n) + rng.integers(0, 6, rng.integers(1, 4))
+        supports.append(np.unique(np.minimum(near, n - 1)))
     supports += [np.flatnonzero(rng.random(n) < 0.5) for _ in range(n_dense)]
     supports = [support for support in supports if len(support)]
     rng.shuffle(supports)
@@ -59,10 +59,11 @@ def test_refinement_reaches_the_accuracy_asked_for() -> None:
     rng = np.random.default_rng(1)
     rows = random_rows(rng, 300, 3)
     newton = NewtonMatrix(rows, np.zeros(300, dtype=bool))
-    weights = 10.0 ** rng.uniform(-7.0, 7.0, len(rows.start) - 1)
+    weights = 10.0 ** rng.uniform(-3.0, 3.0, len(rows.start) - 1)
     newton.factor(weights)
     matrix = dense(rows)
     right = matrix.T @ rng.uniform(0.0, 1.0, len(matrix))
-    x = newton.solve(right, 1e-9)
+    assert np.abs(matrix.T @ (weights * (matrix @ newton.solve(right, 1.0))) - right).max() > 1e-9
+    x = newton.solve(right, 1e-11)
     missing = matrix.T @ (weights * (matrix @ x)) - right
-    assert np.abs(missing).max() <= 1e-8 * np.abs(right).max()
+    assert np.abs(missing).max() <= 1e-10 * np.abs(right).max()

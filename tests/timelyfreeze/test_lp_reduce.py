@@ -83,9 +83,7 @@ def test_by_hand() -> None:
 def test_has_the_same_optimum(seed: int, price: float) -> None:
     dag, bounds, caps = random_program(seed)
     lp = build_lp(dag, bounds, caps)
-    cost = np.concatenate(
-        [np.zeros(lp.n_actions), [1.0], np.full(len(lp.freezable), 0.1 * price)]
-    )
+    cost = np.concatenate([np.zeros(lp.n_actions), [1.0], np.full(len(lp.freezable), 0.1 * price)])
     reduced = reduce_lp(lp)
     assert minimum_reduced(reduced, cost) == pytest.approx(minimum(lp, cost)[0], abs=1e-6)
 

@@ -67,7 +67,8 @@ def test_unfreezing_costs_no_time_and_leaves_nothing_to_unfreeze(
     may_fall = np.random.default_rng(other).random(len(ratios)) < 0.7
     lowered = rows.unfreeze(ratios, may_fall, whole=whole)
     end = makespan(dag, durations(dag, bounds, lp, ratios))
-    assert (lowered <= ratios).all() and (lowered >= 0.0).all()
+    assert (lowered <= ratios).all()
+    assert (lowered >= 0.0).all()
     assert (lowered[~may_fall] == ratios[~may_fall]).all()
     assert makespan(dag, durations(dag, bounds, lp, lowered)) <= end + 1e-8
     if whole:
