@@ -25,6 +25,7 @@ PURE = {
     "lp_newton",
     "lp_program",
     "lp_reduce",
+    "lp_rows",
     "lp_schedule",
     "lp_simplex",
     "lp_strip",

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from timelyfreeze.lp_newton import NewtonMatrix, Rows
+from timelyfreeze.lp_newton import NewtonMatrix
+from timelyfreeze.lp_rows import Rows
+from timelyfreeze.lp_strip import StripError
 
 Floats = NDArray[np.float64]
 
@@ -75,11 +77,12 @@ def solve_interior(
         deadline: Stop where ``time.monotonic`` has passed it.
 
     Returns:
-        InteriorSolution: With a gap above ``tolerance`` if time or steps ran out.
+        InteriorSolution: The best point on the way. Its gap and residual are above ``tolerance`` if
+        time ran out, or rounding allowed no more.
 
     Raises:
         ValueError: If ``start`` is not strictly inside.
-        StripError: If a Newton system could not be factored.
+        StripError: If not even the first Newton system could be factored.
     """
     x = start.copy()
     slack = rows.times(x) - least
@@ -98,7 +101,10 @@ def solve_interior(
         lost = n_steps > best.n_steps + _MOST_STALLED
         if best.miss <= tolerance or lost or time.monotonic() > deadline:
             break
-        newton.factor(prices / slack)
+        try:
+            newton.factor(prices / slack)
+        except StripError:
+            break
         move = _Move(rows, newton, slack, prices, residuals)
         far, far_prices = move.reach(_SHARE)
         x = x + far * move.x

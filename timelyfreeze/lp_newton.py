@@ -20,12 +20,10 @@ Notation: n columns, of which E are eliminated and K kept; B dense rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
-
 import numpy as np
 from numpy.typing import NDArray
 
+from timelyfreeze.lp_rows import Rows, added
 from timelyfreeze.lp_strip import Strip
 
 Floats = NDArray[np.float64]
@@ -34,47 +32,6 @@ Ints = NDArray[np.int64]
 # Rows with more nonzeros than this are dense. A precedence row has three.
 _MOST_NONZEROS = 12
 _REFINEMENTS = 12
-
-
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """A sparse matrix by rows, with no empty row and no column twice in a row.
-
-    Attributes:
-        start: int64, shape [rows + 1]. Where each row begins in the next two.
-        columns: int64. Column of each nonzero.
-        values: float64. The nonzeros.
-        n_columns: n.
-    """
-
-    start: Ints
-    columns: Ints
-    values: Floats
-    n_columns: int
-
-    @cached_property
-    def row_of(self) -> Ints:
-        """Row of each nonzero."""
-        return np.repeat(np.arange(len(self.start) - 1), np.diff(self.start))
-
-    def times(self, x: Floats) -> Floats:
-        """Return G x."""
-        return _added(self.row_of, self.values * x[self.columns], len(self.start) - 1)
-
-    def transposed_times(self, y: Floats) -> Floats:
-        """Return G' y."""
-        return _added(self.columns, self.values * y[self.row_of], self.n_columns)
-
-    def select(self, keep: NDArray[np.bool_]) -> Rows:
-        """Return the rows where ``keep`` is true."""
-        lengths = np.diff(self.start)
-        inside = np.repeat(keep, lengths)
-        return Rows(
-            np.concatenate([[0], np.cumsum(lengths[keep])]),
-            self.columns[inside],
-            self.values[inside],
-            self.n_columns,
-        )
 
 
 class NewtonMatrix:
@@ -161,7 +118,7 @@ class NewtonMatrix:
         mixed = self._mixed(sparse)
         both = self._both(sparse)
         left = mixed[self._fill_a] * mixed[self._fill_b] / own[self._fill_e]
-        both -= _added(self._fill_slot, left, len(both))
+        both -= added(self._fill_slot, left, len(both))
         scale = 1.0 / np.sqrt(both[self._diagonal])
         self._own_values, self._mixed_values, self._scale = own, mixed, scale
         both *= scale[self._low] * scale[self._high]
@@ -173,7 +130,7 @@ class NewtonMatrix:
         over_own = self._dense_e / self._own_values
         border = self._dense_k.copy()
         for dense, values in zip(border, over_own, strict=True):
-            dense -= _added(
+            dense -= added(
                 self._mixed_k, self._mixed_values * values[self._mixed_e], border.shape[1]
             )
         self._over_own, self._border = over_own, border * self._scale
@@ -221,7 +178,7 @@ class NewtonMatrix:
     def _solve_once(self, right: Floats) -> Floats:
         n_kept = len(self._kept)
         over_own = right[self._eliminated] / self._own_values
-        moved = _added(self._mixed_k, self._mixed_values * over_own[self._mixed_e], n_kept)
+        moved = added(self._mixed_k, self._mixed_values * over_own[self._mixed_e], n_kept)
         kept = self._strip.solve(self._scale * (right[self._kept] - moved))
         multipliers = np.zeros(len(self._dense))
         if len(self._dense):
@@ -230,7 +187,7 @@ class NewtonMatrix:
         kept *= self._scale
         x = np.empty(self._rows.n_columns)
         x[self._kept] = kept
-        taken = _added(
+        taken = added(
             self._mixed_e, self._mixed_values * kept[self._mixed_k], len(self._eliminated)
         )
         taken += multipliers @ self._dense_e
@@ -245,13 +202,7 @@ class _Sum:
         self._slot, self._row, self._product, self._n_slots = slot, row, product, n_slots
 
     def __call__(self, weights: Floats) -> Floats:
-        return _added(self._slot, weights[self._row] * self._product, self._n_slots)
-
-
-def _added(places: Ints, amounts: Floats, n_places: int) -> Floats:
-    """Return the sum of the amounts at each place."""
-    # Without amounts, numpy returns integers.
-    return np.bincount(places, amounts, n_places).astype(np.float64, copy=False)
+        return added(self._slot, weights[self._row] * self._product, self._n_slots)
 
 
 def _pairs(start: Ints) -> tuple[Ints, Ints, Ints]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from timelyfreeze.lp_newton import Rows
+from timelyfreeze.lp_rows import Rows
 from timelyfreeze.lp_program import FreezeLp
 
 Floats = NDArray[np.float64]

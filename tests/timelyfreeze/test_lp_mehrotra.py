@@ -5,7 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from timelyfreeze.lp_mehrotra import solve_interior
-from timelyfreeze.lp_newton import Rows
+from timelyfreeze.lp_newton import NewtonMatrix
+from timelyfreeze.lp_rows import Rows
+from timelyfreeze.lp_strip import StripError
 
 
 def rows_of(matrix: np.ndarray) -> Rows:
@@ -92,3 +94,28 @@ def test_refuses_a_start_on_the_edge() -> None:
             start=np.array([1.0, 0.0]),
             eliminate=np.zeros(2, dtype=bool),
         )
+
+
+def test_keeps_the_best_point_where_the_numbers_give_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix = np.concatenate([np.eye(3), -np.eye(3)])
+    factor = NewtonMatrix.factor
+    calls = []
+
+    def fails_at_the_fourth(self: NewtonMatrix, weights: np.ndarray) -> None:
+        calls.append(weights)
+        if len(calls) == 4:
+            raise StripError("indefinite")
+        factor(self, weights)
+
+    monkeypatch.setattr(NewtonMatrix, "factor", fails_at_the_fourth)
+    found = solve_interior(
+        rows_of(matrix),
+        np.full(6, -1.0),
+        np.array([1.0, 2.0, 3.0]),
+        start=np.zeros(3),
+        eliminate=np.zeros(3, dtype=bool),
+        tolerance=1e-12,
+    )
+    # One factorisation for the first prices, two steps.
+    assert found.n_steps == 2
+    assert 1e-12 < found.gap < 0.5
