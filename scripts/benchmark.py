@@ -3,7 +3,7 @@
 - ``benchmark.py plain``: freezing.method none against plain TorchTitan, tokens/s.
 - ``benchmark.py gain``: a method, timelyfreeze unless --method names another, against none. Gain,
   overhead and, where there is a plan, prediction and limit.
-- ``benchmark.py solver``: time to build and to solve the linear program.
+- ``benchmark.py solver``: time to build and to solve the linear program, and how good the plan is.
 
 The first two start torchrun by themselves, 2 ranks with one thread each by default. Both trainers
 of a pair live in the same processes and take turns, a few steps each, so that whatever else the
@@ -27,7 +27,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 SCHEDULES = ["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"]
-LP_SIZES = [(4, 8), (8, 32), (16, 64)]
+LP_SIZES = ["4x8", "8x32", "16x64", "16x128", "64x256"]
 PHASES = {"last_warmup_step": 4, "last_monitor_step": 36, "last_ramp_step": 38}
 
 
@@ -44,6 +44,8 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=8, help="turns of each trainer")
     parser.add_argument("--steps", type=int, default=5, help="steps in a turn")
     parser.add_argument("--config", default="train_configs/tiny_8m.toml")
+    parser.add_argument("--sizes", nargs="+", default=LP_SIZES, help="RANKSxMICROBATCHES of solver")
+    parser.add_argument("--repeats", type=int, default=3, help="random durations for each of them")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--task", help=argparse.SUPPRESS)
     options, settings = parser.parse_known_args()
@@ -51,7 +53,11 @@ def main() -> None:
         work(json.loads(options.task))
         return
     if options.what == "solver":
-        rows = [time_solver(*size) for size in LP_SIZES]
+        rows = [
+            time_solver(schedule, size, options.repeats)
+            for schedule in options.schedules
+            for size in options.sizes
+        ]
     elif options.what == "plain":
         rows = [launch(options, "plain", schedule, "", settings) for schedule in options.schedules]
     else:
@@ -303,36 +309,38 @@ def _clock_cost_ms(recorder: Any, repeats: int = 2000) -> float:
 # -- the linear program ----------------------------------------------------------------------------
 
 
-def time_solver(n_stages: int, n_microbatches: int, repeats: int = 7) -> dict[str, Any]:
-    """Return build and solve times for 1F1B with durations that vary by 5%."""
-    import numpy as np
+def time_solver(schedule: str, size: str, repeats: int) -> dict[str, Any]:
+    """Return times for a schedule whose durations vary by 5%, and how good the plans are.
 
-    from timelyfreeze.bounds import DurationBounds
-    from timelyfreeze.dag import build_dag
+    Times are processor times, so that they hold on a machine that does other things as well; the
+    solvers compute on one thread. The lower bound comes from the interior-point method, whichever
+    solver made the plan.
+    """
+    from solver_cases import MAX_FREEZE_RATIO, make_case
+
     from timelyfreeze.lp import build_lp, solve_freeze_ratios
-    from timelyfreeze.schedules import one_f_one_b_order
+    from timelyfreeze.lp_interior import solve_certified
 
-    order = one_f_one_b_order(n_stages, n_microbatches)
-    times: dict[str, list[float]] = {"dag": [], "build": [], "solve": []}
+    seconds: dict[str, list[float]] = {"build": [], "solve": []}
+    above = []
     for seed in range(repeats):
-        rng = np.random.default_rng(seed)
-        started = time.perf_counter()
-        dag = build_dag(order)
-        times["dag"].append(time.perf_counter() - started)
-        longest = np.where(dag.freezable, 2.0, 1.0) * rng.normal(1.0, 0.05, len(dag.actions))
-        shortest = np.where(dag.freezable, longest * np.where(dag.stages == 0, 0.0, 0.5), longest)
-        bounds = DurationBounds(min_ms=shortest, max_ms=longest)
-        started = time.perf_counter()
-        build_lp(dag, bounds, 0.8)
-        times["build"].append(time.perf_counter() - started)
-        started = time.perf_counter()
-        solve_freeze_ratios(dag, bounds, max_freeze_ratio=0.8)
-        times["solve"].append(time.perf_counter() - started)
-    row: dict[str, Any] = {"stages x microbatches": f"{n_stages}x{n_microbatches}"}
-    row |= {"actions": len(dag.actions), "edges": len(dag.edges)}
-    for name, seconds in times.items():
-        ms = sorted(1e3 * s for s in seconds)
-        row[f"{name}, ms (min..max)"] = f"{statistics.median(ms):.1f} ({ms[0]:.1f}..{ms[-1]:.1f})"
+        case = make_case(schedule, *map(int, size.split("x")), seed=seed)
+        started = time.process_time()
+        build_lp(case.dag, case.bounds, MAX_FREEZE_RATIO)
+        seconds["build"].append(time.process_time() - started)
+        started = time.process_time()
+        plan = solve_freeze_ratios(
+            case.dag, case.bounds, max_freeze_ratio=MAX_FREEZE_RATIO, time_limit_s=600.0
+        )
+        seconds["solve"].append(time.process_time() - started)
+        bound = solve_certified(case.lp, 600.0).bound
+        above.append(plan.batch_ms / case.lp.scale_ms / bound - 1.0)
+    row: dict[str, Any] = {"schedule": schedule, "ranks x microbatches": size}
+    row |= {"actions": len(case.dag.actions), "rows": len(case.lp.row_lower)}
+    for name, values in seconds.items():
+        middle = statistics.median(values)
+        row[f"{name}, s (min..max)"] = f"{middle:.3f} ({min(values):.3f}..{max(values):.3f})"
+    row["above the lower bound, at most"] = f"{max(above):.4%}"
     return row
 
 

@@ -289,7 +289,10 @@ def test_matrix_is_sparse_and_of_the_stated_shape() -> None:
     n_last = n_actions - len(set(dag.edges[:, 0].tolist()))
     assert (lp.n_actions, lp.n_edges, lp.n_stages) == (n_actions, n_edges, 16)
     assert len(lp.column_lower) == len(lp.column_upper) == n_actions + 1 + n_freezable
-    assert len(lp.row_lower) == len(lp.row_upper) == n_edges + n_last + 16
+    # F -> B of a stage follows from the order on its rank, unless one comes right after the other.
+    n_implied = 16 * 64 - 64
+    assert lp.n_precedence == n_edges - n_implied + n_last
+    assert len(lp.row_lower) == len(lp.row_upper) == lp.n_precedence + 16
     assert len(lp.row_start) == len(lp.row_lower) + 1
     assert lp.row_start[-1] == len(lp.columns) == len(lp.values)
     assert len(lp.values) <= 3 * (n_edges + n_last) + n_freezable
