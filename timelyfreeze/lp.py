@@ -95,7 +95,8 @@ def build_lp(
     """Write down Eq. 6 for a schedule, as sparse arrays and without solving it.
 
     With the durations replaced by w_i = w_i^max - r_i (w_i^max - w_i^min), constraint [2] becomes
-    0 <= r_i <= 1, and [1] becomes P_j - P_i + r_i (w_i^max - w_i^min) >= w_i^max. Constraint [4]
+    0 <= r_i <= 1, and [1] becomes P_j - P_i + r_i (w_i^max - w_i^min) >= w_i^max + d_ij, where d_ij
+    is what a message from i to j takes. Constraint [4]
     counts a stage's freezable actions only, so ``max_freeze_ratio`` is what it says: a cap on
     their mean ratio. An action whose bounds are equal keeps r_i = 0 but still counts.
 
@@ -162,13 +163,15 @@ def build_lp(
     row_start = np.zeros(n_rows + 1, dtype=np.int32)
     np.cumsum(np.bincount(rows, minlength=n_rows), out=row_start[1:])
 
+    earliest = longest[before]
+    earliest[:n_edges] += bounds.delays_ms(dag) / scale
     infinite = np.full(n_rows, np.inf)
     n_freezable = np.bincount(dag.stages[freezable], minlength=dag.n_stages)
     return FreezeLp(
         row_start=row_start,
         columns=columns[by_row].astype(np.int32),
         values=values[by_row],
-        row_lower=np.concatenate([longest[before], -infinite[: dag.n_stages], work]),
+        row_lower=np.concatenate([earliest, -infinite[: dag.n_stages], work]),
         row_upper=np.concatenate(
             [infinite[:n_precedence], caps * n_freezable, infinite[: len(work)]]
         ),

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from timelyfreeze.policy_checks import checks_for
 from timelyfreeze.recorder import ActionRecorder, clock_for
 from timelyfreeze.settings import KEEP_CHAIN
 from timelyfreeze.torch_pipelining import read_order, stages_of
+from timelyfreeze.transfers import measure_transfers
 from torchtitan.cpu_device import shared_cores
 from torchtitan.distributed import ParallelDims
 from torchtitan.document_attention import to_every_stage
@@ -68,15 +70,17 @@ class FreezingTrainer(Trainer):
         if method.policy is not None:
             policy = getattr(self.job_config.freezing, method.policy)
             checks = checks_for(stages, policy, settings, exchange, clock_for(self.device))
+        order = read_order(self.pp_schedule)
         self.controller = FreezeController(
             stages,
-            read_order(self.pp_schedule),
+            order,
             settings,
             recorder,
             exchange,
             checks,
             n_processors=n_processors,
             on_solved=self.metrics_processor.save_plan,
+            measure_transfers=partial(measure_transfers, stages, order, exchange, self.device),
         )
         self.checkpointer.states[CHECKPOINT_KEY] = self.controller
 
