@@ -245,6 +245,8 @@ def _bounds(
 
 def _parse_link(text: str) -> tuple[int, int]:
     sender, _, receiver = text.partition(">")
+    if not (sender.isdigit() and receiver.isdigit()):
+        raise ValueError(f'transfers_ms has {text!r}; it must name two ranks, like "0>1"')
     return int(sender), int(receiver)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -24,9 +25,7 @@ _N_DISCARDED, _N_COUNTED = 3, 15
 def pipeline_links(order: ScheduleOrder) -> list[tuple[int, int]]:
     """Return the pairs of ranks that send each other messages, the lower first, each once."""
     holders = order.stage_to_rank
-    return sorted(
-        {(min(a, b), max(a, b)) for a, b in zip(holders, holders[1:], strict=False) if a != b}
-    )
+    return sorted({(min(a, b), max(a, b)) for a, b in pairwise(holders) if a != b})
 
 
 def measure_transfers(
