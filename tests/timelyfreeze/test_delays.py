@@ -46,7 +46,7 @@ def random_links(dag: PipelineDag, seed: int) -> dict[tuple[int, int], float]:
 
 def by_events(dag: PipelineDag, durations: np.ndarray, delays: np.ndarray) -> float:
     """A batch played event by event: whatever has ended sends, whatever has all of it begins."""
-    missing = {j: 0 for j in range(len(dag.actions))}
+    missing = dict.fromkeys(range(len(dag.actions)), 0)
     sends: dict[int, list[tuple[int, float]]] = {i: [] for i in missing}
     for (i, j), delay in zip(dag.edges.tolist(), delays.tolist(), strict=True):
         missing[j] += 1
