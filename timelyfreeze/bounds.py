@@ -10,7 +10,7 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,8 @@ class DurationBounds:
             changes nothing.
         pinned: Freezable actions that were measured no faster frozen than unfrozen, and whose
             bounds were therefore made equal. Whoever made the bounds should report them.
+        message_ms: How much of an action that works on what another rank has sent is the price of
+            that message; part of both bounds of such an action.
         transfers_ms: What a message from one rank to another takes, by sender and receiver;
             0 where it is missing.
     """
@@ -38,6 +40,7 @@ class DurationBounds:
     min_ms: NDArray[np.float64]
     max_ms: NDArray[np.float64]
     pinned: tuple[Action, ...] = ()
+    message_ms: float = 0.0
     transfers_ms: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
     def delays_ms(self, dag: PipelineDag) -> NDArray[np.float64]:
@@ -165,8 +168,8 @@ def bounds_to_json(dag: PipelineDag, bounds: DurationBounds) -> str:
         bounds: Bounds that fit ``dag``.
 
     Returns:
-        str: An object with ``bounds`` (action to ``min_ms`` and ``max_ms``), ``pinned`` and
-        ``transfers_ms`` (by link: "0>1" from rank 0 to rank 1).
+        str: An object with ``bounds`` (action to ``min_ms`` and ``max_ms``), ``pinned``,
+        ``message_ms`` and ``transfers_ms`` (by link: "0>1" from rank 0 to rank 1).
 
     Raises:
         ValueError: As ``validate_bounds``.
@@ -181,6 +184,7 @@ def bounds_to_json(dag: PipelineDag, bounds: DurationBounds) -> str:
     transfers = json.dumps({f"{a}>{b}": ms for (a, b), ms in bounds.transfers_ms.items()})
     return (
         f'{{\n  "bounds": {{\n{table}\n  }},\n  "pinned": {pinned},\n'
+        f'  "message_ms": {json.dumps(bounds.message_ms)},\n'
         f'  "transfers_ms": {transfers}\n}}\n'
     )
 
@@ -206,7 +210,8 @@ def bounds_from_json(dag: PipelineDag, text: str) -> DurationBounds:
             for key, row in data["bounds"].items()
         }
         pinned = tuple(parse_action(key) for key in data["pinned"])
-        # Files from before transfers were measured have none.
+        # Files from before these were kept apart have neither.
+        message_ms = float(data.get("message_ms", 0.0))
         transfers_ms = {
             _parse_link(key): float(ms) for key, ms in data.get("transfers_ms", {}).items()
         }
@@ -222,25 +227,20 @@ def bounds_from_json(dag: PipelineDag, text: str) -> DurationBounds:
         [table[action][0] for action in dag.actions],
         [table[action][1] for action in dag.actions],
         pinned,
-        transfers_ms,
     )
+    bounds = replace(bounds, message_ms=message_ms, transfers_ms=transfers_ms)
     validate_bounds(dag, bounds)
     return bounds
 
 
 def _bounds(
-    low: Sequence[float],
-    high: Sequence[float],
-    pinned: tuple[Action, ...] = (),
-    transfers_ms: Mapping[tuple[int, int], float] | None = None,
+    low: Sequence[float], high: Sequence[float], pinned: tuple[Action, ...] = ()
 ) -> DurationBounds:
     min_ms = np.array(low, dtype=np.float64)
     max_ms = np.array(high, dtype=np.float64)
     min_ms.setflags(write=False)
     max_ms.setflags(write=False)
-    return DurationBounds(
-        min_ms=min_ms, max_ms=max_ms, pinned=pinned, transfers_ms=dict(transfers_ms or {})
-    )
+    return DurationBounds(min_ms=min_ms, max_ms=max_ms, pinned=pinned)
 
 
 def _parse_link(text: str) -> tuple[int, int]:

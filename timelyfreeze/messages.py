@@ -76,7 +76,12 @@ def with_messages(dag: PipelineDag, bounds: DurationBounds, message_ms: float) -
     Freezing shortens no message: both bounds grow by the same.
     """
     lead_ms = message_ms * receiving(dag)
-    return replace(bounds, min_ms=bounds.min_ms + lead_ms, max_ms=bounds.max_ms + lead_ms)
+    return replace(
+        bounds,
+        min_ms=bounds.min_ms + lead_ms,
+        max_ms=bounds.max_ms + lead_ms,
+        message_ms=bounds.message_ms + message_ms,
+    )
 
 
 def _receives(rank_of_stage: dict[int, int], action: Action) -> bool:

@@ -126,7 +126,7 @@ def test_messages_on_their_way_take_no_processor(seed: int, n_processors: float)
 def test_a_plan_takes_messages_into_account(seed: int, cap: float) -> None:
     dag = build_dag(random_order(seed))
     plain = random_bounds(dag, seed)
-    bounds = DurationBounds(plain.min_ms, plain.max_ms, (), random_links(dag, seed))
+    bounds = DurationBounds(plain.min_ms, plain.max_ms, transfers_ms=random_links(dag, seed))
     plan = solve_freeze_ratios(dag, bounds, max_freeze_ratio=cap)
     delays = bounds.delays_ms(dag)
     assert plan.batch_ms == pytest.approx(by_events(dag, plan.durations_ms, delays))
@@ -143,7 +143,7 @@ def test_slow_links_move_the_budget_to_where_it_helps() -> None:
     """With the messages as they are, only what the first stage does at the end is waited for."""
     dag = build_dag(parse_order(["0F0 0B0", "1F0 1B0"]))
     plain = uniform_bounds(dag, forward_ms=1.0, backward_ms=(1.0, 2.0))
-    slow = DurationBounds(plain.min_ms, plain.max_ms, (), {(0, 1): 7.0, (1, 0): 7.0})
+    slow = DurationBounds(plain.min_ms, plain.max_ms, transfers_ms={(0, 1): 7.0, (1, 0): 7.0})
     plan = solve_freeze_ratios(dag, slow, max_freeze_ratio=0.5)
     assert plan.batch_ms == 1 + 7 + 1 + 1.5 + 7 + 1.5
     assert plan.unfrozen_batch_ms == 20.0
@@ -162,11 +162,16 @@ def test_files_keep_transfers_and_old_files_have_none() -> None:
     dag = build_dag(LINE)
     plain = uniform_bounds(dag, forward_ms=1.0, backward_ms=(1.0, 2.0))
     links = {(0, 1): 0.1 + 0.2, (1, 0): 1e-9}
-    text = bounds_to_json(dag, DurationBounds(plain.min_ms, plain.max_ms, (), links))
-    assert bounds_from_json(dag, text).transfers_ms == links
-    old = bounds_to_json(dag, plain).replace(',\n  "transfers_ms": {}', "")
-    assert "transfers_ms" not in old
-    assert bounds_from_json(dag, old).transfers_ms == {}
+    text = bounds_to_json(
+        dag, DurationBounds(plain.min_ms, plain.max_ms, message_ms=0.25, transfers_ms=links)
+    )
+    again = bounds_from_json(dag, text)
+    assert (again.message_ms, again.transfers_ms) == (0.25, links)
+    new = bounds_to_json(dag, plain)
+    old = new.replace(',\n  "message_ms": 0.0,\n  "transfers_ms": {}', "")
+    assert old != new
+    again = bounds_from_json(dag, old)
+    assert (again.message_ms, again.transfers_ms) == (0.0, {})
     with pytest.raises(ValueError, match="transfers"):
         bounds_from_json(dag, text.replace('"0>1"', '"0-1"'))
 
@@ -175,6 +180,6 @@ def test_files_keep_transfers_and_old_files_have_none() -> None:
 def test_refuses_transfers_that_make_no_sense(transfer_ms: float) -> None:
     dag = build_dag(LINE)
     plain = uniform_bounds(dag, forward_ms=1.0, backward_ms=(1.0, 2.0))
-    bounds = DurationBounds(plain.min_ms, plain.max_ms, (), {(0, 1): transfer_ms})
+    bounds = DurationBounds(plain.min_ms, plain.max_ms, transfers_ms={(0, 1): transfer_ms})
     with pytest.raises(ValueError, match=r"the delay from 0F0 to 1F0 is"):
         validate_bounds(dag, bounds)
