@@ -1,8 +1,8 @@
 """Whether actions still take what was measured, and bounds that follow where they do not.
 
 In the stable phase every action runs at its planned ratio, so each of its times says how far the
-line between its bounds has moved, not which end of it. Machines slow down and data grows longer for
-all microbatches of a stage alike: times are pooled by stage and kind, and both bounds move together.
+line between its bounds has moved, not which end of it. Machines slow down and rows grow longer for
+all microbatches of a stage alike: times are pooled by stage and kind, and both bounds move.
 """
 
 from __future__ import annotations
