@@ -10,13 +10,13 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from timelyfreeze.actions import Action, ActionKind, parse_action
-from timelyfreeze.dag import PipelineDag, check_durations
+from timelyfreeze.dag import PipelineDag, check_delays, check_durations, edge_delays
 
 MONITOR_KEY = "freezing.last_monitor_step"
 
@@ -31,11 +31,21 @@ class DurationBounds:
             changes nothing.
         pinned: Freezable actions that were measured no faster frozen than unfrozen, and whose
             bounds were therefore made equal. Whoever made the bounds should report them.
+        message_ms: How much of an action that works on what another rank has sent is the price of
+            that message; part of both bounds of such an action.
+        transfers_ms: What a message from one rank to another takes, by sender and receiver;
+            0 where it is missing.
     """
 
     min_ms: NDArray[np.float64]
     max_ms: NDArray[np.float64]
     pinned: tuple[Action, ...] = ()
+    message_ms: float = 0.0
+    transfers_ms: Mapping[tuple[int, int], float] = field(default_factory=dict)
+
+    def delays_ms(self, dag: PipelineDag) -> NDArray[np.float64]:
+        """Return how long after its first action an edge's second may start, shape [E]."""
+        return edge_delays(dag, self.transfers_ms)
 
 
 def validate_bounds(dag: PipelineDag, bounds: DurationBounds) -> None:
@@ -51,6 +61,7 @@ def validate_bounds(dag: PipelineDag, bounds: DurationBounds) -> None:
     """
     low = check_durations(dag, bounds.min_ms, "min_ms")
     high = check_durations(dag, bounds.max_ms, "max_ms")
+    check_delays(dag, bounds.delays_ms(dag))
     for i in np.flatnonzero((low > high) | (~dag.freezable & (low != high))):
         if low[i] > high[i]:
             rule = "it may not take longer frozen than unfrozen"
@@ -157,7 +168,8 @@ def bounds_to_json(dag: PipelineDag, bounds: DurationBounds) -> str:
         bounds: Bounds that fit ``dag``.
 
     Returns:
-        str: An object with ``bounds`` (action to ``min_ms`` and ``max_ms``) and ``pinned``.
+        str: An object with ``bounds`` (action to ``min_ms`` and ``max_ms``), ``pinned``,
+        ``message_ms`` and ``transfers_ms`` (by link: "0>1" from rank 0 to rank 1).
 
     Raises:
         ValueError: As ``validate_bounds``.
@@ -169,7 +181,12 @@ def bounds_to_json(dag: PipelineDag, bounds: DurationBounds) -> str:
         for action, low, high in rows
     )
     pinned = json.dumps([str(action) for action in bounds.pinned])
-    return f'{{\n  "bounds": {{\n{table}\n  }},\n  "pinned": {pinned}\n}}\n'
+    transfers = json.dumps({f"{a}>{b}": ms for (a, b), ms in bounds.transfers_ms.items()})
+    return (
+        f'{{\n  "bounds": {{\n{table}\n  }},\n  "pinned": {pinned},\n'
+        f'  "message_ms": {json.dumps(bounds.message_ms)},\n'
+        f'  "transfers_ms": {transfers}\n}}\n'
+    )
 
 
 def bounds_from_json(dag: PipelineDag, text: str) -> DurationBounds:
@@ -193,6 +210,11 @@ def bounds_from_json(dag: PipelineDag, text: str) -> DurationBounds:
             for key, row in data["bounds"].items()
         }
         pinned = tuple(parse_action(key) for key in data["pinned"])
+        # Files from before these were kept apart have neither.
+        message_ms = float(data.get("message_ms", 0.0))
+        transfers_ms = {
+            _parse_link(key): float(ms) for key, ms in data.get("transfers_ms", {}).items()
+        }
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
         raise ValueError(f"not the text of duration bounds: {error!r}") from error
     odd = sorted(map(str, set(table) ^ set(dag.actions)))
@@ -206,6 +228,7 @@ def bounds_from_json(dag: PipelineDag, text: str) -> DurationBounds:
         [table[action][1] for action in dag.actions],
         pinned,
     )
+    bounds = replace(bounds, message_ms=message_ms, transfers_ms=transfers_ms)
     validate_bounds(dag, bounds)
     return bounds
 
@@ -218,6 +241,13 @@ def _bounds(
     min_ms.setflags(write=False)
     max_ms.setflags(write=False)
     return DurationBounds(min_ms=min_ms, max_ms=max_ms, pinned=pinned)
+
+
+def _parse_link(text: str) -> tuple[int, int]:
+    sender, _, receiver = text.partition(">")
+    if not (sender.isdigit() and receiver.isdigit()):
+        raise ValueError(f'transfers_ms has {text!r}; it must name two ranks, like "0>1"')
+    return int(sender), int(receiver)
 
 
 def _check_samples(dag: PipelineDag, half: str, samples: Mapping[Action, Sequence[float]]) -> None:

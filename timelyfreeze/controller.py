@@ -30,7 +30,7 @@ from timelyfreeze.order import ScheduleOrder
 from timelyfreeze.passes import CollectedFigures, RankPasses, batch_times
 from timelyfreeze.phases import Phase
 from timelyfreeze.plan import FreezePlan
-from timelyfreeze.planner import Planner
+from timelyfreeze.planner import Planner, TransferMeter
 from timelyfreeze.policy_checks import PolicyChecks
 from timelyfreeze.recorder import ActionRecorder, PassRecord
 from timelyfreeze.samples import median_durations
@@ -66,6 +66,8 @@ class FreezeController:
         n_processors: How many of a pipeline's ranks can compute at once; None if each has a device
             of its own.
         on_solved: Called on every rank with the plan and its bounds once they exist, to save them.
+        measure_transfers: Times the links between pipeline ranks; called on every rank before the
+            plan is solved.
 
     Raises:
         ValueError: If there is neither a plan to make nor a policy.
@@ -81,12 +83,13 @@ class FreezeController:
         checks: PolicyChecks | None = None,
         n_processors: float | None = None,
         on_solved: Callable[[FreezePlan, DurationBounds], None] = lambda plan, bounds: None,
+        measure_transfers: TransferMeter = dict,
     ) -> None:
         if not settings.phases.measures and checks is None:
             raise ValueError("without monitoring steps there is no plan, so a policy must decide")
         self.settings = settings
         self._planner = (
-            Planner(order, settings, exchange, n_processors, on_solved)
+            Planner(order, settings, exchange, n_processors, on_solved, measure_transfers)
             if settings.phases.measures
             else None
         )

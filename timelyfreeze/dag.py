@@ -115,41 +115,48 @@ def build_dag(order: ScheduleOrder) -> PipelineDag:
     )
 
 
-def start_times(dag: PipelineDag, durations_ms: ArrayLike) -> NDArray[np.float64]:
-    """Earliest start of every action, Eq. 5: when the last of its predecessors has finished.
+def start_times(
+    dag: PipelineDag, durations_ms: ArrayLike, delays_ms: ArrayLike | None = None
+) -> NDArray[np.float64]:
+    """Earliest start of every action, Eq. 5: when what it waits for has finished and arrived.
 
     Args:
-        dag: Precedence graph of A actions.
+        dag: Precedence graph of A actions and E edges.
         durations_ms: Duration of each action, shape [A], milliseconds.
+        delays_ms: What lies between the end of an edge's first action and its arrival at the
+            second, shape [E], milliseconds; None for nothing.
 
     Returns:
         NDArray[float64]: Start times, shape [A], milliseconds from the start of the batch.
 
     Raises:
-        ValueError: If the shape is not [A], or a duration is negative or not finite.
+        ValueError: If a shape is not [A] or [E], or a time is negative or not finite.
     """
     durations = check_durations(dag, durations_ms)
     # Plain floats and tuples: one numpy call per node would cost more than the whole sweep.
     duration = durations.tolist()
-    predecessors = dag.predecessors
+    delays = _delays_before(dag, delays_ms)
     start = [0.0] * len(duration)
     finish = [0.0] * len(duration)
     for j in dag.topological.tolist():
         begin = 0.0
-        for i in predecessors[j]:
-            if finish[i] > begin:
-                begin = finish[i]
+        for i, delay in zip(dag.predecessors[j], delays[j], strict=True):
+            if finish[i] + delay > begin:
+                begin = finish[i] + delay
         start[j] = begin
         finish[j] = begin + duration[j]
     return np.array(start, dtype=np.float64)
 
 
-def makespan(dag: PipelineDag, durations_ms: ArrayLike) -> float:
+def makespan(
+    dag: PipelineDag, durations_ms: ArrayLike, delays_ms: ArrayLike | None = None
+) -> float:
     """Batch time P_d: when the last action finishes.
 
     Args:
-        dag: Precedence graph of A actions.
+        dag: Precedence graph of A actions and E edges.
         durations_ms: Duration of each action, shape [A], milliseconds.
+        delays_ms: As in ``start_times``.
 
     Returns:
         float: Milliseconds from the start of the batch.
@@ -157,30 +164,39 @@ def makespan(dag: PipelineDag, durations_ms: ArrayLike) -> float:
     Raises:
         ValueError: As ``start_times``.
     """
-    return float(np.max(start_times(dag, durations_ms) + np.asarray(durations_ms, np.float64)))
+    start = start_times(dag, durations_ms, delays_ms)
+    return float(np.max(start + np.asarray(durations_ms, np.float64)))
 
 
-def critical_path(dag: PipelineDag, durations_ms: ArrayLike) -> tuple[Action, ...]:
-    """A chain of actions, each starting as the one before ends, that lasts the whole batch.
+def critical_path(
+    dag: PipelineDag, durations_ms: ArrayLike, delays_ms: ArrayLike | None = None
+) -> tuple[Action, ...]:
+    """A chain of actions, each starting as the one before arrives, that lasts the whole batch.
 
     Where several chains are equally long, the one found depends only on the order of ``actions``.
 
     Args:
         dag: Precedence graph of A actions.
         durations_ms: Duration of each action, shape [A], milliseconds.
+        delays_ms: As in ``start_times``.
 
     Returns:
-        tuple[Action, ...]: From the first action of the chain to the last; durations sum to
-        ``makespan``.
+        tuple[Action, ...]: From the first action of the chain to the last; durations, and delays
+        between them, sum to ``makespan``.
 
     Raises:
         ValueError: As ``start_times``.
     """
-    finish = start_times(dag, durations_ms) + np.asarray(durations_ms, np.float64)
+    finish = start_times(dag, durations_ms, delays_ms) + np.asarray(durations_ms, np.float64)
+    delays = _delays_before(dag, delays_ms)
     i = int(np.argmax(finish))
     chain = [i]
     while dag.predecessors[i]:
-        i = max(dag.predecessors[i], key=lambda j: float(finish[j]))
+        arrivals = [
+            (float(finish[j]) + delay, j)
+            for j, delay in zip(dag.predecessors[i], delays[i], strict=True)
+        ]
+        i = max(arrivals, key=lambda arrival: arrival[0])[1]
         chain.append(i)
     return tuple(dag.actions[i] for i in reversed(chain))
 
@@ -214,6 +230,60 @@ def check_durations(
             "be finite and not negative"
         )
     return durations
+
+
+def edge_delays(
+    dag: PipelineDag, transfers_ms: Mapping[tuple[int, int], float]
+) -> NDArray[np.float64]:
+    """Return the time that the message along each edge takes.
+
+    Args:
+        dag: Precedence graph of E edges.
+        transfers_ms: By sending and receiving rank; 0 where missing. Edges within a rank carry no
+            message.
+
+    Returns:
+        NDArray[float64]: Shape [E], milliseconds.
+    """
+    links = dag.ranks[dag.edges]
+    return np.array(
+        [0.0 if a == b else transfers_ms.get((a, b), 0.0) for a, b in links.tolist()],
+        dtype=np.float64,
+    )
+
+
+def check_delays(dag: PipelineDag, delays_ms: ArrayLike) -> NDArray[np.float64]:
+    """Return ``delays_ms`` as a float64 array after checking it against ``dag``.
+
+    Raises:
+        ValueError: If the shape is not [E], or a number is negative or not finite.
+    """
+    delays = np.asarray(delays_ms, dtype=np.float64)
+    if delays.shape != (len(dag.edges),):
+        raise ValueError(
+            f"delays_ms has shape {delays.shape}; it needs one number for each of the "
+            f"{len(dag.edges)} edges"
+        )
+    bad = np.flatnonzero(~(np.isfinite(delays) & (delays >= 0.0)))
+    if bad.size:
+        before, after = dag.edges[bad[0]]
+        raise ValueError(
+            f"the delay from {dag.actions[before]} to {dag.actions[after]} is "
+            f"{delays[bad[0]]} ms; it must be finite and not negative"
+        )
+    return delays
+
+
+def _delays_before(dag: PipelineDag, delays_ms: ArrayLike | None) -> list[list[float]]:
+    """Return the delay from each predecessor, in the order of ``dag.predecessors``."""
+    if delays_ms is None:
+        return [[0.0] * len(before) for before in dag.predecessors]
+    lists: list[list[float]] = [[] for _ in dag.actions]
+    for (_, j), delay in zip(
+        dag.edges.tolist(), check_delays(dag, delays_ms).tolist(), strict=True
+    ):
+        lists[j].append(delay)
+    return lists
 
 
 def _read_only(array: NDArray[_Scalar]) -> NDArray[_Scalar]:

@@ -129,7 +129,8 @@ def build_lp(
     ratio_column[freezable] = n_actions + 1 + np.arange(len(freezable))
 
     # Precedence rows: the edges, then every last action to the destination, column n_actions.
-    edges = dag.edges[~_implied(dag)]
+    implied = _implied(dag)
+    edges = dag.edges[~implied]
     last = np.setdiff1d(np.arange(n_actions), edges[:, 0])
     before = np.concatenate([edges[:, 0], last])
     after = np.concatenate([edges[:, 1], np.full(len(last), n_actions)])
@@ -157,13 +158,15 @@ def build_lp(
     row_start = np.zeros(n_rows + 1, dtype=np.int32)
     np.cumsum(np.bincount(rows, minlength=n_rows), out=row_start[1:])
 
+    earliest = longest[before]
+    earliest[: len(edges)] += bounds.delays_ms(dag)[~implied] / scale
     infinite = np.full(n_rows, np.inf)
     n_freezable = np.bincount(dag.stages[freezable], minlength=dag.n_stages)
     return FreezeLp(
         row_start=row_start,
         columns=columns[by_row].astype(np.int32),
         values=values[by_row],
-        row_lower=np.concatenate([longest[before], -infinite[: dag.n_stages], work]),
+        row_lower=np.concatenate([earliest, -infinite[: dag.n_stages], work]),
         row_upper=np.concatenate(
             [infinite[:n_precedence], caps * n_freezable, infinite[: len(work)]]
         ),

@@ -8,6 +8,8 @@ batches take longer than their actions and dependencies explain.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -30,6 +32,7 @@ def message_time(
     durations_ms: ArrayLike,
     measured_ms: float,
     n_processors: float | None = None,
+    delays_ms: ArrayLike | None = None,
 ) -> float:
     """Find what each message costs: the lead of receiving actions that explains a measured batch.
 
@@ -40,6 +43,7 @@ def message_time(
         durations_ms: Measured duration of each action, shape [A], milliseconds.
         measured_ms: Measured time of the batch that consists of them, milliseconds.
         n_processors: How many ranks can compute at once; None if each has a device of its own.
+        delays_ms: What messages take on their way, shape [E], milliseconds; None for nothing.
 
     Returns:
         float: Milliseconds. 0 if the actions explain the batch, or if no message crosses ranks.
@@ -53,7 +57,7 @@ def message_time(
     receives = receiving(dag).astype(np.float64)
 
     def batch_ms(lead_ms: float) -> float:
-        return play_batch(dag, durations + lead_ms * receives, n_processors)[1]
+        return play_batch(dag, durations + lead_ms * receives, n_processors, delays_ms)[1]
 
     missing_ms = measured_ms - batch_ms(0.0)
     if missing_ms <= 0.0 or not receives.any():
@@ -72,8 +76,11 @@ def with_messages(dag: PipelineDag, bounds: DurationBounds, message_ms: float) -
     Freezing shortens no message: both bounds grow by the same.
     """
     lead_ms = message_ms * receiving(dag)
-    return DurationBounds(
-        min_ms=bounds.min_ms + lead_ms, max_ms=bounds.max_ms + lead_ms, pinned=bounds.pinned
+    return replace(
+        bounds,
+        min_ms=bounds.min_ms + lead_ms,
+        max_ms=bounds.max_ms + lead_ms,
+        message_ms=bounds.message_ms + message_ms,
     )
 
 

@@ -125,7 +125,8 @@ def plan_from_ratios(
         )
     # r = 1 must give min_ms itself, not max - (max - min), which can differ in the last bit.
     durations = np.where(r == 1.0, bounds.min_ms, bounds.max_ms - r * span)
-    start, batch_ms = play_batch(dag, durations, n_processors)
+    delays = bounds.delays_ms(dag)
+    start, batch_ms = play_batch(dag, durations, n_processors, delays)
     for array in (r, durations, start):
         array.setflags(write=False)
     return FreezePlan(
@@ -134,8 +135,8 @@ def plan_from_ratios(
         durations_ms=durations,
         start_ms=start,
         batch_ms=batch_ms,
-        unfrozen_batch_ms=play_batch(dag, bounds.max_ms, n_processors)[1],
-        frozen_batch_ms=play_batch(dag, bounds.min_ms, n_processors)[1],
+        unfrozen_batch_ms=play_batch(dag, bounds.max_ms, n_processors, delays)[1],
+        frozen_batch_ms=play_batch(dag, bounds.min_ms, n_processors, delays)[1],
     )
 
 

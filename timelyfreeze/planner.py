@@ -30,6 +30,9 @@ from timelyfreeze.settings import ALL_OR_NOTHING, FreezeSettings
 
 logger = logging.getLogger(__name__)
 
+# Returns milliseconds by sending and receiving rank.
+TransferMeter = Callable[[], Mapping[tuple[int, int], float]]
+
 
 class Planner:
     """What is known about times, and the plan that follows from it.
@@ -41,6 +44,7 @@ class Planner:
         n_processors: How many of a pipeline's ranks can compute at once; None if each has a device
             of its own.
         on_solved: Called on every rank with the plan and its bounds once they exist.
+        measure_transfers: Times the links between pipeline ranks, when called on all of them.
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class Planner:
         exchange: Exchange,
         n_processors: float | None,
         on_solved: Callable[[FreezePlan, DurationBounds], None],
+        measure_transfers: TransferMeter = dict,
     ) -> None:
         self.order = order
         self.dag = build_dag(order)
@@ -60,6 +65,7 @@ class Planner:
         self._exchange = exchange
         self._n_processors = n_processors
         self._on_solved = on_solved
+        self._measure_transfers = measure_transfers
         self._samples = {Phase.UPPER_BOUND: Samples(), Phase.LOWER_BOUND: Samples()}
 
     def add(self, phase: Phase, record: PassRecord, *, is_cold: bool) -> None:
@@ -99,13 +105,19 @@ class Planner:
             [self.ratio(a, step) if a.kind.freezable else 0.0 for a in self.dag.actions]
         )
         saved_ms = ratios * (self.bounds.max_ms - self.bounds.min_ms)
-        return play_batch(self.dag, self.bounds.max_ms - saved_ms, self._n_processors)[1]
+        durations_ms = self.bounds.max_ms - saved_ms
+        delays_ms = self.bounds.delays_ms(self.dag)
+        return play_batch(self.dag, durations_ms, self._n_processors, delays_ms)[1]
 
     def solve(self) -> None:
         """Gather everyone's samples, solve on rank 0, hand the same plan to all."""
         upper, lower = self._samples[Phase.UPPER_BOUND], self._samples[Phase.LOWER_BOUND]
         mine = RankTimes(
-            upper.per_action(), lower.per_action(), tuple(upper.spans_ms), tuple(lower.spans_ms)
+            upper.per_action(),
+            lower.per_action(),
+            tuple(upper.spans_ms),
+            tuple(lower.spans_ms),
+            self._measure_transfers(),
         )
         everyone = self._exchange.gather(mine)
         answer: dict[str, str] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -35,12 +35,15 @@ class RankTimes:
         frozen: Durations with everything frozen.
         unfrozen_spans_ms: Start of the first action to end of the last, nothing frozen.
         frozen_spans_ms: The same with everything frozen.
+        transfers_ms: What a message from one pipeline rank to another takes, by sender and
+            receiver, as far as this process knows.
     """
 
     unfrozen: Times
     frozen: Times
     unfrozen_spans_ms: tuple[float, ...] = ()
     frozen_spans_ms: tuple[float, ...] = ()
+    transfers_ms: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,7 @@ def solve_from_times(
             int(dag.freezable.sum()),
             ", ".join(str(a) for a in bounds.pinned[:4]),
         )
+    bounds = replace(bounds, transfers_ms=_slowest_transfers(ranks))
     message_ms = _message_time(dag, bounds, ranks, n_processors)
     bounds = with_messages(dag, bounds, message_ms)
     plan = solve_freeze_ratios(
@@ -110,6 +114,15 @@ def solve_from_times(
         time_limit_s=time_limit_s,
     )
     return Solution(order, dag, bounds, plan)
+
+
+def _slowest_transfers(ranks: Sequence[RankTimes]) -> dict[tuple[int, int], float]:
+    """Merge what all ranks know of links; of replicas that share one, the slowest counts."""
+    merged: dict[tuple[int, int], float] = {}
+    for times in ranks:
+        for link, transfer_ms in times.transfers_ms.items():
+            merged[link] = max(transfer_ms, merged.get(link, 0.0))
+    return merged
 
 
 def _message_time(
@@ -129,7 +142,9 @@ def _message_time(
     ):
         measured_ms = _median_batch(dag, passes)
         if measured_ms is not None:
-            prices_ms.append(message_time(dag, durations_ms, measured_ms, n_processors))
+            prices_ms.append(
+                message_time(dag, durations_ms, measured_ms, n_processors, bounds.delays_ms(dag))
+            )
     return sum(prices_ms) / len(prices_ms) if prices_ms else 0.0
 
 

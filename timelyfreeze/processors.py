@@ -9,10 +9,12 @@ to do, as an operating system's scheduler does.
 
 from __future__ import annotations
 
+import heapq
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from timelyfreeze.dag import PipelineDag, check_durations, start_times
+from timelyfreeze.dag import PipelineDag, check_delays, check_durations, start_times
 
 
 def shared_processors(dag: PipelineDag, n_processors: float | None) -> float | None:
@@ -29,7 +31,10 @@ def shared_processors(dag: PipelineDag, n_processors: float | None) -> float | N
 
 
 def play_batch(
-    dag: PipelineDag, durations_ms: ArrayLike, n_processors: float | None = None
+    dag: PipelineDag,
+    durations_ms: ArrayLike,
+    n_processors: float | None = None,
+    delays_ms: ArrayLike | None = None,
 ) -> tuple[NDArray[np.float64], float]:
     """Play one batch through.
 
@@ -40,6 +45,8 @@ def play_batch(
         dag: Precedence graph of A actions.
         durations_ms: Time of each action on a processor of its own, shape [A], milliseconds.
         n_processors: How many ranks can compute at once; None if each has a device of its own.
+        delays_ms: What lies between the end of an edge's first action and its arrival at the
+            second, shape [E], milliseconds; it takes no processor. None for nothing.
 
     Returns:
         Start time of each action, shape [A], and the time at which the last one ends, which is
@@ -52,19 +59,24 @@ def play_batch(
     shared = shared_processors(dag, n_processors)
     if shared is None:
         durations = check_durations(dag, durations_ms)
-        start = start_times(dag, durations)
+        start = start_times(dag, durations, delays_ms)
         return start, float(np.max(start + durations))
-    return _play_shared(dag, check_durations(dag, durations_ms), shared)
+    delays = np.zeros(len(dag.edges)) if delays_ms is None else check_delays(dag, delays_ms)
+    return _play_shared(dag, check_durations(dag, durations_ms), shared, delays)
 
 
 def _play_shared(
-    dag: PipelineDag, durations: NDArray[np.float64], n_processors: float
+    dag: PipelineDag,
+    durations: NDArray[np.float64],
+    n_processors: float,
+    delays: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], float]:
     queues = [np.flatnonzero(dag.ranks == rank).tolist() for rank in range(dag.ranks.max() + 1)]
     waiting_for = [len(before) for before in dag.predecessors]
-    successors: list[list[int]] = [[] for _ in dag.actions]
-    for before, after in dag.edges.tolist():
-        successors[before].append(after)
+    successors: list[list[tuple[int, float]]] = [[] for _ in dag.actions]
+    for (before, after), delay in zip(dag.edges.tolist(), delays.tolist(), strict=True):
+        successors[before].append((after, delay))
+    on_their_way: list[tuple[float, int]] = []  # arrival and the action that waits for it
     left = durations.tolist()
     start = [-1.0] * len(left)
     position = [0] * len(queues)
@@ -74,15 +86,34 @@ def _play_shared(
         if not heads:
             return np.array(start), now
         ready = [head for head in heads if waiting_for[head] == 0]
-        assert ready  # the graph has no cycle
+        if not ready:
+            # The graph has no cycle, so something is on its way.
+            now = on_their_way[0][0]
+            _deliver(on_their_way, waiting_for, now)
+            continue
         for head in ready:
             if start[head] < 0.0:
                 start[head] = now
+        slowness = max(1.0, len(ready) / n_processors)
         step = min(left[head] for head in ready)
-        now += step * max(1.0, len(ready) / n_processors)
+        then = now + step * slowness
+        if on_their_way and on_their_way[0][0] < then:
+            then = on_their_way[0][0]
+            step = (then - now) / slowness
+        now = then
         for head in ready:
             left[head] -= step
             if left[head] <= 0.0:
                 position[dag.ranks[head]] += 1
-                for after in successors[head]:
-                    waiting_for[after] -= 1
+                for after, delay in successors[head]:
+                    if delay > 0.0:
+                        heapq.heappush(on_their_way, (now + delay, after))
+                    else:
+                        waiting_for[after] -= 1
+        _deliver(on_their_way, waiting_for, now)
+
+
+def _deliver(on_their_way: list[tuple[float, int]], waiting_for: list[int], now: float) -> None:
+    """Hand over what has arrived by ``now``."""
+    while on_their_way and on_their_way[0][0] <= now:
+        waiting_for[heapq.heappop(on_their_way)[1]] -= 1

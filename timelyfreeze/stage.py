@@ -59,6 +59,7 @@ class FreezingStage(PipelineStage):
         self._postponed: dict[int, dict[str, Any]] = {}
         self._microbatch = -1
         self.applied_shares: dict[int, float] = {}
+        self.message_bytes = 0  # size of what this stage sends to the next
         self._embedding_output: Tensor | None = None
         self._chain_ends: dict[int, Tensor] = {}
         if keep_chain and self.is_first:
@@ -101,6 +102,8 @@ class FreezingStage(PipelineStage):
         self._keeps_graph = not (self._active and self._skips_backward(fwd_chunk_id))
         with self._timed(ActionKind.FORWARD, fwd_chunk_id):
             output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        if self._active and not self.is_last:
+            self.message_bytes = sum(t.nbytes for t in _tensors(output))
         if self._active and self._embedding_output is not None:
             self._chain_ends[fwd_chunk_id] = self._embedding_output
             self._embedding_output = None
@@ -256,6 +259,11 @@ class FreezingStage(PipelineStage):
                 self._embedding_output = output
 
         embeddings[0].register_forward_hook(remember)
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    outputs = output if isinstance(output, (tuple, list)) else (output,)
+    return [t for t in outputs if isinstance(t, Tensor)]
 
 
 def _zeros(stage_inputs: Sequence[Any]) -> tuple[Tensor | None, ...]:

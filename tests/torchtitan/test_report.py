@@ -27,6 +27,8 @@ SPEED_LINES = [
 PLAN = {
     "batch_ms_unfrozen_predicted": 90.0,
     "batch_ms_predicted": 77.5,
+    "outside_ms": 86.5,
+    "step_ms_predicted": 164.0,
     "limit_batch_ms": 60.0,
     "planned_gain": 0.1613,
     "limit_gain": 0.5,
@@ -54,6 +56,8 @@ def test_the_report_of_a_planned_run() -> None:
         *SPEED_LINES,
         "batch without freezing   predicted 90.0 ms, measured 99.0 ms (+10.0%)",
         "batch with freezing      predicted 77.5 ms, measured 77.5 ms (+0.0%)",
+        "step with freezing       predicted 164.0 ms, measured 160.0 ms (-2.4%); "
+        "86.5 ms outside of batches",
         "limit                    60.0 ms a batch with everything frozen (+50.0%); "
         "the plan reaches +16.1%",
         "planned freeze ratio     stage 0: 0.12 1: 0.50",

@@ -79,6 +79,9 @@ def test_speed_and_batches_of_a_frozen_run() -> None:
     assert summary.steps_done == 21
     assert (summary.batch_ms_unfrozen_predicted, summary.batch_ms_unfrozen) == (90.0, 99.0)
     assert (summary.batch_ms_predicted, summary.batch_ms) == (77.5, 77.5)
+    # Of 300 ms in the median unfrozen step, one batch took 99.
+    assert summary.outside_ms == pytest.approx(300.0 - 99.0)
+    assert summary.step_ms_predicted == pytest.approx(77.5 + 201.0)
     assert summary.limit_batch_ms == 60.0
     assert summary.limit_gain == pytest.approx(0.5)
     assert summary.planned_gain == pytest.approx(90 / 77.5 - 1)
@@ -88,6 +91,18 @@ def test_speed_and_batches_of_a_frozen_run() -> None:
     assert summary.peak_memory_gib == 1.5
     assert summary.failure is None
     assert summary.score_ms_per_step is summary.score_memory_mib is None
+
+
+def test_a_step_of_several_batches() -> None:
+    record = record_of([(Phase.UPPER_BOUND, [9.0, 9.0, 0.5]), (Phase.STABLE, [9.0, 9.0, 0.4])])
+    record.add_batches(figures({Phase.UPPER_BOUND: (120.0,), Phase.STABLE: (100.0,)}))
+    start = replace(START, batches_per_step=4)
+    summary = record.summarize(start, controller(make_plan()), peak_memory_gib=None)
+    assert summary.outside_ms == pytest.approx(20.0)
+    assert summary.step_ms_predicted == pytest.approx(4 * 77.5 + 20.0)
+    # Parts that seem longer than the whole leave nothing outside, rather than less than nothing.
+    start = replace(START, batches_per_step=5)
+    assert record.summarize(start, controller(make_plan()), None).outside_ms == 0.0
 
 
 def test_what_was_known_at_the_start_stays() -> None:

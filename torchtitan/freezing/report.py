@@ -101,6 +101,9 @@ def _batches(summary: RunSummary) -> Iterator[str]:
         ("batch with freezing", summary.batch_ms_predicted, summary.batch_ms),
     ):
         yield f"{name:<24} {_predicted_and_measured(predicted_ms, measured_ms)}"
+    if summary.step_ms_predicted is not None:
+        step = _predicted_and_measured(summary.step_ms_predicted, summary.step_ms)
+        yield f"step with freezing       {step}; {summary.outside_ms:.1f} ms outside of batches"
     if summary.limit_batch_ms is not None:
         yield (
             f"limit                    {summary.limit_batch_ms:.1f} ms a batch with everything "

@@ -100,12 +100,14 @@ class RunRecord:
         """
         before = self._median_seconds([Phase.WARMUP, Phase.UPPER_BOUND])
         after = self._median_seconds([None] if controller is None else [Phase.STABLE])
+        outside_ms = self._outside_ms(start.batches_per_step)
         measured: dict[str, Any] = {
             "steps_done": self._last_step,
             "tokens_per_second_unfrozen": self._speed(before, start.ranks_per_replica),
             "tokens_per_second": self._speed(after, start.ranks_per_replica),
             "step_ms_unfrozen": None if before is None else 1e3 * before,
             "step_ms": None if after is None else 1e3 * after,
+            "outside_ms": outside_ms,
             "batch_ms_unfrozen": self._median_batch_ms([Phase.UPPER_BOUND, Phase.WARMUP]),
             "batch_ms": self._median_batch_ms([Phase.STABLE]),
             "train_loss": self._train_loss(),
@@ -121,12 +123,23 @@ class RunRecord:
                 measured["score_ms_per_step"] = self._score_ms / self._n_steps_collected
                 measured["score_memory_mib"] = self._figures.score_bytes / _MIB
         if controller is not None and controller.plans:
-            measured |= _planned(controller)
+            measured |= _planned(controller, start.batches_per_step, outside_ms)
         return replace(start, **measured)
 
     def _median_seconds(self, phases: Sequence[Phase | None]) -> float | None:
         counted = [s for phase in phases for s in self._step_seconds.get(phase, [])[SKIPPED_STEPS:]]
         return statistics.median(counted) if counted else None
+
+    def _outside_ms(self, batches_per_step: int) -> float | None:
+        """Return what a step takes besides its batches, with nothing frozen.
+
+        0 at least: medians of few steps may say that the parts took longer than the whole.
+        """
+        step = self._median_seconds([Phase.UPPER_BOUND])
+        batches_ms = self._batch_ms.get(Phase.UPPER_BOUND)
+        if step is None or not batches_ms:
+            return None
+        return max(0.0, 1e3 * step - batches_per_step * statistics.median(batches_ms))
 
     def _speed(self, step_seconds: float | None, ranks: int) -> float | None:
         """Return tokens/s per device at the run's mean number of tokens in a step.
@@ -152,13 +165,18 @@ class RunRecord:
         return statistics.fmean(recent or [self._losses[-1][1]])
 
 
-def _planned(controller: FreezeController) -> dict[str, Any]:
+def _planned(
+    controller: FreezeController, batches_per_step: int, outside_ms: float | None
+) -> dict[str, Any]:
     plan = controller.plan
     if plan is None:
         return {"failure": controller.failure or "not enough steps to measure"}
     return {
         "batch_ms_unfrozen_predicted": plan.unfrozen_batch_ms,
         "batch_ms_predicted": plan.batch_ms,
+        "step_ms_predicted": None
+        if outside_ms is None
+        else batches_per_step * plan.batch_ms + outside_ms,
         "limit_batch_ms": plan.frozen_batch_ms,
         "planned_gain": plan.gain,
         "limit_gain": plan.limit_gain,
@@ -193,8 +211,16 @@ def summary_at_start(
         dataset=f"{training.dataset}: {path}" if path else training.dataset,
         n_devices=parallel_dims.world_size,
         ranks_per_replica=parallel_dims.non_data_parallel_size,
+        batches_per_step=_batches_per_step(job_config, parallel_dims),
         device=f"{device_name}{cores}",
         torch_version=torch.__version__,
         steps=training.steps,
         started_at=datetime.now().astimezone().isoformat(timespec="seconds"),
     )
+
+
+def _batches_per_step(job_config: JobConfig, parallel_dims: ParallelDims) -> int:
+    training = job_config.training
+    replicas = parallel_dims.world_size // parallel_dims.non_data_parallel_size
+    # A global batch size below 1 stands for one batch on each replica.
+    return max(1, training.global_batch_size // (training.local_batch_size * replicas))

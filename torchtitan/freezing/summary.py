@@ -29,6 +29,7 @@ class RunSummary:
         dataset: ``training.dataset``, and its path where one is set.
         n_devices: Processes of the run.
         ranks_per_replica: Processes that share one batch.
+        batches_per_step: Pipeline batches of an optimizer step, on each replica.
         device: Name of the GPU, or of the processor with the number of usable cores.
         torch_version: Of the process that wrote this.
         steps: ``training.steps``.
@@ -40,6 +41,9 @@ class RunSummary:
             of the run.
         step_ms_unfrozen: Median step in milliseconds, as above.
         step_ms: Likewise.
+        outside_ms: What a step takes besides its batches, without freezing: optimizer, clipping,
+            loading data.
+        step_ms_predicted: Batches under the plan, from the measured bounds, and ``outside_ms``.
         batch_ms_unfrozen_predicted: Pipeline batch without freezing, from the measured bounds.
         batch_ms_unfrozen: Its median as measured.
         batch_ms_predicted: Pipeline batch under the plan.
@@ -80,6 +84,7 @@ class RunSummary:
     dataset: str
     n_devices: int
     ranks_per_replica: int
+    batches_per_step: int = 1
     device: str
     torch_version: str
     steps: int
@@ -90,6 +95,8 @@ class RunSummary:
     tokens_per_second: float | None = None
     step_ms_unfrozen: float | None = None
     step_ms: float | None = None
+    outside_ms: float | None = None
+    step_ms_predicted: float | None = None
 
     batch_ms_unfrozen_predicted: float | None = None
     batch_ms_unfrozen: float | None = None

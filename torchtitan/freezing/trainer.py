@@ -25,6 +25,7 @@ from timelyfreeze.policy_checks import checks_for
 from timelyfreeze.recorder import ActionRecorder, clock_for
 from timelyfreeze.settings import KEEP_CHAIN
 from timelyfreeze.torch_pipelining import read_order, stages_of
+from timelyfreeze.transfers import measure_transfers
 from torchtitan.cpu_device import shared_cores
 from torchtitan.distributed import ParallelDims
 from torchtitan.document_attention import to_every_stage
@@ -115,15 +116,20 @@ class FreezingTrainer(Trainer):
             policy = getattr(self.job_config.freezing, method.policy)
             checks = checks_for(stages, policy, settings, exchange, clock_for(self.device))
         emulates = self.job_config.emulation.enable
+        order = self._declared_order()
         self.controller = (EmulatedController if emulates else FreezeController)(
             stages,
-            self._declared_order(),
+            order,
             settings,
             self.recorder,
             exchange,
             checks,
             n_processors=self._n_processors,
             on_solved=partial(self.metrics_processor.save_plan, n_processors=self._n_processors),
+            # Between stages of one process there are no links.
+            measure_transfers=dict
+            if emulates
+            else partial(measure_transfers, stages, order, exchange, self.device),
         )
         self.checkpointer.states[CHECKPOINT_KEY] = self.controller
 

@@ -1,0 +1,77 @@
+"""Times that have moved, by hand and over random schedules."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.timelyfreeze.pipelines import random_bounds, random_order
+from timelyfreeze.actions import ActionKind
+from timelyfreeze.bounds import uniform_bounds, validate_bounds
+from timelyfreeze.dag import build_dag
+from timelyfreeze.messages import with_messages
+from timelyfreeze.order import parse_order
+from timelyfreeze.remeasure import drifts, largest_move, moved_bounds
+
+DAG = build_dag(parse_order(["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"]))
+BOUNDS = uniform_bounds(DAG, forward_ms=4.0, backward_ms=(5.0, 10.0))
+HALF = [0.5 if a.kind.freezable else 0.0 for a in DAG.actions]
+
+
+def observed(**times: float) -> dict:
+    return {a: times[f"{a.kind.value}{a.stage}"] for a in DAG.actions}
+
+
+def test_each_stage_and_kind_moves_by_itself() -> None:
+    found = drifts(DAG, BOUNDS, HALF, observed(F0=4.0, F1=5.0, B0=7.5, B1=6.0))
+    assert found == {
+        (0, ActionKind.FORWARD): 1.0,
+        (1, ActionKind.FORWARD): 1.25,
+        (0, ActionKind.FULL_BACKWARD): 1.0,
+        (1, ActionKind.FULL_BACKWARD): 0.8,
+    }
+    assert largest_move(found) == pytest.approx(0.25)
+    moved = moved_bounds(DAG, BOUNDS, found)
+    place = DAG.index
+    for action in DAG.actions:
+        factor = found[action.stage, action.kind]
+        assert moved.max_ms[place[action]] == BOUNDS.max_ms[place[action]] * factor
+        assert moved.min_ms[place[action]] == BOUNDS.min_ms[place[action]] * factor
+
+
+def test_one_slow_microbatch_moves_nothing() -> None:
+    dag = build_dag(parse_order(["0F0 0F1 0F2 0B0 0B1 0B2"]))
+    bounds = uniform_bounds(dag, forward_ms=4.0, backward_ms=(5.0, 10.0))
+    times = {a: 4.0 if a.kind is ActionKind.FORWARD else 10.0 for a in dag.actions}
+    times[dag.actions[-1]] = 90.0
+    assert largest_move(drifts(dag, bounds, np.zeros(6), times)) == 0.0
+
+
+def test_what_is_frozen_whole_and_takes_nothing_says_nothing() -> None:
+    bounds = uniform_bounds(DAG, forward_ms=4.0, backward_ms=(0.0, 10.0))
+    ratios = [1.0 if a.kind.freezable else 0.0 for a in DAG.actions]
+    found = drifts(DAG, bounds, ratios, observed(F0=4.0, F1=4.0, B0=0.2, B1=0.2))
+    assert set(found) == {(0, ActionKind.FORWARD), (1, ActionKind.FORWARD)}
+    assert largest_move({}) == 0.0
+
+
+@given(seed=st.integers(0, 10**6), price_ms=st.sampled_from([0.0, 0.7]))
+@settings(deadline=None, max_examples=50)
+def test_moved_bounds_explain_what_was_seen(seed: int, price_ms: float) -> None:
+    """Messages keep their price: an action's own time is what was seen of it."""
+    dag = build_dag(random_order(seed))
+    plain = random_bounds(dag, seed)
+    rng = np.random.default_rng(seed)
+    ratios = rng.uniform(0.0, 1.0, len(dag.actions)) * (plain.max_ms > plain.min_ms)
+    true = {(a.stage, a.kind): float(rng.uniform(0.5, 2.0)) for a in dag.actions}
+    own_ms = plain.max_ms - ratios * (plain.max_ms - plain.min_ms)
+    seen = {
+        a: own_ms[i] * true[a.stage, a.kind]
+        for i, a in enumerate(dag.actions)
+        if own_ms[i] > 0.1  # what takes no time tells nothing
+    }
+    bounds = with_messages(dag, plain, price_ms)
+    moved = moved_bounds(dag, bounds, drifts(dag, bounds, ratios, seen))
+    validate_bounds(dag, moved)
+    again = drifts(dag, moved, ratios, seen)
+    assert largest_move(again) == pytest.approx(0.0, abs=1e-9)
