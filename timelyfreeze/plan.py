@@ -123,8 +123,8 @@ def plan_from_ratios(
             f"action {dag.actions[i]} has freeze ratio {r[i]}; it must lie in [0, 1], and be 0 "
             f"where freezing saves nothing (here it saves {span[i]} ms)"
         )
-    # r = 1 must give min_ms itself, not max - (max - min), which can differ in the last bit.
-    durations = np.where(r == 1.0, bounds.min_ms, bounds.max_ms - r * span)
+    # In this form rounding makes no duration negative, and r = 1 gives min_ms to the last bit.
+    durations = (1.0 - r) * bounds.max_ms + r * bounds.min_ms
     delays = bounds.delays_ms(dag)
     start, batch_ms = play_batch(dag, durations, n_processors, delays)
     for array in (r, durations, start):

@@ -78,4 +78,4 @@ def moved_bounds(
 
 def _at(bounds: DurationBounds, ratios: ArrayLike) -> NDArray[np.float64]:
     r = np.asarray(ratios, dtype=np.float64)
-    return bounds.max_ms - r * (bounds.max_ms - bounds.min_ms)
+    return (1.0 - r) * bounds.max_ms + r * bounds.min_ms
