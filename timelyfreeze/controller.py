@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,7 +28,7 @@ from timelyfreeze.dag import PipelineDag, build_dag
 from timelyfreeze.exchange import Exchange
 from timelyfreeze.order import ScheduleOrder
 from timelyfreeze.passes import CollectedFigures, RankPasses, batch_times
-from timelyfreeze.phases import Phase
+from timelyfreeze.phases import Phase, actual_freeze_ratio
 from timelyfreeze.plan import FreezePlan
 from timelyfreeze.planner import Planner, TransferMeter
 from timelyfreeze.policy_checks import PolicyChecks
@@ -38,6 +38,7 @@ from timelyfreeze.selection import (
     build_parameter_table,
     draw_all_or_nothing,
     draw_uniform,
+    draw_whether,
     mask_rng,
 )
 from timelyfreeze.settings import ALL_OR_NOTHING, FreezeSettings
@@ -96,6 +97,7 @@ class FreezeController:
         self._checks = checks
         self._declared = order
         self._declared_dag = build_dag(order)
+        self._microbatches = frozenset(a.microbatch for rank in order.ranks for a in rank)
         self._stages = tuple(stages)
         self._tables = {
             s.stage_index: build_parameter_table(
@@ -193,7 +195,7 @@ class FreezeController:
         for stage in self._stages:
             stage.freeze(
                 self._masks(stage.stage_index),
-                needs_input_grads=self._needs_input_grads(stage.stage_index),
+                without_input_grads=self._without_input_grads(stage.stage_index),
             )
         try:
             with self._recorder.recorded_pass():
@@ -258,23 +260,43 @@ class FreezeController:
         ratio = self._planner.ratio(action, self._step)
         if ratio in (0.0, 1.0):
             return np.full(len(table.names), ratio == 1.0)
-        rng = mask_rng(self.settings.seed, self._step, self._pass_index, action.microbatch, stage)
+        if stage < self._planner.front_depths(self._step).get(action.microbatch, 0):
+            return np.full(len(table.names), self._is_front_frozen(action.microbatch))
+        rng = self._rng(stage, action.microbatch)
         if stage == 0 and self.settings.first_stage == ALL_OR_NOTHING:
             return draw_all_or_nothing(table, ratio, rng)
         if chosen is None:
             return draw_uniform(table, ratio, rng)
         return fit_to_ratio(table, chosen, ratio, rng)
 
-    def _needs_input_grads(self, stage: int) -> bool:
-        """Return whether any stage in front has use for the gradient of ``stage``'s input.
+    def _without_input_grads(self, stage: int) -> Collection[int]:
+        """Return the microbatches for which no stage in front needs ``stage``'s input gradient.
 
         A policy alone decides for all microbatches and stages at once, so a frozen prefix is known
-        to every rank. Under a plan a stage in front may be frozen in one microbatch and not in
-        another, and the plan's times are those of backwards that do compute the gradient.
+        to every rank. Under a plan they are those whose front reaches beyond ``stage``. The first
+        stage behind a front would save a little too, but the plan's times are those of backwards
+        that do compute the gradient, and this one is not idle.
         """
-        if self._planner is not None or self._checks is None or self.phase is Phase.WARMUP:
-            return True
-        return self._checks.first_live_stage < stage
+        if self.phase is Phase.WARMUP:
+            return ()
+        if self._planner is not None:
+            depths = self._planner.front_depths(self._step)
+            return {m for m, depth in depths.items() if stage < depth and self._is_front_frozen(m)}
+        assert self._checks is not None  # the constructor saw to it
+        return () if self._checks.first_live_stage < stage else self._microbatches
+
+    def _is_front_frozen(self, microbatch: int) -> bool:
+        """Return whether the current pass freezes the front of ``microbatch``, all of it or none.
+
+        Every rank draws the same, from what is the first stage's generator. In the stable phase it
+        is always frozen.
+        """
+        assert self._planner is not None  # only a plan has fronts
+        ratio = actual_freeze_ratio(1.0, self._step, self.settings.phases)
+        return draw_whether(ratio, self._rng(0, microbatch))
+
+    def _rng(self, stage: int, microbatch: int) -> np.random.Generator:
+        return mask_rng(self.settings.seed, self._step, self._pass_index, microbatch, stage)
 
     # -- figures -----------------------------------------------------------------------------------
 

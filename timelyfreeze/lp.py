@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from timelyfreeze.bounds import DurationBounds
+from timelyfreeze.bounds import DurationBounds, validate_bounds
+from timelyfreeze.cascade import front_depths, shortened
 from timelyfreeze.dag import PipelineDag
+from timelyfreeze.lp_cascade import choose_fronts
 from timelyfreeze.lp_interior import solve_by_interior_point
 from timelyfreeze.lp_program import FreezeLp, LpError, build_lp
 from timelyfreeze.lp_schedule import PrecedenceRows
 from timelyfreeze.lp_simplex import solve_by_simplex
 from timelyfreeze.plan import FreezePlan, plan_from_ratios
 from timelyfreeze.processors import shared_processors
+from timelyfreeze.settings import OFF, PLAN
 
 __all__ = ["FreezeLp", "LpError", "build_lp", "solve_freeze_ratios"]
 
@@ -42,6 +45,7 @@ def solve_freeze_ratios(
     whole_stages: Collection[int] = (),
     n_processors: float | None = None,
     time_limit_s: float = 60.0,
+    cascade: str = OFF,
 ) -> FreezePlan:
     """Choose how much of each backward to freeze so that the batch ends soonest.
 
@@ -64,7 +68,10 @@ def solve_freeze_ratios(
             than it is early; so their ratios are 0 or 1 and the promise is for every batch.
         n_processors: How many ranks can compute at once, for ranks that share the cores of a CPU;
             durations are then processor times. None if each rank has a device of its own.
-        time_limit_s: Limit on the solver's time, seconds.
+        time_limit_s: Limit on the time of each solve, seconds.
+        cascade: One of ``settings.CASCADES``. With ``"use"`` backwards that nobody needs take no
+            time in the plan; with ``"plan"`` it looks for microbatches in which they are many
+            (``lp_cascade``), up to 1,024 actions. The first stage must be a whole one then.
 
     Returns:
         FreezePlan: Ratios, and the durations, start times and batch time that follow from them.
@@ -83,22 +90,99 @@ def solve_freeze_ratios(
     """
     if not time_limit_s > 0.0:
         raise ValueError(f"time_limit_s is {time_limit_s}; it must be positive")
-    lp = build_lp(dag, bounds, max_freeze_ratio, n_processors)
-    raw = _solve(lp, time_limit_s)
-    undecided = [
-        i
-        for i in np.flatnonzero((raw > _RATIO_TOLERANCE) & (raw < 1.0 - _RATIO_TOLERANCE)).tolist()
-        if dag.stages[lp.freezable[i]] in whole_stages
-    ]
-    if undecided:
-        raw = _solve(_decide(lp, dag, raw, whole_stages), time_limit_s)
-    violation = float(max(-raw.min(initial=0.0), raw.max(initial=0.0) - 1.0))
-    assert violation < 1e-6, f"HiGHS calls a ratio optimal that breaks its bounds by {violation}"
-    ratios = np.zeros(lp.n_actions)
-    ratios[lp.freezable] = np.where(
-        raw < _RATIO_TOLERANCE, 0.0, np.where(raw > 1.0 - _RATIO_TOLERANCE, 1.0, raw)
+    validate_bounds(dag, bounds)
+    problem = _Problem(
+        dag, bounds, max_freeze_ratio, whole_stages, n_processors, time_limit_s, cascade != OFF
     )
-    return _without_vain(dag, bounds, lp, ratios, undecided, n_processors)
+    plan = problem.solve({})
+    if cascade != PLAN or len(dag.actions) > _MOST_ACTIONS_BY_SIMPLEX:
+        return plan
+    lp = build_lp(dag, bounds, max_freeze_ratio, n_processors)
+    depths = choose_fronts(lp, dag, bounds, time_limit_s)
+    if not depths:
+        return plan
+    other = problem.without_vain_fronts(problem.solve(depths))
+    return other if other.batch_ms < plan.batch_ms else plan
+
+
+@dataclass(frozen=True, eq=False)
+class _Problem:
+    """What :func:`solve_freeze_ratios` was asked, to be solved for given fronts."""
+
+    dag: PipelineDag
+    bounds: DurationBounds
+    max_freeze_ratio: float | Sequence[float]
+    whole_stages: Collection[int]
+    n_processors: float | None
+    time_limit_s: float
+    uses_fronts: bool
+
+    def plan(self, ratios: NDArray[np.float64]) -> FreezePlan:
+        return plan_from_ratios(
+            self.dag,
+            self.bounds,
+            ratios,
+            n_processors=self.n_processors,
+            uses_fronts=self.uses_fronts,
+        )
+
+    def solve(self, depths: Mapping[int, int]) -> FreezePlan:
+        """Return the best plan with these fronts, by microbatch; with none, those that come out."""
+        dag = self.dag
+        bounds = shortened(dag, self.bounds, depths)
+        lp = build_lp(dag, bounds, self.max_freeze_ratio, self.n_processors)
+        if depths:
+            lp = _with_fronts(lp, dag, depths)
+        raw = _solve(lp, self.time_limit_s)
+        is_fraction = (raw > _RATIO_TOLERANCE) & (raw < 1.0 - _RATIO_TOLERANCE)
+        undecided = [
+            i
+            for i in np.flatnonzero(is_fraction).tolist()
+            if dag.stages[lp.freezable[i]] in self.whole_stages
+        ]
+        if undecided:
+            raw = _solve(_decide(lp, dag, raw, self.whole_stages), self.time_limit_s)
+        violation = float(max(-raw.min(initial=0.0), raw.max(initial=0.0) - 1.0))
+        assert violation < 1e-6, f"a ratio called optimal breaks its bounds by {violation}"
+        ratios = np.zeros(lp.n_actions)
+        ratios[lp.freezable] = np.where(
+            raw < _RATIO_TOLERANCE, 0.0, np.where(raw > 1.0 - _RATIO_TOLERANCE, 1.0, raw)
+        )
+        return self._without_vain(lp, ratios, undecided)
+
+    def _without_vain(
+        self, lp: FreezeLp, ratios: NDArray[np.float64], rounded: Sequence[int]
+    ) -> FreezePlan:
+        """Return the plan without those of the ``rounded`` ratios that do not shorten the batch."""
+        if shared_processors(self.dag, self.n_processors) is None:
+            may_fall = np.zeros(len(lp.freezable), dtype=np.bool_)
+            may_fall[rounded] = True
+            kept = PrecedenceRows(lp).unfreeze(ratios[lp.freezable], may_fall, whole=True)
+            ratios = ratios.copy()
+            ratios[lp.freezable] = kept
+            return self.plan(ratios)
+        plan = self.plan(ratios)
+        for i in lp.freezable[rounded]:
+            plan = self._if_no_longer(plan, i)
+        return plan
+
+    def without_vain_fronts(self, plan: FreezePlan) -> FreezePlan:
+        """Return the plan without the ends of fronts that do not shorten the batch."""
+        backward = {
+            (a.stage, a.microbatch): i for i, a in enumerate(self.dag.actions) if a.kind.freezable
+        }
+        for microbatch, depth in front_depths(self.dag, plan.ratios).items():
+            for stage in reversed(range(1, depth)):
+                shorter = self._if_no_longer(plan, backward[stage, microbatch])
+                if shorter is plan:
+                    break
+                plan = shorter
+        return plan
+
+    def _if_no_longer(self, plan: FreezePlan, i: int) -> FreezePlan:
+        """Return the plan with action ``i`` unfrozen, if the batch is no longer; else ``plan``."""
+        other = self.plan(np.where(np.arange(len(self.dag.actions)) == i, 0.0, plan.ratios))
+        return other if other.batch_ms <= plan.batch_ms else plan
 
 
 def _solve(lp: FreezeLp, time_limit_s: float) -> NDArray[np.float64]:
@@ -138,26 +222,13 @@ def _decide(
     return replace(lp, column_lower=lower, column_upper=upper)
 
 
-def _without_vain(
-    dag: PipelineDag,
-    bounds: DurationBounds,
-    lp: FreezeLp,
-    ratios: NDArray[np.float64],
-    rounded: Sequence[int],
-    n_processors: float | None,
-) -> FreezePlan:
-    """Return the plan without those of the ``rounded`` ratios that do not shorten the batch."""
-    if shared_processors(dag, n_processors) is None:
-        may_fall = np.zeros(len(lp.freezable), dtype=np.bool_)
-        may_fall[rounded] = True
-        kept = PrecedenceRows(lp).unfreeze(ratios[lp.freezable], may_fall, whole=True)
-        ratios = ratios.copy()
-        ratios[lp.freezable] = kept
-        return plan_from_ratios(dag, bounds, ratios)
-    plan = plan_from_ratios(dag, bounds, ratios, n_processors=n_processors)
-    for i in lp.freezable[rounded]:
-        without = np.where(np.arange(lp.n_actions) == i, 0.0, plan.ratios)
-        other = plan_from_ratios(dag, bounds, without, n_processors=n_processors)
-        if other.batch_ms <= plan.batch_ms:
-            plan = other
-    return plan
+def _with_fronts(lp: FreezeLp, dag: PipelineDag, depths: Mapping[int, int]) -> FreezeLp:
+    """Fix the ratios of fronts at 1, and all others of the first stage at 0."""
+    lower, upper = lp.column_lower.copy(), lp.column_upper.copy()
+    for k, i in enumerate(lp.freezable.tolist()):
+        action = dag.actions[i]
+        if action.stage < depths.get(action.microbatch, 0):
+            lower[lp.n_actions + 1 + k] = 1.0
+        elif action.stage == 0:
+            upper[lp.n_actions + 1 + k] = 0.0
+    return replace(lp, column_lower=lower, column_upper=upper)

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from timelyfreeze.actions import Action, parse_action
 from timelyfreeze.bounds import DurationBounds, validate_bounds
+from timelyfreeze.cascade import behind_first, front_depths, idle_ms
 from timelyfreeze.dag import PipelineDag
 from timelyfreeze.processors import play_batch
 
@@ -91,6 +92,7 @@ def plan_from_ratios(
     ratios: ArrayLike,
     *,
     n_processors: float | None = None,
+    uses_fronts: bool = False,
 ) -> FreezePlan:
     """Work out what given freeze ratios do to the batch: Eq. 4 solved for w_i, then Eq. 5.
 
@@ -101,6 +103,7 @@ def plan_from_ratios(
         bounds: Bounds that fit ``dag``.
         ratios: Shape [A], in [0, 1]; 0 where ``min_ms == max_ms``, as Eq. 4 defines it.
         n_processors: How many ranks can compute at once; None if each has a device of its own.
+        uses_fronts: Whether backwards that nobody needs are left out (:mod:`timelyfreeze.cascade`).
 
     Returns:
         FreezePlan: Consistent in itself: start and batch times follow from its durations.
@@ -125,6 +128,12 @@ def plan_from_ratios(
         )
     # In this form rounding makes no duration negative, and r = 1 gives min_ms to the last bit.
     durations = (1.0 - r) * bounds.max_ms + r * bounds.min_ms
+    frozen = bounds.min_ms
+    if uses_fronts:
+        nothing_ms = idle_ms(dag, bounds)
+        durations = np.where(behind_first(dag, front_depths(dag, r)), nothing_ms, durations)
+        everything = front_depths(dag, dag.freezable & (span > 0.0))
+        frozen = np.where(behind_first(dag, everything), nothing_ms, frozen)
     delays = bounds.delays_ms(dag)
     start, batch_ms = play_batch(dag, durations, n_processors, delays)
     for array in (r, durations, start):
@@ -136,7 +145,7 @@ def plan_from_ratios(
         start_ms=start,
         batch_ms=batch_ms,
         unfrozen_batch_ms=play_batch(dag, bounds.max_ms, n_processors, delays)[1],
-        frozen_batch_ms=play_batch(dag, bounds.min_ms, n_processors, delays)[1],
+        frozen_batch_ms=play_batch(dag, frozen, n_processors, delays)[1],
     )
 
 

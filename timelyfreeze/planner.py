@@ -6,10 +6,9 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
 from timelyfreeze.actions import Action
 from timelyfreeze.bounds import DurationBounds
+from timelyfreeze.cascade import front_depths
 from timelyfreeze.dag import build_dag
 from timelyfreeze.exchange import Exchange
 from timelyfreeze.lp import LpError
@@ -26,7 +25,7 @@ from timelyfreeze.planning import (
 from timelyfreeze.processors import play_batch
 from timelyfreeze.recorder import PassRecord
 from timelyfreeze.samples import Samples, samples_from_plain
-from timelyfreeze.settings import ALL_OR_NOTHING, FreezeSettings
+from timelyfreeze.settings import ALL_OR_NOTHING, OFF, FreezeSettings, effective_cascade
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +66,8 @@ class Planner:
         self._on_solved = on_solved
         self._measure_transfers = measure_transfers
         self._samples = {Phase.UPPER_BOUND: Samples(), Phase.LOWER_BOUND: Samples()}
+        self._cascade = effective_cascade(settings.first_stage, settings.cascade)
+        self._fronts: Mapping[int, int] = {}
 
     def add(self, phase: Phase, record: PassRecord, *, is_cold: bool) -> None:
         """Take note of a pass, if it is one of the monitoring phase and there is no plan yet."""
@@ -93,19 +94,27 @@ class Planner:
             return 0.0
         return actual_freeze_ratio(self.plan.ratio_of(action), step, self._settings.phases)
 
+    def front_depths(self, step: int) -> Mapping[int, int]:
+        """Return the plan's fronts at ``step`` (:mod:`timelyfreeze.cascade`), by microbatch.
+
+        They are empty while there is no plan, and where ``freezing.cascade`` is off.
+        """
+        return self._fronts if self._settings.phases.ramp(step) > 0.0 else {}
+
     def expected_batch_ms(self, step: int) -> float | None:
         """Predict the time of a batch under the ratios of ``step``.
 
         Returns:
             Milliseconds, or None as long as there are no bounds.
         """
-        if self.bounds is None:
+        if self.bounds is None or self.plan is None:
             return None
-        ratios = np.array(
-            [self.ratio(a, step) if a.kind.freezable else 0.0 for a in self.dag.actions]
-        )
-        saved_ms = ratios * (self.bounds.max_ms - self.bounds.min_ms)
-        durations_ms = self.bounds.max_ms - saved_ms
+        if self._settings.phases.phase(step) is Phase.LOWER_BOUND:
+            durations_ms = self.bounds.min_ms
+        else:
+            # Every ratio is the same share of the plan's, and times fall in proportion.
+            share = self._settings.phases.ramp(step)
+            durations_ms = (1.0 - share) * self.bounds.max_ms + share * self.plan.durations_ms
         delays_ms = self.bounds.delays_ms(self.dag)
         return play_batch(self.dag, durations_ms, self._n_processors, delays_ms)[1]
 
@@ -131,6 +140,7 @@ class Planner:
                     whole_stages=(0,) if self._settings.first_stage == ALL_OR_NOTHING else (),
                     n_processors=self._n_processors,
                     time_limit_s=self._settings.solver_time_limit_s,
+                    cascade=self._cascade,
                 )
                 answer = solution_to_plain(solution)
             except (LpError, ValueError) as error:
@@ -154,6 +164,8 @@ class Planner:
     def _adopt(self, solution: Solution) -> FreezePlan:
         self.order, self.dag = solution.order, solution.dag
         self.bounds, self.plan = solution.bounds, solution.plan
+        if self._cascade != OFF:
+            self._fronts = front_depths(self.dag, self.plan.ratios)
         self._on_solved(self.plan, self.bounds)
         return self.plan
 

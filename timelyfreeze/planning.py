@@ -22,6 +22,7 @@ from timelyfreeze.passes import RankPasses, batch_times
 from timelyfreeze.phases import Phase
 from timelyfreeze.plan import FreezePlan, plan_from_json, plan_to_json
 from timelyfreeze.samples import Times, executed_order, slowest_replica
+from timelyfreeze.settings import OFF
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ def solve_from_times(
     whole_stages: Collection[int] = (),
     n_processors: float | None = None,
     time_limit_s: float = 60.0,
+    cascade: str = OFF,
 ) -> Solution:
     """Plan for what the ranks measured.
 
@@ -74,6 +76,7 @@ def solve_from_times(
         whole_stages: Stages that are frozen whole or not at all.
         n_processors: How many ranks of the pipeline can compute at once, or None.
         time_limit_s: Limit on the solver's time, seconds.
+        cascade: As for ``solve_freeze_ratios``.
 
     Returns:
         Solution: The order that ran, its graph, the bounds with message times, and the plan.
@@ -112,6 +115,7 @@ def solve_from_times(
         whole_stages=whole_stages,
         n_processors=n_processors,
         time_limit_s=time_limit_s,
+        cascade=cascade,
     )
     return Solution(order, dag, bounds, plan)
 

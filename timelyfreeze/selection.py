@@ -251,9 +251,17 @@ def draw_all_or_nothing(
     Raises:
         ValueError: If ``ratio`` is not in [0, 1].
     """
+    return np.full(len(table.names), draw_whether(ratio, rng))
+
+
+def draw_whether(ratio: float, rng: np.random.Generator) -> bool:
+    """Return True with probability ``ratio``; 0 and 1 are exact and use no random numbers.
+
+    Raises:
+        ValueError: If ``ratio`` is not in [0, 1].
+    """
     check_ratio(ratio)
-    frozen = ratio == 1.0 or (ratio > 0.0 and bool(rng.random() < ratio))
-    return np.full(len(table.names), frozen)
+    return ratio == 1.0 or (ratio > 0.0 and bool(rng.random() < ratio))
 
 
 def frozen_share(table: ParameterTable, mask: NDArray[np.bool_]) -> float:

@@ -7,7 +7,7 @@ one subclass serves them all. Without a recorder and masks attached it behaves a
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -55,7 +55,7 @@ class FreezingStage(PipelineStage):
         self.parameter_names = tuple(name for name, _ in named)
         self.parameter_sizes = np.array([p.numel() for _, p in named], dtype=np.int64)
         self._masks = NOTHING_FROZEN
-        self._needs_input_grads = True
+        self._without_input_grads: Collection[int] = ()
         self._postponed: dict[int, dict[str, Any]] = {}
         self._microbatch = -1
         self.applied_shares: dict[int, float] = {}
@@ -74,7 +74,10 @@ class FreezingStage(PipelineStage):
         return [(wrappers.sub("", name), p) for name, p in self.submod.named_parameters()]
 
     def freeze(
-        self, masks: Mapping[int, NDArray[np.bool_]], *, needs_input_grads: bool = True
+        self,
+        masks: Mapping[int, NDArray[np.bool_]],
+        *,
+        without_input_grads: Collection[int] = (),
     ) -> None:
         """Set what the coming pass freezes.
 
@@ -82,18 +85,18 @@ class FreezingStage(PipelineStage):
             masks: For each microbatch a mask, shape [n_parameters], in the order of
                 ``parameter_names``, True where frozen. A microbatch that is missing freezes
                 nothing.
-            needs_input_grads: False where every stage in front is frozen whole in every
-                microbatch. The chain of input gradients then ends at this stage's first live
-                tensor, and the stage in front, which expects a gradient, gets zeros.
+            without_input_grads: Microbatches in which every stage in front is frozen whole. The
+                chain of input gradients then ends at this stage's first live tensor, and the stage
+                in front, which expects a gradient, gets zeros.
         """
         self._masks = masks
-        self._needs_input_grads = needs_input_grads
+        self._without_input_grads = without_input_grads
         self.applied_shares = {}
 
     def freeze_nothing(self) -> None:
         """Forget the masks of the last pass, keeping what it reported as applied."""
         self._masks = NOTHING_FROZEN
-        self._needs_input_grads = True
+        self._without_input_grads = ()
         self._chain_ends.clear()
         self._postponed.clear()
 
@@ -149,7 +152,7 @@ class FreezingStage(PipelineStage):
         chain_end = self._chain_ends.pop(self._microbatch, None)
         if backward_type != "input":
             self.applied_shares[self._microbatch] = self._frozen_share(mask)
-        if not self._needs_input_grads and not self.is_first:
+        if self._microbatch in self._without_input_grads and not self.is_first:
             return self._backward_without_input_grads(backward_type, bwd_kwargs, mask)
         if backward_type == "input" or mask is None or not mask.any():
             return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
@@ -208,7 +211,8 @@ class FreezingStage(PipelineStage):
     def _skips_backward(self, microbatch: int) -> bool:
         """Return whether nothing of a microbatch's backward will run here."""
         mask = self._masks.get(microbatch)
-        return not self._needs_input_grads and mask is not None and bool(mask.all())
+        is_cut = microbatch in self._without_input_grads
+        return is_cut and mask is not None and bool(mask.all())
 
     def _frozen_share(self, mask: NDArray[np.bool_] | None) -> float:
         if mask is None:

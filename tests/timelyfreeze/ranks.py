@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -63,15 +63,23 @@ class StubStage:
         self.masks: Mapping[int, np.ndarray] = {}
         self.applied_shares: dict[int, float] = {}
         self.given: list[dict[int, list[bool]]] = []
-        self.needs_input_grads: list[bool] = []
+        self.without_input_grads: list[frozenset[int]] = []
 
-    def freeze(self, masks: Mapping[int, np.ndarray], *, needs_input_grads: bool = True) -> None:
+    def freeze(
+        self, masks: Mapping[int, np.ndarray], *, without_input_grads: Collection[int] = ()
+    ) -> None:
         self.masks, self.applied_shares = masks, {}
-        self.needs_input_grads.append(needs_input_grads)
+        self.without_input_grads.append(frozenset(without_input_grads))
         self.given.append({m: mask.tolist() for m, mask in masks.items()})
 
     def freeze_nothing(self) -> None:
         self.masks = {}
+
+    def is_idle(self, action: Action) -> bool:
+        """Whether nothing of a backward behind the first stage is left."""
+        is_cut = self.stage_index > 0 and action.microbatch in self.without_input_grads[-1]
+        is_backward = action.kind is not ActionKind.FORWARD
+        return is_cut and is_backward and self.share(action.microbatch) == 1.0
 
     def share(self, microbatch: int) -> float:
         mask = self.masks.get(microbatch)
@@ -236,11 +244,13 @@ class Ranks:
             for action in self.executed.ranks[rank % self.executed.n_ranks]:
                 if action == fail_at:
                     raise RuntimeError(f"{action} failed")
-                share = stages[action.stage].share(action.microbatch)
+                stage = stages[action.stage]
+                share = stage.share(action.microbatch)
                 with controller._recorder.measure(action):
-                    clock.now_ms += self.duration_ms(action, share)
+                    if not stage.is_idle(action):
+                        clock.now_ms += self.duration_ms(action, share)
                 if action.kind.freezable:
-                    stages[action.stage].applied_shares[action.microbatch] = share
+                    stage.applied_shares[action.microbatch] = share
 
     def saved(self) -> dict[str, Any]:
         """What a checkpoint of all ranks holds: tensors, and text as it comes back from JSON."""

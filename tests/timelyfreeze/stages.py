@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -164,14 +164,13 @@ class Pipeline:
         self,
         masks: Masks | None = None,
         batch: tuple[Tensor, Tensor] | None = None,
-        needs_input_grads: Sequence[bool] | None = None,
+        cut: Sequence[Collection[int]] | None = None,
     ) -> Ran:
-        """One pass; gradients add to what is there. ``needs_input_grads`` is by stage."""
+        """One pass; gradients add to what is there. ``cut`` has microbatches by stage."""
         sent: dict[tuple[int, int], Tensor] = {}
-        needs = needs_input_grads or [True] * len(self.stages)
-        for stage, stage_needs in zip(self.stages, needs, strict=True):
+        for stage, microbatches in zip(self.stages, cut or [()] * len(self.stages), strict=True):
             own = (masks or {}).get(stage.stage_index, {})
-            stage.freeze(own, needs_input_grads=stage_needs)
+            stage.freeze(own, without_input_grads=microbatches)
             stage.set_local_bwd_input = _spy(stage, sent)
         tokens, labels = batch or make_batch()
         losses: list[Tensor] = []

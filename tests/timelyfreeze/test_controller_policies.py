@@ -75,10 +75,11 @@ def test_input_gradients_are_needed_where_a_live_stage_lies_in_front(name: str) 
     ranks = alone(order)
     ranks.run(1, 10)
     for stage, rank in enumerate(order.stage_to_rank):
-        given = ranks.stages[rank][stage].needs_input_grads
+        given = ranks.stages[rank][stage].without_input_grads
         # In warm-up everything is as without freezing; then the first stage never needs any.
-        wanted = [step <= 2 or n_frozen_at(step) < stage * N_TENSORS for step in range(1, 11)]
-        assert given == [needs for needs in wanted for _ in range(3)]
+        needed = [step <= 2 or n_frozen_at(step) < stage * N_TENSORS for step in range(1, 11)]
+        every = frozenset(range(order.n_microbatches))
+        assert given == [frozenset() if needs else every for needs in needed for _ in range(3)]
 
 
 def test_a_live_tensor_in_front_keeps_the_chain_whatever_is_frozen_behind() -> None:
@@ -86,7 +87,7 @@ def test_a_live_tensor_in_front_keeps_the_chain_whatever_is_frozen_behind() -> N
     frozen[7] = False
     ranks = Ranks(ORDER, policy=StubPolicy(lambda check: frozen), phases=UNPLANNED)
     ranks.run(1, 3)
-    assert ranks.stages[1][1].needs_input_grads == [True] * 9
+    assert ranks.stages[1][1].without_input_grads == [frozenset()] * 9
     assert all(all(mask) for mask in list(ranks.masks(1, 1))[-1].values())
 
 
@@ -111,7 +112,7 @@ def test_without_warm_up_the_first_step_freezes() -> None:
     ranks = Ranks(ORDER, policy=policy, phases=PhaseSchedule.unplanned(0))
     ranks.run(1, 1)
     assert next(ranks.masks(0, 0)) == dict.fromkeys(range(4), [True] * 12)
-    assert ranks.stages[1][1].needs_input_grads == [False] * 3
+    assert ranks.stages[1][1].without_input_grads == [frozenset(range(4))] * 3
 
 
 def test_expected_ratios_are_the_shares_of_what_was_chosen() -> None:
@@ -243,12 +244,12 @@ def test_a_first_stage_that_is_all_or_nothing_follows_the_plan_alone() -> None:
     assert list(ranks.masks(1, 1)) != list(plain.masks(1, 1))
 
 
-def test_under_a_plan_every_stage_hands_on_its_gradient() -> None:
+def test_where_the_chain_is_kept_every_stage_hands_on_its_gradient() -> None:
     """Whatever the policy freezes: the plan's times are those of backwards that do."""
     ranks = planned(np.ones(24, dtype=np.bool_))
     ranks.run(1, 12)
     for rank in (0, 1):
-        assert ranks.stages[rank][rank].needs_input_grads == [True] * 36
+        assert ranks.stages[rank][rank].without_input_grads == [frozenset()] * 36
 
 
 def test_expected_ratios_are_the_plans() -> None:
@@ -320,8 +321,8 @@ def test_a_resumed_run_freezes_as_one_that_never_stopped(
         for stage in stages:
             given = list(whole.masks(rank, stage))
             assert list(after.masks(rank, stage)) == given[3 * stopped_at :]
-            needs = whole.stages[rank][stage].needs_input_grads[3 * stopped_at :]
-            assert after.stages[rank][stage].needs_input_grads == needs
+            cut = whole.stages[rank][stage].without_input_grads[3 * stopped_at :]
+            assert after.stages[rank][stage].without_input_grads == cut
     assert after.saved() == whole.saved()
     averages = [each.collect()[0].average_freeze_ratio for each in (whole, after)]
     assert averages[0] == averages[1] > 0.0

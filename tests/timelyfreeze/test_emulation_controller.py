@@ -30,7 +30,7 @@ from timelyfreeze.phases import Phase, PhaseSchedule
 from timelyfreeze.policy import FreezePolicy
 from timelyfreeze.policy_checks import PolicyChecks
 from timelyfreeze.schedules import one_f_one_b_order
-from timelyfreeze.settings import FreezeSettings
+from timelyfreeze.settings import CASCADES, FreezeSettings
 
 ORDERS = {
     "1F1B": one_f_one_b_order(2, 4),
@@ -91,7 +91,8 @@ class EmulatedRanks:
                         stage = self.stages[action.stage]
                         share = stage.share(action.microbatch)
                         with self.recorder.measure(action):
-                            self.clock.now_ms += self.duration_ms(action, share)
+                            if not stage.is_idle(action):
+                                self.clock.now_ms += self.duration_ms(action, share)
                         if action.kind.freezable:
                             stage.applied_shares[action.microbatch] = share
             self.controller.end_step()
@@ -151,15 +152,21 @@ def test_the_figures_are_those_of_ranks_with_a_process_each(name: str) -> None:
     assert unfrozen_ms == max(end for _, end in simulated.values())
 
 
-def test_a_batch_takes_what_the_plan_says() -> None:
-    emulated = EmulatedRanks(ORDERS["1F1B of four"], max_freeze_ratio=1.0)
+@pytest.mark.parametrize("cascade", CASCADES)
+@pytest.mark.parametrize("max_freeze_ratio", [0.6, 1.0])
+def test_a_batch_takes_what_the_plan_says(max_freeze_ratio: float, cascade: str) -> None:
+    emulated = EmulatedRanks(
+        ORDERS["1F1B of four"], max_freeze_ratio=max_freeze_ratio, cascade=cascade
+    )
     emulated.run(1, LAST_STEP)
     controller = emulated.controller
     figures = controller.collect()
     assert controller.plan is not None
     assert figures.batch_ms[Phase.STABLE][-1] == pytest.approx(controller.plan.batch_ms)
     assert figures.batch_ms[Phase.UPPER_BOUND][-1] == controller.plan.unfrozen_batch_ms
-    assert figures.batch_ms[Phase.LOWER_BOUND][-1] == controller.plan.frozen_batch_ms
+    # While it is measured, every input gradient is computed.
+    lower_ms, limit_ms = figures.batch_ms[Phase.LOWER_BOUND][-1], controller.plan.frozen_batch_ms
+    assert lower_ms == limit_ms if cascade == "off" else lower_ms > limit_ms
 
 
 # -- checkpoints -----------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ def test_the_first_passes_after_each_change_of_phase_do_not_count() -> None:
 
 
 def test_predictions_belong_to_the_current_step() -> None:
-    ranks = Ranks(ORDER)
+    ranks = Ranks(ORDER, cascade="off")
     ranks.run(1, LAST_MONITOR_STEP - 1)
     controller = ranks.controllers[0]
     assert controller.expected_batch_ms() is None

@@ -1,7 +1,7 @@
 """Stages behind a frozen front: the chain of input gradients ends where nothing needs it.
 
-Every case freezes the first tensors of the model, in the order of its parameters, and tells each
-stage whether anything in front of it is live. The oracle is the plain chain of the same modules.
+Most cases freeze the first tensors of the model, in the order of its parameters. Each stage is told
+in which microbatches nothing in front is live. The oracle is the plain chain of the same modules.
 """
 
 import copy
@@ -79,24 +79,24 @@ def freeze_front(modules: Sequence[nn.Module], n_frozen: int) -> dict[int, dict[
     return masks
 
 
-def needs_input_grads(masks: Masks) -> list[bool]:
-    """For each stage, whether a stage in front has a live tensor in any microbatch."""
+def cut(masks: Masks) -> list[set[int]]:
+    """For each stage, the microbatches in which every stage in front is frozen whole."""
     return [
-        any(not mask.all() for front in range(stage) for mask in masks[front].values())
+        {m for m in range(N_MICROBATCHES) if all(masks[front][m].all() for front in range(stage))}
         for stage in masks
     ]
 
 
 def run_cut(pipeline: Pipeline, masks: Masks, **options: Any) -> Ran:
-    return pipeline.run(masks, needs_input_grads=needs_input_grads(masks), **options)
+    return pipeline.run(masks, cut=cut(masks), **options)
 
 
 def expected_cut(modules: Sequence[nn.Module], ran: Ran, masks: Masks) -> Ran:
     """Gradients of the plain chain times the masks; zeros arrive where nobody needs any."""
     wanted = expected(modules, ran.executed, masks)
-    needs = needs_input_grads(masks)
+    unneeded = cut(masks)
     for (stage, microbatch), gradient in wanted.sent.items():
-        if not needs[stage]:
+        if microbatch in unneeded[stage]:
             wanted.sent[stage, microbatch] = torch.zeros_like(gradient)
     return wanted
 
@@ -130,6 +130,25 @@ def test_live_gradients_are_exact_with_more_frozen_behind_the_front(
     for stage in masks:
         for microbatch in masks[stage]:
             masks[stage][microbatch] |= scattered[stage][microbatch]
+    ran = run_cut(Pipeline(modules, schedule), masks)
+    assert_equal(ran, expected_cut(modules, ran, masks))
+
+
+@pytest.mark.parametrize("schedule", EVERY)
+@given(
+    seed=st.integers(0, 10**6),
+    depths=st.lists(st.integers(0, 4), min_size=N_MICROBATCHES, max_size=N_MICROBATCHES),
+    ratio=st.sampled_from([0.0, 0.5]),
+)
+@settings(deadline=None, max_examples=8)
+def test_live_gradients_are_exact_behind_fronts_of_different_depth(
+    schedule: type, seed: int, depths: list[int], ratio: float
+) -> None:
+    modules = modules_for(schedule, seed % 7)
+    masks = random_masks(modules, seed, ratio)
+    for microbatch, depth in enumerate(depths):
+        for stage in range(min(depth, len(modules))):
+            masks[stage][microbatch][:] = True
     ran = run_cut(Pipeline(modules, schedule), masks)
     assert_equal(ran, expected_cut(modules, ran, masks))
 
@@ -390,7 +409,7 @@ def test_evaluation_is_as_always(schedule: type, n_frozen: int) -> None:
     for module in modules:
         module.zero_grad()
     (stage,) = pipeline.stages
-    stage.freeze(masks[0], needs_input_grads=False)
+    stage.freeze(masks[0], without_input_grads=range(N_MICROBATCHES))
     tokens, labels = make_batch()
     losses: list[Tensor] = []
     with torch.no_grad():
