@@ -318,8 +318,8 @@ def time_solver(schedule: str, size: str, repeats: int) -> dict[str, Any]:
     """
     from solver_cases import MAX_FREEZE_RATIO, make_case
 
+    from timelyfreeze.interior.solver import solve_certified
     from timelyfreeze.lp import build_lp, solve_freeze_ratios
-    from timelyfreeze.lp_interior import solve_certified
 
     seconds: dict[str, list[float]] = {"build": [], "solve": []}
     above = []

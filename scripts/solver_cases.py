@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from timelyfreeze.bounds import DurationBounds
-from timelyfreeze.dag import PipelineDag, build_dag
+from timelyfreeze.dag import PipelineDag, build_dag, makespan
 from timelyfreeze.lp_program import FreezeLp, build_lp
 from timelyfreeze.torch_pipelining import named_order, stages_per_rank
 
@@ -33,6 +34,17 @@ class Case:
     dag: PipelineDag
     bounds: DurationBounds
     lp: FreezeLp
+
+    def batch_ms(self, ratios: NDArray[np.float64]) -> float:
+        """Return the batch time with these ratios.
+
+        Args:
+            ratios: Shape [R]; what a solver's tolerance puts outside of [0, 1] counts as 0 or 1.
+        """
+        durations = self.bounds.max_ms.copy()
+        saved = (self.bounds.max_ms - self.bounds.min_ms)[self.lp.freezable]
+        durations[self.lp.freezable] -= np.clip(ratios, 0.0, 1.0) * saved
+        return makespan(self.dag, durations)
 
 
 def schedule_dag(schedule: str, n_ranks: int, n_microbatches: int) -> PipelineDag:

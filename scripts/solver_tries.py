@@ -26,9 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 from solver_cases import Case, make_case, schedule_dag
 
-from timelyfreeze import lp_interior, lp_simplex
+from timelyfreeze import lp_simplex
 from timelyfreeze.bounds import DurationBounds
 from timelyfreeze.dag import critical_path, makespan
+from timelyfreeze.interior.solver import FREEZING_PRICE, solve_by_interior_point, solve_certified
 from timelyfreeze.lp_program import FreezeLp, build_lp
 
 Floats = NDArray[np.float64]
@@ -39,7 +40,7 @@ _NO_LIMIT = 1e9
 
 def inside(case: Case, limit_s: float) -> Floats:
     """Our interior-point method."""
-    return lp_interior.solve_by_interior_point(case.lp, _NO_LIMIT)
+    return solve_by_interior_point(case.lp, _NO_LIMIT)
 
 
 def simplex(case: Case, limit_s: float) -> Floats:
@@ -242,7 +243,7 @@ def _weighted(lp: FreezeLp, case: Case, **options: object) -> Floats:
         solver.setOptionValue(option, value)
     cost = np.zeros(len(lp.column_lower))
     cost[lp.n_actions] = 1.0
-    price = lp_interior.FREEZING_PRICE * makespan(case.dag, case.bounds.max_ms) / lp.scale_ms
+    price = FREEZING_PRICE * makespan(case.dag, case.bounds.max_ms) / lp.scale_ms
     # A tied column stands for many ratios; the budgets know how many.
     budgets = slice(lp.row_start[lp.n_precedence], lp.row_start[lp.n_precedence + lp.n_stages])
     np.add.at(cost, lp.columns[budgets], lp.values[budgets] * price / lp.caps.sum())
@@ -264,10 +265,7 @@ def _attempt(name: str, case: Case, limit_s: float, answer: Connection) -> None:
         answer.send(getattr(error, "status", str(error)))
         return
     seconds = time.process_time() - started
-    durations = case.bounds.max_ms.copy()
-    saved = case.bounds.max_ms - case.bounds.min_ms
-    durations[case.lp.freezable] -= ratios * saved[case.lp.freezable]
-    answer.send((seconds, makespan(case.dag, durations), float(ratios.mean())))
+    answer.send((seconds, case.batch_ms(ratios), float(ratios.mean())))
 
 
 def main() -> None:
@@ -283,7 +281,7 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     options = parser.parse_args()
     case = make_case(options.schedule, options.ranks, options.microbatches, noise=options.noise)
-    bound_ms = lp_interior.solve_certified(case.lp, _NO_LIMIT).bound * case.lp.scale_ms
+    bound_ms = solve_certified(case.lp, _NO_LIMIT).bound * case.lp.scale_ms
     print("| way | seconds | above the lower bound | mean freeze ratio |\n|---|---|---|---|")
     for name in options.ways:
         here, there = multiprocessing.Pipe(duplex=False)

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from timelyfreeze.whatif_cli import add_plan_command
+from timelyfreeze.whatif.command import add_plan_command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from timelyfreeze.bounds import DurationBounds, validate_bounds
 from timelyfreeze.cascade import front_depths, shortened
 from timelyfreeze.dag import PipelineDag
+from timelyfreeze.interior.precedence import PrecedenceRows
+from timelyfreeze.interior.solver import solve_by_interior_point
 from timelyfreeze.lp_cascade import choose_fronts
-from timelyfreeze.lp_interior import solve_by_interior_point
 from timelyfreeze.lp_program import FreezeLp, LpError, build_lp
-from timelyfreeze.lp_schedule import PrecedenceRows
 from timelyfreeze.lp_simplex import solve_by_simplex
 from timelyfreeze.plan import FreezePlan, plan_from_ratios
 from timelyfreeze.processors import shared_processors
@@ -54,7 +54,7 @@ def solve_freeze_ratios(
     lambda; here they are solved one after the other, first P_d, then the sum of ratios with P_d
     held at its optimum, so that no weight has to be chosen against the solver's tolerance.
 
-    Above 1,024 actions the program is solved from the inside (``lp_interior``): the batch time is
+    Above 1,024 actions the program is solved from the inside (``interior``): the batch time is
     then certified to be within 0.1% of the least, and freezing all that the caps allow is priced
     at 0.01% of the unfrozen batch.
 

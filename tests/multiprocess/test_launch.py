@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from timelyfreeze.__main__ import main as plan_from_bounds
 from timelyfreeze.order import order_from_csv, order_to_csv, parse_order
 from timelyfreeze.plan import plan_from_json
-from timelyfreeze.whatif_file import read_bounds_file
+from timelyfreeze.whatif.bounds_file import read_bounds_file
 
 SHARED = ROOT.parent / "shared"
 SCHEDULES = ["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"]

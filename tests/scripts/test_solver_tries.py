@@ -6,31 +6,23 @@ from solver_cases import make_case
 from solver_tries import WAYS
 
 from timelyfreeze import lp_simplex
-from timelyfreeze.dag import makespan
 
 ROUGH = {"steady state tied", "fewer microbatches"}
-
-
-def batch_ms(case, ratios: np.ndarray) -> float:
-    durations = case.bounds.max_ms.copy()
-    durations[case.lp.freezable] -= (
-        ratios * (case.bounds.max_ms - case.bounds.min_ms)[case.lp.freezable]
-    )
-    return makespan(case.dag, durations)
 
 
 @pytest.mark.parametrize("schedule", ["1F1B", "ZBVZeroBubble"])
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_keeps_the_budgets_and_comes_near_the_optimum(way: str, schedule: str) -> None:
     case = make_case(schedule, 3, 12)
-    best_ms = batch_ms(case, lp_simplex.solve_by_simplex(case.lp, 60.0))
+    best_ms = case.batch_ms(lp_simplex.solve_by_simplex(case.lp, 60.0))
     ratios = WAYS[way](case, 60.0)
     frozen = np.bincount(case.dag.stages[case.lp.freezable], ratios, case.dag.n_stages)
     assert (frozen <= case.lp.caps * (1.0 + 1e-4)).all()
-    found_ms = batch_ms(case, ratios)
+    assert -1e-4 < ratios.min() <= ratios.max() < 1.0 + 1e-4
+    found_ms = case.batch_ms(ratios)
     assert found_ms >= best_ms * (1.0 - 1e-4)
     if way in ROUGH:
-        assert found_ms < batch_ms(case, np.zeros(len(ratios)))
+        assert found_ms < case.batch_ms(np.zeros(len(ratios)))
     else:
         assert found_ms <= best_ms * 1.001
 

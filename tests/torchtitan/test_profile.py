@@ -21,7 +21,7 @@ from timelyfreeze.dag import build_dag
 from timelyfreeze.order import order_from_csv
 from timelyfreeze.recorder import HostClock
 from timelyfreeze.stage import FreezingStage
-from timelyfreeze.whatif_file import read_bounds_file
+from timelyfreeze.whatif.bounds_file import read_bounds_file
 from torchtitan import upstream_fixes
 from torchtitan.freezing.config import JobConfig, job_config_class
 from torchtitan.freezing.pipeline_layout import pipeline_order, stage_modules

@@ -18,7 +18,7 @@ from timelyfreeze.exchange import Exchange
 from timelyfreeze.order import order_to_csv
 from timelyfreeze.phases import Phase
 from timelyfreeze.plan import FreezePlan, plan_to_json
-from timelyfreeze.whatif_file import bounds_file_text
+from timelyfreeze.whatif.bounds_file import bounds_file_text
 from torchtitan.components.metrics import LoggerContainer, MetricsProcessor, TensorBoardLogger
 from torchtitan.distributed import ParallelDims
 from torchtitan.freezing.config import JobConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from timelyfreeze.order import ScheduleOrder
-from timelyfreeze.whatif_file import PipelineNotes
+from timelyfreeze.whatif.notes import PipelineNotes
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.pipeline_layout import rows_of_microbatch, stage_modules
 

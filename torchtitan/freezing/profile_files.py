@@ -11,9 +11,9 @@ from timelyfreeze.actions import Action, ActionKind
 from timelyfreeze.bounds import DurationBounds, bounds_from_samples
 from timelyfreeze.dag import PipelineDag, build_dag
 from timelyfreeze.settings import ALL_OR_NOTHING
-from timelyfreeze.whatif_file import bounds_file_text
-from timelyfreeze.whatif_layers import layer_prices
-from timelyfreeze.whatif_times import Pair, StageTimes, complete_times
+from timelyfreeze.whatif.bounds_file import bounds_file_text
+from timelyfreeze.whatif.layer_model import layer_prices
+from timelyfreeze.whatif.times import Pair, StageTimes, complete_times
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.pipeline_notes import pipeline_notes
 from torchtitan.freezing.profile_response import Line, Response, fit_line, spread

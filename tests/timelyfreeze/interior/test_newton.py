@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timelyfreeze.lp_newton import NewtonMatrix
-from timelyfreeze.lp_rows import Rows
+from timelyfreeze.interior.newton import NewtonMatrix
+from timelyfreeze.interior.rows import Rows
 
 
 def random_rows(rng: np.random.Generator, n: int, n_dense: int) -> Rows:

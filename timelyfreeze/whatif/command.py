@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 from timelyfreeze.settings import ALL_OR_NOTHING, FIRST_STAGE_MODES
-from timelyfreeze.whatif import answer, recall
-from timelyfreeze.whatif_file import BoundsFile, read_bounds_file
-from timelyfreeze.whatif_grid import BEST_SPLIT, DEFAULT_SPLIT, Grid
-from timelyfreeze.whatif_layers import Split
-from timelyfreeze.whatif_report import render, title_of, to_csv, to_json
+from timelyfreeze.whatif.answer import answer
+from timelyfreeze.whatif.bounds_file import BoundsFile, read_bounds_file
+from timelyfreeze.whatif.grid import BEST_SPLIT, DEFAULT_SPLIT, Grid
+from timelyfreeze.whatif.recall import recall
+from timelyfreeze.whatif.report import render, title_of, to_csv, to_json
+from timelyfreeze.whatif.splits import Split
 
 PAPERS = ("GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble")
 

@@ -16,8 +16,8 @@ from tests.timelyfreeze.programs import (
 )
 from timelyfreeze.bounds import DurationBounds
 from timelyfreeze.dag import PipelineDag, build_dag, makespan
+from timelyfreeze.interior.solver import FREEZING_PRICE, solve_by_interior_point
 from timelyfreeze.lp import solve_freeze_ratios
-from timelyfreeze.lp_interior import FREEZING_PRICE, solve_by_interior_point
 from timelyfreeze.lp_program import FreezeLp, LpError, build_lp
 from timelyfreeze.lp_simplex import solve_by_simplex
 from timelyfreeze.schedules import one_f_one_b_order

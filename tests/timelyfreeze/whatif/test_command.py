@@ -12,10 +12,11 @@ from timelyfreeze.__main__ import main
 from timelyfreeze.dag import build_dag
 from timelyfreeze.order import order_to_csv
 from timelyfreeze.schedules import one_f_one_b_order
-from timelyfreeze.whatif_file import PipelineNotes, bounds_file_text
-from timelyfreeze.whatif_times import StageTimes, bounds_from_times
+from timelyfreeze.whatif.bounds_file import bounds_file_text
+from timelyfreeze.whatif.notes import PipelineNotes
+from timelyfreeze.whatif.times import StageTimes, bounds_from_times
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 TIMES = StageTimes(2.0, 4.0, 2.0, 2.0, 2.0, 0.0)
 
 

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from tests.timelyfreeze.programs import random_program
 from timelyfreeze.bounds import DurationBounds
 from timelyfreeze.dag import PipelineDag, build_dag, makespan, start_times
+from timelyfreeze.interior.precedence import PrecedenceRows
 from timelyfreeze.lp_program import FreezeLp, build_lp
-from timelyfreeze.lp_schedule import PrecedenceRows
 from timelyfreeze.order import parse_order
 
 seeds = st.integers(0, 10**6)

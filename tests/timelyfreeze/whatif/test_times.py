@@ -9,7 +9,7 @@ from tests.timelyfreeze.pipelines import hand_order
 from timelyfreeze.actions import Action, ActionKind, parse_action
 from timelyfreeze.bounds import validate_bounds
 from timelyfreeze.dag import build_dag
-from timelyfreeze.whatif_times import (
+from timelyfreeze.whatif.times import (
     Pair,
     StageTimes,
     bounds_from_times,

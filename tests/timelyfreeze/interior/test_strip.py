@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timelyfreeze.lp_strip import Strip, StripError
+from timelyfreeze.interior.strip import Strip, StripError
 
 
 def random_pattern(rng: np.random.Generator, n: int, width: int) -> tuple[np.ndarray, np.ndarray]:

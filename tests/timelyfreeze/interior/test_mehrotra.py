@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timelyfreeze.lp_mehrotra import solve_interior
-from timelyfreeze.lp_newton import NewtonMatrix
-from timelyfreeze.lp_rows import Rows
-from timelyfreeze.lp_strip import StripError
+from timelyfreeze.interior.mehrotra import solve_interior
+from timelyfreeze.interior.newton import NewtonMatrix
+from timelyfreeze.interior.rows import Rows
+from timelyfreeze.interior.strip import StripError
 
 
 def rows_of(matrix: np.ndarray) -> Rows:

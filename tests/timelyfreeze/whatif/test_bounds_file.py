@@ -11,8 +11,9 @@ from tests.timelyfreeze.pipelines import hand_order, random_bounds
 from timelyfreeze.bounds import bounds_from_json, bounds_to_json, uniform_bounds
 from timelyfreeze.dag import build_dag
 from timelyfreeze.order import order_to_csv
-from timelyfreeze.whatif_file import PipelineNotes, bounds_file_text, read_bounds_file
-from timelyfreeze.whatif_times import StageTimes
+from timelyfreeze.whatif.bounds_file import bounds_file_text, read_bounds_file
+from timelyfreeze.whatif.notes import PipelineNotes
+from timelyfreeze.whatif.times import StageTimes
 
 ORDER = hand_order("two_by_two")
 DAG = build_dag(ORDER)

@@ -23,8 +23,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from timelyfreeze.lp_rows import Rows, added
-from timelyfreeze.lp_strip import Strip
+from timelyfreeze.interior.rows import Rows, added
+from timelyfreeze.interior.strip import Strip
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

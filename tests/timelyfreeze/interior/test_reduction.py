@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests.timelyfreeze.programs import random_program
 from timelyfreeze.bounds import DurationBounds
 from timelyfreeze.dag import build_dag, makespan
+from timelyfreeze.interior.reduction import ReducedLp, lower_bound, reduce_lp
 from timelyfreeze.lp_program import FreezeLp, build_lp
-from timelyfreeze.lp_reduce import ReducedLp, lower_bound, reduce_lp
 from timelyfreeze.lp_simplex import load
 from timelyfreeze.order import parse_order
 

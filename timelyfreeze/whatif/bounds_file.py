@@ -1,16 +1,7 @@
-"""Bounds files, read without the schedule they belong to, and what may stand in them besides.
+"""Bounds files, read without the schedule they belong to.
 
 A training run and the profile save the same files: ``bounds.json``, and ``schedule.csv`` beside it.
-The bounds file may have one more entry, ``pipeline``, which older readers ignore:
-
-    "pipeline": {
-      "schedule": "1F1B", "ranks": 4, "processors": 2.0, "first_stage": "all_or_nothing",
-      "layers": [8, 9, 8, 7], "tokens_per_microbatch": 2048,
-      "stages": [{"forward_ms": ...}, ...], "layer": {...}, "fixed": {...}
-    }
-
-Every key of it may be missing. The last three are what a profile measured of every stage in full
-and in split backwards, and the prices at which layers move (``whatif_layers.LayerModel``).
+The bounds file may have one more entry, ``pipeline`` (``notes``), which older readers ignore.
 """
 
 from __future__ import annotations
@@ -18,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,40 +17,12 @@ from timelyfreeze.actions import Action, ActionKind, parse_action
 from timelyfreeze.bounds import DurationBounds, bounds_to_json
 from timelyfreeze.dag import PipelineDag
 from timelyfreeze.order import ScheduleOrder, order_from_csv
-from timelyfreeze.settings import FIRST_STAGE_MODES
-from timelyfreeze.whatif_times import Pair, StageTimes, complete_times, median_pairs
+from timelyfreeze.whatif.notes import PipelineNotes, notes_to_json, parse_notes
+from timelyfreeze.whatif.times import Pair, StageTimes, complete_times, median_pairs
 
 PIPELINE = "pipeline"
 ORDER_FILE = "schedule.csv"
 _END = "\n}\n"
-
-
-@dataclass(frozen=True)
-class PipelineNotes:
-    """What a bounds file says of its pipeline besides the bounds; None where it does not say.
-
-    Attributes:
-        schedule: Name of the schedule that was measured.
-        ranks: Number of pipeline ranks.
-        processors: How many of them compute at once; times are then processor times. None if each
-            has a device of its own.
-        first_stage: How the first stage was frozen: one of ``settings.FIRST_STAGE_MODES``.
-        layers: Number of layers of each stage.
-        tokens_per_microbatch: Tokens of a microbatch, padding included.
-        stages: Times of each stage, in full and in split backwards.
-        layer: Price of a layer.
-        fixed: Price of a stage without layers.
-    """
-
-    schedule: str | None = None
-    ranks: int | None = None
-    processors: float | None = None
-    first_stage: str | None = None
-    layers: tuple[int, ...] | None = None
-    tokens_per_microbatch: int | None = None
-    stages: tuple[StageTimes, ...] | None = None
-    layer: StageTimes | None = None
-    fixed: StageTimes | None = None
 
 
 @dataclass(frozen=True)
@@ -123,9 +86,7 @@ def bounds_file_text(dag: PipelineDag, bounds: DurationBounds, notes: PipelineNo
     """
     text = bounds_to_json(dag, bounds)
     assert text.endswith(_END)
-    plain = {key: value for key, value in asdict(notes).items() if value is not None}
-    rows = ",\n".join(f"    {json.dumps(key)}: {json.dumps(plain[key])}" for key in plain)
-    return f'{text.removesuffix(_END)},\n  "{PIPELINE}": {{\n{rows}\n  }}{_END}'
+    return f'{text.removesuffix(_END)},\n  "{PIPELINE}": {notes_to_json(notes)}{_END}'
 
 
 def read_bounds_file(path: Path) -> BoundsFile:
@@ -152,7 +113,7 @@ def read_bounds_file(path: Path) -> BoundsFile:
     n_stages = 1 + max(action.stage for action in bounds)
     n_microbatches = 1 + max(action.microbatch for action in bounds)
     _check_complete(path, bounds, n_stages, n_microbatches)
-    notes = _notes(path, data.get(PIPELINE, {}), n_stages)
+    notes = parse_notes(f"{path}: {PIPELINE}", data.get(PIPELINE, {}), n_stages)
     return BoundsFile(path, bounds, notes, _order_beside(path, bounds), n_stages, n_microbatches)
 
 
@@ -221,92 +182,3 @@ def _order_beside(path: Path, bounds: Mapping[Action, Pair]) -> ScheduleOrder | 
             f"one of them ({len(odd)} such actions); keep the two files of one run together"
         )
     return order
-
-
-def _notes(path: Path, plain: Any, n_stages: int) -> PipelineNotes:
-    where = f"{path}: {PIPELINE}"
-    if not isinstance(plain, dict):
-        raise ValueError(f"{where} is {plain!r}; it must be an object")
-    known = {field.name for field in fields(PipelineNotes)}
-    if unknown := sorted(set(plain) - known):
-        raise ValueError(
-            f"{where} has unknown keys: {', '.join(unknown)}; a newer version wrote it"
-        )
-    layers = _list(f"{where}.layers", plain.get("layers"), n_stages)
-    stages = _list(f"{where}.stages", plain.get("stages"), n_stages)
-    return PipelineNotes(
-        schedule=_word(f"{where}.schedule", plain.get("schedule")),
-        ranks=_count(f"{where}.ranks", plain.get("ranks"), least=1),
-        processors=_positive(f"{where}.processors", plain.get("processors")),
-        first_stage=_word(f"{where}.first_stage", plain.get("first_stage"), FIRST_STAGE_MODES),
-        layers=None
-        if layers is None
-        else tuple(_count(f"{where}.layers[{i}]", n, least=0) or 0 for i, n in enumerate(layers)),
-        tokens_per_microbatch=_count(
-            f"{where}.tokens_per_microbatch", plain.get("tokens_per_microbatch"), least=1
-        ),
-        stages=None
-        if stages is None
-        else tuple(_times(f"{where}.stages[{i}]", row) for i, row in enumerate(stages)),
-        layer=_prices(f"{where}.layer", plain.get("layer")),
-        fixed=_prices(f"{where}.fixed", plain.get("fixed")),
-    )
-
-
-def _word(where: str, value: Any, known: tuple[str, ...] | None = None) -> str | None:
-    if value is None:
-        return None
-    if not isinstance(value, str) or (known is not None and value not in known):
-        raise ValueError(f"{where} is {value!r}; known: {', '.join(known or ('any word',))}")
-    return value
-
-
-def _count(where: str, value: Any, *, least: int) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{where} is {value!r}; it must be a whole number, {least} or more")
-    return value
-
-
-def _positive(where: str, value: Any) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ValueError(f"{where} is {value!r}; it must be a number above 0")
-    return float(value)
-
-
-def _list(where: str, value: Any, length: int) -> list[Any] | None:
-    if value is None:
-        return None
-    if not isinstance(value, list) or len(value) != length:
-        raise ValueError(f"{where} must be a list of {length}, one for each stage")
-    return value
-
-
-def _prices(where: str, value: Any) -> StageTimes | None:
-    """Read six numbers, which may be below 0: prices are differences of times."""
-    if value is None:
-        return None
-    names = [field.name for field in fields(StageTimes)]
-    if not isinstance(value, dict) or set(value) != set(names):
-        raise ValueError(f"{where} must have the keys {', '.join(names)}")
-    for name in names:
-        number = value[name]
-        if (
-            isinstance(number, bool)
-            or not isinstance(number, int | float)
-            or not math.isfinite(number)
-        ):
-            raise ValueError(f"{where}.{name} is {number!r}; it must be a number of milliseconds")
-    return StageTimes(**{name: float(value[name]) for name in names})
-
-
-def _times(where: str, value: Any) -> StageTimes:
-    times = _prices(where, value)
-    if times is None:
-        raise ValueError(f"{where} is missing")
-    if mistakes := times.mistakes():
-        raise ValueError(f"{where}: {'; '.join(mistakes)}")
-    return times

@@ -16,15 +16,13 @@ from timelyfreeze.dag import build_dag
 from timelyfreeze.order import ScheduleOrder, order_to_csv
 from timelyfreeze.schedules import gpipe_order, one_f_one_b_order
 from timelyfreeze.settings import KEEP_CHAIN
-from timelyfreeze.whatif import answer, recall
-from timelyfreeze.whatif_file import (
-    BoundsFile,
-    PipelineNotes,
-    bounds_file_text,
-    read_bounds_file,
-)
-from timelyfreeze.whatif_grid import BEST_SPLIT, DEFAULT_SPLIT, Case, Grid
-from timelyfreeze.whatif_times import StageTimes, bounds_from_times
+from timelyfreeze.whatif.answer import answer
+from timelyfreeze.whatif.bounds_file import BoundsFile, bounds_file_text, read_bounds_file
+from timelyfreeze.whatif.case import Case
+from timelyfreeze.whatif.grid import BEST_SPLIT, DEFAULT_SPLIT, Grid
+from timelyfreeze.whatif.notes import PipelineNotes
+from timelyfreeze.whatif.recall import recall
+from timelyfreeze.whatif.times import StageTimes, bounds_from_times
 
 N_RANKS = 4
 EVEN = StageTimes(2.0, 4.0, 2.0, 2.0, 2.0, 0.0)

@@ -1,118 +1,41 @@
-"""What if: the batch under other schedules, caps, numbers of microbatches and splits.
-
-Everything follows from one bounds file, without a device: times of stages become times of the
-actions of any schedule (``whatif_times``, ``whatif_layers``), and each case of the grid is solved
-as a run would solve it. Beside every case stands its rival: the split that makes the batch shortest
-without freezing anything.
-"""
+"""The cases of one schedule and number of microbatches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from timelyfreeze.bounds import DurationBounds
-from timelyfreeze.dag import PipelineDag, build_dag
+from timelyfreeze.dag import PipelineDag
 from timelyfreeze.lp import LpError, solve_freeze_ratios
 from timelyfreeze.messages import with_messages
 from timelyfreeze.processors import play_batch
 from timelyfreeze.settings import ALL_OR_NOTHING
-from timelyfreeze.whatif_file import BoundsFile
-from timelyfreeze.whatif_grid import BEST_SPLIT, DEFAULT_SPLIT, Answer, Case, Grid
-from timelyfreeze.whatif_layers import (
-    LayerModel,
-    Split,
-    best_split,
-    default_split,
-    layer_model,
-    render_split,
-)
-from timelyfreeze.whatif_schedules import order_of, stages_in
-from timelyfreeze.whatif_times import StageTimes, bounds_from_times
-
-
-def answer(file: BoundsFile, grid: Grid, layers: Split | None = None) -> Answer:
-    """Work out every case of a grid.
-
-    Args:
-        file: What was measured.
-        grid: What to ask.
-        layers: Layers of each measured stage, if the file does not say.
-
-    Returns:
-        Answer: Cases that cannot be built are left out, with a note each.
-
-    Raises:
-        ValueError: If no case can be built, or ``layers`` contradicts the file.
-    """
-    stages = file.stage_times()
-    if layers is not None and len(layers) != len(stages):
-        raise ValueError(
-            f"--layers has {len(layers)} stages ({render_split(layers)}); times are those of "
-            f"{len(stages)}"
-        )
-    if layers is not None and file.notes.layers not in (None, layers):
-        raise ValueError(
-            f"--layers is {render_split(layers)}; {file.path.name} says that stages have "
-            f"{render_split(file.notes.layers or ())} layers"
-        )
-    model, notes = _model(file, stages, layers or file.notes.layers)
-    notes = [*_basis(file), *notes]
-    cases: list[Case] = []
-    for schedule in grid.schedules:
-        for n_microbatches in grid.microbatches:
-            try:
-                n_stages = stages_in(schedule, grid.n_ranks, len(stages))
-                dag = build_dag(order_of(schedule, grid.n_ranks, n_stages, n_microbatches))
-            except ValueError as error:
-                notes.append(f"left out {schedule}, {n_microbatches} microbatches: {_line(error)}")
-                continue
-            table = _Table(file, grid, schedule, n_microbatches, dag, stages, model)
-            for found in table.cases():
-                if isinstance(found, Case):
-                    cases.append(found)
-                elif found not in notes:
-                    notes.append(found)
-    if not cases:
-        raise ValueError("nothing can be planned:\n" + "\n".join(f"  - {n}" for n in notes))
-    return Answer(tuple(cases), tuple(notes))
-
-
-def _model(
-    file: BoundsFile, stages: Sequence[StageTimes], layers: Split | None
-) -> tuple[LayerModel | None, list[str]]:
-    """Return the prices at which layers move, or None and why they are not known."""
-    if layers is None:
-        return None, [
-            f"{file.path.name} does not say how many layers a stage has, so only the measured "
-            "split is planned for; tell with --layers"
-        ]
-    try:
-        return layer_model(stages, layers, file.notes.layer, file.notes.fixed), []
-    except ValueError as error:
-        return None, [f"only the measured split is planned for: {error}"]
-
-
-def _basis(file: BoundsFile) -> Iterator[str]:
-    """Say what was not measured."""
-    if file.derived_kinds:
-        yield (
-            f"times of {file.derived_kinds} are derived from those of the other backward actions, "
-            "taking I to last as long as B with everything frozen; a profile measures both"
-        )
-    if file.notes.layer is None:
-        yield (
-            "a layer's time is that of the stages in the middle over their layers; a profile "
-            "measures it"
-        )
+from timelyfreeze.whatif.bounds_file import BoundsFile
+from timelyfreeze.whatif.case import Case
+from timelyfreeze.whatif.grid import BEST_SPLIT, DEFAULT_SPLIT, Grid
+from timelyfreeze.whatif.layer_model import LayerModel
+from timelyfreeze.whatif.rival import best_split
+from timelyfreeze.whatif.splits import Split, default_split, render_split
+from timelyfreeze.whatif.times import StageTimes, bounds_from_times
 
 
 @dataclass(frozen=True)
-class _Table:
-    """The cases of one schedule and number of microbatches."""
+class ScheduleCases:
+    """The cases of one schedule and number of microbatches.
+
+    Attributes:
+        file: What was measured.
+        grid: What is asked.
+        schedule: Name of the schedule.
+        n_microbatches: Microbatches of a batch.
+        dag: Its graph.
+        stages: Times of the measured stages.
+        model: Prices at which layers move; None where they are not known.
+    """
 
     file: BoundsFile
     grid: Grid
@@ -129,7 +52,7 @@ class _Table:
         try:
             rival = self._rival()
         except ValueError as error:
-            why_none = _line(error)
+            why_none = first_line(error)
         for name in self.grid.splits:
             title = name if isinstance(name, str) else render_split(name)
             try:
@@ -155,7 +78,7 @@ class _Table:
     def _left_out(self, split: str, error: Exception) -> str:
         return (
             f"left out {self.schedule}, {self.n_microbatches} microbatches, split {split}: "
-            f"{_line(error)}"
+            f"{first_line(error)}"
         )
 
     def _split(self, name: str | Split, rival: Split | None) -> Split | None:
@@ -254,42 +177,6 @@ def _default_or_none(model: LayerModel, n_stages: int) -> Split | None:
     return split
 
 
-def _line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """Return the first line of an error; a schedule's is followed by the whole schedule."""
     return str(error).partition("\n")[0]
-
-
-@dataclass(frozen=True)
-class Recall:
-    """The measured pipeline as its bounds have it, and as times of stages have it.
-
-    Attributes:
-        measured_ms: Batch from the bounds, action by action, nothing frozen, milliseconds.
-        from_stages_ms: Batch from the times of stages.
-    """
-
-    measured_ms: float
-    from_stages_ms: float
-
-
-def recall(file: BoundsFile, n_processors: float | None = None) -> Recall | None:
-    """Compare what was measured with what times of stages make of it.
-
-    Microbatches of a stage are taken to be alike, and stages to be those of ``stage_times``; this
-    tells what that costs.
-
-    Args:
-        file: What was measured.
-        n_processors: As for ``play_batch``.
-
-    Returns:
-        The two batch times without freezing, or None where the order is not beside the file.
-    """
-    if file.order is None:
-        return None
-    dag = build_dag(file.order)
-    measured = np.array([file.bounds[action][1] for action in dag.actions])
-    modelled = bounds_from_times(dag, file.stage_times()).max_ms
-    return Recall(
-        play_batch(dag, measured, n_processors)[1], play_batch(dag, modelled, n_processors)[1]
-    )

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from timelyfreeze.interior.rows import Rows
 from timelyfreeze.lp_program import FreezeLp
-from timelyfreeze.lp_rows import Rows
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -8,10 +8,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from timelyfreeze.whatif import Recall
-from timelyfreeze.whatif_file import BoundsFile
-from timelyfreeze.whatif_grid import Answer, Case, Grid
-from timelyfreeze.whatif_layers import render_split
+from timelyfreeze.whatif.bounds_file import BoundsFile
+from timelyfreeze.whatif.case import Answer, Case
+from timelyfreeze.whatif.grid import Grid
+from timelyfreeze.whatif.recall import Recall
+from timelyfreeze.whatif.splits import render_split
 
 _LEGEND = (
     "step, frozen, rival: milliseconds of a step without freezing, under the plan, and of the best "

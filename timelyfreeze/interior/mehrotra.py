@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from timelyfreeze.lp_newton import NewtonMatrix
-from timelyfreeze.lp_rows import Rows
-from timelyfreeze.lp_strip import StripError
+from timelyfreeze.interior.newton import NewtonMatrix
+from timelyfreeze.interior.rows import Rows
+from timelyfreeze.interior.strip import StripError
 
 Floats = NDArray[np.float64]
 

@@ -1,7 +1,7 @@
 """The program solved from the inside, for pipelines of many thousand actions.
 
 Where HiGHS' simplex method walks along tens of thousands of edges of the feasible set, an
-interior-point method needs some forty steps, each of them cheap (``lp_newton``). It ends beside a
+interior-point method needs some forty steps, each of them cheap (``newton``). It ends beside a
 vertex, not on one. So what it finds is tidied up on the rows of the program, and what comes out is
 held against a lower bound before it is handed on: a plan is never further from the shortest batch
 than ``_MOST_ABOVE``, or there is none.
@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from timelyfreeze.lp_mehrotra import solve_interior
+from timelyfreeze.interior.mehrotra import solve_interior
+from timelyfreeze.interior.precedence import PrecedenceRows
+from timelyfreeze.interior.reduction import lower_bound, reduce_lp
+from timelyfreeze.interior.strip import StripError
 from timelyfreeze.lp_program import FreezeLp, LpError
-from timelyfreeze.lp_reduce import lower_bound, reduce_lp
-from timelyfreeze.lp_schedule import PrecedenceRows
-from timelyfreeze.lp_strip import StripError
 
 Floats = NDArray[np.float64]
 

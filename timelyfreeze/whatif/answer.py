@@ -1,0 +1,99 @@
+"""What if: the batch under other schedules, caps, numbers of microbatches and splits.
+
+Everything follows from one bounds file, without a device: times of stages become times of the
+actions of any schedule (``times``, ``layer_model``), and each case of the grid is solved
+as a run would solve it. Beside every case stands its rival: the split that makes the batch shortest
+without freezing anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from timelyfreeze.dag import build_dag
+from timelyfreeze.whatif.bounds_file import BoundsFile
+from timelyfreeze.whatif.case import Answer, Case
+from timelyfreeze.whatif.grid import Grid
+from timelyfreeze.whatif.layer_model import LayerModel, layer_model
+from timelyfreeze.whatif.orders import order_of, stages_in
+from timelyfreeze.whatif.schedule_cases import ScheduleCases, first_line
+from timelyfreeze.whatif.splits import Split, render_split
+from timelyfreeze.whatif.times import StageTimes
+
+
+def answer(file: BoundsFile, grid: Grid, layers: Split | None = None) -> Answer:
+    """Work out every case of a grid.
+
+    Args:
+        file: What was measured.
+        grid: What to ask.
+        layers: Layers of each measured stage, if the file does not say.
+
+    Returns:
+        Answer: Cases that cannot be built are left out, with a note each.
+
+    Raises:
+        ValueError: If no case can be built, or ``layers`` contradicts the file.
+    """
+    stages = file.stage_times()
+    if layers is not None and len(layers) != len(stages):
+        raise ValueError(
+            f"--layers has {len(layers)} stages ({render_split(layers)}); times are those of "
+            f"{len(stages)}"
+        )
+    if layers is not None and file.notes.layers not in (None, layers):
+        raise ValueError(
+            f"--layers is {render_split(layers)}; {file.path.name} says that stages have "
+            f"{render_split(file.notes.layers or ())} layers"
+        )
+    model, notes = _model(file, stages, layers or file.notes.layers)
+    notes = [*_basis(file), *notes]
+    cases: list[Case] = []
+    for schedule in grid.schedules:
+        for n_microbatches in grid.microbatches:
+            try:
+                n_stages = stages_in(schedule, grid.n_ranks, len(stages))
+                dag = build_dag(order_of(schedule, grid.n_ranks, n_stages, n_microbatches))
+            except ValueError as error:
+                notes.append(
+                    f"left out {schedule}, {n_microbatches} microbatches: {first_line(error)}"
+                )
+                continue
+            table = ScheduleCases(file, grid, schedule, n_microbatches, dag, stages, model)
+            for found in table.cases():
+                if isinstance(found, Case):
+                    cases.append(found)
+                elif found not in notes:
+                    notes.append(found)
+    if not cases:
+        raise ValueError("nothing can be planned:\n" + "\n".join(f"  - {n}" for n in notes))
+    return Answer(tuple(cases), tuple(notes))
+
+
+def _model(
+    file: BoundsFile, stages: Sequence[StageTimes], layers: Split | None
+) -> tuple[LayerModel | None, list[str]]:
+    """Return the prices at which layers move, or None and why they are not known."""
+    if layers is None:
+        return None, [
+            f"{file.path.name} does not say how many layers a stage has, so only the measured "
+            "split is planned for; tell with --layers"
+        ]
+    try:
+        return layer_model(stages, layers, file.notes.layer, file.notes.fixed), []
+    except ValueError as error:
+        return None, [f"only the measured split is planned for: {error}"]
+
+
+def _basis(file: BoundsFile) -> Iterator[str]:
+    """Say what was not measured."""
+    if file.derived_kinds:
+        yield (
+            f"times of {file.derived_kinds} are derived from those of the other backward actions, "
+            "taking I to last as long as B with everything frozen; a profile measures both"
+        )
+    if file.notes.layer is None:
+        yield (
+            "a layer's time is that of the stages in the middle over their layers; a profile "
+            "measures it"
+        )
