@@ -140,6 +140,7 @@ def test_the_summary_leaves_out_cold_steps_and_takes_medians() -> None:
     assert summary["virtual_tokens_per_second"] == pytest.approx(100 / 0.047 / 2)
     assert summary["real_batch_ms_unfrozen"] == pytest.approx(124.0)
     assert summary["real_batch_ms"] == pytest.approx(84.0)
+    assert summary["outside_ms"] == pytest.approx(5.0)
     assert "batch_ms" not in summary, "the controller's figures have it"
 
 

@@ -105,6 +105,17 @@ def test_a_step_of_several_batches() -> None:
     assert record.summarize(start, controller(make_plan()), None).outside_ms == 0.0
 
 
+def test_what_an_emulation_measured_by_its_own_clock_counts() -> None:
+    """Steps ran one action after the other; a step is predicted for ranks with a device each."""
+    record = record_of([(Phase.UPPER_BOUND, [9.0, 9.0, 0.5])])
+    record.add_batches(figures({Phase.UPPER_BOUND: (120.0,)}))
+    emulated = {"emulated_ranks": 2, "outside_ms": 5.0}
+    summary = record.summarize(START, controller(make_plan()), None, emulated)
+    assert summary.emulated_ranks == 2
+    assert summary.outside_ms == 5.0
+    assert summary.step_ms_predicted == pytest.approx(77.5 + 5.0)
+
+
 def test_what_was_known_at_the_start_stays() -> None:
     summary = summarize(record_of([]), None)
     same = {"method", "schedule", "seed", "device", "steps", "started_at", "dataset"}

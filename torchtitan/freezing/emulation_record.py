@@ -76,6 +76,11 @@ class EmulatedStep:
     virtual_ms: float
     batches: tuple[EmulatedBatch, ...]
 
+    @property
+    def outside_ms(self) -> float:
+        """What the virtual step takes besides its batches, milliseconds."""
+        return self.virtual_ms - sum(batch.virtual_ms for batch in self.batches)
+
 
 class EmulationRecord:
     """Puts together what the batches and steps of an emulated pipeline took.
@@ -153,16 +158,16 @@ class EmulationRecord:
         self.collect()
         before = self._warm([Phase.WARMUP, Phase.UPPER_BOUND])
         after = self._warm([Phase.STABLE] if freezes else [None])
-        batches_before = [b for s in before if s.phase is Phase.UPPER_BOUND for b in s.batches]
+        measuring = self._warm([Phase.UPPER_BOUND])
+        batches_before = [b for s in measuring or before for b in s.batches]
         fields: dict[str, Any] = {
             "emulated_ranks": self._n_ranks,
             "virtual_tokens_per_second_unfrozen": self._tokens_per_second(before),
             "virtual_tokens_per_second": self._tokens_per_second(after),
             "virtual_step_ms_unfrozen": _median(s.virtual_ms for s in before),
             "virtual_step_ms": _median(s.virtual_ms for s in after),
-            "real_batch_ms_unfrozen": _median(
-                b.real_ms for b in batches_before or [b for s in before for b in s.batches]
-            ),
+            "outside_ms": _median(s.outside_ms for s in measuring),
+            "real_batch_ms_unfrozen": _median(b.real_ms for b in batches_before),
             "real_batch_ms": _median(b.real_ms for s in after for b in s.batches),
         }
         if not freezes:

@@ -206,10 +206,10 @@ class FreezingMetricsProcessor(MetricsProcessor):
         self._note_peak_memory()
         peaks = Exchange().all_gather(self._record.peak_memory_gib)
         peak_memory_gib = max((peak for peak in peaks if peak is not None), default=None)
-        summary = self._record.summarize(self._start, self._controller, peak_memory_gib)
+        emulated = None
         if self._emulation is not None:
             emulated = self._emulation.summarize(freezes=self._controller is not None)
-            summary = replace(summary, **emulated)
+        summary = self._record.summarize(self._start, self._controller, peak_memory_gib, emulated)
         text = render_report(summary, self.run_folder)
         self._progress.close()
         self._write("summary.json", summary_to_json(summary))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -90,6 +90,7 @@ class RunRecord:
         start: RunSummary,
         controller: FreezeController | None,
         peak_memory_gib: float | None,
+        emulated: Mapping[str, Any] | None = None,
     ) -> RunSummary:
         """Return ``start`` with everything that was measured filled in.
 
@@ -97,17 +98,17 @@ class RunRecord:
             start: What was known when the run began, of :func:`summary_at_start`.
             controller: The run's controller, or None if nothing was frozen by design.
             peak_memory_gib: Largest of all ranks.
+            emulated: Fields that an emulation has measured by its own clock.
         """
         before = self._median_seconds([Phase.WARMUP, Phase.UPPER_BOUND])
         after = self._median_seconds([None] if controller is None else [Phase.STABLE])
-        outside_ms = self._outside_ms(start.batches_per_step)
         measured: dict[str, Any] = {
             "steps_done": self._last_step,
             "tokens_per_second_unfrozen": self._speed(before, start.ranks_per_replica),
             "tokens_per_second": self._speed(after, start.ranks_per_replica),
             "step_ms_unfrozen": None if before is None else 1e3 * before,
             "step_ms": None if after is None else 1e3 * after,
-            "outside_ms": outside_ms,
+            "outside_ms": self._outside_ms(start.batches_per_step),
             "batch_ms_unfrozen": self._median_batch_ms([Phase.UPPER_BOUND, Phase.WARMUP]),
             "batch_ms": self._median_batch_ms([Phase.STABLE]),
             "train_loss": self._train_loss(),
@@ -115,6 +116,7 @@ class RunRecord:
             "validation_loss": self._validation_loss,
             "seconds": self.seconds,
             "peak_memory_gib": peak_memory_gib,
+            **(emulated or {}),
         }
         if self._figures is not None:
             measured["stage_ratios"] = dict(self._figures.applied_stage_ratios)
@@ -123,7 +125,7 @@ class RunRecord:
                 measured["score_ms_per_step"] = self._score_ms / self._n_steps_collected
                 measured["score_memory_mib"] = self._figures.score_bytes / _MIB
         if controller is not None and controller.plans:
-            measured |= _planned(controller, start.batches_per_step, outside_ms)
+            measured |= _planned(controller, start.batches_per_step, measured["outside_ms"])
         return replace(start, **measured)
 
     def _median_seconds(self, phases: Sequence[Phase | None]) -> float | None:

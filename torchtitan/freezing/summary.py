@@ -42,7 +42,7 @@ class RunSummary:
         step_ms_unfrozen: Median step in milliseconds, as above.
         step_ms: Likewise.
         outside_ms: What a step takes besides its batches, without freezing: optimizer, clipping,
-            loading data.
+            loading data. Of an emulation by the virtual clock.
         step_ms_predicted: Batches under the plan, from the measured bounds, and ``outside_ms``.
         batch_ms_unfrozen_predicted: Pipeline batch without freezing, from the measured bounds.
         batch_ms_unfrozen: Its median as measured.
