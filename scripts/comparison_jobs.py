@@ -6,7 +6,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,10 @@ class Job:
             "freezing.seed": self.seed,
         }
 
+    def to_record(self) -> dict[str, Any]:
+        """Return what is kept of the job beside its run."""
+        return asdict(self)
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -67,6 +71,14 @@ class Settings:
             "nproc": self.nproc,
             "arguments": list(self.arguments),
         }
+
+    def n_processes(self, job: Job) -> int:
+        """Return how many processes a run has."""
+        return self.nproc
+
+    def command(self, job: Job, folder: Path) -> list[str]:
+        """Return the command that makes the run of ``job`` in ``folder``."""
+        return command(job, self, folder)
 
 
 def plan_jobs(methods: Iterable[str], schedules: Iterable[str], seeds: Iterable[int]) -> list[Job]:

@@ -13,10 +13,10 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
-from comparison_jobs import ROOT, Job, Settings, command, environment
+from comparison_jobs import ROOT, environment
 from comparison_runs import FINISHED, RECORD, SET_ASIDE, find_runs, read_object
 
 LOG = "train.log"
@@ -24,6 +24,37 @@ TAIL_LINES = 25
 
 # From a command, its environment and its log file to the exit status.
 Starter = Callable[[Sequence[str], Mapping[str, str], Path], int]
+
+
+class Job(Protocol):
+    """One run to be made; jobs that are equal are the same run."""
+
+    @property
+    def label(self) -> str:
+        """What a reader calls the run."""
+
+    @property
+    def path(self) -> Path:
+        """The run's folder, relative to the output."""
+
+    def to_record(self) -> dict[str, Any]:
+        """Return what is kept beside the run: schedule, method and seed among it."""
+
+
+JobT = TypeVar("JobT", bound=Job)
+
+
+class Settings(Protocol[JobT]):
+    """What all runs share."""
+
+    def to_record(self) -> dict[str, Any]:
+        """Return what must be equal for two runs to belong together."""
+
+    def n_processes(self, job: JobT) -> int:
+        """Return how many processes a run has."""
+
+    def command(self, job: JobT, folder: Path) -> list[str]:
+        """Return the command that makes the run of ``job`` in ``folder``."""
 
 
 def start(arguments: Sequence[str], variables: Mapping[str, str], log: Path) -> int:
@@ -60,7 +91,7 @@ def is_finished(folder: Path) -> bool:
     return folder.is_dir() and any(run.status == FINISHED for run in find_runs([folder]).runs)
 
 
-def conflicts(jobs: Sequence[Job], settings: Settings, output: Path) -> Iterator[str]:
+def conflicts(jobs: Sequence[JobT], settings: Settings[JobT], output: Path) -> Iterator[str]:
     """Yield a message for each finished run in ``output`` that was made with other settings.
 
     Runs without a record were not started here; nothing is known against them.
@@ -80,21 +111,16 @@ def conflicts(jobs: Sequence[Job], settings: Settings, output: Path) -> Iterator
 
 
 def run_jobs(
-    jobs: Sequence[Job], settings: Settings, output: Path, *, starter: Starter = start
-) -> list[Job]:
+    jobs: Sequence[JobT], settings: Settings[JobT], output: Path, *, starter: Starter = start
+) -> list[JobT]:
     """Make those of the runs that are not finished, and print how it goes.
 
     Returns:
         The jobs that failed.
     """
-    variables = environment(
-        os.environ,
-        nproc=settings.nproc,
-        n_gpus=visible_gpus(),
-        n_cores=len(os.sched_getaffinity(0)),
-    )
+    n_gpus, n_cores = visible_gpus(), len(os.sched_getaffinity(0))
     done = {job for job in jobs if is_finished(output / job.path)}
-    failed: list[Job] = []
+    failed: list[JobT] = []
     seconds: list[float] = []
     for number, job in enumerate(jobs, 1):
         print(f"[{number}/{len(jobs)}] {job.label}: ", end="", flush=True)
@@ -103,8 +129,11 @@ def run_jobs(
             continue
         print("...", end="", flush=True)
         folder = output / job.path
+        variables = environment(
+            os.environ, nproc=settings.n_processes(job), n_gpus=n_gpus, n_cores=n_cores
+        )
         started = time.monotonic()
-        status = _run_one(job, settings, output, lambda a, log: starter(a, variables, log))
+        status = _run_one(job, settings, output, variables, starter)
         seconds.append(time.monotonic() - started)
         left = len(jobs) - len(done) - len(seconds)
         to_go = f"{duration(statistics.fmean(seconds) * left)} to go"
@@ -119,15 +148,19 @@ def run_jobs(
 
 
 def _run_one(
-    job: Job, settings: Settings, output: Path, starter: Callable[[Sequence[str], Path], int]
+    job: JobT,
+    settings: Settings[JobT],
+    output: Path,
+    variables: Mapping[str, str],
+    starter: Starter,
 ) -> int:
     """Make one run from its first step, keep its record, and return its exit status."""
     set_aside(output, job)
     folder = output / job.path
     folder.mkdir(parents=True, exist_ok=True)
-    record = {**asdict(job), "settings": settings.to_record(), "exit_status": None}
+    record = {**job.to_record(), "settings": settings.to_record(), "exit_status": None}
     (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n")
-    status = starter(command(job, settings, folder), folder / LOG)
+    status = starter(settings.command(job, folder), variables, folder / LOG)
     (folder / RECORD).write_text(json.dumps({**record, "exit_status": status}, indent=2) + "\n")
     return status
 

@@ -348,8 +348,9 @@ class FreezeController:
         total = sum(entry["applied_total"][0] for entry in everyone)
         count = sum(entry["applied_total"][1] for entry in everyone)
         scores = [entry["score"] for entry in everyone if entry["score"] is not None]
+        delays_ms = None if self.bounds is None else self.bounds.delays_ms(self.dag)
         return CollectedFigures(
-            batch_ms=batch_times(self.dag, ranks),
+            batch_ms=batch_times(self.dag, ranks, delays_ms),
             applied_stage_ratios={s: sum(v) / len(v) for s, v in sorted(applied.items())},
             average_freeze_ratio=total / count if count else 0.0,
             score_ms_per_step=max((ms for ms, _ in scores), default=None),

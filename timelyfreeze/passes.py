@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from timelyfreeze.actions import Action
 from timelyfreeze.dag import PipelineDag, start_times
@@ -50,18 +51,21 @@ class CollectedFigures:
     policy: Mapping[str, float] = field(default_factory=dict)
 
 
-def batch_times(dag: PipelineDag, ranks: Sequence[RankPasses]) -> dict[Phase, tuple[float, ...]]:
+def batch_times(
+    dag: PipelineDag, ranks: Sequence[RankPasses], delays_ms: ArrayLike | None = None
+) -> dict[Phase, tuple[float, ...]]:
     """Return the time in milliseconds of each pass's batch, by phase, oldest first.
 
     Ranks share no clock. A rank's span runs from the start of its first action to the end of its
     last; a batch runs from the start of the first rank's first action. The distance between the two
     starts is the time of the actions in front of the rank's first one, which are forwards and
-    follow each other without idle time, so it is taken from their measured durations. The batch
-    ends with the rank that ends last.
+    follow each other without idle time but for what their messages take, so it is taken from their
+    measured durations. The batch ends with the rank that ends last.
 
     Args:
         dag: Precedence graph that holds every action of ``ranks``.
         ranks: One entry per process; replicas may repeat actions, of which the slower counts.
+        delays_ms: What messages take on their way, as in ``start_times``; None for nothing.
 
     Returns:
         Milliseconds of each batch that every rank has seen.
@@ -71,7 +75,7 @@ def batch_times(dag: PipelineDag, ranks: Sequence[RankPasses]) -> dict[Phase, tu
         for action, duration_ms in rank.durations_ms.items():
             index = dag.index[action]
             durations_ms[index] = max(durations_ms[index], duration_ms)
-    starts_ms = start_times(dag, durations_ms)
+    starts_ms = start_times(dag, durations_ms, delays_ms)
     times: dict[Phase, list[float]] = {}
     n_passes = min((len(rank.passes) for rank in ranks), default=0)
     offsets_ms = [

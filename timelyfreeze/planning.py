@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from timelyfreeze.bounds import (
     DurationBounds,
@@ -140,19 +141,22 @@ def _message_time(
     The price depends on how busy the ranks are, and a planned batch lies between the two.
     """
     prices_ms = []
+    delays_ms = bounds.delays_ms(dag)
     for durations_ms, passes in (
         (bounds.max_ms, [(times.unfrozen, times.unfrozen_spans_ms) for times in ranks]),
         (bounds.min_ms, [(times.frozen, times.frozen_spans_ms) for times in ranks]),
     ):
-        measured_ms = _median_batch(dag, passes)
+        measured_ms = _median_batch(dag, passes, delays_ms)
         if measured_ms is not None:
-            prices_ms.append(
-                message_time(dag, durations_ms, measured_ms, n_processors, bounds.delays_ms(dag))
-            )
+            prices_ms.append(message_time(dag, durations_ms, measured_ms, n_processors, delays_ms))
     return sum(prices_ms) / len(prices_ms) if prices_ms else 0.0
 
 
-def _median_batch(dag: PipelineDag, ranks: Sequence[tuple[Times, Sequence[float]]]) -> float | None:
+def _median_batch(
+    dag: PipelineDag,
+    ranks: Sequence[tuple[Times, Sequence[float]]],
+    delays_ms: NDArray[np.float64],
+) -> float | None:
     """Return the median time of a batch from each rank's action times and spans."""
     passes = [
         RankPasses(
@@ -161,7 +165,7 @@ def _median_batch(dag: PipelineDag, ranks: Sequence[tuple[Times, Sequence[float]
         )
         for times, spans_ms in ranks
     ]
-    batches_ms = batch_times(dag, passes).get(Phase.STABLE)
+    batches_ms = batch_times(dag, passes, delays_ms).get(Phase.STABLE)
     return float(np.median(batches_ms)) if batches_ms else None
 
 

@@ -88,6 +88,16 @@ class SharedHostClock:
         return end[0] - start[0]
 
 
+class LoneHostClock(SharedHostClock):
+    """A CPU clock for the actions of all ranks, run one at a time by the one thread of a process.
+
+    Work is processor time here too, so that other processes of the machine do not count; what lies
+    between two actions belongs to none of the ranks.
+    """
+
+    gaps_are_work = False
+
+
 class CudaClock:
     """CUDA events on the current stream."""
 
@@ -112,15 +122,18 @@ class CudaClock:
         return float(start.elapsed_time(end))
 
 
-def clock_for(device: torch.device, *, shared: bool = False) -> Clock:
+def clock_for(device: torch.device, *, shared: bool = False, lone: bool = False) -> Clock:
     """Return the clock that measures work on ``device``.
 
     Args:
         device: Where the stage computes.
         shared: Whether ranks outnumber the cores they run on; only a CPU can be shared.
+        lone: Whether one thread runs the actions of all ranks; of interest on a CPU only.
     """
     if device.type == "cuda":
         return CudaClock()
+    if lone:
+        return LoneHostClock()
     return SharedHostClock() if shared else HostClock()
 
 

@@ -1,15 +1,15 @@
 """What a message from one pipeline rank to its neighbour takes.
 
 Ranks share no clock, so a message is sent there and back and half of that time counts. Nobody
-computes meanwhile: what a busy rank adds to a message is not its way but its price, which
-:mod:`timelyfreeze.messages` finds.
+computes meanwhile, and no other message is on its way but those of data-parallel replicas: what a
+busy rank adds to a message is not its way but its price, which :mod:`timelyfreeze.messages` finds.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -52,35 +52,35 @@ def measure_transfers(
     links = pipeline_links(order)
     if n_bytes == 0 or not links:
         return {}
-    return _time_links(links, n_bytes, stages[0].group, device)
-
-
-def _time_links(
-    links: Iterable[tuple[int, int]],
-    n_bytes: int,
-    group: dist.ProcessGroup | None,
-    device: torch.device,
-) -> dict[tuple[int, int], float]:
-    message = torch.empty(n_bytes, dtype=torch.uint8, device=device)
+    group = stages[0].group
     rank = dist.get_rank(group)
+    message = torch.empty(n_bytes, dtype=torch.uint8, device=device)
     transfers_ms: dict[tuple[int, int], float] = {}
     for low, high in links:
-        if rank not in (low, high):
-            continue
-        there_and_back_ms = []
-        for _ in range(_N_DISCARDED + _N_COUNTED):
-            start_ms = _now_ms(device)
-            if rank == low:
-                dist.send(message, group=group, group_dst=high)
-                dist.recv(message, group=group, group_src=high)
-            else:
-                dist.recv(message, group=group, group_src=low)
-                dist.send(message, group=group, group_dst=low)
-            there_and_back_ms.append(_now_ms(device) - start_ms)
         if rank == low:
-            one_way_ms = statistics.median(there_and_back_ms[_N_DISCARDED:]) / 2.0
-            transfers_ms[low, high] = transfers_ms[high, low] = one_way_ms
+            transfers_ms[low, high] = transfers_ms[high, low] = _ask(message, high, group)
+        elif rank == high:
+            _answer(message, low, group)
+        # One link after the other: ranks may share cores, and links a wire.
+        exchange.all_gather(None)
     return transfers_ms
+
+
+def _ask(message: torch.Tensor, peer: int, group: dist.ProcessGroup | None) -> float:
+    """Send to ``peer`` and wait for its answer, again and again; return the median of one way."""
+    there_and_back_ms = []
+    for _ in range(_N_DISCARDED + _N_COUNTED):
+        start_ms = _now_ms(message.device)
+        dist.send(message, group=group, group_dst=peer)
+        dist.recv(message, group=group, group_src=peer)
+        there_and_back_ms.append(_now_ms(message.device) - start_ms)
+    return statistics.median(there_and_back_ms[_N_DISCARDED:]) / 2.0
+
+
+def _answer(message: torch.Tensor, peer: int, group: dist.ProcessGroup | None) -> None:
+    for _ in range(_N_DISCARDED + _N_COUNTED):
+        dist.recv(message, group=group, group_src=peer)
+        dist.send(message, group=group, group_dst=peer)
 
 
 def _now_ms(device: torch.device) -> float:

@@ -45,7 +45,12 @@ def fix_weights(model_parts):
 
 
 def use_fake_clock(controller):
-    """Replace measured times by times that depend on the action and on what it froze."""
+    """Replace measured times by times that depend on the action and on what it froze.
+
+    Links between ranks take nothing then.
+    """
+    if controller._planner is not None:
+        controller._planner._measure_transfers = dict
     recorder, stages = controller._recorder, {s.stage_index: s for s in controller._stages}
     real_drain = recorder.drain
 
@@ -186,6 +191,9 @@ def run(scenario, folder):
     if controller is not None and controller.plan is not None:
         plan = controller.plan
         seen["plan"] = dict(zip(map(str, plan.actions), plan.ratios.tolist(), strict=True))
+        links = controller.bounds.transfers_ms
+        seen["transfers_ms"] = {f"{a}>{b}": ms for (a, b), ms in links.items()}
+        seen["message_bytes"] = {s.stage_index: s.message_bytes for s in controller._stages}
     if controller is not None:
         seen["average_freeze_ratio"] = controller._applied_sum / max(1, controller._applied_count)
     trainer.close()

@@ -1,13 +1,16 @@
 """Messages that take time between ranks: in start times, play-throughs, plans and files."""
 
 import heapq
+import itertools
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import timelyfreeze.lp
 from tests.timelyfreeze.pipelines import random_bounds, random_order
+from tests.timelyfreeze.programs import noisy_bounds, scheduled
 from timelyfreeze.bounds import (
     DurationBounds,
     bounds_from_json,
@@ -26,6 +29,8 @@ from timelyfreeze.dag import (
 from timelyfreeze.lp import solve_freeze_ratios
 from timelyfreeze.messages import message_time
 from timelyfreeze.order import parse_order
+from timelyfreeze.passes import RankPasses, batch_times
+from timelyfreeze.phases import Phase
 from timelyfreeze.plan import plan_from_ratios
 from timelyfreeze.processors import play_batch
 
@@ -45,7 +50,12 @@ def random_links(dag: PipelineDag, seed: int) -> dict[tuple[int, int], float]:
 
 
 def by_events(dag: PipelineDag, durations: np.ndarray, delays: np.ndarray) -> float:
-    """A batch played event by event: whatever has ended sends, whatever has all of it begins."""
+    """What a batch takes, played event by event."""
+    return max(ends_by_events(dag, durations, delays).values(), default=0.0)
+
+
+def ends_by_events(dag: PipelineDag, durations: np.ndarray, delays: np.ndarray) -> dict[int, float]:
+    """When actions end: whatever has ended sends, whatever has all that it needs begins."""
     missing = dict.fromkeys(range(len(dag.actions)), 0)
     sends: dict[int, list[tuple[int, float]]] = {i: [] for i in missing}
     for (i, j), delay in zip(dag.edges.tolist(), delays.tolist(), strict=True):
@@ -53,18 +63,18 @@ def by_events(dag: PipelineDag, durations: np.ndarray, delays: np.ndarray) -> fl
         sends[i].append((j, delay))
     events = [(durations[i], "ends", i) for i in missing if missing[i] == 0]
     heapq.heapify(events)
-    last = 0.0
+    ends: dict[int, float] = {}
     while events:
         now, what, i = heapq.heappop(events)
         if what == "ends":
-            last = max(last, now)
+            ends[i] = now
             for j, delay in sends[i]:
                 heapq.heappush(events, (now + delay, "arrives", j))
         else:
             missing[i] -= 1
             if missing[i] == 0:
                 heapq.heappush(events, (now + durations[i], "ends", i))
-    return last
+    return ends
 
 
 def test_by_hand() -> None:
@@ -119,6 +129,158 @@ def test_messages_on_their_way_take_no_processor(seed: int, n_processors: float)
     assert batch_ms <= without_ms + delays.sum() + 1e-9
     for (i, j), delay in zip(dag.edges.tolist(), delays, strict=True):
         assert start[j] >= start[i] + durations[i] + delay - 1e-9
+
+
+@given(seed=SEEDS)
+@settings(deadline=None, max_examples=60)
+def test_ranks_without_a_common_clock_know_when_messages_let_them_begin(seed: int) -> None:
+    dag = build_dag(random_order(seed))
+    durations = np.random.default_rng(seed).uniform(0.5, 5.0, len(dag.actions))
+    delays = edge_delays(dag, random_links(dag, seed))
+    ends = ends_by_events(dag, durations, delays)
+    ranks = []
+    for rank in range(int(dag.ranks.max()) + 1):
+        mine = np.flatnonzero(dag.ranks == rank).tolist()
+        span_ms = max(ends[i] for i in mine) - min(ends[i] - durations[i] for i in mine)
+        own = {dag.actions[i]: float(durations[i]) for i in mine}
+        ranks.append(RankPasses(((Phase.STABLE.value, span_ms),), own))
+    found = batch_times(dag, ranks, delays)
+    assert found == {Phase.STABLE: (pytest.approx(max(ends.values())),)}
+
+
+def solve_by_hand(
+    dag: PipelineDag, bounds: DurationBounds, cap: float, n_processors: float | None = None
+) -> float:
+    """Least batch time of Eq. 6 with messages, one dense row at a time.
+
+    Columns: start of each action, end of the batch, ratio of each action.
+    """
+    linprog = pytest.importorskip("scipy.optimize").linprog
+    n, rows, most = len(dag.actions), [], []
+    span = bounds.max_ms - bounds.min_ms
+
+    def at_most(right: float, **coefficients: dict[int, float]) -> None:
+        row = np.zeros(2 * n + 1)
+        for i, value in coefficients.get("start", {}).items():
+            row[i] = value
+        row[n] = coefficients.get("end", {}).get(0, 0.0)
+        for i, value in coefficients.get("ratio", {}).items():
+            row[n + 1 + i] = value
+        rows.append(row)
+        most.append(right)
+
+    for i, j in dag.edges.tolist():
+        crosses = dag.ranks[i] != dag.ranks[j]
+        delay = bounds.transfers_ms.get((int(dag.ranks[i]), int(dag.ranks[j])), 0.0)
+        # start_i + max_i - ratio_i span_i + delay <= start_j
+        at_most(
+            -bounds.max_ms[i] - (delay if crosses else 0.0),
+            start={i: 1.0, j: -1.0},
+            ratio={i: -span[i]},
+        )
+    for i in range(n):
+        at_most(-bounds.max_ms[i], start={i: 1.0}, end={0: -1.0}, ratio={i: -span[i]})
+    for stage in range(dag.n_stages):
+        of_stage = np.flatnonzero(dag.freezable & (dag.stages == stage)).tolist()
+        at_most(cap * len(of_stage), ratio=dict.fromkeys(of_stage, 1.0))
+    if n_processors is not None and n_processors < int(dag.ranks.max()) + 1:
+        at_most(
+            -float(bounds.max_ms.sum()),
+            end={0: -n_processors},
+            ratio={i: -float(span[i]) for i in range(n)},
+        )
+    upper = [None] * (n + 1) + [1.0 if s > 0.0 else 0.0 for s in span]
+    cost = np.zeros(2 * n + 1)
+    cost[n] = 1.0
+    found = linprog(cost, A_ub=np.array(rows), b_ub=most, bounds=[(0.0, u) for u in upper])
+    assert found.status == 0, found.message
+    return float(found.fun)
+
+
+def with_links(dag: PipelineDag, bounds: DurationBounds, seed: int) -> DurationBounds:
+    return DurationBounds(bounds.min_ms, bounds.max_ms, transfers_ms=random_links(dag, seed))
+
+
+@given(seed=SEEDS, cap=st.sampled_from([0.0, 0.3, 0.8, 1.0]))
+@settings(deadline=None, max_examples=30)
+def test_no_plan_is_faster_than_the_program_written_by_hand(seed: int, cap: float) -> None:
+    dag = build_dag(random_order(seed))
+    bounds = with_links(dag, random_bounds(dag, seed), seed + 1)
+    plan = solve_freeze_ratios(dag, bounds, max_freeze_ratio=cap)
+    assert plan.batch_ms == pytest.approx(solve_by_hand(dag, bounds, cap), rel=1e-6)
+
+
+@pytest.mark.parametrize("cap", [0.3, 0.8])
+@pytest.mark.parametrize("name", ["1F1B", "Interleaved1F1B", "ZBVZeroBubble"])
+def test_from_the_inside_it_is_the_same_plan(
+    monkeypatch: pytest.MonkeyPatch, name: str, cap: float
+) -> None:
+    """Large programs go to another solver; here a small one is sent there."""
+    monkeypatch.setattr(timelyfreeze.lp, "_MOST_ACTIONS_BY_SIMPLEX", 0)
+
+    def refused(*_: object) -> None:
+        raise AssertionError("the simplex method was asked")
+
+    monkeypatch.setattr(timelyfreeze.lp, "solve_by_simplex", refused)
+    dag = scheduled(name, 3, 6)
+    bounds = with_links(dag, noisy_bounds(dag, 1), 2)
+    plan = solve_freeze_ratios(dag, bounds, max_freeze_ratio=cap)
+    least_ms = solve_by_hand(dag, bounds, cap)
+    # What it promises: within 0.1%.
+    assert least_ms * (1 - 1e-6) <= plan.batch_ms <= least_ms * 1.001
+    assert plan.batch_ms == pytest.approx(
+        by_events(dag, plan.durations_ms, bounds.delays_ms(dag)), rel=1e-9
+    )
+
+
+@given(seed=SEEDS, n_processors=st.floats(0.6, 2.5))
+@settings(deadline=None, max_examples=20)
+def test_ranks_that_share_cores_wait_for_messages_and_for_work(
+    seed: int, n_processors: float
+) -> None:
+    """The program knows the longest path and the sum of all work; a batch played takes longer."""
+    dag = build_dag(random_order(seed))
+    bounds = with_links(dag, random_bounds(dag, seed), seed + 1)
+    plan = solve_freeze_ratios(dag, bounds, max_freeze_ratio=0.6, n_processors=n_processors)
+    least_ms = solve_by_hand(dag, bounds, 0.6, n_processors)
+    assert plan.batch_ms >= least_ms * (1 - 1e-6)
+    played_ms = play_batch(dag, plan.durations_ms, n_processors, bounds.delays_ms(dag))[1]
+    assert plan.batch_ms == pytest.approx(played_ms)
+
+
+def test_two_ranks_on_one_core_by_hand() -> None:
+    """While a message is on its way its receiver leaves the core to the other rank."""
+    dag = build_dag(parse_order(["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"]))
+    durations = [{"F": 1.0, "B": 2.0}[str(a)[1]] for a in dag.actions]
+    delays = edge_delays(dag, {(0, 1): 0.5, (1, 0): 4.0})
+    starts, batch_ms = play_batch(dag, durations, 1.0, delays)
+    by_name = dict(zip(map(str, dag.actions), starts.tolist(), strict=True))
+    # 0F0 alone until 1; 1F0 arrives at 1.5, and shares the core with 0F1 until both have had their
+    # millisecond: 0F1 ends at 2.5, 1F0 at 3. Then rank 1 is alone: 1B0 until 5, 1F1 until 6, 1B1
+    # until 8. Gradients arrive at 9 and at 12.
+    assert by_name == {
+        "0F0": 0.0, "0F1": 1.0, "0B0": 9.0, "0B1": 12.0,
+        "1F0": 1.5, "1B0": 3.0, "1F1": 5.0, "1B1": 6.0,
+    }  # fmt: skip
+    assert batch_ms == 14.0
+
+
+@pytest.mark.parametrize("cap", [0.25, 0.5, 1.0])
+def test_no_grid_point_is_better_with_messages(cap: float) -> None:
+    dag = build_dag(LINE)
+    plain = uniform_bounds(dag, forward_ms=1.0, backward_ms=(1.0, 2.0))
+    links = {(0, 1): 0.5, (1, 0): 1.25}
+    bounds = DurationBounds(plain.min_ms, plain.max_ms, transfers_ms=links)
+    plan = solve_freeze_ratios(dag, bounds, max_freeze_ratio=cap)
+    free, found = np.flatnonzero(dag.freezable), []
+    for point in itertools.product((0.0, 0.25, 0.5, 0.75, 1.0), repeat=len(free)):
+        ratios = np.zeros(len(dag.actions))
+        ratios[free] = point
+        means = [ratios[dag.freezable & (dag.stages == s)].mean() for s in range(dag.n_stages)]
+        if max(means) <= cap:
+            found.append(by_events(dag, bounds.max_ms - ratios, bounds.delays_ms(dag)))
+    # With these times an optimum lies on the grid.
+    assert plan.batch_ms == pytest.approx(min(found), abs=1e-9)
 
 
 @given(seed=SEEDS, cap=st.sampled_from([0.0, 0.3, 0.8, 1.0]))

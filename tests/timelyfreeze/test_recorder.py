@@ -8,6 +8,7 @@ from timelyfreeze.recorder import (
     ActionRecorder,
     CudaClock,
     HostClock,
+    LoneHostClock,
     PassRecord,
     SharedHostClock,
     clock_for,
@@ -161,5 +162,28 @@ def test_sleeping_is_no_work_on_a_shared_core(clock_class) -> None:
 def test_the_clock_fits_the_device() -> None:
     assert type(clock_for(torch.device("cpu"))) is HostClock
     assert type(clock_for(torch.device("cpu"), shared=True)) is SharedHostClock
+    assert type(clock_for(torch.device("cpu"), lone=True)) is LoneHostClock
+    assert type(clock_for(torch.device("cuda"), lone=True)) is CudaClock
     assert type(clock_for(torch.device("cuda"))) is CudaClock
     assert type(clock_for(torch.device("cuda"), shared=True)) is CudaClock
+
+
+def test_one_thread_for_all_ranks_counts_its_own_work_and_no_gaps() -> None:
+    recorder = ActionRecorder(LoneHostClock())
+    with recorder.recorded_pass():
+        with recorder.measure(F0):
+            time.sleep(0.02)
+        _work_for(0.02)
+        with recorder.measure(F1):
+            _work_for(0.005)
+    (found,) = recorder.drain()
+    # Neither sleep nor what lies between is work of F0; of F1 only its own 5 ms are.
+    assert found.durations_ms[F0] < 10.0
+    assert 5.0 <= found.durations_ms[F1] < 20.0
+    assert found.span_ms > 40.0
+
+
+def _work_for(seconds: float) -> None:
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        pass

@@ -74,8 +74,11 @@ class FreezingTrainer(Trainer):
         """Put clocks on the stages of this process."""
         method = parse_method(self.job_config.freezing.method)
         self._n_processors = self._shared_processors()
-        clock = clock_for(self.device, shared=self._n_processors is not None)
-        if self.job_config.emulation.enable:
+        emulates = self.job_config.emulation.enable
+        # With several threads processor time says little about how long an action takes.
+        lone = emulates and torch.get_num_threads() == 1
+        clock = clock_for(self.device, shared=self._n_processors is not None, lone=lone)
+        if emulates:
             self.recorder = EmulatedRecorder(clock, self._declared_order())
         else:
             self.recorder = ActionRecorder(clock)

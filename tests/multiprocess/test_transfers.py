@@ -1,0 +1,115 @@
+"""Links between real ranks are timed, land in the bounds, and are the same for all ranks."""
+
+import json
+
+import pytest
+from launcher import arguments, run_scenarios
+
+# Which ranks send each other something, worked out by hand for four ranks.
+LINE = {"0>1", "1>0", "1>2", "2>1", "2>3", "3>2"}
+CASES = {
+    "1F1B": ("1F1B", {}, LINE),
+    # Stages are dealt out in turn: stage 4 lies on rank 0, behind stage 3 on rank 3.
+    "Interleaved1F1B": ("Interleaved1F1B", {}, LINE | {"0>3", "3>0"}),
+    # Stages go there and back: 3 and 4 lie on rank 3, and what comes back takes the same links.
+    "ZBVZeroBubble": ("ZBVZeroBubble", {}, LINE),
+    # Two pipelines of two ranks each, whose process groups are parts of the whole.
+    "sharded": ("1F1B", {"parallelism__data_parallel_shard_degree": 2}, {"0>1", "1>0"}),
+    "sharded V": ("ZBVZeroBubble", {"parallelism__data_parallel_shard_degree": 2}, {"0>1", "1>0"}),
+    "hybrid": (
+        "1F1B",
+        {
+            "parallelism__data_parallel_shard_degree": 2,
+            "freezing__method": "timelyfreeze+apf",
+            "freezing__apf__check_interval": 1,
+        },
+        {"0>1", "1>0"},
+    ),
+}
+MEASURED = 4
+# A row of 32 tokens, 64 wide, in float32; both stages of a rank send as much.
+MESSAGE_BYTES = 32 * 64 * 4
+
+
+def scenario(name, schedule, save_at=(), **more):
+    keys = {
+        "model__flavor": "tiny",
+        "parallelism__pipeline_parallel_schedule": schedule,
+        "training__steps": 6,
+        "freezing__method": "timelyfreeze",
+        "freezing__last_warmup_step": 2,
+        "freezing__last_monitor_step": MEASURED,
+        "freezing__last_ramp_step": 5,
+        "freezing__discard_passes": 0,
+        "checkpoint__enable": None,
+        "checkpoint__keep_latest_k": 0,
+        "checkpoint__no_last_save_model_only": None,
+        **more,
+    }
+    if "parallelism__pipeline_parallel_degree" not in keys:
+        replicas = [n for key, n in keys.items() if "data_parallel" in key]
+        keys["parallelism__pipeline_parallel_degree"] = 2 if replicas else 4
+    return {"name": name, "save_at": list(save_at), "args": arguments(**keys)}
+
+
+def resumed(folder, name, step):
+    saved = folder / "1F1B" / "checkpoint" / f"step-{step}"
+    return scenario(
+        name,
+        "1F1B",
+        checkpoint__initial_load_path=saved,
+        checkpoint__no_initial_load_model_only=None,
+        checkpoint__load_only=None,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("transfers")
+
+
+@pytest.fixture(scope="module")
+def runs(folder):
+    scenarios = [
+        scenario(name, schedule, save_at=(3, 5) if name == "1F1B" else (), **more)
+        for name, (schedule, more, _) in CASES.items()
+    ]
+    scenarios.append(resumed(folder, "resumed before", 3))
+    scenarios.append(resumed(folder, "resumed after", 5))
+    return run_scenarios(folder, 4, scenarios, timeout_s=600)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_link_is_timed_both_ways_and_all_ranks_agree(runs, case):
+    first, *others = [seen["transfers_ms"] for seen in runs[case]]
+    assert set(first) == CASES[case][2]
+    assert all(0.0 < ms < 1000.0 for ms in first.values())
+    for link, ms in first.items():
+        assert first[">".join(reversed(link.split(">")))] == ms
+    assert all(other == first for other in others)
+    assert all(seen["plan"] == runs[case][0]["plan"] for seen in runs[case])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_messages_have_the_size_of_what_stages_send(runs, case):
+    sizes = {stage: n for seen in runs[case] for stage, n in seen["message_bytes"].items()}
+    last = max(sizes)
+    assert sizes.pop(last) == 0
+    assert set(sizes.values()) == {MESSAGE_BYTES}
+
+
+@pytest.mark.parametrize("case", ["1F1B", "sharded"])
+def test_they_are_kept_beside_the_run(runs, case, folder):
+    (path,) = (folder / case).glob("tb/*/bounds.json")
+    assert json.loads(path.read_text())["transfers_ms"] == runs[case][0]["transfers_ms"]
+
+
+def test_a_resumed_run_keeps_what_was_measured_or_measures_itself(runs):
+    whole, after, before = (
+        runs[name][0]["transfers_ms"] for name in ("1F1B", "resumed after", "resumed before")
+    )
+    assert after == whole
+    assert set(before) == set(whole)
+    assert before != whole
+    for name in ("resumed after", "resumed before"):
+        assert all(seen["transfers_ms"] == runs[name][0]["transfers_ms"] for seen in runs[name])
