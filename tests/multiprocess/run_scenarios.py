@@ -72,8 +72,6 @@ def use_fake_clock(controller):
         return records
 
     recorder.drain = drain
-    if controller.plans:
-        controller._planner._measure_transfers = dict  # messages that take no time
 
 
 def add_tiny_flavor():
@@ -154,6 +152,8 @@ def run(scenario, folder):
             freeze = stage.freeze
 
             def noted(masks, freeze=freeze, stage=stage, **kwargs):
+                cut = sorted(kwargs.get("without_input_grads", ()))
+                seen.setdefault("cut", []).append((trainer.step, stage.stage_index, cut))
                 seen["masks"].append(
                     (trainer.step, stage.stage_index, {m: v.tolist() for m, v in masks.items()})
                 )

@@ -162,7 +162,8 @@ def test_a_batch_takes_what_the_plan_says(max_freeze_ratio: float, cascade: str)
     controller = emulated.controller
     figures = controller.collect()
     assert controller.plan is not None
-    assert figures.batch_ms[Phase.STABLE][-1] == pytest.approx(controller.plan.batch_ms)
+    # A ratio is hit to the nearest of 12 tensors. One backward that is idle makes 6%.
+    assert figures.batch_ms[Phase.STABLE][-1] == pytest.approx(controller.plan.batch_ms, rel=0.01)
     assert figures.batch_ms[Phase.UPPER_BOUND][-1] == controller.plan.unfrozen_batch_ms
     # While it is measured, every input gradient is computed.
     lower_ms, limit_ms = figures.batch_ms[Phase.LOWER_BOUND][-1], controller.plan.frozen_batch_ms

@@ -127,6 +127,14 @@ MISTAKES: list[tuple[dict[str, Any], list[str]]] = [
         ["freezing.max_freeze_ratio has 4 values", "one for each of the 3 stages"],
     ),
     (
+        {"freezing__cascade": "all"},
+        ["freezing.cascade is 'all'", "known: off, use, plan"],
+    ),
+    (
+        {"freezing__cascade": "plan", "freezing__first_stage": "keep_chain"},
+        ['freezing.cascade is "plan"', 'set first_stage to "all_or_nothing"'],
+    ),
+    (
         {"freezing__first_stage": "half"},
         ["freezing.first_stage is 'half'", "known: all_or_nothing, keep_chain"],
     ),

@@ -12,7 +12,7 @@ from timelyfreeze.methods import parse_method
 from timelyfreeze.order import ScheduleOrder, order_from_csv
 from timelyfreeze.phases import PhaseSchedule
 from timelyfreeze.policy import NONE
-from timelyfreeze.settings import FreezeSettings, unknown_words
+from timelyfreeze.settings import KEEP_CHAIN, PLAN, FreezeSettings, unknown_words
 from timelyfreeze.torch_pipelining import (
     known_schedules,
     splits_backward,
@@ -65,6 +65,7 @@ def freeze_settings(freezing: Freezing) -> FreezeSettings:
         max_freeze_ratio=tuple(map(float, ratio)) if isinstance(ratio, list) else float(ratio),
         seed=freezing.seed,
         first_stage=freezing.first_stage,
+        cascade=freezing.cascade,
         discard_passes=freezing.discard_passes,
         solver_time_limit_s=freezing.solver_time_limit_s,
         score_memory=freezing.score_memory,
@@ -177,9 +178,15 @@ def _freezing_mistakes(config: JobConfig) -> Iterator[str]:
         yield from getattr(freezing, method.policy).mistakes()
     yield from unknown_words(
         first_stage=freezing.first_stage,
+        cascade=freezing.cascade,
         score_memory=freezing.score_memory,
         score_dtype=freezing.score_dtype,
     )
+    if (freezing.first_stage, freezing.cascade) == (KEEP_CHAIN, PLAN):
+        yield (
+            'freezing.cascade is "plan", but under freezing.first_stage "keep_chain" every stage '
+            'needs its input gradients; set first_stage to "all_or_nothing" or cascade to "off"'
+        )
     if freezing.seed < 0:
         yield f"freezing.seed is {freezing.seed}; it must be 0 or more"
     yield from _unsupported(config)

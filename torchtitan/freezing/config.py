@@ -47,6 +47,14 @@ class Freezing:
     tensor as in other stages, with the chain of gradients always run down to the embedding, so that
     time falls linearly with the ratio, but not to zero."""
 
+    cascade: str = "use"
+    """What to do about backwards that nobody needs: where all stages in front are frozen whole for
+    a microbatch, a stage that is frozen whole too has no gradient to hand on. "off": run them
+    anyway. "use": leave them out, and count on it in the plan. "plan": let the plan look for such
+    microbatches as well. That shortens batches most, because microbatches are then dropped from
+    the backward altogether; see docs/method.md before you use it. Has no effect where the first
+    stage keeps its chain."""
+
     discard_passes: int = 2
     """Passes not measured after each change of phase: the first ones run cold."""
 

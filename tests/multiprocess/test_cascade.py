@@ -1,0 +1,115 @@
+"""Backwards that nobody needs are left out between real ranks, and nothing else changes."""
+
+import re
+
+import pytest
+import torch
+from launcher import SCHEDULES, arguments, merged, run_scenarios
+
+STEPS = 12
+CASCADES = ("off", "use", "plan")
+
+
+def settings(schedule, cascade):
+    return arguments(
+        model__flavor="tiny",
+        parallelism__pipeline_parallel_schedule=schedule,
+        training__steps=STEPS,
+        freezing__method="timelyfreeze",
+        freezing__last_warmup_step=2,
+        freezing__last_monitor_step=6,
+        # Without a ramp, both kinds of runs draw the same masks.
+        freezing__last_ramp_step=7,
+        freezing__max_freeze_ratio=0.8,
+        freezing__discard_passes=1,
+        freezing__cascade=cascade,
+    )
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    scenarios = [
+        {"name": f"{cascade} {schedule}", "fake_clock": True, "args": settings(schedule, cascade)}
+        for schedule in SCHEDULES
+        for cascade in CASCADES
+    ]
+    return run_scenarios(tmp_path_factory.mktemp("cascade"), 4, scenarios, timeout_s=900)
+
+
+def frozen_whole(ranks):
+    """{(step, microbatch): stages that are frozen whole}, of the steps that follow the plan."""
+    found = {}
+    for seen in ranks:
+        for step, stage, masks in seen["masks"]:
+            for microbatch, mask in masks.items():
+                if step > 6 and all(mask):
+                    found.setdefault((step, microbatch), set()).add(stage)
+    return found
+
+
+def cut(ranks):
+    """{(step, stage): microbatches without input gradients}."""
+    return {
+        (step, stage): set(microbatches)
+        for seen in ranks
+        for step, stage, microbatches in seen["cut"]
+    }
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_leaving_out_what_nobody_needs_changes_nothing(runs, schedule):
+    off, use = runs[f"off {schedule}"], runs[f"use {schedule}"]
+    for without, with_it in zip(off, use, strict=True):
+        assert with_it["losses"] == without["losses"]
+        assert with_it["grad_norms"] == without["grad_norms"]
+        assert with_it["masks"] == without["masks"]
+        assert with_it["plan"] == without["plan"]
+    for key in ("gradients", "weights"):
+        left, right = merged(off, key), merged(use, key)
+        for name, tensor in left.items():
+            same = right[name] is None if tensor is None else torch.equal(right[name], tensor)
+            assert same, f"{key} of {name}"
+    assert not any(cut(off).values())
+
+
+@pytest.mark.parametrize("cascade", ["use", "plan"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_all_ranks_leave_out_the_same_fronts(runs, schedule, cascade):
+    """A stage is told of a microbatch exactly if the plan freezes it and all in front whole."""
+    ranks = runs[f"{cascade} {schedule}"]
+    planned = {}
+    for action, ratio in ranks[0]["plan"].items():
+        stage, kind, microbatch = re.fullmatch(r"(\d+)([A-Z])(\d+)", action).groups()
+        if kind in "BW" and ratio == 1.0:
+            planned.setdefault(int(microbatch), set()).add(int(stage))
+    whole = frozen_whole(ranks)
+    for (step, stage), microbatches in cut(ranks).items():
+        front = set(range(stage + 1))
+        wanted = {m for m, stages in planned.items() if front <= stages} if step > 6 else set()
+        assert microbatches == wanted
+        assert all(front <= whole[step, m] for m in microbatches)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_plan_that_looks_for_fronts_finds_deep_ones_and_still_learns(runs, schedule):
+    ranks = runs[f"plan {schedule}"]
+    n_stages = sum(len(seen["sizes"]) for seen in ranks)
+    assert {len(stages) for stages in frozen_whole(ranks).values()} & set(range(2, n_stages + 1))
+    depths = {key: m for key, m in cut(ranks).items() if key[1] > 0 and m}
+    assert depths, "some stage behind the first one is idle"
+    losses = next(seen["losses"] for seen in ranks if seen["losses"][0] != -1.0)
+    assert losses[-1] < losses[0]
+    mean = {}
+    for key, ratio in ranks[0]["plan"].items():
+        if "B" in key or "W" in key:
+            mean.setdefault(key.rstrip("0123456789")[:-1], []).append(ratio)
+    assert all(sum(ratios) / len(ratios) <= 0.8 + 1e-9 for ratios in mean.values())
+
+
+def test_fronts_come_about_by_themselves_too(runs):
+    """Otherwise the first test would compare runs in which nothing is left out."""
+    assert any(
+        stage > 0 and microbatches
+        for schedule in SCHEDULES
+        for (_, stage), microbatches in cut(runs[f"use {schedule}"]).items()
+    )
