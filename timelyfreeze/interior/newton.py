@@ -2,20 +2,21 @@
 
 With rows G and positive weights d, a step of the method solves M x = f with M = G' diag(d) G. A
 pipeline is long in time and narrow across its ranks: an action shares rows with the few that run
-beside it, and only the budget of a stage ties the first microbatch to the last. So M is, after
-sorting, block-tridiagonal with blocks about as wide as the pipeline, plus one dense row for each
-budget. It is factored in three moves:
+beside it, and only the budget of a stage ties the first microbatch to the last. A dense row of G
+would fill all of M, so it becomes a column of its own, its price y: with S the sparse rows and B
+the dense ones, M x = f is
 
-1. columns that share no row with each other (the freeze ratios) are eliminated, each by a division;
-2. what is left is sorted into levels by distance from one end, and a Cholesky factorisation walks
-   along them (George and Liu, 1981: a level only touches the next);
-3. dense rows become a small dense system of their own (a Schur complement).
+    [S' d S   B'  ] [x]   [f]
+    [B       -1/d ] [y] = [0].
+
+1. Columns of x that share no row with each other (the freeze ratios) are eliminated, each by a
+   division; then, in rounds, those that have no more than two neighbours left.
+2. What is left of x is a strip, factored along its length (``strip``).
+3. The prices y are few; their system is dense.
 
 The pattern is analysed once; each step only fills in numbers. Weights differ by twenty decades near
-an optimum, so M is scaled to a unit diagonal and nudged by a relative 1e-13, and conjugate
+an optimum, so the strip is scaled to a unit diagonal and nudged by a relative 1e-13, and conjugate
 gradients remove what that, and rounding, leave behind.
-
-Notation: n columns, of which E are eliminated and K kept; B dense rows.
 """
 
 from __future__ import annotations
@@ -23,85 +24,74 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from timelyfreeze.interior.rows import Rows, added
+from timelyfreeze.interior.elimination import Elimination
+from timelyfreeze.interior.rows import Floats, Ints, Rows, added, pairs
 from timelyfreeze.interior.strip import Strip
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 # Rows with more nonzeros than this are dense. A precedence row has three.
 _MOST_NONZEROS = 12
 _REFINEMENTS = 12
+# Rounds of eliminating columns with few neighbours, and the least share of the columns for which a
+# round pays.
+_MOST_ROUNDS, _LEAST_SHARE = 8, 0.02
+_FEW_NEIGHBOURS = 2
 
 
 class NewtonMatrix:
-    """M = G' diag(d) G for one G and many d.
+    """M = G' diag(d) G for one G and many d. Notation: n columns, B dense rows.
 
     Args:
         rows: G. Every column must have a row with it alone, a bound, so that M is positive
             definite for any weights.
         eliminate: Columns to eliminate first, bool, shape [n]. Those that share a row with an
-            earlier one of them are kept after all.
+            earlier one of them are kept.
+
+    Attributes:
+        n_left: Columns that are left for the strip.
     """
 
     def __init__(self, rows: Rows, eliminate: NDArray[np.bool_]) -> None:
         is_dense = np.diff(rows.start) > _MOST_NONZEROS
-        self._rows = rows
-        self._dense = np.flatnonzero(is_dense)
-        self._sparse = np.flatnonzero(~is_dense)
-        sparse = rows.select(~is_dense)
-        row, a, b = _pairs(sparse.start)
-        low = np.minimum(sparse.columns[a], sparse.columns[b])
-        high = np.maximum(sparse.columns[a], sparse.columns[b])
-        chosen = eliminate.copy()
-        chosen[high[eliminate[low] & eliminate[high] & (low != high)]] = False
-        self._eliminated, self._kept = np.flatnonzero(chosen), np.flatnonzero(~chosen)
-        place = np.empty(rows.n_columns, dtype=np.int64)  # of a column among its own kind
-        place[self._eliminated] = np.arange(len(self._eliminated))
-        place[self._kept] = np.arange(len(self._kept))
-        n_kept = len(self._kept)
-        product = sparse.values[a] * sparse.values[b]
+        self._rows, n = rows, rows.n_columns
+        self._sparse, self._dense = np.flatnonzero(~is_dense), np.flatnonzero(is_dense)
+        sparse, dense = rows.select(~is_dense), rows.select(is_dense)
+        n_dense = len(self._dense)
 
-        # M between an eliminated column and itself, and between it and a kept one.
-        own = chosen[low] & chosen[high]
-        self._own = _Sum(place[low[own]], row[own], product[own], len(self._eliminated))
-        mixed = chosen[low] != chosen[high]
-        e = place[np.where(chosen[low], low, high)[mixed]]
-        k = place[np.where(chosen[low], high, low)[mixed]]
-        keys, slot = np.unique(e * n_kept + k, return_inverse=True)
-        self._mixed = _Sum(slot, row[mixed], product[mixed], len(keys))
-        self._mixed_e, self._mixed_k = keys // n_kept, keys % n_kept
-
-        # M between kept columns: from rows, and from what elimination leaves behind.
-        both = ~chosen[low] & ~chosen[high]
-        start = np.searchsorted(self._mixed_e, np.arange(len(self._eliminated) + 1))
-        self._fill_e, self._fill_a, self._fill_b = _pairs(start)
-        fill_low = np.minimum(self._mixed_k[self._fill_a], self._mixed_k[self._fill_b])
-        fill_high = np.maximum(self._mixed_k[self._fill_a], self._mixed_k[self._fill_b])
-        keys, slot = np.unique(
-            np.concatenate(
-                [place[low[both]] * n_kept + place[high[both]], fill_low * n_kept + fill_high]
-            ),
-            return_inverse=True,
+        # Entries of S' d S are weighted sums over rows; those of B are what they are.
+        self._row, a, b = pairs(sparse.start)
+        self._product = sparse.values[a] * sparse.values[b]
+        first, second = sparse.columns[a], sparse.columns[b]
+        keys, self._slot = np.unique(
+            np.minimum(first, second) * n + np.maximum(first, second), return_inverse=True
         )
-        n_both = int(both.sum())
-        self._both = _Sum(slot[:n_both], row[both], product[both], len(keys))
-        self._fill_slot = slot[n_both:]
-        self._low, self._high = keys // n_kept, keys % n_kept
+        self._n_sums, self._dense_values = len(keys), dense.values
+        prices = n + np.arange(n_dense)
+        low = np.concatenate([keys // n, dense.columns, prices])
+        high = np.concatenate([keys % n, prices[dense.row_of], prices])
+
+        chosen = eliminate.copy()
+        both = chosen[first] & chosen[second] & (first != second)
+        chosen[np.maximum(first, second)[both]] = False
+        self._eliminations: list[Elimination] = []
+        n_left = n
+        while len(self._eliminations) <= _MOST_ROUNDS:
+            none = np.zeros(n_dense, dtype=np.bool_)
+            last = Elimination(n_left + n_dense, low, high, np.append(chosen, none))
+            self._eliminations.append(last)
+            low, high, n_left = last.low, last.high, n_left - int(chosen.sum())
+            chosen = _with_few_neighbours(n_left, low, high)
+            if chosen.sum() < _LEAST_SHARE * n_left:
+                break
+
+        self._inside = np.flatnonzero(high < n_left)
+        self._low, self._high = low[self._inside], high[self._inside]
         self._diagonal = np.flatnonzero(self._low == self._high)
-        self._strip = Strip(n_kept, self._low, self._high)
-
-        # The dense rows, as arrays [B, E] and [B, K].
-        dense = rows.select(is_dense)
-        table = np.zeros((len(self._dense), rows.n_columns))
-        table[dense.row_of, dense.columns] = dense.values
-        self._dense_e = np.ascontiguousarray(table[:, self._eliminated])
-        self._dense_k = np.ascontiguousarray(table[:, self._kept])
-
-    @property
-    def widest(self) -> int:
-        """Columns of the widest block: the cost of a factorisation grows with its square."""
-        return self._strip.widest
+        self._strip = Strip(n_left, self._low, self._high)
+        self.n_left = n_left
+        self._border = np.flatnonzero((low < n_left) & (high >= n_left))
+        self._border_at = low[self._border], high[self._border] - n_left
+        self._small = np.flatnonzero(low >= n_left)
+        self._small_at = low[self._small] - n_left, high[self._small] - n_left
 
     def factor(self, weights: Floats) -> None:
         """Prepare to solve with the row weights d.
@@ -113,32 +103,26 @@ class NewtonMatrix:
             StripError: If rounding makes the matrix indefinite.
         """
         self._weights = weights
-        sparse = weights[self._sparse]
-        own = self._own(sparse)
-        mixed = self._mixed(sparse)
-        both = self._both(sparse)
-        left = mixed[self._fill_a] * mixed[self._fill_b] / own[self._fill_e]
-        both -= added(self._fill_slot, left, len(both))
-        scale = 1.0 / np.sqrt(both[self._diagonal])
-        self._own_values, self._mixed_values, self._scale = own, mixed, scale
-        both *= scale[self._low] * scale[self._high]
-        self._strip.factor(both)
-        if len(self._dense):
-            self._factor_dense(weights[self._dense])
+        sums = added(self._slot, weights[self._sparse][self._row] * self._product, self._n_sums)
+        entries = np.concatenate([sums, self._dense_values, -1.0 / weights[self._dense]])
+        for elimination in self._eliminations:
+            entries = elimination.factor(entries)
+        inside = entries[self._inside]
+        self._scale = 1.0 / np.sqrt(inside[self._diagonal])
+        self._strip.factor(inside * self._scale[self._low] * self._scale[self._high])
+        self._factor_prices(entries)
 
-    def _factor_dense(self, weights: Floats) -> None:
-        over_own = self._dense_e / self._own_values
-        border = self._dense_k.copy()
-        for dense, values in zip(border, over_own, strict=True):
-            dense -= added(
-                self._mixed_k, self._mixed_values * values[self._mixed_e], border.shape[1]
-            )
-        self._over_own, self._border = over_own, border * self._scale
-        self._border_solved = self._strip.solve(np.ascontiguousarray(self._border.T))
-        small = np.diag(1.0 / weights) + over_own @ self._dense_e.T
-        small += self._border @ self._border_solved
+    def _factor_prices(self, entries: Floats) -> None:
+        n_dense = len(self._dense)
+        border = np.zeros((self.n_left, n_dense))
+        border[self._border_at] = entries[self._border] * self._scale[self._border_at[0]]
+        self._over_border = self._strip.forward(border)
+        small = np.zeros((n_dense, n_dense))
+        low, high = self._small_at
+        small[low, high] = small[high, low] = -entries[self._small]
+        small += self._over_border.T @ self._over_border
         unit = 1.0 / np.sqrt(np.diag(small))
-        self._small = np.linalg.inv(small * unit * unit[:, None]) * unit * unit[:, None]
+        self._small_inverse = np.linalg.inv(small * unit * unit[:, None]) * unit * unit[:, None]
 
     def solve(self, right: Floats, accuracy: float = 1e-10) -> Floats:
         """Solve M x = ``right``, by conjugate gradients on the factors.
@@ -176,50 +160,29 @@ class NewtonMatrix:
         return self._rows.transposed_times(self._weights * self._rows.times(x))
 
     def _solve_once(self, right: Floats) -> Floats:
-        n_kept = len(self._kept)
-        over_own = right[self._eliminated] / self._own_values
-        moved = added(self._mixed_k, self._mixed_values * over_own[self._mixed_e], n_kept)
-        kept = self._strip.solve(self._scale * (right[self._kept] - moved))
-        multipliers = np.zeros(len(self._dense))
-        if len(self._dense):
-            multipliers = self._small @ (self._border @ kept + self._dense_e @ over_own)
-            kept = kept - self._border_solved @ multipliers
-        kept *= self._scale
-        x = np.empty(self._rows.n_columns)
-        x[self._kept] = kept
-        taken = added(
-            self._mixed_e, self._mixed_values * kept[self._mixed_k], len(self._eliminated)
-        )
-        taken += multipliers @ self._dense_e
-        x[self._eliminated] = over_own - taken / self._own_values
-        return x
+        rights = [np.append(right, np.zeros(len(self._dense)))]
+        for elimination in self._eliminations:
+            rights.append(elimination.forward(rights[-1]))
+        left, of_prices = rights[-1][: self.n_left], rights[-1][self.n_left :]
+        y = self._strip.forward(self._scale * left)
+        prices = self._small_inverse @ (self._over_border.T @ y - of_prices)
+        x = np.append(self._scale * self._strip.backward(y - self._over_border @ prices), prices)
+        for elimination, before in zip(
+            reversed(self._eliminations), reversed(rights[:-1]), strict=True
+        ):
+            x = elimination.backward(before, x)
+        return x[: len(right)]
 
 
-class _Sum:
-    """Entries of M as weighted sums over rows."""
-
-    def __init__(self, slot: Ints, row: Ints, product: Floats, n_slots: int) -> None:
-        self._slot, self._row, self._product, self._n_slots = slot, row, product, n_slots
-
-    def __call__(self, weights: Floats) -> Floats:
-        return added(self._slot, weights[self._row] * self._product, self._n_slots)
-
-
-def _pairs(start: Ints) -> tuple[Ints, Ints, Ints]:
-    """All unordered pairs of positions within each group ``start[g]:start[g + 1]``, equal ones too.
-
-    Returns:
-        Group, first and second position of each pair.
-    """
-    lengths = np.diff(start)
-    groups, first, second = [], [], []
-    for length in np.unique(lengths[lengths > 0]).tolist():
-        of_length = np.flatnonzero(lengths == length)
-        a, b = np.triu_indices(length)
-        groups.append(np.repeat(of_length, len(a)))
-        first.append((start[of_length][:, None] + a).ravel())
-        second.append((start[of_length][:, None] + b).ravel())
-    if not groups:
-        empty = np.zeros(0, dtype=np.int64)
-        return empty, empty, empty
-    return np.concatenate(groups), np.concatenate(first), np.concatenate(second)
+def _with_few_neighbours(n: int, low: Ints, high: Ints) -> NDArray[np.bool_]:
+    """Choose columns of the first ``n`` that have few neighbours among these, and none chosen."""
+    apart = (low != high) & (high < n)
+    low, high = low[apart], high[apart]
+    few = np.bincount(np.concatenate([low, high]), minlength=n) <= _FEW_NEIGHBOURS
+    # Of neighbours the one that comes first in a random order is chosen, so that a chain loses
+    # about a third of its columns.
+    turn = np.random.default_rng(0).permutation(n)
+    both = few[low] & few[high]
+    low, high = low[both], high[both]
+    few[np.where(turn[low] < turn[high], high, low)] = False
+    return few

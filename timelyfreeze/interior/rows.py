@@ -57,3 +57,23 @@ def added(places: Ints, amounts: Floats, n_places: int) -> Floats:
     """Return the sum of the ``amounts`` at each of ``n_places`` places."""
     # Without amounts, numpy returns integers.
     return np.bincount(places, amounts, n_places).astype(np.float64, copy=False)
+
+
+def pairs(start: Ints) -> tuple[Ints, Ints, Ints]:
+    """All unordered pairs of positions within each group ``start[g]:start[g + 1]``, equal ones too.
+
+    Returns:
+        Group, first and second position of each pair.
+    """
+    lengths = np.diff(start)
+    groups, first, second = [], [], []
+    for length in np.unique(lengths[lengths > 0]).tolist():
+        of_length = np.flatnonzero(lengths == length)
+        a, b = np.triu_indices(length)
+        groups.append(np.repeat(of_length, len(a)))
+        first.append((start[of_length][:, None] + a).ravel())
+        second.append((start[of_length][:, None] + b).ravel())
+    if not groups:
+        empty = np.zeros(0, dtype=np.int64)
+        return empty, empty, empty
+    return np.concatenate(groups), np.concatenate(first), np.concatenate(second)

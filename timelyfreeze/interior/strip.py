@@ -8,10 +8,8 @@ few, for each block, the matrix has blocks on its diagonal and beside it, and no
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from timelyfreeze.interior.rows import Floats, Ints
 
 # Levels are joined until a block has this many columns: below it, calling numpy costs more than
 # the arithmetic.
@@ -94,7 +92,7 @@ class Strip:
             if k:
                 coupling = self._couplings[-1]
                 square = square - coupling @ coupling.T
-            inverse = np.linalg.inv(np.linalg.cholesky(square))
+            inverse = _inverse(np.asarray(np.linalg.cholesky(square), dtype=np.float64))
             self._inverses.append(inverse)
             if k + 1 < len(self._sizes):
                 rows = self._sizes[k + 1]
@@ -108,18 +106,40 @@ class Strip:
         Args:
             right: Shape [n], or [n, k] for k right sides at once.
         """
+        return self.backward(self.forward(right))
+
+    def forward(self, right: Floats) -> Floats:
+        """Return the y with L y = ``right``, where M = L L'; y is in the order of the strip."""
         parts = np.split(right[self._sorted], self._ends[:-1])
         for k, inverse in enumerate(self._inverses):
             if k:
                 parts[k] = parts[k] - self._couplings[k - 1] @ parts[k - 1]
             parts[k] = inverse @ parts[k]
+        return np.concatenate(parts)
+
+    def backward(self, y: Floats) -> Floats:
+        """Return the x with L' x = y; what ``forward`` returned becomes the solution."""
+        parts = np.split(y, self._ends[:-1])
         for k in reversed(range(len(self._inverses))):
             if k + 1 < len(parts):
                 parts[k] = parts[k] - self._couplings[k].T @ parts[k + 1]
             parts[k] = self._inverses[k].T @ parts[k]
-        x = np.empty_like(right)
+        x = np.empty_like(y)
         x[self._sorted] = np.concatenate(parts)
         return x
+
+
+def _inverse(lower: Floats) -> Floats:
+    """Return the inverse of a lower triangular matrix, by halves: numpy's takes it for any."""
+    n = len(lower)
+    if n <= _LEAST_BLOCK:
+        return np.asarray(np.linalg.inv(lower), dtype=np.float64)
+    half = n // 2
+    first, second = _inverse(lower[:half, :half]), _inverse(lower[half:, half:])
+    inverse = np.zeros_like(lower)
+    inverse[:half, :half], inverse[half:, half:] = first, second
+    inverse[half:, :half] = -second @ (lower[half:, :half] @ first)
+    return inverse
 
 
 def _levels(n: int, low: Ints, high: Ints) -> Ints:
