@@ -1,59 +1,191 @@
 #!/usr/bin/env bash
-# Everything that waits for GPUs, in one go: tests marked gpu, the default run over NCCL, the paired benchmarks, every
-# freezing method once, the memory estimate of the 1B model against measured peaks, and a model from its folder to its
-# scores.
+# Everything that waits for GPUs, in parts; each can be run alone.
 #
-#   scripts/gpu_checks.sh [N_GPUS [MODEL ROWS QUESTIONS]]
+#   scripts/gpu_checks.sh [OPTIONS] [PART ...]      default: every part that the machine and the options allow
 #
-# N_GPUS      default: all visible ones, 2 at least for the pipeline
-# MODEL       Hugging Face folder of SmolLM2-135M-Instruct, to be fine-tuned without and with freezing and scored
-# ROWS        file of its training rows: instruction, input, output
-# QUESTIONS   folder of local questions, as for scripts/evaluate.sh --data-dir
+# On one GPU:
+#   tests      what is marked gpu
+#   profile    Llama-3.2-1B and Llama-3-8B in the paper's shapes, in 4 and in 8 stages, one stage at a time (32 GB are
+#              enough); plans of the paper's four schedules at r_max 0.8, beside the paper's figures
+#   emulate    training steps of SmolLM2-135M and Llama-3.2-1B (60 GB), 4 ranks in one process: predicted and measured
+# On two or more:
+#   pipeline   the default run over NCCL, the paired benchmarks, every freezing method once
+#   memory     Llama-3.2-1B from random weights: the estimate, and what the GPUs held
+#   scores     SmolLM2-135M-Instruct, fine-tuned without and with freezing, and scored; needs MODEL, ROWS and QUESTIONS
 #
-# Prints markdown tables; copy them into docs/results.md with the hardware's name.
+#   --gpus N             default: all visible ones
+#   --output FOLDER      default: outputs/gpu_checks; what is there already is not run again by emulate and scores
+#   --model FOLDER       Hugging Face folder of SmolLM2-135M-Instruct; emulate begins from random weights without it
+#   --rows FILE          its training rows: instruction, input, output
+#   --questions FOLDER   local questions, as for scripts/evaluate.sh --data-dir
+#   --small              the same commands with a tiny model and few steps, without a GPU too: to see that all of it
+#                        works before GPUs are rented
+#
+# Prints markdown tables; copy them into docs/results.md with the hardware's name. The folders in OUTPUT/profile without
+# settings.json go to profiles/, so that anyone can plan from them.
 set -euo pipefail
+
+fail() {
+  echo "error: $1" >&2
+  exit 2
+}
+
+gpus='' output=outputs/gpu_checks model='' rows='' questions='' small='' parts=()
+while [ $# -gt 0 ]; do
+  case $1 in
+    --small) small=yes ;;
+    --gpus | --output | --model | --rows | --questions)
+      [ $# -ge 2 ] || fail "$1 needs a value"
+      case $1 in
+        --gpus) gpus=$2 ;;
+        --output) output=$(realpath -m "$2") ;;
+        --model) model=$(realpath "$2") ;;
+        --rows) rows=$(realpath "$2") ;;
+        --questions) questions=$(realpath "$2") ;;
+      esac
+      shift
+      ;;
+    tests | profile | emulate | pipeline | memory | scores) parts+=("$1") ;;
+    *) fail "'$1' is no part and no option; the head of ${BASH_SOURCE[0]} lists them" ;;
+  esac
+  shift
+done
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+if [ -z "$gpus" ]; then
+  gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true)
+  [ -z "$small" ] || gpus=$(( gpus > 2 ? gpus : 2 ))
+fi
+[[ $gpus =~ ^[0-9]+$ ]] || fail "--gpus is '$gpus'; it must be a number"
+[ "$gpus" -gt 0 ] || fail "no GPU is visible; --small tries everything without one"
+if [ -n "$model" ] && [ -z "$rows" ]; then
+  fail "--model is given and --rows is not; it needs rows to be trained on"
+fi
+if [ ${#parts[@]} -eq 0 ]; then
+  parts=(tests profile emulate)
+  if [ "$gpus" -ge 2 ]; then
+    parts+=(pipeline memory)
+    [ -z "$questions" ] || parts+=(scores)
+  else
+    echo "One GPU is visible; pipeline, memory and scores need 2 or more and are left out." >&2
+  fi
+fi
+for part in "${parts[@]}"; do
+  case $part in
+    pipeline | memory) [ "$gpus" -ge 2 ] || fail "$part needs 2 GPUs or more; $gpus is visible" ;;
+    scores)
+      [ "$gpus" -ge 2 ] || fail "$part needs 2 GPUs or more; $gpus is visible"
+      [ -n "$model" ] && [ -n "$questions" ] || fail "$part needs --model, --rows and --questions"
+      ;;
+  esac
+done
 scripts/setup.sh dev
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
-gpus=${1:-$(nvidia-smi -L | grep -c '^GPU')}
+mkdir -p "$output"
 
-.venv/bin/python -m pytest -m gpu tests/gpu
-if [ "$gpus" -lt 2 ]; then
-  echo "Only $gpus GPU is visible; a pipeline needs 2 or more. The pipeline checks were not run." >&2
-  exit 0
+# Keys of the trainer that --small puts last, so that they win.
+tiny=() few=() short=()
+if [ -n "$small" ]; then
+  tiny=(--model.flavor=8M --training.seq_len=64)
+  few=(--training.steps=14 --lr_scheduler.warmup_steps=2 --freezing.last_warmup_step=2 --freezing.last_monitor_step=8
+    --freezing.last_ramp_step=10 --freezing.discard_passes=1 --metrics.log_freq=1)
+  short=("${tiny[@]}" "${few[@]}")
 fi
-NGPU=$gpus ./run_train.sh --parallelism.pipeline_parallel_degree="$gpus" --training.mixed_precision_param=bfloat16
-.venv/bin/python scripts/benchmark.py plain --ranks "$gpus" --schedules 1F1B
-.venv/bin/python scripts/benchmark.py gain --ranks "$gpus" --first-stage all_or_nothing keep_chain \
-  --training.mixed_precision_param=bfloat16
-.venv/bin/python scripts/compare_methods.py run train_configs/compare_8m.toml outputs/gpu_comparison --nproc "$gpus" \
-  --schedules 1F1B --methods none timelyfreeze apf autofreeze timelyfreeze+apf timelyfreeze+autofreeze pipetransformer \
-  smartpipe fixed linear lisa -- --training.mixed_precision_param=bfloat16 --checkpoint.no-enable \
-  --training.dataset_path=tests/assets/tiny_instruct --validation.dataset_path=tests/assets/tiny_instruct \
-  --parallelism.pipeline_parallel_degree="$gpus"
+random_weights=(--checkpoint.no-enable --checkpoint.no-initial_load_in_hf --model.hf_assets_path=tests/assets/tokenizer
+  --training.dataset_path=tests/assets/tiny_instruct)
 
-# The 1B model from random weights, in the shapes of the paper's run: what the estimate says, and what the GPUs held.
-for schedule in 1F1B GPipe ZBVZeroBubble; do
-  keys=(--parallelism.pipeline_parallel_degree="$gpus" --parallelism.pipeline_parallel_schedule=$schedule
-    --checkpoint.no-enable --checkpoint.no-initial_load_in_hf --training.global_batch_size=-1 --freezing.method=none
-    --model.hf_assets_path=tests/assets/tokenizer --training.dataset_path=tests/assets/tiny_instruct)
-  scripts/estimate_memory.sh train_configs/llama3_2_1b_alpaca_gpt4.toml -- "${keys[@]}"
-  CONFIG_FILE=train_configs/llama3_2_1b_alpaca_gpt4.toml NGPU=$gpus ./run_train.sh "${keys[@]}" --training.steps=6 \
-    --metrics.log_freq=1 --job.dump_folder="outputs/gpu_memory_$schedule"
-  grep -h peak_memory_gib "outputs/gpu_memory_$schedule"/tb/*/summary.json
-done
+run_tests() {
+  .venv/bin/python -m pytest -m gpu tests/gpu
+}
 
-[ $# -ge 4 ] || exit 0
-model=$2 rows=$3 questions=$4
-scripts/setup.sh eval
-.venv/bin/python scripts/compare_methods.py run train_configs/smollm2_alpaca_gpt4.toml outputs/gpu_smollm2 \
-  --nproc "$gpus" --schedules 1F1B --methods none timelyfreeze timelyfreeze+apf autofreeze timelyfreeze+autofreeze \
-  pipetransformer apf smartpipe lisa linear fixed --seeds 42 22 11 -- --training.steps=400 --validation.freq=50 \
-  --checkpoint.interval=400 --lr_scheduler.warmup_steps=20 --freezing.last_warmup_step=20 \
-  --freezing.last_monitor_step=40 --freezing.last_ramp_step=60 --model.hf_assets_path="$model" \
-  --training.dataset_path="$rows" --validation.dataset_path="$rows"
-scripts/evaluate.sh "$model" --data-dir "$questions" --output outputs/gpu_smollm2/before
-for run in outputs/gpu_smollm2/1F1B/*/seed_42; do
-  scripts/evaluate.sh "$run" --data-dir "$questions"
+run_profile() {
+  local name config plans options=()
+  [ -z "$small" ] || options=(--warmup 1 --repeats 2 --ratios 0.5)
+  for name in Llama-3.2-1B:llama3_2_1b_alpaca_gpt4 Llama-3-8B:llama3_8b_openhermes; do
+    config=${name#*:} name=${name%%:*}
+    for schedule in 1F1B ZBVZeroBubble; do
+      scripts/profile_stages.sh "train_configs/$config.toml" --output "$output/profile/${config}_$schedule" \
+        "${options[@]}" -- --parallelism.pipeline_parallel_schedule="$schedule" "${tiny[@]}"
+    done
+    # Each schedule from stages as it has them: one a rank, or two.
+    plans=("$output/profile/${config}_1F1B/plan.json" "$output/profile/${config}_ZBVZeroBubble/plan.json")
+    .venv/bin/python -m timelyfreeze plan "$output/profile/${config}_1F1B/bounds.json" --schedules GPipe 1F1B \
+      --splits default balanced --json "${plans[0]}"
+    .venv/bin/python -m timelyfreeze plan "$output/profile/${config}_ZBVZeroBubble/bounds.json" \
+      --schedules Interleaved1F1B ZBVZeroBubble --splits default balanced --json "${plans[1]}"
+    .venv/bin/python scripts/paper_table.py "$name" "${plans[@]}" | tee "$output/profile/$config.md"
+  done
+}
+
+run_emulate() {
+  local schedules=(GPipe 1F1B Interleaved1F1B ZBVZeroBubble) weights=("${random_weights[@]}" --data.chat_template=plain)
+  # 8 microbatches of 2 x 1024 tokens, a batch a step, 15 steps of each bound and some 50 under the plan.
+  local keys=(--training.local_batch_size=16 --parallelism.pipeline_parallel_microbatch_size=2 --training.seq_len=1024
+    --training.global_batch_size=-1 --training.steps=100 --lr_scheduler.warmup_steps=10 --freezing.last_warmup_step=10
+    --freezing.last_monitor_step=40 --freezing.last_ramp_step=44 --freezing.discard_passes=2)
+  # Weights are read and nothing is saved, so that no run goes on from another.
+  [ -z "$model" ] || weights=(--model.hf_assets_path="$model" --training.dataset_path="$rows" --checkpoint.load_only)
+  if [ -n "$small" ]; then
+    schedules=(1F1B ZBVZeroBubble) weights=("${random_weights[@]}" --data.chat_template=plain)
+  fi
+  for config in smollm2_alpaca_gpt4 llama3_2_1b_alpaca_gpt4; do
+    [ $config = smollm2_alpaca_gpt4 ] || weights=("${random_weights[@]}")
+    scripts/estimate_memory.sh "train_configs/$config.toml" --schedules "${schedules[@]}" -- --emulation.enable \
+      "${weights[@]}" "${keys[@]}" "${tiny[@]}"
+    .venv/bin/python scripts/prediction_error.py run "train_configs/$config.toml" "$output/emulate/$config" \
+      --pipelines emulated:4 --schedules "${schedules[@]}" --r-max 0.8 -- --validation.no-enable \
+      "${weights[@]}" "${keys[@]}" "${short[@]}"
+  done
+}
+
+run_pipeline() {
+  local methods=(none timelyfreeze apf autofreeze timelyfreeze+apf timelyfreeze+autofreeze pipetransformer smartpipe
+    fixed linear lisa)
+  local bf16=(--training.mixed_precision_param=bfloat16) ranks=(--ranks "$gpus")
+  local schedules=(GPipe 1F1B Interleaved1F1B ZBVZeroBubble) modes=(all_or_nothing keep_chain)
+  if [ -n "$small" ]; then
+    methods=(none timelyfreeze) schedules=(1F1B) modes=(all_or_nothing) ranks+=(--blocks 1 --steps 1)
+  fi
+  NGPU=$gpus ./run_train.sh --parallelism.pipeline_parallel_degree="$gpus" --job.dump_folder="$output/default" \
+    "${bf16[@]}" "${short[@]}"
+  .venv/bin/python scripts/benchmark.py plain "${ranks[@]}" --schedules 1F1B ${small:+--training.seq_len=64}
+  .venv/bin/python scripts/benchmark.py gain "${ranks[@]}" --schedules "${schedules[@]}" --first-stage "${modes[@]}" \
+    "${bf16[@]}" "${tiny[@]}"
+  .venv/bin/python scripts/compare_methods.py run train_configs/compare_8m.toml "$output/comparison" --nproc "$gpus" \
+    --schedules 1F1B --methods "${methods[@]}" -- "${bf16[@]}" --checkpoint.no-enable \
+    --training.dataset_path=tests/assets/tiny_instruct --validation.dataset_path=tests/assets/tiny_instruct \
+    --parallelism.pipeline_parallel_degree="$gpus" "${few[@]}"
+}
+
+run_memory() {
+  local schedules=(1F1B GPipe ZBVZeroBubble) keys
+  [ -z "$small" ] || schedules=(1F1B)
+  for schedule in "${schedules[@]}"; do
+    keys=(--parallelism.pipeline_parallel_degree="$gpus" --parallelism.pipeline_parallel_schedule="$schedule"
+      --training.global_batch_size=-1 --freezing.method=none "${random_weights[@]}" "${tiny[@]}")
+    scripts/estimate_memory.sh train_configs/llama3_2_1b_alpaca_gpt4.toml -- "${keys[@]}"
+    CONFIG_FILE=train_configs/llama3_2_1b_alpaca_gpt4.toml NGPU=$gpus ./run_train.sh "${keys[@]}" --training.steps=6 \
+      --lr_scheduler.warmup_steps=2 --metrics.log_freq=1 --job.dump_folder="$output/memory_$schedule"
+    grep -h peak_memory_gib "$output/memory_$schedule"/tb/*/summary.json
+  done
+}
+
+run_scores() {
+  scripts/setup.sh eval
+  .venv/bin/python scripts/compare_methods.py run train_configs/smollm2_alpaca_gpt4.toml "$output/smollm2" \
+    --nproc "$gpus" --schedules 1F1B --methods none timelyfreeze timelyfreeze+apf autofreeze timelyfreeze+autofreeze \
+    pipetransformer apf smartpipe lisa linear fixed --seeds 42 22 11 -- --training.steps=400 --validation.freq=50 \
+    --checkpoint.interval=400 --lr_scheduler.warmup_steps=20 --freezing.last_warmup_step=20 \
+    --freezing.last_monitor_step=40 --freezing.last_ramp_step=60 --model.hf_assets_path="$model" \
+    --training.dataset_path="$rows" --validation.dataset_path="$rows" \
+    --parallelism.pipeline_parallel_degree="$gpus"
+  scripts/evaluate.sh "$model" --data-dir "$questions" --output "$output/smollm2/before"
+  for run in "$output"/smollm2/1F1B/*/seed_42; do
+    scripts/evaluate.sh "$run" --data-dir "$questions"
+  done
+  .venv/bin/python scripts/compare_methods.py table "$output/smollm2"
+}
+
+for part in "${parts[@]}"; do
+  echo "== $part"
+  "run_$part"
 done
-.venv/bin/python scripts/compare_methods.py table outputs/gpu_smollm2

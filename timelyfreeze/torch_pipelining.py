@@ -6,10 +6,12 @@ of them moves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.pipelining import schedules as torch_schedules
 from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
@@ -179,6 +181,23 @@ def run_in_order(schedule: Any, actions: Sequence[Action]) -> None:
     }
     schedule.pipeline_order = order
     schedule._prepare_schedule_with_comms(order)
+
+
+def greet_other_ranks_alone(stages: Iterable[Any]) -> None:
+    """Keep stages from sending a first message to their own rank, which gloo refuses.
+
+    Before the first pass torch 2.11 lets every stage exchange a number with its neighbours, also
+    where these are on the same rank. torch 2.13 leaves that out.
+
+    Args:
+        stages: Pipeline stages that have not run yet.
+    """
+    for stage in stages:
+        stage._get_init_p2p_neighbors_ops = partial(_to_others, stage._get_init_p2p_neighbors_ops)
+
+
+def _to_others(greetings: Callable[[], list[dist.P2POp]]) -> list[dist.P2POp]:
+    return [greeting for greeting in greetings() if greeting.peer != dist.get_rank()]
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from timelyfreeze.actions import Action, ActionKind
 from timelyfreeze.recorder import ActionRecorder, HostClock
 from timelyfreeze.stage import FreezingStage
+from timelyfreeze.torch_pipelining import greet_other_ranks_alone
 
 VOCABULARY = 13
 WIDTH = 5
@@ -152,6 +153,7 @@ class Pipeline:
         ]
         for stage in self.stages:
             stage.attach(self.recorder, keep_chain=keep_chain)
+        greet_other_ranks_alone(self.stages)
         is_single = issubclass(schedule, torch_schedules.PipelineScheduleSingle)
         self.schedule = schedule(
             self.stages[0] if is_single else self.stages,

@@ -26,6 +26,7 @@ from timelyfreeze.actions import ActionKind
 from timelyfreeze.recorder import ActionRecorder, Clock, clock_for
 from timelyfreeze.selection import ParameterTable, build_parameter_table
 from timelyfreeze.stage import NOTHING_FROZEN, FreezingStage
+from timelyfreeze.torch_pipelining import greet_other_ranks_alone
 from torchtitan.upstream_fixes import PipelineLoss
 
 _MICROBATCH = 0  # each pass has one
@@ -117,6 +118,7 @@ class LoneStage:
             self.stage if other is module else PipelineStage(other, i, len(modules), device)
             for i, other in enumerate(modules)
         ]
+        greet_other_ranks_alone(self._stages)
         self._loss = PipelineLoss(loss_fn if is_last else _sum)
         self._schedules: dict[bool, Any] = {}
         self.table = self.attach(keep_chain=False)

@@ -14,6 +14,7 @@ from torch import nn
 import torchtitan.distributed.pipeline_parallel as titan_pipeline
 from timelyfreeze.policy import NONE
 from timelyfreeze.stage import FreezingStage
+from timelyfreeze.torch_pipelining import greet_other_ranks_alone, stages_of
 from torchtitan.distributed import ParallelDims
 from torchtitan.document_attention import (
     DocumentTransformer,
@@ -81,6 +82,7 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
             if emulates:
                 build = partial(build_emulated_pipeline, build)
             built = build(model, parallel_dims, config, device, *args)
+        greet_other_ranks_alone(stages_of(built[0]))
         autocast_stages(built[1], parallel_dims, config, device)
         evaluate_forwards_alone(built[0])
         return built
