@@ -213,7 +213,7 @@ def bounds_from_json(dag: PipelineDag, text: str) -> DurationBounds:
         # Files from before these were kept apart have neither.
         message_ms = float(data.get("message_ms", 0.0))
         transfers_ms = {
-            _parse_link(key): float(ms) for key, ms in data.get("transfers_ms", {}).items()
+            parse_link(key): float(ms) for key, ms in data.get("transfers_ms", {}).items()
         }
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
         raise ValueError(f"not the text of duration bounds: {error!r}") from error
@@ -243,7 +243,12 @@ def _bounds(
     return DurationBounds(min_ms=min_ms, max_ms=max_ms, pinned=pinned)
 
 
-def _parse_link(text: str) -> tuple[int, int]:
+def parse_link(text: str) -> tuple[int, int]:
+    """Read a link between ranks as bounds files name it, such as "0>1".
+
+    Raises:
+        ValueError: If it is none.
+    """
     sender, _, receiver = text.partition(">")
     if not (sender.isdigit() and receiver.isdigit()):
         raise ValueError(f'transfers_ms has {text!r}; it must name two ranks, like "0>1"')

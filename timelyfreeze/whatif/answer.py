@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from timelyfreeze.dag import build_dag
-from timelyfreeze.whatif.bounds_file import BoundsFile
+from timelyfreeze.whatif.bounds_file import ORDER_FILE, BoundsFile
 from timelyfreeze.whatif.case import Answer, Case
 from timelyfreeze.whatif.grid import Grid
 from timelyfreeze.whatif.layer_model import LayerModel, layer_model
@@ -47,7 +47,7 @@ def answer(file: BoundsFile, grid: Grid, layers: Split | None = None) -> Answer:
             f"{render_split(file.notes.layers or ())} layers"
         )
     model, notes = _model(file, stages, layers or file.notes.layers)
-    notes = [*_basis(file), *notes]
+    notes = [*_basis(file), *_messages(file, grid), *notes]
     cases: list[Case] = []
     for schedule in grid.schedules:
         for n_microbatches in grid.microbatches:
@@ -96,4 +96,26 @@ def _basis(file: BoundsFile) -> Iterator[str]:
         yield (
             "a layer's time is that of the stages in the middle over their layers; a profile "
             "measures it"
+        )
+
+
+def _messages(file: BoundsFile, grid: Grid) -> Iterator[str]:
+    """Say what messages between ranks cost in the table, and how much of that was measured."""
+    price_ms, links = file.links.message_ms, file.links.transfers_ms
+    if not links and price_ms + grid.message_ms == 0.0:
+        yield (
+            "messages between ranks cost nothing in these figures: no link was timed, as in a "
+            "profile, which sends none; tell a price with --message-ms"
+        )
+        return
+    way = "no link was timed"
+    if links:
+        low, high = min(links.values()), max(links.values())
+        way = f"{low:.3g} to {high:.3g} ms on its way, as timed; other links as the median of these"
+    added = f" and {grid.message_ms:.3g} ms as told" if grid.message_ms else ""
+    yield f"a message costs {price_ms:.3g} ms as measured{added}; {way}"
+    if file.keeps_price:
+        yield (
+            f"no {ORDER_FILE} lies beside {file.path.name}, so the measured price of messages "
+            "stays in the times of the stages that had it"
         )

@@ -13,10 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from timelyfreeze.actions import Action, ActionKind, parse_action
-from timelyfreeze.bounds import DurationBounds, bounds_to_json
-from timelyfreeze.dag import PipelineDag
+from timelyfreeze.bounds import DurationBounds, bounds_to_json, parse_link
+from timelyfreeze.dag import PipelineDag, build_dag
+from timelyfreeze.messages import receiving
 from timelyfreeze.order import ScheduleOrder, order_from_csv
+from timelyfreeze.whatif.links import Links
 from timelyfreeze.whatif.notes import PipelineNotes, notes_to_json, parse_notes
 from timelyfreeze.whatif.times import Pair, StageTimes, complete_times, median_pairs
 
@@ -36,6 +40,7 @@ class BoundsFile:
         order: The order it belongs to, if that lies beside it.
         n_stages: Number of stages.
         n_microbatches: Number of microbatches.
+        links: What messages cost: their price, which is part of ``bounds``, and their way.
     """
 
     path: Path
@@ -44,6 +49,7 @@ class BoundsFile:
     order: ScheduleOrder | None
     n_stages: int
     n_microbatches: int
+    links: Links
 
     @property
     def n_ranks(self) -> int | None:
@@ -51,13 +57,22 @@ class BoundsFile:
         return self.notes.ranks if self.order is None else self.order.n_ranks
 
     def stage_times(self) -> tuple[StageTimes, ...]:
-        """Return the times of each stage: those noted, else medians over its microbatches."""
+        """Return the times of each stage: those noted, else medians over its microbatches.
+
+        The price of messages is no part of them, unless ``keeps_price``.
+        """
         if self.notes.stages is not None:
             return self.notes.stages
+        bounds = self.bounds if self.keeps_price else _without_price(self)
         return tuple(
-            complete_times(median_pairs(self.bounds, stage), is_first=stage == 0)
+            complete_times(median_pairs(bounds, stage), is_first=stage == 0)
             for stage in range(self.n_stages)
         )
+
+    @property
+    def keeps_price(self) -> bool:
+        """Whether nobody knows which actions have the price of a message in them."""
+        return self.links.message_ms > 0.0 and self.order is None
 
     @property
     def derived_kinds(self) -> str:
@@ -114,7 +129,52 @@ def read_bounds_file(path: Path) -> BoundsFile:
     n_microbatches = 1 + max(action.microbatch for action in bounds)
     _check_complete(path, bounds, n_stages, n_microbatches)
     notes = parse_notes(f"{path}: {PIPELINE}", data.get(PIPELINE, {}), n_stages)
-    return BoundsFile(path, bounds, notes, _order_beside(path, bounds), n_stages, n_microbatches)
+    file = BoundsFile(
+        path,
+        bounds,
+        notes,
+        _order_beside(path, bounds),
+        n_stages,
+        n_microbatches,
+        _links(path, data),
+    )
+    if not file.keeps_price:
+        _without_price(file)
+    return file
+
+
+def _links(path: Path, data: Mapping[str, Any]) -> Links:
+    """Read what messages cost; files from before they were kept apart do not say."""
+    transfers = data.get("transfers_ms", {})
+    if not isinstance(transfers, dict):
+        raise ValueError(f"{path}: transfers_ms is {transfers!r}; it must be an object")
+    try:
+        links = {parse_link(key): key for key in transfers}
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return Links(
+        _time(f"{path}: message_ms", data.get("message_ms", 0.0)),
+        {link: _time(f"{path}: transfers_ms.{key}", transfers[key]) for link, key in links.items()},
+    )
+
+
+def _without_price(file: BoundsFile) -> dict[Action, Pair]:
+    """Return the bounds without the price of messages, which a rounding error may miss."""
+    price_ms = file.links.message_ms
+    if file.order is None or price_ms == 0.0:
+        return dict(file.bounds)
+    dag = build_dag(file.order)
+    found = dict(file.bounds)
+    for i in np.flatnonzero(receiving(dag)).tolist():
+        action = dag.actions[i]
+        low, high = file.bounds[action]
+        if low < price_ms * (1.0 - 1e-9):
+            raise ValueError(
+                f"{file.path}: bounds.{action}.min_ms is {low}, less than the price of the message "
+                f"in it (message_ms, {price_ms})"
+            )
+        found[action] = (max(low - price_ms, 0.0), max(high - price_ms, 0.0))
+    return found
 
 
 def _read(path: Path) -> str:

@@ -60,7 +60,8 @@ def add_plan_command(commands: argparse._SubParsersAction[argparse.ArgumentParse
         type=float,
         default=0.0,
         metavar="MS",
-        help="price of a message between ranks; bounds of a training run have it in them already",
+        help="price of a message between ranks, added to what was measured: a training run on "
+        "real ranks measures it, a profile does not",
     )
     step.add_argument(
         "--passes", type=int, default=1, metavar="N", help="pipeline batches in an optimizer step"

@@ -42,7 +42,9 @@ def recall(file: BoundsFile, n_processors: float | None = None) -> Recall | None
         return None
     dag = build_dag(file.order)
     measured = np.array([file.bounds[action][1] for action in dag.actions])
-    modelled = bounds_from_times(dag, file.stage_times()).max_ms
+    modelled = bounds_from_times(dag, file.stage_times()).max_ms + file.links.lead_ms(dag)
+    delays = file.links.delays_ms(dag)
     return Recall(
-        play_batch(dag, measured, n_processors)[1], play_batch(dag, modelled, n_processors)[1]
+        play_batch(dag, measured, n_processors, delays)[1],
+        play_batch(dag, modelled, n_processors, delays)[1],
     )

@@ -10,12 +10,14 @@ from numpy.typing import NDArray
 from timelyfreeze.dag import PipelineDag
 from timelyfreeze.processors import play_batch
 from timelyfreeze.whatif.layer_model import LayerModel
+from timelyfreeze.whatif.links import Links
 from timelyfreeze.whatif.splits import Split
 from timelyfreeze.whatif.times import bounds_from_times
 
 # Beyond so many actions times splits in a round, the search for the best split stops at the most
 # even one: a round would take minutes.
 _MOST_ACTIONS_IN_ROUND = 2_000_000
+_FREE = Links()
 
 
 def best_split(
@@ -23,6 +25,7 @@ def best_split(
     dag: PipelineDag,
     n_processors: float | None = None,
     also: Sequence[Split] = (),
+    links: Links = _FREE,
 ) -> Split:
     """Move layers until no batch without freezing would end sooner.
 
@@ -35,6 +38,7 @@ def best_split(
         dag: The schedule.
         n_processors: As for ``play_batch``.
         also: Splits to start from if they are faster.
+        links: What messages cost.
 
     Returns:
         Split: Layers of each stage.
@@ -42,9 +46,11 @@ def best_split(
     Raises:
         ValueError: If there are too few layers for the stages.
     """
+    lead, delays = links.lead_ms(dag), links.delays_ms(dag)
 
     def batch_ms(split: Split) -> float:
-        return play_batch(dag, bounds_from_times(dag, model.times(split)).max_ms, n_processors)[1]
+        longest = bounds_from_times(dag, model.times(split)).max_ms + lead
+        return play_batch(dag, longest, n_processors, delays)[1]
 
     least = _least_layers(model, dag.n_stages)
     starts = [_even_split(model, dag, least), *also]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from timelyfreeze.bounds import DurationBounds
 from timelyfreeze.dag import PipelineDag
 from timelyfreeze.lp import LpError, solve_freeze_ratios
-from timelyfreeze.messages import with_messages
 from timelyfreeze.processors import play_batch
 from timelyfreeze.settings import ALL_OR_NOTHING
 from timelyfreeze.whatif.bounds_file import BoundsFile
 from timelyfreeze.whatif.case import Case
 from timelyfreeze.whatif.grid import BEST_SPLIT, DEFAULT_SPLIT, Grid
 from timelyfreeze.whatif.layer_model import LayerModel
+from timelyfreeze.whatif.links import Links
 from timelyfreeze.whatif.rival import best_split
 from timelyfreeze.whatif.splits import Split, default_split, render_split
 from timelyfreeze.whatif.times import StageTimes, bounds_from_times
@@ -107,14 +107,21 @@ class ScheduleCases:
         for start in (self.model.layers, _default_or_none(self.model, self.dag.n_stages)):
             if start is not None and len(start) == self.dag.n_stages:
                 also.append(start)
-        return best_split(self.model, self.dag, self.grid.n_processors, also)
+        return best_split(self.model, self.dag, self.grid.n_processors, also, self._links)
 
     def _bounds(self, split: Split | None) -> DurationBounds:
         times = self.stages
         if split is not None and self.model is not None:
             times = self.model.times(split)
-        bounds = bounds_from_times(self.dag, times)
-        return with_messages(self.dag, bounds, self.grid.message_ms)
+        return self._links.added_to(self.dag, bounds_from_times(self.dag, times))
+
+    @property
+    def _links(self) -> Links:
+        """What messages cost: as measured, and what the grid adds to their price."""
+        measured = self.file.links
+        # Where it cannot be told apart, the measured price stays in the times of stages.
+        price_ms = 0.0 if self.file.keeps_price else measured.message_ms
+        return replace(measured, message_ms=price_ms + self.grid.message_ms)
 
     def _case(
         self,
@@ -135,8 +142,9 @@ class ScheduleCases:
         )
         rival_ms = None
         if rival is not None:
-            longest_ms = self._bounds(rival).max_ms
-            rival_ms = grid.step_ms(play_batch(dag, longest_ms, grid.n_processors)[1])
+            best = self._bounds(rival)
+            played = play_batch(dag, best.max_ms, grid.n_processors, best.delays_ms(dag))
+            rival_ms = grid.step_ms(played[1])
         frozen_step_ms = grid.step_ms(plan.batch_ms)
         tokens = self.file.notes.tokens_per_microbatch
         n_tokens = None if tokens is None else tokens * self.n_microbatches * grid.passes

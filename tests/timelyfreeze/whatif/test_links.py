@@ -1,0 +1,190 @@
+"""Messages that were measured on one pipeline, in plans for others."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from timelyfreeze.bounds import DurationBounds, uniform_bounds
+from timelyfreeze.dag import PipelineDag, build_dag
+from timelyfreeze.messages import with_messages
+from timelyfreeze.order import order_to_csv, parse_order
+from timelyfreeze.processors import play_batch
+from timelyfreeze.schedules import gpipe_order, one_f_one_b_order
+from timelyfreeze.settings import KEEP_CHAIN
+from timelyfreeze.whatif.answer import answer
+from timelyfreeze.whatif.bounds_file import BoundsFile, bounds_file_text, read_bounds_file
+from timelyfreeze.whatif.grid import DEFAULT_SPLIT, Grid
+from timelyfreeze.whatif.links import Links
+from timelyfreeze.whatif.notes import PipelineNotes
+from timelyfreeze.whatif.recall import recall
+
+# F takes 2 ms, B 4 or 2; a message costs 0.5 ms and is 0.25 or 0.75 ms on its way.
+PRICE_MS = 0.5
+TRANSFERS = {(0, 1): 0.25, (1, 0): 0.25, (1, 2): 0.75, (2, 1): 0.75}
+ORDER = gpipe_order(3, 4)
+
+
+def plain_bounds(dag: PipelineDag) -> DurationBounds:
+    return uniform_bounds(dag, forward_ms=2.0, backward_ms=(2.0, 4.0))
+
+
+def saved(folder: Path, order: Any = ORDER, price_ms: float = PRICE_MS, **notes: Any) -> Path:
+    dag = build_dag(order)
+    bounds = with_messages(dag, plain_bounds(dag), price_ms)
+    bounds = replace(bounds, transfers_ms=TRANSFERS if price_ms else {})
+    path = folder / "bounds.json"
+    path.write_text(bounds_file_text(dag, bounds, PipelineNotes(**notes)))
+    (folder / "schedule.csv").write_text(order_to_csv(order))
+    return path
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> BoundsFile:
+    return read_bounds_file(saved(tmp_path, layers=(2, 2, 2)))
+
+
+def grid(**changes: Any) -> Grid:
+    asked = Grid(
+        schedules=("GPipe",),
+        caps=(0.0,),
+        microbatches=(4,),
+        splits=(DEFAULT_SPLIT,),
+        n_ranks=3,
+        first_stage=KEEP_CHAIN,
+    )
+    return replace(asked, **changes)
+
+
+def gpipe_ms(n_ranks: int, n_microbatches: int, ways_ms: float, price_ms: float) -> float:
+    """A batch by hand, stages alike.
+
+    All but the first rank take the price on top of each forward, all but the last on top of each
+    backward. So the second rank sets the pace: the first microbatch passes through all of them,
+    then the pace of a rank in the middle holds.
+    """
+    forwards = 2.0 + (n_ranks - 1) * (2.0 + price_ms) + (n_microbatches - 1) * (2.0 + price_ms)
+    backwards = 4.0 + (n_ranks - 1) * (4.0 + price_ms) + (n_microbatches - 1) * (4.0 + price_ms)
+    return forwards + backwards + 2 * ways_ms
+
+
+def test_links_that_were_not_timed_are_as_those_in_the_middle() -> None:
+    links = Links(1.0, {**TRANSFERS, (0, 2): 9.0})
+    dag = build_dag(gpipe_order(4, 2))
+    # The median of 0.25, 0.25, 0.75, 0.75 and 9; ranks 0 and 2 send each other nothing.
+    assert links.over(dag) == {**TRANSFERS, (2, 3): 0.75, (3, 2): 0.75}
+    assert Links(1.0).over(dag) == {}
+    assert Links().delays_ms(dag).sum() == 0.0
+    assert links.lead_ms(dag).sum() == 2 * 3 + 2 * 3
+
+
+def test_the_price_is_no_part_of_a_stage(file: BoundsFile) -> None:
+    for stage in file.stage_times():
+        assert (stage.forward_ms, stage.backward_ms, stage.frozen_backward_ms) == (2.0, 4.0, 2.0)
+
+
+def test_the_measured_pipeline_comes_back(file: BoundsFile) -> None:
+    recalled = recall(file)
+    assert recalled is not None
+    assert recalled.measured_ms == pytest.approx(gpipe_ms(3, 4, 0.25 + 0.75, PRICE_MS))
+    assert recalled.from_stages_ms == pytest.approx(recalled.measured_ms)
+    (case,) = answer(file, grid()).cases
+    assert case.step_ms == pytest.approx(recalled.measured_ms)
+
+
+def test_more_microbatches_send_more_and_more_ranks_have_more_links(file: BoundsFile) -> None:
+    (case,) = answer(file, grid(microbatches=(8,))).cases
+    assert case.step_ms == pytest.approx(gpipe_ms(3, 8, 1.0, PRICE_MS))
+    # A fourth rank: its link is as the median of the others, 0.5 ms.
+    deeper = answer(file, grid(n_ranks=4, splits=((2, 2, 1, 1),)))
+    alike = answer(file, grid(n_ranks=2, splits=((3, 3),)))
+    assert len(deeper.cases) == len(alike.cases) == 1
+    # Two ranks: one link of 0.25 ms each way, stages of 3 and 6 ms, 4 microbatches.
+    paces = (3.0 + 4 * 3.5) + (6.0 + 4 * 6.5)
+    assert alike.cases[0].step_ms == pytest.approx(paces + 2 * 0.25)
+
+
+def test_other_schedules_pay_as_well(file: BoundsFile) -> None:
+    one_way = Links(PRICE_MS, TRANSFERS)
+    dag = build_dag(one_f_one_b_order(3, 4))
+    longest = plain_bounds(dag).max_ms + one_way.lead_ms(dag)
+    (case,) = answer(file, grid(schedules=("1F1B",))).cases
+    assert case.step_ms == pytest.approx(play_batch(dag, longest, None, one_way.delays_ms(dag))[1])
+    assert case.rival_step_ms is not None
+    assert case.rival_step_ms <= case.step_ms
+
+
+def test_what_is_told_comes_on_top(file: BoundsFile) -> None:
+    (case,) = answer(file, grid(message_ms=1.5)).cases
+    assert case.step_ms == pytest.approx(gpipe_ms(3, 4, 1.0, PRICE_MS + 1.5))
+
+
+def test_stages_on_one_rank_send_nothing(tmp_path: Path) -> None:
+    order = parse_order(["0F0 3F0 3B0 0B0", "1F0 2F0 2B0 1B0"])
+    dag = build_dag(order)
+    links = Links(0.5, {(0, 1): 1.0, (1, 0): 1.0})
+    assert {str(a) for a, ms in zip(dag.actions, links.lead_ms(dag), strict=True) if ms} == {
+        "1F0", "3F0", "2B0", "0B0",
+    }  # fmt: skip
+    assert links.delays_ms(dag).sum() == 4.0
+
+
+# --- what is said of it ---------------------------------------------------------------------------
+
+
+def notes_of(file: BoundsFile, **asked: Any) -> str:
+    return "\n".join(answer(file, grid(**asked)).notes)
+
+
+def test_the_table_says_what_messages_cost(file: BoundsFile, tmp_path: Path) -> None:
+    assert "a message costs 0.5 ms as measured; 0.25 to 0.75 ms on its way" in notes_of(file)
+    assert "0.5 ms as measured and 2 ms as told" in notes_of(file, message_ms=2.0)
+    silent = read_bounds_file(saved(tmp_path, price_ms=0.0))
+    assert "messages between ranks cost nothing in these figures" in notes_of(silent)
+    assert "0 ms as measured and 2 ms as told; no link was timed" in notes_of(
+        silent, message_ms=2.0
+    )
+
+
+def test_without_the_order_the_price_stays_where_it_is(tmp_path: Path) -> None:
+    path = saved(tmp_path, ranks=3)
+    (tmp_path / "schedule.csv").unlink()
+    file = read_bounds_file(path)
+    assert [stage.forward_ms for stage in file.stage_times()] == [2.0, 2.5, 2.5]
+    found = answer(file, grid())
+    # It is not paid twice.
+    assert found.cases[0].step_ms == pytest.approx(gpipe_ms(3, 4, 1.0, PRICE_MS))
+    assert "no schedule.csv lies beside bounds.json" in "\n".join(found.notes)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("message_ms", -1.0, "message_ms is -1.0; it must be finite and not negative"),
+        ("message_ms", "much", "message_ms is 'much'; it must be a number of milliseconds"),
+        ("message_ms", 3.0, "bounds.0B0.min_ms is 2.5, less than the price of the message in it"),
+        ("transfers_ms", [1.0], "transfers_ms is [1.0]; it must be an object"),
+        ("transfers_ms", {"0-1": 1.0}, "transfers_ms has '0-1'; it must name two ranks"),
+        ("transfers_ms", {"0>1": None}, "transfers_ms.0>1 is None; it must be a number"),
+    ],
+)
+def test_broken_files_are_refused(tmp_path: Path, key: str, value: Any, says: str) -> None:
+    path = saved(tmp_path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    with pytest.raises(ValueError, match=re.escape(str(path))) as error:
+        read_bounds_file(path)
+    assert says in str(error.value)
+
+
+def test_rounding_of_the_price_is_no_mistake(tmp_path: Path) -> None:
+    dag = build_dag(ORDER)
+    tiny = DurationBounds(*(np.full(len(dag.actions), 1e-17) for _ in range(2)))
+    bounds = with_messages(dag, tiny, 0.1 + 0.2)
+    path = tmp_path / "bounds.json"
+    path.write_text(bounds_file_text(dag, bounds, PipelineNotes()))
+    (tmp_path / "schedule.csv").write_text(order_to_csv(ORDER))
+    assert all(stage.forward_ms >= 0.0 for stage in read_bounds_file(path).stage_times())
