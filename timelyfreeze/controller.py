@@ -6,8 +6,9 @@ tensors. With both, the policy's choice is brought to the plan's ratio; with a p
 choice holds for every microbatch; with a plan alone, tensors are drawn at random. All of it is a
 pure function of the step, the plan, the decision and the seed.
 
-A rank's controller drives the stages of that rank. It talks to other ranks when a plan is solved,
-once; when a policy's check is due; and in :meth:`FreezeController.collect`, for logged figures.
+A rank's controller drives the stages of that rank. It talks to other ranks when a plan is solved;
+when times are compared with it, every so many steps; when a policy's check is due; and in
+:meth:`FreezeController.collect`, for logged figures.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from timelyfreeze.bounds import DurationBounds
 from timelyfreeze.budget import fit_to_ratio
 from timelyfreeze.dag import PipelineDag, build_dag
 from timelyfreeze.exchange import Exchange
+from timelyfreeze.monitoring import Pattern, pattern_of
 from timelyfreeze.order import ScheduleOrder
 from timelyfreeze.passes import CollectedFigures, RankPasses, batch_times
 from timelyfreeze.phases import Phase, actual_freeze_ratio
@@ -66,7 +68,8 @@ class FreezeController:
         checks: Keeps the policy's decision up to date; None to draw at random.
         n_processors: How many of a pipeline's ranks can compute at once; None if each has a device
             of its own.
-        on_solved: Called on every rank with the plan and its bounds once they exist, to save them.
+        on_solved: Called on every rank with the plan and its bounds whenever there are new ones,
+            to save them.
         measure_transfers: Times the links between pipeline ranks; called on every rank before the
             plan is solved.
 
@@ -112,7 +115,7 @@ class FreezeController:
         self._phase: Phase | None = None
         self._passes_in_phase = 0
         self._pass_index = 0
-        self._undrained: list[tuple[Phase, bool]] = []
+        self._undrained: list[tuple[Phase, Pattern | None, bool]] = []
         self._uncollected: list[tuple[Phase, PassRecord]] = []
         self._applied_sum = 0.0
         self._applied_count = 0
@@ -153,12 +156,21 @@ class FreezeController:
     @property
     def phase(self) -> Phase:
         """The phase of the current step."""
+        if self._planner is not None and self._planner.is_off(self._step):
+            return Phase.OFF
         return self.settings.phases.phase(self._step)
 
     @property
+    def switched_off(self) -> str | None:
+        """Since when and why nothing is frozen although there is a plan; None while it is."""
+        return None if self._planner is None else self._planner.switched_off
+
+    @property
     def plan_missing(self) -> bool:
-        """Whether the current step should freeze by a plan but there is none."""
-        return self.plans and self.phase in (Phase.RAMP, Phase.STABLE) and self.plan is None
+        """Whether the current step should freeze by a plan but there is none, nor will be."""
+        if self._planner is None or self._planner.is_solving:
+            return False
+        return self.phase in (Phase.RAMP, Phase.STABLE) and self.plan is None
 
     # -- the step ----------------------------------------------------------------------------------
 
@@ -171,22 +183,26 @@ class FreezeController:
         self._step = step
         self._pass_index = 0
         self._step_applied = {s.stage_index: [] for s in self._stages}
+        if self._planner is not None:
+            self._planner.begin_step(step)
         if self.phase is not self._phase:
             self._phase = self.phase
             self._passes_in_phase = 0
-            stable = self.phase is Phase.STABLE
-            until = "the end" if stable else f"step {self.settings.phases.last_step_of(self.phase)}"
-            logger.info("Freezing phase %s from step %d to %s", self.phase.value, step, until)
-            if self.plan_missing and self._exchange.rank == 0 and not self._warned:
-                self._warned = True
-                logger.warning(
-                    "Nothing is frozen: step %d is past freezing.last_monitor_step (%d) and there "
-                    "is no plan (%s)",
-                    step,
-                    self.settings.phases.last_monitor_step,
-                    self.failure or "the run did not pass through the monitoring steps",
-                )
-        if self._checks is not None:
+            if self.phase is not Phase.OFF:  # of which the planner has told, with the reason
+                is_last = self.phase is Phase.STABLE
+                last = None if is_last else self.settings.phases.last_step_of(self.phase)
+                until = "the end" if last is None else f"step {last}"
+                logger.info("Freezing phase %s from step %d to %s", self.phase.value, step, until)
+        if self.plan_missing and self._exchange.rank == 0 and not self._warned:
+            self._warned = True
+            logger.warning(
+                "Nothing is frozen: step %d is past freezing.last_monitor_step (%d) and there is "
+                "no plan (%s)",
+                step,
+                self.settings.phases.last_monitor_step,
+                self.failure or "the run did not pass through the monitoring steps",
+            )
+        if self._checks is not None and self.phase is not Phase.OFF:
             self._checks.begin_step(step)
 
     @contextmanager
@@ -204,23 +220,36 @@ class FreezeController:
             for stage in self._stages:
                 stage.freeze_nothing()
         is_cold = self._passes_in_phase < self.settings.discard_passes
-        self._undrained.append((self.phase, is_cold))
+        self._undrained.append((self.phase, self._pattern, is_cold))
         self._passes_in_phase += 1
         self._pass_index += 1
         for stage in self._stages:
             self._step_applied[stage.stage_index].extend(stage.applied_shares.values())
 
     def end_step(self) -> None:
-        """Leave the step; solve at the last monitoring step, let the policy check."""
+        """Leave the step; let the policy check, and the planner solve or compare times."""
         shares = [share for per_stage in self._step_applied.values() for share in per_stage]
         self._applied_sum += sum(shares)
         self._applied_count += len(shares)
-        if self._checks is not None:
+        if self._checks is not None and self.phase is not Phase.OFF:
             self._checks.end_step()
-        if self._planner is not None and self.phase in (Phase.UPPER_BOUND, Phase.LOWER_BOUND):
-            self._drain()
-            if self._step == self.settings.phases.last_monitor_step:
-                self._planner.solve()
+        if self._planner is not None:
+            if self._planner.needs_times(self._step):
+                self._drain()
+            plan = self.plan
+            self._planner.end_step(self._step)
+            if self.plan is not plan:
+                self._begin_plan()
+
+    def _begin_plan(self) -> None:
+        """Leave out what ran under another plan, and the first passes under this one."""
+        self._passes_in_phase = 0
+        self._uncollected = [entry for entry in self._uncollected if entry[0] is not Phase.STABLE]
+
+    def close(self) -> None:
+        """End what still runs in the background; call it where the run ends, however it does."""
+        if self._planner is not None:
+            self._planner.close()
 
     # -- what to freeze ----------------------------------------------------------------------------
 
@@ -242,8 +271,14 @@ class FreezeController:
             return 0.0
         return self._checks.frozen_share(action.stage)
 
+    @property
+    def _pattern(self) -> Pattern | None:
+        """What the current pass freezes, if it is one of monitoring."""
+        n_microbatches = self._declared.n_microbatches
+        return pattern_of(self.settings.phases, self._step, self._pass_index, n_microbatches)
+
     def _masks(self, stage: int) -> Mapping[int, NDArray[np.bool_]]:
-        if self.phase is Phase.WARMUP:
+        if self.phase in (Phase.WARMUP, Phase.OFF):
             return NOTHING_FROZEN
         backwards = [a for a in self.dag.actions if a.kind.freezable and a.stage == stage]
         masks = {action.microbatch: self._mask(action) for action in backwards}
@@ -257,6 +292,8 @@ class FreezeController:
         if self._planner is None:
             assert chosen is not None  # the constructor saw to it
             return chosen
+        if self._pattern is not None:
+            return np.full(len(table.names), self._pattern.freezes(action))
         ratio = self._planner.ratio(action, self._step)
         if ratio in (0.0, 1.0):
             return np.full(len(table.names), ratio == 1.0)
@@ -359,9 +396,10 @@ class FreezeController:
         )
 
     def _drain(self) -> None:
-        for (phase, is_cold), record in zip(self._undrained, self._recorder.drain(), strict=True):
+        drained = zip(self._undrained, self._recorder.drain(), strict=True)
+        for (phase, pattern, is_cold), record in drained:
             if self._planner is not None:
-                self._planner.add(phase, record, is_cold=is_cold)
+                self._planner.add(phase, pattern, record, cold=is_cold)
             if not is_cold:
                 self._uncollected.append((phase, record))
         self._undrained = []

@@ -66,7 +66,9 @@ def merge_states(parts: Sequence[Mapping[str, Any]], order: ScheduleOrder) -> di
             phase: _merge_samples([part["planner"]["samples"][phase] for part in parts], order)
             for phase in state["planner"]["samples"]
         }
-        state["planner"] = {**state["planner"], "samples": samples}
+        # A rank timed the links to ranks of a higher number only.
+        links = [link for part in parts for link in part["planner"]["transfers_ms"]]
+        state["planner"] = {**state["planner"], "samples": samples, "transfers_ms": links}
     return state
 
 

@@ -10,24 +10,44 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+HALVES = "halves"
+MIXED = "mixed"
+MONITORING_WAYS = (HALVES, MIXED)
+
 
 class Phase(Enum):
-    """What a step is for; the phases follow each other in this order."""
+    """What a step is for; the phases follow each other in this order.
+
+    Monitoring is either the two halves or mixed. No schedule leads to OFF: a run gets there when
+    freezing turns out not to pay.
+    """
 
     WARMUP = "warmup"
     UPPER_BOUND = "upper_bound"
     LOWER_BOUND = "lower_bound"
+    MIXED = "mixed"
     RAMP = "ramp"
     STABLE = "stable"
+    OFF = "off"
+
+    @property
+    def monitors(self) -> bool:
+        """Whether actions are timed to plan by them."""
+        return self in (Phase.UPPER_BOUND, Phase.LOWER_BOUND, Phase.MIXED)
+
+
+_ENDLESS = (Phase.STABLE, Phase.OFF)
 
 
 @dataclass(frozen=True)
 class PhaseSchedule:
-    """The three boundaries of a run, and the step that divides monitoring.
+    """The three boundaries of a run, and how it monitors.
 
     Algorithm 1 prints the dividing step as T_m / 2, which with the boundaries of the paper's own
     Table 3 would come before the end of warm-up. Here it is halfway between T_w and T_m, rounded
     down, so that each half has at least one step.
+
+    Mixed monitoring has no halves: each of its passes measures both bounds.
 
     Where nothing is measured and no plan is made, the three are equal (:meth:`unplanned`): warm-up
     is followed by the stable phase.
@@ -38,6 +58,7 @@ class PhaseSchedule:
             afterwards everything is (lower bound). The plan is made at the end of this step.
         last_ramp_step: T_f > T_m, because Eq. 9 divides by T_f - T_m. From here on the plan
             applies in full.
+        monitoring: One of ``MONITORING_WAYS``.
 
     Raises:
         ValueError: If a boundary breaks its rule.
@@ -46,9 +67,14 @@ class PhaseSchedule:
     last_warmup_step: int
     last_monitor_step: int
     last_ramp_step: int
+    monitoring: str = HALVES
 
     def __post_init__(self) -> None:
         """Refuse boundaries that leave a phase without steps."""
+        if self.monitoring not in MONITORING_WAYS:
+            raise ValueError(
+                f"freezing.monitoring is {self.monitoring!r}; known: {', '.join(MONITORING_WAYS)}"
+            )
         if self.last_warmup_step < 0:
             raise ValueError(
                 f"freezing.last_warmup_step is {self.last_warmup_step}; it must not be negative"
@@ -86,27 +112,31 @@ class PhaseSchedule:
 
     @property
     def last_upper_bound_step(self) -> int:
-        """Last step of the upper-bound half of monitoring."""
+        """Last step of the upper-bound half of monitoring, where it has halves."""
         return (self.last_warmup_step + self.last_monitor_step) // 2
 
     def last_step_of(self, phase: Phase) -> int:
         """Last step of ``phase``.
 
         Args:
-            phase: Any phase but STABLE.
+            phase: Any phase but STABLE and OFF.
 
         Returns:
-            int: The step, counted from 1; 0 for a warm-up without steps.
+            int: The step, counted from 1; for a phase without steps that of the phase before.
 
         Raises:
-            ValueError: For STABLE, which lasts as long as the run does.
+            ValueError: For STABLE and OFF, which last as long as the run does.
         """
-        if phase is Phase.STABLE:
-            raise ValueError("phase 'stable' has no last step; it lasts until the run ends")
+        if phase in _ENDLESS:
+            raise ValueError(f"phase {phase.value!r} has no last step; it lasts until the run ends")
+        last_upper, last_lower = self.last_upper_bound_step, self.last_monitor_step
+        if self.monitoring == MIXED:
+            last_upper = last_lower = self.last_warmup_step
         return {
             Phase.WARMUP: self.last_warmup_step,
-            Phase.UPPER_BOUND: self.last_upper_bound_step,
-            Phase.LOWER_BOUND: self.last_monitor_step,
+            Phase.UPPER_BOUND: last_upper,
+            Phase.LOWER_BOUND: last_lower,
+            Phase.MIXED: self.last_monitor_step,
             Phase.RAMP: self.last_ramp_step,
         }[phase]
 
@@ -123,10 +153,8 @@ class PhaseSchedule:
             ValueError: If ``step`` is below 1.
         """
         _check_step(step)
-        for phase in (Phase.WARMUP, Phase.UPPER_BOUND, Phase.LOWER_BOUND, Phase.RAMP):
-            if step <= self.last_step_of(phase):
-                return phase
-        return Phase.STABLE
+        ending = (phase for phase in Phase if phase not in _ENDLESS)
+        return next((phase for phase in ending if step <= self.last_step_of(phase)), Phase.STABLE)
 
     def ramp(self, step: int) -> float:
         """Share of the plan that applies at ``step``: Eq. 9 without the factor r_i.
@@ -150,7 +178,7 @@ class PhaseSchedule:
     def learning_steps(self, step: int) -> int:
         """Count the steps after warm-up, up to and with ``step``, that change weights.
 
-        All do but those of the lower-bound half, in which every tensor is frozen.
+        All do but those of a lower-bound half, in which every tensor is frozen.
 
         Args:
             step: Optimizer step t, from 1.
@@ -162,8 +190,11 @@ class PhaseSchedule:
             ValueError: If ``step`` is below 1.
         """
         _check_step(step)
+        learned = max(0, step - self.last_warmup_step)
+        if self.monitoring == MIXED:
+            return learned
         all_frozen = min(step, self.last_monitor_step) - self.last_upper_bound_step
-        return max(0, step - self.last_warmup_step) - max(0, all_frozen)
+        return learned - max(0, all_frozen)
 
 
 def actual_freeze_ratio(ratio: float, step: int, phases: PhaseSchedule) -> float:

@@ -18,11 +18,12 @@ from timelyfreeze.bounds import (
 from timelyfreeze.dag import PipelineDag, build_dag
 from timelyfreeze.lp import solve_freeze_ratios
 from timelyfreeze.messages import message_time, with_messages
+from timelyfreeze.monitoring import Pattern, PatternTimes, halves
 from timelyfreeze.order import ScheduleOrder, order_from_csv, order_to_csv
 from timelyfreeze.passes import RankPasses, batch_times
 from timelyfreeze.phases import Phase
 from timelyfreeze.plan import FreezePlan, plan_from_json, plan_to_json
-from timelyfreeze.samples import Times, executed_order, slowest_replica
+from timelyfreeze.samples import executed_order, slowest_replica
 from timelyfreeze.settings import OFF
 
 logger = logging.getLogger(__name__)
@@ -30,21 +31,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RankTimes:
-    """What one process measured while monitoring; milliseconds, over several passes.
+    """What one process measured while monitoring.
 
     Attributes:
-        unfrozen: Durations with nothing frozen, actions in the order of execution.
-        frozen: Durations with everything frozen.
-        unfrozen_spans_ms: Start of the first action to end of the last, nothing frozen.
-        frozen_spans_ms: The same with everything frozen.
+        patterns: Times of actions and passes, by what the passes froze.
         transfers_ms: What a message from one pipeline rank to another takes, by sender and
-            receiver, as far as this process knows.
+            receiver, milliseconds, as far as this process knows.
     """
 
-    unfrozen: Times
-    frozen: Times
-    unfrozen_spans_ms: tuple[float, ...] = ()
-    frozen_spans_ms: tuple[float, ...] = ()
+    patterns: tuple[PatternTimes, ...]
     transfers_ms: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
 
@@ -86,17 +81,16 @@ def solve_from_times(
         ValueError: If times are missing or make no sense.
         LpError: If the solver ends without an optimum.
     """
-    order = executed_order([times.unfrozen for times in ranks], declared)
+    order = executed_order([rank.patterns[0].times for rank in ranks if rank.patterns], declared)
     if order != declared:
         logger.warning(
             "The schedule ran in another order than it declares; the plan is for what ran:\n%s",
             order_to_csv(order),
         )
     dag = build_dag(order)
+    unfrozen, frozen = zip(*(halves(rank.patterns) for rank in ranks), strict=True)
     bounds = bounds_from_samples(
-        dag,
-        unfrozen=slowest_replica([times.unfrozen for times in ranks]),
-        frozen=slowest_replica([times.frozen for times in ranks]),
+        dag, unfrozen=slowest_replica(unfrozen), frozen=slowest_replica(frozen)
     )
     if bounds.pinned:
         logger.warning(
@@ -109,6 +103,29 @@ def solve_from_times(
     bounds = replace(bounds, transfers_ms=_slowest_transfers(ranks))
     message_ms = _message_time(dag, bounds, ranks, n_processors)
     bounds = with_messages(dag, bounds, message_ms)
+    return solve_from_bounds(
+        order,
+        bounds,
+        max_freeze_ratio=max_freeze_ratio,
+        whole_stages=whole_stages,
+        n_processors=n_processors,
+        time_limit_s=time_limit_s,
+        cascade=cascade,
+    )
+
+
+def solve_from_bounds(
+    order: ScheduleOrder,
+    bounds: DurationBounds,
+    *,
+    max_freeze_ratio: float | Sequence[float],
+    whole_stages: Collection[int] = (),
+    n_processors: float | None = None,
+    time_limit_s: float = 60.0,
+    cascade: str = OFF,
+) -> Solution:
+    """Plan for bounds that are known; arguments and errors as for :func:`solve_from_times`."""
+    dag = build_dag(order)
     plan = solve_freeze_ratios(
         dag,
         bounds,
@@ -136,34 +153,38 @@ def _message_time(
     ranks: Sequence[RankTimes],
     n_processors: float | None,
 ) -> float:
-    """Return what a message costs: the mean of what unfrozen and frozen batches say.
+    """Return what a message costs: the mean of what the batches of all patterns say.
 
-    The price depends on how busy the ranks are, and a planned batch lies between the two.
+    The price depends on how busy the ranks are. Batches with nothing and with everything frozen are
+    the extremes, between which a planned one lies; half frozen ones lie between them too.
     """
     prices_ms = []
     delays_ms = bounds.delays_ms(dag)
-    for durations_ms, passes in (
-        (bounds.max_ms, [(times.unfrozen, times.unfrozen_spans_ms) for times in ranks]),
-        (bounds.min_ms, [(times.frozen, times.frozen_spans_ms) for times in ranks]),
-    ):
-        measured_ms = _median_batch(dag, passes, delays_ms)
+    for pattern in dict.fromkeys(entry.pattern for rank in ranks for entry in rank.patterns):
+        measured_ms = _median_batch(dag, [_of_pattern(rank, pattern) for rank in ranks], delays_ms)
         if measured_ms is not None:
+            is_frozen = [pattern.freezes(action) for action in dag.actions]
+            durations_ms = np.where(is_frozen, bounds.min_ms, bounds.max_ms)
             prices_ms.append(message_time(dag, durations_ms, measured_ms, n_processors, delays_ms))
     return sum(prices_ms) / len(prices_ms) if prices_ms else 0.0
 
 
+def _of_pattern(rank: RankTimes, pattern: Pattern) -> PatternTimes:
+    return next(
+        (entry for entry in rank.patterns if entry.pattern == pattern), PatternTimes(pattern, {})
+    )
+
+
 def _median_batch(
-    dag: PipelineDag,
-    ranks: Sequence[tuple[Times, Sequence[float]]],
-    delays_ms: NDArray[np.float64],
+    dag: PipelineDag, ranks: Sequence[PatternTimes], delays_ms: NDArray[np.float64]
 ) -> float | None:
     """Return the median time of a batch from each rank's action times and spans."""
     passes = [
         RankPasses(
-            tuple((Phase.STABLE.value, span_ms) for span_ms in spans_ms),
-            {action: float(np.median(values)) for action, values in times.items()},
+            tuple((Phase.STABLE.value, span_ms) for span_ms in rank.spans_ms),
+            {action: float(np.median(values)) for action, values in rank.times.items()},
         )
-        for times, spans_ms in ranks
+        for rank in ranks
     ]
     batches_ms = batch_times(dag, passes, delays_ms).get(Phase.STABLE)
     return float(np.median(batches_ms)) if batches_ms else None

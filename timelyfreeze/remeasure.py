@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from timelyfreeze.actions import Action, ActionKind
 from timelyfreeze.bounds import DurationBounds
@@ -27,28 +27,28 @@ _NEGLIGIBLE = 1e-3
 def drifts(
     dag: PipelineDag,
     bounds: DurationBounds,
-    ratios: ArrayLike,
+    planned_ms: ArrayLike,
     observed_ms: Mapping[Action, float],
 ) -> dict[Group, float]:
-    """Return how much longer actions take than their bounds say, by stage and kind.
+    """Return how much longer actions take than their plan says, by stage and kind.
 
     Args:
         dag: Precedence graph of A actions.
-        bounds: What was measured before.
-        ratios: Freeze ratio that each action ran at, shape [A].
+        bounds: What the plan was made from.
+        planned_ms: Duration of each action under the plan, shape [A], milliseconds.
         observed_ms: Median time of actions since; those of replicas are the slowest one's.
 
     Returns:
-        By stage and kind the median over their actions of observed over expected time: 1 where
+        By stage and kind the median over their actions of observed over planned time: 1 where
         nothing has moved. Left out are stages and kinds of which nothing that takes time was seen.
     """
-    expected = _at(bounds, ratios) - bounds.message_ms * receiving(dag)
+    planned = np.asarray(planned_ms, dtype=np.float64) - bounds.message_ms * receiving(dag)
     least_ms = _NEGLIGIBLE * float(bounds.max_ms.max(initial=0.0))
     found: dict[Group, list[float]] = {}
     for action, time_ms in observed_ms.items():
-        expected_ms = float(expected[dag.index[action]])
-        if expected_ms > least_ms:
-            found.setdefault((action.stage, action.kind), []).append(time_ms / expected_ms)
+        own_ms = float(planned[dag.index[action]])
+        if own_ms > least_ms:
+            found.setdefault((action.stage, action.kind), []).append(time_ms / own_ms)
     return {group: float(np.median(values)) for group, values in found.items()}
 
 
@@ -65,17 +65,20 @@ def moved_bounds(
     Args:
         dag: Precedence graph of A actions.
         bounds: What was measured before.
-        drift: As :func:`drifts` returns it; what is missing has not moved.
+        drift: As :func:`drifts` returns it. A kind that is missing, as one that is frozen whole
+            and takes no time, moves as the rest of its stage does; a stage that is missing has not
+            moved.
     """
-    factors = np.array([drift.get((a.stage, a.kind), 1.0) for a in dag.actions])
+    by_stage = {
+        stage: float(np.median([factor for (s, _), factor in drift.items() if s == stage]))
+        for stage, _ in drift
+    }
+    factors = np.array(
+        [drift.get((a.stage, a.kind), by_stage.get(a.stage, 1.0)) for a in dag.actions]
+    )
     lead_ms = bounds.message_ms * receiving(dag)
     return replace(
         bounds,
         min_ms=(bounds.min_ms - lead_ms) * factors + lead_ms,
         max_ms=(bounds.max_ms - lead_ms) * factors + lead_ms,
     )
-
-
-def _at(bounds: DurationBounds, ratios: ArrayLike) -> NDArray[np.float64]:
-    r = np.asarray(ratios, dtype=np.float64)
-    return (1.0 - r) * bounds.max_ms + r * bounds.min_ms

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from timelyfreeze.actions import Action, parse_action
 from timelyfreeze.order import ScheduleOrder, build_order
-from timelyfreeze.recorder import PassRecord
+
+if TYPE_CHECKING:  # it brings torch, which a process that only plans need not load
+    from timelyfreeze.recorder import PassRecord
 
 Times = Mapping[Action, Sequence[float]]
 
@@ -41,6 +43,10 @@ class Samples:
         (self.cold if is_cold else self.warm).append(record.durations_ms)
         if not is_cold:
             self.spans_ms.append(record.span_ms)
+
+    def keep_last(self, n: int) -> None:
+        """Forget all but the last ``n`` warm passes."""
+        del self.warm[:-n], self.spans_ms[:-n]
 
     def per_action(self) -> dict[Action, list[float]]:
         """Sort the times by action.
@@ -113,8 +119,12 @@ def executed_order(ranks: Sequence[Times], declared: ScheduleOrder) -> ScheduleO
 
 def median_durations(records: Sequence[PassRecord]) -> dict[Action, float]:
     """Return each action's median time over ``records``, milliseconds."""
-    together = _by_action([record.durations_ms for record in records])
-    return {action: float(np.median(values)) for action, values in together.items()}
+    return median_of_each([record.durations_ms for record in records])
+
+
+def median_of_each(passes: Sequence[Mapping[Action, float]]) -> dict[Action, float]:
+    """Return each action's median time over ``passes``, milliseconds."""
+    return {action: float(np.median(values)) for action, values in _by_action(passes).items()}
 
 
 def _by_action(passes: Sequence[Mapping[Action, float]]) -> dict[Action, list[float]]:

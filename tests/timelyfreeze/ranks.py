@@ -270,6 +270,19 @@ class Ranks:
         yield from self.stages[rank][stage].given
 
 
+def without_stable_times(state: dict[str, Any]) -> dict[str, Any]:
+    """What a checkpoint holds but for the passes of the stable phase.
+
+    Their times are no binary fractions, and a resumed run leaves its first passes out.
+    """
+    shown = dict(state)
+    for key in [key for key in state if key.startswith("rank_")]:
+        rank = json.loads(state[key])
+        rank.get("planner", {"samples": {}})["samples"].pop("stable", None)
+        shown[key] = json.dumps(rank)
+    return shown
+
+
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Everything that was logged at warning level or above."""
     return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]

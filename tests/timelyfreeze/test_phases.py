@@ -28,6 +28,16 @@ def test_every_step_by_hand() -> None:
     assert phases.measures
 
 
+def test_mixed_monitoring_by_hand() -> None:
+    phases = PhaseSchedule(2, 7, 9, "mixed")
+    letters = {Phase.WARMUP: "w", Phase.MIXED: "m", Phase.RAMP: "r", Phase.STABLE: "s"}
+    assert "".join(letters[phases.phase(step)] for step in range(1, 13)) == "wwmmmmmrrsss"
+    assert [phases.ramp(step) for step in range(1, 13)] == [0.0] * 7 + [0.5] + [1.0] * 4
+    assert [phases.learning_steps(step) for step in range(1, 13)] == [0, 0, *range(1, 11)]
+    assert phases.last_step_of(Phase.MIXED) == 7
+    assert {p for p in Phase if p.monitors} == {Phase.UPPER_BOUND, Phase.LOWER_BOUND, Phase.MIXED}
+
+
 @pytest.mark.parametrize("boundaries", TABLE_3)
 def test_boundaries_of_table_3(boundaries: tuple[int, int, int]) -> None:
     warmup, monitor, ramp = boundaries
@@ -48,7 +58,8 @@ def test_boundaries_of_table_3(boundaries: tuple[int, int, int]) -> None:
 def schedules(draw: st.DrawFn) -> PhaseSchedule:
     warmup = draw(st.integers(0, 50))
     monitor = warmup + draw(st.integers(2, 50))
-    return PhaseSchedule(warmup, monitor, monitor + draw(st.integers(1, 50)))
+    ramp = monitor + draw(st.integers(1, 50))
+    return PhaseSchedule(warmup, monitor, ramp)
 
 
 @given(schedules())
@@ -149,5 +160,8 @@ def test_refuses_other_arguments() -> None:
     for ratio in (-0.1, 1.1, float("nan")):
         with pytest.raises(ValueError, match=f"freeze ratio is {ratio}"):
             actual_freeze_ratio(ratio, 4, phases)
-    with pytest.raises(ValueError, match="'stable' has no last step"):
-        phases.last_step_of(Phase.STABLE)
+    for phase in (Phase.STABLE, Phase.OFF):
+        with pytest.raises(ValueError, match=f"'{phase.value}' has no last step"):
+            phases.last_step_of(phase)
+    with pytest.raises(ValueError, match=r"freezing.monitoring is 'half'; known: halves, mixed"):
+        PhaseSchedule(1, 3, 5, "half")

@@ -192,8 +192,8 @@ def test_a_run_that_begins_after_the_upper_bound_freezes_nothing(
     ranks.run(5, 10)
     for controller in ranks.controllers:
         assert controller.plan is None
-        assert "rank 0 has no actions" in controller.failure
-    assert "and there is no plan (rank 0 has no actions" in warnings(caplog)[0]
+        assert "action 0F0 has no unfrozen sample" in controller.failure
+    assert "and there is no plan (action 0F0 has no unfrozen sample" in warnings(caplog)[0]
 
 
 def test_a_failure_is_remembered(

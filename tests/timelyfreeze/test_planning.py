@@ -3,6 +3,7 @@ import pytest
 
 from timelyfreeze.actions import parse_action
 from timelyfreeze.dag import build_dag, makespan
+from timelyfreeze.monitoring import FROZEN, UNFROZEN, PatternTimes
 from timelyfreeze.order import parse_order
 from timelyfreeze.planning import (
     RankTimes,
@@ -19,9 +20,19 @@ def times(row: str, backward_ms: float) -> dict:
     return {a: [backward_ms if a.kind.value == "B" else 1.0] * 3 for a in actions}
 
 
+def halves(row: str, unfrozen_ms: tuple = (), frozen_ms: tuple = ()) -> RankTimes:
+    """A rank that measured unfrozen and then frozen backwards, and passes of these lengths."""
+    return RankTimes(
+        (
+            PatternTimes(UNFROZEN, times(row, 2.0), unfrozen_ms),
+            PatternTimes(FROZEN, times(row, 1.0), frozen_ms),
+        )
+    )
+
+
 def rank(row: str, *, span_ms: float | None = None) -> RankTimes:
     spans = () if span_ms is None else (span_ms, span_ms, 10 * span_ms)
-    return RankTimes(times(row, 2.0), times(row, 1.0), spans)
+    return halves(row, spans)
 
 
 ROWS = ("0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1")
@@ -54,8 +65,8 @@ def test_the_price_of_a_message_is_the_mean_of_both_halves() -> None:
     def planned(unfrozen_ms: tuple[float, ...], frozen_ms: tuple[float, ...]) -> float:
         """Return what the message in front of 1F0 costs; rank 1 is not the last to end."""
         ranks = [
-            RankTimes(times(ROWS[0], 2.0), times(ROWS[0], 1.0), unfrozen_ms, frozen_ms),
-            RankTimes(times(ROWS[1], 2.0), times(ROWS[1], 1.0), unfrozen_ms[:1], frozen_ms[:1]),
+            halves(ROWS[0], unfrozen_ms, frozen_ms),
+            halves(ROWS[1], unfrozen_ms[:1], frozen_ms[:1]),
         ]
         solution = solve_from_times(ranks, ORDER, max_freeze_ratio=0.5)
         return float(solution.bounds.max_ms[solution.dag.index[parse_action("1F0")]]) - 1.0

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.timelyfreeze.pipelines import random_bounds, random_order
 from timelyfreeze.actions import ActionKind
-from timelyfreeze.bounds import uniform_bounds, validate_bounds
+from timelyfreeze.bounds import DurationBounds, uniform_bounds, validate_bounds
 from timelyfreeze.dag import build_dag
 from timelyfreeze.messages import with_messages
 from timelyfreeze.order import parse_order
@@ -15,7 +15,7 @@ from timelyfreeze.remeasure import drifts, largest_move, moved_bounds
 
 DAG = build_dag(parse_order(["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"]))
 BOUNDS = uniform_bounds(DAG, forward_ms=4.0, backward_ms=(5.0, 10.0))
-HALF = [0.5 if a.kind.freezable else 0.0 for a in DAG.actions]
+HALF = [7.5 if a.kind.freezable else 4.0 for a in DAG.actions]  # milliseconds, half frozen
 
 
 def observed(**times: float) -> dict:
@@ -44,15 +44,17 @@ def test_one_slow_microbatch_moves_nothing() -> None:
     bounds = uniform_bounds(dag, forward_ms=4.0, backward_ms=(5.0, 10.0))
     times = {a: 4.0 if a.kind is ActionKind.FORWARD else 10.0 for a in dag.actions}
     times[dag.actions[-1]] = 90.0
-    assert largest_move(drifts(dag, bounds, np.zeros(6), times)) == 0.0
+    assert largest_move(drifts(dag, bounds, bounds.max_ms, times)) == 0.0
 
 
 def test_what_is_frozen_whole_and_takes_nothing_says_nothing() -> None:
     bounds = uniform_bounds(DAG, forward_ms=4.0, backward_ms=(0.0, 10.0))
-    ratios = [1.0 if a.kind.freezable else 0.0 for a in DAG.actions]
-    found = drifts(DAG, bounds, ratios, observed(F0=4.0, F1=4.0, B0=0.2, B1=0.2))
-    assert set(found) == {(0, ActionKind.FORWARD), (1, ActionKind.FORWARD)}
+    found = drifts(DAG, bounds, bounds.min_ms, observed(F0=5.0, F1=4.0, B0=0.2, B1=0.2))
+    assert found == {(0, ActionKind.FORWARD): 1.25, (1, ActionKind.FORWARD): 1.0}
     assert largest_move({}) == 0.0
+    moved = moved_bounds(DAG, bounds, found)
+    longest = {str(a): moved.max_ms[i] for i, a in enumerate(DAG.actions)}
+    assert (longest["0B0"], longest["1B0"]) == (12.5, 10.0), "they move as their stage's forwards"
 
 
 @given(seed=st.integers(0, 10**6), price_ms=st.sampled_from([0.0, 0.7]))
@@ -71,7 +73,11 @@ def test_moved_bounds_explain_what_was_seen(seed: int, price_ms: float) -> None:
         if own_ms[i] > 0.1  # what takes no time tells nothing
     }
     bounds = with_messages(dag, plain, price_ms)
-    moved = moved_bounds(dag, bounds, drifts(dag, bounds, ratios, seen))
+
+    def planned_ms(bounds: DurationBounds) -> np.ndarray:
+        return bounds.max_ms - ratios * (bounds.max_ms - bounds.min_ms)
+
+    moved = moved_bounds(dag, bounds, drifts(dag, bounds, planned_ms(bounds), seen))
     validate_bounds(dag, moved)
-    again = drifts(dag, moved, ratios, seen)
+    again = drifts(dag, moved, planned_ms(moved), seen)
     assert largest_move(again) == pytest.approx(0.0, abs=1e-9)

@@ -45,3 +45,28 @@ def test_all_mistakes_are_told_at_once() -> None:
 def test_nothing_asked_nothing_wrong() -> None:
     assert list(unknown_words()) == []
     FreezeSettings(PHASES)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        (
+            {"solver_delay_steps": -1},
+            "solver_delay_steps is -1; it must be 0 or more and below the 2",
+        ),
+        ({"solver_delay_steps": 2}, "solver_delay_steps is 2; .* the 2 steps of the ramp"),
+        ({"remeasure_every": -1}, r"remeasure_every is -1; it must be 0 \(never\) or more"),
+        ({"remeasure_share": 0.0}, "remeasure_share is 0.0; it must be above 0"),
+        ({"remeasure_share": float("inf")}, "remeasure_share is inf"),
+        ({"least_gain": -1.5}, r"least_gain is -1.5; it must be -1 \(freezing is never"),
+        ({"least_gain": float("nan")}, "least_gain is nan"),
+    ],
+)
+def test_numbers_that_leave_planning_no_room_are_told(numbers: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=f"freezing.{message}"):
+        FreezeSettings(PHASES, **numbers)
+
+
+def test_a_method_without_a_plan_needs_no_room() -> None:
+    FreezeSettings(PhaseSchedule.unplanned(3), solver_delay_steps=5)
+    FreezeSettings(PHASES, solver_delay_steps=1, remeasure_every=0, least_gain=-1.0)

@@ -22,6 +22,7 @@ from torchtitan.freezing.config import Freezing, JobConfig
 from torchtitan.freezing.data_checks import data_mistakes
 from torchtitan.freezing.emulation_checks import emulation_mistakes
 from torchtitan.freezing.model_checks import model_mistakes
+from torchtitan.freezing.phase_checks import phase_mistakes, phases_of, warmup_mistakes
 from torchtitan.freezing.validation_checks import validation_mistakes
 
 
@@ -57,9 +58,7 @@ def freeze_settings(freezing: Freezing) -> FreezeSettings:
     ratio = freezing.max_freeze_ratio
     method = parse_method(freezing.method)
     return FreezeSettings(
-        phases=PhaseSchedule(
-            freezing.last_warmup_step, freezing.last_monitor_step, freezing.last_ramp_step
-        )
+        phases=phases_of(freezing)
         if method is None or method.plans
         else PhaseSchedule.unplanned(freezing.last_warmup_step),
         max_freeze_ratio=tuple(map(float, ratio)) if isinstance(ratio, list) else float(ratio),
@@ -68,6 +67,10 @@ def freeze_settings(freezing: Freezing) -> FreezeSettings:
         cascade=freezing.cascade,
         discard_passes=freezing.discard_passes,
         solver_time_limit_s=freezing.solver_time_limit_s,
+        solver_delay_steps=freezing.solver_delay_steps,
+        remeasure_every=freezing.remeasure_every,
+        remeasure_share=freezing.remeasure_share,
+        least_gain=freezing.least_gain,
         score_memory=freezing.score_memory,
         score_dtype=freezing.score_dtype,
     )
@@ -165,7 +168,7 @@ def _freezing_mistakes(config: JobConfig) -> Iterator[str]:
     if method is None:
         return
     if method.plans:
-        yield from _phase_mistakes(config)
+        yield from phase_mistakes(config)
         yield from _ratio_mistakes(config)
         if not freezing.solver_time_limit_s > 0:
             yield (
@@ -173,7 +176,7 @@ def _freezing_mistakes(config: JobConfig) -> Iterator[str]:
                 "above 0"
             )
     else:
-        yield from _warmup_mistakes(config)
+        yield from warmup_mistakes(config)
     if method.policy is not None:
         yield from getattr(freezing, method.policy).mistakes()
     yield from unknown_words(
@@ -190,51 +193,6 @@ def _freezing_mistakes(config: JobConfig) -> Iterator[str]:
     if freezing.seed < 0:
         yield f"freezing.seed is {freezing.seed}; it must be 0 or more"
     yield from _unsupported(config)
-
-
-def _warmup_mistakes(config: JobConfig) -> Iterator[str]:
-    last = config.freezing.last_warmup_step
-    if not 0 <= last < config.training.steps:
-        yield (
-            f"freezing.last_warmup_step is {last}; it must be 0 or more and lie before "
-            f"training.steps ({config.training.steps}), or nothing is ever frozen"
-        )
-    if config.freezing.discard_passes < 0:
-        yield f"freezing.discard_passes is {config.freezing.discard_passes}; it must be 0 or more"
-
-
-def _phase_mistakes(config: JobConfig) -> Iterator[str]:
-    freezing = config.freezing
-    try:
-        phases = PhaseSchedule(
-            freezing.last_warmup_step, freezing.last_monitor_step, freezing.last_ramp_step
-        )
-    except ValueError as error:
-        yield str(error)
-        return
-    if not phases.measures:
-        yield (
-            f"freezing.last_monitor_step is {freezing.last_monitor_step}, as last_warmup_step; "
-            f"freezing.method {freezing.method!r} needs steps in between to measure in"
-        )
-        return
-    if freezing.last_monitor_step >= config.training.steps:
-        yield (
-            f"freezing.last_monitor_step is {freezing.last_monitor_step}; it must lie before "
-            f"training.steps ({config.training.steps}), or nothing is ever frozen"
-        )
-    halves = (
-        phases.last_upper_bound_step - freezing.last_warmup_step,
-        freezing.last_monitor_step - phases.last_upper_bound_step,
-    )
-    passes = min(halves)  # at least one in each step
-    if freezing.discard_passes < 0 or freezing.discard_passes >= passes:
-        yield (
-            f"freezing.discard_passes is {freezing.discard_passes}; it must be 0 or more and below "
-            f"the {passes} passes of each half of the monitoring steps (freezing.last_warmup_step "
-            f"{freezing.last_warmup_step} to freezing.last_monitor_step "
-            f"{freezing.last_monitor_step})"
-        )
 
 
 def _ratio_mistakes(config: JobConfig) -> Iterator[str]:

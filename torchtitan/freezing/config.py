@@ -25,9 +25,14 @@ class Freezing:
     lr_scheduler.warmup_steps."""
 
     last_monitor_step: int = 100
-    """T_m, for methods with a plan: in the first half of the steps from T_w to here each action is
-    timed with nothing frozen, in the second half with everything frozen (those steps change no
-    weights). At its end the freeze ratios are solved, once."""
+    """T_m, for methods with a plan: in the steps from T_w to here each action is timed with nothing
+    frozen and with everything frozen. At its end the freeze ratios are solved."""
+
+    monitoring: str = "halves"
+    """How both are measured. "halves": first the one and then the other, as the paper does; steps
+    with everything frozen change no weights. "mixed": in every pass some backwards are frozen whole
+    and the others not at all, and the next pass has it the other way round, so that every step
+    learns."""
 
     last_ramp_step: int = 200
     """T_f, for methods with a plan: from T_m to here freeze ratios grow linearly from 0 to the
@@ -60,6 +65,23 @@ class Freezing:
 
     solver_time_limit_s: float = 60.0
     """Give up solving after this many seconds and train on without freezing."""
+
+    solver_delay_steps: int | None = None
+    """Steps that training goes on while the ratios are solved in the background. 0 waits for them.
+    Unset: 0 up to 1,024 actions, which take a fraction of a second; above, a tenth of the ramp."""
+
+    remeasure_every: int = 100
+    """After so many steps of the stable phase, again and again, the times of the last batches are
+    compared with those that the plan was made from. 0 for never."""
+
+    remeasure_share: float = 0.1
+    """Share by which the times of a stage's forwards or backwards must have moved for the ratios to
+    be solved again."""
+
+    least_gain: float = 0.02
+    """Throughput, as a fraction, that freezing must bring: 0.02 is 2%. Where the plan promises
+    less, or two re-measurements in a row find less, freezing is switched off for the rest of the
+    run. -1 never switches it off."""
 
     score_memory: str = "device"
     """Where policies keep the vectors their scores are made from (weights at the last check, sums

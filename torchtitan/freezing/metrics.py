@@ -27,14 +27,22 @@ from torchtitan.freezing.loss_curve import LossCurve
 from torchtitan.freezing.pipeline_notes import pipeline_notes
 from torchtitan.freezing.progress import Progress
 from torchtitan.freezing.report import render_report
-from torchtitan.freezing.run_folder import make_run_folder
+from torchtitan.freezing.run_folder import make_run_folder, number_former
 from torchtitan.freezing.run_record import RunRecord, summary_at_start
 from torchtitan.freezing.summary import summary_to_json
 from torchtitan.tools.logging import logger
 from torchtitan.tools.utils import NoColor
 
 _MIB = 1024**2
-PHASE_NUMBERS = {phase: number for number, phase in enumerate(Phase)}
+PHASE_NUMBERS = {
+    Phase.WARMUP: 0.0,
+    Phase.UPPER_BOUND: 1.0,
+    Phase.MIXED: 1.5,  # both bounds at once
+    Phase.LOWER_BOUND: 2.0,
+    Phase.RAMP: 3.0,
+    Phase.STABLE: 4.0,
+    Phase.OFF: 5.0,
+}
 
 
 class RunTensorBoard(TensorBoardLogger):
@@ -118,11 +126,17 @@ class FreezingMetricsProcessor(MetricsProcessor):
     def save_plan(
         self, plan: FreezePlan, bounds: DurationBounds, n_processors: float | None = None
     ) -> None:
-        """Keep what was measured and what was solved beside the run."""
+        """Keep what was measured and what was solved beside the run.
+
+        What an earlier plan was made from, and that plan, get a number and stay.
+        """
         assert self._controller is not None
         order = self._controller.order
         notes = pipeline_notes(self.job_config, order, self._n_layers, n_processors)
         self._write("schedule.csv", order_to_csv(order))
+        self._record.begin_plan()
+        if self._is_shown:
+            number_former(self.run_folder, ("bounds.json", "plan.json"))
         self._write("bounds.json", bounds_file_text(self._controller.dag, bounds, notes))
         self._write("plan.json", plan_to_json(plan))
 

@@ -89,6 +89,10 @@ def _speed(summary: RunSummary) -> Iterator[str]:
         )
     if before_ms is not None and after_ms is not None:
         yield f"gain                     {100 * (before_ms / after_ms - 1):+.1f}% throughput"
+    if summary.switched_off is not None:
+        yield f"freezing switched off    {summary.switched_off}"
+    if summary.step_ms_off is not None:
+        yield f"since then               {summary.step_ms_off:.1f} ms a step"
 
 
 def _batches(summary: RunSummary) -> Iterator[str]:

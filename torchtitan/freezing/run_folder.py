@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 
@@ -43,3 +44,23 @@ def free_name(name: str, place: Path) -> str:
         count += 1
         candidate = f"{name}_{count}"
     return candidate
+
+
+def number_former(folder: Path, names: Iterable[str]) -> None:
+    """Put a number behind files whose names are wanted for later ones: ``plan_1.json`` is oldest.
+
+    Args:
+        folder: Where they are.
+        names: Files that belong together and get the same number; a missing one is passed over.
+    """
+    files = [folder / name for name in names if (folder / name).exists()]
+    number = 1
+    while any(numbered(file, number).exists() for file in files):
+        number += 1
+    for file in files:
+        file.rename(numbered(file, number))
+
+
+def numbered(file: Path, number: int) -> Path:
+    """Return the name that ``file`` has once it is the ``number``-th former one."""
+    return file.with_stem(f"{file.stem}_{number}")

@@ -73,6 +73,10 @@ class RunRecord:
         self._n_steps_collected = self._n_steps
         self._figures = figures
 
+    def begin_plan(self) -> None:
+        """Forget batches of the stable phase: they ran under another plan than the one to come."""
+        self._batch_ms.pop(Phase.STABLE, None)
+
     def add_loss(self, step: int, loss: float) -> None:
         """Take note of a logged training loss."""
         self._losses.append((step, loss))
@@ -102,12 +106,14 @@ class RunRecord:
         """
         before = self._median_seconds([Phase.WARMUP, Phase.UPPER_BOUND])
         after = self._median_seconds([None] if controller is None else [Phase.STABLE])
+        since_off = self._median_seconds([Phase.OFF])
         measured: dict[str, Any] = {
             "steps_done": self._last_step,
             "tokens_per_second_unfrozen": self._speed(before, start.ranks_per_replica),
             "tokens_per_second": self._speed(after, start.ranks_per_replica),
             "step_ms_unfrozen": None if before is None else 1e3 * before,
             "step_ms": None if after is None else 1e3 * after,
+            "step_ms_off": None if since_off is None else 1e3 * since_off,
             "outside_ms": self._outside_ms(start.batches_per_step),
             "batch_ms_unfrozen": self._median_batch_ms([Phase.UPPER_BOUND, Phase.WARMUP]),
             "batch_ms": self._median_batch_ms([Phase.STABLE]),
@@ -125,6 +131,7 @@ class RunRecord:
                 measured["score_ms_per_step"] = self._score_ms / self._n_steps_collected
                 measured["score_memory_mib"] = self._figures.score_bytes / _MIB
         if controller is not None and controller.plans:
+            measured["switched_off"] = controller.switched_off
             measured |= _planned(controller, start.batches_per_step, measured["outside_ms"])
         return replace(start, **measured)
 
@@ -133,15 +140,15 @@ class RunRecord:
         return statistics.median(counted) if counted else None
 
     def _outside_ms(self, batches_per_step: int) -> float | None:
-        """Return what a step takes besides its batches, with nothing frozen.
+        """Return what a step takes besides its batches, with all weights updated.
 
         0 at least: medians of few steps may say that the parts took longer than the whole.
         """
-        step = self._median_seconds([Phase.UPPER_BOUND])
-        batches_ms = self._batch_ms.get(Phase.UPPER_BOUND)
-        if step is None or not batches_ms:
-            return None
-        return max(0.0, 1e3 * step - batches_per_step * statistics.median(batches_ms))
+        for phase in (Phase.UPPER_BOUND, Phase.MIXED):
+            step, batches_ms = self._median_seconds([phase]), self._batch_ms.get(phase)
+            if step is not None and batches_ms:
+                return max(0.0, 1e3 * step - batches_per_step * statistics.median(batches_ms))
+        return None
 
     def _speed(self, step_seconds: float | None, ranks: int) -> float | None:
         """Return tokens/s per device at the run's mean number of tokens in a step.

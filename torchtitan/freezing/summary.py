@@ -41,13 +41,14 @@ class RunSummary:
             of the run.
         step_ms_unfrozen: Median step in milliseconds, as above.
         step_ms: Likewise.
+        step_ms_off: Median step in milliseconds since freezing was switched off.
         outside_ms: What a step takes besides its batches, without freezing: optimizer, clipping,
             loading data. Of an emulation by the virtual clock.
         step_ms_predicted: Batches under the plan, from the measured bounds, and ``outside_ms``.
         batch_ms_unfrozen_predicted: Pipeline batch without freezing, from the measured bounds.
         batch_ms_unfrozen: Its median as measured.
         batch_ms_predicted: Pipeline batch under the plan.
-        batch_ms: Median pipeline batch of the stable phase as measured.
+        batch_ms: Median pipeline batch of the stable phase as measured, under the last plan.
         limit_batch_ms: Pipeline batch with everything frozen, from the measured bounds.
         emulated_ranks: Ranks of a pipeline that ran in one process; None where each had its own.
             Where it is set, batches are measured by the virtual clock, which gives every rank a
@@ -73,6 +74,7 @@ class RunSummary:
         score_ms_per_step: What a method spends on finding out what to freeze.
         score_memory_mib: What it keeps for that.
         failure: Why a method that plans has no plan.
+        switched_off: Since when and why nothing is frozen although there is a plan.
     """
 
     method: str
@@ -95,6 +97,7 @@ class RunSummary:
     tokens_per_second: float | None = None
     step_ms_unfrozen: float | None = None
     step_ms: float | None = None
+    step_ms_off: float | None = None
     outside_ms: float | None = None
     step_ms_predicted: float | None = None
 
@@ -127,6 +130,7 @@ class RunSummary:
     score_ms_per_step: float | None = None
     score_memory_mib: float | None = None
     failure: str | None = None
+    switched_off: str | None = None
 
 
 _BY_STAGE = ("planned_stage_ratios", "stage_ratios")

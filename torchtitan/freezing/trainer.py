@@ -230,3 +230,9 @@ class FreezingTrainer(Trainer):
                 f'checkpoint.exclude_from_loading = ["{CHECKPOINT_KEY}"]'
             ) from error
         self.metrics_processor.end_run()
+
+    def close(self) -> None:
+        """End what runs in the background, then what upstream has opened."""
+        if self.controller is not None:
+            self.controller.close()
+        super().close()
