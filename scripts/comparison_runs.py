@@ -30,14 +30,15 @@ FINISHED, UNFINISHED, FAILED = "finished", "unfinished", "failed"
 
 TEXTS = (
     "method", "schedule", "config_file", "model", "dataset", "device", "torch_version",
-    "started_at", "failure",
+    "started_at", "failure", "switched_off",
 )  # fmt: skip
 NUMBERS = (
     "seed", "data_seed", "n_devices", "ranks_per_replica", "steps", "steps_done",
     "tokens_per_second_unfrozen", "tokens_per_second", "step_ms_unfrozen", "step_ms",
     "batches_per_step", "outside_ms", "step_ms_predicted",
     "emulated_ranks", "virtual_tokens_per_second_unfrozen", "virtual_tokens_per_second",
-    "virtual_step_ms_unfrozen", "virtual_step_ms", "real_batch_ms_unfrozen", "real_batch_ms",
+    "virtual_step_ms_unfrozen", "virtual_step_ms", "step_ms_off", "virtual_step_ms_off",
+    "real_batch_ms_unfrozen", "real_batch_ms",
     "batch_ms_unfrozen_predicted", "batch_ms_unfrozen", "batch_ms_predicted", "batch_ms",
     "limit_batch_ms", "planned_gain", "limit_gain", "average_freeze_ratio", "train_loss",
     "last_loss", "validation_loss", "seconds", "peak_memory_gib", "score_ms_per_step",

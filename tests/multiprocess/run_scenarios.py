@@ -3,15 +3,16 @@
 Usage: torchrun --nproc_per_node=N tests/multiprocess/run_scenarios.py SCENARIOS.json OUTPUT_FOLDER
 
 A scenario is {"name", "args", "upstream": bool, "fixed_weights": bool, "fake_clock": bool,
-"module": name of a file beside this one that is imported first, "save_at": steps after which a
-checkpoint is written}. Starting processes costs far more than these runs do, so tests that need the
-same number of processes share one start. Each rank writes OUTPUT_FOLDER/NAME/rank_R.pt with losses,
-gradient norms, the last step's gradients, weights, masks, decisions and plan.
+"machine": what the fake clock shows, "module": name of a file beside this one that is imported
+first, "save_at": steps after which a checkpoint is written}. Starting processes costs far more than
+these runs do, so tests that need the same number of processes share one start. Each rank writes
+OUTPUT_FOLDER/NAME/rank_R.pt with losses, gradient norms, the last step's gradients, weights, masks, decisions and plan.
 """
 
 import importlib
 import sys
 import zlib
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -44,34 +45,51 @@ def fix_weights(model_parts):
                 parameter.copy_(values.to(parameter.dtype))
 
 
-def use_fake_clock(controller):
+def use_fake_clock(controller, machine):
     """Replace measured times by times that depend on the action and on what it froze.
 
-    Links between ranks take nothing then.
+    Links between ranks take nothing then. ``machine`` may make times move: {"slow_stage": 1,
+    "slow_from": step, "factor": 2.0, "saves_until": step, "spans": True}.
     """
-    if controller._planner is not None:
-        controller._planner._measure_transfers = dict
     recorder, stages = controller._recorder, {s.stage_index: s for s in controller._stages}
-    real_drain = recorder.drain
+    real_drain, real_pass = recorder.drain, controller.one_pass
+    shares = []  # of each pass that has not been drained
+
+    @contextmanager
+    def one_pass():
+        with real_pass():
+            yield
+        shares.append({index: dict(stage.applied_shares) for index, stage in stages.items()})
+
+    def duration_ms(action, frozen):
+        step = controller._step
+        free = {"F": 10.0, "I": 10.0, "W": 0.0, "B": 10.0}[action.kind.value]
+        work = {"F": 0.0, "I": 0.0, "W": 10.0, "B": 10.0}[action.kind.value]
+        if action.stage == 0 and action.kind.value == "B":
+            free = 0.0
+        saved = frozen if step <= machine.get("saves_until", step) else 0.0
+        is_slow = action.stage == machine.get("slow_stage") and step >= machine["slow_from"]
+        factor = machine["factor"] if is_slow else 1.0
+        return factor * (free + work * (1.0 - saved) + 0.01 * action.microbatch)
 
     def drain():
         from timelyfreeze.recorder import PassRecord
 
         records = []
         for record in real_drain():
-            durations = {}
-            for action in record.durations_ms:
-                free = {"F": 10.0, "I": 10.0, "W": 0.0, "B": 10.0}[action.kind.value]
-                work = {"F": 0.0, "I": 0.0, "W": 10.0, "B": 10.0}[action.kind.value]
-                if action.stage == 0 and action.kind.value == "B":
-                    free = 0.0
-                frozen = stages[action.stage].applied_shares.get(action.microbatch, 0.0)
-                durations[action] = free + work * (1.0 - frozen) + 0.01 * action.microbatch
-            # No span, and so no price of messages: a rank's own would tell ranks apart.
-            records.append(PassRecord(durations, 0.0))
+            frozen = shares.pop(0)
+            durations = {
+                action: duration_ms(action, frozen[action.stage].get(action.microbatch, 0.0))
+                for action in record.durations_ms
+            }
+            # Without a span there is no price of messages: a rank's own would tell ranks apart.
+            span = sum(durations.values()) if machine.get("spans") else 0.0
+            records.append(PassRecord(durations, span))
         return records
 
-    recorder.drain = drain
+    recorder.drain, controller.one_pass = drain, one_pass
+    if controller._planner is not None:
+        controller._planner._measure_transfers = dict
 
 
 def add_tiny_flavor():
@@ -141,7 +159,7 @@ def run(scenario, folder):
     if scenario.get("fixed_weights", True):
         fix_weights(trainer.model_parts)
     if scenario.get("fake_clock"):
-        use_fake_clock(trainer.controller)
+        use_fake_clock(trainer.controller, scenario.get("machine", {}))
     for optimizer in trainer.optimizers.optimizers:
         optimizer.register_step_pre_hook(keep_gradients)
     controller = getattr(trainer, "controller", None)
@@ -195,6 +213,9 @@ def run(scenario, folder):
         seen["transfers_ms"] = {f"{a}>{b}": ms for (a, b), ms in links.items()}
         seen["message_bytes"] = {s.stage_index: s.message_bytes for s in controller._stages}
     if controller is not None:
+        folder_of_run = trainer.metrics_processor.run_folder
+        seen["plan_files"] = sorted(path.name for path in folder_of_run.glob("plan*.json"))
+        seen["switched_off"] = controller.switched_off
         seen["average_freeze_ratio"] = controller._applied_sum / max(1, controller._applied_count)
     trainer.close()
     torch.save(seen, folder / f"rank_{dist.get_rank()}.pt")

@@ -26,6 +26,9 @@ ONE_F_ONE_B = one_f_one_b_order(4, 8)
         {"freezing__first_stage": "keep_chain"},
         {"freezing__discard_passes": 19},
         {"freezing__discard_passes": 0},
+        {"freezing__monitoring": "mixed", "freezing__discard_passes": 37},
+        {"freezing__solver_delay_steps": 99},
+        {"freezing__remeasure_every": 0, "freezing__least_gain": -1.0},
         {"parallelism__pipeline_parallel_schedule": "zbvzerobubble"},
         {"parallelism__pipeline_parallel_schedule": "DualPipeV"},
         {"parallelism__pipeline_parallel_schedule": "GPipe", "validation__enable": True},
@@ -102,6 +105,35 @@ MISTAKES: list[tuple[dict[str, Any], list[str]]] = [
     (
         {"freezing__discard_passes": -1},
         ["freezing.discard_passes is -1", "0 or more"],
+    ),
+    (
+        {"freezing__monitoring": "half"},
+        ["freezing.monitoring is 'half'", "known: halves, mixed"],
+    ),
+    (
+        {"freezing__monitoring": "mixed", "freezing__discard_passes": 38},
+        ["freezing.discard_passes is 38", "leave 3 of the 40 passes of mixed monitoring",
+         "freezing.last_warmup_step 60 to freezing.last_monitor_step 100"],
+    ),
+    (
+        {"freezing__solver_delay_steps": 100},
+        ["freezing.solver_delay_steps is 100", "below the 100 steps of the ramp"],
+    ),
+    (
+        {"freezing__solver_delay_steps": 10, "training__steps": 110},
+        ["freezing.solver_delay_steps is 10", "at step 110, which must lie before training.steps"],
+    ),
+    (
+        {"freezing__remeasure_every": -1},
+        ["freezing.remeasure_every is -1", "0 (never) or more"],
+    ),
+    (
+        {"freezing__remeasure_share": 0.0},
+        ["freezing.remeasure_share is 0.0", "above 0"],
+    ),
+    (
+        {"freezing__least_gain": -2.0},
+        ["freezing.least_gain is -2.0", "-1 (freezing is never switched off) or more"],
     ),
     (
         {"freezing__max_freeze_ratio": 1.5},
@@ -336,9 +368,17 @@ def test_settings_are_those_of_the_section(ratio: Any, expected: Any) -> None:
             first_stage="keep_chain",
             discard_passes=3,
             solver_time_limit_s=1.5,
+            monitoring="mixed",
+            solver_delay_steps=3,
+            remeasure_every=7,
+            remeasure_share=0.5,
+            least_gain=0.25,
         )
     )
-    assert settings.phases == PhaseSchedule(1, 5, 9)
+    assert settings.phases == PhaseSchedule(1, 5, 9, "mixed")
+    assert (settings.solver_delay_steps, settings.remeasure_every) == (3, 7)
+    assert (settings.remeasure_share, settings.least_gain) == (0.5, 0.25)
+    assert freeze_settings(Freezing()).solver_delay_steps is None
     assert settings.max_freeze_ratio == expected
     values = settings.max_freeze_ratio
     assert all(type(v) is float for v in (values if isinstance(values, tuple) else [values]))

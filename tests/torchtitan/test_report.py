@@ -65,6 +65,28 @@ def test_the_report_of_a_planned_run() -> None:
     ]
 
 
+OFF = "from step 301 on: the measured gain is +1.0%"
+OFF_LINES = [
+    f"freezing switched off    {OFF}",
+    "since then               201.0 ms a step",
+]
+
+
+def test_a_run_in_which_freezing_did_not_pay_says_so() -> None:
+    lines = report(**SPEED, **PLAN, switched_off=OFF, step_ms_off=201.0)
+    assert lines[:5] == [*SPEED_LINES, *OFF_LINES]
+    at_once = report(
+        tokens_per_second_unfrozen=1000.0, step_ms_unfrozen=200.0, switched_off=OFF, **PLAN
+    )
+    assert at_once[:3] == [
+        SPEED_LINES[0],
+        OFF_LINES[0],
+        "batch without freezing   predicted 90.0 ms, not measured",
+    ]
+    emulated = report(**EMULATED, **PLAN, switched_off=OFF, virtual_step_ms_off=201.0)
+    assert emulated[4:6] == OFF_LINES
+
+
 def test_a_method_that_makes_no_plan_is_not_asked_for_one() -> None:
     figures = {**SPEED, **APPLIED, "batch_ms_unfrozen": 99.0, "batch_ms": 77.5}
     assert report(method="apf", **figures) == [

@@ -33,8 +33,14 @@ def make_plan() -> FreezePlan:
     return plan
 
 
-def controller(plan: FreezePlan | None, failure: str | None = None, *, plans: bool = True) -> Any:
-    return SimpleNamespace(plan=plan, failure=failure, plans=plans)
+def controller(
+    plan: FreezePlan | None,
+    failure: str | None = None,
+    *,
+    plans: bool = True,
+    switched_off: str | None = None,
+) -> Any:
+    return SimpleNamespace(plan=plan, failure=failure, plans=plans, switched_off=switched_off)
 
 
 def figures(batch_ms: dict[Phase, tuple[float, ...]]) -> CollectedFigures:
@@ -114,6 +120,30 @@ def test_what_an_emulation_measured_by_its_own_clock_counts() -> None:
     assert summary.emulated_ranks == 2
     assert summary.outside_ms == 5.0
     assert summary.step_ms_predicted == pytest.approx(77.5 + 5.0)
+
+
+def test_mixed_monitoring_has_steps_that_update_all_weights() -> None:
+    record = record_of([(Phase.WARMUP, [9.0, 9.0, 0.3]), (Phase.MIXED, [9.0, 9.0, 0.25])])
+    record.add_batches(figures({Phase.WARMUP: (95.0,), Phase.MIXED: (70.0,)}))
+    summary = summarize(record, controller(make_plan()))
+    assert summary.outside_ms == pytest.approx(250.0 - 70.0)
+    assert (summary.step_ms_unfrozen, summary.batch_ms_unfrozen) == (pytest.approx(300.0), 95.0)
+
+
+def test_batches_of_a_former_plan_are_not_compared_with_the_last() -> None:
+    record = record_of([(Phase.STABLE, [9.0, 9.0, 0.2])])
+    record.add_batches(figures({Phase.WARMUP: (95.0,), Phase.STABLE: (70.0, 71.0, 72.0)}))
+    record.begin_plan()
+    record.add_batches(figures({Phase.STABLE: (77.0,)}))
+    summary = summarize(record, controller(make_plan()))
+    assert (summary.batch_ms, summary.batch_ms_unfrozen) == (77.0, 95.0)
+
+
+def test_steps_since_freezing_was_switched_off_are_no_frozen_ones() -> None:
+    record = record_of([(Phase.STABLE, [9.0, 9.0, 0.2]), (Phase.OFF, [9.0, 9.0, 0.3, 0.3])])
+    summary = summarize(record, controller(make_plan(), switched_off="from step 4 on: why"))
+    assert (summary.step_ms, summary.step_ms_off) == (pytest.approx(200.0), pytest.approx(300.0))
+    assert summary.switched_off == "from step 4 on: why"
 
 
 def test_what_was_known_at_the_start_stays() -> None:

@@ -166,7 +166,8 @@ class EmulationRecord:
             "virtual_tokens_per_second": self._tokens_per_second(after),
             "virtual_step_ms_unfrozen": _median(s.virtual_ms for s in before),
             "virtual_step_ms": _median(s.virtual_ms for s in after),
-            "outside_ms": _median(s.outside_ms for s in measuring),
+            "virtual_step_ms_off": _median(s.virtual_ms for s in self._warm([Phase.OFF])),
+            "outside_ms": _median(s.outside_ms for s in measuring or self._warm([Phase.MIXED])),
             "real_batch_ms_unfrozen": _median(b.real_ms for b in batches_before),
             "real_batch_ms": _median(b.real_ms for s in after for b in s.batches),
         }

@@ -40,6 +40,7 @@ def _by_virtual_clock(summary: RunSummary) -> RunSummary:
         tokens_per_second=summary.virtual_tokens_per_second,
         step_ms_unfrozen=summary.virtual_step_ms_unfrozen,
         step_ms=summary.virtual_step_ms,
+        step_ms_off=summary.virtual_step_ms_off,
     )
 
 

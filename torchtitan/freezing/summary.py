@@ -57,6 +57,7 @@ class RunSummary:
         virtual_tokens_per_second: Likewise.
         virtual_step_ms_unfrozen: Median step by the virtual clock.
         virtual_step_ms: Likewise.
+        virtual_step_ms_off: Likewise.
         real_batch_ms_unfrozen: Median batch as it ran on the one device.
         real_batch_ms: Likewise.
         planned_gain: Throughput the plan promises, as a fraction.
@@ -114,6 +115,7 @@ class RunSummary:
     virtual_tokens_per_second: float | None = None
     virtual_step_ms_unfrozen: float | None = None
     virtual_step_ms: float | None = None
+    virtual_step_ms_off: float | None = None
     real_batch_ms_unfrozen: float | None = None
     real_batch_ms: float | None = None
 

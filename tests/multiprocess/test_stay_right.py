@@ -1,0 +1,198 @@
+"""Monitoring while learning, plans that come later or anew, freezing switched off: on real ranks.
+
+Measured times are replaced by those of a machine whose stage 1 becomes slower, or on which freezing
+stops saving anything. Everything happens at the same step on all ranks, in one process that
+emulates them, and in a run that was stopped.
+"""
+
+import pytest
+import torch
+from launcher import arguments, merged, run_scenarios
+from methods import ROWS
+
+ROW = {row.method: row for row in ROWS}
+STEPS = 16
+# Steps 1-2 are warm-up, 3-6 monitoring, 7-9 ramp; times are compared at 12 and 15.
+COMMON = {
+    "model__flavor": "tiny",
+    "parallelism__pipeline_parallel_degree": 2,
+    "parallelism__pipeline_parallel_microbatch_size": 2,
+    "training__steps": STEPS,
+    "training__global_batch_size": 16,
+    "training__max_norm": 0.5,
+    "freezing__remeasure_every": 3,
+}
+# A resumed run leaves out its first passes, so that the two would not compare the same ones.
+SEEN_WHOLE = {"freezing__discard_passes": 0}
+SAVED = {
+    "checkpoint__enable": None,
+    "checkpoint__keep_latest_k": 0,
+    "checkpoint__no_last_save_model_only": None,
+}
+SLOWER = {"slow_stage": 1, "slow_from": 11, "factor": 2.0}
+IN_VAIN = {"saves_until": 9, "spans": True}
+SCHEDULES = ["1F1B", "ZBVZeroBubble"]
+PLACES = {
+    "mixed monitoring": 4,
+    "before the plan": 6,
+    "stable": 10,
+    "before the plan anew": 12,
+    "anew": 13,
+}
+
+
+def scenario(name, schedule, *, method="timelyfreeze", machine=None, emulated=False, **settings):
+    settings = {
+        **COMMON,
+        **ROW[method].arguments,
+        **SEEN_WHOLE,
+        "parallelism__pipeline_parallel_schedule": schedule,
+        **settings,
+        **({"emulation__enable": None} if emulated else {}),
+    }
+    return {
+        "name": name,
+        "fake_clock": True,
+        "machine": machine or {},
+        "args": arguments(**settings),
+    }
+
+
+def mixed(schedule, folder=None, step=None, **more):
+    """A run with mixed monitoring, plans made meanwhile, and a stage that becomes slower."""
+    resumed = {
+        "checkpoint__initial_load_path": folder and folder / "checkpoint" / f"step-{step}",
+        "checkpoint__no_initial_load_model_only": None,
+        "checkpoint__load_only": None,
+    }
+    return scenario(
+        f"mixed {schedule}" + (f" from {step}" if step else ""),
+        schedule,
+        machine=SLOWER,
+        freezing__monitoring="mixed",
+        freezing__solver_delay_steps=1,
+        **SAVED,
+        **(resumed if step else {}),
+        **more,
+    )
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stay_right")
+    scenarios = []
+    for schedule in SCHEDULES:
+        whole = {**mixed(schedule), "save_at": list(PLACES.values())}
+        scenarios.append(whole)
+        for step in PLACES.values():
+            resumed = mixed(schedule, folder / whole["name"], step)
+            scenarios.append({**resumed, "fixed_weights": False, "save_at": []})
+        scenarios.append(scenario(f"halves {schedule}", schedule, machine=SLOWER))
+    hybrid = {"method": "timelyfreeze+apf", "freezing__monitoring": "mixed"}
+    scenarios += [
+        scenario("hybrid", "1F1B", **hybrid),
+        scenario("in vain", "1F1B", machine=IN_VAIN, freezing__least_gain=0.1),
+        scenario("promises nothing", "1F1B", freezing__max_freeze_ratio=0.0),
+    ]
+    return run_scenarios(folder, 2, scenarios, timeout_s=400)
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stay_right_emulated")
+    scenarios = [{**mixed(schedule, emulated=True), "save_at": []} for schedule in SCHEDULES]
+    return run_scenarios(folder, 1, scenarios, timeout_s=200)
+
+
+def frozen(ranks, step):
+    """The masks of a step on all ranks, by stage and microbatch: one for each pass."""
+    together = {}
+    for seen in ranks:
+        for at, stage, masks in seen["masks"]:
+            if at == step:
+                for microbatch in range(4):
+                    mask = masks.get(microbatch, [False])
+                    together.setdefault((stage, microbatch), []).append(mask)
+    return together
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_step_of_mixed_monitoring_learns(runs, schedule):
+    ranks = runs[f"mixed {schedule}"]
+    norms = dict(ranks[0]["grad_norms"])
+    for step in range(3, 7):
+        passes = frozen(ranks, step)
+        for masks in passes.values():
+            assert all(all(mask) or not any(mask) for mask in masks), "whole or not at all"
+        live = {stage for (stage, _), masks in passes.items() if not all(map(all, masks))}
+        assert live == {stage for stage, _ in passes}, "in every stage"
+        n_frozen = sum(all(mask) for masks in passes.values() for mask in masks)
+        assert 2 * n_frozen == sum(len(masks) for masks in passes.values())
+        assert norms[step] > 0.0
+    paper = dict(runs[f"halves {schedule}"][0]["grad_norms"])
+    assert paper[5] == paper[6] == 0.0
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_plans_come_late_and_anew_on_all_ranks(runs, schedule):
+    ranks = runs[f"mixed {schedule}"]
+    assert ranks[0]["plan"] == ranks[1]["plan"]
+    assert not any(any(m) for masks in frozen(ranks, 7).values() for m in masks), "not solved yet"
+    assert any(any(m) for masks in frozen(ranks, 8).values() for m in masks)
+    assert ranks[0]["plan_files"] == ["plan.json", "plan_1.json"]
+    # The last plan is for what the machine was in the end: that of a run in halves.
+    paper = runs[f"halves {schedule}"]
+    assert ranks[0]["plan"] == pytest.approx(paper[0]["plan"], abs=0.05)
+    assert [seen["switched_off"] for seen in ranks] == [None, None]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_run_that_was_stopped_equals_one_that_was_not(runs, schedule, place):
+    stopped_at = PLACES[place]
+    whole, resumed = runs[f"mixed {schedule}"], runs[f"mixed {schedule} from {stopped_at}"]
+    for a, b in zip(whole, resumed, strict=True):
+        assert b["losses"] == a["losses"][2 * stopped_at :]
+        assert b["masks"] == [m for m in a["masks"] if m[0] > stopped_at]
+        assert b["plan"] == a["plan"]
+        assert b["average_freeze_ratio"] == a["average_freeze_ratio"]
+    left, right = merged(resumed, "weights"), merged(whole, "weights")
+    assert [name for name in right if not torch.equal(left[name], right[name])] == []
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_an_emulated_pipeline_does_the_same(runs, emulated, schedule):
+    whole, (alone,) = runs[f"mixed {schedule}"], emulated[f"mixed {schedule}"]
+    assert alone["plan"] == whole[0]["plan"]
+    assert alone["plan_files"] == whole[0]["plan_files"]
+    together = sorted((m for seen in whole for m in seen["masks"]), key=lambda m: m[:2])
+    assert sorted(alone["masks"], key=lambda m: m[:2]) == together
+    weights = merged(whole, "weights")
+    assert [n for n in weights if not torch.equal(weights[n], alone["weights"][n])] == []
+
+
+def test_a_hybrid_monitors_and_goes_on_to_choose(runs):
+    ranks = runs["hybrid"]
+    for step in range(3, 7):
+        masks = [m for masks in frozen(ranks, step).values() for m in masks]
+        assert all(all(m) or not any(m) for m in masks)
+    stable = [m for masks in frozen(ranks, 11).values() for m in masks]
+    assert any(any(m) and not all(m) for m in stable)
+    steps = [step for step, _ in ranks[0]["decided"]]
+    assert set(steps) == set(range(1, STEPS + 1))
+    assert any(names for step, names in ranks[0]["decided"] if step <= 6), "checked meanwhile"
+
+
+def test_freezing_in_vain_is_switched_off_on_all_ranks(runs):
+    ranks = runs["in vain"]
+    assert ranks[0]["switched_off"] == ranks[1]["switched_off"]
+    assert ranks[0]["switched_off"].startswith("from step 16 on: the measured gain is +")
+    assert any(any(m) for masks in frozen(ranks, 15).values() for m in masks)
+    assert not any(any(m) for masks in frozen(ranks, 16).values() for m in masks)
+
+
+def test_a_plan_that_promises_nothing_is_not_followed(runs):
+    ranks = runs["promises nothing"]
+    assert all("the plan promises +0.0%" in seen["switched_off"] for seen in ranks)
+    for step in range(7, STEPS + 1):
+        assert not any(any(m) for masks in frozen(ranks, step).values() for m in masks)
