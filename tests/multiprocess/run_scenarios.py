@@ -6,7 +6,8 @@ A scenario is {"name", "args", "upstream": bool, "fixed_weights": bool, "fake_cl
 "machine": what the fake clock shows, "module": name of a file beside this one that is imported
 first, "save_at": steps after which a checkpoint is written}. Starting processes costs far more than
 these runs do, so tests that need the same number of processes share one start. Each rank writes
-OUTPUT_FOLDER/NAME/rank_R.pt with losses, gradient norms, the last step's gradients, weights, masks, decisions and plan.
+OUTPUT_FOLDER/NAME/rank_R.pt with losses, gradient norms, the last step's gradients, weights, masks,
+decisions and plan.
 """
 
 import importlib
