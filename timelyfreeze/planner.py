@@ -121,8 +121,12 @@ class Planner:
             self._solve_first(max(last + self._delay, step))
 
     def needs_times(self, step: int) -> bool:
-        """Return whether the end of ``step`` needs all passes that are recorded."""
-        return self._settings.phases.phase(step).monitors or self._remeasures(step)
+        """Return whether the end of ``step`` needs all passes that are recorded.
+
+        Those under a plan that another one follows must not be taken for the other's.
+        """
+        is_last = self._call is not None and step >= self._call.due_step
+        return is_last or self._settings.phases.phase(step).monitors or self._remeasures(step)
 
     def end_step(self, step: int) -> None:
         """Solve, take what was solved, or compare times; every rank must call this."""

@@ -172,7 +172,7 @@ def test_every_step_learns_in_every_tensor() -> None:
                 assert all(all(mask) for mask in masks.values()), "whole or not at all"
                 assert len(masks) == 2, "half of 4 microbatches"
             assert given == list(ranks.masks(rank % 2, stage)), "replicas freeze the same"
-            assert set(ranks.stages[rank][stage].needs_input_grads) == {True}
+            assert set(ranks.stages[rank][stage].without_input_grads) == {frozenset()}
     figures = ranks.collect()[0]
     assert figures.average_freeze_ratio == pytest.approx(0.5 * 6 / 8)
     assert ranks.controllers[0].expected_stage_ratios() == {0: 0.5, 1: 0.5}
