@@ -43,6 +43,7 @@ PURE = {
     "whatif.bounds_file",
     "whatif.case",
     "whatif.grid",
+    "whatif.links",
     "whatif.layer_model",
     "whatif.notes",
     "whatif.recall",
