@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from timelyfreeze.actions import Action, ActionKind, parse_action
 from timelyfreeze.dag import PipelineDag, check_delays, check_durations, edge_delays
+from timelyfreeze.shrinkage import less_noisy_medians
 
 MONITOR_KEY = "freezing.last_monitor_step"
 
@@ -81,7 +81,8 @@ def bounds_from_samples(
     """Turn the durations seen while monitoring into bounds, by the median over passes.
 
     The median, because a pass that was held up (first allocation, garbage collection, another
-    process) is an outlier upwards and would pull a mean. Actions that freezing cannot shorten did
+    process) is an outlier upwards and would pull a mean. Medians of a stage and kind then lose what
+    is noise among them (:mod:`timelyfreeze.shrinkage`). Actions that freezing cannot shorten did
     the same work in both halves, so their samples are pooled and both bounds equal.
 
     A freezable action that was not faster frozen than unfrozen cannot be sped up as far as the
@@ -102,21 +103,25 @@ def bounds_from_samples(
     """
     for half, samples in (("unfrozen", unfrozen), ("frozen", frozen)):
         _check_samples(dag, half, samples)
-    low: list[float] = []
-    high: list[float] = []
-    pinned: list[Action] = []
+    groups: dict[tuple[int, ActionKind], list[Action]] = {}
     for action in dag.actions:
-        if action.kind.freezable:
-            slow = float(statistics.median(unfrozen[action]))
-            fast = float(statistics.median(frozen[action]))
-            if fast >= slow:
-                pinned.append(action)
-                fast = slow
+        groups.setdefault((action.stage, action.kind), []).append(action)
+    slow: dict[Action, float] = {}
+    fast: dict[Action, float] = {}
+    for (_, kind), alike in groups.items():
+        if kind.freezable:
+            slow |= _medians(alike, [unfrozen[action] for action in alike])
+            fast |= _medians(alike, [frozen[action] for action in alike])
         else:
-            slow = fast = float(statistics.median([*unfrozen[action], *frozen[action]]))
-        low.append(fast)
-        high.append(slow)
-    return _bounds(low, high, tuple(pinned))
+            slow |= _medians(alike, [[*unfrozen[action], *frozen[action]] for action in alike])
+    pinned = tuple(a for a in dag.actions if a.kind.freezable and fast[a] >= slow[a])
+    fast |= {action: slow[action] for action in pinned}
+    low = [fast.get(action, slow[action]) for action in dag.actions]
+    return _bounds(low, [slow[action] for action in dag.actions], pinned)
+
+
+def _medians(actions: Sequence[Action], samples: Sequence[Sequence[float]]) -> dict[Action, float]:
+    return dict(zip(actions, less_noisy_medians(samples).tolist(), strict=True))
 
 
 def uniform_bounds(
