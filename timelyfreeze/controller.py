@@ -15,36 +15,28 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from timelyfreeze.actions import Action
 from timelyfreeze.bounds import DurationBounds
-from timelyfreeze.budget import fit_to_ratio
 from timelyfreeze.dag import PipelineDag, build_dag
 from timelyfreeze.exchange import Exchange
-from timelyfreeze.monitoring import Pattern, pattern_of
+from timelyfreeze.masks import PassMasks
+from timelyfreeze.monitoring import Pattern
 from timelyfreeze.order import ScheduleOrder
 from timelyfreeze.passes import CollectedFigures, RankPasses, batch_times
-from timelyfreeze.phases import Phase, actual_freeze_ratio
+from timelyfreeze.phases import Phase
 from timelyfreeze.plan import FreezePlan
 from timelyfreeze.planner import Planner, TransferMeter
 from timelyfreeze.policy_checks import PolicyChecks
 from timelyfreeze.recorder import ActionRecorder, PassRecord
 from timelyfreeze.samples import median_durations
-from timelyfreeze.selection import (
-    build_parameter_table,
-    draw_all_or_nothing,
-    draw_uniform,
-    draw_whether,
-    mask_rng,
-)
-from timelyfreeze.settings import ALL_OR_NOTHING, FreezeSettings
-from timelyfreeze.stage import NOTHING_FROZEN, FreezingStage
+from timelyfreeze.selection import build_parameter_table
+from timelyfreeze.settings import FreezeSettings
+from timelyfreeze.stage import FreezingStage
 
 logger = logging.getLogger(__name__)
 
@@ -100,14 +92,16 @@ class FreezeController:
         self._checks = checks
         self._declared = order
         self._declared_dag = build_dag(order)
-        self._microbatches = frozenset(a.microbatch for rank in order.ranks for a in rank)
         self._stages = tuple(stages)
-        self._tables = {
+        tables = {
             s.stage_index: build_parameter_table(
                 zip(s.parameter_names, s.parameter_sizes.tolist(), strict=True)
             )
             for s in stages
         }
+        self._masks = partial(
+            PassMasks, settings, tables, order.n_microbatches, self._planner, checks
+        )
         self._recorder = recorder
         self._exchange = exchange
         self._step = 0
@@ -208,10 +202,12 @@ class FreezeController:
     @contextmanager
     def one_pass(self) -> Iterator[None]:
         """Run one pipeline batch of the step: set its masks, record its actions."""
+        masks = self._masks(self._step, self._pass_index)
         for stage in self._stages:
+            index = stage.stage_index
             stage.freeze(
-                self._masks(stage.stage_index),
-                without_input_grads=self._without_input_grads(stage.stage_index),
+                masks.of_stage(index, self.dag),
+                without_input_grads=masks.without_input_grads(index),
             )
         try:
             with self._recorder.recorded_pass():
@@ -220,7 +216,7 @@ class FreezeController:
             for stage in self._stages:
                 stage.freeze_nothing()
         is_cold = self._passes_in_phase < self.settings.discard_passes
-        self._undrained.append((self.phase, self._pattern, is_cold))
+        self._undrained.append((self.phase, masks.pattern, is_cold))
         self._passes_in_phase += 1
         self._pass_index += 1
         for stage in self._stages:
@@ -270,70 +266,6 @@ class FreezeController:
         if self._checks is None or self.phase is Phase.WARMUP:
             return 0.0
         return self._checks.frozen_share(action.stage)
-
-    @property
-    def _pattern(self) -> Pattern | None:
-        """What the current pass freezes, if it is one of monitoring."""
-        n_microbatches = self._declared.n_microbatches
-        return pattern_of(self.settings.phases, self._step, self._pass_index, n_microbatches)
-
-    def _masks(self, stage: int) -> Mapping[int, NDArray[np.bool_]]:
-        if self.phase in (Phase.WARMUP, Phase.OFF):
-            return NOTHING_FROZEN
-        backwards = [a for a in self.dag.actions if a.kind.freezable and a.stage == stage]
-        masks = {action.microbatch: self._mask(action) for action in backwards}
-        return {m: mask for m, mask in masks.items() if mask.any()} or NOTHING_FROZEN
-
-    def _mask(self, action: Action) -> NDArray[np.bool_]:
-        """Return what the current pass freezes in one backward, bool, shape [n]."""
-        stage = action.stage
-        table = self._tables[stage]
-        chosen = None if self._checks is None else self._checks.frozen(stage)
-        if self._planner is None:
-            assert chosen is not None  # the constructor saw to it
-            return chosen
-        if self._pattern is not None:
-            return np.full(len(table.names), self._pattern.freezes(action))
-        ratio = self._planner.ratio(action, self._step)
-        if ratio in (0.0, 1.0):
-            return np.full(len(table.names), ratio == 1.0)
-        if stage < self._planner.front_depths(self._step).get(action.microbatch, 0):
-            return np.full(len(table.names), self._is_front_frozen(action.microbatch))
-        rng = self._rng(stage, action.microbatch)
-        if stage == 0 and self.settings.first_stage == ALL_OR_NOTHING:
-            return draw_all_or_nothing(table, ratio, rng)
-        if chosen is None:
-            return draw_uniform(table, ratio, rng)
-        return fit_to_ratio(table, chosen, ratio, rng)
-
-    def _without_input_grads(self, stage: int) -> Collection[int]:
-        """Return the microbatches for which no stage in front needs ``stage``'s input gradient.
-
-        A policy alone decides for all microbatches and stages at once, so a frozen prefix is known
-        to every rank. Under a plan they are those whose front reaches beyond ``stage``. The first
-        stage behind a front would save a little too, but the plan's times are those of backwards
-        that do compute the gradient, and this one is not idle.
-        """
-        if self.phase is Phase.WARMUP:
-            return ()
-        if self._planner is not None:
-            depths = self._planner.front_depths(self._step)
-            return {m for m, depth in depths.items() if stage < depth and self._is_front_frozen(m)}
-        assert self._checks is not None  # the constructor saw to it
-        return () if self._checks.first_live_stage < stage else self._microbatches
-
-    def _is_front_frozen(self, microbatch: int) -> bool:
-        """Return whether the current pass freezes the front of ``microbatch``, all of it or none.
-
-        Every rank draws the same, from what is the first stage's generator. In the stable phase it
-        is always frozen.
-        """
-        assert self._planner is not None  # only a plan has fronts
-        ratio = actual_freeze_ratio(1.0, self._step, self.settings.phases)
-        return draw_whether(ratio, self._rng(0, microbatch))
-
-    def _rng(self, stage: int, microbatch: int) -> np.random.Generator:
-        return mask_rng(self.settings.seed, self._step, self._pass_index, microbatch, stage)
 
     # -- figures -----------------------------------------------------------------------------------
 

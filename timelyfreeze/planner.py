@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from timelyfreeze.actions import Action
-from timelyfreeze.bounds import DurationBounds
+from timelyfreeze.bounds import DurationBounds, bounds_from_json, bounds_to_json
 from timelyfreeze.cascade import front_depths
 from timelyfreeze.dag import build_dag
 from timelyfreeze.exchange import Exchange
@@ -76,6 +76,7 @@ class Planner:
         self.dag = build_dag(order)
         self.plan: FreezePlan | None = None
         self.bounds: DurationBounds | None = None
+        self._measured: DurationBounds | None = None  # before anything moved
         self.failure: str | None = None
         self.switched_off: str | None = None
         self._last_followed_step: int | None = None
@@ -257,6 +258,8 @@ class Planner:
         if isinstance(answer, str):
             self._without(answer, is_first=again is None)
             return
+        if again is not None:
+            self._measured = self._measured or self.bounds
         before, plan = self.plan, self._adopt(answer)
         self._replanning.forget()
         if before is None or again is None:
@@ -308,7 +311,8 @@ class Planner:
         """Compare times with the plan's; solve anew or switch off where they ask for it."""
         assert self.plan is not None  # the caller saw to it
         assert self.bounds is not None
-        found = self._replanning.measure(self.dag, self.bounds, self.plan)
+        measured = self._measured or self.bounds
+        found = self._replanning.measure(self.dag, measured, self.bounds, self.plan)
         reason = self._replanning.why_not(found)
         if reason is not None:
             self._switch_off(step, reason)
@@ -344,6 +348,8 @@ class Planner:
         if self.plan is not None and self.bounds is not None:
             solution = Solution(self.order, self.dag, self.bounds, self.plan)
             state["solved"] = solution_to_plain(solution)
+        if self._measured is not None:
+            state["measured"] = bounds_to_json(self.dag, self._measured)
         return state
 
     def load_plain_state(self, state: Mapping[str, Any]) -> None:
@@ -366,6 +372,8 @@ class Planner:
             solution = solution_from_plain(state["solved"])
             self._check_order(solution.order)
             self._adopt(solution)
+        if "measured" in state:
+            self._measured = bounds_from_json(self.dag, state["measured"])
 
     def _check_order(self, saved: ScheduleOrder) -> None:
         """Refuse a plan that was made for another pipeline."""

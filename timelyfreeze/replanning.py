@@ -39,8 +39,8 @@ class Remeasurement:
     Attributes:
         drift: How much longer actions take than planned, by stage and kind.
         batch_ms: Median batch as measured.
-        unfrozen_batch_ms: What a batch would take without freezing: predicted from bounds that have
-            moved as far as the actions that the plan leaves unfrozen.
+        unfrozen_batch_ms: What a batch would take without freezing: predicted from what was
+            measured without, moved as far as the actions that the plan leaves unfrozen.
     """
 
     drift: Mapping[Group, float]
@@ -55,6 +55,7 @@ class Remeasurement:
 
 def remeasure(
     dag: PipelineDag,
+    measured: DurationBounds,
     bounds: DurationBounds,
     plan: FreezePlan,
     ranks: Sequence[RankPasses],
@@ -64,7 +65,8 @@ def remeasure(
 
     Args:
         dag: Precedence graph of A actions.
-        bounds: What the plan was made from.
+        measured: Bounds as they came from monitoring.
+        bounds: Bounds that the plan was made from: the same, or moved since then.
         plan: Has been in force in all of the passes.
         ranks: Stable passes of every process; of replicas the slower counts.
         n_processors: How many ranks can compute at once; None if each has a device of its own.
@@ -74,8 +76,13 @@ def remeasure(
         for action, time_ms in rank.durations_ms.items():
             observed_ms[action] = max(time_ms, observed_ms.get(action, 0.0))
     # Had frozen actions a say in it, freezing that saves nothing would look like a slow machine.
-    unfrozen_ms = {a: time_ms for a, time_ms in observed_ms.items() if plan.ratio_of(a) == 0.0}
-    moved = moved_bounds(dag, bounds, drifts(dag, bounds, plan.durations_ms, unfrozen_ms))
+    # Neither must bounds that they have moved.
+    live_ms = {
+        action: time_ms
+        for action, time_ms in observed_ms.items()
+        if plan.durations_ms[dag.index[action]] == bounds.max_ms[dag.index[action]]
+    }
+    moved = moved_bounds(dag, measured, drifts(dag, measured, measured.max_ms, live_ms))
     delays_ms = bounds.delays_ms(dag)
     batch_ms = play_batch(dag, moved.max_ms, n_processors, delays_ms)[1]
     return Remeasurement(
@@ -123,8 +130,20 @@ class Replanning:
         """Forget the passes: another plan is in force."""
         self._recent = Samples()
 
-    def measure(self, dag: PipelineDag, bounds: DurationBounds, plan: FreezePlan) -> Remeasurement:
+    def measure(
+        self,
+        dag: PipelineDag,
+        measured: DurationBounds,
+        bounds: DurationBounds,
+        plan: FreezePlan,
+    ) -> Remeasurement:
         """Compare the passes since the last time with the plan; every rank must call this.
+
+        Args:
+            dag: As for :func:`remeasure`, like all of them.
+            measured: Likewise.
+            bounds: Likewise.
+            plan: Likewise.
 
         Returns:
             The same on every rank.
@@ -136,7 +155,7 @@ class Replanning:
         everyone = self._exchange.gather(mine)
         found: Remeasurement | None = None
         if everyone is not None:
-            found = remeasure(dag, bounds, plan, everyone, self._n_processors)
+            found = remeasure(dag, measured, bounds, plan, everyone, self._n_processors)
         self.forget()
         agreed: Remeasurement = self._exchange.broadcast(found)
         self._n_low = self._n_low + 1 if agreed.gain < self._settings.least_gain else 0

@@ -180,7 +180,6 @@ def test_a_hybrid_monitors_and_goes_on_to_choose(runs):
     assert any(any(m) and not all(m) for m in stable)
     steps = [step for step, _ in ranks[0]["decided"]]
     assert set(steps) == set(range(1, STEPS + 1))
-    assert any(names for step, names in ranks[0]["decided"] if step <= 6), "checked meanwhile"
 
 
 def test_freezing_in_vain_is_switched_off_on_all_ranks(runs):

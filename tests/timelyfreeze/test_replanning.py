@@ -19,7 +19,13 @@ from timelyfreeze.order import parse_order
 from timelyfreeze.passes import RankPasses
 from timelyfreeze.phases import Phase, PhaseSchedule
 from timelyfreeze.plan import plan_from_ratios, plan_to_json
-from timelyfreeze.replanning import drift_from_plain, drift_text, drift_to_plain, remeasure
+from timelyfreeze.replanning import (
+    Remeasurement,
+    drift_from_plain,
+    drift_text,
+    drift_to_plain,
+    remeasure,
+)
 from timelyfreeze.schedules import one_f_one_b_order
 
 ORDER = one_f_one_b_order(2, 4)
@@ -254,6 +260,28 @@ def test_freezing_that_brings_too_little_twice_is_switched_off_with_one_line(
     assert after.collect()[0].batch_ms.keys() == {Phase.OFF}
 
 
+def test_plans_made_anew_do_not_hide_that_freezing_saves_nothing() -> None:
+    """With all backwards frozen in part, frozen ones alone say that times have moved."""
+    machine = Machine()
+    settings = {**EXACT, "cascade": "off", "first_stage": "keep_chain", "max_freeze_ratio": 0.5}
+    ranks, stopped = (Ranks(ALONE, duration_ms=machine, **settings) for _ in range(2))
+    for each in (ranks, stopped):
+        machine.freezing_saves = True
+        each.run(1, 9)
+        machine.freezing_saves = False
+        each.run(10, 12)
+    assert len(ranks.solved[0]) == 2, "made anew"
+    assert ranks.controllers[0].switched_off is None
+    ranks.run(13, 16)
+    resumed = Ranks(ALONE, duration_ms=machine, **settings)
+    resumed.load(stopped.saved())
+    assert resumed.saved() == stopped.saved()
+    resumed.run(13, 16)
+    for each in (ranks, resumed):
+        assert each.controllers[0].switched_off is not None
+        assert "measured gain is +0.0%" in each.controllers[0].switched_off
+
+
 def test_minus_one_never_switches_off() -> None:
     machine = Machine()
     settings = {**EXACT, "remeasure_share": 9.0, "least_gain": -1.0}
@@ -298,13 +326,16 @@ def test_gain_is_that_over_batches_that_moved_with_what_is_not_frozen() -> None:
         }
         return RankPasses((("stable", sum(own.values())),) * 3, own)
 
-    as_planned = remeasure(dag, bounds, plan, [passes(1.0, 1.0)])
+    def remeasured(*ranks: RankPasses) -> Remeasurement:
+        return remeasure(dag, bounds, bounds, plan, ranks)
+
+    as_planned = remeasured(passes(1.0, 1.0))
     assert (as_planned.batch_ms, as_planned.unfrozen_batch_ms) == (18.0, 24.0)
     assert as_planned.gain == pytest.approx(24 / 18 - 1)
-    slower = remeasure(dag, bounds, plan, [passes(1.5, 1.0), passes(1.0, 1.0)])
+    slower = remeasured(passes(1.5, 1.0), passes(1.0, 1.0))
     assert slower.gain == pytest.approx(24 / 18 - 1)
     assert slower.unfrozen_batch_ms == pytest.approx(36.0), "the slower replica counts"
-    in_vain = remeasure(dag, bounds, plan, [passes(1.0, 4.0)])
+    in_vain = remeasured(passes(1.0, 4.0))
     assert in_vain.gain == pytest.approx(0.0)
     assert in_vain.drift[0, ActionKind.FULL_BACKWARD] == pytest.approx(2.5)
 
