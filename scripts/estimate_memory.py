@@ -43,13 +43,19 @@ def main(arguments: Sequence[str]) -> int:
             print(f"error: {error}", file=sys.stderr)
             return 2
         print(_title(job_config))
-        print(render(ranks))
+        emulated = job_config.emulation.enable
+        names = ["all ranks"] if emulated else [f"rank {rank}" for rank in range(len(ranks))]
+        print(render(ranks, names))
         for size in options.device_gib:
-            crowded = [rank for rank, memory in enumerate(ranks) if not memory.fits(size * GIB)]
+            crowded = [
+                name
+                for name, memory in zip(names, ranks, strict=True)
+                if not memory.fits(size * GIB)
+            ]
             all_fit = all_fit and not crowded
             print(
                 f"{size:g} GiB a device: "
-                + (f"too small for rank {', '.join(map(str, crowded))}" if crowded else "fits")
+                + (f"too small for {', '.join(crowded)}" if crowded else "fits")
             )
         print()
     return 0 if all_fit else 1
@@ -77,22 +83,23 @@ def _title(job_config) -> str:
     return (
         f"{job_config.model.flavor}, "
         + (f"{schedule} over {parallelism.pipeline_parallel_degree} ranks, " if pipeline else "")
+        + ("emulated in one process, " if job_config.emulation.enable else "")
         + f"{training.local_batch_size // n_rows} microbatches of {n_rows} x {training.seq_len} "
         f"tokens, weights {training.dtype}, computing in {training.mixed_precision_param}"
     )
 
 
-def render(ranks) -> str:
-    """Return a markdown table, a row for each rank, in GiB."""
+def render(ranks, names) -> str:
+    """Return a markdown table, a row for each device, in GiB."""
     parts = [field.name for field in fields(ranks[0])]
     lines = [
         "| GiB | " + " | ".join([*parts, "total"]) + " |",
         "| --- " * (len(parts) + 2) + "|",
     ]
-    for rank, memory in enumerate(ranks):
+    for name, memory in zip(names, ranks, strict=True):
         figures = [getattr(memory, part) for part in parts] + [memory.total]
         lines.append(
-            f"| rank {rank} | " + " | ".join(f"{figure / GIB:.2f}" for figure in figures) + " |"
+            f"| {name} | " + " | ".join(f"{figure / GIB:.2f}" for figure in figures) + " |"
         )
     return "\n".join(lines)
 

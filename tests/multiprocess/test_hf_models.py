@@ -30,10 +30,16 @@ needs_smollm2 = pytest.mark.skipif(
     not SMOLLM2, reason="TIMELYFREEZE_SMOLLM2 names no folder with SmolLM2-135M"
 )
 N_ROWS, SEQ_LEN = 8, 96
-RANKS = [1, 2, 4]
+# {name: (processes, ranks of the pipeline)}
+FORMS = {"1ranks": (1, 1), "2ranks": (2, 2), "4ranks": (4, 4), "emulated": (1, 4)}
 # How each family lies on disk.
 N_FILES = {"llama2": 3, "llama3": 1, "llama31": 2, "llama32": 3, "smollm2": 1}
 V_SHAPED = "ZBVZeroBubble"
+
+
+def pipeline_size(n_processes, n_ranks):
+    emulated = {"emulation__enable": None} if n_processes < n_ranks else {}
+    return {"parallelism__pipeline_parallel_degree": n_ranks, **emulated}
 
 
 def model_arguments(folder, **settings):
@@ -67,12 +73,12 @@ def tokens(tmp_path_factory):
     return path
 
 
-@pytest.fixture(scope="module", params=RANKS, ids=lambda n: f"{n}ranks")
+@pytest.fixture(scope="module", params=FORMS)
 def seen(request, folders, tokens, tmp_path_factory):
-    """What every rank saw, by scenario; and where the runs lie."""
-    n = request.param
-    place = tmp_path_factory.mktemp(f"{n}_ranks")
-    size = {"parallelism__pipeline_parallel_degree": n}
+    """What every process saw, by scenario; and where the runs lie."""
+    n_processes, n = FORMS[request.param]
+    place = tmp_path_factory.mktemp(request.param)
+    size = pipeline_size(n_processes, n)
     scenarios = [
         {"name": name, "args": model_arguments(folders[name], **size), "tokens": str(tokens)}
         for name in N_FILES
@@ -112,14 +118,14 @@ def seen(request, folders, tokens, tmp_path_factory):
             for schedule in ("GPipe", "Interleaved1F1B", V_SHAPED)
             if not (n == 4 and schedule == "Interleaved1F1B")
         ]
-    if n == 4:
+    if n_processes == 4:
         size = {
             "parallelism__pipeline_parallel_degree": 2,
             "parallelism__data_parallel_shard_degree": 2,
         }
         arguments_ = model_arguments(folders["llama32"], **size)
         scenarios.append({"name": "sharded", "args": arguments_, "tokens": str(tokens)})
-    ranks = run_scenarios(place, n, scenarios, script="pipeline_logits.py", timeout_s=600)
+    ranks = run_scenarios(place, n_processes, scenarios, script="pipeline_logits.py", timeout_s=600)
     return ranks, place
 
 
@@ -252,8 +258,9 @@ def test_transformers_loads_what_was_trained_and_exported(trained, tokens, monke
 
 @needs_smollm2
 @needs_transformers
-@pytest.mark.parametrize("n", RANKS)
-def test_real_weights_compute_as_in_transformers(n, tmp_path):
+@pytest.mark.parametrize("form", FORMS)
+def test_real_weights_compute_as_in_transformers(form, tmp_path):
+    n_processes, n = FORMS[form]
     path = tmp_path / "tokens.pt"
     torch.save(some_tokens(4, 64, vocabulary=49152), path)
     scenario = {
@@ -262,14 +269,14 @@ def test_real_weights_compute_as_in_transformers(n, tmp_path):
             SMOLLM2,
             model__flavor="SmolLM2-135M",
             model__hf_assets_path=SMOLLM2,
-            parallelism__pipeline_parallel_degree=n,
+            **pipeline_size(n_processes, n),
             training__seq_len=64,
             training__local_batch_size=4,
         ),
         "tokens": str(path),
         "save": True,
     }
-    ranks = run_scenarios(tmp_path, n, [scenario], script="pipeline_logits.py")["smollm2"]
+    ranks = run_scenarios(tmp_path, n_processes, [scenario], script="pipeline_logits.py")["smollm2"]
     expected = transformers_logits(SMOLLM2, torch.load(path))
     assert (the_logits(ranks) - expected).abs().max() < 1e-3
     folder = export_run(the_run(tmp_path, "smollm2"), dtype=torch.bfloat16)

@@ -39,3 +39,13 @@ def test_the_exit_status_tells_whether_all_fit(capsys: pytest.CaptureFixture[str
 def test_what_is_not_covered_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([CONFIG, "--", "--parallelism.tensor_parallel_degree=2"]) == 2
     assert "error: parallelism.tensor_parallel_degree is 2" in capsys.readouterr().err
+
+
+def test_an_emulation_is_one_device(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([CONFIG, "--device-gib", "1", "48", "--", "--emulation.enable"]) == 1
+    text = capsys.readouterr().out
+    assert "1F1B over 4 ranks, emulated in one process" in text
+    assert text.count("| all ranks |") == 1
+    assert "| rank" not in text
+    assert "1 GiB a device: too small for all ranks" in text
+    assert "48 GiB a device: fits" in text

@@ -163,6 +163,20 @@ def test_microbatches_in_flight_are_those_of_the_schedule(
 
 
 @pytest.mark.parametrize("schedule", PIPELINES)
+def test_an_emulation_holds_what_all_ranks_hold(schedule: str) -> None:
+    changes = {"parallelism__pipeline_parallel_schedule": schedule}
+    ranks = estimate_memory(config(**changes))
+    (one,) = estimate_memory(config(**changes, emulation__enable=True))
+    for part in ("parameters", "gradients", "optimizer", "casts", "messages"):
+        assert getattr(one, part) == sum(getattr(rank, part) for rank in ranks), part
+    assert one.scratch == max(rank.scratch for rank in ranks)
+    together = sum(rank.activations for rank in ranks)
+    assert max(rank.activations for rank in ranks) < one.activations <= together
+    if schedule == "GPipe":
+        assert one.activations == together, "every forward comes before the first backward"
+
+
+@pytest.mark.parametrize("schedule", PIPELINES)
 def test_ranks_share_all_parameters(schedule: str) -> None:
     job_config = config(parallelism__pipeline_parallel_schedule=schedule)
     ranks = estimate_memory(job_config)

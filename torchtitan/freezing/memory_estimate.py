@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from timelyfreeze.actions import Action, ActionKind
+from timelyfreeze.emulation import merge_ranks
 from timelyfreeze.order import ScheduleOrder
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.freezing.activation_memory import ModuleBytes, module_bytes
@@ -70,7 +71,7 @@ class RankMemory:
 
 
 def estimate_memory(job_config: JobConfig) -> list[RankMemory]:
-    """Return what each pipeline rank of a run needs.
+    """Return what each pipeline rank of a run needs, or the one device that emulates them all.
 
     Raises:
         ValueError: If the run is of a kind that is not covered, or its keys contradict each other;
@@ -98,9 +99,10 @@ def estimate_memory(job_config: JobConfig) -> list[RankMemory]:
     )
     shapes = parameter_shapes(args)
     cast_bytes = 0 if mixed in (torch.float32, dtype) else mixed.itemsize
+    rows = (merge_ranks(order),) if job_config.emulation.enable else order.ranks
     return [
-        _rank_memory(job_config, order, rank, stages, shapes, kept, dtype, cast_bytes)
-        for rank in range(order.n_ranks)
+        _rank_memory(job_config, order, actions, stages, shapes, kept, dtype, cast_bytes)
+        for actions in rows
     ]
 
 
@@ -175,14 +177,15 @@ def parameter_shapes(args: TransformerModelArgs) -> dict[str, list[torch.Size]]:
 def _rank_memory(
     config: JobConfig,
     order: ScheduleOrder,
-    rank: int,
+    actions: Sequence[Action],
     stages: list[list[str]],
     shapes: dict[str, list[torch.Size]],
     kept: ModuleBytes,
     dtype: torch.dtype,
     cast_bytes: int,
 ) -> RankMemory:
-    held = [stage for stage, holder in enumerate(order.stage_to_rank) if holder == rank]
+    """Return what a device holds that runs ``actions`` of the order, one after the other."""
+    held = sorted({action.stage for action in actions})
     modules = [module for stage in held for module in stages[stage]]
     tensors = [shape.numel() for module in modules for shape in shapes[module]]
     # An embedding is looked up as it is, and norms stay in float32.
@@ -202,6 +205,10 @@ def _rank_memory(
     def between_halves(stage: int) -> int:
         return _stage_bytes(stages[stage], kept.block_linear_outputs, kept.head_linear_outputs, 0)
 
+    # Each stage has an optimizer of its own.
+    largest = dtype.itemsize * max(
+        sum(shape.numel() for module in stages[stage] for shape in shapes[module]) for stage in held
+    )
     n_neighbours = sum((stage > 0) + (stage < last) for stage in held)
     parameters = sum(tensors) * dtype.itemsize
     return RankMemory(
@@ -209,12 +216,12 @@ def _rank_memory(
         gradients=parameters,
         optimizer=_N_OPTIMIZER_STATES * parameters,
         casts=sum(linear) * cast_bytes,
-        activations=peak_bytes(order.ranks[rank], forward_bytes, between_halves),
+        activations=peak_bytes(actions, forward_bytes, between_halves),
         messages=n_neighbours * order.n_microbatches * kept.hidden if last else 0,
         scratch=max(tensors) * dtype.itemsize
         + (2 * kept.logits if last in held else 0)
         + kept.recomputed
-        + (parameters if config.optimizer.implementation == "foreach" else 0),
+        + (largest if config.optimizer.implementation == "foreach" else 0),
     )
 
 
