@@ -44,6 +44,7 @@ PURE = {
     "whatif.case",
     "whatif.grid",
     "whatif.layer_model",
+    "whatif.links",
     "whatif.notes",
     "whatif.recall",
     "whatif.report",

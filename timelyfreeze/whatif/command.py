@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from timelyfreeze.settings import ALL_OR_NOTHING, FIRST_STAGE_MODES
+from timelyfreeze.settings import ALL_OR_NOTHING, CASCADES, FIRST_STAGE_MODES, USE
 from timelyfreeze.whatif.answer import answer
 from timelyfreeze.whatif.bounds_file import BoundsFile, read_bounds_file
 from timelyfreeze.whatif.grid import BEST_SPLIT, DEFAULT_SPLIT, Grid
@@ -46,7 +46,16 @@ def add_plan_command(commands: argparse._SubParsersAction[argparse.ArgumentParse
     told = parser.add_argument_group("what the file may not say")
     told.add_argument("--ranks", type=int, metavar="N", help="pipeline ranks")
     told.add_argument("--layers", metavar="SPLIT", help="layers of each measured stage")
-    told.add_argument("--first-stage", choices=FIRST_STAGE_MODES, help=f"default: {ALL_OR_NOTHING}")
+    told.add_argument(
+        "--first-stage",
+        choices=FIRST_STAGE_MODES,
+        help=f"as freezing.first_stage; default: as the file says, or {ALL_OR_NOTHING}",
+    )
+    told.add_argument(
+        "--cascade",
+        choices=CASCADES,
+        help=f"as freezing.cascade; default: as the file says, or {USE}",
+    )
     step = parser.add_argument_group("the machine and the step")
     step.add_argument(
         "--processors",
@@ -129,6 +138,7 @@ def _grid(options: argparse.Namespace, file: BoundsFile) -> Grid:
         splits=tuple(s if s in named else _layers("--splits", s) for s in options.splits),
         n_ranks=n_ranks,
         first_stage=options.first_stage or file.notes.first_stage or ALL_OR_NOTHING,
+        cascade=options.cascade or file.notes.cascade or USE,
         n_processors=options.processors or file.notes.processors,
         message_ms=options.message_ms,
         passes=options.passes,

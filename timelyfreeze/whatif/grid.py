@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from timelyfreeze.settings import ALL_OR_NOTHING
+from timelyfreeze.settings import ALL_OR_NOTHING, USE
 from timelyfreeze.whatif.splits import Split
 
 DEFAULT_SPLIT = "default"
@@ -23,6 +23,7 @@ class Grid:
             another), ``BEST_SPLIT`` (fastest without freezing), or layers of each stage.
         n_ranks: Pipeline ranks.
         first_stage: How the first stage is frozen, one of ``settings.FIRST_STAGE_MODES``.
+        cascade: What is done about backwards that nobody needs, one of ``settings.CASCADES``.
         n_processors: How many ranks compute at once; None if each has a device of its own.
         message_ms: Price of a message, added to what the bounds have of it.
         passes: Pipeline batches in an optimizer step.
@@ -36,6 +37,7 @@ class Grid:
     splits: tuple[str | Split, ...]
     n_ranks: int
     first_stage: str = ALL_OR_NOTHING
+    cascade: str = USE
     n_processors: float | None = None
     message_ms: float = 0.0
     passes: int = 1

@@ -2,7 +2,7 @@
 
     "pipeline": {
       "schedule": "1F1B", "ranks": 4, "processors": 2.0, "first_stage": "all_or_nothing",
-      "layers": [8, 9, 8, 7], "tokens_per_microbatch": 2048,
+      "cascade": "use", "layers": [8, 9, 8, 7], "tokens_per_microbatch": 2048,
       "stages": [{"forward_ms": ...}, ...], "layer": {...}, "fixed": {...}
     }
 
@@ -17,7 +17,7 @@ import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from timelyfreeze.settings import FIRST_STAGE_MODES
+from timelyfreeze.settings import CASCADES, FIRST_STAGE_MODES
 from timelyfreeze.whatif.times import StageTimes
 
 
@@ -31,6 +31,7 @@ class PipelineNotes:
         processors: How many of them compute at once; times are then processor times. None if each
             has a device of its own.
         first_stage: How the first stage was frozen: one of ``settings.FIRST_STAGE_MODES``.
+        cascade: What is done about backwards that nobody needs: one of ``settings.CASCADES``.
         layers: Number of layers of each stage.
         tokens_per_microbatch: Tokens of a microbatch, padding included.
         stages: Times of each stage, in full and in split backwards.
@@ -42,6 +43,7 @@ class PipelineNotes:
     ranks: int | None = None
     processors: float | None = None
     first_stage: str | None = None
+    cascade: str | None = None
     layers: tuple[int, ...] | None = None
     tokens_per_microbatch: int | None = None
     stages: tuple[StageTimes, ...] | None = None
@@ -81,6 +83,7 @@ def parse_notes(where: str, plain: Any, n_stages: int) -> PipelineNotes:
         ranks=_count(f"{where}.ranks", plain.get("ranks"), least=1),
         processors=_positive(f"{where}.processors", plain.get("processors")),
         first_stage=_word(f"{where}.first_stage", plain.get("first_stage"), FIRST_STAGE_MODES),
+        cascade=_word(f"{where}.cascade", plain.get("cascade"), CASCADES),
         layers=None
         if layers is None
         else tuple(_count(f"{where}.layers[{i}]", n, least=0) or 0 for i, n in enumerate(layers)),

@@ -138,6 +138,7 @@ def to_json(answer: Answer, file: BoundsFile, grid: Grid, recalled: Recall | Non
         "bounds": str(file.path),
         "n_ranks": grid.n_ranks,
         "first_stage": grid.first_stage,
+        "cascade": grid.cascade,
         "n_processors": grid.n_processors,
         "message_ms": grid.message_ms,
         "passes": grid.passes,

@@ -12,7 +12,7 @@ from timelyfreeze.bounds import DurationBounds
 from timelyfreeze.dag import PipelineDag
 from timelyfreeze.lp import LpError, solve_freeze_ratios
 from timelyfreeze.processors import play_batch
-from timelyfreeze.settings import ALL_OR_NOTHING
+from timelyfreeze.settings import ALL_OR_NOTHING, effective_cascade
 from timelyfreeze.whatif.bounds_file import BoundsFile
 from timelyfreeze.whatif.case import Case
 from timelyfreeze.whatif.grid import BEST_SPLIT, DEFAULT_SPLIT, Grid
@@ -139,6 +139,7 @@ class ScheduleCases:
             whole_stages=(0,) if grid.first_stage == ALL_OR_NOTHING else (),
             n_processors=grid.n_processors,
             time_limit_s=grid.time_limit_s,
+            cascade=effective_cascade(grid.first_stage, grid.cascade),
         )
         rival_ms = None
         if rival is not None:

@@ -35,6 +35,7 @@ def pipeline_notes(
         ranks=order.n_ranks,
         processors=n_processors,
         first_stage=job_config.freezing.first_stage,
+        cascade=job_config.freezing.cascade,
         layers=layers if layers is not None and len(layers) == order.n_stages else None,
         tokens_per_microbatch=rows_of_microbatch(job_config) * job_config.training.seq_len,
     )
