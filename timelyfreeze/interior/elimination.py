@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 
 from timelyfreeze.interior.rows import Floats, Ints, added, pairs
 
+# What is left of a diagonal entry at least, relatively; rounding may leave less than nothing.
+_LEAST_LEFT = 1e-13
+
 
 class Elimination:
     """Which entries of a matrix a round touches, and their numbers.
@@ -58,15 +61,22 @@ class Elimination:
             return_inverse=True,
         )
         self._stays_at, self._fills_at = slot[: len(self._stays)], slot[len(self._stays) :]
+        self._is_diagonal = low[self._stays] == high[self._stays]
         self.low, self.high = keys // max(n_kept, 1), keys % max(n_kept, 1)
 
     def factor(self, entries: Floats) -> Floats:
-        """Eliminate from the matrix with these entries; return the entries of what is left."""
+        """Eliminate from the matrix with these entries; return the entries of what is left.
+
+        A diagonal entry that is positive stays so.
+        """
         self._over = 1.0 / entries[self._own]
         self._coupling = entries[self._mixed]
         fill = self._coupling[self._first] * self._coupling[self._second] * self._over[self._of]
         left = -added(self._fills_at, fill, len(self.low))
-        left[self._stays_at] += entries[self._stays]
+        stays = entries[self._stays]
+        left[self._stays_at] += stays
+        at, before = self._stays_at[self._is_diagonal], stays[self._is_diagonal]
+        left[at] = np.where(before > 0.0, np.maximum(left[at], _LEAST_LEFT * before), left[at])
         return left
 
     def forward(self, right: Floats) -> Floats:

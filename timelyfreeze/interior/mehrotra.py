@@ -28,7 +28,7 @@ _MOST_CORRECTIONS = 2
 # Steps in a row that come no nearer: rounding has the upper hand.
 _MOST_STALLED = 10
 # Accuracy of the Newton systems: to look ahead, and to go.
-_ROUGHLY, _FULLY = 1e-4, 1e-10
+_ROUGHLY, _FULLY = 1e-3, 1e-7
 
 
 @dataclass(frozen=True, eq=False)

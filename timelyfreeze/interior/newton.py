@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from timelyfreeze.interior.elimination import Elimination
 from timelyfreeze.interior.rows import Floats, Ints, Rows, added, pairs
-from timelyfreeze.interior.strip import Strip
+from timelyfreeze.interior.strip import Strip, StripError
 
 # Rows with more nonzeros than this are dense. A precedence row has three.
 _MOST_NONZEROS = 12
@@ -122,7 +122,11 @@ class NewtonMatrix:
         small[low, high] = small[high, low] = -entries[self._small]
         small += self._over_border.T @ self._over_border
         unit = 1.0 / np.sqrt(np.diag(small))
-        self._small_inverse = np.linalg.inv(small * unit * unit[:, None]) * unit * unit[:, None]
+        try:
+            inverse = np.linalg.inv(small * unit * unit[:, None])
+        except np.linalg.LinAlgError as error:
+            raise StripError("the system of the dense rows is singular") from error
+        self._small_inverse = inverse * unit * unit[:, None]
 
     def solve(self, right: Floats, accuracy: float = 1e-10) -> Floats:
         """Solve M x = ``right``, by conjugate gradients on the factors.
@@ -130,25 +134,31 @@ class NewtonMatrix:
         Args:
             right: Shape [n].
             accuracy: Stop when no entry of M x - ``right`` is larger, relative to the largest of
-                ``right``; or after a few rounds, where rounding allows no better.
+                ``right``, or where rounding allows no better.
 
         Returns:
             x, shape [n].
         """
+        with np.errstate(over="ignore", invalid="ignore"):  # beside an optimum all digits may go
+            return self._refined(right, accuracy)
+
+    def _refined(self, right: Floats, accuracy: float) -> Floats:
         x = self._solve_once(right)
         residual = right - self._times(x)
         enough = accuracy * float(np.abs(right).max())
         direction = np.zeros_like(x)
         before = np.inf
+        missing = [np.inf, np.inf]
         for _ in range(_REFINEMENTS):
-            if float(np.abs(residual).max()) <= enough:
+            missing.append(float(np.abs(residual).max()))
+            if missing[-1] <= enough or missing[-1] > 0.5 * missing[-3]:
                 break
             better = self._solve_once(residual)
             energy = float(residual @ better)
             direction = better + energy / before * direction
             image = self._times(direction)
             curvature = float(direction @ image)
-            if not (energy > 0.0 and curvature > 0.0):
+            if not (0.0 < energy < np.inf and 0.0 < curvature < np.inf):
                 break  # rounding has the upper hand
             step = energy / curvature
             x = x + step * direction

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from timelyfreeze.interior.mehrotra import solve_interior
 from timelyfreeze.interior.precedence import PrecedenceRows
 from timelyfreeze.interior.reduction import lower_bound, reduce_lp
-from timelyfreeze.interior.strip import StripError
 from timelyfreeze.lp_program import FreezeLp, LpError
 
 Floats = NDArray[np.float64]
@@ -83,7 +82,7 @@ def solve_certified(lp: FreezeLp, time_limit_s: float) -> CertifiedRatios:
         CertifiedRatios: Within all constraints, and with a lower bound on P_d.
 
     Raises:
-        LpError: If a Newton system cannot be factored.
+        LpError: If not even a first step can be made.
     """
     deadline = time.monotonic() + time_limit_s
     schedule = PrecedenceRows(lp)
@@ -105,8 +104,8 @@ def solve_certified(lp: FreezeLp, time_limit_s: float) -> CertifiedRatios:
             tolerance=_TOLERANCE,
             deadline=deadline,
         )
-    except StripError as error:
-        raise _stopped(lp, "Numerical difficulties") from error
+    except (ArithmeticError, ValueError) as error:
+        raise _stopped(lp, f"Numerical difficulties: {error}") from error
     x = reduced.fixed.copy()
     x[reduced.free] = inside.x
     ratios = _tidy(lp, schedule, np.clip(x[ratio], lp.column_lower[ratio], lp.column_upper[ratio]))

@@ -46,8 +46,16 @@ def add_plan_command(commands: argparse._SubParsersAction[argparse.ArgumentParse
     told = parser.add_argument_group("what the file may not say")
     told.add_argument("--ranks", type=int, metavar="N", help="pipeline ranks")
     told.add_argument("--layers", metavar="SPLIT", help="layers of each measured stage")
-    told.add_argument("--first-stage", choices=FIRST_STAGE_MODES, help=f"default: {ALL_OR_NOTHING}")
-    told.add_argument("--cascade", choices=CASCADES, help=f"freezing.cascade; default: {USE}")
+    told.add_argument(
+        "--first-stage",
+        choices=FIRST_STAGE_MODES,
+        help=f"as freezing.first_stage; default: as the file says, or {ALL_OR_NOTHING}",
+    )
+    told.add_argument(
+        "--cascade",
+        choices=CASCADES,
+        help=f"as freezing.cascade; default: as the file says, or {USE}",
+    )
     step = parser.add_argument_group("the machine and the step")
     step.add_argument(
         "--processors",

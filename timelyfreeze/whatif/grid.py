@@ -23,7 +23,7 @@ class Grid:
             another), ``BEST_SPLIT`` (fastest without freezing), or layers of each stage.
         n_ranks: Pipeline ranks.
         first_stage: How the first stage is frozen, one of ``settings.FIRST_STAGE_MODES``.
-        cascade: What to do about backwards that nobody needs, one of ``settings.CASCADES``.
+        cascade: What is done about backwards that nobody needs, one of ``settings.CASCADES``.
         n_processors: How many ranks compute at once; None if each has a device of its own.
         message_ms: Price of a message, added to what the bounds have of it.
         passes: Pipeline batches in an optimizer step.

@@ -31,7 +31,7 @@ class PipelineNotes:
         processors: How many of them compute at once; times are then processor times. None if each
             has a device of its own.
         first_stage: How the first stage was frozen: one of ``settings.FIRST_STAGE_MODES``.
-        cascade: What became of backwards that nobody needs: one of ``settings.CASCADES``.
+        cascade: What is done about backwards that nobody needs: one of ``settings.CASCADES``.
         layers: Number of layers of each stage.
         tokens_per_microbatch: Tokens of a microbatch, padding included.
         stages: Times of each stage, in full and in split backwards.

@@ -75,18 +75,17 @@ def test_refinement_reaches_the_accuracy_asked_for() -> None:
 
 
 def test_long_chains_beside_each_other_are_mostly_eliminated() -> None:
-    # Eight chains of 500 columns with a link between neighbouring chains at every tenth column.
-    chain, length = np.arange(8)[:, None] * 500, np.arange(500)
+    # Four chains of 100 columns with a link between neighbouring chains at every tenth column.
+    chain, length = np.arange(4)[:, None] * 100, np.arange(100)
     along = np.stack([chain + length[:-1], chain + length[1:]], axis=-1).reshape(-1, 2)
     across = np.stack([chain[:-1] + length[::10], chain[1:] + length[::10]], axis=-1).reshape(-1, 2)
-    pairs = np.concatenate([along, across])
-    columns = np.concatenate([np.arange(4000), pairs.ravel(), np.arange(4000)])
-    starts = np.cumsum([0, *[1] * 4000, *[2] * len(pairs), 4000])
-    rows = Rows(starts, columns, np.random.default_rng(0).normal(size=len(columns)), 4000)
-    newton = NewtonMatrix(rows, np.zeros(4000, dtype=bool))
-    assert newton.n_left < 1000  # 400 have more than two neighbours
-    weights = np.ones(len(starts) - 1)
-    newton.factor(weights)
+    linked = np.concatenate([along, across])
+    columns = np.concatenate([np.arange(400), linked.ravel(), np.arange(400)])
+    starts = np.cumsum([0, *[1] * 400, *[2] * len(linked), 400])
+    rows = Rows(starts, columns, np.random.default_rng(0).normal(size=len(columns)), 400)
+    newton = NewtonMatrix(rows, np.zeros(400, dtype=bool))
+    assert newton.n_left < 100  # 40 have more than two neighbours
+    newton.factor(np.ones(len(starts) - 1))
     matrix = dense(rows)
     right = matrix.sum(axis=0)
     expected = np.linalg.solve(matrix.T @ matrix, right)

@@ -16,7 +16,7 @@ from tests.timelyfreeze.programs import (
 )
 from timelyfreeze.bounds import DurationBounds
 from timelyfreeze.dag import PipelineDag, build_dag, makespan
-from timelyfreeze.interior.solver import FREEZING_PRICE, solve_by_interior_point
+from timelyfreeze.interior.solver import FREEZING_PRICE, solve_by_interior_point, solve_certified
 from timelyfreeze.lp import solve_freeze_ratios
 from timelyfreeze.lp_program import FreezeLp, LpError, build_lp
 from timelyfreeze.lp_simplex import solve_by_simplex
@@ -30,7 +30,7 @@ def batch(dag: PipelineDag, bounds: DurationBounds, lp: FreezeLp, ratios: np.nda
     of_actions[lp.freezable] = ratios
     # Frozen whole, what rounding leaves of a duration may be below 0.
     durations = bounds.max_ms - of_actions * (bounds.max_ms - bounds.min_ms)
-    return makespan(dag, np.maximum(durations, 0.0))
+    return makespan(dag, np.maximum(durations, 0.0), bounds.delays_ms(dag))
 
 
 def check_as_good_as_simplex(dag: PipelineDag, bounds: DurationBounds, lp: FreezeLp) -> None:
@@ -45,8 +45,12 @@ def check_as_good_as_simplex(dag: PipelineDag, bounds: DurationBounds, lp: Freez
     frozen = np.bincount(dag.stages[lp.freezable], found, dag.n_stages)
     assert (frozen <= lp.caps + 1e-9).all()
     best_ms = batch(dag, bounds, lp, exact)
-    most_ms = best_ms * (1.0 + 1e-6) + FREEZING_PRICE * makespan(dag, bounds.max_ms)
-    assert batch(dag, bounds, lp, found) <= most_ms
+    unfrozen_ms = batch(dag, bounds, lp, np.zeros(len(found)))
+    assert batch(dag, bounds, lp, found) <= best_ms * (1.0 + 1e-5) + FREEZING_PRICE * unfrozen_ms
+    # The certificate is true, and good enough for the plan to be handed on.
+    certified = solve_certified(lp, 60.0)
+    assert certified.bound * lp.scale_ms <= best_ms * (1.0 + 1e-9)
+    assert certified.end <= certified.bound * 1.001
     # The price on freezing may buy less of it for time, and never more.
     assert found.sum() <= exact.sum() * (1.0 + 1e-3) + 1e-3
 
@@ -71,6 +75,38 @@ def test_a_few_hundred_actions(name: str) -> None:
     dag = scheduled(name, 8, 32)
     bounds = noisy_bounds(dag, 1)
     check_as_good_as_simplex(dag, bounds, build_lp(dag, bounds, 0.8))
+
+
+def odd_bounds(dag: PipelineDag) -> dict[str, DurationBounds]:
+    """Durations that are hard on solvers."""
+    rng, usual = np.random.default_rng(3), noisy_bounds(dag, 3)
+    n, freezable = len(dag.actions), dag.freezable
+    zero, decades = rng.random(n) < 0.3, 10.0 ** rng.uniform(-3.0, 3.0, n)
+    slow = np.where(dag.ranks == dag.ranks.max(), 10.0, 1.0)
+    low, high = usual.min_ms, usual.max_ms
+    return {
+        "nothing to save": DurationBounds(high.copy(), high),
+        "a hair to save": DurationBounds(np.where(freezable, high * (1.0 - 1e-4), high), high),
+        "nothing left": DurationBounds(np.where(freezable, 0.0, high), high),
+        "some last 0 ms": DurationBounds(np.where(zero, 0.0, low), np.where(zero, 0.0, high)),
+        "decades": DurationBounds(
+            np.where(freezable, decades * rng.choice([0.0, 0.5, 1.0], n), decades), decades
+        ),
+        "a slow rank": DurationBounds(low * slow, high * slow),
+    }
+
+
+@pytest.mark.parametrize("kind", odd_bounds(scheduled("1F1B", 2, 2)))
+@pytest.mark.parametrize("name", ["Interleaved1F1B", "ZBVZeroBubble", "DualPipeV"])
+def test_odd_durations_with_slow_and_fast_links(name: str, kind: str) -> None:
+    dag = scheduled(name, 4, 12)
+    rng = np.random.default_rng(4)
+    links = {(a, b) for a, b in dag.ranks[dag.edges].tolist() if a != b}
+    bounds = odd_bounds(dag)[kind]
+    ways_ms = {link: rng.choice([0.0, 0.1, 20.0]) * bounds.max_ms.mean() for link in sorted(links)}
+    for cap in (1.0, rng.choice([0.0, 0.01, 0.5, 1.0], dag.n_stages).tolist()):
+        linked = replace(bounds, transfers_ms=ways_ms)
+        check_as_good_as_simplex(dag, linked, build_lp(dag, linked, cap))
 
 
 @given(seeds)
@@ -154,6 +190,23 @@ def test_where_it_fails_simplex_gets_the_time_that_is_left(
     assert "lost its way; the simplex method has 60 s left" in caplog.text
     with pytest.raises(LpError, match="lost its way"):
         solve_freeze_ratios(dag, bounds, max_freeze_ratio=0.8, time_limit_s=1e-9)
+
+
+@pytest.mark.parametrize("broken", ["strip.Strip._factor", "newton.NewtonMatrix._factor_prices"])
+def test_whatever_breaks_in_the_arithmetic_leaves_it_to_simplex(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise np.linalg.LinAlgError("Singular matrix")
+
+    dag = scheduled("1F1B", 4, 16)
+    bounds = noisy_bounds(dag, 0)
+    exact = solve_freeze_ratios(dag, bounds, max_freeze_ratio=0.8)
+    monkeypatch.setattr(timelyfreeze.lp, "_MOST_ACTIONS_BY_SIMPLEX", 0)
+    monkeypatch.setattr(f"timelyfreeze.interior.{broken}", fail)
+    again = solve_freeze_ratios(dag, bounds, max_freeze_ratio=0.8)
+    assert again.ratios.tolist() == exact.ratios.tolist()
+    assert "ended with status 'Numerical difficulties: " in caplog.text
 
 
 @given(seeds, st.sampled_from(CAPS))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.timelyfreeze.pipelines import hand_order, random_bounds, simulate
-from timelyfreeze.actions import Action
+from timelyfreeze.actions import Action, ActionKind
 from timelyfreeze.bounds import DurationBounds, bounds_to_json
 from timelyfreeze.dag import build_dag
 from timelyfreeze.order import ScheduleOrder, order_to_csv
@@ -134,6 +134,29 @@ def test_a_small_grid_is_what_a_search_finds(
 def test_a_first_stage_that_is_frozen_whole_has_no_fractions(even: BoundsFile) -> None:
     for case in answer(even, grid(first_stage="all_or_nothing", caps=(0.3, 0.5, 0.7))).cases:
         assert (case.stage_ratios[0] * 8) == pytest.approx(round(case.stage_ratios[0] * 8))
+
+
+@pytest.mark.parametrize("cascade", ["off", "use", "plan"])
+def test_backwards_that_nobody_needs(tmp_path: Path, cascade: str) -> None:
+    order = one_f_one_b_order(3, 3)
+    times = [StageTimes(2.0, 4.0, 0.0, 0.0, 4.0, 0.0), *[EVEN] * 2]
+    file = saved(tmp_path, order, bounds_from_times(build_dag(order), times))
+    first = {"first_stage": "all_or_nothing", "n_ranks": 3, "microbatches": (3,), "caps": (1.0,)}
+    (case,) = answer(file, grid(cascade=cascade, **first)).cases
+
+    def frozen_ms(action: Action) -> float:
+        if cascade != "off" and action.kind is not ActionKind.FORWARD:
+            return 0.0  # all stages in front are frozen whole
+        return times[action.stage].bounds_of(action.kind)[0]
+
+    limit_ms = max(end for _, end in simulate(order, frozen_ms).values())
+    assert case.limit_step_ms == pytest.approx(limit_ms)
+    if cascade == "plan":
+        assert case.frozen_step_ms == pytest.approx(limit_ms)
+    # A chain that is kept needs every gradient.
+    kept = {**first, "first_stage": "keep_chain"}
+    cases = [answer(file, grid(cascade=word, **kept)).cases[0] for word in ("off", cascade)]
+    assert cases[0] == cases[1]
 
 
 @pytest.mark.parametrize("schedule", ["Interleaved1F1B", "ZBVZeroBubble", "InterleavedZeroBubble"])

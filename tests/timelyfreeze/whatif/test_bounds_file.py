@@ -22,6 +22,7 @@ NOTES = PipelineNotes(
     ranks=2,
     processors=1.5,
     first_stage="keep_chain",
+    cascade="off",
     layers=(4, 3),
     tokens_per_microbatch=2048,
     stages=(StageTimes(1.0, 2.0, 1.0, 0.5, 1.5, 0.5), StageTimes(2.0, 4.0, 2.0, 2.0, 2.0, 0.0)),
