@@ -18,18 +18,19 @@ logger = logging.getLogger(__name__)
 MOST_ACTIONS_AT_ONCE = 1024
 
 
-def automatic_delay(n_actions: int, n_ramp_steps: int) -> int:
+def automatic_delay(n_actions: int, n_ramp_steps: int, *, branches: bool = False) -> int:
     """Return after how many steps a plan is taken, where the user leaves that open.
 
     Args:
         n_actions: Actions of the pipeline.
         n_ramp_steps: T_f - T_m.
+        branches: Whether the plan looks for fronts, which takes seconds for any pipeline.
 
     Returns:
         0 for a pipeline that is solved at once. Otherwise a tenth of the ramp, 1 at least, within
         which ratios would be small anyway; but never all of the ramp.
     """
-    if n_actions <= MOST_ACTIONS_AT_ONCE:
+    if n_actions <= MOST_ACTIONS_AT_ONCE and not branches:
         return 0
     return min(max(1, n_ramp_steps // 10), n_ramp_steps - 1)
 

@@ -34,7 +34,7 @@ from timelyfreeze.replanning import (
     drift_text,
     drift_to_plain,
 )
-from timelyfreeze.settings import ALL_OR_NOTHING, OFF, FreezeSettings, effective_cascade
+from timelyfreeze.settings import ALL_OR_NOTHING, OFF, PLAN, FreezeSettings, effective_cascade
 
 logger = logging.getLogger(__name__)
 
@@ -213,7 +213,8 @@ class Planner:
         if delay is not None:
             return delay
         n_ramp_steps = phases.last_ramp_step - phases.last_monitor_step
-        return automatic_delay(len(self.dag.actions), n_ramp_steps)
+        branches = self._cascade == PLAN
+        return automatic_delay(len(self.dag.actions), n_ramp_steps, branches=branches)
 
     @property
     def _has_times_alone(self) -> bool:

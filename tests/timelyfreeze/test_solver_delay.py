@@ -49,6 +49,7 @@ LAST = PHASES.last_monitor_step  # 6; the ramp ends at 10
 def test_the_delay_follows_from_the_size_of_the_pipeline() -> None:
     assert [automatic_delay(n, 100) for n in (8, 1024, 1025)] == [0, 0, 10]
     assert [automatic_delay(5000, n) for n in (1, 2, 9, 25)] == [0, 1, 1, 2]
+    assert automatic_delay(64, 100, branches=True) == 10
 
 
 def test_the_plan_applies_after_the_delay_at_the_height_of_the_ramp() -> None:

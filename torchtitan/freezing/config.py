@@ -68,7 +68,8 @@ class Freezing:
 
     solver_delay_steps: int | None = None
     """Steps that training goes on while the ratios are solved in the background. 0 waits for them.
-    Unset: 0 up to 1,024 actions, which take a fraction of a second; above, a tenth of the ramp."""
+    Unset: 0 up to 1,024 actions, which take a fraction of a second; above, and with cascade
+    "plan", a tenth of the ramp."""
 
     remeasure_every: int = 100
     """After so many steps of the stable phase, again and again, the times of the last batches are
