@@ -39,6 +39,7 @@ PURE = {
     "schedules",
     "selection",
     "settings",
+    "shrinkage",
     "whatif.__init__",
     "whatif.bounds_file",
     "whatif.case",
