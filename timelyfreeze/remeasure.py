@@ -20,8 +20,9 @@ from timelyfreeze.messages import receiving
 
 Group = tuple[int, ActionKind]
 
-# Shares of the longest action below which a time is nothing: what is frozen whole takes none.
-_NEGLIGIBLE = 1e-3
+# Of a backward that takes less than this share of its unfrozen time, what is left is bookkeeping:
+# it may well take thrice as long as before, and says nothing of the work that is not there.
+_LEAST_SHARE = 0.1
 
 
 def drifts(
@@ -39,17 +40,19 @@ def drifts(
         observed_ms: Median time of actions since; those of replicas are the slowest one's.
 
     Returns:
-        By stage and kind the median over their actions of observed over planned time: 1 where
-        nothing has moved. Left out are stages and kinds of which nothing that takes time was seen.
+        By stage and kind the median over their actions, each with the weight of its planned time,
+        of observed over planned time: 1 where nothing has moved. Left out are stages and kinds of
+        which nothing that takes time was seen.
     """
-    planned = np.asarray(planned_ms, dtype=np.float64) - bounds.message_ms * receiving(dag)
-    least_ms = _NEGLIGIBLE * float(bounds.max_ms.max(initial=0.0))
-    found: dict[Group, list[float]] = {}
+    lead_ms = bounds.message_ms * receiving(dag)
+    planned = np.asarray(planned_ms, dtype=np.float64) - lead_ms
+    least = _LEAST_SHARE * (bounds.max_ms - lead_ms)
+    found: dict[Group, list[tuple[float, float]]] = {}
     for action, time_ms in observed_ms.items():
         own_ms = float(planned[dag.index[action]])
-        if own_ms > least_ms:
-            found.setdefault((action.stage, action.kind), []).append(time_ms / own_ms)
-    return {group: float(np.median(values)) for group, values in found.items()}
+        if own_ms > max(0.0, float(least[dag.index[action]])):
+            found.setdefault((action.stage, action.kind), []).append((time_ms / own_ms, own_ms))
+    return {group: _weighted_median(values) for group, values in found.items()}
 
 
 def largest_move(drift: Mapping[Group, float]) -> float:
@@ -82,3 +85,11 @@ def moved_bounds(
         min_ms=(bounds.min_ms - lead_ms) * factors + lead_ms,
         max_ms=(bounds.max_ms - lead_ms) * factors + lead_ms,
     )
+
+
+def _weighted_median(values: list[tuple[float, float]]) -> float:
+    """Return the value below which half of the weight lies; between two where that is a border."""
+    pairs = np.array(sorted(values))
+    reached = np.cumsum(pairs[:, 1]) / pairs[:, 1].sum()
+    low, high = np.searchsorted(reached, [0.5 - 1e-9, 0.5 + 1e-9])
+    return float(0.5 * (pairs[low, 0] + pairs[high, 0]))
