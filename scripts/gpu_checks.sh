@@ -153,7 +153,7 @@ run_pipeline() {
   .venv/bin/python scripts/compare_methods.py run train_configs/compare_8m.toml "$output/comparison" --nproc "$gpus" \
     --schedules 1F1B --methods "${methods[@]}" -- "${bf16[@]}" --checkpoint.no-enable \
     --training.dataset_path=tests/assets/tiny_instruct --validation.dataset_path=tests/assets/tiny_instruct \
-    --parallelism.pipeline_parallel_degree="$gpus" "${few[@]}"
+    --parallelism.pipeline_parallel_degree="$gpus" "${few[@]}" ${small:+--training.seq_len=64 --validation.no-enable}
 }
 
 run_memory() {
