@@ -5,9 +5,9 @@
 #
 # On one GPU:
 #   tests      what is marked gpu
-#   profile    Llama-3.2-1B and Llama-3-8B in the paper's shapes, in 4 and in 8 stages, one stage at a time (32 GB are
+#   profile    Llama-3.2-1B and Llama-3-8B in the paper's shapes, in 4 and in 8 stages, one stage at a time (40 GB are
 #              enough); plans of the paper's four schedules at r_max 0.8, beside the paper's figures
-#   emulate    training steps of SmolLM2-135M and Llama-3.2-1B (60 GB), 4 ranks in one process: predicted and measured
+#   emulate    training steps of SmolLM2-135M and Llama-3.2-1B (80 GB), 4 ranks in one process: predicted and measured
 # On two or more:
 #   pipeline   the default run over NCCL, the paired benchmarks, every freezing method once
 #   memory     Llama-3.2-1B from random weights: the estimate, and what the GPUs held
@@ -153,7 +153,7 @@ run_pipeline() {
   .venv/bin/python scripts/compare_methods.py run train_configs/compare_8m.toml "$output/comparison" --nproc "$gpus" \
     --schedules 1F1B --methods "${methods[@]}" -- "${bf16[@]}" --checkpoint.no-enable \
     --training.dataset_path=tests/assets/tiny_instruct --validation.dataset_path=tests/assets/tiny_instruct \
-    --parallelism.pipeline_parallel_degree="$gpus" "${few[@]}"
+    --parallelism.pipeline_parallel_degree="$gpus" "${few[@]}" ${small:+--training.seq_len=64 --validation.no-enable}
 }
 
 run_memory() {

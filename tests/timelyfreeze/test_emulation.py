@@ -81,10 +81,30 @@ def test_large_orders_are_merged_into_a_valid_one(make: object) -> None:
     assert_valid(merge_ranks(order), order)
 
 
-def test_actions_come_as_they_would_start_with_equal_forwards_and_gradients() -> None:
-    # Starts: 0F0 at 0, 0F1 and 1F0 at 1, 1F1 at 2, 1B0 at 3, 0B0 and 1B1 at 5, 0B1 at 7.
-    merged = merge_ranks(parse_order(TWO_BY_TWO))
-    assert " ".join(map(str, merged)) == "0F0 0F1 1F0 1F1 1B0 0B0 1B1 0B1"
+@pytest.mark.parametrize(
+    ("rows", "merged"),
+    [
+        # Starts: 0F0 at 0, 0F1 and 1F0 at 1, 1F1 at 2, 1B0 at 3, 0B0 and 1B1 at 5, 0B1 at 7.
+        (TWO_BY_TWO, "0F0 0F1 1F0 1F1 1B0 0B0 1B1 0B1"),
+        # A full backward takes two: 1B0 from 2 to 4, so 0B0 and 1F1 at 4, 1B1 at 5, 0F2 at 6, 0B1
+        # and 1F2 at 7, 1B2 at 8, 0B2 at 10.
+        (
+            ["0F0 0F1 0B0 0F2 0B1 0B2", "1F0 1B0 1F1 1B1 1F2 1B2"],
+            "0F0 0F1 1F0 1B0 0B0 1F1 1B1 0F2 0B1 1F2 1B2 0B2",
+        ),
+        # All take one: 1I0 at 2, 0I0 and 1F1 at 3, 0F2 and 1I1 at 4, 0W0 and 1W0 at 5, 0I1 and 1F2
+        # at 6, 0W1 and 1I2 at 7, 0I2 and 1W1 at 8, 0W2 and 1W2 at 9.
+        (
+            ["0F0 0F1 0I0 0F2 0W0 0I1 0W1 0I2 0W2", "1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2"],
+            "0F0 0F1 1F0 1I0 0I0 1F1 0F2 1I1 0W0 1W0 0I1 1F2 0W1 1I2 0I2 1W1 0W2 1W2",
+        ),
+    ],
+    ids=["two by two", "1F1B", "zero bubble"],
+)
+def test_actions_come_as_they_would_start_with_equal_forwards_and_gradients(
+    rows: list[str], merged: str
+) -> None:
+    assert " ".join(map(str, merge_ranks(parse_order(rows)))) == merged
 
 
 def test_no_more_microbatches_are_alive_than_in_the_pipeline_at_any_moment() -> None:

@@ -162,6 +162,24 @@ def test_microbatches_in_flight_are_those_of_the_schedule(
 # -- a whole run -----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("n_stages", "most_gib"), [(4, 27.4), (8, 17.7)])
+def test_a_stage_of_the_8b_model_fits_alone(n_stages: int, most_gib: float) -> None:
+    """What the profile holds at once: one stage, one microbatch, and no optimizer."""
+    stages = estimate_memory(
+        config(
+            "Llama-3-8B",
+            training__seq_len=1024,
+            training__local_batch_size=2,
+            training__mixed_precision_param="bfloat16",
+            parallelism__pipeline_parallel_schedule="GPipe",
+            parallelism__pipeline_parallel_degree=n_stages,
+        )
+    )
+    alone = [stage.total - stage.optimizer for stage in stages]
+    assert max(alone) / GIB == pytest.approx(most_gib, abs=0.1)
+    assert max(alone) + RESERVE_BYTES < 40e9
+
+
 @pytest.mark.parametrize("schedule", PIPELINES)
 def test_an_emulation_holds_what_all_ranks_hold(schedule: str) -> None:
     changes = {"parallelism__pipeline_parallel_schedule": schedule}

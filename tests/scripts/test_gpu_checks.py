@@ -1,0 +1,86 @@
+"""What waits for GPUs runs through on a CPU, with a tiny model: nothing shall be missing there."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from timelyfreeze.whatif.bounds_file import read_bounds_file
+
+ROOT = Path(__file__).parents[2]
+SCHEDULES = ["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"]
+CONFIGS = ["llama3_2_1b_alpaca_gpt4", "llama3_8b_openhermes"]
+needs_environment = pytest.mark.skipif(
+    not (ROOT / ".venv").exists(), reason="the script uses .venv, which scripts/setup.sh makes"
+)
+
+
+def gpu_checks(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(ROOT / "scripts/gpu_checks.sh"), *arguments],
+        cwd=ROOT,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=1500,
+    )
+
+
+@needs_environment
+@pytest.mark.slow
+@pytest.mark.timeout(1600)
+def test_what_one_gpu_can_do(tmp_path: Path) -> None:
+    done = gpu_checks("--small", "--output", str(tmp_path), "tests", "profile", "emulate")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    for config in CONFIGS:
+        for schedule, n_stages in (("1F1B", 4), ("ZBVZeroBubble", 8)):
+            file = read_bounds_file(tmp_path / "profile" / f"{config}_{schedule}" / "bounds.json")
+            assert (file.n_ranks, file.n_stages, file.n_microbatches) == (4, n_stages, 8)
+        table = (tmp_path / "profile" / f"{config}.md").read_text()
+        assert [row.split(" | ")[0] for row in table.splitlines()[4:]] == [
+            f"| {schedule}" for schedule in SCHEDULES
+        ]
+    for config in ("smollm2_alpaca_gpt4", CONFIGS[0]):
+        table = (tmp_path / "emulate" / config / "prediction.md").read_text()
+        for schedule in ("1F1B", "ZBVZeroBubble"):
+            (row,) = [line for line in table.splitlines() if f"4 ranks | {schedule} |" in line]
+            assert "| - |" not in row, "predicted and measured, all of them"
+    assert done.stdout.count("emulated in one process") == 4
+
+
+@needs_environment
+@pytest.mark.multiprocess
+@pytest.mark.timeout(1600)
+def test_what_two_gpus_can_do(tmp_path: Path) -> None:
+    done = gpu_checks("--small", "--output", str(tmp_path), "--gpus", "2", "pipeline", "memory")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert list((tmp_path / "default/tb").glob("*/summary.json"))
+    assert "| timelyfreeze |" in (tmp_path / "comparison/comparison.md").read_text()
+    assert '"peak_memory_gib"' in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["everything"], "'everything' is no part and no option"),
+        (["--gpus", "1", "pipeline"], "pipeline needs 2 GPUs or more; 1 is visible"),
+        (["--gpus", "some"], "--gpus is 'some'; it must be a number"),
+        (["--gpus"], "--gpus needs a value"),
+        (["--gpus", "2", "scores"], "scores needs --model, --rows and --questions"),
+        (["--gpus", "1", "--model", "."], "--model is given and --rows is not"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_runs(arguments: list[str], message: str) -> None:
+    done = gpu_checks(*arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="needs a machine without GPUs")
+def test_a_machine_without_gpus_is_told_of_the_small_way() -> None:
+    done = gpu_checks("profile")
+    assert done.returncode == 2
+    assert "no GPU is visible; --small tries everything without one" in done.stderr
