@@ -5,7 +5,8 @@ import torch
 
 from torchtitan import upstream_fixes
 from torchtitan.freezing.config import job_config_class
-from torchtitan.freezing.profile_runs import Repeats, profile_stages
+from torchtitan.freezing.profile_bench import Repeats
+from torchtitan.freezing.profile_runs import profile_stages
 
 pytestmark = [
     pytest.mark.gpu,

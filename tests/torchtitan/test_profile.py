@@ -26,6 +26,7 @@ from torchtitan import upstream_fixes
 from torchtitan.freezing.config import JobConfig, job_config_class
 from torchtitan.freezing.pipeline_layout import pipeline_order, stage_modules
 from torchtitan.freezing.profile import main
+from torchtitan.freezing.profile_bench import Repeats
 from torchtitan.freezing.profile_files import (
     bounds_text,
     profile_bounds,
@@ -33,7 +34,7 @@ from torchtitan.freezing.profile_files import (
     stage_times,
 )
 from torchtitan.freezing.profile_response import Point, Response
-from torchtitan.freezing.profile_runs import Profile, Repeats, profile_stages
+from torchtitan.freezing.profile_runs import Profile, profile_stages
 from torchtitan.freezing.profile_stage import (
     LoneStage,
     Microbatch,
@@ -285,7 +286,7 @@ def test_one_stage_is_in_memory_at_a_time() -> None:
 def test_stages_are_cut_as_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
     from torchtitan.models.llama3 import Transformer, llama3_args
 
-    from torchtitan.freezing import profile_runs
+    from torchtitan.freezing import profile_bench
 
     names: list[str] = []
     dtypes = set()
@@ -305,7 +306,7 @@ def test_stages_are_cut_as_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
                 assert out.dtype == microbatch.dtype, "stages send what the profile sends"
                 assert out.shape == hidden.shape
 
-    monkeypatch.setattr(profile_runs, "LoneStage", Noting)
+    monkeypatch.setattr(profile_bench, "LoneStage", Noting)
     once = Repeats(ratios=(0.0, 1.0), cold=0, kept=1)
     profile_stages(config(training__mixed_precision_param="bfloat16"), once, lambda r: None)
     with torch.device("meta"):

@@ -90,7 +90,8 @@ def _basis(file: BoundsFile) -> Iterator[str]:
     if file.derived_kinds:
         yield (
             f"times of {file.derived_kinds} are derived from those of the other backward actions, "
-            "taking I to last as long as B with everything frozen; a profile measures both"
+            "taking I to last as long as B with everything frozen and W what that saves. Split "
+            "backwards can take a good deal longer than full ones; a profile measures both"
         )
     if file.notes.layer is None:
         yield (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ def main(arguments: Sequence[str]) -> int:
     from timelyfreeze.order import order_to_csv
     from torchtitan.config import ConfigManager
     from torchtitan.freezing.config import job_config_class
+    from torchtitan.freezing.profile_bench import Repeats
     from torchtitan.freezing.profile_files import (
         bounds_text,
         profile_prices,
@@ -34,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
         render_heading,
         response_text,
     )
-    from torchtitan.freezing.profile_runs import Repeats, profile_stages
+    from torchtitan.freezing.profile_runs import profile_stages
     from torchtitan.freezing.run_folder import free_name
 
     try:
@@ -67,7 +69,9 @@ def main(arguments: Sequence[str]) -> int:
     (folder / "schedule.csv").write_text(order_to_csv(profile.order))
     (folder / "response.json").write_text(response_text(profile, repeats, _about(job_config)))
     (folder / "settings.json").write_text(json.dumps(job_config.to_dict(), indent=2) + "\n")
-    print(f"\nSaved in {folder}. Plan from it:\n  python -m timelyfreeze plan {folder}/bounds.json")
+    python = os.path.relpath(sys.executable)
+    print(f"\nSaved in {folder}. Plan from it:")
+    print(f"  {python} -m timelyfreeze plan {folder}/bounds.json")
     return 0
 
 

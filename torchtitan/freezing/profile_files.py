@@ -16,8 +16,9 @@ from timelyfreeze.whatif.layer_model import layer_prices
 from timelyfreeze.whatif.times import Pair, StageTimes, complete_times
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.pipeline_notes import pipeline_notes
+from torchtitan.freezing.profile_bench import Repeats
 from torchtitan.freezing.profile_response import Line, Response, fit_line, spread
-from torchtitan.freezing.profile_runs import Profile, Repeats
+from torchtitan.freezing.profile_runs import Profile
 
 
 def chosen_responses(profile: Profile, first_stage: str) -> list[Response]:
