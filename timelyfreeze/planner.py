@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from timelyfreeze.actions import Action
@@ -37,6 +38,10 @@ from timelyfreeze.replanning import (
 from timelyfreeze.settings import ALL_OR_NOTHING, OFF, PLAN, FreezeSettings, effective_cascade
 
 logger = logging.getLogger(__name__)
+
+# A plan that is solved anew freezes as little as it can. It need not be the faster one: fronts
+# (timelyfreeze.cascade) may come about by chance, unplanned. Less than this does not matter.
+_LEAST_IMPROVEMENT = 1e-3
 
 # Returns milliseconds by sending and receiving rank.
 TransferMeter = Callable[[], Mapping[tuple[int, int], float]]
@@ -259,31 +264,37 @@ class Planner:
         if isinstance(answer, str):
             self._without(answer, is_first=again is None)
             return
-        if again is not None:
-            self._measured = self._measured or self.bounds
-        before, plan = self.plan, self._adopt(answer)
-        self._replanning.forget()
-        if before is None or again is None:
+        if self.plan is None or again is None:
+            plan = self._adopt(answer)
             logger.info("Freeze plan: %s", described(plan))
         else:
-            # What the former plan would take now, not what it promised then.
-            before = plan_from_ratios(
-                self.dag,
-                answer.bounds,
-                before.ratios,
-                n_processors=self._n_processors,
-                uses_fronts=self._cascade != OFF,
-            )
+            self._measured = self._measured or self.bounds
+            former = self._under(answer.bounds, self.plan)
+            stays = former.batch_ms < (1.0 - _LEAST_IMPROVEMENT) * answer.plan.batch_ms
+            plan = self._adopt(replace(answer, plan=former) if stays else answer)
             logger.info(
-                "Times have moved (%s), so the plan is solved again: %s; before, now: %s",
+                "Times have moved (%s); the plan solved for them: %s; the former one with them: "
+                "%s; %s",
                 drift_text(again[0]),
-                described(plan),
-                described(before),
+                described(answer.plan),
+                described(former),
+                "the former one stays" if stays else "the new one takes its place",
             )
+        self._replanning.forget()
         if plan.gain < self._settings.least_gain:
             gain = f"{100 * plan.gain:+.1f}%"
             least = f"freezing.least_gain ({self._settings.least_gain:g})"
             self._switch_off(step, f"the plan promises {gain}, under {least}")
+
+    def _under(self, bounds: DurationBounds, plan: FreezePlan) -> FreezePlan:
+        """Return what a plan comes to where actions take other times than it was made for."""
+        return plan_from_ratios(
+            self.dag,
+            bounds,
+            plan.ratios,
+            n_processors=self._n_processors,
+            uses_fronts=self._cascade != OFF,
+        )
 
     def _without(self, reason: str, *, is_first: bool) -> None:
         if is_first:

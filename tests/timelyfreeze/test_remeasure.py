@@ -71,6 +71,12 @@ def test_the_rest_of_a_backward_that_is_frozen_whole_has_no_say() -> None:
     }
 
 
+def test_a_stage_of_which_all_is_frozen_whole_moves_with_its_forwards() -> None:
+    bounds = uniform_bounds(DAG, forward_ms=4.0, backward_ms=(0.5, 10.0))
+    found = drifts(DAG, bounds, bounds.min_ms, observed(F0=4.0, F1=5.0, B0=2.0, B1=2.0))
+    assert found == {(0, ActionKind.FORWARD): 1.0, (1, ActionKind.FORWARD): 1.25}
+
+
 def test_long_actions_have_more_weight_than_short_ones() -> None:
     dag = build_dag(parse_order(["0F0 0F1 0F2 0B0 0B1 0B2"]))
     bounds = uniform_bounds(dag, forward_ms=4.0, backward_ms=(20.0, 100.0))

@@ -15,10 +15,11 @@ from timelyfreeze.actions import Action, ActionKind
 from timelyfreeze.bounds import DurationBounds
 from timelyfreeze.dag import build_dag
 from timelyfreeze.lp import LpError, solve_freeze_ratios
-from timelyfreeze.order import parse_order
+from timelyfreeze.order import ScheduleOrder, parse_order
 from timelyfreeze.passes import RankPasses
 from timelyfreeze.phases import Phase, PhaseSchedule
 from timelyfreeze.plan import plan_from_ratios, plan_to_json
+from timelyfreeze.planning import Solution
 from timelyfreeze.replanning import (
     Remeasurement,
     drift_from_plain,
@@ -79,7 +80,8 @@ def test_times_that_moved_bring_a_plan_for_the_times_there_are(
 ) -> None:
     caplog.set_level(logging.INFO)
     machine = Machine()
-    settings = {**EXACT, "first_stage": first_stage, "passes_per_step": 6}
+    # A former plan may have fronts by chance and stay for them.
+    settings = {**EXACT, "first_stage": first_stage, "passes_per_step": 6, "cascade": "off"}
     ranks = Ranks(ORDER, duration_ms=machine, n_replicas=2, **settings)
     ranks.run(1, 12)
     former = ranks.controllers[0].plan
@@ -192,6 +194,31 @@ def test_a_resumed_run_makes_the_same_plan_anew() -> None:
     again.load(whole.saved())
     assert plan_to_json(again.controllers[1].plan) == plan_to_json(whole.controllers[1].plan)
     assert np.array_equal(bounds_of(again).max_ms, bounds_of(whole).max_ms)
+
+
+def test_a_former_plan_that_is_faster_stays(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lazy(order: ScheduleOrder, bounds: DurationBounds, **kwargs: Any) -> Solution:
+        dag = build_dag(order)
+        return Solution(order, dag, bounds, plan_from_ratios(dag, bounds, np.zeros(16)))
+
+    caplog.set_level(logging.INFO)
+    machine = Machine()
+    ranks = Ranks(ORDER, duration_ms=machine, **EXACT)
+    ranks.run(1, 9)
+    former = ranks.controllers[0].plan
+    monkeypatch.setattr(planner_module, "solve_from_bounds", lazy)
+    machine.slowness = {0: 2.0, 1: 2.0}
+    ranks.run(10, 12)
+    for controller in ranks.controllers:
+        assert np.array_equal(controller.plan.ratios, former.ratios)
+        assert controller.plan.batch_ms == pytest.approx(2 * former.batch_ms, rel=0.05)
+    assert messages(caplog, "Times have moved")[0].endswith("the former one stays")
+    caplog.clear()
+    ranks.run(13, 20)
+    assert not messages(caplog, "Times have moved"), "its bounds have followed"
+    assert ranks.controllers[0].switched_off is None
 
 
 def test_where_solving_anew_fails_the_plan_stays(
