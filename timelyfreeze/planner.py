@@ -35,6 +35,7 @@ from timelyfreeze.replanning import (
     drift_text,
     drift_to_plain,
 )
+from timelyfreeze.samples import Samples
 from timelyfreeze.settings import ALL_OR_NOTHING, OFF, PLAN, FreezeSettings, effective_cascade
 
 logger = logging.getLogger(__name__)
@@ -365,20 +366,22 @@ class Planner:
         return state
 
     def load_plain_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`plain_state` returned.
+        """Restore what :meth:`plain_state` returned, in this version or before plans were remade.
 
         Raises:
             ValueError: If the plan was made for another pipeline.
         """
         self.close()
         self._call = None
-        self._monitoring.load_plain(state["samples"])
-        self._replanning.load_plain(state["samples"][Phase.STABLE.value], state["low_gains"])
-        self._transfers_ms = {(a, b): ms for a, b, ms in state["transfers_ms"]}
+        samples = state["samples"]
+        self._monitoring.load_plain(samples)
+        stable = samples.get(Phase.STABLE.value, Samples().to_plain())
+        self._replanning.load_plain(stable, state.get("low_gains", 0))
+        self._transfers_ms = {(a, b): ms for a, b, ms in state.get("transfers_ms", ())}
         self.failure = state["failure"]
-        self.switched_off = state["switched_off"]
-        self._last_followed_step = state["last_followed_step"]
-        again = state["again"]
+        self.switched_off = state.get("switched_off")
+        self._last_followed_step = state.get("last_followed_step")
+        again = state.get("again")
         self._again = again and (drift_from_plain(again["drift"]), again["due_step"])
         if "solved" in state:
             solution = solution_from_plain(state["solved"])
