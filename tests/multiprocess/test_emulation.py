@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from launcher import arguments, merged, run_scenarios
+from launcher import SCHEDULES, arguments, merged, run_scenarios
 from methods import ROWS, STEPS
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_launch import launch
@@ -17,14 +17,6 @@ from test_launch import launch
 from timelyfreeze.order import order_from_csv, order_to_csv, parse_order
 from torchtitan.freezing.summary import summary_from_json
 
-SCHEDULES = [
-    "GPipe",
-    "1F1B",
-    "Interleaved1F1B",
-    "InterleavedZeroBubble",
-    "ZBVZeroBubble",
-    "DualPipeV",
-]
 ROW = {row.method: row for row in ROWS}
 # No freezing, a plan, and a policy that freezes the front: its stages skip their backwards whole.
 METHODS = ["none", "timelyfreeze", "autofreeze"]
