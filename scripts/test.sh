@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the whole test suite, in an environment made as run_train.sh makes it. Arguments go to pytest.
 #
-#   scripts/test.sh                 unit tests, then tests with several processes (about 25 minutes on 2 cores)
+#   scripts/test.sh                 unit tests, then tests with several processes (about 40 minutes on 2 cores)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 scripts/setup.sh dev

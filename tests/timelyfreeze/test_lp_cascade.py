@@ -146,7 +146,7 @@ def test_messages_are_still_waited_for() -> None:
 def test_ranks_that_share_a_processor_gain_by_all_that_is_left_out(seed: int) -> None:
     """On one processor a batch takes as long as all work, so the oracle is a sum."""
     dag = build_dag(one_f_one_b_order(2, 4))
-    bounds = noisy_bounds(dag, seed, 0.3)
+    bounds = noisy_bounds(dag, seed, 0.1)
     plan = solve(dag, bounds, 0.5, "plan", n_processors=1.0)
     assert plan.batch_ms == pytest.approx(float(plan.durations_ms.sum()))
     saves = {}

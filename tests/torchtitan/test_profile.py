@@ -42,6 +42,8 @@ from torchtitan.freezing.profile_stage import (
     profile_clock,
 )
 
+pytestmark = pytest.mark.slow
+
 F, B, I, W = ActionKind  # noqa: E741
 REPEATS = Repeats(ratios=(0.0, 0.5, 1.0), cold=1, kept=3)
 N_LAYERS = 6  # of upstream's debug model
