@@ -20,6 +20,7 @@ from timelyfreeze.plan_call import PlanCall, automatic_delay
 from timelyfreeze.planning import (
     RankTimes,
     Solution,
+    check_same_pipeline,
     solution_from_plain,
     solution_to_plain,
     solve_from_bounds,
@@ -385,19 +386,7 @@ class Planner:
         self._again = again and (drift_from_plain(again["drift"]), again["due_step"])
         if "solved" in state:
             solution = solution_from_plain(state["solved"])
-            self._check_order(solution.order)
+            check_same_pipeline(solution.order, self.order)
             self._adopt(solution)
         if "measured" in state:
             self._measured = bounds_from_json(self.dag, state["measured"])
-
-    def _check_order(self, saved: ScheduleOrder) -> None:
-        """Refuse a plan that was made for another pipeline."""
-        planned = {action for rank in saved.ranks for action in rank}
-        declared = {action for rank in self.order.ranks for action in rank}
-        if planned != declared:
-            raise ValueError(
-                f"the checkpoint's freeze plan was made for another pipeline: {len(planned)} "
-                f"actions, of which this run has {len(planned & declared)}; resume with "
-                "the same parallelism.pipeline_* keys and batch sizes, or, to measure anew, set "
-                'checkpoint.exclude_from_loading = ["freezing"]'
-            )

@@ -209,3 +209,24 @@ def solution_from_plain(plain: Mapping[str, str]) -> Solution:
     dag = build_dag(order)
     bounds = bounds_from_json(dag, plain["bounds"])
     return Solution(order, dag, bounds, plan_from_json(plain["plan"]))
+
+
+def check_same_pipeline(planned: ScheduleOrder, declared: ScheduleOrder) -> None:
+    """Refuse a saved plan that was made for another pipeline.
+
+    Args:
+        planned: The order that the plan was made for.
+        declared: What this run's schedule says it runs; another order of the same actions will do.
+
+    Raises:
+        ValueError: If their actions differ.
+    """
+    theirs = {action for rank in planned.ranks for action in rank}
+    ours = {action for rank in declared.ranks for action in rank}
+    if theirs != ours:
+        raise ValueError(
+            f"the checkpoint's freeze plan was made for another pipeline: {len(theirs)} actions, "
+            f"of which this run has {len(theirs & ours)}; resume with the same "
+            "parallelism.pipeline_* keys and batch sizes, or, to measure anew, set "
+            'checkpoint.exclude_from_loading = ["freezing"]'
+        )
