@@ -19,6 +19,8 @@ from torchtitan.instruct_rows import DataRowError, read_rows
 from torchtitan.instruct_turns import IGNORE_INDEX, INSTRUCT_DATASETS, EncodedRow, encode_chat
 from torchtitan.named_templates import NAMED_TEMPLATES, build_chat_template
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared"
 ASSETS = ROOT / "tests" / "assets"

@@ -25,6 +25,8 @@ from torchtitan.freezing.memory_estimate import (
 from torchtitan.freezing.pipeline_layout import pipeline_order, stage_modules
 from torchtitan.llama_flavors import LLAMA_FLAVORS
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 GIB = 1024**3
 PIPELINES = [

@@ -22,6 +22,8 @@ from timelyfreeze.lp_program import FreezeLp, LpError, build_lp
 from timelyfreeze.lp_simplex import solve_by_simplex
 from timelyfreeze.schedules import one_f_one_b_order
 
+pytestmark = pytest.mark.slow
+
 seeds = st.integers(0, 10**6)
 
 
