@@ -27,7 +27,14 @@ from timelyfreeze.exchange import Exchange
 from timelyfreeze.masks import PassMasks
 from timelyfreeze.monitoring import Pattern
 from timelyfreeze.order import ScheduleOrder
-from timelyfreeze.passes import CollectedFigures, RankPasses, batch_times
+from timelyfreeze.passes import (
+    Applied,
+    CollectedFigures,
+    ObservedPass,
+    RankPasses,
+    batch_times,
+    shares_by_action,
+)
 from timelyfreeze.phases import Phase
 from timelyfreeze.plan import FreezePlan
 from timelyfreeze.planner import Planner, TransferMeter
@@ -64,6 +71,9 @@ class FreezeController:
             to save them.
         measure_transfers: Times the links between pipeline ranks; called on every rank before the
             plan is solved.
+
+    Attributes:
+        on_pass: Called with each pass once its times are read, oldest first; set it to look on.
 
     Raises:
         ValueError: If there is neither a plan to make nor a policy.
@@ -109,7 +119,8 @@ class FreezeController:
         self._phase: Phase | None = None
         self._passes_in_phase = 0
         self._pass_index = 0
-        self._undrained: list[tuple[Phase, Pattern | None, bool]] = []
+        self.on_pass: Callable[[ObservedPass], None] | None = None
+        self._undrained: list[tuple[int, Phase, Pattern | None, bool, Applied]] = []
         self._uncollected: list[tuple[Phase, PassRecord]] = []
         self._applied_sum = 0.0
         self._applied_count = 0
@@ -216,7 +227,8 @@ class FreezeController:
             for stage in self._stages:
                 stage.freeze_nothing()
         is_cold = self._passes_in_phase < self.settings.discard_passes
-        self._undrained.append((self.phase, masks.pattern, is_cold))
+        applied = {s.stage_index: s.applied_shares for s in self._stages}
+        self._undrained.append((self._step, self.phase, masks.pattern, is_cold, applied))
         self._passes_in_phase += 1
         self._pass_index += 1
         for stage in self._stages:
@@ -329,9 +341,12 @@ class FreezeController:
 
     def _drain(self) -> None:
         drained = zip(self._undrained, self._recorder.drain(), strict=True)
-        for (phase, pattern, is_cold), record in drained:
+        for (step, phase, pattern, is_cold, applied), record in drained:
             if self._planner is not None:
                 self._planner.add(phase, pattern, record, cold=is_cold)
+            if self.on_pass is not None:
+                shares = shares_by_action(record, applied)
+                self.on_pass(ObservedPass(step, phase, is_cold, record, shares))
             if not is_cold:
                 self._uncollected.append((phase, record))
         self._undrained = []

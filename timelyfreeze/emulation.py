@@ -55,10 +55,12 @@ class VirtualPass:
     Attributes:
         batch_ms: From the start of the first action to the end of the last, milliseconds.
         spans_ms: The same for each of the N ranks alone, waiting included.
+        intervals_ms: When each action began and ended, since the first one began.
     """
 
     batch_ms: float
     spans_ms: tuple[float, ...]
+    intervals_ms: dict[Action, tuple[float, float]]
 
 
 def virtual_pass(dag: PipelineDag, durations_ms: Mapping[Action, float]) -> VirtualPass:
@@ -89,4 +91,6 @@ def virtual_pass(dag: PipelineDag, durations_ms: Mapping[Action, float]) -> Virt
     for rank in range(int(dag.ranks.max()) + 1):
         mine = dag.ranks == rank
         spans.append(float(end[mine].max() - start[mine].min()))
-    return VirtualPass(float(end.max()), tuple(spans))
+    pairs = zip(start.tolist(), end.tolist(), strict=True)
+    intervals = dict(zip(dag.actions, pairs, strict=True))
+    return VirtualPass(float(end.max()), tuple(spans), intervals)

@@ -26,8 +26,8 @@ class EmulatedBatch:
 class EmulatedRecorder(ActionRecorder):
     """Times the actions of all ranks of a pipeline, which run here one at a time.
 
-    A record's span is the virtual clock's: from the pass's first action to its last, as on devices
-    of their own. What the pass really took is kept beside it.
+    A record's span and intervals are the virtual clock's: since the pass's first action, as on
+    devices of their own. What the pass really took is kept beside it.
 
     Args:
         clock: Takes the marks.
@@ -43,9 +43,9 @@ class EmulatedRecorder(ActionRecorder):
         """Hand out what was recorded, as :meth:`ActionRecorder.drain`, with virtual spans."""
         records = []
         for record in super().drain():
-            batch_ms = virtual_pass(self._dag, record.durations_ms).batch_ms
-            self._batches.append(EmulatedBatch(batch_ms, record.span_ms))
-            records.append(PassRecord(record.durations_ms, batch_ms))
+            virtual = virtual_pass(self._dag, record.durations_ms)
+            self._batches.append(EmulatedBatch(virtual.batch_ms, record.span_ms))
+            records.append(PassRecord(record.durations_ms, virtual.batch_ms, virtual.intervals_ms))
         return records
 
     def take_batches(self) -> list[EmulatedBatch]:

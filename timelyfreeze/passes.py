@@ -11,6 +11,44 @@ from numpy.typing import ArrayLike
 from timelyfreeze.actions import Action
 from timelyfreeze.dag import PipelineDag, start_times
 from timelyfreeze.phases import Phase
+from timelyfreeze.recorder import PassRecord
+
+# What masks really froze of each backward, as a share of its elements, by stage and microbatch.
+Applied = Mapping[int, Mapping[int, float]]
+
+
+@dataclass(frozen=True)
+class ObservedPass:
+    """One pass as a rank saw it, for whoever looks on.
+
+    Attributes:
+        step: Optimizer step it was part of.
+        phase: What the step was for.
+        is_cold: Whether it is one of the first passes after a change of phase or of plan.
+        record: Times of the rank's actions.
+        shares: Frozen share of elements of each of the rank's backwards that computes weight
+            gradients.
+    """
+
+    step: int
+    phase: Phase
+    is_cold: bool
+    record: PassRecord
+    shares: Mapping[Action, float]
+
+
+def shares_by_action(record: PassRecord, applied: Applied) -> dict[Action, float]:
+    """Return the frozen share of each freezable action of ``record``.
+
+    Args:
+        record: A pass of one rank.
+        applied: What was frozen in that pass, of the rank's stages.
+    """
+    return {
+        action: applied[action.stage][action.microbatch]
+        for action in record.durations_ms
+        if action.kind.freezable
+    }
 
 
 @dataclass(frozen=True)

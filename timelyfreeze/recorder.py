@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -145,10 +145,13 @@ class PassRecord:
         durations_ms: Milliseconds of each action, float64, in the order of execution.
         span_ms: Milliseconds from the start of the rank's first action to the end of its last,
             waiting included.
+        intervals_ms: When each action began and ended, in milliseconds since the rank's first
+            action began; longer than its duration where the rank went without a core.
     """
 
     durations_ms: dict[Action, float]
     span_ms: float
+    intervals_ms: dict[Action, tuple[float, float]] = field(default_factory=dict)
 
 
 class ActionRecorder:
@@ -214,9 +217,12 @@ class ActionRecorder:
 
     def _read(self, marks: list[tuple[Action, Any, Any]]) -> PassRecord:
         durations_ms: dict[Action, float] = {}
-        last_end = marks[0][1]
+        intervals_ms: dict[Action, tuple[float, float]] = {}
+        first = last_end = marks[0][1]
         for action, start, end in marks:
             begin = last_end if self._clock.gaps_are_work else start
             durations_ms[action] = durations_ms.get(action, 0.0) + self._clock.work_ms(begin, end)
+            began_ms = intervals_ms.get(action, (self._clock.elapsed_ms(first, start),))[0]
+            intervals_ms[action] = (began_ms, self._clock.elapsed_ms(first, end))
             last_end = end
-        return PassRecord(durations_ms, self._clock.elapsed_ms(marks[0][1], marks[-1][2]))
+        return PassRecord(durations_ms, self._clock.elapsed_ms(first, last_end), intervals_ms)

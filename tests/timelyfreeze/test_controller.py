@@ -15,6 +15,7 @@ from tests.timelyfreeze.ranks import (
 )
 from timelyfreeze.actions import parse_action
 from timelyfreeze.order import ScheduleOrder, parse_order
+from timelyfreeze.passes import ObservedPass
 from timelyfreeze.phases import Phase
 from timelyfreeze.plan import plan_to_json
 from timelyfreeze.schedules import one_f_one_b_order
@@ -119,6 +120,25 @@ def test_replicas_and_reruns_draw_the_same_masks_and_seeds_differ() -> None:
     assert first == again
     assert first[1] != other[1]
     assert first[1][-1] != first[1][-2], "each pass draws anew"
+
+
+def test_whoever_looks_on_gets_every_pass_once_with_what_it_froze() -> None:
+    ranks = Ranks(ORDER, first_stage="keep_chain")
+    seen: list[list[ObservedPass]] = [[], []]
+    for controller, passes in zip(ranks.controllers, seen, strict=True):
+        controller.on_pass = passes.append
+    ranks.run(1, 12)
+    ranks.collect()
+    for rank, passes in enumerate(seen):
+        assert [observed.step for observed in passes] == [s for s in range(1, 13) for _ in "123"]
+        assert passes[12].phase is Phase.LOWER_BOUND
+        assert [observed.is_cold for observed in passes[12:18]] == [True] + 5 * [False]
+        for observed, masks in zip(passes, ranks.masks(rank, rank), strict=True):
+            frozen = {m: float(np.mean(masks.get(m, [False]))) for m in range(4)}
+            assert {a.microbatch: share for a, share in observed.shares.items()} == frozen
+            assert all(action.kind.freezable for action in observed.shares)
+            for action, (began_ms, ended_ms) in observed.record.intervals_ms.items():
+                assert ended_ms - began_ms == pytest.approx(observed.record.durations_ms[action])
 
 
 def test_a_pass_that_fails_leaves_no_mask_and_no_trace(caplog: pytest.LogCaptureFixture) -> None:

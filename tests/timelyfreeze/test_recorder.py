@@ -1,4 +1,5 @@
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -62,16 +63,36 @@ def record(recorder: ActionRecorder, clock: HandClock, *blocks: tuple[object, fl
                 clock.pass_by(ms)
 
 
+def times_of(recorder: ActionRecorder) -> list[PassRecord]:
+    """What was recorded, without the intervals."""
+    return [replace(passed, intervals_ms={}) for passed in recorder.drain()]
+
+
+def test_intervals_begin_with_the_first_action_and_have_the_gaps_between_them() -> None:
+    for gaps_are_work in (False, True):
+        clock = HandClock(gaps_are_work=gaps_are_work)
+        recorder = ActionRecorder(clock)
+        record(recorder, clock, (None, 100.0), (F0, 2.0), (None, 5.0), (B0, 4.0), (None, 50.0))
+        (passed,) = recorder.drain()
+        assert passed.intervals_ms == {F0: (0.0, 2.0), B0: (7.0, 11.0)}
+
+
+def test_an_action_of_several_blocks_lasts_from_the_first_to_the_last(recorder, clock) -> None:
+    record(recorder, clock, (F0, 1.0), (None, 3.0), (F0, 2.0), (B0, 4.0))
+    (passed,) = recorder.drain()
+    assert passed.intervals_ms == {F0: (0.0, 6.0), B0: (6.0, 10.0)}
+
+
 def test_waiting_between_actions_counts_for_the_span_alone(recorder, clock) -> None:
     record(recorder, clock, (None, 100.0), (F0, 2.0), (None, 5.0), (B0, 4.0), (None, 50.0))
-    assert recorder.drain() == [PassRecord({F0: 2.0, B0: 4.0}, span_ms=11.0)]
+    assert times_of(recorder) == [PassRecord({F0: 2.0, B0: 4.0}, span_ms=11.0)]
 
 
 def test_gaps_go_to_the_action_that_follows_where_they_are_work() -> None:
     clock = HandClock(gaps_are_work=True)
     recorder = ActionRecorder(clock)
     record(recorder, clock, (None, 100.0), (F0, 2.0), (None, 5.0), (B0, 4.0), (None, 50.0))
-    assert recorder.drain() == [PassRecord({F0: 2.0, B0: 9.0}, span_ms=11.0)]
+    assert times_of(recorder) == [PassRecord({F0: 2.0, B0: 9.0}, span_ms=11.0)]
 
 
 def test_blocks_of_one_action_add_up_in_the_place_of_the_first(recorder, clock) -> None:
@@ -88,7 +109,7 @@ def test_the_loss_is_part_of_the_action_before_it(recorder, clock) -> None:
             clock.pass_by(2.0)
         with recorder.measure(B0):
             clock.pass_by(4.0)
-    assert recorder.drain() == [PassRecord({F0: 3.0, B0: 4.0}, span_ms=7.0)]
+    assert times_of(recorder) == [PassRecord({F0: 3.0, B0: 4.0}, span_ms=7.0)]
 
 
 def test_nothing_is_recorded_outside_a_pass(recorder, clock) -> None:
@@ -100,7 +121,7 @@ def test_nothing_is_recorded_outside_a_pass(recorder, clock) -> None:
     record(recorder, clock, (B0, 4.0))
     with recorder.measure(F1):
         clock.pass_by(1.0)
-    assert recorder.drain() == [PassRecord({B0: 4.0}, span_ms=4.0)]
+    assert times_of(recorder) == [PassRecord({B0: 4.0}, span_ms=4.0)]
 
 
 def test_a_loss_before_any_action_is_not_recorded(recorder, clock) -> None:
@@ -109,7 +130,7 @@ def test_a_loss_before_any_action_is_not_recorded(recorder, clock) -> None:
             clock.pass_by(2.0)
         with recorder.measure(F0):
             clock.pass_by(1.0)
-    assert recorder.drain() == [PassRecord({F0: 1.0}, span_ms=1.0)]
+    assert times_of(recorder) == [PassRecord({F0: 1.0}, span_ms=1.0)]
 
 
 def test_a_pass_that_raises_is_discarded_and_the_next_one_is_whole(recorder, clock) -> None:
@@ -123,7 +144,7 @@ def test_a_pass_that_raises_is_discarded_and_the_next_one_is_whole(recorder, clo
     with pytest.raises(RuntimeError, match="out of memory"):
         fail()
     record(recorder, clock, (F1, 3.0))
-    assert recorder.drain() == [PassRecord({F1: 3.0}, span_ms=3.0)]
+    assert times_of(recorder) == [PassRecord({F1: 3.0}, span_ms=3.0)]
 
 
 def test_a_pass_without_actions_is_none(recorder, clock) -> None:
