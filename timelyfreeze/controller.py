@@ -38,6 +38,7 @@ from timelyfreeze.passes import (
 from timelyfreeze.phases import Phase
 from timelyfreeze.plan import FreezePlan
 from timelyfreeze.planner import Planner, TransferMeter
+from timelyfreeze.planning import Solution
 from timelyfreeze.policy_checks import PolicyChecks
 from timelyfreeze.recorder import ActionRecorder, PassRecord
 from timelyfreeze.samples import median_durations
@@ -253,6 +254,17 @@ class FreezeController:
         """Leave out what ran under another plan, and the first passes under this one."""
         self._passes_in_phase = 0
         self._uncollected = [entry for entry in self._uncollected if entry[0] is not Phase.STABLE]
+
+    def follow(self, solution: Solution) -> None:
+        """Freeze by a plan that was made elsewhere; every rank must be given the same.
+
+        Raises:
+            ValueError: If it was made for another pipeline, or the method does not plan.
+        """
+        if self._planner is None:
+            raise ValueError("the method freezes by no plan, so it cannot follow one")
+        self._planner.follow(solution)
+        self._begin_plan()
 
     def close(self) -> None:
         """End what still runs in the background; call it where the run ends, however it does."""

@@ -20,6 +20,7 @@ from timelyfreeze.plan_call import PlanCall, automatic_delay
 from timelyfreeze.planning import (
     RankTimes,
     Solution,
+    SolverChoices,
     check_same_pipeline,
     solution_from_plain,
     solution_to_plain,
@@ -93,6 +94,13 @@ class Planner:
         self._on_solved = on_solved
         self._measure_transfers = measure_transfers
         self._cascade = effective_cascade(settings.first_stage, settings.cascade)
+        self._choices = SolverChoices(
+            max_freeze_ratio=settings.max_freeze_ratio,
+            whole_stages=(0,) if settings.first_stage == ALL_OR_NOTHING else (),
+            n_processors=n_processors,
+            time_limit_s=settings.solver_time_limit_s,
+            cascade=self._cascade,
+        )
         self._fronts: Mapping[int, int] = {}
         self._monitoring = Monitoring()
         self._transfers_ms: Mapping[tuple[int, int], float] = {}
@@ -245,15 +253,7 @@ class Planner:
     ) -> None:
         if self._delay > 0:
             logger.info("Solving meanwhile: the plan is due at the end of step %d", due_step)
-        ratio = self._settings.max_freeze_ratio
-        choices = {
-            "max_freeze_ratio": list(ratio) if isinstance(ratio, tuple) else ratio,
-            "whole_stages": (0,) if self._settings.first_stage == ALL_OR_NOTHING else (),
-            "n_processors": self._n_processors,
-            "time_limit_s": self._settings.solver_time_limit_s,
-            "cascade": self._cascade,
-        }
-        mine = {**arguments, **choices} if self._exchange.rank == 0 else None
+        mine = {**arguments, "choices": self._choices} if self._exchange.rank == 0 else None
         self._call = PlanCall(self._exchange, due_step, self._delay, solve, mine)
 
     def _take(self, step: int) -> None:
@@ -314,6 +314,16 @@ class Planner:
             self._fronts = front_depths(self.dag, self.plan.ratios)
         self._on_solved(self.plan, self.bounds)
         return self.plan
+
+    def follow(self, solution: Solution) -> None:
+        """Put a plan in force that was made elsewhere; every rank must be given the same.
+
+        Raises:
+            ValueError: If it was made for another pipeline.
+        """
+        check_same_pipeline(solution.order, self.order)
+        self._adopt(solution)
+        self._replanning.forget()
 
     # -- the stable phase --------------------------------------------------------------------------
 

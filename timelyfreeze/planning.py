@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -53,26 +53,34 @@ class Solution:
     plan: FreezePlan
 
 
+@dataclass(frozen=True)
+class SolverChoices:
+    """What a plan is solved under; each as for :func:`timelyfreeze.lp.solve_freeze_ratios`.
+
+    Attributes:
+        max_freeze_ratio: Cap r_max, one number or one per stage.
+        whole_stages: Stages that are frozen whole or not at all.
+        n_processors: How many ranks of the pipeline can compute at once, or None.
+        time_limit_s: Limit on the solver's time, seconds.
+        cascade: What becomes of backwards that nobody needs.
+    """
+
+    max_freeze_ratio: float | tuple[float, ...]
+    whole_stages: tuple[int, ...] = ()
+    n_processors: float | None = None
+    time_limit_s: float = 60.0
+    cascade: str = OFF
+
+
 def solve_from_times(
-    ranks: Sequence[RankTimes],
-    declared: ScheduleOrder,
-    *,
-    max_freeze_ratio: float | Sequence[float],
-    whole_stages: Collection[int] = (),
-    n_processors: float | None = None,
-    time_limit_s: float = 60.0,
-    cascade: str = OFF,
+    ranks: Sequence[RankTimes], declared: ScheduleOrder, choices: SolverChoices
 ) -> Solution:
     """Plan for what the ranks measured.
 
     Args:
         ranks: Times of every process; data-parallel replicas may repeat actions.
         declared: What the schedule says it runs. If something else ran, that counts.
-        max_freeze_ratio: As for ``solve_freeze_ratios``, like the next three.
-        whole_stages: Stages that are frozen whole or not at all.
-        n_processors: How many ranks of the pipeline can compute at once, or None.
-        time_limit_s: Limit on the solver's time, seconds.
-        cascade: As for ``solve_freeze_ratios``.
+        choices: What the plan is solved under.
 
     Returns:
         Solution: The order that ran, its graph, the bounds with message times, and the plan.
@@ -80,6 +88,40 @@ def solve_from_times(
     Raises:
         ValueError: If times are missing or make no sense.
         LpError: If the solver ends without an optimum.
+    """
+    order, bounds = bounds_from_times(ranks, declared, choices.n_processors)
+    return solve_from_bounds(order, bounds, choices)
+
+
+def solve_from_bounds(
+    order: ScheduleOrder, bounds: DurationBounds, choices: SolverChoices
+) -> Solution:
+    """Plan for bounds that are known; errors as for :func:`solve_from_times`."""
+    dag = build_dag(order)
+    plan = solve_freeze_ratios(
+        dag,
+        bounds,
+        max_freeze_ratio=choices.max_freeze_ratio,
+        whole_stages=choices.whole_stages,
+        n_processors=choices.n_processors,
+        time_limit_s=choices.time_limit_s,
+        cascade=choices.cascade,
+    )
+    return Solution(order, dag, bounds, plan)
+
+
+def bounds_from_times(
+    ranks: Sequence[RankTimes], declared: ScheduleOrder, n_processors: float | None = None
+) -> tuple[ScheduleOrder, DurationBounds]:
+    """Return the order that ran, and its bounds with what messages take.
+
+    Args:
+        ranks: Times of every process; data-parallel replicas may repeat actions.
+        declared: What the schedule says it runs. If something else ran, that counts.
+        n_processors: How many ranks of the pipeline can compute at once, or None.
+
+    Raises:
+        ValueError: If times are missing or make no sense.
     """
     order = executed_order([rank.patterns[0].times for rank in ranks if rank.patterns], declared)
     if order != declared:
@@ -102,40 +144,7 @@ def solve_from_times(
         )
     bounds = replace(bounds, transfers_ms=_slowest_transfers(ranks))
     message_ms = _message_time(dag, bounds, ranks, n_processors)
-    bounds = with_messages(dag, bounds, message_ms)
-    return solve_from_bounds(
-        order,
-        bounds,
-        max_freeze_ratio=max_freeze_ratio,
-        whole_stages=whole_stages,
-        n_processors=n_processors,
-        time_limit_s=time_limit_s,
-        cascade=cascade,
-    )
-
-
-def solve_from_bounds(
-    order: ScheduleOrder,
-    bounds: DurationBounds,
-    *,
-    max_freeze_ratio: float | Sequence[float],
-    whole_stages: Collection[int] = (),
-    n_processors: float | None = None,
-    time_limit_s: float = 60.0,
-    cascade: str = OFF,
-) -> Solution:
-    """Plan for bounds that are known; arguments and errors as for :func:`solve_from_times`."""
-    dag = build_dag(order)
-    plan = solve_freeze_ratios(
-        dag,
-        bounds,
-        max_freeze_ratio=max_freeze_ratio,
-        whole_stages=whole_stages,
-        n_processors=n_processors,
-        time_limit_s=time_limit_s,
-        cascade=cascade,
-    )
-    return Solution(order, dag, bounds, plan)
+    return order, with_messages(dag, bounds, message_ms)
 
 
 def _slowest_transfers(ranks: Sequence[RankTimes]) -> dict[tuple[int, int], float]:

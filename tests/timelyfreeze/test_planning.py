@@ -7,6 +7,7 @@ from timelyfreeze.monitoring import FROZEN, UNFROZEN, PatternTimes
 from timelyfreeze.order import parse_order
 from timelyfreeze.planning import (
     RankTimes,
+    SolverChoices,
     solution_from_plain,
     solution_to_plain,
     solve_from_times,
@@ -40,7 +41,7 @@ ROWS = ("0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1")
 
 def test_the_case_solved_by_hand_comes_out_of_measured_times() -> None:
     """9 ms unfrozen, 7 at a cap of 0.5, by freezing 0B1 and 1B0."""
-    solution = solve_from_times([rank(row) for row in ROWS], ORDER, max_freeze_ratio=0.5)
+    solution = solve_from_times([rank(row) for row in ROWS], ORDER, SolverChoices(0.5))
     plan = solution.plan
     assert (plan.unfrozen_batch_ms, plan.batch_ms) == (9.0, pytest.approx(7.0))
     assert [str(a) for a, r in zip(plan.actions, plan.ratios, strict=True) if r > 0.5] == [
@@ -52,7 +53,7 @@ def test_the_case_solved_by_hand_comes_out_of_measured_times() -> None:
 def test_a_batch_that_took_longer_than_its_actions_gives_messages_a_price() -> None:
     """Rank 0 measured 11 ms, two more than 9: its chain F0 -> 1F0 .. -> 0B has two messages."""
     ranks = [rank(ROWS[0], span_ms=11.0), rank(ROWS[1], span_ms=8.0)]
-    solution = solve_from_times(ranks, ORDER, max_freeze_ratio=0.5)
+    solution = solve_from_times(ranks, ORDER, SolverChoices(0.5))
     assert solution.plan.unfrozen_batch_ms == pytest.approx(11.0, rel=1e-6)
     assert makespan(solution.dag, solution.bounds.max_ms) == pytest.approx(11.0, rel=1e-6)
     by_name = dict(zip(map(str, solution.dag.actions), solution.bounds.max_ms, strict=True))
@@ -68,7 +69,7 @@ def test_the_price_of_a_message_is_the_mean_of_both_halves() -> None:
             halves(ROWS[0], unfrozen_ms, frozen_ms),
             halves(ROWS[1], unfrozen_ms[:1], frozen_ms[:1]),
         ]
-        solution = solve_from_times(ranks, ORDER, max_freeze_ratio=0.5)
+        solution = solve_from_times(ranks, ORDER, SolverChoices(0.5))
         return float(solution.bounds.max_ms[solution.dag.index[parse_action("1F0")]]) - 1.0
 
     # Two messages in a chain: a batch of 9 that took 11 pays 1 each, one of 6 that took 9 pays 1.5.
@@ -80,7 +81,7 @@ def test_the_price_of_a_message_is_the_mean_of_both_halves() -> None:
 
 def test_whole_stages_get_ratios_of_zero_or_one() -> None:
     solution = solve_from_times(
-        [rank(row) for row in ROWS], ORDER, max_freeze_ratio=[0.8, 0.3], whole_stages=(0,)
+        [rank(row) for row in ROWS], ORDER, SolverChoices((0.8, 0.3), whole_stages=(0,))
     )
     ratios = dict(zip(solution.plan.actions, solution.plan.ratios, strict=True))
     assert {r for a, r in ratios.items() if a.stage == 0} <= {0.0, 1.0}
@@ -89,14 +90,14 @@ def test_whole_stages_get_ratios_of_zero_or_one() -> None:
 
 def test_the_plan_is_for_the_order_that_ran(caplog: pytest.LogCaptureFixture) -> None:
     ran = ["0F0 0F1 0B1 0B0", "1F0 1F1 1B1 1B0"]
-    solution = solve_from_times([rank(row) for row in ran], ORDER, max_freeze_ratio=0.5)
+    solution = solve_from_times([rank(row) for row in ran], ORDER, SolverChoices(0.5))
     assert solution.order == parse_order(ran)
     assert "another order" in caplog.text
 
 
 def test_text_form_brings_everything_back() -> None:
     ranks = [rank(ROWS[0], span_ms=11.0), rank(ROWS[1], span_ms=8.0)]
-    solution = solve_from_times(ranks, ORDER, max_freeze_ratio=0.4)
+    solution = solve_from_times(ranks, ORDER, SolverChoices(0.4))
     again = solution_from_plain(solution_to_plain(solution))
     assert again.order == solution.order
     assert again.dag.actions == build_dag(again.order).actions
