@@ -38,7 +38,7 @@ from timelyfreeze.passes import (
 from timelyfreeze.phases import Phase
 from timelyfreeze.plan import FreezePlan
 from timelyfreeze.planner import Planner, TransferMeter
-from timelyfreeze.planning import Solution
+from timelyfreeze.planning import Solution, SolverChoices
 from timelyfreeze.policy_checks import PolicyChecks
 from timelyfreeze.recorder import ActionRecorder, PassRecord
 from timelyfreeze.samples import median_durations
@@ -153,6 +153,11 @@ class FreezeController:
     def bounds(self) -> DurationBounds | None:
         """What the plan was solved from."""
         return None if self._planner is None else self._planner.bounds
+
+    @property
+    def solver_choices(self) -> SolverChoices | None:
+        """What plans are solved under; None if the method does not plan."""
+        return None if self._planner is None else self._planner.choices
 
     @property
     def failure(self) -> str | None:

@@ -69,6 +69,7 @@ class Planner:
         bounds: What it was made from.
         failure: Why there is no plan, if solving failed.
         switched_off: Since when and why nothing is frozen although there is a plan.
+        choices: What plans are solved under.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class Planner:
         self._on_solved = on_solved
         self._measure_transfers = measure_transfers
         self._cascade = effective_cascade(settings.first_stage, settings.cascade)
-        self._choices = SolverChoices(
+        self.choices = SolverChoices(
             max_freeze_ratio=settings.max_freeze_ratio,
             whole_stages=(0,) if settings.first_stage == ALL_OR_NOTHING else (),
             n_processors=n_processors,
@@ -253,7 +254,7 @@ class Planner:
     ) -> None:
         if self._delay > 0:
             logger.info("Solving meanwhile: the plan is due at the end of step %d", due_step)
-        mine = {**arguments, "choices": self._choices} if self._exchange.rank == 0 else None
+        mine = {**arguments, "choices": self.choices} if self._exchange.rank == 0 else None
         self._call = PlanCall(self._exchange, due_step, self._delay, solve, mine)
 
     def _take(self, step: int) -> None:

@@ -1,0 +1,354 @@
+#!/usr/bin/env python3
+"""Shows whether predictions hold on a machine that changes its speed: all is measured in turns.
+
+    python scripts/prediction_turns.py run CONFIG.toml OUTPUT --pipelines emulated:4 real:2
+        [--schedules GPipe 1F1B] [--r-max 0.3 0.8] [--rounds 30] [-- --section.key=value ...]
+    python scripts/prediction_turns.py table OUTPUT
+
+run    starts each pipeline with each schedule once. After its ramp it runs passes with nothing
+       frozen, with everything frozen and under a plan for each cap, --passes of each in turn, of
+       which the first is not counted. What OUTPUT already has is not run again. What follows --
+       goes to the trainer.
+table  predicts and compares (scripts/turn_times.py says how) what is in OUTPUT; goes to turns.md.
+
+scripts/prediction_error.py compares a run's predictions, made while monitoring, with what the same
+run measures afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from comparison_jobs import ROOT
+from comparison_launch import Starter, start
+from prediction_error import SCHEDULES
+from prediction_jobs import EMULATED, Pipeline, parse_pipeline
+from turn_times import (
+    EVERYTHING,
+    NOTHING,
+    Outcome,
+    Passes,
+    at_equal_speed,
+    outcome,
+    passes_from_json,
+    resampled,
+)
+
+PASSES = "passes.json"
+TABLE = "turns.md"
+N_SAMPLES = 100
+
+
+def main(arguments: Sequence[str], *, starter: Starter = start) -> int:
+    """Run or table, and return the exit status."""
+    arguments = list(arguments)
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    options = _parser().parse_args(arguments[:split])
+    try:
+        if options.what == "worker":
+            _work(json.loads(options.task))
+            return 0
+        failed = []
+        if options.what == "run":
+            failed = _run(options, arguments[split + 1 :], starter)
+        _table(options.output)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 1 if failed else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="what", required=True)
+    run = commands.add_parser("run", help="make the passes, then the table")
+    run.add_argument("config", type=Path, metavar="CONFIG", help="TOML file of all runs")
+    run.add_argument("output", type=Path, metavar="OUTPUT", help="folder of all runs")
+    run.add_argument("--pipelines", nargs="+", default=["emulated:4", "real:2"])
+    run.add_argument("--schedules", nargs="+", default=[*SCHEDULES, "InterleavedZeroBubble"])
+    run.add_argument("--r-max", nargs="+", type=float, default=[0.3, 0.5, 0.8])
+    run.add_argument("--rounds", type=int, default=30)
+    run.add_argument("--passes", type=int, default=2, help="of each mode in a round (default 2)")
+    table = commands.add_parser("table", help="the table of passes that were made before")
+    table.add_argument("output", type=Path, metavar="OUTPUT")
+    worker = commands.add_parser("worker")
+    worker.add_argument("--task")
+    return parser
+
+
+def _run(options: argparse.Namespace, trainer: Sequence[str], starter: Starter) -> list[Path]:
+    """Make the passes that are missing and return the folders of those that failed."""
+    pipelines = [parse_pipeline(text) for text in options.pipelines]
+    if not options.config.is_file():
+        raise ValueError(f"CONFIG is {str(options.config)!r}; it must be a TOML file")
+    if options.passes < 2 or options.rounds < 1:
+        raise ValueError(
+            f"--passes is {options.passes} and --rounds {options.rounds}; they must be 2 or more, "
+            "of which the first is not counted, and 1 or more"
+        )
+    failed = []
+    for schedule in options.schedules:
+        for pipeline in pipelines:
+            folder = options.output.resolve() / f"{pipeline.kind}_{pipeline.ranks}" / schedule
+            if (folder / PASSES).exists():
+                continue
+            folder.mkdir(parents=True, exist_ok=True)
+            print(f"{pipeline.name} {schedule} ...", end="", flush=True)
+            began = time.perf_counter()
+            task = {
+                "config": str(options.config.resolve()),
+                "folder": str(folder),
+                "pipeline": pipeline.name,
+                "schedule": schedule,
+                "caps": options.r_max,
+                "rounds": options.rounds,
+                "passes": options.passes,
+                "trainer": list(trainer),
+            }
+            status = starter(_command(pipeline, task), _environment(), folder / "train.log")
+            print(f" {time.perf_counter() - began:.0f} s", flush=True)
+            if status:
+                print(f"failed with status {status}; see {folder / 'train.log'}", file=sys.stderr)
+                failed.append(folder)
+    return failed
+
+
+def _command(pipeline: Pipeline, task: dict[str, Any]) -> list[str]:
+    n_processes = 1 if pipeline.kind == EMULATED else pipeline.ranks
+    return [
+        sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={n_processes}",
+        "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0",
+        __file__, "worker", "--task", json.dumps(task),
+    ]  # fmt: skip
+
+
+def _environment() -> dict[str, str]:
+    # One thread, so that an emulated rank computes as a real one does.
+    return {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": str(ROOT)}
+
+
+# -- in each process of torchrun -------------------------------------------------------------------
+
+
+def _work(task: dict[str, Any]) -> None:
+    """Make the passes of one pipeline; rank 0 writes them."""
+    import torch.distributed as dist
+    from torchtitan.tools.logging import init_logger
+
+    init_logger()
+    trainer = _trainer(task)
+    passes = _passes(trainer, task)
+    if dist.get_rank() == 0:
+        path = Path(task["folder"]) / PASSES
+        path.with_suffix(".part").write_text(json.dumps(passes))
+        path.with_suffix(".part").rename(path)
+    trainer.close()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _trainer(task: dict[str, Any]) -> Any:
+    """Build the trainer as the task says."""
+    from torchtitan.freezing.launch import prepare
+
+    kind, _, ranks = task["pipeline"].partition(":")
+    keys = {
+        "job.config_file": task["config"],
+        "job.dump_folder": task["folder"],
+        "metrics.log_freq": 1000000,
+        "training.steps": 1000000,
+        "lr_scheduler.total_steps": 10000,
+        "parallelism.pipeline_parallel_degree": ranks,
+        "parallelism.pipeline_parallel_schedule": task["schedule"],
+        "freezing.max_freeze_ratio": max(task["caps"]),
+    }
+    arguments = [f"--{key}={value}" for key, value in keys.items()]
+    emulates = ["--emulation.enable"] if kind == EMULATED else []
+    config = prepare([*arguments, *emulates, *task["trainer"]])
+    from torchtitan.freezing.trainer import FreezingTrainer
+
+    return FreezingTrainer(config)
+
+
+def _passes(trainer: Any, task: dict[str, Any]) -> dict[str, Any] | None:
+    """Train past the ramp, then in turns; return the passes as plain data on rank 0."""
+    import torch.distributed as dist
+
+    from timelyfreeze.exchange import Exchange
+    from timelyfreeze.order import order_to_csv
+    from timelyfreeze.plan import plan_to_json
+
+    controller, exchange = trainer.controller, Exchange()
+    phases = controller.settings.phases
+    data = trainer.batch_generator(trainer.dataloader)
+
+    def run(step: int) -> float:
+        began = time.perf_counter()
+        trainer.step = step
+        trainer.train_step(data)
+        return 1e3 * (time.perf_counter() - began)
+
+    for step in range(1, phases.last_ramp_step + 2):
+        run(step)
+    if controller.plan is None:
+        raise SystemExit(f"there is no plan: {controller.failure}")
+    solutions = _solutions(controller, task["caps"], exchange)
+    seen: list[Any] = []
+    controller.collect()
+    controller.on_pass = seen.append
+    # Steps of the phases that freeze nothing and everything; not the last one, which solves.
+    modes = {NOTHING: phases.last_step_of(phases.phase(phases.last_warmup_step + 1))}
+    modes[EVERYTHING] = phases.last_monitor_step - 1
+    modes |= dict.fromkeys(solutions, phases.last_ramp_step + 2)
+    made: list[tuple[str, int, int, float]] = []
+    for number in range(task["rounds"]):
+        for mode, step in modes.items():
+            if mode in solutions:
+                controller.follow(solutions[mode])
+            dist.barrier()
+            made += [(mode, number, i, run(step)) for i in range(task["passes"])]
+    controller.collect()
+    mine = [
+        {
+            "durations_ms": {str(a): ms for a, ms in one.record.durations_ms.items()},
+            "span_ms": one.record.span_ms,
+        }
+        for one in seen
+    ]
+    everyone = exchange.gather(mine)
+    if everyone is None:
+        return None
+    turns = [
+        {"mode": mode, "round": number, "step_ms": step_ms, "ranks": list(ranks)}
+        for (mode, number, i, step_ms), *ranks in zip(made, *everyone, strict=True)
+        if i > 0
+    ]
+    from benchmark import machine
+
+    return {
+        "pipeline": task["pipeline"],
+        "schedule": task["schedule"],
+        "machine": machine(),
+        "order": order_to_csv(controller.order),
+        "n_processors": controller.solver_choices.n_processors,
+        "transfers_ms": [[*link, ms] for link, ms in controller.bounds.transfers_ms.items()],
+        "plans": {cap: plan_to_json(solved.plan) for cap, solved in solutions.items()},
+        "turns": turns,
+    }
+
+
+def _solutions(controller: Any, caps: Sequence[float], exchange: Any) -> dict[str, Any]:
+    """Solve for each cap, on rank 0, from the bounds that monitoring has given."""
+    from dataclasses import replace
+
+    from timelyfreeze.planning import solution_from_plain, solution_to_plain, solve_from_bounds
+
+    solved = {}
+    for cap in caps:
+        plain = None
+        if exchange.rank == 0:
+            choices = replace(controller.solver_choices, max_freeze_ratio=cap)
+            plain = solution_to_plain(
+                solve_from_bounds(controller.order, controller.bounds, choices)
+            )
+        solved[f"{cap:g}"] = solution_from_plain(exchange.broadcast(plain))
+    return solved
+
+
+# -- the table -------------------------------------------------------------------------------------
+
+
+def _table(output: Path) -> None:
+    """Print the table of what is in ``output`` and keep it there."""
+    files = sorted(output.rglob(PASSES))
+    # Bounds of a few rounds may cross; that is no news here, a hundred times over.
+    logging.getLogger("timelyfreeze").setLevel(logging.ERROR)
+    if not files:
+        raise ValueError(f"no {PASSES} below {output}; `run` writes it")
+    rows, everything = [], []
+    for file in files:
+        measured = passes_from_json(file.read_text())
+        equal, slowness = at_equal_speed(measured)
+        for cap in measured.plans:
+            found = outcome(equal, cap)
+            everything.append((measured, cap, found))
+            rows.append(_row(measured, cap, slowness, found, equal))
+    titles = (
+        "pipeline | schedule | r_max | passes | slowness | without: predicted | measured | error | "
+        "with: predicted | measured | error | step with, error | gain predicted | measured | "
+        "error as measured"
+    )
+    lines = [f"{everything[0][0].machine}", "", f"| {titles} |"]
+    lines += ["|" + "---|" * 15, *rows, "", *_errors(everything)]
+    text = "\n".join(lines) + "\n"
+    print(f"\n{text}", end="")
+    (output / TABLE).write_text(text)
+
+
+def _row(
+    measured: Passes, cap: str, slowness: Sequence[float], found: Outcome, equal: Passes
+) -> str:
+    again = resampled(equal, cap, N_SAMPLES)
+    low, high = np.quantile([one.error for one in again], [0.05, 0.95])
+    slow, slower = np.quantile(slowness, [0.1, 0.9])
+    raw = outcome(measured, cap)
+    is_emulated = measured.pipeline.startswith(EMULATED)
+    before_ms = found.unfrozen_ms if is_emulated else (0.0, found.unfrozen_step_ms)
+    after_ms = found.batch_ms if is_emulated else found.step_ms
+    gain = before_ms[1] / after_ms[1] - 1.0
+    promised = found.unfrozen_ms[0] / found.batch_ms[0] - 1.0
+    cells = [
+        measured.pipeline,
+        measured.schedule,
+        cap,
+        str(sum(turn.mode == cap for turn in measured.turns)),
+        f"{slow:.2f}..{slower:.2f}",
+        f"{found.unfrozen_ms[0]:.1f}",
+        f"{found.unfrozen_ms[1]:.1f}",
+        f"{found.unfrozen_error:+.1%}",
+        f"{found.batch_ms[0]:.1f}",
+        f"{found.batch_ms[1]:.1f}",
+        f"{found.error:+.1%} ({low:+.1%}..{high:+.1%})",
+        "-" if is_emulated else f"{found.step_error:+.1%}",
+        f"{promised:+.1%}",
+        f"{gain:+.1%}",
+        f"{raw.error:+.1%}",
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def _errors(rows: Sequence[tuple[Passes, str, Outcome]]) -> list[str]:
+    lines = ["| pipeline | what | settings | median | worst | within 3% |", "|" + "---|" * 6]
+    for pipeline in dict.fromkeys(passes.pipeline for passes, _, _ in rows):
+        mine = [(p, cap, found) for p, cap, found in rows if p.pipeline == pipeline]
+        kinds = {"batch without": "unfrozen_error", "batch with": "error"}
+        if not pipeline.startswith(EMULATED):
+            kinds["step with"] = "step_error"
+        for title, name in kinds.items():
+            errors = [getattr(found, name) for _, _, found in mine]
+            worst = max(errors, key=abs)
+            within = sum(abs(error) <= 0.03 for error in errors)
+            middle = statistics.median(abs(error) for error in errors)
+            lines.append(
+                f"| {pipeline} | {title} | {len(errors)} | {middle:.1%} | {worst:+.1%} | "
+                f"{within} of {len(errors)} |"
+            )
+    return lines
+
+
+if __name__ == "__main__":
+    # torchrun starts this file by its path, from the repository.
+    sys.path.insert(0, str(ROOT))
+    sys.exit(main(sys.argv[1:]))
