@@ -60,13 +60,13 @@ class Turn:
     ranks: tuple[RankPass, ...]
     step_ms: float
 
-    def slowed(self, factors: Sequence[float]) -> Turn:
-        """Return the pass on a machine that many times as slow, one factor for each rank."""
+    def slowed(self, factor: float) -> Turn:
+        """Return the pass on a machine that many times as slow."""
         ranks = tuple(
-            RankPass({a: f * ms for a, ms in r.durations_ms.items()}, f * r.span_ms)
-            for f, r in zip(factors, self.ranks, strict=True)
+            RankPass({a: factor * ms for a, ms in r.durations_ms.items()}, factor * r.span_ms)
+            for r in self.ranks
         )
-        return replace(self, ranks=ranks, step_ms=statistics.fmean(factors) * self.step_ms)
+        return replace(self, ranks=ranks, step_ms=factor * self.step_ms)
 
 
 @dataclass(frozen=True)
@@ -134,21 +134,24 @@ def at_equal_speed(passes: Passes) -> tuple[Passes, list[float]]:
         passes: Turns as measured.
 
     Returns:
-        The same turns divided by their slowness, and the mean slowness of each turn's ranks, 1.0
-        being the median.
+        The same turns divided by their slowness, and the slowness of each, 1.0 being the median.
+
+    Raises:
+        ValueError: If the plans leave no forward untouched.
     """
     untouched = _untouched(passes)
-    slowness = []
-    for rank in range(len(passes.turns[0].ranks)):
-        rows = [turn.ranks[rank].durations_ms for turn in passes.turns]
-        middle = {a: ms for a, ms in median_of_each(rows).items() if a in untouched}
-        slowness.append([statistics.median(row[a] / middle[a] for a in middle) for row in rows])
-    by_turn = list(zip(*slowness, strict=True))
+    if not untouched:
+        raise ValueError("the plans shorten every forward, so none tells how slow the machine was")
+    rows = [
+        {a: ms for rank in turn.ranks for a, ms in rank.durations_ms.items() if a in untouched}
+        for turn in passes.turns
+    ]
+    middle_ms = median_of_each(rows)
+    slowness = [statistics.median(row[a] / middle_ms[a] for a in middle_ms) for row in rows]
     turns = tuple(
-        turn.slowed([1.0 / slow for slow in ranks])
-        for turn, ranks in zip(passes.turns, by_turn, strict=True)
+        turn.slowed(1.0 / slow) for turn, slow in zip(passes.turns, slowness, strict=True)
     )
-    return replace(passes, turns=turns), [statistics.fmean(ranks) for ranks in by_turn]
+    return replace(passes, turns=turns), slowness
 
 
 def _untouched(passes: Passes) -> set[Action]:
