@@ -31,8 +31,9 @@ from timelyfreeze.passes import (
     Applied,
     CollectedFigures,
     ObservedPass,
+    RankFigures,
     RankPasses,
-    batch_times,
+    collected,
     shares_by_action,
 )
 from timelyfreeze.phases import Phase
@@ -324,36 +325,27 @@ class FreezeController:
             The figures of the whole pipeline, the same on every rank.
         """
         self._drain()
-        checks = self._checks
-        mine = {
-            "passes": [(phase.value, record.span_ms) for phase, record in self._uncollected],
-            "durations": median_durations([record for _, record in self._uncollected]),
-            "applied": {
-                stage: sum(shares) / len(shares)
-                for stage, shares in self._step_applied.items()
-                if shares
-            },
-            "applied_total": (self._applied_sum, self._applied_count),
-            "score": None if checks is None else (checks.take_ms_per_step(), checks.n_bytes),
-        }
+        checks, uncollected = self._checks, self._uncollected
         self._uncollected = []
-        everyone = self._exchange.all_gather(mine)
-        ranks = [RankPasses(tuple(entry["passes"]), entry["durations"]) for entry in everyone]
-        applied: dict[int, list[float]] = {}
-        for entry in everyone:
-            for stage, share in entry["applied"].items():
-                applied.setdefault(stage, []).append(share)
-        total = sum(entry["applied_total"][0] for entry in everyone)
-        count = sum(entry["applied_total"][1] for entry in everyone)
-        scores = [entry["score"] for entry in everyone if entry["score"] is not None]
-        delays_ms = None if self.bounds is None else self.bounds.delays_ms(self.dag)
-        return CollectedFigures(
-            batch_ms=batch_times(self.dag, ranks, delays_ms),
-            applied_stage_ratios={s: sum(v) / len(v) for s, v in sorted(applied.items())},
-            average_freeze_ratio=total / count if count else 0.0,
-            score_ms_per_step=max((ms for ms, _ in scores), default=None),
-            score_bytes=max((n_bytes for _, n_bytes in scores), default=None),
-            policy=dict(checks.decision.figures) if checks is not None else {},
+        mine = RankFigures(
+            RankPasses(
+                tuple((phase.value, record.span_ms) for phase, record in uncollected),
+                median_durations([record for _, record in uncollected]),
+            ),
+            {stage: sum(s) / len(s) for stage, s in self._step_applied.items() if s},
+            (self._applied_sum, self._applied_count),
+            None if checks is None else (checks.take_ms_per_step(), checks.n_bytes),
+        )
+        ranks: list[RankFigures] = self._exchange.all_gather(mine)
+        slowness = None
+        if self._planner is not None and {phase for phase, _ in uncollected} == {Phase.STABLE}:
+            slowness = self._planner.slowness([rank.passes for rank in ranks])
+        return collected(
+            self.dag,
+            ranks,
+            None if self.bounds is None else self.bounds.delays_ms(self.dag),
+            {} if checks is None else dict(checks.decision.figures),
+            slowness,
         )
 
     def _drain(self) -> None:

@@ -66,6 +66,24 @@ class RankPasses:
 
 
 @dataclass(frozen=True)
+class RankFigures:
+    """What one rank tells the others when figures are collected.
+
+    Attributes:
+        passes: Its passes since the last collection.
+        applied_stage_ratios: Mean frozen share of its stages' backwards in the current step.
+        applied_total: Sum and number of frozen shares since the run began.
+        score: Time a step spent on a policy's scores, milliseconds, and their bytes; None without
+            a policy.
+    """
+
+    passes: RankPasses
+    applied_stage_ratios: Mapping[int, float]
+    applied_total: tuple[float, int]
+    score: tuple[float, int] | None = None
+
+
+@dataclass(frozen=True)
 class CollectedFigures:
     """What all ranks together measured since the last collection.
 
@@ -79,6 +97,9 @@ class CollectedFigures:
             slowest rank; None without a policy.
         score_bytes: Memory that scores take, on the rank where they take most; None likewise.
         policy: Figures of the policy's last decision.
+        slowness: How many times as long as in the bounds forwards take under the plan, which does
+            not shorten them: above 1 the machine has become slower, or rows longer. None while
+            there is no plan, and where not all passes are stable ones.
     """
 
     batch_ms: dict[Phase, tuple[float, ...]]
@@ -87,6 +108,50 @@ class CollectedFigures:
     score_ms_per_step: float | None = None
     score_bytes: int | None = None
     policy: Mapping[str, float] = field(default_factory=dict)
+    slowness: float | None = None
+
+
+def collected(
+    dag: PipelineDag,
+    ranks: Sequence[RankFigures],
+    delays_ms: ArrayLike | None,
+    policy: Mapping[str, float],
+    slowness: float | None,
+) -> CollectedFigures:
+    """Put together what the ranks tell.
+
+    Args:
+        dag: Precedence graph that holds every action of ``ranks``.
+        ranks: One entry per process.
+        delays_ms: As for :func:`batch_times`.
+        policy: As in the result, as is ``slowness``.
+        slowness: See there.
+    """
+    applied: dict[int, list[float]] = {}
+    for rank in ranks:
+        for stage, share in rank.applied_stage_ratios.items():
+            applied.setdefault(stage, []).append(share)
+    total = sum(rank.applied_total[0] for rank in ranks)
+    count = sum(rank.applied_total[1] for rank in ranks)
+    scores = [rank.score for rank in ranks if rank.score is not None]
+    return CollectedFigures(
+        batch_ms=batch_times(dag, [rank.passes for rank in ranks], delays_ms),
+        applied_stage_ratios={s: sum(v) / len(v) for s, v in sorted(applied.items())},
+        average_freeze_ratio=total / count if count else 0.0,
+        score_ms_per_step=max((ms for ms, _ in scores), default=None),
+        score_bytes=max((n_bytes for _, n_bytes in scores), default=None),
+        policy=policy,
+        slowness=slowness,
+    )
+
+
+def slowest_durations(ranks: Sequence[RankPasses]) -> dict[Action, float]:
+    """Merge the durations of all ranks; of replicas the slower counts, milliseconds."""
+    merged: dict[Action, float] = {}
+    for rank in ranks:
+        for action, duration_ms in rank.durations_ms.items():
+            merged[action] = max(duration_ms, merged.get(action, 0.0))
+    return merged
 
 
 def batch_times(
@@ -109,10 +174,8 @@ def batch_times(
         Milliseconds of each batch that every rank has seen.
     """
     durations_ms = np.zeros(len(dag.actions))
-    for rank in ranks:
-        for action, duration_ms in rank.durations_ms.items():
-            index = dag.index[action]
-            durations_ms[index] = max(durations_ms[index], duration_ms)
+    for action, duration_ms in slowest_durations(ranks).items():
+        durations_ms[dag.index[action]] = duration_ms
     starts_ms = start_times(dag, durations_ms, delays_ms)
     times: dict[Phase, list[float]] = {}
     n_passes = min((len(rank.passes) for rank in ranks), default=0)

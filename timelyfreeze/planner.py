@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from timelyfreeze.dag import build_dag
 from timelyfreeze.exchange import Exchange
 from timelyfreeze.monitoring import Monitoring, Pattern
 from timelyfreeze.order import ScheduleOrder
+from timelyfreeze.passes import RankPasses, slowest_durations
 from timelyfreeze.phases import Phase, actual_freeze_ratio
 from timelyfreeze.plan import FreezePlan, plan_from_ratios
 from timelyfreeze.plan_call import PlanCall, automatic_delay
@@ -29,7 +30,7 @@ from timelyfreeze.planning import (
 )
 from timelyfreeze.processors import play_batch
 from timelyfreeze.recorder import PassRecord
-from timelyfreeze.remeasure import Group, moved_bounds
+from timelyfreeze.remeasure import Group, drifts, forward_slowness, moved_bounds
 from timelyfreeze.replanning import (
     Replanning,
     described,
@@ -219,6 +220,17 @@ class Planner:
             durations_ms = (1.0 - share) * self.bounds.max_ms + share * self.plan.durations_ms
         delays_ms = self.bounds.delays_ms(self.dag)
         return play_batch(self.dag, durations_ms, self._n_processors, delays_ms)[1]
+
+    def slowness(self, ranks: Sequence[RankPasses]) -> float | None:
+        """Return how much longer forwards take than in the bounds; None without a plan.
+
+        Args:
+            ranks: Stable passes of every process.
+        """
+        if self.plan is None or self.bounds is None:
+            return None
+        observed_ms = slowest_durations(ranks)
+        return forward_slowness(drifts(self.dag, self.bounds, self.plan.durations_ms, observed_ms))
 
     # -- solving -----------------------------------------------------------------------------------
 

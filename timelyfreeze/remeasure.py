@@ -55,6 +55,24 @@ def drifts(
     return {group: _weighted_median(values) for group, values in found.items()}
 
 
+def forward_slowness(drift: Mapping[Group, float]) -> float | None:
+    """Return how much longer forwards take than planned: the median over stages.
+
+    No freezing shortens them but in the first stage, which counts only where there is no other: one
+    that is frozen whole keeps nothing for a backward.
+
+    Args:
+        drift: As :func:`drifts` returns it.
+
+    Returns:
+        1 where the machine is as fast as it was; None if no forward was seen.
+    """
+    forwards = {stage: f for (stage, kind), f in drift.items() if kind is ActionKind.FORWARD}
+    behind = [factor for stage, factor in forwards.items() if stage > 0]
+    factors = behind or list(forwards.values())
+    return float(np.median(factors)) if factors else None
+
+
 def largest_move(drift: Mapping[Group, float]) -> float:
     """Return the largest share by which times have moved, up or down; 0 if none were seen."""
     return max((abs(factor - 1.0) for factor in drift.values()), default=0.0)

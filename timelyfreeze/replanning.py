@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from timelyfreeze.actions import Action, ActionKind
+from timelyfreeze.actions import ActionKind
 from timelyfreeze.bounds import DurationBounds
 from timelyfreeze.dag import PipelineDag
 from timelyfreeze.exchange import Exchange
-from timelyfreeze.passes import RankPasses, batch_times
+from timelyfreeze.passes import RankPasses, batch_times, slowest_durations
 from timelyfreeze.phases import Phase
 from timelyfreeze.plan import FreezePlan
 from timelyfreeze.processors import play_batch
@@ -71,10 +71,7 @@ def remeasure(
         ranks: Stable passes of every process; of replicas the slower counts.
         n_processors: How many ranks can compute at once; None if each has a device of its own.
     """
-    observed_ms: dict[Action, float] = {}
-    for rank in ranks:
-        for action, time_ms in rank.durations_ms.items():
-            observed_ms[action] = max(time_ms, observed_ms.get(action, 0.0))
+    observed_ms = slowest_durations(ranks)
     # Had frozen actions a say in it, freezing that saves nothing would look like a slow machine.
     # Neither must bounds that they have moved.
     live_ms = {

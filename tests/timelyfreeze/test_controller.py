@@ -122,6 +122,16 @@ def test_replicas_and_reruns_draw_the_same_masks_and_seeds_differ() -> None:
     assert first[1][-1] != first[1][-2], "each pass draws anew"
 
 
+def test_a_machine_that_is_slower_than_when_measured_shows_in_stable_figures_alone() -> None:
+    slowness = [1.0]
+    ranks = Ranks(ORDER, duration_ms=lambda action, share: slowness[0] * linear_ms(action, share))
+    ranks.run(1, 10)
+    assert [figures.slowness for figures in ranks.collect()] == [None, None], "ramp among them"
+    slowness[0] = 1.5
+    ranks.run(11, 14)
+    assert [f.slowness for f in ranks.collect()] == pytest.approx([1.5, 1.5], rel=0.02)
+
+
 def test_whoever_looks_on_gets_every_pass_once_with_what_it_froze() -> None:
     ranks = Ranks(ORDER, first_stage="keep_chain")
     seen: list[list[ObservedPass]] = [[], []]

@@ -11,7 +11,7 @@ from timelyfreeze.bounds import DurationBounds, uniform_bounds, validate_bounds
 from timelyfreeze.dag import build_dag
 from timelyfreeze.messages import with_messages
 from timelyfreeze.order import parse_order
-from timelyfreeze.remeasure import drifts, largest_move, moved_bounds
+from timelyfreeze.remeasure import drifts, forward_slowness, largest_move, moved_bounds
 
 DAG = build_dag(parse_order(["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"]))
 BOUNDS = uniform_bounds(DAG, forward_ms=4.0, backward_ms=(5.0, 10.0))
@@ -37,6 +37,13 @@ def test_each_stage_and_kind_moves_by_itself() -> None:
         factor = found[action.stage, action.kind]
         assert moved.max_ms[place[action]] == BOUNDS.max_ms[place[action]] * factor
         assert moved.min_ms[place[action]] == BOUNDS.min_ms[place[action]] * factor
+
+
+def test_forwards_behind_the_first_stage_say_how_slow_the_machine_is() -> None:
+    found = drifts(DAG, BOUNDS, HALF, observed(F0=1.0, F1=5.0, B0=7.5, B1=6.0))
+    assert forward_slowness(found) == 1.25
+    assert forward_slowness({(0, ActionKind.FORWARD): 0.5}) == 0.5, "better than nothing"
+    assert forward_slowness({(1, ActionKind.FULL_BACKWARD): 3.0}) is None
 
 
 def test_one_slow_microbatch_moves_nothing() -> None:
