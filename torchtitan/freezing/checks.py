@@ -22,6 +22,7 @@ from torchtitan.freezing.config import Freezing, JobConfig
 from torchtitan.freezing.data_checks import data_mistakes
 from torchtitan.freezing.emulation_checks import emulation_mistakes
 from torchtitan.freezing.model_checks import model_mistakes
+from torchtitan.freezing.parallel_checks import parallel_mistakes
 from torchtitan.freezing.phase_checks import phase_mistakes, phases_of, warmup_mistakes
 from torchtitan.freezing.validation_checks import validation_mistakes
 
@@ -39,6 +40,7 @@ def check(job_config: JobConfig) -> None:
     mistakes = [
         *_pipeline_mistakes(job_config),
         *emulation_mistakes(job_config),
+        *([] if job_config.emulation.enable else parallel_mistakes(job_config)),
         *model_mistakes(job_config),
         *data_mistakes(job_config),
         *validation_mistakes(job_config),

@@ -1,0 +1,62 @@
+"""Degrees of parallelism that do not go together are named before anything starts."""
+
+import pytest
+
+from tests.torchtitan.job_configs import config
+from torchtitan.freezing.parallel_checks import parallel_mistakes
+
+
+def found(monkeypatch: pytest.MonkeyPatch, n_processes: int | None, **keys: int) -> list[str]:
+    if n_processes is None:
+        monkeypatch.delenv("WORLD_SIZE", raising=False)
+    else:
+        monkeypatch.setenv("WORLD_SIZE", str(n_processes))
+    settings = {f"parallelism__{key}_degree": value for key, value in keys.items()}
+    return list(parallel_mistakes(config(**settings)))
+
+
+@pytest.mark.parametrize(
+    ("n_processes", "keys"),
+    [
+        (4, {"pipeline_parallel": 4}),
+        (8, {"pipeline_parallel": 4}),  # the rest shards
+        (8, {"pipeline_parallel": 2, "data_parallel_replicate": 2}),
+        (8, {"pipeline_parallel": 2, "data_parallel_shard": 2, "tensor_parallel": 2}),
+        (None, {"pipeline_parallel": 4, "data_parallel_replicate": 2}),
+        (2, {"pipeline_parallel": 1, "data_parallel_replicate": 2, "data_parallel_shard": 1}),
+    ],
+)
+def test_what_goes_together_passes(monkeypatch, n_processes, keys) -> None:
+    assert found(monkeypatch, n_processes, **keys) == []
+
+
+@pytest.mark.parametrize(
+    ("n_processes", "keys", "words"),
+    [
+        (4, {"pipeline_parallel": 3}, ["4 processes", "pipeline_parallel_degree (3) = 3"]),
+        (2, {"pipeline_parallel": 4}, ["2 processes", "= 4", "NGPU"]),
+        (
+            4,
+            {"pipeline_parallel": 2, "data_parallel_shard": 4},
+            ["4 processes", "data_parallel_shard_degree (4) = 8"],
+        ),
+        (
+            4,
+            {"pipeline_parallel": 2, "data_parallel_replicate": 2},
+            ["data_parallel_replicate_degree is 2", "data_parallel_shard_degree is 1"],
+        ),
+        (
+            None,
+            {"pipeline_parallel": 2, "data_parallel_replicate": 2, "data_parallel_shard": 1},
+            ["data_parallel_replicate_degree is 2"],
+        ),
+        (None, {"tensor_parallel": 0}, ["tensor_parallel_degree is 0; it must be 1 or more"]),
+        (None, {"data_parallel_shard": 0}, ["data_parallel_shard_degree is 0", "-1"]),
+        (None, {"tensor_parallel": 3}, ["training.seq_len is", "multiple of 3"]),
+        (None, {"context_parallel": 3}, ["training.seq_len is", "multiple of 6"]),
+    ],
+)
+def test_each_mistake_is_named(monkeypatch, n_processes, keys, words) -> None:
+    (message,) = found(monkeypatch, n_processes, **keys)
+    for word in words:
+        assert word in message
