@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from timelyfreeze.bounds import DurationBounds
 from timelyfreeze.controller import FreezeController
 from timelyfreeze.exchange import Exchange
 from timelyfreeze.order import order_to_csv
+from timelyfreeze.passes import ObservedPass
 from timelyfreeze.phases import Phase
 from timelyfreeze.plan import FreezePlan, plan_to_json
 from timelyfreeze.whatif.bounds_file import bounds_file_text
@@ -62,6 +64,12 @@ class FreezingMetricsProcessor(MetricsProcessor):
 
     Every rank has one, since figures are gathered from all; only the rank that has the loss shows
     and writes.
+
+    Attributes:
+        run_folder: Where the rank that is shown writes.
+        pass_listeners: Called one after the other with each pass of this rank, once its times are
+            read, which is where figures are logged or compared; oldest first. A run without
+            freezing has no passes to tell of.
     """
 
     def __init__(
@@ -81,6 +89,7 @@ class FreezingMetricsProcessor(MetricsProcessor):
         self.run_folder = make_run_folder(job_config, create=self._is_shown)
         if not sys.stdout.isatty():
             self.color = NoColor()
+        self.pass_listeners: list[Callable[[ObservedPass], None]] = []
         self._controller: FreezeController | None = None
         self._emulation: EmulationRecord | None = None
         self._record = RunRecord()
@@ -121,7 +130,12 @@ class FreezingMetricsProcessor(MetricsProcessor):
         self._emulation = emulation
         self._write("settings.json", json.dumps(self.job_config.to_dict(), indent=2) + "\n")
         if controller is not None:
+            controller.on_pass = self._tell_listeners
             self._write("schedule.csv", order_to_csv(controller.order))
+
+    def _tell_listeners(self, observed: ObservedPass) -> None:
+        for listener in self.pass_listeners:
+            listener(observed)
 
     def save_plan(
         self, plan: FreezePlan, bounds: DurationBounds, n_processors: float | None = None
