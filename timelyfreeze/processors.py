@@ -56,11 +56,30 @@ def play_batch(
         ValueError: If the shape is not [A], a duration is negative or not finite, or
             ``n_processors`` is not above 0.
     """
+    start, end = play_actions(dag, durations_ms, n_processors, delays_ms)
+    return start, float(np.max(end))
+
+
+def play_actions(
+    dag: PipelineDag,
+    durations_ms: ArrayLike,
+    n_processors: float | None = None,
+    delays_ms: ArrayLike | None = None,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Play one batch through as ``play_batch`` does, and tell when each action ends too.
+
+    Returns:
+        Start and end time of each action, shape [A] both, milliseconds; further apart than the
+        action's duration where ranks had to share processors meanwhile.
+
+    Raises:
+        ValueError: As ``play_batch``.
+    """
     shared = shared_processors(dag, n_processors)
     if shared is None:
         durations = check_durations(dag, durations_ms)
         start = start_times(dag, durations, delays_ms)
-        return start, float(np.max(start + durations))
+        return start, start + durations
     delays = np.zeros(len(dag.edges)) if delays_ms is None else check_delays(dag, delays_ms)
     return _play_shared(dag, check_durations(dag, durations_ms), shared, delays)
 
@@ -70,7 +89,7 @@ def _play_shared(
     durations: NDArray[np.float64],
     n_processors: float,
     delays: NDArray[np.float64],
-) -> tuple[NDArray[np.float64], float]:
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     queues = [np.flatnonzero(dag.ranks == rank).tolist() for rank in range(dag.ranks.max() + 1)]
     waiting_for = [len(before) for before in dag.predecessors]
     successors: list[list[tuple[int, float]]] = [[] for _ in dag.actions]
@@ -79,12 +98,13 @@ def _play_shared(
     on_their_way: list[tuple[float, int]] = []  # arrival and the action that waits for it
     left = durations.tolist()
     start = [-1.0] * len(left)
+    end = [0.0] * len(left)
     position = [0] * len(queues)
     now = 0.0
     while True:
         heads = [queue[at] for queue, at in zip(queues, position, strict=True) if at < len(queue)]
         if not heads:
-            return np.array(start), now
+            return np.array(start), np.array(end)
         ready = [head for head in heads if waiting_for[head] == 0]
         if not ready:
             # The graph has no cycle, so something is on its way.
@@ -104,6 +124,7 @@ def _play_shared(
         for head in ready:
             left[head] -= step
             if left[head] <= 0.0:
+                end[head] = now
                 position[dag.ranks[head]] += 1
                 for after, delay in successors[head]:
                     if delay > 0.0:
