@@ -43,6 +43,7 @@ PURE = {
     "settings",
     "shrinkage",
     "timeline",
+    "trace",
     "whatif.__init__",
     "whatif.bounds_file",
     "whatif.case",
