@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from timelyfreeze.figures.command import add_draw_command
 from timelyfreeze.whatif.command import add_plan_command
 
 
@@ -14,7 +15,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m timelyfreeze", description="TimelyFreeze without training."
     )
-    add_plan_command(parser.add_subparsers(required=True, metavar="COMMAND"))
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    add_plan_command(commands)
+    add_draw_command(commands)
     options = parser.parse_args(arguments)
     status: int = options.run(options)
     return status

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -329,6 +330,16 @@ def _plain(block: Block) -> dict[str, Any]:
         "freeze_ratio": block.freeze_ratio,
         "critical": block.is_critical,
     }
+
+
+def timeline_file(run_folder: Path, phase: Phase) -> Path:
+    """Return where a run keeps what it measured of a phase."""
+    return run_folder / "timelines" / f"{MEASURED}_{phase.value}.json"
+
+
+def timeline_files(run_folder: Path) -> list[Path]:
+    """Return the files of what a run has measured, in the order of phases."""
+    return [file for phase in Phase if (file := timeline_file(run_folder, phase)).exists()]
 
 
 def timeline_from_json(text: str) -> Timeline:

@@ -85,17 +85,22 @@ def save(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
     Returns:
         The two files.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     svg = io.BytesIO()
     with house_style():
         figure.savefig(svg, format="svg", metadata={"Date": None})
         png = _png(figure)
-    files = folder / f"{name}.png", folder / f"{name}.svg"
-    for file, content in zip(files, (png, svg.getvalue()), strict=True):
-        unfinished = file.with_name(f"{file.name}.part")
-        unfinished.write_bytes(content)
-        unfinished.replace(file)
-    return files
+    return (
+        write_whole(folder / f"{name}.png", png),
+        write_whole(folder / f"{name}.svg", svg.getvalue()),
+    )
+
+
+def write_whole(file: Path, content: bytes) -> Path:
+    """Write a file under its name only once it is whole; make its folder. Returns the file."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = file.with_name(f"{file.name}.part")
+    unfinished.write_bytes(content)
+    return unfinished.replace(file)
 
 
 def _png(figure: Figure) -> bytes:
