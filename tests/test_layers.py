@@ -23,6 +23,7 @@ PURE = {
     "emulation",
     "emulation_state",
     "figures",
+    "files",
     "interior",
     "layout",
     "lp",

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from timelyfreeze.files import write_whole
+
 PICTURES_FOLDER = "pictures"
 
 
@@ -35,7 +37,7 @@ def draw_run(run_folder: Path, output: Path | None = None) -> Drawn:
         ValueError: If there is no such folder.
     """
     from timelyfreeze.figures.gallery import PICTURES, TRACES
-    from timelyfreeze.figures.style import save, write_whole
+    from timelyfreeze.figures.style import save
 
     if not run_folder.is_dir():
         raise ValueError(f"{run_folder} is no folder; a run writes one under its dump folder")

@@ -16,6 +16,8 @@ import matplotlib
 from matplotlib.figure import Figure
 from PIL import Image
 
+from timelyfreeze.files import write_whole
+
 ORANGE = "#E69F00"
 SKY = "#56B4E9"
 GREEN = "#009E73"
@@ -93,14 +95,6 @@ def save(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
         write_whole(folder / f"{name}.png", png),
         write_whole(folder / f"{name}.svg", svg.getvalue()),
     )
-
-
-def write_whole(file: Path, content: bytes) -> Path:
-    """Write a file under its name only once it is whole; make its folder. Returns the file."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_name(f"{file.name}.part")
-    unfinished.write_bytes(content)
-    return unfinished.replace(file)
 
 
 def _png(figure: Figure) -> bytes:

@@ -273,7 +273,7 @@ def _draw_numbers(ax: Axes, timeline: Timeline, lane_inches: float, points_per_m
 def _readable(blocks: Sequence[Block], points_per_ms: float) -> Iterable[tuple[Block, float]]:
     """Return blocks that have room for their number, and its size in points.
 
-    None where most of the blocks have no room: the few numbers left would only be noise.
+    None where they are less than half of what there is: the few numbers left would only be noise.
     """
     sizes = []
     for block in blocks:
@@ -281,7 +281,9 @@ def _readable(blocks: Sequence[Block], points_per_ms: float) -> Iterable[tuple[B
         size = block.duration_ms * points_per_ms / (_DIGIT_WIDTH * n_digits + 0.3)
         if size >= _LEAST_POINTS:
             sizes.append((block, round(size, 1)))
-    return sizes if 2 * len(sizes) > len(blocks) else []
+    # By time and not by count: backwards that a plan leaves out altogether take next to none.
+    readable_ms = sum(block.duration_ms for block, _ in sizes)
+    return sizes if 2.0 * readable_ms > sum(block.duration_ms for block in blocks) else []
 
 
 # -- legend ----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The configuration: TorchTitan's, plus ``[freezing]``, ``[data]``, ``[emulation]``, RoPE.
+"""The configuration: TorchTitan's, plus sections for freezing, data, emulation, pictures; RoPE.
 
 The string under a field is its documentation and its ``--help``. Annotations are evaluated here (no
 ``from __future__ import annotations``): upstream's manager looks at the types of nested sections.
@@ -129,6 +129,17 @@ class Emulation:
 
 
 @dataclass
+class Pictures:
+    """Whether a run draws what it measures."""
+
+    enable: bool = True
+    """Draw timelines and curves into the folder "pictures" of the run, and show them in
+    TensorBoard: whenever a phase has been measured, and at the end. A process of its own draws, at
+    the lowest priority; training does not wait for it. Without, draw them later from the run's
+    files: python -m timelyfreeze draw RUN_FOLDER."""
+
+
+@dataclass
 class Model(TitanModel):
     """Which model to train."""
 
@@ -161,6 +172,7 @@ class JobConfig(TitanJobConfig):
     freezing: Freezing = field(default_factory=Freezing)
     data: Data = field(default_factory=Data)
     emulation: Emulation = field(default_factory=Emulation)
+    pictures: Pictures = field(default_factory=Pictures)
 
 
 def job_config_class() -> type[JobConfig]:

@@ -26,12 +26,14 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.emulation_record import EmulationRecord
 from torchtitan.freezing.loss_curve import LossCurve
+from torchtitan.freezing.pictures import RunPictures
 from torchtitan.freezing.pipeline_notes import pipeline_notes
 from torchtitan.freezing.progress import Progress
 from torchtitan.freezing.report import render_report
 from torchtitan.freezing.run_folder import make_run_folder, number_former
 from torchtitan.freezing.run_record import RunRecord, summary_at_start
 from torchtitan.freezing.summary import summary_to_json
+from torchtitan.freezing.timelines import TimelineRecord
 from torchtitan.tools.logging import logger
 from torchtitan.tools.utils import NoColor
 
@@ -102,13 +104,19 @@ class FreezingMetricsProcessor(MetricsProcessor):
         self._loss_curve = LossCurve(self.run_folder / "losses.csv") if self._is_shown else None
         self._logged_loss: float | None = None
         self._progress = Progress(job_config.training.steps, shown=self._is_shown)
+        self._timelines: TimelineRecord | None = None
+        self._has_new_pictures = False
+        writer = None
         if job_config.metrics.enable_tensorboard:
-            self._open_tensorboard(job_config)
+            writer = self._open_tensorboard(job_config)
+        self._pictures: RunPictures | None = None
+        if self._is_shown and job_config.pictures.enable:
+            self._pictures = RunPictures(self.run_folder, writer)
 
-    def _open_tensorboard(self, job_config: JobConfig) -> None:
+    def _open_tensorboard(self, job_config: JobConfig) -> Any | None:
         all_ranks = job_config.metrics.save_for_all_ranks
         if not (self._is_shown or all_ranks):
-            return
+            return None
         folder = self.run_folder / f"rank_{dist.get_rank()}" if all_ranks else self.run_folder
         tensorboard = RunTensorBoard(str(folder))
         tensorboard.writer.add_text("settings", _as_table(job_config.to_dict()), 0)
@@ -116,6 +124,7 @@ class FreezingMetricsProcessor(MetricsProcessor):
         loggers.add_logger(self.logger)
         loggers.add_logger(tensorboard)
         self.logger = loggers
+        return tensorboard.writer
 
     def begin_run(
         self, controller: FreezeController | None, emulation: EmulationRecord | None = None
@@ -130,6 +139,10 @@ class FreezingMetricsProcessor(MetricsProcessor):
         self._emulation = emulation
         self._write("settings.json", json.dumps(self.job_config.to_dict(), indent=2) + "\n")
         if controller is not None:
+            self._timelines = TimelineRecord(
+                controller, Exchange(), self.run_folder, writes=self._is_shown
+            )
+            self.pass_listeners.append(self._timelines.add)
             controller.on_pass = self._tell_listeners
             self._write("schedule.csv", order_to_csv(controller.order))
 
@@ -153,6 +166,9 @@ class FreezingMetricsProcessor(MetricsProcessor):
             number_former(self.run_folder, ("bounds.json", "plan.json"))
         self._write("bounds.json", bounds_file_text(self._controller.dag, bounds, notes))
         self._write("plan.json", plan_to_json(plan))
+        self._has_new_pictures = True
+        if self._timelines is not None:
+            self._timelines.begin_plan()
 
     def log(
         self,
@@ -166,12 +182,26 @@ class FreezingMetricsProcessor(MetricsProcessor):
         extra = {**(extra_metrics or {}), **self._freezing_figures()}
         if self._emulation is not None:
             extra.update(self._emulation.figures())
+        self._draw(step)
         self._record.add_loss(step, global_avg_loss)
         self._logged_loss = global_avg_loss
         self._note_peak_memory()
         self._progress.log(step, global_avg_loss, grad_norm)
         with self._progress.instead_of_upstream():
             super().log(step, global_avg_loss, global_max_loss, grad_norm, extra)
+
+    def _draw(self, step: int) -> None:
+        """Have what is new drawn; all ranks come here, of which the one that is shown draws."""
+        if self._timelines is not None and self._timelines.collect():
+            self._has_new_pictures = True
+        if self._pictures is None:
+            return
+        self._pictures.show(step)
+        # Drawing could hold up the actions that are timed on a CPU meanwhile.
+        is_timed = self._controller is not None and self._controller.phase.monitors
+        if self._has_new_pictures and not is_timed:
+            self._has_new_pictures = False
+            self._pictures.draw()
 
     def log_validation(
         self, loss: float, step: int, extra_metrics: dict[str, Any] | None = None
@@ -231,6 +261,8 @@ class FreezingMetricsProcessor(MetricsProcessor):
         """Gather what is still out, write the summary and show the report."""
         if self._controller is not None:
             self._record.add_batches(self._controller.collect())
+        if self._timelines is not None:
+            self._timelines.collect(is_last=True)
         self._note_peak_memory()
         peaks = Exchange().all_gather(self._record.peak_memory_gib)
         peak_memory_gib = max((peak for peak in peaks if peak is not None), default=None)
@@ -244,9 +276,13 @@ class FreezingMetricsProcessor(MetricsProcessor):
         self._write("report.txt", text)
         if self._is_shown:
             print(text, flush=True)
+        if self._pictures is not None:
+            self._pictures.finish(summary.steps_done)
 
     def close(self) -> None:
         """Close the display and upstream's loggers."""
+        if self._pictures is not None:
+            self._pictures.close()
         self._progress.close()
         super().close()
 
