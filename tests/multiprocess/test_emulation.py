@@ -252,7 +252,11 @@ def test_every_ranks_actions_run_in_its_own_order(real, emulated, name):
 
 def files_of(folder, name):
     (found,) = (folder / name / "tb").iterdir()
-    return {path.name: path.read_text() for path in found.iterdir() if path.suffix != ".0"}
+    return {
+        path.name: path.read_text()
+        for path in found.iterdir()
+        if path.is_file() and path.suffix != ".0"
+    }
 
 
 @pytest.mark.parametrize("name", [n for n in names(2, 4) if " none " not in n])

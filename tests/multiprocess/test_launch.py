@@ -11,7 +11,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from timelyfreeze.__main__ import main as plan_from_bounds
 from timelyfreeze.order import order_from_csv, order_to_csv, parse_order
+from timelyfreeze.phases import Phase
 from timelyfreeze.plan import plan_from_json
+from timelyfreeze.timeline import timeline_file, timeline_from_json
 from timelyfreeze.whatif.bounds_file import read_bounds_file
 
 SHARED = ROOT.parent / "shared"
@@ -110,6 +112,29 @@ def test_tensorboard_has_the_figures(default_run):
     assert [e.value for e in events.Scalars("freezing/phase")] == [0, 0, 1, 2, 2, 3, 4, 4]
     assert "settings/text_summary" in events.Tags()["tensors"]
     assert all(0 < e.value < 9 for e in events.Scalars("loss_metrics/global_avg_loss"))
+
+
+def test_the_run_has_drawn_its_timelines(default_run):
+    """What the picture shows is the batch that the report speaks of."""
+    _, folder = default_run
+    summary = json.loads((folder / "summary.json").read_text())
+    order = order_from_csv((folder / "schedule.csv").read_text())
+    for phase, batch_ms in (
+        (Phase.UPPER_BOUND, summary["batch_ms_unfrozen"]),
+        (Phase.STABLE, summary["batch_ms"]),
+    ):
+        timeline = timeline_from_json(timeline_file(folder, phase).read_text())
+        assert timeline.order == order
+        assert timeline.batch_ms == pytest.approx(batch_ms, rel=0.3)
+        frozen = [b for b in timeline.blocks if b.freeze_ratio > 0.0]
+        assert bool(frozen) == (phase is Phase.STABLE)
+    pictures = folder / "pictures"
+    for name in ("timeline_measured", "timeline_predicted"):
+        assert 0 < (pictures / f"{name}.png").stat().st_size < 200_000
+    assert json.loads((pictures / "trace_measured.json").read_text())["traceEvents"]
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    assert {"timeline/measured", "timeline/predicted"} <= set(events.Tags()["images"])
 
 
 def test_mistakes_are_reported_once_before_any_process_group(tmp_path):
