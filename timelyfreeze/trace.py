@@ -18,6 +18,8 @@ from timelyfreeze.timeline import KIND_WORDS, PHASE_WORDS, Timeline
 Event = dict[str, Any]
 
 _ACTIONS_THREAD, _IDLE_THREAD = 0, 1
+# Part of a slice's name, by which viewers colour and search.
+_CRITICAL = " critical"
 # Times are rounded to these before anything else, so that neighbours touch and never overlap.
 _NS_PER_MS = 1e6
 _NS_PER_US = 1e3
@@ -101,7 +103,7 @@ def _actions(
         yield _slice(
             first_pid + block.rank,
             _ACTIONS_THREAD,
-            f"{action.kind.value} {action.microbatch}",
+            f"{action.kind.value} {action.microbatch}{_CRITICAL if block.is_critical else ''}",
             start,
             end,
             cat=f"{category},critical" if block.is_critical else category,

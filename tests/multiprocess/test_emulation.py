@@ -15,6 +15,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from test_launch import launch
 
 from timelyfreeze.order import order_from_csv, order_to_csv, parse_order
+from timelyfreeze.phases import Phase
+from timelyfreeze.timeline import timeline_file, timeline_from_json
 from torchtitan.freezing.summary import summary_from_json
 
 ROW = {row.method: row for row in ROWS}
@@ -339,6 +341,24 @@ def test_the_default_run_needs_one_flag(default_run):
     for line in ("without freezing", "with freezing", "gain", "limit", "as run on one device"):
         assert any(text.startswith(line) for text in report.splitlines()), line
     assert order_from_csv((folder / "schedule.csv").read_text()).n_ranks == 4
+
+
+def test_its_timelines_show_the_ranks_on_the_virtual_clock(default_run):
+    _, folder = default_run
+    summary = summary_from_json((folder / "summary.json").read_text())
+    for phase, batch_ms in (
+        (Phase.UPPER_BOUND, summary.batch_ms_unfrozen),
+        (Phase.STABLE, summary.batch_ms),
+    ):
+        timeline = timeline_from_json(timeline_file(folder, phase).read_text())
+        assert timeline.n_ranks == 4
+        assert timeline.batch_ms == pytest.approx(batch_ms, rel=0.3)
+        assert all(before.end_ms <= after.start_ms + 1e-6 for before, after in joined(timeline))
+
+
+def joined(timeline):
+    """The blocks at both ends of each edge."""
+    return [(timeline.blocks[i], timeline.blocks[j]) for i, j in timeline.edges]
 
 
 def test_tensorboard_has_virtual_and_real_figures(default_run):
