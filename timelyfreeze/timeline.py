@@ -29,8 +29,7 @@ from timelyfreeze.processors import play_actions
 MEASURED = "measured"
 PREDICTED = "predicted"
 ORIGINS = (MEASURED, PREDICTED)
-# What stands beside a batch and its actions wherever they are shown.
-PHASE_WORDS = {
+_PHASE_WORDS = {
     Phase.WARMUP: "without freezing",
     Phase.UPPER_BOUND: "without freezing",
     Phase.LOWER_BOUND: "with everything frozen",
@@ -39,6 +38,7 @@ PHASE_WORDS = {
     Phase.STABLE: "with freezing",
     Phase.OFF: "with freezing switched off",
 }
+# What stands beside actions wherever they are shown.
 KIND_WORDS = {
     ActionKind.FORWARD: "forward",
     ActionKind.FULL_BACKWARD: "backward",
@@ -90,6 +90,13 @@ class Timeline:
     phase: Phase
     blocks: tuple[Block, ...]
     step: int | None = None
+
+    @property
+    def words(self) -> str:
+        """What the batch is an example of, for people, such as "without freezing"."""
+        if self.phase is Phase.STABLE and not any(block.freeze_ratio for block in self.blocks):
+            return "with nothing to freeze"
+        return _PHASE_WORDS[self.phase]
 
     @cached_property
     def lanes(self) -> tuple[tuple[Block, ...], ...]:

@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from timelyfreeze.timeline import KIND_WORDS, PHASE_WORDS, Timeline
+from timelyfreeze.timeline import KIND_WORDS, Timeline
 
 Event = dict[str, Any]
 
@@ -74,10 +74,9 @@ def _slices(timeline: Timeline) -> list[tuple[int, int]]:
 
 
 def _names(timeline: Timeline, first_pid: int) -> Iterator[Event]:
-    words = PHASE_WORDS[timeline.phase]
     for rank, share in enumerate(timeline.rank_bubbles):
         pid = first_pid + rank
-        yield _name(pid, "process_name", name=f"rank {rank}, {timeline.origin} {words}")
+        yield _name(pid, "process_name", name=f"rank {rank}, {timeline.origin} {timeline.words}")
         yield _name(pid, "process_labels", labels=f"{100 * share:.1f}% idle")
         yield _name(pid, "process_sort_index", sort_index=pid)
         for tid, name in ((_ACTIONS_THREAD, "actions"), (_IDLE_THREAD, "idle")):

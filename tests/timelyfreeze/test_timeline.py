@@ -20,6 +20,7 @@ from timelyfreeze.timeline import (
     Block,
     SeenPass,
     Timeline,
+    critical_positions,
     measured_timeline,
     predicted_timelines,
     timeline_from_json,
@@ -116,6 +117,16 @@ def test_the_critical_path_lasts_the_whole_batch(name: str) -> None:
     assert critical(timeline) == set(map(str, path))
     on_path = [b.duration_ms for b in timeline.blocks if b.is_critical]
     assert sum(on_path) == pytest.approx(timeline.batch_ms)
+
+
+def test_what_arrived_last_was_waited_for_and_not_what_ended_last() -> None:
+    """0F1 ends 2 ms before 1B0, but its message is 3 ms on the way to 1F1."""
+    dag = build_dag(TWO)
+    ends = {"0F0": 1, "0F1": 2, "0B0": 6, "0B1": 9, "1F0": 2, "1B0": 4, "1F1": 6, "1B1": 8}
+    late = (dag.index[parse_action("0F1")], dag.index[parse_action("1F1")])
+    delays = [3.0 if tuple(edge) == late else 0.0 for edge in dag.edges.tolist()]
+    path = critical_positions(dag, [ends[str(a)] for a in dag.actions], delays)
+    assert [str(dag.actions[i]) for i in path] == ["0F0", "0F1", "1F1", "1B1", "0B1"]
 
 
 def seen(first_ms: float, **intervals: tuple[float, float]) -> SeenPass:
@@ -216,6 +227,12 @@ def test_text_that_is_no_timeline_is_refused(change, message) -> None:  # type: 
     change(data)
     with pytest.raises(ValueError, match=message):
         timeline_from_json(json.dumps(data))
+
+
+def test_words_do_not_speak_of_freezing_where_nothing_is_frozen() -> None:
+    unfrozen, planned = unfrozen_and_planned()
+    assert (unfrozen.words, planned.words) == ("without freezing", "with freezing")
+    assert replace(unfrozen, phase=Phase.STABLE).words == "with nothing to freeze"
 
 
 def test_a_batch_without_time_has_no_bubble() -> None:

@@ -208,6 +208,18 @@ def test_clocks_that_do_not_agree_still_give_a_valid_trace() -> None:
         assert ("0F0", "1F0") in arrows(events)
 
 
+def test_neighbours_that_round_apart_do_not_overlap() -> None:
+    """2.5 ns rounds to 2, and the next number above it to 3."""
+    half = 2.5e-6
+    later = float(np.nextafter(half, 1.0))
+    assert round(half * 1e6) < round(later * 1e6)
+    blocks = (
+        Block(parse_action("0F0"), 0, 0.0, later),
+        Block(parse_action("0B0"), 0, half, 1.0),
+    )
+    check_format(trace_to_json([Timeline(MEASURED, Phase.STABLE, blocks)]))
+
+
 def test_no_timeline_is_an_empty_trace() -> None:
     assert check_format(trace_to_json([])) == []
 

@@ -33,7 +33,7 @@ from timelyfreeze.figures.style import (
     YELLOW,
     house_style,
 )
-from timelyfreeze.timeline import KIND_WORDS, PHASE_WORDS, Block, Timeline
+from timelyfreeze.timeline import KIND_WORDS, Block, Timeline
 
 COLORS = {
     ActionKind.FORWARD: SKY,
@@ -117,7 +117,7 @@ def batch_title(timeline: Timeline, reference: Timeline | None) -> str:
         timeline: The batch.
         reference: The batch that it is compared with; None for the first one.
     """
-    text = f"{timeline.origin.capitalize()}, {PHASE_WORDS[timeline.phase]}: "
+    text = f"{timeline.origin.capitalize()}, {timeline.words}: "
     text += f"batch {timeline.batch_ms:.4g} ms"
     if reference is not None and timeline.batch_ms > 0.0:
         text += f" ({100 * (reference.batch_ms / timeline.batch_ms - 1):+.1f}% throughput)"
@@ -309,7 +309,7 @@ def _add_legend(figure: Figure, timelines: Sequence[Timeline]) -> None:
         entries.append((bar, f"foot bar: {which} stage of its rank"))
     if len(timelines) > 1:
         end = Line2D([], [], **_END_STYLE)
-        entries.append((end, f"end {PHASE_WORDS[timelines[0].phase]}"))
+        entries.append((end, f"end {timelines[0].words}"))
     figure.legend(
         *zip(*entries, strict=True),
         loc="outside lower center",

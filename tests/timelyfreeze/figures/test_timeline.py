@@ -143,6 +143,15 @@ def test_later_stages_of_a_rank_have_a_foot_bar() -> None:
     assert sorted({(left, right) for left, right, _, _ in bars}) == sorted(
         {(b.start_ms, b.end_ms) for b in later}
     )
+    by_time = {(b.start_ms, b.end_ms, b.rank): b for b in later}
+    for left, right, top, bottom in bars:
+        block = by_time[left, right, round((top + bottom) / 2)]
+        (box,) = [
+            b
+            for b in boxes(figure, 0, facecolor=block_color(block))
+            if b[:2] == (left, right) and round((b[2] + b[3]) / 2) == block.rank
+        ]
+        assert bottom == pytest.approx(box[3]), "it stands on the foot of its block"
     (legend,) = figure.legends
     assert "foot bar: second stage of its rank" in [t.get_text() for t in legend.get_texts()]
 
