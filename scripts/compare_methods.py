@@ -23,11 +23,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from comparison_figures import WINDOW
 from comparison_jobs import Settings, mistakes, plan_jobs
 from comparison_launch import Starter, conflicts, run_jobs, start
 from comparison_runs import find_runs
 from comparison_table import compare, render_csv, render_table
+
+from timelyfreeze.runs.losses import WINDOW
 
 
 def main(arguments: Sequence[str], *, starter: Starter = start) -> int:

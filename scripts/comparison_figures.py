@@ -7,8 +7,6 @@ machine is not equally fast all day.
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,7 +15,8 @@ from typing import Any
 from comparison_runs import FINISHED, Run
 from evaluation_benchmarks import BENCHMARKS
 
-WINDOW = 5
+from timelyfreeze.runs.losses import last_running_mean, seconds_to_reach
+
 NEVER = "never"
 # Figures of runs that differ in one of these are neither averaged nor set against each other.
 PLACE = ("device", "n_devices", "model")
@@ -58,11 +57,6 @@ def place(run: Run) -> tuple[Any, ...]:
     return tuple(run.summary.get(key) for key in PLACE)
 
 
-def running_means(values: Sequence[float], window: int) -> list[float]:
-    """Return the mean of each ``window`` consecutive values; empty if there are fewer."""
-    return [statistics.fmean(values[i : i + window]) for i in range(len(values) - window + 1)]
-
-
 def seconds_to_loss(run: Run, baseline: Run | None, window: int) -> Figure:
     """Return when ``run`` gets to the loss that ``baseline`` ends with.
 
@@ -74,12 +68,11 @@ def seconds_to_loss(run: Run, baseline: Run | None, window: int) -> Figure:
     """
     if baseline is None:
         return None
-    targets = running_means([loss for _, loss in baseline.losses], window)
-    means = running_means([loss for _, loss in run.losses], window)
-    if not targets or not means or math.isnan(targets[-1]):
+    target = last_running_mean(baseline.losses, window)
+    if target is None or len(run.losses) < window:
         return None
-    ends = [seconds for seconds, _ in run.losses[window - 1 :]]
-    return next((s for s, mean in zip(ends, means, strict=True) if mean <= targets[-1]), NEVER)
+    seconds = seconds_to_reach(run.losses, target, window)
+    return NEVER if seconds is None else seconds
 
 
 def _baseline(run: Run, runs: Iterable[Run]) -> Run | None:

@@ -42,7 +42,8 @@ NUMBERS = (
     "batch_ms_unfrozen_predicted", "batch_ms_unfrozen", "batch_ms_predicted", "batch_ms",
     "limit_batch_ms", "planned_gain", "limit_gain", "average_freeze_ratio", "train_loss",
     "last_loss", "validation_loss", "seconds", "peak_memory_gib", "score_ms_per_step",
-    "score_memory_mib",
+    "score_memory_mib", "kappa", "p_eff", "kappa_over_p_eff", "never_updated_tensors",
+    "never_updated_elements",
 )  # fmt: skip
 BY_STAGE = ("planned_stage_ratios", "stage_ratios")
 

@@ -19,6 +19,7 @@ PURE = {
     "budget",
     "cascade",
     "clocks",
+    "convergence",
     "dag",
     "emulation",
     "emulation_state",
@@ -39,12 +40,14 @@ PURE = {
     "policy",
     "prefix",
     "processors",
+    "runs",
     "schedules",
     "selection",
     "settings",
     "shrinkage",
     "timeline",
     "trace",
+    "tally",
     "whatif.__init__",
     "whatif.bounds_file",
     "whatif.case",
@@ -157,6 +160,7 @@ def test_the_search_for_private_names_finds_them(source: str, expected: int) -> 
 
 def test_every_module_of_the_library_was_seen() -> None:
     listed = PURE - {"policies", "interior", "figures"}
+    listed = PURE - {"policies", "interior", "runs"}
     assert {module_name(path) for path in PURE_FILES} >= listed | {
         "policies.apf",
         "policies.lisa",

@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from timelyfreeze.policy import Figure, Measurement, Source
+from timelyfreeze.shards import local_gradient, local_part, sum_over_shards
 
 
 class ChangeMeter:
@@ -68,14 +68,14 @@ class ChangeMeter:
             for vector, parameter in zip(self._vectors[kind], self._parameters, strict=True):
                 vector.zero_()
                 if kind == "weights":
-                    vector.copy_(_local(parameter))
+                    vector.copy_(local_part(parameter))
 
     def add_step(self) -> None:
         """Take note of the gradients of a step that has just been made."""
         if self._measurement.source is Source.GRADIENTS:
             for total, parameter in zip(self._vectors["sum"], self._parameters, strict=True):
                 if parameter.grad is not None:
-                    gradient = _local_gradient(parameter)
+                    gradient = local_gradient(parameter)
                     total.add_(gradient.to(device=total.device, dtype=total.dtype))
 
     def take(self) -> dict[Figure, list[float]]:
@@ -86,7 +86,7 @@ class ChangeMeter:
         """
         rows = [self._take_one(i) for i in range(len(self._parameters))]
         columns = torch.stack([torch.stack(row) for row in rows])
-        self._sum_over_shards(columns)
+        sum_over_shards(self._parameters, columns)
         numbers = columns.double().cpu().T.tolist()
         return dict(zip(self._measurement.figures, numbers, strict=True))
 
@@ -119,30 +119,15 @@ class ChangeMeter:
     def _change(self, parameter: Tensor, vectors: Mapping[str, Tensor]) -> Tensor:
         """Return Delta_K of the part of a parameter that is here, float32, on its device."""
         if self._measurement.source is Source.LAST_GRADIENT:
-            return _local_gradient(parameter).float()
-        device = _local(parameter).device
+            return local_gradient(parameter).float()
+        device = local_part(parameter).device
         if self._measurement.source is Source.GRADIENTS:
             return vectors["sum"].to(device, torch.float32)
         # Rounded as the kept weights are, so that weights that stand still have not changed.
-        now = _local(parameter).to(vectors["weights"].dtype)
+        now = local_part(parameter).to(vectors["weights"].dtype)
         change = now.float() - vectors["weights"].to(device).float()
         vectors["weights"].copy_(now)
         return change
-
-    def _sum_over_shards(self, columns: Tensor) -> None:
-        """Add up, in place, what the shards of each tensor have; ``columns`` has a row for each."""
-        rows_of_group: dict[dist.ProcessGroup, list[int]] = {}
-        for i, parameter in enumerate(self._parameters):
-            if isinstance(parameter, DTensor):
-                for dim, placement in enumerate(parameter.placements):
-                    # Not is_shard(): it denies the strided shards of FSDP over tensor parallelism.
-                    if not placement.is_replicate():
-                        group = parameter.device_mesh.get_group(dim)
-                        rows_of_group.setdefault(group, []).append(i)
-        for group, rows in rows_of_group.items():
-            part = columns[rows].contiguous()
-            dist.all_reduce(part, group=group)
-            columns[rows] = part
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the vectors as tensors of the parameters' shape and sharding.
@@ -160,26 +145,11 @@ class ChangeMeter:
         """Restore what :meth:`state_dict` returned."""
         for kind, kept in self._vectors.items():
             for name, vector in zip(self._names, kept, strict=True):
-                vector.copy_(_local(state_dict[f"{kind}.{name}"]))
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
-
-
-def _local_gradient(parameter: Tensor) -> Tensor:
-    """Return the part of the gradient that belongs to the part of the parameter that is here."""
-    gradient = parameter.grad
-    if gradient is None:
-        return torch.zeros_like(_local(parameter))
-    if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
-        # Where tensor parallelism leaves a sum over ranks open, it is done now.
-        gradient = gradient.redistribute(placements=parameter.placements)
-    return _local(gradient)
+                vector.copy_(local_part(state_dict[f"{kind}.{name}"]))
 
 
 def _zeros(parameter: Tensor, on_host: bool, dtype: torch.dtype) -> Tensor:
-    local = _local(parameter)
+    local = local_part(parameter)
     # Pinned, so that copies need not pass through another buffer.
     pinned = on_host and local.is_cuda
     device = torch.device("cpu") if on_host else local.device

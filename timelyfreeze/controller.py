@@ -24,6 +24,7 @@ from timelyfreeze.actions import Action
 from timelyfreeze.bounds import DurationBounds
 from timelyfreeze.dag import PipelineDag, build_dag
 from timelyfreeze.exchange import Exchange
+from timelyfreeze.gradient_energy import GradientEnergy
 from timelyfreeze.masks import PassMasks
 from timelyfreeze.monitoring import Pattern
 from timelyfreeze.order import ScheduleOrder
@@ -42,10 +43,12 @@ from timelyfreeze.planner import Planner, TransferMeter
 from timelyfreeze.planning import Solution, SolverChoices
 from timelyfreeze.policy_checks import PolicyChecks
 from timelyfreeze.recorder import ActionRecorder, PassRecord
+from timelyfreeze.runs.counts import FrozenCount
 from timelyfreeze.samples import median_durations
 from timelyfreeze.selection import build_parameter_table
 from timelyfreeze.settings import FreezeSettings
 from timelyfreeze.stage import FreezingStage
+from timelyfreeze.update_meter import UpdateMeter, frozen_counts
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +76,7 @@ class FreezeController:
             to save them.
         measure_transfers: Times the links between pipeline ranks; called on every rank before the
             plan is solved.
+        energy: Measures the gradients of ``stages``; None to do without p_eff.
 
     Attributes:
         on_pass: Called with each pass once its times are read, oldest first; set it to look on.
@@ -92,6 +96,7 @@ class FreezeController:
         n_processors: float | None = None,
         on_solved: Callable[[FreezePlan, DurationBounds], None] = lambda plan, bounds: None,
         measure_transfers: TransferMeter = dict,
+        energy: GradientEnergy | None = None,
     ) -> None:
         if not settings.phases.measures and checks is None:
             raise ValueError("without monitoring steps there is no plan, so a policy must decide")
@@ -116,6 +121,7 @@ class FreezeController:
         )
         self._recorder = recorder
         self._exchange = exchange
+        self._updates = UpdateMeter(tables, order.n_microbatches, energy)
         self._step = 0
         self._warned = False
         self._phase: Phase | None = None
@@ -214,6 +220,7 @@ class FreezeController:
                 self.settings.phases.last_monitor_step,
                 self.failure or "the run did not pass through the monitoring steps",
             )
+        self._updates.begin_step(step, self.phase)
         if self._checks is not None and self.phase is not Phase.OFF:
             self._checks.begin_step(step)
 
@@ -221,18 +228,17 @@ class FreezeController:
     def one_pass(self) -> Iterator[None]:
         """Run one pipeline batch of the step: set its masks, record its actions."""
         masks = self._masks(self._step, self._pass_index)
+        by_stage = {s.stage_index: masks.of_stage(s.stage_index, self.dag) for s in self._stages}
         for stage in self._stages:
             index = stage.stage_index
-            stage.freeze(
-                masks.of_stage(index, self.dag),
-                without_input_grads=masks.without_input_grads(index),
-            )
+            stage.freeze(by_stage[index], without_input_grads=masks.without_input_grads(index))
         try:
             with self._recorder.recorded_pass():
                 yield
         finally:
             for stage in self._stages:
                 stage.freeze_nothing()
+        self._updates.add_pass(by_stage)
         is_cold = self._passes_in_phase < self.settings.discard_passes
         applied = {s.stage_index: s.applied_shares for s in self._stages}
         self._undrained.append((self._step, self.phase, masks.pattern, is_cold, applied))
@@ -246,6 +252,7 @@ class FreezeController:
         shares = [share for per_stage in self._step_applied.values() for share in per_stage]
         self._applied_sum += sum(shares)
         self._applied_count += len(shares)
+        self._updates.end_step()
         if self._checks is not None and self.phase is not Phase.OFF:
             self._checks.end_step()
         if self._planner is not None:
@@ -315,11 +322,15 @@ class FreezeController:
         """
         return None if self._planner is None else self._planner.expected_batch_ms(self._step)
 
-    def collect(self) -> CollectedFigures:
+    def collect(self, gradient_scale: float | None = None) -> CollectedFigures:
         """Exchange what was measured since the last call.
 
         Every rank must call this at the same step. Waits for the device, so call it only where
         figures are logged.
+
+        Args:
+            gradient_scale: What the gradients of the current step, which must still be there, have
+                to be multiplied with to undo clipping; None to measure none.
 
         Returns:
             The figures of the whole pipeline, the same on every rank.
@@ -335,6 +346,7 @@ class FreezeController:
             {stage: sum(s) / len(s) for stage, s in self._step_applied.items() if s},
             (self._applied_sum, self._applied_count),
             None if checks is None else (checks.take_ms_per_step(), checks.n_bytes),
+            self._updates.take(gradient_scale, self._drawn_ratio),
         )
         ranks: list[RankFigures] = self._exchange.all_gather(mine)
         slowness = None
@@ -347,6 +359,23 @@ class FreezeController:
             {} if checks is None else dict(checks.decision.figures),
             slowness,
         )
+
+    def frozen_counts(self) -> list[FrozenCount]:
+        """Return how often each tensor of the model was frozen since freezing began.
+
+        Every rank must call this together. Counts survive a checkpoint.
+        """
+        everyone = self._exchange.all_gather(self._updates.counts())
+        return frozen_counts(everyone, self.order.stage_to_rank)
+
+    def _drawn_ratio(self, stage: int) -> float | None:
+        """Return the probability that a tensor of ``stage`` is frozen, if tensors are drawn."""
+        if self._checks is not None or self.phase not in (Phase.RAMP, Phase.STABLE):
+            return None
+        ratios = [
+            self.planned_ratio(a) for a in self.dag.actions if a.kind.freezable and a.stage == stage
+        ]
+        return sum(ratios) / len(ratios)
 
     def _drain(self) -> None:
         drained = zip(self._undrained, self._recorder.drain(), strict=True)
@@ -367,12 +396,16 @@ class FreezeController:
 
         Returns:
             ``{"rank_<r>": text}``, the text being JSON with the planner's state, the policy's
-            decision and sums of the average freeze ratio: they go under a key of this rank's own,
-            since samples differ from rank to rank. Besides, ``"score.<kind>.<parameter>"`` with a
+            decision, sums of the average freeze ratio, counts of what was frozen and gradient
+            energies: they go under a key of this rank's own, since samples differ from rank to
+            rank. Besides, ``"score.<kind>.<parameter>"`` with a
             tensor for each vector that scores are made from.
         """
         self._drain()
-        state: dict[str, Any] = {"applied": [self._applied_sum, self._applied_count]}
+        state: dict[str, Any] = {
+            "applied": [self._applied_sum, self._applied_count],
+            **self._updates.plain_state(),
+        }
         tensors = {}
         if self._planner is not None:
             state["planner"] = self._planner.plain_state()
@@ -402,10 +435,11 @@ class FreezeController:
         if any((part in state) != is_wanted for part, is_wanted in wanted.items()):
             raise ValueError(
                 f"the checkpoint was saved under another freezing.method (it has the state of: "
-                f"{', '.join(sorted(set(state) - {'applied'}))}); resume with the same one, or, "
+                f"{', '.join(sorted(set(state) & set(wanted)))}); resume with the same one, or, "
                 f"{anew}"
             )
         self._applied_sum, self._applied_count = state["applied"]
+        self._updates.load_plain_state(state)
         if self._planner is not None:
             self._planner.load_plain_state(state["planner"])
         if self._checks is not None:

@@ -15,13 +15,17 @@ from timelyfreeze.dag import build_dag
 from timelyfreeze.emulation import virtual_pass
 from timelyfreeze.order import ScheduleOrder
 
+# Parts of a state that have an entry for each stage of the rank.
+_BY_STAGE = {"tally", "energy"}
+
 
 def split_state(state: Mapping[str, Any], order: ScheduleOrder) -> list[dict[str, Any]]:
     """Return what each rank would have saved.
 
     Action times go to the rank that holds the stage, and every rank's span of a pass is what the
-    virtual clock says. Sums of the average freeze ratio are added over ranks when read, so the
-    first rank gets them whole. Everything else is the same on all ranks.
+    virtual clock says, counts and gradient energies of a stage too. Sums of the average freeze
+    ratio are added over ranks when read, so the first rank gets them whole. Everything else is the
+    same on all ranks.
 
     Args:
         state: State of a controller that holds all ranks.
@@ -34,6 +38,10 @@ def split_state(state: Mapping[str, Any], order: ScheduleOrder) -> list[dict[str
         {**state, "applied": state["applied"] if rank == 0 else [0.0, 0]}
         for rank in range(order.n_ranks)
     ]
+    for kind in _BY_STAGE & state.keys():
+        for rank, part in enumerate(parts):
+            of_stage = state[kind].items()
+            part[kind] = {s: v for s, v in of_stage if order.stage_to_rank[int(s)] == rank}
     if "planner" in state:
         phases = {
             phase: _split_samples(samples, order)
@@ -61,6 +69,8 @@ def merge_states(parts: Sequence[Mapping[str, Any]], order: ScheduleOrder) -> di
     """
     state = dict(parts[0])
     state["applied"] = [sum(part["applied"][i] for part in parts) for i in (0, 1)]
+    for kind in _BY_STAGE & state.keys():
+        state[kind] = {stage: value for part in parts for stage, value in part[kind].items()}
     if "planner" in state:
         samples = {
             phase: _merge_samples([part["planner"]["samples"][phase] for part in parts], order)

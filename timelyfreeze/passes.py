@@ -9,9 +9,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from timelyfreeze.actions import Action
+from timelyfreeze.convergence import PassedEnergy
 from timelyfreeze.dag import PipelineDag, start_times
 from timelyfreeze.phases import Phase
 from timelyfreeze.recorder import PassRecord
+from timelyfreeze.tally import step_ratios
+from timelyfreeze.update_meter import RankUpdates
 
 # What masks really froze of each backward, as a share of its elements, by stage and microbatch.
 Applied = Mapping[int, Mapping[int, float]]
@@ -75,12 +78,14 @@ class RankFigures:
         applied_total: Sum and number of frozen shares since the run began.
         score: Time a step spent on a policy's scores, milliseconds, and their bytes; None without
             a policy.
+        updates: What is left of the updates of its tensors.
     """
 
     passes: RankPasses
     applied_stage_ratios: Mapping[int, float]
     applied_total: tuple[float, int]
-    score: tuple[float, int] | None = None
+    score: tuple[float, int] | None
+    updates: RankUpdates
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,10 @@ class CollectedFigures:
         slowness: How many times as long as in the bounds forwards take under the plan, which does
             not shorten them: above 1 the machine has become slower, or rows longer. None while
             there is no plan, and where not all passes are stable ones.
+        step_ratios: Frozen share of all elements of each step since the last collection, the
+            current one included, mean over its backwards.
+        energy: Gradient energy of the model, and how much of it the masks of the current phase
+            have let through since the last collection; None where it is not measured.
     """
 
     batch_ms: dict[Phase, tuple[float, ...]]
@@ -109,6 +118,8 @@ class CollectedFigures:
     score_bytes: int | None = None
     policy: Mapping[str, float] = field(default_factory=dict)
     slowness: float | None = None
+    step_ratios: Mapping[int, float] = field(default_factory=dict)
+    energy: PassedEnergy | None = None
 
 
 def collected(
@@ -134,6 +145,7 @@ def collected(
     total = sum(rank.applied_total[0] for rank in ranks)
     count = sum(rank.applied_total[1] for rank in ranks)
     scores = [rank.score for rank in ranks if rank.score is not None]
+    energies = [rank.updates.energy for rank in ranks if rank.updates.energy is not None]
     return CollectedFigures(
         batch_ms=batch_times(dag, [rank.passes for rank in ranks], delays_ms),
         applied_stage_ratios={s: sum(v) / len(v) for s, v in sorted(applied.items())},
@@ -142,6 +154,8 @@ def collected(
         score_bytes=max((n_bytes for _, n_bytes in scores), default=None),
         policy=policy,
         slowness=slowness,
+        step_ratios=step_ratios([rank.updates.steps for rank in ranks]),
+        energy=sum(energies[1:], energies[0]) if energies else None,
     )
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import comparison_runs
 import pytest
-from comparison_figures import running_means
 from comparison_runs import find_runs
 from comparison_table import compare, render_csv, render_table
 
@@ -95,11 +94,6 @@ def test_prediction_and_measurement(tmp_path: Path) -> None:
     assert row["peak memory, GiB"] == "2.00 (1.50..2.50)"
     assert (row["scores, ms a step"], row["scores, MiB"]) == ("0.25", "12.0")
     assert row[SPEED] == "-"
-
-
-def test_running_means_by_hand() -> None:
-    assert running_means([1.0, 3.0, 5.0, 1.0], 2) == [2.0, 4.0, 3.0]
-    assert running_means([1.0], 2) == []
 
 
 def test_the_time_to_loss_is_that_of_the_running_mean(tmp_path: Path) -> None:

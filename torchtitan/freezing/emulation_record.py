@@ -9,10 +9,10 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from timelyfreeze.convergence import SKIPPED_STEPS
 from timelyfreeze.emulation_recorder import EmulatedBatch, EmulatedRecorder
 from timelyfreeze.phases import Phase
 from timelyfreeze.recorder import Clock
-from torchtitan.freezing.run_record import SKIPPED_STEPS
 
 
 class OptimizerClock:
@@ -110,6 +110,7 @@ class EmulationRecord:
         self._ended: list[tuple[Phase | None, float, int, list[tuple[int, Any, Any]]]] = []
         self._steps: list[EmulatedStep] = []
         self._n_shown = 0
+        self._n_taken = 0
 
     def add_step(self, phase: Phase | None, seconds: float, n_tokens: int) -> None:
         """Take note of a finished step."""
@@ -148,6 +149,11 @@ class EmulationRecord:
             "emulation/virtual_batch_time(ms)": statistics.median(b.virtual_ms for b in batches),
             "emulation/real_batch_time(ms)": statistics.median(b.real_ms for b in batches),
         }
+
+    def take_steps(self) -> list[tuple[Phase | None, float]]:
+        """Return phase and virtual milliseconds of each step completed since the last call."""
+        steps, self._n_taken = self._steps[self._n_taken :], len(self._steps)
+        return [(step.phase, step.virtual_ms) for step in steps]
 
     def summarize(self, *, freezes: bool) -> dict[str, Any]:
         """Return the fields of a run's summary that only an emulated pipeline has.

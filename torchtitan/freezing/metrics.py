@@ -20,6 +20,10 @@ from timelyfreeze.order import order_to_csv
 from timelyfreeze.passes import ObservedPass
 from timelyfreeze.phases import Phase
 from timelyfreeze.plan import FreezePlan, plan_to_json
+from timelyfreeze.response_sample import ResponseSample
+from timelyfreeze.runs import steps as run_steps
+from timelyfreeze.runs.counts import NeverUpdated, never_updated, write_counts
+from timelyfreeze.runs.responses import write_responses
 from timelyfreeze.whatif.bounds_file import bounds_file_text
 from torchtitan.components.metrics import LoggerContainer, MetricsProcessor, TensorBoardLogger
 from torchtitan.distributed import ParallelDims
@@ -31,7 +35,8 @@ from torchtitan.freezing.pipeline_notes import pipeline_notes
 from torchtitan.freezing.progress import Progress
 from torchtitan.freezing.report import render_report
 from torchtitan.freezing.run_folder import make_run_folder, number_former
-from torchtitan.freezing.run_record import RunRecord, summary_at_start
+from torchtitan.freezing.run_record import RunRecord, summary_at_start, with_convergence
+from torchtitan.freezing.step_record import StepRecord
 from torchtitan.freezing.summary import summary_to_json
 from torchtitan.freezing.timelines import TimelineRecord
 from torchtitan.tools.logging import logger
@@ -102,6 +107,12 @@ class FreezingMetricsProcessor(MetricsProcessor):
             titan_tools.device_type,
         )
         self._loss_curve = LossCurve(self.run_folder / "losses.csv") if self._is_shown else None
+        step_log = run_steps.StepLog(self.run_folder / run_steps.FILE) if self._is_shown else None
+        self._steps = StepRecord(
+            step_log, self._start.ranks_per_replica, emulates=job_config.emulation.enable
+        )
+        self._responses = ResponseSample()
+        self.pass_listeners.append(self._responses.add)
         self._logged_loss: float | None = None
         self._progress = Progress(job_config.training.steps, shown=self._is_shown)
         self._timelines: TimelineRecord | None = None
@@ -179,9 +190,14 @@ class FreezingMetricsProcessor(MetricsProcessor):
         extra_metrics: dict[str, Any] | None = None,
     ) -> None:
         """Log upstream's figures and those of freezing; all ranks come here at the same steps."""
-        extra = {**(extra_metrics or {}), **self._freezing_figures()}
+        extra = {**(extra_metrics or {})}
+        if self._controller is None:
+            self._steps.log(step, global_avg_loss)
+        else:
+            extra.update(self._freezing_figures(step, global_avg_loss, grad_norm))
         if self._emulation is not None:
             extra.update(self._emulation.figures())
+            self._steps.add_virtual(self._emulation.take_steps())
         self._draw(step)
         self._record.add_loss(step, global_avg_loss)
         self._logged_loss = global_avg_loss
@@ -218,11 +234,10 @@ class FreezingMetricsProcessor(MetricsProcessor):
         stats = titan_tools.device_module.memory_stats(self.device_memory_monitor.device)
         self._record.add_peak_memory(stats.get("reserved_bytes.all.peak", -1))
 
-    def _freezing_figures(self) -> dict[str, float]:
+    def _freezing_figures(self, step: int, loss: float, grad_norm: float) -> dict[str, float]:
         controller = self._controller
-        if controller is None:
-            return {}
-        figures = controller.collect()
+        assert controller is not None  # the caller saw to it
+        figures = controller.collect(self._gradient_scale(grad_norm))
         self._record.add_batches(figures)
         metrics: dict[str, float] = {
             "freezing/phase": PHASE_NUMBERS[controller.phase],
@@ -243,12 +258,20 @@ class FreezingMetricsProcessor(MetricsProcessor):
         predicted_ms = controller.expected_batch_ms()
         if predicted_ms is not None:
             metrics["batch_time/predicted(ms)"] = predicted_ms
+        metrics.update(self._steps.log(step, loss, controller.phase, figures, predicted_ms))
         return metrics
+
+    def _gradient_scale(self, grad_norm: float) -> float | None:
+        """Return what undoes the clipping of gradients; None where there is nothing to measure."""
+        if not math.isfinite(grad_norm):
+            return None
+        return max(1.0, grad_norm / self.job_config.training.max_norm)
 
     def end_step(self, step: int, seconds: float, n_tokens: int) -> None:
         """Take note of a finished step."""
         phase = None if self._controller is None else self._controller.phase
         self._record.add_step(step, phase, seconds, n_tokens)
+        self._steps.end_step(step, phase, seconds, self._record.seconds, n_tokens)
         if self._emulation is not None:
             self._emulation.add_step(phase, seconds, n_tokens)
         # A loss is logged before its step has ended and its time is known.
@@ -259,8 +282,12 @@ class FreezingMetricsProcessor(MetricsProcessor):
 
     def end_run(self) -> None:
         """Gather what is still out, write the summary and show the report."""
+        still = None
         if self._controller is not None:
-            self._record.add_batches(self._controller.collect())
+            figures = self._controller.collect()
+            self._record.add_batches(figures)
+            self._steps.add_ratios(figures)
+            still = self._save_frozen(self._controller)
         if self._timelines is not None:
             self._timelines.collect(is_last=True)
         self._note_peak_memory()
@@ -269,7 +296,10 @@ class FreezingMetricsProcessor(MetricsProcessor):
         emulated = None
         if self._emulation is not None:
             emulated = self._emulation.summarize(freezes=self._controller is not None)
+            self._steps.add_virtual(self._emulation.take_steps())
+        self._steps.close()
         summary = self._record.summarize(self._start, self._controller, peak_memory_gib, emulated)
+        summary = with_convergence(summary, self._steps.p_eff, still)
         text = render_report(summary, self.run_folder)
         self._progress.close()
         self._write("summary.json", summary_to_json(summary))
@@ -279,8 +309,20 @@ class FreezingMetricsProcessor(MetricsProcessor):
         if self._pictures is not None:
             self._pictures.finish(summary.steps_done)
 
+    def _save_frozen(self, controller: FreezeController) -> NeverUpdated | None:
+        """Write how often each tensor was frozen and what that saved; all ranks come here."""
+        counts = controller.frozen_counts()
+        everyone = Exchange().all_gather(self._responses.by_stage())
+        by_stage = {stage: rows for rank in reversed(everyone) for stage, rows in rank.items()}
+        if self._is_shown:
+            write_counts(self.run_folder, counts)
+            rows = [row for _, of_stage in sorted(by_stage.items()) for row in of_stage]
+            write_responses(self.run_folder, rows)
+        return never_updated(counts)
+
     def close(self) -> None:
         """Close the display and upstream's loggers."""
+        self._steps.close()
         if self._pictures is not None:
             self._pictures.close()
         self._progress.close()

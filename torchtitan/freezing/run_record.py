@@ -12,16 +12,15 @@ from typing import Any
 import torch
 
 from timelyfreeze.controller import FreezeController
+from timelyfreeze.convergence import SKIPPED_STEPS, kappa_over_p_eff
 from timelyfreeze.passes import CollectedFigures
 from timelyfreeze.phases import Phase
+from timelyfreeze.runs.counts import NeverUpdated
 from torchtitan.cpu_device import usable_cores
 from torchtitan.distributed import ParallelDims
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.summary import RunSummary
 from torchtitan.instruct_turns import is_instruct_dataset
-
-# Steps of a phase that are not counted: the first ones run cold.
-SKIPPED_STEPS = 2
 
 _MIB = 1024**2
 _GIB = 1024**3
@@ -191,6 +190,30 @@ def _planned(
         "limit_gain": plan.limit_gain,
         "planned_stage_ratios": plan.stage_mean_ratios(),
     }
+
+
+def with_convergence(
+    summary: RunSummary, p_eff: float | None, still: NeverUpdated | None
+) -> RunSummary:
+    """Return ``summary`` with what freezing means for learning.
+
+    Args:
+        summary: With all times filled in.
+        p_eff: Average effective update probability of the stable phase.
+        still: How much of the model was never updated.
+    """
+    before_ms, after_ms = summary.step_ms_unfrozen, summary.step_ms
+    if summary.emulated_ranks is not None:
+        before_ms, after_ms = summary.virtual_step_ms_unfrozen, summary.virtual_step_ms
+    kappa = after_ms / before_ms if before_ms and after_ms else None
+    return replace(
+        summary,
+        kappa=kappa,
+        p_eff=p_eff,
+        kappa_over_p_eff=kappa_over_p_eff(kappa, p_eff),
+        never_updated_tensors=None if still is None else still.tensors,
+        never_updated_elements=None if still is None else still.elements,
+    )
 
 
 def summary_at_start(

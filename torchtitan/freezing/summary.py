@@ -65,6 +65,13 @@ class RunSummary:
         planned_stage_ratios: Mean planned freeze ratio of each stage's backwards.
         stage_ratios: What the masks of the last step froze of each stage.
         average_freeze_ratio: Mean of all masks over steps, actions and elements.
+        kappa: Median step of the stable phase over the median unfrozen one (Eq. 12 of the paper);
+            of an emulation by the virtual clock.
+        p_eff: Share of the gradient energy that the stable phase updated, mean by energy (Eq. 28).
+        kappa_over_p_eff: Below 1 where freezing gets to a loss sooner (Eq. 13).
+        never_updated_tensors: Share of the model's tensors that no backward has reached since
+            freezing began.
+        never_updated_elements: The same as a share of elements.
         train_loss: Mean of the losses logged in the last tenth of the steps; the last one where
             none was logged there.
         last_loss: Training loss logged last.
@@ -122,6 +129,12 @@ class RunSummary:
     planned_stage_ratios: Mapping[int, float] | None = None
     stage_ratios: Mapping[int, float] | None = None
     average_freeze_ratio: float | None = None
+
+    kappa: float | None = None
+    p_eff: float | None = None
+    kappa_over_p_eff: float | None = None
+    never_updated_tensors: float | None = None
+    never_updated_elements: float | None = None
 
     train_loss: float | None = None
     last_loss: float | None = None

@@ -18,6 +18,7 @@ from timelyfreeze.controller import FreezeController
 from timelyfreeze.emulation_controller import EmulatedController
 from timelyfreeze.emulation_recorder import EmulatedRecorder
 from timelyfreeze.exchange import Exchange
+from timelyfreeze.gradient_energy import GradientEnergy
 from timelyfreeze.methods import parse_method
 from timelyfreeze.order import ScheduleOrder
 from timelyfreeze.policy import NONE
@@ -133,6 +134,9 @@ class FreezingTrainer(Trainer):
             measure_transfers=dict
             if emulates
             else partial(measure_transfers, stages, order, exchange, self.device),
+            energy=GradientEnergy(
+                {s.stage_index: [p for _, p in s.named_stage_parameters()] for s in stages}
+            ),
         )
         self.checkpointer.states[CHECKPOINT_KEY] = self.controller
 

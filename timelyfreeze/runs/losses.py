@@ -1,0 +1,91 @@
+"""Losses of a run over steps and time: ``losses.csv``, and when a loss was reached."""
+
+from __future__ import annotations
+
+import csv
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+FILE = "losses.csv"
+# Logged losses that a running mean is taken over.
+WINDOW = 5
+
+
+@dataclass(frozen=True)
+class LossRow:
+    """A logged loss.
+
+    Attributes:
+        step: Optimizer step after which it was taken.
+        seconds: Sum of the step times until then.
+        train_loss: None in a row of a validation.
+        validation_loss: None in a row of a training step.
+    """
+
+    step: int
+    seconds: float
+    train_loss: float | None
+    validation_loss: float | None
+
+
+def read_losses(run_folder: Path) -> list[LossRow]:
+    """Read the losses of a run, in the order in which they were written.
+
+    Raises:
+        OSError: If there are none.
+        ValueError: If the file cannot be understood.
+    """
+    path = run_folder / FILE
+    rows = []
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            try:
+                rows.append(
+                    LossRow(
+                        int(row["step"]),
+                        float(row["seconds"]),
+                        _loss(row["train_loss"]),
+                        _loss(row["validation_loss"]),
+                    )
+                )
+            except (KeyError, TypeError, ValueError) as error:
+                raise ValueError(
+                    f"{path} cannot be read as step,seconds,train_loss,validation_loss: {error}"
+                ) from error
+    return rows
+
+
+def running_means(values: Sequence[float], window: int) -> list[float]:
+    """Return the mean of each ``window`` consecutive values; empty if there are fewer."""
+    return [statistics.fmean(values[i : i + window]) for i in range(len(values) - window + 1)]
+
+
+def last_running_mean(curve: Sequence[tuple[float, float]], window: int) -> float | None:
+    """Return the loss that a curve of (seconds, loss) ends with.
+
+    Returns:
+        Mean of the last ``window`` losses; None if there are fewer, or it is no number.
+    """
+    means = running_means([loss for _, loss in curve], window)
+    return None if not means or math.isnan(means[-1]) else means[-1]
+
+
+def seconds_to_reach(
+    curve: Sequence[tuple[float, float]], target: float, window: int
+) -> float | None:
+    """Return when the running mean of a curve of (seconds, loss) comes down to ``target``.
+
+    Returns:
+        Seconds of the last loss of the first ``window`` whose mean is not above the target; None
+        if there is none.
+    """
+    means = running_means([loss for _, loss in curve], window)
+    ends = [seconds for seconds, _ in curve[window - 1 :]]
+    return next((s for s, mean in zip(ends, means, strict=True) if mean <= target), None)
+
+
+def _loss(cell: str) -> float | None:
+    return float(cell) if cell else None

@@ -1,0 +1,50 @@
+"""The part of a sharded tensor that is here, and sums over the parts of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Return the part of a tensor that is on this rank, without its graph."""
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def local_gradient(parameter: Tensor) -> Tensor:
+    """Return the part of the gradient that belongs to the part of the parameter that is here.
+
+    Zeros where there is no gradient.
+    """
+    gradient = parameter.grad
+    if gradient is None:
+        return torch.zeros_like(local_part(parameter))
+    if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
+        # Where tensor parallelism leaves a sum over ranks open, it is done now.
+        gradient = gradient.redistribute(placements=parameter.placements)
+    return local_part(gradient)
+
+
+def sum_over_shards(parameters: Sequence[Tensor], columns: Tensor) -> None:
+    """Add up, in place, what the shards of each tensor have.
+
+    Args:
+        parameters: n tensors, sharded or not.
+        columns: Figures of their local parts, shape [n, number of figures].
+    """
+    rows_of_group: dict[dist.ProcessGroup, list[int]] = {}
+    for i, parameter in enumerate(parameters):
+        if isinstance(parameter, DTensor):
+            for dim, placement in enumerate(parameter.placements):
+                # Not is_shard(): it denies the strided shards of FSDP over tensor parallelism.
+                if not placement.is_replicate():
+                    group = parameter.device_mesh.get_group(dim)
+                    rows_of_group.setdefault(group, []).append(i)
+    for group, rows in rows_of_group.items():
+        part = columns[rows].contiguous()
+        dist.all_reduce(part, group=group)
+        columns[rows] = part
