@@ -31,6 +31,7 @@ from timelyfreeze.order import ScheduleOrder
 from timelyfreeze.passes import (
     Applied,
     CollectedFigures,
+    Cut,
     ObservedPass,
     RankFigures,
     RankPasses,
@@ -128,7 +129,7 @@ class FreezeController:
         self._passes_in_phase = 0
         self._pass_index = 0
         self.on_pass: Callable[[ObservedPass], None] | None = None
-        self._undrained: list[tuple[int, Phase, Pattern | None, bool, Applied]] = []
+        self._undrained: list[tuple[int, Phase, Pattern | None, bool, Applied, Cut]] = []
         self._uncollected: list[tuple[Phase, PassRecord]] = []
         self._applied_sum = 0.0
         self._applied_count = 0
@@ -229,9 +230,10 @@ class FreezeController:
         """Run one pipeline batch of the step: set its masks, record its actions."""
         masks = self._masks(self._step, self._pass_index)
         by_stage = {s.stage_index: masks.of_stage(s.stage_index, self.dag) for s in self._stages}
+        cut = {s.stage_index: masks.without_input_grads(s.stage_index) for s in self._stages}
         for stage in self._stages:
             index = stage.stage_index
-            stage.freeze(by_stage[index], without_input_grads=masks.without_input_grads(index))
+            stage.freeze(by_stage[index], without_input_grads=cut[index])
         try:
             with self._recorder.recorded_pass():
                 yield
@@ -241,7 +243,7 @@ class FreezeController:
         self._updates.add_pass(by_stage)
         is_cold = self._passes_in_phase < self.settings.discard_passes
         applied = {s.stage_index: s.applied_shares for s in self._stages}
-        self._undrained.append((self._step, self.phase, masks.pattern, is_cold, applied))
+        self._undrained.append((self._step, self.phase, masks.pattern, is_cold, applied, cut))
         self._passes_in_phase += 1
         self._pass_index += 1
         for stage in self._stages:
@@ -379,12 +381,13 @@ class FreezeController:
 
     def _drain(self) -> None:
         drained = zip(self._undrained, self._recorder.drain(), strict=True)
-        for (step, phase, pattern, is_cold, applied), record in drained:
+        for (step, phase, pattern, is_cold, applied, cut), record in drained:
             if self._planner is not None:
                 self._planner.add(phase, pattern, record, cold=is_cold)
             if self.on_pass is not None:
                 shares = shares_by_action(record, applied)
-                self.on_pass(ObservedPass(step, phase, is_cold, record, shares))
+                was_cut = {a for a in shares if a.microbatch in cut[a.stage]}
+                self.on_pass(ObservedPass(step, phase, is_cold, record, shares, was_cut))
             if not is_cold:
                 self._uncollected.append((phase, record))
         self._undrained = []

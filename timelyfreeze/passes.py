@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,6 +18,8 @@ from timelyfreeze.update_meter import RankUpdates
 
 # What masks really froze of each backward, as a share of its elements, by stage and microbatch.
 Applied = Mapping[int, Mapping[int, float]]
+# Microbatches whose input gradient nobody needs, by stage.
+Cut = Mapping[int, Collection[int]]
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class ObservedPass:
         record: Times of the rank's actions.
         shares: Frozen share of elements of each of the rank's backwards that computes weight
             gradients.
+        cut: Those of them that computed no input gradient, because nobody needed it.
     """
 
     step: int
@@ -38,6 +41,7 @@ class ObservedPass:
     is_cold: bool
     record: PassRecord
     shares: Mapping[Action, float]
+    cut: Collection[Action] = ()
 
 
 def shares_by_action(record: PassRecord, applied: Applied) -> dict[Action, float]:

@@ -41,6 +41,7 @@ class ResponseSample:
                 microbatch=action.microbatch,
                 share=share,
                 duration_ms=observed.record.durations_ms[action],
+                cut=int(action in observed.cut),
             )
             self._offer(row)
 

@@ -26,6 +26,7 @@ class ResponseRow:
         microbatch: Its microbatch; -1 where that is not known.
         share: Share of the stage's elements that it froze.
         duration_ms: How long it took.
+        cut: 1 if it computed no input gradient because nobody needed it, else 0.
     """
 
     stage: int
@@ -34,6 +35,7 @@ class ResponseRow:
     microbatch: int
     share: float
     duration_ms: float
+    cut: int = 0
 
 
 def write_responses(run_folder: Path, rows: Iterable[ResponseRow]) -> None:
