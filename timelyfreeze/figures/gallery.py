@@ -7,6 +7,13 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from timelyfreeze.figures.run_curves import (
+    draw_convergence,
+    draw_curves,
+    draw_histogram,
+    draw_loss,
+    draw_response,
+)
 from timelyfreeze.figures.run_timelines import (
     draw_measured,
     draw_predicted,
@@ -20,6 +27,11 @@ from timelyfreeze.figures.run_timelines import (
 PICTURES: tuple[tuple[str, Callable[[Path], Figure | str]], ...] = (
     ("timeline_measured", draw_measured),
     ("timeline_predicted", draw_predicted),
+    ("curves", draw_curves),
+    ("loss", draw_loss),
+    ("convergence", draw_convergence),
+    ("response", draw_response),
+    ("histogram", draw_histogram),
 )
 
 # Likewise; the text of the file, or None where the picture of the same data says why.
