@@ -87,7 +87,7 @@ def lines(axes: Axes) -> dict[str, list[list[tuple[float, float]]]]:
         if not str(line.get_label()).startswith("_"):
             label = str(line.get_label())
         points = np.asarray(line.get_xydata(), float)
-        if len(points):
+        if len(points) and label:
             found.setdefault(label, []).append([tuple(p) for p in points.tolist()])
     return found
 
@@ -123,9 +123,8 @@ def test_curves_show_ratio_and_speed_and_break_where_a_phase_ends(run: Path) -> 
         [[(1.0, 0.0), (2.0, 0.0)], [(3.0, 1.0)], [(4.0, 0.5), (5.0, 0.75)]]
     ]
     medians = lines(speed)["throughput, median of 7 steps (left)"]
-    assert medians[-1] == [(4.0, 1458.333333), (5.0, 1458.333333)] or np.allclose(
-        medians[-1], [(4.0, 1458.333), (5.0, 1458.333)]
-    )
+    # Of 1250 and 1666.7 tokens/s.
+    assert np.allclose(medians[-1], [(4.0, 1458.333), (5.0, 1458.333)], atol=0.01)
     assert len(medians) == 3
 
 
