@@ -30,7 +30,7 @@ FINISHED, UNFINISHED, FAILED = "finished", "unfinished", "failed"
 
 TEXTS = (
     "method", "schedule", "config_file", "model", "dataset", "device", "torch_version",
-    "started_at", "failure", "switched_off",
+    "started_at", "failure", "switched_off", "reference_run", "reference_device",
 )  # fmt: skip
 NUMBERS = (
     "seed", "data_seed", "n_devices", "ranks_per_replica", "steps", "steps_done",
@@ -43,7 +43,7 @@ NUMBERS = (
     "limit_batch_ms", "planned_gain", "limit_gain", "average_freeze_ratio", "train_loss",
     "last_loss", "validation_loss", "seconds", "peak_memory_gib", "score_ms_per_step",
     "score_memory_mib", "kappa", "p_eff", "kappa_over_p_eff", "never_updated_tensors",
-    "never_updated_elements",
+    "never_updated_elements", "reference_loss", "reference_seconds", "seconds_to_reference_loss",
 )  # fmt: skip
 BY_STAGE = ("planned_stage_ratios", "stage_ratios")
 

@@ -24,6 +24,7 @@ from torchtitan.freezing.emulation_checks import emulation_mistakes
 from torchtitan.freezing.model_checks import model_mistakes
 from torchtitan.freezing.parallel_checks import parallel_mistakes
 from torchtitan.freezing.phase_checks import phase_mistakes, phases_of, warmup_mistakes
+from torchtitan.freezing.reference import reference_mistakes
 from torchtitan.freezing.validation_checks import validation_mistakes
 
 
@@ -45,6 +46,7 @@ def check(job_config: JobConfig) -> None:
         *data_mistakes(job_config),
         *validation_mistakes(job_config),
         *_freezing_mistakes(job_config),
+        *reference_mistakes(job_config),
     ]
     if mistakes:
         raise ConfigError(

@@ -140,6 +140,18 @@ class Pictures:
 
 
 @dataclass
+class Report:
+    """What a run tells of itself."""
+
+    quiet: bool = False
+    """Print only warnings, errors and where the report is. --quiet is short for it."""
+
+    reference_run: str | None = None
+    """Folder of another run: the report tells when this one got to the training loss that the
+    other ended with."""
+
+
+@dataclass
 class Model(TitanModel):
     """Which model to train."""
 
@@ -173,6 +185,7 @@ class JobConfig(TitanJobConfig):
     data: Data = field(default_factory=Data)
     emulation: Emulation = field(default_factory=Emulation)
     pictures: Pictures = field(default_factory=Pictures)
+    report: Report = field(default_factory=Report)
 
 
 def job_config_class() -> type[JobConfig]:

@@ -5,6 +5,7 @@ Patches, configuration, checks, then upstream's main function with our trainer.
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Sequence
 
@@ -28,6 +29,9 @@ def launch(args: Sequence[str], local_rank: int) -> int:
         if local_rank == 0:
             print(f"error: {error}", flush=True)
         return 2
+    if job_config.report.quiet:
+        # Upstream sets levels anew when it starts, and talks before ranks know each other.
+        logging.disable(logging.INFO)
     import torchtitan.train as titan_train
     from torchtitan.freezing.trainer import FreezingTrainer
 
@@ -51,7 +55,8 @@ def prepare(args: Sequence[str]) -> JobConfig:
     # Imported after the patches: it takes upstream's functions by name.
     from torchtitan.freezing.spec import build_train_spec
 
-    job_config = ConfigManager(job_config_class()).parse_args(list(args))
+    spelled_out = ["--report.quiet" if arg == "--quiet" else arg for arg in args]
+    job_config = ConfigManager(job_config_class()).parse_args(spelled_out)
     check(job_config)
     name = job_config.model.name
     titan_spec._extra_train_specs.pop(name, None)

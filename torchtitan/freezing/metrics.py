@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -22,10 +24,10 @@ from timelyfreeze.phases import Phase
 from timelyfreeze.plan import FreezePlan, plan_to_json
 from timelyfreeze.response_sample import ResponseSample
 from timelyfreeze.runs import steps as run_steps
-from timelyfreeze.runs.counts import NeverUpdated, never_updated, write_counts
+from timelyfreeze.runs.counts import FrozenCount, never_updated, write_counts
 from timelyfreeze.runs.responses import write_responses
 from timelyfreeze.whatif.bounds_file import bounds_file_text
-from torchtitan.components.metrics import LoggerContainer, MetricsProcessor, TensorBoardLogger
+from torchtitan.components.metrics import LoggerContainer, MetricsProcessor
 from torchtitan.distributed import ParallelDims
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.emulation_record import EmulationRecord
@@ -33,11 +35,20 @@ from torchtitan.freezing.loss_curve import LossCurve
 from torchtitan.freezing.pictures import RunPictures
 from torchtitan.freezing.pipeline_notes import pipeline_notes
 from torchtitan.freezing.progress import Progress
+from torchtitan.freezing.reference import read_reference, seconds_to_loss_of
 from torchtitan.freezing.report import render_report
+from torchtitan.freezing.report_page import render_page
 from torchtitan.freezing.run_folder import make_run_folder, number_former
-from torchtitan.freezing.run_record import RunRecord, summary_at_start, with_convergence
+from torchtitan.freezing.run_record import (
+    RunRecord,
+    summary_at_start,
+    with_convergence,
+    with_reference,
+)
+from torchtitan.freezing.status import Pace, Status
 from torchtitan.freezing.step_record import StepRecord
 from torchtitan.freezing.summary import summary_to_json
+from torchtitan.freezing.tensorboard import RunTensorBoard
 from torchtitan.freezing.timelines import TimelineRecord
 from torchtitan.tools.logging import logger
 from torchtitan.tools.utils import NoColor
@@ -52,18 +63,6 @@ PHASE_NUMBERS = {
     Phase.STABLE: 4.0,
     Phase.OFF: 5.0,
 }
-
-
-class RunTensorBoard(TensorBoardLogger):
-    """TensorBoard files of one run.
-
-    Figures that do not exist (MFU on a CPU) are left out, not drawn as NaN.
-    """
-
-    def log(self, metrics: dict[str, Any], step: int) -> None:
-        """Write the finite metrics."""
-        known = {k: v for k, v in metrics.items() if not (isinstance(v, float) and math.isnan(v))}
-        super().log(known, step)
 
 
 class FreezingMetricsProcessor(MetricsProcessor):
@@ -114,28 +113,37 @@ class FreezingMetricsProcessor(MetricsProcessor):
         self._responses = ResponseSample()
         self.pass_listeners.append(self._responses.add)
         self._logged_loss: float | None = None
-        self._progress = Progress(job_config.training.steps, shown=self._is_shown)
         self._timelines: TimelineRecord | None = None
         self._has_new_pictures = False
-        writer = None
+        self._is_quiet = job_config.report.quiet
+        self._progress = Progress(
+            job_config.training.steps, shown=self._is_shown and not self._is_quiet
+        )
+        self._status = Status()
+        self._pace = Pace(job_config.training.steps)
+        name = job_config.report.reference_run
+        # Read before the run, so that what becomes of it meanwhile does no harm.
+        self._reference = (
+            read_reference(Path(name)) if name is not None and self._is_shown else None
+        )
+        self._tensorboard: RunTensorBoard | None = None
         if job_config.metrics.enable_tensorboard:
-            writer = self._open_tensorboard(job_config)
+            self._open_tensorboard(job_config)
         self._pictures: RunPictures | None = None
         if self._is_shown and job_config.pictures.enable:
-            self._pictures = RunPictures(self.run_folder, writer)
+            board = self._tensorboard
+            self._pictures = RunPictures(self.run_folder, None if board is None else board.writer)
 
-    def _open_tensorboard(self, job_config: JobConfig) -> Any | None:
+    def _open_tensorboard(self, job_config: JobConfig) -> None:
         all_ranks = job_config.metrics.save_for_all_ranks
         if not (self._is_shown or all_ranks):
-            return None
+            return
         folder = self.run_folder / f"rank_{dist.get_rank()}" if all_ranks else self.run_folder
-        tensorboard = RunTensorBoard(str(folder))
-        tensorboard.writer.add_text("settings", _as_table(job_config.to_dict()), 0)
+        self._tensorboard = RunTensorBoard(str(folder), job_config)
         loggers = LoggerContainer()
         loggers.add_logger(self.logger)
-        loggers.add_logger(tensorboard)
+        loggers.add_logger(self._tensorboard)
         self.logger = loggers
-        return tensorboard.writer
 
     def begin_run(
         self, controller: FreezeController | None, emulation: EmulationRecord | None = None
@@ -202,7 +210,7 @@ class FreezingMetricsProcessor(MetricsProcessor):
         self._record.add_loss(step, global_avg_loss)
         self._logged_loss = global_avg_loss
         self._note_peak_memory()
-        self._progress.log(step, global_avg_loss, grad_norm)
+        self._update_status(global_avg_loss)
         with self._progress.instead_of_upstream():
             super().log(step, global_avg_loss, global_max_loss, grad_norm, extra)
 
@@ -218,6 +226,18 @@ class FreezingMetricsProcessor(MetricsProcessor):
         if self._has_new_pictures and not is_timed:
             self._has_new_pictures = False
             self._pictures.draw()
+
+    def _update_status(self, loss: float) -> None:
+        """Take note of what is shown until the next logged step."""
+        seconds = time.perf_counter() - self.time_last_log
+        tokens = self.ntokens_since_last_log / self.parallel_dims.non_data_parallel_size
+        kappa = self._steps.latest_kappa
+        self._status = replace(
+            self._status,
+            loss=loss,
+            tokens_per_second=tokens / seconds if seconds > 0.0 else None,
+            gain=1 / kappa - 1 if kappa else None,
+        )
 
     def log_validation(
         self, loss: float, step: int, extra_metrics: dict[str, Any] | None = None
@@ -278,16 +298,28 @@ class FreezingMetricsProcessor(MetricsProcessor):
         if self._loss_curve is not None and self._logged_loss is not None:
             self._loss_curve.add_train(step, self._record.seconds, self._logged_loss)
         self._logged_loss = None
-        self._progress.step(step, phase)
+        self._status = self._pace.add(
+            replace(self._status, phase=phase, steps_left_in_phase=self._steps_left(step)),
+            step,
+            seconds,
+        )
+        self._progress.show(step, self._status)
+
+    def _steps_left(self, step: int) -> int | None:
+        """Return how many steps the phase lasts; None for one that lasts to the end."""
+        controller = self._controller
+        if controller is None or controller.phase in (Phase.STABLE, Phase.OFF):
+            return None
+        return controller.settings.phases.last_step_of(controller.phase) - step
 
     def end_run(self) -> None:
         """Gather what is still out, write the summary and show the report."""
-        still = None
+        counts: list[FrozenCount] = []
         if self._controller is not None:
             figures = self._controller.collect()
             self._record.add_batches(figures)
             self._steps.add_ratios(figures)
-            still = self._save_frozen(self._controller)
+            counts = self._save_frozen(self._controller)
         if self._timelines is not None:
             self._timelines.collect(is_last=True)
         self._note_peak_memory()
@@ -299,17 +331,26 @@ class FreezingMetricsProcessor(MetricsProcessor):
             self._steps.add_virtual(self._emulation.take_steps())
         self._steps.close()
         summary = self._record.summarize(self._start, self._controller, peak_memory_gib, emulated)
-        summary = with_convergence(summary, self._steps.p_eff, still)
+        summary = with_convergence(summary, self._steps.p_eff, never_updated(counts))
+        if self._reference is not None:
+            reached = seconds_to_loss_of(self._reference, self.run_folder)
+            summary = with_reference(summary, self._reference, reached)
         text = render_report(summary, self.run_folder)
         self._progress.close()
         self._write("summary.json", summary_to_json(summary))
+        if self._tensorboard is not None and self._is_shown:
+            self._tensorboard.log_summary(summary)
         self._write("report.txt", text)
-        if self._is_shown:
+        if self._is_shown and not self._is_quiet:
             print(text, flush=True)
         if self._pictures is not None:
             self._pictures.finish(summary.steps_done)
+        page = render_page(summary, self.job_config.to_dict(), self.run_folder, counts)
+        self._write("report.md", page)
+        if self._is_shown and self._is_quiet:
+            print(f"report: {self.run_folder / 'report.md'}", flush=True)
 
-    def _save_frozen(self, controller: FreezeController) -> NeverUpdated | None:
+    def _save_frozen(self, controller: FreezeController) -> list[FrozenCount]:
         """Write how often each tensor was frozen and what that saved; all ranks come here."""
         counts = controller.frozen_counts()
         everyone = Exchange().all_gather(self._responses.by_stage())
@@ -318,7 +359,7 @@ class FreezingMetricsProcessor(MetricsProcessor):
             write_counts(self.run_folder, counts)
             rows = [row for _, of_stage in sorted(by_stage.items()) for row in of_stage]
             write_responses(self.run_folder, rows)
-        return never_updated(counts)
+        return counts
 
     def close(self) -> None:
         """Close the display and upstream's loggers."""
@@ -332,13 +373,3 @@ class FreezingMetricsProcessor(MetricsProcessor):
         if self._is_shown:
             (self.run_folder / name).write_text(text)
             logger.debug("Wrote %s", self.run_folder / name)
-
-
-def _as_table(settings: dict[str, Any]) -> str:
-    """Return the settings as a markdown table, which TensorBoard's text tab renders."""
-    rows = [
-        f"| {section}.{key} | {value} |"
-        for section, values in settings.items()
-        for key, value in (values.items() if isinstance(values, dict) else [("", values)])
-    ]
-    return "\n".join(["| key | value |", "| --- | --- |", *rows])

@@ -1,4 +1,4 @@
-"""What a person sees while training runs: a bar in a terminal, plain lines elsewhere."""
+"""What a person sees while training runs: a status line in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from contextlib import contextmanager
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from timelyfreeze.phases import Phase
+from torchtitan.freezing.status import Status, status_text
+
+_FORMAT = "step {n_fmt}/{total_fmt} |{bar:12}| {desc}"
 
 
 class Progress:
-    """One bar on the rank that is shown, if its output is a terminal.
+    """One line on the rank that is shown, if its output is a terminal.
 
-    Otherwise upstream's line per logged step stays.
+    Otherwise upstream's line per logged step stays, which tools read, and the line that the
+    controller writes when a phase begins.
 
     Args:
         n_steps: Steps of the whole run.
@@ -30,22 +33,18 @@ class Progress:
         self._bar: tqdm[None] | None = None
         self._redirect = None
 
-    def step(self, step: int, phase: Phase | None) -> None:
-        """Move the bar to ``step``."""
+    def show(self, step: int, status: Status) -> None:
+        """Show where the run is after ``step``."""
         if not self._use_bar:
             return
         if self._bar is None:
-            self._bar = tqdm(total=self._n_steps, initial=step - 1, unit="step", dynamic_ncols=True)
+            self._bar = tqdm(
+                total=self._n_steps, initial=step - 1, dynamic_ncols=True, bar_format=_FORMAT
+            )
             self._redirect = logging_redirect_tqdm()
             self._redirect.__enter__()
-        if phase is not None:
-            self._bar.set_description(phase.value.replace("_", " "))
+        self._bar.set_description_str(status_text(status), refresh=False)
         self._bar.update(step - self._bar.n)
-
-    def log(self, step: int, loss: float, grad_norm: float) -> None:
-        """Show the newest figures beside the bar."""
-        if self._bar is not None:
-            self._bar.set_postfix(loss=f"{loss:.4f}", grad_norm=f"{grad_norm:.3f}")
 
     @contextmanager
     def instead_of_upstream(self) -> Iterator[None]:
@@ -62,8 +61,9 @@ class Progress:
             root.setLevel(level)
 
     def close(self) -> None:
-        """Take the bar down, leaving its last state on the screen."""
+        """Take the line down, leaving its last state on the screen."""
         if self._bar is not None:
+            self._bar.refresh()
             self._bar.close()
             self._bar = None
         if self._redirect is not None:

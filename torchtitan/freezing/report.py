@@ -28,6 +28,13 @@ def render_report(summary: RunSummary, run_folder: Path) -> str:
     lines += _on_one_device(as_run)
     if summary.validation_loss is not None:
         lines.append(f"validation loss          {summary.validation_loss:.4f}")
+    if summary.reference_run is not None:
+        reached = summary.seconds_to_reference_loss
+        when = "not reached" if reached is None else f"reached after {reached:,.1f} s"
+        lines.append(
+            f"loss of the reference    {summary.reference_loss:.4f}, {when}; the reference took "
+            f"{summary.reference_seconds:,.1f} s"
+        )
     lines.append(f"files                    {run_folder}")
     lines.append(f"TensorBoard              tensorboard --logdir {run_folder.parent}")
     return "\n".join(lines) + "\n"
@@ -74,6 +81,11 @@ def _frozen_run(summary: RunSummary) -> Iterator[str]:
         yield f"applied in the last step stage {_by_stage(summary.stage_ratios)}"
     if summary.average_freeze_ratio is not None:
         yield f"average freeze ratio     {summary.average_freeze_ratio:.3f} over all steps"
+    if summary.kappa_over_p_eff is not None:
+        yield (
+            f"kappa / p_eff            {summary.kappa:.2f} / {summary.p_eff:.2f} = "
+            f"{summary.kappa_over_p_eff:.2f}; a loss is reached sooner with freezing if below 1"
+        )
 
 
 def _speed(summary: RunSummary) -> Iterator[str]:

@@ -19,6 +19,7 @@ from timelyfreeze.runs.counts import NeverUpdated
 from torchtitan.cpu_device import usable_cores
 from torchtitan.distributed import ParallelDims
 from torchtitan.freezing.config import JobConfig
+from torchtitan.freezing.reference import Reference
 from torchtitan.freezing.summary import RunSummary
 from torchtitan.instruct_turns import is_instruct_dataset
 
@@ -213,6 +214,24 @@ def with_convergence(
         kappa_over_p_eff=kappa_over_p_eff(kappa, p_eff),
         never_updated_tensors=None if still is None else still.tensors,
         never_updated_elements=None if still is None else still.elements,
+    )
+
+
+def with_reference(summary: RunSummary, reference: Reference, seconds: float | None) -> RunSummary:
+    """Return ``summary`` held against another run.
+
+    Args:
+        summary: With all that this run has.
+        reference: The other run.
+        seconds: When this run got to its loss; None if never.
+    """
+    return replace(
+        summary,
+        reference_run=str(reference.folder),
+        reference_device=reference.device,
+        reference_loss=reference.loss,
+        reference_seconds=reference.seconds,
+        seconds_to_reference_loss=seconds,
     )
 
 

@@ -17,6 +17,7 @@ from timelyfreeze.convergence import StepRatio, kappa_over_p_eff, mean_p_eff
 from timelyfreeze.passes import CollectedFigures
 from timelyfreeze.phases import Phase
 from timelyfreeze.runs.steps import StepLog, StepRow
+from timelyfreeze.tally import FREEZING_PHASES
 
 
 class StepRecord:
@@ -26,6 +27,9 @@ class StepRecord:
         log: Where rows go; None on ranks that write nothing.
         ranks_per_replica: Processes that share a batch.
         emulates: Whether kappa is that of the virtual clock.
+
+    Attributes:
+        latest_kappa: Last one since freezing began; None before.
     """
 
     def __init__(self, log: StepLog | None, ranks_per_replica: int, *, emulates: bool) -> None:
@@ -38,6 +42,7 @@ class StepRecord:
         self._logged: dict[int, dict[str, Any]] = {}
         self._kappa = StepRatio()
         self._stable: list[tuple[float, float]] = []
+        self.latest_kappa: float | None = None
 
     def add_virtual(self, steps: Sequence[tuple[Phase | None, float]]) -> None:
         """Take note of the virtual times in milliseconds of the next steps that have ended."""
@@ -75,6 +80,9 @@ class StepRecord:
         batches_ms = figures.batch_ms.get(phase)
         values["batch_ms"] = statistics.median(batches_ms) if batches_ms else None
         values["kappa"] = kappa = self._kappa.take(phase)
+        # While everything is frozen to measure, it is no gain.
+        if phase in FREEZING_PHASES:
+            self.latest_kappa = kappa or self.latest_kappa
         values["p_eff"] = p_eff = None if figures.energy is None else figures.energy.p_eff
         if phase is Phase.STABLE and figures.energy is not None and p_eff is not None:
             self._stable.append((p_eff, figures.energy.total))

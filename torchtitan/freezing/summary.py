@@ -72,6 +72,11 @@ class RunSummary:
         never_updated_tensors: Share of the model's tensors that no backward has reached since
             freezing began.
         never_updated_elements: The same as a share of elements.
+        reference_run: Folder of ``report.reference_run``.
+        reference_device: What it ran on.
+        reference_loss: Its last training loss, as a mean of the last logged ones.
+        reference_seconds: When its own mean came down to that.
+        seconds_to_reference_loss: When this run's did; None if never, or without a reference.
         train_loss: Mean of the losses logged in the last tenth of the steps; the last one where
             none was logged there.
         last_loss: Training loss logged last.
@@ -135,6 +140,12 @@ class RunSummary:
     kappa_over_p_eff: float | None = None
     never_updated_tensors: float | None = None
     never_updated_elements: float | None = None
+
+    reference_run: str | None = None
+    reference_device: str | None = None
+    reference_loss: float | None = None
+    reference_seconds: float | None = None
+    seconds_to_reference_loss: float | None = None
 
     train_loss: float | None = None
     last_loss: float | None = None
