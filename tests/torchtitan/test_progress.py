@@ -1,13 +1,19 @@
+import fcntl
 import io
 import logging
+import os
+import pty
 import re
+import struct
 import sys
+import termios
 from collections.abc import Iterator
 
 import pytest
 
 from timelyfreeze.phases import Phase
 from torchtitan.freezing.progress import Progress, quiet_unless
+from torchtitan.freezing.status import Status
 
 
 class Screen(io.StringIO):
@@ -44,8 +50,7 @@ def run(progress: Progress) -> list[int]:
     """Three steps; returns the log level while upstream's line would be printed."""
     levels = []
     for step, phase in ((1, Phase.WARMUP), (2, Phase.UPPER_BOUND), (3, Phase.STABLE)):
-        progress.step(step, phase)
-        progress.log(step, loss=2.0 / step, grad_norm=0.5)
+        progress.show(step, Status(phase, loss=2.0 / step))
         with progress.instead_of_upstream():
             levels.append(logging.getLogger().level)
     return levels
@@ -69,7 +74,7 @@ def test_a_rank_that_is_not_shown_draws_nothing_on_a_terminal(
     assert terminal.getvalue() == ""
 
 
-def test_a_terminal_shows_step_phase_and_figures_instead_of_upstreams_line(
+def test_a_terminal_shows_the_status_instead_of_upstreams_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     terminal = put_up(monkeypatch)
@@ -77,37 +82,53 @@ def test_a_terminal_shows_step_phase_and_figures_instead_of_upstreams_line(
     assert run(progress) == [logging.WARNING] * 3
     assert logging.getLogger().level == logging.INFO
     progress.close()
-    line = terminal.last_line()
-    assert line.startswith("stable:")
-    assert "3/4" in line
-    assert "loss=0.6667" in line
-    assert "grad_norm=0.500" in line
-    assert "upper bound" in terminal.getvalue()
+    assert re.fullmatch(r"step 3/4 \|.{12}\| freezing, loss 0\.667", terminal.last_line().strip())
+
+
+def test_a_narrow_terminal_cuts_the_line_and_never_wraps_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a terminal of the kernel's, 40 columns wide."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
+    with os.fdopen(slave, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        progress = Progress(500, shown=True)
+        for step in (1, 2):
+            progress.show(step, Status(Phase.STABLE, None, 2.0, 1234.5, 0.5, 70.0))
+        progress.close()
+        terminal.flush()
+        seen = os.read(master, 65536).decode()
+    os.close(master)
+    lines = [line for line in re.split(r"[\r\n]+", seen) if line.strip()]
+    assert all(len(line) <= 40 for line in lines), lines
+    assert lines[-1].startswith("step 2/500 |")
+    assert "freezing" in lines[-1]
 
 
 def test_a_resumed_run_begins_where_it_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = put_up(monkeypatch)
     progress = Progress(100, shown=True)
-    progress.step(61, Phase.UPPER_BOUND)
+    progress.show(61, Status(Phase.UPPER_BOUND))
     progress.close()
-    assert " 60/100 " in terminal.getvalue()  # what earlier runs did is no speed of this one
-    assert "61/100" in terminal.last_line()
+    assert "step 60/100 " in terminal.getvalue()  # what earlier runs did is no progress of this one
+    assert "step 61/100" in terminal.last_line()
 
 
-def test_without_freezing_the_bar_has_no_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_freezing_the_line_has_no_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = put_up(monkeypatch)
     progress = Progress(2, shown=True)
-    progress.step(1, None)
-    progress.step(2, None)
+    progress.show(1, Status())
+    progress.show(2, Status(loss=3.0))
     progress.close()
-    assert "2/2" in terminal.last_line()
-    assert not any(phase.value in terminal.getvalue() for phase in Phase)
+    assert terminal.last_line().strip().endswith("| loss 3.000")
+    assert "freezing" not in terminal.getvalue()
 
 
 def test_the_log_level_comes_back_after_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
     put_up(monkeypatch)
     progress = Progress(2, shown=True)
-    progress.step(1, None)
+    progress.show(1, Status())
     with pytest.raises(RuntimeError, match="disk full"), progress.instead_of_upstream():
         raise RuntimeError("disk full")
     progress.close()
@@ -121,11 +142,10 @@ def test_closing_gives_the_log_its_stream_back_and_can_be_repeated(
     root = logging.getLogger()
     before = list(root.handlers)
     progress = Progress(2, shown=True)
-    progress.step(1, None)
+    progress.show(1, Status())
     progress.close()
     progress.close()
     assert root.handlers == before
-    progress.log(2, 1.0, 1.0)  # nothing to show it on
     assert "1/2" in terminal.last_line()
 
 

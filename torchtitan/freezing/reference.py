@@ -43,11 +43,9 @@ def read_reference(folder: Path) -> Reference:
         ValueError: If there is no such run, or it has not logged losses enough.
     """
     if not folder.is_dir():
-        raise ValueError(f"{_KEY} is {str(folder)!r}, which is no folder; name the folder of a run")
+        raise ValueError(f"{_KEY} is {str(folder)!r}, which is no folder; name that of a run")
     if not (folder / FILE).is_file():
-        raise ValueError(
-            f"{_KEY} is {str(folder)!r}, which has no {FILE}; name the folder of a run"
-        )
+        raise ValueError(f"{_KEY} is {str(folder)!r}, which has no {FILE}; name that of a run")
     try:
         curve = training_curve(folder)
     except (ValueError, OSError) as error:

@@ -45,9 +45,7 @@ def status_text(status: Status) -> str:
     """Return the status in words, the most important first; unknown things are left out."""
     parts = []
     if status.phase is not None:
-        left = status.steps_left_in_phase
-        steps = "" if left is None else f" ({left} more step{'' if left == 1 else 's'})"
-        parts.append(_WORDS[status.phase] + steps)
+        parts.append(_WORDS[status.phase] + _steps_left(status.steps_left_in_phase))
     if status.loss is not None:
         parts.append(f"loss {status.loss:.3f}")
     if status.tokens_per_second is not None:
@@ -57,6 +55,13 @@ def status_text(status: Status) -> str:
     if status.seconds_left is not None:
         parts.append(f"{duration_text(status.seconds_left)} left")
     return ", ".join(parts)
+
+
+def _steps_left(left: int | None) -> str:
+    if left is None:
+        return ""
+    words = {0: "last step", 1: "1 more step"}
+    return f" ({words.get(left, f'{left} more steps')})"
 
 
 def duration_text(seconds: float) -> str:
