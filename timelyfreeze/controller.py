@@ -386,7 +386,8 @@ class FreezeController:
                 self._planner.add(phase, pattern, record, cold=is_cold)
             if self.on_pass is not None:
                 shares = shares_by_action(record, applied)
-                was_cut = {a for a in shares if a.microbatch in cut[a.stage]}
+                # A first stage has no input gradient to leave out.
+                was_cut = {a for a in shares if a.stage and a.microbatch in cut[a.stage]}
                 self.on_pass(ObservedPass(step, phase, is_cold, record, shares, was_cut))
             if not is_cold:
                 self._uncollected.append((phase, record))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from timelyfreeze.figures.phases import draw_by_phase, shade_phases
+from timelyfreeze.figures.phases import bands, draw_by_phase, shade_phases
 from timelyfreeze.figures.style import BLUE, FAINT_INK, INK, WIDTH_INCHES, house_style
 from timelyfreeze.runs.steps import StepRow
 
@@ -41,7 +41,7 @@ def curves_figure(rows: Sequence[StepRow], title: str = "") -> Figure:
         _draw_ratio(above, rows)
         _draw_speed(below, rows)
         below.set_xlabel("optimizer step")
-        below.set_title(title, loc="left", pad=28)
+        below.set_title(title, loc="left", pad=28 if bands(rows) else 8)
         figure.legend(loc="outside lower center", ncols=3)
     return figure
 
