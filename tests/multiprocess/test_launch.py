@@ -13,6 +13,9 @@ from timelyfreeze.__main__ import main as plan_from_bounds
 from timelyfreeze.order import order_from_csv, order_to_csv, parse_order
 from timelyfreeze.phases import Phase
 from timelyfreeze.plan import plan_from_json
+from timelyfreeze.runs.counts import read_counts
+from timelyfreeze.runs.responses import read_responses
+from timelyfreeze.runs.steps import read_steps
 from timelyfreeze.timeline import timeline_file, timeline_from_json
 from timelyfreeze.whatif.bounds_file import read_bounds_file
 
@@ -155,6 +158,45 @@ def test_mistakes_are_reported_once_before_any_process_group(tmp_path):
         assert key in done.stdout
     assert "Traceback" not in done.stdout
     assert not list(tmp_path.iterdir())
+
+
+def test_a_quiet_run_prints_where_its_report_is_and_nothing_else(tmp_path):
+    done = launch(
+        "--quiet", "--training.steps=3", "--training.seq_len=32", "--freezing.method=none",
+        "--parallelism.pipeline_parallel_degree=2", "--metrics.log_freq=1",
+        "--metrics.no_enable_tensorboard", "--pictures.no_enable",
+        f"--job.dump_folder={tmp_path}",
+        n_processes=2,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    (folder,) = (tmp_path / "tb").iterdir()
+    assert done.stdout.strip() == f"report: {folder / 'report.md'}"
+    assert "INFO" not in done.stderr
+    assert len((folder / "steps.csv").read_text().splitlines()) == 4
+    assert "no freezing" in (folder / "report.md").read_text()
+
+
+def test_a_run_leaves_its_steps_counts_responses_and_page(default_run):
+    _, folder = default_run
+    steps = read_steps(folder)
+    assert [row.step for row in steps] == list(range(1, 15))
+    assert [row.freeze_ratio for row in steps[:5]] == [0.0] * 5
+    assert [row.freeze_ratio for row in steps[5:8]] == [1.0] * 3
+    assert all(0.0 < row.freeze_ratio < 1.0 for row in steps[10:])
+    assert [row.p_eff for row in steps[:8] if row.p_eff is not None] == [1.0, 1.0, 1.0, 0.0, 0.0]
+    assert all(0.15 < row.p_eff < 1.0 for row in steps[9:] if row.p_eff is not None)
+    counts = read_counts(folder)
+    assert {count.rank for count in counts} == {0, 1, 2, 3}
+    assert {count.backwards for count in counts} == {6 * 8}
+    assert sum(count.elements for count in counts) == 8_919_296
+    kept = read_responses(folder)
+    assert {row.stage for row in kept} == {0, 1, 2, 3}
+    assert {0.0, 1.0} <= {row.share for row in kept}
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["kappa_over_p_eff"] == pytest.approx(summary["kappa"] / summary["p_eff"])
+    page = (folder / "report.md").read_text()
+    for part in ("## Outcome", "## Freezing", "## Hardware", "## Settings", "steps.csv"):
+        assert part in page
 
 
 def test_upstream_toml_runs_unchanged(tmp_path):

@@ -109,6 +109,56 @@ def test_the_average_freeze_ratio_is_the_mean_of_every_mask_so_far() -> None:
         assert figures.average_freeze_ratio == pytest.approx(statistics.mean(every))
 
 
+def counted(ranks: Ranks, first_pass: int) -> dict[str, int]:
+    """How often masks froze each tensor from a pass on, by what stages were given."""
+    return {
+        name: sum(
+            mask[i]
+            for given in list(ranks.masks(rank, rank))[first_pass:]
+            for mask in given.values()
+        )
+        for rank in (0, 1)
+        for i, name in enumerate(ranks.stages[rank][rank].parameter_names)
+    }
+
+
+def test_counts_of_frozen_tensors_are_those_of_the_masks_since_the_ramp() -> None:
+    ranks = Ranks(ORDER, first_stage="keep_chain")
+    ranks.run(1, 9)
+    state = ranks.saved()
+    later = Ranks(ORDER, first_stage="keep_chain")
+    later.load(state)
+    for each in (ranks, later):
+        each.run(10, 13)
+    wanted = counted(ranks, first_pass=3 * LAST_MONITOR_STEP)
+    assert len(set(wanted.values())) > 2
+    for each in (ranks, later):
+        first, again = each.on_all(lambda rank, each=each: each.controllers[rank].frozen_counts())
+        assert first == again
+        assert {count.parameter: count.times_frozen for count in first} == wanted
+        assert {count.backwards for count in first} == {7 * 3 * 4}
+        assert [(c.rank, c.stage) for c in first] == [(0, 0)] * 12 + [(1, 1)] * 12
+
+
+def test_every_step_since_the_last_collection_has_its_freeze_ratio() -> None:
+    ranks = Ranks(ORDER, first_stage="keep_chain")
+    ranks.run(1, 9)
+    ranks.collect()
+    ranks.run(10, 12)
+    figures, again = ranks.collect()
+    assert figures.step_ratios == again.step_ratios
+    for step in (10, 11, 12):
+        passes = slice(3 * (step - 1), 3 * step)
+        shares = [
+            np.mean(masks.get(m, [False]))
+            for rank in (0, 1)
+            for masks in list(ranks.masks(rank, rank))[passes]
+            for m in range(4)
+        ]
+        assert figures.step_ratios[step] == pytest.approx(statistics.mean(shares))
+    assert sorted(figures.step_ratios) == [10, 11, 12]
+
+
 def test_replicas_and_reruns_draw_the_same_masks_and_seeds_differ() -> None:
     def given(**settings: Any) -> list[list[dict[int, list[bool]]]]:
         ranks = Ranks(ORDER, n_replicas=2, first_stage="keep_chain", **settings)
