@@ -18,36 +18,40 @@ or in the folder of --output.
 from __future__ import annotations
 
 import argparse
-import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from comparison_command import (
+    find_any,
+    keep,
+    parse,
+    refuse_trainer_arguments,
+    run_process,
+    status_of,
+)
+from comparison_figures import Terms
+from comparison_groups import compare
 from comparison_jobs import Settings, mistakes, plan_jobs
 from comparison_launch import Starter, conflicts, run_jobs, start
-from comparison_runs import find_runs
-from comparison_table import compare, render_csv, render_table
+from comparison_table import render_csv, render_table, tabulate
 
 from timelyfreeze.runs.losses import WINDOW
 
 
 def main(arguments: Sequence[str], *, starter: Starter = start) -> int:
     """Run or table, and return the exit status."""
-    arguments = list(arguments)
-    split = arguments.index("--") if "--" in arguments else len(arguments)
-    options = _parser().parse_args(arguments[:split])
-    try:
+    options, trainer_arguments = parse(_parser(), arguments)
+
+    def work() -> int:
         if options.window < 1:
             raise ValueError(f"--window is {options.window}; it must be 1 or more")
         if options.what == "run":
-            return _run(options, tuple(arguments[split + 1 :]), starter)
-        if arguments[split:]:
-            raise ValueError(f"{' '.join(arguments[split:])}: table starts no trainer")
+            return _run(options, trainer_arguments, starter)
+        refuse_trainer_arguments(trainer_arguments)
         _table(options.folders, options.output, options.window)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+        return 0
+
+    return status_of(work)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -95,23 +99,14 @@ def _table(folders: Sequence[Path], output: Path | None, window: int) -> None:
     Raises:
         ValueError: If there are no runs.
     """
-    found = find_runs(folders)
-    if not found.runs and not found.unreadable:
-        names = ", ".join(str(folder) for folder in folders)
-        raise ValueError(f"no summary.json below {names}; a run writes it when it ends")
-    compared = compare(found.runs, window)
-    text = render_table(compared, found.unreadable, window)
+    found = find_any(folders)
+    terms = Terms(window)
+    compared = compare(found.runs, terms)
+    text = render_table(tabulate(compared, found.unreadable, terms), terms)
     print(f"\n{text}", end="")
     if output is not None:
-        output.mkdir(parents=True, exist_ok=True)
-        (output / "comparison.md").write_text(text)
-        (output / "comparison.csv").write_text(render_csv(compared))
+        keep(output, [("comparison.md", text), ("comparison.csv", render_csv(compared))])
 
 
 if __name__ == "__main__":
-    # Asked to end, it ends the run that is on its way as well.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except KeyboardInterrupt:
-        sys.exit("\ninterrupted; the same command goes on from here")
+    run_process(main)

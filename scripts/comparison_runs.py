@@ -1,9 +1,9 @@
 """The runs of a comparison, read from the files that they left.
 
-A run leaves ``summary.json`` and ``losses.csv`` in its folder when it ends, and ``evaluate.sh`` its
-scores in ``scores.json``. One that was started by
-``compare_methods.py run`` has a record as well, in the folder that the run was started in; it tells
-of runs that never came to writing a summary.
+A run leaves ``summary.json`` and ``losses.csv`` in its folder when it ends, ``settings.json`` and
+``steps.csv`` while it goes on, and ``evaluate.sh`` its scores in ``scores.json``. One that was
+started by ``compare_methods.py run`` has a record as well, in the folder that the run was started
+in; it tells of runs that never came to writing a summary.
 
 The keys are those of ``torchtitan.freezing.summary``, which would bring torch along if imported.
 """
@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from comparison_settings import SETTINGS, Settings, flatten
 from evaluation_scores import Scores, read_scores
 
 SUMMARY = "summary.json"
 LOSSES = "losses.csv"
+STEPS = "steps.csv"
 RECORD = "comparison_run.json"
 # Holds what runs left that did not end; nothing in it counts.
 SET_ASIDE = "set_aside"
@@ -59,6 +61,9 @@ class Run:
         summary: What the run says of itself; a figure that it does not know is None or missing.
         losses: (seconds of training so far, training loss) of each step that was logged.
         scores: Of the model that came out, None if it was not evaluated.
+        validation_losses: (seconds of training so far, loss) of each validation.
+        freeze_ratios: (step, freeze ratio) of each step for which it is known.
+        settings: The run's configuration, flat; empty if the run left none.
     """
 
     folder: Path
@@ -66,6 +71,9 @@ class Run:
     summary: Mapping[str, Any]
     losses: tuple[tuple[float, float], ...] = ()
     scores: Scores | None = None
+    validation_losses: tuple[tuple[float, float], ...] = ()
+    freeze_ratios: tuple[tuple[float, float], ...] = ()
+    settings: Settings = field(default_factory=dict)
 
     @property
     def method(self) -> str:
@@ -150,26 +158,37 @@ def read_run(folder: Path) -> Run:
         datetime.fromisoformat(summary["started_at"])
     steps, done = summary.get("steps"), summary.get("steps_done")
     status = FINISHED if done is not None and done == steps else UNFINISHED
-    path = folder / LOSSES
-    losses = tuple(read_losses(path)) if path.exists() else ()
-    return Run(folder, status, summary, losses, read_scores(folder))
+    return Run(
+        folder,
+        status,
+        summary,
+        read_pairs(folder / LOSSES, "seconds", "train_loss"),
+        read_scores(folder),
+        read_pairs(folder / LOSSES, "seconds", "validation_loss"),
+        read_pairs(folder / STEPS, "step", "freeze_ratio"),
+        flatten(read_object(folder / SETTINGS)) if (folder / SETTINGS).exists() else {},
+    )
 
 
-def read_losses(path: Path) -> Iterator[tuple[float, float]]:
-    """Yield (seconds, training loss) of the rows that have a training loss.
+def read_pairs(path: Path, x: str, y: str) -> tuple[tuple[float, float], ...]:
+    """Return columns ``x`` and ``y`` of the rows that have ``y``; nothing if there is no file.
 
     Raises:
         ValueError: If a column is missing or a cell is no number.
     """
+    if not path.exists():
+        return ()
+    pairs = []
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
             try:
-                if row["train_loss"]:
-                    yield float(row["seconds"]), float(row["train_loss"])
+                if row[y]:
+                    pairs.append((float(row[x]), float(row[y])))
             except (KeyError, TypeError, ValueError):
                 raise ValueError(
-                    f"{path.name}: {row} does not give seconds and train_loss as numbers"
+                    f"{path.name}: {row} does not give {x} and {y} as numbers"
                 ) from None
+    return tuple(pairs)
 
 
 def read_object(path: Path) -> dict[str, Any]:

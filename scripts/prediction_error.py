@@ -20,13 +20,19 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from comparison_command import (
+    find_any,
+    keep,
+    parse,
+    refuse_trainer_arguments,
+    run_process,
+    status_of,
+)
 from comparison_launch import Starter, conflicts, run_jobs, start
-from comparison_runs import FoundRuns, Run, find_runs
+from comparison_runs import FoundRuns, Run
 from prediction_jobs import Settings, mistakes, parse_pipeline, plan_jobs
 from prediction_table import collect, render_csv, render_table
 
@@ -35,20 +41,17 @@ SCHEDULES = ["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"]
 
 def main(arguments: Sequence[str], *, starter: Starter = start) -> int:
     """Run or table, and return the exit status."""
-    arguments = list(arguments)
-    split = arguments.index("--") if "--" in arguments else len(arguments)
-    options = _parser().parse_args(arguments[:split])
+    options, trainer_arguments = parse(_parser(), arguments)
     command = shlex.join(["python", "scripts/prediction_error.py", *arguments])
-    try:
+
+    def work() -> int:
         if options.what == "run":
-            return _run(options, tuple(arguments[split + 1 :]), command, starter)
-        if arguments[split:]:
-            raise ValueError(f"{' '.join(arguments[split:])}: table starts no trainer")
+            return _run(options, trainer_arguments, command, starter)
+        refuse_trainer_arguments(trainer_arguments)
         _table(options.folders, options.output, command)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+        return 0
+
+    return status_of(work)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -103,17 +106,12 @@ def _table(folders: Sequence[Path], output: Path | None, command: str) -> None:
     Raises:
         ValueError: If there are no runs.
     """
-    found = find_runs(folders)
+    found = find_any(folders)
     figures, problems = collect(found)
-    if not figures and not problems:
-        names = ", ".join(str(folder) for folder in folders)
-        raise ValueError(f"no summary.json below {names}; a run writes it when it ends")
     text = render_table(figures, problems, _head(found, command))
     print(f"\n{text}", end="")
     if output is not None:
-        output.mkdir(parents=True, exist_ok=True)
-        (output / "prediction.md").write_text(text)
-        (output / "prediction.csv").write_text(render_csv(figures))
+        keep(output, [("prediction.md", text), ("prediction.csv", render_csv(figures))])
 
 
 def _head(found: FoundRuns, command: str) -> str:
@@ -133,9 +131,4 @@ def _place(run: Run) -> str:
 
 
 if __name__ == "__main__":
-    # Asked to end, it ends the run that is on its way as well.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except KeyboardInterrupt:
-        sys.exit("\ninterrupted; the same command goes on from here")
+    run_process(main)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from comparison_groups import schedule_rank
 from comparison_runs import FINISHED, FoundRuns, Run, read_object
-from comparison_table import SCHEDULES
 
 SETTINGS = "settings.json"
 MISSING = "-"
@@ -140,9 +140,8 @@ def collect(found: FoundRuns) -> tuple[list[Figures], list[str]]:
 
 
 def _position(one: Figures) -> tuple[Any, ...]:
-    known = one.schedule in SCHEDULES
-    place = SCHEDULES.index(one.schedule) if known else len(SCHEDULES)
-    return one.pipeline, place, one.schedule, one.max_freeze_ratio, str(one.folder)
+    place = schedule_rank(one.schedule)
+    return one.pipeline, place, one.max_freeze_ratio, str(one.folder)
 
 
 def render_table(figures: Sequence[Figures], problems: Iterable[str], head: str) -> str:

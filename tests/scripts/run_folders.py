@@ -22,11 +22,18 @@ WHAT = {
 
 
 def write_run(
-    folder: Path, method: str, *, losses: Sequence[tuple[float, float]] = (), **summary: Any
+    folder: Path,
+    method: str,
+    *,
+    losses: Sequence[tuple[float, float]] = (),
+    settings: dict[str, Any] | None = None,
+    **summary: Any,
 ) -> Path:
     """Write a finished run; ``losses`` are (seconds, training loss) of the logged steps."""
     folder.mkdir(parents=True)
     (folder / "summary.json").write_text(json.dumps({**WHAT, "method": method, **summary}))
+    if settings is not None:
+        (folder / "settings.json").write_text(json.dumps(settings))
     rows = ["step,seconds,train_loss,validation_loss"]
     for step, (seconds, loss) in enumerate(losses, 1):
         rows += [f"{step},{seconds},{loss},", f"{step},{seconds},,0.5"]

@@ -5,11 +5,14 @@ import io
 import math
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import comparison_runs
 import pytest
-from comparison_runs import find_runs
-from comparison_table import compare, render_csv, render_table
+from comparison_figures import Terms
+from comparison_groups import compare
+from comparison_runs import find_runs, read_run
+from comparison_table import render_csv, render_table, tabulate
 
 from tests.scripts.run_folders import (
     table_notes,
@@ -25,14 +28,20 @@ TO_LOSS = "seconds to none's loss"
 SPEED = "tokens/s per device"
 
 
-def table(*folders: Path, window: int = 2) -> tuple[list[dict[str, str]], list[str]]:
+def rendered(*folders: Path, window: int = 2, reference: Path | None = None) -> str:
     found = find_runs(folders)
-    text = render_table(compare(found.runs, window), found.unreadable, window)
+    terms = Terms(window, None if reference is None else read_run(reference))
+    return render_table(tabulate(compare(found.runs, terms), found.unreadable, terms), terms)
+
+
+def table(*folders: Path, **terms: Any) -> tuple[list[dict[str, str]], list[str]]:
+    text = rendered(*folders, **terms)
     return table_rows(text), table_notes(text)
 
 
 def csv_rows(folder: Path, window: int = 2) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(render_csv(compare(find_runs([folder]).runs, window)))))
+    compared = compare(find_runs([folder]).runs, Terms(window))
+    return list(csv.DictReader(io.StringIO(render_csv(compared))))
 
 
 def test_gains_are_paired_by_seed_and_shown_with_their_spread(tmp_path: Path) -> None:
@@ -56,7 +65,8 @@ def test_a_gain_needs_the_same_schedule(tmp_path: Path) -> None:
     assert [row["schedule"] for row in rows] == ["GPipe", "1F1B"]
     assert rows[1][GAIN] == rows[1][TO_LOSS] == "no none run"
     assert notes == [
-        "no none run of the same schedule, seed, device, n_devices, model: 1F1B apf seed 42"
+        "no none run of the same schedule, seed, device, n_devices, model, emulated_ranks and "
+        "work in a step: 1F1B apf seed 42"
     ]
     assert csv_rows(tmp_path)[1]["gain_percent"] == ""
 
@@ -117,9 +127,7 @@ def test_the_time_to_loss_is_that_of_the_running_mean(tmp_path: Path) -> None:
 
 def test_the_window_is_told(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "none")
-    assert "running mean over\n7 logged training losses" in render_table(
-        compare(find_runs([tmp_path]).runs, 7), [], 7
-    )
+    assert "running mean over 7 logged training losses" in rendered(tmp_path, window=7)
 
 
 def test_seeds_that_never_get_there_are_counted(tmp_path: Path) -> None:
@@ -153,6 +161,73 @@ def test_other_devices_are_neither_averaged_nor_compared(tmp_path: Path) -> None
     )
     # Of seed 22 there is no none run at all, of seed 42 none on that device.
     assert notes[1].endswith(": 1F1B apf seed 22, 1F1B apf seed 42")
+
+
+def test_other_settings_are_neither_averaged_nor_taken_for_repeats(tmp_path: Path) -> None:
+    none = {"training": {"local_batch_size": 8}, "freezing": {"max_freeze_ratio": 0.1}}
+    write_run(tmp_path / "a", "none", tokens_per_second=100.0, settings=none)
+    for i, (cap, seed, speed) in enumerate([(0.5, 42, 120.0), (0.8, 42, 130.0), (0.8, 22, 150.0)]):
+        freezing = {"max_freeze_ratio": cap, "seed": seed, "apf": {"threshold": i}}
+        settings = {"training": {"local_batch_size": 8}, "freezing": freezing}
+        write_run(
+            tmp_path / f"b{i}", "timelyfreeze", seed=seed, tokens_per_second=speed,
+            settings=settings,
+        )  # fmt: skip
+    rows, _ = table(tmp_path)
+    # Options of another method, and seeds, set no runs apart.
+    assert [(row["settings"], row["runs"], row[SPEED]) for row in rows] == [
+        ("-", "1", "100"),
+        ("max_freeze_ratio 0.5", "1", "120"),
+        ("max_freeze_ratio 0.8", "2", "140 (130..150)"),
+    ]
+    assert [row["settings"] for row in csv_rows(tmp_path)][1:] == [
+        "max_freeze_ratio 0.5", "max_freeze_ratio 0.8", "max_freeze_ratio 0.8",
+    ]  # fmt: skip
+
+
+def test_a_gain_needs_as_much_work_in_a_step(tmp_path: Path) -> None:
+    def settings(**training: int) -> dict[str, Any]:
+        return {"training": {"seq_len": 64, "steps": 60, **training}, "optimizer": {"lr": 0.1}}
+
+    write_run(tmp_path / "a", "none", tokens_per_second=100.0, settings=settings())
+    write_run(tmp_path / "b", "apf", tokens_per_second=120.0, settings=settings(steps=90))
+    write_run(tmp_path / "c", "fixed", tokens_per_second=900.0, settings=settings(seq_len=32))
+    rows, notes = table(tmp_path)
+    assert [row[GAIN] for row in rows] == ["+0.0", "+20.0", "no none run"]
+    assert notes[0].endswith("and work in a step: 1F1B fixed seed 42")
+
+
+def test_emulated_pipelines_are_as_fast_as_their_virtual_clock_says(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "none", tokens_per_second=100.0)
+    for name, method, speed in [("b", "none", 200.0), ("c", "apf", 300.0)]:
+        write_run(
+            tmp_path / name, method, emulated_ranks=4, n_devices=1, tokens_per_second=10.0,
+            virtual_tokens_per_second=speed,
+        )  # fmt: skip
+    rows, _ = table(tmp_path)
+    emulated = "4 emulated ranks on 1 x some CPU, 2 cores, llama3 8M"
+    assert [(row["on"], row[SPEED], row[GAIN]) for row in rows] == [
+        ("2 x some CPU, 2 cores, llama3 8M", "100", "+0.0"),
+        (emulated, "200", "+0.0"),
+        (emulated, "300", "+50.0"),
+    ]
+
+
+def test_time_to_the_loss_of_a_reference(tmp_path: Path) -> None:
+    # Running means end at 2.5.
+    losses = [(10, 4.0), (20, 3.0), (30, 2.0)]
+    reference = write_run(tmp_path / "there/a", "none", device="some GPU", losses=losses)
+    write_run(tmp_path / "here/b", "apf", losses=[(5, 3.0), (10, 2.5), (15, 2.4)])
+    write_run(tmp_path / "here/c", "fixed", losses=[(5, 3.0), (10, 2.5)])
+    write_run(tmp_path / "here/d", "lisa", losses=[(5, 1.0), (10, 1.0)], model="llama3 1B")
+    rows, notes = table(tmp_path / "here", reference=reference)
+    assert [row["seconds to the reference's loss"] for row in rows] == ["15.0", "never", "-"]
+    assert notes[1:4] == [
+        f"the reference: 1F1B none seed 42, on 2 x some GPU, llama3 8M, in {reference}",
+        "of another model than the reference, not held against it: 1F1B lisa seed 42",
+        "not on the reference's devices, its loss in their own seconds: "
+        "1F1B apf seed 42, 1F1B fixed seed 42",
+    ]
 
 
 def test_smaller_differences_are_compared_and_told(tmp_path: Path) -> None:
@@ -247,6 +322,8 @@ def test_rows_are_in_the_order_of_the_paper(tmp_path: Path) -> None:
         ),
         ("summary.json", '{"method": "apf", "steps": true}', "steps is True; it must be a number"),
         ("summary.json", '{"method": "apf", "started_at": "noon"}', "noon"),
+        ("settings.json", "[]", "settings.json is list; it must be an object"),
+        ("steps.csv", "step,freeze_ratio\n1,half\n", "does not give step and freeze_ratio"),
         ("losses.csv", "step,train_loss\n1,2.0\n", "does not give seconds and train_loss"),
         ("losses.csv", "step,seconds,train_loss\n1,2.0,low\n", "does not give seconds"),
     ],
