@@ -16,7 +16,7 @@ from typing import Any
 
 from comparison_runs import FINISHED, Run
 from comparison_settings import work_differs
-from evaluation_benchmarks import BENCHMARKS
+from evaluation_benchmarks import AVERAGED, BENCHMARKS
 
 from timelyfreeze.runs.losses import WINDOW, last_running_mean, seconds_to_reach
 
@@ -176,6 +176,24 @@ def _average(run: Run, _baseline: Run | None, _terms: Terms) -> Figure:
     return None if average is None else 100 * average
 
 
+def _average_error(run: Run, _baseline: Run | None, _terms: Terms) -> Figure:
+    """Return the standard error of the average accuracy over the questions, in points.
+
+    Where lm-eval gives none for a benchmark, as for a group of tasks of which few questions were
+    asked, it is that of independent questions.
+    """
+    if run.scores is None or run.scores.average is None:
+        return None
+    scores = [run.scores.benchmarks[key] for key in AVERAGED]
+    variances = [
+        score.accuracy * (1 - score.accuracy) / score.n_questions
+        if score.stderr is None
+        else score.stderr**2
+        for score in scores
+    ]
+    return 100 * math.sqrt(sum(variances)) / len(scores)
+
+
 def _points_over_none(run: Run, baseline: Run | None, terms: Terms) -> Figure:
     """Return the difference in average accuracy, where both were asked the same."""
     if baseline is None or run.scores is None or baseline.scores is None:
@@ -219,6 +237,7 @@ COLUMNS = (
         for benchmark in BENCHMARKS
     ),
     Column("accuracy", "average accuracy, %", ".2f", _average, is_optional=True),
+    Column("accuracy_stderr", "its standard error", ".2f", _average_error, is_optional=True),
     Column(
         "accuracy_points", "points over none", "+.2f", _points_over_none, needs_baseline=True,
         is_optional=True,

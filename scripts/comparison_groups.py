@@ -20,6 +20,7 @@ SCHEDULES = (
     "GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble", "InterleavedZeroBubble", "DualPipeV",
 )  # fmt: skip
 NO_PLACE = "-"
+_FEW_SETTINGS = 3
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,16 @@ class Group:
         return f"{self.method}, {self.variant}" if self.variant else self.method
 
     @property
+    def short_name(self) -> str:
+        """Method and settings where there is little room: of many settings the first ones."""
+        settings = self.variant.split(", ")
+        if len(settings) <= _FEW_SETTINGS:
+            return self.name
+        return ", ".join(
+            [self.method, *settings[:_FEW_SETTINGS], f"{len(settings) - _FEW_SETTINGS} more"]
+        )
+
+    @property
     def finished(self) -> list[Compared]:
         """The runs that did all their steps."""
         return [one for one in self.members if one.run.status == FINISHED]
@@ -91,7 +102,7 @@ def spread(values: Iterable[Figure]) -> Spread | None:
 
 def compare(runs: Sequence[Run], terms: Terms) -> list[Compared]:
     """Return every run with its figures, in the order of the table; only finished runs have any."""
-    told = variants([run.method for run in runs], [run.settings for run in runs])
+    told = _variants(runs)
     compared = [
         Compared(
             run,
@@ -137,6 +148,19 @@ def schedule_rank(schedule: str) -> tuple[int, str]:
     """Return what sorts schedules: the paper's order, then by name."""
     known = schedule in SCHEDULES
     return SCHEDULES.index(schedule) if known else len(SCHEDULES), schedule
+
+
+def _variants(runs: Sequence[Run]) -> list[str]:
+    """Return of each run the settings that set it apart from its method's others in its place."""
+    alike: dict[tuple[Any, ...], list[int]] = {}
+    for i, run in enumerate(runs):
+        alike.setdefault((run.method, place(run)), []).append(i)
+    told = [""] * len(runs)
+    for (method, *_), members in alike.items():
+        texts = variants(method, [runs[i].settings for i in members])
+        for i, text in zip(members, texts, strict=True):
+            told[i] = text
+    return told
 
 
 def _position(one: Compared) -> tuple[Any, ...]:

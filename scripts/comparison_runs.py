@@ -154,6 +154,9 @@ def read_run(folder: Path) -> Run:
             value = summary.get(key)
             if value is not None and (isinstance(value, bool) or not isinstance(value, kind)):
                 raise ValueError(f"{SUMMARY}: {key} is {value!r}; it must be {what} or null")
+    for key in BY_STAGE:
+        if not _is_by_stage(summary.get(key)):
+            raise ValueError(f"{SUMMARY}: {key} is not a number for each stage, nor null")
     if summary.get("started_at"):
         datetime.fromisoformat(summary["started_at"])
     steps, done = summary.get("steps"), summary.get("steps_done")
@@ -167,6 +170,14 @@ def read_run(folder: Path) -> Run:
         read_pairs(folder / LOSSES, "seconds", "validation_loss"),
         read_pairs(folder / STEPS, "step", "freeze_ratio"),
         flatten(read_object(folder / SETTINGS)) if (folder / SETTINGS).exists() else {},
+    )
+
+
+def _is_by_stage(value: Any) -> bool:
+    return value is None or (
+        isinstance(value, dict)
+        and all(stage.isdecimal() for stage in value)
+        and all(isinstance(ratio, int | float) for ratio in value.values())
     )
 
 

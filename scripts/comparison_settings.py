@@ -52,28 +52,29 @@ def work_differs(one: Settings, other: Settings) -> bool:
     )
 
 
-def variants(methods: Sequence[str], settings: Sequence[Settings]) -> list[str]:
-    """Return of each run the settings in which it differs from others of its method.
+def variants(method: str, settings: Sequence[Settings]) -> list[str]:
+    """Return of each run the settings in which it differs from other runs of its method.
 
     Seeds, schedules and the options of other methods count for nothing, and for ``none`` no option
     of the freezing.
 
     Args:
-        methods: Of each run.
+        method: Of all the runs.
         settings: Of each run, flat; empty if they are not known.
 
     Returns:
         Text such as ``max_freeze_ratio 0.5``, empty where runs do not differ.
     """
-    values: dict[tuple[str, str], set[str]] = {}
-    for method, own in zip(methods, settings, strict=True):
+    values: dict[str, set[str]] = {}
+    for own in settings:
         for key in _counting(method, own):
-            values.setdefault((method, key), set()).add(repr(own[key]))
-    told = []
-    for method, own in zip(methods, settings, strict=True):
-        differing = [key for key in _counting(method, own) if len(values[method, key]) > 1]
-        told.append(", ".join(f"{_name(key)} {own[key]}" for key in differing))
-    return told
+            values.setdefault(key, set()).add(repr(own[key]))
+    return [
+        ", ".join(
+            f"{_name(key)} {own[key]}" for key in _counting(method, own) if len(values[key]) > 1
+        )
+        for own in settings
+    ]
 
 
 def _counting(method: str, settings: Settings) -> Iterator[str]:

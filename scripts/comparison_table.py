@@ -17,6 +17,7 @@ from comparison_runs import BY_STAGE, FAILED, FINISHED, NUMBERS, TEXTS, UNFINISH
 # A difference in one of these is told below the table.
 SAME = ("device", "n_devices", "torch_version", "config_file", "model", "dataset", "steps")
 MISSING = "-"
+_MANY_NAMES = 6
 NO_BASELINE = "no none run"
 
 HEAD = """\
@@ -26,7 +27,7 @@ Mean over seeds (min..max). *gain over none* compares with the run of method non
 schedule and seed; tokens/s are those of the stable phase, for none of the whole run, and by the
 virtual clock where the pipeline is emulated. *seconds* is the time spent in training steps.
 *seconds to none's loss* is the time until the running mean over {window} logged training losses is
-as low as none's is at its end.
+as low as none's is at its end; *to the reference's loss*, as that of the run named below is.
 *points over none* is the difference in average accuracy to the run that the gain compares with.
 `-`: not known.
 """
@@ -128,7 +129,7 @@ def _notes(compared: Sequence[Compared], unreadable: Sequence[str], terms: Terms
     ]
     if without:
         same = f"schedule, seed, {', '.join(PLACE)} and work in a step"
-        yield f"{NO_BASELINE} of the same {same}: {', '.join(without)}"
+        yield f"{NO_BASELINE} of the same {same}: {_names(without)}"
     for one in compared:
         if one.run.status != FINISHED:
             yield f"{one.run.status}: {one.run.label}, in {one.run.folder}"
@@ -149,7 +150,7 @@ def _difference(key: str, runs: Sequence[Run]) -> Iterator[str]:
         labels.setdefault("unknown" if value is None else str(value), []).append(run.label)
     if len(labels) > 1:
         common = max(labels, key=lambda value: len(labels[value]))
-        others = [f"{value} in {', '.join(labels[value])}" for value in labels if value != common]
+        others = [f"{value} in {_names(labels[value])}" for value in labels if value != common]
         yield f"{key} differs: {'; '.join(others)}; {common} in all others"
 
 
@@ -160,10 +161,10 @@ def _difference_in_questions(runs: Sequence[Run]) -> Iterator[str]:
         if run.scores is not None:
             labels.setdefault(run.scores.asked, []).append(run.label)
     if len(labels) > 1:
-        told = "; ".join(f"{', '.join(names)}: {asked}" for asked, names in labels.items())
+        told = "; ".join(f"{_names(names)}: {asked}" for asked, names in labels.items())
         yield f"questions differ, so accuracies cannot be compared: {told}"
     if labels and (without := [run.label for run in runs if run.scores is None]):
-        yield f"not evaluated: {', '.join(without)}"
+        yield f"not evaluated: {_names(without)}"
 
 
 def _other_than_reference(reference: Run, runs: Sequence[Run]) -> Iterator[str]:
@@ -172,11 +173,19 @@ def _other_than_reference(reference: Run, runs: Sequence[Run]) -> Iterator[str]:
     model = reference.summary.get("model")
     others = [run.label for run in runs if run.summary.get("model") != model]
     if others:
-        yield f"of another model than the reference, not held against it: {', '.join(others)}"
+        yield f"of another model than the reference, not held against it: {_names(others)}"
     away = [run.label for run in runs if run.label not in others and place(run) != place(reference)]
     if away:
-        yield f"not on the reference's devices, its loss in their own seconds: {', '.join(away)}"
+        yield f"not on the reference's devices, its loss in their own seconds: {_names(away)}"
+
+
+def _names(labels: Sequence[str]) -> str:
+    """Return ``labels`` as a list, the first ones if there are many."""
+    more = len(labels) - _MANY_NAMES
+    if more <= 1:
+        return ", ".join(labels)
+    return f"{', '.join(labels[:_MANY_NAMES])} and {more} more"
 
 
 def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
+    return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
