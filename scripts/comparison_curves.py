@@ -6,9 +6,10 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from comparison_figures import running_means
 from comparison_groups import Group
 from comparison_runs import Run
+
+from timelyfreeze.runs.losses import running_means
 
 Points = Sequence[tuple[float, float]]
 

@@ -9,6 +9,7 @@ An emulated pipeline is as fast as its virtual clock says.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime

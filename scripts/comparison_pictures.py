@@ -21,10 +21,12 @@ from comparison_curves import (
     validation_losses,
 )
 from comparison_drawing import draw_curves, draw_points, draw_stages
-from comparison_figures import Terms, last_loss
+from comparison_figures import Terms
 from comparison_groups import NO_PLACE, Group
 from comparison_tradeoffs import Point, points
 from matplotlib.figure import Figure
+
+from timelyfreeze.runs.losses import last_running_mean
 
 T = TypeVar("T")
 KINDS = (
@@ -151,7 +153,7 @@ def _losses(groups: Sequence[Group], place: str, number: int, terms: Terms) -> P
     marks = [c for group in groups for c in curves(group, validation_losses)]
     reference, target = terms.reference, None
     if reference is not None and _model_of(groups) == reference.summary.get("model"):
-        loss = last_loss(reference, terms.window)
+        loss = last_running_mean(reference.losses, terms.window)
         target = None if loss is None else (loss, f"where {reference.label} ends")
     title = "Loss against seconds of training"
     told = [

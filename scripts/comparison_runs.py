@@ -21,9 +21,11 @@ from typing import Any
 from comparison_settings import SETTINGS, Settings, flatten
 from evaluation_scores import Scores, read_scores
 
+from timelyfreeze.runs.losses import FILE as LOSSES
+from timelyfreeze.runs.losses import read_losses
+from timelyfreeze.runs.steps import FILE as STEPS
+
 SUMMARY = "summary.json"
-LOSSES = "losses.csv"
-STEPS = "steps.csv"
 RECORD = "comparison_run.json"
 # Holds what runs left that did not end; nothing in it counts.
 SET_ASIDE = "set_aside"
@@ -161,15 +163,19 @@ def read_run(folder: Path) -> Run:
         datetime.fromisoformat(summary["started_at"])
     steps, done = summary.get("steps"), summary.get("steps_done")
     status = FINISHED if done is not None and done == steps else UNFINISHED
+    logged = read_losses(folder) if (folder / LOSSES).exists() else []
+    settings = read_object(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
     return Run(
         folder,
         status,
         summary,
-        read_pairs(folder / LOSSES, "seconds", "train_loss"),
+        tuple((row.seconds, row.train_loss) for row in logged if row.train_loss is not None),
         read_scores(folder),
-        read_pairs(folder / LOSSES, "seconds", "validation_loss"),
-        read_pairs(folder / STEPS, "step", "freeze_ratio"),
-        flatten(read_object(folder / SETTINGS)) if (folder / SETTINGS).exists() else {},
+        tuple(
+            (row.seconds, row.validation_loss) for row in logged if row.validation_loss is not None
+        ),
+        read_freeze_ratios(folder / STEPS),
+        flatten(settings),
     )
 
 
@@ -181,8 +187,10 @@ def _is_by_stage(value: Any) -> bool:
     )
 
 
-def read_pairs(path: Path, x: str, y: str) -> tuple[tuple[float, float], ...]:
-    """Return columns ``x`` and ``y`` of the rows that have ``y``; nothing if there is no file.
+def read_freeze_ratios(path: Path) -> tuple[tuple[float, float], ...]:
+    """Return (step, freeze ratio) of the steps whose ratio is known; none if there is no file.
+
+    Whatever other columns the file has: runs of other versions are compared too.
 
     Raises:
         ValueError: If a column is missing or a cell is no number.
@@ -193,11 +201,11 @@ def read_pairs(path: Path, x: str, y: str) -> tuple[tuple[float, float], ...]:
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
             try:
-                if row[y]:
-                    pairs.append((float(row[x]), float(row[y])))
+                if row["freeze_ratio"]:
+                    pairs.append((float(row["step"]), float(row["freeze_ratio"])))
             except (KeyError, TypeError, ValueError):
                 raise ValueError(
-                    f"{path.name}: {row} does not give {x} and {y} as numbers"
+                    f"{path.name}: {row} does not give step and freeze_ratio as numbers"
                 ) from None
     return tuple(pairs)
 

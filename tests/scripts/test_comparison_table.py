@@ -324,8 +324,12 @@ def test_rows_are_in_the_order_of_the_paper(tmp_path: Path) -> None:
         ("summary.json", '{"method": "apf", "started_at": "noon"}', "noon"),
         ("settings.json", "[]", "settings.json is list; it must be an object"),
         ("steps.csv", "step,freeze_ratio\n1,half\n", "does not give step and freeze_ratio"),
-        ("losses.csv", "step,train_loss\n1,2.0\n", "does not give seconds and train_loss"),
-        ("losses.csv", "step,seconds,train_loss\n1,2.0,low\n", "does not give seconds"),
+        ("losses.csv", "step,train_loss\n1,2.0\n", "losses.csv cannot be read as"),
+        (
+            "losses.csv",
+            "step,seconds,train_loss\n1,2.0,low\n",
+            "losses.csv cannot be read as",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_named_and_the_rest_is_shown(
