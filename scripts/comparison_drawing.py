@@ -170,7 +170,8 @@ def draw_curves(
                 one.axhline(target[0], color=style.INK, linewidth=0.8, linestyle=":")
                 one.annotate(target[1], (0.01, target[0]), xycoords=("axes fraction", "data"),
                              xytext=(0, 2), textcoords="offset points",
-                             fontsize=style.SMALL_POINTS, color=style.INK)  # fmt: skip
+                             fontsize=style.SMALL_POINTS, color=style.INK,
+                             bbox={"color": "white", "alpha": 0.8, "pad": 0.5})  # fmt: skip
             one.set(xlim=one.get_xlim(), ylim=y_limits)
             names = [
                 Label(c.xs[-1], c.ys[-1], c.group.short_name, color(c.group.method)) for c in drawn

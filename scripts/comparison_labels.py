@@ -23,6 +23,8 @@ _DIRECTIONS = tuple(2.0 * math.pi * i / 12 for i in range(12))
 # Beyond this distance a line leads from the label to its point.
 _LEADS_FROM = 13.0
 _LINE_SPACING = 1.3
+# What an overlap costs in any case, in pixels of distance.
+_OVERLAP = 200.0
 _WRAP_AT = 24
 
 
@@ -70,7 +72,9 @@ def label_points(axes: Axes, labels: Sequence[Label], bars: Sequence[Line]) -> N
         options = []
         for radius, angle in itertools.product(_RADII, _DIRECTIONS):
             box = _beside(x, y, radius * pixels, angle, size.width, size.height)
-            cost = sum(_overlap(box, other) for other in taken) + 2.0 * _outside(box, inside)
+            # Any overlap is worse than being farther away.
+            over = sum(_overlap(box, other) for other in taken) + _outside(box, inside)
+            cost = _OVERLAP * (over > 0.0) + 2.0 * over
             options.append((cost + radius * pixels, radius, box))
         _, radius, box = min(options, key=lambda option: option[0])
         taken.append(box)

@@ -122,23 +122,30 @@ def _figures(pictures: Sequence[Picture], images: Mapping[str, bytes]) -> Iterat
         same = list(alike)
         yield f'<h2 id="{_text(kind)}">{_text(same[0].title)}</h2>'
         for picture in same:
-            if len(same) > 1:
-                yield f"<h3>{_text(picture.place)}</h3>"
-            yield from _figure(picture, images.get(picture.name))
+            if picture.name in images:
+                if len(same) > 1:
+                    yield f"<h3>{_text(picture.place)}</h3>"
+                yield from _figure(picture, images[picture.name])
+        for picture in same:
+            if picture.name not in images:
+                on = f" ({picture.place})" if len(same) > 1 else ""
+                yield from (_not_shown(missing, on) for missing in picture.missing)
 
 
-def _figure(picture: Picture, image: bytes | None) -> Iterator[str]:
-    if image is not None:
-        data = base64.b64encode(image).decode("ascii")
-        yield "<figure>"
-        yield (
-            f'<div class="wide"><img alt="{_text(picture.alt)}" '
-            f'src="data:image/png;base64,{data}"></div>'
-        )
-        yield f"<figcaption>{_text(picture.caption)}</figcaption>"
-        yield "</figure>"
-    for missing in picture.missing:
-        yield f'<p class="missing">Not shown: {_text(missing)}.</p>'
+def _figure(picture: Picture, image: bytes) -> Iterator[str]:
+    data = base64.b64encode(image).decode("ascii")
+    yield "<figure>"
+    yield (
+        f'<div class="wide"><img alt="{_text(picture.alt)}" '
+        f'src="data:image/png;base64,{data}"></div>'
+    )
+    yield f"<figcaption>{_text(picture.caption)}</figcaption>"
+    yield "</figure>"
+    yield from (_not_shown(missing) for missing in picture.missing)
+
+
+def _not_shown(missing: str, on: str = "") -> str:
+    return f'<p class="missing">Not shown: {_text(missing + on)}.</p>'
 
 
 def _table(table: Table) -> Iterator[str]:

@@ -18,6 +18,7 @@ from comparison_tradeoffs import front, points
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from tests.scripts.run_folders import write_run, write_scores
 
@@ -76,6 +77,17 @@ def test_variants_leave_out_what_does_not_matter_to_a_method() -> None:
     assert variants("timelyfreeze+apf", [one, other])[0] == f"{cap}, {threshold}, {rate}"
     assert variants("none", [one, other, {}]) == [rate, "optimizer.lr 0.2", ""]
     assert variants("none", [one, one]) == ["", ""]
+
+
+def test_settings_of_another_place_set_no_runs_apart(tmp_path: Path) -> None:
+    for device in ("some CPU", "some GPU"):
+        settings = {"training": {"seq_len": len(device)}}
+        write_run(tmp_path / device, "apf", device=device, settings=settings)
+    write_run(tmp_path / "c", "apf", device="some GPU", settings={"training": {"seq_len": 1}})
+    told = [(one.place.split(",")[0], one.variant) for one in groups_of(tmp_path)]
+    assert told == [
+        ("2 x some CPU", ""), ("2 x some GPU", "seq_len 1"), ("2 x some GPU", "seq_len 8"),
+    ]  # fmt: skip
 
 
 # --- trade-offs -----------------------------------------------------------------------------------
@@ -229,10 +241,21 @@ def test_names_make_room_for_each_other(wanted: list[float], middles: list[float
 def test_names_of_points_cover_neither_points_nor_each_other() -> None:
     figure = Figure(figsize=(6, 4))
     axes = figure.add_axes((0.1, 0.1, 0.8, 0.8))
-    places = [(0.5, 0.5), (0.51, 0.5), (0.5, 0.52), (0.52, 0.52), (0.98, 0.5), (0.5, 0.99)]
+    places = [
+        (0.5, 0.5),
+        (0.5, 0.5),
+        (0.51, 0.5),
+        (0.5, 0.52),
+        (0.52, 0.52),
+        (0.98, 0.5),
+        (0.5, 0.99),
+    ]
     label_points(axes, [Label(x, y, f"method {i}", "k") for i, (x, y) in enumerate(places)], [])
     renderer = FigureCanvasAgg(figure).get_renderer()
-    boxes = [text.get_window_extent(renderer) for text in axes.texts]
+    for text in axes.texts:
+        text.update_positions(renderer)
+    # Of the text alone: a line may lead from it to its point.
+    boxes = [Text.get_window_extent(text, renderer) for text in axes.texts]
     assert len(boxes) == len(places)
     for i, box in enumerate(boxes):
         assert not any(box.overlaps(other) for other in boxes[i + 1 :])
