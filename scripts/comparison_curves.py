@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,13 +38,16 @@ def curves(group: Group, points: Callable[[Run], Points]) -> list[Curve]:
     """Return the curves of ``group``: one with its spread, or several that do not fit together.
 
     Repeats fit together if they have as many points; the first points of all make one point, and so
-    on, at the mean of their places: a step does not take equally long in all of them.
+    on, at the mean of their places: a step does not take equally long in all of them. What is no
+    number, as the losses of a run that diverged, is left out.
 
     Args:
         group: Runs that repeat each other.
         points: Gives what is drawn of a run, nothing where it is not known.
     """
-    known = [found for one in group.finished if (found := points(one.run))]
+    of_runs = [points(one.run) for one in group.finished]
+    numbers = [[(x, y) for x, y in found if math.isfinite(y)] for found in of_runs]
+    known = [found for found in numbers if found]
     if len({len(found) for found in known}) > 1:
         return [_mean(group, [found]) for found in known]
     return [_mean(group, known)] if known else []

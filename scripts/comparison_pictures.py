@@ -77,9 +77,9 @@ def pictures(groups: Sequence[Group], terms: Terms) -> Iterator[Picture]:
 def _accuracy(groups: Sequence[Group], place: str, number: int, terms: Terms) -> Picture:
     asked = {one.run.scores.asked for g in groups for one in g.finished if one.run.scores}
     found = points(groups, "accuracy", "accuracy_stderr") if len(asked) == 1 else []
-    missing = _without(groups, [p.group for p in found], "no average accuracy")
+    missing = _without(groups, [p.group for p in found], "an average accuracy")
     if len(asked) > 1:
-        missing = ("no picture: the runs were asked different questions",)
+        missing = ("the runs were asked different questions",)
     return _trade_off(
         found,
         kind="accuracy_throughput",
@@ -103,7 +103,7 @@ def _validation(groups: Sequence[Group], place: str, number: int, terms: Terms) 
         place=place,
         y_label="validation loss, low at the top",
         low_is_good=True,
-        missing=_without(groups, [p.group for p in found], "no validation loss"),
+        missing=_without(groups, [p.group for p in found], "a validation loss that is a number"),
     )
 
 
@@ -167,7 +167,8 @@ def _losses(groups: Sequence[Group], place: str, number: int, terms: Terms) -> P
         place=place,
         caption=f"Lines: running mean over {terms.window} logged training losses, mean over "
         "repeats, with a band from the smallest to the largest. Small points: validation losses. "
-        "What lies above the axes is of the first fifth of the training. "
+        "What lies above the axes is of the first fifth of the training; losses that are no "
+        "numbers are left out. "
         "Seconds are those spent in training steps; of an emulated pipeline, by the process that "
         "emulates it.",
         alt=f"{title}. {'; '.join(told)}.",
@@ -183,7 +184,7 @@ def _losses(groups: Sequence[Group], place: str, number: int, terms: Terms) -> P
         )
         if drawn
         else None,
-        missing=_without(groups, [c.group for c in drawn], f"no {terms.window} logged losses"),
+        missing=_without(groups, [c.group for c in drawn], f"{terms.window} logged losses"),
     )
 
 
@@ -211,9 +212,7 @@ def _ratios(groups: Sequence[Group], place: str, number: int, terms: Terms) -> P
         )
         if drawn
         else None,
-        missing=_without(
-            freezing, [c.group for c in drawn], "no freeze ratios by step (steps.csv)"
-        ),
+        missing=_without(freezing, [c.group for c in drawn], "freeze ratios by step (steps.csv)"),
     )
 
 
@@ -237,7 +236,7 @@ def _stages(groups: Sequence[Group], place: str, number: int, terms: Terms) -> P
         figure=draw_stages(_by_schedule(known, lambda pair: pair[0]), title=title, place=place)
         if known
         else None,
-        missing=_without(freezing, [group for group, _ in known], "no ratios by stage"),
+        missing=_without(freezing, [group for group, _ in known], "freeze ratios by stage"),
     )
 
 
@@ -249,12 +248,12 @@ def _by_schedule(found: Sequence[T], group_of: Callable[[T], Group]) -> dict[str
     return panels
 
 
-def _without(groups: Sequence[Group], drawn: Sequence[Group], why: str) -> tuple[str, ...]:
-    """Return a sentence that names the groups that are not drawn, and why."""
+def _without(groups: Sequence[Group], drawn: Sequence[Group], what: str) -> tuple[str, ...]:
+    """Return a sentence that names the groups that lack ``what`` is drawn."""
     if not drawn:
-        return (f"{why} of any run",)
+        return (f"no run has {what}",)
     names = [f"{g.schedule} {g.name}" for g in groups if g not in drawn and g.finished]
-    return (f"{why}: {', '.join(names)}",) if names else ()
+    return (f"without {what}: {', '.join(names)}",) if names else ()
 
 
 def _limits(drawn: Sequence[Curve], target: tuple[float, str] | None) -> tuple[float, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,7 +27,7 @@ class Point:
 
 
 def points(groups: Sequence[Group], key: str, error_key: str | None = None) -> list[Point]:
-    """Return the points of those ``groups`` that know throughput and the figure called ``key``.
+    """Return the points of those ``groups`` that have a throughput and the figure called ``key``.
 
     Args:
         groups: Repeats.
@@ -36,7 +37,8 @@ def points(groups: Sequence[Group], key: str, error_key: str | None = None) -> l
     found = []
     for group in groups:
         x, y = group.spread(SPEED), group.spread(key)
-        if x is None or y is None:
+        # Of a run that diverged it is no number.
+        if x is None or y is None or not math.isfinite(x.mean + y.mean):
             continue
         error = None if error_key is None else group.spread(error_key)
         if error is not None:

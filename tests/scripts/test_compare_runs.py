@@ -86,7 +86,7 @@ def test_everything_is_in_the_folder_and_the_page_needs_nothing_else(
     assert page.open == []
     assert "Two & two" in page.text
     assert "+39.4 (39.2..39.6)" in page.text
-    assert "Not shown: no freeze ratios by step (steps.csv) of any run." in page.text
+    assert "Not shown: no run has freeze ratios by step (steps.csv)." in page.text
     assert [name for name, _ in page.tags if name in ("script", "link", "iframe", "object")] == []
     assert not re.search(r"https?:", text)
     images = page.all("img")

@@ -138,7 +138,7 @@ def test_a_trade_off_has_a_panel_for_each_schedule_and_names_its_points(tmp_path
     assert panels[0].get_ylim()[0] > panels[0].get_ylim()[1]
     assert texts(panels[0]) == {"none", "a$b$"}
     assert not any(text.get_parse_math() for text in panels[0].texts)
-    assert picture.missing == ("no validation loss: 1F1B lisa",)
+    assert picture.missing == ("without a validation loss that is a number: 1F1B lisa",)
     assert "GPipe none: 100 tokens/s, 2.000" in picture.alt
 
 
@@ -147,7 +147,7 @@ def test_accuracies_on_other_questions_share_no_picture(tmp_path: Path) -> None:
     write_scores(write_run(tmp_path / "b", "apf", tokens_per_second=2.0), 0.6, n_questions=20)
     picture = drawn(tmp_path)["accuracy_throughput"]
     assert picture.figure is None
-    assert picture.missing == ("no picture: the runs were asked different questions",)
+    assert picture.missing == ("the runs were asked different questions",)
 
 
 # --- curves and stages ----------------------------------------------------------------------------
@@ -194,6 +194,20 @@ def test_lines_have_their_names_at_their_ends_and_the_reference_its_height(tmp_p
     assert texts(other) == {"none"}
 
 
+def test_a_run_that_diverged_spoils_no_picture(tmp_path: Path) -> None:
+    losses = [(1.0, 3.0), (2.0, 2.0), (3.0, math.nan), (4.0, math.inf)]
+    write_run(tmp_path / "a", "apf", tokens_per_second=1.0, validation_loss=math.nan, losses=losses)
+    write_run(tmp_path / "b", "none", tokens_per_second=1.0, validation_loss=2.0, losses=losses[:2])
+    shown = drawn(tmp_path, 1)
+    assert texts(axes_of(shown["loss_throughput"])[0]) == {"none"}
+    assert shown["loss_throughput"].missing == (
+        "without a validation loss that is a number: 1F1B apf",
+    )
+    (axes,) = axes_of(shown["loss_seconds"])
+    assert texts(axes) == {"none", "apf"}
+    assert [tuple(line.get_ydata()) for line in axes.lines][:2] == [(3.0, 2.0), (3.0, 2.0)]
+
+
 def test_what_is_missing_is_said_and_places_share_no_picture(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "apf", tokens_per_second=1.0)
     write_run(tmp_path / "b", "apf", tokens_per_second=1.0, device="some GPU", steps_done=3)
@@ -202,11 +216,11 @@ def test_what_is_missing_is_said_and_places_share_no_picture(tmp_path: Path) -> 
     assert list(shown) == [*KINDS, *(f"{kind}_2" for kind in KINDS)]
     assert {p.figure for p in shown.values()} == {None}
     assert [p.missing for p in shown.values()][:5] == [
-        ("no average accuracy of any run",),
-        ("no validation loss of any run",),
-        ("no 2 logged losses of any run",),
-        ("no freeze ratios by step (steps.csv) of any run",),
-        ("no ratios by stage of any run",),
+        ("no run has an average accuracy",),
+        ("no run has a validation loss that is a number",),
+        ("no run has 2 logged losses",),
+        ("no run has freeze ratios by step (steps.csv)",),
+        ("no run has freeze ratios by stage",),
     ]
     assert shown["loss_seconds_2"].place == "2 x some GPU, llama3 8M"
 
