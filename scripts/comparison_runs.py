@@ -44,8 +44,8 @@ NUMBERS = (
     "virtual_step_ms_unfrozen", "virtual_step_ms", "step_ms_off", "virtual_step_ms_off",
     "real_batch_ms_unfrozen", "real_batch_ms",
     "batch_ms_unfrozen_predicted", "batch_ms_unfrozen", "batch_ms_predicted", "batch_ms",
-    "limit_batch_ms", "planned_gain", "limit_gain", "average_freeze_ratio", "train_loss",
-    "last_loss", "validation_loss", "seconds", "peak_memory_gib", "score_ms_per_step",
+    "limit_batch_ms", "slowness", "planned_gain", "limit_gain", "average_freeze_ratio",
+    "train_loss", "last_loss", "validation_loss", "seconds", "peak_memory_gib", "score_ms_per_step",
     "score_memory_mib", "kappa", "p_eff", "kappa_over_p_eff", "never_updated_tensors",
     "never_updated_elements", "reference_loss", "reference_seconds", "seconds_to_reference_loss",
 )  # fmt: skip

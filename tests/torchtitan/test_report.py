@@ -65,6 +65,14 @@ def test_the_report_of_a_planned_run() -> None:
     ]
 
 
+def test_a_machine_of_another_speed_stands_beside_the_prediction() -> None:
+    lines = report(**SPEED, **PLAN, **APPLIED, batch_ms=93.0, slowness=1.2)
+    at = lines.index("batch with freezing      predicted 77.5 ms, measured 93.0 ms (+20.0%)")
+    assert lines[at + 2] == (
+        "speed of the machine     forwards took 1.20 times as long as when they were measured"
+    )
+
+
 OFF = "from step 301 on: the measured gain is +1.0%"
 OFF_LINES = [
     f"freezing switched off    {OFF}",

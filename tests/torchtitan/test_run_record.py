@@ -293,3 +293,14 @@ def test_a_schedule_of_ones_own_goes_by_its_file() -> None:
     config = job_config()
     config.parallelism.pipeline_parallel_schedule_csv = "my/eager.csv"
     assert summary_at_start(config, dims(2), "x", "cuda").schedule == "eager.csv"
+
+
+def test_slowness_is_the_median_since_the_last_plan() -> None:
+    record = RunRecord()
+    for slowness in (9.0, None, 9.0):
+        record.add_batches(replace(figures({}), slowness=slowness))
+    record.begin_plan()
+    assert summarize(record, controller(None)).slowness is None
+    for slowness in (1.0, 1.1, None, 3.0):
+        record.add_batches(replace(figures({}), slowness=slowness))
+    assert summarize(record, controller(None)).slowness == 1.1

@@ -278,6 +278,8 @@ class FreezingMetricsProcessor(MetricsProcessor):
         predicted_ms = controller.expected_batch_ms()
         if predicted_ms is not None:
             metrics["batch_time/predicted(ms)"] = predicted_ms
+        if figures.slowness is not None:
+            metrics["batch_time/slowness"] = figures.slowness
         metrics.update(self._steps.log(step, loss, controller.phase, figures, predicted_ms))
         return metrics
 

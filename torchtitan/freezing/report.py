@@ -121,6 +121,11 @@ def _batches(summary: RunSummary) -> Iterator[str]:
     if summary.step_ms_predicted is not None:
         step = _predicted_and_measured(summary.step_ms_predicted, summary.step_ms)
         yield f"step with freezing       {step}; {summary.outside_ms:.1f} ms outside of batches"
+    if summary.slowness is not None:
+        yield (
+            f"speed of the machine     forwards took {summary.slowness:.2f} times as long as when "
+            "they were measured"
+        )
     if summary.limit_batch_ms is not None:
         yield (
             f"limit                    {summary.limit_batch_ms:.1f} ms a batch with everything "

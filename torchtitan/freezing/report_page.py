@@ -119,6 +119,11 @@ def _speed(summary: RunSummary) -> Iterator[tuple[str, str]]:
         _both(summary.batch_ms_unfrozen_predicted, summary.batch_ms_unfrozen),
     )
     yield "batch with freezing", _both(summary.batch_ms_predicted, summary.batch_ms)
+    if summary.slowness is not None:
+        yield (
+            "speed of the machine",
+            f"forwards took {summary.slowness:.2f} times as long as when they were measured",
+        )
     if summary.limit_batch_ms is not None:
         yield (
             "limit, everything frozen",

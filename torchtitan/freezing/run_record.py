@@ -43,6 +43,7 @@ class RunRecord:
         self._n_steps = 0
         self._last_step = 0
         self._batch_ms: dict[Phase, list[float]] = {}
+        self._slowness: list[float] = []
         self._figures: CollectedFigures | None = None
         self._score_ms = 0.0
         self._n_steps_collected = 0
@@ -67,6 +68,8 @@ class RunRecord:
         """Take note of measured batches."""
         for phase, batch_ms in figures.batch_ms.items():
             self._batch_ms.setdefault(phase, []).extend(batch_ms)
+        if figures.slowness is not None:
+            self._slowness.append(figures.slowness)
         if figures.score_ms_per_step is not None:
             n_steps = self._n_steps - self._n_steps_collected
             self._score_ms += n_steps * figures.score_ms_per_step
@@ -76,6 +79,7 @@ class RunRecord:
     def begin_plan(self) -> None:
         """Forget batches of the stable phase: they ran under another plan than the one to come."""
         self._batch_ms.pop(Phase.STABLE, None)
+        self._slowness.clear()
 
     def add_loss(self, step: int, loss: float) -> None:
         """Take note of a logged training loss."""
@@ -117,6 +121,7 @@ class RunRecord:
             "outside_ms": self._outside_ms(start.batches_per_step),
             "batch_ms_unfrozen": self._median_batch_ms([Phase.UPPER_BOUND, Phase.WARMUP]),
             "batch_ms": self._median_batch_ms([Phase.STABLE]),
+            "slowness": statistics.median(self._slowness) if self._slowness else None,
             "train_loss": self._train_loss(),
             "last_loss": self._losses[-1][1] if self._losses else None,
             "validation_loss": self._validation_loss,

@@ -60,6 +60,8 @@ class RunSummary:
         virtual_step_ms_off: Likewise.
         real_batch_ms_unfrozen: Median batch as it ran on the one device.
         real_batch_ms: Likewise.
+        slowness: How many times as long as when they were measured forwards took in the stable
+            phase, which no freezing shortens: a miss of the prediction by as much is the machine's.
         planned_gain: Throughput the plan promises, as a fraction.
         limit_gain: Throughput that freezing everything would give, as a fraction.
         planned_stage_ratios: Mean planned freeze ratio of each stage's backwards.
@@ -119,6 +121,7 @@ class RunSummary:
     batch_ms_predicted: float | None = None
     batch_ms: float | None = None
     limit_batch_ms: float | None = None
+    slowness: float | None = None
     planned_gain: float | None = None
     limit_gain: float | None = None
 
