@@ -140,6 +140,46 @@ def test_counts_of_frozen_tensors_are_those_of_the_masks_since_the_ramp() -> Non
         assert [(c.rank, c.stage) for c in first] == [(0, 0)] * 12 + [(1, 1)] * 12
 
 
+class StubEnergy:
+    """Stage 0 has three times the gradient energy of stage 1, spread over its tensors."""
+
+    is_complete = True
+
+    def __init__(self, stage: int) -> None:
+        self.energy = {stage: np.full(12, 3.0 if stage == 0 else 1.0)}
+        self.scales: list[float] = []
+
+    def measure(self, step: Any, scale: float) -> None:
+        self.scales.append(scale)
+
+
+@pytest.mark.parametrize(("last", "share"), [(2, 0.0), (8, 0.5), (13, 1.0)])
+def test_p_eff_is_that_of_the_plan_and_not_of_the_draw(last: int, share: float) -> None:
+    ranks = Ranks(ORDER, first_stage="keep_chain")
+    energies = [StubEnergy(rank) for rank in (0, 1)]
+    for controller, energy in zip(ranks.controllers, energies, strict=True):
+        controller._updates._energy = energy  # type: ignore[assignment]
+    ranks.run(1, last)
+    figures = ranks.on_all(lambda rank: ranks.controllers[rank].collect(gradient_scale=2.0))
+    plan = ranks.controllers[0].plan
+    planned = {0: 0.0, 1: 0.0} if plan is None else plan.stage_mean_ratios()
+    wanted = 1.0 - share * (3.0 * planned[0] + planned[1]) / 4.0
+    for each in figures:
+        assert each.energy is not None
+        assert each.energy.p_eff == pytest.approx(wanted)
+        assert each.energy.total == 48.0
+    assert [energy.scales for energy in energies] == [[2.0], [2.0]]
+    assert share == 0.0 or wanted < 0.95
+
+
+def test_while_everything_is_frozen_no_energy_passes() -> None:
+    ranks = Ranks(ORDER)
+    for rank in (0, 1):
+        ranks.controllers[rank]._updates._energy = StubEnergy(rank)  # type: ignore[assignment]
+    ranks.run(1, 6)
+    assert [figures.energy.p_eff for figures in ranks.collect() if figures.energy] == [0.0, 0.0]
+
+
 def test_every_step_since_the_last_collection_has_its_freeze_ratio() -> None:
     ranks = Ranks(ORDER, first_stage="keep_chain")
     ranks.run(1, 9)
