@@ -23,10 +23,12 @@ from timelyfreeze.figures.style import (
     house_style,
 )
 from timelyfreeze.runs.responses import ResponseRow
+from timelyfreeze.settings import ALL_OR_NOTHING
 
 _MOST_COLUMNS = 4
 _LATE_TINT, _EARLY_TINT = 0.9, 0.2
 _SHOWN_SHARE, _HEADROOM = 0.98, 1.15
+_PROFILE = "profile"
 _MEASURED = ("upper_bound", "lower_bound", "mixed")
 
 
@@ -43,16 +45,27 @@ class AssumedLine:
     frozen_ms: float
 
 
-def assumed_line(rows: Sequence[ResponseRow]) -> AssumedLine | None:
-    """Return the line through what was measured with nothing and with everything frozen.
+def assumed_lines(rows: Sequence[ResponseRow]) -> dict[str, AssumedLine]:
+    """Return the lines through what was measured with nothing and with everything frozen.
 
     Args:
         rows: Of one stage and kind. Those of monitoring count, or of a profile.
 
     Returns:
-        None if one of the two ends was not measured.
+        One line by the way that the stage was frozen, which a profile names for the first stage and
+        is "" elsewhere. A way of which one end was not measured is left out.
     """
-    measured = [row for row in rows if row.phase in _MEASURED or row.phase.startswith("profile")]
+    ways: dict[str, list[ResponseRow]] = {}
+    for row in rows:
+        if row.phase in _MEASURED:
+            ways.setdefault("", []).append(row)
+        elif row.phase.startswith(_PROFILE):
+            ways.setdefault(row.phase.removeprefix(_PROFILE).strip(), []).append(row)
+    lines = {way: _line(of_way) for way, of_way in ways.items()}
+    return {way: line for way, line in lines.items() if line is not None}
+
+
+def _line(measured: Sequence[ResponseRow]) -> AssumedLine | None:
     unfrozen = [row.duration_ms for row in measured if row.share == 0.0 and not row.cut]
     frozen = [row.duration_ms for row in measured if row.share == 1.0 and not row.cut]
     if not unfrozen or not frozen:
@@ -135,10 +148,17 @@ def _draw_stage(axes: Axes, rows: Sequence[ResponseRow]) -> None:
                 lw=0,
                 label="without an input gradient, which nobody needs",
             )
-        line = assumed_line(of_kind)
-        if line is not None:
-            ends_ms = [line.unfrozen_ms, line.frozen_ms]
-            axes.plot([0, 1], ends_ms, color=VERMILLION, lw=1.6, label="what a plan assumes")
+        for way, line in assumed_lines(of_kind).items():
+            # The way that is the default is no news.
+            is_other = way not in ("", ALL_OR_NOTHING)
+            axes.plot(
+                [0, 1],
+                [line.unfrozen_ms, line.frozen_ms],
+                color=VERMILLION,
+                lw=1.6,
+                ls=(0, (4, 2)) if is_other else "-",
+                label="what a plan assumes" + (f", {way}" if is_other else ""),
+            )
     _leave_out_outliers(axes, [row.duration_ms for row in rows])
     axes.set_xlim(-0.04, 1.04)
     axes.grid(axis="y")

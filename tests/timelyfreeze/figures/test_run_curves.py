@@ -13,7 +13,7 @@ from timelyfreeze.figures import run_curves
 from timelyfreeze.figures.curves import running_medians, speeds
 from timelyfreeze.figures.loss import LossLine, loss_figure
 from timelyfreeze.figures.phases import Band, bands
-from timelyfreeze.figures.response import AssumedLine, assumed_line, response_figure
+from timelyfreeze.figures.response import AssumedLine, assumed_lines, response_figure
 from timelyfreeze.figures.style import MOST_PNG_BYTES, save
 from timelyfreeze.runs.counts import FrozenCount, write_counts
 from timelyfreeze.runs.losses import LossRow
@@ -201,8 +201,22 @@ def test_only_monitoring_makes_the_line() -> None:
         ResponseRow(0, "B", "stable", 0, 1.0, 50.0),
         ResponseRow(0, "B", "lower_bound", 0, 1.0, 0.1, cut=1),
     ]
-    assert assumed_line(rows) == AssumedLine(8.0, 2.0)
-    assert assumed_line(rows[1:]) is None
+    assert assumed_lines(rows) == {"": AssumedLine(8.0, 2.0)}
+    assert assumed_lines(rows[1:]) == {}
+
+
+def test_each_way_of_freezing_the_first_stage_has_its_line() -> None:
+    rows = [
+        ResponseRow(0, "B", f"profile {way}", -1, share, ms)
+        for way, ends in (("all_or_nothing", (8.0, 0.5)), ("keep_chain", (8.0, 4.0)))
+        for share, ms in zip((0.0, 1.0), ends, strict=True)
+    ]
+    assert assumed_lines(rows) == {
+        "all_or_nothing": AssumedLine(8.0, 0.5),
+        "keep_chain": AssumedLine(8.0, 4.0),
+    }
+    (axes,) = response_figure(rows).axes
+    assert lines(axes)["what a plan assumes, keep_chain"] == [[(0.0, 8.0), (1.0, 4.0)]]
 
 
 def test_outliers_are_counted_and_backwards_that_nobody_needs_have_a_mark() -> None:
