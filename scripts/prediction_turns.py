@@ -24,7 +24,8 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -273,8 +274,6 @@ def _solutions(controller: Any, caps: Sequence[float], exchange: Any) -> dict[st
 def _table(output: Path) -> None:
     """Print the table of what is in ``output`` and keep it there."""
     files = sorted(output.rglob(PASSES))
-    # Bounds of a few rounds may cross; that is no news here, a hundred times over.
-    logging.getLogger("timelyfreeze").setLevel(logging.ERROR)
     if not files:
         raise ValueError(f"no {PASSES} below {output}; `run` writes it")
     rows, everything = [], []
@@ -282,9 +281,10 @@ def _table(output: Path) -> None:
         measured = passes_from_json(file.read_text())
         equal, slowness = at_equal_speed(measured)
         for cap in measured.plans:
-            found = outcome(equal, cap)
+            with _quiet():
+                found = outcome(equal, cap)
+                rows.append(_row(measured, cap, slowness, found, equal))
             everything.append((measured, cap, found))
-            rows.append(_row(measured, cap, slowness, found, equal))
     titles = (
         "pipeline | schedule | r_max | passes | slowness | without: predicted | measured | error | "
         "with: predicted | measured | error | step with, error | gain predicted | measured | "
@@ -295,6 +295,18 @@ def _table(output: Path) -> None:
     text = "\n".join(lines) + "\n"
     print(f"\n{text}", end="")
     (output / TABLE).write_text(text)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep warnings back: bounds of a few rounds may cross, and are made a hundred times over."""
+    logger = logging.getLogger("timelyfreeze")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _row(
