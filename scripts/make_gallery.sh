@@ -41,7 +41,7 @@ for schedule in "${schedules[@]}"; do
     while [ "$(jobs -rp | wc -l)" -ge "${JOBS:-2}" ]; do
       wait -n
     done
-    train "$schedule" "$method" --training.steps=96 "$@" &
+    train "$schedule" "$method" --training.steps=64 "$@" &
   done
 done
 while [ -n "$(jobs -p)" ]; do
