@@ -15,6 +15,7 @@ PURE = {
     "__init__",
     "actions",
     "background",
+    "parent_death",
     "bounds",
     "budget",
     "cascade",

@@ -3,7 +3,7 @@
 For work that would hold up training: planning a large pipeline takes seconds. A process, not a
 thread, because a thread would share the interpreter with the one that launches the model's kernels.
 Not ``multiprocessing``, because that would import the training script again. The process runs at
-the lowest priority, sees no GPU and computes on one thread.
+the lowest priority, sees no GPU, computes on one thread, and ends with the one that started it.
 
 What goes in and comes out is pickled; function and arguments must be importable by name.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,8 @@ import traceback
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, BinaryIO, Generic, ParamSpec, TypeVar
+
+from timelyfreeze.parent_death import end_with_parent
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -53,7 +56,7 @@ class BackgroundCall(Generic[_T]):
             pickle.dump((function, args, kwargs), question)
             question.seek(0)
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__],
+                [sys.executable, "-m", __name__, str(os.getpid())],
                 stdin=question,
                 stdout=self._answer,
                 env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -64,14 +67,22 @@ class BackgroundCall(Generic[_T]):
         """Whether ``result`` would return at once."""
         return self._process.poll() is not None
 
-    def result(self) -> _T:
+    def result(self, timeout_s: float | None = None) -> _T:
         """Wait for the answer.
 
+        Args:
+            timeout_s: How long to wait, seconds; None for as long as it takes.
+
         Raises:
-            BackgroundError: If the process ended without one.
+            BackgroundError: If the process ended without one, or has none in time.
             Exception: What the function raised, with its traceback in the process as a note.
         """
-        status = self._process.wait()
+        try:
+            status = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise BackgroundError(
+                f"the process that called {self._name} gave no answer within {timeout_s:g} s"
+            ) from None
         self._answer.seek(0)
         try:
             value, error = pickle.load(self._answer)
@@ -107,6 +118,7 @@ class BackgroundCall(Generic[_T]):
 
 def _answer_call() -> None:
     """Read a call from standard input, make it, write the answer to standard output."""
+    end_with_parent(int(sys.argv[1]), signal.SIGKILL)
     os.nice(19)
     # Whatever the function prints belongs on standard error.
     answer = os.fdopen(os.dup(sys.stdout.fileno()), "wb")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,9 +20,7 @@ from timelyfreeze.cascade import front_depths, shortened
 from timelyfreeze.dag import PipelineDag
 from timelyfreeze.interior.precedence import PrecedenceRows
 from timelyfreeze.interior.solver import solve_by_interior_point
-from timelyfreeze.lp_cascade import choose_fronts
 from timelyfreeze.lp_program import FreezeLp, LpError, build_lp
-from timelyfreeze.lp_simplex import solve_by_simplex
 from timelyfreeze.plan import FreezePlan, plan_from_ratios
 from timelyfreeze.processors import shared_processors
 from timelyfreeze.settings import OFF, PLAN
@@ -98,6 +97,8 @@ def solve_freeze_ratios(
     if cascade != PLAN or len(dag.actions) > _MOST_ACTIONS_BY_SIMPLEX:
         return plan
     lp = build_lp(dag, bounds, max_freeze_ratio, n_processors)
+    with _needing_highs():
+        from timelyfreeze.lp_cascade import choose_fronts
     depths = choose_fronts(lp, dag, bounds, time_limit_s)
     if not depths:
         return plan
@@ -188,7 +189,7 @@ class _Problem:
 def _solve(lp: FreezeLp, time_limit_s: float) -> NDArray[np.float64]:
     """Return the R ratios: by simplex where that is quick, else from the inside."""
     if lp.n_actions <= _MOST_ACTIONS_BY_SIMPLEX:
-        return solve_by_simplex(lp, time_limit_s)
+        return _simplex(lp, time_limit_s)
     deadline = time.monotonic() + time_limit_s
     try:
         return solve_by_interior_point(lp, time_limit_s)
@@ -197,7 +198,29 @@ def _solve(lp: FreezeLp, time_limit_s: float) -> NDArray[np.float64]:
         if left_s <= 0.0:
             raise
         logger.warning("%s; the simplex method has %.0f s left", error, left_s)
-        return solve_by_simplex(lp, left_s)
+        return _simplex(lp, left_s)
+
+
+def _simplex(lp: FreezeLp, time_limit_s: float) -> NDArray[np.float64]:
+    with _needing_highs():
+        from timelyfreeze.lp_simplex import solve_by_simplex
+    return solve_by_simplex(lp, time_limit_s)
+
+
+@contextmanager
+def _needing_highs() -> Iterator[None]:
+    """Import what needs HiGHS. Without it training can go on, so it is no error before a solve.
+
+    Raises:
+        LpError: If highspy is not there, or does not fit this machine.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise LpError(
+            f"the solver highspy cannot be imported ({error}); scripts/setup.sh installs it",
+            status="No solver",
+        ) from error
 
 
 def _decide(

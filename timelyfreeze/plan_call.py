@@ -47,6 +47,8 @@ class PlanCall:
         delay: Steps until then; without any, the function is called when the answer is taken.
         function: Returns a solution; a function of a module, with arguments that pickle.
         arguments: Keyword arguments for it; None on ranks that do not solve.
+        patience_s: How long training waits at most for a function that runs meanwhile, once the
+            answer is due; seconds.
     """
 
     def __init__(
@@ -56,14 +58,20 @@ class PlanCall:
         delay: int,
         function: Callable[..., Solution],
         arguments: Mapping[str, Any] | None,
+        patience_s: float,
     ) -> None:
         self.due_step = due_step
         self._exchange = exchange
         self._function = function
         self._arguments = arguments
+        self._patience_s = patience_s
         self._background: BackgroundCall[Solution] | None = None
+        self._failure: str | None = None
         if arguments is not None and delay > 0:
-            self._background = BackgroundCall(function, **arguments)
+            try:
+                self._background = BackgroundCall(function, **arguments)
+            except OSError as error:
+                self._failure = f"no process for the solver could be started: {error}"
 
     def take(self) -> Solution | str:
         """Wait for the answer; every rank must call this at the end of the same step.
@@ -75,20 +83,22 @@ class PlanCall:
         if self._arguments is not None:
             try:
                 answer = solution_to_plain(self._solve(self._arguments))
-            except (LpError, ValueError, BackgroundError) as error:
-                answer = {"failure": str(error)}
+            except (LpError, ValueError, BackgroundError, MemoryError) as error:
+                answer = {"failure": str(error) or type(error).__name__}
         answer = self._exchange.broadcast(answer)
         if "failure" in answer:
             return answer["failure"]
         return solution_from_plain(answer)
 
     def _solve(self, arguments: Mapping[str, Any]) -> Solution:
+        if self._failure is not None:
+            raise BackgroundError(self._failure)
         if self._background is None:
             return self._function(**arguments)
         began = time.monotonic()
         was_done = self._background.done
         with self._background as call:
-            solution = call.result()
+            solution = call.result(self._patience_s)
         if not was_done:
             logger.warning(
                 "Training waited %.1f s for its plan; freezing.solver_delay_steps gives the solver "

@@ -267,7 +267,8 @@ class Planner:
         if self._delay > 0:
             logger.info("Solving meanwhile: the plan is due at the end of step %d", due_step)
         mine = {**arguments, "choices": self.choices} if self._exchange.rank == 0 else None
-        self._call = PlanCall(self._exchange, due_step, self._delay, solve, mine)
+        patience_s = self._settings.solver_time_limit_s
+        self._call = PlanCall(self._exchange, due_step, self._delay, solve, mine, patience_s)
 
     def _take(self, step: int) -> None:
         """Take the plan that was solved, or the reason why there is none, on all ranks."""

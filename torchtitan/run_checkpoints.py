@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from torch.distributed.checkpoint import FileSystemReader
 
 from torchtitan.hf_folder import INDEX_FILE
 
@@ -55,9 +57,45 @@ def checkpoint_folder(run: Path, settings: Mapping[str, Any]) -> Path:
 
 def finished_steps(checkpoints: Path) -> dict[int, Path]:
     """Return the folders of finished checkpoints by their step; what is written last is there."""
-    found = {}
+    return {step: folder for step, folder in _steps(checkpoints) if _is_finished(folder)}
+
+
+def unfinished_steps(checkpoints: Path) -> dict[int, Path]:
+    """Return the folders of checkpoints that a run was stopped at writing, by their step."""
+    return {step: folder for step, folder in _steps(checkpoints) if not _is_finished(folder)}
+
+
+def damage(folder: Path) -> str | None:
+    """Return what is wrong with the files of a finished checkpoint; None if they are all there.
+
+    A disk that was full, or a copy that was cut off, leaves files shorter than the checkpoint says.
+    What is in them is not looked at.
+    """
+    if not (folder / METADATA).is_file():
+        return None if (folder / INDEX_FILE).is_file() else f"it has no {METADATA}"
+    try:
+        metadata = FileSystemReader(folder).read_metadata()
+        pieces = dict(metadata.storage_data or {}).values()
+        needed: dict[str, int] = {}
+        for piece in pieces:
+            end = piece.offset + piece.length
+            needed[piece.relative_path] = max(end, needed.get(piece.relative_path, 0))
+    except Exception as error:  # a file that is no pickle can raise anything
+        return f"its {METADATA} cannot be read: {str(error) or type(error).__name__}"
+    for name, n_bytes in sorted(needed.items()):
+        file = folder / name
+        if not file.is_file():
+            return f"it lacks {name}"
+        if file.stat().st_size < n_bytes:
+            return f"{name} has {file.stat().st_size} bytes and must have {n_bytes}"
+    return None
+
+
+def _steps(checkpoints: Path) -> Iterator[tuple[int, Path]]:
     for folder in checkpoints.glob("step-*"):
-        match = re.fullmatch(r"step-(\d+)", folder.name)
-        if match and ((folder / METADATA).is_file() or (folder / INDEX_FILE).is_file()):
-            found[int(match[1])] = folder
-    return found
+        if match := re.fullmatch(r"step-(\d+)", folder.name):
+            yield int(match[1]), folder
+
+
+def _is_finished(folder: Path) -> bool:
+    return (folder / METADATA).is_file() or (folder / INDEX_FILE).is_file()

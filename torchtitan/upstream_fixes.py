@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
+import torchtitan.components.checkpoint as titan_checkpoint
 import torchtitan.components.metrics as titan_metrics
 import torchtitan.distributed.utils as titan_dist
 import torchtitan.tools.utils as titan_tools
@@ -30,6 +31,7 @@ from torchtitan.config import TORCH_DTYPE_MAP, JobConfig
 from torchtitan.cpu_device import CpuDevice
 from torchtitan.distributed import ParallelDims
 from torchtitan.freezing.emulated_mesh import EmulatedMesh
+from torchtitan.safe_checkpoints import SafeCheckpointManager
 
 # NVIDIA RTX A6000 datasheet: 309.7 TFLOP/s bf16 with sparsity, half of it dense.
 A6000_PEAK_FLOPS = 154.8e12
@@ -48,6 +50,7 @@ def install() -> None:
     _patch(titan_dist, "clip_grad_norm_", _clip_on_device)
     _patch(titan_tools, "get_peak_flops", _peak_flops)
     _patch(titan_metrics, "_get_metrics_rank", _metrics_rank)
+    _patch(titan_checkpoint, "CheckpointManager", lambda upstream: SafeCheckpointManager)
     # Reported once by our own launcher, which knows the rank; upstream's advice points at its own
     # script.
     _patch(titan_metrics, "ensure_pp_loss_visible", lambda upstream: lambda *args: None)

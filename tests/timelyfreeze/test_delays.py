@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import timelyfreeze.lp
+import timelyfreeze.lp_simplex
 from tests.timelyfreeze.pipelines import random_bounds, random_order
 from tests.timelyfreeze.programs import noisy_bounds, scheduled
 from timelyfreeze.bounds import (
@@ -221,7 +222,7 @@ def test_from_the_inside_it_is_the_same_plan(
     def refused(*_: object) -> None:
         raise AssertionError("the simplex method was asked")
 
-    monkeypatch.setattr(timelyfreeze.lp, "solve_by_simplex", refused)
+    monkeypatch.setattr(timelyfreeze.lp_simplex, "solve_by_simplex", refused)
     dag = scheduled(name, 3, 6)
     bounds = with_links(dag, noisy_bounds(dag, 1), 2)
     plan = solve_freeze_ratios(dag, bounds, max_freeze_ratio=cap)

@@ -25,7 +25,10 @@ class HereAtOnce:
     done = True
 
     def __init__(self, function: Callable[..., Any], **arguments: Any) -> None:
-        self.result = partial(function, **arguments)
+        self._call = partial(function, **arguments)
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        return self._call()
 
     def cancel(self) -> None:
         """Nothing runs."""

@@ -10,6 +10,7 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 
 from tests.torchtitan.summaries import make_summary
 from torchtitan.freezing.config import JobConfig
+from torchtitan.freezing.output_guard import OutputGuard
 from torchtitan.freezing.tensorboard import LAYOUT, RunTensorBoard, hyperparameters
 
 
@@ -31,7 +32,7 @@ def events_of(folder: Path) -> EventAccumulator:
 @pytest.fixture(scope="module")
 def events(tmp_path_factory: pytest.TempPathFactory) -> EventAccumulator:
     folder = tmp_path_factory.mktemp("run")
-    board = RunTensorBoard(str(folder), config())
+    board = RunTensorBoard(str(folder), config(), OutputGuard(folder))
     board.log({"throughput(tps)": 100.0, "mfu(%)": float("nan")}, 1)
     board.log_summary(make_summary(steps_done=90, tokens_per_second=250.0, kappa_over_p_eff=0.75))
     board.close()

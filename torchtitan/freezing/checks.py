@@ -18,6 +18,7 @@ from timelyfreeze.torch_pipelining import (
     splits_backward,
     stages_per_rank,
 )
+from torchtitan.freezing.checkpoint_checks import checkpoint_mistakes, output_mistakes
 from torchtitan.freezing.config import Freezing, JobConfig
 from torchtitan.freezing.data_checks import data_mistakes
 from torchtitan.freezing.emulation_checks import emulation_mistakes
@@ -43,6 +44,8 @@ def check(job_config: JobConfig) -> None:
         *emulation_mistakes(job_config),
         *([] if job_config.emulation.enable else parallel_mistakes(job_config)),
         *model_mistakes(job_config),
+        *checkpoint_mistakes(job_config),
+        *output_mistakes(job_config),
         *data_mistakes(job_config),
         *validation_mistakes(job_config),
         *_freezing_mistakes(job_config),

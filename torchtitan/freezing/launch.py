@@ -6,9 +6,12 @@ Patches, configuration, checks, then upstream's main function with our trainer.
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import warnings
 from collections.abc import Sequence
 
+from timelyfreeze.parent_death import end_with_parent
 from torchtitan import upstream_fixes
 from torchtitan.config import ConfigManager
 from torchtitan.freezing.checks import ConfigError, check
@@ -23,6 +26,9 @@ def launch(args: Sequence[str], local_rank: int) -> int:
         The exit status: 2 if the configuration has mistakes, which the first process of each host
         prints.
     """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        # Killed by SIGKILL, torchrun would leave its ranks behind, training on.
+        end_with_parent(os.getppid(), signal.SIGTERM)
     try:
         job_config = prepare(args)
     except ConfigError as error:

@@ -31,7 +31,9 @@ from torchtitan.components.metrics import LoggerContainer, MetricsProcessor
 from torchtitan.distributed import ParallelDims
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.emulation_record import EmulationRecord
+from torchtitan.freezing.finite_watch import FiniteWatch
 from torchtitan.freezing.loss_curve import LossCurve
+from torchtitan.freezing.output_guard import OutputGuard
 from torchtitan.freezing.pictures import RunPictures
 from torchtitan.freezing.pipeline_notes import pipeline_notes
 from torchtitan.freezing.progress import Progress
@@ -105,10 +107,15 @@ class FreezingMetricsProcessor(MetricsProcessor):
             self.device_memory_monitor.device_name,
             titan_tools.device_type,
         )
+        self._guard = OutputGuard(self.run_folder)
+        self._watch = FiniteWatch()
         self._loss_curve = LossCurve(self.run_folder / "losses.csv") if self._is_shown else None
         step_log = run_steps.StepLog(self.run_folder / run_steps.FILE) if self._is_shown else None
         self._steps = StepRecord(
-            step_log, self._start.ranks_per_replica, emulates=job_config.emulation.enable
+            step_log,
+            self._start.ranks_per_replica,
+            emulates=job_config.emulation.enable,
+            writing=self._guard.writing,
         )
         self._responses = ResponseSample()
         self.pass_listeners.append(self._responses.add)
@@ -139,7 +146,7 @@ class FreezingMetricsProcessor(MetricsProcessor):
         if not (self._is_shown or all_ranks):
             return
         folder = self.run_folder / f"rank_{dist.get_rank()}" if all_ranks else self.run_folder
-        self._tensorboard = RunTensorBoard(str(folder), job_config)
+        self._tensorboard = RunTensorBoard(str(folder), job_config, self._guard)
         loggers = LoggerContainer()
         loggers.add_logger(self.logger)
         loggers.add_logger(self._tensorboard)
@@ -159,7 +166,11 @@ class FreezingMetricsProcessor(MetricsProcessor):
         self._write("settings.json", json.dumps(self.job_config.to_dict(), indent=2) + "\n")
         if controller is not None:
             self._timelines = TimelineRecord(
-                controller, Exchange(), self.run_folder, writes=self._is_shown
+                controller,
+                Exchange(),
+                self.run_folder,
+                writes=self._is_shown,
+                writing=self._guard.writing,
             )
             self.pass_listeners.append(self._timelines.add)
             controller.on_pass = self._tell_listeners
@@ -209,6 +220,7 @@ class FreezingMetricsProcessor(MetricsProcessor):
         self._draw(step)
         self._record.add_loss(step, global_avg_loss)
         self._logged_loss = global_avg_loss
+        self._warn_unless_finite(step, global_avg_loss, grad_norm)
         self._note_peak_memory()
         self._update_status(global_avg_loss)
         with self._progress.instead_of_upstream():
@@ -245,9 +257,16 @@ class FreezingMetricsProcessor(MetricsProcessor):
         """Log a validation; all ranks come here, of which the one that is shown has the loss."""
         self._record.add_validation_loss(loss)
         if self._loss_curve is not None:
-            self._loss_curve.add_validation(step, self._record.seconds, loss)
+            with self._guard.writing():
+                self._loss_curve.add_validation(step, self._record.seconds, loss)
         self._note_peak_memory()
         super().log_validation(loss, step, extra_metrics)
+
+    def _warn_unless_finite(self, step: int, loss: float, grad_norm: float) -> None:
+        phase = None if self._controller is None else self._controller.phase
+        warning = self._watch.note(step, loss, grad_norm, phase, self._record.stage_ratios)
+        if warning is not None and self._is_shown:
+            logger.warning(warning)
 
     def _note_peak_memory(self) -> None:
         """Remember the peak, which upstream resets whenever it has logged."""
@@ -298,7 +317,8 @@ class FreezingMetricsProcessor(MetricsProcessor):
             self._emulation.add_step(phase, seconds, n_tokens)
         # A loss is logged before its step has ended and its time is known.
         if self._loss_curve is not None and self._logged_loss is not None:
-            self._loss_curve.add_train(step, self._record.seconds, self._logged_loss)
+            with self._guard.writing():
+                self._loss_curve.add_train(step, self._record.seconds, self._logged_loss)
         self._logged_loss = None
         self._status = self._pace.add(
             replace(self._status, phase=phase, steps_left_in_phase=self._steps_left(step)),
@@ -314,8 +334,12 @@ class FreezingMetricsProcessor(MetricsProcessor):
             return None
         return controller.settings.phases.last_step_of(controller.phase) - step
 
-    def end_run(self) -> None:
-        """Gather what is still out, write the summary and show the report."""
+    def end_run(self, ended_early: str | None = None) -> None:
+        """Gather what is still out, write the summary and show the report.
+
+        Args:
+            ended_early: Why the run ends before its last step; None if it does not.
+        """
         counts: list[FrozenCount] = []
         if self._controller is not None:
             figures = self._controller.collect()
@@ -337,6 +361,7 @@ class FreezingMetricsProcessor(MetricsProcessor):
         if self._reference is not None:
             reached = seconds_to_loss_of(self._reference, self.run_folder)
             summary = with_reference(summary, self._reference, reached)
+        summary = replace(summary, ended_early=ended_early)
         text = render_report(summary, self.run_folder)
         self._progress.close()
         self._write("summary.json", summary_to_json(summary))
@@ -358,9 +383,10 @@ class FreezingMetricsProcessor(MetricsProcessor):
         everyone = Exchange().all_gather(self._responses.by_stage())
         by_stage = {stage: rows for rank in reversed(everyone) for stage, rows in rank.items()}
         if self._is_shown:
-            write_counts(self.run_folder, counts)
             rows = [row for _, of_stage in sorted(by_stage.items()) for row in of_stage]
-            write_responses(self.run_folder, rows)
+            with self._guard.writing():
+                write_counts(self.run_folder, counts)
+                write_responses(self.run_folder, rows)
         return counts
 
     def close(self) -> None:
@@ -373,5 +399,6 @@ class FreezingMetricsProcessor(MetricsProcessor):
 
     def _write(self, name: str, text: str) -> None:
         if self._is_shown:
-            (self.run_folder / name).write_text(text)
+            with self._guard.writing():
+                (self.run_folder / name).write_text(text)
             logger.debug("Wrote %s", self.run_folder / name)

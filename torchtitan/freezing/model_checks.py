@@ -37,12 +37,7 @@ def _loading_mistakes(config: JobConfig) -> Iterator[str]:
         yield f"{_LOADS}, and checkpoint.enable is false, so no weights would be loaded"
         return
     saved = Path(config.job.dump_folder) / checkpoint.folder
-    if saved.is_dir():
-        if not finished_steps(saved):
-            yield (
-                f"{_LOADS}, and {str(saved)!r} is there without a finished checkpoint; upstream "
-                "would start from random weights, so remove it or set checkpoint.folder"
-            )
+    if finished_steps(saved):
         return  # the run resumes, and needs the folder no more
     folder = weights_folder(config)
     try:

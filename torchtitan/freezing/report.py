@@ -17,6 +17,8 @@ def render_report(summary: RunSummary, run_folder: Path) -> str:
         run_folder: Where the run's files are.
     """
     lines = ["", "Run report", "----------"]
+    if summary.ended_early is not None:
+        lines.append(f"ended early              {summary.ended_early}")
     as_run = summary
     if summary.emulated_ranks is not None:
         lines.append(

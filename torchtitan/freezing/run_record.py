@@ -56,6 +56,11 @@ class RunRecord:
         """Largest memory use noted so far on this rank; None where the device tells none."""
         return None if self._peak_bytes < 0 else self._peak_bytes / _GIB
 
+    @property
+    def stage_ratios(self) -> Mapping[int, float] | None:
+        """What the masks of the last logged step froze of each stage; None before."""
+        return None if self._figures is None else self._figures.applied_stage_ratios
+
     def add_step(self, step: int, phase: Phase | None, seconds: float, n_tokens: int) -> None:
         """Take note of a finished optimizer step."""
         self._step_seconds.setdefault(phase, []).append(seconds)

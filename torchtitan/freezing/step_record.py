@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -27,13 +28,22 @@ class StepRecord:
         log: Where rows go; None on ranks that write nothing.
         ranks_per_replica: Processes that share a batch.
         emulates: Whether kappa is that of the virtual clock.
+        writing: What rows are written in.
 
     Attributes:
         latest_kappa: Last one since freezing began; None before.
     """
 
-    def __init__(self, log: StepLog | None, ranks_per_replica: int, *, emulates: bool) -> None:
+    def __init__(
+        self,
+        log: StepLog | None,
+        ranks_per_replica: int,
+        *,
+        emulates: bool,
+        writing: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self._log = log
+        self._writing = writing
         self._ranks = ranks_per_replica
         self._emulates = emulates
         self._ended: list[StepRow] = []
@@ -144,4 +154,5 @@ class StepRecord:
                 known["freeze_ratio"] = self._ratios.pop(row.step)
             complete.append(replace(row, **known))
         if self._log is not None:
-            self._log.add(complete)
+            with self._writing():
+                self._log.add(complete)

@@ -90,6 +90,7 @@ class RunSummary:
         score_memory_mib: What it keeps for that.
         failure: Why a method that plans has no plan.
         switched_off: Since when and why nothing is frozen although there is a plan.
+        ended_early: Why the run ended before its last step, after which one, and what was saved.
     """
 
     method: str
@@ -160,6 +161,7 @@ class RunSummary:
     score_memory_mib: float | None = None
     failure: str | None = None
     switched_off: str | None = None
+    ended_early: str | None = None
 
 
 _BY_STAGE = ("planned_stage_ratios", "stage_ratios")

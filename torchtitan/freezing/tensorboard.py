@@ -10,6 +10,7 @@ from torch.utils.tensorboard.summary import hparams
 
 from torchtitan.components.metrics import TensorBoardLogger
 from torchtitan.freezing.config import JobConfig
+from torchtitan.freezing.output_guard import OutputGuard
 from torchtitan.freezing.summary import RunSummary
 
 # The custom scalars tab: charts by group. Tags are regular expressions there.
@@ -61,10 +62,12 @@ class RunTensorBoard(TensorBoardLogger):
     Args:
         folder: Where the files go.
         job_config: What runs are told apart by.
+        guard: Lets the run go on where they cannot be written.
     """
 
-    def __init__(self, folder: str, job_config: JobConfig) -> None:
+    def __init__(self, folder: str, job_config: JobConfig, guard: OutputGuard) -> None:
         super().__init__(folder)
+        self._guard = guard
         self.writer.add_text("settings", _as_table(job_config.to_dict()), 0)
         self.writer.add_custom_scalars(LAYOUT)
         experiment, begin, self._end = hparams(hyperparameters(job_config), dict.fromkeys(FINAL, 0))
@@ -75,15 +78,22 @@ class RunTensorBoard(TensorBoardLogger):
     def log(self, metrics: dict[str, Any], step: int) -> None:
         """Write the finite metrics."""
         known = {k: v for k, v in metrics.items() if not (isinstance(v, float) and math.isnan(v))}
-        super().log(known, step)
+        with self._guard.writing():
+            super().log(known, step)
 
     def log_summary(self, summary: RunSummary) -> None:
         """Write what the run ended with, beside its hyperparameters."""
-        for tag, name in FINAL.items():
-            value = getattr(summary, name)
-            if value is not None:
-                self.writer.add_scalar(tag, value, summary.steps_done)
-        self.writer.file_writer.add_summary(self._end)
+        with self._guard.writing():
+            for tag, name in FINAL.items():
+                value = getattr(summary, name)
+                if value is not None:
+                    self.writer.add_scalar(tag, value, summary.steps_done)
+            self.writer.file_writer.add_summary(self._end)
+
+    def close(self) -> None:
+        """Write what is still held back."""
+        with self._guard.writing():
+            super().close()
 
 
 def hyperparameters(job_config: JobConfig) -> dict[str, bool | float | str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from timelyfreeze.controller import FreezeController
@@ -33,15 +35,23 @@ class TimelineRecord:
         exchange: Talks to the other ranks.
         run_folder: Folder of the run.
         writes: Whether this rank writes.
+        writing: What files are written in.
     """
 
     def __init__(
-        self, controller: FreezeController, exchange: Exchange, run_folder: Path, *, writes: bool
+        self,
+        controller: FreezeController,
+        exchange: Exchange,
+        run_folder: Path,
+        *,
+        writes: bool,
+        writing: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._controller = controller
         self._exchange = exchange
         self._run_folder = run_folder
         self._writes = writes
+        self._writing = writing
         self._kept: dict[Phase, deque[ObservedPass]] = {}
         self._current: Phase | None = None
         self._written: set[Phase] = set()
@@ -103,7 +113,8 @@ class TimelineRecord:
             logger.warning("There will be no timeline of phase %s: %s", phase.value, error)
             return
         file = timeline_file(self._run_folder, phase)
-        write_whole(file, timeline_to_json(timeline).encode())
+        with self._writing():
+            write_whole(file, timeline_to_json(timeline).encode())
         logger.debug("Wrote %s", file)
 
 

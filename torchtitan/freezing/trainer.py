@@ -6,12 +6,12 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint import CheckpointException
 
 import torchtitan.components.metrics as titan_metrics
 from timelyfreeze.controller import FreezeController
@@ -36,6 +36,8 @@ from torchtitan.freezing.emulated_mesh import EmulatedDims
 from torchtitan.freezing.emulation import as_one_process, emulated_order
 from torchtitan.freezing.emulation_record import EmulationRecord, OptimizerClock
 from torchtitan.freezing.progress import quiet_unless
+from torchtitan.freezing.stop_request import StopRequest
+from torchtitan.safe_checkpoints import CheckpointError, SafeCheckpointManager
 from torchtitan.tools.logging import logger
 from torchtitan.train import Trainer
 from torchtitan.upstream_fixes import one_cast_for_all
@@ -58,6 +60,9 @@ class FreezingTrainer(Trainer):
         if freezes:
             self._build_controller()
         emulation = self._emulation_record() if emulates else None
+        timeout = timedelta(seconds=job_config.comm.init_timeout_seconds)
+        self._stop = StopRequest(timeout) if job_config.comm.mode == "default" else None
+        self._steps_done: int | None = None
         self.metrics_processor.begin_run(self.controller, emulation)
 
     def init_distributed(self) -> ParallelDims:
@@ -217,23 +222,76 @@ class FreezingTrainer(Trainer):
         return nullcontext() if self.recorder is None else self.recorder.recorded_pass()
 
     def train(self) -> None:
-        """Train, then report.
+        """Train, then report; by a signal to stop, save a checkpoint first.
 
         Raises:
-            ValueError: If the checkpoint to resume from belongs to another freezing method.
+            CheckpointError: If the checkpoint to resume from does not fit or is damaged, or one
+                could not be written.
+            SystemExit: After a signal to stop, once everything is saved.
         """
-        try:
-            super().train()
-        except CheckpointException as error:
-            if f"Missing key in checkpoint state_dict: {CHECKPOINT_KEY}." not in str(error):
+        with nullcontext() if self._stop is None else self._stop.listening():
+            try:
+                super().train()
+            except CheckpointError as error:
+                if f"Missing key in checkpoint state_dict: {CHECKPOINT_KEY}." not in str(error):
+                    raise
+                raise ValueError(
+                    "the checkpoint has no state for freezing.method "
+                    f"{self.job_config.freezing.method!r}: it was saved under another one, or "
+                    "without freezing; resume with the same method, or, to begin freezing anew, "
+                    f'set checkpoint.exclude_from_loading = ["{CHECKPOINT_KEY}"]'
+                ) from error
+            except Exception as error:
+                self._tell_where(error)
                 raise
-            raise ValueError(
-                "the checkpoint has no state for freezing.method "
-                f"{self.job_config.freezing.method!r}: it was saved under another one, or without "
-                "freezing; resume with the same method, or, to begin freezing anew, set "
-                f'checkpoint.exclude_from_loading = ["{CHECKPOINT_KEY}"]'
-            ) from error
-        self.metrics_processor.end_run()
+            ended_early = self._end_early()
+            self.metrics_processor.end_run(ended_early)
+            stopped_by = None if self._stop is None else self._stop.settled()
+            if ended_early is not None and stopped_by is not None:
+                self.close()
+                dist.barrier()  # whoever ends first has torchrun end the others
+                dist.destroy_process_group()
+                raise SystemExit(128 + stopped_by)
+
+    def _tell_where(self, error: Exception) -> None:
+        """Say what was lost, above a stack trace that ends somewhere in torch."""
+        phase = "" if self.controller is None else f" ({self.controller.phase.value})"
+        kept = "no checkpoint is kept, since checkpoint.enable is false"
+        if isinstance(self.checkpointer, SafeCheckpointManager) and self.checkpointer.enable:
+            kept = self.checkpointer.last_finished()
+        logger.error(
+            "Rank %d ends in step %d%s: %s; if it speaks of a connection or a timeout, another "
+            "rank died or hung before, and torchrun names the first; %s",
+            dist.get_rank(),
+            self.step,
+            phase,
+            (str(error) or type(error).__name__).splitlines()[0],
+            kept,
+        )
+
+    def should_continue_training(self) -> bool:
+        """Return whether there is another step: not after the last, nor once asked to stop."""
+        self._steps_done = self.step
+        stopped_by = None if self._stop is None else self._stop.agreed()
+        return super().should_continue_training() and stopped_by is None
+
+    def _end_early(self) -> str | None:
+        """Save what a run has that ends before its last step; return why it does.
+
+        Upstream saves at intervals and after the last step alone.
+        """
+        n_steps = self.job_config.training.steps
+        done, self.step = self.step, self._steps_done if self._steps_done is not None else self.step
+        if self.step >= n_steps:
+            return None
+        # A step without rows is not one: upstream counts it and then cancels it.
+        ran_out = done > self.step
+        saved = ""
+        if isinstance(self.checkpointer, SafeCheckpointManager):
+            saved = self.checkpointer.save_now(self.step, last_step=ran_out)
+        stopped_by = None if self._stop is None else self._stop.settled()
+        why = "no more rows" if ran_out or stopped_by is None else f"stopped by {stopped_by.name}"
+        return f"{why} after step {self.step} of {n_steps}{saved}"
 
     def close(self) -> None:
         """End what runs in the background, then what upstream has opened."""

@@ -1,0 +1,66 @@
+"""Finds what keeps a run from resuming, or from being saved, before any process has to try."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from torchtitan.freezing.config import JobConfig
+from torchtitan.run_checkpoints import damage, finished_steps
+
+
+def checkpoint_mistakes(config: JobConfig) -> Iterator[str]:
+    """Say what is wrong with the checkpoint that a run would begin from."""
+    checkpoint = config.checkpoint
+    if not checkpoint.enable:
+        return
+    folder = Path(config.job.dump_folder) / checkpoint.folder
+    finished = finished_steps(folder)
+    if finished or (folder.is_dir() and checkpoint.load_step != -1):
+        yield from _resumed_mistakes(checkpoint.load_step, folder, finished)
+    elif checkpoint.initial_load_path and not checkpoint.initial_load_in_hf:
+        initial = Path(checkpoint.initial_load_path)
+        problem = damage(initial) if initial.is_dir() else "it is no folder"
+        if problem is not None:
+            yield f"checkpoint.initial_load_path is {str(initial)!r}, and {problem}"
+
+
+def _resumed_mistakes(load_step: int, folder: Path, finished: dict[int, Path]) -> Iterator[str]:
+    step = max(finished) if load_step == -1 else load_step
+    if step not in finished:
+        known = ", ".join(map(str, sorted(finished))) or "none"
+        yield (
+            f"checkpoint.load_step is {load_step}, of which {str(folder)!r} has no finished "
+            f"checkpoint; finished are: {known}"
+        )
+        return
+    problem = damage(finished[step])
+    if problem is None:
+        return
+    former = [s for s in sorted(finished) if s < step and damage(finished[s]) is None]
+    instead = f"checkpoint.load_step = {former[-1]} resumes from the one before" if former else ""
+    yield (
+        f"the checkpoint {str(finished[step])!r} is damaged: {problem}; "
+        + (f"{instead}, or move" if instead else "move")
+        + " the folder away"
+    )
+
+
+def output_mistakes(config: JobConfig) -> Iterator[str]:
+    """Say why nothing can be written where the run's files go."""
+    folder = Path(config.job.dump_folder)
+    place = folder
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    key = f"job.dump_folder is {str(folder)!r}"
+    if not place.is_dir():
+        yield f"{key}, and {str(place)!r} is no folder; the run's files need one"
+        return
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        reason = error.strerror or os.strerror(error.errno or 0)
+        yield f"{key}, and nothing can be written to {str(place)!r}: {reason}; name another folder"

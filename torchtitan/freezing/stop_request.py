@@ -1,0 +1,73 @@
+"""A signal to stop, on which all ranks act after the same step."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from types import FrameType
+
+import torch
+import torch.distributed as dist
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopRequest:
+    """SIGTERM or Ctrl-C to any rank, known to all of them one step later.
+
+    Ranks get signals at different moments, some none at all, and a rank that stopped alone would
+    leave the others waiting. So before every step each tells the others what it has heard, and asks
+    what was said a step ago: that has long arrived, so nobody waits for it.
+
+    Args:
+        timeout: How long ranks wait for each other.
+    """
+
+    def __init__(self, timeout: timedelta) -> None:
+        # Between hosts, whatever the model's messages run over: no device has to be waited for.
+        self._group = dist.new_group(backend="gloo", timeout=timeout)
+        self._heard = 0
+        self._said = torch.zeros((), dtype=torch.int64)
+        self._on_its_way: dist.Work | None = None
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take note of signals instead of ending by them.
+
+        Further ones change nothing: torchrun kills what has not ended 30 s after the first.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield  # only the main thread may handle signals
+            return
+        former = {number: signal.signal(number, self._hear) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in former.items():
+                signal.signal(number, handler)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        self._heard = self._heard or number
+
+    def agreed(self) -> signal.Signals | None:
+        """Return the signal by which the run ends now, the same on every rank.
+
+        Every rank must call this, before each step.
+        """
+        found = self.settled()
+        if found is None:
+            self._said = torch.tensor(self._heard, dtype=torch.int64)
+            self._on_its_way = dist.all_reduce(
+                self._said, op=dist.ReduceOp.MAX, group=self._group, async_op=True
+            )
+        return found
+
+    def settled(self) -> signal.Signals | None:
+        """Return what all ranks knew at the last call of :meth:`agreed`, without asking anew."""
+        if self._on_its_way is not None:
+            self._on_its_way.wait()
+            self._on_its_way = None
+        return signal.Signals(int(self._said)) if int(self._said) else None
