@@ -34,8 +34,9 @@ from timelyfreeze.passes import (
     Cut,
     ObservedPass,
     RankFigures,
-    RankPasses,
     collected,
+    misreading,
+    rank_passes,
     shares_by_action,
 )
 from timelyfreeze.phases import Phase
@@ -45,7 +46,6 @@ from timelyfreeze.planning import Solution, SolverChoices
 from timelyfreeze.policy_checks import PolicyChecks
 from timelyfreeze.recorder import ActionRecorder, PassRecord
 from timelyfreeze.runs.counts import FrozenCount
-from timelyfreeze.samples import median_durations
 from timelyfreeze.selection import build_parameter_table
 from timelyfreeze.settings import FreezeSettings
 from timelyfreeze.stage import FreezingStage
@@ -125,6 +125,7 @@ class FreezeController:
         self._updates = UpdateMeter(tables, order.n_microbatches, energy)
         self._step = 0
         self._warned = False
+        self._has_misread = False
         self._phase: Phase | None = None
         self._passes_in_phase = 0
         self._pass_index = 0
@@ -341,10 +342,7 @@ class FreezeController:
         checks, uncollected = self._checks, self._uncollected
         self._uncollected = []
         mine = RankFigures(
-            RankPasses(
-                tuple((phase.value, record.span_ms) for phase, record in uncollected),
-                median_durations([record for _, record in uncollected]),
-            ),
+            rank_passes([(phase, each.durations_ms, each.span_ms) for phase, each in uncollected]),
             {stage: sum(s) / len(s) for stage, s in self._step_applied.items() if s},
             (self._applied_sum, self._applied_count),
             None if checks is None else (checks.take_ms_per_step(), checks.n_bytes),
@@ -352,7 +350,9 @@ class FreezeController:
         )
         ranks: list[RankFigures] = self._exchange.all_gather(mine)
         slowness = None
-        if self._planner is not None and {phase for phase, _ in uncollected} == {Phase.STABLE}:
+        is_stable = {phase for phase, _ in uncollected} == {Phase.STABLE}
+        is_known = all(rank.passes.passes for rank in ranks)
+        if self._planner is not None and is_stable and is_known:
             slowness = self._planner.slowness([rank.passes for rank in ranks])
         return collected(
             self.dag,
@@ -382,6 +382,7 @@ class FreezeController:
     def _drain(self) -> None:
         drained = zip(self._undrained, self._recorder.drain(), strict=True)
         for (step, phase, pattern, is_cold, applied, cut), record in drained:
+            self._tell_misreading(step, pattern, record)
             if self._planner is not None:
                 self._planner.add(phase, pattern, record, cold=is_cold)
             if self.on_pass is not None:
@@ -392,6 +393,20 @@ class FreezeController:
             if not is_cold:
                 self._uncollected.append((phase, record))
         self._undrained = []
+
+    def _tell_misreading(self, step: int, pattern: Pattern | None, record: PassRecord) -> None:
+        """Warn once of a time that cannot be; where a plan fails by it, that is told anyway."""
+        told = misreading(record.durations_ms, record.span_ms)
+        if told is None or pattern is not None or self._has_misread:
+            return
+        self._has_misread = True
+        logger.warning(
+            "Rank %d: a clock misread in step %d: %s; batch times are left out wherever such a "
+            "time would be part of them, and no plan is made by them",
+            self._exchange.rank,
+            step,
+            told,
+        )
 
     # -- checkpoint --------------------------------------------------------------------------------
 

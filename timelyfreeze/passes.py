@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -12,9 +14,12 @@ from timelyfreeze.actions import Action
 from timelyfreeze.convergence import PassedEnergy
 from timelyfreeze.dag import PipelineDag, start_times
 from timelyfreeze.phases import Phase
-from timelyfreeze.recorder import PassRecord
+from timelyfreeze.samples import median_of_each
 from timelyfreeze.tally import step_ratios
 from timelyfreeze.update_meter import RankUpdates
+
+if TYPE_CHECKING:  # it brings torch, which a process that only plans need not load
+    from timelyfreeze.recorder import PassRecord
 
 # What masks really froze of each backward, as a share of its elements, by stage and microbatch.
 Applied = Mapping[int, Mapping[int, float]]
@@ -70,6 +75,37 @@ class RankPasses:
 
     passes: tuple[tuple[str, float], ...]
     durations_ms: dict[Action, float]
+
+
+def misreading(durations_ms: Mapping[Action, float], span_ms: float) -> str | None:
+    """Return what a clock cannot have shown in a pass of a rank; None if all of it can be.
+
+    Args:
+        durations_ms: Time of each action, milliseconds.
+        span_ms: From the start of the first action to the end of the last.
+    """
+    for action, time_ms in durations_ms.items():
+        if not (math.isfinite(time_ms) and time_ms >= 0.0):
+            return f"{action} took {time_ms:g} ms"
+    if not (math.isfinite(span_ms) and span_ms >= 0.0):
+        return f"a pass took {span_ms:g} ms"
+    return None
+
+
+def rank_passes(passes: Sequence[tuple[Phase, Mapping[Action, float], float]]) -> RankPasses:
+    """Return what a rank tells the others of its passes: nothing if a clock misread among them.
+
+    All of them are left out then, since ranks' passes are matched by their number.
+
+    Args:
+        passes: Phase, time of each action and span of each pass, oldest first; milliseconds.
+    """
+    if any(misreading(durations_ms, span_ms) is not None for _, durations_ms, span_ms in passes):
+        return RankPasses((), {})
+    return RankPasses(
+        tuple((phase.value, span_ms) for phase, _, span_ms in passes),
+        median_of_each([durations_ms for _, durations_ms, _ in passes]),
+    )
 
 
 @dataclass(frozen=True)

@@ -351,6 +351,8 @@ class Planner:
         assert self.bounds is not None
         measured = self._measured or self.bounds
         found = self._replanning.measure(self.dag, measured, self.bounds, self.plan)
+        if found is None:
+            return  # times that cannot be say nothing of the plan
         reason = self._replanning.why_not(found)
         if reason is not None:
             self._switch_off(step, reason)

@@ -134,7 +134,7 @@ def bounds_from_times(
     bounds = bounds_from_samples(
         dag, unfrozen=slowest_replica(unfrozen), frozen=slowest_replica(frozen)
     )
-    if bounds.pinned:
+    if bounds.pinned and bounds.max_ms.any():  # a clock that stands still is told elsewhere
         logger.warning(
             "Freezing makes %d of %d backward actions no faster, as measured (%s ...); they are "
             "left unfrozen. If that surprises you, raise freezing.last_monitor_step",

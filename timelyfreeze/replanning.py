@@ -15,13 +15,13 @@ from timelyfreeze.actions import ActionKind
 from timelyfreeze.bounds import DurationBounds
 from timelyfreeze.dag import PipelineDag
 from timelyfreeze.exchange import Exchange
-from timelyfreeze.passes import RankPasses, batch_times, slowest_durations
+from timelyfreeze.passes import RankPasses, batch_times, rank_passes, slowest_durations
 from timelyfreeze.phases import Phase
 from timelyfreeze.plan import FreezePlan
 from timelyfreeze.processors import play_batch
 from timelyfreeze.recorder import PassRecord
 from timelyfreeze.remeasure import Group, drifts, largest_move, moved_bounds
-from timelyfreeze.samples import Samples, median_of_each, samples_from_plain
+from timelyfreeze.samples import Samples, samples_from_plain
 from timelyfreeze.settings import FreezeSettings
 
 # As many of the last passes count, so that times are recent and a checkpoint stays small.
@@ -133,7 +133,7 @@ class Replanning:
         measured: DurationBounds,
         bounds: DurationBounds,
         plan: FreezePlan,
-    ) -> Remeasurement:
+    ) -> Remeasurement | None:
         """Compare the passes since the last time with the plan; every rank must call this.
 
         Args:
@@ -143,18 +143,19 @@ class Replanning:
             plan: Likewise.
 
         Returns:
-            The same on every rank.
+            The same on every rank; None if the clock of one of them misread.
         """
-        mine = RankPasses(
-            tuple((Phase.STABLE.value, span_ms) for span_ms in self._recent.spans_ms),
-            median_of_each(self._recent.warm),
+        recent = zip(self._recent.warm, self._recent.spans_ms, strict=True)
+        everyone = self._exchange.gather(
+            rank_passes([(Phase.STABLE, times_ms, span_ms) for times_ms, span_ms in recent])
         )
-        everyone = self._exchange.gather(mine)
         found: Remeasurement | None = None
-        if everyone is not None:
+        if everyone is not None and all(rank.passes for rank in everyone):
             found = remeasure(dag, measured, bounds, plan, everyone, self._n_processors)
         self.forget()
-        agreed: Remeasurement = self._exchange.broadcast(found)
+        agreed: Remeasurement | None = self._exchange.broadcast(found)
+        if agreed is None:
+            return None
         self._n_low = self._n_low + 1 if agreed.gain < self._settings.least_gain else 0
         return agreed
 

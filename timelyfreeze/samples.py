@@ -117,11 +117,6 @@ def executed_order(ranks: Sequence[Times], declared: ScheduleOrder) -> ScheduleO
     return build_order([by_rank.get(rank, []) for rank in range(declared.n_ranks)])
 
 
-def median_durations(records: Sequence[PassRecord]) -> dict[Action, float]:
-    """Return each action's median time over ``records``, milliseconds."""
-    return median_of_each([record.durations_ms for record in records])
-
-
 def median_of_each(passes: Sequence[Mapping[Action, float]]) -> dict[Action, float]:
     """Return each action's median time over ``passes``, milliseconds."""
     return {action: float(np.median(values)) for action, values in _by_action(passes).items()}

@@ -28,7 +28,7 @@ SETTINGS = {
     "checkpoint__no_last_save_model_only": None,
     **TIMELYFREEZE.arguments,
 }
-_MARK = "TIMELYFREEZE_TEST_RUN"
+MARK = "TIMELYFREEZE_TEST_RUN"
 
 
 @dataclass(frozen=True)
@@ -50,30 +50,40 @@ class Ended:
         return [ln for ln in self.output.splitlines() if all(word in ln for word in words)]
 
 
-def run_with(fault, folder, *, n_processes=2, timeout_s=240, **settings):
-    """Start a run in ``folder``, have ``fault`` happen to it and wait for its end."""
-    folder.mkdir(parents=True, exist_ok=True)
+def command_of(fault, folder, *, n_processes=2, **settings):
+    """Return the command of a run in ``folder`` to which ``fault`` happens; False unsets a key."""
     (folder / "fault.json").write_text(json.dumps(fault))
     settings = {**SETTINGS, "job__dump_folder": folder, **settings}
-    command = [
+    return [
         sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={n_processes}",
         "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0",
         str(ROOT / "tests/multiprocess/faulty_run.py"), str(folder / "fault.json"),
         *arguments(**{k: v for k, v in settings.items() if v is not False}),
     ]  # fmt: skip
+
+
+def run_with(fault, folder, *, n_processes=2, timeout_s=240, **settings):
+    """Start a run in ``folder``, have ``fault`` happen to it and wait for its end."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command = command_of(fault, folder, n_processes=n_processes, **settings)
     mark = uuid.uuid4().hex
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), _MARK: mark}
-    output = folder / "output.txt"
-    try:
-        with output.open("w") as file:
-            done = subprocess.run(
-                command, cwd=ROOT, env=environment, stdout=file, stderr=file, timeout=timeout_s
-            )
-        left = processes_left(mark, wait_s=40.0)
-    finally:
-        for pid in processes_left(mark, wait_s=0.0):
-            os.kill(pid, signal.SIGKILL)
-    return Ended(done.returncode, output.read_text(), left)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), MARK: mark}
+    # Not into a file, whose size a fault may limit.
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as torchrun:
+        try:
+            output, _ = torchrun.communicate(timeout=timeout_s)
+            left = processes_left(mark, wait_s=40.0)
+        finally:
+            for pid in processes_left(mark, wait_s=0.0):
+                os.kill(pid, signal.SIGKILL)
+    return Ended(torchrun.returncode, output, left)
 
 
 def processes_left(mark, wait_s):
@@ -88,7 +98,7 @@ def processes_left(mark, wait_s):
 
 def _has(environ, mark):
     try:
-        return f"{_MARK}={mark}".encode() in environ.read_bytes()
+        return f"{MARK}={mark}".encode() in environ.read_bytes()
     except OSError:
         return False  # it has ended, or is another user's
 
@@ -99,6 +109,12 @@ def final_weights(folder, n_processes=2):
     for rank in range(n_processes):
         together.update(torch.load(folder / f"weights_{rank}.pt", weights_only=True))
     return together
+
+
+def equal_weights(left, right, n_processes=2):
+    """Return whether two runs came to the same weights, bit for bit."""
+    mine, theirs = final_weights(left, n_processes), final_weights(right, n_processes)
+    return mine.keys() == theirs.keys() and all(torch.equal(mine[k], theirs[k]) for k in theirs)
 
 
 def last_run_file(folder, name):

@@ -11,7 +11,7 @@ from timelyfreeze.recorder import PassRecord
 from timelyfreeze.samples import (
     Samples,
     executed_order,
-    median_durations,
+    median_of_each,
     samples_from_plain,
     slowest_replica,
 )
@@ -102,11 +102,11 @@ def test_a_process_that_holds_several_ranks_has_run_them_all(seed: int) -> None:
     assert executed_order([times], order) == order
 
 
-def test_median_durations_are_those_of_each_action() -> None:
+def test_medians_are_those_of_each_action() -> None:
     records = [passed(a0F0=1.0, a0B0=2.0), passed(a0F0=9.0), passed(a0F0=4.0, a0B0=5.0)]
-    medians = median_durations(records)
+    medians = median_of_each([record.durations_ms for record in records])
     assert medians == {F0: statistics.median([1, 9, 4]), B0: statistics.median([2, 5])}
-    assert median_durations([]) == {}
+    assert median_of_each([]) == {}
 
 
 def test_hand_orders_are_found_as_they_are() -> None:
