@@ -2,8 +2,10 @@ import doctest
 import math
 import os
 import signal
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -112,3 +114,32 @@ def test_finds_what_this_process_finds(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert str(tmp_path) in sys.path
     with BackgroundCall(only_here.double, 21) as call:
         assert call.result() == 42
+
+
+def test_an_answer_that_does_not_come_is_not_waited_for() -> None:
+    with (
+        BackgroundCall(time.sleep, 600.0) as call,
+        pytest.raises(BackgroundError, match=r"called time\.sleep gave no answer within 0\.2 s"),
+    ):
+        call.result(timeout_s=0.2)
+
+
+def test_it_ends_with_a_caller_that_is_killed() -> None:
+    code = (
+        "import os, signal, time; from timelyfreeze.background import BackgroundCall; "
+        "call = BackgroundCall(time.sleep, 600.0); print(call._process.pid, flush=True); "
+        "time.sleep(1.5); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL
+    pid, deadline = int(killed.stdout), time.monotonic() + 20.0
+    while _is_alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _is_alive(pid)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False

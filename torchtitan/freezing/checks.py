@@ -26,6 +26,7 @@ from torchtitan.freezing.model_checks import model_mistakes
 from torchtitan.freezing.parallel_checks import parallel_mistakes
 from torchtitan.freezing.phase_checks import phase_mistakes, phases_of, warmup_mistakes
 from torchtitan.freezing.reference import reference_mistakes
+from torchtitan.freezing.tokenizer_checks import tokenizer_mistakes
 from torchtitan.freezing.validation_checks import validation_mistakes
 
 
@@ -33,8 +34,13 @@ class ConfigError(ValueError):
     """The configuration has mistakes; the message lists each with key, value and rule."""
 
 
-def check(job_config: JobConfig) -> None:
+def check(job_config: JobConfig, *, trains: bool = False) -> None:
     """Raise if the configuration cannot work.
+
+    Args:
+        job_config: What was asked for.
+        trains: Whether training is about to begin here, so that what it reads and where it writes
+            have to be there.
 
     Raises:
         ConfigError: Naming every mistake found.
@@ -44,13 +50,17 @@ def check(job_config: JobConfig) -> None:
         *emulation_mistakes(job_config),
         *([] if job_config.emulation.enable else parallel_mistakes(job_config)),
         *model_mistakes(job_config),
-        *checkpoint_mistakes(job_config),
-        *output_mistakes(job_config),
         *data_mistakes(job_config),
         *validation_mistakes(job_config),
         *_freezing_mistakes(job_config),
         *reference_mistakes(job_config),
     ]
+    if trains:
+        mistakes += [
+            *tokenizer_mistakes(job_config),
+            *checkpoint_mistakes(job_config),
+            *output_mistakes(job_config),
+        ]
     if mistakes:
         raise ConfigError(
             "The configuration has "

@@ -63,7 +63,7 @@ def prepare(args: Sequence[str]) -> JobConfig:
 
     spelled_out = ["--report.quiet" if arg == "--quiet" else arg for arg in args]
     job_config = ConfigManager(job_config_class()).parse_args(spelled_out)
-    check(job_config)
+    check(job_config, trains=True)
     name = job_config.model.name
     titan_spec._extra_train_specs.pop(name, None)
     titan_spec.register_train_spec(

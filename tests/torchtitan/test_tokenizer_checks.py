@@ -1,0 +1,44 @@
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.torchtitan.job_configs import make_job_config
+from torchtitan.freezing.checks import ConfigError, check
+from torchtitan.freezing.tokenizer_checks import tokenizer_mistakes
+
+ASSETS = Path(__file__).parents[1] / "assets" / "tokenizer"
+
+
+def mistakes(folder: Path) -> list[str]:
+    return list(tokenizer_mistakes(make_job_config(model__hf_assets_path=str(folder))))
+
+
+def test_a_whole_tokenizer_is_fine() -> None:
+    assert mistakes(ASSETS) == []
+
+
+def test_a_missing_one_is_told(tmp_path: Path) -> None:
+    assert mistakes(tmp_path / "no") == [
+        f"model.hf_assets_path is {str(tmp_path / 'no')!r}, which is no folder; it must hold the "
+        "tokenizer"
+    ]
+    assert "which holds no tokenizer (tokenizer.json, " in mistakes(tmp_path)[0]
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+def test_a_half_written_one_is_told(name: str, share: float, tmp_path: Path) -> None:
+    folder = tmp_path / "tokenizer"
+    shutil.copytree(ASSETS, folder)
+    text = (ASSETS / name).read_bytes().rstrip()
+    (folder / name).write_bytes(text[: int(share * len(text))])
+    (mistake,) = mistakes(folder)
+    assert f"and its {name} cannot be read: " in mistake
+
+
+def test_it_is_among_the_checks_of_a_run_that_trains(tmp_path: Path) -> None:
+    config = make_job_config(model__hf_assets_path=str(tmp_path))
+    check(config)
+    with pytest.raises(ConfigError, match="holds no tokenizer"):
+        check(config, trains=True)
