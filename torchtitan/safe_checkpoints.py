@@ -90,14 +90,8 @@ class SafeCheckpointManager(CheckpointManager):
             super().save(curr_step, last_step)
         except (CheckpointException, OSError) as error:
             cause = _cause(error) if isinstance(error, CheckpointException) else error
-            last = max(
-                (s for s in finished_steps(Path(self.folder)) if s < curr_step), default=None
-            )
-            kept = "there is no former one" if last is None else f"step-{last} is whole"
             raise CheckpointError(
-                f"{folder} cannot be written: {cause}; {kept}. Make room, or set "
-                "checkpoint.folder or job.dump_folder to another place; the same command goes on "
-                "from the last checkpoint that is whole"
+                f"{folder} cannot be written: {cause}; make room there; {self.last_finished()}"
             ) from error
         self._saved_step = curr_step
 
@@ -140,7 +134,7 @@ class SafeCheckpointManager(CheckpointManager):
 
 
 def _cause(error: CheckpointException) -> str:
-    """Return the first rank's reason, without its stack."""
-    rank, (cause, _) = min(error.failures.items())
-    text = str(cause) or type(cause).__name__
+    """Return the first rank's reason in one line, without its stack."""
+    rank, (cause, _) = min(error.failures.items(), key=lambda item: item[0])
+    text = " ".join(str(cause).split()) or type(cause).__name__
     return f"{text} (rank {rank})"

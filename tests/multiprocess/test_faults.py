@@ -162,8 +162,8 @@ def test_a_full_disk_ends_the_run_at_its_next_checkpoint(tmp_path):
     assert run.lines("step:  5 ")
     lines = run.lines("CheckpointError", "step-6 cannot be written", "File too large")
     assert lines
-    assert all(line.endswith("the same command resumes from " + f"{tmp_path}/checkpoint/step-3")
-               for line in lines)  # fmt: skip
+    kept = f"make room there; the same command resumes from {tmp_path}/checkpoint/step-3"
+    assert [line for line in lines if kept not in line] == []
 
 
 def test_a_loss_that_is_not_finite_is_told_once_with_what_was_frozen(tmp_path):
@@ -189,9 +189,13 @@ def test_a_checkpoint_of_another_model_is_named(tmp_path):
 
 @pytest.mark.slow
 def test_a_rank_that_hangs_ends_the_others_in_time(tmp_path):
-    """It takes half a minute more until torchrun kills what does not answer."""
+    """It takes half a minute more until torchrun kills what does not answer.
+
+    gloo keeps the time limit under which its connections were made, that of initialization.
+    """
     fault = {"step": 5, "rank": 1, "signal": "SIGSTOP"}
-    run = run_with(fault, tmp_path, comm__train_timeout_seconds=5)
+    limits = {"comm__init_timeout_seconds": 30, "comm__train_timeout_seconds": 5}
+    run = run_with(fault, tmp_path, **limits)
     assert run.status != 0
     assert run.left == []
     (line,) = run.lines("Rank 0 ends in step 5 (lower_bound)")
