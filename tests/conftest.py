@@ -1,7 +1,11 @@
 """What all tests share."""
 
+import os
+
 from hypothesis import settings
 
 # A machine that others use as well may take any time for an example.
 settings.register_profile("timelyfreeze", deadline=None)
-settings.load_profile("timelyfreeze")
+# A hundred times the examples, for tests that break inputs: see docs/inputs.md.
+settings.register_profile("long", deadline=None, max_examples=10_000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "timelyfreeze"))

@@ -36,6 +36,7 @@ PURE = {
     "methods",
     "order",
     "phases",
+    "plain_json",
     "plan",
     "policies",
     "policy",

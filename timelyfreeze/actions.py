@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
+from timelyfreeze.plain_json import shown
+
 
 class ActionKind(Enum):
     """What a stage computes in an action; the value is the letter used in schedule text."""
@@ -45,7 +47,8 @@ class Action:
         return f"{self.stage}{self.kind.value}{self.microbatch}"
 
 
-_ACTION_TEXT = re.compile(r"(0|[1-9][0-9]*)([FBIW])(0|[1-9][0-9]*)")
+# No pipeline has a billion stages; longer numbers are not worth reading.
+_ACTION_TEXT = re.compile(r"(0|[1-9][0-9]{0,8})([FBIW])(0|[1-9][0-9]{0,8})")
 
 
 def parse_action(text: str) -> Action:
@@ -67,6 +70,7 @@ def parse_action(text: str) -> Action:
     match = _ACTION_TEXT.fullmatch(text)
     if match is None:
         raise ValueError(
-            f"{text!r} is not an action; expected <stage><F|B|I|W><microbatch>, for example 3B5"
+            f"{shown(text)} is not an action; expected <stage><F|B|I|W><microbatch>, for example "
+            "3B5"
         )
     return Action(int(match[1]), ActionKind(match[2]), int(match[3]))

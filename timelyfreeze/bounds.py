@@ -10,12 +10,14 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from timelyfreeze.actions import Action, ActionKind, parse_action
 from timelyfreeze.dag import PipelineDag, check_delays, check_durations, edge_delays
+from timelyfreeze.plain_json import field_of, number_of, parse_json, shown
 from timelyfreeze.shrinkage import less_noisy_medians
 
 MONITOR_KEY = "freezing.last_monitor_step"
@@ -206,22 +208,26 @@ def bounds_from_json(dag: PipelineDag, text: str) -> DurationBounds:
 
     Raises:
         ValueError: If the text has another form, its actions are not those of ``dag``, or
-            ``validate_bounds`` refuses the result.
+            ``validate_bounds`` refuses the result. The message names the key and its value.
     """
     try:
-        data = json.loads(text)
+        data = parse_json(text)
         table = {
-            parse_action(key): (float(row["min_ms"]), float(row["max_ms"]))
-            for key, row in data["bounds"].items()
+            parse_action(key): (
+                number_of(f"bounds.{key}.min_ms", field_of(f"bounds.{key}", row, "min_ms")),
+                number_of(f"bounds.{key}.max_ms", field_of(f"bounds.{key}", row, "max_ms")),
+            )
+            for key, row in _object("bounds", field_of("", data, "bounds")).items()
         }
-        pinned = tuple(parse_action(key) for key in data["pinned"])
+        pinned = _pinned(field_of("", data, "pinned"), table)
         # Files from before these were kept apart have neither.
-        message_ms = float(data.get("message_ms", 0.0))
+        message_ms = number_of("message_ms", data.get("message_ms", 0.0), least=0.0)
         transfers_ms = {
-            parse_link(key): float(ms) for key, ms in data.get("transfers_ms", {}).items()
+            parse_link(key): number_of(f"transfers_ms.{key}", ms, least=0.0)
+            for key, ms in _object("transfers_ms", data.get("transfers_ms", {})).items()
         }
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
-        raise ValueError(f"not the text of duration bounds: {error!r}") from error
+    except ValueError as error:
+        raise ValueError(f"not the text of duration bounds: {error}") from error
     odd = sorted(map(str, set(table) ^ set(dag.actions)))
     if odd:
         raise ValueError(
@@ -236,6 +242,21 @@ def bounds_from_json(dag: PipelineDag, text: str) -> DurationBounds:
     bounds = replace(bounds, message_ms=message_ms, transfers_ms=transfers_ms)
     validate_bounds(dag, bounds)
     return bounds
+
+
+def _object(where: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} is {shown(value)}; it must be an object")
+    return value
+
+
+def _pinned(names: Any, table: Mapping[Action, tuple[float, float]]) -> tuple[Action, ...]:
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"pinned is {shown(names)}; it must be a list of actions")
+    pinned = tuple(parse_action(name) for name in names)
+    if strange := [action for action in pinned if action not in table]:
+        raise ValueError(f"pinned has {strange[0]}, which is not among the bounds")
+    return pinned
 
 
 def _bounds(
@@ -255,8 +276,8 @@ def parse_link(text: str) -> tuple[int, int]:
         ValueError: If it is none.
     """
     sender, _, receiver = text.partition(">")
-    if not (sender.isdigit() and receiver.isdigit()):
-        raise ValueError(f'transfers_ms has {text!r}; it must name two ranks, like "0>1"')
+    if not all(rank.isdecimal() and len(rank) < 10 for rank in (sender, receiver)):
+        raise ValueError(f'transfers_ms has {shown(text)}; it must name two ranks, like "0>1"')
     return int(sender), int(receiver)
 
 

@@ -125,7 +125,12 @@ def order_from_csv(text: str) -> ScheduleOrder:
     Raises:
         ScheduleError: If a cell is not an action, or the order fails ``build_order``.
     """
-    rows = list(csv.reader(io.StringIO(text.rstrip())))
+    try:
+        rows = list(csv.reader(io.StringIO(text.rstrip())))
+    except csv.Error as error:
+        raise ScheduleError(
+            f"{error}; a schedule read from {SCHEDULE_CSV_KEY} has a row of actions for each rank"
+        ) from None
     return build_order([_parse_cells(rank, row) for rank, row in enumerate(rows)])
 
 
@@ -190,10 +195,11 @@ def _check_stages(order: ScheduleOrder) -> None:
                     "one rank",
                     order,
                 )
-    missing = sorted(set(range(max(holder) + 1)) - set(holder))
-    if missing:
+    # Not by a range up to the highest: a mistyped stage may be in the millions.
+    missing = next((stage for stage, known in enumerate(sorted(holder)) if stage != known), None)
+    if missing is not None:
         raise _error(
-            f"no rank runs stage {missing[0]}, yet stage {max(holder)} exists; stages must count "
+            f"no rank runs stage {missing}, yet stage {max(holder)} exists; stages must count "
             "0, 1, 2, ... without a gap",
             order,
         )

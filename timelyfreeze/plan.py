@@ -18,6 +18,7 @@ from timelyfreeze.actions import Action, parse_action
 from timelyfreeze.bounds import DurationBounds, validate_bounds
 from timelyfreeze.cascade import behind_first, front_depths, idle_ms
 from timelyfreeze.dag import PipelineDag
+from timelyfreeze.plain_json import field_of, number_of, parse_json, shown
 from timelyfreeze.processors import play_batch
 
 
@@ -170,19 +171,34 @@ def plan_from_json(text: str) -> FreezePlan:
         FreezePlan: The same plan, every number to the last bit.
 
     Raises:
-        ValueError: If the text has another form.
+        ValueError: If the text has another form; the message names the key and its value.
     """
     try:
-        data = json.loads(text)
-        rows = data["actions"]
+        data = parse_json(text)
+        rows = field_of("", data, "actions")
+        if not isinstance(rows, dict):
+            raise ValueError(f"actions is {shown(rows)}; it must be an object")
+        actions = tuple(parse_action(key) for key in rows)
         ratios, durations, start = (
-            np.array([float(row[key]) for row in rows.values()], dtype=np.float64)
+            np.array(
+                [
+                    number_of(
+                        f"actions.{action}.{key}",
+                        field_of(f"actions.{action}", row, key),
+                        least=0.0,
+                        most=1.0 if key == _RATIO else math.inf,
+                    )
+                    for action, row in rows.items()
+                ],
+                dtype=np.float64,
+            )
             for key in _COLUMNS
         )
-        batch_ms, unfrozen_batch_ms, frozen_batch_ms = (float(data[key]) for key in _BATCH_TIMES)
-        actions = tuple(parse_action(key) for key in rows)
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
-        raise ValueError(f"not the text of a freeze plan: {error!r}") from error
+        batch_ms, unfrozen_batch_ms, frozen_batch_ms = (
+            number_of(key, field_of("", data, key), least=0.0) for key in _BATCH_TIMES
+        )
+    except ValueError as error:
+        raise ValueError(f"not the text of a freeze plan: {error}") from error
     for array in (ratios, durations, start):
         array.setflags(write=False)
     return FreezePlan(
@@ -192,7 +208,8 @@ def plan_from_json(text: str) -> FreezePlan:
 
 _BATCH_TIMES = ("batch_ms", "unfrozen_batch_ms", "frozen_batch_ms")
 # Name in the text, which describes one action, to field of FreezePlan, which holds all of them.
-_COLUMNS = {"ratio": "ratios", "duration_ms": "durations_ms", "start_ms": "start_ms"}
+_RATIO = "ratio"
+_COLUMNS = {_RATIO: "ratios", "duration_ms": "durations_ms", "start_ms": "start_ms"}
 
 
 def _gain(before_ms: float, after_ms: float) -> float:

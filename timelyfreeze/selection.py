@@ -14,6 +14,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+# Seeds lie in [0, N_SEEDS): they are words of 64 bits.
+N_SEEDS = 2**64
+
 
 def mask_rng(
     seed: int, step: int, pass_index: int, microbatch: int, stage: int
@@ -39,10 +42,10 @@ def mask_rng(
         ValueError: If an argument is not in [0, 2**64).
     """
     words = (seed, step, pass_index, microbatch, stage)
-    if min(words) < 0 or max(words) >= 2**64:
+    if min(words) < 0 or max(words) >= N_SEEDS:
         raise ValueError(
             f"(seed, step, pass, microbatch, stage) is {words}; each must lie in [0, 2**64) "
-            "(the seed is training.seed)"
+            "(the seed is freezing.seed)"
         )
     key = np.array([seed, step], dtype=np.uint64)
     # The lowest counter word advances with every draw; the others stay what they are set to.

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from torchtitan.instruct_rows import FieldError, kind_of
+from torchtitan.instruct_rows import DataRowError, FieldError, InstructRows, kind_of
 
 SPEAKERS = {
     "system": "system",
@@ -74,10 +74,29 @@ def sharegpt_messages(row: dict[str, Any]) -> list[Message]:
     return messages
 
 
+def require_messages(rows: InstructRows, reader: MessageReader) -> None:
+    """Check that each of ``rows`` can be read.
+
+    Raises:
+        DataRowError: Naming the place and the field of the first that cannot.
+    """
+    for index in range(len(rows)):
+        try:
+            reader(rows[index])
+        except FieldError as error:
+            raise DataRowError(*rows.place(index), error.problem, error.field) from error
+
+
 def _text(row: dict[str, Any], field: str, place: str = "") -> str:
     name = f"{place}.{field}" if place else field
     if field not in row:
         raise FieldError(name, "is missing; expected a string")
     if not isinstance(row[field], str):
         raise FieldError(name, f"is {kind_of(row[field])}; expected a string")
-    return row[field]
+    text: str = row[field]
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # JSON can hold "\\ud83d", of which no tokens can be made
+        half = text[error.start]
+        raise FieldError(name, f"has {half!r}, half of a character; expected a text") from error
+    return text

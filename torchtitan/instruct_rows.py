@@ -11,6 +11,7 @@ import zlib
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -149,20 +150,43 @@ def read_rows(
 
 
 def _read_local(path: Path, fields: Sequence[str], key: str) -> InstructRows:
-    rows: list[dict[str, Any]] = []
-    numbers = array("Q")
-    files: list[tuple[str, int]] = []
-    for file in _data_files(path, key):
-        before = len(rows)
-        for number, row in _reader(file, key)(file, fields):
-            _require_fields(row, fields, str(file), number)
-            rows.append({field: row[field] for field in fields})
-            numbers.append(number)
-        files.append((str(file), len(rows) - before))
-    if not rows:
+    files = _data_files(path, key)
+    for file in files:
+        if not file.name.endswith(SUFFIXES):
+            raise ValueError(
+                f"{key} is {str(file)!r}; a data file must end in one of {', '.join(SUFFIXES)}"
+            )
+    try:
+        states = tuple((state.st_size, state.st_mtime_ns) for state in map(os.stat, files))
+    except OSError as error:
+        raise DataRowError(str(error.filename), None, f"cannot be read ({error})") from error
+    rows = _read_files(tuple(files), states, tuple(fields))
+    if not len(rows):
         raise ValueError(f"{key} is {str(path)!r}, which holds no rows; at least one is needed")
     logger.info(f"Read {len(rows)} rows from {len(files)} file(s) of {path}")
-    return InstructRows(rows, tuple(files), numbers)
+    return rows
+
+
+# Rows are looked at before processes start, and again by the loaders of training and validation.
+@lru_cache(maxsize=2)
+def _read_files(
+    files: tuple[Path, ...], states: tuple[tuple[int, int], ...], fields: tuple[str, ...]
+) -> InstructRows:
+    """Return the rows of files; by ``states`` they are known to be those that were read before."""
+    rows: list[dict[str, Any]] = []
+    numbers = array("Q")
+    counts: list[tuple[str, int]] = []
+    for file in files:
+        before = len(rows)
+        try:
+            for number, row in _reader(file)(file, fields):
+                _require_fields(row, fields, str(file), number)
+                rows.append({field: row[field] for field in fields})
+                numbers.append(number)
+        except OSError as error:
+            raise DataRowError(str(file), None, f"cannot be read ({error})") from error
+        counts.append((str(file), len(rows) - before))
+    return InstructRows(rows, tuple(counts), numbers)
 
 
 def _read_hub(name: str, fields: Sequence[str], key: str) -> InstructRows:
@@ -180,7 +204,12 @@ def _read_hub(name: str, fields: Sequence[str], key: str) -> InstructRows:
 def _data_files(path: Path, key: str) -> list[Path]:
     if path.is_file():
         return [path]
-    entries = sorted(entry for entry in path.iterdir() if entry.is_file())
+    if not path.is_dir():
+        raise FileNotFoundError(f"{key} is {str(path)!r}, which is neither a file nor a folder")
+    try:
+        entries = sorted(entry for entry in path.iterdir() if entry.is_file())
+    except OSError as error:
+        raise FileNotFoundError(f"{key} is {str(path)!r}, which cannot be read: {error}") from error
     files = [entry for entry in entries if entry.name.endswith(SUFFIXES)]
     if not files:
         raise FileNotFoundError(
@@ -194,17 +223,13 @@ def _data_files(path: Path, key: str) -> list[Path]:
 
 
 def _reader(
-    file: Path, key: str
+    file: Path,
 ) -> Callable[[Path, Sequence[str]], Iterator[tuple[int, dict[str, Any]]]]:
     if file.name.endswith((".jsonl", ".jsonl.gz")):
         return _read_jsonl
     if file.name.endswith(".json"):
         return _read_json
-    if file.name.endswith(".parquet"):
-        return _read_parquet
-    raise ValueError(
-        f"{key} is {str(file)!r}; a data file must end in one of {', '.join(SUFFIXES)}"
-    )
+    return _read_parquet
 
 
 def _read_jsonl(file: Path, fields: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -240,14 +265,16 @@ def _read_parquet(file: Path, fields: Sequence[str]) -> Iterator[tuple[int, dict
             for row in batch.to_pylist():
                 yield number, row
                 number += 1
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataRowError(str(file), None, f"is not a readable parquet file ({error})") from error
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        # Errors of damaged files may be as long as the file.
+        problem = f"is not a readable parquet file ({str(error)[:200]})"
+        raise DataRowError(str(file), None, problem) from error
 
 
 def _parse(data: bytes, file: str, number: int | None) -> Any:
     try:
         return json.loads(data.decode("utf-8"))
-    except ValueError as error:  # covers bad UTF-8 and bad JSON
+    except (ValueError, RecursionError) as error:  # covers bad UTF-8, bad JSON, deep nesting
         more = "" if number is None else " on one line"
         raise DataRowError(
             file, number, f"is not valid JSON ({error}); expected JSON in UTF-8{more}"

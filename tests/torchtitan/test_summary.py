@@ -53,6 +53,12 @@ def test_what_is_no_summary_is_refused() -> None:
     del values["steps"]
     with pytest.raises(ValueError, match=r"not complete: .*'steps'"):
         summary_from_json(json.dumps(values))
+    values["steps"] = "10"
+    with pytest.raises(ValueError, match="steps of the run summary is '10'; it must be a whole"):
+        summary_from_json(json.dumps(values))
+    values |= {"steps": 10, "stage_ratios": {"first": 0.5}}
+    with pytest.raises(ValueError, match=r"stage_ratios .* must be an object of numbers by stage"):
+        summary_from_json(json.dumps(values))
     with pytest.raises(ValueError, match="unknown fields: mood, speed"):
         summary_from_json('{"speed": 1, "mood": 2}')
 
@@ -64,4 +70,4 @@ def test_a_summary_does_not_change() -> None:
 
 def test_reading_summaries_needs_the_standard_library_alone() -> None:
     names = {name.split(".")[0] for name in imports_of(Path(module.__file__))}
-    assert names <= {"__future__", "collections", "dataclasses", "json"}
+    assert names <= {"__future__", "collections", "dataclasses", "json", "typing"}

@@ -7,7 +7,7 @@ The bounds file may have one more entry, ``pipeline`` (``notes``), which older r
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from timelyfreeze.bounds import DurationBounds, bounds_to_json, parse_link
 from timelyfreeze.dag import PipelineDag, build_dag
 from timelyfreeze.messages import receiving
 from timelyfreeze.order import ScheduleOrder, order_from_csv
+from timelyfreeze.plain_json import parse_json, shown
 from timelyfreeze.whatif.links import Links
 from timelyfreeze.whatif.notes import PipelineNotes, notes_to_json, parse_notes
 from timelyfreeze.whatif.times import Pair, StageTimes, complete_times, median_pairs
@@ -113,11 +114,13 @@ def read_bounds_file(path: Path) -> BoundsFile:
     """
     text = _read(path)
     try:
-        data = json.loads(text)
+        data = parse_json(text)
     except json.JSONDecodeError as error:
         raise ValueError(
             f"{path}: line {error.lineno}, column {error.colno}: {error.msg}; a bounds file is JSON"
         ) from error
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; a bounds file is JSON") from error
     if not isinstance(data, dict) or not isinstance(data.get("bounds"), dict):
         raise ValueError(
             f'{path} is no bounds file: it has no object "bounds"; a run saves one as bounds.json'
@@ -147,7 +150,7 @@ def _links(path: Path, data: Mapping[str, Any]) -> Links:
     """Read what messages cost; files from before they were kept apart do not say."""
     transfers = data.get("transfers_ms", {})
     if not isinstance(transfers, dict):
-        raise ValueError(f"{path}: transfers_ms is {transfers!r}; it must be an object")
+        raise ValueError(f"{path}: transfers_ms is {shown(transfers)}; it must be an object")
     try:
         links = {parse_link(key): key for key in transfers}
     except ValueError as error:
@@ -192,7 +195,7 @@ def _row(path: Path, key: str, row: Any) -> tuple[Action, Pair]:
     except ValueError as error:
         raise ValueError(f"{path}: bounds: {error}") from error
     if not isinstance(row, dict):
-        raise ValueError(f"{where} is {row!r}; it needs min_ms and max_ms")
+        raise ValueError(f"{where} is {shown(row)}; it needs min_ms and max_ms")
     low, high = (_time(f"{where}.{name}", row.get(name)) for name in ("min_ms", "max_ms"))
     if low > high:
         raise ValueError(f"{where}: min_ms {low} is above max_ms {high}")
@@ -206,9 +209,9 @@ def _row(path: Path, key: str, row: Any) -> tuple[Action, Pair]:
 
 def _time(where: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{where} is {value!r}; it must be a number of milliseconds")
-    if not 0.0 <= value < math.inf:
-        raise ValueError(f"{where} is {value}; it must be finite and not negative")
+        raise ValueError(f"{where} is {shown(value)}; it must be a number of milliseconds")
+    if not 0.0 <= value <= sys.float_info.max:
+        raise ValueError(f"{where} is {shown(value)}; it must be finite and not negative")
     return float(value)
 
 

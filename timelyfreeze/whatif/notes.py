@@ -13,10 +13,11 @@ and in split backwards, and the prices at which layers move (``layer_model.Layer
 from __future__ import annotations
 
 import json
-import math
+import sys
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from timelyfreeze.plain_json import listed, shown
 from timelyfreeze.settings import CASCADES, FIRST_STAGE_MODES
 from timelyfreeze.whatif.times import StageTimes
 
@@ -70,12 +71,10 @@ def parse_notes(where: str, plain: Any, n_stages: int) -> PipelineNotes:
         ValueError: If a key is unknown, or its value is none of this key's.
     """
     if not isinstance(plain, dict):
-        raise ValueError(f"{where} is {plain!r}; it must be an object")
+        raise ValueError(f"{where} is {shown(plain)}; it must be an object")
     known = {field.name for field in fields(PipelineNotes)}
     if unknown := sorted(set(plain) - known):
-        raise ValueError(
-            f"{where} has unknown keys: {', '.join(unknown)}; a newer version wrote it"
-        )
+        raise ValueError(f"{where} has unknown keys: {listed(unknown)}; a newer version wrote it")
     layers = _list(f"{where}.layers", plain.get("layers"), n_stages)
     stages = _list(f"{where}.stages", plain.get("stages"), n_stages)
     return PipelineNotes(
@@ -101,8 +100,11 @@ def parse_notes(where: str, plain: Any, n_stages: int) -> PipelineNotes:
 def _word(where: str, value: Any, known: tuple[str, ...] | None = None) -> str | None:
     if value is None:
         return None
-    if not isinstance(value, str) or (known is not None and value not in known):
-        raise ValueError(f"{where} is {value!r}; known: {', '.join(known or ('any word',))}")
+    fits = isinstance(value, str) and (value.isprintable() if known is None else value in known)
+    if not fits:
+        raise ValueError(
+            f"{where} is {shown(value)}; known: {', '.join(known or ('any printable word',))}"
+        )
     return value
 
 
@@ -110,15 +112,17 @@ def _count(where: str, value: Any, *, least: int) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{where} is {value!r}; it must be a whole number, {least} or more")
+        raise ValueError(f"{where} is {shown(value)}; it must be a whole number, {least} or more")
     return value
 
 
 def _positive(where: str, value: Any) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ValueError(f"{where} is {value!r}; it must be a number above 0")
+    if (isinstance(value, bool) or not isinstance(value, int | float)) or not (
+        0 < value <= sys.float_info.max
+    ):
+        raise ValueError(f"{where} is {shown(value)}; it must be a number above 0")
     return float(value)
 
 
@@ -142,9 +146,11 @@ def _prices(where: str, value: Any) -> StageTimes | None:
         if (
             isinstance(number, bool)
             or not isinstance(number, int | float)
-            or not math.isfinite(number)
+            or not abs(number) <= sys.float_info.max
         ):
-            raise ValueError(f"{where}.{name} is {number!r}; it must be a number of milliseconds")
+            raise ValueError(
+                f"{where}.{name} is {shown(number)}; it must be a finite number of milliseconds"
+            )
     return StageTimes(**{name: float(value[name]) for name in names})
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from timelyfreeze.methods import parse_method
 from timelyfreeze.order import ScheduleOrder, order_from_csv
 from timelyfreeze.phases import PhaseSchedule
 from timelyfreeze.policy import NONE
+from timelyfreeze.selection import N_SEEDS
 from timelyfreeze.settings import KEEP_CHAIN, PLAN, FreezeSettings, unknown_words
 from timelyfreeze.torch_pipelining import (
     known_schedules,
@@ -20,7 +22,7 @@ from timelyfreeze.torch_pipelining import (
 )
 from torchtitan.freezing.checkpoint_checks import checkpoint_mistakes, output_mistakes
 from torchtitan.freezing.config import Freezing, JobConfig
-from torchtitan.freezing.data_checks import data_mistakes
+from torchtitan.freezing.data_checks import data_mistakes, row_mistakes
 from torchtitan.freezing.emulation_checks import emulation_mistakes
 from torchtitan.freezing.model_checks import model_mistakes
 from torchtitan.freezing.parallel_checks import parallel_mistakes
@@ -62,12 +64,30 @@ def check(job_config: JobConfig, *, trains: bool = False) -> None:
             *output_mistakes(job_config),
         ]
     if mistakes:
-        raise ConfigError(
-            "The configuration has "
-            + ("a mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes")
-            + ":\n"
-            + "\n".join(f"  - {mistake}" for mistake in mistakes)
-        )
+        raise ConfigError(join_mistakes(mistakes))
+
+
+def check_rows(job_config: JobConfig) -> None:
+    """Raise if the instruction data that lies on disk cannot be used.
+
+    All its rows are read, which the data loader then need not do again. Apart from :func:`check`,
+    because not everything that needs a configuration needs its data.
+
+    Raises:
+        ConfigError: Naming the path, or the first row that is broken, of each data set.
+    """
+    if mistakes := list(row_mistakes(job_config)):
+        raise ConfigError(join_mistakes(mistakes))
+
+
+def join_mistakes(mistakes: Sequence[str]) -> str:
+    """Return the message of an error that tells of ``mistakes``, a line for each."""
+    return (
+        "The configuration has "
+        + ("a mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes")
+        + ":\n"
+        + "\n".join(f"  - {mistake}" for mistake in mistakes)
+    )
 
 
 def freeze_settings(freezing: Freezing) -> FreezeSettings:
@@ -142,12 +162,12 @@ def _is_known(schedule_name: str) -> bool:
 
 def _csv_mistakes(config: JobConfig, path: Path) -> Iterator[str]:
     key = "parallelism.pipeline_parallel_schedule_csv"
-    if not path.is_file():
+    if not os.path.isfile(path):
         yield f"{key} is {str(path)!r}, which is not a file"
         return
     try:
         order = order_from_csv(path.read_text())
-    except (ValueError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         yield f"{key} is {str(path)!r}: {error}"
         return
     if order.n_ranks != config.parallelism.pipeline_parallel_degree:
@@ -207,8 +227,8 @@ def _freezing_mistakes(config: JobConfig) -> Iterator[str]:
             'freezing.cascade is "plan", but under freezing.first_stage "keep_chain" every stage '
             'needs its input gradients; set first_stage to "all_or_nothing" or cascade to "off"'
         )
-    if freezing.seed < 0:
-        yield f"freezing.seed is {freezing.seed}; it must be 0 or more"
+    if not 0 <= freezing.seed < N_SEEDS:
+        yield f"freezing.seed is {freezing.seed}; it must be 0 or more and below 2**64"
     yield from _unsupported(config)
 
 
@@ -219,7 +239,9 @@ def _ratio_mistakes(config: JobConfig) -> Iterator[str]:
         if not isinstance(value, (int, float)) or not 0.0 <= value <= 1.0 or math.isnan(value):
             yield f"freezing.max_freeze_ratio is {value!r}; it must lie in [0, 1]"
     n_stages = _n_stages(config)
-    if isinstance(ratio, list) and n_stages is not None and len(ratio) != n_stages:
+    if ratio == []:
+        yield "freezing.max_freeze_ratio is []; it needs one value, or one for each stage"
+    elif isinstance(ratio, list) and n_stages is not None and len(ratio) != n_stages:
         yield (
             f"freezing.max_freeze_ratio has {len(ratio)} values; it needs one, or one for each of "
             f"the {n_stages} stages"

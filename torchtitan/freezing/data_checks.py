@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torchtitan.freezing.config import JobConfig
+from torchtitan.instruct_messages import require_messages
+from torchtitan.instruct_rows import is_local_path, read_rows
 from torchtitan.instruct_turns import INSTRUCT_DATASETS, is_instruct_dataset
 from torchtitan.named_templates import PLAIN, template_mistake
 
@@ -12,8 +14,27 @@ from torchtitan.named_templates import PLAIN, template_mistake
 def data_mistakes(config: JobConfig) -> Iterator[str]:
     """Yield what is wrong with ``[data]`` besides its share: key, value and rule."""
     yield from _template_mistakes(config)
+    if config.data.seed < 0:
+        yield f"data.seed is {config.data.seed}; it must be 0 or more"
     if config.data.packing:
         yield from _packing_mistakes(config)
+
+
+def row_mistakes(config: JobConfig) -> Iterator[str]:
+    """Yield what is wrong with instruction data on this disk; hub data is not looked at."""
+    sections = {"training": config.training}
+    if config.validation.enable:
+        sections["validation"] = config.validation
+    for name, section in sections.items():
+        if not is_instruct_dataset(section.dataset):
+            continue
+        spec = INSTRUCT_DATASETS[section.dataset.lower()]
+        place, key = section.dataset_path or spec.default_path, f"{name}.dataset_path"
+        try:
+            if is_local_path(place, key=key):
+                require_messages(read_rows(place, spec.fields, key=key), spec.messages)
+        except (FileNotFoundError, ValueError) as error:
+            yield str(error)
 
 
 def _template_mistakes(config: JobConfig) -> Iterator[str]:

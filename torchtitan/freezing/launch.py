@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 from timelyfreeze.parent_death import end_with_parent
 from torchtitan import upstream_fixes
-from torchtitan.config import ConfigManager
-from torchtitan.freezing.checks import ConfigError, check
-from torchtitan.freezing.config import JobConfig, job_config_class
+from torchtitan.freezing.checks import ConfigError, check, check_rows, join_mistakes
+from torchtitan.freezing.config import JobConfig
+from torchtitan.freezing.config_file import read_config
 from torchtitan.protocols import train_spec as titan_spec
 
 
@@ -31,6 +31,7 @@ def launch(args: Sequence[str], local_rank: int) -> int:
         end_with_parent(os.getppid(), signal.SIGTERM)
     try:
         job_config = prepare(args)
+        check_rows(job_config)
     except ConfigError as error:
         if local_rank == 0:
             print(f"error: {error}", flush=True)
@@ -62,13 +63,15 @@ def prepare(args: Sequence[str]) -> JobConfig:
     from torchtitan.freezing.spec import build_train_spec
 
     spelled_out = ["--report.quiet" if arg == "--quiet" else arg for arg in args]
-    job_config = ConfigManager(job_config_class()).parse_args(spelled_out)
+    job_config = read_config(spelled_out)
     check(job_config, trains=True)
     name = job_config.model.name
     titan_spec._extra_train_specs.pop(name, None)
-    titan_spec.register_train_spec(
-        name, build_train_spec(titan_spec.get_train_spec(name), job_config)
-    )
+    try:
+        train_spec = build_train_spec(titan_spec.get_train_spec(name), job_config)
+    except ValueError as error:
+        raise ConfigError(join_mistakes([str(error)])) from error
+    titan_spec.register_train_spec(name, train_spec)
     return job_config
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from torchtitan.freezing.config import JobConfig
+from torchtitan.freezing.config import JobConfig, Model
 from torchtitan.freezing.flavors import FROM_FOLDER, LLAMA, chosen_args, weights_folder
 from torchtitan.hf_folder import stored_tensors, tensor_mistakes
 from torchtitan.llama_args import config_of
@@ -18,6 +19,7 @@ _LOADS = "checkpoint.initial_load_in_hf is true"
 
 def model_mistakes(config: JobConfig) -> Iterator[str]:
     """Say what is wrong with the model that is asked for and with the folder of its weights."""
+    yield from _rope_mistakes(config.model)
     if config.model.name != LLAMA:
         yield from _tied_elsewhere(config)
         return
@@ -29,6 +31,22 @@ def model_mistakes(config: JobConfig) -> Iterator[str]:
             return
     if config.checkpoint.initial_load_in_hf:
         yield from _loading_mistakes(config)
+
+
+def _rope_mistakes(model: Model) -> Iterator[str]:
+    for name in ("rope_scaling_factor", "rope_low_freq_factor", "rope_high_freq_factor"):
+        value = getattr(model, name)
+        if value is not None and not 0.0 < value < math.inf:
+            yield f"model.{name} is {value}; it must be above 0 and finite"
+    length = model.rope_original_max_position_embeddings
+    if length is not None and length < 1:
+        yield f"model.rope_original_max_position_embeddings is {length}; it must be 1 or more"
+    low, high = model.rope_low_freq_factor, model.rope_high_freq_factor
+    if low is not None and high is not None and low >= high:
+        yield (
+            f"model.rope_low_freq_factor is {low}; it must be below model.rope_high_freq_factor "
+            f"({high}), or no wavelength lies in between"
+        )
 
 
 def _loading_mistakes(config: JobConfig) -> Iterator[str]:

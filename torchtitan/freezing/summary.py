@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,15 +181,24 @@ def summary_from_json(text: str) -> RunSummary:
     """Read what :func:`summary_to_json` wrote; a figure that is missing is None.
 
     Raises:
-        ValueError: If the text is no JSON object, has unknown fields, or lacks one of those that
-            every run has.
+        ValueError: If the text is no JSON object, has unknown fields, values of another kind, or
+            lacks a field that every run has.
     """
-    values = json.loads(text)
+    try:
+        values = json.loads(text)
+    except RecursionError:
+        raise ValueError("a run summary is a JSON object; this one is nested too deeply") from None
     if not isinstance(values, dict):
         raise ValueError(f"a run summary is a JSON object, not {type(values).__name__}")
-    known = {field.name for field in fields(RunSummary)}
-    if unknown := sorted(set(values) - known):
+    kinds = {field.name: field.type for field in fields(RunSummary)}
+    if unknown := sorted(set(values) - set(kinds)):
         raise ValueError(f"the run summary has unknown fields: {', '.join(unknown)}")
+    for name, value in values.items():
+        if not _fits(value, str(kinds[name])):
+            raise ValueError(
+                f"{name} of the run summary is {str(value)[:60]!r}; it must be "
+                f"{_WORDS[str(kinds[name])]}"
+            )
     for name in _BY_STAGE:
         if values.get(name) is not None:
             values[name] = {int(stage): ratio for stage, ratio in values[name].items()}
@@ -196,3 +206,26 @@ def summary_from_json(text: str) -> RunSummary:
         return RunSummary(**values)
     except TypeError as error:
         raise ValueError(f"the run summary is not complete: {error}") from error
+
+
+_WORDS = {
+    "str": "a text",
+    "int": "a whole number",
+    "float": "a number",
+    "str | None": "a text or null",
+    "int | None": "a whole number or null",
+    "float | None": "a number or null",
+    "Mapping[int, float] | None": "an object of numbers by stage, or null",
+}
+_KINDS = {"str": str, "int": int, "float": (int, float), "None": type(None)}
+
+
+def _fits(value: Any, kind: str) -> bool:
+    """Return whether a value that was read from JSON can stand in a field of the type ``kind``."""
+    if isinstance(value, bool):
+        return False
+    if isinstance(value, dict):
+        return kind.startswith("Mapping") and all(
+            stage.isdecimal() and _fits(ratio, "float") for stage, ratio in value.items()
+        )
+    return any(isinstance(value, _KINDS[one]) for one in kind.split(" | ") if one in _KINDS)

@@ -1,0 +1,324 @@
+"""Every key of ``[freezing]``, ``[data]``, ``[emulation]`` and ours of ``[model]``, given wrongly.
+
+``RULES`` is the table of docs/configuration.md once more: for each key what it may be, and what
+not, in a configuration that is right but for that key.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fuzz.mangling import DEEP, VALUES, fuzzed, mangled_bytes, message_of
+from tests.torchtitan.job_configs import config
+from torchtitan import upstream_fixes
+from torchtitan.freezing.checks import ConfigError, check, freeze_settings
+from torchtitan.freezing.config import JobConfig, job_config_class
+from torchtitan.freezing.config_file import form_mistakes, read_config, read_toml
+from torchtitan.freezing.launch import launch
+
+ROOT = Path(__file__).resolve().parents[2]
+CLASS = job_config_class()
+NAN, INF = math.nan, math.inf
+HUGE = 2**64
+
+
+def _whole(least: int, most: int | None = None) -> tuple[Any, Any]:
+    """Whole numbers in [least, most], and other ones."""
+    wrong = st.integers(max_value=least - 1)
+    right = st.integers(least, most)
+    return right, wrong if most is None else wrong | st.integers(min_value=most + 1)
+
+
+def _number(
+    right: Any, *wrong: float, below: float | None = None, above: float | None = None
+) -> Any:
+    """Numbers drawn from ``right``; wrong ones, and all below or above an excluded limit."""
+    others = st.sampled_from([NAN, *wrong])
+    if below is not None:
+        others |= st.floats(max_value=below, exclude_max=True, allow_nan=False)
+    if above is not None:
+        others |= st.floats(min_value=above, exclude_min=True, allow_nan=False)
+    return right, others
+
+
+def _word(*known: str) -> Any:
+    return st.sampled_from(known), st.text(max_size=9).filter(lambda word: word not in known)
+
+
+FLAG = (st.booleans(), st.nothing())
+SHARE = _number(st.floats(0, 1), below=0.0, above=1.0)
+METHODS = ("apf", "autofreeze", "fixed", "linear", "lisa", "pipetransformer", "smartpipe")
+# Steps: 1000 of training, and T_w, T_m, T_f as they are by default, 60, 100 and 200.
+RULES: dict[str, tuple[Any, Any]] = {
+    "freezing.method": _word(
+        "none", "timelyfreeze", *METHODS, *(f"timelyfreeze+{name}" for name in METHODS)
+    ),
+    "freezing.last_warmup_step": _whole(0, 94),  # 3 passes in each half of monitoring
+    "freezing.last_monitor_step": _whole(66, 199),
+    "freezing.monitoring": _word("halves", "mixed"),
+    "freezing.last_ramp_step": _whole(101),
+    "freezing.max_freeze_ratio": (
+        st.floats(0, 1) | st.lists(st.floats(0, 1), min_size=4, max_size=4),
+        SHARE[1]
+        | st.lists(st.floats(0, 1), max_size=3)
+        | st.lists(SHARE[1], min_size=4, max_size=4),
+    ),
+    "freezing.seed": _whole(0, HUGE - 1),
+    "freezing.first_stage": _word("all_or_nothing", "keep_chain"),
+    "freezing.cascade": _word("off", "use", "plan"),
+    "freezing.discard_passes": _whole(0, 19),
+    "freezing.solver_time_limit_s": _number(st.floats(min_value=1e-3), 0.0, -INF, below=0.0),
+    "freezing.solver_delay_steps": _whole(0, 99),
+    "freezing.remeasure_every": _whole(0),
+    "freezing.remeasure_share": _number(st.floats(1e-6, 1e6), 0.0, INF, -INF, below=0.0),
+    "freezing.least_gain": _number(st.floats(-1, 1e6), INF, -INF, below=-1.0),
+    "freezing.score_memory": _word("device", "host"),
+    "freezing.score_dtype": _word("float32", "bfloat16"),
+    "freezing.apf.check_interval": _whole(1),
+    "freezing.apf.threshold": SHARE,
+    "freezing.apf.alpha": _number(st.floats(0, 1, exclude_max=True), 1.0, below=0.0, above=1.0),
+    "freezing.apf.reduction": _word("elements", "sums"),
+    "freezing.apf.freezing_period": _word("until_unstable", "grow_and_halve"),
+    "freezing.autofreeze.check_interval": _whole(1),
+    "freezing.autofreeze.percentile": _number(st.floats(0, 100), below=0.0, above=100.0),
+    "freezing.autofreeze.delta": _word("gradients", "updates"),
+    "freezing.autofreeze.change": _word("absolute", "signed"),
+    "freezing.fixed.layers": _whole(0),
+    "freezing.linear.check_interval": _whole(1),
+    "freezing.linear.layers_per_check": _whole(1),
+    "freezing.linear.max_layers": _whole(0),
+    "freezing.lisa.check_interval": _whole(1),
+    "freezing.lisa.active_layers": _whole(0),
+    "freezing.pipetransformer.check_interval": _whole(1),
+    "freezing.pipetransformer.alpha": _number(
+        st.floats(1e-6, 1, exclude_max=True), 0.0, 1.0, below=0.0, above=1.0
+    ),
+    "freezing.smartpipe.check_interval": _whole(1),
+    "freezing.smartpipe.tau": _number(st.floats(1e-6, 1e6), 0.0, INF, below=0.0),
+    "freezing.smartpipe.rate": _number(
+        st.floats(1e-6, 1, exclude_max=True), 0.0, 1.0, below=0.0, above=1.0
+    ),
+    "data.shuffle": FLAG,
+    "data.seed": _whole(0),
+    "data.validation_share": _number(st.floats(0, 1, exclude_max=True), 1.0, below=0.0, above=1.0),
+    "data.chat_template": _word("plain", "alpaca", "llama2", "llama3", "chatml", "tokenizer"),
+    "data.packing": FLAG,
+    "emulation.enable": FLAG,
+    "model.vocab_size": _whole(1),
+    "model.rope_scaling_factor": _number(st.floats(1e-3, 1e6), 0.0, INF, below=0.0),
+    "model.rope_low_freq_factor": _number(st.floats(1e-3, 1e6), 0.0, INF, below=0.0),
+    "model.rope_high_freq_factor": _number(st.floats(1e-3, 1e6), 0.0, INF, below=0.0),
+    "model.rope_original_max_position_embeddings": _whole(1),
+}
+KEYS = sorted(RULES)
+
+
+def _told(key: str, value: Any) -> str:
+    """Return what is said of a configuration that has ``value`` under ``key``, "" if nothing."""
+    section, _, name = key.rpartition(".")
+    table: dict[str, Any] = {name: value}
+    for part in reversed(section.split(".")):
+        table = {part: table}
+    if found := list(form_mistakes(CLASS, table)):
+        return "\n".join(found)
+    job_config = config(training__dataset="alpaca")
+    holder: Any = job_config
+    for part in section.split("."):
+        holder = getattr(holder, part)
+    # Settings of policies do not change once made.
+    object.__setattr__(holder, name, value)
+    policy = section.removeprefix("freezing.")
+    if policy in METHODS:
+        job_config.freezing.method = f"timelyfreeze+{policy}"
+    return message_of(lambda: _use(job_config), refusals=(ConfigError,)) or ""
+
+
+def _use(job_config: JobConfig) -> None:
+    check(job_config)
+    freeze_settings(job_config.freezing)
+
+
+def _keys(section: type, prefix: str) -> set[str]:
+    return {
+        name
+        for field in fields(section)
+        for name in (
+            _keys(field.type, f"{prefix}{field.name}.")
+            if is_dataclass(field.type)
+            else {f"{prefix}{field.name}"}
+        )
+    }
+
+
+def test_every_key_has_a_rule() -> None:
+    sections = {field.name: field.type for field in fields(CLASS)}
+    keys = {
+        key
+        for name in ("freezing", "data", "emulation")
+        for key in _keys(sections[name], f"{name}.")
+    }
+    upstream = {field.name for field in fields(sections["model"].__mro__[1])}
+    keys |= {
+        f"model.{field.name}" for field in fields(sections["model"]) if field.name not in upstream
+    }
+    assert keys == set(RULES)
+
+
+@fuzzed(150)
+@given(data=st.data(), key=st.sampled_from(KEYS))
+def test_what_breaks_the_rule_of_a_key_is_told_with_key_and_value(
+    data: st.DataObject, key: str
+) -> None:
+    if RULES[key] is FLAG:
+        return
+    value = data.draw(RULES[key][1])
+    told = _told(key, value)
+    assert any(f"{key}{link}" in told for link in (" is ", " has ", " ("))
+    if not isinstance(value, list):
+        assert repr(value) in told or str(value) in told
+
+
+@fuzzed(100)
+@given(data=st.data(), key=st.sampled_from(KEYS))
+def test_what_keeps_to_the_rule_of_a_key_is_taken(data: st.DataObject, key: str) -> None:
+    value = data.draw(RULES[key][0])
+    told = _told(key, value)
+    # Some are right by themselves and clash with another key, which is then named as well.
+    clashes = ("needs", "emulation.enable is true and", "model.name", "template", "keep_chain")
+    assert not told or any(clash in told for clash in clashes), (key, value, told)
+
+
+@fuzzed(100)
+@given(key=st.sampled_from(KEYS), value=VALUES.filter(lambda value: value is not None))
+def test_a_value_of_any_type_is_taken_or_told(key: str, value: Any) -> None:
+    told = _told(key, value)
+    assert not told or key in told
+    if not told:
+        kinds = {type(one) for one in (value if isinstance(value, list) else [value])}
+        assert not kinds & {dict, type(None)}
+        assert (bool in kinds) == (RULES[key] is FLAG)
+
+
+# -- files and command lines -----------------------------------------------------------------------
+
+TOML = (ROOT / "train_configs" / "tiny_8m.toml").read_bytes()
+
+
+@fuzzed(100)
+@given(data=mangled_bytes(TOML))
+def test_a_broken_file_is_named_with_its_line_or_key(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "run.toml"
+    path.write_bytes(data)
+
+    def read() -> None:
+        found = list(form_mistakes(CLASS, read_toml(str(path))))
+        assert all(len(mistake) < 2000 for mistake in found)
+
+    message = message_of(read, refusals=(ConfigError,))
+    assert message is None or f"job.config_file is '{path}'" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("freezing = 3", "freezing is 3; it is a section, [freezing]"),
+        ("[freezing]\napf = 3", "freezing.apf is 3; it is a section, [freezing.apf]"),
+        (
+            "[freezing]\nmetod = 'apf'",
+            "freezing.metod is no key of the configuration; the nearest is freezing.method",
+        ),
+        ("[freezin]\nseed = 1", "freezin is no key of the configuration; the nearest is freezing"),
+        ("[freezing]\nseed = 1.5", "freezing.seed is 1.5; it must be a whole number"),
+        ("[freezing]\nseed = true", "freezing.seed is True; it must be a whole number"),
+        ("[freezing]\nleast_gain = nan", "freezing.least_gain is nan; it must be a number"),
+        (
+            "[freezing]\nmax_freeze_ratio = [0.5, '1']",
+            "freezing.max_freeze_ratio is [0.5, '1']; it must be a number or a list, each a number",
+        ),
+        ("[freezing.apf]\nalpha = 'low'", "freezing.apf.alpha is 'low'; it must be a number"),
+        ("[data]\nshuffle = 'yes'", "data.shuffle is 'yes'; it must be true or false"),
+        ("[training]\nsteps = 'ten'", "training.steps is 'ten'; it must be a whole number"),
+        ("[training]\ndtype = 'fp8'", "training.dtype is 'fp8'; it must be one of \"bfloat16\", "),
+        ("[model]\nconverters = 'x'", "model.converters is 'x'; it must be a list, each a text"),
+        ("[model]\nflavor = 'no such'", "model.flavor is 'no such', which llama3 does not have"),
+        ("[model]\nname = 'no such'", "no such"),
+        ("[freezing", "which is no TOML: Expected ']' at the end of a table declaration (at "),
+        ("\udcff", "which is no TOML: 'utf-8' codec can't decode byte 0xff"),
+        (f"a = {DEEP}", "which is no TOML: it is nested too deeply"),
+        ("[job]\ncustom_config_module = 'no.such'", "No module named 'no'"),
+    ],
+)  # fmt: skip
+def test_a_mistake_ends_the_launch_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, expected: str
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    assert launch([f"--job.config_file={path}"], local_rank=0) == 2
+    assert expected in capsys.readouterr().out
+    assert not dist.is_initialized()
+
+
+def test_all_mistakes_of_form_are_told_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("[freezing]\nseed = '1'\nspeed = 1\n[data]\npacking = 1\n")
+    with pytest.raises(ConfigError, match="3 mistakes") as error:
+        read_config(["--job.config_file", str(path)])
+    assert str(error.value).count(f"(in {path})") == 3
+
+
+@pytest.mark.parametrize(
+    "path", ["/no/such/file", ".", "x" * 5000, "/dev/null/x"], ids=["none", "folder", "long", "odd"]
+)
+def test_a_file_that_cannot_be_read_is_named(path: str) -> None:
+    with pytest.raises(ConfigError, match=r"job\.config_file is .*, which cannot be read: "):
+        read_config([f"--job.config_file={path}"])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--freezing.solver_time_limit_s=nan"],
+        ["--freezing.max_freeze_ratio", "0.5", "nan"],
+        ["--optimizer.lr=nan"],
+    ],
+    ids=str,
+)
+def test_a_command_line_can_set_no_nan(arguments: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"nan\]?; it must be a number"):
+        read_config(arguments)
+
+
+WORDS = ["--freezing.seed", "--freezing.seed=", "--freezing.seed=x", "--freezing.odd=1", "--", "-1"]
+WORDS += ["--freezing.max_freeze_ratio", "0.5", "nan", "--data.no_shuffle", "", "\x00", "=", "--=="]
+WORDS += ["--job.config_file", "--job.config_file=", "--freezing.apf", "--freezing.apf.alpha=1e999"]
+
+
+@pytest.mark.slow
+@fuzzed(15)
+@given(arguments=st.lists(st.sampled_from(WORDS) | st.text(max_size=6), min_size=1, max_size=4))
+def test_any_command_line_is_parsed_or_refused(
+    capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    refusal: BaseException | None = None
+    try:
+        read_config(arguments)
+    except (ConfigError, SystemExit) as error:
+        refusal = error
+    printed = capsys.readouterr()
+    if isinstance(refusal, SystemExit):
+        assert refusal.code == 2
+        assert printed.err or printed.out
+
+
+def test_shipped_configurations_have_no_mistake_of_form() -> None:
+    upstream_fixes.install()
+    for path in sorted((ROOT / "train_configs").glob("*.toml")):
+        assert list(form_mistakes(CLASS, read_toml(str(path)))) == []

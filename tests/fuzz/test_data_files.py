@@ -1,0 +1,211 @@
+"""Instruction data that was cut, flipped or written wrongly: taken, or named by file and row."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fuzz.mangling import DEEP, VALUES, fuzzed, mangled_bytes, mangled_json, message_of
+from tests.torchtitan.job_configs import config
+from torchtitan.freezing.data_checks import row_mistakes
+from torchtitan.freezing.launch import launch
+from torchtitan.instruct_messages import require_messages
+from torchtitan.instruct_rows import DataRowError, read_rows
+from torchtitan.instruct_turns import INSTRUCT_DATASETS
+
+ROOT = Path(__file__).resolve().parents[2]
+ALPACA: list[dict[str, Any]] = [
+    {"instruction": "Add.", "input": "1 and 2", "output": "3"},
+    {"instruction": "Say so.", "input": "", "output": "so"},
+    {"instruction": "Be still.", "input": " ", "output": ""},
+]
+SHAREGPT: list[dict[str, Any]] = [
+    {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
+    {"conversations": [{"from": "system", "value": ""}, {"from": "gpt", "value": "c"}]},
+]
+
+
+def _parquet(rows: list[dict[str, Any]], **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), buffer, **options)
+    return buffer.getvalue()
+
+
+def _lines(rows: list[dict[str, Any]]) -> bytes:
+    return b"\n".join(json.dumps(row).encode() for row in rows)
+
+
+WHOLE = {
+    "rows.json": json.dumps(ALPACA).encode(),
+    "rows.jsonl": _lines(ALPACA),
+    "rows.jsonl.gz": gzip.compress(_lines(ALPACA), mtime=0),
+    "rows.parquet": _parquet(ALPACA),
+    "plain.parquet": _parquet(ALPACA, compression="none", use_dictionary=False),
+}
+
+
+def _use(path: Path, kind: str) -> None:
+    """Read a data set as a launch does, and make sure that all of its text is text."""
+    spec = INSTRUCT_DATASETS[kind]
+    rows = read_rows(str(path), spec.fields)
+    require_messages(rows, spec.messages)
+    for index in range(len(rows)):
+        for message in spec.messages(rows[index]):
+            message.content.encode()
+            message.context.encode()
+
+
+def _said(path: Path, kind: str) -> str | None:
+    message = message_of(lambda: _use(path, kind))
+    assert message is None or str(path) in message
+    return message
+
+
+@pytest.mark.parametrize("name", list(WHOLE))
+def test_a_whole_file_is_taken(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(WHOLE[name])
+    assert _said(tmp_path / name, "alpaca") is None
+
+
+@pytest.mark.parametrize("name", list(WHOLE))
+def test_a_broken_file_is_named(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+
+    @fuzzed(30)
+    @given(data=mangled_bytes(WHOLE[name]))
+    def breaks(data: bytes) -> None:
+        path.write_bytes(data)
+        _said(path, "alpaca")
+
+    breaks()
+
+
+@pytest.mark.parametrize("name", list(WHOLE))
+def test_a_file_that_ends_early_is_never_taken_for_a_whole_one(tmp_path: Path, name: str) -> None:
+    path, whole = tmp_path / name, WHOLE[name]
+    ends = range(0, len(whole), max(1, len(whole) // 40))
+    # A jsonl file may end after any of its lines.
+    rows_end = [i for i, byte in enumerate(whole) if byte == 10] if name == "rows.jsonl" else []
+    for end in ends:
+        path.write_bytes(whole[:end])
+        taken = _said(path, "alpaca") is None
+        assert taken == any(end in (n, n + 1) for n in rows_end)
+
+
+@fuzzed(30)
+@given(
+    index=st.integers(0, len(ALPACA) - 1),
+    field=st.sampled_from(["instruction", "input", "output"]),
+    value=VALUES.filter(lambda value: not isinstance(value, str)) | st.just("half: \ud83d"),
+    name=st.sampled_from(["rows.json", "rows.jsonl"]),
+)
+def test_a_field_that_is_no_text_is_named_with_its_row(
+    tmp_path: Path, index: int, field: str, value: Any, name: str
+) -> None:
+    rows = [dict(row) for row in ALPACA]
+    rows[index][field] = value
+    path = tmp_path / name
+    path.write_bytes(_lines(rows) if name == "rows.jsonl" else json.dumps(rows).encode())
+    place = f"{path}, line {index + 1}: " if name == "rows.jsonl" else f"{path}, row {index}: "
+    assert f"{place}field '{field}' " in str(_said(path, "alpaca"))
+
+
+@fuzzed(40)
+@given(text=mangled_json(SHAREGPT))
+def test_a_broken_conversation_is_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(text)
+    _said(path, "sharegpt")
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        (pa.array([1, 2]), "row 0: field 'output' is a number; expected a string"),
+        (pa.array([b"a", b"\xff"]), "row 0: field 'output' is bytes; expected a string"),
+        (pa.array(["a", None]), "row 1: field 'output' is null; expected a string"),
+        (
+            pa.Array.from_buffers(pa.string(), 2, pa.array([b"a", b"\xff"]).buffers()),
+            "is not a readable parquet file",
+        ),
+    ],
+    ids=["numbers", "bytes", "null", "no UTF-8"],
+)
+def test_a_parquet_column_of_another_type_is_named(
+    tmp_path: Path, column: pa.Array, expected: str
+) -> None:
+    path = tmp_path / "rows.parquet"
+    words = pa.array(["a", "b"])
+    pq.write_table(pa.table({"instruction": words, "input": words, "output": column}), path)
+    assert expected in str(_said(path, "alpaca"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("rows.json", DEEP, "is not valid JSON"),
+        ("rows.jsonl", f'{{"a": {DEEP}', "line 1: is not valid JSON"),
+        ("rows.json", "[]", "which holds no rows; at least one is needed"),
+        ("rows.jsonl", "\n\n", "which holds no rows; at least one is needed"),
+        ("rows.json", "[{}]", "row 0: field 'instruction' is missing"),
+        ("rows.json", "[[]]", "row 0: is a list; expected an object"),
+        ("rows.csv", "a,b", "a data file must end in one of .jsonl.gz, .jsonl, .json, .parquet"),
+    ],
+)
+def test_what_holds_no_rows_is_named(tmp_path: Path, name: str, text: str, expected: str) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    assert expected in str(_said(path, "alpaca"))
+
+
+def test_a_folder_or_device_instead_of_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "rows.json").mkdir()
+    for path in (tmp_path, tmp_path / "rows.json", Path("/dev/null")):
+        job_config = config(training__dataset="alpaca", training__dataset_path=str(path))
+        told = list(row_mistakes(job_config))
+        assert len(told) == 1
+        assert f"training.dataset_path is '{path}', " in told[0]
+
+
+def test_broken_rows_of_both_data_sets_end_the_launch_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(_lines([*ALPACA, {"instruction": "", "input": "", "output": "x"}]))
+    arguments = [
+        f"--job.config_file={ROOT}/train_configs/tiny_8m.toml",
+        "--training.dataset=alpaca",
+        f"--training.dataset_path={path}",
+        "--validation.enable",
+        "--validation.dataset=sharegpt",
+        "--validation.dataset_path=./nowhere.json",
+        "--validation.seq_len=16",
+    ]
+    assert launch(arguments, local_rank=0) == 2
+    printed = capsys.readouterr().out
+    assert f"{path}, line 4: field 'instruction' is empty; expected a text" in printed
+    assert "validation.dataset_path is './nowhere.json'; there is no such file" in printed
+    assert not dist.is_initialized()
+
+
+def test_rows_that_were_read_are_read_again_once_they_have_changed(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps(ALPACA))
+    fields = INSTRUCT_DATASETS["alpaca"].fields
+    first = read_rows(str(path), fields)
+    assert read_rows(str(path), fields, key="validation.dataset_path") is first
+    path.write_text(json.dumps(ALPACA[:2]))
+    assert len(read_rows(str(path), fields)) == 2
+    path.write_text("[{}]")
+    with pytest.raises(DataRowError, match="row 0"):
+        read_rows(str(path), fields)

@@ -1,0 +1,143 @@
+"""Reads the command line and its TOML file into a configuration, and names each mistake of form.
+
+Upstream's manager takes whatever a TOML file holds: a section that is a number is left out in
+silence, and a text where a number belongs fails much later. Here keys and types are looked at
+first, all of them, by the annotations of the configuration.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import tomllib
+import types
+import typing
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from timelyfreeze.plain_json import shown
+from torchtitan.config import ConfigManager
+from torchtitan.freezing.checks import ConfigError, join_mistakes
+from torchtitan.freezing.config import JobConfig, job_config_class
+
+_FILE_KEYS = ("--job.config_file", "--job.config-file")
+_MODULE_KEYS = ("--job.custom_config_module", "--job.custom-config-module")
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
+
+def read_config(args: Sequence[str]) -> JobConfig:
+    """Return the configuration of ``args`` and of the TOML file that they name.
+
+    Raises:
+        ConfigError: Naming the file if it cannot be read, else every key of it that is unknown or
+            has a value of another type.
+        SystemExit: If an argument is wrong, which has then been said.
+    """
+    path, config_class = _value_of(args, _FILE_KEYS), job_config_class()
+    table = {} if path is None else read_toml(path)
+    job = table.get("job")
+    in_file = job.get("custom_config_module") if isinstance(job, dict) else None
+    # A module of the user's has keys that only upstream's manager knows.
+    if not (in_file or _value_of(args, _MODULE_KEYS)):
+        mistakes = [f"{mistake} (in {path})" for mistake in form_mistakes(config_class, table)]
+        if mistakes:
+            raise ConfigError(join_mistakes(mistakes))
+    try:
+        job_config = ConfigManager(config_class).parse_args(list(args))
+    except (ValueError, ImportError, AttributeError) as error:
+        raise ConfigError(join_mistakes([str(error)])) from error
+    if mistakes := list(_not_numbers(job_config)):
+        raise ConfigError(join_mistakes(mistakes))
+    return job_config
+
+
+def _value_of(args: Sequence[str], keys: tuple[str, ...]) -> str | None:
+    """Return the value of the first argument that is one of ``keys``, as upstream looks for it."""
+    for i, arg in enumerate(args):
+        key, equals, value = arg.partition("=")
+        if key in keys and (equals or i + 1 < len(args)):
+            return value if equals else args[i + 1]
+    return None
+
+
+def read_toml(path: str) -> dict[str, Any]:
+    """Return the tables of a TOML file.
+
+    Raises:
+        ConfigError: Naming the file and, where it is no TOML, the line.
+    """
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, OSError):
+            why = f"cannot be read: {error.strerror}"
+        elif isinstance(error, RecursionError):
+            why = "is no TOML: it is nested too deeply"
+        else:
+            why = f"is no TOML: {error}"
+        raise ConfigError(join_mistakes([f"job.config_file is {path!r}, which {why}"])) from error
+
+
+def form_mistakes(section: type, table: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the keys of a table that are unknown or whose value is of another type.
+
+    Args:
+        section: Dataclass that the table is for.
+        table: As it was read.
+        prefix: Names of the tables that it is in, each with a dot.
+    """
+    known = typing.get_type_hints(section)
+    for key, value in table.items():
+        name = f"{prefix}{key}"
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"; the nearest is {prefix}{near[0]}" if near else f"; known: {', '.join(known)}"
+            yield f"{name} is no key of the configuration{hint}"
+        elif is_dataclass(known[key]):
+            if isinstance(value, dict):
+                yield from form_mistakes(known[key], value, f"{name}.")
+            else:
+                yield f"{name} is {shown(value)}; it is a section, [{name}]"
+        elif not _fits(value, known[key]):
+            yield f"{name} is {shown(value)}; it must be {_words(known[key])}"
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Return whether a value of a TOML file is of the annotated type ``kind``."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, one) for one in arguments)
+    if origin is typing.Literal:
+        return isinstance(value, str) and value in arguments
+    if origin is list:
+        return isinstance(value, list) and all(_fits(one, arguments[0]) for one in value)
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    # None, and any kind that upstream may add, is not told apart here.
+    return type(value) is kind if kind in _WORDS else kind is not types.NoneType
+
+
+def _words(kind: Any) -> str:
+    """Return what ``_fits`` asks for."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        words = [_words(one) for one in arguments if one is not types.NoneType]
+        return " or ".join(dict.fromkeys(words))
+    if origin is typing.Literal:
+        return "one of " + ", ".join(f'"{one}"' for one in arguments)
+    if origin is list:
+        return f"a list, each {_words(arguments[0])}"
+    return _WORDS.get(kind, str(kind))
+
+
+def _not_numbers(section: Any, prefix: str = "") -> Iterator[str]:
+    """Yield the keys that are NaN, for which nothing has a use and every comparison is false."""
+    for field in fields(section):
+        value = getattr(section, field.name)
+        if is_dataclass(value):
+            yield from _not_numbers(value, f"{prefix}{field.name}.")
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, float) and math.isnan(one):
+                yield f"{prefix}{field.name} is {shown(value)}; it must be a number"
