@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
+from reprlib import repr
 from typing import Any
 
 from comparison_settings import SETTINGS, Settings, flatten
@@ -151,16 +153,17 @@ def read_run(folder: Path) -> Run:
     summary = read_object(folder / SUMMARY)
     if not summary.get("method"):
         raise ValueError(f"{SUMMARY} names no method; it is not the summary of a run")
-    for kind, what, keys in ((str, "text", TEXTS), (int | float, "a number", NUMBERS)):
+    for fits, what, keys in (
+        (is_text, "text in one line", TEXTS),
+        (is_number, "a number", NUMBERS),
+        (is_by_stage, "an object of numbers by stage", BY_STAGE),
+    ):
         for key in keys:
             value = summary.get(key)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, kind)):
-                raise ValueError(f"{SUMMARY}: {key} is {value!r}; it must be {what} or null")
-    for key in BY_STAGE:
-        if not _is_by_stage(summary.get(key)):
-            raise ValueError(f"{SUMMARY}: {key} is not a number for each stage, nor null")
+            if value is not None and not fits(value):
+                raise ValueError(f"{SUMMARY}: {key} is {repr(value)}; it must be {what} or null")
     if summary.get("started_at"):
-        datetime.fromisoformat(summary["started_at"])
+        _require_time(summary["started_at"])
     steps, done = summary.get("steps"), summary.get("steps_done")
     status = FINISHED if done is not None and done == steps else UNFINISHED
     logged = read_losses(folder) if (folder / LOSSES).exists() else []
@@ -179,14 +182,6 @@ def read_run(folder: Path) -> Run:
     )
 
 
-def _is_by_stage(value: Any) -> bool:
-    return value is None or (
-        isinstance(value, dict)
-        and all(stage.isdecimal() for stage in value)
-        and all(isinstance(ratio, int | float) for ratio in value.values())
-    )
-
-
 def read_freeze_ratios(path: Path) -> tuple[tuple[float, float], ...]:
     """Return (step, freeze ratio) of the steps whose ratio is known; none if there is no file.
 
@@ -199,14 +194,18 @@ def read_freeze_ratios(path: Path) -> tuple[tuple[float, float], ...]:
         return ()
     pairs = []
     with path.open(newline="") as file:
-        for row in csv.DictReader(file):
-            try:
-                if row["freeze_ratio"]:
-                    pairs.append((float(row["step"]), float(row["freeze_ratio"])))
-            except (KeyError, TypeError, ValueError):
-                raise ValueError(
-                    f"{path.name}: {row} does not give step and freeze_ratio as numbers"
-                ) from None
+        rows = csv.DictReader(file)
+        try:
+            for row in rows:
+                try:
+                    if row["freeze_ratio"]:
+                        pairs.append((float(row["step"]), float(row["freeze_ratio"])))
+                except (KeyError, TypeError, ValueError):
+                    raise ValueError(
+                        f"{path.name}: {repr(row)} does not give step and freeze_ratio as numbers"
+                    ) from None
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise ValueError(f"{path.name}, line {rows.line_num + 1}: {error}") from None
     return tuple(pairs)
 
 
@@ -219,11 +218,39 @@ def read_object(path: Path) -> dict[str, Any]:
     """
     try:
         value = json.loads(path.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path.name} is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise ValueError(f"{path.name} is {type(value).__name__}; it must be an object")
     return value
+
+
+def is_text(value: Any) -> bool:
+    """Tell whether a value from JSON can stand in a cell."""
+    return isinstance(value, str) and value.isprintable()
+
+
+def is_number(value: Any) -> bool:
+    """Tell whether a value from JSON is a number; a loss may well be NaN."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return isinstance(value, float) or abs(value) <= sys.float_info.max
+
+
+def is_by_stage(value: Any) -> bool:
+    """Tell whether a value from JSON is an object of numbers by stage."""
+    return isinstance(value, dict) and all(
+        stage.isdecimal() and is_number(ratio) for stage, ratio in value.items()
+    )
+
+
+def _require_time(text: str) -> None:
+    try:
+        zone = datetime.fromisoformat(text).tzinfo
+    except ValueError:
+        zone = None
+    if zone is None:
+        raise ValueError(f"{SUMMARY}: started_at is {repr(text)}; it must be a time with offset")
 
 
 def _recorded_run(place: Path) -> Run:
@@ -233,6 +260,10 @@ def _recorded_run(place: Path) -> Run:
     if missing:
         raise ValueError(f"{RECORD} lacks {', '.join(sorted(missing))}")
     asked = {key: record[key] for key in ("schedule", "method", "seed")}
+    for key, value in asked.items():
+        fits = is_number(value) if key == "seed" else is_text(value)
+        if not (fits or value is None) or (key == "method" and not value):
+            raise ValueError(f"{RECORD}: {key} is {repr(value)}; it does not name a run")
     # Without an exit status it was cut off together with whoever had started it.
     return Run(place, UNFINISHED if record["exit_status"] is None else FAILED, asked)
 

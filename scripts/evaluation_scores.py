@@ -6,10 +6,12 @@ Imports the standard library alone, so that scripts can read scores without lm-e
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from reprlib import repr
+from typing import Any, get_args, get_origin, get_type_hints
 
 from evaluation_benchmarks import BENCHMARKS, BY_KEY, average_accuracy
 
@@ -93,19 +95,21 @@ def scores_from_json(text: str) -> Scores:
         ValueError: If the text is no JSON object, lacks a field or has an unknown one, names an
             unknown benchmark, or holds an accuracy outside [0, 1].
     """
-    values = json.loads(text)
+    try:
+        values = json.loads(text)
+    except RecursionError as error:
+        raise ValueError(f"no JSON that can be read: {error}") from None
     if not isinstance(values, dict):
         raise ValueError(f"scores are a JSON object, not {type(values).__name__}")
     values.pop("average", None)
     found = values.get("benchmarks")
     if not isinstance(found, dict):
-        raise ValueError(f"benchmarks is {found!r}; it must be an object")
+        raise ValueError(f"benchmarks is {repr(found)}; it must be an object")
     if unknown := sorted(found.keys() - BY_KEY.keys()):
         raise ValueError(f"unknown benchmarks {', '.join(unknown)}; known: {', '.join(BY_KEY)}")
     benchmarks = {key: _read(Score, found[key], key) for key in BY_KEY if key in found}
     for key, score in benchmarks.items():
-        is_number = isinstance(score.accuracy, int | float)
-        if not is_number or not 0.0 <= score.accuracy <= 1.0:
+        if not 0.0 <= score.accuracy <= 1.0:
             raise ValueError(f"{key}.accuracy is {score.accuracy!r}; it must lie in [0, 1]")
     return _read(Scores, {**values, "benchmarks": benchmarks}, "scores")
 
@@ -151,10 +155,24 @@ def render_scores(scores: Scores) -> str:
 def _read(kind: type, values: Any, what: str) -> Any:
     """Build a dataclass from an object of exactly its fields, those with defaults aside."""
     if not isinstance(values, dict):
-        raise ValueError(f"{what} is {values!r}; it must be an object")
+        raise ValueError(f"{what} is {repr(values)}; it must be an object")
     if unknown := sorted(values.keys() - {field.name for field in fields(kind)}):
         raise ValueError(f"{what} has unknown fields: {', '.join(unknown)}")
+    kinds = get_type_hints(kind)
+    for name, value in values.items():
+        if not _fits(value, kinds[name]):
+            raise ValueError(f"{what}.{name} is {repr(value)}, which is of another type")
     try:
         return kind(**values)
     except TypeError as error:
         raise ValueError(f"{what} is not complete: {error}") from None
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Return whether a value from JSON can stand in a field of the type ``kind``."""
+    kinds = [get_origin(one) or one for one in get_args(kind) or (kind,)]
+    if get_origin(kind) is Mapping:
+        return isinstance(value, dict)
+    if isinstance(value, int) and not isinstance(value, bool) and float in kinds:
+        return abs(value) <= sys.float_info.max
+    return type(value) in kinds

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from reprlib import repr
 from typing import Any
 
 DEFAULT_SPLIT = "default"
@@ -57,6 +58,10 @@ class PaperTable:
 
 
 # Copied by hand.
+FIGURES = (
+    "max_freeze_ratio", "step_ms", "frozen_step_ms", "gain", "limit_gain", "mean_ratio",
+    "tokens_per_second",
+)  # fmt: skip
 PAPER = {
     "Llama-3.2-1B": PaperTable(
         "Table 4, 4 x A6000",
@@ -104,13 +109,28 @@ def read_cases(path: Path) -> list[dict[str, Any]]:
     """
     try:
         cases = json.loads(path.read_text())["cases"]
-        return [case for case in cases if case["split"] == DEFAULT_SPLIT]
+        found = [case for case in cases if case["split"] == DEFAULT_SPLIT]
+        for case in found:
+            _require_figures(case)
+        return found
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(
             f"{path} is not what `python -m timelyfreeze plan --json` writes: {error!r}"
         ) from None
+
+
+def _require_figures(case: dict[str, Any]) -> None:
+    if not isinstance(case["schedule"], str):
+        raise ValueError(f"schedule is {repr(case['schedule'])}")
+    for key in FIGURES:
+        value = case[key]
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if key == "tokens_per_second" and value is None:
+            continue
+        if not is_number or not abs(value) <= sys.float_info.max:
+            raise ValueError(f"{key} is {repr(value)}; it must be a finite number")
 
 
 def render(model: str, cases: Iterable[dict[str, Any]]) -> str:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from reprlib import repr
 from typing import Any
 
 from comparison_groups import schedule_rank
-from comparison_runs import FINISHED, FoundRuns, Run, read_object
+from comparison_runs import FINISHED, FoundRuns, Run, is_number, read_object
 
 SETTINGS = "settings.json"
 MISSING = "-"
@@ -84,7 +86,12 @@ def figures_of(run: Run) -> Figures:
     except (KeyError, TypeError) as error:
         raise ValueError(f"{SETTINGS} does not give {error}; it is not that of a run") from None
     if isinstance(cap, list):
-        raise ValueError(f"{SETTINGS}: max_freeze_ratio is {cap}; the table has one for all stages")
+        raise ValueError(
+            f"{SETTINGS}: max_freeze_ratio is {repr(cap)}; the table has one for all stages"
+        )
+    for key, value in (("max_freeze_ratio", cap), ("pipeline_parallel_degree", ranks)):
+        if not is_number(value) or not math.isfinite(value):
+            raise ValueError(f"{SETTINGS}: {key} is {repr(value)}; it must be a number")
     summary = run.summary
     is_emulated = summary.get("emulated_ranks") is not None
     virtual = "virtual_" if is_emulated else ""

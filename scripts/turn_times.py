@@ -285,5 +285,8 @@ def passes_from_json(text: str) -> Passes:
             plans={cap: plan_from_json(plan) for cap, plan in data["plans"].items()},
             turns=turns,
         )
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+    except (
+        *(LookupError, TypeError, AttributeError),
+        *(ArithmeticError, RecursionError, ValueError),
+    ) as error:
         raise ValueError(f"not the text of passes in turns: {error!r}") from error

@@ -6,6 +6,6 @@ from hypothesis import settings
 
 # A machine that others use as well may take any time for an example.
 settings.register_profile("timelyfreeze", deadline=None)
-# A hundred times the examples, for tests that break inputs: see docs/inputs.md.
-settings.register_profile("long", deadline=None, max_examples=10_000)
+# Twenty times the examples, for tests that break inputs: see docs/inputs.md.
+settings.register_profile("long", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "timelyfreeze"))

@@ -19,6 +19,7 @@ import jinja2
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from timelyfreeze.plain_json import parse_json
 from torchtitan.instruct_messages import Message
 
 TEMPLATE_FILE = "chat_template.jinja"
@@ -69,6 +70,8 @@ class ChatTemplate:
             raise ChatTemplateError(
                 f"chat template {name!r}, line {error.lineno}: {error.message}"
             ) from error
+        except (jinja2.TemplateError, RecursionError, ValueError) as error:
+            raise ChatTemplateError(f"chat template {name!r}: {error}") from error
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str:
         """Return the text of ``messages``.
@@ -88,7 +91,7 @@ class ChatTemplate:
                 documents=None,
                 **self._tokens,
             )
-        except (jinja2.TemplateError, TypeError) as error:
+        except Exception as error:  # a program of somebody's, which can fail in any way
             raise ChatTemplateError(f"the chat template {self.name!r} refuses: {error}") from error
 
     def mark(self, messages: Sequence[Message]) -> ChatText:
@@ -147,10 +150,13 @@ def template_in_folder(folder: str | Path) -> str | None:
     """
     file = Path(folder) / TEMPLATE_FILE
     if file.is_file():
-        return file.read_text("utf-8")
+        try:
+            return file.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ChatTemplateError(f"{file} cannot be read: {error}") from error
     config = Path(folder) / CONFIG_FILE
     try:
-        settings = json.loads(config.read_text("utf-8"))
+        settings = parse_json(config.read_text("utf-8"))
     except FileNotFoundError:
         return None
     except ValueError as error:
@@ -181,11 +187,34 @@ class _GenerationBlocks(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, which limits ranges, with a limit for what grows without a loop too."""
+
+    intercepted_binops = frozenset({"**", "*"})
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Return the power or the product, unless it would be large."""
+        if operator == "**":
+            too_large = not (abs(left) <= _LARGEST_BASE and abs(right) <= _LARGEST_EXPONENT)
+        else:
+            sizes = [len(one) if isinstance(one, Sequence) else abs(one) for one in (left, right)]
+            too_large = any(isinstance(one, Sequence) for one in (left, right)) and (
+                sizes[0] * sizes[1] > _MOST_REPEATED
+            )
+        if too_large:
+            raise jinja2.TemplateError(f"{operator} would make too large a value")
+        return super().call_binop(context, operator, left, right)
+
+
+# Far beyond what a conversation needs.
+_LARGEST_BASE, _LARGEST_EXPONENT, _MOST_REPEATED = 10**6, 64, 10**6
+
+
 @lru_cache(maxsize=8)
 def _compiled(source: str) -> jinja2.Template:
     # Cached here rather than kept: loader workers get a pickled data set where they are spawned,
     # and a compiled template cannot be pickled.
-    environment = ImmutableSandboxedEnvironment(
+    environment = _Sandbox(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[_GenerationBlocks, "jinja2.ext.loopcontrols"],

@@ -5,13 +5,13 @@ No weight is read, so a folder of any size is looked through in a moment.
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from timelyfreeze.plain_json import parse_json, shown
 from torchtitan.llama_config import HEAD, LlamaConfig, tensor_shapes
 
 SUFFIX = ".safetensors"
@@ -60,8 +60,11 @@ def _files_of_index(folder: Path) -> set[str]:
     if not path.is_file():
         return set()
     try:
-        return set(json.loads(path.read_text())["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        names = parse_json(path.read_text())["weight_map"].values()
+        if not all(isinstance(name, str) for name in names):
+            raise ValueError("weight_map must give the file of each tensor")
+        return set(names)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{str(path)!r} is no index of tensors: {error!r}") from error
 
 
@@ -72,15 +75,28 @@ def _header(file: Path) -> dict[str, Any]:
             (n_bytes,) = struct.unpack("<Q", opened.read(8))
             if n_bytes > _MAX_HEADER_BYTES:
                 raise ValueError(f"its header would be {n_bytes} bytes long")
-            header = json.loads(opened.read(n_bytes))
+            header = parse_json(opened.read(n_bytes))
             header.pop("__metadata__", None)
+            for name, entry in header.items():
+                _require_tensor(name, entry)
             n_data = max((entry["data_offsets"][1] for entry in header.values()), default=0)
         n_missing = 8 + n_bytes + n_data - file.stat().st_size
         if n_missing > 0:
             raise ValueError(f"{n_missing} bytes are missing at its end")
-    except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise ValueError(f"{str(file)!r} is no whole safetensors file: {error}") from error
     return header
+
+
+def _require_tensor(name: str, entry: Any) -> None:
+    """Raise ValueError unless an entry of a header describes a tensor."""
+    sizes = [*entry["shape"], *entry["data_offsets"]]
+    if (
+        not isinstance(entry["dtype"], str)
+        or len(entry["data_offsets"]) != 2
+        or not all(type(size) is int and 0 <= size < 2**63 for size in sizes)
+    ):
+        raise ValueError(f"{shown(name)} is {shown(entry)}, which describes no tensor")
 
 
 def tensor_mistakes(config: LlamaConfig, tensors: Mapping[str, StoredTensor]) -> Iterator[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
+
+from timelyfreeze.plain_json import parse_json, shown
 
 CONFIG_FILE = "config.json"
 EMBEDDING = "model.embed_tokens.weight"
@@ -65,7 +67,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
     """
     path = folder / CONFIG_FILE
     try:
-        settings = json.loads(path.read_text())
+        settings = parse_json(path.read_text())
     except FileNotFoundError:
         raise ValueError(f"{str(folder)!r} has no {CONFIG_FILE}") from None
     except (OSError, ValueError) as error:
@@ -138,20 +140,28 @@ def _unsupported(settings: Mapping[str, Any]) -> Iterator[str]:
     missing = [
         key
         for key in (*needed, "vocab_size")
-        if type(settings.get(key)) is not int or settings[key] < 1
+        if type(settings.get(key)) is not int or not 1 <= settings[key] < 2**31
     ]
     for key in missing:
-        yield f"{key} is {settings.get(key)!r}; it must be a number, 1 or more"
+        yield f"{key} is {shown(settings.get(key))}; it must be a whole number, 1 or more"
+    for key in ("rms_norm_eps", "max_position_embeddings"):
+        value = settings.get(key)
+        if value is not None and not _is_positive(value):
+            yield f"{key} is {shown(value)}; it must be a number above 0"
     kind = settings.get("model_type", "llama")
     if kind != "llama":
-        yield f'model_type is {kind!r}; it must be "llama"'
+        yield f'model_type is {shown(kind)}; it must be "llama"'
     if settings.get("hidden_act", "silu") != "silu":
-        yield f'hidden_act is {settings["hidden_act"]!r}; it must be "silu"'
+        yield f'hidden_act is {shown(settings["hidden_act"])}; it must be "silu"'
     for key in ("attention_bias", "mlp_bias"):
         if settings.get(key):
             yield f"{key} is true; upstream's llama3 has no biases, so it must be false"
     if settings.get("quantization_config"):
         yield "quantization_config is set; only weights that are not quantized can be trained"
+    for key in ("rope_parameters", "rope_scaling"):
+        if not isinstance(settings.get(key) or {}, dict):
+            yield f"{key} is {shown(settings[key])}; it must be an object"
+            return
     yield from _unsupported_rope(_rope_settings(settings))
     if missing:
         return
@@ -160,24 +170,34 @@ def _unsupported(settings: Mapping[str, Any]) -> Iterator[str]:
         yield f"num_attention_heads is {heads}; it must divide hidden_size"
     elif settings.get("head_dim") not in (None, settings["hidden_size"] // heads):
         yield (
-            f"head_dim is {settings['head_dim']}; it must be hidden_size / num_attention_heads "
-            f"({settings['hidden_size'] // heads})"
+            f"head_dim is {shown(settings['head_dim'])}; it must be hidden_size / "
+            f"num_attention_heads ({settings['hidden_size'] // heads})"
         )
     if type(n_kv_heads) is not int or n_kv_heads < 1 or heads % n_kv_heads:
-        yield f"num_key_value_heads is {n_kv_heads!r}; it must divide num_attention_heads ({heads})"
+        yield (
+            f"num_key_value_heads is {shown(n_kv_heads)}; it must divide num_attention_heads "
+            f"({heads})"
+        )
+
+
+def _is_positive(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and 0 < value <= sys.float_info.max
 
 
 def _unsupported_rope(rope: Mapping[str, Any]) -> Iterator[str]:
-    kind = rope["rope_type"]
+    kind, theta = rope["rope_type"], rope.get("rope_theta")
+    if theta is not None and not _is_positive(theta):
+        yield f"rope_theta is {shown(theta)}; it must be a number above 0"
     if kind == "llama3":
         for scaling_field in fields(RopeScaling):
-            if not isinstance(rope.get(scaling_field.name), (int, float)):
+            if not _is_positive(rope.get(scaling_field.name)):
                 yield (
                     f'rope_type is "llama3" and its {scaling_field.name} is '
-                    f"{rope.get(scaling_field.name)!r}; it must be a number"
+                    f"{shown(rope.get(scaling_field.name))}; it must be a number above 0"
                 )
     elif kind != "default":
-        yield f'rope_type is {kind!r}; it must be "default" or "llama3"'
+        yield f'rope_type is {shown(kind)}; it must be "default" or "llama3"'
 
 
 def read_config(folder: Path) -> LlamaConfig:

@@ -55,12 +55,12 @@ def read_table(path: Path, kind: type[Row]) -> list[Row]:
         raise ValueError(f"{path} has the columns {', '.join(found)}; not {', '.join(columns)}")
     readers = _cell_readers(kind)
     rows = []
-    for cells in reader:
-        try:
+    try:
+        for cells in reader:
             pairs = zip(readers, cells, strict=True)
             rows.append(kind(*[_value(read, cell) for read, cell in pairs]))
-        except ValueError as error:
-            raise ValueError(f"{path}, line {reader.line_num}: {error}") from error
+    except (ValueError, csv.Error) as error:
+        raise ValueError(f"{path}, line {reader.line_num}: {error}") from error
     return rows
 
 

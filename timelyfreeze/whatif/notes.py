@@ -105,7 +105,7 @@ def _word(where: str, value: Any, known: tuple[str, ...] | None = None) -> str |
         raise ValueError(
             f"{where} is {shown(value)}; known: {', '.join(known or ('any printable word',))}"
         )
-    return value
+    return str(value)
 
 
 def _count(where: str, value: Any, *, least: int) -> int | None:

@@ -192,7 +192,7 @@ def summary_from_json(text: str) -> RunSummary:
         raise ValueError(f"a run summary is a JSON object, not {type(values).__name__}")
     kinds = {field.name: field.type for field in fields(RunSummary)}
     if unknown := sorted(set(values) - set(kinds)):
-        raise ValueError(f"the run summary has unknown fields: {', '.join(unknown)}")
+        raise ValueError(f"the run summary has unknown fields: {', '.join(unknown)[:200]}")
     for name, value in values.items():
         if not _fits(value, str(kinds[name])):
             raise ValueError(
