@@ -12,6 +12,7 @@ communication and fragments. Exit status 1 if something does not fit a size that
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
@@ -26,18 +27,20 @@ def main(arguments: Sequence[str]) -> int:
     split = arguments.index("--") if "--" in arguments else len(arguments)
     options = _parser().parse_args(arguments[:split])
     # Imported late: --help need not wait for torch.
-    from torchtitan.config import ConfigManager
-
-    from torchtitan.freezing.config import job_config_class
+    from torchtitan.freezing.config_file import read_config
     from torchtitan.freezing.memory_estimate import estimate_memory
 
+    for size in options.device_gib:
+        if not 0.0 < size < math.inf:
+            print(f"error: --device-gib is {size}; it must be above 0", file=sys.stderr)
+            return 2
     all_fit = True
     for schedule in options.schedules or [None]:
         chosen = [f"--parallelism.pipeline_parallel_schedule={schedule}"] if schedule else []
-        job_config = ConfigManager(job_config_class()).parse_args(
-            [f"--job.config_file={options.config}", *arguments[split + 1 :], *chosen]
-        )
         try:
+            job_config = read_config(
+                [f"--job.config_file={options.config}", *arguments[split + 1 :], *chosen]
+            )
             ranks = estimate_memory(job_config)
         except ValueError as error:
             print(f"error: {error}", file=sys.stderr)

@@ -28,11 +28,15 @@ def main() -> int:
     parser.add_argument("--samples", type=int, default=3, help="how many sequences to print")
     options, settings = parser.parse_known_args()
 
-    from torchtitan.freezing.checks import ConfigError
+    from torchtitan.freezing.checks import ConfigError, check_rows
     from torchtitan.freezing.launch import prepare
 
+    if options.samples < 0:
+        print(f"error: --samples is {options.samples}; it must be 0 or more", file=sys.stderr)
+        return 2
     try:
         config = prepare(settings)
+        check_rows(config)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -41,20 +41,16 @@ def read_losses(run_folder: Path) -> list[LossRow]:
     path = run_folder / FILE
     rows = []
     with path.open(newline="") as file:
-        for row in csv.DictReader(file):
-            try:
-                rows.append(
-                    LossRow(
-                        int(row["step"]),
-                        float(row["seconds"]),
-                        _loss(row["train_loss"]),
-                        _loss(row["validation_loss"]),
-                    )
-                )
-            except (KeyError, TypeError, ValueError) as error:
-                raise ValueError(
-                    f"{path} cannot be read as step,seconds,train_loss,validation_loss: {error}"
-                ) from error
+        reader = csv.DictReader(file)
+        try:
+            for row in reader:
+                losses = _loss(row["train_loss"]), _loss(row["validation_loss"])
+                rows.append(LossRow(int(row["step"]), float(row["seconds"]), *losses))
+        except (KeyError, TypeError, ValueError, csv.Error) as error:
+            raise ValueError(
+                f"{path}, line {reader.line_num}, cannot be read as "
+                f"step,seconds,train_loss,validation_loss: {error!r}"
+            ) from error
     return rows
 
 

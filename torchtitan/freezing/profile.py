@@ -26,8 +26,7 @@ def main(arguments: Sequence[str]) -> int:
 
     upstream_fixes.install()
     from timelyfreeze.order import order_to_csv
-    from torchtitan.config import ConfigManager
-    from torchtitan.freezing.config import job_config_class
+    from torchtitan.freezing.config_file import read_config
     from torchtitan.freezing.profile_bench import Repeats
     from torchtitan.freezing.profile_files import (
         bounds_text,
@@ -47,9 +46,7 @@ def main(arguments: Sequence[str]) -> int:
         ):
             if value < least:
                 raise ValueError(f"{name} is {value}; it must be {least} or more")
-        job_config = ConfigManager(job_config_class()).parse_args(
-            [f"--job.config_file={options.config}", *arguments[split + 1 :]]
-        )
+        job_config = read_config([f"--job.config_file={options.config}", *arguments[split + 1 :]])
         print(f"{_title(job_config)}\n\n{render_heading()}", flush=True)
         profile = profile_stages(
             job_config, repeats, lambda response: print(render(response), flush=True)
