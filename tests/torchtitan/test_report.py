@@ -95,6 +95,13 @@ def test_a_run_in_which_freezing_did_not_pay_says_so() -> None:
     assert emulated[4:6] == OFF_LINES
 
 
+def test_a_run_that_ended_early_says_so_first() -> None:
+    why = "no more rows after step 10 of 13; its checkpoint is saved"
+    lines = report(**SPEED, **PLAN, ended_early=why)
+    assert lines[0] == f"ended early              {why}"
+    assert lines[1:] == report(**SPEED, **PLAN)
+
+
 def test_a_method_that_makes_no_plan_is_not_asked_for_one() -> None:
     figures = {**SPEED, **APPLIED, "batch_ms_unfrozen": 99.0, "batch_ms": 77.5}
     assert report(method="apf", **figures) == [

@@ -143,6 +143,11 @@ def test_the_reference_run(tmp_path: Path, reached: float | None, text: str) -> 
     assert rows["time to that loss"] == text
 
 
+def test_a_run_that_ended_early_says_why(tmp_path: Path) -> None:
+    page = page_of(tmp_path, ended_early="stopped by SIGTERM after step 5 of 9; nothing is saved")
+    assert "It ended early: stopped by SIGTERM after step 5 of 9; nothing is saved." in page
+
+
 def test_switched_off_is_said_and_what_is_there_is_listed(tmp_path: Path) -> None:
     (tmp_path / "pictures").mkdir()
     for name in ("timeline_measured.png", "timeline_measured.svg", "trace_measured.json"):

@@ -76,6 +76,8 @@ def _first_words(summary: RunSummary) -> str:
             f" Emulated: {summary.emulated_ranks} ranks ran in one process; times are those of a "
             "device for each rank, without communication, where not said otherwise."
         )
+    if summary.ended_early is not None:
+        text += f" It ended early: {summary.ended_early}."
     if summary.failure is not None:
         text += f" There is no freeze plan: {summary.failure}."
     if summary.switched_off is not None:
