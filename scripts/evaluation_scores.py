@@ -107,10 +107,10 @@ def scores_from_json(text: str) -> Scores:
         raise ValueError(f"benchmarks is {repr(found)}; it must be an object")
     if unknown := sorted(found.keys() - BY_KEY.keys()):
         raise ValueError(f"unknown benchmarks {', '.join(unknown)}; known: {', '.join(BY_KEY)}")
+    for key, row in found.items():
+        if isinstance(row, dict) and "accuracy" in row and not _is_share(row["accuracy"]):
+            raise ValueError(f"{key}.accuracy is {repr(row['accuracy'])}; it must lie in [0, 1]")
     benchmarks = {key: _read(Score, found[key], key) for key in BY_KEY if key in found}
-    for key, score in benchmarks.items():
-        if not 0.0 <= score.accuracy <= 1.0:
-            raise ValueError(f"{key}.accuracy is {score.accuracy!r}; it must lie in [0, 1]")
     return _read(Scores, {**values, "benchmarks": benchmarks}, "scores")
 
 
@@ -166,6 +166,11 @@ def _read(kind: type, values: Any, what: str) -> Any:
         return kind(**values)
     except TypeError as error:
         raise ValueError(f"{what} is not complete: {error}") from None
+
+
+def _is_share(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and 0.0 <= value <= 1.0
 
 
 def _fits(value: Any, kind: Any) -> bool:

@@ -19,7 +19,7 @@ import jinja2
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from timelyfreeze.plain_json import parse_json
+from timelyfreeze.plain_json import parse_json, shown
 from torchtitan.instruct_messages import Message
 
 TEMPLATE_FILE = "chat_template.jinja"
@@ -165,11 +165,12 @@ def template_in_folder(folder: str | Path) -> str | None:
     if entry is None or isinstance(entry, str):
         return entry
     if isinstance(entry, list) and all(isinstance(each, dict) for each in entry):
-        named = {each.get("name"): each.get("template") for each in entry}
+        named = {str(each.get("name")): each.get("template") for each in entry}
         if isinstance(named.get("default"), str):
             return named["default"]
         raise ChatTemplateError(
-            f"{config}: chat_template has the templates {list(named)}; one must be named 'default'"
+            f"{config}: chat_template has the templates {shown(list(named))}; one must be named "
+            "'default'"
         )
     raise ChatTemplateError(
         f"{config}: chat_template is of type {type(entry).__name__}; expected a text or a list"

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from timelyfreeze.plain_json import shown
+
 FILE = "losses.csv"
 # Logged losses that a running mean is taken over.
 WINDOW = 5
@@ -48,8 +50,8 @@ def read_losses(run_folder: Path) -> list[LossRow]:
                 rows.append(LossRow(int(row["step"]), float(row["seconds"]), *losses))
         except (KeyError, TypeError, ValueError, csv.Error) as error:
             raise ValueError(
-                f"{path}, line {reader.line_num}, cannot be read as "
-                f"step,seconds,train_loss,validation_loss: {error!r}"
+                f"{path} cannot be read as step,seconds,train_loss,validation_loss: line "
+                f"{max(1, reader.line_num)}: {shown(str(error))}"
             ) from error
     return rows
 

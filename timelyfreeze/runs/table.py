@@ -11,6 +11,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
+from timelyfreeze.plain_json import listed
+
 Row = TypeVar("Row")
 
 
@@ -44,15 +46,25 @@ def read_table(path: Path, kind: type[Row]) -> list[Row]:
         ValueError: If the columns are others, or a cell cannot be read; names file and line.
         OSError: If the file cannot be read.
     """
-    text = path.read_text()
+    try:
+        text = path.read_text()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no text: {error}") from error
     lines = text.splitlines()
     if lines and not text.endswith("\n"):
         lines.pop()
     reader = csv.reader(lines)
-    found = next(reader, [])
+    try:
+        return _rows(path, kind, reader)
+    except csv.Error as error:
+        raise ValueError(f"{path}, line {reader.line_num}: {error}") from error
+
+
+def _rows(path: Path, kind: type[Row], reader: Any) -> list[Row]:
+    found: list[str] = next(reader, [])
     columns = header(kind)
     if found != columns:
-        raise ValueError(f"{path} has the columns {', '.join(found)}; not {', '.join(columns)}")
+        raise ValueError(f"{path} has the columns {listed(found)}; not {', '.join(columns)}")
     readers = _cell_readers(kind)
     rows = []
     try:
