@@ -36,7 +36,7 @@ FINISHED, UNFINISHED, FAILED = "finished", "unfinished", "failed"
 
 TEXTS = (
     "method", "schedule", "config_file", "model", "dataset", "device", "torch_version",
-    "started_at", "failure", "switched_off", "reference_run", "reference_device",
+    "started_at", "failure", "switched_off", "ended_early", "reference_run", "reference_device",
 )  # fmt: skip
 NUMBERS = (
     "seed", "data_seed", "n_devices", "ranks_per_replica", "steps", "steps_done",

@@ -16,10 +16,10 @@ from timelyfreeze.dag import PipelineDag, start_times
 from timelyfreeze.phases import Phase
 from timelyfreeze.samples import median_of_each
 from timelyfreeze.tally import step_ratios
-from timelyfreeze.update_meter import RankUpdates
 
-if TYPE_CHECKING:  # it brings torch, which a process that only plans need not load
+if TYPE_CHECKING:  # they bring torch, which a process that only plans need not load
     from timelyfreeze.recorder import PassRecord
+    from timelyfreeze.update_meter import RankUpdates
 
 # What masks really froze of each backward, as a share of its elements, by stage and microbatch.
 Applied = Mapping[int, Mapping[int, float]]

@@ -14,7 +14,7 @@ import plan_error
 import prediction_error
 import prediction_turns
 import pytest
-from comparison_runs import find_runs, read_losses
+from comparison_runs import find_runs
 from evaluation_scores import scores_from_json
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,6 +22,7 @@ from turn_times import passes_from_json
 
 from tests.fuzz.mangling import DEEP, fuzzed, mangled_bytes, mangled_json, message_of
 from tests.scripts.run_folders import write_record, write_run, write_scores
+from timelyfreeze.runs.losses import read_losses
 from torchtitan.freezing.summary import RunSummary, summary_from_json, summary_to_json
 
 SETTINGS = {
@@ -137,7 +138,7 @@ def test_what_is_no_summary_is_refused(text: str) -> None:
 def test_broken_losses_are_told(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "losses.csv"
     path.write_bytes(data)
-    message = message_of(lambda: list(read_losses(path)))
+    message = message_of(lambda: read_losses(path.parent))
     assert message is None or "losses.csv" in message
 
 

@@ -22,7 +22,7 @@ from timelyfreeze.monitoring import (
 )
 from timelyfreeze.order import ScheduleOrder
 from timelyfreeze.phases import MIXED, PhaseSchedule
-from timelyfreeze.planning import RankTimes, solve_from_times
+from timelyfreeze.planning import RankTimes, SolverChoices, solve_from_times
 from timelyfreeze.recorder import PassRecord
 from timelyfreeze.schedules import gpipe_order, one_f_one_b_order
 
@@ -197,7 +197,7 @@ def mixed_rank_times(
             for row in order.ranks
         ],
         order,
-        max_freeze_ratio=0.5,
+        SolverChoices(0.5),
     )
     late = dict(zip(solution.dag.actions, receiving(solution.dag), strict=True))
     ranks: list[list[PatternTimes]] = [[] for _ in order.ranks]
@@ -220,7 +220,7 @@ def test_the_price_of_a_message_is_found_in_mixed_batches(name: str, price_ms: f
         return linear_ms(action, 1.0 if is_frozen else 0.0)
 
     ranks = mixed_rank_times(order, duration_ms, price_ms)
-    bounds = solve_from_times(ranks, order, max_freeze_ratio=0.5).bounds
+    bounds = solve_from_times(ranks, order, SolverChoices(0.5)).bounds
     assert bounds.message_ms == pytest.approx(price_ms, abs=1e-6)
     # Taken for batches of another pattern, the same times would give another price.
     swapped = [
@@ -232,7 +232,7 @@ def test_the_price_of_a_message_is_found_in_mixed_batches(name: str, price_ms: f
         )
         for rank in ranks
     ]
-    longer = solve_from_times(swapped, order, max_freeze_ratio=0.5).bounds
+    longer = solve_from_times(swapped, order, SolverChoices(0.5)).bounds
     assert longer.message_ms > price_ms + 0.5
     assert np.all(longer.max_ms - longer.min_ms == pytest.approx(bounds.max_ms - bounds.min_ms))
 
@@ -241,4 +241,4 @@ def test_without_a_sample_of_both_bounds_there_is_no_plan() -> None:
     times = {a: [1.0] for row in ORDER.ranks for a in row}
     one = [RankTimes((PatternTimes(MIXED_PATTERNS[0], times),))]
     with pytest.raises(ValueError, match=r"0F1 has no unfrozen sample.*last_monitor_step"):
-        solve_from_times(one, ORDER, max_freeze_ratio=0.5)
+        solve_from_times(one, ORDER, SolverChoices(0.5))

@@ -52,7 +52,7 @@ def test_mistakes_of_a_policy_are_told_with_all_others(method: str) -> None:
         "freezing.apf.check_interval is 0; it must be 1 or more",
         "freezing.apf.threshold is 2.0; it must lie in [0, 1]",
         "freezing.score_memory is 'disk'; known: device, host",
-        "freezing.seed is -1; it must be 0 or more",
+        "freezing.seed is -1; it must be 0 or more and below 2**64",
     ]
 
 
