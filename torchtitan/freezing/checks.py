@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -80,13 +81,21 @@ def check_rows(job_config: JobConfig) -> None:
         raise ConfigError(join_mistakes(mistakes))
 
 
+# A value that nobody would read to its end; a path may be long.
+_LONG_WORD = re.compile(r"\S{600,}")
+
+
+def _beginning(word: re.Match[str]) -> str:
+    return f"{word[0][:100]}... ({len(word[0])} characters)"
+
+
 def join_mistakes(mistakes: Sequence[str]) -> str:
     """Return the message of an error that tells of ``mistakes``, a line for each."""
     return (
         "The configuration has "
         + ("a mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes")
         + ":\n"
-        + "\n".join(f"  - {mistake}" for mistake in mistakes)
+        + "\n".join(f"  - {_LONG_WORD.sub(_beginning, mistake)}" for mistake in mistakes)
     )
 
 
