@@ -146,7 +146,7 @@ def test_mistakes_are_reported_once_before_any_process_group(tmp_path):
         "--freezing.last_monitor_step=5",
         "--training.local_batch_size=3",
         f"--job.dump_folder={tmp_path}",
-        n_processes=2,
+        n_processes=4,
     )
     assert done.returncode != 0
     assert done.stdout.count("error: The configuration has 3 mistakes") == 1
