@@ -47,7 +47,7 @@ from turn_times import (
 
 PASSES = "passes.json"
 TABLE = "turns.md"
-N_SAMPLES = 100
+N_SAMPLES = 40
 
 
 def main(arguments: Sequence[str], *, starter: Starter = start) -> int:

@@ -11,7 +11,7 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 from tests.torchtitan.summaries import make_summary
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.output_guard import OutputGuard
-from torchtitan.freezing.tensorboard import LAYOUT, RunTensorBoard, hyperparameters
+from torchtitan.freezing.tensorboard import CHARTED, LAYOUT, RunTensorBoard, hyperparameters
 
 
 def config() -> JobConfig:
@@ -53,8 +53,7 @@ def test_charts_stand_in_groups_and_match_their_tags(events: EventAccumulator) -
         for group, of in LAYOUT.items()
     }
     wanted = {
-        "throughput(tps)", "batch_time/measured(ms)", "batch_time/predicted(ms)",
-        "emulation/virtual_step_time(ms)", "freezing_actual_ratio/stage_3",
+        *CHARTED.values(), "batch_time/slowness", "freezing_actual_ratio/stage_3",
         "freezing_expected_ratio/stage_0", "freezing/average_freeze_ratio", "freezing/phase",
         "convergence/kappa", "convergence/p_eff", "convergence/kappa_over_p_eff",
         "loss_metrics/global_avg_loss", "validation_metrics/loss", "grad_norm",
@@ -62,6 +61,13 @@ def test_charts_stand_in_groups_and_match_their_tags(events: EventAccumulator) -
     patterns = [pattern for of in charts.values() for tags in of.values() for pattern in tags]
     assert all(any(re.match(pattern, tag) for pattern in patterns) for tag in wanted)
     assert all(any(re.match(pattern, tag) for tag in wanted) for pattern in patterns)
+    assert not any(re.search(r"[()]", tag) for tag in wanted), "the tab would draw no line of it"
+
+
+def test_what_the_tab_cannot_draw_has_a_tag_that_it_can(events: EventAccumulator) -> None:
+    (written,) = events.Scalars("speed/tokens_per_second")
+    assert (written.step, written.value) == (1, 100.0)
+    assert all(re.search(r"[()]", tag) for tag in CHARTED)
 
 
 def hparams_of(events: EventAccumulator, name: str) -> plugin_data_pb2.HParamsPluginData:
