@@ -60,7 +60,7 @@ for schedule in "${schedules[@]}"; do
   fi
 done
 .venv/bin/python scripts/compare_runs.py "${schedules[@]/#/$output/}" --output "$output/comparison" --title "Four schedules"
-for picture in loss_throughput freeze_ratio_steps freeze_ratio_stages; do
+for picture in freeze_ratio_steps freeze_ratio_stages; do
   cp "$output/comparison/$picture.png" "$output/gallery/comparison_$picture.png"
 done
 ls -l "$output/gallery"
