@@ -32,6 +32,7 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.emulation_record import EmulationRecord
 from torchtitan.freezing.finite_watch import FiniteWatch
+from torchtitan.freezing.logged_figures import logged_figures
 from torchtitan.freezing.loss_curve import LossCurve
 from torchtitan.freezing.output_guard import OutputGuard
 from torchtitan.freezing.pictures import RunPictures
@@ -54,17 +55,6 @@ from torchtitan.freezing.tensorboard import RunTensorBoard
 from torchtitan.freezing.timelines import TimelineRecord
 from torchtitan.tools.logging import logger
 from torchtitan.tools.utils import NoColor
-
-_MIB = 1024**2
-PHASE_NUMBERS = {
-    Phase.WARMUP: 0.0,
-    Phase.UPPER_BOUND: 1.0,
-    Phase.MIXED: 1.5,  # both bounds at once
-    Phase.LOWER_BOUND: 2.0,
-    Phase.RAMP: 3.0,
-    Phase.STABLE: 4.0,
-    Phase.OFF: 5.0,
-}
 
 
 class FreezingMetricsProcessor(MetricsProcessor):
@@ -278,29 +268,11 @@ class FreezingMetricsProcessor(MetricsProcessor):
         assert controller is not None  # the caller saw to it
         figures = controller.collect(self._gradient_scale(grad_norm))
         self._record.add_batches(figures)
-        metrics: dict[str, float] = {
-            "freezing/phase": PHASE_NUMBERS[controller.phase],
-            "freezing/average_freeze_ratio": figures.average_freeze_ratio,
-        }
-        for stage, ratio in controller.expected_stage_ratios().items():
-            metrics[f"freezing_expected_ratio/stage_{stage}"] = ratio
-        for stage, ratio in figures.applied_stage_ratios.items():
-            metrics[f"freezing_actual_ratio/stage_{stage}"] = ratio
-        for name, figure in figures.policy.items():
-            metrics[f"freezing_policy/{name}"] = figure
-        if figures.score_ms_per_step is not None and figures.score_bytes is not None:
-            metrics["freezing_score/time(ms)"] = figures.score_ms_per_step
-            metrics["freezing_score/memory(MiB)"] = figures.score_bytes / _MIB
-        latest = figures.batch_ms.get(controller.phase)
-        if latest:
-            metrics["batch_time/measured(ms)"] = sorted(latest)[len(latest) // 2]
         predicted_ms = controller.expected_batch_ms()
-        if predicted_ms is not None:
-            metrics["batch_time/predicted(ms)"] = predicted_ms
-        if figures.slowness is not None:
-            metrics["batch_time/slowness"] = figures.slowness
-        metrics.update(self._steps.log(step, loss, controller.phase, figures, predicted_ms))
-        return metrics
+        return {
+            **logged_figures(controller, figures, predicted_ms),
+            **self._steps.log(step, loss, controller.phase, figures, predicted_ms),
+        }
 
     def _gradient_scale(self, grad_norm: float) -> float | None:
         """Return what undoes the clipping of gradients; None where there is nothing to measure."""
