@@ -26,25 +26,20 @@ from timelyfreeze.dag import PipelineDag, build_dag
 from timelyfreeze.exchange import Exchange
 from timelyfreeze.gradient_energy import GradientEnergy
 from timelyfreeze.masks import PassMasks
-from timelyfreeze.monitoring import Pattern
 from timelyfreeze.order import ScheduleOrder
+from timelyfreeze.pass_log import LoggedPass, PassLog
 from timelyfreeze.passes import (
-    Applied,
     CollectedFigures,
-    Cut,
     ObservedPass,
     RankFigures,
     collected,
-    misreading,
-    rank_passes,
-    shares_by_action,
 )
 from timelyfreeze.phases import Phase
 from timelyfreeze.plan import FreezePlan
 from timelyfreeze.planner import Planner, TransferMeter
 from timelyfreeze.planning import Solution, SolverChoices
 from timelyfreeze.policy_checks import PolicyChecks
-from timelyfreeze.recorder import ActionRecorder, PassRecord
+from timelyfreeze.recorder import ActionRecorder
 from timelyfreeze.runs.counts import FrozenCount
 from timelyfreeze.selection import build_parameter_table
 from timelyfreeze.settings import FreezeSettings
@@ -125,16 +120,11 @@ class FreezeController:
         self._updates = UpdateMeter(tables, order.n_microbatches, energy)
         self._step = 0
         self._warned = False
-        self._has_misread = False
+        self._log = PassLog(recorder, exchange.rank)
         self._phase: Phase | None = None
         self._passes_in_phase = 0
         self._pass_index = 0
         self.on_pass: Callable[[ObservedPass], None] | None = None
-        self._undrained: list[tuple[int, Phase, Pattern | None, bool, Applied, Cut]] = []
-        self._uncollected: list[tuple[Phase, PassRecord]] = []
-        self._applied_sum = 0.0
-        self._applied_count = 0
-        self._step_applied: dict[int, list[float]] = {}
 
     # -- what is known -----------------------------------------------------------------------------
 
@@ -202,7 +192,7 @@ class FreezeController:
         """
         self._step = step
         self._pass_index = 0
-        self._step_applied = {s.stage_index: [] for s in self._stages}
+        self._log.begin_step()
         if self._planner is not None:
             self._planner.begin_step(step)
         if self.phase is not self._phase:
@@ -244,17 +234,13 @@ class FreezeController:
         self._updates.add_pass(by_stage)
         is_cold = self._passes_in_phase < self.settings.discard_passes
         applied = {s.stage_index: s.applied_shares for s in self._stages}
-        self._undrained.append((self._step, self.phase, masks.pattern, is_cold, applied, cut))
+        self._log.add(LoggedPass(self._step, self.phase, masks.pattern, is_cold, applied, cut))
         self._passes_in_phase += 1
         self._pass_index += 1
-        for stage in self._stages:
-            self._step_applied[stage.stage_index].extend(stage.applied_shares.values())
 
     def end_step(self) -> None:
         """Leave the step; let the policy check, and the planner solve or compare times."""
-        shares = [share for per_stage in self._step_applied.values() for share in per_stage]
-        self._applied_sum += sum(shares)
-        self._applied_count += len(shares)
+        self._log.end_step()
         self._updates.end_step()
         if self._checks is not None and self.phase is not Phase.OFF:
             self._checks.end_step()
@@ -269,7 +255,7 @@ class FreezeController:
     def _begin_plan(self) -> None:
         """Leave out what ran under another plan, and the first passes under this one."""
         self._passes_in_phase = 0
-        self._uncollected = [entry for entry in self._uncollected if entry[0] is not Phase.STABLE]
+        self._log.forget_stable()
 
     def follow(self, solution: Solution) -> None:
         """Freeze by a plan that was made elsewhere; every rank must be given the same.
@@ -339,20 +325,18 @@ class FreezeController:
             The figures of the whole pipeline, the same on every rank.
         """
         self._drain()
-        checks, uncollected = self._checks, self._uncollected
-        self._uncollected = []
+        checks, log = self._checks, self._log.take()
         mine = RankFigures(
-            rank_passes([(phase, each.durations_ms, each.span_ms) for phase, each in uncollected]),
-            {stage: sum(s) / len(s) for stage, s in self._step_applied.items() if s},
-            (self._applied_sum, self._applied_count),
+            log.passes,
+            log.applied_stage_ratios,
+            log.applied_total,
             None if checks is None else (checks.take_ms_per_step(), checks.n_bytes),
             self._updates.take(gradient_scale, self._drawn_ratio),
         )
         ranks: list[RankFigures] = self._exchange.all_gather(mine)
         slowness = None
-        is_stable = {phase for phase, _ in uncollected} == {Phase.STABLE}
         is_known = all(rank.passes.passes for rank in ranks)
-        if self._planner is not None and is_stable and is_known:
+        if self._planner is not None and log.phases == {Phase.STABLE} and is_known:
             slowness = self._planner.slowness([rank.passes for rank in ranks])
         return collected(
             self.dag,
@@ -380,33 +364,11 @@ class FreezeController:
         return sum(ratios) / len(ratios)
 
     def _drain(self) -> None:
-        drained = zip(self._undrained, self._recorder.drain(), strict=True)
-        for (step, phase, pattern, is_cold, applied, cut), record in drained:
-            self._tell_misreading(step, pattern, record)
+        for observed, pattern in self._log.read():
             if self._planner is not None:
-                self._planner.add(phase, pattern, record, cold=is_cold)
+                self._planner.add(observed.phase, pattern, observed.record, cold=observed.is_cold)
             if self.on_pass is not None:
-                shares = shares_by_action(record, applied)
-                # A first stage has no input gradient to leave out.
-                was_cut = {a for a in shares if a.stage and a.microbatch in cut[a.stage]}
-                self.on_pass(ObservedPass(step, phase, is_cold, record, shares, was_cut))
-            if not is_cold:
-                self._uncollected.append((phase, record))
-        self._undrained = []
-
-    def _tell_misreading(self, step: int, pattern: Pattern | None, record: PassRecord) -> None:
-        """Warn once of a time that cannot be; where a plan fails by it, that is told anyway."""
-        told = misreading(record.durations_ms, record.span_ms)
-        if told is None or pattern is not None or self._has_misread:
-            return
-        self._has_misread = True
-        logger.warning(
-            "Rank %d: a clock misread in step %d: %s; batch times are left out wherever such a "
-            "time would be part of them, and no plan is made by them",
-            self._exchange.rank,
-            step,
-            told,
-        )
+                self.on_pass(observed)
 
     # -- checkpoint --------------------------------------------------------------------------------
 
@@ -422,7 +384,7 @@ class FreezeController:
         """
         self._drain()
         state: dict[str, Any] = {
-            "applied": [self._applied_sum, self._applied_count],
+            "applied": list(self._log.applied_total),
             **self._updates.plain_state(),
         }
         tensors = {}
@@ -457,7 +419,8 @@ class FreezeController:
                 f"{', '.join(sorted(set(state) & set(wanted)))}); resume with the same one, or, "
                 f"{anew}"
             )
-        self._applied_sum, self._applied_count = state["applied"]
+        total, count = state["applied"]
+        self._log.applied_total = (total, count)
         self._updates.load_plain_state(state)
         if self._planner is not None:
             self._planner.load_plain_state(state["planner"])

@@ -217,7 +217,8 @@ def run(scenario, folder):
         folder_of_run = trainer.metrics_processor.run_folder
         seen["plan_files"] = sorted(path.name for path in folder_of_run.glob("plan*.json"))
         seen["switched_off"] = controller.switched_off
-        seen["average_freeze_ratio"] = controller._applied_sum / max(1, controller._applied_count)
+        total, count = controller._log.applied_total
+        seen["average_freeze_ratio"] = total / max(1, count)
     trainer.close()
     torch.save(seen, folder / f"rank_{dist.get_rank()}.pt")
 
