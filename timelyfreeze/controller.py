@@ -32,6 +32,7 @@ from timelyfreeze.passes import (
     CollectedFigures,
     ObservedPass,
     RankFigures,
+    check_same_masks,
     collected,
 )
 from timelyfreeze.phases import Phase
@@ -232,6 +233,7 @@ class FreezeController:
             for stage in self._stages:
                 stage.freeze_nothing()
         self._updates.add_pass(by_stage)
+        self._log.add_masks(by_stage)
         is_cold = self._passes_in_phase < self.settings.discard_passes
         applied = {s.stage_index: s.applied_shares for s in self._stages}
         self._log.add(LoggedPass(self._step, self.phase, masks.pattern, is_cold, applied, cut))
@@ -323,6 +325,9 @@ class FreezeController:
 
         Returns:
             The figures of the whole pipeline, the same on every rank.
+
+        Raises:
+            RuntimeError: If processes that hold the same stage have frozen different tensors.
         """
         self._drain()
         checks, log = self._checks, self._log.take()
@@ -332,8 +337,10 @@ class FreezeController:
             log.applied_total,
             None if checks is None else (checks.take_ms_per_step(), checks.n_bytes),
             self._updates.take(gradient_scale, self._drawn_ratio),
+            log.mask_hashes,
         )
         ranks: list[RankFigures] = self._exchange.all_gather(mine)
+        check_same_masks(ranks)
         slowness = None
         is_known = all(rank.passes.passes for rank in ranks)
         if self._planner is not None and log.phases == {Phase.STABLE} and is_known:

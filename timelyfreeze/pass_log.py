@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
 
 from timelyfreeze.monitoring import Pattern
 from timelyfreeze.passes import (
@@ -52,12 +56,14 @@ class PassSummary:
         phases: Which phases they belong to.
         applied_stage_ratios: Mean frozen share of each stage's backwards in the current step.
         applied_total: Sum and number of frozen shares since the run began.
+        mask_hashes: Of all masks since then, by stage; equal masks have equal ones.
     """
 
     passes: RankPasses
     phases: Set[Phase]
     applied_stage_ratios: dict[int, float]
     applied_total: tuple[float, int]
+    mask_hashes: Mapping[int, int]
 
 
 class PassLog:
@@ -79,6 +85,7 @@ class PassLog:
         self._untold: list[tuple[Phase, PassRecord]] = []
         self._step_applied: dict[int, list[float]] = {}
         self._has_misread = False
+        self._mask_hashes: dict[int, int] = {}
 
     def begin_step(self) -> None:
         """Enter an optimizer step."""
@@ -89,6 +96,14 @@ class PassLog:
         self._unread.append(logged)
         for stage, shares in logged.applied.items():
             self._step_applied.setdefault(stage, []).extend(shares.values())
+
+    def add_masks(self, masks: Mapping[int, Mapping[int, NDArray[np.bool_]]]) -> None:
+        """Take note of what a pass is to freeze, by stage and microbatch."""
+        for stage, of_stage in masks.items():
+            mask_hash = self._mask_hashes.get(stage, 0)
+            for microbatch, mask in sorted(of_stage.items()):
+                mask_hash = crc32(mask.tobytes(), crc32(b"%d" % microbatch, mask_hash))
+            self._mask_hashes[stage] = mask_hash
 
     def end_step(self) -> None:
         """Leave the step."""
@@ -120,11 +135,13 @@ class PassLog:
     def take(self) -> PassSummary:
         """Return what has been read since the last call."""
         untold, self._untold = self._untold, []
+        mask_hashes, self._mask_hashes = self._mask_hashes, {}
         return PassSummary(
             rank_passes([(phase, each.durations_ms, each.span_ms) for phase, each in untold]),
             {phase for phase, _ in untold},
             {stage: sum(s) / len(s) for stage, s in self._step_applied.items() if s},
             self.applied_total,
+            mask_hashes,
         )
 
     def forget_stable(self) -> None:

@@ -119,6 +119,7 @@ class RankFigures:
         score: Time a step spent on a policy's scores, milliseconds, and their bytes; None without
             a policy.
         updates: What is left of the updates of its tensors.
+        mask_hashes: Of all masks since the last collection, by stage.
     """
 
     passes: RankPasses
@@ -126,6 +127,7 @@ class RankFigures:
     applied_total: tuple[float, int]
     score: tuple[float, int] | None
     updates: RankUpdates
+    mask_hashes: Mapping[int, int]
 
 
 @dataclass(frozen=True)
@@ -197,6 +199,30 @@ def collected(
         step_ratios=step_ratios([rank.updates.steps for rank in ranks]),
         energy=sum(energies[1:], energies[0]) if energies else None,
     )
+
+
+def check_same_masks(ranks: Sequence[RankFigures]) -> None:
+    """See that all processes that hold a stage have frozen the same.
+
+    Masks are a pure function of what all of them know. Should they ever differ, gradients of
+    different tensors would be reduced with each other, or a reduction would wait for ever.
+
+    Args:
+        ranks: One entry per process, in the order of their numbers.
+
+    Raises:
+        RuntimeError: If two processes differ, with both and the stage.
+    """
+    first: dict[int, tuple[int, int]] = {}
+    for number, rank in enumerate(ranks):
+        for stage, mask_hash in rank.mask_hashes.items():
+            other, expected = first.setdefault(stage, (number, mask_hash))
+            if mask_hash != expected:
+                raise RuntimeError(
+                    f"ranks {other} and {number} hold stage {stage} and have frozen different "
+                    "tensors of it since figures were logged last; their weights are no longer "
+                    "the same. Resume from the last checkpoint, and report this: it is a defect"
+                )
 
 
 def slowest_durations(ranks: Sequence[RankPasses]) -> dict[Action, float]:

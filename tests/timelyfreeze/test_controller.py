@@ -1,5 +1,6 @@
 import statistics
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -239,6 +240,21 @@ def test_whoever_looks_on_gets_every_pass_once_with_what_it_froze() -> None:
             assert all(action.kind.freezable for action in observed.shares)
             for action, (began_ms, ended_ms) in observed.record.intervals_ms.items():
                 assert ended_ms - began_ms == pytest.approx(observed.record.durations_ms[action])
+
+
+@pytest.mark.parametrize("is_tampered", [False, True])
+def test_replicas_that_freeze_different_tensors_are_found_out(is_tampered: bool) -> None:
+    ranks = Ranks(ORDER, n_replicas=2, first_stage="keep_chain")
+    if is_tampered:  # rank 3 holds stage 1 of the second replica
+        built = ranks.controllers[3]._masks
+        settings, *others = built.args
+        ranks.controllers[3]._masks = partial(built.func, replace(settings, seed=1), *others)
+    ranks.run(1, 12)
+    if not is_tampered:
+        assert len(ranks.collect()) == 4
+        return
+    with pytest.raises(RuntimeError, match="ranks 1 and 3 hold stage 1"):
+        ranks.collect()
 
 
 def test_a_pass_that_fails_leaves_no_mask_and_no_trace(caplog: pytest.LogCaptureFixture) -> None:
