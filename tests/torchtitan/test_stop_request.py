@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
+import torch.distributed as dist
 
 from tests.timelyfreeze.stages import process_group
 from torchtitan.freezing.stop_request import SIGNALS, StopRequest
@@ -42,3 +43,14 @@ def test_without_a_signal_nothing_is_settled(request_to_stop: StopRequest) -> No
     for _ in range(3):
         assert request_to_stop.agreed() is None
     assert request_to_stop.settled() is None
+
+
+def test_its_group_is_given_back_once_nothing_is_on_its_way() -> None:
+    with process_group():
+        n_groups = len(dist.distributed_c10d._world.pg_map)
+        request_to_stop = StopRequest(timedelta(seconds=20))
+        request_to_stop.agreed()
+        assert len(dist.distributed_c10d._world.pg_map) == n_groups + 1
+        request_to_stop.settled()
+        request_to_stop.close()
+        assert len(dist.distributed_c10d._world.pg_map) == n_groups

@@ -65,6 +65,12 @@ class StopRequest:
             )
         return found
 
+    def close(self) -> None:
+        """Give the group back, unless a rank that died has left something on its way."""
+        if self._on_its_way is None or self._on_its_way.is_completed():
+            self._on_its_way = None
+            dist.destroy_process_group(self._group)
+
     def settled(self) -> signal.Signals | None:
         """Return what all ranks knew at the last call of :meth:`agreed`, without asking anew."""
         if self._on_its_way is not None:

@@ -298,3 +298,6 @@ class FreezingTrainer(Trainer):
         if self.controller is not None:
             self.controller.close()
         super().close()
+        if self._stop is not None:
+            self._stop.close()
+            self._stop = None
