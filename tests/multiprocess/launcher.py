@@ -80,14 +80,30 @@ def run_each_scenario(run):
     from torchtitan.tools.logging import init_logger
 
     init_logger()
+    # What was imported lives as long as the process; collections need not look at it.
+    gc.freeze()
     for scenario in json.loads(Path(sys.argv[1]).read_text()):
+        join_group(scenario["name"])
         folder = Path(sys.argv[2]) / scenario["name"]
         folder.mkdir(parents=True, exist_ok=True)
         run(scenario, folder)
+        dist.barrier()
+        # Each trainer makes groups, with threads that would slow down all that follow.
+        dist.destroy_process_group()
         # Upstream's trainer turns the collector's full runs off, and a trainer is full of cycles.
         gc.collect()
-        dist.barrier()
-    dist.destroy_process_group()
+
+
+def join_group(name):
+    """Make the group of all processes under a name of its own.
+
+    Upstream takes a group that is there. One it made itself, after another was given up, would find
+    that one's addresses in torchrun's store.
+    """
+    port, size = int(os.environ["MASTER_PORT"]), int(os.environ["WORLD_SIZE"])
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], port, size, is_master=False)
+    store = dist.PrefixStore(name, store)
+    dist.init_process_group("gloo", store=store, rank=int(os.environ["RANK"]), world_size=size)
 
 
 def merged(ranks, key):
