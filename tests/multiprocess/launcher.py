@@ -47,6 +47,8 @@ def arguments(**settings):
 
 def run_scenarios(folder, n_processes, scenarios, *, timeout_s=300, script="run_scenarios.py"):
     """Run ``scenarios`` in one torchrun of ``script`` and return {name: [what each rank saw]}."""
+    if not scenarios:
+        return {}
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "scenarios.json").write_text(json.dumps(scenarios))
@@ -104,6 +106,26 @@ def join_group(name):
     store = dist.TCPStore(os.environ["MASTER_ADDR"], port, size, is_master=False)
     store = dist.PrefixStore(name, store)
     dist.init_process_group("gloo", store=store, rank=int(os.environ["RANK"]), world_size=size)
+
+
+def asked_for(request, *parameters):
+    """Return the values of ``parameters`` in the tests of a file that will run, without repeats.
+
+    For fixtures that make the runs of many tests in one start: they need not make those of tests
+    that are not chosen.
+
+    Args:
+        request: Pytest's, of the fixture.
+        parameters: Names; only tests that have all of them count.
+    """
+    chosen = []
+    for item in request.session.items:
+        given = item.callspec.params if hasattr(item, "callspec") else {}
+        if item.path == request.path and all(name in given for name in parameters):
+            values = tuple(given[name] for name in parameters)
+            if values not in chosen:
+                chosen.append(values)
+    return chosen
 
 
 def merged(ranks, key):

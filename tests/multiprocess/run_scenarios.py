@@ -11,6 +11,7 @@ decisions and plan.
 """
 
 import importlib
+import logging
 import sys
 import zlib
 from contextlib import contextmanager
@@ -50,7 +51,8 @@ def use_fake_clock(controller, machine):
     """Replace measured times by times that depend on the action and on what it froze.
 
     Links between ranks take nothing then. ``machine`` may make times move: {"slow_stage": 1,
-    "slow_from": step, "factor": 2.0, "saves_until": step, "spans": True}.
+    "slow_from": step, "factor": 2.0, "saves_until": step, "spans": True}; or clocks misread in a
+    step: {"misreads": {step: {action: time in ms, or None for none}}}.
     """
     recorder, stages = controller._recorder, {s.stage_index: s for s in controller._stages}
     real_drain, real_pass = recorder.drain, controller.one_pass
@@ -83,6 +85,9 @@ def use_fake_clock(controller, machine):
                 action: duration_ms(action, frozen[action.stage].get(action.microbatch, 0.0))
                 for action in record.durations_ms
             }
+            misread = machine.get("misreads", {}).get(str(controller._step), {})
+            durations |= {a: misread[str(a)] for a in durations if str(a) in misread}
+            durations = {a: time_ms for a, time_ms in durations.items() if time_ms is not None}
             # Without a span there is no price of messages: a rank's own would tell ranks apart.
             span = sum(durations.values()) if machine.get("spans") else 0.0
             records.append(PassRecord(durations, span))
@@ -103,6 +108,17 @@ def add_tiny_flavor():
     EXTRA_FLAVORS["llama3"]["tiny"] = TransformerModelArgs(
         dim=64, n_layers=8, n_heads=4, n_kv_heads=2, vocab_size=2048
     )
+
+
+class Told(logging.Handler):
+    """Keeps the warnings of our library."""
+
+    def __init__(self):
+        super().__init__(logging.WARNING)
+        self.messages = []
+
+    def emit(self, record):
+        self.messages.append(record.getMessage())
 
 
 def run(scenario, folder):
@@ -199,7 +215,11 @@ def run(scenario, folder):
         original_log(step, loss, max_loss, grad_norm, extra_metrics)
 
     trainer.metrics_processor.log = log
+    told = Told()
+    logging.getLogger("timelyfreeze").addHandler(told)
     trainer.train()
+    logging.getLogger("timelyfreeze").removeHandler(told)
+    seen["warnings"] = told.messages
     seen["step"] = trainer.step
     seen["n_tokens"] = trainer.ntokens_seen
     seen["weights"] = {

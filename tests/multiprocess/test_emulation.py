@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from launcher import SCHEDULES, arguments, merged, run_scenarios
+from launcher import SCHEDULES, arguments, asked_for, merged, run_scenarios
 from methods import ROWS, STEPS
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_launch import launch
@@ -146,40 +146,61 @@ def folder(tmp_path_factory):
     return folder
 
 
+def asked_names(request, n_ranks):
+    """Names of ``compared`` that a test will look at."""
+    known = compared(n_ranks, Path())
+    return [name for (name,) in asked_for(request, "name") if name in known]
+
+
+def asked_places(request):
+    """{method: places} of runs that go on in the other form."""
+    asked = {}
+    for method, place in asked_for(request, "method", "place"):
+        asked.setdefault(method, []).append(place)
+    return asked
+
+
 @pytest.fixture(scope="module")
-def real(folder):
+def real(request, folder):
     """Runs with a process for each rank."""
     seen = {}
     for n_ranks in (2, 4):
-        scenarios = [scenario(n, s, **more) for n, (s, more) in compared(n_ranks, folder).items()]
+        runs = compared(n_ranks, folder)
+        names = asked_names(request, n_ranks)
+        scenarios = [scenario(name, runs[name][0], **runs[name][1]) for name in names]
         if n_ranks == 2:
-            scenarios += [saves(method) for method in RESUMED]
+            scenarios += [saves(method) for method in asked_places(request)]
         seen |= run_scenarios(folder / "real", n_ranks, scenarios, timeout_s=900)
     return seen
 
 
 @pytest.fixture(scope="module")
-def emulated(folder, real):
+def emulated(request, folder, real):
     """The same runs in one process, and runs that go on from checkpoints of the others."""
-    scenarios = [
-        scenario(name, settings, emulated=True, **more)
-        for n_ranks in (2, 4)
-        for name, (settings, more) in compared(n_ranks, folder).items()
-    ]
-    scenarios += [saves(method, emulated=True) for method in RESUMED]
+    scenarios = []
+    for n_ranks in (2, 4):
+        runs = compared(n_ranks, folder)
+        scenarios += [
+            scenario(name, runs[name][0], emulated=True, **runs[name][1])
+            for name in asked_names(request, n_ranks)
+        ]
+    asked = asked_places(request)
+    scenarios += [saves(method, emulated=True) for method in asked]
     scenarios += [
         resumes(method, place, folder / "real", emulated=True)
-        for method in RESUMED
-        for place in PLACES
+        for method, places in asked.items()
+        for place in places
     ]
     return run_scenarios(folder / "emulated", 1, scenarios, timeout_s=1500)
 
 
 @pytest.fixture(scope="module")
-def resumed(folder, emulated):
+def resumed(request, folder, emulated):
     """Runs with a process for each rank that go on from checkpoints of emulated ones."""
     scenarios = [
-        resumes(method, place, folder / "emulated") for method in RESUMED for place in PLACES
+        resumes(method, place, folder / "emulated")
+        for method, places in asked_places(request).items()
+        for place in places
     ]
     return run_scenarios(folder / "resumed", 2, scenarios, timeout_s=900)
 
@@ -222,8 +243,33 @@ def assert_same(one, ranks, after=0):
             assert same, f"{key} of {name}"
 
 
-def names(*n_ranks):
-    return [name for n in n_ranks for name in compared(n, Path())]
+def is_short(name):
+    """All schedules on two ranks, and on four what those do not show."""
+    alone = {"4 timelyfreeze Interleaved1F1B", "4 autofreeze ZBVZeroBubble"}
+    return name.startswith("2 timelyfreeze") or name in alone | {
+        "2 none 1F1B", "csv", "both", "validation ZBVZeroBubble", "seeded 1F1B",
+    }  # fmt: skip
+
+
+def names(*n_ranks, but=" of all "):
+    return [
+        pytest.param(name, marks=[] if is_short(name) else [pytest.mark.long])
+        for n in n_ranks
+        for name in compared(n, Path())
+        if but not in f" {name} "
+    ]
+
+
+def places():
+    return [
+        pytest.param(
+            method,
+            place,
+            marks=[] if method == "timelyfreeze+apf" or place == "ramp" else [pytest.mark.long],
+        )
+        for method in RESUMED
+        for place in PLACES
+    ]
 
 
 @pytest.mark.parametrize("name", names(2, 4))
@@ -231,7 +277,7 @@ def test_an_emulated_run_equals_a_real_one(real, emulated, name):
     assert_same(emulated[name], real[name])
 
 
-@pytest.mark.parametrize("name", [n for n in names(4) if not n.startswith("4 none")])
+@pytest.mark.parametrize("name", names(4, but=" none "))
 def test_the_runs_that_are_compared_freeze_and_clip(real, name):
     """Without this the test above could pass on runs that never froze or clipped anything."""
     masks = by_stage(real[name], "masks")
@@ -242,7 +288,7 @@ def test_the_runs_that_are_compared_freeze_and_clip(real, name):
     assert sum(norm > 0.5 for norm in norms) > STEPS // 2
 
 
-@pytest.mark.parametrize("name", [n for n in names(2, 4) if " none " not in n])
+@pytest.mark.parametrize("name", names(2, 4, but=" none "))
 def test_every_ranks_actions_run_in_its_own_order(real, emulated, name):
     (seen,) = emulated[name]
     for rank in real[name]:
@@ -261,7 +307,7 @@ def files_of(folder, name):
     }
 
 
-@pytest.mark.parametrize("name", [n for n in names(2, 4) if " none " not in n])
+@pytest.mark.parametrize("name", names(2, 4, but=" none "))
 def test_the_files_are_those_of_the_pipeline(folder, real, emulated, name):
     ours, theirs = files_of(folder / "emulated", name), files_of(folder / "real", name)
     for file in ("schedule.csv", "bounds.json", "plan.json"):
@@ -282,7 +328,7 @@ def test_the_files_are_those_of_the_pipeline(folder, real, emulated, name):
     assert summary.real_batch_ms > 0
 
 
-@pytest.mark.parametrize("name", [n for n in names(2, 4) if " none " in n])
+@pytest.mark.parametrize("name", [n for n in names(2, 4) if " none " in n.values[0]])
 def test_a_run_without_freezing_is_timed_too(folder, emulated, name):
     summary = summary_from_json(files_of(folder / "emulated", name)["summary.json"])
     assert summary.emulated_ranks == int(name[0])
@@ -290,20 +336,18 @@ def test_a_run_without_freezing_is_timed_too(folder, emulated, name):
     assert summary.step_ms > summary.virtual_step_ms > summary.batch_ms
 
 
-@pytest.mark.parametrize("schedule", ["1F1B", "ZBVZeroBubble"])
-def test_the_validation_that_is_compared_took_place(folder, emulated, schedule):
-    files = files_of(folder / "emulated", f"validation {schedule}")
+@pytest.mark.parametrize("name", [n for n in names(2) if n.values[0].startswith("validation")])
+def test_the_validation_that_is_compared_took_place(folder, emulated, name):
+    files = files_of(folder / "emulated", name)
     assert 0 < json.loads(files["summary.json"])["validation_loss"] < 10
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("method", RESUMED)
+@pytest.mark.parametrize(("method", "place"), places())
 def test_a_real_run_goes_on_emulated(real, emulated, method, place):
     assert_same(emulated[f"{method} from {place}"], real[f"saves {method}"], PLACES[place])
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("method", RESUMED)
+@pytest.mark.parametrize(("method", "place"), places())
 def test_an_emulated_run_goes_on_with_a_process_for_each_rank(emulated, resumed, method, place):
     assert_same(emulated[f"saves {method}"], resumed[f"{method} from {place}"], PLACES[place])
 

@@ -5,29 +5,53 @@ from itertools import pairwise
 
 import pytest
 import torch
-from launcher import SCHEDULES, arguments, merged, run_scenarios
+from launcher import SCHEDULES, arguments, asked_for, merged, run_scenarios
 from methods import ROWS, STEPS
 
 METHODS = [row.method for row in ROWS]
 ROW = {row.method: row for row in ROWS}
 
 
+# What is not marked long: every schedule with a plan; the rest on one schedule that splits its
+# backwards, and on the one that decisions are compared with.
+REFERENCE = "GPipe"
+SHORT = (REFERENCE, "ZBVZeroBubble")
+
+
+def cases(methods):
+    return [
+        pytest.param(
+            method,
+            schedule,
+            id=f"{method} {schedule}",
+            marks=[] if method == "timelyfreeze" or schedule in SHORT else [pytest.mark.long],
+        )
+        for method in methods
+        for schedule in SCHEDULES
+    ]
+
+
+UNPLANNED = [row.method for row in ROWS if not row.plans]
+
+
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs(request, tmp_path_factory):
+    asked = dict.fromkeys(asked_for(request, "method", "schedule"))
+    # Tests without a schedule look at the reference.
+    asked |= dict.fromkeys((method, REFERENCE) for (method,) in asked_for(request, "method"))
     scenarios = [
         {
-            "name": f"{row.method} {schedule}",
-            "module": row.module,
+            "name": f"{method} {schedule}",
+            "module": ROW[method].module,
             "fake_clock": True,
             "args": arguments(
                 model__flavor="tiny",
                 parallelism__pipeline_parallel_schedule=schedule,
                 training__steps=STEPS,
-                **row.arguments,
+                **ROW[method].arguments,
             ),
         }
-        for row in ROWS
-        for schedule in SCHEDULES
+        for method, schedule in asked
     ]
     return run_scenarios(tmp_path_factory.mktemp("methods"), 4, scenarios, timeout_s=900)
 
@@ -42,8 +66,7 @@ def frozen_by_step(ranks):
     return together
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "schedule"), cases(METHODS))
 def test_a_method_trains_through_all_its_phases(runs, method, schedule):
     ranks = runs[f"{method} {schedule}"]
     assert all(seen["step"] == STEPS for seen in ranks)
@@ -67,31 +90,29 @@ def test_a_method_trains_through_all_its_phases(runs, method, schedule):
         assert "plan" not in ranks[0]
 
 
-@pytest.mark.parametrize("method", [row.method for row in ROWS if not row.plans])
-def test_a_policy_decides_alike_on_all_ranks_and_schedules(runs, method):
+@pytest.mark.parametrize(("method", "schedule"), cases(UNPLANNED))
+def test_a_policy_decides_alike_on_all_ranks_and_schedules(runs, method, schedule):
     """Scores are global: how the model is cut and in which order it runs must not matter."""
-    reference = runs[f"{method} GPipe"]
+    reference, ranks = runs[f"{method} {REFERENCE}"], runs[f"{method} {schedule}"]
     weights = merged(reference, "weights")
-    for schedule in SCHEDULES:
-        ranks = runs[f"{method} {schedule}"]
-        for seen in ranks:
-            assert seen["decided"] == reference[0]["decided"]
-        for name, tensor in merged(ranks, "weights").items():
-            torch.testing.assert_close(tensor, weights[name], rtol=1e-3, atol=1e-4, msg=name)
+    for seen in ranks:
+        assert seen["decided"] == reference[0]["decided"]
+    for name, tensor in merged(ranks, "weights").items():
+        torch.testing.assert_close(tensor, weights[name], rtol=1e-3, atol=1e-4, msg=name)
 
 
 @pytest.mark.parametrize("method", [row.method for row in ROWS if row.monotone])
 def test_what_is_frozen_once_stays_frozen(runs, method):
-    decided = [set(names) for _, names in runs[f"{method} GPipe"][0]["decided"]]
+    decided = [set(names) for _, names in runs[f"{method} {REFERENCE}"][0]["decided"]]
     assert all(before <= after for before, after in pairwise(decided))
     assert decided[-1]
 
 
 @pytest.mark.parametrize("method", [row.method for row in ROWS if row.prefix])
 def test_what_is_frozen_is_the_front_of_the_model(runs, method):
-    names = list(merged(runs[f"{method} GPipe"], "weights"))
+    names = list(merged(runs[f"{method} {REFERENCE}"], "weights"))
     layers = sorted({int(name.split(".")[1]) for name in names if name.startswith("layers.")})
-    for _, frozen in runs[f"{method} GPipe"][0]["decided"]:
+    for _, frozen in runs[f"{method} {REFERENCE}"][0]["decided"]:
         frozen_layers = [i for i in layers if any(n.startswith(f"layers.{i}.") for n in frozen)]
         assert frozen_layers == layers[: len(frozen_layers)]
         expected = {n for n in names if any(n.startswith(f"layers.{i}.") for i in frozen_layers)}
@@ -100,18 +121,18 @@ def test_what_is_frozen_is_the_front_of_the_model(runs, method):
         assert set(frozen) == expected
 
 
-@pytest.mark.parametrize("method", [row.method for row in ROWS if not row.plans])
-def test_frozen_tensors_do_not_move(runs, method):
+@pytest.mark.parametrize(("method", "schedule"), cases(UNPLANNED))
+def test_frozen_tensors_do_not_move(runs, method, schedule):
     """The last step froze what it said: those tensors have no gradient, all others have one."""
-    for schedule in SCHEDULES:
-        ranks = runs[f"{method} {schedule}"]
-        _, frozen = ranks[0]["decided"][-1]
-        gradients = merged(ranks, "gradients")
-        assert {name for name, grad in gradients.items() if grad is None} == set(frozen)
+    ranks = runs[f"{method} {schedule}"]
+    _, frozen = ranks[0]["decided"][-1]
+    gradients = merged(ranks, "gradients")
+    assert {name for name, grad in gradients.items() if grad is None} == set(frozen)
 
 
-@pytest.mark.parametrize("method", ["timelyfreeze+apf", "timelyfreeze+autofreeze"])
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(
+    ("method", "schedule"), cases(["timelyfreeze+apf", "timelyfreeze+autofreeze"])
+)
 def test_a_plan_trims_or_fills_the_policys_choice(runs, method, schedule):
     """Algorithm 2: what is frozen contains the policy's choice or is contained in it."""
     ranks = runs[f"{method} {schedule}"]

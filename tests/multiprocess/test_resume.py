@@ -5,7 +5,7 @@ Durations are the one input that cannot repeat, so the recorder's times are repl
 
 import pytest
 import torch
-from launcher import arguments, merged, run_scenarios
+from launcher import arguments, asked_for, merged, run_scenarios
 from methods import ROWS, STEPS
 
 # Places to stop at; the phases are those of the table of methods. Policies check at even steps.
@@ -15,6 +15,8 @@ UNPLANNED_PLACES = {"end of warm-up": 2, "between checks": 5, "check": 8}
 ONE_PLACE = {"on the way": 8}
 THOROUGH = ["1F1B", "ZBVZeroBubble"]
 SCHEDULES = [*THOROUGH, "GPipe", "Interleaved1F1B", "InterleavedZeroBubble", "DualPipeV"]
+# What is not marked long: one place a method, all places of the one that has most to keep.
+MOST_TO_KEEP = "timelyfreeze+apf"
 
 
 def places(row, schedule):
@@ -23,11 +25,28 @@ def places(row, schedule):
     return PLACES if row.plans else UNPLANNED_PLACES
 
 
+def marks(row, schedule, place=None):
+    """Return a mark for what takes long; ``place`` is None for the run that is not stopped."""
+    is_short = place is None or row.method == MOST_TO_KEEP or places(row, schedule)[place] == 8
+    return [] if schedule in THOROUGH and is_short else [pytest.mark.long]
+
+
 CASES = [
-    pytest.param(row, schedule, place, id=f"{row.method} {schedule} {place}")
+    pytest.param(
+        row,
+        schedule,
+        place,
+        id=f"{row.method} {schedule} {place}",
+        marks=marks(row, schedule, place),
+    )
     for row in ROWS
     for schedule in SCHEDULES
     for place in places(row, schedule)
+]
+WHOLE = [
+    pytest.param(row, schedule, id=f"{row.method} {schedule}", marks=marks(row, schedule))
+    for row in ROWS
+    for schedule in SCHEDULES
 ]
 
 
@@ -52,36 +71,36 @@ def name_of(row, schedule):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("resume")
-    scenarios = []
-    for row in ROWS:
-        for schedule in SCHEDULES:
-            name = name_of(row, schedule)
-            whole = {
-                "name": name,
-                "module": row.module,
-                "fake_clock": True,
-                "save_at": list(places(row, schedule).values()),
-                "args": freezing_arguments(row, schedule),
-            }
-            scenarios.append(whole)
-            for place, step in places(row, schedule).items():
-                saved = folder / name / "checkpoint" / f"step-{step}"
-                resumed = {
-                    "name": f"{name} from {place}",
-                    "fixed_weights": False,
-                    "save_at": [],
-                    "args": freezing_arguments(
-                        row,
-                        schedule,
-                        checkpoint__initial_load_path=saved,
-                        checkpoint__no_initial_load_model_only=None,
-                        checkpoint__load_only=None,
-                    ),
-                }
-                scenarios.append({**whole, **resumed})
-    return run_scenarios(folder, 2, scenarios, timeout_s=1700)
+    scenarios = {
+        name_of(row, schedule): {
+            "name": name_of(row, schedule),
+            "module": row.module,
+            "fake_clock": True,
+            "save_at": [],
+            "args": freezing_arguments(row, schedule),
+        }
+        for row, schedule in asked_for(request, "row", "schedule")
+    }
+    for row, schedule, place in asked_for(request, "row", "schedule", "place"):
+        name, step = name_of(row, schedule), places(row, schedule)[place]
+        whole = scenarios[name]
+        whole["save_at"].append(step)
+        resumed = {
+            "name": f"{name} from {place}",
+            "fixed_weights": False,
+            "save_at": [],
+            "args": freezing_arguments(
+                row,
+                schedule,
+                checkpoint__initial_load_path=folder / name / "checkpoint" / f"step-{step}",
+                checkpoint__no_initial_load_model_only=None,
+                checkpoint__load_only=None,
+            ),
+        }
+        scenarios[resumed["name"]] = {**whole, **resumed}
+    return run_scenarios(folder, 2, list(scenarios.values()), timeout_s=1700)
 
 
 @pytest.mark.parametrize(("row", "schedule", "place"), CASES)
@@ -103,8 +122,7 @@ def test_resumed_run_equals_undisturbed(runs, row, schedule, place):
     assert [name for name in left if not torch.equal(left[name], right[name])] == []
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("row", ROWS, ids=[row.method for row in ROWS])
+@pytest.mark.parametrize(("row", "schedule"), WHOLE)
 def test_undisturbed_run_freezes(runs, row, schedule):
     """Without this the test above could pass on runs that never froze anything."""
     whole = runs[name_of(row, schedule)]
