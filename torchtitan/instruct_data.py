@@ -5,7 +5,7 @@ training. A sequence of ``seq_len`` tokens is one row and padding, or, packed, a
 (see ``torchtitan.instruct_packing``); either way no answer sees another row.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,13 @@ from torchtitan.instruct_turns import (
     encode_row,
     pad_id,
 )
+from torchtitan.row_stream import (
+    EpochPlace,
+    ReaderPlace,
+    RowStream,
+    remaining,
+    remaining_of_epochs,
+)
 from torchtitan.tools.logging import logger
 
 Sample = tuple[dict[str, torch.Tensor], torch.Tensor]
@@ -36,19 +43,24 @@ class InstructDataset(IterableDataset, Stateful):
     """Sequences of one data-parallel rank, in an order that a checkpoint can resume.
 
     An epoch is a pass over all rows of the split, in its order or in a permutation drawn from
-    ``(shuffle_seed, epoch)``, the same on all ranks. Rank r of D takes every D-th row from r on; of
-    W loader workers, worker w counts as rank r W + w of D W. The shares are cut to equal length, so
-    that no rank runs dry before another: up to D - 1 (D W - 1) rows are left out of an epoch.
+    ``(shuffle_seed, epoch)``, the same on all ranks. Epochs follow each other in one stream
+    (:mod:`torchtitan.row_stream`), of which rank r of D takes every D-th row from the r-th on; of W
+    loader workers, worker w counts as rank r W + w of D W. So the stream does not depend on who
+    reads it, and any number of ranks can go on where others have stopped: see :meth:`remaining`.
+
+    A finite stream (``infinite=False``) is one epoch. It is cut to equal shares, so that no rank
+    runs dry before another: up to D - 1 (D W - 1) rows are left out.
 
     A row none of whose answer tokens fits into ``seq_len`` is dropped, counted, and reported at the
-    end of the epoch. An endless stream goes on to the next row. A finite one (``infinite=False``)
-    finds these rows before it starts, by encoding all rows once: dropped on the way, they would
-    make one rank's share shorter than another's.
+    end of the epoch. An endless stream goes on to the next row. A finite one finds these rows
+    before it starts, by encoding all rows once: dropped on the way, they would make one rank's
+    share shorter than another's.
 
-    Iterating anew starts at the first row, unless ``load_state_dict`` was called since.
+    Iterating anew starts at the first row, unless ``load_state_dict`` or ``go_on`` was called
+    since.
 
-    Packed sequences are made of :data:`WINDOW_ROWS` rows of the share at a time, so ranks do not
-    have equally many of them: packing is for endless streams.
+    Packed sequences are made of :data:`WINDOW_ROWS` rows of the share at a time, all of one epoch.
+    Ranks do not have equally many of them: packing is for endless streams.
 
     Args:
         rows: The data set.
@@ -114,13 +126,8 @@ class InstructDataset(IterableDataset, Stateful):
         self._window = WINDOW_ROWS if packing else 1
         self._indices = split.indices(len(rows))
         self._fitting: np.ndarray | None = None
-        # Where the stream is: rows of the windows behind it, then sequences of the window it is in.
-        # And what rows of this epoch have met so far, those of the whole window included.
-        self._epoch = 0
-        self._position = 0
-        self._in_window = 0
-        self._dropped = 0
-        self._shortened = 0
+        self._orders: dict[int, np.ndarray] = {}
+        self._begin(RowStream())
         self._resumed = False
         if template is None and tokenizer.eos_id is None:
             logger.warning(
@@ -155,19 +162,52 @@ class InstructDataset(IterableDataset, Stateful):
         except ChatTemplateError as error:
             raise DataRowError(*self._rows.place(index), str(error)) from error
 
-    def share(self, epoch: int, rank: int, world_size: int) -> np.ndarray:
-        """Indices of the rows that ``rank`` reads in ``epoch``, int64, in order."""
-        usable = self._indices if self._infinite else self._rows_that_fit()
-        count = len(usable) // world_size
-        if count == 0:
+    def _begin(self, stream: RowStream) -> None:
+        """Be at the first row of ``stream``."""
+        self._stream = stream
+        # Rows of the windows behind this reader, then sequences of the window that it is in.
+        self._taken = 0
+        self._in_window = 0
+        # What rows of this epoch have met so far, those of the whole window included.
+        self._epoch: int | None = None
+        self._seen = 0
+        self._dropped = 0
+        self._shortened = 0
+
+    def _reader(self) -> tuple[int, int]:
+        """Return the number of this reader, and how many there are."""
+        worker = get_worker_info()
+        workers, worker_id = (1, 0) if worker is None else (worker.num_workers, worker.id)
+        return self._dp_rank * workers + worker_id, self._dp_world_size * workers
+
+    def _usable(self) -> np.ndarray:
+        """Indices of the rows of an epoch, int64, in the order of the split."""
+        return self._indices if self._infinite else self._rows_that_fit()
+
+    def rows_of_a_reader(self, n_readers: int) -> int:
+        """Return how many rows of an epoch each of ``n_readers`` gets at least.
+
+        Raises:
+            ValueError: If there are fewer rows than readers.
+        """
+        usable = self._usable()
+        if len(usable) < n_readers:
             raise ValueError(
-                f"the data set has {len(usable)} usable rows, fewer than the {world_size} readers "
+                f"the data set has {len(usable)} usable rows, fewer than the {n_readers} readers "
                 "(data-parallel ranks times loader workers); use fewer ranks or more data"
             )
-        if self._shuffle_seed is not None:
+        return len(usable) // n_readers
+
+    def _index(self, number: int) -> int:
+        """Return which row of the data set a number of the stream stands for."""
+        epoch, place = divmod(number, len(self._usable()))
+        if self._shuffle_seed is None:
+            return int(self._usable()[place])
+        if epoch not in self._orders:
             # Seeded with both numbers: epochs then have unrelated orders, and none needs the last.
-            usable = np.random.default_rng([self._shuffle_seed, epoch]).permutation(usable)
-        return usable[: count * world_size][rank::world_size]
+            generator = np.random.default_rng([self._shuffle_seed, epoch])
+            self._orders = {epoch: generator.permutation(self._usable())}
+        return int(self._orders[epoch][place])
 
     def _rows_that_fit(self) -> np.ndarray:
         if self._fitting is None:
@@ -179,67 +219,81 @@ class InstructDataset(IterableDataset, Stateful):
     def __iter__(self) -> Iterator[Sample]:
         """Yield sequences, from the first or from where the loaded state was."""
         if not self._resumed:
-            self._epoch = self._position = self._in_window = self._dropped = self._shortened = 0
+            self._begin(RowStream())
         self._resumed = False
-        worker = get_worker_info()
-        workers, worker_id = (1, 0) if worker is None else (worker.num_workers, worker.id)
-        rank, world_size = self._dp_rank * workers + worker_id, self._dp_world_size * workers
-        while True:
-            share = self.share(self._epoch, rank, world_size)
-            while self._position < len(share):
-                yield from self._rest_of_window(share)
-            place = f"epoch {self._epoch} of rank {self._dp_rank}"
-            self._report_drops(self._dropped, self._shortened, len(share), place)
-            if not self._infinite:
-                return
-            self._epoch += 1
-            self._position = self._dropped = self._shortened = 0
+        readers = self._reader()
+        most = self.rows_of_a_reader(readers[1])
+        if not self._infinite:
+            left = len(self._stream.left) + len(self._usable()) - self._stream.start
+            most = left // readers[1]
+        while self._infinite or self._taken < most:
+            window = self._window_at(self._stream, self._taken, *readers)
+            epoch = window[0] // len(self._usable())
+            if epoch != self._epoch:
+                self._report_epoch()
+                self._epoch, self._seen, self._dropped, self._shortened = epoch, 0, 0, 0
+            yield from self._rest_of_window(window)
+        self._report_epoch()
 
-    def _rest_of_window(self, share: np.ndarray) -> Iterator[Sample]:
-        """Yield what is left of the window at the stream's place, and leave the window behind."""
-        window = share[self._position : self._position + self._window]
-        rows = [self.encode(int(index)) for index in window]
+    def _window_at(self, stream: RowStream, taken: int, reader: int, n_readers: int) -> list[int]:
+        """Return the numbers that a reader takes next: a window full, all of one epoch."""
+        n_rows = len(self._usable())
+        numbers = [stream.number(reader + (taken + i) * n_readers) for i in range(self._window)]
+        return [number for number in numbers if number // n_rows == numbers[0] // n_rows]
+
+    def _rest_of_window(self, window: Sequence[int]) -> Iterator[Sample]:
+        """Yield what is left of a window, and leave it behind."""
+        rows = [self.encode(self._index(number)) for number in window]
         usable = [row for row in rows if row.has_target]
         if not self._in_window:
+            self._seen += len(rows)
             self._shortened += sum(row.n_cut > 0 for row in rows)
             self._dropped += len(rows) - len(usable)
-        samples = self._samples(usable)
-        for number in range(self._in_window, len(samples)):
+        sequences = self._sequences(usable)
+        for number in range(self._in_window, len(sequences)):
             # Counted before a sequence is handed out, since a checkpoint is taken after that.
             self._in_window = number + 1
-            if self._in_window == len(samples):
+            if self._in_window == len(sequences):
                 self._leave(window)
-            yield samples[number]
-        if not samples:
+            yield self._sample([usable[place] for place in sequences[number]])
+        if not sequences:
             self._leave(window)
 
-    def _leave(self, window: np.ndarray) -> None:
-        self._position += len(window)
+    def _leave(self, window: Sequence[int]) -> None:
+        self._taken += len(window)
         self._in_window = 0
 
-    def _samples(self, rows: list[EncodedRow]) -> list[Sample]:
-        """Return the sequences of a window's rows."""
+    def _sequences(self, rows: Sequence[EncodedRow]) -> list[list[int]]:
+        """Return which of a window's rows go into each of its sequences."""
         if not self._packing:
-            return [
-                ({"input": row.input_ids, "n_tokens": _count(row.n_tokens)}, row.labels)
-                for row in rows
-            ]
-        samples = []
-        for places in pack([row.n_tokens for row in rows], self._seq_len):
-            packed = join_rows(
-                [rows[place] for place in places], self._seq_len, pad_id(self._tokenizer)
-            )
-            inputs = {
-                "input": packed.input_ids,
-                "n_tokens": _count(packed.n_tokens),
-                POSITIONS: packed.positions,
-            }
-            samples.append((inputs, packed.labels))
-        return samples
+            return [[place] for place in range(len(rows))]
+        return pack([row.n_tokens for row in rows], self._seq_len)
 
-    def _report_drops(self, dropped: int, shortened: int, seen: int, place: str) -> None:
+    def _sample(self, rows: Sequence[EncodedRow]) -> Sample:
+        """Return the sequence of some rows."""
+        if not self._packing:
+            (row,) = rows
+            return {"input": row.input_ids, "n_tokens": _count(row.n_tokens)}, row.labels
+        packed = join_rows(rows, self._seq_len, pad_id(self._tokenizer))
+        inputs = {
+            "input": packed.input_ids,
+            "n_tokens": _count(packed.n_tokens),
+            POSITIONS: packed.positions,
+        }
+        return inputs, packed.labels
+
+    def _report_epoch(self) -> None:
+        """Tell what became of the rows of the epoch that ends."""
+        if self._epoch is not None:
+            place = f"epoch {self._epoch} of rank {self._dp_rank}"
+            is_whole = self._seen >= self.rows_of_a_reader(self._reader()[1])
+            self._report_drops(self._dropped, self._shortened, self._seen, place, is_whole=is_whole)
+
+    def _report_drops(
+        self, dropped: int, shortened: int, seen: int, place: str, *, is_whole: bool = True
+    ) -> None:
         limit = f"{self._seq_len_key} = {self._seq_len}"
-        if dropped == seen:
+        if dropped == seen and is_whole:
             raise ValueError(
                 f"{place}: none of {seen} rows has an answer token within {limit}; raise "
                 f"{self._seq_len_key}"
@@ -257,7 +311,6 @@ class InstructDataset(IterableDataset, Stateful):
         return {
             "rows": len(self._rows),
             "shuffle_seed": self._shuffle_seed,
-            "dp_world_size": self._dp_world_size,
             "infinite": self._infinite,
             "validation_share": self._split.validation_share,
             "held_out": self._split.held_out,
@@ -272,11 +325,15 @@ class InstructDataset(IterableDataset, Stateful):
         return f"{self._seq_len} tokens, {template}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the stream is; see :meth:`load_state_dict`."""
+        """Where this reader is; see :meth:`load_state_dict`."""
         return self._identity() | {
-            "epoch": self._epoch,
-            "position": self._position,
+            "readers": self._reader()[1],
+            "start": self._stream.start,
+            "left": list(self._stream.left),
+            "taken": self._taken,
             "in_window": self._in_window,
+            "epoch": self._epoch,
+            "seen": self._seen,
             "dropped": self._dropped,
             "shortened": self._shortened,
         }
@@ -285,11 +342,100 @@ class InstructDataset(IterableDataset, Stateful):
         """Let the next iteration go on from ``state_dict``.
 
         Raises:
-            ValueError: If the state belongs to another data set, order or number of ranks.
+            ValueError: If the state belongs to another data set or order, or cannot be gone on from
+                by as many readers; then :meth:`remaining` tells what they have left.
+        """
+        n_readers = self._reader()[1]
+        saved = self._as_one_stream(self._checked(state_dict), n_readers)
+        dp_world_size = state_dict.get("dp_world_size", self._dp_world_size)
+        if saved is None or saved["readers"] != n_readers or dp_world_size != self._dp_world_size:
+            raise ValueError(
+                f"this is the state of one of other readers than these {n_readers}; "
+                "remaining() tells what all of them together have left"
+            )
+        self._begin(RowStream(saved["start"], tuple(saved["left"])))
+        self._taken = saved["taken"]
+        self._in_window = saved["in_window"]
+        self._epoch = saved["epoch"]
+        self._seen = saved["seen"]
+        self._dropped = saved["dropped"]
+        self._shortened = saved["shortened"]
+        self._resumed = True
+
+    def continues(self, states: Sequence[Mapping[str, Any]], n_readers: int) -> bool:
+        """Return whether :meth:`load_state_dict` takes states of some of ``n_readers``.
+
+        Raises:
+            ValueError: If they belong to another data set or order.
+        """
+        every = [self._as_one_stream(self._checked(state), n_readers) for state in states]
+        return all(state is not None and state["readers"] == n_readers for state in every)
+
+    def go_on(self, stream: RowStream) -> None:
+        """Let the next iteration begin with the first row of ``stream``."""
+        self._begin(stream)
+        self._resumed = True
+
+    def remaining(self, states: Sequence[Mapping[str, Any]]) -> RowStream:
+        """Return the rows that readers have not handed out, for any number of others.
+
+        Rows of a window that was half handed out are read once more, to see which it were.
+
+        Args:
+            states: What :meth:`state_dict` returned, of all readers in order.
+
+        Raises:
+            ValueError: If the states belong to another data set or order, or not together.
+        """
+        n_readers = len(states)
+        every = [self._checked(state) for state in states]
+        joined = [s for s in (self._as_one_stream(s, n_readers) for s in every) if s is not None]
+        if not joined:
+            places = [self._place_in_epoch(state, r, n_readers) for r, state in enumerate(every)]
+            return remaining_of_epochs(len(self._usable()), places)
+        start, left = joined[0]["start"], joined[0]["left"]
+        together = {"readers": n_readers, "start": start, "left": left}
+        if len(joined) < n_readers or any(s | together != s for s in joined):
+            raise ValueError("these are not the states of all readers of one stream")
+        stream = RowStream(start, tuple(left))
+        places = [self._place(stream, state, r, n_readers) for r, state in enumerate(joined)]
+        return remaining(stream, places)
+
+    def _place(
+        self, stream: RowStream, state: Mapping[str, Any], reader: int, n_readers: int
+    ) -> ReaderPlace:
+        """Return how far a reader has come in the stream."""
+        if not state["in_window"]:
+            return ReaderPlace(state["taken"])
+        window = self._window_at(stream, state["taken"], reader, n_readers)
+        kept = self._kept(window, state["in_window"])
+        return ReaderPlace(state["taken"] + len(window), kept)
+
+    def _place_in_epoch(self, state: Mapping[str, Any], reader: int, n_readers: int) -> EpochPlace:
+        """Return how far a reader had come where epochs did not join."""
+        epoch, position, n_rows = state["epoch"], state["position"], len(self._usable())
+        if not state["in_window"]:
+            return EpochPlace(epoch, position)
+        end = min(position + self._window, n_rows // n_readers)
+        window = [epoch * n_rows + reader + k * n_readers for k in range(position, end)]
+        return EpochPlace(epoch, end, self._kept(window, state["in_window"]))
+
+    def _kept(self, window: Sequence[int], n_handed_out: int) -> list[int]:
+        """Return which numbers of a window are in none of its first sequences."""
+        rows = {number: self.encode(self._index(number)) for number in window}
+        usable = [number for number in window if rows[number].has_target]
+        sequences = self._sequences([rows[number] for number in usable])
+        return [usable[place] for sequence in sequences[n_handed_out:] for place in sequence]
+
+    def _checked(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a state of this data set and order, with what was added to states later.
+
+        Raises:
+            ValueError: If it belongs to others.
         """
         # Checkpoints from before rows could be held out or packed: they read all rows, one by one.
         before = {"validation_share": 0.0, "held_out": False, "packing": None, "in_window": 0}
-        saved = before | state_dict
+        saved = {**before, **state}
         for name, value in self._identity().items():
             if saved[name] != value:
                 raise ValueError(
@@ -297,12 +443,27 @@ class InstructDataset(IterableDataset, Stateful):
                     f"{value!r}; to start the data anew, add 'dataloader' to "
                     "checkpoint.exclude_from_loading"
                 )
-        self._epoch = saved["epoch"]
-        self._position = saved["position"]
-        self._in_window = saved["in_window"]
-        self._dropped = saved["dropped"]
-        self._shortened = saved["shortened"]
-        self._resumed = True
+        return saved
+
+    def _as_one_stream(self, state: dict[str, Any], n_readers: int) -> dict[str, Any] | None:
+        """Return a state as states are now; None if it was one of epochs that did not join.
+
+        Epochs used to be dealt out anew each, without the rows that were not enough for all.
+        """
+        if "taken" in state:
+            return state
+        n_rows = len(self._usable())
+        if n_rows % n_readers:
+            return None
+        share = n_rows // n_readers
+        window = min(self._window, share - state["position"]) if state["in_window"] else 0
+        return state | {
+            "readers": n_readers,
+            "start": 0,
+            "left": [],
+            "taken": state["epoch"] * share + state["position"],
+            "seen": state["position"] + window,
+        }
 
 
 def _count(n_tokens: int) -> torch.Tensor:

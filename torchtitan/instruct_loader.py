@@ -3,12 +3,12 @@
 from typing import Any
 
 from torchtitan.chat_template import ChatTemplate
-from torchtitan.components.dataloader import ParallelAwareDataloader
 from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.instruct_data import InstructDataset
 from torchtitan.instruct_rows import read_rows
 from torchtitan.instruct_split import ALL_ROWS, RowSplit
 from torchtitan.instruct_turns import INSTRUCT_DATASETS, is_instruct_dataset
+from torchtitan.resizable_loader import ResizableDataloader
 from torchtitan.tools.logging import logger
 
 
@@ -28,7 +28,7 @@ def build_instruct_dataloader(
     template: ChatTemplate | None = None,
     packing: bool = False,
     **dataloader_kwargs: Any,
-) -> ParallelAwareDataloader:
+) -> ResizableDataloader:
     """Build the loader of a data set of :data:`INSTRUCT_DATASETS`.
 
     Args:
@@ -49,7 +49,7 @@ def build_instruct_dataloader(
             pipeline schedule cannot run a batch of another size.
 
     Returns:
-        ParallelAwareDataloader: Batches of ``({"input": [B, T], "n_tokens": [B]}, labels [B, T])``,
+        ResizableDataloader: Batches of ``({"input": [B, T], "n_tokens": [B]}, labels [B, T])``,
             with ``"positions": [B, T]`` if packed.
 
     Raises:
@@ -88,7 +88,7 @@ def build_instruct_dataloader(
                 f"The last {count % batch_size} of a reader's {count} rows do not fill a batch of "
                 f"{section}.local_batch_size = {batch_size} and are left out"
             )
-    return ParallelAwareDataloader(
+    return ResizableDataloader(
         dataset_,
         dp_rank=dp_rank,
         dp_world_size=dp_world_size,
@@ -101,8 +101,7 @@ def rows_of_a_reader(
     dataset: InstructDataset, dp_rank: int, dp_world_size: int, num_workers: int
 ) -> int:
     """Count the rows of an epoch that each loader worker of ``dp_rank`` reads; one without any."""
-    workers = max(1, num_workers)
-    return len(dataset.share(0, dp_rank * workers, dp_world_size * workers))
+    return dataset.rows_of_a_reader(dp_world_size * max(1, num_workers))
 
 
 def require_a_batch(count: int, batch_size: int, section: str, split: RowSplit) -> None:

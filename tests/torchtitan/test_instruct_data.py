@@ -159,7 +159,6 @@ def test_iterating_anew_starts_at_the_first_row() -> None:
     [
         ({"count": 6}, "rows"),
         ({"shuffle_seed": 2}, "shuffle_seed"),
-        ({"dp_world_size": 2}, "dp_world_size"),
         ({"infinite": False}, "infinite"),
         ({"split": RowSplit(0.2)}, "validation_share"),
     ],

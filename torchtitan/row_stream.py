@@ -1,0 +1,88 @@
+"""The endless stream of a data set's rows, and what is left of it when its readers change."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+@dataclass(frozen=True)
+class RowStream:
+    """Numbers of the rows that nobody had read when the readers began, ascending.
+
+    Number g stands for the row at place g mod n of epoch g div n, in the order of that epoch; n is
+    the number of rows. So a number means the same row whoever reads it. Of R readers, r takes every
+    R-th number from the r-th on.
+
+    Attributes:
+        start: All numbers from here on are in the stream.
+        left: Those before ``start`` that are.
+    """
+
+    start: int = 0
+    left: tuple[int, ...] = ()
+
+    def number(self, place: int) -> int:
+        """Return the number at ``place`` of the stream, from 0."""
+        n_left = len(self.left)
+        return self.left[place] if place < n_left else self.start + place - n_left
+
+
+class ReaderPlace(NamedTuple):
+    """How far a reader has come.
+
+    Attributes:
+        taken: How many of its numbers it will not come back to.
+        kept: Those of them that it has not handed out.
+    """
+
+    taken: int
+    kept: Collection[int] = ()
+
+
+class EpochPlace(NamedTuple):
+    """How far a reader had come where each epoch was dealt out anew; ``kept`` as above."""
+
+    epoch: int
+    position: int
+    kept: Collection[int] = ()
+
+
+def remaining(stream: RowStream, readers: Sequence[ReaderPlace]) -> RowStream:
+    """Return what all readers together have not handed out, for any number of others."""
+    n = len(readers)
+    firsts = [r + n * reader.taken for r, reader in enumerate(readers)]
+    end = max(*firsts, len(stream.left))
+    unread = {stream.number(place) for first in firsts for place in range(first, end, n)}
+    for reader in readers:
+        unread.update(reader.kept)
+    return _joined(unread, stream.number(end))
+
+
+def remaining_of_epochs(n_rows: int, readers: Sequence[EpochPlace]) -> RowStream:
+    """Return the same of checkpoints from before the stream went on from epoch to epoch.
+
+    Rows that no reader would have got, since there were not enough for all, are in it.
+
+    Args:
+        n_rows: Rows of an epoch.
+        readers: All of them, in order.
+    """
+    last = max(reader.epoch for reader in readers)
+    unread = set()
+    for r, reader in enumerate(readers):
+        unread.update(reader.kept)
+        for epoch in range(reader.epoch, last + 1):
+            position = reader.position if epoch == reader.epoch else 0
+            places = range(r + position * len(readers), n_rows, len(readers))
+            unread.update(epoch * n_rows + place for place in places)
+    return _joined(unread, (last + 1) * n_rows)
+
+
+def _joined(unread: Collection[int], start: int) -> RowStream:
+    """Return the stream of ``unread`` and all from ``start`` on, in the fewest numbers."""
+    left = sorted(unread)
+    while left and left[-1] == start - 1:
+        start = left.pop()
+    return RowStream(start, tuple(left))
