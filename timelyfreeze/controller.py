@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -41,6 +41,14 @@ from timelyfreeze.planner import Planner, TransferMeter
 from timelyfreeze.planning import Solution, SolverChoices
 from timelyfreeze.policy_checks import PolicyChecks
 from timelyfreeze.recorder import ActionRecorder
+from timelyfreeze.replica_states import (
+    BEGIN_ANEW,
+    RANK_KEY,
+    check_same_pipeline,
+    rank_keys,
+    saved_states,
+    state_of,
+)
 from timelyfreeze.runs.counts import FrozenCount
 from timelyfreeze.selection import build_parameter_table
 from timelyfreeze.settings import FreezeSettings
@@ -48,6 +56,8 @@ from timelyfreeze.stage import FreezingStage
 from timelyfreeze.update_meter import UpdateMeter, frozen_counts
 
 logger = logging.getLogger(__name__)
+
+_SCORE = "score."
 
 
 class FreezeController:
@@ -401,31 +411,38 @@ class FreezeController:
             state["policy"] = self._checks.plain_state()
             tensors = self._checks.tensor_state()
         return {
-            f"rank_{self._exchange.rank}": json.dumps(state),
-            **{f"score.{key}": tensor for key, tensor in tensors.items()},
+            self._key: json.dumps(state),
+            **{f"{_SCORE}{key}": tensor for key, tensor in tensors.items()},
+        }
+
+    def state_to_load(self, keys: Collection[str]) -> dict[str, Any]:
+        """Return what to load of a checkpoint: the states of all processes, and score vectors.
+
+        Args:
+            keys: What the checkpoint's freezing state has.
+        """
+        tensors = {} if self._checks is None else self._checks.tensor_state()
+        return {
+            **dict.fromkeys(rank_keys(keys) or [self._key], ""),
+            **{f"{_SCORE}{key}": tensor for key, tensor in tensors.items()},
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned on the same rank.
+        """Restore what :meth:`state_dict` returned on all processes, of this number or another.
 
         Raises:
-            ValueError: If the checkpoint holds no state for this rank, or one of another method.
+            ValueError: If the checkpoint is one of another pipeline or of another method.
         """
-        key = f"rank_{self._exchange.rank}"
-        anew = 'to begin freezing anew, set checkpoint.exclude_from_loading = ["freezing"]'
-        if key not in state_dict:
-            raise ValueError(
-                f"the checkpoint's freezing state has {sorted(state_dict)} but not {key}; it was "
-                f"saved with another number of ranks; {anew}"
-            )
-        state = json.loads(state_dict[key])
+        states = saved_states(state_dict)
+        check_same_pipeline(states, self._declared)
         wanted = {"planner": self._planner is not None, "policy": self._checks is not None}
-        if any((part in state) != is_wanted for part, is_wanted in wanted.items()):
+        if any((part in states[0]) != is_wanted for part, is_wanted in wanted.items()):
             raise ValueError(
                 f"the checkpoint was saved under another freezing.method (it has the state of: "
-                f"{', '.join(sorted(set(state) & set(wanted)))}); resume with the same one, or, "
-                f"{anew}"
+                f"{', '.join(sorted(set(states[0]) & set(wanted)))}); resume with the same one, "
+                f"or, {BEGIN_ANEW}"
             )
+        state = self._own(states)
         total, count = state["applied"]
         self._log.applied_total = (total, count)
         self._updates.load_plain_state(state)
@@ -433,7 +450,21 @@ class FreezeController:
             self._planner.load_plain_state(state["planner"])
         if self._checks is not None:
             self._checks.load_plain_state(state["policy"])
-            prefix = "score."
-            self._checks.load_tensor_state(
-                {k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)}
+            vectors = {k: v for k, v in state_dict.items() if k.startswith(_SCORE)}
+            self._checks.load_tensor_state({k.removeprefix(_SCORE): v for k, v in vectors.items()})
+
+    def _own(self, states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Return the state that this process goes on from."""
+        stages = tuple(sorted(stage.stage_index for stage in self._stages))
+        if len(states) != self._exchange.size:
+            logger.info(
+                "Freezing goes on with %d processes where %d have stopped; of the times that they "
+                "have measured of a stage, the slowest count",
+                self._exchange.size,
+                len(states),
             )
+        return state_of(states, stages, self._exchange.rank, self._exchange.size)
+
+    @property
+    def _key(self) -> str:
+        return f"{RANK_KEY}{self._exchange.rank}"

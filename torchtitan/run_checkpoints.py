@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
+import pickle
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.distributed.checkpoint import FileSystemReader
 
 from torchtitan.hf_folder import INDEX_FILE
@@ -89,6 +92,41 @@ def damage(folder: Path) -> str | None:
         if file.stat().st_size < n_bytes:
             return f"{name} has {file.stat().st_size} bytes and must have {n_bytes}"
     return None
+
+
+def saved_keys(folder: Path) -> list[str]:
+    """Return what a finished checkpoint has, by its full names; nothing if that cannot be read."""
+    try:
+        return list(FileSystemReader(folder).read_metadata().state_dict_metadata)
+    except Exception:  # a file that is no pickle can raise anything; whoever loads it is told
+        return []
+
+
+def saved_values(folder: Path, names: Collection[str]) -> dict[str, Any]:
+    """Return plain values that a finished checkpoint has, without starting any process group.
+
+    Args:
+        folder: Of one step.
+        names: Full names of numbers, texts or bytes.
+
+    Raises:
+        ValueError: If one is missing, or is not plain: nothing that a value names is executed.
+    """
+    reader = FileSystemReader(folder)
+    places = {index.fqn: at for index, at in (reader.read_metadata().storage_data or {}).items()}
+    values = {}
+    for name in names:
+        if name not in places:
+            raise ValueError(f"{folder} has no {name}")
+        place = places[name]
+        with (folder / place.relative_path).open("rb") as file:
+            file.seek(place.offset)
+            content = io.BytesIO(file.read(place.length))
+        try:
+            values[name] = torch.load(content, weights_only=True)
+        except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            raise ValueError(f"{name} in {folder} cannot be read: {error}") from error
+    return values
 
 
 def _steps(checkpoints: Path) -> Iterator[tuple[int, Path]]:

@@ -1,28 +1,56 @@
-"""Upstream's checkpoint manager, for jobs that die at night.
+"""Upstream's checkpoint manager, for jobs that die at night and go on in another size.
 
 What it adds: an unfinished checkpoint does not pass for one, a damaged or foreign one is named with
-what to do, one that is written over is never taken for whole meanwhile, and one can be saved at any
-step. ``docs/upstream.md`` says what upstream does without.
+what to do, one that is written over is never taken for whole meanwhile, one can be saved at any
+step, and what each process has saved of its own can be read by more processes or fewer.
+``docs/upstream.md`` says what upstream does without.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch.distributed as dist
 from torch.distributed.checkpoint import CheckpointException
 
 from torchtitan.components.checkpoint import CheckpointManager
-from torchtitan.run_checkpoints import METADATA, finished_steps, unfinished_steps
+from torchtitan.run_checkpoints import METADATA, finished_steps, saved_keys, unfinished_steps
 from torchtitan.tools.logging import logger
 
 
 class CheckpointError(RuntimeError):
     """A checkpoint cannot be read or written; the message says which, why and what to do."""
+
+
+@runtime_checkable
+class Resizable(Protocol):
+    """A state of which processes save parts of their own, under keys of their own."""
+
+    def state_to_load(self, keys: Collection[str]) -> dict[str, Any]:
+        """Return what to load where a checkpoint has ``keys`` of this state."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from what was loaded."""
+        ...
+
+
+class _Fitted:
+    """Asks a checkpoint for what it has of a state, not for what would be saved now."""
+
+    def __init__(self, state: Resizable, keys: Collection[str]) -> None:
+        self._keys = keys
+        self._state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._state.state_to_load(self._keys)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._state.load_state_dict(state_dict)
 
 
 class SafeCheckpointManager(CheckpointManager):
@@ -62,6 +90,23 @@ class SafeCheckpointManager(CheckpointManager):
                 "model or configuration. checkpoint.load_step names an older one, "
                 "checkpoint.folder another place; to begin anew, move the folder away"
             ) from error
+
+    def dcp_load(
+        self, state_dict: dict[str, Any], checkpoint_id: str, from_hf: bool, from_quantized: bool
+    ) -> None:
+        """Load as upstream does; see :class:`Resizable` for what it does not know."""
+        resizable = {k: v for k, v in state_dict.items() if isinstance(v, Resizable)}
+        if resizable and not from_hf:
+            keys = saved_keys(Path(checkpoint_id))
+            fitted = {
+                name: _Fitted(
+                    state,
+                    [key.removeprefix(f"{name}.") for key in keys if key.startswith(f"{name}.")],
+                )
+                for name, state in resizable.items()
+            }
+            state_dict = {**state_dict, **fitted}
+        super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
 
     @contextmanager
     def _as_if_new(self) -> Iterator[None]:

@@ -338,15 +338,3 @@ def test_a_resumed_run_freezes_as_one_that_never_stopped(
     averages = [each.collect()[0].average_freeze_ratio for each in (whole, after)]
     assert averages[0] == averages[1]
     assert any(any(m) for given in whole.masks(1, order.n_stages // 2) for m in given.values())
-
-
-def test_a_checkpoint_of_other_ranks_is_refused() -> None:
-    state = Ranks(ORDER).saved()
-    controller = Ranks(one_f_one_b_order(3, 4)).controllers[2]
-    with pytest.raises(
-        ValueError,
-        match=r"the checkpoint's freezing state has \['rank_0', 'rank_1'\] but not rank_2; it was "
-        r"saved with another number of ranks; to begin freezing anew, set "
-        r'checkpoint\.exclude_from_loading = \["freezing"\]',
-    ):
-        controller.load_state_dict(state)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from torchtitan.freezing.config import JobConfig
+from torchtitan.freezing.resize_checks import resize_mistakes
 from torchtitan.run_checkpoints import damage, finished_steps
 
 
@@ -19,12 +20,18 @@ def checkpoint_mistakes(config: JobConfig) -> Iterator[str]:
     folder = Path(config.job.dump_folder) / checkpoint.folder
     finished = finished_steps(folder)
     if finished or (folder.is_dir() and checkpoint.load_step != -1):
-        yield from _resumed_mistakes(checkpoint.load_step, folder, finished)
+        step = max(finished) if checkpoint.load_step == -1 else checkpoint.load_step
+        mistakes = list(_resumed_mistakes(checkpoint.load_step, folder, finished))
+        yield from mistakes
+        if not mistakes and step > 0:  # upstream loads no more than the model from step 0
+            yield from resize_mistakes(config, finished[step])
     elif checkpoint.initial_load_path and not checkpoint.initial_load_in_hf:
         initial = Path(checkpoint.initial_load_path)
         problem = damage(initial) if initial.is_dir() else "it is no folder"
         if problem is not None:
             yield f"checkpoint.initial_load_path is {str(initial)!r}, and {problem}"
+        elif not checkpoint.initial_load_model_only:
+            yield from resize_mistakes(config, initial)
 
 
 def _resumed_mistakes(load_step: int, folder: Path, finished: dict[int, Path]) -> Iterator[str]:

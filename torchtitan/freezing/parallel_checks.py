@@ -55,6 +55,19 @@ def parallel_mistakes(config: JobConfig) -> Iterator[str]:
         )
 
 
+def data_parallel_degree(config: JobConfig) -> int | None:
+    """Return how many data-parallel ranks a run has; None where nothing was started yet."""
+    if config.emulation.enable:
+        return 1
+    parallelism = config.parallelism
+    others = prod(getattr(parallelism, name) for name in _DEGREES)
+    shard: int | None = parallelism.data_parallel_shard_degree
+    if shard == -1:
+        n_processes = _n_processes(config)
+        shard = None if n_processes is None else n_processes // others
+    return None if shard is None else parallelism.data_parallel_replicate_degree * shard
+
+
 def _count_mistakes(degrees: dict[str, int], shard: int, n_processes: int) -> Iterator[str]:
     product = prod(degrees.values())
     names = " x ".join(f"{name} ({n})" for name, n in degrees.items() if n > 1) or "1"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from functools import partial
@@ -29,6 +29,7 @@ from timelyfreeze.torch_pipelining import read_order, stages_of
 from timelyfreeze.transfers import measure_transfers
 from torchtitan.cpu_device import shared_cores
 from torchtitan.distributed import ParallelDims
+from torchtitan.distributed import utils as titan_dist
 from torchtitan.document_attention import to_every_stage
 from torchtitan.freezing.checks import freeze_settings
 from torchtitan.freezing.config import JobConfig
@@ -43,6 +44,7 @@ from torchtitan.train import Trainer
 from torchtitan.upstream_fixes import one_cast_for_all
 
 CHECKPOINT_KEY = "freezing"
+ALL_TOKENS = "ntokens_seen_by_all"
 
 
 class FreezingTrainer(Trainer):
@@ -292,6 +294,41 @@ class FreezingTrainer(Trainer):
         stopped_by = None if self._stop is None else self._stop.settled()
         why = "no more rows" if ran_out or stopped_by is None else f"stopped by {stopped_by.name}"
         return f"{why} after step {self.step} of {n_steps}{saved}"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what upstream saves of the trainer, and the tokens that all replicas have seen.
+
+        Every rank must call this together.
+        """
+        return {**super().state_dict(), ALL_TOKENS: self._tokens_of_all()}
+
+    def state_to_load(self, keys: Collection[str]) -> dict[str, Any]:
+        """Return what to load of a checkpoint that has ``keys`` of the trainer."""
+        return {k: v for k, v in self.state_dict().items() if k != ALL_TOKENS or k in keys}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a checkpoint, of this number of replicas or of another.
+
+        Upstream saves one replica's count of tokens and hands it to all.
+        """
+        super().load_state_dict(state_dict)
+        if ALL_TOKENS in state_dict:
+            rank, size = self._replica()
+            whole, rest = divmod(int(state_dict[ALL_TOKENS]), size)
+            self.ntokens_seen = whole + (rank < rest)
+
+    def _tokens_of_all(self) -> int:
+        if not self.parallel_dims.dp_enabled:
+            return self.ntokens_seen
+        mine = torch.tensor(self.ntokens_seen, dtype=torch.int64, device=self.device)
+        return int(titan_dist.dist_sum(mine, self.parallel_dims.get_mesh("batch")))
+
+    def _replica(self) -> tuple[int, int]:
+        """Return which data-parallel rank this is, and of how many."""
+        if not self.parallel_dims.dp_enabled:
+            return 0, 1
+        mesh = self.parallel_dims.get_mesh("batch")
+        return mesh.get_local_rank(), mesh.size()
 
     def close(self) -> None:
         """End what runs in the background, then what upstream has opened."""
