@@ -9,48 +9,22 @@ step, and what each process has saved of its own can be read by more processes o
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.checkpoint import CheckpointException
 
 from torchtitan.components.checkpoint import CheckpointManager
+from torchtitan.fitted_states import fitted_states
 from torchtitan.run_checkpoints import METADATA, finished_steps, saved_keys, unfinished_steps
 from torchtitan.tools.logging import logger
 
 
 class CheckpointError(RuntimeError):
     """A checkpoint cannot be read or written; the message says which, why and what to do."""
-
-
-@runtime_checkable
-class Resizable(Protocol):
-    """A state of which processes save parts of their own, under keys of their own."""
-
-    def state_to_load(self, keys: Collection[str]) -> dict[str, Any]:
-        """Return what to load where a checkpoint has ``keys`` of this state."""
-        ...
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from what was loaded."""
-        ...
-
-
-class _Fitted:
-    """Asks a checkpoint for what it has of a state, not for what would be saved now."""
-
-    def __init__(self, state: Resizable, keys: Collection[str]) -> None:
-        self._keys = keys
-        self._state = state
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._state.state_to_load(self._keys)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._state.load_state_dict(state_dict)
 
 
 class SafeCheckpointManager(CheckpointManager):
@@ -94,18 +68,9 @@ class SafeCheckpointManager(CheckpointManager):
     def dcp_load(
         self, state_dict: dict[str, Any], checkpoint_id: str, from_hf: bool, from_quantized: bool
     ) -> None:
-        """Load as upstream does; see :class:`Resizable` for what it does not know."""
-        resizable = {k: v for k, v in state_dict.items() if isinstance(v, Resizable)}
-        if resizable and not from_hf:
-            keys = saved_keys(Path(checkpoint_id))
-            fitted = {
-                name: _Fitted(
-                    state,
-                    [key.removeprefix(f"{name}.") for key in keys if key.startswith(f"{name}.")],
-                )
-                for name, state in resizable.items()
-            }
-            state_dict = {**state_dict, **fitted}
+        """Load as upstream does, but what the checkpoint has (:mod:`torchtitan.fitted_states`)."""
+        if not from_hf:
+            state_dict = fitted_states(state_dict, saved_keys(Path(checkpoint_id)))
         super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
 
     @contextmanager

@@ -129,9 +129,13 @@ def test_another_pipeline_is_refused(stop: int) -> None:
         r"pipeline_parallel_degree 4; resume .*exclude_from_loading"
     )
     refused(state, one_f_one_b_order(4, 4), words)
-    refused(
-        state, hand_order("v_shape"), r"hold the stages 0 \| 1; .*_degree 2, and stages 0, 3 \|"
-    )
+
+
+def test_a_pipeline_that_lays_its_stages_otherwise_is_refused() -> None:
+    ranks = Ranks(ORDER)
+    ranks.run(1, 2)
+    words = r"ranks hold the stages 0 \| 1, those of this run 0, 3 \| 1, 2; resume"
+    refused(ranks.saved(), hand_order("v_shape"), words)
 
 
 @pytest.mark.parametrize("n_microbatches", [3, 5])

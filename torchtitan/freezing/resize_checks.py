@@ -1,4 +1,4 @@
-"""Finds what keeps a run from going on from a checkpoint of another size, before a process has to try.
+"""Finds what keeps a run from going on in another size, before any process has to try.
 
 Weights, optimizers and instruction data go on in any number of data-parallel ranks; so does
 freezing, in a pipeline of the same stages and microbatches.

@@ -1,0 +1,193 @@
+"""A run that goes on with more replicas, and then with fewer, equals one that never stopped.
+
+Two replicas with microbatches of one row see what a plain pipeline sees with microbatches of two
+rows (see ``test_hybrid``): so the same run can go on in either form. Stopped twice, in two phases,
+it has to see the same rows in the same steps, freeze the same tensors and come to the same weights.
+"""
+
+import itertools
+import json
+
+import pytest
+from launcher import ROOT, arguments, merged, run_scenarios
+from methods import ROWS
+from test_hybrid import APF, SETTINGS
+
+METHODS = {row.method: row for row in ROWS}
+# Steps at which a run goes on with twice as many processes, and then with half of them; phases are
+# those of the table of methods.
+UP, DOWN = "up", "down"
+CHAINS = {
+    "timelyfreeze: warm-up, lower bound": ("timelyfreeze", 1, 5),
+    "timelyfreeze: upper bound, ramp": ("timelyfreeze", 3, 8),
+    "timelyfreeze: lower bound, stable": ("timelyfreeze", 5, 11),
+    "timelyfreeze+apf: upper bound, ramp": ("timelyfreeze+apf", 3, 7),
+    "timelyfreeze+autofreeze: ramp, stable": ("timelyfreeze+autofreeze", 7, 11),
+    # From the first step on, so that some tensors have never been updated.
+    "fixed: stable": ("fixed", 3, 7),
+}
+SPLIT = "timelyfreeze: split within tensors"  # by tensor parallelism, in place of replicas
+ACCUMULATED = "timelyfreeze: accumulated"  # half as many rows at a time, twice
+PLAIN = {"training__local_batch_size": 16, "parallelism__pipeline_parallel_microbatch_size": 2}
+REPLICATED = {"parallelism__data_parallel_shard_degree": 2}
+N_ROWS = 101
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where everything is, with so few short rows that epochs end between two batches."""
+    folder = tmp_path_factory.mktemp("resize")
+    rows = (ROOT / "tests/assets/tiny_instruct/train.jsonl").read_text().splitlines()
+    short = sorted(rows, key=lambda row: len("".join(json.loads(row).values())))[:N_ROWS]
+    (folder / "rows.jsonl").write_text("\n".join(short) + "\n")
+    return folder
+
+
+def scenario(folder, name, method, save_at=(), resumes=None, **settings):
+    saved = {}
+    if resumes is not None:
+        saved = {
+            "checkpoint__initial_load_path": folder / resumes,
+            "checkpoint__no_initial_load_model_only": None,
+        }
+    from_the_start = {"freezing__last_warmup_step": 0} if method == "fixed" else {}
+    own = {**SETTINGS, **METHODS[method].arguments, **APF, **from_the_start, **settings, **saved}
+    del own["data__no_shuffle"]
+    return {
+        "name": name,
+        "fake_clock": True,
+        "fixed_weights": resumes is None,
+        "save_at": list(save_at),
+        "args": arguments(
+            **own,
+            training__dataset_path=folder / "rows.jsonl",
+            training__global_batch_size=16,
+            checkpoint__enable=None,
+            checkpoint__keep_latest_k=0,
+        ),
+    }
+
+
+@pytest.fixture(scope="module")
+def whole(folder):
+    """Undisturbed runs of two processes, which save where others go on."""
+    places = {}
+    for method, up, _ in CHAINS.values():
+        places.setdefault(method, set()).add(up)
+    scenarios = [
+        scenario(folder, method, method, sorted(steps), **PLAIN) for method, steps in places.items()
+    ]
+    return run_scenarios(folder / "whole", 2, scenarios, timeout_s=900)
+
+
+@pytest.fixture(scope="module")
+def larger(folder, whole):
+    """The same with two processes for each stage, from where those of one were."""
+    scenarios = [
+        scenario(folder, name, method, [down], f"whole/{method}/checkpoint/step-{up}", **REPLICATED)
+        for name, (method, up, down) in CHAINS.items()
+    ]
+    split = {**PLAIN, "parallelism__tensor_parallel_degree": 2}
+    saved = "whole/timelyfreeze/checkpoint/step-5"
+    scenarios.append(scenario(folder, SPLIT, "timelyfreeze", [8], saved, **split))
+    return run_scenarios(folder / "larger", 4, scenarios, timeout_s=900)
+
+
+@pytest.fixture(scope="module")
+def smaller(folder, larger):
+    """And these with one for each stage again."""
+    scenarios = [
+        scenario(folder, name, method, (), f"larger/{name}/checkpoint/step-{down}", **PLAIN)
+        for name, (method, _, down) in CHAINS.items()
+    ]
+    saved = f"larger/{SPLIT}/checkpoint/step-8"
+    scenarios.append(scenario(folder, SPLIT, "timelyfreeze", (), saved, **PLAIN))
+    name, (method, _, down) = next(iter(CHAINS.items()))
+    accumulated = {"training__local_batch_size": 8}
+    saved = f"larger/{name}/checkpoint/step-{down}"
+    scenarios.append(scenario(folder, ACCUMULATED, method, (), saved, **accumulated))
+    return run_scenarios(folder / "smaller", 2, scenarios, timeout_s=900)
+
+
+LEGS = [(name, leg) for name in [*CHAINS, SPLIT] for leg in (UP, DOWN)]
+
+
+@pytest.fixture
+def leg(request, whole, larger, smaller):
+    """Method, step after which it was stopped, the run that goes on, and the undisturbed one."""
+    name, leg = request.param
+    method, up, down = CHAINS.get(name, ("timelyfreeze", 5, 8))
+    ran, stop = (larger, up) if leg == UP else (smaller, down)
+    return method, stop, ran[name], whole[method]
+
+
+def replicas_of(ranks):
+    """Return what one process of each replica saw."""
+    return list({tuple(seen["batches"][0][0].tolist()): seen for seen in ranks}.values())
+
+
+def steps_of(ranks, batches_per_step=1):
+    """Return the rows of every step, sorted: those of all replicas together."""
+    replicas = replicas_of(ranks)
+    steps = [[] for _ in range(len(replicas[0]["batches"]) // batches_per_step)]
+    for seen in replicas:
+        for number, batch in enumerate(seen["batches"]):
+            steps[number // batches_per_step] += map(tuple, batch.tolist())
+    return [sorted(step) for step in steps]
+
+
+@pytest.mark.parametrize("leg", LEGS, ids=" ".join, indirect=True)
+def test_it_sees_the_rows_that_were_not_yet_seen_in_the_same_steps(leg):
+    _, stop, resumed, undisturbed = leg
+    assert steps_of(resumed) == steps_of(undisturbed)[stop:]
+
+
+def test_an_epoch_has_every_row_once(whole):
+    rows = list(itertools.chain.from_iterable(steps_of(whole["timelyfreeze"])))
+    assert len(set(rows)) == N_ROWS < len(rows)
+    assert {rows.count(row) for row in rows} == {1, 2}
+
+
+def test_accumulated_steps_see_the_same_rows(whole, smaller):
+    _, _, down = next(iter(CHAINS.values()))
+    assert steps_of(smaller[ACCUMULATED], 2) == steps_of(whole["timelyfreeze"])[down:]
+    assert smaller[ACCUMULATED][0]["plan"].keys() == whole["timelyfreeze"][0]["plan"].keys()
+
+
+@pytest.mark.parametrize("leg", LEGS, ids=" ".join, indirect=True)
+def test_it_freezes_what_it_would_have_frozen(leg):
+    method, stop, resumed, undisturbed = leg
+    wanted = {
+        (step, stage): mask
+        for seen in undisturbed
+        for step, stage, mask in seen["masks"]
+        if step > stop
+    }
+    assert any(any(mask) for masks in wanted.values() for mask in masks.values())
+    for seen in resumed:
+        assert seen["masks"]
+        for step, stage, mask in seen["masks"]:
+            assert mask == wanted[step, stage], f"step {step}, stage {stage}"
+        assert seen["decided"] == [d for d in undisturbed[0]["decided"] if d[0] > stop]
+        (whole,) = (each for each in undisturbed if each["sizes"].keys() == seen["sizes"].keys())
+        assert seen["average_freeze_ratio"] == pytest.approx(whole["average_freeze_ratio"])
+    if METHODS[method].plans:
+        assert all(seen["plan"] == undisturbed[0]["plan"] for seen in resumed)
+        assert sum(undisturbed[0]["plan"].values()) > 0
+
+
+@pytest.mark.parametrize("leg", LEGS, ids=" ".join, indirect=True)
+def test_it_comes_to_the_same_weights(leg):
+    _, _, resumed, undisturbed = leg
+    left, right = merged(resumed, "weights"), merged(undisturbed, "weights")
+    assert left.keys() == right.keys()
+    for name in left:
+        difference = float((left[name] - right[name]).abs().max())
+        assert difference < 1e-5, f"{name}: {difference:.2e}"
+
+
+@pytest.mark.parametrize("leg", LEGS, ids=" ".join, indirect=True)
+def test_tokens_are_counted_over_all_replicas(leg):
+    _, _, resumed, undisturbed = leg
+    counted = sum(seen["n_tokens"] for seen in replicas_of(resumed))
+    assert counted == undisturbed[0]["n_tokens"]
