@@ -9,24 +9,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.utils.data import IterableDataset, get_worker_info
 
-from torchtitan.chat_template import ChatTemplate, ChatTemplateError
+from torchtitan.chat_template import ChatTemplate
 from torchtitan.components.tokenizer import BaseTokenizer
-from torchtitan.instruct_messages import Message, MessageReader
-from torchtitan.instruct_packing import POSITIONS, WINDOW_ROWS, join_rows, pack
-from torchtitan.instruct_rows import DataRowError, FieldError, InstructRows
+from torchtitan.instruct_messages import MessageReader
+from torchtitan.instruct_packing import WINDOW_ROWS
+from torchtitan.instruct_rows import InstructRows
 from torchtitan.instruct_split import ALL_ROWS, RowSplit
-from torchtitan.instruct_turns import (
-    EncodedRow,
-    Formatter,
-    Turn,
-    encode_chat,
-    encode_row,
-    pad_id,
-)
+from torchtitan.instruct_turns import Formatter
+from torchtitan.row_sequences import RowSequences, Sample
 from torchtitan.row_stream import (
     EpochPlace,
     ReaderPlace,
@@ -35,8 +28,6 @@ from torchtitan.row_stream import (
     remaining_of_epochs,
 )
 from torchtitan.tools.logging import logger
-
-Sample = tuple[dict[str, torch.Tensor], torch.Tensor]
 
 
 class InstructDataset(IterableDataset, Stateful):
@@ -76,6 +67,10 @@ class InstructDataset(IterableDataset, Stateful):
         template: Makes a row's text of its messages; None takes turns as they are.
         packing: Put several rows into a sequence.
 
+    Attributes:
+        infinite: Whether rows never end.
+        sequences: Makes them of rows.
+
     Yields:
         ``({"input": int64 [T], "n_tokens": int64 []}, labels int64 [T])``; packed, the inputs have
         ``"positions"``, int64 [T], too: see :class:`PackedSequence`.
@@ -111,18 +106,15 @@ class InstructDataset(IterableDataset, Stateful):
             raise ValueError(
                 "packing is True and infinite is False; packing is for endless streams"
             )
-        self._rows = rows
-        self._formatter = formatter
-        self._tokenizer = tokenizer
+        self.sequences = RowSequences(rows, formatter, tokenizer, seq_len, template, packing)
+        self._n_rows = len(rows)
         self._seq_len = seq_len
         self._dp_rank = dp_rank
         self._dp_world_size = dp_world_size
-        self._infinite = infinite
+        self.infinite = infinite
         self._shuffle_seed = shuffle_seed
         self._seq_len_key = f"{section}.seq_len"
         self._split = split
-        self._template = template
-        self._packing = packing
         self._window = WINDOW_ROWS if packing else 1
         self._indices = split.indices(len(rows))
         self._fitting: np.ndarray | None = None
@@ -134,33 +126,6 @@ class InstructDataset(IterableDataset, Stateful):
                 "The tokenizer has no end token (eos_token in tokenizer_config.json); "
                 "the model will not learn where an answer ends"
             )
-
-    def turns(self, index: int) -> list[Turn] | list[Message]:
-        """The turns of the row at ``index`` of the data set; with a template its messages."""
-        try:
-            return self._formatter(self._rows[index])
-        except FieldError as error:
-            raise DataRowError(*self._rows.place(index), error.problem, error.field) from error
-
-    def encode(self, index: int) -> EncodedRow:
-        """The tokens of the row at ``index`` of the data set."""
-        turns = self.turns(index)
-        if self._template is None:
-            return encode_row(turns, self._tokenizer, self._seq_len)
-        try:
-            return encode_chat(turns, self._template, self._tokenizer, self._seq_len)
-        except ChatTemplateError as error:
-            raise DataRowError(*self._rows.place(index), str(error)) from error
-
-    def check(self, index: int) -> None:
-        """Raise DataRowError if the row at ``index`` of the data set cannot be used."""
-        turns = self.turns(index)
-        if self._template is None:
-            return
-        try:
-            self._template.mark(turns)
-        except ChatTemplateError as error:
-            raise DataRowError(*self._rows.place(index), str(error)) from error
 
     def _begin(self, stream: RowStream) -> None:
         """Be at the first row of ``stream``."""
@@ -182,7 +147,7 @@ class InstructDataset(IterableDataset, Stateful):
 
     def _usable(self) -> np.ndarray:
         """Indices of the rows of an epoch, int64, in the order of the split."""
-        return self._indices if self._infinite else self._rows_that_fit()
+        return self._indices if self.infinite else self._rows_that_fit()
 
     def rows_of_a_reader(self, n_readers: int) -> int:
         """Return how many rows of an epoch each of ``n_readers`` gets at least.
@@ -211,7 +176,7 @@ class InstructDataset(IterableDataset, Stateful):
 
     def _rows_that_fit(self) -> np.ndarray:
         if self._fitting is None:
-            fits = [self.encode(int(i)).has_target for i in self._indices]
+            fits = [self.sequences.encode(int(i)).has_target for i in self._indices]
             self._fitting = self._indices[np.array(fits, dtype=bool)]
             self._report_drops(len(fits) - len(self._fitting), 0, len(fits), "the data set")
         return self._fitting
@@ -223,10 +188,10 @@ class InstructDataset(IterableDataset, Stateful):
         self._resumed = False
         readers = self._reader()
         most = self.rows_of_a_reader(readers[1])
-        if not self._infinite:
+        if not self.infinite:
             left = len(self._stream.left) + len(self._usable()) - self._stream.start
             most = left // readers[1]
-        while self._infinite or self._taken < most:
+        while self.infinite or self._taken < most:
             window = self._window_at(self._stream, self._taken, *readers)
             epoch = window[0] // len(self._usable())
             if epoch != self._epoch:
@@ -243,44 +208,25 @@ class InstructDataset(IterableDataset, Stateful):
 
     def _rest_of_window(self, window: Sequence[int]) -> Iterator[Sample]:
         """Yield what is left of a window, and leave it behind."""
-        rows = [self.encode(self._index(number)) for number in window]
+        rows = [self.sequences.encode(self._index(number)) for number in window]
         usable = [row for row in rows if row.has_target]
         if not self._in_window:
             self._seen += len(rows)
             self._shortened += sum(row.n_cut > 0 for row in rows)
             self._dropped += len(rows) - len(usable)
-        sequences = self._sequences(usable)
+        sequences = self.sequences.dealt(usable)
         for number in range(self._in_window, len(sequences)):
             # Counted before a sequence is handed out, since a checkpoint is taken after that.
             self._in_window = number + 1
             if self._in_window == len(sequences):
                 self._leave(window)
-            yield self._sample([usable[place] for place in sequences[number]])
+            yield self.sequences.sample([usable[place] for place in sequences[number]])
         if not sequences:
             self._leave(window)
 
     def _leave(self, window: Sequence[int]) -> None:
         self._taken += len(window)
         self._in_window = 0
-
-    def _sequences(self, rows: Sequence[EncodedRow]) -> list[list[int]]:
-        """Return which of a window's rows go into each of its sequences."""
-        if not self._packing:
-            return [[place] for place in range(len(rows))]
-        return pack([row.n_tokens for row in rows], self._seq_len)
-
-    def _sample(self, rows: Sequence[EncodedRow]) -> Sample:
-        """Return the sequence of some rows."""
-        if not self._packing:
-            (row,) = rows
-            return {"input": row.input_ids, "n_tokens": _count(row.n_tokens)}, row.labels
-        packed = join_rows(rows, self._seq_len, pad_id(self._tokenizer))
-        inputs = {
-            "input": packed.input_ids,
-            "n_tokens": _count(packed.n_tokens),
-            POSITIONS: packed.positions,
-        }
-        return inputs, packed.labels
 
     def _report_epoch(self) -> None:
         """Tell what became of the rows of the epoch that ends."""
@@ -309,20 +255,13 @@ class InstructDataset(IterableDataset, Stateful):
     def _identity(self) -> dict[str, Any]:
         """What must be the same for a position to mean the same row."""
         return {
-            "rows": len(self._rows),
+            "rows": self._n_rows,
             "shuffle_seed": self._shuffle_seed,
-            "infinite": self._infinite,
+            "infinite": self.infinite,
             "validation_share": self._split.validation_share,
             "held_out": self._split.held_out,
-            "packing": self._packed_as(),
+            "packing": self.sequences.packed_as,
         }
-
-    def _packed_as(self) -> str | None:
-        """What a window's sequences depend on besides its rows; None where a window is a row."""
-        if not self._packing:
-            return None
-        template = "no template" if self._template is None else self._template.name
-        return f"{self._seq_len} tokens, {template}"
 
     def state_dict(self) -> dict[str, Any]:
         """Where this reader is; see :meth:`load_state_dict`."""
@@ -422,9 +361,9 @@ class InstructDataset(IterableDataset, Stateful):
 
     def _kept(self, window: Sequence[int], n_handed_out: int) -> list[int]:
         """Return which numbers of a window are in none of its first sequences."""
-        rows = {number: self.encode(self._index(number)) for number in window}
+        rows = {number: self.sequences.encode(self._index(number)) for number in window}
         usable = [number for number in window if rows[number].has_target]
-        sequences = self._sequences([rows[number] for number in usable])
+        sequences = self.sequences.dealt([rows[number] for number in usable])
         return [usable[place] for sequence in sequences[n_handed_out:] for place in sequence]
 
     def _checked(self, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -464,7 +403,3 @@ class InstructDataset(IterableDataset, Stateful):
             "taken": state["epoch"] * share + state["position"],
             "seen": state["position"] + window,
         }
-
-
-def _count(n_tokens: int) -> torch.Tensor:
-    return torch.tensor(n_tokens, dtype=torch.int64)

@@ -76,7 +76,7 @@ def build_instruct_dataloader(
         packing=packing,
     )
     for index in range(1 if rows.is_remote else len(rows)):
-        dataset_.check(index)  # better now than hours into a run
+        dataset_.sequences.check(index)  # better now than hours into a run
     dataloader_kwargs.setdefault("drop_last", True)
     if not infinite and dataloader_kwargs["drop_last"]:
         count = rows_of_a_reader(

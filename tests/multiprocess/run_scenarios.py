@@ -4,18 +4,21 @@ Usage: torchrun --nproc_per_node=N tests/multiprocess/run_scenarios.py SCENARIOS
 
 A scenario is {"name", "args", "upstream": bool, "fixed_weights": bool, "fake_clock": bool,
 "machine": what the fake clock shows, "module": name of a file beside this one that is imported
-first, "save_at": steps after which a checkpoint is written}. Starting processes costs far more than
+first, "save_at": steps after which a checkpoint is written, "n_batches": of each replica's rows}.
+Starting processes costs far more than
 these runs do, so tests that need the same number of processes share one start. Each rank writes
 OUTPUT_FOLDER/NAME/rank_R.pt with losses, gradient norms, the last step's gradients, weights, masks,
 decisions and plan.
 """
 
 import importlib
+import itertools
 import logging
 import sys
 import zlib
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -96,6 +99,17 @@ def use_fake_clock(controller, machine):
     recorder.drain, controller.one_pass = drain, one_pass
     if controller._planner is not None:
         controller._planner._measure_transfers = dict
+
+
+class FewBatches:
+    """A loader whose rows end."""
+
+    def __init__(self, loader, n_batches):
+        self.dataset = SimpleNamespace(infinite=False)
+        self._batches = itertools.islice(loader, n_batches)
+
+    def __iter__(self):
+        return self._batches
 
 
 def add_tiny_flavor():
@@ -204,6 +218,9 @@ def run(scenario, folder):
             return records
 
         controller._recorder.drain = drain
+    if "n_batches" in scenario:
+        loader = trainer.dataloader
+        trainer.dataloader = FewBatches(loader, scenario["n_batches"][loader.dp_rank])
     if "save_at" in scenario:
         trainer.checkpointer._should_save = lambda step, last_step=False: (
             step in scenario["save_at"]

@@ -28,6 +28,7 @@ CHAINS = {
 }
 SPLIT = "timelyfreeze: split within tensors"  # by tensor parallelism, in place of replicas
 ACCUMULATED = "timelyfreeze: accumulated"  # half as many rows at a time, twice
+ENDING = "timelyfreeze: rows of one replica end"
 PLAIN = {"training__local_batch_size": 16, "parallelism__pipeline_parallel_microbatch_size": 2}
 REPLICATED = {"parallelism__data_parallel_shard_degree": 2}
 N_ROWS = 101
@@ -90,6 +91,8 @@ def larger(folder, whole):
     split = {**PLAIN, "parallelism__tensor_parallel_degree": 2}
     saved = "whole/timelyfreeze/checkpoint/step-5"
     scenarios.append(scenario(folder, SPLIT, "timelyfreeze", [8], saved, **split))
+    ending = scenario(folder, ENDING, "timelyfreeze", **REPLICATED)
+    scenarios.append({**ending, "n_batches": [5, 3]})
     return run_scenarios(folder / "larger", 4, scenarios, timeout_s=900)
 
 
@@ -107,6 +110,13 @@ def smaller(folder, larger):
     saved = f"larger/{name}/checkpoint/step-{down}"
     scenarios.append(scenario(folder, ACCUMULATED, method, (), saved, **accumulated))
     return run_scenarios(folder / "smaller", 2, scenarios, timeout_s=900)
+
+
+def test_all_replicas_end_where_the_rows_of_one_do(folder, larger):
+    """Without being told, the one with more rows would wait for the other until a time limit."""
+    assert [len(seen["losses"]) for seen in larger[ENDING]] == [3] * 4
+    assert [seen["step"] for seen in larger[ENDING]] == [3] * 4
+    assert (folder / "larger" / ENDING / "checkpoint" / "step-3" / ".metadata").is_file()
 
 
 LEGS = [(name, leg) for name in [*CHAINS, SPLIT] for leg in (UP, DOWN)]

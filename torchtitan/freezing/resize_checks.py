@@ -36,9 +36,9 @@ def resize_mistakes(config: JobConfig, folder: Path) -> Iterator[str]:
 def _pipeline_mistakes(config: JobConfig, folder: Path, keys: list[str]) -> Iterator[str]:
     prefix = f"{_FREEZING}."
     names = rank_keys([key.removeprefix(prefix) for key in keys if key.startswith(prefix)])
-    values = saved_values(folder, [prefix + name for name in names])
-    if not values:
+    if not names:
         return  # saved without freezing, which is told where it is loaded
+    values = saved_values(folder, [prefix + name for name in names])
     states = saved_states({key.removeprefix(prefix): text for key, text in values.items()})
     parallelism = config.parallelism
     n_microbatches = (

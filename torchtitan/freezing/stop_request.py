@@ -65,6 +65,12 @@ class StopRequest:
             )
         return found
 
+    def is_so_anywhere(self, is_so: bool) -> bool:
+        """Return whether it is so on any rank; every rank must call this, and waits for all."""
+        heard = torch.tensor(int(is_so), dtype=torch.int64)
+        dist.all_reduce(heard, op=dist.ReduceOp.MAX, group=self._group)
+        return bool(heard)
+
     def close(self) -> None:
         """Give the group back, unless a rank that died has left something on its way."""
         if self._on_its_way is None or self._on_its_way.is_completed():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -27,6 +27,7 @@ from timelyfreeze.recorder import ActionRecorder, clock_for
 from timelyfreeze.settings import KEEP_CHAIN
 from timelyfreeze.torch_pipelining import read_order, stages_of
 from timelyfreeze.transfers import measure_transfers
+from torchtitan.components.dataloader import DataloaderExhaustedError
 from torchtitan.cpu_device import shared_cores
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as titan_dist
@@ -45,6 +46,8 @@ from torchtitan.upstream_fixes import one_cast_for_all
 
 CHECKPOINT_KEY = "freezing"
 ALL_TOKENS = "ntokens_seen_by_all"
+
+_Batch = tuple[dict[str, torch.Tensor], torch.Tensor]
 
 
 class FreezingTrainer(Trainer):
@@ -162,9 +165,7 @@ class FreezingTrainer(Trainer):
         )
         return cores * self.parallel_dims.pp / n_local_ranks
 
-    def batch_generator(
-        self, data_iterable: Iterable[tuple[dict[str, torch.Tensor], torch.Tensor]]
-    ) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
+    def batch_generator(self, data_iterable: Iterable[_Batch]) -> Iterator[_Batch]:
         """Yield upstream's batches, with padding taken out of the token counts."""
         for input_dict, labels in super().batch_generator(data_iterable):
             n_tokens = input_dict.pop("n_tokens", None)
@@ -183,20 +184,37 @@ class FreezingTrainer(Trainer):
         )
         return inputs, labels, *to_every_stage(extra_inputs, extra_kwargs)
 
-    def train_step(
-        self, data_iterator: Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]
-    ) -> None:
+    def train_step(self, data_iterator: Iterator[_Batch]) -> None:
         """Run one optimizer step in its phase."""
         started = time.perf_counter()
         tokens_before = self.ntokens_seen
         if self.controller is not None:
             self.controller.begin_step(self.step)
-        super().train_step(data_iterator)
+        super().train_step(self._batches_of_step(data_iterator))
         if self.controller is not None:
             self.controller.end_step()
         self.metrics_processor.end_step(
             self.step, time.perf_counter() - started, self.ntokens_seen - tokens_before
         )
+
+    def _batches_of_step(self, data_iterator: Iterator[_Batch]) -> Iterator[_Batch]:
+        """Return the batches of the next step, if all replicas have them.
+
+        Of rows that end, one replica may have fewer than another, which would wait for it.
+
+        Raises:
+            DataloaderExhaustedError: If a replica has none left; then on all of them.
+        """
+        is_endless = getattr(getattr(self.dataloader, "dataset", None), "infinite", False)
+        if is_endless or not self.parallel_dims.dp_enabled or self._stop is None:
+            return data_iterator
+        batches = []
+        with suppress(DataloaderExhaustedError):
+            for _ in range(self.gradient_accumulation_steps):
+                batches.append(next(data_iterator))
+        if self._stop.is_so_anywhere(len(batches) < self.gradient_accumulation_steps):
+            raise DataloaderExhaustedError
+        return iter(batches)
 
     def forward_backward_step(
         self,
