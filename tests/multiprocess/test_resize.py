@@ -20,9 +20,8 @@ UP, DOWN = "up", "down"
 CHAINS = {
     "timelyfreeze: warm-up, lower bound": ("timelyfreeze", 1, 5),
     "timelyfreeze: upper bound, ramp": ("timelyfreeze", 3, 8),
-    "timelyfreeze: lower bound, stable": ("timelyfreeze", 5, 11),
     "timelyfreeze+apf: upper bound, ramp": ("timelyfreeze+apf", 3, 7),
-    "timelyfreeze+autofreeze: ramp, stable": ("timelyfreeze+autofreeze", 7, 11),
+    "timelyfreeze+autofreeze: lower bound, stable": ("timelyfreeze+autofreeze", 5, 11),
     # From the first step on, so that some tensors have never been updated.
     "fixed: stable": ("fixed", 3, 7),
 }
@@ -89,7 +88,7 @@ def larger(folder, whole):
         for name, (method, up, down) in CHAINS.items()
     ]
     split = {**PLAIN, "parallelism__tensor_parallel_degree": 2}
-    saved = "whole/timelyfreeze/checkpoint/step-5"
+    saved = "whole/timelyfreeze/checkpoint/step-3"
     scenarios.append(scenario(folder, SPLIT, "timelyfreeze", [8], saved, **split))
     ending = scenario(folder, ENDING, "timelyfreeze", **REPLICATED)
     scenarios.append({**ending, "n_batches": [5, 3]})
@@ -126,7 +125,7 @@ LEGS = [(name, leg) for name in [*CHAINS, SPLIT] for leg in (UP, DOWN)]
 def leg(request, whole, larger, smaller):
     """Method, step after which it was stopped, the run that goes on, and the undisturbed one."""
     name, leg = request.param
-    method, up, down = CHAINS.get(name, ("timelyfreeze", 5, 8))
+    method, up, down = CHAINS.get(name, ("timelyfreeze", 3, 8))
     ran, stop = (larger, up) if leg == UP else (smaller, down)
     return method, stop, ran[name], whole[method]
 

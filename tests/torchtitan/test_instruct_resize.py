@@ -219,6 +219,20 @@ def test_old_states_leave_what_they_had_not_read(
     assert read + Counter(rest) + passed_over == dict.fromkeys(range(count), 3)
 
 
+def test_old_states_within_a_window_leave_the_rest_of_it() -> None:
+    """Rows of four tokens, three in a sequence, windows of two sequences; the first was read."""
+    packed = {"packing": "12 tokens, no template", "in_window": 1, "shuffle_seed": None}
+    state = old_state(12, 0, 0, 2, seed=0) | packed
+    data = make([3] * 12, 1, 2, window=6)
+    data.load_state_dict(state)
+    assert [rows_in(inputs) for inputs, _ in itertools.islice(data, 2)] == [[7, 9, 11], [1, 3, 5]]
+    # Of 13 rows one is left over, so that epochs do not join.
+    first, other = (old_state(13, 0, 0, 2, seed=0) | packed for _ in range(2))
+    other["in_window"] = 0
+    data = make([3] * 13, window=6)
+    assert data.remaining([first, other]) == RowStream(5, (1, 3)), "0, 2 and 4 were read"
+
+
 # -- loaders ---------------------------------------------------------------------------------------
 
 
