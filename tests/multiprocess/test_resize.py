@@ -9,7 +9,7 @@ import itertools
 import json
 
 import pytest
-from launcher import ROOT, arguments, merged, run_scenarios
+from launcher import ROOT, arguments, asked_for, merged, run_scenarios
 from methods import ROWS
 from test_hybrid import APF, SETTINGS
 
@@ -68,11 +68,26 @@ def scenario(folder, name, method, save_at=(), resumes=None, **settings):
     }
 
 
+LONG = ["timelyfreeze+autofreeze: lower bound, stable"]
+LEGS = [
+    pytest.param((name, leg), marks=[pytest.mark.long] if name in LONG else [], id=f"{name} {leg}")
+    for name in [*CHAINS, SPLIT]
+    for leg in (UP, DOWN)
+]
+
+
 @pytest.fixture(scope="module")
-def whole(folder):
+def chains(request):
+    """The chains that are asked for; short ones always, for the tests that look at one alone."""
+    asked = {name for ((name, _),) in asked_for(request, "leg")}
+    return {name: chain for name, chain in CHAINS.items() if name in asked or name not in LONG}
+
+
+@pytest.fixture(scope="module")
+def whole(folder, chains):
     """Undisturbed runs of two processes, which save where others go on."""
     places = {}
-    for method, up, _ in CHAINS.values():
+    for method, up, _ in chains.values():
         places.setdefault(method, set()).add(up)
     scenarios = [
         scenario(folder, method, method, sorted(steps), **PLAIN) for method, steps in places.items()
@@ -81,11 +96,11 @@ def whole(folder):
 
 
 @pytest.fixture(scope="module")
-def larger(folder, whole):
+def larger(folder, chains, whole):
     """The same with two processes for each stage, from where those of one were."""
     scenarios = [
         scenario(folder, name, method, [down], f"whole/{method}/checkpoint/step-{up}", **REPLICATED)
-        for name, (method, up, down) in CHAINS.items()
+        for name, (method, up, down) in chains.items()
     ]
     split = {**PLAIN, "parallelism__tensor_parallel_degree": 2}
     saved = "whole/timelyfreeze/checkpoint/step-3"
@@ -96,11 +111,11 @@ def larger(folder, whole):
 
 
 @pytest.fixture(scope="module")
-def smaller(folder, larger):
+def smaller(folder, chains, larger):
     """And these with one for each stage again."""
     scenarios = [
         scenario(folder, name, method, (), f"larger/{name}/checkpoint/step-{down}", **PLAIN)
-        for name, (method, _, down) in CHAINS.items()
+        for name, (method, _, down) in chains.items()
     ]
     saved = f"larger/{SPLIT}/checkpoint/step-8"
     scenarios.append(scenario(folder, SPLIT, "timelyfreeze", (), saved, **PLAIN))
@@ -116,9 +131,6 @@ def test_all_replicas_end_where_the_rows_of_one_do(folder, larger):
     assert [len(seen["losses"]) for seen in larger[ENDING]] == [3] * 4
     assert [seen["step"] for seen in larger[ENDING]] == [3] * 4
     assert (folder / "larger" / ENDING / "checkpoint" / "step-3" / ".metadata").is_file()
-
-
-LEGS = [(name, leg) for name in [*CHAINS, SPLIT] for leg in (UP, DOWN)]
 
 
 @pytest.fixture
@@ -145,7 +157,7 @@ def steps_of(ranks, batches_per_step=1):
     return [sorted(step) for step in steps]
 
 
-@pytest.mark.parametrize("leg", LEGS, ids=" ".join, indirect=True)
+@pytest.mark.parametrize("leg", LEGS, indirect=True)
 def test_it_sees_the_rows_that_were_not_yet_seen_in_the_same_steps(leg):
     _, stop, resumed, undisturbed = leg
     assert steps_of(resumed) == steps_of(undisturbed)[stop:]
@@ -163,7 +175,7 @@ def test_accumulated_steps_see_the_same_rows(whole, smaller):
     assert smaller[ACCUMULATED][0]["plan"].keys() == whole["timelyfreeze"][0]["plan"].keys()
 
 
-@pytest.mark.parametrize("leg", LEGS, ids=" ".join, indirect=True)
+@pytest.mark.parametrize("leg", LEGS, indirect=True)
 def test_it_freezes_what_it_would_have_frozen(leg):
     method, stop, resumed, undisturbed = leg
     wanted = {
@@ -185,7 +197,7 @@ def test_it_freezes_what_it_would_have_frozen(leg):
         assert sum(undisturbed[0]["plan"].values()) > 0
 
 
-@pytest.mark.parametrize("leg", LEGS, ids=" ".join, indirect=True)
+@pytest.mark.parametrize("leg", LEGS, indirect=True)
 def test_it_comes_to_the_same_weights(leg):
     _, _, resumed, undisturbed = leg
     left, right = merged(resumed, "weights"), merged(undisturbed, "weights")
@@ -195,7 +207,7 @@ def test_it_comes_to_the_same_weights(leg):
         assert difference < 1e-5, f"{name}: {difference:.2e}"
 
 
-@pytest.mark.parametrize("leg", LEGS, ids=" ".join, indirect=True)
+@pytest.mark.parametrize("leg", LEGS, indirect=True)
 def test_tokens_are_counted_over_all_replicas(leg):
     _, _, resumed, undisturbed = leg
     counted = sum(seen["n_tokens"] for seen in replicas_of(resumed))

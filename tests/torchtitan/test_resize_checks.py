@@ -104,6 +104,20 @@ def test_what_a_new_run_begins_from_is_looked_at_if_more_than_weights_are_taken(
     assert len(found(tmp_path / "new", checkpoint__initial_load_model_only=False, **changes)) == 1
 
 
+@pytest.mark.parametrize(
+    "text", ["", "{", "3", "[]", '{"tally": 1}', '{"tally": {"x": 1}}', '{"planner": {}}']
+)
+def test_a_foreign_state_is_told_without_a_stack_trace(text: str, tmp_path: Path) -> None:
+    place = tmp_path / "outputs" / "checkpoint" / "step-6"
+    state = {"freezing": {"rank_0": text}, "dataloader": {"world_size": 2}}
+    dcp.save(state, checkpoint_id=place, no_dist=True)
+    told = found(tmp_path)
+    if text == "[]":  # has no stages and no times: nothing that speaks against it
+        assert told == []
+    else:
+        assert told[0].startswith(f"the checkpoint {str(place)!r} is damaged or foreign: ")
+
+
 class Spy:
     def __reduce__(self) -> Any:
         return os.system, ("touch spied",)

@@ -29,8 +29,12 @@ def resize_mistakes(config: JobConfig, folder: Path) -> Iterator[str]:
             yield from _pipeline_mistakes(config, folder, keys)
         if _WORLD_SIZE in keys and _DATA not in excluded:
             yield from _data_mistakes(config, folder)
-    except ValueError as error:
-        yield f"the checkpoint {str(folder)!r} cannot be read: {error}"
+    except (ValueError, LookupError, TypeError, AttributeError, OSError) as error:
+        yield (
+            f"the checkpoint {str(folder)!r} is damaged or foreign: what it says of freezing or "
+            f"data cannot be read ({type(error).__name__}: {error}); checkpoint.load_step names an "
+            'older one, checkpoint.exclude_from_loading = ["freezing", "dataloader"] begins anew'
+        )
 
 
 def _pipeline_mistakes(config: JobConfig, folder: Path, keys: list[str]) -> Iterator[str]:
