@@ -111,7 +111,7 @@ def mean_loss_by_hand(model: Model, rows: str, indices: range) -> tuple[float, f
     table = model.table.weight.detach().numpy().astype(np.float64)
     losses = []
     for index in indices:
-        row = dataset.encode(index)
+        row = dataset.sequences.encode(index)
         labels = row.labels.numpy()
         logits = table[row.input_ids.numpy()]
         log_probabilities = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
