@@ -18,6 +18,16 @@ logger = logging.getLogger(__name__)
 MOST_ACTIONS_AT_ONCE = 1024
 
 
+def is_quick(n_actions: int, *, branches: bool = False) -> bool:
+    """Return whether a plan is solved in a fraction of a second.
+
+    Args:
+        n_actions: Actions of the pipeline.
+        branches: Whether the plan looks for fronts, which takes seconds for any pipeline.
+    """
+    return n_actions <= MOST_ACTIONS_AT_ONCE and not branches
+
+
 def automatic_delay(n_actions: int, n_ramp_steps: int, *, branches: bool = False) -> int:
     """Return after how many steps a plan is taken, where the user leaves that open.
 
@@ -30,7 +40,7 @@ def automatic_delay(n_actions: int, n_ramp_steps: int, *, branches: bool = False
         0 for a pipeline that is solved at once. Otherwise a tenth of the ramp, 1 at least, within
         which ratios would be small anyway; but never all of the ramp.
     """
-    if n_actions <= MOST_ACTIONS_AT_ONCE and not branches:
+    if is_quick(n_actions, branches=branches):
         return 0
     return min(max(1, n_ramp_steps // 10), n_ramp_steps - 1)
 
@@ -44,18 +54,19 @@ class PlanCall:
     Args:
         exchange: Talks to the other ranks.
         due_step: At its end all ranks take the answer.
-        delay: Steps until then; without any, the function is called when the answer is taken.
+        apart: Whether the function runs in a process of its own, from now on; else it is called
+            when the answer is taken.
         function: Returns a solution; a function of a module, with arguments that pickle.
         arguments: Keyword arguments for it; None on ranks that do not solve.
-        patience_s: How long training waits at most for a function that runs meanwhile, once the
-            answer is due; seconds.
+        patience_s: How long training waits at most for that process, once the answer is due;
+            seconds.
     """
 
     def __init__(
         self,
         exchange: Exchange,
         due_step: int,
-        delay: int,
+        apart: bool,
         function: Callable[..., Solution],
         arguments: Mapping[str, Any] | None,
         patience_s: float,
@@ -67,7 +78,7 @@ class PlanCall:
         self._patience_s = patience_s
         self._background: BackgroundCall[Solution] | None = None
         self._failure: str | None = None
-        if arguments is not None and delay > 0:
+        if arguments is not None and apart:
             try:
                 self._background = BackgroundCall(function, **arguments)
             except OSError as error:

@@ -17,7 +17,7 @@ from timelyfreeze.order import ScheduleOrder
 from timelyfreeze.passes import RankPasses, slowest_durations
 from timelyfreeze.phases import Phase, actual_freeze_ratio
 from timelyfreeze.plan import FreezePlan, plan_from_ratios
-from timelyfreeze.plan_call import PlanCall, automatic_delay
+from timelyfreeze.plan_call import PlanCall, automatic_delay, is_quick
 from timelyfreeze.planning import (
     RankTimes,
     Solution,
@@ -241,8 +241,11 @@ class Planner:
         if delay is not None:
             return delay
         n_ramp_steps = phases.last_ramp_step - phases.last_monitor_step
-        branches = self._cascade == PLAN
-        return automatic_delay(len(self.dag.actions), n_ramp_steps, branches=branches)
+        return automatic_delay(len(self.dag.actions), n_ramp_steps, branches=self._branches)
+
+    @property
+    def _branches(self) -> bool:
+        return self._cascade == PLAN
 
     @property
     def _has_times_alone(self) -> bool:
@@ -268,7 +271,9 @@ class Planner:
             logger.info("Solving meanwhile: the plan is due at the end of step %d", due_step)
         mine = {**arguments, "choices": self.choices} if self._exchange.rank == 0 else None
         patience_s = self._settings.solver_time_limit_s
-        self._call = PlanCall(self._exchange, due_step, self._delay, solve, mine, patience_s)
+        # A process can be ended when its time is up, whatever it is doing; others wait no longer.
+        apart = self._delay > 0 or not is_quick(len(self.dag.actions), branches=self._branches)
+        self._call = PlanCall(self._exchange, due_step, apart, solve, mine, patience_s)
 
     def _take(self, step: int) -> None:
         """Take the plan that was solved, or the reason why there is none, on all ranks."""

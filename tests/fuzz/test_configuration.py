@@ -75,7 +75,9 @@ RULES: dict[str, tuple[Any, Any]] = {
     "freezing.first_stage": _word("all_or_nothing", "keep_chain"),
     "freezing.cascade": _word("off", "use", "plan"),
     "freezing.discard_passes": _whole(0, 19),
-    "freezing.solver_time_limit_s": _number(st.floats(min_value=1e-3), 0.0, -INF, below=0.0),
+    "freezing.solver_time_limit_s": _number(
+        st.floats(1e-3, 99.9), 0.0, 100.0, INF, -INF, below=0.0, above=100.0
+    ),
     "freezing.solver_delay_steps": _whole(0, 99),
     "freezing.remeasure_every": _whole(0),
     "freezing.remeasure_share": _number(st.floats(1e-6, 1e6), 0.0, INF, -INF, below=0.0),

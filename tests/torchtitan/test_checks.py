@@ -28,6 +28,8 @@ ONE_F_ONE_B = one_f_one_b_order(4, 8)
         {"freezing__discard_passes": 0},
         {"freezing__monitoring": "mixed", "freezing__discard_passes": 37},
         {"freezing__solver_delay_steps": 99},
+        {"freezing__solver_time_limit_s": 150.0, "comm__train_timeout_seconds": 151},
+        {"freezing__solver_time_limit_s": 1000.0, "emulation__enable": True},
         {"freezing__remeasure_every": 0, "freezing__least_gain": -1.0},
         {"parallelism__pipeline_parallel_schedule": "zbvzerobubble"},
         {"parallelism__pipeline_parallel_schedule": "DualPipeV"},
@@ -174,6 +176,14 @@ MISTAKES: list[tuple[dict[str, Any], list[str]]] = [
     (
         {"freezing__solver_time_limit_s": 0.0},
         ["freezing.solver_time_limit_s is 0.0", "must be above 0"],
+    ),
+    (
+        {"freezing__solver_time_limit_s": 100.0},
+        ["freezing.solver_time_limit_s is 100.0", "below comm.train_timeout_seconds (100)"],
+    ),
+    (
+        {"comm__init_timeout_seconds": 60},
+        ["freezing.solver_time_limit_s is 60.0", "below comm.init_timeout_seconds (60)"],
     ),
     (
         {"parallelism__pipeline_parallel_degree": 1},

@@ -29,6 +29,7 @@ from torchtitan.freezing.model_checks import model_mistakes
 from torchtitan.freezing.parallel_checks import parallel_mistakes
 from torchtitan.freezing.phase_checks import phase_mistakes, phases_of, warmup_mistakes
 from torchtitan.freezing.reference import reference_mistakes
+from torchtitan.freezing.solver_checks import solver_mistakes
 from torchtitan.freezing.tokenizer_checks import tokenizer_mistakes
 from torchtitan.freezing.validation_checks import validation_mistakes
 
@@ -216,11 +217,7 @@ def _freezing_mistakes(config: JobConfig) -> Iterator[str]:
     if method.plans:
         yield from phase_mistakes(config)
         yield from _ratio_mistakes(config)
-        if not freezing.solver_time_limit_s > 0:
-            yield (
-                f"freezing.solver_time_limit_s is {freezing.solver_time_limit_s}; it must be "
-                "above 0"
-            )
+        yield from solver_mistakes(config)
     else:
         yield from warmup_mistakes(config)
     if method.policy is not None:
