@@ -160,6 +160,19 @@ def test_mistakes_are_reported_once_before_any_process_group(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [("--unknown.key=1", "Unrecognized options: --unknown.key=1"), ("--help", "usage: ")],
+)
+def test_what_the_parser_prints_is_printed_once(argument, said):
+    done = launch(argument, n_processes=4)
+    printed = done.stdout + done.stderr
+    assert printed.count(said) == 1
+    # Help is no failure: torchrun has nothing to say of it.
+    assert (done.returncode == 0) == (argument == "--help")
+    assert ("ChildFailedError" in printed) == (argument != "--help")
+
+
 def test_a_quiet_run_prints_where_its_report_is_and_nothing_else(tmp_path):
     done = launch(
         "--quiet", "--training.steps=3", "--training.seq_len=32", "--freezing.method=none",

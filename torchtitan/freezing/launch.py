@@ -5,9 +5,12 @@ Patches, configuration, checks, then upstream's main function with our trainer.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import os
 import signal
+import time
 import warnings
 from collections.abc import Sequence
 
@@ -18,24 +21,41 @@ from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.config_file import read_config
 from torchtitan.protocols import train_spec as titan_spec
 
+# How long a process leaves it to the first one of its host to tell of a mistake.
+_WORD_OF_THE_FIRST_S = 60.0
+
 
 def launch(args: Sequence[str], local_rank: int) -> int:
     """Parse ``args``, check them and train.
 
     Returns:
         The exit status: 2 if the configuration has mistakes, which the first process of each host
-        prints.
+        prints; 0 after ``--help``.
     """
-    if "TORCHELASTIC_RUN_ID" in os.environ:
+    has_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+    if has_torchrun:
         # Killed by SIGKILL, torchrun would leave its ranks behind, training on.
         end_with_parent(os.getppid(), signal.SIGTERM)
+    said = io.StringIO()
     try:
-        job_config = prepare(args)
+        # What parses the command line prints its mistakes, and --help, in every process.
+        with contextlib.ExitStack() as quiet:
+            if local_rank != 0:
+                quiet.enter_context(contextlib.redirect_stdout(said))
+                quiet.enter_context(contextlib.redirect_stderr(said))
+            job_config = prepare(args)
         check_rows(job_config)
     except ConfigError as error:
         if local_rank == 0:
             print(f"error: {error}", flush=True)
+        elif has_torchrun:
+            _leave_to_the_first(f"error: {error}")
         return 2
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 0 if end.code is None else 2
+        if status and local_rank != 0 and has_torchrun:
+            _leave_to_the_first(said.getvalue())
+        return status
     if job_config.report.quiet:
         # Upstream sets levels anew when it starts, and talks before ranks know each other.
         logging.disable(logging.INFO)
@@ -46,6 +66,16 @@ def launch(args: Sequence[str], local_rank: int) -> int:
     titan_train.ConfigManager = lambda: _Parsed(job_config)
     titan_train.main(FreezingTrainer)
     return 0
+
+
+def _leave_to_the_first(message: str) -> None:
+    """Wait for torchrun to end this process, since the first one of the host ends for a mistake.
+
+    Torchrun ends all processes as soon as one fails. If that were this one, the first might not
+    have come to telling what is wrong. If the first finds nothing wrong, this one has to tell.
+    """
+    time.sleep(_WORD_OF_THE_FIRST_S)
+    print(message, flush=True)
 
 
 def prepare(args: Sequence[str]) -> JobConfig:
