@@ -60,6 +60,52 @@ def field_of(where: str, holder: Any, key: str) -> Any:
     return holder[key]
 
 
+def keys_of(where: str, value: Any) -> list[str]:
+    """Return the keys of an object that was read from JSON.
+
+    Raises:
+        ValueError: If it is no object.
+    """
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} is {shown(value)}; it must be an object")
+    return list(value)
+
+
+def list_of(where: str, value: Any) -> list[Any]:
+    """Return a list that was read from JSON.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    if not isinstance(value, list):
+        raise ValueError(f"{where} is {shown(value)}; it must be a list")
+    return value
+
+
+def whole_of(where: str, value: Any, *, least: int = 0, most: int = 10**9) -> int:
+    """Return a whole number that was read from JSON.
+
+    Raises:
+        ValueError: If it is none, or outside of the limits.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{where} is {shown(value)}; it must be a whole number")
+    if not least <= value <= most:
+        raise ValueError(f"{where} is {shown(value)}; it must be {_range(least, most)}")
+    return value
+
+
+def truth_of(where: str, value: Any) -> bool:
+    """Return true or false as it was read from JSON.
+
+    Raises:
+        ValueError: If it is neither.
+    """
+    if not isinstance(value, bool):
+        raise ValueError(f"{where} is {shown(value)}; it must be true or false")
+    return value
+
+
 def number_of(where: str, value: Any, *, least: float = -math.inf, most: float = math.inf) -> float:
     """Return a number that was read from JSON, as a float.
 

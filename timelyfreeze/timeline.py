@@ -23,6 +23,15 @@ from timelyfreeze.clocks import Intervals, clock_offsets, least_distances
 from timelyfreeze.dag import PipelineDag, build_dag, check_delays, edge_delays
 from timelyfreeze.order import ScheduleOrder, build_order
 from timelyfreeze.phases import Phase
+from timelyfreeze.plain_json import (
+    field_of,
+    keys_of,
+    number_of,
+    parse_json,
+    shown,
+    truth_of,
+    whole_of,
+)
 from timelyfreeze.plan import FreezePlan
 from timelyfreeze.processors import play_actions
 
@@ -38,6 +47,8 @@ _PHASE_WORDS = {
     Phase.STABLE: "with freezing",
     Phase.OFF: "with freezing switched off",
 }
+# Ten thousand years: sums of such times are numbers, and can be drawn.
+_MOST_MS = 1e15
 # What stands beside actions wherever they are shown.
 KIND_WORDS = {
     ActionKind.FORWARD: "forward",
@@ -339,6 +350,24 @@ def _plain(block: Block) -> dict[str, Any]:
     }
 
 
+def _block(key: str, row: Any) -> Block:
+    """Return the block that ``_plain`` wrote."""
+    action = parse_action(key)
+    where = f"actions.{action}"
+
+    def number(name: str, most: float) -> float:
+        return number_of(f"{where}.{name}", field_of(where, row, name), least=0.0, most=most)
+
+    return Block(
+        action,
+        whole_of(f"{where}.rank", field_of(where, row, "rank")),
+        number("start_ms", _MOST_MS),
+        number("end_ms", _MOST_MS),
+        number("freeze_ratio", 1.0),
+        truth_of(f"{where}.critical", field_of(where, row, "critical")),
+    )
+
+
 def timeline_file(run_folder: Path, phase: Phase) -> Path:
     """Return where a run keeps what it measured of a phase."""
     return run_folder / "timelines" / f"{MEASURED}_{phase.value}.json"
@@ -356,31 +385,27 @@ def timeline_from_json(text: str) -> Timeline:
         ValueError: If the text has another form, or its actions are no complete pipeline.
     """
     try:
-        data = json.loads(text)
-        blocks = tuple(
-            Block(
-                parse_action(key),
-                int(row["rank"]),
-                float(row["start_ms"]),
-                float(row["end_ms"]),
-                float(row["freeze_ratio"]),
-                bool(row["critical"]),
-            )
-            for key, row in data["actions"].items()
-        )
-        step = None if data["step"] is None else int(data["step"])
-        timeline = Timeline(data["origin"], Phase(data["phase"]), blocks, step)
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
-        raise ValueError(f"not the text of a timeline: {error!r}") from error
-    if timeline.origin not in ORIGINS:
-        raise ValueError(f"the timeline's origin is {timeline.origin!r}; known: {ORIGINS}")
+        data = parse_json(text)
+        rows = field_of("", data, "actions")
+        blocks = tuple(_block(key, rows[key]) for key in keys_of("actions", rows))
+        step = field_of("", data, "step")
+        step = None if step is None else whole_of("step", step)
+        origin, phase = field_of("", data, "origin"), field_of("", data, "phase")
+        known = [one.value for one in Phase]
+        if phase not in known:
+            raise ValueError(f"phase is {shown(phase)}; known: {', '.join(known)}")
+        if origin not in ORIGINS:
+            raise ValueError(f"origin is {shown(origin)}; known: {', '.join(ORIGINS)}")
+    except ValueError as error:
+        raise ValueError(f"not the text of a timeline: {error}") from error
+    timeline = Timeline(origin, Phase(phase), blocks, step)
     if [lane[0].rank for lane in timeline.lanes] != list(range(timeline.n_ranks)):
         raise ValueError("the timeline's actions are not sorted by rank, or a rank has none")
     for block in blocks:
-        if not 0.0 <= block.start_ms <= block.end_ms < float("inf"):
+        if not block.start_ms <= block.end_ms:
             raise ValueError(
                 f"action {block.action} runs from {block.start_ms} to {block.end_ms} ms; it must "
-                "begin at 0 or later and not end before it begins"
+                "not end before it begins"
             )
     _ = timeline.order  # refuses what is no complete pipeline
     return timeline

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,7 +44,7 @@ def convergence_figure(rows: Sequence[StepRow], title: str = "") -> Figure:
     ratios = [
         kappa_over_p_eff(row.kappa, row.p_eff) if row.phase in _FREEZING else None for row in rows
     ]
-    known = [ratio for ratio in ratios if ratio is not None]
+    known = [ratio for ratio in ratios if ratio is not None and math.isfinite(ratio)]
     if all(value is None for value in (*kappa, *p_eff)):
         raise ValueError("steps.csv has neither kappa nor p_eff; there is nothing to draw")
     with house_style():

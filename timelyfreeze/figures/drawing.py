@@ -38,6 +38,7 @@ def draw_run(run_folder: Path, output: Path | None = None) -> Drawn:
     """
     from timelyfreeze.figures.gallery import PICTURES, TRACES
     from timelyfreeze.figures.style import save
+    from timelyfreeze.runs.title import read_names
 
     if not run_folder.is_dir():
         raise ValueError(f"{run_folder} is no folder; a run writes one under its dump folder")
@@ -45,6 +46,10 @@ def draw_run(run_folder: Path, output: Path | None = None) -> Drawn:
     files: list[Path] = []
     missing: dict[str, str] = {}
     broken: dict[str, str] = {}
+    try:
+        read_names(run_folder)
+    except ValueError as error:
+        broken["titles"] = str(error)
     for name, draw in PICTURES:
         try:
             picture = draw(run_folder)
@@ -53,8 +58,11 @@ def draw_run(run_folder: Path, output: Path | None = None) -> Drawn:
             continue
         if isinstance(picture, str):
             missing[name] = picture
-        else:
+            continue
+        try:
             files.extend(save(picture, output, name))
+        except ValueError as error:  # found when texts and axes are laid out
+            broken[name] = f"it cannot be drawn: {error}"
     for name, write in TRACES:
         try:
             text = write(run_folder)

@@ -173,6 +173,9 @@ def _tint(microbatch: int, last: int) -> float:
 
 def _leave_out_outliers(axes: Axes, times_ms: Sequence[float]) -> None:
     """Let the axis end where nearly all points do, and say how many lie beyond."""
+    times_ms = [time_ms for time_ms in times_ms if math.isfinite(time_ms)]
+    if not times_ms:
+        return  # a clock misread each time
     top_ms = _HEADROOM * float(np.quantile(times_ms, _SHOWN_SHARE))
     beyond = sum(time_ms > top_ms for time_ms in times_ms)
     axes.set_ylim(0, top_ms if top_ms > 0.0 else None)

@@ -6,9 +6,10 @@ from ``bounds.json``, ``plan.json`` and ``schedule.csv``.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from matplotlib.figure import Figure
 
@@ -18,6 +19,7 @@ from timelyfreeze.figures.timeline import timeline_figure
 from timelyfreeze.order import order_from_csv
 from timelyfreeze.phases import Phase
 from timelyfreeze.plan import plan_from_json
+from timelyfreeze.runs.title import as_drawn, read_names
 from timelyfreeze.timeline import (
     Timeline,
     predicted_timelines,
@@ -26,6 +28,8 @@ from timelyfreeze.timeline import (
 )
 from timelyfreeze.trace import trace_to_json
 from timelyfreeze.whatif.bounds_file import read_bounds_file
+
+Value = TypeVar("Value")
 
 _PLAN_FILES = ("bounds.json", "plan.json", "schedule.csv")
 _UNFROZEN = (Phase.UPPER_BOUND, Phase.WARMUP)
@@ -84,16 +88,12 @@ def run_title(run_folder: Path, timeline: Timeline) -> str:
     order = timeline.order
     size = f"{order.n_ranks} ranks, {order.n_microbatches} microbatches"
     try:
-        settings = json.loads((run_folder / "settings.json").read_text())
-        parallelism, model = settings["parallelism"], settings["model"]
-        csv = parallelism["pipeline_parallel_schedule_csv"]
-        schedule = Path(csv).name if csv else parallelism["pipeline_parallel_schedule"]
-        name = f"{model['name']} {model['flavor']}"
-    except FileNotFoundError:  # bounds and plan of another origin, such as the profile
+        names = read_names(run_folder)
+    except ValueError:  # told once, by who draws all pictures
+        names = None
+    if names is None:  # bounds and plan of another origin, such as the profile
         return size
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{run_folder / 'settings.json'} is no run's: {error!r}") from error
-    return f"{schedule}, {size}, {name}"
+    return as_drawn(f"{names.schedule}, {size}, {names.model}")
 
 
 def _figure(run_folder: Path, timelines: Sequence[Timeline]) -> Figure:
@@ -104,10 +104,7 @@ def _measured(run_folder: Path) -> list[Timeline]:
     """Return what was measured, in the order of phases."""
     timelines = []
     for file in timeline_files(run_folder):
-        try:
-            timelines.append(timeline_from_json(file.read_text()))
-        except ValueError as error:
-            raise ValueError(f"{file}: {error}") from error
+        timelines.append(_of(file, timeline_from_json))
     return timelines
 
 
@@ -127,8 +124,19 @@ def _missing_plan_files(run_folder: Path) -> str:
 
 def _predicted(run_folder: Path) -> tuple[Timeline, Timeline]:
     files = {name: run_folder / name for name in _PLAN_FILES}
-    dag = build_dag(order_from_csv(files["schedule.csv"].read_text()))
-    bounds = bounds_from_json(dag, files["bounds.json"].read_text())
-    plan = plan_from_json(files["plan.json"].read_text())
     notes = read_bounds_file(files["bounds.json"]).notes
-    return predicted_timelines(dag, bounds, plan, notes.processors)
+    dag = _of(files["schedule.csv"], lambda text: build_dag(order_from_csv(text)))
+    bounds = _of(files["bounds.json"], lambda text: bounds_from_json(dag, text))
+    plan = _of(files["plan.json"], plan_from_json)
+    timelines = predicted_timelines(dag, bounds, plan, notes.processors)
+    if not all(math.isfinite(timeline.batch_ms) for timeline in timelines):
+        raise ValueError(f"{files['bounds.json']}: its times together are beyond all numbers")
+    return timelines
+
+
+def _of(file: Path, read: Callable[[str], Value]) -> Value:
+    """Return what ``read`` makes of a file; a ValueError names it."""
+    try:
+        return read(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error

@@ -6,9 +6,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from timelyfreeze.runs.table import read_table, write_table
+from timelyfreeze.runs.table import MOST, Rules, read_table, write_table
 
 FILE = "frozen_counts.csv"
+_RULES: Rules = {
+    "rank": (0, MOST),
+    "stage": (0, MOST),
+    "elements": (1, MOST),
+    "backwards": (0, MOST),
+    "times_frozen": (0, MOST),
+}
 
 
 @dataclass(frozen=True)
@@ -79,4 +86,12 @@ def read_counts(run_folder: Path) -> list[FrozenCount]:
         OSError: If there are none.
         ValueError: If the file cannot be understood.
     """
-    return read_table(run_folder / FILE, FrozenCount)
+    path = run_folder / FILE
+    counts = read_table(path, FrozenCount, _RULES)
+    for line, count in enumerate(counts, start=2):
+        if count.times_frozen > count.backwards:
+            raise ValueError(
+                f"{path}, line {line}: times_frozen is {count.times_frozen}; it must not be above "
+                f"backwards ({count.backwards})"
+            )
+    return counts

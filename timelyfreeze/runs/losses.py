@@ -10,8 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from timelyfreeze.plain_json import shown
+from timelyfreeze.runs.table import MOST, Rules, check_row, header
 
 FILE = "losses.csv"
+# A loss may be any number, or none.
+_RULES: Rules = {
+    "step": (0, MOST),
+    "seconds": (0.0, MOST),
+    "train_loss": (-math.inf, math.inf),
+    "validation_loss": (-math.inf, math.inf),
+}
 # Logged losses that a running mean is taken over.
 WINDOW = 5
 
@@ -45,9 +53,12 @@ def read_losses(run_folder: Path) -> list[LossRow]:
     with path.open(newline="") as file:
         reader = csv.DictReader(file)
         try:
+            if missing := set(header(LossRow)).difference(reader.fieldnames or ()):
+                raise ValueError(f"{sorted(missing)[0]} is missing")
             for row in reader:
                 losses = _loss(row["train_loss"]), _loss(row["validation_loss"])
                 rows.append(LossRow(int(row["step"]), float(row["seconds"]), *losses))
+                check_row(rows[-1], _RULES)
         except (KeyError, TypeError, ValueError, csv.Error) as error:
             raise ValueError(
                 f"{path} cannot be read as step,seconds,train_loss,validation_loss: line "
@@ -58,17 +69,17 @@ def read_losses(run_folder: Path) -> list[LossRow]:
 
 def running_means(values: Sequence[float], window: int) -> list[float]:
     """Return the mean of each ``window`` consecutive values; empty if there are fewer."""
-    return [statistics.fmean(values[i : i + window]) for i in range(len(values) - window + 1)]
+    return [_mean(values[i : i + window]) for i in range(len(values) - window + 1)]
 
 
 def last_running_mean(curve: Sequence[tuple[float, float]], window: int) -> float | None:
     """Return the loss that a curve of (seconds, loss) ends with.
 
     Returns:
-        Mean of the last ``window`` losses; None if there are fewer, or it is no number.
+        Mean of the last ``window`` losses; None if there are fewer, or it is not finite.
     """
     means = running_means([loss for _, loss in curve], window)
-    return None if not means or math.isnan(means[-1]) else means[-1]
+    return means[-1] if means and math.isfinite(means[-1]) else None
 
 
 def seconds_to_reach(
@@ -83,6 +94,14 @@ def seconds_to_reach(
     means = running_means([loss for _, loss in curve], window)
     ends = [seconds for seconds, _ in curve[window - 1 :]]
     return next((s for s, mean in zip(ends, means, strict=True) if mean <= target), None)
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Return the mean; NaN where the sum is beyond numbers, or infinities of both signs meet."""
+    try:
+        return statistics.fmean(values)
+    except (OverflowError, ValueError):
+        return math.nan
 
 
 def _loss(cell: str) -> float | None:

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from timelyfreeze.runs.table import read_table, write_table
+from timelyfreeze.phases import Phase
+from timelyfreeze.plain_json import field_of, keys_of, list_of, number_of, parse_json, whole_of
+from timelyfreeze.runs.table import MOST, Rules, check_row, read_table, write_table
+from timelyfreeze.settings import FIRST_STAGE_MODES
 
 FILE = "responses.csv"
 PROFILE_FILE = "response.json"
+_PROFILE = "profile"
+_RULES: Rules = {
+    "stage": (0, MOST),
+    "kind": ("B", "W"),
+    "phase": (
+        *(phase.value for phase in Phase),
+        _PROFILE,
+        *(f"{_PROFILE} {mode}" for mode in FIRST_STAGE_MODES),
+    ),
+    "microbatch": (-1, MOST),
+    "share": (0.0, 1.0),
+    "cut": (0, 1),
+}
 
 
 @dataclass(frozen=True)
@@ -51,26 +66,38 @@ def read_responses(folder: Path) -> list[ResponseRow]:
         ValueError: If the file cannot be understood.
     """
     if (folder / FILE).exists() or not (folder / PROFILE_FILE).exists():
-        return read_table(folder / FILE, ResponseRow)
+        return read_table(folder / FILE, ResponseRow, _RULES)
     path = folder / PROFILE_FILE
     try:
-        return _of_profile(json.loads(path.read_text()))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is not what a profile writes: {error!r}") from error
+        return _of_profile(parse_json(path.read_bytes()))
+    except ValueError as error:
+        raise ValueError(f"{path} is not what a profile writes: {error}") from error
 
 
 def _of_profile(profile: Any) -> list[ResponseRow]:
     """Return the medians of a profile, of the first stage for each way of freezing it."""
-    return [
-        ResponseRow(
-            stage=stage["stage"],
-            kind=kind,
-            phase=f"profile {stage['first_stage']}" if stage["first_stage"] else "profile",
-            microbatch=-1,
-            share=point["share"],
-            duration_ms=point["median_ms"],
-        )
-        for stage in profile["stages"]
-        for kind, curve in stage["curves"].items()
-        for point in curve["points"]
-    ]
+    rows = []
+    for i, stage in enumerate(list_of("stages", field_of("", profile, "stages"))):
+        where = f"stages.{i}"
+        number = whole_of(f"{where}.stage", field_of(where, stage, "stage"))
+        way = field_of(where, stage, "first_stage")
+        curves = field_of(where, stage, "curves")
+        for kind in keys_of(f"{where}.curves", curves):
+            there = f"{where}.curves.{kind[:60]}"
+            points = field_of(there, curves[kind], "points")
+            for j, point in enumerate(list_of(f"{there}.points", points)):
+                here = f"{there}.points.{j}"
+                row = ResponseRow(
+                    stage=number,
+                    kind=kind,
+                    phase=f"{_PROFILE} {way}" if way else _PROFILE,
+                    microbatch=-1,
+                    share=number_of(f"{here}.share", field_of(here, point, "share")),
+                    duration_ms=number_of(f"{here}.median_ms", field_of(here, point, "median_ms")),
+                )
+                try:
+                    check_row(row, _RULES)
+                except ValueError as error:
+                    raise ValueError(f"{here}: {error}") from error
+                rows.append(row)
+    return rows

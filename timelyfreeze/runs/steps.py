@@ -5,9 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from timelyfreeze.runs.table import append_rows, read_table, write_table
+from timelyfreeze.phases import Phase
+from timelyfreeze.runs.table import MOST, Rules, append_rows, read_table, write_table
 
 FILE = "steps.csv"
+_RULES: Rules = {
+    "step": (1, MOST),
+    "phase": ("", *(phase.value for phase in Phase)),
+    "seconds": (0.0, MOST),
+    "freeze_ratio": (0.0, 1.0),
+}
 
 
 @dataclass(frozen=True)
@@ -68,4 +75,4 @@ def read_steps(run_folder: Path) -> list[StepRow]:
         OSError: If there are none.
         ValueError: If the file cannot be understood.
     """
-    return read_table(run_folder / FILE, StepRow)
+    return read_table(run_folder / FILE, StepRow, _RULES)

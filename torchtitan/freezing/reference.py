@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from timelyfreeze.plain_json import parse_json
 from timelyfreeze.runs.losses import (
     FILE,
     WINDOW,
@@ -87,7 +87,7 @@ def seconds_to_loss_of(reference: Reference, folder: Path) -> float | None:
 
 def _device(folder: Path) -> str | None:
     try:
-        device = json.loads((folder / "summary.json").read_text()).get("device")
+        device = parse_json((folder / "summary.json").read_bytes()).get("device")
     except (OSError, ValueError, AttributeError):
         return None
     return device if isinstance(device, str) else None

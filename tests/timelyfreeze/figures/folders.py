@@ -30,6 +30,7 @@ def write_settings(folder: Path, csv: str = "") -> None:
             "pipeline_parallel_schedule_csv": csv,
         },
         "model": {"name": "llama3", "flavor": "8M"},
+        "freezing": {"method": "timelyfreeze"},
     }
     (folder / "settings.json").write_text(json.dumps(settings))
 

@@ -32,8 +32,11 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     [
         ("", "has the columns ; not step, name, share"),
         ("step,name\n1,a\n", "has the columns step, name; not step, name, share"),
-        ("step,name,share\n1,a,0.5\nx,a,0.5\n", r"rows.csv, line 3: invalid literal for int"),
-        ("step,name,share\n1,a\n", r"rows.csv, line 2: zip"),
+        (
+            "step,name,share\n1,a,0.5\nx,a,0.5\n",
+            r"rows.csv, line 3: step is 'x'; it must be a whole n",
+        ),
+        ("step,name,share\n1,a\n", r"rows.csv, line 2: it has 2 cells for 3 columns"),
     ],
 )
 def test_what_cannot_be_read_is_told_by_line(tmp_path: Path, text: str, message: str) -> None:
