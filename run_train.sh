@@ -19,9 +19,13 @@ if [ ! -f "$config" ]; then
   echo "error: CONFIG_FILE is '$config', which is no file here nor in $here" >&2
   exit 2
 fi
+ngpu=${NGPU:-4}
+if ! [[ $ngpu =~ ^[1-9][0-9]{0,4}$ ]]; then
+  echo "error: NGPU is '$ngpu'; it must be a number of processes, 1 or more" >&2
+  exit 2
+fi
 scripts/setup.sh
 
-ngpu=${NGPU:-4}
 if [ -n "${CUDA_VISIBLE_DEVICES+set}" ]; then
   gpus=$(tr ',' '\n' <<< "$CUDA_VISIBLE_DEVICES" | grep -c . || true)
 else

@@ -17,22 +17,39 @@ import argparse
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT)]
+
+from option_checks import (  # noqa: E402
+    require,
+    require_file,
+    require_pipeline,
+    require_place,
+    require_word,
+    status_of,
+)
+
+from timelyfreeze.methods import parse_method  # noqa: E402
+from timelyfreeze.plain_json import shown  # noqa: E402
+from timelyfreeze.settings import FIRST_STAGE_MODES  # noqa: E402
+
 SCHEDULES = ["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"]
 LP_SIZES = ["4x8", "8x32", "16x64", "16x128", "64x256"]
 PHASES = {"last_warmup_step": 4, "last_monitor_step": 36, "last_ramp_step": 38}
 
 
-def main() -> None:
-    """Run the chosen benchmark and print its table."""
+def main(arguments: Sequence[str]) -> int:
+    """Run the chosen benchmark and print its table; return the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -48,10 +65,22 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="random durations for each of them")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--task", help=argparse.SUPPRESS)
-    options, settings = parser.parse_known_args()
+    options, settings = parser.parse_known_args(arguments)
     if options.what == "worker":
+        if options.task is None:
+            parser.error("worker is what torchrun starts; choose plain, gain or solver")
         work(json.loads(options.task))
-        return
+        return 0
+    return status_of(lambda: _measure(options, settings))
+
+
+def _measure(options: argparse.Namespace, settings: list[str]) -> int:
+    """Do what the options ask for.
+
+    Raises:
+        ValueError: If one of them is wrong.
+    """
+    _check(options, settings)
     if options.what == "solver":
         rows = [
             time_solver(schedule, size, options.repeats)
@@ -69,6 +98,54 @@ def main() -> None:
     print_table(rows)
     if options.json:
         options.json.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=2) + "\n")
+    return 0
+
+
+def _check(options: argparse.Namespace, settings: list[str]) -> None:
+    """Raise if an option is wrong, before torchrun starts or minutes of solving.
+
+    Raises:
+        ValueError: Naming option, value and rule.
+    """
+    if options.json is not None:
+        require_place("--json", options.json, is_folder=False)
+    if options.what == "solver":
+        if settings:
+            raise ValueError(f"{' '.join(settings)}: solver starts no trainer")
+        require("--repeats", options.repeats, 1, 1000)
+        for schedule in options.schedules:
+            for size in options.sizes:
+                require_pipeline(schedule, *_size(size), "--schedules, --sizes")
+        return
+    # Imported late: it loads torch, for which --help need not wait.
+    from timelyfreeze.torch_pipelining import known_schedules
+
+    require("--ranks", options.ranks, 2, 1024)
+    require("--blocks", options.blocks, 1, 10**6)
+    require("--steps", options.steps, 1, 10**6)
+    require_file("--config", ROOT / options.config)
+    for schedule in options.schedules:
+        require_word("--schedules", schedule, known_schedules())
+    for first_stage in options.first_stage:
+        require_word("--first-stage", first_stage, FIRST_STAGE_MODES)
+    try:
+        method = parse_method(options.method)
+    except ValueError as error:
+        raise ValueError(f"--method: {error}") from error
+    if method is None:
+        raise ValueError("--method is none, with which the other is compared")
+
+
+def _size(text: str) -> tuple[int, int]:
+    """Return the ranks and microbatches of, say, "16x64".
+
+    Raises:
+        ValueError: If the text is not of that form.
+    """
+    if not re.fullmatch(r"[0-9]{1,9}x[0-9]{1,9}", text):
+        raise ValueError(f"--sizes has {shown(text)}; it must be RANKSxMICROBATCHES, such as 16x64")
+    n_ranks, n_microbatches = map(int, text.split("x"))
+    return n_ranks, n_microbatches
 
 
 def machine() -> str:
@@ -324,7 +401,7 @@ def time_solver(schedule: str, size: str, repeats: int) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {"build": [], "solve": []}
     above, steps = [], []
     for seed in range(repeats):
-        case = make_case(schedule, *map(int, size.split("x")), seed=seed)
+        case = make_case(schedule, *_size(size), seed=seed)
         started = time.process_time()
         build_lp(case.dag, case.bounds, MAX_FREEZE_RATIO)
         seconds["build"].append(time.process_time() - started)
@@ -347,5 +424,4 @@ def time_solver(schedule: str, size: str, repeats: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
-    main()
+    sys.exit(main(sys.argv[1:]))

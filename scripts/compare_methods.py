@@ -27,13 +27,13 @@ from comparison_command import (
     parse,
     refuse_trainer_arguments,
     run_process,
-    status_of,
 )
 from comparison_figures import Terms
 from comparison_groups import compare
 from comparison_jobs import Settings, mistakes, plan_jobs
 from comparison_launch import Starter, conflicts, run_jobs, start
 from comparison_table import render_csv, render_table, tabulate
+from option_checks import status_of
 
 from timelyfreeze.runs.losses import WINDOW
 

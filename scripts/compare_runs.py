@@ -19,13 +19,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from comparison_command import find_any, keep, run_process, status_of
+from comparison_command import find_any, keep, run_process
 from comparison_figures import Terms
 from comparison_groups import compare, group
 from comparison_page import render_page, render_pictures
 from comparison_pictures import KINDS, pictures
 from comparison_runs import Run, find_runs
 from comparison_table import render_csv, render_table, tabulate
+from option_checks import status_of
 
 from timelyfreeze.figures import style
 from timelyfreeze.runs.losses import WINDOW

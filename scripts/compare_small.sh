@@ -7,10 +7,12 @@
 # BASE_ROWS, once; then every method fine-tunes it on ROWS. Called again, it goes on where it stopped.
 # Nothing else should run on the machine meanwhile.
 set -euo pipefail
-if [ $# -lt 3 ]; then
-  sed -n '2,8s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
-  exit 2
-fi
+source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
+case ${1:-} in -h | --help) usage 0 ;; esac
+[ $# -ge 3 ] || refuse "BASE_ROWS, ROWS and OUTPUT are needed"
+expect_first -f BASE_ROWS "$1"
+expect_first -f ROWS "$2"
+[ ! -e "$3" ] || expect_first -d OUTPUT "$3"
 base_rows=$(realpath "$1") rows=$(realpath "$2") output=$(realpath -m "$3")
 shift 3
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -54,15 +54,6 @@ def keep(output: Path, files: Iterable[tuple[str, str | bytes]]) -> None:
         (output / name).write_bytes(data)
 
 
-def status_of(work: Callable[[], int]) -> int:
-    """Return the exit status of ``work``: 2, and its message, where the user made a mistake."""
-    try:
-        return work()
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-
-
 def run_process(main: Callable[[Sequence[str]], int]) -> NoReturn:
     """Run ``main`` as a process that goes on from where it was interrupted."""
     # Asked to end, it ends the run that is on its way as well.

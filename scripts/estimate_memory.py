@@ -26,14 +26,14 @@ def main(arguments: Sequence[str]) -> int:
     arguments = list(arguments)
     split = arguments.index("--") if "--" in arguments else len(arguments)
     options = _parser().parse_args(arguments[:split])
-    # Imported late: --help need not wait for torch.
-    from torchtitan.freezing.config_file import read_config
-    from torchtitan.freezing.memory_estimate import estimate_memory
-
     for size in options.device_gib:
         if not 0.0 < size < math.inf:
             print(f"error: --device-gib is {size}; it must be above 0", file=sys.stderr)
             return 2
+    # Imported late: --help need not wait for torch.
+    from torchtitan.freezing.config_file import read_config
+    from torchtitan.freezing.memory_estimate import estimate_memory
+
     all_fit = True
     for schedule in options.schedules or [None]:
         chosen = [f"--parallelism.pipeline_parallel_schedule={schedule}"] if schedule else []

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,12 @@ from typing import Protocol
 from evaluation_benchmarks import AVERAGED, BENCHMARKS, BY_KEY, Benchmark
 from evaluation_model import Model, Runner, find_model, run_command
 from evaluation_scores import HUB, SCORES, Score, Scores, render_scores, scores_to_json
+from option_checks import require
+
+from timelyfreeze.plain_json import listed, shown
+
+DTYPES = ("float32", "bfloat16", "float16")
+_BATCH_SIZE = re.compile(r"auto(:[1-9][0-9]{0,8})?|[1-9][0-9]{0,8}")
 
 
 class Scorer(Protocol):
@@ -88,7 +95,7 @@ def main(
         model = find_model(options.model, options.step, runner)
         output = _output(options.output or model.run or model.folder)
         scores = evaluate(model, settings, output, opener)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if model.run is not None:
@@ -160,10 +167,19 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _settings(options: argparse.Namespace) -> Settings:
-    if options.limit is not None and options.limit < 1:
-        raise ValueError(f"--limit is {options.limit}; it must be 1 or more")
+    for name in ("limit", "step"):
+        if getattr(options, name) is not None:
+            require(f"--{name}", getattr(options, name), 1, 1e9)
+    if options.batch_size is not None and not _BATCH_SIZE.fullmatch(options.batch_size):
+        raise ValueError(
+            f"--batch-size is {shown(options.batch_size)}; it must be auto, or a number, 1 or more"
+        )
+    if options.dtype is not None and options.dtype not in DTYPES:
+        raise ValueError(f"--dtype is {shown(options.dtype)}; known: {', '.join(DTYPES)}")
+    if options.device is not None:
+        _check_device(options.device)
     if unknown := [name for name in options.benchmarks if name not in BY_KEY]:
-        raise ValueError(f"--benchmarks has {', '.join(unknown)}; known: {', '.join(BY_KEY)}")
+        raise ValueError(f"--benchmarks has {listed(unknown)}; known: {', '.join(BY_KEY)}")
     if missing := [name for name in AVERAGED if name not in options.benchmarks]:
         print(f"No average: {', '.join(missing)} left out", file=sys.stderr)
     benchmarks = tuple(benchmark for benchmark in BENCHMARKS if benchmark.key in options.benchmarks)
@@ -179,8 +195,24 @@ def _settings(options: argparse.Namespace) -> Settings:
     )
 
 
+def _check_device(name: str) -> None:
+    """Raise where there is no such device: the model would be put on another one, or nowhere."""
+    if name == "cpu":
+        return
+    kind, _, number = name.partition(":")
+    if kind != "cuda" or not (number.isdecimal() or name == "cuda") or len(number) > 4:
+        raise ValueError(f"--device is {shown(name)}; it must be cpu, cuda, or cuda:1 and the like")
+    # Imported late: --help need not wait for torch.
+    import torch
+
+    if int(number or 0) >= torch.cuda.device_count():
+        raise ValueError(f"--device is {name}; {torch.cuda.device_count()} GPUs are visible")
+
+
 def _check_questions(folder: Path, benchmarks: Sequence[Benchmark]) -> None:
     """Raise if files are missing, before a model is exported or loaded."""
+    if not os.path.isdir(folder):
+        raise ValueError(f"--data-dir is {shown(str(folder))}, which is no folder")
     # Read when the libraries are imported, which is next: nothing is to be looked for on the hub.
     os.environ["HF_HUB_OFFLINE"] = "1"
     from evaluation_questions import LocalQuestions

@@ -9,6 +9,9 @@
 # docs/evaluation.md says what the figures are.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+source "$here/usage.sh"
+expect_options "--step --data-dir --limit --benchmarks --output --device --dtype --batch-size" "$@"
+expect_first -d RUN_OR_FOLDER "$@"
 "$here/setup.sh" eval
 export PYTHONPATH="$here/..${PYTHONPATH:+:$PYTHONPATH}"
 export TOKENIZERS_PARALLELISM=${TOKENIZERS_PARALLELISM:-false}

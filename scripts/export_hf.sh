@@ -7,11 +7,12 @@
 # STEP  step of the checkpoint; default: the last one
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-run=${1:-}
-if [ -d "$run" ]; then
-  shift
-  set -- "$(realpath "$run")" "$@"
-fi
+source "$here/scripts/usage.sh"
+expect_options "--output --dtype" "$@"
+expect_first -d RUN "$@"
+run=$(realpath "$1")
+shift
+set -- "$run" "$@"
 cd "$here"
 scripts/setup.sh
 export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"

@@ -25,6 +25,8 @@
 # settings.json go to profiles/, so that anyone can plan from them.
 set -euo pipefail
 
+source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
+
 fail() {
   echo "error: $1" >&2
   exit 2
@@ -33,23 +35,28 @@ fail() {
 gpus='' output=outputs/gpu_checks model='' rows='' questions='' small='' parts=()
 while [ $# -gt 0 ]; do
   case $1 in
+    -h | --help) usage 0 ;;
     --small) small=yes ;;
     --gpus | --output | --model | --rows | --questions)
       [ $# -ge 2 ] || fail "$1 needs a value"
       case $1 in
         --gpus) gpus=$2 ;;
         --output) output=$(realpath -m "$2") ;;
-        --model) model=$(realpath "$2") ;;
-        --rows) rows=$(realpath "$2") ;;
-        --questions) questions=$(realpath "$2") ;;
+        --model) model=$(realpath -m "$2") ;;
+        --rows) rows=$(realpath -m "$2") ;;
+        --questions) questions=$(realpath -m "$2") ;;
       esac
       shift
       ;;
     tests | profile | emulate | pipeline | memory | scores) parts+=("$1") ;;
-    *) fail "'$1' is no part and no option; the head of ${BASH_SOURCE[0]} lists them" ;;
+    *) refuse "'$1' is no part and no option" ;;
   esac
   shift
 done
+[ -z "$model" ] || [ -d "$model" ] || fail "--model is '$model', which is no folder"
+[ -z "$rows" ] || [ -e "$rows" ] || fail "--rows is '$rows', which is neither a file nor a folder"
+[ -z "$questions" ] || [ -d "$questions" ] || fail "--questions is '$questions', which is no folder"
+[ ! -e "$output" ] || [ -d "$output" ] || fail "--output is '$output', which is no folder"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 if [ -z "$gpus" ]; then
   gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true)

@@ -34,6 +34,7 @@ from asset_tables import (
     SUBJECTS,
     TIMES,
 )
+from option_checks import status_of
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 SEED = 20260
@@ -201,6 +202,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="compare only; exit 1 on a difference")
     parser.add_argument("--output", type=Path, default=ASSETS, help="folder of the assets")
     args = parser.parse_args(argv)
+    if args.output.exists() and not args.output.is_dir():
+        parser.error(f"--output is {args.output}, which is no folder")
+    return status_of(lambda: _write_or_check(args))
+
+
+def _write_or_check(args: argparse.Namespace) -> int:
     stale = []
     for name, text in make_files().items():
         path, data = args.output / name, text.encode()

@@ -7,13 +7,18 @@
 # one core, JOBS of them at a time (default 2). Runs that OUTPUT has are not made again. Pictures go to OUTPUT/gallery; copy
 # them to docs/gallery once they have been looked at.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-output=${1:?"usage: scripts/make_gallery.sh OUTPUT [-- --section.key=value ...]"}
+source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
+expect_options "" "$@"
+[ $# -gt 0 ] && [ "$1" != -- ] || refuse "OUTPUT is missing"
+output=$(realpath -m "$1")
+[ ! -e "$output" ] || expect_first -d OUTPUT "$output"
 shift
-[ "${1:-}" != -- ] || shift
+[ $# -eq 0 ] || [ "$1" = -- ] || refuse "'$1' follows OUTPUT; arguments of the runs come after --"
+[ $# -eq 0 ] || shift
+[[ ${JOBS:-2} =~ ^[1-9][0-9]{0,3}$ ]] || refuse "JOBS is '$JOBS'; it must be a number, 1 or more"
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
 scripts/setup.sh
 mkdir -p "$output/gallery"
-output=$(realpath "$output")
 # A device for each rank is what an emulation is about: one thread, as a core has.
 export OMP_NUM_THREADS=1 PYTHONPATH=$PWD CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES-}
 schedules=(GPipe 1F1B Interleaved1F1B ZBVZeroBubble)

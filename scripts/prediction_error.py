@@ -29,10 +29,10 @@ from comparison_command import (
     parse,
     refuse_trainer_arguments,
     run_process,
-    status_of,
 )
 from comparison_launch import Starter, conflicts, run_jobs, start
 from comparison_runs import FoundRuns, Run
+from option_checks import status_of
 from prediction_jobs import Settings, mistakes, parse_pipeline, plan_jobs
 from prediction_table import collect, render_csv, render_table
 

@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 from comparison_jobs import ROOT
 from comparison_launch import Starter, start
+from option_checks import require, require_word
 from prediction_error import SCHEDULES
 from prediction_jobs import EMULATED, Pipeline, parse_pipeline
 from turn_times import (
@@ -57,13 +58,15 @@ def main(arguments: Sequence[str], *, starter: Starter = start) -> int:
     options = _parser().parse_args(arguments[:split])
     try:
         if options.what == "worker":
+            if options.task is None:
+                raise ValueError("worker is what torchrun starts; choose run or table")
             _work(json.loads(options.task))
             return 0
         failed = []
         if options.what == "run":
             failed = _run(options, arguments[split + 1 :], starter)
         _table(options.output)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 1 if failed else 0
@@ -94,11 +97,15 @@ def _run(options: argparse.Namespace, trainer: Sequence[str], starter: Starter) 
     pipelines = [parse_pipeline(text) for text in options.pipelines]
     if not options.config.is_file():
         raise ValueError(f"CONFIG is {str(options.config)!r}; it must be a TOML file")
-    if options.passes < 2 or options.rounds < 1:
-        raise ValueError(
-            f"--passes is {options.passes} and --rounds {options.rounds}; they must be 2 or more, "
-            "of which the first is not counted, and 1 or more"
-        )
+    require("--passes", options.passes, 2, 1e6)  # of which the first is not counted
+    require("--rounds", options.rounds, 1, 1e6)
+    # Imported late: it loads torch, for which a table need not wait.
+    from timelyfreeze.torch_pipelining import known_schedules
+
+    for cap in options.r_max:
+        require("--r-max", cap, 0.0, 1.0)
+    for schedule in options.schedules:
+        require_word("--schedules", schedule, known_schedules())
     failed = []
     for schedule in options.schedules:
         for pipeline in pipelines:

@@ -3,8 +3,18 @@
 #
 #   scripts/profile_stages.sh CONFIG.toml [--output FOLDER] [--ratios 0 0.5 1] [--repeats 10] [-- --section.key=value ...]
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+source "$here/scripts/usage.sh"
+expect_options "--output --ratios --warmup --repeats" "$@"
+config=${1:-}
+# As run_train.sh: a file from where it is called, else from the repository.
+if [ -f "$config" ]; then
+  config=$(realpath "$config")
+fi
+cd "$here"
+expect_first -f CONFIG.toml ${config:+"$config"}
+shift
 scripts/setup.sh
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 export PYTORCH_CUDA_ALLOC_CONF=${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}
-exec .venv/bin/python -m torchtitan.freezing.profile "$@"
+exec .venv/bin/python -m torchtitan.freezing.profile "$config" "$@"

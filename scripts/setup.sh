@@ -4,9 +4,17 @@
 # Usage: scripts/setup.sh [EXTRA]      EXTRA is an optional group of pyproject.toml, for example dev
 # PYTHON=/path/to/python chooses the interpreter; pip's own settings (index, proxies, caches) are respected.
 set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
+expect_options "" "$@"
+[ $# -le 1 ] || refuse "$# arguments; it takes one at most"
+extra=${1:-}
+case $extra in
+  '' | dev | eval) ;;
+  # pip would install everything else, and say in a warning that there is no such group.
+  *) refuse "EXTRA is '$extra'; pyproject.toml has dev and eval" ;;
+esac
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-extra=${1:-}
 project=.${extra:+[$extra]}
 stamp=.venv/.installed${extra:+-$extra}
 stamps=("$stamp")

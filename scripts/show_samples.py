@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def main() -> int:
+def main(arguments: Sequence[str]) -> int:
     """Print the first samples of the configured training data.
+
+    Args:
+        arguments: Ours, and those of the configuration.
 
     Returns:
         The exit status: 2 if the configuration has mistakes.
@@ -26,14 +30,14 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--samples", type=int, default=3, help="how many sequences to print")
-    options, settings = parser.parse_known_args()
-
-    from torchtitan.freezing.checks import ConfigError, check_rows
-    from torchtitan.freezing.launch import prepare
-
+    options, settings = parser.parse_known_args(arguments)
     if options.samples < 0:
         print(f"error: --samples is {options.samples}; it must be 0 or more", file=sys.stderr)
         return 2
+    # Imported late: --help need not wait for torch.
+    from torchtitan.freezing.checks import ConfigError, check_rows
+    from torchtitan.freezing.launch import prepare
+
     try:
         config = prepare(settings)
         check_rows(config)
@@ -66,4 +70,4 @@ def main() -> int:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

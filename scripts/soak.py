@@ -24,6 +24,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,6 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/multiprocess")]
 
 from faults import MARK, command_of, equal_weights, processes_left  # noqa: E402
+from option_checks import require, require_place, status_of  # noqa: E402
 
 N_RANKS = 4
 _CALIBRATION_STEPS = 60
@@ -165,14 +167,27 @@ def seconds_per_step(folder: Path) -> float:
     return float(summary["seconds"]) / _CALIBRATION_STEPS
 
 
-def main() -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run both, print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("output", type=Path, help="folder for both runs; emptied")
     parser.add_argument("--minutes", type=float, default=60.0, help="about how long it may take")
     parser.add_argument("--kill-every", type=float, default=45.0, help="mean seconds between kills")
     parser.add_argument("--seed", type=int, default=0, help="of the kills")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
+    return status_of(lambda: _soak(given))
+
+
+def _soak(given: argparse.Namespace) -> int:
+    """Do what the options ask for.
+
+    Raises:
+        ValueError: If one of them is wrong.
+    """
+    require("--minutes", given.minutes, 0.0, 1e5, above=True)
+    require("--kill-every", given.kill_every, 0.0, 1e6, above=True)
+    require("--seed", given.seed, 0, 2**64 - 1)
+    require_place("OUTPUT", given.output, is_folder=True)
     step_s = seconds_per_step(given.output / "calibration")
     n_steps = max(_CALIBRATION_STEPS, int(_SHARE_IN_PEACE * 60.0 * given.minutes / step_s))
     print(f"{n_steps} steps of about {1e3 * step_s:.0f} ms", flush=True)
@@ -204,4 +219,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -15,15 +15,17 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import resource
+import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 
 import highspy
 import numpy as np
 from numpy.typing import NDArray
+from option_checks import require, require_pipeline, status_of
 from solver_cases import Case, make_case, schedule_dag
 
 from timelyfreeze import lp_simplex
@@ -268,8 +270,8 @@ def _attempt(name: str, case: Case, limit_s: float, answer: Connection) -> None:
     answer.send((seconds, case.batch_ms(ratios), float(ratios.mean())))
 
 
-def main() -> None:
-    """Try the chosen ways, one after another, and print a row for each."""
+def main(arguments: Sequence[str]) -> int:
+    """Try the chosen ways, one after another, print a row for each, and return the status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -279,7 +281,21 @@ def main() -> None:
     parser.add_argument("--noise", type=float, default=0.05)
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for each way")
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
+    return status_of(lambda: _try(options))
+
+
+def _try(options: argparse.Namespace) -> int:
+    """Do what the options ask for.
+
+    Raises:
+        ValueError: If one of them is wrong.
+    """
+    require("--limit", options.limit, 0.0, 1e6, above=True)
+    # More noise than this would make durations negative.
+    require("--noise", options.noise, 0.0, 0.2)
+    names = "--schedule, --ranks, --microbatches"
+    require_pipeline(options.schedule, options.ranks, options.microbatches, names)
     case = make_case(options.schedule, options.ranks, options.microbatches, noise=options.noise)
     bound_ms = solve_certified(case.lp, _NO_LIMIT).bound * case.lp.scale_ms
     print("| way | seconds | above the lower bound | mean freeze ratio |\n|---|---|---|---|")
@@ -295,7 +311,8 @@ def main() -> None:
             seconds, batch_ms, mean = answer
             above = f"{batch_ms / bound_ms - 1.0:+.4%}"
             print(f"| {name} | {seconds:.2f} | {above} | {mean:.4f} |", flush=True)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

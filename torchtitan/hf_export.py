@@ -176,7 +176,7 @@ def main(arguments: Sequence[str]) -> int:
             output=options.output,
             dtype=TORCH_DTYPE_MAP[options.dtype] if options.dtype else None,
         )
-    except ExportError as error:
+    except (ExportError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(folder)

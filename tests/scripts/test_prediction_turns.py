@@ -100,7 +100,7 @@ def test_a_run_that_fails_is_named_and_the_rest_is_tabled(
     ("arguments", "message"),
     [
         (["--passes", "1"], "--passes is 1"),
-        (["--rounds", "0"], "--rounds 0"),
+        (["--rounds", "0"], "--rounds is 0"),
         (["--pipelines", "real:1"], "real:1"),
     ],
 )

@@ -68,7 +68,6 @@ def test_the_command_shows_what_is_learned(
     ]
     rows.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     arguments = [
-        "show_samples.py",
         "--samples=1",
         "--job.config_file=train_configs/tiny_8m.toml",
         f"--training.dataset_path={rows}",
@@ -77,8 +76,7 @@ def test_the_command_shows_what_is_learned(
         "--training.seq_len=256",
         "--data.chat_template=alpaca",
     ]
-    monkeypatch.setattr(sys, "argv", arguments)
-    assert show_samples.main() == 0
+    assert show_samples.main(arguments) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("-- sequence 1: 2 rows, ")
     assert [line for line in lines if line.startswith("learned")] == [
@@ -86,6 +84,5 @@ def test_the_command_shows_what_is_learned(
         "learned | no<|end|>",
     ]
     assert "        | Say no." in lines
-    monkeypatch.setattr(sys, "argv", [*arguments, "--data.chat_template=vicuna"])
-    assert show_samples.main() == 2
+    assert show_samples.main([*arguments, "--data.chat_template=vicuna"]) == 2
     assert "data.chat_template is 'vicuna'; known: plain" in capsys.readouterr().err

@@ -128,7 +128,10 @@ def _predicted(run_folder: Path) -> tuple[Timeline, Timeline]:
     dag = _of(files["schedule.csv"], lambda text: build_dag(order_from_csv(text)))
     bounds = _of(files["bounds.json"], lambda text: bounds_from_json(dag, text))
     plan = _of(files["plan.json"], plan_from_json)
-    timelines = predicted_timelines(dag, bounds, plan, notes.processors)
+    try:
+        timelines = predicted_timelines(dag, bounds, plan, notes.processors)
+    except ValueError as error:
+        raise ValueError(f"{files['plan.json']}: {error}") from error
     if not all(math.isfinite(timeline.batch_ms) for timeline in timelines):
         raise ValueError(f"{files['bounds.json']}: its times together are beyond all numbers")
     return timelines

@@ -25,6 +25,7 @@ from torchtitan.freezing.pipeline_layout import (
     rows_of_microbatch,
     stage_modules,
 )
+from torchtitan.freezing.profile_checks import size_mistakes
 from torchtitan.models.llama3 import Transformer, llama3_args
 from torchtitan.models.llama3.model.args import TransformerModelArgs
 
@@ -128,12 +129,7 @@ def _not_covered(config: JobConfig) -> Iterator[str]:
             f"activation_checkpoint.mode is {config.activation_checkpoint.mode!r}; memory is "
             'estimated for "none" and "full"'
         )
-    size, n_rows = parallelism.pipeline_parallel_microbatch_size, config.training.local_batch_size
-    if parallelism.pipeline_parallel_degree > 1 and (size < 1 or n_rows % size):
-        yield (
-            f"training.local_batch_size is {n_rows}, which "
-            f"parallelism.pipeline_parallel_microbatch_size ({size}) must divide"
-        )
+    yield from size_mistakes(config)
 
 
 def peak_bytes(

@@ -21,6 +21,11 @@ def main(arguments: Sequence[str]) -> int:
     arguments = list(arguments)
     split = arguments.index("--") if "--" in arguments else len(arguments)
     options = _parser().parse_args(arguments[:split])
+    try:
+        _check(options)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     # Imported late: --help need not wait for torch. Patches come before the modules they patch.
     from torchtitan import upstream_fixes
 
@@ -40,18 +45,12 @@ def main(arguments: Sequence[str]) -> int:
 
     try:
         repeats = Repeats(_ratios(options.ratios), options.warmup, options.repeats)
-        for name, value, least in (
-            ("--warmup", options.warmup, 0),
-            ("--repeats", options.repeats, 1),
-        ):
-            if value < least:
-                raise ValueError(f"{name} is {value}; it must be {least} or more")
         job_config = read_config([f"--job.config_file={options.config}", *arguments[split + 1 :]])
         print(f"{_title(job_config)}\n\n{render_heading()}", flush=True)
         profile = profile_stages(
             job_config, repeats, lambda response: print(render(response), flush=True)
         )
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     prices = None
@@ -91,6 +90,28 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--warmup", type=int, default=3, help="rounds thrown away (%(default)s)")
     parser.add_argument("--repeats", type=int, default=10, help="rounds that count (%(default)s)")
     return parser
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raise if an option is wrong, or nothing could be saved after all that measuring.
+
+    Raises:
+        ValueError: Naming option, value and rule.
+    """
+    _ratios(options.ratios)
+    for name, value, least in (
+        ("--warmup", options.warmup, 0),
+        ("--repeats", options.repeats, 1),
+    ):
+        if value < least:
+            raise ValueError(f"{name} is {value}; it must be {least} or more")
+    if options.output is not None:
+        try:
+            options.output.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"--output is {options.output}: {error.strerror}") from error
+        if not os.access(options.output, os.W_OK):
+            raise ValueError(f"--output is {options.output}, which cannot be written to")
 
 
 def _ratios(values: Sequence[float]) -> tuple[float, ...]:

@@ -18,6 +18,37 @@ _OTHER_PARALLELISMS = (
 )
 
 
+# Microbatches of all ranks, up to which an order is built in moments.
+_MOST_CELLS = 65536
+
+
+def size_mistakes(config: JobConfig) -> Iterator[str]:
+    """Say which sizes of a configuration make no pipeline, or none that anyone could run."""
+    parallelism, training = config.parallelism, config.training
+    n_ranks, size = (
+        parallelism.pipeline_parallel_degree,
+        parallelism.pipeline_parallel_microbatch_size,
+    )
+    if n_ranks < 1:
+        yield f"parallelism.pipeline_parallel_degree is {n_ranks}; it must be 1 or more"
+    for name in ("seq_len", "local_batch_size"):
+        if getattr(training, name) < 1:
+            yield f"training.{name} is {getattr(training, name)}; it must be 1 or more"
+    if n_ranks <= 1 or training.local_batch_size < 1:
+        return
+    if size < 1 or training.local_batch_size % size:
+        yield (
+            f"training.local_batch_size is {training.local_batch_size}, which "
+            f"parallelism.pipeline_parallel_microbatch_size ({size}) must divide"
+        )
+    elif n_ranks * training.local_batch_size // size > _MOST_CELLS:
+        yield (
+            f"parallelism.pipeline_parallel_degree ({n_ranks}) times microbatches "
+            f"({training.local_batch_size // size}, from training.local_batch_size) must be at "
+            f"most {_MOST_CELLS}"
+        )
+
+
 def not_covered(config: JobConfig) -> Iterator[str]:
     """Say what about a configuration keeps its stages from being profiled."""
     parallelism, training = config.parallelism, config.training
@@ -28,6 +59,7 @@ def not_covered(config: JobConfig) -> Iterator[str]:
                 f"parallelism.{key} is {getattr(parallelism, key)}; a stage is profiled on one "
                 "device, so it must be 1"
             )
+    yield from size_mistakes(config)
     if parallelism.pipeline_parallel_degree < 2:
         yield (
             f"parallelism.pipeline_parallel_degree is {parallelism.pipeline_parallel_degree}; a "
@@ -38,12 +70,6 @@ def not_covered(config: JobConfig) -> Iterator[str]:
         yield (
             f"parallelism.pipeline_parallel_schedule is {name!r}; known: "
             f"{', '.join(known_schedules())}"
-        )
-    size = parallelism.pipeline_parallel_microbatch_size
-    if size < 1 or training.local_batch_size % size:
-        yield (
-            f"training.local_batch_size is {training.local_batch_size}, which "
-            f"parallelism.pipeline_parallel_microbatch_size ({size}) must divide"
         )
     if config.compile.enable and "model" in config.compile.components:
         yield (

@@ -1,0 +1,270 @@
+"""Command lines of what is started by hand: a wrong value is told by its option, and nothing runs.
+
+Of each command the work is taken out, so that a command line that is taken shows as work begun.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import benchmark
+import estimate_memory
+import evaluate
+import make_assets
+import prediction_turns
+import pytest
+import show_samples
+import soak
+import solver_tries
+from hypothesis import given
+from hypothesis import strategies as st
+
+import torchtitan.freezing.config_file
+import torchtitan.freezing.launch
+from tests.fuzz.mangling import fuzzed
+from torchtitan.freezing import profile
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = str(ROOT / "train_configs/tiny_8m.toml")
+# A whole number, 1 or more; a share; a length of time.
+COUNT = (["1", "7"], ["0", "-1", "nan", "1.5", "x", "", "9" * 30])
+SEED = (["0", "7"], ["-1", "nan", "1.5", "x", "", "9" * 30])
+TIME = (["0.5", "60"], ["0", "-1", "nan", "inf", "1e300", "x", ""])
+SCHEDULE = (["1F1B", "ZBVZeroBubble"], ["2F2B", "", "1" * 99])
+WRITABLE = (["new/folder", "."], ["/dev/null/x", "a_file"])
+
+
+class Begun(Exception):
+    """The work has begun, with the given values."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command to be broken.
+
+    Attributes:
+        main: Takes the command line.
+        work: Module and name of what must not be reached with a wrong value.
+        always: Arguments that are needed.
+        options: Right and wrong values of each option.
+    """
+
+    main: Callable[[Sequence[str]], int]
+    work: tuple[Any, str]
+    always: Sequence[str] = ()
+    options: dict[str, tuple[list[str], list[str]]] = field(default_factory=dict)
+
+
+COMMANDS = {
+    "benchmark gain": Command(
+        benchmark.main,
+        (benchmark, "launch"),
+        ["gain"],
+        {
+            "--ranks": (["2", "4"], ["1", "0", "-1", "x", "9" * 30]),
+            "--schedules": SCHEDULE,
+            "--method": (["apf", "timelyfreeze+lisa"], ["none", "x", "timelyfreeze+x", ""]),
+            "--first-stage": (["keep_chain"], ["x", ""]),
+            "--blocks": COUNT,
+            "--steps": COUNT,
+            "--config": (["train_configs/tiny_8m.toml"], ["/no/such", ".", "x" * 5000]),
+            "--json": (["new.json"], [".", "no/such/x.json", "/dev/null/x"]),
+        },
+    ),
+    "benchmark solver": Command(
+        benchmark.main,
+        (benchmark, "time_solver"),
+        ["solver"],
+        {
+            "--schedules": SCHEDULE,
+            "--sizes": (["2x4", "64x256"], ["0x4", "4", "x", "-1x2", "1e9x9", "9" * 9 + "x2", ""]),
+            "--repeats": (["1", "9"], ["0", "-1", "x", "9" * 30]),
+        },
+    ),
+    "solver_tries": Command(
+        solver_tries.main,
+        (solver_tries, "make_case"),
+        [],
+        {
+            "--schedule": SCHEDULE,
+            "--ranks": (["2", "16"], ["0", "-1", "x", "9" * 30]),
+            "--microbatches": (["16", "64"], ["0", "-1", "x", "9" * 30]),
+            "--noise": (["0", "0.05"], ["-1", "1", "nan", "inf", "x"]),
+            "--limit": TIME,
+            "--ways": (["inside", "IPX"], ["x", ""]),
+        },
+    ),
+    "soak": Command(
+        soak.main,
+        (soak, "seconds_per_step"),
+        [],
+        {
+            "OUTPUT": WRITABLE,
+            "--minutes": TIME,
+            "--kill-every": TIME,
+            "--seed": SEED,
+        },
+    ),
+    "evaluate": Command(
+        evaluate.main,
+        (evaluate, "find_model"),
+        ["some_run"],
+        {
+            "--step": COUNT,
+            "--data-dir": ([], ["/no/such", "a_file", "x" * 5000]),
+            "--limit": COUNT,
+            "--benchmarks": (["hellaswag"], ["x", "", "x" * 5000]),
+            "--device": (["cpu"], ["cuda:99", "x", "cuda:-1", "", "cpu:x"]),
+            "--dtype": (["float32"], ["float8", "x", ""]),
+            "--batch-size": (["8", "auto"], ["0", "-1", "1.5", "x", "9" * 30, ""]),
+        },
+    ),
+    "estimate_memory": Command(
+        lambda arguments: estimate_memory.main([CONFIG, *arguments]),
+        (torchtitan.freezing.config_file, "read_config"),
+        [],
+        {"--device-gib": (["0.5", "80"], ["0", "-1", "nan", "inf", "x"])},
+    ),
+    "show_samples": Command(
+        show_samples.main,
+        (torchtitan.freezing.launch, "prepare"),
+        [],
+        {"--samples": (["0", "7"], ["-1", "nan", "1.5", "x", ""])},
+    ),
+    "profile": Command(
+        lambda arguments: profile.main([CONFIG, *arguments]),
+        (torchtitan.freezing.config_file, "read_config"),
+        [],
+        {
+            "--ratios": (["0", "0.5"], ["-0.1", "1.1", "nan", "inf", "x"]),
+            "--warmup": (["0", "3"], ["-1", "nan", "x"]),
+            "--repeats": (["1", "9"], ["0", "-1", "nan", "x"]),
+            "--output": WRITABLE,
+        },
+    ),
+    "make_assets": Command(
+        make_assets.main,
+        (make_assets, "make_files"),
+        [],
+        {"--output": (["new"], ["/dev/null", "a_file"])},
+    ),
+    "prediction_turns": Command(
+        lambda arguments: prediction_turns.main(arguments, starter=prediction_turns.start),
+        (prediction_turns, "start"),
+        ["run", CONFIG, "turns"],
+        {
+            "--pipelines": (["emulated:2"], ["real:0", "emulated:x", "x", ""]),
+            "--schedules": SCHEDULE,
+            "--r-max": (["0", "0.8"], ["-1", "1.1", "nan", "inf", "x"]),
+            "--rounds": COUNT,
+            "--passes": (["2", "5"], ["1", "0", "-1", "x"]),
+        },
+    ),
+}
+
+
+@pytest.fixture(params=COMMANDS)
+def command(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Command:
+    """One of the commands, in a folder of its own and with its work taken out."""
+
+    def begin(*_: Any, **__: Any) -> None:
+        raise Begun
+
+    chosen = COMMANDS[request.param]
+    monkeypatch.setattr(*chosen.work, begin)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a_file").write_text("x")
+    return chosen
+
+
+def as_words(values: dict[str, str], always: Sequence[str]) -> list[str]:
+    """Return a command line; a value that begins with - belongs to its option."""
+    positional = [value for option, value in values.items() if not option.startswith("-")]
+    options = [f"{option}={value}" for option, value in values.items() if option.startswith("-")]
+    return [*always, *positional, *options]
+
+
+def ended(command: Command, arguments: Sequence[str]) -> int | None:
+    """Return the status that a command ended with; None if its work began."""
+    started = time.thread_time()
+    try:
+        status: Any = command.main(arguments)
+    except SystemExit as error:  # argparse
+        status = error.code
+    except Begun:
+        status = None
+    assert time.thread_time() - started < 1.0
+    return status  # type: ignore[no-any-return]
+
+
+def test_a_wrong_value_is_told_by_its_option_and_a_right_one_taken(
+    command: Command, capfd: pytest.CaptureFixture[str]
+) -> None:
+    right = {option: values[0] for option, values in command.options.items() if values[0]}
+    wrong = {option: values[1] for option, values in command.options.items()}
+    ended(command, ["--help"])  # what is imported late is no part of what a mistake costs
+    ended(command, as_words({o: v[0] for o, v in right.items()}, command.always))
+    required = {o: v[0] for o, v in right.items() if not o.startswith("-")}
+
+    @fuzzed(12)
+    @given(data=st.data())
+    def breaks(data: st.DataObject) -> None:
+        chosen = {
+            option: data.draw(st.sampled_from(values))
+            for option, values in right.items()
+            if data.draw(st.booleans())
+        }
+        chosen = {**required, **chosen}
+        assert ended(command, as_words(chosen, command.always)) is None
+        option = data.draw(st.sampled_from(sorted(wrong)))
+        chosen[option] = data.draw(st.sampled_from(wrong[option]))
+        capfd.readouterr()
+        assert ended(command, as_words(chosen, command.always)) == 2, chosen
+        said = capfd.readouterr().err
+        assert "error: " in said
+        assert option in said or option.strip("-").upper() in said
+        assert len(said) < 3000 + len(chosen[option])
+
+    breaks()
+
+
+def test_every_wrong_value_is_told(command: Command, capfd: pytest.CaptureFixture[str]) -> None:
+    required = {o: v[0][0] for o, v in command.options.items() if not o.startswith("-")}
+    for option, (_, wrong) in command.options.items():
+        for value in wrong:
+            assert ended(command, as_words({**required, option: value}, command.always)) == 2
+            assert option in capfd.readouterr().err, value
+
+
+WORDS = ["", "x", "-1", "--", "--odd", "--odd=1", "nan", "/no/such", "\x00", "ä", "table", "-x"]
+
+
+def test_words_at_random_are_refused(command: Command, capfd: pytest.CaptureFixture[str]) -> None:
+    @fuzzed(8)
+    @given(words=st.lists(st.sampled_from(WORDS), max_size=4))
+    def breaks(words: list[str]) -> None:
+        status = ended(command, words)
+        # Some commands need no word, and pass on what they do not know.
+        assert status in (None, 2)
+        if status == 2:
+            assert "error: " in capfd.readouterr().err
+
+    breaks()
+
+
+def test_what_only_torchrun_starts_is_not_for_people(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    for main in (benchmark.main, prediction_turns.main):
+        try:
+            status: Any = main(["worker"])
+        except SystemExit as error:
+            status = error.code
+        assert status == 2
+        assert "worker is what torchrun starts" in capfd.readouterr().err
