@@ -1,3 +1,4 @@
+import json
 import shutil
 from pathlib import Path
 
@@ -42,3 +43,27 @@ def test_it_is_among_the_checks_of_a_run_that_trains(tmp_path: Path) -> None:
     check(config)
     with pytest.raises(ConfigError, match="holds no tokenizer"):
         check(config, trains=True)
+
+
+def test_one_of_another_model_is_told_by_its_ids(tmp_path: Path) -> None:
+    few = make_job_config(model__hf_assets_path=str(ASSETS), model__vocab_size=100)
+    (mistake,) = tokenizer_mistakes(few)
+    assert "with id 2047; model.flavor 'debugmodel' has 100 embeddings" in mistake
+    assert "set model.vocab_size to 2048 or more" in mistake
+    # Few tokens, but numbers that leave a gap.
+    text = json.loads((ASSETS / "tokenizer.json").read_text())
+    shutil.copytree(ASSETS, tmp_path / "t")
+    text["model"]["vocab"] = {**text["model"]["vocab"], "zebra": 5000}
+    (tmp_path / "t/tokenizer.json").write_text(json.dumps(text))
+    (mistake,) = mistakes(tmp_path / "t")
+    assert "has token 'zebra' with id 5000" in mistake
+
+
+def test_a_template_that_the_tokenizer_cannot_write_is_told(tmp_path: Path) -> None:
+    config = make_job_config(
+        model__hf_assets_path=str(ASSETS),
+        training__dataset="alpaca",
+        data__chat_template="llama3",
+    )
+    (mistake,) = tokenizer_mistakes(config)
+    assert "data.chat_template is 'llama3'" in mistake
