@@ -158,16 +158,16 @@ def test_what_is_nested_without_end_is_refused(tmp_path: Path) -> None:
 OPTIONS = {
     "--schedules": ["GPipe", "1F1B", "2F2B", "", "ZBVZeroBubble"],
     "--r-max": ["0.5", "1", "-1", "nan", "inf", "x", ""],
-    "--microbatches": ["2", "0", "-3", "1.5", "x"],
+    "--microbatches": ["2", "0", "-3", "1.5", "x", "999999999", "9" * 400],
     "--splits": ["default", "best", "4,3", "7", "0,7", "9,9", "-1,8", ",", "x"],
-    "--ranks": ["2", "1", "0", "-1", "4", "x"],
+    "--ranks": ["2", "1", "0", "-1", "4", "x", "999999999", "9" * 400],
     "--layers": ["4,3", "3,4,5", "0,0", "-1,2", "x"],
     "--first-stage": ["keep_chain", "all_or_nothing", "x"],
     "--cascade": ["off", "use", "plan", "x"],
     "--processors": ["1.5", "0", "-1", "nan", "inf", "x"],
-    "--message-ms": ["0.5", "-1", "nan", "inf", "x"],
-    "--passes": ["2", "0", "-1", "x"],
-    "--outside-ms": ["1", "-1", "nan", "inf", "x"],
+    "--message-ms": ["0.5", "-1", "nan", "inf", "x", "1e308"],
+    "--passes": ["2", "0", "-1", "x", "9" * 400],
+    "--outside-ms": ["1", "-1", "nan", "inf", "x", "1e308"],
     "--time-limit-s": ["5", "0", "-1", "nan", "inf", "x"],
     "--json": ["/dev/full/x", "."],
     "--csv": ["no/such/folder/x.csv"],
@@ -202,3 +202,43 @@ def test_the_plan_command_ends_with_a_table_or_with_what_is_wrong(
         assert "error: " in printed.err
     else:
         assert "planning for" in printed.out
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [(o, v) for o in ("--microbatches", "--ranks", "--passes") for v in ("999999999999", "9" * 400)]
+    + [("--message-ms", "1e308"), ("--outside-ms", "1e308")],
+)
+def test_a_pipeline_beyond_reason_takes_no_time(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], option: str, value: str
+) -> None:
+    path = tmp_path / "bounds.json"
+    path.write_text(BOUNDS_TEXT)
+    assert main(["plan", str(path), "--schedules", "GPipe", option, value]) == 2
+    assert option in capfd.readouterr().err
+
+
+@fuzzed(20)
+@given(
+    words=st.lists(
+        st.sampled_from(["", "x", "-1", "--output", "/dev/null", "\x00", "x" * 5000, "--odd", "."]),
+        max_size=4,
+    )
+)
+@pytest.mark.parametrize("command", ["draw", "plan"])
+def test_words_at_random_are_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    command: str,
+    words: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    capfd.readouterr()
+    try:
+        status = main([command, *words])
+    except SystemExit as error:  # argparse
+        status = error.code
+    assert status == 2 or (command == "draw" and set(words) & {".", ""})
+    if status == 2:
+        assert "error: " in capfd.readouterr().err

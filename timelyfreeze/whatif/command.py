@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from timelyfreeze.plain_json import shown
 from timelyfreeze.settings import ALL_OR_NOTHING, CASCADES, FIRST_STAGE_MODES, USE
 from timelyfreeze.whatif.answer import answer
 from timelyfreeze.whatif.bounds_file import BoundsFile, read_bounds_file
@@ -14,6 +15,9 @@ from timelyfreeze.whatif.recall import recall
 from timelyfreeze.whatif.report import render, title_of, to_csv, to_json
 from timelyfreeze.whatif.splits import Split
 
+# Four times the largest pipeline that has been solved, 64 ranks and 256 microbatches.
+_MOST_CELLS = 65536
+_MOST_MS, _MOST_PASSES = 1e15, 10**9
 PAPERS = ("GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble")
 
 
@@ -122,11 +126,18 @@ def _grid(options: argparse.Namespace, file: BoundsFile) -> Grid:
         _check(0.0 <= cap <= 1.0, "--r-max", cap, "it must lie in [0, 1]")
     for n in options.microbatches or ():
         _check(n >= 1, "--microbatches", n, "it must be 1 or more")
+    largest = max(options.microbatches or (file.n_microbatches,))
+    if n_ranks * largest > _MOST_CELLS:
+        raise ValueError(
+            f"{n_ranks} ranks and {largest} microbatches (--ranks, --microbatches): their product "
+            f"must be at most {_MOST_CELLS}"
+        )
     for key in ("message_ms", "outside_ms"):
         value = getattr(options, key)
         name = f"--{key.replace('_', '-')}"
-        _check(0.0 <= value < float("inf"), name, value, "it must be 0 or more")
-    _check(options.passes >= 1, "--passes", options.passes, "it must be 1 or more")
+        _check(0.0 <= value <= _MOST_MS, name, value, f"it must lie in [0, {_MOST_MS:g}]")
+    rule = f"it must lie in [1, {_MOST_PASSES}]"
+    _check(1 <= options.passes <= _MOST_PASSES, "--passes", options.passes, rule)
     _check(options.time_limit_s > 0, "--time-limit-s", options.time_limit_s, "it must be above 0")
     if options.processors is not None:
         _check(options.processors > 0, "--processors", options.processors, "it must be above 0")
@@ -149,7 +160,7 @@ def _grid(options: argparse.Namespace, file: BoundsFile) -> Grid:
 
 def _check(is_right: bool, name: str, value: object, rule: str) -> None:
     if not is_right:
-        raise ValueError(f"{name} is {value}; {rule}")
+        raise ValueError(f"{name} is {shown(value)}; {rule}")
 
 
 def _layers(name: str, text: str) -> Split:

@@ -97,7 +97,7 @@ def test_the_profile_in_the_repository_can_be_planned_from(
         (["--ranks", "1"], "--ranks is 1; a pipeline has 2 or more"),
         (["--microbatches", "0"], "--microbatches is 0; it must be 1 or more"),
         (["--processors", "-1"], "--processors is -1.0; it must be above 0"),
-        (["--message-ms", "-1"], "--message-ms is -1.0; it must be 0 or more"),
+        (["--message-ms", "-1"], "--message-ms is -1.0; it must lie in [0, 1e+15]"),
         (["--outside-ms", "inf"], "--outside-ms is inf"),
         (["--passes", "0"], "--passes is 0"),
         (["--time-limit-s", "0"], "--time-limit-s is 0.0; it must be above 0"),
