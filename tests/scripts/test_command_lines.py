@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 import torchtitan.freezing.config_file
 import torchtitan.freezing.launch
 from tests.fuzz.mangling import fuzzed
+from torchtitan import hf_export
 from torchtitan.freezing import profile
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -146,6 +147,16 @@ COMMANDS = {
             "--output": WRITABLE,
         },
     ),
+    "export_hf": Command(
+        hf_export.main,
+        (hf_export, "export_run"),
+        ["some_run"],
+        {
+            "STEP": (["3", "100"], ["x", "1.5", "nan", "3e2"]),
+            "--dtype": (["bfloat16"], ["int8", "x", ""]),
+            "--output": (["new"], []),
+        },
+    ),
     "make_assets": Command(
         make_assets.main,
         (make_assets, "make_files"),
@@ -222,7 +233,7 @@ def test_a_wrong_value_is_told_by_its_option_and_a_right_one_taken(
         }
         chosen = {**required, **chosen}
         assert ended(command, as_words(chosen, command.always)) is None
-        option = data.draw(st.sampled_from(sorted(wrong)))
+        option = data.draw(st.sampled_from(sorted(o for o, values in wrong.items() if values)))
         chosen[option] = data.draw(st.sampled_from(wrong[option]))
         capfd.readouterr()
         assert ended(command, as_words(chosen, command.always)) == 2, chosen
@@ -242,7 +253,7 @@ def test_every_wrong_value_is_told(command: Command, capfd: pytest.CaptureFixtur
             assert option in capfd.readouterr().err, value
 
 
-WORDS = ["", "x", "-1", "--", "--odd", "--odd=1", "nan", "/no/such", "\x00", "ä", "table", "-x"]
+WORDS = ["", "x", "-1", "--", "--odd", "--odd=1", "nan", "/dev/null/x", "\x00", "ä", "table", "-x"]
 
 
 def test_words_at_random_are_refused(command: Command, capfd: pytest.CaptureFixture[str]) -> None:
