@@ -15,6 +15,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from evaluation_benchmarks import BENCHMARKS, BY_KEY, average_accuracy
 
+from timelyfreeze.plain_json import listed, shown
+
 SCORES = "scores.json"
 HUB = "hub"
 
@@ -155,13 +157,13 @@ def render_scores(scores: Scores) -> str:
 def _read(kind: type, values: Any, what: str) -> Any:
     """Build a dataclass from an object of exactly its fields, those with defaults aside."""
     if not isinstance(values, dict):
-        raise ValueError(f"{what} is {repr(values)}; it must be an object")
+        raise ValueError(f"{what} is {shown(values)}; it must be an object")
     if unknown := sorted(values.keys() - {field.name for field in fields(kind)}):
-        raise ValueError(f"{what} has unknown fields: {', '.join(unknown)}")
+        raise ValueError(f"{what} has unknown fields: {listed(unknown)}")
     kinds = get_type_hints(kind)
     for name, value in values.items():
         if not _fits(value, kinds[name]):
-            raise ValueError(f"{what}.{name} is {repr(value)}, which is of another type")
+            raise ValueError(f"{what}.{name} is {shown(value)}, which is of another type")
     try:
         return kind(**values)
     except TypeError as error:
@@ -180,4 +182,5 @@ def _fits(value: Any, kind: Any) -> bool:
         return isinstance(value, dict)
     if isinstance(value, int) and not isinstance(value, bool) and float in kinds:
         return abs(value) <= sys.float_info.max
-    return type(value) in kinds
+    # Half characters cannot be written, and tables have a line for each row.
+    return type(value) in kinds and (not isinstance(value, str) or value.isprintable())
