@@ -183,7 +183,7 @@ def autocast_stages(
     forward runs under autocast, as upstream does for DDP and single devices.
     """
     dtype = TORCH_DTYPE_MAP[job_config.training.mixed_precision_param]
-    if parallel_dims.fsdp_enabled or parallel_dims.tp_enabled or dtype == torch.float32:
+    if parallel_dims.fsdp_enabled or dtype == torch.float32:
         return
     for part in model_parts:
         part.forward = _autocast(part.forward, device.type, dtype)

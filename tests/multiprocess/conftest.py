@@ -7,6 +7,17 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from hybrids import Case, Runs
+
+
+@pytest.fixture(scope="session")
+def hybrid_runs(request, tmp_path_factory):
+    """The runs of ``hybrids.py`` that the chosen tests look at, whatever files these are in."""
+    given = (getattr(item, "callspec", None) for item in request.session.items)
+    values = (value for spec in given if spec for value in spec.params.values())
+    chosen = dict.fromkeys(value for value in values if isinstance(value, Case))
+    return Runs(chosen, tmp_path_factory.mktemp)
+
 
 def pytest_collection_modifyitems(items):
     here = Path(__file__).parent

@@ -4,9 +4,10 @@ Usage: torchrun --nproc_per_node=N tests/multiprocess/run_scenarios.py SCENARIOS
 
 A scenario is {"name", "args", "upstream": bool, "fixed_weights": bool, "fake_clock": bool,
 "machine": what the fake clock shows, "module": name of a file beside this one that is imported
-first, "save_at": steps after which a checkpoint is written, "n_batches": of each replica's rows}.
-Starting processes costs far more than
-these runs do, so tests that need the same number of processes share one start. Each rank writes
+first, "save_at": steps after which a checkpoint is written, "n_batches": of each replica's rows,
+"keep_weights": whether to write the weights that the last step began with}. Starting processes
+costs far more than these runs do, so tests that need the same number of processes share one start.
+Each rank writes
 OUTPUT_FOLDER/NAME/rank_R.pt with losses, gradient norms, the last step's gradients, weights, masks,
 decisions and plan.
 """
@@ -31,23 +32,42 @@ from launcher import run_each_scenario
 from torchtitan import upstream_fixes
 from torchtitan.freezing.launch import prepare
 
+TINY = {"dim": 64, "n_layers": 8, "n_heads": 4, "n_kv_heads": 2, "vocab_size": 2048}
+SHORT = {**TINY, "n_layers": 4}
+
+
+def parameters_of(model_parts):
+    """Return {name: parameter}, each name without the wrapper of activation checkpointing."""
+    return {
+        name.replace("_checkpoint_wrapped_module.", ""): parameter
+        for part in model_parts
+        for name, parameter in part.named_parameters()
+    }
+
+
+def whole(tensor):
+    """Return a copy of ``tensor``, put together from its shards; None of None."""
+    if tensor is None:
+        return None
+    tensor = tensor.detach()
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).clone()
+
 
 def fix_weights(model_parts):
     """Give every parameter values that depend on its name alone: any split starts equal."""
-    for part in model_parts:
-        for name, parameter in part.named_parameters():
-            generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-            values = torch.randn(parameter.shape, generator=generator) * 0.05
-            if parameter.dim() == 1:
-                values += 1.0
-            if hasattr(parameter, "device_mesh"):
-                from torch.distributed.tensor import distribute_tensor
+    for name, parameter in parameters_of(model_parts).items():
+        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        values = torch.randn(parameter.shape, generator=generator) * 0.05
+        if parameter.dim() == 1:
+            values += 1.0
+        if hasattr(parameter, "device_mesh"):
+            from torch.distributed.tensor import distribute_tensor
 
-                values = distribute_tensor(
-                    values.to(parameter.dtype), parameter.device_mesh, parameter.placements
-                )
-            with torch.no_grad():
-                parameter.copy_(values.to(parameter.dtype))
+            values = distribute_tensor(
+                values.to(parameter.dtype), parameter.device_mesh, parameter.placements
+            )
+        with torch.no_grad():
+            parameter.copy_(values.to(parameter.dtype))
 
 
 def use_fake_clock(controller, machine):
@@ -113,15 +133,17 @@ class FewBatches:
 
 
 def add_tiny_flavor():
-    """Make "tiny" known: trains in a blink, with a layer for each of up to eight stages."""
+    """Make "tiny" known, and "short" with half its layers.
+
+    The former trains in a blink and has a layer for each of up to eight stages.
+    """
     upstream_fixes.install()
     from torchtitan.models.llama3.model.args import TransformerModelArgs
 
     from torchtitan.freezing.flavors import EXTRA_FLAVORS
 
-    EXTRA_FLAVORS["llama3"]["tiny"] = TransformerModelArgs(
-        dim=64, n_layers=8, n_heads=4, n_kv_heads=2, vocab_size=2048
-    )
+    EXTRA_FLAVORS["llama3"]["tiny"] = TransformerModelArgs(**TINY)
+    EXTRA_FLAVORS["llama3"]["short"] = TransformerModelArgs(**SHORT)
 
 
 class Told(logging.Handler):
@@ -154,6 +176,7 @@ def run(scenario, folder):
         "grad_norms": [],
         "masks": [],
         "batches": [],
+        "labels": [],
         "applied": [],
         "decided": [],
     }
@@ -165,6 +188,7 @@ def run(scenario, folder):
 
         def forward_backward_step(self, **kwargs):
             seen["batches"].append(kwargs["input_dict"]["input"].clone())
+            seen["labels"].append(kwargs["labels"].clone())
             loss = super().forward_backward_step(**kwargs)
             seen["losses"].append(float(loss))
             checks = getattr(getattr(self, "controller", None), "_checks", None)
@@ -176,15 +200,12 @@ def run(scenario, folder):
             return loss
 
     def keep_gradients(optimizer, *args):
-        names = {p: n for part in trainer.model_parts for n, p in part.named_parameters()}
+        names = {p: n for n, p in parameters_of(trainer.model_parts).items()}
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                grad = parameter.grad
-                if grad is not None and hasattr(grad, "full_tensor"):
-                    grad = grad.full_tensor()
-                seen.setdefault("gradients", {})[names[parameter]] = (
-                    None if grad is None else grad.clone()
-                )
+                seen.setdefault("gradients", {})[names[parameter]] = whole(parameter.grad)
+                if scenario.get("keep_weights") and trainer.step == job_config.training.steps:
+                    seen.setdefault("weights_before", {})[names[parameter]] = whole(parameter)
 
     trainer = Recording(job_config)
     if scenario.get("fixed_weights", True):
@@ -239,11 +260,7 @@ def run(scenario, folder):
     seen["warnings"] = told.messages
     seen["step"] = trainer.step
     seen["n_tokens"] = trainer.ntokens_seen
-    seen["weights"] = {
-        n: (p.full_tensor() if hasattr(p, "full_tensor") else p).detach().clone()
-        for part in trainer.model_parts
-        for n, p in part.named_parameters()
-    }
+    seen["weights"] = {n: whole(p) for n, p in parameters_of(trainer.model_parts).items()}
     if controller is not None and controller.plan is not None:
         plan = controller.plan
         seen["plan"] = dict(zip(map(str, plan.actions), plan.ratios.tolist(), strict=True))

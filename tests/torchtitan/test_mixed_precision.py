@@ -33,10 +33,11 @@ def test_stages_run_in_the_precision_that_was_asked_for() -> None:
     assert forward_dtype(Dims(), "float32") == torch.float32
     # There mixed precision is FSDP's business.
     assert forward_dtype(Dims(fsdp_enabled=True), "bfloat16") == torch.float32
-    assert forward_dtype(Dims(tp_enabled=True), "bfloat16") == torch.float32
-    pipeline = SimpleNamespace(fsdp_enabled=False, tp_enabled=False, pp_enabled=True)
-    with titan_dist.maybe_enable_amp(pipeline, "bfloat16", "cpu"):
-        assert nn.Linear(2, 2)(torch.ones(1, 2)).dtype == torch.float32
+    assert forward_dtype(Dims(tp_enabled=True), "bfloat16") == torch.bfloat16
+    for tp_enabled in (False, True):
+        pipeline = SimpleNamespace(fsdp_enabled=False, tp_enabled=tp_enabled, pp_enabled=True)
+        with titan_dist.maybe_enable_amp(pipeline, "bfloat16", "cpu"):
+            assert nn.Linear(2, 2)(torch.ones(1, 2)).dtype == torch.float32
 
 
 def test_weights_and_gradients_stay_as_they_are_under_autocast() -> None:

@@ -1,0 +1,97 @@
+"""Gradients of a pipeline that freezes, under every kind of parallelism, are one process's.
+
+The one process has the weights that the last step began with, the rows of all replicas, and the
+masks that the ranks recorded; it leaves out what was frozen after the fact, microbatch by
+microbatch (``one_process.py``).
+"""
+
+from functools import cache
+
+import pytest
+import torch
+from hybrids import CASES, N_MICROBATCHES, parametrized
+from launcher import merged
+from one_process import frozen_in, gradients_by_microbatch, masked_sum, rows_of
+
+# Largest difference of a tensor's gradient, relative to its norm. One process does the same products
+# of the same rows in the same order, so that only sums over microbatches and replicas may round
+# otherwise: in fp32 by 6e-8 each, in bf16 by 2e-3, where FSDP adds up in bf16 before it reduces.
+# Tensor parallelism cuts the sums of every product in two, in each layer, forward and backward. The
+# gradients of queries and keys feel it most: they are small differences of large terms.
+TOLERANCES = {
+    # (low precision, tensors split)
+    (False, False): 1e-6,
+    (False, True): 2e-5,
+    (True, False): 5e-3,
+    (True, True): 6e-2,
+}
+
+
+def tolerance(case):
+    return TOLERANCES[case.is_low, case.kind.n_tp > 1]
+
+
+class Compared:
+    """What a run had beside what one process has for it."""
+
+    def __init__(self, case, ranks):
+        self.ranks = ranks
+        self.frozen = frozen_in(ranks)
+        weights, replicas = merged(ranks, "weights_before"), rows_of(ranks, case.kind)
+        self.full = gradients_by_microbatch(
+            weights, replicas, compute=torch.float32, cast_weights=False
+        )
+        self.same = self.full
+        if case.is_low:
+            self.same = gradients_by_microbatch(
+                weights, replicas, compute=torch.bfloat16, cast_weights=case.kind.is_sharded
+            )
+
+
+@pytest.fixture(scope="module")
+def compared(hybrid_runs):
+    return cache(lambda case: Compared(case, hybrid_runs.of(case)))
+
+
+def relative_difference(gradient, expected):
+    return float((gradient - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("case", parametrized(CASES))
+def test_gradients_equal_those_of_one_process(compared, case):
+    both = compared(case)
+    for seen in both.ranks:
+        for name, gradient in seen["gradients"].items():
+            expected = masked_sum(both.same[name], both.frozen[name])
+            assert (gradient is None) == (expected is None), f"{name}: nothing to update it by"
+            if gradient is not None:
+                difference = relative_difference(gradient, expected)
+                assert difference < tolerance(case), f"{name}: {difference:.1e}"
+    # Every tensor was compared, and most were frozen in some microbatches and not in others.
+    assert merged(both.ranks, "gradients").keys() == both.frozen.keys() == both.same.keys()
+    assert sum(0 < sum(mask) < N_MICROBATCHES for mask in both.frozen.values()) > 10
+
+
+@pytest.mark.parametrize("case", parametrized(CASES))
+def test_one_wrong_mask_would_show(compared, case):
+    """Each tensor's gradient moves by more than twice the tolerance with each of its masks."""
+    both = compared(case)
+    for name, mask in both.frozen.items():
+        right = masked_sum(both.same[name], mask)
+        for microbatch in range(N_MICROBATCHES):
+            wrong_mask = [f != (m == microbatch) for m, f in enumerate(mask)]
+            wrong = masked_sum(both.same[name], wrong_mask)
+            if right is not None and wrong is not None:
+                assert relative_difference(right, wrong) > 2 * tolerance(case), name
+
+
+@pytest.mark.parametrize("case", parametrized(case for case in CASES if case.is_low))
+def test_low_precision_is_really_used(compared, case):
+    both = compared(case)
+    gradients = merged(both.ranks, "gradients")
+    differences = [
+        relative_difference(gradient, masked_sum(both.full[name], both.frozen[name]))
+        for name, gradient in gradients.items()
+        if gradient is not None
+    ]
+    assert min(differences) > 1e-3
