@@ -93,7 +93,7 @@ class Case:
     schedule: str
     is_low: bool = False
     recompute: str = "none"
-    is_long: bool = False
+    is_long: bool = field(default=False, compare=False)
 
     @property
     def kind(self):

@@ -13,11 +13,12 @@ from hybrids import CASES, N_MICROBATCHES, parametrized
 from launcher import merged
 from one_process import frozen_in, gradients_by_microbatch, masked_sum, rows_of
 
-# Largest difference of a tensor's gradient, relative to its norm. One process does the same products
-# of the same rows in the same order, so that only sums over microbatches and replicas may round
-# otherwise: in fp32 by 6e-8 each, in bf16 by 2e-3, where FSDP adds up in bf16 before it reduces.
-# Tensor parallelism cuts the sums of every product in two, in each layer, forward and backward. The
-# gradients of queries and keys feel it most: they are small differences of large terms.
+# Largest difference of a tensor's gradient, relative to its norm. One process does the same
+# products of the same rows in the same order, so that only sums over microbatches and replicas may
+# round otherwise: in fp32 by 6e-8 each, in bf16, in which FSDP adds up the weight passes of a split
+# backward, by 2e-3. Tensor parallelism cuts the sums of every product in two, in each layer, in the
+# forward and in the backward. The gradients of queries and keys feel it most: they are small
+# differences of large terms.
 TOLERANCES = {
     # (low precision, tensors split)
     (False, False): 1e-6,

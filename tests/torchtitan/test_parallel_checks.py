@@ -1,6 +1,10 @@
 """Degrees of parallelism that do not go together are named before anything starts."""
 
+from types import SimpleNamespace
+
 import pytest
+from torch import nn
+from torchtitan.models.llama3.infra.parallelize import parallelize_llama
 
 from tests.torchtitan.job_configs import config
 from torchtitan.freezing.parallel_checks import parallel_mistakes
@@ -60,3 +64,20 @@ def test_each_mistake_is_named(monkeypatch, n_processes, keys, words) -> None:
     (message,) = found(monkeypatch, n_processes, **keys)
     for word in words:
         assert word in message
+
+
+def test_upstream_still_does_not_replicate_the_stages_of_a_pipeline() -> None:
+    """Fails when upstream can; then the refusal has to go."""
+    model = nn.Linear(2, 2)
+    model.model_args = SimpleNamespace()
+    dims = SimpleNamespace(
+        seq_len_divisor=1,
+        tp_enabled=False,
+        cp_enabled=False,
+        fsdp_enabled=False,
+        dp_replicate_enabled=True,
+        world_size=4,
+        get_mesh=lambda name: SimpleNamespace(size=lambda: 2),
+    )
+    with pytest.raises(RuntimeError, match="DDP has not supported > 1D parallelism"):
+        parallelize_llama(model, dims, config())
