@@ -36,10 +36,14 @@ TINY = {"dim": 64, "n_layers": 8, "n_heads": 4, "n_kv_heads": 2, "vocab_size": 2
 SHORT = {**TINY, "n_layers": 4}
 
 
+# What activation checkpointing puts into the names of a layer's parameters.
+WRAPPER = "_checkpoint_wrapped_module."
+
+
 def parameters_of(model_parts):
     """Return {name: parameter}, each name without the wrapper of activation checkpointing."""
     return {
-        name.replace("_checkpoint_wrapped_module.", ""): parameter
+        name.replace(WRAPPER, ""): parameter
         for part in model_parts
         for name, parameter in part.named_parameters()
     }
@@ -260,6 +264,8 @@ def run(scenario, folder):
     seen["warnings"] = told.messages
     seen["step"] = trainer.step
     seen["n_tokens"] = trainer.ntokens_seen
+    named = [name for part in trainer.model_parts for name, _ in part.named_parameters()]
+    seen["recomputes"] = any(WRAPPER in name for name in named)
     seen["weights"] = {n: whole(p) for n, p in parameters_of(trainer.model_parts).items()}
     if controller is not None and controller.plan is not None:
         plan = controller.plan

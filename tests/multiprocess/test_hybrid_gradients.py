@@ -24,7 +24,7 @@ TOLERANCES = {
     (False, False): 1e-6,
     (False, True): 2e-5,
     (True, False): 5e-3,
-    (True, True): 6e-2,
+    (True, True): 8e-2,
 }
 
 
@@ -68,6 +68,7 @@ def test_gradients_equal_those_of_one_process(compared, case):
             if gradient is not None:
                 difference = relative_difference(gradient, expected)
                 assert difference < tolerance(case), f"{name}: {difference:.1e}"
+        assert seen["recomputes"] == (case.recompute != "none")
     # Every tensor was compared, and most were frozen in some microbatches and not in others.
     assert merged(both.ranks, "gradients").keys() == both.frozen.keys() == both.same.keys()
     assert sum(0 < sum(mask) < N_MICROBATCHES for mask in both.frozen.values()) > 10
