@@ -30,14 +30,15 @@ SETTINGS = {
     "optimizer__lr": 1.0,
     "optimizer__eps": 10.0,
     "optimizer__weight_decay": 0.0,
-    # Warm-up, both bounds, a step of the ramp and one under the whole plan.
+    # Warm-up, both bounds and two steps of the ramp, which freezes 1/3 and then 2/3 of what the
+    # plan does: a plan freezes most backwards whole, a ramp freezes tensors here and there.
     "training__steps": 5,
     "freezing__method": "timelyfreeze",
     "freezing__last_warmup_step": 1,
     "freezing__last_monitor_step": 3,
-    "freezing__last_ramp_step": 5,
+    "freezing__last_ramp_step": 6,
     "freezing__discard_passes": 0,
-    "freezing__max_freeze_ratio": 0.6,
+    "freezing__max_freeze_ratio": 0.8,
 }
 
 

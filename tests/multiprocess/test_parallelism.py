@@ -46,7 +46,7 @@ def test_training_equals_a_plain_pipelines(hybrid_runs, case, plain_case):
     assert rows_seen(several) == rows_seen(plain)
     assert several[0]["plan"] == plain[0]["plan"]
     assert any(ratio > 0 for ratio in plain[0]["plan"].values())
-    start = dict(model_of(SETTINGS["training__seq_len"]).named_parameters())
+    start = model_of(SETTINGS["training__seq_len"]).state_dict()
     right = merged(plain, "weights")
     assert merged(several, "weights").keys() == right.keys() == start.keys()
     for seen in several:
