@@ -1,5 +1,6 @@
 """What is solved, from which times, and what becomes of a run without a plan."""
 
+import re
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from tests.timelyfreeze.pipelines import simulate
 from tests.timelyfreeze.ranks import PHASES, Ranks, linear_ms, warnings
 from timelyfreeze.actions import Action
 from timelyfreeze.lp import LpError
+from timelyfreeze.order import parse_order
 from timelyfreeze.phases import Phase
 from timelyfreeze.plan import plan_to_json
 from timelyfreeze.schedules import gpipe_order, one_f_one_b_order
@@ -211,14 +213,25 @@ def test_a_failure_is_remembered(
     assert "there is no plan (no bounds)" in warnings(caplog)[0]
 
 
-def test_a_plan_of_another_pipeline_is_refused() -> None:
+def test_a_plan_of_other_actions_is_refused() -> None:
+    """The same stages and microbatches, but backwards in two halves."""
     before = Ranks(ORDER)
     before.run(1, LAST_MONITOR_STEP)
-    after = Ranks(one_f_one_b_order(2, 2))
+    rows = [" ".join(map(str, row)) for row in ORDER.ranks]
+    halves = [re.sub(r"(\d)B(\d)", r"\1I\2 \1W\2", row) for row in rows]
+    after = Ranks(parse_order(halves))
     with pytest.raises(
         ValueError,
         match=r"the checkpoint's freeze plan was made for another pipeline: 16 actions, of which "
         r"this run has 8; resume with the same parallelism\.pipeline_\* keys and batch sizes, or, "
         r'to measure anew, set checkpoint\.exclude_from_loading = \["freezing"\]',
     ):
+        after.load(before.saved())
+
+
+def test_a_plan_of_other_microbatches_is_refused() -> None:
+    before = Ranks(ORDER)
+    before.run(1, LAST_MONITOR_STEP)
+    after = Ranks(one_f_one_b_order(2, 2))
+    with pytest.raises(ValueError, match=r"are those of 4 microbatches in a batch, this run has 2"):
         after.load(before.saved())

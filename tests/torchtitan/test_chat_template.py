@@ -1,6 +1,7 @@
 """Templates: what they write, and where in it the answers are."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -262,7 +263,7 @@ def test_a_template_that_marks_no_end_is_warned_about(
     assert "'tokenizer' marks no end of an answer" in caplog.text
     caplog.clear()
     build("tokenizer", tokenizer_folder(tmp_path / "b", chat_template=GUEST))
-    assert caplog.text == ""
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_another_tokenizer_has_no_templates(tmp_path: Path) -> None:
