@@ -53,6 +53,7 @@ from timelyfreeze.runs.counts import FrozenCount
 from timelyfreeze.selection import build_parameter_table
 from timelyfreeze.settings import FreezeSettings
 from timelyfreeze.stage import FreezingStage
+from timelyfreeze.units import build_units
 from timelyfreeze.update_meter import UpdateMeter, frozen_counts
 
 logger = logging.getLogger(__name__)
@@ -123,8 +124,11 @@ class FreezeController:
             )
             for s in stages
         }
+        units = {
+            s.stage_index: build_units(tables[s.stage_index], s.frozen_together) for s in stages
+        }
         self._masks = partial(
-            PassMasks, settings, tables, order.n_microbatches, self._planner, checks
+            PassMasks, settings, units, order.n_microbatches, self._planner, checks
         )
         self._recorder = recorder
         self._exchange = exchange

@@ -19,7 +19,6 @@ from timelyfreeze.phases import Phase, actual_freeze_ratio
 from timelyfreeze.planner import Planner
 from timelyfreeze.policy_checks import PolicyChecks
 from timelyfreeze.selection import (
-    ParameterTable,
     draw_all_or_nothing,
     draw_uniform,
     draw_whether,
@@ -27,6 +26,7 @@ from timelyfreeze.selection import (
 )
 from timelyfreeze.settings import ALL_OR_NOTHING, FreezeSettings
 from timelyfreeze.stage import NOTHING_FROZEN
+from timelyfreeze.units import FreezeUnits
 
 
 class PassMasks:
@@ -34,7 +34,7 @@ class PassMasks:
 
     Args:
         settings: The user's choices.
-        tables: Parameters of this rank's stages.
+        units: Parameters of this rank's stages, and which of them are frozen together.
         n_microbatches: Of a pipeline batch.
         planner: Says how much to freeze; None for a policy alone.
         checks: Say which tensors; None to draw at random. One of the two is there.
@@ -48,7 +48,7 @@ class PassMasks:
     def __init__(
         self,
         settings: FreezeSettings,
-        tables: Mapping[int, ParameterTable],
+        units: Mapping[int, FreezeUnits],
         n_microbatches: int,
         planner: Planner | None,
         checks: PolicyChecks | None,
@@ -57,7 +57,7 @@ class PassMasks:
     ) -> None:
         self.pattern = pattern_of(settings.phases, step, pass_index, n_microbatches)
         self._settings = settings
-        self._tables = tables
+        self._units = units
         self._microbatches = range(n_microbatches)
         self._planner = planner
         self._checks = checks
@@ -77,24 +77,25 @@ class PassMasks:
     def _mask(self, action: Action) -> NDArray[np.bool_]:
         """Return what the current pass freezes in one backward, bool, shape [n]."""
         stage = action.stage
-        table = self._tables[stage]
+        units = self._units[stage]
+        n = len(units.tensors.names)
         chosen = None if self._checks is None else self._checks.frozen(stage)
         if self._planner is None:
             assert chosen is not None  # the constructor saw to it
-            return chosen
+            return units.spread(units.gather(chosen))
         if self.pattern is not None:
-            return np.full(len(table.names), self.pattern.freezes(action))
+            return np.full(n, self.pattern.freezes(action))
         ratio = self._planner.ratio(action, self._step)
         if ratio in (0.0, 1.0):
-            return np.full(len(table.names), ratio == 1.0)
+            return np.full(n, ratio == 1.0)
         if stage < self._planner.front_depths(self._step).get(action.microbatch, 0):
-            return np.full(len(table.names), self._is_front_frozen(action.microbatch))
+            return np.full(n, self._is_front_frozen(action.microbatch))
         rng = self._rng(stage, action.microbatch)
         if stage == 0 and self._settings.first_stage == ALL_OR_NOTHING:
-            return draw_all_or_nothing(table, ratio, rng)
+            return draw_all_or_nothing(units.tensors, ratio, rng)
         if chosen is None:
-            return draw_uniform(table, ratio, rng)
-        return fit_to_ratio(table, chosen, ratio, rng)
+            return units.spread(draw_uniform(units.table, ratio, rng))
+        return units.spread(fit_to_ratio(units.table, units.gather(chosen), ratio, rng))
 
     def without_input_grads(self, stage: int) -> Collection[int]:
         """Return the microbatches for which no stage in front needs ``stage``'s input gradient.

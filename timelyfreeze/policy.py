@@ -121,13 +121,18 @@ class FreezePolicy(Protocol):
 
 
 _POLICIES: dict[str, type] = {}
+_BY_LAYERS: set[str] = set()
 
 
-def register_policy(name: str) -> Callable[[_PolicyClass], _PolicyClass]:
+def register_policy(
+    name: str, *, whole_layers: bool = False
+) -> Callable[[_PolicyClass], _PolicyClass]:
     """Make a policy class selectable as ``freezing.method = "<name>"``.
 
     Args:
         name: Letters, digits and underscores, so that it can be a section of the configuration.
+        whole_layers: Whether each of its decisions freezes all tensors of a transformer block or
+            none. Only then can it be used with blocks that are compiled.
 
     Returns:
         A decorator that returns the class as it is.
@@ -149,6 +154,8 @@ def register_policy(name: str) -> Callable[[_PolicyClass], _PolicyClass]:
         if not is_dataclass(policy_class):
             raise ValueError(f"{policy_class.__name__} is not a dataclass; its fields are settings")
         _POLICIES[name] = policy_class
+        if whole_layers:
+            _BY_LAYERS.add(name)
         return policy_class
 
     return register
@@ -159,3 +166,8 @@ def registered_policies() -> dict[str, type]:
     import timelyfreeze.policies  # noqa: F401  # registers those of this project
 
     return dict(_POLICIES)
+
+
+def freezes_whole_layers(name: str) -> bool:
+    """Return whether a registered policy never freezes a part of a transformer block."""
+    return name in _BY_LAYERS

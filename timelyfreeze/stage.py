@@ -18,6 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
 
 from timelyfreeze.actions import Action, ActionKind
+from timelyfreeze.compiled_blocks import CompiledBlocks
 from timelyfreeze.masked_backward import accumulation_nodes, drop_frozen, masked_full_backward
 from timelyfreeze.recorder import ActionRecorder
 from timelyfreeze.torch_pipelining import settle_unsharded_gradients
@@ -54,6 +55,8 @@ class FreezingStage(PipelineStage):
         named = self.named_stage_parameters()
         self.parameter_names = tuple(name for name, _ in named)
         self.parameter_sizes = np.array([p.numel() for _, p in named], dtype=np.int64)
+        self._blocks = CompiledBlocks(self.submod)
+        self.frozen_together = self._blocks.positions
         self._masks = NOTHING_FROZEN
         self._without_input_grads: Collection[int] = ()
         self._postponed: dict[int, dict[str, Any]] = {}
@@ -83,8 +86,8 @@ class FreezingStage(PipelineStage):
 
         Args:
             masks: For each microbatch a mask, shape [n_parameters], in the order of
-                ``parameter_names``, True where frozen. A microbatch that is missing freezes
-                nothing.
+                ``parameter_names``, True where frozen; the same for all of each group of
+                ``frozen_together``. A microbatch that is missing freezes nothing.
             without_input_grads: Microbatches in which every stage in front is frozen whole. The
                 chain of input gradients then ends at this stage's first live tensor, and the stage
                 in front, which expects a gradient, gets zeros.
@@ -103,7 +106,7 @@ class FreezingStage(PipelineStage):
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Run and time one microbatch's forward."""
         self._keeps_graph = not (self._active and self._skips_backward(fwd_chunk_id))
-        with self._timed(ActionKind.FORWARD, fwd_chunk_id):
+        with self._timed(ActionKind.FORWARD, fwd_chunk_id), self._variant_of(fwd_chunk_id):
             output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         if self._active and not self.is_last:
             self.message_bytes = sum(t.nbytes for t in _tensors(output))
@@ -207,6 +210,12 @@ class FreezingStage(PipelineStage):
             [p for p, is_frozen in zip(parameters, mask, strict=True) if not is_frozen],
             chain_end,
         )
+
+    def _variant_of(self, microbatch: int) -> AbstractContextManager[None]:
+        """Return what a forward runs in, so that compiled blocks know what will be frozen."""
+        if not self._active:
+            return nullcontext()
+        return self._blocks.without_weight_gradients(self._masks.get(microbatch))
 
     def _skips_backward(self, microbatch: int) -> bool:
         """Return whether nothing of a microbatch's backward will run here."""

@@ -55,6 +55,8 @@ class HandClock:
 class StubStage:
     """Has parameters in name only and notes the masks it is given."""
 
+    frozen_together: tuple[tuple[int, ...], ...] = ()
+
     def __init__(self, stage_index: int) -> None:
         self.stage_index = stage_index
         first = stage_index * N_TENSORS

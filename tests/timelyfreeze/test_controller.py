@@ -10,6 +10,7 @@ from tests.timelyfreeze.pipelines import hand_order
 from tests.timelyfreeze.ranks import (
     PHASES,
     Ranks,
+    StubStage,
     linear_ms,
     warnings,
     without_stable_times,
@@ -84,6 +85,23 @@ def test_masks_follow_the_plan_on_average(first_stage: str) -> None:
                 assert all(abs(share - ratio) < 1 / 12 + 1e-9 for share in drawn)
                 assert statistics.mean(drawn) == pytest.approx(ratio, abs=0.03)
     assert fractions > 0, "a plan of zeros and ones alone would test little"
+
+
+def test_tensors_of_a_compiled_block_are_frozen_all_or_none_at_the_planned_ratio(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    blocks = ((0, 1, 2, 3, 4), (5, 6, 7, 8, 9))  # the other two tensors are alone
+    monkeypatch.setattr(StubStage, "frozen_together", blocks)
+    ranks = Ranks(ORDER, first_stage="keep_chain", passes_per_step=120, max_freeze_ratio=0.6)
+    ranks.run(1, 12)
+    drawn = [mask for masks in ranks.masks(1, 1) for mask in masks.values()]
+    assert all(len({mask[i] for i in block}) == 1 for mask in drawn for block in blocks)
+    assert any(mask[0] != mask[5] for mask in drawn)
+    assert any(mask[10] != mask[11] for mask in drawn)
+    figures = ranks.collect()[0]
+    wanted = ranks.controllers[0].expected_stage_ratios()
+    assert 0.1 < max(wanted.values()) < 0.7
+    assert figures.applied_stage_ratios == pytest.approx(wanted, abs=0.05)
 
 
 def test_planned_and_applied_ratios_meet_in_the_collected_figures() -> None:

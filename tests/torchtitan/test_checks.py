@@ -42,6 +42,8 @@ ONE_F_ONE_B = one_f_one_b_order(4, 8)
             "parallelism__fsdp_reshard_after_forward": "always",
         },
         {"compile__enable": True, "compile__components": ["loss"]},
+        {"compile__enable": True},
+        {"compile__enable": True, "freezing__method": "timelyfreeze+autofreeze"},
         {"training__local_batch_size": 12, "parallelism__pipeline_parallel_microbatch_size": 3},
         # Without freezing its keys do not matter, and a single rank is fine.
         {"freezing__method": "none", "freezing__last_monitor_step": -5, "freezing__seed": -1},
@@ -190,8 +192,17 @@ MISTAKES: list[tuple[dict[str, Any], list[str]]] = [
         ["parallelism.pipeline_parallel_degree is 1", "needs a pipeline of 2 ranks or more"],
     ),
     (
-        {"compile__enable": True},
-        ['compile.components has "model"', 'compile.enable = false or components = ["loss"]'],
+        {"compile__enable": True, **ZERO_BUBBLE},
+        ['compile.components has "model"', "cannot be split, as InterleavedZeroBubble does",
+         'compile.enable = false or components = ["loss"]'],
+    ),
+    *(
+        (
+            {"compile__enable": True, "freezing__method": method},
+            ['compile.components has "model"', "as apf does", f"freezing.method '{method}'",
+             'compile.enable = false or components = ["loss"]'],
+        )
+        for method in ("apf", "timelyfreeze+apf")
     ),
     (
         {"optimizer__early_step_in_backward": True},

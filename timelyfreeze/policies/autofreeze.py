@@ -29,7 +29,7 @@ CHANGES = (ABSOLUTE, SIGNED)
 DELTAS = (Source.GRADIENTS.value, Source.UPDATES.value)
 
 
-@register_policy("autofreeze")
+@register_policy("autofreeze", whole_layers=True)
 @dataclass(frozen=True)
 class AutoFreeze:
     """Freeze front blocks, the embedding with them, while their gradient norms change little.

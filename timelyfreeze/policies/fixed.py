@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from timelyfreeze.policy import Check, Decision, register_policy
 
 
-@register_policy("fixed")
+@register_policy("fixed", whole_layers=True)
 @dataclass(frozen=True)
 class Fixed:
     """Freeze the first layers, the embedding with them, from the end of warm-up on."""

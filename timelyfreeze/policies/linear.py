@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from timelyfreeze.policy import Check, Decision, register_policy
 
 
-@register_policy("linear")
+@register_policy("linear", whole_layers=True)
 @dataclass(frozen=True)
 class Linear:
     """Freeze a number of further front blocks at every check, the embedding with the first."""

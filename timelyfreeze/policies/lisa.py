@@ -15,7 +15,7 @@ import numpy as np
 from timelyfreeze.policy import Check, Decision, register_policy
 
 
-@register_policy("lisa")
+@register_policy("lisa", whole_layers=True)
 @dataclass(frozen=True)
 class Lisa:
     """Freeze all transformer blocks but a few random ones."""

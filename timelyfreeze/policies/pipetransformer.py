@@ -23,7 +23,7 @@ from timelyfreeze.policy import Check, Decision, Figure, Measurement, Source, re
 from timelyfreeze.prefix import grow, layer_norms, whole_layers
 
 
-@register_policy("pipetransformer")
+@register_policy("pipetransformer", whole_layers=True)
 @dataclass(frozen=True)
 class PipeTransformer:
     """Freeze a share of the live blocks at each check, no further than the smallest gradient norm.

@@ -28,7 +28,7 @@ from timelyfreeze.policy import Check, Decision, Figure, Measurement, Source, re
 from timelyfreeze.prefix import grow, layer_norms, leading_run, relative_change, whole_layers
 
 
-@register_policy("smartpipe")
+@register_policy("smartpipe", whole_layers=True)
 @dataclass(frozen=True)
 class SmartPipe:
     """Freeze front blocks, the embedding with them, while their gradients change little.

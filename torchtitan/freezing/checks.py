@@ -13,7 +13,7 @@ import torch
 from timelyfreeze.methods import parse_method
 from timelyfreeze.order import ScheduleOrder, order_from_csv
 from timelyfreeze.phases import PhaseSchedule
-from timelyfreeze.policy import NONE
+from timelyfreeze.policy import NONE, freezes_whole_layers
 from timelyfreeze.selection import N_SEEDS
 from timelyfreeze.settings import KEEP_CHAIN, PLAN, FreezeSettings, unknown_words
 from timelyfreeze.torch_pipelining import (
@@ -161,9 +161,19 @@ def _pipeline_mistakes(config: JobConfig) -> Iterator[str]:
             'parallelism.fsdp_reshard_after_forward is "always"; torch then loses gradients of '
             f'a backward that is split, as {name} does, so it must be "default" or "never"'
         )
+    if _is_known(name) and compiles_blocks(config) and _order_splits_backward(config):
+        yield (
+            'compile.components has "model": the backward of a compiled block cannot be split, as '
+            f'{name} does; set compile.enable = false or components = ["loss"]'
+        )
     csv = parallelism.pipeline_parallel_schedule_csv
     if csv:
         yield from _csv_mistakes(config, Path(csv))
+
+
+def compiles_blocks(config: JobConfig) -> bool:
+    """Return whether the blocks of the model are compiled, each with a single backward."""
+    return config.compile.enable and "model" in config.compile.components
 
 
 def _is_known(schedule_name: str) -> bool:
@@ -286,11 +296,12 @@ def _unsupported(config: JobConfig) -> Iterator[str]:
             "pipeline of 2 ranks or more"
         )
         return
-    if config.compile.enable and "model" in config.compile.components:
+    policy = getattr(parse_method(method), "policy", None)
+    if compiles_blocks(config) and policy is not None and not freezes_whole_layers(policy):
         yield (
             'compile.components has "model": a compiled block has one backward, from which no '
-            f"single tensor can be left out; freezing.method {method!r} needs compile.enable = "
-            'false or components = ["loss"]'
+            f"single tensor can be left out, as {policy} does; freezing.method {method!r} needs "
+            'compile.enable = false or components = ["loss"]'
         )
     if config.optimizer.early_step_in_backward:
         yield (
