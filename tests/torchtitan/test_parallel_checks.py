@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 from torch import nn
 from torchtitan.models.llama3.infra.parallelize import parallelize_llama
 
@@ -34,6 +35,40 @@ def test_what_goes_together_passes(monkeypatch, n_processes, keys) -> None:
     assert found(monkeypatch, n_processes, **keys) == []
 
 
+def test_a_length_that_context_parallelism_cannot_cut_is_named(monkeypatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    (message,) = found(monkeypatch, None, context_parallel=3)
+    assert "training.seq_len is" in message
+    assert "multiple of 6" in message
+
+
+@pytest.mark.parametrize("has_accelerator", [True, False])
+def test_context_parallelism_is_refused_on_a_cpu(monkeypatch, has_accelerator: bool) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: has_accelerator)
+    messages = found(monkeypatch, 4, pipeline_parallel=2, context_parallel=2)
+    assert len(messages) == (not has_accelerator)
+    for message in messages:
+        assert "parallelism.context_parallel_degree is 2" in message
+        assert "must be 1 on a CPU" in message
+
+
+@pytest.mark.parametrize("components", [["model", "loss"], ["loss"]])
+def test_compiled_blocks_whose_tensors_are_split_are_refused(components: list[str]) -> None:
+    messages = list(
+        parallel_mistakes(
+            config(
+                compile__enable=True,
+                compile__components=components,
+                parallelism__tensor_parallel_degree=2,
+            )
+        )
+    )
+    assert len(messages) == ("model" in components)
+    for message in messages:
+        assert "parallelism.tensor_parallel_degree is 2" in message
+        assert 'compile.components has "model"' in message
+
+
 @pytest.mark.parametrize(
     ("n_processes", "keys", "words"),
     [
@@ -57,7 +92,6 @@ def test_what_goes_together_passes(monkeypatch, n_processes, keys) -> None:
         (None, {"tensor_parallel": 0}, ["tensor_parallel_degree is 0; it must be 1 or more"]),
         (None, {"data_parallel_shard": 0}, ["data_parallel_shard_degree is 0", "-1"]),
         (None, {"tensor_parallel": 3}, ["training.seq_len is", "multiple of 3"]),
-        (None, {"context_parallel": 3}, ["training.seq_len is", "multiple of 6"]),
     ],
 )
 def test_each_mistake_is_named(monkeypatch, n_processes, keys, words) -> None:

@@ -13,7 +13,7 @@ import torch
 from timelyfreeze.methods import parse_method
 from timelyfreeze.order import ScheduleOrder, order_from_csv
 from timelyfreeze.phases import PhaseSchedule
-from timelyfreeze.policy import NONE, freezes_whole_layers
+from timelyfreeze.policy import NONE
 from timelyfreeze.selection import N_SEEDS
 from timelyfreeze.settings import KEEP_CHAIN, PLAN, FreezeSettings, unknown_words
 from timelyfreeze.torch_pipelining import (
@@ -22,9 +22,11 @@ from timelyfreeze.torch_pipelining import (
     stages_per_rank,
 )
 from torchtitan.freezing.checkpoint_checks import checkpoint_mistakes, output_mistakes
+from torchtitan.freezing.compile_checks import compiles_blocks, policy_mistakes, split_mistake
 from torchtitan.freezing.config import Freezing, JobConfig
 from torchtitan.freezing.data_checks import data_mistakes, row_mistakes
 from torchtitan.freezing.emulation_checks import emulation_mistakes
+from torchtitan.freezing.float8_checks import float8_mistakes
 from torchtitan.freezing.model_checks import model_mistakes
 from torchtitan.freezing.parallel_checks import parallel_mistakes
 from torchtitan.freezing.phase_checks import phase_mistakes, phases_of, warmup_mistakes
@@ -54,6 +56,7 @@ def check(job_config: JobConfig, *, trains: bool = False) -> None:
         *emulation_mistakes(job_config),
         *([] if job_config.emulation.enable else parallel_mistakes(job_config)),
         *model_mistakes(job_config),
+        *float8_mistakes(job_config),
         *data_mistakes(job_config),
         *validation_mistakes(job_config),
         *_freezing_mistakes(job_config),
@@ -162,18 +165,10 @@ def _pipeline_mistakes(config: JobConfig) -> Iterator[str]:
             f'a backward that is split, as {name} does, so it must be "default" or "never"'
         )
     if _is_known(name) and compiles_blocks(config) and _order_splits_backward(config):
-        yield (
-            'compile.components has "model": the backward of a compiled block cannot be split, as '
-            f'{name} does; set compile.enable = false or components = ["loss"]'
-        )
+        yield split_mistake(name)
     csv = parallelism.pipeline_parallel_schedule_csv
     if csv:
         yield from _csv_mistakes(config, Path(csv))
-
-
-def compiles_blocks(config: JobConfig) -> bool:
-    """Return whether the blocks of the model are compiled, each with a single backward."""
-    return config.compile.enable and "model" in config.compile.components
 
 
 def _is_known(schedule_name: str) -> bool:
@@ -296,13 +291,7 @@ def _unsupported(config: JobConfig) -> Iterator[str]:
             "pipeline of 2 ranks or more"
         )
         return
-    policy = getattr(parse_method(method), "policy", None)
-    if compiles_blocks(config) and policy is not None and not freezes_whole_layers(policy):
-        yield (
-            'compile.components has "model": a compiled block has one backward, from which no '
-            f"single tensor can be left out, as {policy} does; freezing.method {method!r} needs "
-            'compile.enable = false or components = ["loss"]'
-        )
+    yield from policy_mistakes(config)
     if config.optimizer.early_step_in_backward:
         yield (
             "optimizer.early_step_in_backward is true; freezing needs gradients of all "

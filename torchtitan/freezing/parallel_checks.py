@@ -9,6 +9,9 @@ import os
 from collections.abc import Iterator
 from math import prod
 
+import torch
+
+from torchtitan.freezing.compile_checks import tensor_parallel_mistakes
 from torchtitan.freezing.config import JobConfig
 
 _DEGREES = (
@@ -41,6 +44,12 @@ def parallel_mistakes(config: JobConfig) -> Iterator[str]:
             f"training.seq_len is {config.training.seq_len}; tensor and context parallelism cut "
             f"sequences, so it must be a multiple of {divisor}"
         )
+    if (degree := degrees["context_parallel_degree"]) > 1 and not torch.accelerator.is_available():
+        yield (
+            f"parallelism.context_parallel_degree is {degree}; torch has attention over several "
+            "processes for accelerators only, so it must be 1 on a CPU"
+        )
+    yield from tensor_parallel_mistakes(config)
     n_processes = _n_processes(config)
     if n_processes is not None:
         yield from _count_mistakes(degrees, shard, n_processes)

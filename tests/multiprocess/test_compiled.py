@@ -1,0 +1,120 @@
+"""Training with compiled blocks, in every phase, equals training with eager ones.
+
+The eager run freezes whole blocks too (``whole_blocks``), so both have the same masks. A fake clock
+gives both the same plan.
+"""
+
+import pytest
+from launcher import arguments, merged, run_scenarios
+from methods import ROWS
+from test_hybrid import SETTINGS
+
+ROW_OF = {row.method: row for row in ROWS}
+COMPILED = {"compile__enable": None, "compile__backend": "aot_eager"}
+PLANNED = {**ROW_OF["timelyfreeze"].arguments, "freezing__first_stage": "keep_chain"}
+# Processes, and settings on top of the usual ones.
+CASES = {
+    "1F1B": (2, {**PLANNED, "parallelism__pipeline_parallel_schedule": "1F1B"}),
+    "interleaved, cascade, recomputed": (
+        2,
+        {
+            **PLANNED,
+            "freezing__first_stage": "all_or_nothing",
+            "freezing__cascade": "plan",
+            "parallelism__pipeline_parallel_schedule": "Interleaved1F1B",
+            "activation_checkpoint__mode": "full",
+        },
+    ),
+    "with a policy's choice": (
+        2,
+        {
+            **ROW_OF["timelyfreeze+autofreeze"].arguments,
+            "parallelism__pipeline_parallel_schedule": "GPipe",
+        },
+    ),
+    "sharded": (
+        4,
+        {
+            **PLANNED,
+            "parallelism__pipeline_parallel_schedule": "1F1B",
+            "parallelism__data_parallel_shard_degree": 2,
+        },
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def runs(request, tmp_path_factory):
+    """Of every case with so many processes, what the compiled and the eager run saw."""
+    scenarios = [
+        {
+            "name": f"{case} {kind}".replace(" ", "_"),
+            "module": "whole_blocks",
+            "fake_clock": True,
+            "fixed_weights": False,  # those go by names, and a compiled block's differ
+            "args": arguments(**{**SETTINGS, **settings, **extra}),
+        }
+        for case, (n_processes, settings) in CASES.items()
+        if n_processes == request.param
+        for kind, extra in (("compiled", COMPILED), ("eager", {}))
+    ]
+    folder = tmp_path_factory.mktemp(f"compiled_{request.param}")
+    seen = run_scenarios(folder, request.param, scenarios, timeout_s=600)
+    return {
+        case: tuple(seen[f"{case} {kind}".replace(" ", "_")] for kind in ("compiled", "eager"))
+        for case, (n_processes, _) in CASES.items()
+        if n_processes == request.param
+    }
+
+
+def blocks_of(names):
+    """Positions of the tensors of each transformer block."""
+    blocks = {}
+    for i, name in enumerate(names):
+        if name.startswith("layers."):
+            blocks.setdefault(name.split(".")[1], []).append(i)
+    return list(blocks.values())
+
+
+def without_wrappers(weights):
+    return {
+        name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", ""): value
+        for name, value in weights.items()
+    }
+
+
+def test_blocks_are_frozen_whole_and_alike(runs):
+    for case, (compiled, eager) in runs.items():
+        n_torn = n_frozen = n_live = 0
+        for seen, other in zip(compiled, eager, strict=True):
+            assert seen["masks"] == other["masks"], case
+            for _, stage, masks in seen["masks"]:
+                for mask in masks.values():
+                    for block in blocks_of(seen["names"][stage]):
+                        frozen = {mask[i] for i in block}
+                        n_torn += len(frozen) > 1
+                        n_frozen += frozen == {True}
+                        n_live += frozen == {False}
+        assert (n_torn, n_frozen > 0, n_live > 0) == (0, True, True), case
+
+
+def test_weights_equal_those_of_the_eager_run(runs):
+    for case, both in runs.items():
+        compiled, eager = (without_wrappers(merged(ranks, "weights")) for ranks in both)
+        assert compiled.keys() == eager.keys(), case
+        for name in compiled:
+            difference = float((compiled[name] - eager[name]).abs().max())
+            assert difference < 1e-5, f"{case}, {name}: {difference:.2e}"
+
+
+def test_what_is_applied_is_what_was_planned_on_average(runs):
+    for case, (compiled, _) in runs.items():
+        plan = compiled[0].get("plan")
+        if plan is None:
+            continue
+        for seen in compiled:
+            for step, stage, shares in seen["applied"]:
+                for microbatch, share in shares.items():
+                    ratio = plan.get(f"{stage}B{microbatch}", 0.0)
+                    if step == max(s for s, *_ in seen["applied"]) and ratio in (0.0, 1.0):
+                        assert share == ratio, f"{case}: {stage}B{microbatch}"
