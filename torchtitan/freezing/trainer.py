@@ -124,6 +124,11 @@ class FreezingTrainer(Trainer):
         assert self.recorder is not None
         settings = freeze_settings(self.job_config.freezing)
         stages = stages_of(self.pp_schedule)
+        if any(stage.frozen_together for stage in stages):
+            logger.info(
+                "Blocks are compiled: each is frozen whole or not at all in a microbatch, other "
+                "tensors one by one"
+            )
         exchange = Exchange()
         checks = None
         if method.policy is not None:
