@@ -5,8 +5,9 @@ the nodes that lead to one of them, so the weight-gradient product of every othe
 computed. And a parameter that no backward of a step has reached keeps ``grad = None``, which
 optimizers skip entirely: neither weight decay nor moments touch it.
 
-``requires_grad`` is never changed: checkpoints drop the optimizer state of parameters without it,
-and pipeline stages decide by it what to exchange.
+``requires_grad`` is never changed here: checkpoints drop the optimizer state of parameters without
+it, and pipeline stages decide by it what to exchange. Compiled blocks need it off for the length of
+their forward; see :mod:`timelyfreeze.compiled_blocks`.
 """
 
 from __future__ import annotations
