@@ -196,6 +196,10 @@ MISTAKES: list[tuple[dict[str, Any], list[str]]] = [
         ['compile.components has "model"', "cannot be split, as InterleavedZeroBubble does",
          'compile.enable = false or components = ["loss"]'],
     ),
+    (
+        {"compile__enable": True, "freezing__discard_passes": 0},
+        ["freezing.discard_passes is 0", 'compile.components has "model"', "1 or more"],
+    ),
     *(
         (
             {"compile__enable": True, "freezing__method": method},

@@ -22,7 +22,12 @@ from timelyfreeze.torch_pipelining import (
     stages_per_rank,
 )
 from torchtitan.freezing.checkpoint_checks import checkpoint_mistakes, output_mistakes
-from torchtitan.freezing.compile_checks import compiles_blocks, policy_mistakes, split_mistake
+from torchtitan.freezing.compile_checks import (
+    compiles_blocks,
+    measuring_mistakes,
+    policy_mistakes,
+    split_mistake,
+)
 from torchtitan.freezing.config import Freezing, JobConfig
 from torchtitan.freezing.data_checks import data_mistakes, row_mistakes
 from torchtitan.freezing.emulation_checks import emulation_mistakes
@@ -292,6 +297,7 @@ def _unsupported(config: JobConfig) -> Iterator[str]:
         )
         return
     yield from policy_mistakes(config)
+    yield from measuring_mistakes(config)
     if config.optimizer.early_step_in_backward:
         yield (
             "optimizer.early_step_in_backward is true; freezing needs gradients of all "

@@ -45,3 +45,14 @@ def policy_mistakes(config: JobConfig) -> Iterator[str]:
             f"{_ON}: a compiled block has one backward, from which no single tensor can be left "
             f"out, as {policy} does; freezing.method {name!r} needs {_OFF}"
         )
+
+
+def measuring_mistakes(config: JobConfig) -> Iterator[str]:
+    """Say that passes would be measured in which blocks are still being compiled."""
+    method = parse_method(config.freezing.method)
+    plans = method is not None and method.plans
+    if compiles_blocks(config) and plans and config.freezing.discard_passes == 0:
+        yield (
+            f"freezing.discard_passes is 0 and {_ON}; the first passes of a phase compile and must "
+            "not be measured, so it must be 1 or more"
+        )
