@@ -10,7 +10,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from reprlib import repr
 from typing import Any, get_args, get_origin, get_type_hints
 
 from evaluation_benchmarks import BENCHMARKS, BY_KEY, average_accuracy
@@ -95,7 +94,7 @@ def scores_from_json(text: str) -> Scores:
 
     Raises:
         ValueError: If the text is no JSON object, lacks a field or has an unknown one, names an
-            unknown benchmark, or holds an accuracy outside [0, 1].
+            unknown benchmark, or holds an accuracy outside [0, 1] or of no questions.
     """
     try:
         values = json.loads(text)
@@ -106,13 +105,16 @@ def scores_from_json(text: str) -> Scores:
     values.pop("average", None)
     found = values.get("benchmarks")
     if not isinstance(found, dict):
-        raise ValueError(f"benchmarks is {repr(found)}; it must be an object")
+        raise ValueError(f"benchmarks is {shown(found)}; it must be an object")
     if unknown := sorted(found.keys() - BY_KEY.keys()):
-        raise ValueError(f"unknown benchmarks {', '.join(unknown)}; known: {', '.join(BY_KEY)}")
+        raise ValueError(f"unknown benchmarks {listed(unknown)}; known: {', '.join(BY_KEY)}")
     for key, row in found.items():
         if isinstance(row, dict) and "accuracy" in row and not _is_share(row["accuracy"]):
-            raise ValueError(f"{key}.accuracy is {repr(row['accuracy'])}; it must lie in [0, 1]")
+            raise ValueError(f"{key}.accuracy is {shown(row['accuracy'])}; it must lie in [0, 1]")
     benchmarks = {key: _read(Score, found[key], key) for key in BY_KEY if key in found}
+    for key, score in benchmarks.items():
+        if score.n_questions < 1:
+            raise ValueError(f"{key}.n_questions is {score.n_questions}; it must be 1 or more")
     return _read(Scores, {**values, "benchmarks": benchmarks}, "scores")
 
 

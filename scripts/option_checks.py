@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from timelyfreeze.files import write_obstacle
 from timelyfreeze.plain_json import shown
 
 # Four times the largest pipeline that has been solved, 64 ranks and 256 microbatches.
@@ -98,12 +99,8 @@ def require_place(option: str, path: Path, *, is_folder: bool) -> None:
         ValueError: If nothing can be written there.
     """
     name = f"{option} is {shown(str(path))}"
-    if is_folder:
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ValueError(f"{name}: {error.strerror}") from None
-    elif os.path.isdir(path) or not os.path.isdir(path.parent):
+    if not is_folder and (os.path.isdir(path) or not os.path.isdir(path.parent)):
         raise ValueError(f"{name}; it must be a file in a folder that is there")
-    if not os.access(path if os.path.exists(path) else path.parent, os.W_OK):
-        raise ValueError(f"{name}, which cannot be written to")
+    obstacle = write_obstacle(path if is_folder else path.parent)
+    if obstacle is not None:
+        raise ValueError(f"{name}, and {obstacle}")

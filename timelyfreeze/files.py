@@ -1,7 +1,9 @@
-"""Files that others may read while they are written anew."""
+"""Files that others may read while they are written anew, and folders that can take none."""
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 
 
@@ -15,3 +17,21 @@ def write_whole(file: Path, content: bytes) -> Path:
     unfinished = file.with_name(f"{file.name}.part")
     unfinished.write_bytes(content)
     return unfinished.replace(file)
+
+
+def write_obstacle(folder: Path) -> str | None:
+    """Return why no file can be written to a folder that may have to be made yet; None if one can.
+
+    Nothing is left there.
+    """
+    place = folder
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not place.is_dir():
+        return f"{str(place)!r} is no folder"
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            return None
+    except OSError as error:
+        reason = error.strerror or os.strerror(error.errno or 0)
+        return f"nothing can be written to {str(place)!r}: {reason}"

@@ -27,6 +27,8 @@ def listed(names: Iterable[str]) -> str:
     names = list(names)
     rest = len(names) - _N_LISTED
     first = ", ".join(name[:60] for name in names[:_N_LISTED])
+    # Half a character, which JSON can hold, cannot be written.
+    first = first.encode(errors="backslashreplace").decode()
     return first + (f" and {rest} more" if rest > 0 else "")
 
 

@@ -111,6 +111,8 @@ def test_a_folder_without_scores_has_none(tmp_path: Path) -> None:
         ({"benchmarks": {"mmlu": 0.3}}, "mmlu is 0.3; it must be an object"),
         ({"benchmarks": {"mmlu": {"accuracy": 0.3}}}, "mmlu is not complete: "),
         ({"step_": 3}, "scores has unknown fields: step_"),
+        ({"\ud800": 3}, "scores has unknown fields: \\ud800"),
+        ({"benchmarks": {"9" * 5000: {}}}, f"unknown benchmarks {'9' * 60}; known: "),
     ],
 )
 def test_what_is_no_scores_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -125,6 +127,13 @@ def test_an_accuracy_is_a_share(accuracy: float | None) -> None:
     values = json.loads(scores_to_json(scores(**ALL)))
     values["benchmarks"]["mmlu"]["accuracy"] = accuracy
     with pytest.raises(ValueError, match=r"mmlu.accuracy is .*; it must lie in \[0, 1\]"):
+        scores_from_json(json.dumps(values))
+
+
+def test_scores_are_of_a_question_or_more() -> None:
+    values = json.loads(scores_to_json(scores(**ALL)))
+    values["benchmarks"]["mmlu"]["n_questions"] = 0
+    with pytest.raises(ValueError, match=r"mmlu.n_questions is 0; it must be 1 or more"):
         scores_from_json(json.dumps(values))
 
 

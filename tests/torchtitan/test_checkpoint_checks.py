@@ -102,7 +102,7 @@ def test_a_place_where_nothing_can_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "outputs").write_text("a file")
     mistake = the_mistake(output_mistakes(config(tmp_path)))
     assert mistake.startswith(f"job.dump_folder is {str(tmp_path / 'outputs')!r}, and ")
-    assert "is no folder" in mistake
+    assert "is no folder; name another" in mistake
 
 
 @pytest.mark.skipif(not Path("/proc/sys").is_dir(), reason="no folder that not even root may use")

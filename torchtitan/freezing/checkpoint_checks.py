@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from timelyfreeze.files import write_obstacle
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.resize_checks import resize_mistakes
 from torchtitan.run_checkpoints import damage, finished_steps
@@ -58,16 +57,6 @@ def _resumed_mistakes(load_step: int, folder: Path, finished: dict[int, Path]) -
 def output_mistakes(config: JobConfig) -> Iterator[str]:
     """Say why nothing can be written where the run's files go."""
     folder = Path(config.job.dump_folder)
-    place = folder
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    key = f"job.dump_folder is {str(folder)!r}"
-    if not place.is_dir():
-        yield f"{key}, and {str(place)!r} is no folder; the run's files need one"
-        return
-    try:
-        with tempfile.TemporaryFile(dir=place):
-            pass
-    except OSError as error:
-        reason = error.strerror or os.strerror(error.errno or 0)
-        yield f"{key}, and nothing can be written to {str(place)!r}: {reason}; name another folder"
+    obstacle = write_obstacle(folder)
+    if obstacle is not None:
+        yield f"job.dump_folder is {str(folder)!r}, and {obstacle}; name another folder"

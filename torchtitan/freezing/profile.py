@@ -13,6 +13,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from timelyfreeze.files import write_obstacle
+
 DEFAULT_RATIOS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
@@ -105,13 +107,8 @@ def _check(options: argparse.Namespace) -> None:
     ):
         if value < least:
             raise ValueError(f"{name} is {value}; it must be {least} or more")
-    if options.output is not None:
-        try:
-            options.output.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ValueError(f"--output is {options.output}: {error.strerror}") from error
-        if not os.access(options.output, os.W_OK):
-            raise ValueError(f"--output is {options.output}, which cannot be written to")
+    if options.output is not None and (obstacle := write_obstacle(options.output)) is not None:
+        raise ValueError(f"--output is {str(options.output)!r}, and {obstacle}")
 
 
 def _ratios(values: Sequence[float]) -> tuple[float, ...]:
