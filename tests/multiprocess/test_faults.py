@@ -187,14 +187,18 @@ def test_a_checkpoint_of_another_model_is_named(tmp_path):
     assert all("another model or configuration" in line for line in lines)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_rank_that_hangs_ends_the_others_in_time(tmp_path):
     """It takes half a minute more until torchrun kills what does not answer.
 
     gloo keeps the time limit under which its connections were made, that of initialization.
     """
     fault = {"step": 5, "rank": 1, "signal": "SIGSTOP"}
-    limits = {"comm__init_timeout_seconds": 30, "comm__train_timeout_seconds": 5}
+    limits = {
+        "comm__init_timeout_seconds": 30,
+        "comm__train_timeout_seconds": 5,
+        "freezing__solver_time_limit_s": 4,
+    }
     run = run_with(fault, tmp_path, **limits)
     assert run.status != 0
     assert run.left == []
