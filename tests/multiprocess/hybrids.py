@@ -126,9 +126,10 @@ class Case:
 
 def _every_day(kind_name):
     """Full and split backward, both precisions, and where cheap all modes of recomputation."""
-    yield Case(kind_name, "ZBVZeroBubble")
-    yield Case(kind_name, "1F1B", is_low=True, recompute="selective")
-    if KINDS[kind_name].n_processes < 8:
+    is_long = KINDS[kind_name].n_processes == 8
+    yield Case(kind_name, "ZBVZeroBubble", is_long=is_long)
+    yield Case(kind_name, "1F1B", is_low=True, recompute="selective", is_long=is_long)
+    if not is_long:
         yield Case(kind_name, "1F1B")
         yield Case(kind_name, "ZBVZeroBubble", is_low=True)
         yield Case(kind_name, "Interleaved1F1B", recompute="full")

@@ -10,6 +10,9 @@ import pytest
 from launcher import arguments, merged, run_scenarios
 from methods import ROWS
 
+# In the suite ``test_hybrid_gradients`` has sharded stages, with one method.
+pytestmark = pytest.mark.long
+
 STEPS = 12
 # Every method on one schedule; those with a plan, and a frozen prefix, on a split backward too.
 CASES = {f"{row.method} 1F1B": (row, "1F1B") for row in ROWS}
