@@ -6,6 +6,8 @@ import pytest
 import torch
 from launcher import SCHEDULES, arguments, merged, run_scenarios
 
+pytestmark = pytest.mark.long  # continuous integration runs it
+
 STEPS = 12
 CASCADES = ("off", "use", "plan")
 

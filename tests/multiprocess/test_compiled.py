@@ -9,6 +9,8 @@ from launcher import arguments, merged, run_scenarios
 from methods import ROWS
 from test_hybrid import SETTINGS
 
+pytestmark = pytest.mark.long  # continuous integration runs it
+
 ROW_OF = {row.method: row for row in ROWS}
 COMPILED = {"compile__enable": None, "compile__backend": "aot_eager"}
 PLANNED = {**ROW_OF["timelyfreeze"].arguments, "freezing__first_stage": "keep_chain"}

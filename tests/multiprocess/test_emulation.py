@@ -19,6 +19,8 @@ from timelyfreeze.phases import Phase
 from timelyfreeze.timeline import timeline_file, timeline_from_json
 from torchtitan.freezing.summary import summary_from_json
 
+pytestmark = pytest.mark.long  # continuous integration runs it
+
 ROW = {row.method: row for row in ROWS}
 # No freezing, a plan, and a policy that freezes the front: its stages skip their backwards whole.
 METHODS = ["none", "timelyfreeze", "autofreeze"]

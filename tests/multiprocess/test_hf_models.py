@@ -22,6 +22,8 @@ from tests.torchtitan.hf_models import (
 )
 from torchtitan.hf_export import export_run
 
+pytestmark = pytest.mark.long  # continuous integration runs it
+
 SMOLLM2 = os.environ.get("TIMELYFREEZE_SMOLLM2", "")
 needs_transformers = pytest.mark.skipif(
     find_spec("transformers") is None, reason="transformers is not installed"

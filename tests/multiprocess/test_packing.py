@@ -3,6 +3,8 @@
 import pytest
 from launcher import SCHEDULES, arguments, merged, run_scenarios
 
+pytestmark = pytest.mark.long  # continuous integration runs it
+
 PACKED = {"data__packing": None, "training__seq_len": 192, "training__local_batch_size": 4}
 ONE = {"parallelism__pipeline_parallel_degree": 1}
 TWO = {"parallelism__pipeline_parallel_degree": 2}

@@ -13,6 +13,8 @@ from launcher import ROOT, arguments, asked_for, merged, run_scenarios
 from methods import ROWS
 from test_hybrid import APF, SETTINGS
 
+pytestmark = pytest.mark.long  # continuous integration runs it
+
 METHODS = {row.method: row for row in ROWS}
 # Steps at which a run goes on with twice as many processes, and then with half of them; phases are
 # those of the table of methods.

@@ -5,6 +5,8 @@ import json
 import pytest
 from launcher import arguments, run_scenarios
 
+pytestmark = pytest.mark.long  # continuous integration runs it
+
 # Which ranks send each other something, worked out by hand for four ranks.
 LINE = {"0>1", "1>0", "1>2", "2>1", "2>3", "3>2"}
 CASES = {

@@ -11,6 +11,8 @@ from timelyfreeze.plan import plan_from_json
 from torchtitan.freezing.report import render_report
 from torchtitan.freezing.summary import summary_from_json
 
+pytestmark = pytest.mark.long  # continuous integration runs it
+
 SHARDED = ["1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"]
 STEPS = 9
 # Step 1 is warm-up, 2-3 upper bound, 4-5 lower bound, 6 ramp, then stable.
