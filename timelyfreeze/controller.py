@@ -13,9 +13,8 @@ when times are compared with it, every so many steps; when a policy's check is d
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -24,6 +23,7 @@ from timelyfreeze.actions import Action
 from timelyfreeze.bounds import DurationBounds
 from timelyfreeze.dag import PipelineDag, build_dag
 from timelyfreeze.exchange import Exchange
+from timelyfreeze.freezing_state import FreezingState
 from timelyfreeze.gradient_energy import GradientEnergy
 from timelyfreeze.masks import PassMasks
 from timelyfreeze.order import ScheduleOrder
@@ -41,14 +41,6 @@ from timelyfreeze.planner import Planner, TransferMeter
 from timelyfreeze.planning import Solution, SolverChoices
 from timelyfreeze.policy_checks import PolicyChecks
 from timelyfreeze.recorder import ActionRecorder
-from timelyfreeze.replica_states import (
-    BEGIN_ANEW,
-    RANK_KEY,
-    check_same_pipeline,
-    rank_keys,
-    saved_states,
-    state_of,
-)
 from timelyfreeze.runs.counts import FrozenCount
 from timelyfreeze.selection import build_parameter_table
 from timelyfreeze.settings import FreezeSettings
@@ -57,8 +49,6 @@ from timelyfreeze.units import build_units
 from timelyfreeze.update_meter import UpdateMeter, frozen_counts
 
 logger = logging.getLogger(__name__)
-
-_SCORE = "score."
 
 
 class FreezeController:
@@ -87,11 +77,14 @@ class FreezeController:
         energy: Measures the gradients of ``stages``; None to do without p_eff.
 
     Attributes:
+        state_type: Saves and restores what the controller knows.
         on_pass: Called with each pass once its times are read, oldest first; set it to look on.
 
     Raises:
         ValueError: If there is neither a plan to make nor a policy.
     """
+
+    state_type: type[FreezingState] = FreezingState
 
     def __init__(
         self,
@@ -114,6 +107,7 @@ class FreezeController:
             if settings.phases.measures
             else None
         )
+        self._in_force = None if self._planner is None else self._planner.in_force
         self._checks = checks
         self._declared = order
         self._declared_dag = build_dag(order)
@@ -128,7 +122,7 @@ class FreezeController:
             s.stage_index: build_units(tables[s.stage_index], s.frozen_together) for s in stages
         }
         self._masks = partial(
-            PassMasks, settings, units, order.n_microbatches, self._planner, checks
+            PassMasks, settings, units, order.n_microbatches, self._in_force, checks
         )
         self._recorder = recorder
         self._exchange = exchange
@@ -136,6 +130,15 @@ class FreezeController:
         self._step = 0
         self._warned = False
         self._log = PassLog(recorder, exchange.rank)
+        self._state = self.state_type(
+            order,
+            tuple(sorted(tables)),
+            exchange,
+            self._planner,
+            checks,
+            self._updates,
+            self._log,
+        )
         self._phase: Phase | None = None
         self._passes_in_phase = 0
         self._pass_index = 0
@@ -151,22 +154,22 @@ class FreezeController:
     @property
     def order(self) -> ScheduleOrder:
         """The order that ran while monitoring; before, the declared one."""
-        return self._declared if self._planner is None else self._planner.order
+        return self._declared if self._in_force is None else self._in_force.order
 
     @property
     def dag(self) -> PipelineDag:
         """The graph of ``order``."""
-        return self._declared_dag if self._planner is None else self._planner.dag
+        return self._declared_dag if self._in_force is None else self._in_force.dag
 
     @property
     def plan(self) -> FreezePlan | None:
         """The plan, once solved."""
-        return None if self._planner is None else self._planner.plan
+        return None if self._in_force is None else self._in_force.plan
 
     @property
     def bounds(self) -> DurationBounds | None:
         """What the plan was solved from."""
-        return None if self._planner is None else self._planner.bounds
+        return None if self._in_force is None else self._in_force.bounds
 
     @property
     def solver_choices(self) -> SolverChoices | None:
@@ -181,14 +184,14 @@ class FreezeController:
     @property
     def phase(self) -> Phase:
         """The phase of the current step."""
-        if self._planner is not None and self._planner.is_off(self._step):
+        if self._in_force is not None and self._in_force.is_off(self._step):
             return Phase.OFF
         return self.settings.phases.phase(self._step)
 
     @property
     def switched_off(self) -> str | None:
         """Since when and why nothing is frozen although there is a plan; None while it is."""
-        return None if self._planner is None else self._planner.switched_off
+        return None if self._in_force is None else self._in_force.switched_off
 
     @property
     def plan_missing(self) -> bool:
@@ -303,8 +306,8 @@ class FreezeController:
         Raises:
             ValueError: If the plan does not know the action.
         """
-        if self._planner is not None:
-            return self._planner.ratio(action, self._step)
+        if self._in_force is not None:
+            return self._in_force.ratio(action, self._step)
         if self._checks is None or self.phase is Phase.WARMUP:
             return 0.0
         return self._checks.frozen_share(action.stage)
@@ -325,7 +328,7 @@ class FreezeController:
         Returns:
             Milliseconds, or None as long as there are no bounds.
         """
-        return None if self._planner is None else self._planner.expected_batch_ms(self._step)
+        return None if self._in_force is None else self._in_force.expected_batch_ms(self._step)
 
     def collect(self, gradient_scale: float | None = None) -> CollectedFigures:
         """Exchange what was measured since the last call.
@@ -357,8 +360,8 @@ class FreezeController:
         check_same_masks(ranks)
         slowness = None
         is_known = all(rank.passes.passes for rank in ranks)
-        if self._planner is not None and log.phases == {Phase.STABLE} and is_known:
-            slowness = self._planner.slowness([rank.passes for rank in ranks])
+        if self._in_force is not None and log.phases == {Phase.STABLE} and is_known:
+            slowness = self._in_force.slowness([rank.passes for rank in ranks])
         return collected(
             self.dag,
             ranks,
@@ -394,42 +397,13 @@ class FreezeController:
     # -- checkpoint --------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that a checkpoint holds.
-
-        Returns:
-            ``{"rank_<r>": text}``, the text being JSON with the planner's state, the policy's
-            decision, sums of the average freeze ratio, counts of what was frozen and gradient
-            energies: they go under a key of this rank's own, since samples differ from rank to
-            rank. Besides, ``"score.<kind>.<parameter>"`` with a
-            tensor for each vector that scores are made from.
-        """
+        """Return what a checkpoint holds of freezing (:meth:`FreezingState.save`)."""
         self._drain()
-        state: dict[str, Any] = {
-            "applied": list(self._log.applied_total),
-            **self._updates.plain_state(),
-        }
-        tensors = {}
-        if self._planner is not None:
-            state["planner"] = self._planner.plain_state()
-        if self._checks is not None:
-            state["policy"] = self._checks.plain_state()
-            tensors = self._checks.tensor_state()
-        return {
-            self._key: json.dumps(state),
-            **{f"{_SCORE}{key}": tensor for key, tensor in tensors.items()},
-        }
+        return self._state.save()
 
     def state_to_load(self, keys: Collection[str]) -> dict[str, Any]:
-        """Return what to load of a checkpoint: the states of all processes, and score vectors.
-
-        Args:
-            keys: What the checkpoint's freezing state has.
-        """
-        tensors = {} if self._checks is None else self._checks.tensor_state()
-        return {
-            **dict.fromkeys(rank_keys(keys) or [self._key], ""),
-            **{f"{_SCORE}{key}": tensor for key, tensor in tensors.items()},
-        }
+        """Return what to load of a checkpoint whose freezing state has ``keys``."""
+        return self._state.wanted(keys)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned on all processes, of this number or another.
@@ -437,38 +411,4 @@ class FreezeController:
         Raises:
             ValueError: If the checkpoint is one of another pipeline or of another method.
         """
-        states = saved_states(state_dict)
-        check_same_pipeline(states, self._declared)
-        wanted = {"planner": self._planner is not None, "policy": self._checks is not None}
-        if any((part in states[0]) != is_wanted for part, is_wanted in wanted.items()):
-            raise ValueError(
-                f"the checkpoint was saved under another freezing.method (it has the state of: "
-                f"{', '.join(sorted(set(states[0]) & set(wanted)))}); resume with the same one, "
-                f"or, {BEGIN_ANEW}"
-            )
-        state = self._own(states)
-        total, count = state["applied"]
-        self._log.applied_total = (total, count)
-        self._updates.load_plain_state(state)
-        if self._planner is not None:
-            self._planner.load_plain_state(state["planner"])
-        if self._checks is not None:
-            self._checks.load_plain_state(state["policy"])
-            vectors = {k: v for k, v in state_dict.items() if k.startswith(_SCORE)}
-            self._checks.load_tensor_state({k.removeprefix(_SCORE): v for k, v in vectors.items()})
-
-    def _own(self, states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Return the state that this process goes on from."""
-        stages = tuple(sorted(stage.stage_index for stage in self._stages))
-        if len(states) != self._exchange.size:
-            logger.info(
-                "Freezing goes on with %d processes where %d have stopped; of the times that they "
-                "have measured of a stage, the slowest count",
-                self._exchange.size,
-                len(states),
-            )
-        return state_of(states, stages, self._exchange.rank, self._exchange.size)
-
-    @property
-    def _key(self) -> str:
-        return f"{RANK_KEY}{self._exchange.rank}"
+        self._state.load(state_dict)

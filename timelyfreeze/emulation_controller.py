@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from timelyfreeze.controller import FreezeController
 from timelyfreeze.emulation_state import merge_states, split_state
-from timelyfreeze.replica_states import RANK_KEY, stages_of_ranks, state_of
+from timelyfreeze.freezing_state import FreezingState
+from timelyfreeze.replica_states import stages_of_ranks, state_of
 
 
-class EmulatedController(FreezeController):
-    """A controller that holds the stages of every rank and saves its state as the ranks would.
+class EmulatedState(FreezingState):
+    """Saves a state for each rank, and restores the states of all.
 
     A checkpoint of an emulated pipeline resumes on as many devices as it has ranks, and the other
     way round.
     """
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state that a checkpoint holds, with a ``"rank_<r>"`` for each rank."""
-        state = super().state_dict()
-        whole = json.loads(state.pop(self._key))
-        parts = split_state(whole, self._declared)
-        return {
-            **{f"{RANK_KEY}{rank}": json.dumps(part) for rank, part in enumerate(parts)},
-            **state,
-        }
+    def parts(self, state: Mapping[str, Any]) -> Mapping[int, Mapping[str, Any]]:
+        """Return {rank: what it would have saved}."""
+        return dict(enumerate(split_state(state, self.declared)))
 
-    def _own(self, states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    def own(self, states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         """Return the state of all ranks together."""
-        ranks = stages_of_ranks(self._declared)
-        parts = [state_of(states, stages, i, len(ranks)) for i, stages in enumerate(ranks)]
-        return merge_states(parts, self._declared)
+        ranks = stages_of_ranks(self.declared)
+        ranks_states = [state_of(states, stages, i, len(ranks)) for i, stages in enumerate(ranks)]
+        return merge_states(ranks_states, self.declared)
+
+
+class EmulatedController(FreezeController):
+    """A controller that holds the stages of every rank and saves its state as the ranks would."""
+
+    state_type = EmulatedState

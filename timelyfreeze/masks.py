@@ -16,7 +16,7 @@ from timelyfreeze.budget import fit_to_ratio
 from timelyfreeze.dag import PipelineDag
 from timelyfreeze.monitoring import pattern_of
 from timelyfreeze.phases import Phase, actual_freeze_ratio
-from timelyfreeze.planner import Planner
+from timelyfreeze.plan_in_force import PlanInForce
 from timelyfreeze.policy_checks import PolicyChecks
 from timelyfreeze.selection import (
     draw_all_or_nothing,
@@ -36,7 +36,7 @@ class PassMasks:
         settings: The user's choices.
         units: Parameters of this rank's stages, and which of them are frozen together.
         n_microbatches: Of a pipeline batch.
-        planner: Says how much to freeze; None for a policy alone.
+        plan: Says how much to freeze; None for a policy alone.
         checks: Say which tensors; None to draw at random. One of the two is there.
         step: Optimizer step, from 1.
         pass_index: Number of the pass in its step, from 0.
@@ -50,7 +50,7 @@ class PassMasks:
         settings: FreezeSettings,
         units: Mapping[int, FreezeUnits],
         n_microbatches: int,
-        planner: Planner | None,
+        plan: PlanInForce | None,
         checks: PolicyChecks | None,
         step: int,
         pass_index: int,
@@ -59,11 +59,11 @@ class PassMasks:
         self._settings = settings
         self._units = units
         self._microbatches = range(n_microbatches)
-        self._planner = planner
+        self._plan = plan
         self._checks = checks
         self._step = step
         self._pass_index = pass_index
-        is_off = planner is not None and planner.is_off(step)
+        is_off = plan is not None and plan.is_off(step)
         self._is_idle = is_off or settings.phases.phase(step) is Phase.WARMUP
 
     def of_stage(self, stage: int, dag: PipelineDag) -> Mapping[int, NDArray[np.bool_]]:
@@ -80,15 +80,15 @@ class PassMasks:
         units = self._units[stage]
         n = len(units.tensors.names)
         chosen = None if self._checks is None else self._checks.frozen(stage)
-        if self._planner is None:
+        if self._plan is None:
             assert chosen is not None  # the constructor saw to it
             return units.spread(units.gather(chosen))
         if self.pattern is not None:
             return np.full(n, self.pattern.freezes(action))
-        ratio = self._planner.ratio(action, self._step)
+        ratio = self._plan.ratio(action, self._step)
         if ratio in (0.0, 1.0):
             return np.full(n, ratio == 1.0)
-        if stage < self._planner.front_depths(self._step).get(action.microbatch, 0):
+        if stage < self._plan.front_depths(self._step).get(action.microbatch, 0):
             return np.full(n, self._is_front_frozen(action.microbatch))
         rng = self._rng(stage, action.microbatch)
         if stage == 0 and self._settings.first_stage == ALL_OR_NOTHING:
@@ -107,8 +107,8 @@ class PassMasks:
         """
         if self._is_idle:
             return ()
-        if self._planner is not None:
-            depths = self._planner.front_depths(self._step)
+        if self._plan is not None:
+            depths = self._plan.front_depths(self._step)
             return {m for m, depth in depths.items() if stage < depth and self._is_front_frozen(m)}
         assert self._checks is not None  # the constructor saw to it
         return () if self._checks.first_live_stage < stage else self._microbatches
@@ -119,7 +119,7 @@ class PassMasks:
         Every rank draws the same, from what is the first stage's generator. In the stable phase it
         is always frozen.
         """
-        assert self._planner is not None  # only a plan has fronts
+        assert self._plan is not None  # only a plan has fronts
         ratio = actual_freeze_ratio(1.0, self._step, self._settings.phases)
         return draw_whether(ratio, self._rng(0, microbatch))
 
