@@ -6,13 +6,7 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 source "$here/scripts/usage.sh"
 expect_options "--schedules --device-gib" "$@"
-config=${1:-}
-# As run_train.sh: a file from where it is called, else from the repository.
-if [ -f "$config" ]; then
-  config=$(realpath "$config")
-fi
-cd "$here"
-expect_first -f CONFIG.toml ${config:+"$config"}
+expect_config "$here" "$@"
 shift
 scripts/setup.sh
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"

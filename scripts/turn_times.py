@@ -31,6 +31,8 @@ from timelyfreeze.plan import FreezePlan, plan_from_json, plan_from_ratios
 from timelyfreeze.planning import RankTimes, bounds_from_times
 from timelyfreeze.samples import median_of_each
 
+# What a pipeline has done under one schedule.
+PASSES = "passes.json"
 # Modes of a pass besides plans, which are named by their cap.
 NOTHING, EVERYTHING = "nothing", "everything"
 _PATTERNS: Mapping[str, Pattern] = {NOTHING: UNFROZEN, EVERYTHING: FROZEN}

@@ -48,6 +48,7 @@ PURE = {
     "settings",
     "shrinkage",
     "timeline",
+    "timeline_file",
     "trace",
     "tally",
     "whatif.__init__",

@@ -23,7 +23,7 @@ from timelyfreeze.runs.losses import read_losses
 from timelyfreeze.runs.responses import ResponseRow, read_responses, write_responses
 from timelyfreeze.runs.steps import StepLog, StepRow, read_steps
 from timelyfreeze.runs.title import read_names, run_title
-from timelyfreeze.timeline import timeline_from_json
+from timelyfreeze.timeline_file import timeline_from_json
 from torchtitan.freezing.reference import read_reference
 
 PHASES = ["warmup", "upper_bound", "lower_bound", "ramp", "stable", "stable"]

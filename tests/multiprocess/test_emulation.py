@@ -16,7 +16,7 @@ from test_launch import launch
 
 from timelyfreeze.order import order_from_csv, order_to_csv, parse_order
 from timelyfreeze.phases import Phase
-from timelyfreeze.timeline import timeline_file, timeline_from_json
+from timelyfreeze.timeline_file import timeline_file, timeline_from_json
 from torchtitan.freezing.summary import summary_from_json
 
 pytestmark = pytest.mark.long  # continuous integration runs it

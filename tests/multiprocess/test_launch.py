@@ -16,7 +16,7 @@ from timelyfreeze.plan import plan_from_json
 from timelyfreeze.runs.counts import read_counts
 from timelyfreeze.runs.responses import read_responses
 from timelyfreeze.runs.steps import read_steps
-from timelyfreeze.timeline import timeline_file, timeline_from_json
+from timelyfreeze.timeline_file import timeline_file, timeline_from_json
 from timelyfreeze.whatif.bounds_file import read_bounds_file
 
 SHARED = ROOT.parent / "shared"

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from prediction_turns import PASSES, TABLE, main
+from prediction_turns import TABLE, main
+from turn_times import PASSES
 
 from tests.scripts.turns import CAP, passes_text
 

@@ -23,9 +23,8 @@ from timelyfreeze.timeline import (
     critical_positions,
     measured_timeline,
     predicted_timelines,
-    timeline_from_json,
-    timeline_to_json,
 )
+from timelyfreeze.timeline_file import timeline_from_json, timeline_to_json
 
 TWO = parse_order(["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"])
 

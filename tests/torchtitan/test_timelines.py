@@ -13,7 +13,7 @@ from timelyfreeze.order import parse_order
 from timelyfreeze.passes import ObservedPass
 from timelyfreeze.phases import Phase
 from timelyfreeze.recorder import PassRecord
-from timelyfreeze.timeline import timeline_file, timeline_from_json
+from timelyfreeze.timeline_file import timeline_file, timeline_from_json
 from torchtitan.freezing.timelines import TimelineRecord, typical
 
 ORDER = parse_order(["0F0 0B0", "1F0 1B0"])

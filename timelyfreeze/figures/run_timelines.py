@@ -20,12 +20,8 @@ from timelyfreeze.order import order_from_csv
 from timelyfreeze.phases import Phase
 from timelyfreeze.plan import plan_from_json
 from timelyfreeze.runs.title import as_drawn, read_names
-from timelyfreeze.timeline import (
-    Timeline,
-    predicted_timelines,
-    timeline_files,
-    timeline_from_json,
-)
+from timelyfreeze.timeline import Timeline, predicted_timelines
+from timelyfreeze.timeline_file import timeline_files, timeline_from_json
 from timelyfreeze.trace import trace_to_json
 from timelyfreeze.whatif.bounds_file import read_bounds_file
 

@@ -12,7 +12,8 @@ from timelyfreeze.exchange import Exchange
 from timelyfreeze.files import write_whole
 from timelyfreeze.passes import ObservedPass
 from timelyfreeze.phases import Phase
-from timelyfreeze.timeline import SeenPass, measured_timeline, timeline_file, timeline_to_json
+from timelyfreeze.timeline import SeenPass, measured_timeline
+from timelyfreeze.timeline_file import timeline_file, timeline_to_json
 from torchtitan.freezing.run_folder import number_former
 from torchtitan.tools.logging import logger
 

@@ -10,13 +10,8 @@ from timelyfreeze.order import ScheduleOrder, order_to_csv
 from timelyfreeze.phases import Phase
 from timelyfreeze.plan import plan_from_ratios, plan_to_json
 from timelyfreeze.schedules import one_f_one_b_order
-from timelyfreeze.timeline import (
-    MEASURED,
-    Timeline,
-    predicted_timelines,
-    timeline_file,
-    timeline_to_json,
-)
+from timelyfreeze.timeline import MEASURED, Timeline, predicted_timelines
+from timelyfreeze.timeline_file import timeline_file, timeline_to_json
 from timelyfreeze.whatif.bounds_file import bounds_file_text
 from timelyfreeze.whatif.notes import PipelineNotes
 
