@@ -29,7 +29,7 @@ def gpu_checks(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @needs_environment
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1600)
 def test_what_one_gpu_can_do(tmp_path: Path) -> None:
     done = gpu_checks("--small", "--output", str(tmp_path), "tests", "profile", "emulate")
@@ -52,6 +52,7 @@ def test_what_one_gpu_can_do(tmp_path: Path) -> None:
 
 @needs_environment
 @pytest.mark.multiprocess
+@pytest.mark.long
 @pytest.mark.timeout(1600)
 def test_what_two_gpus_can_do(tmp_path: Path) -> None:
     done = gpu_checks("--small", "--output", str(tmp_path), "--gpus", "2", "pipeline", "memory")
