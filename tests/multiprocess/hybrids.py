@@ -19,6 +19,16 @@ RECOMPUTE = {
     },
     "full": {"activation_checkpoint__mode": "full"},
 }
+PRECISIONS = {
+    "fp32": {"training__mixed_precision_param": "float32"},
+    "bf16": {"training__mixed_precision_param": "bfloat16"},
+    # Products in float8 as a processor can imitate them, everything between them in fp32.
+    "float8": {
+        "training__mixed_precision_param": "float32",
+        "model__converters": "quantize.linear.float8",
+        "quantize__linear__float8__emulate": None,
+    },
+}
 SETTINGS = {
     "model__flavor": "short",
     "parallelism__pipeline_parallel_degree": 2,
@@ -88,11 +98,11 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Case:
-    """One run; ``is_low`` asks for bf16 compute."""
+    """One run; ``precision`` and ``recompute`` are keys of the tables above."""
 
     kind_name: str
     schedule: str
-    is_low: bool = False
+    precision: str = "fp32"
     recompute: str = "none"
     is_long: bool = field(default=False, compare=False)
 
@@ -102,17 +112,16 @@ class Case:
 
     @property
     def name(self):
-        precision = "bf16" if self.is_low else "fp32"
-        return ", ".join((self.kind_name, self.schedule, precision, self.recompute))
+        return ", ".join((self.kind_name, self.schedule, self.precision, self.recompute))
 
     @property
     def scenario(self):
         settings = {
             **SETTINGS,
             **{f"parallelism__{key}": value for key, value in self.kind.keys.items()},
+            **PRECISIONS[self.precision],
             **RECOMPUTE[self.recompute],
             "training__local_batch_size": N_MICROBATCHES * self.kind.n_rows,
-            "training__mixed_precision_param": "bfloat16" if self.is_low else "float32",
             "parallelism__pipeline_parallel_microbatch_size": self.kind.n_rows,
             "parallelism__pipeline_parallel_schedule": self.schedule,
         }
@@ -125,14 +134,17 @@ class Case:
 
 
 def _every_day(kind_name):
-    """Full and split backward, both precisions, and where cheap all modes of recomputation."""
-    is_long = KINDS[kind_name].n_processes == 8
+    """Full and split backward, all precisions, and where cheap all modes of recomputation."""
+    kind = KINDS[kind_name]
+    is_long = kind.n_processes == 8
     yield Case(kind_name, "ZBVZeroBubble", is_long=is_long)
-    yield Case(kind_name, "1F1B", is_low=True, recompute="selective", is_long=is_long)
+    yield Case(kind_name, "1F1B", precision="bf16", recompute="selective", is_long=is_long)
     if not is_long:
         yield Case(kind_name, "1F1B")
-        yield Case(kind_name, "ZBVZeroBubble", is_low=True)
+        yield Case(kind_name, "ZBVZeroBubble", precision="bf16")
         yield Case(kind_name, "Interleaved1F1B", recompute="full")
+    yield Case(kind_name, "Interleaved1F1B", "float8", "selective", is_long=kind.n_processes > 2)
+    yield Case(kind_name, "ZBVZeroBubble", "float8", is_long=kind.n_tp > 1 or is_long)
 
 
 def _all_cases():
@@ -142,12 +154,12 @@ def _all_cases():
             short = [Case(kind_name, "1F1B"), Case(kind_name, "ZBVZeroBubble")]
         yield from short
         everything = itertools.chain(
-            itertools.product(FULL, (False, True), RECOMPUTE),
-            itertools.product(SPLIT, (False, True), ("none",)),
+            itertools.product(FULL, ("fp32", "bf16"), RECOMPUTE),
+            itertools.product(SPLIT, ("fp32", "bf16"), ("none",)),
         )
-        for schedule, is_low, recompute in everything if kind.n_rows == 1 else ():
-            if Case(kind_name, schedule, is_low, recompute) not in short:
-                yield Case(kind_name, schedule, is_low, recompute, is_long=True)
+        for schedule, precision, recompute in everything if kind.n_rows == 1 else ():
+            if Case(kind_name, schedule, precision, recompute) not in short:
+                yield Case(kind_name, schedule, precision, recompute, is_long=True)
 
 
 CASES = tuple(_all_cases())

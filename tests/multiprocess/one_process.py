@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 
+import pytest
 import torch
 from hybrids import N_MICROBATCHES
 from run_scenarios import SHORT, fix_weights
@@ -46,7 +47,14 @@ def model_of(seq_len):
     return model
 
 
-def gradients_by_microbatch(weights, replicas, *, compute, cast_weights):
+def in_float8(model):
+    """Let linear layers multiply in float8, scaled by tensor and emulated."""
+    float8 = pytest.importorskip("torchao.float8")
+    config = float8.Float8LinearConfig(emulate=True)
+    float8.convert_to_float8_training(model, config=config)
+
+
+def gradients_by_microbatch(weights, replicas, precision, *, cast_weights=False):
     """Return {name: gradients, shape [n_microbatches, ...]} of the mean loss over all tokens.
 
     Nothing is frozen: each microbatch, the rows of all replicas in it, has its own gradient.
@@ -54,20 +62,23 @@ def gradients_by_microbatch(weights, replicas, *, compute, cast_weights):
     Args:
         weights: {name: tensor} of the whole model.
         replicas: Inputs and labels of each replica, shape [n_rows, seq_len].
-        compute: The type to compute in.
-        cast_weights: Whether all weights are cast, as FSDP does, or autocast decides.
+        precision: One of those that ``hybrids.py`` names.
+        cast_weights: Whether all weights are cast to bf16, as FSDP does, or autocast decides.
     """
     model = model_of(replicas[0][0].shape[1])
+    if precision == "float8":
+        in_float8(model)
+    is_low = precision == "bf16"
     leaves = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
     assert leaves.keys() == dict(model.named_parameters()).keys()
-    used = {name: leaf.to(compute) if cast_weights else leaf for name, leaf in leaves.items()}
-    casts = compute != torch.float32 and not cast_weights
+    casts_all, casts_some = is_low and cast_weights, is_low and not cast_weights
+    used = {n: leaf.to(torch.bfloat16) if casts_all else leaf for n, leaf in leaves.items()}
     n_tokens = sum(int((labels != IGNORED).sum()) for _, labels in replicas)
     sums = {name: torch.zeros(N_MICROBATCHES, *leaf.shape) for name, leaf in leaves.items()}
     for inputs, labels in replicas:
         pieces = zip(inputs.chunk(N_MICROBATCHES), labels.chunk(N_MICROBATCHES), strict=True)
         for microbatch, (rows, targets) in enumerate(pieces):
-            with torch.autocast("cpu", compute) if casts else nullcontext():
+            with torch.autocast("cpu", torch.bfloat16) if casts_some else nullcontext():
                 logits = functional_call(model, used, (rows,))
             loss = cross_entropy(
                 logits.float().flatten(0, 1),

@@ -4,15 +4,20 @@ The eager run freezes whole blocks too (``whole_blocks``), so both have the same
 gives both the same plan.
 """
 
+import itertools
+
 import pytest
+import torch
 from launcher import arguments, merged, run_scenarios
-from methods import ROWS
+from methods import ROWS, STEPS
 from test_hybrid import SETTINGS
 
 pytestmark = pytest.mark.long  # continuous integration runs it
 
 ROW_OF = {row.method: row for row in ROWS}
 COMPILED = {"compile__enable": None, "compile__backend": "aot_eager"}
+EAGER = {}
+BF16 = {"training__mixed_precision_param": "bfloat16"}
 PLANNED = {**ROW_OF["timelyfreeze"].arguments, "freezing__first_stage": "keep_chain"}
 # Processes, and settings on top of the usual ones.
 CASES = {
@@ -42,7 +47,20 @@ CASES = {
             "parallelism__data_parallel_shard_degree": 2,
         },
     ),
+    "bf16 by autocast": (2, {**PLANNED, **BF16, "parallelism__pipeline_parallel_schedule": "1F1B"}),
+    "bf16 by FSDP": (
+        4,
+        {
+            **PLANNED,
+            **BF16,
+            "parallelism__pipeline_parallel_schedule": "1F1B",
+            "parallelism__data_parallel_shard_degree": 2,
+        },
+    ),
 }
+# Stopped at the end of a step, in the lower bound and in the ramp, and gone on with in either form.
+STOPS = (5, 8)
+FORMS = {"compiled": COMPILED, "eager": EAGER}
 
 
 @pytest.fixture(scope="module", params=[2, 4])
@@ -58,7 +76,7 @@ def runs(request, tmp_path_factory):
         }
         for case, (n_processes, settings) in CASES.items()
         if n_processes == request.param
-        for kind, extra in (("compiled", COMPILED), ("eager", {}))
+        for kind, extra in FORMS.items()
     ]
     folder = tmp_path_factory.mktemp(f"compiled_{request.param}")
     seen = run_scenarios(folder, request.param, scenarios, timeout_s=600)
@@ -121,3 +139,68 @@ def test_where_the_plan_says_all_or_nothing_that_is_what_is_applied(runs):
         ]
         assert any(ratio > 0.0 for ratio, _ in pairs), case
         assert all(share == ratio for ratio, share in pairs if ratio in (0.0, 1.0)), case
+
+
+def resumable(form, **more):
+    settings = {
+        **SETTINGS,
+        **ROW_OF["timelyfreeze+autofreeze"].arguments,
+        "parallelism__pipeline_parallel_schedule": "1F1B",
+        "checkpoint__enable": None,
+        "checkpoint__keep_latest_k": 0,
+        "checkpoint__no_last_save_model_only": None,
+    }
+    return {
+        "name": form,
+        "module": "whole_blocks",
+        "fake_clock": True,
+        "fixed_weights": False,
+        "save_at": [],
+        "args": arguments(**{**settings, **FORMS[form], **more}),
+    }
+
+
+@pytest.fixture(scope="module")
+def resumed_runs(tmp_path_factory):
+    """Runs of both forms, and each form gone on with in both."""
+    folder = tmp_path_factory.mktemp("compiled_resume")
+    scenarios = [{**resumable(form), "save_at": STOPS} for form in FORMS]
+    for begun, step, ended in itertools.product(FORMS, STOPS, FORMS):
+        going_on = resumable(
+            ended,
+            checkpoint__initial_load_path=folder / begun / "checkpoint" / f"step-{step}",
+            checkpoint__no_initial_load_model_only=None,
+            checkpoint__load_only=None,
+        )
+        scenarios.append({**going_on, "name": f"{begun} to {step}, {ended}"})
+    return run_scenarios(folder, 2, scenarios, timeout_s=900)
+
+
+@pytest.mark.parametrize("step", STOPS)
+@pytest.mark.parametrize("begun", FORMS)
+def test_a_run_goes_on_in_its_form_to_the_last_bit(resumed_runs, begun, step):
+    whole, resumed = resumed_runs[begun], resumed_runs[f"{begun} to {step}, {begun}"]
+    for a, b in zip(whole, resumed, strict=True):
+        assert b["losses"] == a["losses"][-len(b["losses"]) :]
+        assert b["masks"] == [m for m in a["masks"] if m[0] > step]
+        assert b["decided"] == [d for d in a["decided"] if d[0] > step]
+        assert b["plan"] == a["plan"]
+    left, right = merged(resumed, "weights"), merged(whole, "weights")
+    assert left.keys() == right.keys()
+    assert [name for name in left if not torch.equal(left[name], right[name])] == []
+
+
+@pytest.mark.parametrize("step", STOPS)
+@pytest.mark.parametrize(("begun", "ended"), [("compiled", "eager"), ("eager", "compiled")])
+def test_a_run_goes_on_in_the_other_form(resumed_runs, begun, ended, step):
+    whole, resumed = resumed_runs[begun], resumed_runs[f"{begun} to {step}, {ended}"]
+    assert len(resumed[0]["losses"]) == len(whole[0]["losses"]) * (STEPS - step) // STEPS
+    for a, b in zip(whole, resumed, strict=True):
+        assert b["masks"] == [m for m in a["masks"] if m[0] > step]
+        assert b["decided"] == [d for d in a["decided"] if d[0] > step]
+        assert b["plan"] == a["plan"]
+    left, right = (without_wrappers(merged(ranks, "weights")) for ranks in (resumed, whole))
+    assert left.keys() == right.keys()
+    for name in left:
+        difference = float((left[name] - right[name]).abs().max())
+        assert difference < 1e-5, f"{name}: {difference:.2e}"

@@ -22,7 +22,7 @@ COMPARED = [
     for case in CASES
     if case.schedule in ("1F1B", "ZBVZeroBubble")
     and case.kind.n_processes > 2
-    and not case.is_low
+    and case.precision == "fp32"
     and case.recompute == "none"
 ]
 
