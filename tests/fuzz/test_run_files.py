@@ -131,6 +131,7 @@ def drawn(folder: Path, name: str) -> None:
         assert json.loads(found)["traceEvents"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in DRAWN_FROM if n != "settings.json"])
 def test_a_broken_file_is_named_or_drawn(tmp_path: Path, whole: Path, name: str) -> None:
     folder = tmp_path / "run"

@@ -4,6 +4,7 @@ import pytest
 from compiled_blocks import main
 
 
+@pytest.mark.slow
 def test_every_way_and_ratio_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["--dim=32", "--layers=2", "--rows=1", "--length=4", "--repeats=2"]
     main(["--backend=aot_eager", *sizes, "--ratios", "0", "0.5"])

@@ -124,6 +124,7 @@ def test_an_answer_that_does_not_come_is_not_waited_for() -> None:
         call.result(timeout_s=0.2)
 
 
+@pytest.mark.slow
 def test_it_ends_with_a_caller_that_is_killed() -> None:
     code = (
         "import os, signal, time; from timelyfreeze.background import BackgroundCall; "

@@ -132,6 +132,7 @@ N_DRAWS = 6000
 SIGMAS = 5.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sizes", "chosen", "ratio", "probability"), CASES)
 def test_tensors_in_question_are_equally_likely_and_the_expected_share_is_the_ratio(
     sizes: tuple[int, ...], chosen: np.ndarray, ratio: float, probability: float

@@ -87,6 +87,7 @@ def test_masks_follow_the_plan_on_average(first_stage: str) -> None:
     assert fractions > 0, "a plan of zeros and ones alone would test little"
 
 
+@pytest.mark.slow
 def test_tensors_of_a_compiled_block_are_frozen_all_or_none_at_the_planned_ratio(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -331,6 +332,7 @@ def test_collected_batches_have_the_length_of_the_pipelines_and_come_once() -> N
 # -- checkpoints -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stopped_at", [1, 3, 5, 6, 8, 11])
 @pytest.mark.parametrize("monitoring", ["halves", "mixed"])
 @pytest.mark.parametrize("order", [ORDER, hand_order("v_shape")], ids=["1F1B", "v_shape"])

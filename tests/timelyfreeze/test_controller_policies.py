@@ -310,6 +310,7 @@ def by_figures(n_stages: int) -> StubPolicy:
     return StubPolicy(choose, check_interval=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stopped_at", [1, 2, 3, 4, 5, 6, 8, 11])
 @pytest.mark.parametrize("phases", [UNPLANNED, PHASES], ids=["alone", "planned"])
 @pytest.mark.parametrize("order", [ORDER, hand_order("v_shape")], ids=["1F1B", "v_shape"])

@@ -202,6 +202,7 @@ def with_links(dag: PipelineDag, bounds: DurationBounds, seed: int) -> DurationB
     return DurationBounds(bounds.min_ms, bounds.max_ms, transfers_ms=random_links(dag, seed))
 
 
+@pytest.mark.slow
 @given(seed=SEEDS, cap=st.sampled_from([0.0, 0.3, 0.8, 1.0]))
 @settings(deadline=None, max_examples=30)
 def test_no_plan_is_faster_than_the_program_written_by_hand(seed: int, cap: float) -> None:

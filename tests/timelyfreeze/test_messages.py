@@ -48,8 +48,11 @@ def test_a_batch_time_that_is_no_number_is_refused() -> None:
         message_time(dag, [1.0] * 4, float("nan"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_processors", [None, 2.0])
-@pytest.mark.parametrize("order", [gpipe_order(3, 5), one_f_one_b_order(4, 6)], ids=str)
+@pytest.mark.parametrize(
+    "order", [gpipe_order(3, 5), one_f_one_b_order(4, 6)], ids=["GPipe", "1F1B"]
+)
 @given(true_ms=st.floats(0.01, 5.0), seed=st.integers(0, 2**16))
 def test_the_cost_that_made_a_batch_is_found_again(order, n_processors, true_ms, seed) -> None:
     dag = build_dag(order)

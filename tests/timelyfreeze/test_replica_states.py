@@ -42,6 +42,7 @@ def uneven_ms(action: Action, share: float) -> float:
     return (2.0 + action.stage) * linear_ms(action, share)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("monitoring", ["halves", "mixed"])
 @pytest.mark.parametrize("sizes", [(1, 2), (2, 1), (2, 3), (2, 2)])

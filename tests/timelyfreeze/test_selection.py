@@ -138,6 +138,7 @@ def test_each_tensor_is_frozen_with_the_same_probability(
     assert chi_squared(hits, ratio) < chi_squared_quantile(len(table.names))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sizes", [(1, 1), (3, 1), (5, 2, 2), (5, 3, 1, 1), (2, 2, 1, 1, 1), (7, 3, 3, 3, 1)]
 )

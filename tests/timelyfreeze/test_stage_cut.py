@@ -188,6 +188,7 @@ def test_with_activation_checkpointing_live_gradients_are_exact(n_frozen: int) -
     assert_equal(ran, expected_cut(modules, ran, masks))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 @pytest.mark.parametrize(
     ("schedule", "reshard_after_forward"), [(FULL, False), (FULL, True), (SPLIT, False)]
@@ -369,6 +370,7 @@ def test_applied_shares_are_those_of_the_masks(schedule: type, n_frozen: int) ->
 # -- afterwards ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_frozen", [12, 15, 31])
 @pytest.mark.parametrize("schedule", EVERY)
 def test_passes_with_and_without_a_front_leave_no_trace_in_each_other(

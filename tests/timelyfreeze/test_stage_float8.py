@@ -38,6 +38,7 @@ class Block(nn.Module):
         return hidden + self.down(torch.tanh(self.up(self.norm(hidden))))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the package's own
 @pytest.mark.parametrize("schedule", [FULL, SPLIT])
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])

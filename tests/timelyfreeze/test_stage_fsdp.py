@@ -50,6 +50,7 @@ def test_under_fsdp_gradients_are_the_unmasked_ones_times_the_mask(
     assert_equal(ran, expected(plain, ran.executed, masks))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 @pytest.mark.parametrize("schedule", [FULL, SPLIT])
 @given(seed=st.integers(0, 10**6))

@@ -55,6 +55,7 @@ def trained(folder: Path, dtype: torch.dtype = torch.float32) -> Transformer:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_files", [1, 3])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_loaded_and_exported_is_the_same_to_the_last_bit(

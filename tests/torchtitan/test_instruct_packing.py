@@ -128,6 +128,7 @@ def test_an_epoch_has_every_row_once(prompts: list[int], window: int, seed: int 
     assert sorted(found) == kept
 
 
+@pytest.mark.slow
 @given(
     prompts=st.lists(st.integers(1, SEQ_LEN - 1), min_size=2, max_size=12),
     window=st.integers(1, 5),

@@ -72,6 +72,7 @@ def readers_of(prompts: list[int], n_readers: int, **kwargs: Any) -> list[Instru
     return [make(prompts, reader, n_readers, **kwargs) for reader in range(n_readers)]
 
 
+@pytest.mark.slow
 @given(
     prompts=st.lists(st.integers(1, SEQ_LEN + 2), min_size=5, max_size=14),
     seed=st.none() | st.integers(0, 9),
@@ -112,6 +113,7 @@ def test_readers_that_come_and_go_read_every_row_once_an_epoch(
     assert read == dict.fromkeys(fitting, n_epochs)
 
 
+@pytest.mark.slow
 @given(
     count=st.integers(6, 30),
     seed=st.none() | st.integers(0, 9),
@@ -255,6 +257,7 @@ def texts(stream: Any, count: int) -> list[tuple[int, ...]]:
     return [tuple(row) for inputs, _ in batches for row in inputs["input"].tolist()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [(0, 0), (2, 0), (0, 2)])
 def test_loaders_go_on_where_others_have_stopped(workers: tuple[int, int]) -> None:
     whole = texts(iter(build(0, 1)), 75)

@@ -23,6 +23,7 @@ def said(capfd: pytest.CaptureFixture[str]) -> str:
     return printed.out + printed.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_told_by_the_first_process_alone(
     capfd: pytest.CaptureFixture[str], waits: list[float], mistake: str
@@ -34,6 +35,7 @@ def test_a_mistake_is_told_by_the_first_process_alone(
     assert waits == [], "without torchrun nobody would end it"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_under_torchrun_others_wait_for_the_first_and_tell_what_it_did_not(
     monkeypatch: pytest.MonkeyPatch,

@@ -143,6 +143,7 @@ def test_a_broken_file_is_told_and_the_rest_is_shown(
     assert list(images(tmp_path)) == ["timeline/predicted"]
 
 
+@pytest.mark.slow
 def test_the_end_waits_for_a_last_drawing(tmp_path: Path) -> None:
     """With a real process, of a run that has nothing but its plan."""
     write_plan(tmp_path)

@@ -28,6 +28,7 @@ def mesh() -> Iterator[DeviceMesh]:
         yield init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiles", [False, True])
 def test_compiled_blocks_whose_tensors_are_split_have_no_backward(
     mesh: DeviceMesh, compiles: bool

@@ -92,6 +92,7 @@ def lines(axes: Axes) -> dict[str, list[list[tuple[float, float]]]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DRAWN)
 def test_every_picture_says_what_ran_and_is_small(name: str, run: Path, tmp_path: Path) -> None:
     figure = figure_of(name, run)

@@ -83,6 +83,7 @@ def test_microbatch_numbers_stand_on_the_blocks() -> None:
         assert numbers(figure, row) == sorted(str(m) for m in range(8) for _ in range(8))
 
 
+@pytest.mark.slow
 def test_numbers_are_left_out_where_blocks_are_too_narrow() -> None:
     """At 16 by 64 backwards have room for two digits and forwards, half as wide, have not."""
     figure = timeline_figure(both(one_f_one_b_order(16, 64))[:1])
@@ -181,6 +182,7 @@ def random_timelines(order: ScheduleOrder) -> list[Timeline]:
     return timelines
 
 
+@pytest.mark.slow
 def test_sixteen_ranks_and_64_microbatches_are_drawn_soon_and_in_a_small_file(
     tmp_path: Path,
 ) -> None:

@@ -44,6 +44,7 @@ def batch_ms(order: ScheduleOrder, model: LayerModel, split: Split) -> float:
     return max(end for _, end in simulate(order, duration_ms).values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize(
     "order", [gpipe_order(4, 4), one_f_one_b_order(4, 6)], ids=["gpipe", "1f1b"]
