@@ -28,10 +28,17 @@ CHAINS = {
     "fixed: stable": ("fixed", 3, 7),
 }
 SPLIT = "timelyfreeze: split within tensors"  # by tensor parallelism, in place of replicas
+HYBRID = "timelyfreeze: replicated and sharded"  # four replicas, of which two share tensors
 ACCUMULATED = "timelyfreeze: accumulated"  # half as many rows at a time, twice
 ENDING = "timelyfreeze: rows of one replica end"
 PLAIN = {"training__local_batch_size": 16, "parallelism__pipeline_parallel_microbatch_size": 2}
 REPLICATED = {"parallelism__data_parallel_shard_degree": 2}
+HYBRID_PLAIN = {**PLAIN, "parallelism__pipeline_parallel_microbatch_size": 4}
+HYBRID_REPLICATED = {
+    **REPLICATED,
+    "parallelism__data_parallel_replicate_degree": 2,
+    "training__local_batch_size": 4,
+}
 N_ROWS = 101
 
 
@@ -73,7 +80,7 @@ def scenario(folder, name, method, save_at=(), resumes=None, **settings):
 LONG = ["timelyfreeze+autofreeze: lower bound, stable"]
 LEGS = [
     pytest.param((name, leg), marks=[pytest.mark.long] if name in LONG else [], id=f"{name} {leg}")
-    for name in [*CHAINS, SPLIT]
+    for name in [*CHAINS, SPLIT, HYBRID]
     for leg in (UP, DOWN)
 ]
 
@@ -128,6 +135,20 @@ def smaller(folder, chains, larger):
     return run_scenarios(folder / "smaller", 2, scenarios, timeout_s=900)
 
 
+@pytest.fixture(scope="module")
+def hybrid(folder):
+    """One chain from two processes to eight and back."""
+    method, up, down = "timelyfreeze", 3, 8
+    begun = scenario(folder, "begun", method, [up], **HYBRID_PLAIN)
+    seen = run_scenarios(folder / "hybrid", 2, [begun], timeout_s=300)
+    saved = f"hybrid/begun/checkpoint/step-{up}"
+    larger = scenario(folder, UP, method, [down], saved, **HYBRID_REPLICATED)
+    seen |= run_scenarios(folder / "hybrid", 8, [larger], timeout_s=600)
+    saved = f"hybrid/{UP}/checkpoint/step-{down}"
+    smaller = scenario(folder, DOWN, method, (), saved, **HYBRID_PLAIN)
+    return seen | run_scenarios(folder / "hybrid", 2, [smaller], timeout_s=300)
+
+
 def test_all_replicas_end_where_the_rows_of_one_do(folder, larger):
     """Without being told, the one with more rows would wait for the other until a time limit."""
     assert [len(seen["losses"]) for seen in larger[ENDING]] == [3] * 4
@@ -136,12 +157,16 @@ def test_all_replicas_end_where_the_rows_of_one_do(folder, larger):
 
 
 @pytest.fixture
-def leg(request, whole, larger, smaller):
+def leg(request):
     """Method, step after which it was stopped, the run that goes on, and the undisturbed one."""
     name, leg = request.param
     method, up, down = CHAINS.get(name, ("timelyfreeze", 3, 8))
-    ran, stop = (larger, up) if leg == UP else (smaller, down)
-    return method, stop, ran[name], whole[method]
+    stop = up if leg == UP else down
+    if name == HYBRID:
+        ran = request.getfixturevalue("hybrid")
+        return method, stop, ran[leg], ran["begun"]
+    ran = request.getfixturevalue("larger" if leg == UP else "smaller")
+    return method, stop, ran[name], request.getfixturevalue("whole")[method]
 
 
 def replicas_of(ranks):
