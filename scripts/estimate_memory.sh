@@ -10,4 +10,4 @@ expect_config "$here" "$@"
 shift
 scripts/setup.sh
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
-exec .venv/bin/python scripts/estimate_memory.py "$config" "$@"
+exec .venv/bin/python torchtitan/freezing/memory/command.py "$config" "$@"

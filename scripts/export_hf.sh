@@ -16,4 +16,4 @@ set -- "$run" "$@"
 cd "$here"
 scripts/setup.sh
 export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"
-exec .venv/bin/python -m torchtitan.hf_export "$@"
+exec .venv/bin/python -m torchtitan.hf.export "$@"

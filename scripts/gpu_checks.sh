@@ -119,7 +119,7 @@ run_profile() {
       --splits default balanced --json "${plans[0]}"
     .venv/bin/python -m timelyfreeze plan "$output/profile/${config}_ZBVZeroBubble/bounds.json" \
       --schedules Interleaved1F1B ZBVZeroBubble --splits default balanced --json "${plans[1]}"
-    .venv/bin/python scripts/paper_table.py "$name" "${plans[@]}" | tee "$output/profile/$config.md"
+    .venv/bin/python benchmarks/paper_table.py "$name" "${plans[@]}" | tee "$output/profile/$config.md"
   done
 }
 
@@ -138,7 +138,7 @@ run_emulate() {
     [ $config = smollm2_alpaca_gpt4 ] || weights=("${random_weights[@]}")
     scripts/estimate_memory.sh "train_configs/$config.toml" --schedules "${schedules[@]}" -- --emulation.enable \
       "${weights[@]}" "${keys[@]}" "${tiny[@]}"
-    .venv/bin/python scripts/prediction_error.py run "train_configs/$config.toml" "$output/emulate/$config" \
+    .venv/bin/python benchmarks/prediction_error.py run "train_configs/$config.toml" "$output/emulate/$config" \
       --pipelines emulated:4 --schedules "${schedules[@]}" --r-max 0.8 -- --validation.no-enable \
       "${weights[@]}" "${keys[@]}" "${short[@]}"
   done
@@ -154,10 +154,10 @@ run_pipeline() {
   fi
   NGPU=$gpus ./run_train.sh --parallelism.pipeline_parallel_degree="$gpus" --job.dump_folder="$output/default" \
     "${bf16[@]}" "${short[@]}"
-  .venv/bin/python scripts/benchmark.py plain "${ranks[@]}" --schedules 1F1B ${small:+--training.seq_len=64}
-  .venv/bin/python scripts/benchmark.py gain "${ranks[@]}" --schedules "${schedules[@]}" --first-stage "${modes[@]}" \
+  .venv/bin/python benchmarks/gain.py plain "${ranks[@]}" --schedules 1F1B ${small:+--training.seq_len=64}
+  .venv/bin/python benchmarks/gain.py gain "${ranks[@]}" --schedules "${schedules[@]}" --first-stage "${modes[@]}" \
     "${bf16[@]}" "${tiny[@]}"
-  .venv/bin/python scripts/compare_methods.py run train_configs/compare_8m.toml "$output/comparison" --nproc "$gpus" \
+  .venv/bin/python timelyfreeze/compare/run_command.py run train_configs/compare_8m.toml "$output/comparison" --nproc "$gpus" \
     --schedules 1F1B --methods "${methods[@]}" -- "${bf16[@]}" --checkpoint.no-enable \
     --training.dataset_path=tests/assets/tiny_instruct --validation.dataset_path=tests/assets/tiny_instruct \
     --parallelism.pipeline_parallel_degree="$gpus" "${few[@]}" ${small:+--training.seq_len=64 --validation.no-enable}
@@ -178,7 +178,7 @@ run_memory() {
 
 run_scores() {
   scripts/setup.sh eval
-  .venv/bin/python scripts/compare_methods.py run train_configs/smollm2_alpaca_gpt4.toml "$output/smollm2" \
+  .venv/bin/python timelyfreeze/compare/run_command.py run train_configs/smollm2_alpaca_gpt4.toml "$output/smollm2" \
     --nproc "$gpus" --schedules 1F1B --methods none timelyfreeze timelyfreeze+apf autofreeze timelyfreeze+autofreeze \
     pipetransformer apf smartpipe lisa linear fixed --seeds 42 22 11 -- --training.steps=400 --validation.freq=50 \
     --checkpoint.interval=400 --lr_scheduler.warmup_steps=20 --freezing.last_warmup_step=20 \
@@ -189,7 +189,7 @@ run_scores() {
   for run in "$output"/smollm2/1F1B/*/seed_42; do
     scripts/evaluate.sh "$run" --data-dir "$questions"
   done
-  .venv/bin/python scripts/compare_methods.py table "$output/smollm2"
+  .venv/bin/python timelyfreeze/compare/run_command.py table "$output/smollm2"
 }
 
 for part in "${parts[@]}"; do

@@ -11,4 +11,4 @@ shift
 scripts/setup.sh
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 export PYTORCH_CUDA_ALLOC_CONF=${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}
-exec .venv/bin/python -m torchtitan.freezing.profile "$config" "$@"
+exec .venv/bin/python -m torchtitan.freezing.profile.command "$config" "$@"

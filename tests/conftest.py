@@ -4,6 +4,10 @@ import os
 
 from hypothesis import settings
 
+from timelyfreeze import overlay
+
+overlay.install()
+
 # A machine that others use as well may take any time for an example. CI tries the same ones each
 # time, so that it fails for what a change has done; who works here tries others.
 settings.register_profile("timelyfreeze", deadline=None, derandomize="CI" in os.environ)

@@ -24,17 +24,17 @@ METHODS = {
 # (file, what): why it is safe.
 ALLOWED = {
     (
-        "timelyfreeze/background.py",
+        "timelyfreeze/planning/background.py",
         "pickle",
     ): "a pipe between a process and its own child: the bytes never lie in a file, and nobody "
     "else can write into the pipe",
     (
-        "torchtitan/chat_template.py",
+        "torchtitan/data/chat_template.py",
         "from_string",
     ): "a Jinja program of the tokenizer's folder, run in Jinja's immutable sandbox, as "
     "transformers does: it sees texts, and no Python",
     (
-        "torchtitan/instruct_rows.py",
+        "torchtitan/data/rows.py",
         "load_dataset",
     ): "hub data by name; datasets 4 and later run no code of a data set, and those before ask",
     (
@@ -42,26 +42,26 @@ ALLOWED = {
         "import_module",
     ): "the modules of that very folder, which are part of the library",
     (
-        "torchtitan/hf_adapter.py",
+        "torchtitan/hf/adapter.py",
         "read_metadata",
     ): "torch's reader of safetensors headers, which are JSON",
     (
-        "torchtitan/resizable_loader.py",
+        "torchtitan/data/resizable_loader.py",
         "pickle",
     ): "the data loader's place in a checkpoint, which TorchTitan pickles: read by an unpickler "
     "that refuses every name, so that nothing can be called",
     (
-        "torchtitan/run_checkpoints.py",
+        "torchtitan/checkpoints/finished.py",
         "pickle",
     ): "the type of an error; values are read by torch.load with weights_only=True",
     **{
-        ("torchtitan/hf_weights.py", call): "a checkpoint of one's own run: torch keeps its table "
+        ("torchtitan/hf/weights.py", call): "a checkpoint of one's own run: torch keeps its table "
         "of contents as a pickle. docs/inputs.md says to take none from others, and that weights "
         "travel as safetensors"
         for call in ("read_metadata", "dcp.load")
     },
     (
-        "torchtitan/run_checkpoints.py",
+        "torchtitan/checkpoints/finished.py",
         "read_metadata",
     ): "the same table of one's own run's checkpoint, read to see whether it is damaged",
 }

@@ -5,11 +5,11 @@ Implements arXiv:2602.05754. The planning pass is four pure steps to frozen valu
 ``solve_freeze_ratios``.
 """
 
-from timelyfreeze.actions import Action, ActionKind, parse_action
-from timelyfreeze.bounds import DurationBounds, bounds_from_samples, uniform_bounds
-from timelyfreeze.dag import PipelineDag, build_dag, critical_path, makespan, start_times
-from timelyfreeze.lp import LpError, solve_freeze_ratios
-from timelyfreeze.order import (
+from timelyfreeze.planning.lp import LpError, solve_freeze_ratios
+from timelyfreeze.planning.plan import FreezePlan, plan_from_ratios
+from timelyfreeze.schedule.actions import Action, ActionKind, parse_action
+from timelyfreeze.schedule.dag import PipelineDag, build_dag, critical_path, makespan, start_times
+from timelyfreeze.schedule.order import (
     ScheduleError,
     ScheduleOrder,
     build_order,
@@ -17,7 +17,7 @@ from timelyfreeze.order import (
     order_to_csv,
     parse_order,
 )
-from timelyfreeze.plan import FreezePlan, plan_from_ratios
+from timelyfreeze.timing.bounds import DurationBounds, bounds_from_samples, uniform_bounds
 
 __all__ = [
     "Action",

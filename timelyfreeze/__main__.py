@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from timelyfreeze.figures.command import add_draw_command
+from timelyfreeze.plots.command import add_draw_command
 from timelyfreeze.whatif.command import add_plan_command
 
 

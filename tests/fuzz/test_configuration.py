@@ -17,12 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fuzz.mangling import DEEP, VALUES, fuzzed, mangled_bytes, message_of
-from tests.torchtitan.job_configs import config
-from torchtitan import upstream_fixes
-from torchtitan.freezing.checks import ConfigError, check, freeze_settings
-from torchtitan.freezing.config import JobConfig, job_config_class
+from tests.torchtitan.helpers.job_configs import config
+from torchtitan.freezing.checks.configuration import ConfigError, check, freeze_settings
+from torchtitan.freezing.config.job_config import JobConfig, job_config_class
 from torchtitan.freezing.config_file import form_mistakes, read_config, read_toml
 from torchtitan.freezing.launch import launch
+from torchtitan.upstream import fixes as upstream_fixes
 
 ROOT = Path(__file__).resolve().parents[2]
 CLASS = job_config_class()

@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fuzz.mangling import DEEP, VALUES, fuzzed, mangled_bytes, mangled_json, message_of
-from tests.torchtitan.job_configs import config
-from torchtitan.freezing.data_checks import row_mistakes
+from tests.torchtitan.helpers.job_configs import config
+from torchtitan.data.messages import require_messages
+from torchtitan.data.rows import DataRowError, read_rows
+from torchtitan.data.turns import INSTRUCT_DATASETS
+from torchtitan.freezing.checks.data import row_mistakes
 from torchtitan.freezing.launch import launch
-from torchtitan.instruct_messages import require_messages
-from torchtitan.instruct_rows import DataRowError, read_rows
-from torchtitan.instruct_turns import INSTRUCT_DATASETS
 
 ROOT = Path(__file__).resolve().parents[2]
 ALPACA: list[dict[str, Any]] = [

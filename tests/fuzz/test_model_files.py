@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fuzz.mangling import DEEP, VALUES, fuzzed, mangled_bytes, mangled_json, message_of
-from torchtitan.chat_template import ChatTemplate, template_in_folder
-from torchtitan.hf_folder import stored_tensors
-from torchtitan.instruct_messages import Message
-from torchtitan.llama_config import LlamaConfig, read_config
+from torchtitan.data.chat_template import ChatTemplate, template_in_folder
+from torchtitan.data.messages import Message
+from torchtitan.hf.folder import stored_tensors
+from torchtitan.hf.llama_config import LlamaConfig, read_config
 
 SETTINGS: dict[str, Any] = {
     "model_type": "llama",

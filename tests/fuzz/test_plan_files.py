@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fuzz.mangling import DEEP, VALUES, fuzzed, mangled_bytes, mangled_json, message_of
-from tests.timelyfreeze.pipelines import hand_order
+from tests.timelyfreeze.helpers.pipelines import hand_order
 from timelyfreeze.__main__ import main
-from timelyfreeze.bounds import bounds_from_json, uniform_bounds
-from timelyfreeze.dag import build_dag
-from timelyfreeze.order import ScheduleError, ScheduleOrder, order_from_csv, order_to_csv
-from timelyfreeze.plan import plan_from_json, plan_from_ratios, plan_to_json
+from timelyfreeze.planning.plan import plan_from_json, plan_from_ratios, plan_to_json
+from timelyfreeze.schedule.dag import build_dag
+from timelyfreeze.schedule.order import ScheduleError, ScheduleOrder, order_from_csv, order_to_csv
+from timelyfreeze.timing.bounds import bounds_from_json, uniform_bounds
 from timelyfreeze.whatif.bounds_file import bounds_file_text, read_bounds_file
 from timelyfreeze.whatif.notes import PipelineNotes
 from timelyfreeze.whatif.times import StageTimes

@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from tests.fuzz.mangling import DEEP, SCALARS, fuzzed, mangled_bytes, mangled_json, message_of
-from tests.timelyfreeze.figures.folders import write_measured, write_plan, write_settings
+from tests.timelyfreeze.plots.folders import write_measured, write_plan, write_settings
 from timelyfreeze.__main__ import main
-from timelyfreeze.figures import gallery, run_curves, run_timelines, style
-from timelyfreeze.phases import Phase
-from timelyfreeze.runs.counts import FrozenCount, read_counts, write_counts
-from timelyfreeze.runs.losses import read_losses
-from timelyfreeze.runs.responses import ResponseRow, read_responses, write_responses
-from timelyfreeze.runs.steps import StepLog, StepRow, read_steps
-from timelyfreeze.runs.title import read_names, run_title
-from timelyfreeze.timeline_file import timeline_from_json
-from torchtitan.freezing.reference import read_reference
+from timelyfreeze.plots import gallery, run_curves, run_timelines, style
+from timelyfreeze.records.counts import FrozenCount, read_counts, write_counts
+from timelyfreeze.records.losses import read_losses
+from timelyfreeze.records.responses import ResponseRow, read_responses, write_responses
+from timelyfreeze.records.steps import StepLog, StepRow, read_steps
+from timelyfreeze.records.timeline_file import timeline_from_json
+from timelyfreeze.records.title import read_names, run_title
+from timelyfreeze.settings.phases import Phase
+from torchtitan.freezing.report.reference import read_reference
 
 PHASES = ["warmup", "upper_bound", "lower_bound", "ramp", "stable", "stable"]
 # What is drawn from a file, besides the titles.

@@ -13,9 +13,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torchtitan.components.tokenizer import HuggingFaceTokenizer
 
 from tests.fuzz.mangling import DEEP, VALUES, fuzzed, mangled_bytes, mangled_json, message_of
-from tests.torchtitan.job_configs import make_job_config
-from torchtitan.freezing.tokenizer_checks import tokenizer_mistakes
-from torchtitan.instruct_turns import pad_id
+from tests.torchtitan.helpers.job_configs import make_job_config
+from torchtitan.data.turns import pad_id
+from torchtitan.freezing.checks.tokenizers import tokenizer_mistakes
 
 SETTINGS = {
     "bos_token": "<b>",

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from timelyfreeze.actions import parse_action
-from timelyfreeze.change_meter import ChangeMeter
-from timelyfreeze.masked_backward import masked_full_backward
-from timelyfreeze.policy import Figure, Measurement, Source
-from timelyfreeze.recorder import ActionRecorder, CudaClock
-from torchtitan import upstream_fixes
+from timelyfreeze.meters.change_meter import ChangeMeter
+from timelyfreeze.policies.policy import Figure, Measurement, Source
+from timelyfreeze.runtime.masked_backward import masked_full_backward
+from timelyfreeze.runtime.recorder import ActionRecorder, CudaClock
+from timelyfreeze.schedule.actions import parse_action
+from torchtitan.upstream import fixes as upstream_fixes
 
 pytestmark = [
     pytest.mark.gpu,

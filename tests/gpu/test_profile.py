@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from torchtitan import upstream_fixes
-from torchtitan.freezing.config import job_config_class
-from torchtitan.freezing.profile_bench import Repeats
-from torchtitan.freezing.profile_runs import profile_stages
+from torchtitan.freezing.config.job_config import job_config_class
+from torchtitan.freezing.profile.bench import Repeats
+from torchtitan.freezing.profile.runs import profile_stages
+from torchtitan.upstream import fixes as upstream_fixes
 
 pytestmark = [
     pytest.mark.gpu,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from timelyfreeze.policy import Decision, register_policy
+from timelyfreeze.policies.policy import Decision, register_policy
 
 
 @register_policy("every_other")

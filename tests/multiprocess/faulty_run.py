@@ -74,12 +74,12 @@ class Fault:
         FileSystemWriter.write_data = half
 
     def spoil_solver(self):
-        import timelyfreeze.planner
+        import timelyfreeze.control.planner
 
         if self.settings.get("solver") == "absent":
             sys.modules["highspy"] = None
         if self.settings.get("solver") == "hangs":
-            timelyfreeze.planner.solve_from_times = hang
+            timelyfreeze.control.planner.solve_from_times = hang
 
 
 def faulty(base, fault):

@@ -29,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from launcher import run_each_scenario
 
-from torchtitan import upstream_fixes
 from torchtitan.freezing.launch import prepare
+from torchtitan.upstream import fixes as upstream_fixes
 
 TINY = {"dim": 64, "n_layers": 8, "n_heads": 4, "n_kv_heads": 2, "vocab_size": 2048}
 SHORT = {**TINY, "n_layers": 4}
@@ -103,7 +103,7 @@ def use_fake_clock(controller, machine):
         return factor * (free + work * (1.0 - saved) + 0.01 * action.microbatch)
 
     def drain():
-        from timelyfreeze.recorder import PassRecord
+        from timelyfreeze.runtime.recorder import PassRecord
 
         records = []
         for record in real_drain():
@@ -144,7 +144,7 @@ def add_tiny_flavor():
     upstream_fixes.install()
     from torchtitan.models.llama3.model.args import TransformerModelArgs
 
-    from torchtitan.freezing.flavors import EXTRA_FLAVORS
+    from torchtitan.hf.flavors import EXTRA_FLAVORS
 
     EXTRA_FLAVORS["llama3"]["tiny"] = TransformerModelArgs(**TINY)
     EXTRA_FLAVORS["llama3"]["short"] = TransformerModelArgs(**SHORT)

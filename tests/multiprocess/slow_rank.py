@@ -4,7 +4,7 @@ import time
 
 import torch.distributed as dist
 
-from timelyfreeze.stage import FreezingStage
+from timelyfreeze.runtime.stage import FreezingStage
 
 LEAST_S = 0.02
 

@@ -1,6 +1,6 @@
 """Clocks that misread and a rank that is slow, between real ranks: all do the same, and go on.
 
-What a single controller makes of such times is in ``tests/timelyfreeze/test_bad_times.py``.
+What a single controller makes of such times is in ``tests/timelyfreeze/timing/test_bad_times.py``.
 """
 
 import json

@@ -14,10 +14,10 @@ from methods import ROWS, STEPS
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_launch import launch
 
-from timelyfreeze.order import order_from_csv, order_to_csv, parse_order
-from timelyfreeze.phases import Phase
-from timelyfreeze.timeline_file import timeline_file, timeline_from_json
-from torchtitan.freezing.summary import summary_from_json
+from timelyfreeze.records.summary import summary_from_json
+from timelyfreeze.records.timeline_file import timeline_file, timeline_from_json
+from timelyfreeze.schedule.order import order_from_csv, order_to_csv, parse_order
+from timelyfreeze.settings.phases import Phase
 
 pytestmark = pytest.mark.long  # continuous integration runs it
 

@@ -1,6 +1,6 @@
 """Hugging Face folders through pipelines: what is read, what comes out, and what is exported.
 
-The oracle is a LLaMA written from the definition, in ``tests/torchtitan/hf_models.py``, and
+The oracle is a LLaMA written from the definition, in ``tests/torchtitan/helpers/hf_models.py``, and
 transformers itself where it is installed. Real weights are read from the folder that the variable
 TIMELYFREEZE_SMOLLM2 names.
 """
@@ -13,14 +13,14 @@ import pytest
 import torch
 from launcher import ROOT, arguments, run_scenarios
 
-from tests.torchtitan.hf_models import (
+from tests.torchtitan.helpers.hf_models import (
     FAMILIES,
     logits_of,
     read_folder,
     some_tokens,
     write_folder,
 )
-from torchtitan.hf_export import export_run
+from torchtitan.hf.export import export_run
 
 pytestmark = pytest.mark.long  # continuous integration runs it
 

@@ -10,13 +10,13 @@ from launcher import ROOT, arguments, merged, run_scenarios
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from timelyfreeze.__main__ import main as plan_from_bounds
-from timelyfreeze.order import order_from_csv, order_to_csv, parse_order
-from timelyfreeze.phases import Phase
-from timelyfreeze.plan import plan_from_json
-from timelyfreeze.runs.counts import read_counts
-from timelyfreeze.runs.responses import read_responses
-from timelyfreeze.runs.steps import read_steps
-from timelyfreeze.timeline_file import timeline_file, timeline_from_json
+from timelyfreeze.planning.plan import plan_from_json
+from timelyfreeze.records.counts import read_counts
+from timelyfreeze.records.responses import read_responses
+from timelyfreeze.records.steps import read_steps
+from timelyfreeze.records.timeline_file import timeline_file, timeline_from_json
+from timelyfreeze.schedule.order import order_from_csv, order_to_csv, parse_order
+from timelyfreeze.settings.phases import Phase
 from timelyfreeze.whatif.bounds_file import read_bounds_file
 
 SHARED = ROOT.parent / "shared"

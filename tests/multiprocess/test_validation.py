@@ -7,9 +7,9 @@ import statistics
 import pytest
 from launcher import SCHEDULES, arguments, merged, run_scenarios
 
-from timelyfreeze.plan import plan_from_json
-from torchtitan.freezing.report import render_report
-from torchtitan.freezing.summary import summary_from_json
+from timelyfreeze.planning.plan import plan_from_json
+from timelyfreeze.records.summary import summary_from_json
+from torchtitan.freezing.report.text import render_report
 
 pytestmark = pytest.mark.long  # continuous integration runs it
 

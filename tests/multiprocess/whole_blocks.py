@@ -1,6 +1,6 @@
 """Eager stages that freeze as compiled ones do: each transformer block all or nothing."""
 
-from timelyfreeze.stage import FreezingStage
+from timelyfreeze.runtime.stage import FreezingStage
 
 _attach = FreezingStage.attach
 

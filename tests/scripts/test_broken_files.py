@@ -8,23 +8,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import compare_methods
-import compare_runs
 import paper_table
 import plan_error
 import prediction_error
 import prediction_turns
 import pytest
-from comparison_runs import find_runs
-from evaluation_scores import scores_from_json
 from hypothesis import given
 from hypothesis import strategies as st
 from turn_times import passes_from_json
 
 from tests.fuzz.mangling import DEEP, fuzzed, mangled_bytes, mangled_json, message_of
-from tests.scripts.run_folders import write_record, write_run, write_scores
-from timelyfreeze.runs.losses import read_losses
-from torchtitan.freezing.summary import RunSummary, summary_from_json, summary_to_json
+from tests.timelyfreeze.compare.run_folders import write_record, write_run, write_scores
+from timelyfreeze.compare import run_command as compare_methods
+from timelyfreeze.compare import show_command as compare_runs
+from timelyfreeze.compare.runs import find_runs
+from timelyfreeze.records.losses import read_losses
+from timelyfreeze.records.scores import scores_from_json
+from timelyfreeze.records.summary import RunSummary, summary_from_json, summary_to_json
 
 SETTINGS = {
     "freezing": {"max_freeze_ratio": 0.8},

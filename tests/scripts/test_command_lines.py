@@ -13,23 +13,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import benchmark
-import estimate_memory
-import evaluate
-import make_assets
+import gain as benchmark
 import prediction_turns
 import pytest
-import show_samples
 import soak
 import solver_tries
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tests.make_assets.__main__ as make_assets
 import torchtitan.freezing.config_file
 import torchtitan.freezing.launch
 from tests.fuzz.mangling import fuzzed
-from torchtitan import hf_export
-from torchtitan.freezing import profile
+from torchtitan.data import samples_command as show_samples
+from torchtitan.evaluation import command as evaluate
+from torchtitan.freezing.memory import command as estimate_memory
+from torchtitan.freezing.profile import command as profile
+from torchtitan.hf import export as hf_export
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = str(ROOT / "train_configs/tiny_8m.toml")

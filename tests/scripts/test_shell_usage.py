@@ -7,11 +7,11 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import estimate_memory
-import evaluate
 import pytest
 
-from torchtitan.freezing import profile
+from torchtitan.evaluation import command as evaluate
+from torchtitan.freezing.memory import command as estimate_memory
+from torchtitan.freezing.profile import command as profile
 
 ROOT = Path(__file__).resolve().parents[2]
 STARTED = 77
@@ -93,8 +93,8 @@ def test_wrong_arguments_end_before_anything_starts(
         ("scripts/export_hf.sh", ["a_folder", "3", "--dtype", "bfloat16"]),
         ("scripts/estimate_memory.sh", ["a_file", "--device-gib", "48", "--", "--model.flavor=x"]),
         ("scripts/profile_stages.sh", ["train_configs/tiny_8m.toml", "--repeats=1", "--", "--x"]),
-        ("scripts/compare_small.sh", ["a_file", "a_file", "out", "--nproc", "2"]),
-        ("scripts/make_gallery.sh", ["out", "--", "--training.steps=3"]),
+        ("benchmarks/compare_small.sh", ["a_file", "a_file", "out", "--nproc", "2"]),
+        ("benchmarks/make_gallery.sh", ["out", "--", "--training.steps=3"]),
         ("scripts/gpu_checks.sh", ["--small", "--output", "out", "tests"]),
         ("scripts/lint.sh", []),
         ("run_train.sh", ["--help"]),
@@ -136,7 +136,7 @@ def test_there_are_no_other_environments(place: Path, arguments: list[str], word
 def test_a_number_of_processes_that_is_none_is_told(place: Path, n: str) -> None:
     status, said = run(place, "run_train.sh", NGPU=n)
     assert (status, f"NGPU is '{n}'" in said) == (2, True)
-    assert run(place, "scripts/make_gallery.sh", "out", JOBS=n)[0] == 2
+    assert run(place, "benchmarks/make_gallery.sh", "out", JOBS=n)[0] == 2
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from timelyfreeze.policy import Check, Decision, Figure, Measurement, Source, register_policy
+from timelyfreeze.policies.policy import (
+    Check,
+    Decision,
+    Figure,
+    Measurement,
+    Source,
+    register_policy,
+)
 
 UNTIL_UNSTABLE = "until_unstable"
 GROW_AND_HALVE = "grow_and_halve"

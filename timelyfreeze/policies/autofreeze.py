@@ -20,8 +20,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from timelyfreeze.policy import Check, Decision, Figure, Measurement, Source, register_policy
-from timelyfreeze.prefix import layer_norms, leading_run, relative_change
+from timelyfreeze.policies.policy import (
+    Check,
+    Decision,
+    Figure,
+    Measurement,
+    Source,
+    register_policy,
+)
+from timelyfreeze.policies.prefix import layer_norms, leading_run, relative_change
 
 ABSOLUTE = "absolute"
 SIGNED = "signed"

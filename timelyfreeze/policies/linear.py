@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from timelyfreeze.policy import Check, Decision, register_policy
+from timelyfreeze.policies.policy import Check, Decision, register_policy
 
 
 @register_policy("linear", whole_layers=True)

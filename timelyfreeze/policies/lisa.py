@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from timelyfreeze.policy import Check, Decision, register_policy
+from timelyfreeze.policies.policy import Check, Decision, register_policy
 
 
 @register_policy("lisa", whole_layers=True)

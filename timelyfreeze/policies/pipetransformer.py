@@ -7,7 +7,7 @@ Models", 2021. At check T the prefix has the length (Sec. 3.1, Eq. 1)
 
 with g_l the gradient of block l in the step of the check. Where the equation leaves a choice:
 
-- It is kept as a real number and its whole part is frozen; see :func:`timelyfreeze.prefix.grow`.
+- It is kept as a real number and its whole part is frozen; see :func:`timelyfreeze.policies.prefix.grow`.
 - The argmin counts layers up to and with the block of the smallest norm. Counting those in front of
   it only, the first block could never be frozen as long as its own norm is the smallest.
 """
@@ -19,8 +19,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from timelyfreeze.policy import Check, Decision, Figure, Measurement, Source, register_policy
-from timelyfreeze.prefix import grow, layer_norms, whole_layers
+from timelyfreeze.policies.policy import (
+    Check,
+    Decision,
+    Figure,
+    Measurement,
+    Source,
+    register_policy,
+)
+from timelyfreeze.policies.prefix import grow, layer_norms, whole_layers
 
 
 @register_policy("pipetransformer", whole_layers=True)

@@ -8,7 +8,7 @@ Sec. III. At check K a live block l has the gradient norm difference (Definition
 with g_K the sum of its gradients since the check before. The live blocks from the front with
 eta_l below tau, up to the first that is not, are candidates (Definition 3); of the live blocks, no
 more than a share lambda is frozen at a check (Definition 4, Eq. 4, whose length is kept as a real
-number; see :func:`timelyfreeze.prefix.grow`). What is frozen stays frozen.
+number; see :func:`timelyfreeze.policies.prefix.grow`). What is frozen stays frozen.
 
 The paper reads a small eta as a block that has learned. Two values help to choose tau: eta is 0 for
 a gradient that has not changed, and about sqrt(2) for two that have nothing to do with each other.
@@ -24,8 +24,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from timelyfreeze.policy import Check, Decision, Figure, Measurement, Source, register_policy
-from timelyfreeze.prefix import grow, layer_norms, leading_run, relative_change, whole_layers
+from timelyfreeze.policies.policy import (
+    Check,
+    Decision,
+    Figure,
+    Measurement,
+    Source,
+    register_policy,
+)
+from timelyfreeze.policies.prefix import (
+    grow,
+    layer_norms,
+    leading_run,
+    relative_change,
+    whole_layers,
+)
 
 
 @register_policy("smartpipe", whole_layers=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from timelyfreeze.dag import build_dag
+from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.whatif.bounds_file import ORDER_FILE, BoundsFile
 from timelyfreeze.whatif.case import Answer, Case
 from timelyfreeze.whatif.grid import Grid

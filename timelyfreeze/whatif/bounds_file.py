@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from timelyfreeze.actions import Action, ActionKind, parse_action
-from timelyfreeze.bounds import DurationBounds, bounds_to_json, parse_link
-from timelyfreeze.dag import PipelineDag, build_dag
-from timelyfreeze.messages import receiving
-from timelyfreeze.order import ScheduleOrder, order_from_csv
-from timelyfreeze.plain_json import parse_json, shown
+from timelyfreeze.files.plain_json import parse_json, shown
+from timelyfreeze.schedule.actions import Action, ActionKind, parse_action
+from timelyfreeze.schedule.dag import PipelineDag, build_dag
+from timelyfreeze.schedule.order import ScheduleOrder, order_from_csv
+from timelyfreeze.timing.bounds import DurationBounds, bounds_to_json, parse_link
+from timelyfreeze.timing.p2p_costs import receiving
 from timelyfreeze.whatif.links import Links
 from timelyfreeze.whatif.notes import PipelineNotes, notes_to_json, parse_notes
 from timelyfreeze.whatif.times import Pair, StageTimes, complete_times, median_pairs

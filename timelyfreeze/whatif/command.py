@@ -6,8 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from timelyfreeze.plain_json import shown
-from timelyfreeze.settings import ALL_OR_NOTHING, CASCADES, FIRST_STAGE_MODES, USE
+from timelyfreeze.files.plain_json import shown
+from timelyfreeze.settings.choices import ALL_OR_NOTHING, CASCADES, FIRST_STAGE_MODES, USE
 from timelyfreeze.whatif.answer import answer
 from timelyfreeze.whatif.bounds_file import BoundsFile, read_bounds_file
 from timelyfreeze.whatif.grid import BEST_SPLIT, DEFAULT_SPLIT, Grid

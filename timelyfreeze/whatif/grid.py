@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from timelyfreeze.settings import ALL_OR_NOTHING, USE
+from timelyfreeze.settings.choices import ALL_OR_NOTHING, USE
 from timelyfreeze.whatif.splits import Split
 
 DEFAULT_SPLIT = "default"

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from timelyfreeze.bounds import DurationBounds
-from timelyfreeze.dag import PipelineDag, edge_delays
-from timelyfreeze.messages import receiving, with_messages
+from timelyfreeze.schedule.dag import PipelineDag, edge_delays
+from timelyfreeze.timing.bounds import DurationBounds
+from timelyfreeze.timing.p2p_costs import receiving, with_messages
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ import sys
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from timelyfreeze.plain_json import listed, shown
-from timelyfreeze.settings import CASCADES, FIRST_STAGE_MODES
+from timelyfreeze.files.plain_json import listed, shown
+from timelyfreeze.settings.choices import CASCADES, FIRST_STAGE_MODES
 from timelyfreeze.whatif.times import StageTimes
 
 

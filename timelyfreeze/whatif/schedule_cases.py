@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from timelyfreeze.bounds import DurationBounds
-from timelyfreeze.dag import PipelineDag
-from timelyfreeze.lp import LpError, solve_freeze_ratios
-from timelyfreeze.processors import play_batch
-from timelyfreeze.settings import ALL_OR_NOTHING, effective_cascade
+from timelyfreeze.planning.lp import LpError, solve_freeze_ratios
+from timelyfreeze.schedule.dag import PipelineDag
+from timelyfreeze.settings.choices import ALL_OR_NOTHING, effective_cascade
+from timelyfreeze.timing.bounds import DurationBounds
+from timelyfreeze.timing.processors import play_batch
+from timelyfreeze.whatif.best_unfrozen import best_split
 from timelyfreeze.whatif.bounds_file import BoundsFile
 from timelyfreeze.whatif.case import Case
 from timelyfreeze.whatif.grid import BEST_SPLIT, DEFAULT_SPLIT, Grid
 from timelyfreeze.whatif.layer_model import LayerModel
 from timelyfreeze.whatif.links import Links
-from timelyfreeze.whatif.rival import best_split
 from timelyfreeze.whatif.splits import Split, default_split, render_split
 from timelyfreeze.whatif.times import StageTimes, bounds_from_times
 

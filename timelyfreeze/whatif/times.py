@@ -15,9 +15,9 @@ from dataclasses import astuple, dataclass, fields, replace
 
 import numpy as np
 
-from timelyfreeze.actions import Action, ActionKind
-from timelyfreeze.bounds import DurationBounds
-from timelyfreeze.dag import PipelineDag
+from timelyfreeze.schedule.actions import Action, ActionKind
+from timelyfreeze.schedule.dag import PipelineDag
+from timelyfreeze.timing.bounds import DurationBounds
 
 Pair = tuple[float, float]
 

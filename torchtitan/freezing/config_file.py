@@ -16,10 +16,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from timelyfreeze.plain_json import shown
 from torchtitan.config import ConfigManager
-from torchtitan.freezing.checks import ConfigError, join_mistakes
-from torchtitan.freezing.config import JobConfig, job_config_class
+
+from timelyfreeze.files.plain_json import shown
+from torchtitan.freezing.checks.configuration import ConfigError, join_mistakes
+from torchtitan.freezing.config.job_config import JobConfig, job_config_class
 
 _FILE_KEYS = ("--job.config_file", "--job.config-file")
 _MODULE_KEYS = ("--job.custom_config_module", "--job.custom-config-module")

@@ -14,12 +14,13 @@ import time
 import warnings
 from collections.abc import Sequence
 
-from timelyfreeze.parent_death import end_with_parent
-from torchtitan import upstream_fixes
-from torchtitan.freezing.checks import ConfigError, check, check_rows, join_mistakes
-from torchtitan.freezing.config import JobConfig
-from torchtitan.freezing.config_file import read_config
 from torchtitan.protocols import train_spec as titan_spec
+
+from timelyfreeze.planning.parent_death import end_with_parent
+from torchtitan.freezing.checks.configuration import ConfigError, check, check_rows, join_mistakes
+from torchtitan.freezing.config.job_config import JobConfig
+from torchtitan.freezing.config_file import read_config
+from torchtitan.upstream import fixes as upstream_fixes
 
 # How long a process leaves it to the first one of its host to tell of a mistake.
 _WORD_OF_THE_FIRST_S = 60.0
@@ -60,6 +61,7 @@ def launch(args: Sequence[str], local_rank: int) -> int:
         # Upstream sets levels anew when it starts, and talks before ranks know each other.
         logging.disable(logging.INFO)
     import torchtitan.train as titan_train
+
     from torchtitan.freezing.trainer import FreezingTrainer
 
     # Upstream's main function would parse the command line again, without our sections.

@@ -9,33 +9,33 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
-
 import torchtitan.distributed.pipeline_parallel as titan_pipeline
-from timelyfreeze.policy import NONE
-from timelyfreeze.stage import FreezingStage
-from timelyfreeze.torch_pipelining import greet_other_ranks_alone, stages_of
+from torch import nn
 from torchtitan.distributed import ParallelDims
-from torchtitan.document_attention import (
+from torchtitan.models.llama3.model.state_dict_adapter import Llama3StateDictAdapter
+from torchtitan.protocols.train_spec import TrainSpec
+from torchtitan.tools.logging import logger
+
+from timelyfreeze.policies.policy import NONE
+from timelyfreeze.runtime.stage import FreezingStage
+from timelyfreeze.runtime.torch_pipelining import greet_other_ranks_alone, stages_of
+from torchtitan.data.document_attention import (
     DocumentTransformer,
     attention_mistake,
     conversation_mistake,
 )
-from torchtitan.freezing.config import JobConfig
-from torchtitan.freezing.emulation import build_emulated_pipeline
-from torchtitan.freezing.flavors import chosen_args, known_flavors
-from torchtitan.freezing.metrics import FreezingMetricsProcessor
-from torchtitan.freezing.validation_checks import reads_training_rows, validation_split
-from torchtitan.hf_adapter import LlamaAdapter
-from torchtitan.instruct_loader import build_instruct_dataloader
-from torchtitan.instruct_split import RowSplit
-from torchtitan.instruct_turns import has_turns, is_instruct_dataset
-from torchtitan.instruct_validation import build_instruct_validator
-from torchtitan.models.llama3.model.state_dict_adapter import Llama3StateDictAdapter
-from torchtitan.named_templates import build_chat_template
-from torchtitan.protocols.train_spec import TrainSpec
-from torchtitan.tools.logging import logger
-from torchtitan.upstream_fixes import (
+from torchtitan.data.loader import build_instruct_dataloader
+from torchtitan.data.named_templates import build_chat_template
+from torchtitan.data.split import RowSplit
+from torchtitan.data.turns import has_turns, is_instruct_dataset
+from torchtitan.data.validation import build_instruct_validator
+from torchtitan.freezing.checks.validation import reads_training_rows, validation_split
+from torchtitan.freezing.config.job_config import JobConfig
+from torchtitan.freezing.emulation.pipeline import build_emulated_pipeline
+from torchtitan.freezing.report.metrics import FreezingMetricsProcessor
+from torchtitan.hf.adapter import LlamaAdapter
+from torchtitan.hf.flavors import chosen_args, known_flavors
+from torchtitan.upstream.fixes import (
     PipelineLoss,
     autocast_stages,
     evaluate_forwards_alone,

@@ -12,37 +12,37 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-
 import torchtitan.components.metrics as titan_metrics
-from timelyfreeze.controller import FreezeController
-from timelyfreeze.emulation_controller import EmulatedController
-from timelyfreeze.emulation_recorder import EmulatedRecorder
-from timelyfreeze.exchange import Exchange
-from timelyfreeze.gradient_energy import GradientEnergy
-from timelyfreeze.methods import parse_method
-from timelyfreeze.order import ScheduleOrder
-from timelyfreeze.policy import NONE
-from timelyfreeze.policy_checks import checks_for
-from timelyfreeze.recorder import ActionRecorder, clock_for
-from timelyfreeze.settings import KEEP_CHAIN
-from timelyfreeze.torch_pipelining import read_order, stages_of
-from timelyfreeze.transfers import measure_transfers
 from torchtitan.components.dataloader import DataloaderExhaustedError
-from torchtitan.cpu_device import shared_cores
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as titan_dist
-from torchtitan.document_attention import to_every_stage
-from torchtitan.freezing.checks import freeze_settings
-from torchtitan.freezing.config import JobConfig
-from torchtitan.freezing.emulated_mesh import EmulatedDims
-from torchtitan.freezing.emulation import as_one_process, emulated_order
-from torchtitan.freezing.emulation_record import EmulationRecord, OptimizerClock
-from torchtitan.freezing.progress import quiet_unless
-from torchtitan.freezing.stop_request import StopRequest
-from torchtitan.safe_checkpoints import CheckpointError, SafeCheckpointManager
 from torchtitan.tools.logging import logger
 from torchtitan.train import Trainer
-from torchtitan.upstream_fixes import one_cast_for_all
+
+from timelyfreeze.control.controller import FreezeController
+from timelyfreeze.control.policy_checks import checks_for
+from timelyfreeze.emulation.controller import EmulatedController
+from timelyfreeze.emulation.recorder import EmulatedRecorder
+from timelyfreeze.meters.gradient_energy import GradientEnergy
+from timelyfreeze.policies.methods import parse_method
+from timelyfreeze.policies.policy import NONE
+from timelyfreeze.runtime.exchange import Exchange
+from timelyfreeze.runtime.recorder import ActionRecorder, clock_for
+from timelyfreeze.runtime.torch_pipelining import read_order, stages_of
+from timelyfreeze.runtime.transfers import measure_transfers
+from timelyfreeze.schedule.order import ScheduleOrder
+from timelyfreeze.settings.choices import KEEP_CHAIN
+from torchtitan.checkpoints.manager import CheckpointError, SafeCheckpointManager
+from torchtitan.data.document_attention import to_every_stage
+from torchtitan.freezing.checks.configuration import freeze_settings
+from torchtitan.freezing.config.job_config import JobConfig
+from torchtitan.freezing.emulation.mesh import EmulatedDims
+from torchtitan.freezing.emulation.pipeline import as_one_process, emulated_order
+from torchtitan.freezing.emulation.record import EmulationRecord, OptimizerClock
+from torchtitan.freezing.report.progress import quiet_unless
+from torchtitan.freezing.stop_request import StopRequest
+from torchtitan.upstream.cpu_device import shared_cores
+from torchtitan.upstream.fixes import one_cast_for_all
 
 CHECKPOINT_KEY = "freezing"
 ALL_TOKENS = "ntokens_seen_by_all"

@@ -3,9 +3,9 @@ import math
 import numpy as np
 import pytest
 
-from tests.timelyfreeze.toy_model import assert_resumes, only_mistake, run, toy_layout
+from tests.timelyfreeze.helpers.toy_model import assert_resumes, only_mistake, run, toy_layout
 from timelyfreeze.policies.apf import Apf
-from timelyfreeze.policy import Figure, Source
+from timelyfreeze.policies.policy import Figure, Source
 
 LAYOUT = toy_layout(2)
 N = len(LAYOUT.names)

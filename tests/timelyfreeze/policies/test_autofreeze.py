@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.timelyfreeze.toy_model import (
+from tests.timelyfreeze.helpers.toy_model import (
     assert_resumes,
     of_tensors,
     only_mistake,
@@ -14,7 +14,7 @@ from tests.timelyfreeze.toy_model import (
     toy_layout,
 )
 from timelyfreeze.policies.autofreeze import AutoFreeze
-from timelyfreeze.policy import Figure, Source
+from timelyfreeze.policies.policy import Figure, Source
 
 norms = st.lists(st.sampled_from([0.0, 0.1, 0.9, 1.0, 1.1, 5.0]), min_size=5, max_size=5)
 

@@ -2,9 +2,9 @@ import math
 
 import pytest
 
-from tests.timelyfreeze.toy_model import only_mistake, prefix_length, run, toy_layout
+from tests.timelyfreeze.helpers.toy_model import only_mistake, prefix_length, run, toy_layout
 from timelyfreeze.policies.fixed import Fixed
-from timelyfreeze.policy import Check
+from timelyfreeze.policies.policy import Check
 
 
 @pytest.mark.parametrize("layers", [0, 1, 3, 5])

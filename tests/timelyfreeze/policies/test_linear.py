@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from tests.timelyfreeze.toy_model import (
+from tests.timelyfreeze.helpers.toy_model import (
     assert_resumes,
     only_mistake,
     prefix_length,
@@ -10,7 +10,7 @@ from tests.timelyfreeze.toy_model import (
     toy_layout,
 )
 from timelyfreeze.policies.linear import Linear
-from timelyfreeze.policy import Check
+from timelyfreeze.policies.policy import Check
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,15 @@ import math
 import numpy as np
 import pytest
 
-from tests.timelyfreeze.toy_model import assert_resumes, of_blocks, only_mistake, run, toy_layout
+from tests.timelyfreeze.helpers.toy_model import (
+    assert_resumes,
+    of_blocks,
+    only_mistake,
+    run,
+    toy_layout,
+)
 from timelyfreeze.policies.lisa import Lisa
-from timelyfreeze.policy import Check
+from timelyfreeze.policies.policy import Check
 
 
 def live_blocks(policy: Lisa, n_layers: int, n_checks: int, seed: int = 0) -> np.ndarray:

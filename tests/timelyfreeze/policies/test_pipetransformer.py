@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.timelyfreeze.toy_model import (
+from tests.timelyfreeze.helpers.toy_model import (
     assert_resumes,
     of_tensors,
     only_mistake,
@@ -14,7 +14,7 @@ from tests.timelyfreeze.toy_model import (
     toy_layout,
 )
 from timelyfreeze.policies.pipetransformer import PipeTransformer
-from timelyfreeze.policy import Figure, Source
+from timelyfreeze.policies.policy import Figure, Source
 
 
 def squares(*rows: list[float]) -> list[dict[Figure, np.ndarray]]:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.timelyfreeze.toy_model import (
+from tests.timelyfreeze.helpers.toy_model import (
     N_AROUND,
     SHARES,
     assert_resumes,
@@ -15,8 +15,8 @@ from tests.timelyfreeze.toy_model import (
     run,
     toy_layout,
 )
+from timelyfreeze.policies.policy import Decision, Figure, Source
 from timelyfreeze.policies.smartpipe import SmartPipe
-from timelyfreeze.policy import Decision, Figure, Source
 
 
 def figures(norms: list[float], etas: list[float], before: list[float]) -> dict:

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.timelyfreeze.pipelines import hand_order, random_bounds, simulate
-from timelyfreeze.actions import Action, ActionKind
-from timelyfreeze.bounds import DurationBounds, bounds_to_json
-from timelyfreeze.dag import build_dag
-from timelyfreeze.order import ScheduleOrder, order_to_csv
-from timelyfreeze.schedules import gpipe_order, one_f_one_b_order
-from timelyfreeze.settings import KEEP_CHAIN
+from tests.timelyfreeze.helpers.pipelines import hand_order, random_bounds, simulate
+from timelyfreeze.schedule.actions import Action, ActionKind
+from timelyfreeze.schedule.dag import build_dag
+from timelyfreeze.schedule.order import ScheduleOrder, order_to_csv
+from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
+from timelyfreeze.settings.choices import KEEP_CHAIN
+from timelyfreeze.timing.bounds import DurationBounds, bounds_to_json
 from timelyfreeze.whatif.answer import answer
 from timelyfreeze.whatif.bounds_file import BoundsFile, bounds_file_text, read_bounds_file
 from timelyfreeze.whatif.case import Case
@@ -161,7 +161,7 @@ def test_backwards_that_nobody_needs(tmp_path: Path, cascade: str) -> None:
 
 @pytest.mark.parametrize("schedule", ["Interleaved1F1B", "ZBVZeroBubble", "InterleavedZeroBubble"])
 def test_schedules_of_torch_with_more_stages(even: BoundsFile, schedule: str) -> None:
-    from timelyfreeze.torch_pipelining import named_order
+    from timelyfreeze.runtime.torch_pipelining import named_order
 
     (case,) = answer(even, grid(schedules=(schedule,))).cases
     # TorchTitan cuts 8 layers and two ends into 8 stages as 1 2 1 1 1 1 1 0.

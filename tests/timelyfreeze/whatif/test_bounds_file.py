@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.timelyfreeze.pipelines import hand_order, random_bounds
-from timelyfreeze.bounds import bounds_from_json, bounds_to_json, uniform_bounds
-from timelyfreeze.dag import build_dag
-from timelyfreeze.order import order_to_csv
+from tests.timelyfreeze.helpers.pipelines import hand_order, random_bounds
+from timelyfreeze.schedule.dag import build_dag
+from timelyfreeze.schedule.order import order_to_csv
+from timelyfreeze.timing.bounds import bounds_from_json, bounds_to_json, uniform_bounds
 from timelyfreeze.whatif.bounds_file import bounds_file_text, read_bounds_file
 from timelyfreeze.whatif.notes import PipelineNotes
 from timelyfreeze.whatif.times import StageTimes

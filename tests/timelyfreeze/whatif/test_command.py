@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from timelyfreeze.__main__ import main
-from timelyfreeze.dag import build_dag
-from timelyfreeze.order import order_to_csv
-from timelyfreeze.schedules import one_f_one_b_order
+from timelyfreeze.schedule.dag import build_dag
+from timelyfreeze.schedule.order import order_to_csv
+from timelyfreeze.schedule.schedules import one_f_one_b_order
 from timelyfreeze.whatif.bounds_file import bounds_file_text
 from timelyfreeze.whatif.notes import PipelineNotes
 from timelyfreeze.whatif.times import StageTimes, bounds_from_times

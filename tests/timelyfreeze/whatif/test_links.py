@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from timelyfreeze.bounds import DurationBounds, uniform_bounds
-from timelyfreeze.dag import PipelineDag, build_dag
-from timelyfreeze.messages import with_messages
-from timelyfreeze.order import order_to_csv, parse_order
-from timelyfreeze.processors import play_batch
-from timelyfreeze.schedules import gpipe_order, one_f_one_b_order
-from timelyfreeze.settings import KEEP_CHAIN
+from timelyfreeze.schedule.dag import PipelineDag, build_dag
+from timelyfreeze.schedule.order import order_to_csv, parse_order
+from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
+from timelyfreeze.settings.choices import KEEP_CHAIN
+from timelyfreeze.timing.bounds import DurationBounds, uniform_bounds
+from timelyfreeze.timing.p2p_costs import with_messages
+from timelyfreeze.timing.processors import play_batch
 from timelyfreeze.whatif.answer import answer
 from timelyfreeze.whatif.bounds_file import BoundsFile, bounds_file_text, read_bounds_file
 from timelyfreeze.whatif.grid import DEFAULT_SPLIT, Grid

@@ -5,10 +5,10 @@ from dataclasses import astuple
 import numpy as np
 import pytest
 
-from tests.timelyfreeze.pipelines import hand_order
-from timelyfreeze.actions import Action, ActionKind, parse_action
-from timelyfreeze.bounds import validate_bounds
-from timelyfreeze.dag import build_dag
+from tests.timelyfreeze.helpers.pipelines import hand_order
+from timelyfreeze.schedule.actions import Action, ActionKind, parse_action
+from timelyfreeze.schedule.dag import build_dag
+from timelyfreeze.timing.bounds import validate_bounds
 from timelyfreeze.whatif.times import (
     Pair,
     StageTimes,

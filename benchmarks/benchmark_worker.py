@@ -1,0 +1,201 @@
+"""One of the processes that ``benchmark.py plain`` and ``gain`` start: two trainers in turns.
+
+torchrun starts it, with what to do as JSON: ``benchmark.launch`` says what is in it.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+PHASES = {"last_warmup_step": 4, "last_monitor_step": 36, "last_ramp_step": 38}
+
+
+def work(task: dict[str, Any]) -> None:
+    """Run one pair; rank 0 writes the row."""
+    import torch.distributed as dist
+    from torchtitan.tools.logging import init_logger
+
+    init_logger()
+    if task["kind"] == "plain":
+        row = compare(task, Turns(task, "none", upstream=True), Turns(task, "none"))
+    else:
+        row = compare(task, Turns(task, "none"), Turns(task, task["method"]))
+    if dist.get_rank() == 0:
+        (Path(task["folder"]) / "row.json").write_text(json.dumps(row))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+class Turns:
+    """A trainer that runs a few steps at a time."""
+
+    def __init__(self, task: dict[str, Any], method: str, *, upstream: bool = False) -> None:
+        """Build the trainer and bring it past its first steps, or its ramp if it freezes."""
+        from torchtitan.protocols import train_spec
+
+        from torchtitan.freezing.launch import prepare
+
+        settings = {
+            "job.config_file": task["config"],
+            "job.dump_folder": f"{task['folder']}/{method}{upstream}",
+            "metrics.log_freq": 1000000,
+            "training.steps": 1000000,
+            "lr_scheduler.total_steps": 10000,
+            "parallelism.pipeline_parallel_degree": task["ranks"],
+            "parallelism.pipeline_parallel_schedule": task["schedule"],
+            "freezing.method": method,
+            **{f"freezing.{key}": value for key, value in PHASES.items()},
+        }
+        if task["first_stage"]:
+            settings["freezing.first_stage"] = task["first_stage"]
+        if task["kind"] == "plain":
+            # A data set and a flavor that upstream has too.
+            settings |= {
+                "training.dataset": "c4_test",
+                "training.dataset_path": "tests/assets/c4_test",
+                "model.flavor": "debugmodel",
+            }
+        arguments = [f"--{key}={value}" for key, value in settings.items()]
+        config = prepare([*arguments, *task["settings"]])
+        if upstream:
+            from torchtitan.train import Trainer as Chosen
+
+            train_spec._extra_train_specs.clear()
+        else:
+            from torchtitan.freezing.trainer import FreezingTrainer as Chosen
+        self.trainer = Chosen(config)
+        self.data = self.trainer.batch_generator(self.trainer.dataloader)
+        self.step_ms: list[float] = []
+        controller = getattr(self.trainer, "controller", None)
+        plans = controller is not None and controller.plans
+        self.run(PHASES["last_ramp_step"] + 2 if plans else PHASES["last_warmup_step"] + 3)
+        self.step_ms.clear()
+
+    def run(self, n_steps: int) -> None:
+        """Run ``n_steps`` and note how long each took; ranks start together."""
+        import torch.distributed as dist
+
+        dist.barrier()
+        for _ in range(n_steps):
+            started = time.perf_counter()
+            self.trainer.step += 1
+            self.trainer.train_step(self.data)
+            self.step_ms.append(1e3 * (time.perf_counter() - started))
+
+
+def compare(task: dict[str, Any], before: Turns, after: Turns) -> dict[str, Any]:
+    """Let two trainers take turns and describe the difference."""
+    controller = getattr(after.trainer, "controller", None)
+    overhead = Overhead(controller) if controller is not None else None
+    if controller is not None:
+        controller.collect()
+    ratios = []
+    for _ in range(task["blocks"]):
+        before.run(task["steps"])
+        after.run(task["steps"])
+        ratios.append(
+            statistics.median(before.step_ms[-task["steps"] :])
+            / statistics.median(after.step_ms[-task["steps"] :])
+        )
+    row: dict[str, Any] = {"schedule": task["schedule"]}
+    if controller is not None:
+        row["method"] = task["method"]
+        if controller.plans:
+            row["first stage"] = task["first_stage"]
+    low, high = min(ratios), max(ratios)
+    middle = statistics.median(ratios)
+    row["before, ms/step"] = round(statistics.median(before.step_ms), 1)
+    row["after, ms/step"] = round(statistics.median(after.step_ms), 1)
+    row["tokens/s ratio (min..max)"] = f"{middle:.3f} ({low:.3f}..{high:.3f})"
+    row["ratios"] = ratios
+    if controller is None or overhead is None:
+        return row
+    figures = controller.collect()
+    batch_ms = statistics.median(ms for values in figures.batch_ms.values() for ms in values)
+    row["batch measured, ms"] = round(batch_ms, 1)
+    row["gain measured"] = f"{100 * (middle - 1):+.1f}%"
+    if controller.plans:
+        row |= describe_plan(controller.plan, batch_ms, middle)
+    ratios_now = figures.applied_stage_ratios.values()
+    row["ratios applied"] = " ".join(f"{ratio:.2f}" for ratio in ratios_now)
+    share = overhead.ms / overhead.n_steps / statistics.median(after.step_ms)
+    row["overhead"] = f"{100 * share:.2f}%"
+    return row
+
+
+def describe_plan(plan: Any, batch_ms: float, ratio: float) -> dict[str, Any]:
+    """Return what the plan promised beside what was measured."""
+    return {
+        "batch predicted, ms": round(plan.batch_ms, 1),
+        "error": f"{100 * (batch_ms / plan.batch_ms - 1):+.1f}%",
+        "gain promised": f"{100 * plan.gain:+.1f}%",
+        "kept": f"{(ratio - 1) / plan.gain:.0%}" if plan.gain > 0 else "-",
+        "limit": f"{100 * plan.limit_gain:+.1f}%",
+        "mean ratios": " ".join(f"{r:.2f}" for r in plan.stage_mean_ratios().values()),
+    }
+
+
+class Overhead:
+    """Adds up the time that the controller, its masks and its clocks take inside steps.
+
+    A clock around an action is too short to be timed each time; what one costs is measured
+    beforehand and counted.
+    """
+
+    def __init__(self, controller: Any) -> None:
+        """Wrap the controller's methods in clocks."""
+        self.ms = 0.0
+        self.n_steps = 0
+        for owner, name in [
+            (controller, "begin_step"),
+            (controller, "end_step"),
+            (controller, "_masks"),
+        ]:
+            self._wrap(owner, name)
+        self._clock_ms = _clock_cost_ms(controller._recorder)
+        measure = controller._recorder.measure
+
+        def counted(action: Any) -> Any:
+            self.ms += self._clock_ms
+            return measure(action)
+
+        controller._recorder.measure = counted
+
+    def _wrap(self, owner: Any, name: str) -> None:
+        method = getattr(owner, name)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return method(*args, **kwargs)
+            finally:
+                self.ms += 1e3 * (time.perf_counter() - started)
+                self.n_steps += name == "begin_step"
+
+        setattr(owner, name, timed)
+
+
+def _clock_cost_ms(recorder: Any, repeats: int = 2000) -> float:
+    """Return what it costs to measure one action."""
+    from timelyfreeze.runtime.recorder import ActionRecorder
+    from timelyfreeze.schedule.actions import parse_action
+
+    copy = ActionRecorder(recorder._clock)
+    action = parse_action("0F0")
+    with copy.recorded_pass():
+        started = time.perf_counter()
+        for _ in range(repeats):
+            with copy.measure(action):
+                pass
+        return 1e3 * (time.perf_counter() - started) / repeats
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("error: benchmark.py starts this in each of its processes; run that")
+    work(json.loads(sys.argv[1]))

@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# Makes the runs and the pictures of docs/gallery.md, again or on another machine.
+#
+# Usage: benchmarks/make_gallery.sh OUTPUT [-- --section.key=value ...]
+#
+# Trains the 8M model on 4 emulated ranks with and without freezing under each of four schedules, a minute or two a run on
+# one core, JOBS of them at a time (default 2). Runs that OUTPUT has are not made again. Pictures go to OUTPUT/gallery; copy
+# them to docs/gallery once they have been looked at.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
+expect_options "" "$@"
+[ $# -gt 0 ] && [ "$1" != -- ] || refuse "OUTPUT is missing"
+output=$(realpath -m "$1")
+[ ! -e "$output" ] || expect_first -d OUTPUT "$output"
+shift
+[ $# -eq 0 ] || [ "$1" = -- ] || refuse "'$1' follows OUTPUT; arguments of the runs come after --"
+[ $# -eq 0 ] || shift
+[[ ${JOBS:-2} =~ ^[1-9][0-9]{0,3}$ ]] || refuse "JOBS is '$JOBS'; it must be a number, 1 or more"
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+scripts/setup.sh
+mkdir -p "$output/gallery"
+# A device for each rank is what an emulation is about: one thread, as a core has.
+export OMP_NUM_THREADS=1 PYTHONPATH=$PWD CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES-}
+schedules=(GPipe 1F1B Interleaved1F1B ZBVZeroBubble)
+
+train() {
+  local schedule=$1 method=$2 folder=$output/$1/$2
+  shift 2
+  if compgen -G "$folder/tb/*/summary.json" > /dev/null; then
+    return
+  fi
+  rm -rf "$folder"
+  mkdir -p "$folder"
+  echo "$schedule $method"
+  if ! .venv/bin/torchrun --nproc_per_node=1 --rdzv_backend=c10d --rdzv_endpoint=localhost:0 -m torchtitan.freezing \
+    --job.config_file train_configs/prediction_8m.toml --job.dump_folder "$folder" --emulation.enable \
+    --metrics.enable_tensorboard --metrics.log_freq=4 --parallelism.pipeline_parallel_degree=4 \
+    "--parallelism.pipeline_parallel_schedule=$schedule" "--freezing.method=$method" "$@" > "$folder/train.log" 2>&1; then
+    echo "error: $schedule with $method failed; see $folder/train.log" >&2
+    return 1
+  fi
+}
+
+for schedule in "${schedules[@]}"; do
+  for method in none timelyfreeze; do
+    while [ "$(jobs -rp | wc -l)" -ge "${JOBS:-2}" ]; do
+      wait -n
+    done
+    train "$schedule" "$method" --training.steps=64 "$@" &
+  done
+done
+while [ -n "$(jobs -p)" ]; do
+  wait -n
+done
+
+for schedule in "${schedules[@]}"; do
+  run=$(dirname "$(compgen -G "$output/$schedule/timelyfreeze/tb/*/summary.json" | head -n 1)")
+  for picture in timeline_measured timeline_predicted; do
+    cp "$run/pictures/$picture.png" "$output/gallery/${schedule}_$picture.png"
+  done
+  if [ "$schedule" = 1F1B ]; then
+    for picture in curves loss convergence response histogram; do
+      cp "$run/pictures/$picture.png" "$output/gallery/$picture.png"
+    done
+  fi
+done
+.venv/bin/python timelyfreeze/compare/show_command.py "${schedules[@]/#/$output/}" --output "$output/comparison" --title "Four schedules"
+for picture in freeze_ratio_steps freeze_ratio_stages; do
+  cp "$output/comparison/$picture.png" "$output/gallery/comparison_$picture.png"
+done
+ls -l "$output/gallery"

@@ -1,0 +1,122 @@
+#!/usr/bin/env python3
+"""Holds plans made from one bounds file against runs of other pipelines.
+
+    python benchmarks/plan_error.py BOUNDS [BOUNDS ...] --runs RUN_FOLDER [...]
+
+BOUNDS are bounds.json of profiles or of runs; every run below the folders of --runs is predicted
+from each of them: its schedule, its microbatches, its split and its cap, nothing else of it. The
+table has the batch without freezing and under the plan; an error is how far the measured time is
+above the predicted one. Where the file and the run are the same, it is the plan's own error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from prediction_table import Figures, Times, figures_of
+
+from timelyfreeze.compare.runs import FINISHED, Run, find_runs
+from timelyfreeze.settings.choices import ALL_OR_NOTHING, USE
+from timelyfreeze.whatif.answer import answer
+from timelyfreeze.whatif.bounds_file import BoundsFile, read_bounds_file
+from timelyfreeze.whatif.grid import Grid
+from timelyfreeze.whatif.splits import render_split
+
+HEAD = (
+    "planned from", "run", "microbatches", "layers", "r_max", "batch without, planned", "measured",
+    "error", "batch with, planned", "measured", "error", "gain planned", "measured",
+)  # fmt: skip
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the table and return the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("bounds", type=Path, nargs="+", metavar="BOUNDS")
+    parser.add_argument("--runs", type=Path, nargs="+", required=True, metavar="RUN_FOLDER")
+    options = parser.parse_args(arguments)
+    try:
+        files = [read_bounds_file(path) for path in options.bounds]
+        found = find_runs(options.runs)
+        runs = [run for run in found.runs if run.status == FINISHED]
+        for problem in found.unreadable:
+            print(f"not read: {problem}", file=sys.stderr)
+        if not runs:
+            raise ValueError("--runs has no finished run")
+        print(_row(HEAD))
+        print(_row(["---"] * len(HEAD)))
+        for file in files:
+            for run in runs:
+                print(_row(_cells(file, run)), flush=True)
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _cells(file: BoundsFile, run: Run) -> Iterator[str]:
+    own = read_bounds_file(run.folder / "bounds.json")
+    figures = figures_of(run)
+    unfrozen_ms, planned_ms = planned(file, own, figures)
+    before = Times(unfrozen_ms, figures.times["batch_unfrozen"].measured_ms)
+    after = Times(planned_ms, figures.times["batch"].measured_ms)
+    yield from (name_of(file), figures.schedule, str(own.n_microbatches))
+    yield render_split(own.notes.layers or ())
+    yield f"{figures.max_freeze_ratio:g}"
+    for times in (before, after):
+        yield f"{times.predicted_ms:.1f}"
+        yield "-" if times.measured_ms is None else f"{times.measured_ms:.1f}"
+        yield "-" if times.error is None else f"{times.error:+.1%}"
+    yield f"{unfrozen_ms / planned_ms - 1.0:+.1%}"
+    known = before.measured_ms is not None and after.measured_ms is not None
+    yield f"{before.measured_ms / after.measured_ms - 1.0:+.1%}" if known else "-"
+
+
+def planned(file: BoundsFile, own: BoundsFile, figures: Figures) -> tuple[float, float]:
+    """Return the batch of a run as planned from another file, milliseconds.
+
+    Args:
+        file: What was measured elsewhere.
+        own: The run's bounds file, of which the shape of the pipeline counts, and no time.
+        figures: The run's schedule and cap.
+
+    Returns:
+        Without freezing, and under the plan.
+
+    Raises:
+        ValueError: If the file does not tell it.
+    """
+    if own.n_ranks is None:
+        raise ValueError(f"{own.path} does not say how many ranks it has")
+    case = answer(
+        file,
+        Grid(
+            schedules=(figures.schedule,),
+            caps=(figures.max_freeze_ratio,),
+            microbatches=(own.n_microbatches,),
+            splits=(own.notes.layers or "default",),
+            n_ranks=own.n_ranks,
+            first_stage=own.notes.first_stage or ALL_OR_NOTHING,
+            cascade=own.notes.cascade or USE,
+            n_processors=own.notes.processors,
+        ),
+    ).cases[0]
+    return case.step_ms, case.frozen_step_ms
+
+
+def name_of(file: BoundsFile) -> str:
+    """Return what a reader calls a bounds file."""
+    kind = "run" if file.notes.stages is None else "profile"
+    return f"{kind}: {file.notes.schedule}, {file.n_stages} stages x {file.n_microbatches}"
+
+
+def _row(cells: Sequence[str] | Iterator[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

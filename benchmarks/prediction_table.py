@@ -1,0 +1,246 @@
+"""Predicted and measured times of runs, and how far they are apart: markdown and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from reprlib import repr
+from typing import Any
+
+from timelyfreeze.compare.groups import schedule_rank
+from timelyfreeze.compare.runs import FINISHED, FoundRuns, Run, is_number, read_object
+
+SETTINGS = "settings.json"
+MISSING = "-"
+
+
+@dataclass(frozen=True)
+class Times:
+    """A time as it was predicted and as it was measured, milliseconds; None where not known."""
+
+    predicted_ms: float | None
+    measured_ms: float | None
+
+    @property
+    def error(self) -> float | None:
+        """By how much the measured time is above the predicted one, as a fraction of it."""
+        if not self.predicted_ms or self.measured_ms is None:
+            return None
+        return self.measured_ms / self.predicted_ms - 1.0
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one run says of its predictions.
+
+    Attributes:
+        pipeline: ``emulated`` or ``real``, and the number of ranks.
+        schedule: Its name.
+        max_freeze_ratio: The cap of its plan.
+        folder: Where the run is.
+        times: By name of ``WHAT``.
+        gain: Gain in throughput of the step, as planned, and as measured.
+        failure: Why there is no plan.
+    """
+
+    pipeline: str
+    schedule: str
+    max_freeze_ratio: float
+    folder: Path
+    times: Mapping[str, Times]
+    gain: Times
+    failure: str | None = None
+
+    @property
+    def setting(self) -> tuple[str, str, float]:
+        """What repeats of a run share."""
+        return self.pipeline, self.schedule, self.max_freeze_ratio
+
+
+WHAT = {
+    "batch_unfrozen": "batch without freezing",
+    "batch": "batch with",
+    "step_unfrozen": "step without freezing",
+    "step": "step with",
+}
+
+
+def figures_of(run: Run) -> Figures:
+    """Return the figures of a finished run, with its settings from beside its summary.
+
+    An emulated pipeline is measured by its virtual clock.
+
+    Raises:
+        OSError: If there are no settings.
+        ValueError: If summary or settings lack what is needed.
+    """
+    settings = read_object(run.folder / SETTINGS)
+    try:
+        cap = settings["freezing"]["max_freeze_ratio"]
+        ranks = settings["parallelism"]["pipeline_parallel_degree"]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{SETTINGS} does not give {error}; it is not that of a run") from None
+    if isinstance(cap, list):
+        raise ValueError(
+            f"{SETTINGS}: max_freeze_ratio is {repr(cap)}; the table has one for all stages"
+        )
+    for key, value in (("max_freeze_ratio", cap), ("pipeline_parallel_degree", ranks)):
+        if not is_number(value) or not math.isfinite(value):
+            raise ValueError(f"{SETTINGS}: {key} is {repr(value)}; it must be a number")
+    summary = run.summary
+    is_emulated = summary.get("emulated_ranks") is not None
+    virtual = "virtual_" if is_emulated else ""
+    outside_ms, n_batches = summary.get("outside_ms"), summary.get("batches_per_step") or 1
+
+    def step_of(batch_ms: float | None) -> float | None:
+        known = batch_ms is not None and outside_ms is not None
+        return n_batches * batch_ms + outside_ms if known else None
+
+    unfrozen_ms = summary.get("batch_ms_unfrozen_predicted")
+    planned_ms = summary.get("batch_ms_predicted")
+    times = {
+        "batch_unfrozen": Times(unfrozen_ms, summary.get("batch_ms_unfrozen")),
+        "batch": Times(planned_ms, summary.get("batch_ms")),
+        "step_unfrozen": Times(step_of(unfrozen_ms), summary.get(f"{virtual}step_ms_unfrozen")),
+        "step": Times(summary.get("step_ms_predicted"), summary.get(f"{virtual}step_ms")),
+    }
+    before, after = times["step_unfrozen"], times["step"]
+    return Figures(
+        pipeline=f"{'emulated' if is_emulated else 'real'}, {ranks} ranks",
+        schedule=run.schedule,
+        max_freeze_ratio=float(cap),
+        folder=run.folder,
+        times=times,
+        gain=Times(
+            _gain(before.predicted_ms, after.predicted_ms),
+            _gain(before.measured_ms, after.measured_ms),
+        ),
+        failure=summary.get("failure"),
+    )
+
+
+def _gain(before_ms: float | None, after_ms: float | None) -> float | None:
+    return None if before_ms is None or not after_ms else before_ms / after_ms - 1.0
+
+
+def collect(found: FoundRuns) -> tuple[list[Figures], list[str]]:
+    """Return the figures of all finished runs, in the order of the table, and what is amiss."""
+    figures, problems = [], [f"not read: {problem}" for problem in found.unreadable]
+    for run in found.runs:
+        if run.status != FINISHED:
+            problems.append(f"{run.status}: {run.folder}")
+            continue
+        try:
+            one = figures_of(run)
+        except (OSError, ValueError) as error:
+            problems.append(f"not read: {run.folder}: {error}")
+            continue
+        if one.failure is not None:
+            problems.append(f"no plan: {run.folder}: {one.failure}")
+        figures.append(one)
+    return sorted(figures, key=_position), problems
+
+
+def _position(one: Figures) -> tuple[Any, ...]:
+    place = schedule_rank(one.schedule)
+    return one.pipeline, place, one.max_freeze_ratio, str(one.folder)
+
+
+def render_table(figures: Sequence[Figures], problems: Iterable[str], head: str) -> str:
+    """Return the tables as markdown: one row for each setting, then median and worst errors.
+
+    Where a setting was run several times, a cell holds the median and the smallest and largest.
+    """
+    titles = ["pipeline", "schedule", "r_max", "runs"]
+    for title in WHAT.values():
+        titles += [f"{title}, ms: predicted", "measured", "error"]
+    lines = [head.rstrip(), "", _line([*titles, "gain predicted", "measured"])]
+    lines.append("|" + "---|" * (len(titles) + 2))
+    for (pipeline, schedule, cap), group in _by_setting(figures).items():
+        cells = [pipeline, schedule, f"{cap:g}", str(len(group))]
+        for name in WHAT:
+            times = [one.times[name] for one in group]
+            cells += [
+                _spread([t.predicted_ms for t in times], _ms),
+                _spread([t.measured_ms for t in times], _ms),
+                _spread([t.error for t in times], _percent),
+            ]
+        cells.append(_spread([one.gain.predicted_ms for one in group], _percent))
+        cells.append(_spread([one.gain.measured_ms for one in group], _percent))
+        lines.append(_line(cells))
+    lines += ["", "Errors without their sign, over all runs:", ""]
+    lines += [_line(["pipeline", "what", "runs", "median", "worst", "worst in", "within 3%"])]
+    lines += ["|" + "---|" * 7, *map(_line, _errors(figures))]
+    lines += [f"\n- {problem}" for problem in problems]
+    return "\n".join(lines) + "\n"
+
+
+def _by_setting(figures: Iterable[Figures]) -> dict[tuple[str, str, float], list[Figures]]:
+    groups: dict[tuple[str, str, float], list[Figures]] = {}
+    for one in figures:
+        groups.setdefault(one.setting, []).append(one)
+    return groups
+
+
+def _errors(figures: Sequence[Figures]) -> Iterator[list[str]]:
+    for pipeline in dict.fromkeys(one.pipeline for one in figures):
+        mine = [one for one in figures if one.pipeline == pipeline]
+        for name, title in WHAT.items():
+            errors = [(one.times[name].error, one) for one in mine]
+            known = [(error, one) for error, one in errors if error is not None]
+            if not known:
+                continue
+            worst, where = max(known, key=lambda pair: abs(pair[0]))
+            within = sum(abs(error) <= 0.03 for error, _ in known)
+            yield [
+                pipeline,
+                title,
+                str(len(known)),
+                f"{statistics.median(abs(error) for error, _ in known):.1%}",
+                _percent(worst),
+                f"{where.schedule}, r_max {where.max_freeze_ratio:g}",
+                f"{within} of {len(known)}",
+            ]
+
+
+def _spread(values: Sequence[float | None], text: Callable[[float], str]) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return MISSING
+    middle = text(statistics.median(known))
+    return middle if len(known) == 1 else f"{middle} ({text(min(known))}..{text(max(known))})"
+
+
+def _ms(value: float) -> str:
+    return f"{value:.1f}"
+
+
+def _percent(value: float) -> str:
+    return f"{value:+.1%}"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def render_csv(figures: Sequence[Figures]) -> str:
+    """Return every run as a row of CSV; what is not known is empty."""
+    buffer = io.StringIO()
+    columns = ["pipeline", "schedule", "max_freeze_ratio"]
+    for name in WHAT:
+        columns += [f"{name}_ms_predicted", f"{name}_ms_measured", f"{name}_error"]
+    columns += ["step_gain_predicted", "step_gain_measured", "folder"]
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(columns)
+    for one in figures:
+        row: list[Any] = [one.pipeline, one.schedule, one.max_freeze_ratio]
+        for name in WHAT:
+            times = one.times[name]
+            row += [times.predicted_ms, times.measured_ms, times.error]
+        writer.writerow([*row, one.gain.predicted_ms, one.gain.measured_ms, one.folder])
+    return buffer.getvalue()

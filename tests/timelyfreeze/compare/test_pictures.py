@@ -1,0 +1,277 @@
+"""What is drawn of many runs: the data by hand, and names where they can be read."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from tests.timelyfreeze.compare.run_folders import write_run, write_scores
+from timelyfreeze.compare.curves import curves, freeze_ratios, stage_ratios, training_losses
+from timelyfreeze.compare.drawing import color, line_style
+from timelyfreeze.compare.groups import Group, Spread, compare, group
+from timelyfreeze.compare.labels import Label, label_points, spread_out
+from timelyfreeze.compare.metrics import Terms
+from timelyfreeze.compare.pictures import KINDS, Picture, pictures
+from timelyfreeze.compare.runs import find_runs, read_run
+from timelyfreeze.compare.settings import flatten, variants, work_differs
+from timelyfreeze.compare.tradeoffs import front, points
+
+
+def groups_of(folder: Path, window: int = 2) -> list[Group]:
+    return group(compare(find_runs([folder]).runs, Terms(window)))
+
+
+def drawn(folder: Path, window: int = 2, reference: Path | None = None) -> dict[str, Picture]:
+    terms = Terms(window, None if reference is None else read_run(reference))
+    return {p.name: p for p in pictures(groups_of(folder, window), terms)}
+
+
+def axes_of(picture: Picture) -> list[Axes]:
+    assert picture.figure is not None
+    return picture.figure.axes
+
+
+def texts(axes: Axes) -> set[str]:
+    return {text.get_text() for text in axes.texts}
+
+
+def write_steps(folder: Path, ratios: Sequence[float | str]) -> None:
+    rows = [f"{step},stable,{ratio}" for step, ratio in enumerate(ratios, 1)]
+    (folder / "steps.csv").write_text("\n".join(["step,phase,freeze_ratio", *rows]) + "\n")
+
+
+# --- settings that set runs apart -----------------------------------------------------------------
+
+
+def test_settings_are_flat() -> None:
+    assert flatten({"a": {"b": 1, "c": {"d": None}}, "e": []}) == {"a.b": 1, "a.c.d": None, "e": []}
+
+
+def test_work_is_what_a_step_does() -> None:
+    one = {"training.seq_len": 64, "training.steps": 10, "optimizer.lr": 0.1, "freezing.seed": 1}
+    assert not work_differs(one, {**one, "training.steps": 20, "optimizer.lr": 0.2})
+    assert work_differs(one, {**one, "training.seq_len": 32})
+    # Nothing is known against a run that left no settings.
+    assert not work_differs(one, {})
+
+
+def test_variants_leave_out_what_does_not_matter_to_a_method() -> None:
+    one = {
+        "freezing.max_freeze_ratio": 0.5, "freezing.seed": 1, "freezing.apf.threshold": 0.3,
+        "parallelism.pipeline_parallel_schedule": "GPipe", "job.dump_folder": "a",
+        "training.seq_len": 64, "optimizer.lr": 0.1,
+    }  # fmt: skip
+    other = {
+        "freezing.max_freeze_ratio": 0.8, "freezing.seed": 2, "freezing.apf.threshold": 0.4,
+        "parallelism.pipeline_parallel_schedule": "1F1B", "job.dump_folder": "b",
+        "training.seq_len": 64, "optimizer.lr": 0.2,
+    }  # fmt: skip
+    cap, threshold, rate = "max_freeze_ratio 0.5", "apf.threshold 0.3", "optimizer.lr 0.1"
+    assert variants("timelyfreeze", [one, other])[0] == f"{cap}, {rate}"
+    assert variants("timelyfreeze+apf", [one, other])[0] == f"{cap}, {threshold}, {rate}"
+    assert variants("none", [one, other, {}]) == [rate, "optimizer.lr 0.2", ""]
+    assert variants("none", [one, one]) == ["", ""]
+
+
+def test_settings_of_another_place_set_no_runs_apart(tmp_path: Path) -> None:
+    for device in ("some CPU", "some GPU"):
+        settings = {"training": {"seq_len": len(device)}}
+        write_run(tmp_path / device, "apf", device=device, settings=settings)
+    write_run(tmp_path / "c", "apf", device="some GPU", settings={"training": {"seq_len": 1}})
+    told = [(one.place.split(",")[0], one.variant) for one in groups_of(tmp_path)]
+    assert told == [
+        ("2 x some CPU", ""), ("2 x some GPU", "seq_len 1"), ("2 x some GPU", "seq_len 8"),
+    ]  # fmt: skip
+
+
+# --- trade-offs -----------------------------------------------------------------------------------
+
+
+def write_points(folder: Path, values: dict[str, tuple[float, float]], **more: Any) -> None:
+    for method, (speed, loss) in values.items():
+        write_run(folder / method, method, tokens_per_second=speed, validation_loss=loss, **more)
+
+
+def test_the_front_is_what_nothing_beats(tmp_path: Path) -> None:
+    write_points(
+        tmp_path,
+        {
+            "none": (100, 2.0), "apf": (120, 2.2), "lisa": (130, 2.1), "fixed": (150, 2.5),
+            "linear": (150, 2.4), "slow": (90, 2.0),
+        },
+    )  # fmt: skip
+    found = points(groups_of(tmp_path), "validation_loss")
+    assert [p.group.method for p in front(found, low_is_good=True)] == ["linear", "lisa", "none"]
+    assert [p.group.method for p in front(found, low_is_good=False)] == ["fixed"]
+
+
+def test_bars_are_the_spread_and_no_smaller_than_the_standard_error(tmp_path: Path) -> None:
+    for seed, accuracy in [(1, 0.5), (2, 0.52)]:
+        run = write_run(tmp_path / f"{seed}", "apf", seed=seed, tokens_per_second=100.0 * seed)
+        write_scores(run, accuracy, n_questions=100)
+    (point,) = points(groups_of(tmp_path), "accuracy", "accuracy_stderr")
+    assert point.x == Spread(150.0, 100.0, 200.0)
+    # Of four benchmarks with 100 questions each: sqrt(p (1 - p) / 100) / 2.
+    errors = [100 * math.sqrt(p * (1 - p) / 100) / 2 for p in (0.5, 0.52)]
+    assert point.y.mean == pytest.approx(51.0)
+    assert point.y.low == pytest.approx(51.0 - sum(errors) / 2)
+    (plain,) = points(groups_of(tmp_path), "accuracy")
+    assert (plain.y.low, plain.y.high) == pytest.approx((50.0, 52.0))
+
+
+def test_a_trade_off_has_a_panel_for_each_schedule_and_names_its_points(tmp_path: Path) -> None:
+    for schedule in ("1F1B", "GPipe"):
+        write_points(tmp_path / schedule, {"none": (100, 2.0), "a$b$": (120, 2.2)},
+                     schedule=schedule)  # fmt: skip
+    write_run(tmp_path / "c", "lisa", tokens_per_second=110.0)
+    picture = drawn(tmp_path)["loss_throughput"]
+    panels = axes_of(picture)
+    assert [axes.get_title(loc="left") for axes in panels] == ["GPipe", "1F1B"]
+    assert panels[0].get_xlim() == panels[1].get_xlim()
+    # Better is up, and loss is better if low.
+    assert panels[0].get_ylim()[0] > panels[0].get_ylim()[1]
+    assert texts(panels[0]) == {"none", "a$b$"}
+    assert not any(text.get_parse_math() for text in panels[0].texts)
+    assert picture.missing == ("without a validation loss that is a number: 1F1B lisa",)
+    assert "GPipe none: 100 tokens/s, 2.000" in picture.alt
+
+
+def test_accuracies_on_other_questions_share_no_picture(tmp_path: Path) -> None:
+    write_scores(write_run(tmp_path / "a", "none", tokens_per_second=1.0), 0.5)
+    write_scores(write_run(tmp_path / "b", "apf", tokens_per_second=2.0), 0.6, n_questions=20)
+    picture = drawn(tmp_path)["accuracy_throughput"]
+    assert picture.figure is None
+    assert picture.missing == ("the runs were asked different questions",)
+
+
+# --- curves and stages ----------------------------------------------------------------------------
+
+
+def test_repeats_make_one_curve_with_its_spread(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "apf", seed=1, losses=[(10, 4.0), (20, 2.0), (30, 1.0)])
+    write_run(tmp_path / "b", "apf", seed=2, losses=[(20, 4.0), (40, 4.0), (60, 2.0)])
+    (one,) = groups_of(tmp_path)
+    (curve,) = curves(one, training_losses(2))
+    assert (curve.xs, curve.ys) == ((30.0, 45.0), (3.5, 2.25))
+    assert (curve.lows, curve.highs) == ((3.0, 1.5), (4.0, 3.0))
+
+
+def test_repeats_that_do_not_fit_together_stay_apart(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "apf", seed=1, losses=[(10, 4.0), (20, 2.0)])
+    write_run(tmp_path / "b", "apf", seed=2, losses=[(20, 4.0)])
+    write_run(tmp_path / "c", "apf", seed=3)
+    (one,) = groups_of(tmp_path)
+    assert [curve.xs for curve in curves(one, training_losses(1))] == [(10.0, 20.0), (20.0,)]
+
+
+def test_freeze_ratios_are_those_of_the_steps_that_know_theirs(tmp_path: Path) -> None:
+    write_steps(write_run(tmp_path / "a", "apf", stage_ratios={"1": 0.5, "0": 0.25}), ["", 0.5, 1])
+    write_run(tmp_path / "b", "apf", seed=2, stage_ratios={"0": 0.75, "1": 0.5})
+    (one,) = groups_of(tmp_path)
+    (curve,) = curves(one, freeze_ratios)
+    assert (curve.xs, curve.ys) == ((2.0, 3.0), (0.5, 1.0))
+    assert stage_ratios(one) == {0: 0.5, 1: 0.5}
+    picture = drawn(tmp_path)["freeze_ratio_stages"]
+    assert "1F1B apf: stage 0 0.50, stage 1 0.50" in picture.alt
+    assert texts(axes_of(picture)[0]) == {"0.50"}
+
+
+def test_lines_have_their_names_at_their_ends_and_the_reference_its_height(tmp_path: Path) -> None:
+    reference = write_run(tmp_path / "a", "none", losses=[(1, 3.0), (2, 2.0)])
+    write_run(tmp_path / "b", "timelyfreeze+apf", losses=[(1, 3.0), (2, 2.5)])
+    (axes,) = axes_of(drawn(tmp_path, 1, reference)["loss_seconds"])
+    assert texts(axes) == {"none", "timelyfreeze+apf", "where 1F1B none seed 42 ends"}
+    heights = [line.get_ydata()[0] for line in axes.lines if line.get_linestyle() == ":"]
+    assert heights == [2.0]
+    write_run(tmp_path / "c", "none", model="llama3 1B", losses=[(1, 3.0), (2, 2.0)])
+    other = axes_of(drawn(tmp_path, 1, reference)["loss_seconds_2"])[0]
+    assert texts(other) == {"none"}
+
+
+def test_a_run_that_diverged_spoils_no_picture(tmp_path: Path) -> None:
+    losses = [(1.0, 3.0), (2.0, 2.0), (3.0, math.nan), (4.0, math.inf)]
+    write_run(tmp_path / "a", "apf", tokens_per_second=1.0, validation_loss=math.nan, losses=losses)
+    write_run(tmp_path / "b", "none", tokens_per_second=1.0, validation_loss=2.0, losses=losses[:2])
+    shown = drawn(tmp_path, 1)
+    assert texts(axes_of(shown["loss_throughput"])[0]) == {"none"}
+    assert shown["loss_throughput"].missing == (
+        "without a validation loss that is a number: 1F1B apf",
+    )
+    (axes,) = axes_of(shown["loss_seconds"])
+    assert texts(axes) == {"none", "apf"}
+    assert [tuple(line.get_ydata()) for line in axes.lines][:2] == [(3.0, 2.0), (3.0, 2.0)]
+
+
+def test_what_is_missing_is_said_and_places_share_no_picture(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "apf", tokens_per_second=1.0)
+    write_run(tmp_path / "b", "apf", tokens_per_second=1.0, device="some GPU", steps_done=3)
+    write_run(tmp_path / "c", "apf", tokens_per_second=1.0, device="some GPU")
+    shown = drawn(tmp_path)
+    assert list(shown) == [*KINDS, *(f"{kind}_2" for kind in KINDS)]
+    assert {p.figure for p in shown.values()} == {None}
+    assert [p.missing for p in shown.values()][:5] == [
+        ("no run has an average accuracy",),
+        ("no run has a validation loss that is a number",),
+        ("no run has 2 logged losses",),
+        ("no run has freeze ratios by step (steps.csv)",),
+        ("no run has freeze ratios by stage",),
+    ]
+    assert shown["loss_seconds_2"].place == "2 x some GPU, llama3 8M"
+
+
+def test_methods_look_the_same_everywhere_and_different_from_each_other() -> None:
+    methods = ["none", "timelyfreeze", "apf", "autofreeze", "pipetransformer", "smartpipe",
+               "fixed", "linear", "lisa", "timelyfreeze+apf"]  # fmt: skip
+    assert len({(color(method), line_style(method)) for method in methods}) == len(methods)
+    assert color("of_my_own") == color("of_my_own")
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wanted", "middles"),
+    [
+        ([20.0, 50.0], [20.0, 50.0]),
+        # Two that overlap lie around their mean.
+        ([50.0, 52.0], [46.0, 56.0]),
+        # A block that grows into another takes it in: starts 38, 32 and 26 are 32 on average.
+        ([43.0, 47.0, 51.0], [37.0, 47.0, 57.0]),
+        # None leaves the room.
+        ([1.0, 99.0], [5.0, 95.0]),
+        ([98.0, 99.0], [85.0, 95.0]),
+    ],
+)
+def test_names_make_room_for_each_other(wanted: list[float], middles: list[float]) -> None:
+    assert spread_out(wanted, [10.0] * len(wanted), 100.0) == pytest.approx(middles)
+
+
+def test_names_of_points_cover_neither_points_nor_each_other() -> None:
+    figure = Figure(figsize=(6, 4))
+    axes = figure.add_axes((0.1, 0.1, 0.8, 0.8))
+    places = [
+        (0.5, 0.5),
+        (0.5, 0.5),
+        (0.51, 0.5),
+        (0.5, 0.52),
+        (0.52, 0.52),
+        (0.98, 0.5),
+        (0.5, 0.99),
+    ]
+    label_points(axes, [Label(x, y, f"method {i}", "k") for i, (x, y) in enumerate(places)], [])
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    for text in axes.texts:
+        text.update_positions(renderer)
+    # Of the text alone: a line may lead from it to its point.
+    boxes = [Text.get_window_extent(text, renderer) for text in axes.texts]
+    assert len(boxes) == len(places)
+    for i, box in enumerate(boxes):
+        assert not any(box.overlaps(other) for other in boxes[i + 1 :])
+        assert not any(box.contains(*axes.transData.transform(place)) for place in places)
+        assert axes.get_window_extent(renderer).containsx(box.x1)

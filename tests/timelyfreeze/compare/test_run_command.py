@@ -1,0 +1,303 @@
+"""What is run, in which order, and what a second call leaves alone; the trainer is a stand-in."""
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.timelyfreeze.compare.run_folders import keys_of, table_rows, write_run
+from timelyfreeze.compare import launch as comparison_launch
+from timelyfreeze.compare.jobs import ROOT
+from timelyfreeze.compare.launch import duration, start
+from timelyfreeze.compare.run_command import main
+
+SPEEDS = {"none": 100.0, "apf": 125.0, "fixed": 150.0}
+
+
+class Trainer:
+    """Stands in for torchrun: writes what a run writes, or fails as a run fails."""
+
+    def __init__(self) -> None:
+        self.commands: list[Sequence[str]] = []
+        self.found_in_folder: list[list[str]] = []
+        self.fails: set[str] = set()
+        self.stops_early: set[str] = set()
+        self.is_interrupted_at: str | None = None
+
+    @property
+    def labels(self) -> list[str]:
+        return [label(keys_of(command)) for command in self.commands]
+
+    def __call__(self, command: Sequence[str], variables: Mapping[str, str], log: Path) -> int:
+        self.commands.append(command)
+        keys = keys_of(command)
+        folder = Path(keys["job.dump_folder"])
+        assert log.parent == folder
+        self.found_in_folder.append(sorted(path.name for path in folder.iterdir()))
+        name = label(keys)
+        log.write_text("first line\n" + 40 * "...\n" + f"{name} says why\n")
+        (folder / "checkpoint").mkdir()
+        if name == self.is_interrupted_at:
+            raise KeyboardInterrupt
+        if name in self.fails:
+            return 3
+        method = keys["freezing.method"]
+        write_run(
+            folder / "tb" / "some_name", method, seed=int(keys["debug.seed"]),
+            schedule=keys["parallelism.pipeline_parallel_schedule"],
+            tokens_per_second=SPEEDS[method], steps_done=10 if name in self.stops_early else 60,
+        )  # fmt: skip
+        return 0
+
+
+def label(keys: Mapping[str, str]) -> str:
+    schedule = keys["parallelism.pipeline_parallel_schedule"]
+    return f"{schedule} {keys['freezing.method']} seed {keys['debug.seed']}"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text("[training]\nsteps = 60\n")
+    return path
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+def run(trainer: Trainer, config: Path, output: Path, *more: str, methods: str = "none apf") -> int:
+    arguments = ["run", str(config), str(output), "--methods", *methods.split()]
+    return main([*arguments, "--schedules", "1F1B", "--nproc", "2", *more], starter=trainer)
+
+
+def test_what_is_compared_runs_close_together(config: Path, output: Path) -> None:
+    trainer = Trainer()
+    arguments = ["run", str(config), str(output), "--methods", "none", "apf"]
+    arguments += ["--schedules", "GPipe", "1F1B", "--seeds", "22", "11", "--nproc", "2"]
+    assert main(arguments, starter=trainer) == 0
+    assert trainer.labels == [
+        "GPipe none seed 22", "GPipe apf seed 22", "1F1B none seed 22", "1F1B apf seed 22",
+        "GPipe none seed 11", "GPipe apf seed 11", "1F1B none seed 11", "1F1B apf seed 11",
+    ]  # fmt: skip
+    folders = [Path(keys_of(command)["job.dump_folder"]) for command in trainer.commands]
+    assert folders[0] == output / "GPipe/none/seed_22"
+    assert len(set(folders)) == 8
+
+
+def test_it_ends_with_the_table(
+    config: Path, output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(Trainer(), config, output) == 0
+    printed = capsys.readouterr().out
+    rows = table_rows(printed)
+    assert [(row["method"], row["gain over none, %"]) for row in rows] == [
+        ("none", "+0.0"), ("apf", "+25.0"),
+    ]  # fmt: skip
+    assert table_rows((output / "comparison.md").read_text()) == rows
+    assert (output / "comparison.csv").read_text().count("\n") == 3
+    assert re.findall(r"^\[.*", printed, re.M) == [
+        "[1/2] 1F1B none seed 42: ... 0 s, 0 s to go",
+        "[2/2] 1F1B apf seed 42: ... 0 s, 0 s to go",
+    ]
+
+
+def test_finished_runs_are_not_run_again(
+    config: Path, output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = Trainer()
+    run(trainer, config, output)
+    capsys.readouterr()
+    assert run(trainer, config, output, methods="none apf fixed") == 0
+    assert trainer.labels[2:] == ["1F1B fixed seed 42"]
+    printed = capsys.readouterr().out
+    assert "[1/3] 1F1B none seed 42: finished before\n" in printed
+    assert [row["method"] for row in table_rows(printed)] == ["none", "apf", "fixed"]
+
+
+def test_an_unfinished_run_starts_anew_and_its_files_are_kept(config: Path, output: Path) -> None:
+    trainer = Trainer()
+    trainer.stops_early = {"1F1B apf seed 42"}
+    assert run(trainer, config, output) == 1
+    assert run(trainer, config, output) == 1
+    trainer.stops_early = set()
+    assert run(trainer, config, output) == 0
+    assert trainer.labels[2:] == 2 * ["1F1B apf seed 42"]
+    # No checkpoint of before, from which a trainer would go on.
+    assert trainer.found_in_folder == 4 * [["comparison_run.json"]]
+    for number in (1, 2):
+        kept = output / f"set_aside/1F1B/apf/seed_42_{number}"
+        assert (kept / "tb/some_name/summary.json").exists()
+        assert (kept / "checkpoint").is_dir()
+        assert "says why" in (kept / "train.log").read_text()
+
+
+def test_an_interrupted_call_goes_on_where_it_stopped(config: Path, output: Path) -> None:
+    trainer = Trainer()
+    trainer.is_interrupted_at = "1F1B apf seed 42"
+    with pytest.raises(KeyboardInterrupt):
+        run(trainer, config, output, methods="none apf fixed")
+    trainer.is_interrupted_at = None
+    assert run(trainer, config, output, methods="none apf fixed") == 0
+    assert trainer.labels[2:] == ["1F1B apf seed 42", "1F1B fixed seed 42"]
+
+
+def test_a_failing_run_is_shown_and_the_others_go_on(
+    config: Path, output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = Trainer()
+    trainer.fails = {"1F1B apf seed 42"}
+    assert run(trainer, config, output, methods="none apf fixed") == 1
+    printed = capsys.readouterr().out
+    assert "[2/3] 1F1B apf seed 42: ... failed after 0 s (exit status 3), 0 s to go\n" in printed
+    assert "    1F1B apf seed 42 says why\n" in printed
+    assert "first line" not in printed
+    assert [(row["method"], row["runs"]) for row in table_rows(printed)] == [
+        ("none", "1"), ("apf", "1 failed"), ("fixed", "1"),
+    ]  # fmt: skip
+    trainer.fails = set()
+    assert run(trainer, config, output, methods="none apf fixed") == 0
+    assert trainer.labels[3:] == ["1F1B apf seed 42"]
+    assert "failed" not in (output / "comparison.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--nproc", "4"], "run with nproc 2, asked for is 4"),
+        (["--", "--training.steps=30"], r"run with arguments \[\], asked for is \['--training"),
+        ("config", "run with config_sha256 [0-9a-f]{64}, asked for is [0-9a-f]{64}"),
+    ],
+)
+def test_runs_of_other_settings_are_not_taken_for_these(
+    config: Path,
+    output: Path,
+    change: list[str] | str,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    trainer = Trainer()
+    run(trainer, config, output, methods="none")
+    if change == "config":
+        config.write_text("[training]\nsteps = 61\n")
+        change = []
+    assert run(trainer, config, output, *change) == 2
+    assert len(trainer.commands) == 1
+    error = capsys.readouterr().err
+    assert re.search(f"1F1B none seed 42 in {output} was {message}.*choose another OUTPUT", error)
+
+
+def test_a_copied_configuration_is_the_same_one(config: Path, output: Path) -> None:
+    trainer = Trainer()
+    run(trainer, config, output)
+    copy = config.with_name("copy.toml")
+    copy.write_bytes(config.read_bytes())
+    assert run(trainer, copy, output) == 0
+    assert len(trainer.commands) == 2
+
+
+def test_all_mistakes_are_told_before_anything_runs(
+    config: Path, output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = Trainer()
+    arguments = ["run", f"{config}x", str(output), "--methods", "none", "apf", "none", "--nproc"]
+    arguments += ["0", "--schedules", "1F1B", "--", "--debug.seed", "3", "--job.dump-folder=x"]
+    assert main(arguments, starter=trainer) == 2
+    error = capsys.readouterr().err
+    assert [
+        part in error
+        for part in (
+            f"CONFIG is '{config}x'",
+            "--nproc is 0; it must be 1 or more",
+            "asked for twice: 1F1B none seed 42",
+            "--debug.seed is among the trainer's arguments",
+            "--job.dump_folder is among the trainer's arguments",
+        )
+    ] == 5 * [True]
+    assert trainer.commands == []
+    assert not output.exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--window", "0"], "--window is 0; it must be 1 or more"),
+        (["--", "--a=b"], "table starts no trainer"),
+        ([], "no summary.json below"),
+    ],
+)
+def test_mistakes_of_table(
+    tmp_path: Path, more: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["table", str(tmp_path), *more]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_table_reads_runs_made_elsewhere_and_leaves_them_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "here/a", "none", tokens_per_second=100.0)
+    write_run(tmp_path / "there/b", "apf", tokens_per_second=110.0)
+    before = sorted(tmp_path.rglob("*"))
+    folders = [str(tmp_path / "here"), str(tmp_path / "there")]
+    assert main(["table", *folders]) == 0
+    assert table_rows(capsys.readouterr().out)[1]["gain over none, %"] == "+10.0"
+    assert sorted(tmp_path.rglob("*")) == before
+    assert main(["table", *folders, "--output", str(tmp_path / "new/one")]) == 0
+    written = sorted(path.name for path in (tmp_path / "new/one").iterdir())
+    assert written == ["comparison.csv", "comparison.md"]
+
+
+def test_output_and_exit_status_of_a_process(tmp_path: Path) -> None:
+    program = "import os, sys; print(os.getcwd(), os.environ['X']); sys.exit('why')"
+    log = tmp_path / "train.log"
+    assert start([sys.executable, "-c", program], {"X": "y"}, log) == 1
+    assert sorted(log.read_text().splitlines()) == sorted([f"{ROOT} y", "why"])
+
+
+def test_an_interrupt_ends_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+
+    class Interrupted(subprocess.Popen):
+        def wait(self, timeout: float | None = None) -> int:
+            if self not in started:
+                started.append(self)
+                raise KeyboardInterrupt
+            return super().wait(timeout)
+
+    monkeypatch.setattr(comparison_launch.subprocess, "Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        start([sys.executable, "-c", "import time; time.sleep(600)"], {}, tmp_path / "train.log")
+    assert started[0].returncode == -signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(41.2, "41 s"), (90, "2 minutes"), (1620, "27 minutes"), (9000, "2.5 hours")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_time_to_go_is_that_of_the_runs_still_to_make(
+    config: Path,
+    output: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run(Trainer(), config, output, methods="fixed")
+    capsys.readouterr()
+    # Two runs of 30 and 50 s; read at the start and the end of each.
+    clock = iter([0.0, 30.0, 100.0, 150.0])
+    monkeypatch.setattr(comparison_launch.time, "monotonic", lambda: next(clock))
+    run(Trainer(), config, output, methods="none fixed apf")
+    assert re.findall(r"^\[.*", capsys.readouterr().out, re.M) == [
+        "[1/3] 1F1B none seed 42: ... 30 s, 30 s to go",
+        "[2/3] 1F1B fixed seed 42: finished before",
+        "[3/3] 1F1B apf seed 42: ... 50 s, 0 s to go",
+    ]

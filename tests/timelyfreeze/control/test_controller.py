@@ -1,0 +1,360 @@
+import statistics
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.timelyfreeze.helpers.pipelines import hand_order
+from tests.timelyfreeze.helpers.ranks import (
+    PHASES,
+    Ranks,
+    StubStage,
+    linear_ms,
+    warnings,
+    without_stable_times,
+)
+from timelyfreeze.control.collected import ObservedPass
+from timelyfreeze.planning.plan import plan_to_json
+from timelyfreeze.schedule.actions import parse_action
+from timelyfreeze.schedule.order import ScheduleOrder, parse_order
+from timelyfreeze.schedule.schedules import one_f_one_b_order
+from timelyfreeze.settings.phases import Phase
+
+ORDER = one_f_one_b_order(2, 4)
+LAST_MONITOR_STEP = PHASES.last_monitor_step
+
+
+def all_frozen(masks: dict[int, list[bool]], n_microbatches: int = 4) -> bool:
+    return set(masks) == set(range(n_microbatches)) and all(all(m) for m in masks.values())
+
+
+# -- phases ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["1F1B", "zero_bubble", "v_shape", "interleaved"])
+def test_monitoring_freezes_nothing_and_then_everything(name: str) -> None:
+    order = ORDER if name == "1F1B" else hand_order(name)
+    ranks = Ranks(order)
+    ranks.run(1, LAST_MONITOR_STEP)
+    for stage, rank in enumerate(order.stage_to_rank):
+        given = list(ranks.masks(rank, stage))
+        assert len(given) == 3 * LAST_MONITOR_STEP
+        assert given[: 3 * 4] == [{}] * 12  # warm-up and upper bound
+        assert all(all_frozen(masks, order.n_microbatches) for masks in given[3 * 4 :])
+        assert ranks.stages[rank][stage].masks == {}, "no mask may outlive its pass"
+
+
+def test_the_plan_applies_by_eq_9() -> None:
+    ranks = Ranks(ORDER)
+    ranks.run(1, LAST_MONITOR_STEP)
+    controller = ranks.controllers[1]
+    plan = controller.plan
+    assert plan is not None
+    freezable = [a for a in controller.dag.actions if a.kind.freezable]
+    assert any(plan.ratio_of(action) > 0 for action in freezable)
+    shares = {7: 0.25, 8: 0.5, 9: 0.75, 10: 1.0, 11: 1.0, 500: 1.0}
+    for step, share in shares.items():
+        controller.begin_step(step)
+        assert controller.phase is (Phase.RAMP if step <= 10 else Phase.STABLE)
+        for action in freezable:
+            assert controller.planned_ratio(action) == pytest.approx(share * plan.ratio_of(action))
+        means = {stage: share * r for stage, r in plan.stage_mean_ratios().items()}
+        assert controller.expected_stage_ratios() == pytest.approx(means)
+
+
+@pytest.mark.parametrize("first_stage", ["all_or_nothing", "keep_chain"])
+def test_masks_follow_the_plan_on_average(first_stage: str) -> None:
+    ranks = Ranks(ORDER, first_stage=first_stage, passes_per_step=40, max_freeze_ratio=0.6)
+    ranks.run(1, 13)
+    plan = ranks.controllers[0].plan
+    assert plan is not None
+    fractions = 0
+    for rank in (0, 1):
+        stable = list(ranks.masks(rank, rank))[10 * 40 :]
+        for microbatch in range(4):
+            ratio = plan.ratio_of(parse_action(f"{rank}B{microbatch}"))
+            drawn = [np.mean(masks.get(microbatch, [False])) for masks in stable]
+            fractions += 0.0 < ratio < 1.0
+            if rank == 0 and first_stage == "all_or_nothing":
+                assert set(drawn) <= {0.0, 1.0}
+                assert statistics.mean(drawn) == pytest.approx(ratio, abs=0.16)
+            else:
+                # A draw never misses the ratio by more than one of 12 equal tensors.
+                assert all(abs(share - ratio) < 1 / 12 + 1e-9 for share in drawn)
+                assert statistics.mean(drawn) == pytest.approx(ratio, abs=0.03)
+    assert fractions > 0, "a plan of zeros and ones alone would test little"
+
+
+@pytest.mark.slow
+def test_tensors_of_a_compiled_block_are_frozen_all_or_none_at_the_planned_ratio(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    blocks = ((0, 1, 2, 3, 4), (5, 6, 7, 8, 9))  # the other two tensors are alone
+    monkeypatch.setattr(StubStage, "frozen_together", blocks)
+    ranks = Ranks(ORDER, first_stage="keep_chain", passes_per_step=120, max_freeze_ratio=0.6)
+    ranks.run(1, 12)
+    drawn = [mask for masks in ranks.masks(1, 1) for mask in masks.values()]
+    assert all(len({mask[i] for i in block}) == 1 for mask in drawn for block in blocks)
+    assert any(mask[0] != mask[5] for mask in drawn)
+    assert any(mask[10] != mask[11] for mask in drawn)
+    figures = ranks.collect()[0]
+    wanted = ranks.controllers[0].expected_stage_ratios()
+    assert 0.1 < max(wanted.values()) < 0.7
+    assert figures.applied_stage_ratios == pytest.approx(wanted, abs=0.05)
+
+
+def test_planned_and_applied_ratios_meet_in_the_collected_figures() -> None:
+    ranks = Ranks(ORDER, first_stage="keep_chain", passes_per_step=50)
+    ranks.run(1, 12)
+    figures = ranks.collect()
+    assert figures[0] == figures[1]
+    wanted = ranks.controllers[0].expected_stage_ratios()
+    assert max(wanted.values()) > 0.1
+    assert figures[0].applied_stage_ratios == pytest.approx(wanted, abs=0.03)
+
+
+def test_the_average_freeze_ratio_is_the_mean_of_every_mask_so_far() -> None:
+    ranks = Ranks(ORDER)
+    ranks.run(1, 12)
+    every = [
+        np.mean(masks.get(microbatch, [False]))
+        for rank in (0, 1)
+        for masks in ranks.masks(rank, rank)
+        for microbatch in range(4)
+    ]
+    assert len(every) == 2 * 12 * 3 * 4
+    for figures in ranks.collect():
+        assert figures.average_freeze_ratio == pytest.approx(statistics.mean(every))
+
+
+def counted(ranks: Ranks, first_pass: int) -> dict[str, int]:
+    """How often masks froze each tensor from a pass on, by what stages were given."""
+    return {
+        name: sum(
+            mask[i]
+            for given in list(ranks.masks(rank, rank))[first_pass:]
+            for mask in given.values()
+        )
+        for rank in (0, 1)
+        for i, name in enumerate(ranks.stages[rank][rank].parameter_names)
+    }
+
+
+def test_counts_of_frozen_tensors_are_those_of_the_masks_since_the_ramp() -> None:
+    ranks = Ranks(ORDER, first_stage="keep_chain")
+    ranks.run(1, 9)
+    state = ranks.saved()
+    later = Ranks(ORDER, first_stage="keep_chain")
+    later.load(state)
+    for each in (ranks, later):
+        each.run(10, 13)
+    wanted = counted(ranks, first_pass=3 * LAST_MONITOR_STEP)
+    assert len(set(wanted.values())) > 2
+    for each in (ranks, later):
+        first, again = each.on_all(lambda rank, each=each: each.controllers[rank].frozen_counts())
+        assert first == again
+        assert {count.parameter: count.times_frozen for count in first} == wanted
+        assert {count.backwards for count in first} == {7 * 3 * 4}
+        assert [(c.rank, c.stage) for c in first] == [(0, 0)] * 12 + [(1, 1)] * 12
+
+
+class StubEnergy:
+    """Stage 0 has three times the gradient energy of stage 1, spread over its tensors."""
+
+    is_complete = True
+
+    def __init__(self, stage: int) -> None:
+        self.energy = {stage: np.full(12, 3.0 if stage == 0 else 1.0)}
+        self.scales: list[float] = []
+
+    def measure(self, step: Any, scale: float) -> None:
+        self.scales.append(scale)
+
+
+@pytest.mark.parametrize(("last", "share"), [(2, 0.0), (8, 0.5), (13, 1.0)])
+def test_p_eff_is_that_of_the_plan_and_not_of_the_draw(last: int, share: float) -> None:
+    ranks = Ranks(ORDER, first_stage="keep_chain")
+    energies = [StubEnergy(rank) for rank in (0, 1)]
+    for controller, energy in zip(ranks.controllers, energies, strict=True):
+        controller._updates._energy = energy  # type: ignore[assignment]
+    ranks.run(1, last)
+    figures = ranks.on_all(lambda rank: ranks.controllers[rank].collect(gradient_scale=2.0))
+    plan = ranks.controllers[0].plan
+    planned = {0: 0.0, 1: 0.0} if plan is None else plan.stage_mean_ratios()
+    wanted = 1.0 - share * (3.0 * planned[0] + planned[1]) / 4.0
+    for each in figures:
+        assert each.energy is not None
+        assert each.energy.p_eff == pytest.approx(wanted)
+        assert each.energy.total == 48.0
+    assert [energy.scales for energy in energies] == [[2.0], [2.0]]
+    assert share == 0.0 or wanted < 0.95
+
+
+def test_while_everything_is_frozen_no_energy_passes() -> None:
+    ranks = Ranks(ORDER)
+    for rank in (0, 1):
+        ranks.controllers[rank]._updates._energy = StubEnergy(rank)  # type: ignore[assignment]
+    ranks.run(1, 6)
+    assert [figures.energy.p_eff for figures in ranks.collect() if figures.energy] == [0.0, 0.0]
+
+
+def test_every_step_since_the_last_collection_has_its_freeze_ratio() -> None:
+    ranks = Ranks(ORDER, first_stage="keep_chain")
+    ranks.run(1, 9)
+    ranks.collect()
+    ranks.run(10, 12)
+    figures, again = ranks.collect()
+    assert figures.step_ratios == again.step_ratios
+    for step in (10, 11, 12):
+        passes = slice(3 * (step - 1), 3 * step)
+        shares = [
+            np.mean(masks.get(m, [False]))
+            for rank in (0, 1)
+            for masks in list(ranks.masks(rank, rank))[passes]
+            for m in range(4)
+        ]
+        assert figures.step_ratios[step] == pytest.approx(statistics.mean(shares))
+    assert sorted(figures.step_ratios) == [10, 11, 12]
+
+
+def test_replicas_and_reruns_draw_the_same_masks_and_seeds_differ() -> None:
+    def given(**settings: Any) -> list[list[dict[int, list[bool]]]]:
+        ranks = Ranks(ORDER, n_replicas=2, first_stage="keep_chain", **settings)
+        ranks.run(1, 12)
+        return [list(ranks.masks(rank, rank % 2)) for rank in range(4)]
+
+    first, again, other = given(), given(), given(seed=43)
+    assert first[:2] == first[2:]
+    assert first == again
+    assert first[1] != other[1]
+    assert first[1][-1] != first[1][-2], "each pass draws anew"
+
+
+def test_a_machine_that_is_slower_than_when_measured_shows_in_stable_figures_alone() -> None:
+    slowness = [1.0]
+    ranks = Ranks(ORDER, duration_ms=lambda action, share: slowness[0] * linear_ms(action, share))
+    ranks.run(1, 10)
+    assert [figures.slowness for figures in ranks.collect()] == [None, None], "ramp among them"
+    slowness[0] = 1.5
+    ranks.run(11, 14)
+    assert [f.slowness for f in ranks.collect()] == pytest.approx([1.5, 1.5], rel=0.02)
+
+
+def test_whoever_looks_on_gets_every_pass_once_with_what_it_froze() -> None:
+    ranks = Ranks(ORDER, first_stage="keep_chain")
+    seen: list[list[ObservedPass]] = [[], []]
+    for controller, passes in zip(ranks.controllers, seen, strict=True):
+        controller.on_pass = passes.append
+    ranks.run(1, 12)
+    ranks.collect()
+    for rank, passes in enumerate(seen):
+        assert [observed.step for observed in passes] == [s for s in range(1, 13) for _ in "123"]
+        assert passes[12].phase is Phase.LOWER_BOUND
+        assert [observed.is_cold for observed in passes[12:18]] == [True] + 5 * [False]
+        for observed, masks in zip(passes, ranks.masks(rank, rank), strict=True):
+            frozen = {m: float(np.mean(masks.get(m, [False]))) for m in range(4)}
+            assert {a.microbatch: share for a, share in observed.shares.items()} == frozen
+            assert all(action.kind.freezable for action in observed.shares)
+            for action, (began_ms, ended_ms) in observed.record.intervals_ms.items():
+                assert ended_ms - began_ms == pytest.approx(observed.record.durations_ms[action])
+
+
+@pytest.mark.parametrize("is_tampered", [False, True])
+def test_replicas_that_freeze_different_tensors_are_found_out(is_tampered: bool) -> None:
+    ranks = Ranks(ORDER, n_replicas=2, first_stage="keep_chain")
+    if is_tampered:  # rank 3 holds stage 1 of the second replica
+        built = ranks.controllers[3]._masks
+        settings, *others = built.args
+        ranks.controllers[3]._masks = partial(built.func, replace(settings, seed=1), *others)
+    ranks.run(1, 12)
+    if not is_tampered:
+        assert len(ranks.collect()) == 4
+        return
+    with pytest.raises(RuntimeError, match="ranks 1 and 3 hold stage 1"):
+        ranks.collect()
+
+
+def test_a_pass_that_fails_leaves_no_mask_and_no_trace(caplog: pytest.LogCaptureFixture) -> None:
+    disturbed, calm = Ranks(ORDER), Ranks(ORDER)
+    for ranks in (disturbed, calm):
+        ranks.run(1, 5)
+    controller = disturbed.controllers[1]
+    controller.begin_step(6)
+    with pytest.raises(RuntimeError, match="1B2 failed"):
+        disturbed.one_pass(1, fail_at=parse_action("1B2"))
+    assert disturbed.stages[1][1].masks == {}
+    for ranks in (disturbed, calm):
+        ranks.run(6, LAST_MONITOR_STEP)
+    plans = [ranks.controllers[0].plan for ranks in (disturbed, calm)]
+    assert plan_to_json(plans[0]) == plan_to_json(plans[1])
+
+
+# -- failures --------------------------------------------------------------------------------------
+
+
+def test_a_run_that_begins_after_monitoring_says_why_nothing_is_frozen(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ranks = Ranks(ORDER)
+    ranks.run(20, 20)
+    assert set(warnings(caplog)) == {
+        "Nothing is frozen: step 20 is past freezing.last_monitor_step (6) and there is no plan "
+        "(the run did not pass through the monitoring steps)"
+    }
+
+
+# -- figures ---------------------------------------------------------------------------------------
+
+
+def test_collected_batches_have_the_length_of_the_pipelines_and_come_once() -> None:
+    # With one rank there is no waiting, which the stub stages do not act out.
+    order = parse_order(["0F0 0F1 1F0 1B0 1F1 1B1 0B0 0B1"])
+    ranks = Ranks(order)
+    ranks.run(1, 6)
+    actions = [action for row in order.ranks for action in row]
+    whole, frozen = (sum(linear_ms(a, share) for a in actions) for share in (0.0, 1.0))
+    (figures,) = ranks.collect()
+    # Each phase lost its first pass.
+    assert {phase: len(values) for phase, values in figures.batch_ms.items()} == {
+        Phase.WARMUP: 5,
+        Phase.UPPER_BOUND: 5,
+        Phase.LOWER_BOUND: 5,
+    }
+    assert figures.batch_ms[Phase.WARMUP] == pytest.approx([whole] * 5)
+    assert figures.batch_ms[Phase.LOWER_BOUND] == pytest.approx([frozen] * 5)
+    ranks.run(7, 7)
+    assert ranks.collect()[0].batch_ms.keys() == {Phase.RAMP}
+    assert ranks.collect()[0].batch_ms == {}
+
+
+# -- checkpoints -----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stopped_at", [1, 3, 5, 6, 8, 11])
+@pytest.mark.parametrize("monitoring", ["halves", "mixed"])
+@pytest.mark.parametrize("order", [ORDER, hand_order("v_shape")], ids=["1F1B", "v_shape"])
+def test_a_resumed_run_freezes_as_one_that_never_stopped(
+    order: ScheduleOrder, monitoring: str, stopped_at: int
+) -> None:
+    phases = replace(PHASES, monitoring=monitoring)
+    whole, before, after = (Ranks(order, phases=phases) for _ in range(3))
+    whole.run(1, 13)
+    before.run(1, stopped_at)
+    state = before.saved()
+    after.load(state)
+    assert after.saved() == state, "what was loaded can be saved again"
+    after.run(stopped_at + 1, 13)
+    for rank, stages in enumerate(whole.stages):
+        for stage in stages:
+            given = list(whole.masks(rank, stage))
+            assert list(after.masks(rank, stage)) == given[3 * stopped_at :]
+        plans = [each.controllers[rank].plan for each in (whole, after)]
+        assert plan_to_json(plans[0]) == plan_to_json(plans[1])
+        assert after.controllers[rank].order == whole.controllers[rank].order
+    assert without_stable_times(after.saved()) == without_stable_times(whole.saved())
+    averages = [each.collect()[0].average_freeze_ratio for each in (whole, after)]
+    assert averages[0] == averages[1]
+    assert any(any(m) for given in whole.masks(1, order.n_stages // 2) for m in given.values())

@@ -1,0 +1,392 @@
+"""Controllers that have a policy, alone and under a plan, on pretended ranks in threads."""
+
+import json
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import timelyfreeze.control.planner as planner_module
+from tests.timelyfreeze.helpers.pipelines import hand_order
+from tests.timelyfreeze.helpers.ranks import (
+    N_TENSORS,
+    PHASES,
+    Ranks,
+    linear_ms,
+    warnings,
+    without_stable_times,
+)
+from tests.timelyfreeze.helpers.stub_policy import StubMeter, StubPolicy, choose_by_number
+from timelyfreeze.policies.policy import Check, Figure
+from timelyfreeze.schedule.actions import Action, ActionKind
+from timelyfreeze.schedule.order import ScheduleOrder
+from timelyfreeze.schedule.schedules import one_f_one_b_order
+from timelyfreeze.settings.phases import Phase, PhaseSchedule
+
+ORDER = one_f_one_b_order(2, 4)
+LAST_MONITOR_STEP = PHASES.last_monitor_step
+UNPLANNED = PhaseSchedule.unplanned(2)
+ORDERS = {"1F1B": ORDER, **{name: hand_order(name) for name in ("zero_bubble", "v_shape")}}
+# Frozen tensors at the start and after each check; the stub stages have 12 each.
+FRONTS = (5, 12, 15, 1000)
+
+
+def fronts(n_stages: int) -> Callable[[Check], np.ndarray]:
+    tensors = np.arange(n_stages * N_TENSORS)
+    return choose_by_number(*(tensors < n_frozen for n_frozen in FRONTS))
+
+
+def n_frozen_at(step: int) -> int:
+    """Warm-up is steps 1 and 2; checks are at the ends of steps 4, 6 and 8."""
+    return 0 if step <= 2 else FRONTS[min((step - 3) // 2, 3)]
+
+
+def alone(order: ScheduleOrder = ORDER, **options: Any) -> Ranks:
+    policy = StubPolicy(fronts(order.n_stages))
+    return Ranks(order, policy=policy, phases=UNPLANNED, **options)
+
+
+def scattered(seed: int = 0, share: float = 0.5) -> np.ndarray:
+    return np.random.default_rng(seed).random(2 * N_TENSORS) < share
+
+
+def planned(frozen: np.ndarray, **options: Any) -> Ranks:
+    settings = {"first_stage": "keep_chain", **options}
+    return Ranks(ORDER, policy=StubPolicy(lambda check: frozen), **settings)
+
+
+# -- a policy alone --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_its_choice_is_frozen_in_every_microbatch_after_warm_up(name: str) -> None:
+    order = ORDERS[name]
+    ranks = alone(order)
+    ranks.run(1, 10)
+    for stage, rank in enumerate(order.stage_to_rank):
+        given = list(ranks.masks(rank, stage))
+        assert len(given) == 3 * 10
+        for i, masks in enumerate(given):
+            n_frozen = n_frozen_at(1 + i // 3) - stage * N_TENSORS
+            mask = [tensor < n_frozen for tensor in range(N_TENSORS)]
+            every = dict.fromkeys(range(order.n_microbatches), mask)
+            assert masks == (every if any(mask) else {})
+        assert ranks.stages[rank][stage].masks == {}, "no mask may outlive its pass"
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_input_gradients_are_needed_where_a_live_stage_lies_in_front(name: str) -> None:
+    order = ORDERS[name]
+    ranks = alone(order)
+    ranks.run(1, 10)
+    for stage, rank in enumerate(order.stage_to_rank):
+        given = ranks.stages[rank][stage].without_input_grads
+        # In warm-up everything is as without freezing; then the first stage never needs any.
+        needed = [step <= 2 or n_frozen_at(step) < stage * N_TENSORS for step in range(1, 11)]
+        every = frozenset(range(order.n_microbatches))
+        assert given == [frozenset() if needs else every for needs in needed for _ in range(3)]
+
+
+def test_a_live_tensor_in_front_keeps_the_chain_whatever_is_frozen_behind() -> None:
+    frozen = np.ones(24, dtype=np.bool_)
+    frozen[7] = False
+    ranks = Ranks(ORDER, policy=StubPolicy(lambda check: frozen), phases=UNPLANNED)
+    ranks.run(1, 3)
+    assert ranks.stages[1][1].without_input_grads == [frozenset()] * 9
+    assert all(all(mask) for mask in list(ranks.masks(1, 1))[-1].values())
+
+
+def test_nothing_is_measured_planned_or_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    ranks = alone()
+    ranks.run(1, 7)  # before everything is frozen
+    assert warnings(caplog) == []
+    assert ranks.solved == [[], []]
+    assert [exchange.n_gathers for exchange in ranks.exchanges] == [0, 0]
+    for controller in ranks.controllers:
+        assert not controller.plans
+        assert (controller.plan, controller.bounds, controller.failure) == (None, None, None)
+        assert not controller.plan_missing
+        assert controller.expected_batch_ms() is None
+        assert controller.order == ORDER
+        assert list(controller.dag.actions) == [a for row in ORDER.ranks for a in row]
+    assert "planner" not in json.loads(ranks.saved()["rank_0"])
+
+
+def test_without_warm_up_the_first_step_freezes() -> None:
+    policy = StubPolicy(lambda check: np.arange(24) < 12)
+    ranks = Ranks(ORDER, policy=policy, phases=PhaseSchedule.unplanned(0))
+    ranks.run(1, 1)
+    assert next(ranks.masks(0, 0)) == dict.fromkeys(range(4), [True] * 12)
+    assert ranks.stages[1][1].without_input_grads == [frozenset(range(4))] * 3
+
+
+def test_expected_ratios_are_the_shares_of_what_was_chosen() -> None:
+    ranks = alone()
+    controller = ranks.controllers[1]
+    backwards = [a for a in controller.dag.actions if a.kind.freezable]
+    for step in range(1, 11):
+        controller.begin_step(step)
+        n_frozen = n_frozen_at(step)
+        wanted = {0: min(n_frozen, 12) / 12, 1: min(max(n_frozen - 12, 0), 12) / 12}
+        assert controller.expected_stage_ratios() == pytest.approx(wanted)
+        for action in backwards:
+            assert controller.planned_ratio(action) == pytest.approx(wanted[action.stage])
+        ranks.run(step, step)
+
+
+def test_collected_figures_are_those_of_masks_policy_and_meter() -> None:
+    ranks = alone()
+    ranks.run(1, 6)
+    figures, other = ranks.collect()
+    assert figures == other
+    every = [
+        np.mean(masks.get(microbatch, [False]))
+        for rank in (0, 1)
+        for masks in ranks.masks(rank, rank)
+        for microbatch in range(4)
+    ]
+    assert figures.average_freeze_ratio == pytest.approx(statistics.mean(every))
+    assert figures.applied_stage_ratios == pytest.approx({0: 1.0, 1: 0.0})
+    assert figures.batch_ms.keys() == {Phase.WARMUP, Phase.STABLE}
+    assert figures.policy == {"frozen_tensors": 15}
+    assert figures.score_bytes == StubMeter.n_bytes
+    assert figures.score_ms_per_step == 0.0, "the hand clock stands still while scoring"
+
+
+def test_the_slowest_scoring_counts() -> None:
+    ranks = alone()
+    ranks.run(1, 2)
+    for rank, cost_ms in enumerate((3.0, 8.0)):
+        ranks.checks[rank]._meter.add_step = lambda rank=rank, ms=cost_ms: move(rank, ms)
+
+    def move(rank: int, ms: float) -> None:
+        ranks.clocks[rank].now_ms += ms
+
+    assert [each.score_ms_per_step for each in ranks.collect()] == [0.0, 0.0]
+    ranks.run(3, 3)
+    assert [each.score_ms_per_step for each in ranks.collect()] == pytest.approx([8.0, 8.0])
+
+
+def test_a_controller_with_nothing_to_freeze_by_is_refused() -> None:
+    with pytest.raises(
+        ValueError,
+        match="without monitoring steps there is no plan, so a policy must decide",
+    ):
+        Ranks(ORDER, phases=UNPLANNED)
+
+
+# -- a policy under a plan -------------------------------------------------------------------------
+
+
+def test_monitoring_is_that_of_a_plan_alone() -> None:
+    ranks, plain = planned(scattered()), Ranks(ORDER, first_stage="keep_chain")
+    for each in (ranks, plain):
+        each.run(1, LAST_MONITOR_STEP)
+    for rank in (0, 1):
+        given = list(ranks.masks(rank, rank))
+        assert given == list(plain.masks(rank, rank))
+        assert given[: 3 * 4] == [{}] * 12
+        everything = dict.fromkeys(range(4), [True] * N_TENSORS)
+        assert given[3 * 4 :] == [everything] * 6
+        controller = ranks.controllers[rank]
+        assert controller.plans
+        for i, action in enumerate(controller.dag.actions):
+            assert controller.bounds.max_ms[i] == pytest.approx(linear_ms(action, 0.0))
+            assert controller.bounds.min_ms[i] == pytest.approx(linear_ms(action, 1.0))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.8, 1.0])
+def test_the_choice_is_brought_to_the_planned_ratio(share: float) -> None:
+    frozen = scattered(share=share)
+    ranks = planned(frozen, passes_per_step=20, max_freeze_ratio=0.6)
+    ranks.run(1, 13)
+    plan = ranks.controllers[0].plan
+    assert plan is not None
+    ramp = {7: 0.25, 8: 0.5, 9: 0.75, 10: 1.0, 11: 1.0, 12: 1.0, 13: 1.0}
+    n_less = n_more = 0
+    for rank in (0, 1):
+        chosen = frozen[rank * N_TENSORS : (rank + 1) * N_TENSORS]
+        given = list(ranks.masks(rank, rank))
+        for step, part in ramp.items():
+            for masks in given[20 * (step - 1) : 20 * step]:
+                for microbatch in range(4):
+                    mask = np.array(masks.get(microbatch, [False] * N_TENSORS))
+                    action = Action(rank, ActionKind.FULL_BACKWARD, microbatch)
+                    ratio = part * plan.ratio_of(action)
+                    # Tensors are equal in size, so a draw misses by less than one of them.
+                    assert abs(mask.mean() - ratio) < 1 / N_TENSORS + 1e-9
+                    if ratio < chosen.mean():
+                        assert not (mask & ~chosen).any()
+                        n_less += mask.sum() > 0
+                    else:
+                        assert not (chosen & ~mask).any()
+                        n_more += mask.sum() > chosen.sum()
+    assert n_more > 0 or share == 1.0
+    assert n_less > 0 or share == 0.0
+
+
+def test_draws_differ_from_pass_to_pass_and_agree_between_replicas_and_reruns() -> None:
+    def given(**options: Any) -> list[list[dict[int, list[bool]]]]:
+        ranks = planned(scattered(), n_replicas=2, **options)
+        ranks.run(1, 12)
+        return [list(ranks.masks(rank, rank % 2)) for rank in range(4)]
+
+    first, again, other = given(), given(), given(seed=43)
+    assert first[:2] == first[2:]
+    assert first == again
+    assert first[1] != other[1]
+    assert first[1][-1] != first[1][-2]
+
+
+def test_a_first_stage_that_is_all_or_nothing_follows_the_plan_alone() -> None:
+    ranks = planned(scattered(), first_stage="all_or_nothing", max_freeze_ratio=0.6)
+    plain = Ranks(ORDER, first_stage="all_or_nothing", max_freeze_ratio=0.6)
+    for each in (ranks, plain):
+        each.run(1, 13)
+    assert list(ranks.masks(0, 0)) == list(plain.masks(0, 0))
+    drawn = {np.mean(mask) for masks in ranks.masks(0, 0) for mask in masks.values()}
+    assert drawn == {1.0}
+    assert list(ranks.masks(1, 1)) != list(plain.masks(1, 1))
+
+
+def test_where_the_chain_is_kept_every_stage_hands_on_its_gradient() -> None:
+    """Whatever the policy freezes: the plan's times are those of backwards that do."""
+    ranks = planned(np.ones(24, dtype=np.bool_))
+    ranks.run(1, 12)
+    for rank in (0, 1):
+        assert ranks.stages[rank][rank].without_input_grads == [frozenset()] * 36
+
+
+def test_expected_ratios_are_the_plans() -> None:
+    ranks, plain = planned(scattered()), Ranks(ORDER, first_stage="keep_chain")
+    for each in (ranks, plain):
+        each.run(1, 8)
+    for a, b in zip(ranks.controllers, plain.controllers, strict=True):
+        assert a.expected_stage_ratios() == b.expected_stage_ratios()
+        assert a.expected_batch_ms() == b.expected_batch_ms()
+    assert max(ranks.controllers[0].expected_stage_ratios().values()) > 0.0
+
+
+def test_without_a_plan_the_policy_freezes_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        raise ValueError("every action lasts 0 ms")
+
+    monkeypatch.setattr(planner_module, "solve_from_times", failing)
+    ranks = planned(scattered())
+    ranks.run(1, 12)
+    assert warnings(caplog) == [
+        "Nothing is frozen: step 7 is past freezing.last_monitor_step (6) and there is no plan "
+        "(every action lasts 0 ms)"
+    ]
+    for rank in (0, 1):
+        assert list(ranks.masks(rank, rank))[3 * LAST_MONITOR_STEP :] == [{}] * 18
+
+
+def test_steps_of_the_lower_bound_do_not_count_for_checks() -> None:
+    ranks = planned(scattered())
+    numbers = []
+    for step in range(1, 11):
+        ranks.run(step, step)
+        numbers.append([checks.decision.memory["numbers"][-1] for checks in ranks.checks])
+    # Of steps 3, 4, 7, 8, 9, 10 every second one ends with a check.
+    assert numbers == [[n, n] for n in (0, 0, 0, 1, 1, 1, 1, 2, 2, 3)]
+
+
+# -- checkpoints -----------------------------------------------------------------------------------
+
+
+def by_figures(n_stages: int) -> StubPolicy:
+    """Decides by what was measured, so that a run without the meter's state would go astray."""
+
+    def choose(check: Check) -> np.ndarray:
+        if not check.figures:
+            return np.zeros(n_stages * N_TENSORS, dtype=np.bool_)
+        return check.figures[Figure.ABS_SUM] < 12.0 * check.number
+
+    return StubPolicy(choose, check_interval=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stopped_at", [1, 2, 3, 4, 5, 6, 8, 11])
+@pytest.mark.parametrize("phases", [UNPLANNED, PHASES], ids=["alone", "planned"])
+@pytest.mark.parametrize("order", [ORDER, hand_order("v_shape")], ids=["1F1B", "v_shape"])
+def test_a_resumed_run_freezes_as_one_that_never_stopped(
+    order: ScheduleOrder, phases: PhaseSchedule, stopped_at: int
+) -> None:
+    policy = by_figures(order.n_stages)
+    whole, before, after = (Ranks(order, policy=policy, phases=phases) for _ in range(3))
+    whole.run(1, 14)
+    before.run(1, stopped_at)
+    state = before.saved()
+    after.load(state)
+    assert after.saved() == state, "what was loaded can be saved again"
+    after.run(stopped_at + 1, 14)
+    for rank, stages in enumerate(whole.stages):
+        for stage in stages:
+            given = list(whole.masks(rank, stage))
+            assert list(after.masks(rank, stage)) == given[3 * stopped_at :]
+            cut = whole.stages[rank][stage].without_input_grads[3 * stopped_at :]
+            assert after.stages[rank][stage].without_input_grads == cut
+    assert without_stable_times(after.saved()) == without_stable_times(whole.saved())
+    averages = [each.collect()[0].average_freeze_ratio for each in (whole, after)]
+    assert averages[0] == averages[1] > 0.0
+    for checks in whole.checks:
+        assert checks.decision.memory["numbers"][-1] >= 3
+        assert 0 < checks.decision.frozen.sum() < order.n_stages * N_TENSORS
+
+
+def test_scores_are_saved_as_tensors_under_keys_of_their_parameters() -> None:
+    ranks = planned(scattered())
+    ranks.run(1, 4)
+    names = [name for stages in ranks.stages for s in stages.values() for name in s.parameter_names]
+    assert ranks.saved().keys() == {"rank_0", "rank_1", *(f"score.steps.{n}" for n in names)}
+    assert planned(scattered()).saved().keys() == ranks.saved().keys(), "at every step"
+    assert json.loads(ranks.saved()["rank_0"]).keys() == {
+        "applied",
+        "planner",
+        "policy",
+        "tally",
+    }
+
+
+METHODS: dict[str, Callable[[], Ranks]] = {
+    "planner": lambda: Ranks(ORDER),
+    "policy": alone,
+    "planner, policy": lambda: planned(scattered()),
+}
+
+
+@pytest.mark.parametrize("resumed", METHODS)
+@pytest.mark.parametrize("saved", METHODS)
+def test_a_checkpoint_of_another_method_is_refused(saved: str, resumed: str) -> None:
+    state = METHODS[saved]().saved()
+    ranks = METHODS[resumed]()
+    if saved == resumed:
+        ranks.load(state)
+        return
+    with pytest.raises(
+        ValueError,
+        match=r"the checkpoint was saved under another freezing\.method \(it has the state of: "
+        rf"{saved}\); resume with the same one, or, to begin freezing anew, set "
+        r'checkpoint\.exclude_from_loading = \["freezing"\]',
+    ):
+        ranks.load(state)
+
+
+class OtherPolicy(StubPolicy):
+    """Another method that could be mistaken for the first."""
+
+
+@pytest.mark.parametrize("phases", [UNPLANNED, PHASES], ids=["alone", "planned"])
+def test_a_checkpoint_of_another_policy_is_refused(phases: PhaseSchedule) -> None:
+    frozen = scattered()
+    first, other = (
+        Ranks(ORDER, policy=policy(lambda check: frozen), phases=phases)
+        for policy in (StubPolicy, OtherPolicy)
+    )
+    with pytest.raises(ValueError, match=r"has a decision of StubPolicy.*this run has OtherPolicy"):
+        other.load(first.saved())

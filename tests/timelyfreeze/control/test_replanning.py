@@ -1,0 +1,410 @@
+"""Times that move in the stable phase: plans made anew, and freezing that is switched off."""
+
+import json
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+
+import timelyfreeze.control.plan_call as plan_call_module
+import timelyfreeze.control.planner as planner_module
+from tests.timelyfreeze.control.test_solver_delay import HereAtOnce
+from tests.timelyfreeze.helpers.pipelines import simulate
+from tests.timelyfreeze.helpers.ranks import Ranks, linear_ms, warnings, without_stable_times
+from timelyfreeze.control.replanning import (
+    Remeasurement,
+    drift_from_plain,
+    drift_text,
+    drift_to_plain,
+    remeasure,
+)
+from timelyfreeze.planning.lp import LpError, solve_freeze_ratios
+from timelyfreeze.planning.plan import plan_from_ratios, plan_to_json
+from timelyfreeze.planning.solution import Solution
+from timelyfreeze.schedule.actions import Action, ActionKind
+from timelyfreeze.schedule.dag import build_dag
+from timelyfreeze.schedule.order import ScheduleOrder, parse_order
+from timelyfreeze.schedule.schedules import one_f_one_b_order
+from timelyfreeze.settings.phases import Phase, PhaseSchedule
+from timelyfreeze.timing.bounds import DurationBounds
+from timelyfreeze.timing.passes import RankPasses
+
+ORDER = one_f_one_b_order(2, 4)
+# One rank, so that a batch is the sum of its actions: stub stages do not act out waiting.
+ALONE = parse_order(["0F0 0F1 1F0 1B0 1F1 1B1 0B0 0B1"])
+# Warm-up 1-2, upper bound 3-4, lower bound 5-6, ramp 7-8, then stable; times compared at 12, 16, ..
+PHASES = PhaseSchedule(2, 6, 8)
+OLD_KEYS = ("samples", "failure", "solved")
+EXACT = {"phases": PHASES, "remeasure_every": 4, "discard_passes": 0}
+
+
+class Machine:
+    """Durations of which the test can change the speed of a stage, and what freezing saves."""
+
+    def __init__(self) -> None:
+        self.slowness = {0: 1.0, 1: 1.0}
+        self.freezing_saves = True
+
+    def __call__(self, action: Action, share: float) -> float:
+        frozen = share if self.freezing_saves else 0.0
+        return linear_ms(action, frozen) * self.slowness[action.stage]
+
+
+def messages(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
+    return [r.getMessage() for r in caplog.records if text in r.getMessage()]
+
+
+def bounds_of(ranks: Ranks) -> DurationBounds:
+    bounds = ranks.controllers[0].bounds
+    assert bounds is not None
+    return bounds
+
+
+# -- a plan made anew ------------------------------------------------------------------------------
+
+
+def test_nothing_happens_while_times_stay(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    ranks = Ranks(ORDER, **EXACT)
+    ranks.run(1, 8)
+    before = [exchange.n_gathers for exchange in ranks.exchanges]
+    ranks.run(9, 20)
+    assert [e.n_gathers - n for e, n in zip(ranks.exchanges, before, strict=True)] == [3, 3]
+    assert [len(solved) for solved in ranks.solved] == [1, 1]
+    assert not messages(caplog, "moved")
+    assert not messages(caplog, "switched off")
+
+
+@pytest.mark.parametrize("first_stage", ["all_or_nothing", "keep_chain"])
+def test_times_that_moved_bring_a_plan_for_the_times_there_are(
+    first_stage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    machine = Machine()
+    # A former plan may have fronts by chance and stay for them.
+    settings = {**EXACT, "first_stage": first_stage, "passes_per_step": 6, "cascade": "off"}
+    ranks = Ranks(ORDER, duration_ms=machine, n_replicas=2, **settings)
+    ranks.run(1, 12)
+    former = ranks.controllers[0].plan
+    machine.slowness[1] = 2.0
+    ranks.run(13, 15)
+    assert ranks.controllers[0].plan is former
+    ranks.run(16, 16)
+    plans = {plan_to_json(c.plan) for c in ranks.controllers if c.plan is not None}
+    assert len(plans) == 1
+    assert plan_to_json(former) not in plans
+    assert [len(solved) for solved in ranks.solved] == [2] * 4
+    dag, bounds = ranks.controllers[0].dag, bounds_of(ranks)
+    for i, action in enumerate(dag.actions):
+        # Masks of whole tensors hit a ratio only nearly, so a pooled time is a little off.
+        assert bounds.max_ms[i] == pytest.approx(machine(action, 0.0), rel=0.05)
+        assert bounds.min_ms[i] == pytest.approx(machine(action, 1.0), rel=0.05)
+    again = solve_freeze_ratios(
+        dag,
+        bounds,
+        max_freeze_ratio=0.8,
+        whole_stages=(0,) if first_stage == "all_or_nothing" else (),
+    )
+    assert ranks.controllers[0].plan.ratios == pytest.approx(again.ratios)
+    lines = messages(caplog, "Times have moved")
+    assert len(lines) == 4, "one for each rank, of which one is shown"
+    assert len(set(lines)) == 1
+    assert "of stage 1 +100.0%" in lines[0]
+    assert "stage 0" not in lines[0]
+    caplog.clear()
+    ranks.run(17, 24)
+    assert not messages(caplog, "Times have moved"), "what has moved once is known"
+    for rank in range(4):
+        assert ranks.controllers[rank].phase is Phase.STABLE
+
+
+def test_a_move_within_the_share_is_left_alone() -> None:
+    machine = Machine()
+    ranks = Ranks(ORDER, duration_ms=machine, **EXACT, remeasure_share=0.25)
+    ranks.run(1, 12)
+    machine.slowness[0] = 1.2
+    ranks.run(13, 20)
+    assert len(ranks.solved[0]) == 1
+    machine.slowness[0] = 0.7  # faster counts as well
+    ranks.run(21, 24)
+    assert len(ranks.solved[0]) == 2
+
+
+def test_zero_never_looks(caplog: pytest.LogCaptureFixture) -> None:
+    machine = Machine()
+    ranks = Ranks(ORDER, duration_ms=machine, **{**EXACT, "remeasure_every": 0})
+    ranks.run(1, 9)
+    machine.slowness[0] = 3.0
+    ranks.run(10, 24)
+    assert [len(solved) for solved in ranks.solved] == [1, 1]
+    assert [exchange.n_gathers for exchange in ranks.exchanges] == [1, 1]
+
+
+def test_too_few_passes_are_not_judged() -> None:
+    machine = Machine()
+    ranks = Ranks(ORDER, duration_ms=machine, passes_per_step=1, **EXACT)
+    ranks.run(1, 8)
+    machine.slowness[0] = 3.0
+    ranks.run(9, 15)
+    assert len(ranks.solved[0]) == 1, "4 passes were there at step 12"
+    ranks.run(16, 16)
+    assert len(ranks.solved[0]) == 2
+
+
+def test_a_plan_that_is_solved_meanwhile_comes_after_the_delay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plan_call_module, "BackgroundCall", HereAtOnce)
+    machine = Machine()
+    phases = PhaseSchedule(2, 6, 10)
+    settings = {**EXACT, "phases": phases, "solver_delay_steps": 3, "remeasure_every": 2}
+    ranks, stopped, resumed = (Ranks(ORDER, duration_ms=machine, **settings) for _ in range(3))
+    ranks.run(1, 12)
+    stopped.run(1, 12)
+    machine.slowness[1] = 2.0
+    ranks.run(13, 16)  # compared at 14
+    stopped.run(13, 15)
+    resumed.load(stopped.saved())
+    assert resumed.saved() == stopped.saved()
+    assert len(ranks.solved[0]) == 1
+    ranks.run(17, 20)  # compared at 20, with passes under the new plan alone
+    resumed.run(16, 20)
+    assert len(ranks.solved[0]) == 2
+    assert ranks.controllers[0]._planner._call is None
+    for rank in (0, 1):
+        assert list(resumed.masks(rank, rank)) == list(ranks.masks(rank, rank))[3 * 15 :]
+    assert without_stable_times(resumed.saved()) == without_stable_times(ranks.saved())
+
+
+def test_a_resumed_run_makes_the_same_plan_anew() -> None:
+    machine = Machine()
+    whole, before, after = (Ranks(ORDER, duration_ms=machine, **EXACT) for _ in range(3))
+    for ranks in (whole, before):
+        machine.slowness[1] = 1.0
+        ranks.run(1, 9)
+        machine.slowness[1] = 2.0
+        ranks.run(10, 11 if ranks is whole else 10)
+    state = before.saved()
+    after.load(state)
+    after.run(11, 11)
+    for ranks in (whole, after):
+        ranks.run(12, 18)
+        assert [len(solved) for solved in ranks.solved] == [2, 2]
+    assert ranks.solved[0][-1][0].ratios == pytest.approx(whole.solved[0][-1][0].ratios)
+    again = Ranks(ORDER, **EXACT)
+    again.load(whole.saved())
+    assert plan_to_json(again.controllers[1].plan) == plan_to_json(whole.controllers[1].plan)
+    assert np.array_equal(bounds_of(again).max_ms, bounds_of(whole).max_ms)
+
+
+@pytest.mark.parametrize("stopped_at", [5, 9])
+def test_a_checkpoint_from_before_plans_were_remade_goes_on(stopped_at: int) -> None:
+    whole, before, after = (Ranks(ORDER, **EXACT) for _ in range(3))
+    whole.run(1, 12)
+    before.run(1, stopped_at)
+    state = before.saved()
+    for rank in (0, 1):
+        saved = json.loads(state[f"rank_{rank}"])
+        planner = saved["planner"]
+        planner["samples"].pop("stable")
+        state[f"rank_{rank}"] = json.dumps(
+            {**saved, "planner": {k: planner[k] for k in OLD_KEYS if k in planner}}
+        )
+    after.load(state)
+    after.run(stopped_at + 1, 12)
+    for rank in (0, 1):
+        masks = list(whole.masks(rank, rank))[3 * stopped_at :]
+        assert list(after.masks(rank, rank)) == masks
+    assert [c.switched_off for c in after.controllers] == [None, None]
+
+
+def test_a_former_plan_that_is_faster_stays(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lazy(order: ScheduleOrder, bounds: DurationBounds, **kwargs: Any) -> Solution:
+        dag = build_dag(order)
+        return Solution(order, dag, bounds, plan_from_ratios(dag, bounds, np.zeros(16)))
+
+    caplog.set_level(logging.INFO)
+    machine = Machine()
+    ranks = Ranks(ORDER, duration_ms=machine, **EXACT)
+    ranks.run(1, 9)
+    former = ranks.controllers[0].plan
+    monkeypatch.setattr(planner_module, "solve_from_bounds", lazy)
+    machine.slowness = {0: 2.0, 1: 2.0}
+    ranks.run(10, 12)
+    for controller in ranks.controllers:
+        assert np.array_equal(controller.plan.ratios, former.ratios)
+        assert controller.plan.batch_ms == pytest.approx(2 * former.batch_ms, rel=0.05)
+    assert messages(caplog, "Times have moved")[0].endswith("the former one stays")
+    caplog.clear()
+    ranks.run(13, 20)
+    assert not messages(caplog, "Times have moved"), "its bounds have followed"
+    assert ranks.controllers[0].switched_off is None
+
+
+def test_where_solving_anew_fails_the_plan_stays(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        raise LpError("no optimum", status="Time limit reached")
+
+    machine = Machine()
+    ranks = Ranks(ORDER, duration_ms=machine, **EXACT)
+    ranks.run(1, 9)
+    plan = ranks.controllers[0].plan
+    monkeypatch.setattr(planner_module, "solve_from_bounds", failing)
+    machine.slowness[1] = 2.0
+    ranks.run(10, 13)
+    assert ranks.controllers[0].plan is plan
+    assert ranks.controllers[0].failure is None
+    (message,) = warnings(caplog)
+    assert message == (
+        "Times have moved, but solving again brought no plan (no optimum); the one in force stays"
+    )
+
+
+# -- switched off ----------------------------------------------------------------------------------
+
+
+def test_freezing_that_brings_too_little_twice_is_switched_off_with_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    machine = Machine()
+    # Backwards that are left out altogether would be a gain whatever freezing saves.
+    settings = {**EXACT, "remeasure_share": 9.0, "cascade": "off"}
+    ranks = Ranks(ALONE, duration_ms=machine, n_replicas=2, **settings)
+    ranks.run(1, 12)
+    machine.freezing_saves = False
+    ranks.run(13, 16)
+    assert not messages(caplog, "switched off")
+    assert [c.switched_off for c in ranks.controllers] == [None, None]
+    machine.freezing_saves = True
+    ranks.run(17, 20)
+    machine.freezing_saves = False
+    ranks.run(21, 24)
+    caplog.clear()
+    ranks.run(25, 28)
+    assert [c.phase for c in ranks.controllers] == [Phase.STABLE] * 2, "step 28 was frozen"
+    ranks.run(29, 40)
+    (first, second) = messages(caplog, "switched off")
+    assert first == second, "one line of each rank, of which one is shown"
+    assert first.startswith("Freezing is switched off from step 29 on: the measured gain is +0.0%")
+    assert "under freezing.least_gain (0.02) 2 times in a row" in first
+    assert not messages(caplog, "phase off")
+    for rank, controller in enumerate(ranks.controllers):
+        given = list(ranks.masks(rank, 0))
+        assert any(given[3 * 27 : 3 * 28])
+        assert given[3 * 28 :] == [{}] * (3 * 12)
+        assert controller.phase is Phase.OFF
+        assert set(controller.expected_stage_ratios().values()) == {0.0}
+        assert controller.expected_batch_ms() == controller.plan.unfrozen_batch_ms
+        assert not controller.plan_missing
+    after = Ranks(ALONE, n_replicas=2, **settings)
+    after.load(ranks.saved())
+    after.run(41, 44)
+    assert list(after.masks(1, 1)) == [{}] * 12
+    assert after.controllers[0].switched_off == ranks.controllers[0].switched_off
+    assert after.collect()[0].batch_ms.keys() == {Phase.OFF}
+
+
+def test_plans_made_anew_do_not_hide_that_freezing_saves_nothing() -> None:
+    """With all backwards frozen in part, frozen ones alone say that times have moved."""
+    machine = Machine()
+    settings = {**EXACT, "cascade": "off", "first_stage": "keep_chain"}
+    ranks, stopped = (Ranks(ALONE, duration_ms=machine, **settings) for _ in range(2))
+    for each in (ranks, stopped):
+        machine.freezing_saves = True
+        each.run(1, 9)
+        machine.freezing_saves = False
+        each.run(10, 12)
+    assert len(ranks.solved[0]) == 2, "made anew"
+    assert ranks.controllers[0].switched_off is None
+    ranks.run(13, 16)
+    resumed = Ranks(ALONE, duration_ms=machine, **settings)
+    resumed.load(stopped.saved())
+    assert resumed.saved() == stopped.saved()
+    resumed.run(13, 16)
+    for each in (ranks, resumed):
+        assert each.controllers[0].switched_off is not None
+        assert "measured gain is +0.0%" in each.controllers[0].switched_off
+
+
+def test_minus_one_never_switches_off() -> None:
+    machine = Machine()
+    settings = {**EXACT, "remeasure_share": 9.0, "least_gain": -1.0}
+    ranks = Ranks(ALONE, duration_ms=machine, **settings)
+    ranks.run(1, 9)
+    machine.freezing_saves = False
+    ranks.run(10, 28)
+    assert ranks.controllers[0].switched_off is None
+    assert ranks.controllers[0].phase is Phase.STABLE
+
+
+def test_a_plan_that_promises_too_little_is_not_followed(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    ranks = Ranks(ORDER, **{**EXACT, "least_gain": 5.0})
+    ranks.run(1, 14)
+    (line,) = set(messages(caplog, "switched off"))
+    assert line.startswith("Freezing is switched off from step 7 on: the plan promises +")
+    assert line.endswith("under freezing.least_gain (5)")
+    for rank, controller in enumerate(ranks.controllers):
+        assert controller.plan is not None, "for the report"
+        assert list(ranks.masks(rank, rank))[3 * 6 :] == [{}] * (3 * 8)
+        assert controller.phase is Phase.OFF
+
+
+# -- what passes say -------------------------------------------------------------------------------
+
+
+def test_gain_is_that_over_batches_that_moved_with_what_is_not_frozen() -> None:
+    """Frozen backwards that save nothing must not pass for a slower machine."""
+    dag = build_dag(ALONE)
+    low = np.array([1.0 if a.kind.freezable else 2.0 for a in dag.actions])
+    high = np.array([4.0 if a.kind.freezable else 2.0 for a in dag.actions])
+    bounds = DurationBounds(low, high)
+    ratios = [1.0 if str(a) in ("0B0", "1B0") else 0.0 for a in dag.actions]
+    plan = plan_from_ratios(dag, bounds, ratios)
+    assert (plan.unfrozen_batch_ms, plan.batch_ms) == (24.0, 18.0)
+
+    def passes(factor: float, frozen_ms: float) -> RankPasses:
+        own = {
+            a: factor * (frozen_ms if r else high[dag.index[a]])
+            for a, r in zip(dag.actions, ratios, strict=True)
+        }
+        return RankPasses((("stable", sum(own.values())),) * 3, own)
+
+    def remeasured(*ranks: RankPasses) -> Remeasurement:
+        return remeasure(dag, bounds, bounds, plan, ranks)
+
+    as_planned = remeasured(passes(1.0, 1.0))
+    assert (as_planned.batch_ms, as_planned.unfrozen_batch_ms) == (18.0, 24.0)
+    assert as_planned.gain == pytest.approx(24 / 18 - 1)
+    slower = remeasured(passes(1.5, 1.0), passes(1.0, 1.0))
+    assert slower.gain == pytest.approx(24 / 18 - 1)
+    assert slower.unfrozen_batch_ms == pytest.approx(36.0), "the slower replica counts"
+    in_vain = remeasured(passes(1.0, 4.0))
+    assert in_vain.gain == pytest.approx(0.0)
+    assert in_vain.drift[0, ActionKind.FULL_BACKWARD] == 1.0, "what is not frozen weighs more"
+
+
+def test_drifts_are_told_and_kept() -> None:
+    drift = {(0, ActionKind.FORWARD): 1.0, (1, ActionKind.FULL_BACKWARD): 0.875}
+    assert drift_from_plain(drift_to_plain(drift)) == drift
+    assert (
+        drift_text({**drift, (2, ActionKind.FORWARD): 1.5})
+        == "F of stage 2 +50.0%, B of stage 1 -12.5%"
+    )
+
+
+def test_a_moved_pipeline_is_predicted_rightly() -> None:
+    machine = Machine()
+    ranks = Ranks(ORDER, duration_ms=machine, **EXACT, first_stage="keep_chain")
+    ranks.run(1, 9)
+    machine.slowness = {0: 1.5, 1: 1.5}
+    ranks.run(10, 16)
+    plan = ranks.controllers[0].plan
+    played = simulate(ORDER, lambda action: machine(action, plan.ratio_of(action)))
+    assert plan.batch_ms == pytest.approx(max(end for _, end in played.values()), rel=0.03)

@@ -1,0 +1,331 @@
+"""A controller of all ranks beside controllers of one rank each, and checkpoints between them."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.timelyfreeze.helpers.pipelines import hand_order, simulate
+from tests.timelyfreeze.helpers.ranks import (
+    PHASES,
+    HandClock,
+    Hub,
+    Ranks,
+    StubStage,
+    ThreadExchange,
+    linear_ms,
+    stub_layout,
+    without_stable_times,
+)
+from tests.timelyfreeze.helpers.stub_policy import StubMeter, StubPolicy
+from timelyfreeze.control.policy_checks import PolicyChecks
+from timelyfreeze.emulation.controller import EmulatedController
+from timelyfreeze.emulation.recorder import EmulatedRecorder
+from timelyfreeze.emulation.state import merge_states, split_state
+from timelyfreeze.emulation.turns import merge_ranks
+from timelyfreeze.policies.policy import FreezePolicy
+from timelyfreeze.schedule.actions import Action, parse_action
+from timelyfreeze.schedule.order import ScheduleOrder
+from timelyfreeze.schedule.schedules import one_f_one_b_order
+from timelyfreeze.settings.choices import CASCADES, FreezeSettings
+from timelyfreeze.settings.phases import Phase, PhaseSchedule
+
+ORDERS = {
+    "1F1B": one_f_one_b_order(2, 4),
+    "1F1B of four": one_f_one_b_order(4, 4),
+    "zero_bubble": hand_order("zero_bubble"),
+    "v_shape": hand_order("v_shape"),
+    "interleaved": hand_order("interleaved"),
+}
+LAST_STEP = 13
+
+
+class EmulatedRanks:
+    """All ranks of ``order`` in one controller, run action by action on a clock moved by hand."""
+
+    def __init__(
+        self,
+        order: ScheduleOrder,
+        *,
+        duration_ms: Callable[[Action, float], float] = linear_ms,
+        policy: FreezePolicy | None = None,
+        **settings: Any,
+    ) -> None:
+        self.order, self.duration_ms = order, duration_ms
+        self.stages = {s: StubStage(s) for s in range(order.n_stages)}
+        self.clock = HandClock()
+        self.recorder = EmulatedRecorder(self.clock, order)
+        self.settings = FreezeSettings(**{"phases": PHASES, "discard_passes": 1, **settings})
+        exchange = ThreadExchange(Hub(1), 0)
+        self.checks = None
+        if policy is not None:
+            layout = stub_layout(order.n_stages)
+            weights = {name: 1.0 + i for i, name in enumerate(layout.names)}
+            self.checks = PolicyChecks(
+                policy,
+                layout,
+                [(name, torch.empty(0)) for name in layout.names],
+                exchange,  # type: ignore[arg-type]
+                self.settings.phases,
+                StubMeter(layout.names, weights),  # type: ignore[arg-type]
+                self.clock,
+                self.settings.seed,
+            )
+        self.controller = EmulatedController(
+            list(self.stages.values()),  # type: ignore[arg-type]
+            order,
+            self.settings,
+            self.recorder,
+            exchange,  # type: ignore[arg-type]
+            self.checks,
+        )
+
+    def run(self, first: int, last: int, passes_per_step: int = 3) -> None:
+        for step in range(first, last + 1):
+            self.controller.begin_step(step)
+            for _ in range(passes_per_step):
+                with self.controller.one_pass():
+                    for action in merge_ranks(self.order):
+                        stage = self.stages[action.stage]
+                        share = stage.share(action.microbatch)
+                        with self.recorder.measure(action):
+                            if not stage.is_idle(action):
+                                self.clock.now_ms += self.duration_ms(action, share)
+                        if action.kind.freezable:
+                            stage.applied_shares[action.microbatch] = share
+            self.controller.end_step()
+
+    def saved(self) -> dict[str, Any]:
+        state = self.controller.state_dict()
+        tensors = {k: v.clone() for k, v in state.items() if isinstance(v, torch.Tensor)}
+        return {
+            **json.loads(json.dumps({k: state[k] for k in state if k not in tensors})),
+            **tensors,
+        }
+
+
+def masks_of(ranks: Ranks | EmulatedRanks, stage: int) -> list[dict[int, list[bool]]]:
+    """What each pass of a stage was given to freeze."""
+    if isinstance(ranks, EmulatedRanks):
+        return ranks.stages[stage].given
+    holder = ranks.executed.stage_to_rank[stage]
+    return ranks.stages[holder][stage].given
+
+
+def ratios(controller: Any) -> dict[str, float]:
+    return dict(zip(map(str, controller.plan.actions), controller.plan.ratios, strict=True))
+
+
+# -- without checkpoints ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_it_plans_and_freezes_as_ranks_with_a_process_each(name: str) -> None:
+    order = ORDERS[name]
+    alone, emulated = Ranks(order), EmulatedRanks(order)
+    alone.run(1, LAST_STEP)
+    emulated.run(1, LAST_STEP)
+    controller = emulated.controller
+    assert controller.plan is not None
+    assert sum(controller.plan.ratios) > 0
+    assert ratios(controller) == ratios(alone.controllers[0])
+    assert controller.order == order
+    assert np.array_equal(controller.bounds.max_ms, alone.controllers[0].bounds.max_ms)
+    assert np.array_equal(controller.bounds.min_ms, alone.controllers[0].bounds.min_ms)
+    for stage in range(order.n_stages):
+        assert masks_of(emulated, stage) == masks_of(alone, stage)
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_the_figures_are_those_of_ranks_with_a_process_each(name: str) -> None:
+    order = ORDERS[name]
+    alone, emulated = Ranks(order), EmulatedRanks(order)
+    alone.run(1, 4)
+    emulated.run(1, 4)
+    want, got = alone.collect()[0], emulated.controller.collect()
+    assert got.average_freeze_ratio == pytest.approx(want.average_freeze_ratio)
+    assert got.applied_stage_ratios == want.applied_stage_ratios
+    (unfrozen_ms,) = set(got.batch_ms[Phase.UPPER_BOUND])
+    simulated = simulate(order, lambda action: linear_ms(action, 0.0))
+    assert unfrozen_ms == max(end for _, end in simulated.values())
+
+
+@pytest.mark.parametrize("cascade", CASCADES)
+@pytest.mark.parametrize("max_freeze_ratio", [0.6, 1.0])
+def test_a_batch_takes_what_the_plan_says(max_freeze_ratio: float, cascade: str) -> None:
+    emulated = EmulatedRanks(
+        ORDERS["1F1B of four"], max_freeze_ratio=max_freeze_ratio, cascade=cascade
+    )
+    emulated.run(1, LAST_STEP)
+    controller = emulated.controller
+    figures = controller.collect()
+    assert controller.plan is not None
+    # A ratio is hit to the nearest of 12 tensors. One backward that is idle makes 6%.
+    assert figures.batch_ms[Phase.STABLE][-1] == pytest.approx(controller.plan.batch_ms, rel=0.01)
+    assert figures.batch_ms[Phase.UPPER_BOUND][-1] == controller.plan.unfrozen_batch_ms
+    # While it is measured, every input gradient is computed.
+    lower_ms, limit_ms = figures.batch_ms[Phase.LOWER_BOUND][-1], controller.plan.frozen_batch_ms
+    assert lower_ms == limit_ms if cascade == "off" else lower_ms > limit_ms
+
+
+# -- checkpoints -----------------------------------------------------------------------------------
+
+PLACES = {"warm-up": 1, "upper bound": 3, "lower bound": 5, "solved": 6, "ramp": 8, "stable": 11}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", ["1F1B", "v_shape"])
+def test_a_run_goes_on_emulated(name: str, place: str) -> None:
+    order, stop = ORDERS[name], PLACES[place]
+    whole, resumed = Ranks(order), EmulatedRanks(order)
+    whole.run(1, stop)
+    resumed.controller.load_state_dict(whole.saved())
+    whole.run(stop + 1, LAST_STEP)
+    resumed.run(stop + 1, LAST_STEP)
+    assert ratios(resumed.controller) == pytest.approx(ratios(whole.controllers[0]))
+    for stage in range(order.n_stages):
+        assert masks_of(resumed, stage) == masks_of(whole, stage)[3 * stop :]
+    got, want = resumed.controller.collect(), whole.collect()[0]
+    assert got.average_freeze_ratio == pytest.approx(want.average_freeze_ratio)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", ["1F1B", "v_shape"])
+def test_an_emulated_run_goes_on_with_a_process_for_each_rank(name: str, place: str) -> None:
+    order, stop = ORDERS[name], PLACES[place]
+    whole, resumed = EmulatedRanks(order), Ranks(order)
+    whole.run(1, stop)
+    resumed.load(whole.saved())
+    whole.run(stop + 1, LAST_STEP)
+    resumed.run(stop + 1, LAST_STEP)
+    assert ratios(whole.controller) == pytest.approx(ratios(resumed.controllers[0]))
+    for stage in range(order.n_stages):
+        assert masks_of(resumed, stage) == masks_of(whole, stage)[3 * stop :]
+    got, want = resumed.collect()[0], whole.controller.collect()
+    assert got.average_freeze_ratio == pytest.approx(want.average_freeze_ratio)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_mixed_monitoring_goes_both_ways(place: str) -> None:
+    order, stop = ORDERS["v_shape"], PLACES[place]
+    phases = replace(PHASES, monitoring="mixed")
+    alone, emulated = Ranks(order, phases=phases), EmulatedRanks(order, phases=phases)
+    for ranks in (alone, emulated):
+        ranks.run(1, stop)
+    there, back = Ranks(order, phases=phases), EmulatedRanks(order, phases=phases)
+    there.load(emulated.saved())
+    back.controller.load_state_dict(alone.saved())
+    for ranks in (alone, emulated, there, back):
+        ranks.run(stop + 1, LAST_STEP)
+    want = ratios(alone.controllers[0])
+    assert sum(want.values()) > 0
+    for controller in (emulated.controller, there.controllers[0], back.controller):
+        assert ratios(controller) == pytest.approx(want)
+    for stage in range(order.n_stages):
+        tail = masks_of(alone, stage)[3 * stop :]
+        assert masks_of(emulated, stage)[3 * stop :] == tail
+        assert masks_of(there, stage) == masks_of(back, stage) == tail
+
+
+def test_links_that_any_rank_has_timed_are_kept() -> None:
+    links = [[[0, 1, 2.0], [1, 0, 2.0]], [[1, 2, 3.0], [2, 1, 3.0]], []]
+    parts = [
+        {"applied": [0.0, 0], "planner": {"samples": {}, "transfers_ms": mine}} for mine in links
+    ]
+    merged = merge_states(parts, one_f_one_b_order(3, 3))
+    assert merged["planner"]["transfers_ms"] == [*links[0], *links[1]]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_an_emulated_run_resumes_as_if_it_had_not_stopped(place: str) -> None:
+    order, stop = ORDERS["interleaved"], PLACES[place]
+    whole, resumed = EmulatedRanks(order), EmulatedRanks(order)
+    whole.run(1, stop)
+    resumed.controller.load_state_dict(whole.saved())
+    assert resumed.saved() == whole.saved()
+    whole.run(stop + 1, LAST_STEP)
+    resumed.run(stop + 1, LAST_STEP)
+    assert without_stable_times(resumed.saved()) == without_stable_times(whole.saved())
+    assert ratios(resumed.controller) == ratios(whole.controller)
+
+
+def test_every_rank_gets_the_times_of_its_own_stages_and_its_own_span() -> None:
+    order = ORDERS["v_shape"]
+    emulated = EmulatedRanks(order)
+    emulated.run(1, 4)
+    state = emulated.saved()
+    simulated = simulate(order, lambda action: linear_ms(action, 0.0))
+    assert {key for key in state if key.startswith("rank_")} == {"rank_0", "rank_1"}
+    for rank, row in enumerate(order.ranks):
+        samples = json.loads(state[f"rank_{rank}"])["planner"]["samples"]["upper_bound"]
+        assert len(samples["warm"]) == len(samples["spans_ms"]) == 2 * 3 - 1
+        assert len(samples["cold"]) == 1
+        for times in [*samples["warm"], *samples["cold"]]:
+            assert list(map(parse_action, times)) == list(row), "in the order in which they ran"
+        span_ms = max(simulated[a][1] for a in row) - min(simulated[a][0] for a in row)
+        assert samples["spans_ms"] == pytest.approx([span_ms] * 5)
+
+
+def freeze_every_other(check: Any) -> np.ndarray:
+    return np.arange(len(check.layout.names)) % 2 == check.number % 2
+
+
+@pytest.mark.parametrize("phases", ["planned", "alone"])
+def test_a_policys_decision_and_vectors_go_both_ways(phases: str) -> None:
+    order = ORDERS["1F1B"]
+    settings: dict[str, Any] = {}
+    if phases == "alone":
+        settings["phases"] = PhaseSchedule.unplanned(2)
+    policy = StubPolicy(freeze_every_other, check_interval=3)
+    alone = Ranks(order, policy=policy, **settings)
+    emulated = EmulatedRanks(order, policy=policy, **settings)
+    alone.run(1, 7)
+    emulated.run(1, 7)
+    theirs, ours = alone.saved(), emulated.saved()
+    assert theirs.keys() == ours.keys()
+    back = EmulatedRanks(order, policy=policy, **settings)
+    back.controller.load_state_dict(theirs)
+    there = Ranks(order, policy=policy, **settings)
+    there.load(ours)
+    for ranks in (alone, emulated, back, there):
+        ranks.run(8, LAST_STEP)
+    for stage in range(order.n_stages):
+        tail = masks_of(alone, stage)[3 * 7 :]
+        assert any(tail)
+        assert masks_of(emulated, stage)[3 * 7 :] == tail
+        assert masks_of(back, stage) == tail
+        assert masks_of(there, stage) == tail
+
+
+def test_a_checkpoint_of_fewer_ranks_is_refused() -> None:
+    two, four = EmulatedRanks(ORDERS["1F1B"]), EmulatedRanks(ORDERS["1F1B of four"])
+    two.run(1, 3)
+    with pytest.raises(ValueError, match=r"by a pipeline of 2 ranks, .*pipeline_parallel_degree 4"):
+        four.controller.load_state_dict(two.saved())
+
+
+def test_ranks_that_do_not_fit_together_are_refused() -> None:
+    order = ORDERS["1F1B"]
+    emulated = EmulatedRanks(order)
+    emulated.run(1, 4)
+    state = emulated.saved()
+    parts = [json.loads(state[f"rank_{rank}"]) for rank in range(2)]
+    parts[1]["planner"]["samples"]["upper_bound"]["warm"].pop()
+    with pytest.raises(ValueError, match=r"have measured \[5, 4\] warm passes"):
+        merge_states(parts, order)
+
+
+def test_splitting_leaves_its_argument_alone_and_merging_undoes_it() -> None:
+    order = ORDERS["interleaved"]
+    emulated = EmulatedRanks(order)
+    emulated.run(1, 5)
+    state = emulated.saved()
+    whole = merge_states([json.loads(state[f"rank_{r}"]) for r in range(2)], order)
+    before = json.dumps(whole)
+    parts = split_state(whole, order)
+    assert json.dumps(whole) == before
+    assert merge_states(parts, order) == whole

@@ -1,0 +1,30 @@
+"""Files are written whole; where nothing can be written is told, and nothing left there."""
+
+from pathlib import Path
+
+from timelyfreeze.files.safe_write import write_obstacle, write_whole
+
+
+def test_a_file_is_replaced_and_its_folder_made(tmp_path: Path) -> None:
+    file = tmp_path / "a" / "b"
+    write_whole(file, b"old")
+    assert write_whole(file, b"new") == file
+    assert file.read_bytes() == b"new"
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_a_folder_that_has_to_be_made_is_not_made_yet(tmp_path: Path) -> None:
+    assert write_obstacle(tmp_path / "a" / "b") is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_folder_takes_no_files(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        assert write_obstacle(folder) == f"{str(tmp_path / 'file')!r} is no folder"
+
+
+def test_a_place_that_takes_no_files_is_told() -> None:
+    obstacle = write_obstacle(Path("/proc/sys/none"))
+    assert obstacle is not None
+    assert obstacle.startswith("nothing can be written to '/proc/sys': ")

@@ -1,0 +1,271 @@
+"""Figures of a change, against definitions applied to one element after the other in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.timelyfreeze.helpers.changes import DECAY, EVERY, assert_close, oracle
+from timelyfreeze.meters.change_meter import ChangeMeter
+from timelyfreeze.policies.policy import Figure, Measurement, Source
+
+SHAPES = ((3, 4), (5,), (1,), (2, 3, 2), (4,))
+FROZEN = 4  # the tensor that never has a gradient and never moves
+
+
+class Walk:
+    """Tensors that move at random, with gradients of their own; what is to be measured in float64.
+
+    A third of the gradients is missing, and moves have nothing to do with gradients, so that no
+    source passes for another.
+    """
+
+    def __init__(self, seed: int = 0, dtype: torch.dtype = torch.float32) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+        self.named = [
+            (f"layers.{i}.w", nn.Parameter(self.noise(shape).to(dtype)))
+            for i, shape in enumerate(SHAPES)
+        ]
+        self.parameters = [parameter for _, parameter in self.named]
+        self.begin()
+
+    def noise(self, shape: Sequence[int]) -> Tensor:
+        return torch.randn(tuple(shape), generator=self.generator)
+
+    def begin(self) -> None:
+        self.start = [p.detach().double() for p in self.parameters]
+        self.sums = [torch.zeros(p.shape, dtype=torch.float64) for p in self.parameters]
+
+    def step(self) -> None:
+        for i, p in enumerate(self.parameters):
+            missing = float(torch.rand((), generator=self.generator)) < 1 / 3
+            gradient, move = self.noise(p.shape), self.noise(p.shape)
+            p.grad = None if missing or i == FROZEN else gradient.to(p.dtype)
+            if i != FROZEN:
+                with torch.no_grad():
+                    p.add_(0.1 * move.to(p.dtype))
+            if p.grad is not None:
+                self.sums[i] += p.grad.double()
+
+    def take(self, source: Source) -> list[Tensor]:
+        """The change since ``begin`` or the last ``take``."""
+        if source is Source.UPDATES:
+            pairs = zip(self.parameters, self.start, strict=True)
+            changes = [p.detach().double() - start for p, start in pairs]
+        elif source is Source.GRADIENTS:
+            changes = self.sums
+        else:
+            gradients = [p.grad for p in self.parameters]
+            zeros = torch.zeros_like
+            changes = [
+                zeros(p) if g is None else g
+                for g, p in zip(gradients, self.parameters, strict=True)
+            ]
+        self.begin()
+        return changes
+
+
+def interval(walk: Walk, meter: ChangeMeter, n_steps: int) -> None:
+    for _ in range(n_steps):
+        walk.step()
+        meter.add_step()
+
+
+def parameter_of(*values: float, dtype: torch.dtype = torch.float32) -> nn.Parameter:
+    return nn.Parameter(torch.tensor(values, dtype=dtype))
+
+
+# --- the figures ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("on_host", [False, True])
+@pytest.mark.parametrize("figures", [EVERY, EVERY[::-1], *((figure,) for figure in EVERY)])
+@pytest.mark.parametrize("source", Source)
+def test_figures_are_those_of_an_element_wise_computation(
+    source: Source, figures: tuple[Figure, ...], on_host: bool
+) -> None:
+    walk = Walk()
+    meter = ChangeMeter(walk.named, Measurement(source, figures, DECAY), on_host=on_host)
+    # Of what was before the beginning, nothing may be left.
+    interval(walk, meter, 2)
+    meter.take()
+    interval(walk, meter, 1)
+    walk.begin()
+    meter.begin()
+    measured, changes = [], []
+    for n_steps in (3, 1, 4, 2):
+        interval(walk, meter, n_steps)
+        measured.append(meter.take())
+        changes.append(walk.take(source))
+    for got, wanted in zip(measured, oracle(changes), strict=True):
+        assert tuple(got) == figures
+        assert_close(got, wanted)
+        assert all(numbers[FROZEN] == 0.0 for numbers in got.values())
+        assert all(any(numbers) for numbers in got.values())
+
+
+# At three checks: the changes of two elements, and the figures of them.
+BY_HAND = {
+    (1.0, -2.0): {
+        Figure.SQUARE_SUM: 5.0,
+        Figure.ABS_SUM: 3.0,
+        Figure.SUM: -1.0,
+        Figure.MEAN_ABS_SUM: 1.5,
+        Figure.DIFFERENCE_SQUARE_SUM: 5.0,
+    },
+    (-1.0, 0.0): {
+        Figure.SQUARE_SUM: 1.0,
+        Figure.ABS_SUM: 1.0,
+        Figure.SUM: -1.0,
+        Figure.MEAN_ABS_SUM: 0.75,  # E = (-1/4, -1/2)
+        Figure.DIFFERENCE_SQUARE_SUM: 8.0,
+    },
+    (0.0, 0.0): {
+        Figure.SQUARE_SUM: 0.0,
+        Figure.ABS_SUM: 0.0,
+        Figure.SUM: 0.0,
+        Figure.MEAN_ABS_SUM: 0.375,
+        Figure.DIFFERENCE_SQUARE_SUM: 1.0,
+    },
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("source", Source)
+def test_figures_by_hand(source: Source, dtype: torch.dtype) -> None:
+    # Numbers that bfloat16 has.
+    parameter = parameter_of(3.0, -1.0)
+    meter = ChangeMeter([("w", parameter)], Measurement(source, EVERY, 0.5), dtype=dtype)
+    meter.begin()
+    for change, figures in BY_HAND.items():
+        whole = torch.tensor(change)
+        # In two steps, of which the second does it all where only the last one counts.
+        first, second = (0.5, 0.5) if source is not Source.LAST_GRADIENT else (7.0, 1.0)
+        for share in (first, second):
+            parameter.grad = share * whole
+            with torch.no_grad():
+                parameter.add_(0.5 * whole)
+            meter.add_step()
+        got = {figure: number for figure, (number,) in meter.take().items()}
+        assert got == pytest.approx(figures, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted"), [(Source.GRADIENTS, 2.0), (Source.LAST_GRADIENT, 0.0)]
+)
+def test_a_missing_gradient_counts_as_nothing(source: Source, wanted: float) -> None:
+    parameter = parameter_of(1.0)
+    meter = ChangeMeter([("w", parameter)], Measurement(source, (Figure.ABS_SUM,)))
+    meter.begin()
+    for gradient in (2.0, None):  # frozen in the step that ends the interval
+        parameter.grad = None if gradient is None else torch.tensor([gradient])
+        meter.add_step()
+    assert meter.take() == {Figure.ABS_SUM: [wanted]}
+
+
+# --- bfloat16 -------------------------------------------------------------------------------------
+
+
+def test_updates_of_bfloat16_weights_are_exact_in_bfloat16() -> None:
+    walk = Walk(dtype=torch.bfloat16)
+    figures = (Figure.SQUARE_SUM, Figure.ABS_SUM)
+    meter = ChangeMeter(walk.named, Measurement(Source.UPDATES, figures), dtype=torch.bfloat16)
+    meter.begin()
+    changes = []
+    for n_steps in (2, 1, 3):
+        interval(walk, meter, n_steps)
+        changes.append(walk.take(Source.UPDATES))
+        assert_close(meter.take(), oracle(changes)[-1])
+
+
+def test_small_moves_of_float32_weights_count_in_bfloat16_once_they_add_up() -> None:
+    # From 1 to 2 bfloat16 has steps of 1/128. A move of 3/8 of one is too small to be seen.
+    step = 1 / 128
+    meters = {}
+    for dtype in (torch.bfloat16, torch.float32):
+        parameter = parameter_of(1.0)
+        measurement = Measurement(Source.UPDATES, (Figure.ABS_SUM,))
+        meter = ChangeMeter([("w", parameter)], measurement, dtype=dtype)
+        meter.begin()
+        meters[dtype] = []
+        for _ in range(3):
+            with torch.no_grad():
+                parameter.add_(3 / 8 * step)
+            meters[dtype] += meter.take()[Figure.ABS_SUM]
+    # The weight is at 3/8, 6/8 and 9/8 of a step, which rounds to 0, 1 and 1.
+    assert meters[torch.bfloat16] == [0.0, step, 0.0]
+    assert meters[torch.float32] == [3 / 8 * step] * 3
+
+
+# --- memory and checkpoints -----------------------------------------------------------------------
+
+MEAN, DIFFERENCE = Figure.MEAN_ABS_SUM, Figure.DIFFERENCE_SQUARE_SUM
+KINDS = [
+    (Source.UPDATES, (Figure.ABS_SUM, Figure.SQUARE_SUM), ["weights"]),
+    (Source.UPDATES, (Figure.ABS_SUM, MEAN), ["weights", "mean"]),
+    (Source.UPDATES, EVERY, ["weights", "mean", "previous"]),
+    (Source.GRADIENTS, (Figure.SQUARE_SUM,), ["sum"]),
+    (Source.GRADIENTS, (DIFFERENCE,), ["sum", "previous"]),
+    (Source.LAST_GRADIENT, (Figure.SQUARE_SUM,), []),
+    (Source.LAST_GRADIENT, (MEAN, DIFFERENCE), ["mean", "previous"]),
+]
+
+
+@pytest.mark.parametrize(("dtype", "n_bytes"), [(torch.float32, 4), (torch.bfloat16, 2)])
+@pytest.mark.parametrize(("source", "figures", "kinds"), KINDS)
+def test_only_the_vectors_that_are_needed_are_kept_and_always_the_same(
+    source: Source,
+    figures: tuple[Figure, ...],
+    kinds: list[str],
+    dtype: torch.dtype,
+    n_bytes: int,
+) -> None:
+    walk = Walk()
+    meter = ChangeMeter(walk.named, Measurement(source, figures), dtype=dtype)
+    assert meter.n_bytes == len(kinds) * (12 + 5 + 1 + 12 + 4) * n_bytes
+    keys = {f"{kind}.{name}" for kind in kinds for name, _ in walk.named}
+
+    def kept() -> tuple[set[str], set[torch.dtype]]:
+        state = meter.state_dict()
+        return set(state), {tensor.dtype for tensor in state.values()}
+
+    dtypes = {dtype} if kinds else set()
+    assert kept() == (keys, dtypes)
+    meter.begin()
+    assert kept() == (keys, dtypes)
+    interval(walk, meter, 2)
+    assert kept() == (keys, dtypes)
+    meter.take()
+    assert kept() == (keys, dtypes)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("source", "figures", "kinds"), KINDS)
+def test_a_restored_meter_goes_on_as_if_nothing_had_happened(
+    source: Source, figures: tuple[Figure, ...], kinds: list[str], dtype: torch.dtype
+) -> None:
+    measurement = Measurement(source, figures, DECAY)
+    walk = Walk()
+    meter = ChangeMeter(walk.named, measurement, dtype=dtype)
+    meter.begin()
+    for n_steps in (2, 3):
+        interval(walk, meter, n_steps)
+        meter.take()
+    interval(walk, meter, 1)  # saved amid an interval
+    saved = {key: tensor.clone() for key, tensor in meter.state_dict().items()}
+
+    again = Walk()  # moves as the other did
+    for _ in range(6):
+        again.step()
+    restored = ChangeMeter(again.named, measurement, dtype=dtype)
+    handed_over = {key: tensor.clone() for key, tensor in saved.items()}
+    restored.load_state_dict(handed_over)
+    for n_steps in (2, 1):
+        interval(walk, meter, n_steps)
+        interval(again, restored, n_steps)
+        assert restored.take() == meter.take()
+    # What was loaded was copied.
+    assert all(torch.equal(handed_over[key], saved[key]) for key in saved)

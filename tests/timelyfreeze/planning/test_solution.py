@@ -1,0 +1,106 @@
+import numpy as np
+import pytest
+
+from timelyfreeze.planning.solution import (
+    RankTimes,
+    SolverChoices,
+    solution_from_plain,
+    solution_to_plain,
+    solve_from_times,
+)
+from timelyfreeze.schedule.actions import parse_action
+from timelyfreeze.schedule.dag import build_dag, makespan
+from timelyfreeze.schedule.order import parse_order
+from timelyfreeze.timing.monitoring import FROZEN, UNFROZEN, PatternTimes
+
+ORDER = parse_order(["0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1"])
+
+
+def times(row: str, backward_ms: float) -> dict:
+    actions = [parse_action(text) for text in row.split()]
+    return {a: [backward_ms if a.kind.value == "B" else 1.0] * 3 for a in actions}
+
+
+def halves(row: str, unfrozen_ms: tuple = (), frozen_ms: tuple = ()) -> RankTimes:
+    """A rank that measured unfrozen and then frozen backwards, and passes of these lengths."""
+    return RankTimes(
+        (
+            PatternTimes(UNFROZEN, times(row, 2.0), unfrozen_ms),
+            PatternTimes(FROZEN, times(row, 1.0), frozen_ms),
+        )
+    )
+
+
+def rank(row: str, *, span_ms: float | None = None) -> RankTimes:
+    spans = () if span_ms is None else (span_ms, span_ms, 10 * span_ms)
+    return halves(row, spans)
+
+
+ROWS = ("0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1")
+
+
+def test_the_case_solved_by_hand_comes_out_of_measured_times() -> None:
+    """9 ms unfrozen, 7 at a cap of 0.5, by freezing 0B1 and 1B0."""
+    solution = solve_from_times([rank(row) for row in ROWS], ORDER, SolverChoices(0.5))
+    plan = solution.plan
+    assert (plan.unfrozen_batch_ms, plan.batch_ms) == (9.0, pytest.approx(7.0))
+    assert [str(a) for a, r in zip(plan.actions, plan.ratios, strict=True) if r > 0.5] == [
+        "0B1",
+        "1B0",
+    ]
+
+
+def test_a_batch_that_took_longer_than_its_actions_gives_messages_a_price() -> None:
+    """Rank 0 measured 11 ms, two more than 9: its chain F0 -> 1F0 .. -> 0B has two messages."""
+    ranks = [rank(ROWS[0], span_ms=11.0), rank(ROWS[1], span_ms=8.0)]
+    solution = solve_from_times(ranks, ORDER, SolverChoices(0.5))
+    assert solution.plan.unfrozen_batch_ms == pytest.approx(11.0, rel=1e-6)
+    assert makespan(solution.dag, solution.bounds.max_ms) == pytest.approx(11.0, rel=1e-6)
+    by_name = dict(zip(map(str, solution.dag.actions), solution.bounds.max_ms, strict=True))
+    assert by_name["0F0"] == 1.0
+    assert by_name["1F0"] > 1.0
+    assert by_name["0B0"] - 2.0 == pytest.approx(by_name["1F0"] - 1.0)
+
+
+def test_the_price_of_a_message_is_the_mean_of_both_halves() -> None:
+    def planned(unfrozen_ms: tuple[float, ...], frozen_ms: tuple[float, ...]) -> float:
+        """Return what the message in front of 1F0 costs; rank 1 is not the last to end."""
+        ranks = [
+            halves(ROWS[0], unfrozen_ms, frozen_ms),
+            halves(ROWS[1], unfrozen_ms[:1], frozen_ms[:1]),
+        ]
+        solution = solve_from_times(ranks, ORDER, SolverChoices(0.5))
+        return float(solution.bounds.max_ms[solution.dag.index[parse_action("1F0")]]) - 1.0
+
+    # Two messages in a chain: a batch of 9 that took 11 pays 1 each, one of 6 that took 9 pays 1.5.
+    assert planned((11.0,), (9.0,)) == pytest.approx(
+        (planned((11.0,), ()) + planned((), (9.0,))) / 2
+    )
+    assert planned((), ()) == 0.0
+
+
+def test_whole_stages_get_ratios_of_zero_or_one() -> None:
+    solution = solve_from_times(
+        [rank(row) for row in ROWS], ORDER, SolverChoices((0.8, 0.3), whole_stages=(0,))
+    )
+    ratios = dict(zip(solution.plan.actions, solution.plan.ratios, strict=True))
+    assert {r for a, r in ratios.items() if a.stage == 0} <= {0.0, 1.0}
+    assert sum(r for a, r in ratios.items() if a.stage == 1) <= 0.3 * 2 + 1e-9
+
+
+def test_the_plan_is_for_the_order_that_ran(caplog: pytest.LogCaptureFixture) -> None:
+    ran = ["0F0 0F1 0B1 0B0", "1F0 1F1 1B1 1B0"]
+    solution = solve_from_times([rank(row) for row in ran], ORDER, SolverChoices(0.5))
+    assert solution.order == parse_order(ran)
+    assert "another order" in caplog.text
+
+
+def test_text_form_brings_everything_back() -> None:
+    ranks = [rank(ROWS[0], span_ms=11.0), rank(ROWS[1], span_ms=8.0)]
+    solution = solve_from_times(ranks, ORDER, SolverChoices(0.4))
+    again = solution_from_plain(solution_to_plain(solution))
+    assert again.order == solution.order
+    assert again.dag.actions == build_dag(again.order).actions
+    assert np.array_equal(again.bounds.max_ms, solution.bounds.max_ms)
+    assert np.array_equal(again.plan.ratios, solution.plan.ratios)
+    assert again.plan.batch_ms == solution.plan.batch_ms

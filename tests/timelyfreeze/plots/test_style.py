@@ -1,0 +1,48 @@
+"""Files of pictures: valid, small, and the same again."""
+
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from PIL import Image
+
+from timelyfreeze.plots.style import house_style, save
+
+
+def a_figure() -> Figure:
+    with house_style():
+        figure = Figure(figsize=(3.0, 2.0))
+        figure.subplots().plot([0, 1], [1, 0], label="line")
+    return figure
+
+
+def test_both_files_can_be_read(tmp_path: Path) -> None:
+    png, svg = save(a_figure(), tmp_path / "pictures", "line")
+    assert sorted(p.name for p in (tmp_path / "pictures").iterdir()) == ["line.png", "line.svg"]
+    with Image.open(png) as image:
+        image.load()
+        assert image.size == (450, 300)
+    assert ElementTree.parse(svg).getroot().tag.endswith("svg")
+
+
+def test_the_same_data_gives_the_same_files(tmp_path: Path) -> None:
+    first, second = (save(a_figure(), tmp_path / name, "line") for name in ("a", "b"))
+    assert [file.read_bytes() for file in first] == [file.read_bytes() for file in second]
+
+
+def test_a_picture_that_would_be_large_loses_resolution(tmp_path: Path) -> None:
+    figure = Figure(figsize=(6.0, 4.0))
+    noise = np.random.default_rng(0).random((300, 600))
+    figure.add_axes((0.0, 0.0, 1.0, 1.0)).imshow(noise, aspect="auto", interpolation="nearest")
+    png, _ = save(figure, tmp_path, "noise")
+    with Image.open(png) as image:
+        assert image.size[0] < 900
+
+
+def test_settings_of_others_come_back() -> None:
+    before = matplotlib.rcParams["font.size"]
+    with house_style():
+        matplotlib.rcParams["font.size"] = 99.0
+    assert matplotlib.rcParams["font.size"] == before

@@ -1,0 +1,88 @@
+"""kappa, p_eff and their means, worked out by hand from Eq. 12, 27 and 28."""
+
+import math
+
+import numpy as np
+import pytest
+
+from timelyfreeze.records.convergence import (
+    PassedEnergy,
+    StepRatio,
+    kappa_over_p_eff,
+    mean_p_eff,
+    passed_energy,
+)
+from timelyfreeze.settings.phases import Phase
+
+
+def test_p_eff_weighs_each_tensor_by_its_energy() -> None:
+    # Eq. 27: (1.0 * 4 + 0.5 * 1 + 0.25 * 5) / 10
+    energy = passed_energy([1.0, 0.5, 0.25], [4.0, 1.0, 5.0])
+    assert energy == PassedEnergy(5.75, 10.0)
+    assert energy.p_eff == 0.575
+
+
+def test_p_eff_is_that_of_the_elements_written_out() -> None:
+    """A tensor's mask covers all its elements, so the sum over elements is one over tensors."""
+    rng = np.random.default_rng(1)
+    gradients = [rng.normal(size=n) for n in (3, 5, 2)]
+    frequency = [0.2, 0.9, 0.4]
+    above = sum(
+        p * g * g for p, tensor in zip(frequency, gradients, strict=True) for g in tensor.tolist()
+    )
+    below = sum(g * g for tensor in gradients for g in tensor.tolist())
+    energy = passed_energy(frequency, [float(g @ g) for g in gradients])
+    assert energy.p_eff == pytest.approx(above / below)
+
+
+def test_ranks_are_added_before_they_are_divided() -> None:
+    both = PassedEnergy(1.0, 1.0) + PassedEnergy(1.0, 9.0)
+    assert both.p_eff == 0.2, "not the mean of 1 and 1/9"
+
+
+def test_without_a_gradient_all_passes_and_without_its_energy_nothing_is_known() -> None:
+    assert PassedEnergy(0.0, 0.0).p_eff == 1.0
+    partly = passed_energy([1.0, 0.0], [3.0, math.nan])
+    assert (partly.passed, partly.total, partly.p_eff) == (3.0, 3.0, None)
+    assert (partly + PassedEnergy(1.0, 1.0)).p_eff is None
+
+
+def test_the_average_counts_moments_by_their_energy() -> None:
+    # Eq. 28: (0.5 * 8 + 1.0 * 2) / 10
+    assert mean_p_eff([(0.5, 8.0), (1.0, 2.0)]) == pytest.approx(0.6)
+    assert mean_p_eff([]) is None
+    assert mean_p_eff([(1.0, 0.0)]) is None
+
+
+@pytest.mark.parametrize(
+    ("kappa", "p_eff", "ratio"),
+    [(0.6, 0.8, 0.75), (0.6, 0.5, 1.2), (None, 0.5, None), (0.6, None, None), (0.4, 0.0, None)],
+)
+def test_the_ratio_of_times_to_accuracy(
+    kappa: float | None, p_eff: float | None, ratio: float | None
+) -> None:
+    got = kappa_over_p_eff(kappa, p_eff)
+    assert got == (None if ratio is None else pytest.approx(ratio))
+
+
+def test_kappa_is_a_ratio_of_medians_without_cold_steps() -> None:
+    steps = StepRatio()
+    for ms in (900.0, 900.0, 10.0, 12.0):
+        steps.add(Phase.WARMUP, ms)
+    assert steps.take(Phase.WARMUP) == 1.0
+    assert steps.take(Phase.STABLE) is None
+    for ms in (700.0, 5.0, 14.0):  # the third unfrozen step that counts
+        steps.add(Phase.UPPER_BOUND, ms)
+    for ms in (1.0, 1.0, 6.0, 3.0, 30.0):
+        steps.add(Phase.STABLE, ms)
+    assert steps.take(Phase.STABLE) == pytest.approx(6.0 / 12.0)
+    steps.add(Phase.STABLE, 9.0)
+    assert steps.take(Phase.STABLE) == pytest.approx(9.0 / 12.0), "only what is new"
+    assert steps.take(Phase.STABLE) is None
+
+
+def test_a_run_without_unfrozen_steps_has_no_kappa() -> None:
+    steps = StepRatio()
+    for _ in range(5):
+        steps.add(Phase.STABLE, 3.0)
+    assert steps.take(Phase.STABLE) is None

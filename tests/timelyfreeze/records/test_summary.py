@@ -1,0 +1,73 @@
+import json
+import math
+from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
+
+import pytest
+
+from tests.test_layers import imports_of
+from tests.torchtitan.helpers.summaries import make_summary
+from timelyfreeze.records import summary as module
+from timelyfreeze.records.summary import RunSummary, summary_from_json, summary_to_json
+
+
+def test_a_summary_comes_back_as_it_was_written() -> None:
+    summary = make_summary(
+        tokens_per_second=1250.5,
+        batch_ms=77.5,
+        planned_stage_ratios={0: 0.125, 1: 0.5},
+        stage_ratios={0: 0.0, 1: 0.25},
+        average_freeze_ratio=0.1,
+        steps_done=100,
+        failure="status 'Time limit reached'",
+    )
+    again = summary_from_json(summary_to_json(summary))
+    assert again == summary
+    assert again.stage_ratios == {0: 0.0, 1: 0.25}, "stages are numbers again"
+
+
+def test_the_file_is_a_flat_object_with_null_for_what_is_missing() -> None:
+    values = json.loads(summary_to_json(make_summary(schedule=None, seed=None)))
+    assert list(values) == [field.name for field in fields(RunSummary)]
+    assert values["method"] == "timelyfreeze"
+    assert values["schedule"] is values["seed"] is values["batch_ms"] is None
+    assert values["stage_ratios"] is values["validation_loss"] is values["failure"] is None
+
+
+def test_a_loss_that_is_not_finite_is_not_taken_for_a_missing_one() -> None:
+    again = summary_from_json(summary_to_json(make_summary(train_loss=math.nan, last_loss=1.0)))
+    assert again.train_loss is not None
+    assert math.isnan(again.train_loss)
+
+
+def test_figures_that_an_older_file_lacks_are_none() -> None:
+    values = json.loads(summary_to_json(make_summary(batch_ms=3.0, score_memory_mib=1.0)))
+    del values["score_memory_mib"]
+    assert summary_from_json(json.dumps(values)) == make_summary(batch_ms=3.0)
+
+
+def test_what_is_no_summary_is_refused() -> None:
+    with pytest.raises(ValueError, match="a run summary is a JSON object, not list"):
+        summary_from_json("[]")
+    values = json.loads(summary_to_json(make_summary()))
+    del values["steps"]
+    with pytest.raises(ValueError, match=r"not complete: .*'steps'"):
+        summary_from_json(json.dumps(values))
+    values["steps"] = "10"
+    with pytest.raises(ValueError, match="steps of the run summary is '10'; it must be a whole"):
+        summary_from_json(json.dumps(values))
+    values |= {"steps": 10, "stage_ratios": {"first": 0.5}}
+    with pytest.raises(ValueError, match=r"stage_ratios .* must be an object of numbers by stage"):
+        summary_from_json(json.dumps(values))
+    with pytest.raises(ValueError, match="unknown fields: mood, speed"):
+        summary_from_json('{"speed": 1, "mood": 2}')
+
+
+def test_a_summary_does_not_change() -> None:
+    with pytest.raises(FrozenInstanceError):
+        make_summary().steps = 1  # type: ignore[misc]
+
+
+def test_reading_summaries_needs_the_standard_library_alone() -> None:
+    names = {name.split(".")[0] for name in imports_of(Path(module.__file__))}
+    assert names <= {"__future__", "collections", "dataclasses", "json", "typing"}

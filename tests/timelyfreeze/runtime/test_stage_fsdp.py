@@ -1,0 +1,91 @@
+"""Stages under FSDP2 and real torch schedules, all on one rank."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.distributed.fsdp import MixedPrecisionPolicy
+
+from tests.timelyfreeze.helpers.stages import (
+    FULL,
+    N_MICROBATCHES,
+    SPLIT,
+    Pipeline,
+    assert_equal,
+    expected,
+    make_modules,
+    process_group,
+    random_masks,
+    shard,
+    whole,
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_rank() -> Iterator[None]:
+    with process_group():
+        yield
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+@pytest.mark.parametrize(
+    ("schedule", "reshard_after_forward"), [(FULL, False), (FULL, True), (SPLIT, False)]
+)
+@pytest.mark.parametrize("ratio", [0.3, 0.8, 1.0])
+def test_under_fsdp_gradients_are_the_unmasked_ones_times_the_mask(
+    schedule: type, reshard_after_forward: bool, ratio: float
+) -> None:
+    modules = make_modules()
+    plain = copy.deepcopy(modules)
+    shard(modules, reshard_after_forward=reshard_after_forward)
+    masks = random_masks(modules, 7, ratio)
+    ran = Pipeline(modules, schedule).run(masks)
+    ran.gradients = whole([[p.grad for p in module.parameters()] for module in modules])
+    assert_equal(ran, expected(plain, ran.executed, masks))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+@pytest.mark.parametrize("schedule", [FULL, SPLIT])
+@given(seed=st.integers(0, 10**6))
+@settings(deadline=None, max_examples=6)
+def test_under_fsdp_in_bfloat16_live_gradients_are_those_of_a_run_without_masks(
+    schedule: type, seed: int
+) -> None:
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+    def gradients(masks: Any) -> list[list[Tensor | None]]:
+        modules = make_modules()
+        shard(modules, reshard_after_forward=False, mp_policy=policy)
+        Pipeline(modules, schedule).run(masks)
+        return whole([[p.grad for p in module.parameters()] for module in modules])
+
+    masks = random_masks(make_modules(), seed, 0.4)
+    # The same tensors in all microbatches, then single ones frozen in the first or the last one.
+    same = {s: dict.fromkeys(range(N_MICROBATCHES), masks[s][0]) for s in masks}
+    for masked, free in zip(gradients(same), gradients(None), strict=True):
+        assert all(a is None or torch.equal(a, b) for a, b in zip(masked, free, strict=True))
+    for masked, frozen in zip(gradients(masks), masks.values(), strict=True):
+        never = np.logical_and.reduce(list(frozen.values()))
+        assert [g is None for g in masked] == never.tolist()
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+def test_torch_still_loses_gradients_where_fsdp_reshards_within_a_split_backward() -> None:
+    """Guards torch itself, without masks: only full backwards survive resharding after forward.
+
+    When this fails, the check of ``parallelism.fsdp_reshard_after_forward`` can go.
+    """
+    modules = make_modules()
+    plain = copy.deepcopy(modules)
+    shard(modules, reshard_after_forward=True)
+    ran = Pipeline(modules, SPLIT).run()
+    wanted = expected(plain, ran.executed)
+    got = whole([[p.grad for p in module.parameters()] for module in modules])
+    assert not all(map(torch.equal, got[1], wanted.gradients[1]))

@@ -1,0 +1,72 @@
+"""Words a user may choose from."""
+
+import pytest
+
+from timelyfreeze.settings.choices import FreezeSettings, unknown_words
+from timelyfreeze.settings.phases import PhaseSchedule
+
+PHASES = PhaseSchedule(1, 3, 5)
+KNOWN = {
+    "first_stage": ("all_or_nothing", "keep_chain"),
+    "score_memory": ("device", "host"),
+    "score_dtype": ("float32", "bfloat16"),
+}
+
+
+@pytest.mark.parametrize("key", KNOWN)
+def test_every_known_word_is_taken(key: str) -> None:
+    for word in KNOWN[key]:
+        assert getattr(FreezeSettings(PHASES, **{key: word}), key) == word
+        assert list(unknown_words(**{key: word})) == []
+
+
+@pytest.mark.parametrize("key", KNOWN)
+@pytest.mark.parametrize("word", ["", "Host", "float16"])
+def test_another_word_is_told_with_its_key_and_the_known_ones(key: str, word: str) -> None:
+    message = f"freezing.{key} is {word!r}; known: {', '.join(KNOWN[key])}"
+    assert list(unknown_words(**{key: word})) == [message]
+    with pytest.raises(ValueError, match="known") as error:
+        FreezeSettings(PHASES, **{key: word})
+    assert str(error.value) == message
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    words = {"first_stage": "half", "score_memory": "host", "score_dtype": "int8"}
+    mistakes = [
+        "freezing.first_stage is 'half'; known: all_or_nothing, keep_chain",
+        "freezing.score_dtype is 'int8'; known: float32, bfloat16",
+    ]
+    assert list(unknown_words(**words)) == mistakes
+    with pytest.raises(ValueError, match="first_stage") as error:
+        FreezeSettings(PHASES, **words)
+    assert str(error.value) == "; ".join(mistakes)
+
+
+def test_nothing_asked_nothing_wrong() -> None:
+    assert list(unknown_words()) == []
+    FreezeSettings(PHASES)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        (
+            {"solver_delay_steps": -1},
+            "solver_delay_steps is -1; it must be 0 or more and below the 2",
+        ),
+        ({"solver_delay_steps": 2}, "solver_delay_steps is 2; .* the 2 steps of the ramp"),
+        ({"remeasure_every": -1}, r"remeasure_every is -1; it must be 0 \(never\) or more"),
+        ({"remeasure_share": 0.0}, "remeasure_share is 0.0; it must be above 0"),
+        ({"remeasure_share": float("inf")}, "remeasure_share is inf"),
+        ({"least_gain": -1.5}, r"least_gain is -1.5; it must be -1 \(freezing is never"),
+        ({"least_gain": float("nan")}, "least_gain is nan"),
+    ],
+)
+def test_numbers_that_leave_planning_no_room_are_told(numbers: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=f"freezing.{message}"):
+        FreezeSettings(PHASES, **numbers)
+
+
+def test_a_method_without_a_plan_needs_no_room() -> None:
+    FreezeSettings(PhaseSchedule.unplanned(3), solver_delay_steps=5)
+    FreezeSettings(PHASES, solver_delay_steps=1, remeasure_every=0, least_gain=-1.0)

@@ -1,0 +1,393 @@
+"""The stream of rows: resumed exactly, shared out evenly, nothing dropped in silence."""
+
+import itertools
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torchtitan.components.tokenizer import HuggingFaceTokenizer
+
+from tests.torchtitan.helpers.number_tokenizer import NumberTokenizer
+from torchtitan.data.dataset import InstructDataset
+from torchtitan.data.loader import build_instruct_dataloader
+from torchtitan.data.rows import DataRowError, InstructRows
+from torchtitan.data.split import RowSplit
+from torchtitan.data.turns import IGNORE_INDEX, Turn
+
+ASSETS = Path(__file__).parents[2] / "assets"
+SEQ_LEN = 8
+
+
+def make_rows(count: int, too_long: set[int] = frozenset()) -> InstructRows:
+    """Row i has the prompt 100 + i; those of ``too_long`` have it often enough to fill T."""
+    rows = [{"i": i, "prompt": 1 + SEQ_LEN * (i in too_long)} for i in range(count)]
+    return InstructRows(rows, (("rows.jsonl", count),))
+
+
+def formatter(row: dict[str, Any]) -> list[Turn]:
+    prompt = f"{100 + row['i']} " * row["prompt"]
+    return [Turn("user", prompt, False), Turn("assistant", "7", True)]
+
+
+def make(count: int, too_long: set[int] = frozenset(), **kwargs: Any) -> InstructDataset:
+    rows = make_rows(count, too_long)
+    return InstructDataset(rows, formatter, NumberTokenizer(), SEQ_LEN, **kwargs)
+
+
+def numbers(stream: Iterator[Any], count: int | None = None) -> list[int]:
+    """Which rows come out."""
+    return [int(inputs["input"][0]) - 100 for inputs, _ in itertools.islice(stream, count)]
+
+
+def test_what_a_sample_looks_like() -> None:
+    inputs, labels = next(iter(make(3)))
+    assert inputs["input"].tolist() == [100, 7, 1, 1, 1, 1, 1, 1]
+    assert labels.tolist() == [7, 1, *[IGNORE_INDEX] * 6]
+    assert inputs["n_tokens"].shape == ()
+    assert inputs["n_tokens"].item() == 2
+    assert inputs["input"].dtype == inputs["n_tokens"].dtype == labels.dtype == torch.int64
+
+
+def test_order_without_shuffling() -> None:
+    assert numbers(iter(make(3)), 7) == [0, 1, 2, 0, 1, 2, 0]
+    assert numbers(iter(make(3, infinite=False))) == [0, 1, 2]
+
+
+def test_each_epoch_is_another_permutation() -> None:
+    stream = numbers(iter(make(50, shuffle_seed=3)), 150)
+    epochs = [stream[:50], stream[50:100], stream[100:]]
+    for epoch in epochs:
+        assert sorted(epoch) == list(range(50))
+    assert len({tuple(epoch) for epoch in [*epochs, list(range(50))]}) == 4
+    assert numbers(iter(make(50, shuffle_seed=3)), 150) == stream
+    assert numbers(iter(make(50, shuffle_seed=4)), 150) != stream
+
+
+@given(
+    count=st.integers(1, 40),
+    world_size=st.integers(1, 5),
+    seed=st.none() | st.integers(0, 9),
+    too_long=st.sets(st.integers(0, 39), max_size=5),
+)
+@settings(max_examples=60, deadline=None)
+def test_ranks_partition_the_rows(
+    count: int, world_size: int, seed: int | None, too_long: set[int]
+) -> None:
+    fitting = set(range(count)) - too_long
+    each = len(fitting) // world_size
+    ranks = [
+        make(
+            count,
+            too_long,
+            dp_rank=rank,
+            dp_world_size=world_size,
+            shuffle_seed=seed,
+            infinite=False,
+        )
+        for rank in range(world_size)
+    ]
+    if each == 0:
+        with pytest.raises(ValueError, match=r"usable rows, fewer than|none of"):
+            list(ranks[0])
+        return
+    shares = [numbers(iter(rank)) for rank in ranks]
+    assert {len(share) for share in shares} == {each}, "or one rank waits for another for ever"
+    rows = [row for share in shares for row in share]
+    assert len(set(rows)) == len(rows) == each * world_size
+    assert set(rows) <= fitting
+
+
+@given(
+    count=st.integers(4, 12),
+    world_size=st.integers(1, 3),
+    seed=st.none() | st.integers(0, 9),
+    infinite=st.booleans(),
+    position=st.integers(0, 40),
+    too_long=st.sets(st.integers(0, 11), max_size=2),
+    data=st.data(),
+)
+@settings(max_examples=100, deadline=None)
+def test_a_resumed_stream_is_the_stream_that_never_stopped(
+    count: int,
+    world_size: int,
+    seed: int | None,
+    infinite: bool,
+    position: int,
+    too_long: set[int],
+    data: st.DataObject,
+) -> None:
+    count += len(too_long) * world_size  # so that every rank has a row that fits
+    rank = data.draw(st.integers(0, world_size - 1))
+    kwargs = {"dp_rank": rank, "dp_world_size": world_size, "shuffle_seed": seed}
+    kwargs["infinite"] = infinite
+    whole = numbers(iter(make(count, too_long, **kwargs)), 60)
+    position = min(position, len(whole))
+
+    first = make(count, too_long, **kwargs)
+    stream = iter(first)
+    assert numbers(stream, position) == whole[:position]
+    state = json.loads(json.dumps(first.state_dict()))
+    second = make(count, too_long, **kwargs)
+    second.load_state_dict(state)
+    assert second.state_dict() == state
+    rest = len(whole) - position
+    assert numbers(iter(second), rest) == whole[position:]
+    # Two stops with nothing between them are one.
+    third = make(count, too_long, **kwargs)
+    third.load_state_dict(state)
+    fourth = make(count, too_long, **kwargs)
+    fourth.load_state_dict(third.state_dict())
+    assert numbers(iter(fourth), rest) == whole[position:]
+
+
+def test_iterating_anew_starts_at_the_first_row() -> None:
+    data = make(5, infinite=False, shuffle_seed=1)
+    once = numbers(iter(data))
+    assert numbers(iter(data), 2) == once[:2], "a second validation sees the same rows"
+    assert numbers(iter(data)) == once, "also after one that was left early"
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "name"),
+    [
+        ({"count": 6}, "rows"),
+        ({"shuffle_seed": 2}, "shuffle_seed"),
+        ({"infinite": False}, "infinite"),
+        ({"split": RowSplit(0.2)}, "validation_share"),
+    ],
+)
+def test_a_state_of_other_data_is_refused(kwargs: dict[str, Any], name: str) -> None:
+    state = make(5).state_dict()
+    with pytest.raises(ValueError, match=rf"has {name} = .*checkpoint\.exclude_from_loading"):
+        make(**{"count": 5, **kwargs}).load_state_dict(state)
+
+
+def test_which_part_of_the_rows_is_read_belongs_to_the_state() -> None:
+    state = make(5, split=RowSplit(0.4)).state_dict()
+    with pytest.raises(ValueError, match="has held_out = False, this run has True"):
+        make(5, split=RowSplit(0.4, held_out=True)).load_state_dict(state)
+
+
+def test_a_state_from_before_rows_could_be_held_out_is_one_of_all_rows() -> None:
+    data = make(5)
+    assert numbers(iter(data), 3) == [0, 1, 2]
+    old = data.state_dict()
+    del old["validation_share"], old["held_out"]
+    resumed = make(5)
+    resumed.load_state_dict(old)
+    assert numbers(iter(resumed), 3) == [3, 4, 0]
+    with pytest.raises(ValueError, match=r"has validation_share = 0\.0, this run has 0\.2"):
+        make(5, split=RowSplit(0.2)).load_state_dict(old)
+
+
+@pytest.mark.parametrize("infinite", [True, False])
+def test_training_and_validation_read_parts_that_do_not_meet(infinite: bool) -> None:
+    held_out = numbers(iter(make(20, {3}, split=RowSplit(0.3, held_out=True), infinite=False)))
+    data = make(20, {3}, split=RowSplit(0.3), shuffle_seed=1, infinite=infinite)
+    trained = numbers(iter(data), 40 if infinite else None)
+    assert set(trained) | set(held_out) == set(range(20)) - {3}
+    assert not set(trained) & set(held_out)
+    assert len(held_out) in (5, 6)
+
+
+def test_ranks_share_the_held_out_rows() -> None:
+    split = RowSplit(0.5, held_out=True)
+    whole = numbers(iter(make(12, split=split, infinite=False)))
+    shares = [
+        numbers(iter(make(12, split=split, infinite=False, dp_rank=rank, dp_world_size=2)))
+        for rank in range(2)
+    ]
+    assert [row for pair in zip(*shares, strict=True) for row in pair] == whole
+
+
+def test_rows_whose_answer_is_cut_off_are_dropped_and_reported(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    stream = iter(make(5, {1, 4}))
+    assert numbers(stream, 3) == [0, 2, 3]
+    assert "dropped" not in caplog.text, "reported once, at the end of the pass"
+    assert numbers(stream, 3) == [0, 2, 3]
+    messages = [record.getMessage() for record in caplog.records if "dropped" in record.msg]
+    assert messages == [
+        "epoch 0 of rank 0: 2 of 5 rows dropped, because none of their answer lies within "
+        "training.seq_len = 8; raise training.seq_len to keep them"
+    ]
+
+
+def test_a_finite_stream_reports_drops_before_it_starts(caplog: pytest.LogCaptureFixture) -> None:
+    data = make(5, {1, 4}, infinite=False, section="validation")
+    assert numbers(iter(data)) == [0, 2, 3]
+    assert numbers(iter(data)) == [0, 2, 3]
+    messages = [record.getMessage() for record in caplog.records if "dropped" in record.msg]
+    assert len(messages) == 1
+    assert messages[0].startswith("the data set: 2 of 5 rows dropped")
+    assert "raise validation.seq_len" in messages[0]
+
+
+def test_rows_that_are_cut_but_learned_in_part_are_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    def long_answer(row: dict[str, Any]) -> list[Turn]:
+        return [Turn("user", "100", False), Turn("assistant", "7 " * 20, True)]
+
+    rows = make_rows(3)
+    assert len(list(InstructDataset(rows, long_answer, NumberTokenizer(), 8, infinite=False))) == 3
+    assert "epoch 0 of rank 0: 3 of 3 rows cut at training.seq_len = 8" in caplog.text
+
+
+@pytest.mark.parametrize("infinite", [True, False])
+def test_dropping_every_row_is_an_error(infinite: bool) -> None:
+    with pytest.raises(ValueError, match=r"none of 3 rows .* = 8; raise training\.seq_len"):
+        next(iter(make(3, {0, 1, 2}, infinite=infinite)))
+
+
+def test_errors_name_the_value_and_the_rule() -> None:
+    with pytest.raises(ValueError, match="3 usable rows, fewer than the 4 readers"):
+        next(iter(make(3, dp_world_size=4)))
+    with pytest.raises(ValueError, match=r"dp_rank is 2; it must lie in \[0, 2\)"):
+        make(3, dp_rank=2, dp_world_size=2)
+    with pytest.raises(ValueError, match="shuffle_seed is -1; it must be at least 0"):
+        make(3, shuffle_seed=-1)
+    with pytest.raises(ValueError, match=r"training\.seq_len is 0; it must be at least 1"):
+        InstructDataset(make_rows(3), formatter, NumberTokenizer(), 0)
+
+
+def test_a_tokenizer_without_end_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = NumberTokenizer()
+    tokenizer.eos_id = None
+    InstructDataset(make_rows(1), formatter, tokenizer, 8)
+    assert "no end token (eos_token in tokenizer_config.json)" in caplog.text
+
+
+# --- the loader -----------------------------------------------------------------------------------
+
+
+def build(**kwargs: Any) -> Any:
+    defaults: dict[str, Any] = {
+        "dp_world_size": 1,
+        "dp_rank": 0,
+        "tokenizer": HuggingFaceTokenizer(str(ASSETS / "tokenizer")),
+        "dataset": "alpaca",
+        "dataset_path": str(ASSETS / "tiny_instruct"),
+        "seq_len": 128,
+        "batch_size": 4,
+    }
+    return build_instruct_dataloader(**(defaults | kwargs))
+
+
+def test_batches_of_the_tiny_set() -> None:
+    inputs, labels = next(iter(build()))
+    assert inputs["input"].shape == labels.shape == (4, 128)
+    assert inputs["n_tokens"].shape == (4,)
+    assert bool((inputs["n_tokens"] > 20).all())
+    tokenizer = HuggingFaceTokenizer(str(ASSETS / "tokenizer"))
+    rows = (ASSETS / "tiny_instruct" / "train.jsonl").read_text("utf-8").splitlines()
+    answers = [json.loads(row)["output"] for row in rows[:4]]
+    for answer, label in zip(answers, labels, strict=True):
+        learned = [token for token in label.tolist() if token != IGNORE_INDEX]
+        assert tokenizer.decode(learned, skip_special_tokens=False) == f"{answer}<|end|>"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_loader_resumes_in_the_middle_of_an_epoch(workers: int) -> None:
+    kwargs = {"dataset": "ShareGPT", "dataset_path": str(ASSETS / "tiny_chat"), "seq_len": 64}
+    kwargs |= {"shuffle_seed": 5, "num_workers": workers, "dp_world_size": 2, "dp_rank": 1}
+    loader = build(**kwargs)
+    stream = iter(loader)
+    for _ in range(25):  # into the second epoch: 75 rows a rank, 4 a batch
+        next(stream)
+    state = loader.state_dict()
+    want = [next(stream) for _ in range(6)]
+    resumed = build(**kwargs)
+    resumed.load_state_dict(state)
+    for (inputs, labels), (again, labels_again) in zip(want, resumed, strict=False):
+        assert torch.equal(inputs["input"], again["input"])
+        assert torch.equal(inputs["n_tokens"], again["n_tokens"])
+        assert torch.equal(labels, labels_again)
+
+
+def test_workers_do_not_repeat_rows() -> None:
+    path = str(ASSETS / "tiny_chat")
+    kwargs = {"dataset": "sharegpt", "dataset_path": path, "infinite": False, "batch_size": 5}
+    single = torch.cat([inputs["input"] for inputs, _ in build(**kwargs)])
+    double = torch.cat([inputs["input"] for inputs, _ in build(num_workers=2, **kwargs)])
+    assert len(single) == len(double) == 150
+    assert sorted(single.tolist()) == sorted(double.tolist())
+
+
+def write_rows(path: Path, outputs: list[Any]) -> str:
+    rows = [{"instruction": "Say it.", "input": "", "output": output} for output in outputs]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_a_rest_that_fills_no_batch_is_left_out_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    path = write_rows(tmp_path / "a.jsonl", ["x"] * 6)
+    loader = build(dataset_path=path, infinite=False)
+    assert [len(labels) for _, labels in loader] == [4]
+    assert "The last 2 of a reader's 6 rows do not fill a batch" in caplog.text
+    loader = build(dataset_path=path, infinite=False, drop_last=False)
+    assert [len(labels) for _, labels in loader] == [4, 2]
+    with pytest.raises(ValueError, match=r"training\.local_batch_size is 7, .* has only 6 rows"):
+        build(dataset_path=path, infinite=False, batch_size=7)
+    with pytest.raises(ValueError, match=r"only 3 rows; .* data\.validation_share \(it is 0\.5\)"):
+        build(dataset_path=path, infinite=False, split=RowSplit(0.5, held_out=True))
+
+
+def test_local_rows_are_checked_before_the_first_step(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "a.jsonl", ["x", "y", None])
+    text = f"{path}, line 3: field 'output' is null; expected a string"
+    with pytest.raises(DataRowError) as info:
+        build(dataset_path=path)
+    assert str(info.value) == text
+
+
+@pytest.mark.parametrize(
+    ("dataset", "name", "good"),
+    [
+        ("alpaca", "vicgalle/alpaca-gpt4", {"instruction": "x", "input": "", "output": "y"}),
+        (
+            "sharegpt",
+            "teknium/OpenHermes-2.5",
+            {"conversations": [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}]},
+        ),
+    ],
+)
+def test_without_a_path_the_default_comes_from_the_hub(
+    dataset: str, name: str, good: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = dict.fromkeys(good)
+    asked = []
+
+    def load_dataset(path: str, split: str) -> datasets.Dataset:
+        asked.append((path, split))
+        return datasets.Dataset.from_list([good, good, bad])
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    loader = build(dataset=dataset, dataset_path=None, batch_size=1)
+    assert asked == [(name, "train")]
+    stream = iter(loader)
+    next(stream)
+    next(stream)
+    with pytest.raises(DataRowError, match=rf"^{name}, row 2: field '\w+' is null"):
+        next(stream)
+
+
+def test_unknown_names_and_paths() -> None:
+    with pytest.raises(ValueError, match=r"unknown training\.dataset 'c4'; known: \['alpaca', 's"):
+        build(dataset="c4")
+    with pytest.raises(FileNotFoundError, match=r"^validation\.dataset_path is '\./nothing'"):
+        build(dataset_path="./nothing", section="validation")

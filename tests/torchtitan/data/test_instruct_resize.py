@@ -1,0 +1,312 @@
+"""Where some readers stop any number of others goes on: no row is lost, none comes twice."""
+
+import itertools
+import json
+import os
+import pickle
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torchtitan.components.tokenizer import HuggingFaceTokenizer
+
+from tests.torchtitan.helpers.number_tokenizer import NumberTokenizer
+from torchtitan.data.dataset import InstructDataset
+from torchtitan.data.loader import build_instruct_dataloader
+from torchtitan.data.rows import InstructRows
+from torchtitan.data.stream import ReaderPlace, RowStream, remaining
+from torchtitan.data.turns import Turn
+
+ASSETS = Path(__file__).parents[2] / "assets"
+SEQ_LEN = 12
+
+
+def formatter(row: dict[str, Any]) -> list[Turn]:
+    prompt = f"{100 + row['i']} " * row["prompt"]
+    return [Turn("user", prompt, False), Turn("assistant", "7", True)]
+
+
+def make(prompts: list[int], reader: int = 0, n_readers: int = 1, **kwargs: Any) -> InstructDataset:
+    """Row i says 100 + i, ``prompts[i]`` times: more than SEQ_LEN times, and no answer fits."""
+    window = kwargs.pop("window", None)
+    rows = InstructRows(
+        [{"i": i, "prompt": prompt} for i, prompt in enumerate(prompts)],
+        (("rows.jsonl", len(prompts)),),
+    )
+    data = InstructDataset(
+        rows,
+        formatter,
+        NumberTokenizer(),
+        SEQ_LEN,
+        dp_rank=reader,
+        dp_world_size=n_readers,
+        packing=window is not None,
+        **kwargs,
+    )
+    data._window = window or 1
+    return data
+
+
+def rows_in(inputs: dict[str, torch.Tensor]) -> list[int]:
+    """Which rows a sequence holds, in order; each begins where positions do."""
+    ids = inputs["input"][: int(inputs["n_tokens"])].tolist()
+    starts = inputs.get("positions", torch.arange(SEQ_LEN))[: len(ids)] == 0
+    return [ids[place] - 100 for place in starts.nonzero().flatten().tolist()]
+
+
+def taken(data: InstructDataset, count: int) -> list[int]:
+    stream = itertools.islice(iter(data), count)
+    return [row for inputs, _ in stream for row in rows_in(inputs)]
+
+
+def saved(data: InstructDataset) -> dict[str, Any]:
+    return json.loads(json.dumps(data.state_dict()))
+
+
+def readers_of(prompts: list[int], n_readers: int, **kwargs: Any) -> list[InstructDataset]:
+    return [make(prompts, reader, n_readers, **kwargs) for reader in range(n_readers)]
+
+
+@pytest.mark.slow
+@given(
+    prompts=st.lists(st.integers(1, SEQ_LEN + 2), min_size=5, max_size=14),
+    seed=st.none() | st.integers(0, 9),
+    window=st.none() | st.integers(1, 5),
+    runs=st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=5), min_size=1, max_size=4),
+)
+@settings(max_examples=150, deadline=None)
+def test_readers_that_come_and_go_read_every_row_once_an_epoch(
+    prompts: list[int], seed: int | None, window: int | None, runs: list[list[int]]
+) -> None:
+    """Each run has as many readers as it has numbers, and each reader hands out that much."""
+    fitting = [i for i, prompt in enumerate(prompts) if prompt <= SEQ_LEN]
+    if not fitting:
+        return
+    kwargs: dict[str, Any] = {"shuffle_seed": seed, "window": window}
+    read: Counter[int] = Counter()
+    states: list[dict[str, Any]] = []
+    for counts in runs:
+        readers = readers_of(prompts, len(counts), **kwargs)
+        if states:
+            stream = readers[0].remaining(states)
+            for reader in readers:
+                reader.go_on(stream)
+        for reader, count in zip(readers, counts, strict=True):
+            # A reader all of whose rows are too long ends with an error, as it should.
+            try:
+                read.update(taken(reader, count))
+            except ValueError:
+                return
+        states = [saved(reader) for reader in readers]
+    last = make(prompts, **kwargs)
+    last.go_on(last.remaining(states))
+    numbers = [last._stream.start - 1, *last._stream.left]
+    n_epochs = 2 + max(numbers) // len(prompts)
+    stream = iter(last)
+    while read.total() < n_epochs * len(fitting):
+        read.update(rows_in(next(stream)[0]))
+    assert read == dict.fromkeys(fitting, n_epochs)
+
+
+@pytest.mark.slow
+@given(
+    count=st.integers(6, 30),
+    seed=st.none() | st.integers(0, 9),
+    runs=st.lists(st.sampled_from([1, 2, 3, 4, 6]), min_size=1, max_size=4),
+    steps=st.integers(1, 4),
+)
+@settings(max_examples=80, deadline=None)
+def test_steps_have_the_same_rows_whoever_reads_them(
+    count: int, seed: int | None, runs: list[int], steps: int
+) -> None:
+    """Steps of twelve rows; no row is dropped."""
+    alone = make([1] * count, shuffle_seed=seed)
+    whole = taken(alone, 12 * steps * len(runs))
+    states: list[dict[str, Any]] = []
+    for number, n_readers in enumerate(runs):
+        readers = readers_of([1] * count, n_readers, shuffle_seed=seed)
+        for reader in readers if states else ():
+            reader.go_on(reader.remaining(states))
+        streams = [iter(reader) for reader in readers]
+        for step in range(steps):
+            batch = [
+                rows_in(inputs)[0]
+                for stream in streams
+                for inputs, _ in itertools.islice(stream, 12 // n_readers)
+            ]
+            first = 12 * (steps * number + step)
+            assert sorted(batch) == sorted(whole[first : first + 12])
+        states = [saved(reader) for reader in readers]
+        assert all(state["left"] == [] for state in states)
+
+
+def test_what_is_left_by_hand() -> None:
+    # Of 0 1 2 | 3 4 5 | 6 7 8, reader 0 has read 0 3 6, reader 1 has read 1, reader 2 has read 2 5
+    # and goes back to none of them but 5.
+    stream = remaining(RowStream(), [ReaderPlace(3), ReaderPlace(1), ReaderPlace(2, [5])])
+    assert stream == RowStream(9 - 2, (4, 5))
+    assert [stream.number(place) for place in range(5)] == [4, 5, 7, 8, 9]
+    # Two readers of these: 4 7 9 ... and 5 8 10 ...
+    assert remaining(stream, [ReaderPlace(2), ReaderPlace(0)]) == RowStream(8, (5,))
+    assert remaining(stream, [ReaderPlace(0), ReaderPlace(1)]) == RowStream(7, (4,))
+
+
+# -- states from before epochs joined --------------------------------------------------------------
+
+
+def old_share(count: int, epoch: int, reader: int, n_readers: int, seed: int) -> list[int]:
+    """What a reader read in an epoch then."""
+    order = np.random.default_rng([seed, epoch]).permutation(count).tolist()
+    return order[: count // n_readers * n_readers][reader::n_readers]
+
+
+def old_state(count: int, epoch: int, position: int, n_readers: int, seed: int) -> dict[str, Any]:
+    return {
+        "rows": count,
+        "shuffle_seed": seed,
+        "dp_world_size": n_readers,
+        "infinite": True,
+        "validation_share": 0.0,
+        "held_out": False,
+        "packing": None,
+        "epoch": epoch,
+        "position": position,
+        "in_window": 0,
+        "dropped": 0,
+        "shortened": 0,
+    }
+
+
+@pytest.mark.parametrize("position", [0, 2, 4])
+def test_an_old_state_goes_on_as_it_would_have(position: int) -> None:
+    data = make([1] * 12, 1, 3, shuffle_seed=5)
+    data.load_state_dict(old_state(12, 2, position, 3, seed=5))
+    epochs = [old_share(12, epoch, 1, 3, seed=5) for epoch in (2, 3, 4)]
+    assert taken(data, 12 - position) == [row for epoch in epochs for row in epoch][position:]
+
+
+@given(
+    count=st.integers(5, 20),
+    n_readers=st.integers(1, 5),
+    places=st.lists(st.tuples(st.integers(0, 1), st.integers(0, 20)), min_size=5, max_size=5),
+)
+@settings(max_examples=80, deadline=None)
+def test_old_states_leave_what_they_had_not_read(
+    count: int, n_readers: int, places: list[tuple[int, int]]
+) -> None:
+    share = count // n_readers
+    ends = [(epoch, position % (share + 1)) for epoch, position in places[:n_readers]]
+    read: Counter[int] = Counter()
+    for reader, (epoch, position) in enumerate(ends):
+        if epoch:
+            read.update(old_share(count, 0, reader, n_readers, seed=1))
+        read.update(old_share(count, epoch, reader, n_readers, seed=1)[:position])
+    states = [old_state(count, *end, n_readers, seed=1) for end in ends]
+    data = make([1] * count, shuffle_seed=1)
+    data.go_on(data.remaining(states))
+    rest = taken(data, 3 * count - read.total())
+    # What was not enough for all readers was passed over with the epoch before.
+    passed_over = Counter[int]()
+    if all(epoch for epoch, _ in ends):
+        order = np.random.default_rng([1, 0]).permutation(count).tolist()
+        passed_over.update(order[share * n_readers :])
+        rest = rest[: len(rest) - len(passed_over)]
+    elif any(epoch for epoch, _ in ends):
+        return  # some of them are, which the next test sees by hand
+    assert read + Counter(rest) + passed_over == dict.fromkeys(range(count), 3)
+
+
+def test_old_states_within_a_window_leave_the_rest_of_it() -> None:
+    """Rows of four tokens, three in a sequence, windows of two sequences; the first was read."""
+    packed = {"packing": "12 tokens, no template", "in_window": 1, "shuffle_seed": None}
+    state = old_state(12, 0, 0, 2, seed=0) | packed
+    data = make([3] * 12, 1, 2, window=6)
+    data.load_state_dict(state)
+    assert [rows_in(inputs) for inputs, _ in itertools.islice(data, 2)] == [[7, 9, 11], [1, 3, 5]]
+    # Of 13 rows one is left over, so that epochs do not join.
+    first, other = (old_state(13, 0, 0, 2, seed=0) | packed for _ in range(2))
+    other["in_window"] = 0
+    data = make([3] * 13, window=6)
+    assert data.remaining([first, other]) == RowStream(5, (1, 3)), "0, 2 and 4 were read"
+
+
+# -- loaders ---------------------------------------------------------------------------------------
+
+
+def build(dp_rank: int, dp_world_size: int, **kwargs: Any) -> Any:
+    defaults: dict[str, Any] = {
+        "tokenizer": HuggingFaceTokenizer(str(ASSETS / "tokenizer")),
+        "dataset": "sharegpt",
+        "dataset_path": str(ASSETS / "tiny_chat"),
+        "seq_len": 256,
+        "batch_size": 2,
+        "shuffle_seed": 4,
+    }
+    return build_instruct_dataloader(
+        dp_rank=dp_rank, dp_world_size=dp_world_size, **(defaults | kwargs)
+    )
+
+
+def texts(stream: Any, count: int) -> list[tuple[int, ...]]:
+    batches = itertools.islice(stream, count)
+    return [tuple(row) for inputs, _ in batches for row in inputs["input"].tolist()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [(0, 0), (2, 0), (0, 2)])
+def test_loaders_go_on_where_others_have_stopped(workers: tuple[int, int]) -> None:
+    whole = texts(iter(build(0, 1)), 75)
+    assert len(set(whole)) == 150, "an epoch"
+    loaders = [build(rank, 2, num_workers=workers[0]) for rank in range(2)]
+    streams = [iter(loader) for loader in loaders]
+    read = [row for stream in streams for row in texts(stream, 9)]
+    state: dict[str, Any] = {}
+    for loader in loaders:
+        state |= loader.state_dict()
+    after = [build(rank, 3, num_workers=workers[1], batch_size=1) for rank in range(3)]
+    assert after[2].state_to_load(state.keys()).keys() == state.keys()
+    for loader in after:
+        loader.load_state_dict(state)
+    rest = [row for loader in after for row in texts(iter(loader), 38)]
+    if workers == (0, 0):
+        assert sorted(read) == sorted(whole[:36])
+        assert sorted(rest) == sorted(whole[36:]), "150 rows, 36 of them read by two"
+    assert sorted(read + rest) == sorted(whole)
+
+
+def test_a_rank_that_is_missing_is_told() -> None:
+    state = build(0, 2).state_dict()
+    with pytest.raises(ValueError, match=r"has world_size = 2, but not dp_rank_1; .*exclude_from"):
+        build(0, 1).load_state_dict(state)
+
+
+def test_states_of_other_data_are_refused() -> None:
+    loaders = [build(rank, 2) for rank in range(2)]
+    state = {key: value for loader in loaders for key, value in loader.state_dict().items()}
+    with pytest.raises(ValueError, match="has shuffle_seed = 4, this run has 5"):
+        build(0, 1, shuffle_seed=5).load_state_dict(state)
+    one, other = (make([1] * 6, reader, 2) for reader in range(2))
+    one.go_on(RowStream(3))
+    with pytest.raises(ValueError, match="not the states of all readers of one stream"):
+        make([1] * 6).remaining([one.state_dict(), other.state_dict()])
+    with pytest.raises(ValueError, match=r"other readers than these 1; remaining\(\) tells"):
+        make([1] * 6).load_state_dict(one.state_dict())
+
+
+class Spy:
+    """What a foreign checkpoint could have run."""
+
+    def __reduce__(self) -> Any:
+        return os.system, ("touch spied",)
+
+
+def test_nothing_in_a_state_is_executed() -> None:
+    state = {"dp_rank_0": pickle.dumps({"dataset_state": Spy()}), "world_size": 1}
+    with pytest.raises(ValueError, match=r"names posix\.system; its state must be plain values"):
+        build(0, 1).load_state_dict(state)
+    assert not Path("spied").exists()

@@ -1,0 +1,244 @@
+"""Packing: no row lost or split, none seen by another, resumed exactly."""
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torchtitan.components.tokenizer import HuggingFaceTokenizer
+
+from tests.torchtitan.helpers.number_tokenizer import NumberTokenizer
+from torchtitan.data import dataset as instruct_data
+from torchtitan.data.dataset import InstructDataset
+from torchtitan.data.loader import build_instruct_dataloader
+from torchtitan.data.packing import PackedSequence, join_rows, pack
+from torchtitan.data.rows import InstructRows
+from torchtitan.data.turns import IGNORE_INDEX, EncodedRow, Turn
+
+ASSETS = Path(__file__).parents[2] / "assets"
+SEQ_LEN = 12
+
+
+def test_packing_by_hand() -> None:
+    # Longest first: 7 and 3 fill one sequence, 6 and 4 another, the 2s go into a third.
+    assert pack([2, 6, 3, 7, 4, 2], 10) == [[0, 5], [1, 4], [2, 3]]
+    assert pack([5], 5) == [[0]]
+    assert pack([], 5) == []
+
+
+@given(lengths=st.lists(st.integers(1, 20), max_size=60))
+@settings(max_examples=200, deadline=None)
+def test_every_row_is_in_one_sequence_and_no_two_sequences_could_be_one(
+    lengths: list[int],
+) -> None:
+    sequences = pack(lengths, 20)
+    assert sorted(itertools.chain.from_iterable(sequences)) == list(range(len(lengths)))
+    totals = [sum(lengths[place] for place in sequence) for sequence in sequences]
+    assert all(total <= 20 for total in totals)
+    assert all(a + b > 20 for a, b in itertools.combinations(totals, 2))
+    assert sequences == sorted(sorted(sequence) for sequence in sequences)
+
+
+@pytest.mark.parametrize("length", [0, 6])
+def test_a_row_that_fits_nowhere_is_told(length: int) -> None:
+    with pytest.raises(ValueError, match=f"row 1 has {length} tokens; it must have 1 to 5"):
+        pack([3, length], 5)
+
+
+def encoded(ids: list[int], labels: list[int], seq_len: int = SEQ_LEN) -> EncodedRow:
+    rest = seq_len - len(ids)
+    return EncodedRow(
+        torch.tensor(ids + [0] * rest), torch.tensor(labels + [IGNORE_INDEX] * rest), len(ids), 0
+    )
+
+
+def test_joined_rows_by_hand() -> None:
+    rows = [encoded([10, 11, 12], [-100, 12, 1]), encoded([20, 21], [-100, 22])]
+    assert [
+        value.tolist() if isinstance(value, torch.Tensor) else value
+        for value in join_rows(rows, 8, pad_id=2)
+    ] == [
+        [10, 11, 12, 20, 21, 2, 2, 2],
+        [-100, 12, 1, -100, 22, -100, -100, -100],
+        [0, 1, 2, 0, 1, 0, 1, 2],
+        5,
+    ]
+    full: PackedSequence = join_rows([encoded([1, 2, 3], [2, 3, 4], 3)], 3, pad_id=2)
+    assert full.positions.tolist() == [0, 1, 2]
+
+
+# --- the stream -----------------------------------------------------------------------------------
+
+
+def formatter(row: dict[str, Any]) -> list[Turn]:
+    """Row i is 100 + i once or more, then the answer 7."""
+    return [
+        Turn("user", f"{100 + row['i']} " * row["prompt"], False),
+        Turn("assistant", "7", True),
+    ]
+
+
+def make(prompts: list[int], **kwargs: Any) -> InstructDataset:
+    """A row with a prompt of n tokens has n + 1 inputs, and no target where n is above SEQ_LEN."""
+    rows = [{"i": i, "prompt": n} for i, n in enumerate(prompts)]
+    source = InstructRows(rows, (("rows.jsonl", len(rows)),))
+    kwargs = {"packing": True, **kwargs}
+    return InstructDataset(source, formatter, NumberTokenizer(), SEQ_LEN, **kwargs)
+
+
+def rows_in(inputs: dict[str, torch.Tensor]) -> list[int]:
+    """Which rows a sequence holds, told by the first token of each."""
+    n = int(inputs["n_tokens"])
+    starts = (inputs["positions"][:n] == 0).nonzero().flatten()
+    return (inputs["input"][starts] - 100).tolist()
+
+
+PROMPTS = st.lists(st.integers(1, SEQ_LEN + 2), min_size=1, max_size=30).filter(
+    lambda prompts: min(prompts) <= SEQ_LEN
+)
+
+
+@given(prompts=PROMPTS, window=st.integers(1, 8), seed=st.none() | st.integers(0, 5))
+@settings(max_examples=150, deadline=None)
+def test_an_epoch_has_every_row_once(prompts: list[int], window: int, seed: int | None) -> None:
+    data = make(prompts, shuffle_seed=seed)
+    data._window = window
+    kept = [i for i, n in enumerate(prompts) if n <= SEQ_LEN]
+    found: list[int] = []
+    stream = iter(data)
+    while len(found) < len(kept):
+        inputs, labels = next(stream)
+        rows = rows_in(inputs)
+        found += rows
+        n = int(inputs["n_tokens"])
+        # Each row by hand: its answer and the end are learned, its prompt and the padding are not.
+        text, targets, places = [], [], []
+        for row in rows:
+            text += ([100 + row] * prompts[row] + [7])[:SEQ_LEN]
+            targets += ([IGNORE_INDEX] * (prompts[row] - 1) + [7, 1])[:SEQ_LEN]
+            places += range(min(prompts[row] + 1, SEQ_LEN))
+        assert n == len(text) <= SEQ_LEN
+        assert inputs["input"].tolist() == text + [1] * (SEQ_LEN - n)
+        assert labels.tolist() == targets + [IGNORE_INDEX] * (SEQ_LEN - n)
+        assert inputs["positions"].tolist() == [*places, *range(SEQ_LEN - n)]
+    assert sorted(found) == kept
+
+
+@pytest.mark.slow
+@given(
+    prompts=st.lists(st.integers(1, SEQ_LEN - 1), min_size=2, max_size=12),
+    window=st.integers(1, 5),
+    seed=st.none() | st.integers(0, 5),
+    position=st.integers(0, 25),
+    world_size=st.integers(1, 2),
+)
+@settings(max_examples=150, deadline=None)
+def test_a_resumed_stream_is_the_stream_that_never_stopped(
+    prompts: list[int], window: int, seed: int | None, position: int, world_size: int
+) -> None:
+    def begin() -> InstructDataset:
+        data = make(prompts, shuffle_seed=seed, dp_world_size=world_size, dp_rank=world_size - 1)
+        data._window = window
+        return data
+
+    def taken(stream: Any, count: int) -> list[list[int]]:
+        return [rows_in(inputs) for inputs, _ in itertools.islice(stream, count)]
+
+    whole = taken(iter(begin()), position + 20)
+    first = begin()
+    assert taken(iter(first), position) == whole[:position]
+    state = json.loads(json.dumps(first.state_dict()))
+    second = begin()
+    second.load_state_dict(state)
+    assert second.state_dict() == state
+    assert taken(iter(second), 20) == whole[position:]
+
+
+def test_dropped_and_cut_rows_are_counted_once_whatever_is_resumed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    prompts = [3, SEQ_LEN + 1, SEQ_LEN - 1, 2, SEQ_LEN + 2]
+    data = make(prompts)
+    data._window = 3
+    for _ in range(7):  # three sequences in an epoch, two of them in the first window
+        state = data.state_dict()
+        data = make(prompts)
+        data._window = 3
+        data.load_state_dict(state)
+        next(iter(data))
+    told = [record.getMessage() for record in caplog.records if "dropped" in record.msg]
+    assert told[0].startswith("epoch 0 of rank 0: 2 of 5 rows dropped")
+    assert told[1].startswith("epoch 1 of rank 0: 2 of 5 rows dropped")
+
+
+def test_a_state_of_other_sequences_is_refused() -> None:
+    state = make([1, 2, 3]).state_dict()
+    with pytest.raises(
+        ValueError, match="has packing = '12 tokens, no template', this run has None"
+    ):
+        make([1, 2, 3], packing=False).load_state_dict(state)
+    old = make([1, 2, 3], packing=False).state_dict()
+    del old["packing"], old["in_window"]
+    make([1, 2, 3], packing=False).load_state_dict(old)
+    with pytest.raises(ValueError, match="has packing = None"):
+        make([1, 2, 3]).load_state_dict(old)
+
+
+def test_packing_is_for_endless_streams() -> None:
+    with pytest.raises(ValueError, match="packing is for endless streams"):
+        make([1], infinite=False)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_loader_packs_and_resumes(workers: int) -> None:
+    def build() -> Any:
+        return build_instruct_dataloader(
+            dp_world_size=1,
+            dp_rank=0,
+            tokenizer=HuggingFaceTokenizer(str(ASSETS / "tokenizer")),
+            dataset="alpaca",
+            dataset_path=str(ASSETS / "tiny_instruct"),
+            seq_len=256,
+            batch_size=4,
+            shuffle_seed=1,
+            packing=True,
+            num_workers=workers,
+        )
+
+    loader = build()
+    stream = iter(loader)
+    for _ in range(7):
+        inputs, labels = next(stream)
+    assert inputs["input"].shape == inputs["positions"].shape == labels.shape == (4, 256)
+    assert inputs["n_tokens"].shape == (4,)
+    state = loader.state_dict()
+    want = next(stream)
+    resumed = build()
+    resumed.load_state_dict(state)
+    inputs, labels = next(iter(resumed))
+    for name in inputs:
+        assert torch.equal(inputs[name], want[0][name]), name
+    assert torch.equal(labels, want[1])
+
+
+def test_little_stays_empty() -> None:
+    """Real lengths of rows: a window leaves its last sequences unfilled, no more."""
+    loader = build_instruct_dataloader(
+        dp_world_size=1,
+        dp_rank=0,
+        tokenizer=HuggingFaceTokenizer(str(ASSETS / "tokenizer")),
+        dataset="alpaca",
+        dataset_path=str(ASSETS / "tiny_instruct"),
+        seq_len=1024,
+        batch_size=4,
+        packing=True,
+    )
+    stream = iter(loader)
+    filled = sum(int(next(stream)[0]["n_tokens"].sum()) for _ in range(8))
+    assert filled > 0.9 * 8 * 4 * 1024
+    assert instruct_data.WINDOW_ROWS == 128

@@ -1,0 +1,88 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torchtitan.protocols import train_spec
+
+from torchtitan.data import samples_command as show_samples
+from torchtitan.data.sample_text import sequence_text
+from torchtitan.data.turns import IGNORE_INDEX
+
+N = IGNORE_INDEX
+
+
+def letters(ids: list[int]) -> str:
+    return "".join("\n" if i == 0 else chr(96 + i) for i in ids)
+
+
+def test_a_packed_sequence_by_hand() -> None:
+    # Rows "ab" -> "cd\n" -> "e", of which "cd\n" is learned, and "f" -> "g", whose target is no
+    # input.
+    inputs = {
+        "input": torch.tensor([1, 2, 3, 4, 0, 5, 6, 9, 9]),
+        "n_tokens": torch.tensor(7),
+        "positions": torch.tensor([0, 1, 2, 3, 4, 5, 0, 0, 1]),
+    }
+    labels = torch.tensor([N, 3, 4, 0, N, N, 7, N, N])
+    assert sequence_text(inputs, labels, letters).splitlines() == [
+        "2 rows, 7 tokens and 2 of padding; 4 targets",
+        "",
+        "        | ab",
+        "learned | cd",
+        "        | e",
+        "",
+        "        | f",
+        "learned | g",
+    ]
+
+
+def test_a_row_alone_has_lines_of_its_own() -> None:
+    inputs = {"input": torch.tensor([1, 0, 2, 0, 0, 3, 9]), "n_tokens": torch.tensor(6)}
+    labels = torch.tensor([N, N, 0, 0, 3, 4, N])
+    assert sequence_text(inputs, labels, letters).splitlines() == [
+        "1 row, 6 tokens and 1 of padding; 4 targets",
+        "",
+        "        | a",
+        "        | b",
+        "learned | ",
+        "learned | ",
+        "learned | cd",
+    ]
+
+
+def test_the_command_shows_what_is_learned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    root = Path(__file__).parents[3]
+    sys.path.insert(0, str(root / "scripts"))
+
+    monkeypatch.chdir(root)
+    monkeypatch.setattr(train_spec, "_extra_train_specs", {})  # where ours is registered
+    rows = tmp_path / "rows.jsonl"
+    entries = [
+        {"instruction": "Say yes.", "input": "", "output": "yes"},
+        {"instruction": "Say no.", "input": "now", "output": "no"},
+    ]
+    rows.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    arguments = [
+        "--samples=1",
+        "--job.config_file=train_configs/tiny_8m.toml",
+        f"--training.dataset_path={rows}",
+        "--data.no_shuffle",
+        "--data.packing",
+        "--training.seq_len=256",
+        "--data.chat_template=alpaca",
+    ]
+    assert show_samples.main(arguments) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("-- sequence 1: 2 rows, ")
+    assert [line for line in lines if line.startswith("learned")] == [
+        "learned | yes<|end|>",
+        "learned | no<|end|>",
+    ]
+    assert "        | Say no." in lines
+    assert show_samples.main([*arguments, "--data.chat_template=vicuna"]) == 2
+    assert "data.chat_template is 'vicuna'; known: plain" in capsys.readouterr().err

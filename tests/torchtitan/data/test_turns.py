@@ -1,0 +1,290 @@
+"""From rows to tokens: only answers are learned, to the token."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import processors
+from torchtitan.components.tokenizer import BaseTokenizer, HuggingFaceTokenizer
+
+from torchtitan.data.rows import FieldError, read_rows
+from torchtitan.data.turns import (
+    IGNORE_INDEX,
+    INSTRUCT_DATASETS,
+    Turn,
+    encode_row,
+    format_alpaca,
+    format_sharegpt,
+    is_instruct_dataset,
+)
+
+ROOT = Path(__file__).parents[3]
+SHARED = ROOT.parent / "shared"
+ASSETS = ROOT / "tests" / "assets"
+END = "<|end|>"
+
+
+def tiny_tokenizer() -> HuggingFaceTokenizer:
+    return HuggingFaceTokenizer(str(ASSETS / "tokenizer"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> HuggingFaceTokenizer:
+    return tiny_tokenizer()
+
+
+class CharTokenizer(BaseTokenizer):
+    """One token a character, from 10 on; shows what is done with any upstream tokenizer."""
+
+    def __init__(self, eos_id: int | None = None, bos_id: int | None = None) -> None:
+        super().__init__()
+        self.eos_id, self.bos_id = eos_id, bos_id
+
+    def encode(self, text: str, add_bos: bool, add_eos: bool) -> list[int]:
+        assert not add_bos
+        assert not add_eos
+        return [ord(letter) - ord("a") + 10 for letter in text]
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(chr(i - 10 + ord("a")) for i in ids)
+
+    def get_vocab_size(self) -> int:
+        return 36
+
+
+# "ab" is asked, "cd" answered, "e" asked, "f" answered: a=10, b=11, ...
+TURNS = [
+    Turn("user", "ab", False),
+    Turn("assistant", "cd", True),
+    Turn("user", "e", False),
+    Turn("assistant", "f", True),
+]
+
+
+def test_a_row_by_hand() -> None:
+    row = encode_row(TURNS, CharTokenizer(eos_id=1, bos_id=0), 12)
+    #                                bos   a   b   c   d end   e   f
+    assert row.input_ids.tolist() == [0, 10, 11, 12, 13, 1, 14, 15, 1, 1, 1, 1]
+    assert row.labels.tolist() == [-100, -100, 12, 13, 1, -100, 15, 1, *[-100] * 4]
+    assert (row.n_tokens, row.n_cut) == (8, 0)
+    assert row.input_ids.dtype == row.labels.dtype == torch.int64
+
+
+@pytest.mark.parametrize(
+    ("eos", "bos", "ids", "labels", "n_tokens"),
+    [
+        (1, None, [10, 11, 12, 13, 1, 14, 15, 1, 1], [-100, 12, 13, 1, -100, 15, 1], 7),
+        (None, 0, [0, 10, 11, 12, 13, 14, 0, 0, 0], [-100, -100, 12, 13, -100, 15], 6),
+        (None, None, [10, 11, 12, 13, 14, 0, 0, 0, 0], [-100, 12, 13, -100, 15], 5),
+    ],
+)
+def test_tokenizers_without_begin_or_end(
+    eos: int | None, bos: int | None, ids: list[int], labels: list[int], n_tokens: int
+) -> None:
+    row = encode_row(TURNS, CharTokenizer(eos, bos), 9)
+    assert row.input_ids.tolist() == ids
+    assert row.labels.tolist() == labels + [IGNORE_INDEX] * (9 - len(labels))
+    assert row.n_tokens == n_tokens
+
+
+@pytest.mark.parametrize("seq_len", range(1, 11))
+def test_cutting_keeps_the_beginning(seq_len: int) -> None:
+    whole = encode_row(TURNS, CharTokenizer(eos_id=1, bos_id=0), 8)
+    row = encode_row(TURNS, CharTokenizer(eos_id=1, bos_id=0), seq_len)
+    length = min(seq_len, 8)
+    assert row.input_ids.tolist()[:length] == whole.input_ids.tolist()[:length]
+    assert row.labels.tolist()[:length] == whole.labels.tolist()[:length]
+    assert row.input_ids.shape == row.labels.shape == (seq_len,)
+    assert (row.n_tokens, row.n_cut) == (length, 8 - length)
+    assert row.has_target == (seq_len >= 3), "the first answer token is the third label"
+
+
+def test_the_turns_of_alpaca() -> None:
+    row = {"instruction": "Add.", "input": "1 2", "output": "3"}
+    assert format_alpaca(row) == [
+        Turn("user", "### Instruction:\nAdd.\n\n### Input:\n1 2\n\n### Response:\n", False),
+        Turn("assistant", "3", True),
+    ]
+    assert (
+        format_alpaca(row | {"input": " "})[0].text == "### Instruction:\nAdd.\n\n### Response:\n"
+    )
+
+
+def test_the_turns_of_sharegpt() -> None:
+    said = [("system", "Be kind."), ("human", "Hi"), ("gpt", "Hello"), ("user", "Bye")]
+    said += [("assistant", "Ciao"), ("model", "M"), ("chatgpt", "C")]
+    row = {"conversations": [{"from": who, "value": what} for who, what in said]}
+    header = Turn("assistant", "### Assistant:\n", False)
+    assert format_sharegpt(row) == [
+        Turn("system", "### System:\nBe kind.\n\n", False),
+        Turn("user", "### User:\nHi\n\n", False),
+        *[header, Turn("assistant", "Hello", True)],
+        Turn("user", "### User:\nBye\n\n", False),
+        *[header, Turn("assistant", "Ciao", True)],
+        *[header, Turn("assistant", "M", True)],
+        *[header, Turn("assistant", "C", True)],
+    ]
+
+
+GOOD = {"instruction": "x", "input": "", "output": "y"}
+ASKED = {"from": "human", "value": "x"}
+
+
+@pytest.mark.parametrize(
+    ("row", "field", "text"),
+    [
+        (GOOD | {"output": 3}, "output", "is a number; expected a string"),
+        (GOOD | {"input": None}, "input", "is null; expected a string"),
+        (GOOD | {"instruction": " "}, "instruction", "is empty; expected a text"),
+        ({"instruction": "x", "input": ""}, "output", "is missing; expected a string"),
+    ],
+)
+def test_broken_alpaca_rows(row: dict[str, Any], field: str, text: str) -> None:
+    with pytest.raises(FieldError) as info:
+        format_alpaca(row)
+    assert (info.value.field, info.value.problem) == (field, text)
+
+
+@pytest.mark.parametrize(
+    ("messages", "field", "text"),
+    [
+        (None, "conversations", "is null; expected a list of messages"),
+        ([], "conversations", "is empty; expected at least one message"),
+        ([ASKED], "conversations", "has no answer; expected a message from gpt or assistant"),
+        (["hi"], "conversations[0]", "is a string; expected an object with from, value"),
+        ([ASKED, {"value": "y"}], "conversations[1].from", "is missing; expected a string"),
+        ([ASKED, {"from": "gpt"}], "conversations[1].value", "is missing; expected a string"),
+        ([{"from": True, "value": ""}], "conversations[0].from", "is a truth value; expected a"),
+        ([{"from": "gpt", "value": []}], "conversations[0].value", "is a list; expected a string"),
+        ([{"from": "bing", "value": ""}], "conversations[0].from", "is 'bing'; expected one of ["),
+    ],
+)
+def test_broken_sharegpt_rows(messages: Any, field: str, text: str) -> None:
+    with pytest.raises(FieldError) as info:
+        format_sharegpt({"conversations": messages})
+    assert info.value.field == field
+    assert info.value.problem.startswith(text)
+
+
+def test_the_table_of_data_sets() -> None:
+    assert INSTRUCT_DATASETS["alpaca"].default_path == "vicgalle/alpaca-gpt4"
+    assert INSTRUCT_DATASETS["sharegpt"].default_path == "teknium/OpenHermes-2.5"
+    assert is_instruct_dataset("Alpaca")
+    assert not is_instruct_dataset("c4_test")
+
+
+def check_row(turns: list[Turn], tokenizer: HuggingFaceTokenizer, seq_len: int) -> int:
+    """Compare an encoded row with what its text alone says; return its length in tokens."""
+    row = encode_row(turns, tokenizer, seq_len)
+    ids, labels, n = row.input_ids.tolist(), row.labels.tolist(), row.n_tokens
+    # Next token: where a label is, it is the next input, so only the last one can lie outside.
+    for i in range(n - 1):
+        assert labels[i] in (IGNORE_INDEX, ids[i + 1])
+    assert labels[n:] == [IGNORE_INDEX] * (seq_len - n)
+    assert set(ids[n:]) <= {tokenizer.token_to_id("<|pad|>") or tokenizer.eos_id}
+    if row.n_cut:
+        assert n == seq_len
+        return n + row.n_cut
+    # The text of all tokens is the row's text; that of the learned ones is the answers', each
+    # with its end. The rest, prompts and headers, is not learned.
+    end = tokenizer.eos_token
+    spans: list[tuple[bool, list[int]]] = []
+    for token, label in zip([*ids[1:n], labels[n - 1]], labels[:n], strict=True):
+        if not spans or spans[-1][0] != (label != IGNORE_INDEX):
+            spans.append((label != IGNORE_INDEX, []))
+        spans[-1][1].append(token)
+    texts = [(learned, tokenizer.decode(s, skip_special_tokens=False)) for learned, s in spans]
+    want: list[tuple[bool, str]] = []
+    for turn in turns:
+        text = turn.text + end if turn.is_target else turn.text
+        if want and want[-1][0] == turn.is_target:
+            text = want.pop()[1] + text
+        want.append((turn.is_target, text))
+    assert texts == want
+    return n
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    pieces=st.lists(st.tuples(st.text(min_size=1, max_size=20), st.text(max_size=20)), min_size=1),
+    seq_len=st.sampled_from([1, 8, 64, 1024]),
+)
+def test_any_text_is_learned_exactly(pieces: list[tuple[str, str]], seq_len: int) -> None:
+    # The prompts' headers keep two answers apart; "<" is left out so that no text spells <|end|>.
+    turns = []
+    for prompt, answer in pieces:
+        turns.append(Turn("user", prompt.replace("<", "") + "\n", False))
+        turns.append(Turn("assistant", answer.replace("<", ""), True))
+    check_row(turns, TINY, seq_len)
+
+
+TINY = tiny_tokenizer()
+
+
+def test_a_tokenizer_that_adds_a_begin_token_itself() -> None:
+    tokenizer = tiny_tokenizer()
+    bos = tokenizer.bos_id
+    tokenizer.tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|begin|> $A <|end|>", special_tokens=[("<|begin|>", 0), ("<|end|>", 1)]
+    )
+    tokenizer._infer_should_add_bos_eos()
+    assert tokenizer.hf_adds_bos, "or this test tests nothing"
+    assert tokenizer.encode("x", add_bos=False, add_eos=False)[0] == bos
+    turns = format_alpaca({"instruction": "Say hi.", "input": "", "output": "Hi."})
+    row = encode_row(turns, tokenizer, 64)
+    assert row.input_ids.tolist() == encode_row(turns, TINY, 64).input_ids.tolist()
+    assert row.input_ids.tolist().count(bos) == 1
+
+
+def test_padding_takes_the_pad_token_or_the_end_token() -> None:
+    tokenizer = tiny_tokenizer()
+    turns = [Turn("user", "x", False), Turn("assistant", "y", True)]
+    assert encode_row(turns, tokenizer, 8).input_ids[-1] == 2
+    tokenizer.config["pad_token"] = {"content": "<|begin|>"}
+    assert encode_row(turns, tokenizer, 8).input_ids[-1] == 0
+    for missing in (None, "<|no such token|>"):
+        tokenizer.config["pad_token"] = missing
+        assert encode_row(turns, tokenizer, 8).input_ids[-1] == tokenizer.eos_id == 1
+
+
+@pytest.mark.parametrize(("name", "dataset"), [("instruct", "alpaca"), ("chat", "sharegpt")])
+def test_every_row_of_ours_is_learned_exactly(
+    name: str, dataset: str, tokenizer: HuggingFaceTokenizer
+) -> None:
+    rows = read_rows(str(ASSETS / f"tiny_{name}"), INSTRUCT_DATASETS[dataset].fields)
+    lengths = [check_row(INSTRUCT_DATASETS[dataset].formatter(row), tokenizer, 512) for row in rows]
+    assert max(lengths) < 512, "so that none was cut and all were compared in full"
+
+
+REAL = [
+    ("alpaca_gpt4_1k.jsonl", "alpaca", 985),
+    ("openhermes25_subset_sharegpt.jsonl", "sharegpt", 2000),
+]
+needs_real_rows = pytest.mark.skipif(
+    not (SHARED / "data" / "instruct").is_dir(),
+    reason="needs the folder shared/data/instruct beside the repository (real rows, not ours)",
+)
+
+
+@needs_real_rows
+@pytest.mark.parametrize(("name", "dataset", "count"), REAL)
+@pytest.mark.parametrize("which", ["tiny", "smollm2"])
+def test_every_real_row_is_learned_exactly(
+    name: str, dataset: str, count: int, which: str, tokenizer: HuggingFaceTokenizer
+) -> None:
+    if which == "smollm2":
+        folder = os.environ.get("TIMELYFREEZE_SMOLLM2")
+        if not folder:
+            pytest.skip("needs TIMELYFREEZE_SMOLLM2, a folder with SmolLM2's tokenizer")
+        tokenizer = HuggingFaceTokenizer(folder)
+    path = SHARED / "data" / "instruct" / name
+    rows = read_rows(str(path), INSTRUCT_DATASETS[dataset].fields)
+    assert len(rows) == count
+    lengths = [
+        check_row(INSTRUCT_DATASETS[dataset].formatter(row), tokenizer, 2048) for row in rows.rows
+    ]
+    assert sum(length <= 2048 for length in lengths) > 0.9 * count

@@ -1,0 +1,226 @@
+"""Validation in one process: which rows, which average, and no trace of it in training."""
+
+import json
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchtitan.components.validate as titan_validate
+import torchtitan.tools.utils as titan_tools
+from torch import Tensor, nn
+from torchtitan.components.tokenizer import HuggingFaceTokenizer
+
+from torchtitan.data import validation as instruct_validation
+from torchtitan.data.dataset import InstructDataset
+from torchtitan.data.split import ALL_ROWS, RowSplit
+from torchtitan.data.turns import IGNORE_INDEX, INSTRUCT_DATASETS
+from torchtitan.data.validation import InstructValidator, build_instruct_validator
+from torchtitan.freezing.config.job_config import JobConfig
+
+TOKENIZER = HuggingFaceTokenizer(str(Path(__file__).parents[2] / "assets" / "tokenizer"))
+SEQ_LEN = 32
+# Answers of unequal length, the longer ones behind: batches differ in their tokens.
+ANSWERS = ["yes", "no", "yes yes", "no no"] + ["no one knows what to say of all this"] * 3
+
+
+class Processor:
+    """What the validator uses of a metrics processor; upstream's also starts anew at a log."""
+
+    def __init__(self) -> None:
+        self.ntokens_since_last_log = 0
+        self.time_last_log = 0.0
+        self.logged: list[tuple[int, float, int, float]] = []
+
+    def log_validation(self, loss: float, step: int) -> None:
+        self.logged.append((step, loss, self.ntokens_since_last_log, self.time_last_log))
+        self.ntokens_since_last_log = 0
+        self.time_last_log = -1.0
+
+
+class Model(nn.Module):
+    """Looks up each token's prediction, and remembers what it was given; takes tokens alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(TOKENIZER.get_vocab_size(), TOKENIZER.get_vocab_size())
+        self.batches: list[Tensor] = []
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        assert not self.training
+        assert not torch.is_grad_enabled()
+        self.batches.append(tokens.clone())
+        return self.table(tokens)
+
+    def get_attention_masks(self, **kwargs: Any) -> None:
+        raise TypeError("as models of upstream that need no masks")
+
+
+def sum_loss(prediction: Tensor, labels: Tensor) -> Tensor:
+    return torch.nn.functional.cross_entropy(
+        prediction.flatten(0, 1), labels.flatten(), reduction="sum", ignore_index=IGNORE_INDEX
+    )
+
+
+@pytest.fixture(autouse=True)
+def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(titan_tools, "device_type", "cpu")
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> str:
+    path = tmp_path / "rows.jsonl"
+    entries = [
+        {"instruction": f"Say {i}.", "input": "", "output": a} for i, a in enumerate(ANSWERS)
+    ]
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    return str(path)
+
+
+def build(
+    rows: str, processor: Any = None, split: RowSplit = ALL_ROWS, **changes: Any
+) -> InstructValidator:
+    config = JobConfig()
+    settings = {"dataset": "alpaca", "dataset_path": rows, "seq_len": SEQ_LEN}
+    for key, value in {**settings, "local_batch_size": 2, **changes}.items():
+        setattr(config.validation, key, value)
+    return build_instruct_validator(
+        job_config=config,
+        dp_world_size=1,
+        dp_rank=0,
+        tokenizer=TOKENIZER,
+        split=split,
+        parallel_dims=SimpleNamespace(
+            dp_enabled=False, cp_enabled=False, pp_enabled=False, dp_cp_enabled=False
+        ),
+        loss_fn=sum_loss,
+        validation_context=nullcontext,
+        maybe_enable_amp=nullcontext(),
+        metrics_processor=processor or Processor(),
+    )
+
+
+def mean_loss_by_hand(model: Model, rows: str, indices: range) -> tuple[float, float]:
+    """The mean over target tokens, and the mean over batches of two rows, in numpy."""
+    entries = [json.loads(line) for line in Path(rows).read_text().splitlines()]
+    dataset = InstructDataset(entries, INSTRUCT_DATASETS["alpaca"].formatter, TOKENIZER, SEQ_LEN)
+    table = model.table.weight.detach().numpy().astype(np.float64)
+    losses = []
+    for index in indices:
+        row = dataset.sequences.encode(index)
+        labels = row.labels.numpy()
+        logits = table[row.input_ids.numpy()]
+        log_probabilities = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        learned = labels != IGNORE_INDEX
+        losses.append(-log_probabilities[np.flatnonzero(learned), labels[learned]])
+    over_tokens = np.concatenate(losses).mean()
+    batches = [np.concatenate(losses[i : i + 2]).mean() for i in range(0, len(losses), 2)]
+    return float(over_tokens), float(np.mean(batches))
+
+
+def test_the_loss_is_the_mean_over_all_target_tokens(rows: str) -> None:
+    processor, model = Processor(), Model()
+    build(rows, processor).validate([model], step=3)
+    over_tokens, over_batches = mean_loss_by_hand(model, rows, range(6))
+    ((step, loss, *_),) = processor.logged
+    assert step == 3
+    assert loss == pytest.approx(over_tokens, rel=1e-6)
+    assert abs(over_tokens - over_batches) > 1e-3 * over_tokens, "or the test could not tell"
+    assert len(model.batches) == 3, "the seventh row fills no batch"
+
+
+def test_every_validation_reads_the_same_rows(rows: str) -> None:
+    processor, model = Processor(), Model()
+    validator = build(rows, processor, steps=2)
+    validator.validate([model], step=1)
+    validator.validate([model], step=10)
+    first, second, *again = model.batches
+    assert not torch.equal(first, second)
+    assert torch.equal(torch.stack(again), torch.stack([first, second]))
+    assert processor.logged[0][1] == processor.logged[1][1]
+    assert processor.logged[0][1] == pytest.approx(mean_loss_by_hand(model, rows, range(4))[0])
+
+
+def test_more_steps_than_batches_start_over(rows: str) -> None:
+    model = Model()
+    build(rows, steps=8, local_batch_size=1).validate([model], step=1)
+    assert len(model.batches) == 8
+    assert torch.equal(model.batches[7], model.batches[0])
+    assert not torch.equal(model.batches[6], model.batches[0])
+
+
+def test_held_out_rows_are_read_and_no_others(rows: str) -> None:
+    model, split = Model(), RowSplit(0.5, held_out=True)
+    build(rows, split=split, local_batch_size=1).validate([model], step=1)
+    texts = [TOKENIZER.decode(batch[0].tolist()) for batch in model.batches]
+    held_out = split.indices(len(ANSWERS)).tolist()
+    assert len(texts) == len(held_out) == 4
+    for text, index in zip(texts, held_out, strict=True):
+        assert f"Say {index}." in text
+
+
+def test_the_model_is_left_as_it_was(rows: str) -> None:
+    model = Model()
+    weights, generator = model.table.weight.clone(), torch.get_rng_state()
+    build(rows).validate([model], step=1)
+    assert torch.equal(model.table.weight, weights)
+    assert model.table.weight.grad is None
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), generator), "training may draw from it"
+
+
+def test_speed_of_training_and_of_validation_do_not_mix(
+    rows: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, model = SimpleNamespace(now=5000.0), Model()
+    monkeypatch.setattr(
+        instruct_validation, "time", SimpleNamespace(perf_counter=lambda: clock.now)
+    )
+
+    def take_ten_seconds(*args: Any) -> None:
+        clock.now += 10.0
+
+    model.register_forward_hook(take_ten_seconds)
+    processor = Processor()
+    processor.ntokens_since_last_log, processor.time_last_log = 1234, 4900.0
+    build(rows, processor).validate([model], step=1)
+    ((_, _, n_tokens, since),) = processor.logged
+    assert since == 5000.0, "when the validation of three batches began"
+    assert clock.now - processor.time_last_log == 100.0, "as many seconds as before"
+    assert processor.ntokens_since_last_log == 1234
+    # Tokens of the six rows, without padding.
+    samples = list(build(rows, local_batch_size=1)._loader)[:6]
+    assert n_tokens == sum(int(inputs["n_tokens"]) for inputs, _ in samples)
+    assert n_tokens < 6 * SEQ_LEN
+
+
+@pytest.mark.parametrize("steps", [-1, 1])
+def test_rows_that_fill_no_batch_are_refused(rows: str, steps: int) -> None:
+    with pytest.raises(ValueError, match=r"^validation\.local_batch_size is 8, .* only 7 rows"):
+        build(rows, steps=steps, local_batch_size=8)
+    split = RowSplit(0.3, held_out=True)
+    with pytest.raises(ValueError, match=r"only 2 rows; .* data\.validation_share \(it is 0\.3\)"):
+        build(rows, steps=steps, split=split, local_batch_size=4)
+
+
+def test_errors_name_the_section(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"^validation\.dataset_path is "):
+        build(str(tmp_path / "none.jsonl"))
+
+
+def test_upstream_is_found_as_it_was_and_warns_of_nothing(
+    rows: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = titan_validate.build_text_validation_dataloader
+    build(rows)
+    assert titan_validate.build_text_validation_dataloader is before
+    assert "hangs" not in caplog.text
+
+
+def test_upstreams_settings_say_when(rows: str) -> None:
+    validator = build(rows, freq=5)
+    assert [step for step in range(1, 12) if validator.should_validate(step)] == [1, 5, 10]

@@ -1,0 +1,322 @@
+"""lm-eval's prompts and figures: by hand, and against lm-eval left alone.
+
+Needs the packages of the extra ``eval``; what needs real questions looks for them in ../shared.
+"""
+
+import gzip
+import json
+import math
+import random
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("lm_eval", reason="lm-eval is not installed (scripts/setup.sh eval)")
+
+import datasets
+from lm_eval import simple_evaluate
+from lm_eval.api.model import LM
+from lm_eval.tasks import TaskManager
+
+from tests.torchtitan.evaluation.question_files import mmlu_row, write_questions, write_rows
+from timelyfreeze.records.benchmarks import BENCHMARKS, BY_KEY
+from torchtitan.evaluation.harness import Harness, load_harness, read_score
+from torchtitan.evaluation.questions import OF_BENCHMARK, SOURCES, LocalQuestions, questions_from
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[3]
+REAL = ROOT.parent / "shared" / "data" / "eval"
+TASKS = TaskManager()
+
+
+class Oracle(LM):
+    """A model whose answers are given by a rule; keeps what it was asked."""
+
+    def __init__(self, log_likelihood: Callable[[str, str], float] = lambda *_: -1.0) -> None:
+        super().__init__()
+        self._log_likelihood = log_likelihood
+        self.asked: list[tuple[str, str]] = []
+
+    def loglikelihood(self, requests: list[Any], **_options: Any) -> list[tuple[float, bool]]:
+        self.asked += [request.args for request in requests]
+        return [(self._log_likelihood(*request.args), False) for request in requests]
+
+    def loglikelihood_rolling(self, requests: list[Any], **_options: Any) -> list[float]:
+        pytest.fail("multiple choice asks for likelihoods of continuations alone")
+
+    def generate_until(self, requests: list[Any], **_options: Any) -> list[str]:
+        pytest.fail("multiple choice asks for likelihoods of continuations alone")
+
+
+def asked(task: str, n_shots: int) -> list[tuple[str, str]]:
+    """Prompts and continuations of lm-eval's task, in lm-eval's order."""
+    lm = Oracle()
+    simple_evaluate(
+        model=lm, tasks=[task], num_fewshot=n_shots, task_manager=TASKS, log_samples=False
+    )
+    return lm.asked
+
+
+def prompts(folder: Path, task: str, n_shots: int) -> list[tuple[str, str]]:
+    with questions_from(LocalQuestions(folder)):
+        return asked(task, n_shots)
+
+
+def subjects() -> list[str]:
+    """The 57 subjects that lm-eval's MMLU asks for."""
+    names = [name for name in TASKS.all_tasks if name.endswith("_tasks")]
+    groups = [name for name in names if name.startswith("mmlu_") and name.count("_") <= 3]
+    found = {
+        task
+        for group in groups
+        for task in TASKS.task_index[group].tags
+        if TASKS.task_index[task].yaml_path.parent.name == "default"
+        and TASKS.task_index[task].yaml_path.parents[1].name == "mmlu"
+    }
+    return sorted(name.removeprefix("mmlu_") for name in found)
+
+
+# -- prompts by hand -------------------------------------------------------------------------------
+
+
+def test_mmlu_shows_five_examples_of_the_subject(tmp_path: Path) -> None:
+    shown = [
+        f"What is part {n} of anatomy (dev)?\nA. anatomy p{n}\nB. anatomy q{n}\nC. anatomy r{n}\n"
+        f"D. anatomy s{n}\nAnswer: {'ABCD'[n % 4]}\n\n"
+        for n in range(5)
+    ]
+    question = (
+        "What is part 0 of anatomy (validation)?\nA. anatomy p0\nB. anatomy q0\nC. anatomy r0\n"
+        "D. anatomy s0\nAnswer:"
+    )
+    head = "The following are multiple choice questions (with answers) about anatomy.\n\n"
+    found = prompts(write_questions(tmp_path), "mmlu_anatomy", 5)
+    assert found[:4] == [(head + "".join(shown) + question, f" {letter}") for letter in "ABCD"]
+    assert len(found) == 12
+
+
+def test_hellaswag_shows_none_and_cleans_its_text(tmp_path: Path) -> None:
+    found = prompts(write_questions(tmp_path), "hellaswag", 0)
+    assert found[4:8] == [
+        ("Juggling: A man holds 1 balls. He", f" throws {n} of 1. Then he rests.") for n in range(4)
+    ]
+    assert len(found) == 12
+
+
+def test_arc_draws_ten_examples_with_lm_evals_seed(tmp_path: Path) -> None:
+    drawn = random.Random(1234).sample(range(12), 10)
+    shown = [
+        f"Question: Which stone of train {n} is heaviest?\nAnswer: stone {n % 4} of {n}\n\n"
+        for n in drawn
+    ]
+    question = "Question: Which stone of validation 0 is heaviest?\nAnswer:"
+    found = prompts(write_questions(tmp_path), "arc_challenge", 10)
+    assert found[:4] == [("".join(shown) + question, f" stone {n} of 0") for n in range(4)]
+    assert len(found) == 12
+
+
+@pytest.mark.parametrize(
+    ("task", "answers"),
+    [
+        ("truthfulqa_mc1", [" 2 legs.", " None.", " Nine."]),
+        ("truthfulqa_mc2", [" 2 legs.", " It has legs.", " Nine.", " None."]),
+    ],
+)
+def test_truthfulqa_has_its_fixed_opening(tmp_path: Path, task: str, answers: list[str]) -> None:
+    found = prompts(write_questions(tmp_path), task, 0)[-len(answers) :]
+    assert [answer for _, answer in found] == answers
+    (prompt,) = {prompt for prompt, _ in found}
+    *opening, last = prompt.split("\n\n")
+    assert len(opening) == 6
+    assert all(part.startswith("Q: ") and "\nA: " in part for part in opening)
+    assert last == "Q: How many legs has animal 2?\nA:"
+
+
+# -- prompts against lm-eval left alone ------------------------------------------------------------
+
+
+def write_hub(folder: Path, files: Path, names: Iterable[str]) -> None:
+    """Lay ``files`` out as data sets that ``datasets`` finds under their names on the hub.
+
+    ``load_dataset`` takes a folder of that name before it looks on the hub.
+    """
+    local = LocalQuestions(files)
+    for path, source in SOURCES.items():
+        configs = []
+        for name in names if source.config is None and source.files == "mmlu" else [source.config]:
+            loaded = local.load(path, name)
+            parts = []
+            for split, rows in loaded.items():
+                # Read from a file, a data set without rows has no columns. Nobody draws from it.
+                rows = loaded[source.asked] if rows.num_rows == 0 else rows
+                place = folder / path / (name or "default") / f"{split}.jsonl"
+                place.parent.mkdir(parents=True, exist_ok=True)
+                write_rows(place, rows.to_list())
+                parts.append({"split": split, "path": f"{place.parent.name}/{place.name}"})
+            configs.append({"config_name": name or "default", "data_files": parts})
+        card = f"---\nconfigs: {json.dumps(configs)}\n---\n"
+        (folder / path / "README.md").write_text(card)
+
+
+def check_equal_prompts(
+    files: Path, hub: Path, names: list[str], tasks: list[tuple[str, int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    write_hub(hub, files, names)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", hub / "cache")
+    monkeypatch.chdir(hub)
+    for task, n_shots in tasks:
+        alone = asked(task, n_shots)
+        with questions_from(LocalQuestions(files)):
+            ours = asked(task, n_shots)
+        assert len(alone) > 0
+        assert ours == alone, task
+
+
+def test_prompts_are_those_of_lm_eval_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = [("mmlu_anatomy", 5), ("mmlu_virology", 5), ("hellaswag", 0), ("arc_challenge", 10),
+             ("truthfulqa_mc1", 0), ("truthfulqa_mc2", 0)]  # fmt: skip
+    files = write_questions(tmp_path / "files")
+    check_equal_prompts(files, tmp_path / "hub", ["anatomy", "virology"], tasks, monkeypatch)
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="no real questions in ../shared/data/eval")
+def test_real_prompts_are_those_of_lm_eval_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = [(BY_KEY[key].task, BY_KEY[key].n_shots) for key in BY_KEY if key != "mmlu"]
+    some = ["abstract_algebra", "world_religions"]
+    tasks += [(f"mmlu_{name}", 5) for name in some]
+    files = tmp_path / "files"
+    files.mkdir()
+    for path in REAL.glob("*.jsonl*"):
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
+            rows = [json.loads(line) for line in file]
+        if path.name.startswith("mmlu"):
+            rows = [row for row in rows if row["subject"] in some]
+        elif "_validation" in path.name:
+            rows = rows[:100]
+        write_rows(files / path.name, rows)
+    check_equal_prompts(files, tmp_path / "hub", some, tasks, monkeypatch)
+
+
+# -- figures ---------------------------------------------------------------------------------------
+
+
+def rule(_prompt: str, answer: str) -> float:
+    """Prefers what is right for question 0 of MMLU and HellaSwag, and 1 of ARC and TruthfulQA."""
+    if answer == " A" or answer.startswith((" throws 0", " stone 1 of", " 1 legs")):
+        return 0.0
+    return -1.0 if answer == " None." else -9.0
+
+
+def test_accuracies_by_hand(tmp_path: Path) -> None:
+    files = write_questions(tmp_path, subjects=subjects())
+    harness = Harness(Oracle(rule), TASKS, "float32", "cpu", LocalQuestions(files))
+    scores = {benchmark.key: harness.score(benchmark) for benchmark in BENCHMARKS}
+    for key in ("mmlu", "hellaswag", "arc_challenge", "truthfulqa_mc1"):
+        assert scores[key].accuracy == pytest.approx(1 / 3), key
+    # Mass of the right answers, 1 legs and It has legs, among all four.
+    wrong = 2 * math.exp(-9) / (3 * math.exp(-9) + math.exp(-1))
+    right = (1 + math.exp(-9)) / (1 + 2 * math.exp(-9) + math.exp(-1))
+    assert scores["truthfulqa_mc2"].accuracy == pytest.approx((2 * wrong + right) / 3)
+    assert {key: score.n_questions for key, score in scores.items()} == {
+        "mmlu": 57 * 3, "hellaswag": 3, "arc_challenge": 3, "truthfulqa_mc1": 3,
+        "truthfulqa_mc2": 3,
+    }  # fmt: skip
+    # Standard error of the mean of 1, 0, 0.
+    assert scores["hellaswag"].stderr == pytest.approx(1 / 3)
+    assert scores["hellaswag"].questions == "hellaswag_validation.jsonl.gz"
+    assert scores["hellaswag"].others.keys() == {"acc_norm"}
+    assert scores["mmlu"].metric == "mmlu acc"
+
+
+def test_mmlu_weighs_questions_not_subjects(tmp_path: Path) -> None:
+    names = subjects()
+    assert len(names) == 57
+    files = write_questions(tmp_path, subjects=names)
+    rows = [mmlu_row(name, "validation", n) for name in names for n in range(3)]
+    # Nine more questions of one subject, all of which have the answer A.
+    rows += [mmlu_row("anatomy", "validation", 4 * n) for n in range(9)]
+    write_rows(files / "mmlu_validation.jsonl", rows)
+    harness = Harness(Oracle(rule), TASKS, "float32", "cpu", LocalQuestions(files))
+    score = harness.score(BY_KEY["mmlu"])
+    assert score.n_questions == 57 * 3 + 9
+    assert score.accuracy == pytest.approx((57 + 9) / (57 * 3 + 9))
+
+
+@pytest.mark.parametrize(("limit", "of_mmlu"), [(2, 57), (57, 57), (58, 2 * 57)])
+def test_the_limit_is_for_each_benchmark(tmp_path: Path, limit: int, of_mmlu: int) -> None:
+    """Every subject of MMLU is asked as much, so it may be a few questions more."""
+    files = write_questions(tmp_path, subjects=subjects())
+    harness = Harness(Oracle(rule), TASKS, "float32", "cpu", LocalQuestions(files), limit=limit)
+    assert harness.score(BY_KEY["mmlu"]).n_questions == of_mmlu
+    hellaswag = harness.score(BY_KEY["hellaswag"])
+    assert hellaswag.n_questions == min(limit, 3)
+    if limit == 2:
+        assert hellaswag.accuracy == 0.5
+
+
+def test_lm_eval_has_as_many_tasks_for_mmlu_as_we_say() -> None:
+    assert len(subjects()) == BY_KEY["mmlu"].n_tasks
+
+
+def test_a_figure_that_lm_eval_does_not_give_is_told() -> None:
+    results = {"results": {"hellaswag": {"acc_norm,none": 0.5}}, "n-samples": {}}
+    with pytest.raises(ValueError, match="lm-eval gives no 'acc,none' for hellaswag"):
+        read_score(results, BY_KEY["hellaswag"], "validation")
+
+
+def test_every_benchmark_asks_the_hub_for_a_data_set_we_know() -> None:
+    for benchmark in BENCHMARKS:
+        task = "mmlu_anatomy" if benchmark.key == "mmlu" else benchmark.task
+        cfg = TASKS._factory._load_full_config(TASKS.task_index[task])
+        assert cfg["dataset_path"] == OF_BENCHMARK[benchmark.key]
+        asks_test = cfg.get("test_split") is not None
+        assert (cfg["test_split"] if asks_test else cfg["validation_split"]) == benchmark.split
+
+
+# -- a model of transformers -----------------------------------------------------------------------
+
+
+def test_a_small_model_is_scored_as_its_logits_say(tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "tests" / "assets" / "tokenizer")
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
+            initializer_range=0.5,
+        )
+    ).eval()  # fmt: skip
+    folder = tmp_path / "model"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    files = write_questions(tmp_path / "files", n_asked=8)
+    harness = load_harness(
+        folder, local=LocalQuestions(files), limit=None, device="cpu", dtype=None, batch_size="3"
+    )
+    assert (harness.dtype, harness.device) == ("float32", "cpu")
+
+    n_right = 0
+    for n in range(8):
+        likelihoods = []
+        for k in range(4):
+            prompt = tokenizer(f"Juggling: A man holds {n} balls. He")["input_ids"]
+            both = tokenizer(
+                f"Juggling: A man holds {n} balls. He throws {k} of {n}. Then he rests."
+            )["input_ids"]
+            with torch.no_grad():
+                logits = model(torch.tensor([both])).logits[0].log_softmax(-1)
+            positions = range(len(prompt), len(both))
+            likelihoods.append(sum(float(logits[i - 1, both[i]]) for i in positions))
+        n_right += likelihoods.index(max(likelihoods)) == n % 4
+    assert harness.score(BY_KEY["hellaswag"]).accuracy == n_right / 8

@@ -1,0 +1,416 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torchtitan.config import ConfigManager
+
+from tests.torchtitan.helpers.job_configs import config, mistakes
+from timelyfreeze.schedule.order import order_to_csv
+from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
+from timelyfreeze.settings.phases import PhaseSchedule
+from torchtitan.freezing.checks.configuration import (
+    ConfigError,
+    check,
+    freeze_settings,
+    n_microbatches,
+)
+from torchtitan.freezing.config.job_config import Freezing, JobConfig, job_config_class
+
+ROOT = Path(__file__).resolve().parents[4]
+ONE_F_ONE_B = one_f_one_b_order(4, 8)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"freezing__max_freeze_ratio": 0.0},
+        {"freezing__max_freeze_ratio": 1},
+        {"freezing__max_freeze_ratio": [0.1, 0.2, 0.3, 1.0]},
+        {"freezing__first_stage": "keep_chain"},
+        {"freezing__discard_passes": 19},
+        {"freezing__discard_passes": 0},
+        {"freezing__monitoring": "mixed", "freezing__discard_passes": 37},
+        {"freezing__solver_delay_steps": 99},
+        {"freezing__solver_time_limit_s": 150.0, "comm__train_timeout_seconds": 151},
+        {"freezing__solver_time_limit_s": 1000.0, "emulation__enable": True},
+        {"freezing__remeasure_every": 0, "freezing__least_gain": -1.0},
+        {"parallelism__pipeline_parallel_schedule": "zbvzerobubble"},
+        {"parallelism__pipeline_parallel_schedule": "DualPipeV"},
+        {"parallelism__pipeline_parallel_schedule": "GPipe", "validation__enable": True},
+        {"parallelism__pipeline_parallel_schedule": "ZBVZeroBubble", "validation__enable": True},
+        {
+            "parallelism__pipeline_parallel_schedule": "Interleaved1F1B",
+            "freezing__max_freeze_ratio": [0.5] * 8,
+            "activation_checkpoint__mode": "full",
+            "parallelism__fsdp_reshard_after_forward": "always",
+        },
+        {"compile__enable": True, "compile__components": ["loss"]},
+        {"compile__enable": True},
+        {"compile__enable": True, "freezing__method": "timelyfreeze+autofreeze"},
+        {"training__local_batch_size": 12, "parallelism__pipeline_parallel_microbatch_size": 3},
+        # Without freezing its keys do not matter, and a single rank is fine.
+        {"freezing__method": "none", "freezing__last_monitor_step": -5, "freezing__seed": -1},
+        {"freezing__method": "none", "parallelism__pipeline_parallel_degree": 1},
+    ],
+    ids=str,
+)
+def test_a_configuration_without_mistakes_passes(changes: dict[str, Any]) -> None:
+    check(config(**changes))
+
+
+ZERO_BUBBLE = {"parallelism__pipeline_parallel_schedule": "InterleavedZeroBubble"}
+
+MISTAKES: list[tuple[dict[str, Any], list[str]]] = [
+    (
+        {"parallelism__pipeline_parallel_schedule": "2F2B"},
+        ["parallelism.pipeline_parallel_schedule is '2F2B'", "known: GPipe, 1F1B, Interleaved1F1B"],
+    ),
+    (
+        {"parallelism__pipeline_parallel_microbatch_size": 3},
+        [
+            "training.local_batch_size is 8",
+            "parallelism.pipeline_parallel_microbatch_size (3) must divide",
+        ],
+    ),
+    (
+        {"parallelism__pipeline_parallel_microbatch_size": 0},
+        ["parallelism.pipeline_parallel_microbatch_size (0) must divide"],
+    ),
+    (
+        {"parallelism__fsdp_reshard_after_forward": "always", **ZERO_BUBBLE},
+        [
+            'parallelism.fsdp_reshard_after_forward is "always"',
+            "split, as InterleavedZeroBubble does",
+            'must be "default" or "never"',
+        ],
+    ),
+    (
+        {"freezing__method": "afp"},
+        ["freezing.method is 'afp'", "known: none, timelyfreeze, apf", "timelyfreeze+apf"],
+    ),
+    (
+        {"freezing__last_warmup_step": -1},
+        ["freezing.last_warmup_step is -1", "must not be negative"],
+    ),
+    (
+        {"freezing__last_monitor_step": 61},
+        ["freezing.last_monitor_step is 61", "at least 2 above freezing.last_warmup_step (60)"],
+    ),
+    (
+        {"freezing__last_ramp_step": 100},
+        ["freezing.last_ramp_step is 100", "above freezing.last_monitor_step (100)"],
+    ),
+    (
+        {"training__steps": 100},
+        ["freezing.last_monitor_step is 100", "before training.steps (100)"],
+    ),
+    (
+        {"freezing__discard_passes": 20},
+        ["freezing.discard_passes is 20", "0 or more and below the 20 passes of each half",
+         "freezing.last_warmup_step 60 to freezing.last_monitor_step 100"],
+    ),
+    (
+        {"freezing__discard_passes": -1},
+        ["freezing.discard_passes is -1", "0 or more"],
+    ),
+    (
+        {"freezing__monitoring": "half"},
+        ["freezing.monitoring is 'half'", "known: halves, mixed"],
+    ),
+    (
+        {"freezing__monitoring": "mixed", "freezing__discard_passes": 38},
+        ["freezing.discard_passes is 38", "leave 3 of the 40 passes of mixed monitoring",
+         "freezing.last_warmup_step 60 to freezing.last_monitor_step 100"],
+    ),
+    (
+        {"freezing__solver_delay_steps": 100},
+        ["freezing.solver_delay_steps is 100", "below the 100 steps of the ramp"],
+    ),
+    (
+        {"freezing__solver_delay_steps": 10, "training__steps": 110},
+        ["freezing.solver_delay_steps is 10", "at step 110, which must lie before training.steps"],
+    ),
+    (
+        {"freezing__remeasure_every": -1},
+        ["freezing.remeasure_every is -1", "0 (never) or more"],
+    ),
+    (
+        {"freezing__remeasure_share": 0.0},
+        ["freezing.remeasure_share is 0.0", "above 0"],
+    ),
+    (
+        {"freezing__least_gain": -2.0},
+        ["freezing.least_gain is -2.0", "-1 (freezing is never switched off) or more"],
+    ),
+    (
+        {"freezing__max_freeze_ratio": 1.5},
+        ["freezing.max_freeze_ratio is 1.5", "must lie in [0, 1]"],
+    ),
+    (
+        {"freezing__max_freeze_ratio": float("nan")},
+        ["freezing.max_freeze_ratio is nan", "must lie in [0, 1]"],
+    ),
+    (
+        {"freezing__max_freeze_ratio": [0.5, 0.5]},
+        ["freezing.max_freeze_ratio has 2 values", "one for each of the 4 stages"],
+    ),
+    (
+        {"freezing__max_freeze_ratio": [0.5] * 4, **ZERO_BUBBLE},
+        ["freezing.max_freeze_ratio has 4 values", "one for each of the 8 stages"],
+    ),
+    (
+        {
+            "freezing__max_freeze_ratio": [0.5] * 4,
+            "parallelism__module_fqns_per_model_part": [["a"], ["b"], ["c"]],
+        },
+        ["freezing.max_freeze_ratio has 4 values", "one for each of the 3 stages"],
+    ),
+    (
+        {"freezing__cascade": "all"},
+        ["freezing.cascade is 'all'", "known: off, use, plan"],
+    ),
+    (
+        {"freezing__cascade": "plan", "freezing__first_stage": "keep_chain"},
+        ['freezing.cascade is "plan"', 'set first_stage to "all_or_nothing"'],
+    ),
+    (
+        {"freezing__first_stage": "half"},
+        ["freezing.first_stage is 'half'", "known: all_or_nothing, keep_chain"],
+    ),
+    ({"freezing__seed": -1}, ["freezing.seed is -1", "must be 0 or more"]),
+    (
+        {"freezing__solver_time_limit_s": 0.0},
+        ["freezing.solver_time_limit_s is 0.0", "must be above 0"],
+    ),
+    (
+        {"freezing__solver_time_limit_s": 100.0},
+        ["freezing.solver_time_limit_s is 100.0", "below comm.train_timeout_seconds (100)"],
+    ),
+    (
+        {"comm__init_timeout_seconds": 60},
+        ["freezing.solver_time_limit_s is 60.0", "below comm.init_timeout_seconds (60)"],
+    ),
+    (
+        {"parallelism__pipeline_parallel_degree": 1},
+        ["parallelism.pipeline_parallel_degree is 1", "needs a pipeline of 2 ranks or more"],
+    ),
+    (
+        {"compile__enable": True, **ZERO_BUBBLE},
+        ['compile.components has "model"', "cannot be split, as InterleavedZeroBubble does",
+         'compile.enable = false or components = ["loss"]'],
+    ),
+    (
+        {"compile__enable": True, "freezing__discard_passes": 0},
+        ["freezing.discard_passes is 0", 'compile.components has "model"', "1 or more"],
+    ),
+    *(
+        (
+            {"compile__enable": True, "freezing__method": method},
+            ['compile.components has "model"', "as apf does", f"freezing.method '{method}'",
+             'compile.enable = false or components = ["loss"]'],
+        )
+        for method in ("apf", "timelyfreeze+apf")
+    ),
+    (
+        {"optimizer__early_step_in_backward": True},
+        ["optimizer.early_step_in_backward is true", "must be false"],
+    ),
+    (
+        {"activation_checkpoint__mode": "selective", **ZERO_BUBBLE},
+        ["activation_checkpoint.mode is 'selective'", "InterleavedZeroBubble", 'must be "none"'],
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "texts"), MISTAKES, ids=lambda value: str(value)[:60])
+def test_a_mistake_is_told_with_its_key_its_value_and_the_rule(
+    changes: dict[str, Any], texts: list[str]
+) -> None:
+    (mistake,) = mistakes(config(**changes))
+    for text in texts:
+        assert text in mistake
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    found = mistakes(
+        config(
+            parallelism__pipeline_parallel_schedule="2F2B",
+            freezing__last_monitor_step=0,
+            freezing__max_freeze_ratio=[2.0, -1.0],
+            freezing__seed=-3,
+            optimizer__early_step_in_backward=True,
+        )
+    )
+    keys = [mistake.split(" is ")[0] for mistake in found]
+    assert keys == [
+        "parallelism.pipeline_parallel_schedule",
+        "freezing.last_monitor_step",
+        "freezing.max_freeze_ratio",
+        "freezing.max_freeze_ratio",
+        "freezing.seed",
+        "optimizer.early_step_in_backward",
+    ]
+
+
+@pytest.mark.parametrize("method", ["none", "timelyfreeze"])
+@pytest.mark.parametrize("has_accelerator", [True, False])
+def test_overlap_in_dual_pipe_v_needs_streams_and_cannot_be_timed(
+    method: str, has_accelerator: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: has_accelerator)
+    overlapping = config(
+        parallelism__pipeline_parallel_schedule="DualPipeV",
+        parallelism__pipeline_parallel_expert_parallel_overlap=True,
+        freezing__method=method,
+    )
+    if has_accelerator and method == "none":
+        check(overlapping)
+        return
+    (mistake,) = mistakes(overlapping)
+    assert "parallelism.pipeline_parallel_expert_parallel_overlap is true" in mistake
+    reason = "cannot be timed one by one" if has_accelerator else "needs an accelerator's streams"
+    assert reason in mistake
+
+
+# -- schedules of the user's own -------------------------------------------------------------------
+
+
+def with_csv(path: Path, text: str, **changes: Any) -> JobConfig:
+    path.write_text(text)
+    return config(parallelism__pipeline_parallel_schedule_csv=str(path), **changes)
+
+
+def test_a_csv_schedule_that_fits_passes(tmp_path: Path) -> None:
+    check(with_csv(tmp_path / "own.csv", order_to_csv(ONE_F_ONE_B)))
+
+
+SPLIT_ROWS = "".join(
+    f"{s}F0,{s}I0,{s}W0\n".replace("F0", f"F0,{s}F1").replace("W0", f"W0,{s}I1,{s}W1")
+    for s in range(4)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "expected"),
+    [
+        (order_to_csv(one_f_one_b_order(2, 8)), {}, "has 2 ranks; it needs "
+         "parallelism.pipeline_parallel_degree (4)"),
+        (order_to_csv(gpipe_order(4, 6)), {}, "has 6 microbatches; it needs training.local_batch_"
+         "size / parallelism.pipeline_parallel_microbatch_size (8)"),
+        ("0F0,0B0\n1F0\n", {"training__local_batch_size": 1}, "action 1I0 is missing"),
+        ("0F0,0SEND_F0\n", {}, "'0SEND_F0' is not an action"),
+        (
+            SPLIT_ROWS,
+            {"activation_checkpoint__mode": "full", "training__local_batch_size": 2},
+            "activation_checkpoint.mode is 'full'",
+        ),
+        (
+            "".join(order_to_csv(gpipe_order(4, 8)).splitlines(keepends=True)[::-1]),
+            {},
+            "whose stages lie on ranks [3, 2, 1, 0]; upstream places stage s of a CSV schedule on "
+            "rank s modulo 4",
+        ),
+    ],
+)  # fmt: skip
+def test_a_csv_schedule_that_does_not_fit_is_refused(
+    text: str, changes: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "own.csv"
+    with pytest.raises(ConfigError) as error:
+        check(with_csv(path, text, **changes))
+    assert expected in str(error.value)
+    if "activation_checkpoint" not in expected:
+        assert f"parallelism.pipeline_parallel_schedule_csv is {str(path)!r}" in str(error.value)
+
+
+def test_a_csv_schedule_that_is_no_text_file_is_refused(tmp_path: Path) -> None:
+    missing = config(parallelism__pipeline_parallel_schedule_csv=str(tmp_path / "none.csv"))
+    assert mistakes(missing) == [
+        f"parallelism.pipeline_parallel_schedule_csv is '{tmp_path}/none.csv', which is not a file"
+    ]
+    (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
+    binary = config(parallelism__pipeline_parallel_schedule_csv=str(tmp_path / "binary.csv"))
+    (mistake,) = mistakes(binary)
+    assert "binary.csv': 'utf-8' codec can't decode" in mistake
+
+
+def test_validation_is_allowed_under_a_csv_schedule(tmp_path: Path) -> None:
+    """Its stages are laid out in turn, so no rank holds neighbours."""
+    check(with_csv(tmp_path / "own.csv", order_to_csv(ONE_F_ONE_B), validation__enable=True))
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "train_configs").glob("*.toml")), ids=str)
+def test_every_configuration_we_ship_parses_and_passes(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    job_config = ConfigManager(job_config_class()).parse_args([f"--job.config_file={path}"])
+    assert isinstance(job_config.freezing, Freezing)
+    # Weights are not in the repository.
+    job_config.checkpoint.initial_load_in_hf = False
+    check(job_config)
+    if job_config.parallelism.pipeline_parallel_degree > 1:
+        assert n_microbatches(job_config) >= 1
+
+
+def test_a_file_of_upstreams_sections_alone_parses(tmp_path: Path) -> None:
+    path = tmp_path / "upstream.toml"
+    path.write_text('[model]\nname = "llama3"\nflavor = "8B"\n[training]\nsteps = 7\n')
+    job_config = ConfigManager(job_config_class()).parse_args([f"--job.config_file={path}"])
+    check(job_config)
+    assert (job_config.model.flavor, job_config.training.steps) == ("8B", 7)
+    assert job_config.freezing == type(job_config.freezing)()
+    assert job_config.freezing.method == "none"
+    assert job_config.model.rope_scaling_factor is None
+
+
+def test_command_line_values_come_before_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text("[freezing]\nmax_freeze_ratio = 0.5\nlast_ramp_step = 300\n")
+    file, by_hand = f"--job.config_file={path}", "--freezing.max_freeze_ratio=0.25"
+    freezing = ConfigManager(job_config_class()).parse_args([file, by_hand]).freezing
+    assert (freezing.max_freeze_ratio, freezing.last_ramp_step) == (0.25, 300)
+    listed = ConfigManager(job_config_class()).parse_args(
+        [file, "--freezing.max_freeze_ratio", "0.5", "1"]
+    )
+    assert listed.freezing.max_freeze_ratio == [0.5, 1.0]
+
+
+# -- settings --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ratio", "expected"), [(1, 1.0), (0.5, 0.5), ([0, 1, 0.5], (0.0, 1.0, 0.5))]
+)
+def test_settings_are_those_of_the_section(ratio: Any, expected: Any) -> None:
+    settings = freeze_settings(
+        Freezing(
+            last_warmup_step=1,
+            last_monitor_step=5,
+            last_ramp_step=9,
+            max_freeze_ratio=ratio,
+            seed=7,
+            first_stage="keep_chain",
+            discard_passes=3,
+            solver_time_limit_s=1.5,
+            monitoring="mixed",
+            solver_delay_steps=3,
+            remeasure_every=7,
+            remeasure_share=0.5,
+            least_gain=0.25,
+        )
+    )
+    assert settings.phases == PhaseSchedule(1, 5, 9, "mixed")
+    assert (settings.solver_delay_steps, settings.remeasure_every) == (3, 7)
+    assert (settings.remeasure_share, settings.least_gain) == (0.5, 0.25)
+    assert freeze_settings(Freezing()).solver_delay_steps is None
+    assert settings.max_freeze_ratio == expected
+    values = settings.max_freeze_ratio
+    assert all(type(v) is float for v in (values if isinstance(values, tuple) else [values]))
+    assert (settings.seed, settings.first_stage) == (7, "keep_chain")
+    assert (settings.discard_passes, settings.solver_time_limit_s) == (3, 1.5)

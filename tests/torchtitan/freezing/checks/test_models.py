@@ -1,0 +1,199 @@
+"""Mistakes about models and their weights, found from the configuration and the folder alone."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torchtitan.models.llama3 import llama3_args
+
+from tests.torchtitan.helpers.hf_models import FAMILIES, write_folder
+from torchtitan.freezing.checks.configuration import ConfigError, check
+from torchtitan.freezing.checks.models import model_mistakes
+from torchtitan.freezing.config.job_config import JobConfig, job_config_class
+from torchtitan.hf.flavors import chosen_args, known_flavors
+from torchtitan.hf.llama_args import config_of
+from torchtitan.hf.llama_config import read_config
+from torchtitan.hf.llama_flavors import LLAMA_FLAVORS
+
+
+def config(folder: Path | str = "", **changes: Any) -> JobConfig:
+    job_config = job_config_class()()
+    values = {
+        "model__name": "llama3",
+        "model__flavor": "hf",
+        "model__hf_assets_path": str(folder),
+        "checkpoint__enable": True,
+        "checkpoint__initial_load_in_hf": True,
+        "job__dump_folder": str(Path(folder) / "outputs"),
+        **changes,
+    }
+    for key, value in values.items():
+        section, name = key.split("__")
+        assert hasattr(getattr(job_config, section), name), key
+        setattr(getattr(job_config, section), name, value)
+    return job_config
+
+
+def the_mistake(job_config: JobConfig) -> str:
+    (mistake,) = model_mistakes(job_config)
+    return mistake
+
+
+def claim(folder: Path, **changes: Any) -> Path:
+    """Let ``config.json`` say something else."""
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    return folder
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_whole_folder_is_loaded_with_the_flavor_it_describes(tmp_path: Path, family: str) -> None:
+    folder = write_folder(tmp_path, FAMILIES[family], n_files=2)
+    job_config = config(folder)
+    check(job_config)
+    args = chosen_args(job_config, llama3_args)
+    assert config_of(args).intermediate_size == FAMILIES[family]["intermediate_size"]
+    assert args.n_kv_heads == FAMILIES[family]["num_key_value_heads"]
+
+
+def test_the_folder_of_initial_load_path_comes_first(tmp_path: Path) -> None:
+    weights = write_folder(tmp_path / "weights", FAMILIES["llama3"])
+    tokenizer = write_folder(tmp_path / "tokenizer", FAMILIES["smollm2"])
+    job_config = config(tokenizer, checkpoint__initial_load_path=str(weights))
+    assert list(model_mistakes(job_config)) == []
+    assert chosen_args(job_config, llama3_args).dim == 64
+    job_config = config(
+        tokenizer,
+        checkpoint__initial_load_path=str(weights),
+        checkpoint__initial_load_in_hf=False,
+    )
+    assert chosen_args(job_config, llama3_args).dim == 48, "that path then is a checkpoint"
+
+
+def test_each_difference_from_the_flavor_is_listed(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, FAMILIES["smollm2"])
+    mistake = the_mistake(config(folder, model__flavor="SmolLM2-135M"))
+    for words in (
+        "hidden_size is 48, not 576",
+        "intermediate_size is 128, not 1536",
+        "num_hidden_layers is 6, not 30",
+        "num_attention_heads is 3, not 9",
+        "num_key_value_heads is 1, not 3",
+        "vocab_size is 2048, not 49152",
+        "model.flavor 'SmolLM2-135M'",
+        repr(str(folder)),
+        'model.flavor = "hf"',
+    ):
+        assert words in mistake
+    assert "rope_theta" not in mistake
+    with pytest.raises(ConfigError, match="hidden_size is 48"):
+        check(config(folder, model__flavor="SmolLM2-135M"))
+
+
+def test_upstreams_scaling_by_8_does_not_pass_for_llama_3(tmp_path: Path) -> None:
+    """Only the RoPE tells Llama 3 from 3.1: the weights would load and the logits be wrong."""
+    folder = write_folder(tmp_path, FAMILIES["llama3"])
+    mistake = the_mistake(config(folder, model__rope_scaling_factor=8.0))
+    assert "rope_scaling is unscaled, not 8 (low 1, high 4, original length 8192)" in mistake
+
+
+def test_another_vocabulary_is_a_difference(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, FAMILIES["llama3"])
+    assert "vocab_size is 2048, not 2050" in the_mistake(config(folder, model__vocab_size=2050))
+
+
+def test_weights_are_not_looked_at_unless_they_are_loaded(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, FAMILIES["smollm2"])
+    job_config = config(folder, model__flavor="Llama-2-7B", checkpoint__initial_load_in_hf=False)
+    assert list(model_mistakes(job_config)) == []
+
+
+def test_the_flavor_hf_needs_a_model_it_can_read(tmp_path: Path) -> None:
+    assert "has no config.json" in the_mistake(config(tmp_path))
+    folder = claim(write_folder(tmp_path / "other", FAMILIES["llama3"]), model_type="mistral")
+    for loads in (True, False):
+        mistake = the_mistake(config(folder, checkpoint__initial_load_in_hf=loads))
+        assert 'model.flavor is "hf"' in mistake
+        assert "model_type is 'mistral'" in mistake
+
+
+def test_nothing_is_loaded_without_checkpoints(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, FAMILIES["llama3"])
+    mistake = the_mistake(config(folder, checkpoint__enable=False))
+    assert "checkpoint.enable is false" in mistake
+
+
+def test_an_unfinished_checkpoint_does_not_pass_for_weights(tmp_path: Path) -> None:
+    """The run begins with the folder's weights then, so these have to be there."""
+    step = tmp_path / "outputs" / "checkpoint" / "step-10"
+    step.mkdir(parents=True)
+    assert "has no config.json" in the_mistake(config(tmp_path))
+    folder = write_folder(tmp_path, FAMILIES["llama3"])
+    assert list(model_mistakes(config(folder))) == []
+
+
+def test_a_run_that_resumes_does_not_need_the_weights(tmp_path: Path) -> None:
+    job_config = config(tmp_path, model__flavor="8M")
+    assert "has no config.json" in the_mistake(job_config)
+    step = tmp_path / "outputs" / "checkpoint" / "step-10"
+    step.mkdir(parents=True)
+    (step / ".metadata").touch()
+    assert list(model_mistakes(job_config)) == []
+
+
+def test_a_folder_that_is_not_whole_is_refused(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, FAMILIES["llama3"], n_files=2)
+    (folder / "model-00001-of-00002.safetensors").unlink()
+    assert "lacks model-00001-of-00002.safetensors" in the_mistake(config(folder))
+
+
+def test_weights_must_be_what_the_configuration_says(tmp_path: Path) -> None:
+    folder = claim(write_folder(tmp_path, FAMILIES["llama3"]), num_hidden_layers=7)
+    assert "it lacks model.layers.6.self_attn.q_proj.weight" in the_mistake(config(folder))
+    claim(folder, num_hidden_layers=5)
+    assert "for which the model has no place" in the_mistake(config(folder))
+
+
+@pytest.mark.parametrize("flavor", LLAMA_FLAVORS)
+def test_a_flavor_by_name_is_known(flavor: str) -> None:
+    job_config = config(model__flavor=flavor, checkpoint__initial_load_in_hf=False)
+    args = chosen_args(job_config, llama3_args)
+    assert config_of(args).vocab_size == LLAMA_FLAVORS[flavor].vocab_size
+    assert flavor in known_flavors(job_config, llama3_args)
+
+
+def test_an_unknown_flavor_is_refused_with_those_there_are() -> None:
+    job_config = config(model__flavor="Llama-9", checkpoint__initial_load_in_hf=False)
+    with pytest.raises(ValueError, match=r"model\.flavor is 'Llama-9'") as error:
+        chosen_args(job_config, llama3_args)
+    assert "Llama-3.2-1B" in str(error.value)
+    assert str(error.value).endswith(", hf")
+
+
+def test_a_caller_gets_a_description_of_its_own() -> None:
+    """Trainers write the sequence length into it."""
+    job_config = config(model__flavor="8M", checkpoint__initial_load_in_hf=False)
+    chosen_args(job_config, llama3_args).max_seq_len = 7
+    assert chosen_args(job_config, llama3_args).max_seq_len != 7
+
+
+@pytest.mark.parametrize("key", ["model__hf_assets_path", "checkpoint__initial_load_path"])
+def test_a_tied_model_of_another_kind_is_refused(key: str, tmp_path: Path) -> None:
+    """Without the refusal, upstream fails on a missing output layer once all processes run."""
+    (tmp_path / "config.json").write_text('{"tie_word_embeddings": true}')
+    loading = {"model__name": "qwen3", "model__flavor": "0.6B", key: str(tmp_path)}
+    mistake = the_mistake(config("elsewhere", **loading))
+    assert repr(str(tmp_path)) in mistake
+    assert "tie_word_embeddings = false" in mistake
+    (tmp_path / "config.json").write_text('{"tie_word_embeddings": false}')
+    assert list(model_mistakes(config("elsewhere", **loading))) == []
+    (tmp_path / "config.json").unlink()
+    assert list(model_mistakes(config("elsewhere", **loading))) == []
+
+
+def test_a_tied_llama_is_not_refused(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, FAMILIES["llama32"], dtype=torch.bfloat16)
+    assert read_config(folder).tie_word_embeddings
+    assert list(model_mistakes(config(folder))) == []

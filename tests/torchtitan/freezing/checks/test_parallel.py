@@ -1,0 +1,117 @@
+"""Degrees of parallelism that do not go together are named before anything starts."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torchtitan.models.llama3.infra.parallelize import parallelize_llama
+
+from tests.torchtitan.helpers.job_configs import config
+from torchtitan.freezing.checks.parallel import parallel_mistakes
+
+
+def found(monkeypatch: pytest.MonkeyPatch, n_processes: int | None, **keys: int) -> list[str]:
+    if n_processes is None:
+        monkeypatch.delenv("WORLD_SIZE", raising=False)
+    else:
+        monkeypatch.setenv("WORLD_SIZE", str(n_processes))
+    settings = {f"parallelism__{key}_degree": value for key, value in keys.items()}
+    return list(parallel_mistakes(config(**settings)))
+
+
+@pytest.mark.parametrize(
+    ("n_processes", "keys"),
+    [
+        (4, {"pipeline_parallel": 4}),
+        (8, {"pipeline_parallel": 4}),  # the rest shards
+        (8, {"pipeline_parallel": 2, "data_parallel_replicate": 2}),
+        (8, {"pipeline_parallel": 2, "data_parallel_shard": 2, "tensor_parallel": 2}),
+        (None, {"pipeline_parallel": 4, "data_parallel_replicate": 2}),
+        (2, {"pipeline_parallel": 1, "data_parallel_replicate": 2, "data_parallel_shard": 1}),
+    ],
+)
+def test_what_goes_together_passes(monkeypatch, n_processes, keys) -> None:
+    assert found(monkeypatch, n_processes, **keys) == []
+
+
+def test_a_length_that_context_parallelism_cannot_cut_is_named(monkeypatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    (message,) = found(monkeypatch, None, context_parallel=3)
+    assert "training.seq_len is" in message
+    assert "multiple of 6" in message
+
+
+@pytest.mark.parametrize("has_accelerator", [True, False])
+def test_context_parallelism_is_refused_on_a_cpu(monkeypatch, has_accelerator: bool) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: has_accelerator)
+    messages = found(monkeypatch, 4, pipeline_parallel=2, context_parallel=2)
+    assert len(messages) == (not has_accelerator)
+    for message in messages:
+        assert "parallelism.context_parallel_degree is 2" in message
+        assert "must be 1 on a CPU" in message
+
+
+@pytest.mark.parametrize("components", [["model", "loss"], ["loss"]])
+def test_compiled_blocks_whose_tensors_are_split_are_refused(components: list[str]) -> None:
+    messages = list(
+        parallel_mistakes(
+            config(
+                compile__enable=True,
+                compile__components=components,
+                parallelism__tensor_parallel_degree=2,
+            )
+        )
+    )
+    assert len(messages) == ("model" in components)
+    for message in messages:
+        assert "parallelism.tensor_parallel_degree is 2" in message
+        assert 'compile.components has "model"' in message
+
+
+@pytest.mark.parametrize(
+    ("n_processes", "keys", "words"),
+    [
+        (4, {"pipeline_parallel": 3}, ["4 processes", "pipeline_parallel_degree (3) = 3"]),
+        (2, {"pipeline_parallel": 4}, ["2 processes", "= 4", "NGPU"]),
+        (
+            4,
+            {"pipeline_parallel": 2, "data_parallel_shard": 4},
+            ["4 processes", "data_parallel_shard_degree (4) = 8"],
+        ),
+        (
+            4,
+            {"pipeline_parallel": 2, "data_parallel_replicate": 2},
+            ["data_parallel_replicate_degree is 2", "data_parallel_shard_degree is 1"],
+        ),
+        (
+            None,
+            {"pipeline_parallel": 2, "data_parallel_replicate": 2, "data_parallel_shard": 1},
+            ["data_parallel_replicate_degree is 2"],
+        ),
+        (None, {"tensor_parallel": 0}, ["tensor_parallel_degree is 0; it must be 1 or more"]),
+        (None, {"data_parallel_shard": 0}, ["data_parallel_shard_degree is 0", "-1"]),
+        (None, {"tensor_parallel": 3}, ["training.seq_len is", "multiple of 3"]),
+    ],
+)
+def test_each_mistake_is_named(monkeypatch, n_processes, keys, words) -> None:
+    (message,) = found(monkeypatch, n_processes, **keys)
+    for word in words:
+        assert word in message
+
+
+def test_upstream_still_does_not_replicate_the_stages_of_a_pipeline() -> None:
+    """Fails when upstream can; then the refusal has to go."""
+    model = nn.Linear(2, 2)
+    model.model_args = SimpleNamespace()
+    dims = SimpleNamespace(
+        seq_len_divisor=1,
+        tp_enabled=False,
+        cp_enabled=False,
+        fsdp_enabled=False,
+        dp_replicate_enabled=True,
+        world_size=4,
+        get_mesh=lambda name: SimpleNamespace(size=lambda: 2),
+    )
+    with pytest.raises(RuntimeError, match="DDP has not supported > 1D parallelism"):
+        parallelize_llama(model, dims, config())

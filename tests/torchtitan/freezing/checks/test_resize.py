@@ -1,0 +1,137 @@
+"""What cannot go on in another size is told before any process group starts."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed.checkpoint as dcp
+
+from tests.timelyfreeze.helpers.ranks import Ranks
+from tests.torchtitan.helpers.job_configs import config
+from timelyfreeze.schedule.schedules import one_f_one_b_order
+from torchtitan.checkpoints.finished import saved_keys, saved_values
+from torchtitan.freezing.checks.checkpoints import checkpoint_mistakes
+
+# A pipeline of two ranks and four microbatches, two processes for each.
+ORDER = one_f_one_b_order(2, 4)
+
+
+def write(folder: Path, last_step: int = 5, **data: Any) -> Path:
+    """A checkpoint of step 6, by torch itself."""
+    ranks = Ranks(ORDER, n_replicas=2)
+    ranks.run(1, last_step)
+    state = {"freezing": ranks.saved(), "dataloader": {"world_size": 2, **data}}
+    place = folder / "outputs" / "checkpoint" / "step-6"
+    dcp.save(state, checkpoint_id=place, no_dist=True)
+    return place
+
+
+def found(folder: Path, **changes: Any) -> list[str]:
+    values = {
+        "job__dump_folder": str(folder / "outputs"),
+        "checkpoint__enable": True,
+        "parallelism__pipeline_parallel_degree": 2,
+        "parallelism__data_parallel_shard_degree": 4,
+        "training__local_batch_size": 4,
+        "training__dataset": "alpaca",
+        **changes,
+    }
+    return list(checkpoint_mistakes(config(**values)))
+
+
+@pytest.mark.parametrize("shard_degree", [1, 2, 4])
+def test_any_number_of_replicas_goes_on_with_instruction_data(
+    shard_degree: int, tmp_path: Path
+) -> None:
+    write(tmp_path)
+    assert found(tmp_path, parallelism__data_parallel_shard_degree=shard_degree) == []
+
+
+@pytest.mark.parametrize("last_step", [1, 3, 6, 9])
+def test_another_pipeline_is_told_with_key_and_value(last_step: int, tmp_path: Path) -> None:
+    place = write(tmp_path, last_step)
+    (mistake,) = found(tmp_path, parallelism__pipeline_parallel_degree=4)
+    assert mistake.startswith(f"{str(place)!r}: the checkpoint was saved by a pipeline of 2 ranks")
+    assert "this run has parallelism.pipeline_parallel_degree 4" in mistake
+    kept = found(tmp_path, training__local_batch_size=8)
+    if last_step == 1:
+        assert kept == [], "nothing was measured yet"
+    else:
+        assert "of 4 microbatches in a batch, this run has 8" in kept[0]
+    anew = {"checkpoint__exclude_from_loading": ["freezing"]}
+    assert found(tmp_path, parallelism__pipeline_parallel_degree=4, **anew) == []
+    assert found(tmp_path, parallelism__pipeline_parallel_degree=4, freezing__method="none") == []
+
+
+def test_text_data_goes_on_with_as_many_replicas_only(tmp_path: Path) -> None:
+    place = write(tmp_path)
+    text = {"training__dataset": "c4_test"}
+    (mistake,) = found(tmp_path, **text)
+    assert mistake.startswith(
+        f"the checkpoint {str(place)!r} was saved with 2 data-parallel ranks, and this run has 4 "
+        "(parallelism.data_parallel_replicate_degree x data_parallel_shard_degree)"
+    )
+    assert "'c4_test' (training.dataset)" in mistake
+    assert found(tmp_path, parallelism__data_parallel_shard_degree=2, **text) == []
+    replicated = {
+        "parallelism__data_parallel_replicate_degree": 2,
+        "parallelism__data_parallel_shard_degree": 1,
+    }
+    assert found(tmp_path, **replicated, **text) == []
+    assert found(tmp_path, checkpoint__exclude_from_loading=["dataloader"], **text) == []
+
+
+@pytest.mark.parametrize(("n_processes", "n_mistakes"), [("4", 0), ("8", 1), ("", 0)])
+def test_the_rest_of_the_processes_counts(
+    n_processes: str, n_mistakes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", n_processes)
+    changes = {"training__dataset": "c4_test", "parallelism__data_parallel_shard_degree": -1}
+    assert len(found(tmp_path, **changes)) == n_mistakes
+
+
+def test_what_a_new_run_begins_from_is_looked_at_if_more_than_weights_are_taken(
+    tmp_path: Path,
+) -> None:
+    place = write(tmp_path)
+    changes = {
+        "checkpoint__initial_load_path": str(place),
+        "parallelism__pipeline_parallel_degree": 4,
+    }
+    assert found(tmp_path / "new", **changes) == []
+    assert len(found(tmp_path / "new", checkpoint__initial_load_model_only=False, **changes)) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "3", "[]", '{"tally": 1}', '{"tally": {"x": 1}}', '{"planner": {}}']
+)
+def test_a_foreign_state_is_told_without_a_stack_trace(text: str, tmp_path: Path) -> None:
+    place = tmp_path / "outputs" / "checkpoint" / "step-6"
+    state = {"freezing": {"rank_0": text}, "dataloader": {"world_size": 2}}
+    dcp.save(state, checkpoint_id=place, no_dist=True)
+    told = found(tmp_path)
+    if text == "[]":  # has no stages and no times: nothing that speaks against it
+        assert told == []
+    else:
+        assert told[0].startswith(f"the checkpoint {str(place)!r} is damaged or foreign: ")
+
+
+class Spy:
+    def __reduce__(self) -> Any:
+        return os.system, ("touch spied",)
+
+
+def test_a_value_that_names_code_is_refused_and_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    place = write(tmp_path, spy=Spy())
+    assert "dataloader.spy" in saved_keys(place)
+    with pytest.raises(ValueError, match=r"dataloader\.spy in .* cannot be read"):
+        saved_values(place, ["dataloader.spy"])
+    assert not Path("spied").exists()
+    assert saved_values(place, ["dataloader.world_size"]) == {"dataloader.world_size": 2}
+    with pytest.raises(ValueError, match=r"has no dataloader\.nothing"):
+        saved_values(place, ["dataloader.nothing"])

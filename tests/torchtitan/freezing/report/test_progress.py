@@ -1,0 +1,169 @@
+import fcntl
+import io
+import logging
+import os
+import pty
+import re
+import struct
+import sys
+import termios
+from collections.abc import Iterator
+
+import pytest
+
+from timelyfreeze.settings.phases import Phase
+from torchtitan.freezing.report.progress import Progress, quiet_unless
+from torchtitan.freezing.report.status import Status
+
+
+class Screen(io.StringIO):
+    """Standard error, as a terminal or not."""
+
+    def __init__(self, is_terminal: bool) -> None:
+        super().__init__()
+        self._is_terminal = is_terminal
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+    def last_line(self) -> str:
+        return [line for line in re.split(r"[\r\n]", self.getvalue()) if line.strip()][-1]
+
+
+def put_up(monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool = True) -> Screen:
+    """Make standard error a screen. To be called in the test: pytest sets it anew for each."""
+    screen = Screen(is_terminal)
+    monkeypatch.setattr(sys, "stderr", screen)
+    return screen
+
+
+@pytest.fixture(autouse=True)
+def _root_level() -> Iterator[None]:
+    root = logging.getLogger()
+    level = root.level
+    root.setLevel(logging.INFO)
+    yield
+    root.setLevel(level)
+
+
+def run(progress: Progress) -> list[int]:
+    """Three steps; returns the log level while upstream's line would be printed."""
+    levels = []
+    for step, phase in ((1, Phase.WARMUP), (2, Phase.UPPER_BOUND), (3, Phase.STABLE)):
+        progress.show(step, Status(phase, loss=2.0 / step))
+        with progress.instead_of_upstream():
+            levels.append(logging.getLogger().level)
+    return levels
+
+
+def test_without_a_terminal_upstreams_plain_lines_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = put_up(monkeypatch, is_terminal=False)
+    progress = Progress(4, shown=True)
+    assert run(progress) == [logging.INFO] * 3
+    progress.close()
+    assert pipe.getvalue() == ""
+
+
+def test_a_rank_that_is_not_shown_draws_nothing_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal = put_up(monkeypatch)
+    progress = Progress(4, shown=False)
+    assert run(progress) == [logging.INFO] * 3
+    progress.close()
+    assert terminal.getvalue() == ""
+
+
+def test_a_terminal_shows_the_status_instead_of_upstreams_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal = put_up(monkeypatch)
+    progress = Progress(4, shown=True)
+    assert run(progress) == [logging.WARNING] * 3
+    assert logging.getLogger().level == logging.INFO
+    progress.close()
+    assert re.fullmatch(r"step 3/4 \|.{12}\| freezing, loss 0\.667", terminal.last_line().strip())
+
+
+def test_a_narrow_terminal_cuts_the_line_and_never_wraps_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a terminal of the kernel's, 40 columns wide."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
+    with os.fdopen(slave, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        progress = Progress(500, shown=True)
+        for step in (1, 2):
+            progress.show(step, Status(Phase.STABLE, None, 2.0, 1234.5, 0.5, 70.0))
+        progress.close()
+        terminal.flush()
+        seen = os.read(master, 65536).decode()
+    os.close(master)
+    lines = [line for line in re.split(r"[\r\n]+", seen) if line.strip()]
+    assert all(len(line) <= 40 for line in lines), lines
+    assert lines[-1].startswith("step 2/500 |")
+    assert "freezing" in lines[-1]
+
+
+def test_a_resumed_run_begins_where_it_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = put_up(monkeypatch)
+    progress = Progress(100, shown=True)
+    progress.show(61, Status(Phase.UPPER_BOUND))
+    progress.close()
+    assert "step 60/100 " in terminal.getvalue()  # what earlier runs did is no progress of this one
+    assert "step 61/100" in terminal.last_line()
+
+
+def test_without_freezing_the_line_has_no_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = put_up(monkeypatch)
+    progress = Progress(2, shown=True)
+    progress.show(1, Status())
+    progress.show(2, Status(loss=3.0))
+    progress.close()
+    assert terminal.last_line().strip().endswith("| loss 3.000")
+    assert "freezing" not in terminal.getvalue()
+
+
+def test_the_log_level_comes_back_after_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+    put_up(monkeypatch)
+    progress = Progress(2, shown=True)
+    progress.show(1, Status())
+    with pytest.raises(RuntimeError, match="disk full"), progress.instead_of_upstream():
+        raise RuntimeError("disk full")
+    progress.close()
+    assert logging.getLogger().level == logging.INFO
+
+
+def test_closing_gives_the_log_its_stream_back_and_can_be_repeated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal = put_up(monkeypatch)
+    root = logging.getLogger()
+    before = list(root.handlers)
+    progress = Progress(2, shown=True)
+    progress.show(1, Status())
+    progress.close()
+    progress.close()
+    assert root.handlers == before
+    assert "1/2" in terminal.last_line()
+
+
+@pytest.mark.parametrize(
+    ("shown", "rank", "log_rank", "level"),
+    [
+        (True, 3, None, logging.INFO),
+        (False, 0, None, logging.WARNING),
+        (False, 1, "0,1", logging.INFO),
+        (False, 1, "0,11", logging.WARNING),
+        (False, 1, "", logging.WARNING),
+    ],
+)
+def test_only_the_shown_rank_and_those_named_talk(
+    shown: bool, rank: int, log_rank: str | None, level: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LOG_RANK", raising=False)
+    if log_rank is not None:
+        monkeypatch.setenv("LOG_RANK", log_rank)
+    quiet_unless(shown, rank)
+    assert logging.getLogger().level == level

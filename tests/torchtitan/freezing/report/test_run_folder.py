@@ -1,0 +1,49 @@
+from torchtitan.freezing.config.job_config import JobConfig
+from torchtitan.freezing.report.run_folder import describe, free_name, number_former
+
+
+def test_two_runs_of_one_name_get_two_folders(tmp_path):
+    assert free_name("run", tmp_path) == "run"
+    (tmp_path / "run").mkdir()
+    assert free_name("run", tmp_path) == "run_2"
+    (tmp_path / "run_2").mkdir()
+    assert free_name("run", tmp_path) == "run_3"
+
+
+def test_name_says_what_ran():
+    config = JobConfig()
+    config.job.config_file = "somewhere/mine.toml"
+    config.parallelism.pipeline_parallel_degree = 4
+    config.parallelism.pipeline_parallel_schedule = "GPipe"
+    config.freezing.method = "timelyfreeze"
+    assert describe(config).endswith("_mine_GPipe_timelyfreeze")
+
+
+def test_schedule_is_not_named_without_a_pipeline():
+    assert "1F1B" not in describe(JobConfig())
+
+
+def test_former_files_get_a_number_and_stay(tmp_path):
+    names = ("bounds.json", "plan.json")
+    number_former(tmp_path, names)
+    assert list(tmp_path.iterdir()) == []
+    for text in ("first", "second", "third"):
+        number_former(tmp_path, names)
+        for name in names:
+            (tmp_path / name).write_text(text)
+    texts = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert texts == {
+        **{"bounds_1.json": "first", "bounds_2.json": "second", "bounds.json": "third"},
+        **{"plan_1.json": "first", "plan_2.json": "second", "plan.json": "third"},
+    }
+
+
+def test_files_of_one_plan_share_a_number(tmp_path):
+    (tmp_path / "plan_1.json").write_text("somebody's")
+    for name in ("bounds.json", "plan.json"):
+        (tmp_path / name).write_text("first")
+    number_former(tmp_path, ("bounds.json", "plan.json"))
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("plan_1.json", "plan_2.json", "bounds_2.json")
+    }
+    assert (tmp_path / "plan_1.json").read_text() == "somebody's"

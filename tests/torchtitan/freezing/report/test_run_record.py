@@ -1,0 +1,306 @@
+"""What a run record makes of steps, batches and losses, worked out by hand."""
+
+from dataclasses import replace
+from datetime import datetime
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.timelyfreeze.helpers.pipelines import hand_order
+from tests.torchtitan.helpers.summaries import make_summary
+from timelyfreeze.control.collected import CollectedFigures
+from timelyfreeze.planning.plan import FreezePlan, plan_from_ratios
+from timelyfreeze.records.summary import RunSummary
+from timelyfreeze.schedule.dag import build_dag
+from timelyfreeze.settings.phases import Phase
+from timelyfreeze.timing.bounds import uniform_bounds
+from torchtitan.freezing.config.job_config import JobConfig
+from torchtitan.freezing.report import run_record
+from torchtitan.freezing.report.run_record import RunRecord, summary_at_start
+
+START = make_summary()
+
+
+def make_plan() -> FreezePlan:
+    """Two ranks, two microbatches: 90 ms unfrozen, 77.5 ms planned, 60 ms at best, by hand."""
+    dag = build_dag(hand_order("two_by_two"))
+    bounds = uniform_bounds(dag, forward_ms=10.0, backward_ms=(10.0, 20.0))
+    ratios = {"1B0": 1.0, "0B1": 0.25}
+    plan = plan_from_ratios(dag, bounds, [ratios.get(str(a), 0.0) for a in dag.actions])
+    assert (plan.unfrozen_batch_ms, plan.batch_ms, plan.frozen_batch_ms) == (90.0, 77.5, 60.0)
+    return plan
+
+
+def controller(
+    plan: FreezePlan | None,
+    failure: str | None = None,
+    *,
+    plans: bool = True,
+    switched_off: str | None = None,
+) -> Any:
+    return SimpleNamespace(plan=plan, failure=failure, plans=plans, switched_off=switched_off)
+
+
+def figures(batch_ms: dict[Phase, tuple[float, ...]]) -> CollectedFigures:
+    return CollectedFigures(batch_ms, {0: 0.125, 1: 0.5}, average_freeze_ratio=0.2345)
+
+
+def record_of(steps: list[tuple[Phase | None, list[float]]], n_tokens: int = 400) -> RunRecord:
+    record, step = RunRecord(), 0
+    for phase, seconds in steps:
+        for each in seconds:
+            step += 1
+            record.add_step(step, phase, each, n_tokens)
+    return record
+
+
+def summarize(record: RunRecord, of: Any, ranks: int = 2) -> RunSummary:
+    return record.summarize(replace(START, ranks_per_replica=ranks), of, peak_memory_gib=1.5)
+
+
+def test_speed_and_batches_of_a_frozen_run() -> None:
+    # The first two steps of a phase run cold and do not count; of the others the median does.
+    record = record_of(
+        [
+            (Phase.WARMUP, [9.0, 9.0, 0.2, 0.2]),
+            (Phase.UPPER_BOUND, [9.0, 9.0, 0.4, 0.2]),
+            (Phase.LOWER_BOUND, [0.01] * 4),
+            (Phase.RAMP, [0.15] * 4),
+            (Phase.STABLE, [9.0, 9.0, 0.16, 0.16, 7.0]),
+        ]
+    )
+    record.add_batches(figures({Phase.UPPER_BOUND: (90.0, 99.0), Phase.STABLE: (500.0,)}))
+    record.add_batches(
+        figures({Phase.UPPER_BOUND: (200.0,), Phase.STABLE: (77.5, 62.0), Phase.RAMP: (1.0,)})
+    )
+    summary = summarize(record, controller(make_plan()))
+    # 400 tokens in 0.2 s on 2 devices, then in 0.16 s.
+    assert summary.tokens_per_second_unfrozen == pytest.approx(1000.0)
+    assert summary.step_ms_unfrozen == pytest.approx(200.0)
+    assert summary.tokens_per_second == pytest.approx(1250.0)
+    assert summary.step_ms == pytest.approx(160.0)
+    assert summary.seconds == pytest.approx(18.4 + 18.6 + 0.04 + 0.6 + 25.32)
+    assert summary.steps_done == 21
+    assert (summary.batch_ms_unfrozen_predicted, summary.batch_ms_unfrozen) == (90.0, 99.0)
+    assert (summary.batch_ms_predicted, summary.batch_ms) == (77.5, 77.5)
+    # Of 300 ms in the median unfrozen step, one batch took 99.
+    assert summary.outside_ms == pytest.approx(300.0 - 99.0)
+    assert summary.step_ms_predicted == pytest.approx(77.5 + 201.0)
+    assert summary.limit_batch_ms == 60.0
+    assert summary.limit_gain == pytest.approx(0.5)
+    assert summary.planned_gain == pytest.approx(90 / 77.5 - 1)
+    assert summary.planned_stage_ratios == {0: 0.125, 1: 0.5}
+    assert summary.stage_ratios == {0: 0.125, 1: 0.5}
+    assert summary.average_freeze_ratio == 0.2345
+    assert summary.peak_memory_gib == 1.5
+    assert summary.failure is None
+    assert summary.score_ms_per_step is summary.score_memory_mib is None
+
+
+def test_a_step_of_several_batches() -> None:
+    record = record_of([(Phase.UPPER_BOUND, [9.0, 9.0, 0.5]), (Phase.STABLE, [9.0, 9.0, 0.4])])
+    record.add_batches(figures({Phase.UPPER_BOUND: (120.0,), Phase.STABLE: (100.0,)}))
+    start = replace(START, batches_per_step=4)
+    summary = record.summarize(start, controller(make_plan()), peak_memory_gib=None)
+    assert summary.outside_ms == pytest.approx(20.0)
+    assert summary.step_ms_predicted == pytest.approx(4 * 77.5 + 20.0)
+    # Parts that seem longer than the whole leave nothing outside, rather than less than nothing.
+    start = replace(START, batches_per_step=5)
+    assert record.summarize(start, controller(make_plan()), None).outside_ms == 0.0
+
+
+def test_what_an_emulation_measured_by_its_own_clock_counts() -> None:
+    """Steps ran one action after the other; a step is predicted for ranks with a device each."""
+    record = record_of([(Phase.UPPER_BOUND, [9.0, 9.0, 0.5])])
+    record.add_batches(figures({Phase.UPPER_BOUND: (120.0,)}))
+    emulated = {"emulated_ranks": 2, "outside_ms": 5.0}
+    summary = record.summarize(START, controller(make_plan()), None, emulated)
+    assert summary.emulated_ranks == 2
+    assert summary.outside_ms == 5.0
+    assert summary.step_ms_predicted == pytest.approx(77.5 + 5.0)
+
+
+def test_mixed_monitoring_has_steps_that_update_all_weights() -> None:
+    record = record_of([(Phase.WARMUP, [9.0, 9.0, 0.3]), (Phase.MIXED, [9.0, 9.0, 0.25])])
+    record.add_batches(figures({Phase.WARMUP: (95.0,), Phase.MIXED: (70.0,)}))
+    summary = summarize(record, controller(make_plan()))
+    assert summary.outside_ms == pytest.approx(250.0 - 70.0)
+    assert (summary.step_ms_unfrozen, summary.batch_ms_unfrozen) == (pytest.approx(300.0), 95.0)
+
+
+def test_batches_of_a_former_plan_are_not_compared_with_the_last() -> None:
+    record = record_of([(Phase.STABLE, [9.0, 9.0, 0.2])])
+    record.add_batches(figures({Phase.WARMUP: (95.0,), Phase.STABLE: (70.0, 71.0, 72.0)}))
+    record.begin_plan()
+    record.add_batches(figures({Phase.STABLE: (77.0,)}))
+    summary = summarize(record, controller(make_plan()))
+    assert (summary.batch_ms, summary.batch_ms_unfrozen) == (77.0, 95.0)
+
+
+def test_steps_since_freezing_was_switched_off_are_no_frozen_ones() -> None:
+    record = record_of([(Phase.STABLE, [9.0, 9.0, 0.2]), (Phase.OFF, [9.0, 9.0, 0.3, 0.3])])
+    summary = summarize(record, controller(make_plan(), switched_off="from step 4 on: why"))
+    assert (summary.step_ms, summary.step_ms_off) == (pytest.approx(200.0), pytest.approx(300.0))
+    assert summary.switched_off == "from step 4 on: why"
+
+
+def test_what_was_known_at_the_start_stays() -> None:
+    summary = summarize(record_of([]), None)
+    same = {"method", "schedule", "seed", "device", "steps", "started_at", "dataset"}
+    assert {name: getattr(summary, name) for name in same} == {
+        name: getattr(START, name) for name in same
+    }
+
+
+def test_uneven_padding_does_not_show_as_speed() -> None:
+    record = RunRecord()
+    for step, n_tokens in enumerate((100, 500, 900, 100), 1):
+        record.add_step(step, Phase.WARMUP, 0.5, n_tokens)
+    for step in range(5, 9):
+        record.add_step(step, Phase.STABLE, 0.5, n_tokens=400)
+    summary = summarize(record, controller(make_plan()), ranks=1)
+    assert summary.tokens_per_second_unfrozen == summary.tokens_per_second == 800.0
+
+
+def test_a_run_without_freezing_has_one_speed_and_no_batches() -> None:
+    summary = summarize(record_of([(None, [9.0, 9.0, 0.5, 0.5])], n_tokens=1000), None, ranks=4)
+    assert (summary.tokens_per_second, summary.step_ms) == (500.0, 500.0)
+    assert summary.tokens_per_second_unfrozen is summary.step_ms_unfrozen is None
+    assert summary.batch_ms is summary.batch_ms_predicted is summary.batch_ms_unfrozen is None
+    assert summary.stage_ratios is summary.average_freeze_ratio is summary.failure is None
+
+
+@pytest.mark.parametrize("n_steps", [0, 2])
+def test_cold_steps_alone_give_no_speed(n_steps: int) -> None:
+    summary = summarize(record_of([(None, [1.0] * n_steps)]), None)
+    assert summary.tokens_per_second is summary.step_ms is None
+    assert summary.steps_done == n_steps
+
+
+@pytest.mark.parametrize(
+    ("failure", "text"),
+    [
+        (None, "not enough steps to measure"),
+        ("status 'Time limit reached'", "status 'Time limit reached'"),
+    ],
+)
+def test_a_plan_that_is_missing_has_a_reason(failure: str | None, text: str) -> None:
+    summary = summarize(record_of([(Phase.WARMUP, [0.5] * 3)]), controller(None, failure))
+    assert summary.failure == text
+    assert summary.batch_ms_predicted is summary.limit_batch_ms is summary.planned_gain is None
+
+
+def test_a_method_that_does_not_plan_misses_none() -> None:
+    """Its warm-up is followed by the stable phase, so warm-up's batches are the unfrozen ones."""
+    record = record_of([(Phase.WARMUP, [0.2] * 4), (Phase.STABLE, [0.1] * 4)])
+    record.add_batches(figures({Phase.WARMUP: (30.0, 50.0), Phase.STABLE: (20.0,)}))
+    summary = summarize(record, controller(None, plans=False))
+    assert summary.failure is None
+    assert (summary.batch_ms_unfrozen, summary.batch_ms) == (40.0, 20.0)
+    assert summary.batch_ms_predicted is summary.planned_stage_ratios is None
+    assert summary.stage_ratios == {0: 0.125, 1: 0.5}
+
+
+@pytest.mark.parametrize(
+    ("logged", "n_steps", "train_loss"),
+    [
+        ([], 20, None),
+        ([(1, 9.0), (10, 5.0), (18, 4.0), (19, 3.0), (20, 1.0)], 20, 2.0),  # steps 19 and 20
+        ([(1, 9.0), (10, 5.0)], 19, 5.0),  # none in step 19
+        ([(1, 9.0), (2, 4.0)], 2, 4.0),  # at least one step
+        ([(25, 2.0), (30, 1.0)], 35, 1.0),  # steps 33 to 35
+    ],
+)
+def test_the_training_loss_is_that_of_the_last_tenth(
+    logged: list[tuple[int, float]], n_steps: int, train_loss: float | None
+) -> None:
+    record = record_of([(None, [1.0] * n_steps)])
+    for step, loss in logged:
+        record.add_loss(step, loss)
+    summary = summarize(record, None)
+    assert summary.train_loss == train_loss
+    assert summary.last_loss == (logged[-1][1] if logged else None)
+
+
+def test_the_last_validation_counts() -> None:
+    record = RunRecord()
+    assert summarize(record, None).validation_loss is None
+    record.add_validation_loss(3.0)
+    record.add_validation_loss(2.0)
+    assert summarize(record, None).validation_loss == 2.0
+
+
+def test_the_largest_peak_of_memory_stays() -> None:
+    record = RunRecord()
+    record.add_peak_memory(-1)
+    assert record.peak_memory_gib is None, "a device that tells none has none"
+    for gib in (2, 3, 1):
+        record.add_peak_memory(gib * 1024**3)
+    assert record.peak_memory_gib == 3.0
+
+
+# --- what is known at the start -------------------------------------------------------------------
+
+
+def dims(pp: int, world_size: int = 4) -> Any:
+    return SimpleNamespace(pp_enabled=pp > 1, world_size=world_size, non_data_parallel_size=pp)
+
+
+def job_config() -> JobConfig:
+    config = JobConfig()
+    config.job.config_file = "train_configs/tiny_8m.toml"
+    config.model.flavor = "8M"
+    config.training.dataset = "alpaca"
+    config.training.dataset_path = "./rows"
+    config.training.steps = 120
+    config.parallelism.pipeline_parallel_schedule = "GPipe"
+    config.freezing.method = "timelyfreeze"
+    config.debug.seed = 3
+    config.data.seed = 5
+    return config
+
+
+def test_what_a_pipeline_run_knows_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_record, "usable_cores", lambda: 1.5)
+    start = summary_at_start(job_config(), dims(2), "Abacus 3000", "cpu")
+    assert (start.method, start.schedule, start.model) == ("timelyfreeze", "GPipe", "llama3 8M")
+    assert (start.seed, start.data_seed, start.steps) == (3, 5, 120)
+    assert (start.n_devices, start.ranks_per_replica) == (4, 2)
+    assert start.device == "Abacus 3000, 1.5 cores"
+    assert start.dataset == "alpaca: ./rows"
+    assert start.config_file == "train_configs/tiny_8m.toml"
+    assert start.torch_version == torch.__version__
+    assert start.steps_done == 0
+    assert datetime.fromisoformat(start.started_at).tzinfo is not None
+
+
+def test_what_does_not_apply_is_none() -> None:
+    config = job_config()
+    config.data.shuffle = False
+    config.debug.seed = None
+    start = summary_at_start(config, dims(1), "NVIDIA H100", "cuda")
+    assert start.schedule is start.seed is start.data_seed is None
+    assert start.device == "NVIDIA H100", "cores are a matter of the CPU"
+    config.data.shuffle = True
+    config.training.dataset, config.training.dataset_path = "c4_test", None
+    start = summary_at_start(config, dims(1), "NVIDIA H100", "cuda")
+    assert (start.dataset, start.data_seed) == ("c4_test", None)
+
+
+def test_a_schedule_of_ones_own_goes_by_its_file() -> None:
+    config = job_config()
+    config.parallelism.pipeline_parallel_schedule_csv = "my/eager.csv"
+    assert summary_at_start(config, dims(2), "x", "cuda").schedule == "eager.csv"
+
+
+def test_slowness_is_the_median_since_the_last_plan() -> None:
+    record = RunRecord()
+    for slowness in (9.0, None, 9.0):
+        record.add_batches(replace(figures({}), slowness=slowness))
+    record.begin_plan()
+    assert summarize(record, controller(None)).slowness is None
+    for slowness in (1.0, 1.1, None, 3.0):
+        record.add_batches(replace(figures({}), slowness=slowness))
+    assert summarize(record, controller(None)).slowness == 1.1

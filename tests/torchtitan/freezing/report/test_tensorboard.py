@@ -1,0 +1,114 @@
+"""Event files, read back as TensorBoard reads them."""
+
+import re
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar import layout_pb2
+from tensorboard.plugins.hparams import plugin_data_pb2
+
+from tests.torchtitan.helpers.summaries import make_summary
+from torchtitan.freezing.config.job_config import JobConfig
+from torchtitan.freezing.report.output_guard import OutputGuard
+from torchtitan.freezing.report.tensorboard import CHARTED, LAYOUT, RunTensorBoard, hyperparameters
+
+
+def config() -> JobConfig:
+    config = JobConfig()
+    config.model.flavor = "8M"
+    config.freezing.method = "timelyfreeze"
+    config.freezing.max_freeze_ratio = [0.5, 0.8]
+    config.parallelism.pipeline_parallel_degree = 2
+    return config
+
+
+def events_of(folder: Path) -> EventAccumulator:
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return events
+
+
+@pytest.fixture(scope="module")
+def events(tmp_path_factory: pytest.TempPathFactory) -> EventAccumulator:
+    folder = tmp_path_factory.mktemp("run")
+    board = RunTensorBoard(str(folder), config(), OutputGuard(folder))
+    board.log({"throughput(tps)": 100.0, "mfu(%)": float("nan")}, 1)
+    board.log_summary(make_summary(steps_done=90, tokens_per_second=250.0, kappa_over_p_eff=0.75))
+    board.close()
+    assert not [path for path in folder.iterdir() if path.is_dir()], "one run, no more below it"
+    return events_of(folder)
+
+
+def test_charts_stand_in_groups_and_match_their_tags(events: EventAccumulator) -> None:
+    proto = events.Tensors("custom_scalars__config__")[0].tensor_proto
+    layout = layout_pb2.Layout.FromString(proto.string_val[0])
+    charts = {
+        category.title: {chart.title: list(chart.multiline.tag) for chart in category.chart}
+        for category in layout.category
+    }
+    assert list(charts) == ["speed", "freezing", "convergence", "loss"]
+    assert charts == {
+        group: {title: patterns for title, (_, patterns) in of.items()}
+        for group, of in LAYOUT.items()
+    }
+    wanted = {
+        *CHARTED.values(), "batch_time/slowness", "freezing_actual_ratio/stage_3",
+        "freezing_expected_ratio/stage_0", "freezing/average_freeze_ratio", "freezing/phase",
+        "convergence/kappa", "convergence/p_eff", "convergence/kappa_over_p_eff",
+        "loss_metrics/global_avg_loss", "validation_metrics/loss", "grad_norm",
+    }  # fmt: skip
+    patterns = [pattern for of in charts.values() for tags in of.values() for pattern in tags]
+    assert all(any(re.match(pattern, tag) for pattern in patterns) for tag in wanted)
+    assert all(any(re.match(pattern, tag) for tag in wanted) for pattern in patterns)
+    assert not any(re.search(r"[()]", tag) for tag in wanted), "the tab would draw no line of it"
+
+
+def test_what_the_tab_cannot_draw_has_a_tag_that_it_can(events: EventAccumulator) -> None:
+    (written,) = events.Scalars("speed/tokens_per_second")
+    assert (written.step, written.value) == (1, 100.0)
+    assert all(re.search(r"[()]", tag) for tag in CHARTED)
+
+
+def hparams_of(events: EventAccumulator, name: str) -> plugin_data_pb2.HParamsPluginData:
+    content = events.SummaryMetadata(f"_hparams_/{name}").plugin_data.content
+    return plugin_data_pb2.HParamsPluginData.FromString(content)
+
+
+def test_runs_can_be_told_apart_by_their_settings(events: EventAccumulator) -> None:
+    values = hparams_of(events, "session_start_info").session_start_info.hparams
+    assert values["freezing.method"].string_value == "timelyfreeze"
+    assert values["freezing.max_freeze_ratio"].string_value == "[0.5, 0.8]"
+    assert values["training.steps"].number_value == config().training.steps
+    assert values["emulation.enable"].bool_value is False
+    experiment = hparams_of(events, "experiment").experiment
+    assert "final/tokens_per_second" in [m.name.tag for m in experiment.metric_infos]
+    end = hparams_of(events, "session_end_info").session_end_info
+    assert end.status == 1  # success
+
+
+def test_what_a_run_ended_with_is_there_as_far_as_it_is_known(events: EventAccumulator) -> None:
+    tags = [tag for tag in events.Tags()["scalars"] if tag.startswith("final/")]
+    assert sorted(tags) == [
+        "final/kappa_over_p_eff",
+        "final/seconds",
+        "final/tokens_per_second",
+    ]
+    (speed,) = events.Scalars("final/tokens_per_second")
+    assert (speed.step, speed.value) == (90, 250.0)
+
+
+def test_figures_that_do_not_exist_are_left_out(events: EventAccumulator) -> None:
+    assert "throughput(tps)" in events.Tags()["scalars"]
+    assert "mfu(%)" not in events.Tags()["scalars"]
+
+
+def test_settings_that_have_no_say_are_left_out() -> None:
+    plain = JobConfig()
+    assert not [name for name in hyperparameters(plain) if name.startswith("parallelism")]
+    assert hyperparameters(plain)["freezing.method"] == "none"
+    assert "freezing.last_warmup_step" not in hyperparameters(plain)
+    policy = JobConfig()
+    policy.freezing.method = "apf"
+    assert "freezing.max_freeze_ratio" not in hyperparameters(policy)
+    assert "freezing.last_warmup_step" in hyperparameters(policy)

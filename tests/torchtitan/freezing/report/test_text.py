@@ -1,0 +1,189 @@
+"""Reports of summaries made by hand, compared letter by letter."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.torchtitan.helpers.summaries import make_summary
+from torchtitan.freezing.report.text import render_report
+
+FOLDER = Path("outputs/tb/run_1")
+FILES = [
+    "files                    outputs/tb/run_1",
+    "TensorBoard              tensorboard --logdir outputs/tb",
+]
+SPEED = {
+    "tokens_per_second_unfrozen": 1000.0,
+    "step_ms_unfrozen": 200.0,
+    "tokens_per_second": 1250.0,
+    "step_ms": 160.0,
+}
+SPEED_LINES = [
+    "without freezing         1,000 tokens/s per device, 200.0 ms a step",
+    "with freezing            1,250 tokens/s per device, 160.0 ms a step",
+    "gain                     +25.0% throughput",
+]
+PLAN = {
+    "batch_ms_unfrozen_predicted": 90.0,
+    "batch_ms_predicted": 77.5,
+    "outside_ms": 86.5,
+    "step_ms_predicted": 164.0,
+    "limit_batch_ms": 60.0,
+    "planned_gain": 0.1613,
+    "limit_gain": 0.5,
+    "planned_stage_ratios": {0: 0.125, 1: 0.5},
+}
+APPLIED = {"stage_ratios": {0: 0.121, 1: 0.5}, "average_freeze_ratio": 0.2345}
+APPLIED_LINES = [
+    "applied in the last step stage 0: 0.12 1: 0.50",
+    "average freeze ratio     0.234 over all steps",
+]
+
+
+def report(**figures: Any) -> list[str]:
+    """The report's lines below its heading, without those of the files."""
+    text = render_report(make_summary(**figures), FOLDER)
+    assert text.endswith("\n")
+    lines = text.splitlines()
+    assert lines[:3] == ["", "Run report", "----------"]
+    assert lines[-2:] == FILES
+    return lines[3:-2]
+
+
+def test_the_report_of_a_planned_run() -> None:
+    assert report(**SPEED, **PLAN, **APPLIED, batch_ms_unfrozen=99.0, batch_ms=77.5) == [
+        *SPEED_LINES,
+        "batch without freezing   predicted 90.0 ms, measured 99.0 ms (+10.0%)",
+        "batch with freezing      predicted 77.5 ms, measured 77.5 ms (+0.0%)",
+        "step with freezing       predicted 164.0 ms, measured 160.0 ms (-2.4%); "
+        "86.5 ms outside of batches",
+        "limit                    60.0 ms a batch with everything frozen (+50.0%); "
+        "the plan reaches +16.1%",
+        "planned freeze ratio     stage 0: 0.12 1: 0.50",
+        *APPLIED_LINES,
+    ]
+
+
+def test_a_machine_of_another_speed_stands_beside_the_prediction() -> None:
+    lines = report(**SPEED, **PLAN, **APPLIED, batch_ms=93.0, slowness=1.2)
+    at = lines.index("batch with freezing      predicted 77.5 ms, measured 93.0 ms (+20.0%)")
+    assert lines[at + 2] == (
+        "speed of the machine     forwards took 1.20 times as long as when they were measured"
+    )
+
+
+OFF = "from step 301 on: the measured gain is +1.0%"
+OFF_LINES = [
+    f"freezing switched off    {OFF}",
+    "since then               201.0 ms a step",
+]
+
+
+def test_a_run_in_which_freezing_did_not_pay_says_so() -> None:
+    lines = report(**SPEED, **PLAN, switched_off=OFF, step_ms_off=201.0)
+    assert lines[:5] == [*SPEED_LINES, *OFF_LINES]
+    at_once = report(
+        tokens_per_second_unfrozen=1000.0, step_ms_unfrozen=200.0, switched_off=OFF, **PLAN
+    )
+    assert at_once[:3] == [
+        SPEED_LINES[0],
+        OFF_LINES[0],
+        "batch without freezing   predicted 90.0 ms, not measured",
+    ]
+    emulated = report(**EMULATED, **PLAN, switched_off=OFF, virtual_step_ms_off=201.0)
+    assert emulated[4:6] == OFF_LINES
+
+
+def test_a_run_that_ended_early_says_so_first() -> None:
+    why = "no more rows after step 10 of 13; its checkpoint is saved"
+    lines = report(**SPEED, **PLAN, ended_early=why)
+    assert lines[0] == f"ended early              {why}"
+    assert lines[1:] == report(**SPEED, **PLAN)
+
+
+def test_a_method_that_makes_no_plan_is_not_asked_for_one() -> None:
+    figures = {**SPEED, **APPLIED, "batch_ms_unfrozen": 99.0, "batch_ms": 77.5}
+    assert report(method="apf", **figures) == [
+        *SPEED_LINES,
+        "batch without freezing   measured 99.0 ms",
+        "batch with freezing      measured 77.5 ms",
+        *APPLIED_LINES,
+    ]
+
+
+def test_a_run_without_freezing_reports_its_speed_alone() -> None:
+    lines = report(method="none", tokens_per_second=500.0, step_ms=4.0)
+    assert lines == ["tokens/s per device      500"]
+
+
+EMULATED = {
+    "emulated_ranks": 4,
+    "virtual_tokens_per_second_unfrozen": 1000.0,
+    "virtual_step_ms_unfrozen": 200.0,
+    "virtual_tokens_per_second": 1250.0,
+    "virtual_step_ms": 160.0,
+    "real_batch_ms": 590.0,
+}
+EMULATED_LINE = (
+    "emulated                 4 ranks in one process; times are those of a device for each rank, "
+    "without communication"
+)
+AS_RUN_LINE = "as run on one device     1,300 tokens/s, 600.0 ms a step, 590.0 ms a batch"
+
+
+def test_an_emulated_run_reports_the_pipelines_times_and_its_own_beside_them() -> None:
+    own = {
+        "tokens_per_second_unfrozen": 1100.0,
+        "step_ms_unfrozen": 700.0,
+        "tokens_per_second": 1300.0,
+        "step_ms": 600.0,
+    }
+    lines = report(**EMULATED, **own, **PLAN, batch_ms_unfrozen=90.0, batch_ms=77.5)
+    assert lines[:4] == [EMULATED_LINE, *SPEED_LINES]
+    assert "batch with freezing      predicted 77.5 ms, measured 77.5 ms (+0.0%)" in lines
+    assert lines[-1] == AS_RUN_LINE
+
+
+def test_an_emulated_run_without_freezing_reports_both_speeds() -> None:
+    lines = report(method="none", **EMULATED, tokens_per_second=1300.0, step_ms=600.0)
+    assert lines == [EMULATED_LINE, "tokens/s per device      1,250", AS_RUN_LINE]
+
+
+def test_an_emulated_run_too_short_to_measure_says_so() -> None:
+    lines = report(method="none", emulated_ranks=4)
+    assert lines == [EMULATED_LINE, "too few steps to measure"]
+
+
+def test_a_run_too_short_to_measure_says_so() -> None:
+    assert report(method="none") == ["too few steps to measure"]
+
+
+@pytest.mark.parametrize("why", ["not enough steps to measure", "status 'Time limit reached'"])
+def test_a_run_without_the_plan_it_should_have_says_why(why: str) -> None:
+    """What the masks did without a plan, nothing, is left out."""
+    lines = report(
+        tokens_per_second_unfrozen=1000.0, step_ms_unfrozen=200.0, failure=why, **APPLIED
+    )
+    assert lines == [SPEED_LINES[0], f"no freeze plan           {why}"]
+
+
+def test_what_was_never_measured_is_not_made_up() -> None:
+    """A run that stopped in the ramp has a plan, but no stable step."""
+    assert report(**PLAN) == [
+        "batch without freezing   predicted 90.0 ms, not measured",
+        "batch with freezing      predicted 77.5 ms, not measured",
+        "step with freezing       predicted 164.0 ms, not measured; 86.5 ms outside of batches",
+        "limit                    60.0 ms a batch with everything frozen (+50.0%); "
+        "the plan reaches +16.1%",
+        "planned freeze ratio     stage 0: 0.12 1: 0.50",
+    ]
+    assert report(method="apf") == [
+        "batch without freezing   not measured",
+        "batch with freezing      not measured",
+    ]
+
+
+def test_a_validation_is_reported_where_there_was_one() -> None:
+    lines = report(method="none", tokens_per_second=500.0, validation_loss=2.34567)
+    assert lines == ["tokens/s per device      500", "validation loss          2.3457"]

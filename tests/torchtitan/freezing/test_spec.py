@@ -1,0 +1,128 @@
+"""Which parts of the train spec are upstream's and which are ours."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torchtitan.components.tokenizer import HuggingFaceTokenizer
+from torchtitan.protocols.train_spec import TrainSpec, get_train_spec
+
+from torchtitan.data.document_attention import DocumentTransformer
+from torchtitan.data.split import RowSplit
+from torchtitan.data.validation import InstructValidator
+from torchtitan.freezing.config.job_config import JobConfig
+from torchtitan.freezing.spec import build_train_spec
+
+ASSETS = Path(__file__).parents[2] / "assets"
+TOKENIZER = HuggingFaceTokenizer(str(ASSETS / "tokenizer"))
+
+
+def job_config(**changes: Any) -> JobConfig:
+    config = JobConfig()
+    config.model.name, config.model.flavor = "llama3", "8M"
+    for section in (config.training, config.validation):
+        section.dataset = "alpaca"
+        section.dataset_path = str(ASSETS / "tiny_instruct")
+        section.seq_len, section.local_batch_size = 128, 4
+    config.data.validation_share = 0.1
+    for key, value in changes.items():
+        section, name = key.split("__")
+        setattr(getattr(config, section), name, value)
+    return config
+
+
+def validator(spec: TrainSpec, config: JobConfig) -> Any:
+    return spec.build_validator_fn(
+        job_config=config,
+        dp_world_size=1,
+        dp_rank=0,
+        tokenizer=TOKENIZER,
+        parallel_dims=SimpleNamespace(dp_enabled=False),
+        loss_fn=None,
+        validation_context=None,
+        maybe_enable_amp=None,
+        metrics_processor=None,
+    )
+
+
+def test_validation_reads_the_rows_that_the_training_loader_leaves_out() -> None:
+    config = job_config()
+    spec = build_train_spec(get_train_spec("llama3"), config)
+    built = validator(spec, config)
+    assert isinstance(built, InstructValidator)
+    assert built._loader.dataset._split == RowSplit(0.1, held_out=True)
+    trained = spec.build_dataloader_fn(
+        dp_world_size=1, dp_rank=0, tokenizer=TOKENIZER, job_config=config
+    )
+    assert trained.dataset._split == RowSplit(0.1)
+
+
+def test_packing_is_for_training_and_templates_are_for_both() -> None:
+    config = job_config(data__packing=True, data__chat_template="alpaca")
+    upstream = get_train_spec("llama3")
+    spec = build_train_spec(upstream, config)
+    assert spec.model_cls is DocumentTransformer
+    loaders = {
+        "training": spec.build_dataloader_fn(
+            dp_world_size=1, dp_rank=0, tokenizer=TOKENIZER, job_config=config
+        ),
+        "validation": validator(spec, config)._loader,
+    }
+    for section, loader in loaders.items():
+        inputs, _ = next(iter(loader))
+        assert ("positions" in inputs) == (section == "training")
+        text = TOKENIZER.decode(inputs["input"][0].tolist(), skip_special_tokens=False)
+        assert text.startswith("<|begin|>Below is an instruction")
+    assert build_train_spec(upstream, job_config()).model_cls is upstream.model_cls
+
+
+def test_a_flavor_that_cannot_read_packed_sequences_is_refused() -> None:
+    config = job_config(data__packing=True, model__flavor="debugmodel_flex_attn")
+    with pytest.raises(
+        ValueError, match=r"model\.flavor 'debugmodel_flex_attn' has attn_type 'flex'"
+    ):
+        build_train_spec(get_train_spec("llama3"), config)
+
+
+@pytest.mark.parametrize("flavor", ["debugmodel_flex_attn", "debugmodel_varlen_attn"])
+def test_a_flavor_that_would_cut_conversations_at_their_turns_is_refused(flavor: str) -> None:
+    """One answer ends where its row ends, so alpaca's rows are not cut."""
+    settings = {"model__flavor": flavor, "validation__enable": False}
+    upstream = get_train_spec("llama3")
+    with pytest.raises(ValueError, match=rf"conversations, and model\.flavor '{flavor}'"):
+        build_train_spec(upstream, job_config(training__dataset="ShareGPT", **settings))
+    build_train_spec(upstream, job_config(training__dataset="alpaca", **settings))
+    build_train_spec(upstream, job_config(training__dataset="sharegpt"))
+
+
+def test_text_is_validated_as_upstream_does() -> None:
+    config = job_config(validation__dataset="c4_test", data__validation_share=0.0)
+    asked = []
+
+    def build_validator(**kwargs: Any) -> str:
+        asked.append(kwargs["job_config"])
+        return "upstream's"
+
+    upstream = replace(get_train_spec("llama3"), build_validator_fn=build_validator)
+    assert validator(build_train_spec(upstream, config), config) == "upstream's"
+    assert asked == [config]
+
+
+def test_validating_on_rows_that_are_trained_on_is_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    text = "Validation reads the rows that are trained on"
+    config = job_config(data__validation_share=0.0)
+    spec = build_train_spec(get_train_spec("llama3"), config)
+    assert validator(spec, config)._loader.dataset._split == RowSplit()
+    assert text in caplog.text
+    caplog.clear()
+    validator(spec, job_config())
+    assert text not in caplog.text
+
+
+def test_a_model_that_upstream_cannot_validate_stays_so() -> None:
+    upstream = replace(get_train_spec("llama3"), build_validator_fn=None)
+    assert build_train_spec(upstream, job_config()).build_validator_fn is None

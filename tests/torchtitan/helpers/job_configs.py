@@ -1,0 +1,45 @@
+"""Configurations for tests, from ``section__key`` and value."""
+
+from typing import Any
+
+import pytest
+
+from torchtitan.freezing.checks.configuration import ConfigError, check
+from torchtitan.freezing.config.job_config import JobConfig, job_config_class
+
+
+def make_job_config(**values: Any) -> JobConfig:
+    """The defaults, then ``section__key=value``; a key that does not exist is a mistake here."""
+    job_config = job_config_class()()
+    for key, value in values.items():
+        section, name = key.split("__")
+        assert hasattr(getattr(job_config, section), name), key
+        setattr(getattr(job_config, section), name, value)
+    return job_config
+
+
+def config(**changes: Any) -> JobConfig:
+    """A configuration without mistakes, then ``section__key=value``."""
+    values = {
+        "training__steps": 1000,
+        "training__local_batch_size": 8,
+        "parallelism__pipeline_parallel_degree": 4,
+        "parallelism__pipeline_parallel_schedule": "1F1B",
+        "parallelism__pipeline_parallel_microbatch_size": 1,
+        "parallelism__pipeline_parallel_expert_parallel_overlap": False,
+        "activation_checkpoint__mode": "none",
+        "freezing__method": "timelyfreeze",
+        **changes,
+    }
+    return make_job_config(**values)
+
+
+def mistakes(job_config: JobConfig) -> list[str]:
+    """The lines of the error, each without its dash."""
+    with pytest.raises(ConfigError) as error:
+        check(job_config)
+    first, *lines = str(error.value).splitlines()
+    count = "a mistake" if len(lines) == 1 else f"{len(lines)} mistakes"
+    assert first == f"The configuration has {count}:"
+    assert all(line.startswith("  - ") for line in lines)
+    return [line.removeprefix("  - ") for line in lines]

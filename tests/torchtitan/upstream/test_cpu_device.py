@@ -1,0 +1,131 @@
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchtitan.upstream import cpu_device
+from torchtitan.upstream.cpu_device import CpuDevice, shared_cores, usable_cores
+
+LARGE = 256 * 1024 * 1024
+
+needs_proc = pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="needs Linux's /proc"
+)
+
+
+def test_there_is_one_device_and_it_is_number_0() -> None:
+    assert CpuDevice.is_available()
+    assert CpuDevice.device_count() == 1
+    CpuDevice.set_device(0)
+    assert CpuDevice.current_device() == 0
+    assert torch.device("cpu", CpuDevice.current_device()).type == "cpu"
+    CpuDevice.synchronize()
+    CpuDevice.empty_cache()
+
+
+def test_the_name_is_the_processors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert CpuDevice.get_device_name(0)
+    info = tmp_path / "cpuinfo"
+    info.write_text("processor\t: 0\nmodel name\t: Fast: 9000 @ 3GHz\nmodel name\t: Other\n")
+    monkeypatch.setattr(cpu_device, "_CPUINFO", info)
+    assert CpuDevice.get_device_name() == "Fast: 9000 @ 3GHz"
+    info.write_text("processor\t: 0\n")  # as on many ARM machines
+    assert CpuDevice.get_device_name() in {platform.processor(), platform.machine()}
+
+
+def peaks_in_a_fresh_process(code: str) -> list[dict[str, int]]:
+    """Run ``code``, which appends to ``seen``, where no other test has held memory before."""
+    script = f"""
+import importlib.util, json
+spec = importlib.util.spec_from_file_location("cpu_device", {cpu_device.__file__!r})
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+CpuDevice, LARGE, seen = module.CpuDevice, {LARGE}, []
+{code}
+print(json.dumps(seen))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
+    seen: list[dict[str, int]] = json.loads(done.stdout)
+    return seen
+
+
+@needs_proc
+def test_the_peak_grows_with_what_the_process_holds() -> None:
+    before, after = peaks_in_a_fresh_process(
+        "seen.append(CpuDevice.memory_stats())\n"
+        "held = bytearray(b'1') * LARGE\n"
+        "del held\n"  # a peak outlives what made it
+        "seen.append(CpuDevice.memory_stats(0))"
+    )
+    for key in ("active_bytes.all.peak", "reserved_bytes.all.peak"):
+        assert after[key] - before[key] > 0.9 * LARGE
+        assert after[key] < CpuDevice.get_device_properties().total_memory
+    assert (after["num_alloc_retries"], after["num_ooms"]) == (0, 0)
+
+
+@needs_proc
+def test_a_peak_can_be_forgotten_where_the_kernel_allows_it() -> None:
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        pytest.skip("this kernel lets no process reset its peak")
+    high, low = peaks_in_a_fresh_process(
+        "held = bytearray(b'1') * LARGE\n"
+        "seen.append(CpuDevice.memory_stats())\n"
+        "del held\n"
+        "CpuDevice.reset_peak_memory_stats()\n"
+        "seen.append(CpuDevice.memory_stats())"
+    )
+    assert high["active_bytes.all.peak"] - low["active_bytes.all.peak"] > 0.9 * LARGE
+
+
+def test_a_kernel_that_refuses_a_reset_does_no_harm(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(cpu_device, "_CLEAR_REFS", tmp_path / "missing" / "clear_refs")
+    CpuDevice.reset_peak_memory_stats()
+    monkeypatch.setattr(cpu_device, "_STATUS", tmp_path / "status")
+    assert CpuDevice.memory_stats()["active_bytes.all.peak"] == -1
+
+
+@pytest.mark.parametrize(
+    ("quota", "affinity", "cores"),
+    [
+        ("max 100000", 8, 8.0),
+        ("150000 100000", 8, 1.5),
+        ("50000 100000", 8, 0.5),
+        ("900000 100000", 8, 8.0),
+        (None, 3, 3.0),
+    ],
+)
+def test_usable_cores_are_the_lower_of_affinity_and_quota(
+    quota: str | None,
+    affinity: int,
+    cores: float,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "cpu.max"
+    if quota is not None:
+        path.write_text(quota + "\n")
+    monkeypatch.setattr(cpu_device, "_CGROUP_QUOTA", path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(affinity)))
+    assert usable_cores() == cores
+
+
+@pytest.mark.parametrize(
+    ("n_ranks", "n_threads", "shared"),
+    [(4, 1, 2.0), (3, 1, 2.0), (2, 1, None), (1, 1, None), (4, 2, None)],
+)
+def test_cores_are_shared_by_more_ranks_than_cores_with_one_thread_each(
+    n_ranks: int, n_threads: int, shared: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_device, "usable_cores", lambda: 2.0)
+    assert shared_cores(n_ranks, n_threads) == shared

@@ -1,0 +1,271 @@
+"""How trade-offs, curves and ratios of stages are drawn: a panel for each schedule.
+
+The same method has the same colour everywhere, and its name stands beside what is drawn of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
+
+from timelyfreeze.compare.curves import Curve
+from timelyfreeze.compare.groups import SCHEDULES, Group
+from timelyfreeze.compare.labels import Label, label_ends, label_points, wrap
+from timelyfreeze.compare.tradeoffs import Point, front
+from timelyfreeze.plots import style
+
+_COLORS = {
+    "none": style.BLACK,
+    "timelyfreeze": style.BLUE,
+    "apf": style.ORANGE,
+    "autofreeze": style.GREEN,
+    "pipetransformer": style.VERMILLION,
+    "smartpipe": style.SKY,
+    "fixed": style.FAINT_INK,
+    "linear": style.PURPLE,
+    "lisa": style.YELLOW,
+}
+_MARKERS = dict(zip(SCHEDULES, ("o", "s", "^", "D", "v", "P"), strict=True))
+_OTHER_MARKER = "X"
+_PLAN = "timelyfreeze+"
+_RATIOS = LinearSegmentedColormap.from_list("ratios", ["#FFFFFF", style.SKY, style.BLUE])
+
+# Names are no formulas, whatever signs they have.
+_AS_WRITTEN = {"text.parse_math": False}
+
+_TOP, _BOTTOM, _LEFT, _RIGHT = 0.4, 0.55, 0.75, 0.3  # inches around the axes of a panel
+_HEAD = 0.65  # inches for the title
+_LABELS = 1.45  # inches for names right of curves
+_NARROW = 7.0  # inches, of a picture with one panel
+
+
+def color(method: str) -> str:
+    """Return the colour of ``method``, with a plan that of its metric; of others one by name."""
+    metric = method.removeprefix(_PLAN)
+    others = style.CYCLE[:-1]
+    return _COLORS.get(metric) or others[sum(map(ord, metric)) % len(others)]
+
+
+def line_style(method: str) -> str:
+    """Return the line of ``method``: dashed for a metric with a plan."""
+    return "--" if method.startswith(_PLAN) else "-"
+
+
+def marker(schedule: str) -> str:
+    """Return the marker of ``schedule``."""
+    return _MARKERS.get(schedule, _OTHER_MARKER)
+
+
+def draw_points(
+    panels: Mapping[str, Sequence[Point]],
+    *,
+    title: str,
+    place: str,
+    x_label: str,
+    y_label: str,
+    low_is_good: bool,
+) -> Figure:
+    """Draw trade-offs, better towards the upper right, with the front of what nothing beats.
+
+    Args:
+        panels: Points by schedule; in all of them the same limits apply.
+        title: Of the picture.
+        place: Where the runs were made.
+        x_label: Of what is good if large.
+        y_label: Of the other.
+        low_is_good: Whether the vertical axis is upside down.
+    """
+    with style.house_style(), rc_context(_AS_WRITTEN):
+        figure, axes = _panels(list(panels), title, place, inner_height=2.6)
+        everything = [point for points in panels.values() for point in points]
+        x_limits = _limits([v for p in everything for v in (p.x.low, p.x.high)])
+        y_limits = _limits([v for p in everything for v in (p.y.low, p.y.high)])
+        for one, (schedule, points) in zip(axes, panels.items(), strict=True):
+            one.set(xlim=x_limits, ylim=y_limits[::-1] if low_is_good else y_limits)
+            one.set(xlabel=x_label, ylabel=y_label)
+            one.grid(visible=True)
+            best = front(points, low_is_good=low_is_good)
+            one.plot([p.x.mean for p in best], [p.y.mean for p in best],
+                     color=style.GRID, linewidth=3.0, zorder=1)  # fmt: skip
+            for point in points:
+                _draw_point(one, point, schedule)
+            names = [
+                Label(p.x.mean, p.y.mean, p.group.short_name, color(p.group.method)) for p in points
+            ]
+            across = [((p.x.low, p.y.mean), (p.x.high, p.y.mean)) for p in points]
+            along = [((p.x.mean, p.y.low), (p.x.mean, p.y.high)) for p in points]
+            label_points(one, names, [*across, *along])
+            one.set_title("better: up and to the right", loc="right", color=style.FAINT_INK,
+                          fontsize=style.SMALL_POINTS)  # fmt: skip
+    return figure
+
+
+def _draw_point(axes: Axes, point: Point, schedule: str) -> None:
+    method = point.group.method
+    axes.errorbar(
+        point.x.mean,
+        point.y.mean,
+        xerr=[[point.x.mean - point.x.low], [point.x.high - point.x.mean]],
+        yerr=[[point.y.mean - point.y.low], [point.y.high - point.y.mean]],
+        fmt=marker(schedule),
+        markersize=7,
+        markerfacecolor=color(method),
+        markeredgecolor=style.BLUE if method.startswith(_PLAN) else style.INK,
+        markeredgewidth=1.6 if method.startswith(_PLAN) else 0.8,
+        ecolor=color(method),
+        elinewidth=1.0,
+        zorder=3,
+    )
+
+
+def draw_curves(
+    panels: Mapping[str, Sequence[Curve]],
+    *,
+    title: str,
+    place: str,
+    x_label: str,
+    y_label: str,
+    marks: Mapping[str, Sequence[Curve]],
+    target: tuple[float, str] | None = None,
+    y_limits: tuple[float, float],
+) -> Figure:
+    """Draw curves with their spread over repeats, names at their ends.
+
+    Args:
+        panels: Curves by schedule.
+        title: Of the picture.
+        place: Where the runs were made.
+        x_label: Of seconds or steps.
+        y_label: Of the other.
+        marks: What is drawn as single points beside them, by schedule.
+        target: A height to be reached, and its name.
+        y_limits: Of all panels.
+    """
+    with style.house_style(), rc_context(_AS_WRITTEN):
+        figure, axes = _panels(list(panels), title, place, inner_height=2.6, names=_LABELS)
+        for one, (schedule, drawn) in zip(axes, panels.items(), strict=True):
+            one.set(xlabel=x_label, ylabel=y_label)
+            one.grid(visible=True)
+            for curve in drawn:
+                kind = {"color": color(curve.group.method), "linewidth": 1.5}
+                # What is one point only would be no line at all.
+                dot = marker(schedule) if len(curve.xs) == 1 else None
+                one.plot(
+                    curve.xs, curve.ys, linestyle=line_style(curve.group.method), marker=dot, **kind
+                )
+                if curve.lows != curve.highs:
+                    one.fill_between(curve.xs, curve.lows, curve.highs, alpha=0.12,
+                                     color=kind["color"], linewidth=0)  # fmt: skip
+            for curve in marks.get(schedule, ()):
+                one.plot(curve.xs, curve.ys, linestyle="none", marker=marker(schedule),
+                         markersize=3.5, markeredgewidth=0.4, markeredgecolor=style.INK,
+                         color=color(curve.group.method))  # fmt: skip
+            if target is not None:
+                one.axhline(target[0], color=style.INK, linewidth=0.8, linestyle=":")
+                one.annotate(target[1], (0.01, target[0]), xycoords=("axes fraction", "data"),
+                             xytext=(0, 2), textcoords="offset points",
+                             fontsize=style.SMALL_POINTS, color=style.INK,
+                             bbox={"color": "white", "alpha": 0.8, "pad": 0.5})  # fmt: skip
+            one.set(xlim=one.get_xlim(), ylim=y_limits)
+            names = [
+                Label(c.xs[-1], c.ys[-1], c.group.short_name, color(c.group.method)) for c in drawn
+            ]
+            label_ends(one, names)
+    return figure
+
+
+def draw_stages(
+    panels: Mapping[str, Sequence[tuple[Group, Mapping[int, float]]]], *, title: str, place: str
+) -> Figure:
+    """Draw freeze ratios as a table of colours: a row for each method, a column for each stage.
+
+    Args:
+        panels: Groups with their ratios by stage, by schedule.
+        title: Of the picture.
+        place: Where the runs were made.
+    """
+    tallest = max(len(rows) for rows in panels.values())
+    names = [wrap(group.short_name) for rows in panels.values() for group, _ in rows]
+    longest = max(len(line) for name in names for line in name.split("\n"))
+    row_height = 0.14 * max(name.count("\n") + 1 for name in names) + 0.12
+    with style.house_style(), rc_context(_AS_WRITTEN):
+        left, height = 0.075 * longest + 0.3, row_height * tallest
+        figure, axes = _panels(list(panels), title, place, inner_height=height, left=left)
+        for one, rows in zip(axes, panels.values(), strict=True):
+            _draw_ratios(one, rows, tallest)
+    return figure
+
+
+def _draw_ratios(
+    axes: Axes, rows: Sequence[tuple[Group, Mapping[int, float]]], tallest: int
+) -> None:
+    n_stages = 1 + max(stage for _, ratios in rows for stage in ratios)
+    for row, (_, ratios) in enumerate(rows):
+        for stage, ratio in ratios.items():
+            corner = stage - 0.48, row - 0.46
+            axes.add_patch(Rectangle(corner, 0.96, 0.92, facecolor=_RATIOS(ratio),
+                                     edgecolor=style.GRID, linewidth=0.5))  # fmt: skip
+            if n_stages <= 16:
+                axes.text(stage, row, f"{ratio:.2f}", ha="center", va="center",
+                          fontsize=style.SMALL_POINTS if n_stages > 8 else style.TEXT_POINTS - 1,
+                          color="white" if ratio > 0.7 else style.INK)  # fmt: skip
+    axes.set(xlim=(-0.5, n_stages - 0.5), ylim=(tallest - 0.5, -0.5), xlabel="stage")
+    names = [wrap(group.short_name) for group, _ in rows]
+    axes.set_yticks(range(len(rows)), names, fontsize=style.SMALL_POINTS + 1)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=16))
+    axes.tick_params(length=0)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_visible(False)
+
+
+def _limits(values: Sequence[float]) -> tuple[float, float]:
+    """Return limits with room for names around ``values``."""
+    low, high = min(values), max(values)
+    room = 0.18 * (high - low) or 0.05 * abs(high) or 1.0
+    return low - room, high + room
+
+
+def _panels(
+    schedules: Sequence[str],
+    title: str,
+    place: str,
+    *,
+    inner_height: float,
+    left: float = _LEFT,
+    names: float = 0.0,
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure with axes for each schedule, two in a row.
+
+    Args:
+        schedules: Titles of the panels.
+        title: Of the figure.
+        place: Below the title.
+        inner_height: Of the axes, inches.
+        left: Room left of the axes, inches.
+        names: Room right of the axes for names, inches.
+    """
+    n_columns = min(2, len(schedules))
+    n_rows = -(-len(schedules) // n_columns)
+    width = style.WIDTH_INCHES if n_columns == 2 else _NARROW
+    height = _HEAD + n_rows * (_TOP + inner_height + _BOTTOM)
+    figure = Figure(figsize=(width, height))
+    figure.text(0.02, 1 - 0.25 / height, title, fontsize=style.TITLE_POINTS + 2, weight="bold",
+                color=style.INK, va="center")  # fmt: skip
+    figure.text(0.02, 1 - 0.52 / height, place, fontsize=style.TEXT_POINTS, va="center",
+                color=style.FAINT_INK)  # fmt: skip
+    panel = width / n_columns
+    axes = []
+    for i, schedule in enumerate(schedules):
+        row, column = divmod(i, n_columns)
+        bottom = height - _HEAD - row * (_TOP + inner_height + _BOTTOM) - _TOP - inner_height
+        inner = panel - left - _RIGHT - names
+        box = [(column * panel + left) / width, bottom / height, inner / width]
+        axes.append(figure.add_axes((*box, inner_height / height)))
+        axes[-1].set_title(schedule, loc="left", color=style.INK)
+    return figure, axes

@@ -1,0 +1,414 @@
+"""Runs a freezing method over training steps: when to measure, when to decide, what to freeze.
+
+The controller is the only place that knows the phase. What to freeze follows from two parts that it
+drives, either of which may be missing: a planner says how much of each backward, a policy which
+tensors. With both, the policy's choice is brought to the plan's ratio; with a policy alone, its
+choice holds for every microbatch; with a plan alone, tensors are drawn at random. All of it is a
+pure function of the step, the plan, the decision and the seed.
+
+A rank's controller drives the stages of that rank. It talks to other ranks when a plan is solved;
+when times are compared with it, every so many steps; when a policy's check is due; and in
+:meth:`FreezeController.collect`, for logged figures.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from timelyfreeze.control.collected import (
+    CollectedFigures,
+    ObservedPass,
+    RankFigures,
+    check_same_masks,
+    collected,
+)
+from timelyfreeze.control.masks import PassMasks
+from timelyfreeze.control.pass_log import LoggedPass, PassLog
+from timelyfreeze.control.planner import Planner, TransferMeter
+from timelyfreeze.control.policy_checks import PolicyChecks
+from timelyfreeze.control.state import FreezingState
+from timelyfreeze.masks.selection import build_parameter_table
+from timelyfreeze.masks.units import build_units
+from timelyfreeze.meters.gradient_energy import GradientEnergy
+from timelyfreeze.meters.update_meter import UpdateMeter, frozen_counts
+from timelyfreeze.planning.plan import FreezePlan
+from timelyfreeze.planning.solution import Solution, SolverChoices
+from timelyfreeze.records.counts import FrozenCount
+from timelyfreeze.runtime.exchange import Exchange
+from timelyfreeze.runtime.recorder import ActionRecorder
+from timelyfreeze.runtime.stage import FreezingStage
+from timelyfreeze.schedule.actions import Action
+from timelyfreeze.schedule.dag import PipelineDag, build_dag
+from timelyfreeze.schedule.order import ScheduleOrder
+from timelyfreeze.settings.choices import FreezeSettings
+from timelyfreeze.settings.phases import Phase
+from timelyfreeze.timing.bounds import DurationBounds
+
+logger = logging.getLogger(__name__)
+
+
+class FreezeController:
+    """Applies a freezing method to the pipeline stages of one rank.
+
+    The trainer calls, in every step::
+
+        controller.begin_step(step)
+        with controller.one_pass():      # once for each pipeline batch of the step
+            schedule.step(...)
+        controller.end_step()            # after the optimizer's step, gradients still there
+
+    Args:
+        stages: This rank's stages, recorders attached.
+        order: Declared order of the whole pipeline.
+        settings: The user's choices; their phases have monitoring steps if the method plans.
+        recorder: The recorder attached to ``stages``.
+        exchange: Talks to the other ranks.
+        checks: Keeps the policy's decision up to date; None to draw at random.
+        n_processors: How many of a pipeline's ranks can compute at once; None if each has a device
+            of its own.
+        on_solved: Called on every rank with the plan and its bounds whenever there are new ones,
+            to save them.
+        measure_transfers: Times the links between pipeline ranks; called on every rank before the
+            plan is solved.
+        energy: Measures the gradients of ``stages``; None to do without p_eff.
+
+    Attributes:
+        state_type: Saves and restores what the controller knows.
+        on_pass: Called with each pass once its times are read, oldest first; set it to look on.
+
+    Raises:
+        ValueError: If there is neither a plan to make nor a policy.
+    """
+
+    state_type: type[FreezingState] = FreezingState
+
+    def __init__(
+        self,
+        stages: Sequence[FreezingStage],
+        order: ScheduleOrder,
+        settings: FreezeSettings,
+        recorder: ActionRecorder,
+        exchange: Exchange,
+        checks: PolicyChecks | None = None,
+        n_processors: float | None = None,
+        on_solved: Callable[[FreezePlan, DurationBounds], None] = lambda plan, bounds: None,
+        measure_transfers: TransferMeter = dict,
+        energy: GradientEnergy | None = None,
+    ) -> None:
+        if not settings.phases.measures and checks is None:
+            raise ValueError("without monitoring steps there is no plan, so a policy must decide")
+        self.settings = settings
+        self._planner = (
+            Planner(order, settings, exchange, n_processors, on_solved, measure_transfers)
+            if settings.phases.measures
+            else None
+        )
+        self._in_force = None if self._planner is None else self._planner.in_force
+        self._checks = checks
+        self._declared = order
+        self._declared_dag = build_dag(order)
+        self._stages = tuple(stages)
+        tables = {
+            s.stage_index: build_parameter_table(
+                zip(s.parameter_names, s.parameter_sizes.tolist(), strict=True)
+            )
+            for s in stages
+        }
+        units = {
+            s.stage_index: build_units(tables[s.stage_index], s.frozen_together) for s in stages
+        }
+        self._masks = partial(
+            PassMasks, settings, units, order.n_microbatches, self._in_force, checks
+        )
+        self._recorder = recorder
+        self._exchange = exchange
+        self._updates = UpdateMeter(tables, order.n_microbatches, energy)
+        self._step = 0
+        self._warned = False
+        self._log = PassLog(recorder, exchange.rank)
+        self._state = self.state_type(
+            order,
+            tuple(sorted(tables)),
+            exchange,
+            self._planner,
+            checks,
+            self._updates,
+            self._log,
+        )
+        self._phase: Phase | None = None
+        self._passes_in_phase = 0
+        self._pass_index = 0
+        self.on_pass: Callable[[ObservedPass], None] | None = None
+
+    # -- what is known -----------------------------------------------------------------------------
+
+    @property
+    def plans(self) -> bool:
+        """Whether the method measures times and plans by them."""
+        return self._planner is not None
+
+    @property
+    def order(self) -> ScheduleOrder:
+        """The order that ran while monitoring; before, the declared one."""
+        return self._declared if self._in_force is None else self._in_force.order
+
+    @property
+    def dag(self) -> PipelineDag:
+        """The graph of ``order``."""
+        return self._declared_dag if self._in_force is None else self._in_force.dag
+
+    @property
+    def plan(self) -> FreezePlan | None:
+        """The plan, once solved."""
+        return None if self._in_force is None else self._in_force.plan
+
+    @property
+    def bounds(self) -> DurationBounds | None:
+        """What the plan was solved from."""
+        return None if self._in_force is None else self._in_force.bounds
+
+    @property
+    def solver_choices(self) -> SolverChoices | None:
+        """What plans are solved under; None if the method does not plan."""
+        return None if self._planner is None else self._planner.choices
+
+    @property
+    def failure(self) -> str | None:
+        """Why there is no plan, if solving failed."""
+        return None if self._planner is None else self._planner.failure
+
+    @property
+    def phase(self) -> Phase:
+        """The phase of the current step."""
+        if self._in_force is not None and self._in_force.is_off(self._step):
+            return Phase.OFF
+        return self.settings.phases.phase(self._step)
+
+    @property
+    def switched_off(self) -> str | None:
+        """Since when and why nothing is frozen although there is a plan; None while it is."""
+        return None if self._in_force is None else self._in_force.switched_off
+
+    @property
+    def plan_missing(self) -> bool:
+        """Whether the current step should freeze by a plan but there is none, nor will be."""
+        if self._planner is None or self._planner.is_solving:
+            return False
+        return self.phase in (Phase.RAMP, Phase.STABLE) and self.plan is None
+
+    # -- the step ----------------------------------------------------------------------------------
+
+    def begin_step(self, step: int) -> None:
+        """Enter an optimizer step.
+
+        Args:
+            step: Number of the step, from 1.
+        """
+        self._step = step
+        self._pass_index = 0
+        self._log.begin_step()
+        if self._planner is not None:
+            self._planner.begin_step(step)
+        if self.phase is not self._phase:
+            self._phase = self.phase
+            self._passes_in_phase = 0
+            if self.phase is not Phase.OFF:  # of which the planner has told, with the reason
+                is_last = self.phase is Phase.STABLE
+                last = None if is_last else self.settings.phases.last_step_of(self.phase)
+                until = "the end" if last is None else f"step {last}"
+                logger.info("Freezing phase %s from step %d to %s", self.phase.value, step, until)
+        if self.plan_missing and self._exchange.rank == 0 and not self._warned:
+            self._warned = True
+            logger.warning(
+                "Nothing is frozen: step %d is past freezing.last_monitor_step (%d) and there is "
+                "no plan (%s)",
+                step,
+                self.settings.phases.last_monitor_step,
+                self.failure or "the run did not pass through the monitoring steps",
+            )
+        self._updates.begin_step(step, self.phase)
+        if self._checks is not None and self.phase is not Phase.OFF:
+            self._checks.begin_step(step)
+
+    @contextmanager
+    def one_pass(self) -> Iterator[None]:
+        """Run one pipeline batch of the step: set its masks, record its actions."""
+        masks = self._masks(self._step, self._pass_index)
+        by_stage = {s.stage_index: masks.of_stage(s.stage_index, self.dag) for s in self._stages}
+        cut = {s.stage_index: masks.without_input_grads(s.stage_index) for s in self._stages}
+        for stage in self._stages:
+            index = stage.stage_index
+            stage.freeze(by_stage[index], without_input_grads=cut[index])
+        try:
+            with self._recorder.recorded_pass():
+                yield
+        finally:
+            for stage in self._stages:
+                stage.freeze_nothing()
+        self._updates.add_pass(by_stage)
+        self._log.add_masks(by_stage)
+        is_cold = self._passes_in_phase < self.settings.discard_passes
+        applied = {s.stage_index: s.applied_shares for s in self._stages}
+        self._log.add(LoggedPass(self._step, self.phase, masks.pattern, is_cold, applied, cut))
+        self._passes_in_phase += 1
+        self._pass_index += 1
+
+    def end_step(self) -> None:
+        """Leave the step; let the policy check, and the planner solve or compare times."""
+        self._log.end_step()
+        self._updates.end_step()
+        if self._checks is not None and self.phase is not Phase.OFF:
+            self._checks.end_step()
+        if self._planner is not None:
+            if self._planner.needs_times(self._step):
+                self._drain()
+            plan = self.plan
+            self._planner.end_step(self._step)
+            if self.plan is not plan:
+                self._begin_plan()
+
+    def _begin_plan(self) -> None:
+        """Leave out what ran under another plan, and the first passes under this one."""
+        self._passes_in_phase = 0
+        self._log.forget_stable()
+
+    def follow(self, solution: Solution) -> None:
+        """Freeze by a plan that was made elsewhere; every rank must be given the same.
+
+        Raises:
+            ValueError: If it was made for another pipeline, or the method does not plan.
+        """
+        if self._planner is None:
+            raise ValueError("the method freezes by no plan, so it cannot follow one")
+        self._planner.follow(solution)
+        self._begin_plan()
+
+    def close(self) -> None:
+        """End what still runs in the background; call it where the run ends, however it does."""
+        if self._planner is not None:
+            self._planner.close()
+
+    # -- what to freeze ----------------------------------------------------------------------------
+
+    def planned_ratio(self, action: Action) -> float:
+        """Return the share of ``action``'s parameters to freeze in the current step.
+
+        Args:
+            action: A backward of the schedule.
+
+        Returns:
+            float: In [0, 1]; by the plan and Eq. 9, or what a policy chose that decides alone.
+
+        Raises:
+            ValueError: If the plan does not know the action.
+        """
+        if self._in_force is not None:
+            return self._in_force.ratio(action, self._step)
+        if self._checks is None or self.phase is Phase.WARMUP:
+            return 0.0
+        return self._checks.frozen_share(action.stage)
+
+    # -- figures -----------------------------------------------------------------------------------
+
+    def expected_stage_ratios(self) -> dict[int, float]:
+        """Return for every stage the mean planned ratio of its backwards in the current step."""
+        sums: dict[int, list[float]] = {}
+        for action in self.dag.actions:
+            if action.kind.freezable:
+                sums.setdefault(action.stage, []).append(self.planned_ratio(action))
+        return {stage: sum(ratios) / len(ratios) for stage, ratios in sorted(sums.items())}
+
+    def expected_batch_ms(self) -> float | None:
+        """Predict the time of a batch under the current step's ratios.
+
+        Returns:
+            Milliseconds, or None as long as there are no bounds.
+        """
+        return None if self._in_force is None else self._in_force.expected_batch_ms(self._step)
+
+    def collect(self, gradient_scale: float | None = None) -> CollectedFigures:
+        """Exchange what was measured since the last call.
+
+        Every rank must call this at the same step. Waits for the device, so call it only where
+        figures are logged.
+
+        Args:
+            gradient_scale: What the gradients of the current step, which must still be there, have
+                to be multiplied with to undo clipping; None to measure none.
+
+        Returns:
+            The figures of the whole pipeline, the same on every rank.
+
+        Raises:
+            RuntimeError: If processes that hold the same stage have frozen different tensors.
+        """
+        self._drain()
+        checks, log = self._checks, self._log.take()
+        mine = RankFigures(
+            log.passes,
+            log.applied_stage_ratios,
+            log.applied_total,
+            None if checks is None else (checks.take_ms_per_step(), checks.n_bytes),
+            self._updates.take(gradient_scale, self._drawn_ratio),
+            log.mask_hashes,
+        )
+        ranks: list[RankFigures] = self._exchange.all_gather(mine)
+        check_same_masks(ranks)
+        slowness = None
+        is_known = all(rank.passes.passes for rank in ranks)
+        if self._in_force is not None and log.phases == {Phase.STABLE} and is_known:
+            slowness = self._in_force.slowness([rank.passes for rank in ranks])
+        return collected(
+            self.dag,
+            ranks,
+            None if self.bounds is None else self.bounds.delays_ms(self.dag),
+            {} if checks is None else dict(checks.decision.figures),
+            slowness,
+        )
+
+    def frozen_counts(self) -> list[FrozenCount]:
+        """Return how often each tensor of the model was frozen since freezing began.
+
+        Every rank must call this together. Counts survive a checkpoint.
+        """
+        everyone = self._exchange.all_gather(self._updates.counts())
+        return frozen_counts(everyone, self.order.stage_to_rank)
+
+    def _drawn_ratio(self, stage: int) -> float | None:
+        """Return the probability that a tensor of ``stage`` is frozen, if tensors are drawn."""
+        if self._checks is not None or self.phase not in (Phase.RAMP, Phase.STABLE):
+            return None
+        ratios = [
+            self.planned_ratio(a) for a in self.dag.actions if a.kind.freezable and a.stage == stage
+        ]
+        return sum(ratios) / len(ratios)
+
+    def _drain(self) -> None:
+        for observed, pattern in self._log.read():
+            if self._planner is not None:
+                self._planner.add(observed.phase, pattern, observed.record, cold=observed.is_cold)
+            if self.on_pass is not None:
+                self.on_pass(observed)
+
+    # -- checkpoint --------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint holds of freezing (:meth:`FreezingState.save`)."""
+        self._drain()
+        return self._state.save()
+
+    def state_to_load(self, keys: Collection[str]) -> dict[str, Any]:
+        """Return what to load of a checkpoint whose freezing state has ``keys``."""
+        return self._state.wanted(keys)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned on all processes, of this number or another.
+
+        Raises:
+            ValueError: If the checkpoint is one of another pipeline or of another method.
+        """
+        self._state.load(state_dict)

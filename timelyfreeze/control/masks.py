@@ -1,0 +1,127 @@
+"""What a pass freezes in each backward: a pure function of step, pass, plan, decision and seed.
+
+How much follows from the phase and the plan, which tensors from the policy or a draw. Replicas and
+resumed runs come to the same masks without talking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from timelyfreeze.control.plan_in_force import PlanInForce
+from timelyfreeze.control.policy_checks import PolicyChecks
+from timelyfreeze.masks.budget import fit_to_ratio
+from timelyfreeze.masks.selection import (
+    draw_all_or_nothing,
+    draw_uniform,
+    draw_whether,
+    mask_rng,
+)
+from timelyfreeze.masks.units import FreezeUnits
+from timelyfreeze.runtime.stage import NOTHING_FROZEN
+from timelyfreeze.schedule.actions import Action
+from timelyfreeze.schedule.dag import PipelineDag
+from timelyfreeze.settings.choices import ALL_OR_NOTHING, FreezeSettings
+from timelyfreeze.settings.phases import Phase, actual_freeze_ratio
+from timelyfreeze.timing.monitoring import pattern_of
+
+
+class PassMasks:
+    """The masks of one pass on this rank.
+
+    Args:
+        settings: The user's choices.
+        units: Parameters of this rank's stages, and which of them are frozen together.
+        n_microbatches: Of a pipeline batch.
+        plan: Says how much to freeze; None for a policy alone.
+        checks: Say which tensors; None to draw at random. One of the two is there.
+        step: Optimizer step, from 1.
+        pass_index: Number of the pass in its step, from 0.
+
+    Attributes:
+        pattern: What the pass freezes, if it is one of monitoring.
+    """
+
+    def __init__(
+        self,
+        settings: FreezeSettings,
+        units: Mapping[int, FreezeUnits],
+        n_microbatches: int,
+        plan: PlanInForce | None,
+        checks: PolicyChecks | None,
+        step: int,
+        pass_index: int,
+    ) -> None:
+        self.pattern = pattern_of(settings.phases, step, pass_index, n_microbatches)
+        self._settings = settings
+        self._units = units
+        self._microbatches = range(n_microbatches)
+        self._plan = plan
+        self._checks = checks
+        self._step = step
+        self._pass_index = pass_index
+        is_off = plan is not None and plan.is_off(step)
+        self._is_idle = is_off or settings.phases.phase(step) is Phase.WARMUP
+
+    def of_stage(self, stage: int, dag: PipelineDag) -> Mapping[int, NDArray[np.bool_]]:
+        """Return the masks of one stage by microbatch; those that freeze nothing are left out."""
+        if self._is_idle:
+            return NOTHING_FROZEN
+        backwards = [a for a in dag.actions if a.kind.freezable and a.stage == stage]
+        masks = {action.microbatch: self._mask(action) for action in backwards}
+        return {m: mask for m, mask in masks.items() if mask.any()} or NOTHING_FROZEN
+
+    def _mask(self, action: Action) -> NDArray[np.bool_]:
+        """Return what the current pass freezes in one backward, bool, shape [n]."""
+        stage = action.stage
+        units = self._units[stage]
+        n = len(units.tensors.names)
+        chosen = None if self._checks is None else self._checks.frozen(stage)
+        if self._plan is None:
+            assert chosen is not None  # the constructor saw to it
+            return units.spread(units.gather(chosen))
+        if self.pattern is not None:
+            return np.full(n, self.pattern.freezes(action))
+        ratio = self._plan.ratio(action, self._step)
+        if ratio in (0.0, 1.0):
+            return np.full(n, ratio == 1.0)
+        if stage < self._plan.front_depths(self._step).get(action.microbatch, 0):
+            return np.full(n, self._is_front_frozen(action.microbatch))
+        rng = self._rng(stage, action.microbatch)
+        if stage == 0 and self._settings.first_stage == ALL_OR_NOTHING:
+            return draw_all_or_nothing(units.tensors, ratio, rng)
+        if chosen is None:
+            return units.spread(draw_uniform(units.table, ratio, rng))
+        return units.spread(fit_to_ratio(units.table, units.gather(chosen), ratio, rng))
+
+    def without_input_grads(self, stage: int) -> Collection[int]:
+        """Return the microbatches for which no stage in front needs ``stage``'s input gradient.
+
+        A policy alone decides for all microbatches and stages at once, so a frozen prefix is known
+        to every rank. Under a plan they are those whose front reaches beyond ``stage``. The first
+        stage behind a front would save a little too, but the plan's times are those of backwards
+        that do compute the gradient, and this one is not idle.
+        """
+        if self._is_idle:
+            return ()
+        if self._plan is not None:
+            depths = self._plan.front_depths(self._step)
+            return {m for m, depth in depths.items() if stage < depth and self._is_front_frozen(m)}
+        assert self._checks is not None  # the constructor saw to it
+        return () if self._checks.first_live_stage < stage else self._microbatches
+
+    def _is_front_frozen(self, microbatch: int) -> bool:
+        """Return whether the current pass freezes the front of ``microbatch``, all of it or none.
+
+        Every rank draws the same, from what is the first stage's generator. In the stable phase it
+        is always frozen.
+        """
+        assert self._plan is not None  # only a plan has fronts
+        ratio = actual_freeze_ratio(1.0, self._step, self._settings.phases)
+        return draw_whether(ratio, self._rng(0, microbatch))
+
+    def _rng(self, stage: int, microbatch: int) -> np.random.Generator:
+        return mask_rng(self._settings.seed, self._step, self._pass_index, microbatch, stage)

@@ -1,0 +1,156 @@
+"""This rank's passes: what they froze, what they took, and what of it has not been told yet."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from timelyfreeze.control.collected import Applied, Cut, ObservedPass, shares_by_action
+from timelyfreeze.runtime.recorder import ActionRecorder, PassRecord
+from timelyfreeze.settings.phases import Phase
+from timelyfreeze.timing.monitoring import Pattern
+from timelyfreeze.timing.passes import RankPasses, misreading, rank_passes
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LoggedPass:
+    """What is known of a pass before its times are read.
+
+    Attributes:
+        step: Optimizer step it was part of.
+        phase: What the step was for.
+        pattern: What it froze, if it was a pass of monitoring.
+        is_cold: Whether it is one of the first passes after a change of phase or of plan.
+        applied: What its masks really froze.
+        cut: Microbatches whose input gradients were left out.
+    """
+
+    step: int
+    phase: Phase
+    pattern: Pattern | None
+    is_cold: bool
+    applied: Applied
+    cut: Cut
+
+
+@dataclass(frozen=True)
+class PassSummary:
+    """What has been measured since it was last told.
+
+    Attributes:
+        passes: Warm passes, as the other ranks want them.
+        phases: Which phases they belong to.
+        applied_stage_ratios: Mean frozen share of each stage's backwards in the current step.
+        applied_total: Sum and number of frozen shares since the run began.
+        mask_hashes: Of all masks since then, by stage; equal masks have equal ones.
+    """
+
+    passes: RankPasses
+    phases: Set[Phase]
+    applied_stage_ratios: dict[int, float]
+    applied_total: tuple[float, int]
+    mask_hashes: Mapping[int, int]
+
+
+class PassLog:
+    """Keeps passes until their times are read, and their times until they are told.
+
+    Args:
+        recorder: Has the times.
+        rank: Number of this process, for warnings.
+
+    Attributes:
+        applied_total: Sum and number of frozen shares of all steps that have ended.
+    """
+
+    def __init__(self, recorder: ActionRecorder, rank: int) -> None:
+        self.applied_total = (0.0, 0)
+        self._recorder = recorder
+        self._rank = rank
+        self._unread: list[LoggedPass] = []
+        self._untold: list[tuple[Phase, PassRecord]] = []
+        self._step_applied: dict[int, list[float]] = {}
+        self._has_misread = False
+        self._mask_hashes: dict[int, int] = {}
+
+    def begin_step(self) -> None:
+        """Enter an optimizer step."""
+        self._step_applied = {}
+
+    def add(self, logged: LoggedPass) -> None:
+        """Take note of a pass that the recorder has just finished."""
+        self._unread.append(logged)
+        for stage, shares in logged.applied.items():
+            self._step_applied.setdefault(stage, []).extend(shares.values())
+
+    def add_masks(self, masks: Mapping[int, Mapping[int, NDArray[np.bool_]]]) -> None:
+        """Take note of what a pass is to freeze, by stage and microbatch."""
+        for stage, of_stage in masks.items():
+            mask_hash = self._mask_hashes.get(stage, 0)
+            for microbatch, mask in sorted(of_stage.items()):
+                mask_hash = crc32(mask.tobytes(), crc32(b"%d" % microbatch, mask_hash))
+            self._mask_hashes[stage] = mask_hash
+
+    def end_step(self) -> None:
+        """Leave the step."""
+        shares = [share for per_stage in self._step_applied.values() for share in per_stage]
+        total, count = self.applied_total
+        self.applied_total = (total + sum(shares), count + len(shares))
+
+    def read(self) -> list[tuple[ObservedPass, Pattern | None]]:
+        """Wait for the device and return the passes since the last call, oldest first.
+
+        Returns:
+            Each pass, and what it froze if it was one of monitoring.
+        """
+        found = []
+        for logged, record in zip(self._unread, self._recorder.drain(), strict=True):
+            self._tell_misreading(logged, record)
+            shares = shares_by_action(record, logged.applied)
+            # A first stage has no input gradient to leave out.
+            was_cut = {a for a in shares if a.stage and a.microbatch in logged.cut[a.stage]}
+            observed = ObservedPass(
+                logged.step, logged.phase, logged.is_cold, record, shares, was_cut
+            )
+            found.append((observed, logged.pattern))
+            if not logged.is_cold:
+                self._untold.append((logged.phase, record))
+        self._unread = []
+        return found
+
+    def take(self) -> PassSummary:
+        """Return what has been read since the last call."""
+        untold, self._untold = self._untold, []
+        mask_hashes, self._mask_hashes = self._mask_hashes, {}
+        return PassSummary(
+            rank_passes([(phase, each.durations_ms, each.span_ms) for phase, each in untold]),
+            {phase for phase, _ in untold},
+            {stage: sum(s) / len(s) for stage, s in self._step_applied.items() if s},
+            self.applied_total,
+            mask_hashes,
+        )
+
+    def forget_stable(self) -> None:
+        """Leave out what ran under a plan that another one follows."""
+        self._untold = [entry for entry in self._untold if entry[0] is not Phase.STABLE]
+
+    def _tell_misreading(self, logged: LoggedPass, record: PassRecord) -> None:
+        """Warn once of a time that cannot be; where a plan fails by it, that is told anyway."""
+        told = misreading(record.durations_ms, record.span_ms)
+        if told is None or logged.pattern is not None or self._has_misread:
+            return
+        self._has_misread = True
+        logger.warning(
+            "Rank %d: a clock misread in step %d: %s; batch times are left out wherever such a "
+            "time would be part of them, and no plan is made by them",
+            self._rank,
+            logged.step,
+            told,
+        )

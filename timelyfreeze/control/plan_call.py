@@ -1,0 +1,125 @@
+"""A plan in the making: rank 0 solves, all ranks take the answer at the end of the same step."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from timelyfreeze.planning.background import BackgroundCall, BackgroundError
+from timelyfreeze.planning.lp import LpError
+from timelyfreeze.planning.solution import Solution, solution_from_plain, solution_to_plain
+from timelyfreeze.runtime.exchange import Exchange
+
+logger = logging.getLogger(__name__)
+
+# Up to here solving takes a fraction of a second, so training may as well wait for it.
+MOST_ACTIONS_AT_ONCE = 1024
+
+
+def is_quick(n_actions: int, *, branches: bool = False) -> bool:
+    """Return whether a plan is solved in a fraction of a second.
+
+    Args:
+        n_actions: Actions of the pipeline.
+        branches: Whether the plan looks for fronts, which takes seconds for any pipeline.
+    """
+    return n_actions <= MOST_ACTIONS_AT_ONCE and not branches
+
+
+def automatic_delay(n_actions: int, n_ramp_steps: int, *, branches: bool = False) -> int:
+    """Return after how many steps a plan is taken, where the user leaves that open.
+
+    Args:
+        n_actions: Actions of the pipeline.
+        n_ramp_steps: T_f - T_m.
+        branches: Whether the plan looks for fronts, which takes seconds for any pipeline.
+
+    Returns:
+        0 for a pipeline that is solved at once. Otherwise a tenth of the ramp, 1 at least, within
+        which ratios would be small anyway; but never all of the ramp.
+    """
+    if is_quick(n_actions, branches=branches):
+        return 0
+    return min(max(1, n_ramp_steps // 10), n_ramp_steps - 1)
+
+
+class PlanCall:
+    """One call of a function that makes a plan; every rank makes one at the same step.
+
+    The number of steps in between is fixed and not "as soon as it is ready": all ranks have to
+    begin at the same step, and so does the same run when it is repeated.
+
+    Args:
+        exchange: Talks to the other ranks.
+        due_step: At its end all ranks take the answer.
+        apart: Whether the function runs in a process of its own, from now on; else it is called
+            when the answer is taken.
+        function: Returns a solution; a function of a module, with arguments that pickle.
+        arguments: Keyword arguments for it; None on ranks that do not solve.
+        patience_s: How long training waits at most for that process, once the answer is due;
+            seconds.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        due_step: int,
+        apart: bool,
+        function: Callable[..., Solution],
+        arguments: Mapping[str, Any] | None,
+        patience_s: float,
+    ) -> None:
+        self.due_step = due_step
+        self._exchange = exchange
+        self._function = function
+        self._arguments = arguments
+        self._patience_s = patience_s
+        self._background: BackgroundCall[Solution] | None = None
+        self._failure: str | None = None
+        if arguments is not None and apart:
+            try:
+                self._background = BackgroundCall(function, **arguments)
+            except OSError as error:
+                self._failure = f"no process for the solver could be started: {error}"
+
+    def take(self) -> Solution | str:
+        """Wait for the answer; every rank must call this at the end of the same step.
+
+        Returns:
+            The same solution on every rank, or why there is none.
+        """
+        answer: dict[str, str] = {}
+        if self._arguments is not None:
+            try:
+                answer = solution_to_plain(self._solve(self._arguments))
+            except (LpError, ValueError, BackgroundError, MemoryError) as error:
+                answer = {"failure": str(error) or type(error).__name__}
+        answer = self._exchange.broadcast(answer)
+        if "failure" in answer:
+            return answer["failure"]
+        return solution_from_plain(answer)
+
+    def _solve(self, arguments: Mapping[str, Any]) -> Solution:
+        if self._failure is not None:
+            raise BackgroundError(self._failure)
+        if self._background is None:
+            return self._function(**arguments)
+        began = time.monotonic()
+        was_done = self._background.done
+        with self._background as call:
+            solution = call.result(self._patience_s)
+        if not was_done:
+            logger.warning(
+                "Training waited %.1f s for its plan; freezing.solver_delay_steps gives the solver "
+                "more steps",
+                time.monotonic() - began,
+            )
+        return solution
+
+    def cancel(self) -> None:
+        """End the solver, if it still runs in the background."""
+        if self._background is not None:
+            self._background.cancel()
+            self._background = None

@@ -1,0 +1,196 @@
+"""The plan that a run follows: what it says of each step, until another one takes its place."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from timelyfreeze.control.drift import drifts, forward_slowness
+from timelyfreeze.planning.plan import FreezePlan, plan_from_ratios
+from timelyfreeze.planning.skipped_grads import front_depths
+from timelyfreeze.planning.solution import (
+    Solution,
+    check_same_pipeline,
+    solution_from_plain,
+    solution_to_plain,
+)
+from timelyfreeze.schedule.actions import Action
+from timelyfreeze.schedule.dag import PipelineDag, build_dag
+from timelyfreeze.schedule.order import ScheduleOrder
+from timelyfreeze.settings.choices import OFF, FreezeSettings, effective_cascade
+from timelyfreeze.settings.phases import Phase, actual_freeze_ratio
+from timelyfreeze.timing.bounds import DurationBounds
+from timelyfreeze.timing.passes import RankPasses, slowest_durations
+from timelyfreeze.timing.processors import play_batch
+
+logger = logging.getLogger(__name__)
+
+
+class PlanInForce:
+    """What is followed: nothing at first, then a plan, perhaps others, perhaps nothing again.
+
+    Args:
+        order: Declared order of the whole pipeline; the order that ran takes its place.
+        settings: The user's choices.
+        n_processors: How many of a pipeline's ranks can compute at once; None if each has a device
+            of its own.
+        on_solved: Called with each plan and its bounds.
+
+    Attributes:
+        order: The order that ran while monitoring; before, the declared one.
+        dag: The graph of it.
+        plan: The plan, once there is one.
+        bounds: What it was made from.
+        switched_off: Since when and why nothing is frozen although there is a plan.
+    """
+
+    def __init__(
+        self,
+        order: ScheduleOrder,
+        settings: FreezeSettings,
+        n_processors: float | None,
+        on_solved: Callable[[FreezePlan, DurationBounds], None],
+    ) -> None:
+        self.order = order
+        self.dag: PipelineDag = build_dag(order)
+        self.plan: FreezePlan | None = None
+        self.bounds: DurationBounds | None = None
+        self.switched_off: str | None = None
+        self._last_followed_step: int | None = None
+        self._fronts: Mapping[int, int] = {}
+        self._phases = settings.phases
+        self._has_fronts = effective_cascade(settings.first_stage, settings.cascade) != OFF
+        self._n_processors = n_processors
+        self._on_solved = on_solved
+
+    # -- which -------------------------------------------------------------------------------------
+
+    def adopt(self, solution: Solution) -> FreezePlan:
+        """Follow a plan from now on that was solved for this pipeline, the same on every rank."""
+        self.order, self.dag = solution.order, solution.dag
+        self.bounds, self.plan = solution.bounds, solution.plan
+        if self._has_fronts:
+            self._fronts = front_depths(self.dag, self.plan.ratios)
+        self._on_solved(self.plan, self.bounds)
+        return self.plan
+
+    def adopt_saved(self, solution: Solution) -> None:
+        """Follow a plan that was made elsewhere; every rank must be given the same.
+
+        Raises:
+            ValueError: If it was made for another pipeline.
+        """
+        check_same_pipeline(solution.order, self.order)
+        self.adopt(solution)
+
+    def switch_off(self, step: int, reason: str) -> None:
+        """Follow nothing after ``step``, and tell ``reason``."""
+        self._last_followed_step = step
+        self.switched_off = f"from step {step + 1} on: {reason}"
+        logger.info("Freezing is switched off %s", self.switched_off)
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether there is a plan that is not switched off."""
+        return self.plan is not None and self.switched_off is None
+
+    def is_off(self, step: int) -> bool:
+        """Return whether freezing is switched off in ``step``."""
+        return self._last_followed_step is not None and step > self._last_followed_step
+
+    # -- what it says ------------------------------------------------------------------------------
+
+    def ratio(self, action: Action, step: int) -> float:
+        """Return the freeze ratio that ``action`` has at ``step``, Eq. 9 included.
+
+        Args:
+            action: A backward of the schedule.
+            step: Optimizer step, from 1.
+
+        Returns:
+            float: In [0, 1]; 1 while the lower bound is measured, 0.5 in mixed monitoring as the
+            mean over opposite passes, 0 where there is no plan or freezing is switched off.
+
+        Raises:
+            ValueError: If the plan does not know the action.
+        """
+        phase = self._phases.phase(step)
+        if phase.monitors:
+            return {Phase.LOWER_BOUND: 1.0, Phase.MIXED: 0.5}.get(phase, 0.0)
+        if self.plan is None or self.is_off(step) or phase is Phase.WARMUP:
+            return 0.0
+        return actual_freeze_ratio(self.plan.ratio_of(action), step, self._phases)
+
+    def front_depths(self, step: int) -> Mapping[int, int]:
+        """Return the plan's fronts at ``step`` (:mod:`timelyfreeze.planning.skipped_grads`), by microbatch.
+
+        They are empty while no plan is followed, and where ``freezing.cascade`` is off.
+        """
+        is_followed = self._phases.ramp(step) > 0.0 and not self.is_off(step)
+        return self._fronts if is_followed else {}
+
+    def expected_batch_ms(self, step: int) -> float | None:
+        """Predict the time of a batch under the ratios of ``step``.
+
+        Returns:
+            Milliseconds, or None as long as there are no bounds, and in mixed monitoring, where one
+            batch is not like another.
+        """
+        phase = self._phases.phase(step)
+        if self.bounds is None or self.plan is None or phase is Phase.MIXED:
+            return None
+        if phase is Phase.LOWER_BOUND:
+            durations_ms = self.bounds.min_ms
+        else:
+            # Every ratio is the same share of the plan's, and times fall in proportion.
+            share = 0.0 if self.is_off(step) else self._phases.ramp(step)
+            durations_ms = (1.0 - share) * self.bounds.max_ms + share * self.plan.durations_ms
+        delays_ms = self.bounds.delays_ms(self.dag)
+        return play_batch(self.dag, durations_ms, self._n_processors, delays_ms)[1]
+
+    def slowness(self, ranks: Sequence[RankPasses]) -> float | None:
+        """Return how much longer forwards take than in the bounds; None without a plan.
+
+        Args:
+            ranks: Stable passes of every process.
+        """
+        if self.plan is None or self.bounds is None:
+            return None
+        observed_ms = slowest_durations(ranks)
+        return forward_slowness(drifts(self.dag, self.bounds, self.plan.durations_ms, observed_ms))
+
+    def under(self, bounds: DurationBounds) -> FreezePlan:
+        """Return what the plan comes to where actions take other times than it was made for."""
+        assert self.plan is not None  # the caller saw to it
+        return plan_from_ratios(
+            self.dag,
+            bounds,
+            self.plan.ratios,
+            n_processors=self._n_processors,
+            uses_fronts=self._has_fronts,
+        )
+
+    # -- checkpoint --------------------------------------------------------------------------------
+
+    def plain_state(self) -> dict[str, Any]:
+        """Return what became of freezing, and once solved order, bounds and plan."""
+        state: dict[str, Any] = {
+            "switched_off": self.switched_off,
+            "last_followed_step": self._last_followed_step,
+        }
+        if self.plan is not None and self.bounds is not None:
+            solution = Solution(self.order, self.dag, self.bounds, self.plan)
+            state["solved"] = solution_to_plain(solution)
+        return state
+
+    def load_plain_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`plain_state` returned, in this version or before plans were remade.
+
+        Raises:
+            ValueError: If the plan was made for another pipeline.
+        """
+        self.switched_off = state.get("switched_off")
+        self._last_followed_step = state.get("last_followed_step")
+        if "solved" in state:
+            self.adopt_saved(solution_from_plain(state["solved"]))

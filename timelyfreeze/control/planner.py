@@ -1,0 +1,312 @@
+"""Plans one run: when times are kept, when a plan is solved from them, and when anew."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from timelyfreeze.control.drift import Group, moved_bounds
+from timelyfreeze.control.plan_call import PlanCall, automatic_delay, is_quick
+from timelyfreeze.control.plan_in_force import PlanInForce
+from timelyfreeze.control.replanning import (
+    Replanning,
+    described,
+    drift_from_plain,
+    drift_text,
+    drift_to_plain,
+)
+from timelyfreeze.planning.plan import FreezePlan
+from timelyfreeze.planning.solution import (
+    RankTimes,
+    Solution,
+    SolverChoices,
+    solve_from_bounds,
+    solve_from_times,
+)
+from timelyfreeze.runtime.exchange import Exchange
+from timelyfreeze.runtime.recorder import PassRecord
+from timelyfreeze.schedule.order import ScheduleOrder
+from timelyfreeze.settings.choices import ALL_OR_NOTHING, PLAN, FreezeSettings, effective_cascade
+from timelyfreeze.settings.phases import Phase
+from timelyfreeze.timing.bounds import DurationBounds, bounds_from_json, bounds_to_json
+from timelyfreeze.timing.monitoring import Monitoring, Pattern
+from timelyfreeze.timing.samples import Samples
+
+logger = logging.getLogger(__name__)
+
+# A plan that is solved anew freezes as little as it can. It need not be the faster one: fronts
+# (timelyfreeze.planning.skipped_grads) may come about by chance, unplanned. Less than this does not matter.
+_LEAST_IMPROVEMENT = 1e-3
+
+# Returns milliseconds by sending and receiving rank.
+TransferMeter = Callable[[], Mapping[tuple[int, int], float]]
+
+
+class Planner:
+    """What is known about times, and the plan that follows from it.
+
+    Args:
+        order: Declared order of the whole pipeline; the order that ran takes its place.
+        settings: The user's choices.
+        exchange: Talks to the other ranks.
+        n_processors: How many of a pipeline's ranks can compute at once; None if each has a device
+            of its own.
+        on_solved: Called on every rank with the plan and its bounds whenever there are new ones.
+        measure_transfers: Times the links between pipeline ranks, when called on all of them.
+
+    Attributes:
+        in_force: The plan that is followed, and the pipeline that it is for.
+        failure: Why there is no plan, if solving failed.
+        choices: What plans are solved under.
+    """
+
+    def __init__(
+        self,
+        order: ScheduleOrder,
+        settings: FreezeSettings,
+        exchange: Exchange,
+        n_processors: float | None,
+        on_solved: Callable[[FreezePlan, DurationBounds], None],
+        measure_transfers: TransferMeter = dict,
+    ) -> None:
+        self.in_force = PlanInForce(order, settings, n_processors, on_solved)
+        self.failure: str | None = None
+        self._measured: DurationBounds | None = None  # before anything moved
+        self._settings = settings
+        self._exchange = exchange
+        self._measure_transfers = measure_transfers
+        self.choices = SolverChoices(
+            max_freeze_ratio=settings.max_freeze_ratio,
+            whole_stages=(0,) if settings.first_stage == ALL_OR_NOTHING else (),
+            n_processors=n_processors,
+            time_limit_s=settings.solver_time_limit_s,
+            cascade=effective_cascade(settings.first_stage, settings.cascade),
+        )
+        self._monitoring = Monitoring()
+        self._transfers_ms: Mapping[tuple[int, int], float] = {}
+        self._replanning = Replanning(settings, exchange, n_processors)
+        self._call: PlanCall | None = None
+        # Drift and due step of a plan that is being solved anew.
+        self._again: tuple[Mapping[Group, float], int] | None = None
+
+    # -- the step ----------------------------------------------------------------------------------
+
+    def add(self, phase: Phase, pattern: Pattern | None, record: PassRecord, *, cold: bool) -> None:
+        """Take note of a pass.
+
+        Args:
+            phase: What its step was for.
+            pattern: What it froze, if it was a pass of monitoring.
+            record: What the recorder saw.
+            cold: Whether it is one of the first passes after a change of phase.
+        """
+        if pattern is not None and self.in_force.plan is None:
+            self._monitoring.add(pattern, record, is_cold=cold)
+        if phase is Phase.STABLE and self.in_force.plan is not None:
+            self._replanning.add(record, is_cold=cold)
+
+    def begin_step(self, step: int) -> None:
+        """Begin again the solving that a checkpoint interrupted; every rank must call this."""
+        if self._call is not None:
+            return
+        last = self._settings.phases.last_monitor_step
+        if self._again is not None:
+            drift, due_step = self._again
+            self._solve_again(drift, max(due_step, step))
+        elif step > last and self._has_times_alone:
+            self._solve_first(max(last + self._delay, step))
+
+    def needs_times(self, step: int) -> bool:
+        """Return whether the end of ``step`` needs all passes that are recorded.
+
+        Those under a plan that another one follows must not be taken for the other's.
+        """
+        is_last = self._call is not None and step >= self._call.due_step
+        return is_last or self._settings.phases.phase(step).monitors or self._remeasures(step)
+
+    def end_step(self, step: int) -> None:
+        """Solve, take what was solved, or compare times; every rank must call this."""
+        if step == self._settings.phases.last_monitor_step:
+            self._transfers_ms = self._measure_transfers()
+            self._solve_first(step + self._delay)
+        if self._call is not None:
+            if step >= self._call.due_step:
+                self._take(step)
+        elif self._remeasures(step) and self._replanning.has_enough:
+            self._remeasure(step)
+
+    @property
+    def is_solving(self) -> bool:
+        """Whether the first plan is in the making."""
+        return self._call is not None and self.in_force.plan is None
+
+    def close(self) -> None:
+        """End what still runs in the background."""
+        if self._call is not None:
+            self._call.cancel()
+
+    # -- solving -----------------------------------------------------------------------------------
+
+    @property
+    def _delay(self) -> int:
+        """Steps from the beginning of solving to the plan."""
+        phases, delay = self._settings.phases, self._settings.solver_delay_steps
+        if delay is not None:
+            return delay
+        n_ramp_steps = phases.last_ramp_step - phases.last_monitor_step
+        return automatic_delay(self._n_actions, n_ramp_steps, branches=self._branches)
+
+    @property
+    def _n_actions(self) -> int:
+        return len(self.in_force.dag.actions)
+
+    @property
+    def _branches(self) -> bool:
+        return self.choices.cascade == PLAN
+
+    @property
+    def _has_times_alone(self) -> bool:
+        """Whether times have been measured of which nothing has become yet."""
+        return self.in_force.plan is None and self.failure is None and not self._monitoring.is_empty
+
+    def _solve_first(self, due_step: int) -> None:
+        """Gather everyone's times; rank 0 solves."""
+        mine = RankTimes(self._monitoring.times(), self._transfers_ms)
+        arguments = {"ranks": self._exchange.gather(mine), "declared": self.in_force.order}
+        self._begin(due_step, solve_from_times, arguments)
+
+    def _solve_again(self, drift: Mapping[Group, float], due_step: int) -> None:
+        now = self.in_force
+        assert now.bounds is not None  # only a plan that is in force is solved anew
+        self._again = (drift, due_step)
+        arguments = {"order": now.order, "bounds": moved_bounds(now.dag, now.bounds, drift)}
+        self._begin(due_step, solve_from_bounds, arguments)
+
+    def _begin(
+        self, due_step: int, solve: Callable[..., Solution], arguments: Mapping[str, Any]
+    ) -> None:
+        if self._delay > 0:
+            logger.info("Solving meanwhile: the plan is due at the end of step %d", due_step)
+        mine = {**arguments, "choices": self.choices} if self._exchange.rank == 0 else None
+        patience_s = self._settings.solver_time_limit_s
+        # A process can be ended when its time is up, whatever it is doing; others wait no longer.
+        apart = self._delay > 0 or not is_quick(self._n_actions, branches=self._branches)
+        self._call = PlanCall(self._exchange, due_step, apart, solve, mine, patience_s)
+
+    def _take(self, step: int) -> None:
+        """Take the plan that was solved, or the reason why there is none, on all ranks."""
+        assert self._call is not None  # the caller saw to it
+        answer = self._call.take()
+        self._call = None
+        again, self._again = self._again, None
+        self._monitoring.clear()
+        if isinstance(answer, str):
+            self._without(answer, is_first=again is None)
+            return
+        if self.in_force.plan is None or again is None:
+            plan = self.in_force.adopt(answer)
+            logger.info("Freeze plan: %s", described(plan))
+        else:
+            self._measured = self._measured or self.in_force.bounds
+            former = self.in_force.under(answer.bounds)
+            stays = former.batch_ms < (1.0 - _LEAST_IMPROVEMENT) * answer.plan.batch_ms
+            plan = self.in_force.adopt(replace(answer, plan=former) if stays else answer)
+            logger.info(
+                "Times have moved (%s); the plan solved for them: %s; the former one with them: "
+                "%s; %s",
+                drift_text(again[0]),
+                described(answer.plan),
+                described(former),
+                "the former one stays" if stays else "the new one takes its place",
+            )
+        self._replanning.forget()
+        if plan.gain < self._settings.least_gain:
+            gain = f"{100 * plan.gain:+.1f}%"
+            least = f"freezing.least_gain ({self._settings.least_gain:g})"
+            self.in_force.switch_off(step, f"the plan promises {gain}, under {least}")
+
+    def _without(self, reason: str, *, is_first: bool) -> None:
+        if is_first:
+            self.failure = reason
+        elif self._exchange.rank == 0:
+            logger.warning(
+                "Times have moved, but solving again brought no plan (%s); the one in force stays",
+                reason,
+            )
+
+    def follow(self, solution: Solution) -> None:
+        """Put a plan in force that was made elsewhere; every rank must be given the same.
+
+        Raises:
+            ValueError: If it was made for another pipeline.
+        """
+        self.in_force.adopt_saved(solution)
+        self._replanning.forget()
+
+    # -- the stable phase --------------------------------------------------------------------------
+
+    def _remeasures(self, step: int) -> bool:
+        is_free = self._call is None and self.in_force.is_followed
+        return is_free and self._replanning.looks_at(step)
+
+    def _remeasure(self, step: int) -> None:
+        """Compare times with the plan's; solve anew or switch off where they ask for it."""
+        now = self.in_force
+        assert now.plan is not None  # the caller saw to it
+        assert now.bounds is not None
+        found = self._replanning.measure(
+            now.dag, self._measured or now.bounds, now.bounds, now.plan
+        )
+        if found is None:
+            return  # times that cannot be say nothing of the plan
+        reason = self._replanning.why_not(found)
+        if reason is not None:
+            self.in_force.switch_off(step, reason)
+        elif self._replanning.has_moved(found):
+            self._solve_again(found.drift, step + self._delay)
+            if self._delay == 0:
+                self._take(step)
+
+    # -- checkpoint --------------------------------------------------------------------------------
+
+    def plain_state(self) -> dict[str, Any]:
+        """Return times, what became of solving and, once solved, order, bounds and plan."""
+        state: dict[str, Any] = {
+            "samples": {
+                **self._monitoring.to_plain(),
+                Phase.STABLE.value: self._replanning.to_plain(),
+            },
+            "transfers_ms": [[*link, ms] for link, ms in self._transfers_ms.items()],
+            "failure": self.failure,
+            "low_gains": self._replanning.n_low,
+            "again": None,
+            **self.in_force.plain_state(),
+        }
+        if self._again is not None:
+            drift, due_step = self._again
+            state["again"] = {"drift": drift_to_plain(drift), "due_step": due_step}
+        if self._measured is not None:
+            state["measured"] = bounds_to_json(self.in_force.dag, self._measured)
+        return state
+
+    def load_plain_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`plain_state` returned, in this version or before plans were remade.
+
+        Raises:
+            ValueError: If the plan was made for another pipeline.
+        """
+        self.close()
+        self._call = None
+        samples = state["samples"]
+        self._monitoring.load_plain(samples)
+        stable = samples.get(Phase.STABLE.value, Samples().to_plain())
+        self._replanning.load_plain(stable, state.get("low_gains", 0))
+        self._transfers_ms = {(a, b): ms for a, b, ms in state.get("transfers_ms", ())}
+        self.failure = state["failure"]
+        again = state.get("again")
+        self._again = again and (drift_from_plain(again["drift"]), again["due_step"])
+        self.in_force.load_plain_state(state)
+        if "measured" in state:
+            self._measured = bounds_from_json(self.in_force.dag, state["measured"])

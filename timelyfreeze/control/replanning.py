@@ -1,0 +1,218 @@
+"""Looks in the stable phase whether times and gain are still what the plan was made for.
+
+Nothing is measured for it that is not measured anyway: the times of the last stable passes are
+exchanged, once every so many steps, and rank 0 says what has become of them.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from timelyfreeze.control.drift import Group, drifts, largest_move, moved_bounds
+from timelyfreeze.planning.plan import FreezePlan
+from timelyfreeze.runtime.exchange import Exchange
+from timelyfreeze.runtime.recorder import PassRecord
+from timelyfreeze.schedule.actions import ActionKind
+from timelyfreeze.schedule.dag import PipelineDag
+from timelyfreeze.settings.choices import FreezeSettings
+from timelyfreeze.settings.phases import Phase
+from timelyfreeze.timing.bounds import DurationBounds
+from timelyfreeze.timing.passes import RankPasses, batch_times, rank_passes, slowest_durations
+from timelyfreeze.timing.processors import play_batch
+from timelyfreeze.timing.samples import Samples, samples_from_plain
+
+# As many of the last passes count, so that times are recent and a checkpoint stays small.
+_MOST_PASSES = 32
+# A median of fewer says little.
+_FEWEST_PASSES = 5
+# One re-measurement may fall into a bad moment of the machine.
+_LOW_IN_A_ROW = 2
+
+
+@dataclass(frozen=True)
+class Remeasurement:
+    """What the last stable passes say.
+
+    Attributes:
+        drift: How much longer actions take than planned, by stage and kind.
+        batch_ms: Median batch as measured.
+        unfrozen_batch_ms: What a batch would take without freezing: predicted from what was
+            measured without, moved as far as the actions that the plan leaves unfrozen.
+    """
+
+    drift: Mapping[Group, float]
+    batch_ms: float
+    unfrozen_batch_ms: float
+
+    @property
+    def gain(self) -> float:
+        """Throughput that freezing brings, as a fraction."""
+        return self.unfrozen_batch_ms / self.batch_ms - 1.0 if self.batch_ms > 0.0 else 0.0
+
+
+def remeasure(
+    dag: PipelineDag,
+    measured: DurationBounds,
+    bounds: DurationBounds,
+    plan: FreezePlan,
+    ranks: Sequence[RankPasses],
+    n_processors: float | None = None,
+) -> Remeasurement:
+    """Compare what all ranks measured under a plan with what it says.
+
+    Args:
+        dag: Precedence graph of A actions.
+        measured: Bounds as they came from monitoring.
+        bounds: Bounds that the plan was made from: the same, or moved since then.
+        plan: Has been in force in all of the passes.
+        ranks: Stable passes of every process; of replicas the slower counts.
+        n_processors: How many ranks can compute at once; None if each has a device of its own.
+    """
+    observed_ms = slowest_durations(ranks)
+    # Had frozen actions a say in it, freezing that saves nothing would look like a slow machine.
+    # Neither must bounds that they have moved.
+    live_ms = {
+        action: time_ms
+        for action, time_ms in observed_ms.items()
+        if plan.durations_ms[dag.index[action]] == bounds.max_ms[dag.index[action]]
+    }
+    moved = moved_bounds(dag, measured, drifts(dag, measured, measured.max_ms, live_ms))
+    delays_ms = bounds.delays_ms(dag)
+    batch_ms = play_batch(dag, moved.max_ms, n_processors, delays_ms)[1]
+    return Remeasurement(
+        drift=drifts(dag, bounds, plan.durations_ms, observed_ms),
+        batch_ms=statistics.median(batch_times(dag, ranks, delays_ms)[Phase.STABLE]),
+        unfrozen_batch_ms=batch_ms,
+    )
+
+
+class Replanning:
+    """This rank's last stable passes, and what all ranks make of them together.
+
+    Args:
+        settings: The user's choices.
+        exchange: Talks to the other ranks.
+        n_processors: As for :func:`remeasure`.
+    """
+
+    def __init__(
+        self, settings: FreezeSettings, exchange: Exchange, n_processors: float | None
+    ) -> None:
+        self._settings = settings
+        self._exchange = exchange
+        self._n_processors = n_processors
+        self._recent = Samples()
+        self._n_low = 0
+
+    def looks_at(self, step: int) -> bool:
+        """Return whether times are compared at the end of ``step``, if there are enough."""
+        every, last_ramp = self._settings.remeasure_every, self._settings.phases.last_ramp_step
+        return every > 0 and step > last_ramp and (step - last_ramp) % every == 0
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether there are enough passes to judge by; the same on every rank."""
+        return len(self._recent.warm) >= _FEWEST_PASSES
+
+    def add(self, record: PassRecord, *, is_cold: bool) -> None:
+        """Take note of a pass of the stable phase."""
+        if not is_cold and self._settings.remeasure_every > 0:
+            self._recent.add(record, is_cold=False)
+            self._recent.keep_last(_MOST_PASSES)
+
+    def forget(self) -> None:
+        """Forget the passes: another plan is in force."""
+        self._recent = Samples()
+
+    def measure(
+        self,
+        dag: PipelineDag,
+        measured: DurationBounds,
+        bounds: DurationBounds,
+        plan: FreezePlan,
+    ) -> Remeasurement | None:
+        """Compare the passes since the last time with the plan; every rank must call this.
+
+        Args:
+            dag: As for :func:`remeasure`, like all of them.
+            measured: Likewise.
+            bounds: Likewise.
+            plan: Likewise.
+
+        Returns:
+            The same on every rank; None if the clock of one of them misread.
+        """
+        recent = zip(self._recent.warm, self._recent.spans_ms, strict=True)
+        everyone = self._exchange.gather(
+            rank_passes([(Phase.STABLE, times_ms, span_ms) for times_ms, span_ms in recent])
+        )
+        found: Remeasurement | None = None
+        if everyone is not None and all(rank.passes for rank in everyone):
+            found = remeasure(dag, measured, bounds, plan, everyone, self._n_processors)
+        self.forget()
+        agreed: Remeasurement | None = self._exchange.broadcast(found)
+        if agreed is None:
+            return None
+        self._n_low = self._n_low + 1 if agreed.gain < self._settings.least_gain else 0
+        return agreed
+
+    def has_moved(self, found: Remeasurement) -> bool:
+        """Return whether times are so far from the plan's that another one is worth its while."""
+        return largest_move(found.drift) > self._settings.remeasure_share
+
+    def why_not(self, found: Remeasurement) -> str | None:
+        """Return why freezing does not pay, once it has not for long enough."""
+        if self._n_low < _LOW_IN_A_ROW:
+            return None
+        return (
+            f"the measured gain is {100 * found.gain:+.1f}% ({found.batch_ms:.1f} ms a batch, "
+            f"{found.unfrozen_batch_ms:.1f} ms without freezing), under freezing.least_gain "
+            f"({self._settings.least_gain:g}) {self._n_low} times in a row"
+        )
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return passes as plain data for a checkpoint."""
+        return self._recent.to_plain()
+
+    @property
+    def n_low(self) -> int:
+        """How many times in a row the gain was too low; for a checkpoint."""
+        return self._n_low
+
+    def load_plain(self, passes: Mapping[str, Any], n_low: int) -> None:
+        """Restore what :meth:`to_plain` and :attr:`n_low` returned."""
+        self._recent = samples_from_plain(passes)
+        self._n_low = n_low
+
+
+def drift_to_plain(drift: Mapping[Group, float]) -> list[list[Any]]:
+    """Return a drift as plain data; undone by :func:`drift_from_plain`."""
+    return [[stage, kind.value, factor] for (stage, kind), factor in drift.items()]
+
+
+def drift_from_plain(plain: Sequence[Sequence[Any]]) -> dict[Group, float]:
+    """Return what :func:`drift_to_plain` was given."""
+    return {(stage, ActionKind(kind)): factor for stage, kind, factor in plain}
+
+
+def drift_text(drift: Mapping[Group, float]) -> str:
+    """Return a drift in words, the largest move first."""
+    largest = sorted(drift.items(), key=lambda item: -abs(item[1] - 1.0))
+    return ", ".join(
+        f"{kind.value} of stage {stage} {100 * (factor - 1.0):+.1f}%"
+        for (stage, kind), factor in largest[:4]
+        if abs(factor - 1.0) >= 0.0005
+    )
+
+
+def described(plan: FreezePlan) -> str:
+    """Return a plan's figures, as log lines have them."""
+    ratios = " ".join(f"{stage}:{ratio:.2f}" for stage, ratio in plan.stage_mean_ratios().items())
+    return (
+        f"batch {plan.unfrozen_batch_ms:.1f} ms unfrozen, {plan.batch_ms:.1f} ms planned "
+        f"({100 * plan.gain:+.1f}% throughput), limit {plan.frozen_batch_ms:.1f} ms; mean ratios "
+        f"{ratios}"
+    )

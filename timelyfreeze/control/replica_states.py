@@ -1,0 +1,217 @@
+"""The freezing states that the processes of a checkpoint saved, for as many processes as there are.
+
+Each process saves its own, ``rank_<number>``: what it measured is its own. All else is the same on
+every process that holds the same stages: replicas, and those that split a stage between them. So
+where as many processes go on, each takes its own state; otherwise one that all of a stage share, in
+which the slowest process's times count, as they do in a plan. States are the plain data of
+``FreezeController``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from timelyfreeze.schedule.actions import Action, parse_action
+from timelyfreeze.schedule.order import ScheduleOrder, order_from_csv
+from timelyfreeze.timing.samples import median_of_each, samples_from_plain
+
+RANK_KEY = "rank_"
+BEGIN_ANEW = 'to begin freezing anew, set checkpoint.exclude_from_loading = ["freezing"]'
+
+
+def rank_keys(keys: Collection[str]) -> list[str]:
+    """Return those of ``keys`` that states of processes stand under, in the order of processes."""
+    numbers = [key.removeprefix(RANK_KEY) for key in keys if key.startswith(RANK_KEY)]
+    return [f"{RANK_KEY}{number}" for number in sorted(int(n) for n in numbers if n.isdecimal())]
+
+
+def saved_states(state_dict: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the states of all processes, in their order.
+
+    Raises:
+        ValueError: If one is missing.
+    """
+    keys = rank_keys(state_dict)
+    if not keys or keys != [f"{RANK_KEY}{number}" for number in range(len(keys))]:
+        raise ValueError(
+            f"the checkpoint's freezing state has {sorted(state_dict)}, of which the states of "
+            f"processes must be {RANK_KEY}0, {RANK_KEY}1 and so on; {BEGIN_ANEW}"
+        )
+    return [json.loads(state_dict[key]) for key in keys]
+
+
+def held_stages(states: Sequence[Mapping[str, Any]]) -> list[tuple[int, ...]] | None:
+    """Return the stages of each process, ascending; None for states that do not say.
+
+    Those saved before there were counts of what was frozen do not.
+    """
+    if not all("tally" in state for state in states):
+        return None
+    return [tuple(sorted(map(int, state["tally"]))) for state in states]
+
+
+def pipeline_mistake(
+    states: Sequence[Mapping[str, Any]], n_ranks: int, n_microbatches: int
+) -> str | None:
+    """Return why a pipeline of this size cannot go on from ``states``; None if it can.
+
+    Args:
+        states: Of all processes.
+        n_ranks: Ranks of this run's pipeline.
+        n_microbatches: Microbatches of one of its batches.
+    """
+    held = held_stages(states)
+    if held is not None and len(set(held)) != n_ranks:
+        return (
+            f"the checkpoint was saved by a pipeline of {len(set(held))} ranks, which hold the "
+            f"stages {_listed(held)}; this run has parallelism.pipeline_parallel_degree {n_ranks}; "
+            f"resume with the same parallelism.pipeline_* keys, or, {BEGIN_ANEW}"
+        )
+    saved = _saved_microbatches(states)
+    if saved not in (None, n_microbatches):
+        return (
+            f"the checkpoint's times and plan are those of {saved} microbatches in a batch, this "
+            f"run has {n_microbatches}; resume with as many (training.local_batch_size / "
+            f"parallelism.pipeline_parallel_microbatch_size), or, {BEGIN_ANEW}"
+        )
+    return None
+
+
+def check_same_pipeline(states: Sequence[Mapping[str, Any]], order: ScheduleOrder) -> None:
+    """Refuse states of a pipeline with other stages, or of other microbatches.
+
+    Args:
+        states: Of all processes.
+        order: Declared order of this run's pipeline.
+
+    Raises:
+        ValueError: Naming what differs.
+    """
+    mistake = pipeline_mistake(states, order.n_ranks, order.n_microbatches)
+    if mistake is not None:
+        raise ValueError(mistake)
+    held, ours = held_stages(states), stages_of_ranks(order)
+    if held is not None and set(held) != set(ours):
+        raise ValueError(
+            f"the checkpoint's pipeline ranks hold the stages {_listed(held)}, those of this run "
+            f"{_listed(ours)}; resume with the same parallelism.pipeline_* keys, or, {BEGIN_ANEW}"
+        )
+
+
+def _saved_microbatches(states: Sequence[Mapping[str, Any]]) -> int | None:
+    """Return of how many microbatches a plan or times are; None where there is neither yet."""
+    planners = [state["planner"] for state in states if "planner" in state]
+    for planner in planners:
+        if "solved" in planner:
+            return order_from_csv(planner["solved"]["order"]).n_microbatches
+    numbers = {
+        parse_action(text).microbatch
+        for planner in planners
+        for samples in planner["samples"].values()
+        for times in [*samples["warm"], *samples["cold"]]
+        for text in times
+    }
+    return 1 + max(numbers) if numbers else None
+
+
+def stages_of_ranks(order: ScheduleOrder) -> list[tuple[int, ...]]:
+    """Return the stages of each pipeline rank, ascending."""
+    holders = order.stage_to_rank
+    return [
+        tuple(stage for stage, rank in enumerate(holders) if rank == holder)
+        for holder in range(order.n_ranks)
+    ]
+
+
+def state_of(
+    states: Sequence[Mapping[str, Any]], stages: tuple[int, ...], number: int, n_processes: int
+) -> Mapping[str, Any]:
+    """Return the state that a process goes on from.
+
+    Args:
+        states: Of all processes that have saved one, checked.
+        stages: What the process holds, ascending.
+        number: Its own.
+        n_processes: How many there are now.
+
+    Raises:
+        ValueError: If it has to be that of a process of a run of another size, and states do not
+            say what their processes held.
+    """
+    held = held_stages(states)
+    if held is None:
+        if len(states) == n_processes:
+            return states[number]
+        raise ValueError(
+            f"the checkpoint was saved by {len(states)} processes, before they noted what they "
+            f"held, and this run has {n_processes}; resume with as many, or, {BEGIN_ANEW}"
+        )
+    if len(states) == n_processes and held[number] == stages:
+        return states[number]
+    return merge_replicas([s for s, of in zip(states, held, strict=True) if of == stages])
+
+
+def merge_replicas(states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return one state for all processes that hold the same stages.
+
+    Args:
+        states: Of processes that hold them, at least one.
+
+    Raises:
+        ValueError: If they have measured different numbers of passes.
+    """
+    merged = states[0]
+    if len(states) == 1 or "planner" not in merged:
+        return merged
+    samples = {
+        phase: _merge_samples([state["planner"]["samples"][phase] for state in states])
+        for phase in merged["planner"]["samples"]
+    }
+    links: dict[tuple[int, int], float] = {}
+    for state in states:
+        for a, b, transfer_ms in state["planner"].get("transfers_ms", ()):
+            links[a, b] = max(transfer_ms, links.get((a, b), 0.0))
+    transfers_ms = [[*link, transfer_ms] for link, transfer_ms in links.items()]
+    planner = {**merged["planner"], "samples": samples, "transfers_ms": transfers_ms}
+    return {**merged, "planner": planner}
+
+
+def _merge_samples(replicas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the times of the process on which an action took longest, for each action.
+
+    A pass lasts as long as on the process on which it lasted longest.
+    """
+    merged: dict[str, Any] = {}
+    for half in ("warm", "cold"):
+        counts = {len(samples[half]) for samples in replicas}
+        if len(counts) > 1:
+            raise ValueError(
+                f"processes of the checkpoint that hold the same stages have measured "
+                f"{sorted(counts)} {half} passes, and must have measured equally many; {BEGIN_ANEW}"
+            )
+        medians_ms = [median_of_each(getattr(samples_from_plain(s), half)) for s in replicas]
+        merged[half] = [
+            _slowest_times(passes, medians_ms)
+            for passes in zip(*(samples[half] for samples in replicas), strict=True)
+        ]
+    spans_ms = zip(*(samples["spans_ms"] for samples in replicas), strict=True)
+    return {**merged, "spans_ms": [max(spans) for spans in spans_ms]}
+
+
+def _slowest_times(
+    passes: Sequence[Mapping[str, float]], medians_ms: Sequence[Mapping[Action, float]]
+) -> dict[str, float]:
+    """Return the times of one pass: of each action, on the process whose median is highest."""
+    times = {}
+    for text in dict.fromkeys(text for one in passes for text in one):
+        action = parse_action(text)
+        have = [number for number, one in enumerate(passes) if text in one]
+        slowest = max(have, key=lambda number: medians_ms[number][action])
+        times[text] = passes[slowest][text]
+    return times
+
+
+def _listed(held: Sequence[tuple[int, ...]]) -> str:
+    return " | ".join(", ".join(map(str, stages)) for stages in sorted(set(held)))

@@ -1,0 +1,133 @@
+"""What a checkpoint holds of freezing: the parts of a rank's controller, as text and tensors."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from timelyfreeze.control.pass_log import PassLog
+from timelyfreeze.control.planner import Planner
+from timelyfreeze.control.policy_checks import PolicyChecks
+from timelyfreeze.control.replica_states import (
+    BEGIN_ANEW,
+    RANK_KEY,
+    check_same_pipeline,
+    rank_keys,
+    saved_states,
+    state_of,
+)
+from timelyfreeze.meters.update_meter import UpdateMeter
+from timelyfreeze.runtime.exchange import Exchange
+from timelyfreeze.schedule.order import ScheduleOrder
+
+logger = logging.getLogger(__name__)
+
+_SCORE = "score."
+
+
+@dataclass(frozen=True)
+class FreezingState:
+    """Saves and restores what a rank knows.
+
+    Attributes:
+        declared: Order of the whole pipeline, as declared.
+        stages: Indexes of the stages that this process holds.
+        exchange: Says which process this is.
+        planner: Times and plan; None if the method does not plan.
+        checks: The policy's decision; None if there is no policy.
+        updates: Counts of what was frozen, and gradient energies.
+        log: Sums of the average freeze ratio.
+    """
+
+    declared: ScheduleOrder
+    stages: tuple[int, ...]
+    exchange: Exchange
+    planner: Planner | None
+    checks: PolicyChecks | None
+    updates: UpdateMeter
+    log: PassLog
+
+    def save(self) -> dict[str, Any]:
+        """Return the state that a checkpoint holds.
+
+        Returns:
+            ``{"rank_<r>": text}``, the text being JSON with the planner's state, the policy's
+            decision, sums of the average freeze ratio, counts of what was frozen and gradient
+            energies: they go under a key of this rank's own, since samples differ from rank to
+            rank. Besides, ``"score.<kind>.<parameter>"`` with a tensor for each vector that scores
+            are made from.
+        """
+        state: dict[str, Any] = {
+            "applied": list(self.log.applied_total),
+            **self.updates.plain_state(),
+        }
+        if self.planner is not None:
+            state["planner"] = self.planner.plain_state()
+        if self.checks is not None:
+            state["policy"] = self.checks.plain_state()
+        parts = self.parts(state)
+        return {
+            **{f"{RANK_KEY}{number}": json.dumps(part) for number, part in parts.items()},
+            **self._tensors(),
+        }
+
+    def wanted(self, keys: Collection[str]) -> dict[str, Any]:
+        """Return what to load of a checkpoint: the states of all processes, and score vectors.
+
+        Args:
+            keys: What the checkpoint's freezing state has.
+        """
+        mine = [f"{RANK_KEY}{self.exchange.rank}"]
+        return {**dict.fromkeys(rank_keys(keys) or mine, ""), **self._tensors()}
+
+    def load(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore what :meth:`save` returned on all processes, of this number or another.
+
+        Raises:
+            ValueError: If the checkpoint is one of another pipeline or of another method.
+        """
+        states = saved_states(state_dict)
+        check_same_pipeline(states, self.declared)
+        wanted = {"planner": self.planner is not None, "policy": self.checks is not None}
+        if any((part in states[0]) != is_wanted for part, is_wanted in wanted.items()):
+            raise ValueError(
+                f"the checkpoint was saved under another freezing.method (it has the state of: "
+                f"{', '.join(sorted(set(states[0]) & set(wanted)))}); resume with the same one, "
+                f"or, {BEGIN_ANEW}"
+            )
+        state = self.own(states)
+        total, count = state["applied"]
+        self.log.applied_total = (total, count)
+        self.updates.load_plain_state(state)
+        if self.planner is not None:
+            self.planner.load_plain_state(state["planner"])
+        if self.checks is not None:
+            self.checks.load_plain_state(state["policy"])
+            vectors = {k: v for k, v in state_dict.items() if k.startswith(_SCORE)}
+            self.checks.load_tensor_state({k.removeprefix(_SCORE): v for k, v in vectors.items()})
+
+    def parts(self, state: Mapping[str, Any]) -> Mapping[int, Mapping[str, Any]]:
+        """Return {number of a process: its state} of what this process saves."""
+        return {self.exchange.rank: state}
+
+    def own(self, states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Return the state that this process goes on from.
+
+        Args:
+            states: Of all processes that have saved one.
+        """
+        if len(states) != self.exchange.size:
+            logger.info(
+                "Freezing goes on with %d processes where %d have stopped; of the times that they "
+                "have measured of a stage, the slowest count",
+                self.exchange.size,
+                len(states),
+            )
+        return state_of(states, self.stages, self.exchange.rank, self.exchange.size)
+
+    def _tensors(self) -> dict[str, Any]:
+        tensors = {} if self.checks is None else self.checks.tensor_state()
+        return {f"{_SCORE}{key}": tensor for key, tensor in tensors.items()}

@@ -1,0 +1,1 @@
+"""A pipeline whose ranks take turns on one device."""

@@ -1,0 +1,96 @@
+"""A pipeline whose ranks take turns on one device: what runs after what, and when it would end.
+
+With all stages in one process and no communication, each action runs and is timed alone. The merged
+order says in which sequence they run here; the virtual clock says when each would have run if every
+rank had had a device of its own. Notation: A actions, N ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from timelyfreeze.schedule.actions import Action, ActionKind
+from timelyfreeze.schedule.dag import PipelineDag, build_dag, start_times
+from timelyfreeze.schedule.order import ScheduleOrder
+
+# Forward, input gradient and weight gradient are one matrix product each for every weight.
+_UNITS = {
+    ActionKind.FORWARD: 1.0,
+    ActionKind.FULL_BACKWARD: 2.0,
+    ActionKind.INPUT_BACKWARD: 1.0,
+    ActionKind.WEIGHT_BACKWARD: 1.0,
+}
+
+
+def merge_ranks(order: ScheduleOrder) -> tuple[Action, ...]:
+    """Put the actions of all ranks into one sequence in which they can run one at a time.
+
+    Actions come in the order in which they would start if forward, input gradient and weight
+    gradient took equally long, so activations of about as many microbatches are alive at once as in
+    the pipeline itself. No action takes no time, so none starts before, or as, one that it needs.
+
+    Args:
+        order: A checked schedule.
+
+    Returns:
+        tuple[Action, ...]: Every action once: after all that it needs, those of a rank in their own
+        order.
+
+    Raises:
+        ScheduleError: If the schedule would hang.
+    """
+    dag = build_dag(order)
+    start = start_times(dag, [_UNITS[action.kind] for action in dag.actions])
+    # Stable: actions that start together come rank by rank.
+    return tuple(dag.actions[i] for i in np.argsort(start, kind="stable").tolist())
+
+
+@dataclass(frozen=True)
+class VirtualPass:
+    """One pass as the ranks' own devices would have run it.
+
+    Attributes:
+        batch_ms: From the start of the first action to the end of the last, milliseconds.
+        spans_ms: The same for each of the N ranks alone, waiting included.
+        intervals_ms: When each action began and ended, since the first one began.
+    """
+
+    batch_ms: float
+    spans_ms: tuple[float, ...]
+    intervals_ms: dict[Action, tuple[float, float]]
+
+
+def virtual_pass(dag: PipelineDag, durations_ms: Mapping[Action, float]) -> VirtualPass:
+    """Play a pass through on a clock that all ranks share, each action lasting as measured.
+
+    An action starts once all that it waits for has ended; passing results on takes no time.
+
+    Args:
+        dag: Precedence graph of A actions on N ranks.
+        durations_ms: Measured time of each action, milliseconds.
+
+    Returns:
+        VirtualPass: When the pass ends, and each rank's part of it.
+
+    Raises:
+        ValueError: If an action was not measured, or a duration is negative or not finite.
+    """
+    missing = [str(action) for action in dag.actions if action not in durations_ms]
+    if missing:
+        raise ValueError(
+            f"{len(missing)} of {len(dag.actions)} actions of the pass have no time: "
+            f"{', '.join(missing[:4])} ..."
+        )
+    durations = np.array([durations_ms[action] for action in dag.actions], dtype=np.float64)
+    start = start_times(dag, durations)
+    end = start + durations
+    spans = []
+    for rank in range(int(dag.ranks.max()) + 1):
+        mine = dag.ranks == rank
+        spans.append(float(end[mine].max() - start[mine].min()))
+    pairs = zip(start.tolist(), end.tolist(), strict=True)
+    intervals = dict(zip(dag.actions, pairs, strict=True))
+    return VirtualPass(float(end.max()), tuple(spans), intervals)

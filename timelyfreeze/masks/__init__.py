@@ -1,0 +1,1 @@
+"""From a freeze ratio to the tensors of a stage that are frozen in one microbatch."""

@@ -1,0 +1,60 @@
+"""Which tensors fill a freeze ratio: drawn at random, or a policy's choice trimmed to the ratio.
+
+Notation: n tensors of a stage.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from timelyfreeze.masks.selection import (
+    ParameterTable,
+    build_parameter_table,
+    check_ratio,
+    draw_uniform,
+    frozen_share,
+)
+
+
+def fit_to_ratio(
+    table: ParameterTable, chosen: NDArray[np.bool_], ratio: float, rng: np.random.Generator
+) -> NDArray[np.bool_]:
+    """Bring a policy's choice to a freeze ratio: Algorithm 2 of arXiv:2602.05754, App. C.2.
+
+    If the choice is just the ratio's share of elements, it stands. If it is less, live tensors are
+    frozen besides, drawn uniformly; if it is more, frozen ones are drawn to stay live. The paper
+    counts single elements and rounds down; here whole tensors are drawn, each of those in question
+    with the same probability, such that the expected number of frozen elements is the ratio's
+    exactly and a draw stays near it (see :func:`timelyfreeze.masks.selection.draw_uniform`).
+
+    Args:
+        table: The n tensors of the stage.
+        chosen: What the policy would freeze, bool, shape [n].
+        ratio: Actual freeze ratio, in [0, 1].
+        rng: Generator, from ``mask_rng``.
+
+    Returns:
+        NDArray[bool]: Shape [n]; a superset of ``chosen`` or a subset of it.
+
+    Raises:
+        ValueError: If ``ratio`` is not in [0, 1] or the shape is not [n].
+    """
+    check_ratio(ratio)
+    share = frozen_share(table, chosen)
+    mask = chosen.copy()
+    if share < ratio:
+        mask[~chosen] = _draw(table, ~chosen, (ratio - share) / (1.0 - share), rng)
+    elif share > ratio:
+        mask[chosen] = _draw(table, chosen, ratio / share, rng)
+    return mask
+
+
+def _draw(
+    table: ParameterTable, among: NDArray[np.bool_], ratio: float, rng: np.random.Generator
+) -> NDArray[np.bool_]:
+    """Draw ``ratio`` of the elements of the tensors ``among``; shape [among.sum()]."""
+    part = build_parameter_table(
+        (table.names[i], int(table.sizes[i])) for i in np.flatnonzero(among).tolist()
+    )
+    return draw_uniform(part, ratio, rng)

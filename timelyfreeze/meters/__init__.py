@@ -1,0 +1,1 @@
+"""What freezing does to weights and gradients on this rank, measured."""

@@ -1,0 +1,170 @@
+"""Measures how the tensors of a rank change, for policies that judge by it.
+
+Depending on the source of change, up to three vectors as large as the model are kept: the weights
+at the last check, or the sum of gradients since; the running mean E_K; the change of the interval
+before. They live on the device or on the host, in float32 or bfloat16.
+
+bfloat16 has 8 bits of precision. Kept weights are rounded to it, so a weight counts as still until
+it crosses into the next step of that type, unless the weights are bfloat16 themselves. A sum of
+gradients that agree stops growing after about 256 steps, and a running mean loses what is smaller
+than some thousandths of it. So it suits short intervals and decays that are not close to 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from timelyfreeze.meters.shards import local_gradient, local_part, sum_over_shards
+from timelyfreeze.policies.policy import Figure, Measurement, Source
+
+
+class ChangeMeter:
+    """Keeps the vectors that a measurement needs and takes figures at checks.
+
+    Args:
+        named_parameters: The rank's parameters with names unique in the model.
+        measurement: What to measure.
+        on_host: Whether the vectors live in host memory instead of beside the parameters.
+        dtype: What they are kept in.
+    """
+
+    def __init__(
+        self,
+        named_parameters: Sequence[tuple[str, Tensor]],
+        measurement: Measurement,
+        *,
+        on_host: bool = False,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self._names = [name for name, _ in named_parameters]
+        self._parameters = [parameter for _, parameter in named_parameters]
+        self._measurement = measurement
+        kinds = []
+        if measurement.source is Source.UPDATES:
+            kinds.append("weights")
+        if measurement.source is Source.GRADIENTS:
+            kinds.append("sum")
+        if Figure.MEAN_ABS_SUM in measurement.figures:
+            kinds.append("mean")
+        if Figure.DIFFERENCE_SQUARE_SUM in measurement.figures:
+            kinds.append("previous")
+        self._vectors = {
+            kind: [_zeros(p, on_host, dtype) for p in self._parameters] for kind in kinds
+        }
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory that the vectors take on this rank."""
+        vectors = [vector for kept in self._vectors.values() for vector in kept]
+        return sum(vector.numel() * vector.element_size() for vector in vectors)
+
+    def begin(self) -> None:
+        """Begin the first interval at the weights of now."""
+        for kind in self._vectors:
+            for vector, parameter in zip(self._vectors[kind], self._parameters, strict=True):
+                vector.zero_()
+                if kind == "weights":
+                    vector.copy_(local_part(parameter))
+
+    def add_step(self) -> None:
+        """Take note of the gradients of a step that has just been made."""
+        if self._measurement.source is Source.GRADIENTS:
+            for total, parameter in zip(self._vectors["sum"], self._parameters, strict=True):
+                if parameter.grad is not None:
+                    gradient = local_gradient(parameter)
+                    total.add_(gradient.to(device=total.device, dtype=total.dtype))
+
+    def take(self) -> dict[Figure, list[float]]:
+        """Take the figures of the interval that ends now and begin the next.
+
+        Returns:
+            For each figure one number per parameter, over all of a sharded tensor.
+        """
+        rows = [self._take_one(i) for i in range(len(self._parameters))]
+        columns = torch.stack([torch.stack(row) for row in rows])
+        sum_over_shards(self._parameters, columns)
+        numbers = columns.double().cpu().T.tolist()
+        return dict(zip(self._measurement.figures, numbers, strict=True))
+
+    def _take_one(self, i: int) -> list[Tensor]:
+        """Return the wanted figures of parameter ``i``, of the part that is here."""
+        parameter, measurement = self._parameters[i], self._measurement
+        vectors = {kind: kept[i] for kind, kept in self._vectors.items()}
+        change = self._change(parameter, vectors)
+        figures = []
+        for figure in measurement.figures:
+            if figure is Figure.SQUARE_SUM:
+                figures.append(torch.linalg.vector_norm(change) ** 2)
+            elif figure is Figure.SUM:
+                figures.append(change.sum())
+            elif figure is Figure.ABS_SUM:
+                figures.append(torch.linalg.vector_norm(change, 1))
+            elif figure is Figure.MEAN_ABS_SUM:
+                mean = vectors["mean"].to(change.device, torch.float32)
+                mean = torch.lerp(change, mean, measurement.decay)
+                vectors["mean"].copy_(mean)
+                figures.append(torch.linalg.vector_norm(mean, 1))
+            else:
+                previous = vectors["previous"].to(change.device, torch.float32)
+                figures.append(torch.linalg.vector_norm(change - previous) ** 2)
+                vectors["previous"].copy_(change)
+        if "sum" in vectors:
+            vectors["sum"].zero_()
+        return figures
+
+    def _change(self, parameter: Tensor, vectors: Mapping[str, Tensor]) -> Tensor:
+        """Return Delta_K of the part of a parameter that is here, float32, on its device."""
+        if self._measurement.source is Source.LAST_GRADIENT:
+            return local_gradient(parameter).float()
+        device = local_part(parameter).device
+        if self._measurement.source is Source.GRADIENTS:
+            return vectors["sum"].to(device, torch.float32)
+        # Rounded as the kept weights are, so that weights that stand still have not changed.
+        now = local_part(parameter).to(vectors["weights"].dtype)
+        change = now.float() - vectors["weights"].to(device).float()
+        vectors["weights"].copy_(now)
+        return change
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the vectors as tensors of the parameters' shape and sharding.
+
+        Returns:
+            ``{"<kind>.<parameter>": tensor}``. Keys do not depend on the step.
+        """
+        return {
+            f"{kind}.{name}": _like(vector, parameter)
+            for kind, kept in self._vectors.items()
+            for name, parameter, vector in zip(self._names, self._parameters, kept, strict=True)
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        for kind, kept in self._vectors.items():
+            for name, vector in zip(self._names, kept, strict=True):
+                vector.copy_(local_part(state_dict[f"{kind}.{name}"]))
+
+
+def _zeros(parameter: Tensor, on_host: bool, dtype: torch.dtype) -> Tensor:
+    local = local_part(parameter)
+    # Pinned, so that copies need not pass through another buffer.
+    pinned = on_host and local.is_cuda
+    device = torch.device("cpu") if on_host else local.device
+    return torch.zeros(local.shape, dtype=dtype, device=device, pin_memory=pinned)
+
+
+def _like(vector: Tensor, parameter: Tensor) -> Tensor:
+    """Return ``vector`` sharded as ``parameter`` is, so that a checkpoint holds it once."""
+    if not isinstance(parameter, DTensor):
+        return vector
+    return DTensor.from_local(
+        vector.to(parameter.device),
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )

@@ -1,0 +1,148 @@
+"""A function called in a process of its own, while this one goes on.
+
+For work that would hold up training: planning a large pipeline takes seconds. A process, not a
+thread, because a thread would share the interpreter with the one that launches the model's kernels.
+Not ``multiprocessing``, because that would import the training script again. The process runs at
+the lowest priority, sees no GPU, computes on one thread, and ends with the one that started it.
+
+What goes in and comes out is pickled; function and arguments must be importable by name.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, BinaryIO, Generic, ParamSpec, TypeVar
+
+from timelyfreeze.planning.parent_death import end_with_parent
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+class BackgroundError(RuntimeError):
+    """The process ended without an answer, or with one that cannot be read."""
+
+
+class BackgroundCall(Generic[_T]):
+    """One call of a function, begun at once.
+
+    Args:
+        function: A function of a module.
+        *args: Its arguments.
+        **kwargs: Its keyword arguments.
+
+    Example:
+        >>> from math import hypot
+        >>> with BackgroundCall(hypot, 3.0, 4.0) as call:
+        ...     call.result()  # or go on, and ask ``call.done`` now and then
+        5.0
+    """
+
+    def __init__(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> None:
+        # Files, not pipes: a pipe that nobody reads stops its writer.
+        self._answer: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115
+        self._name = f"{function.__module__}.{function.__qualname__}"
+        with tempfile.TemporaryFile() as question:
+            pickle.dump((function, args, kwargs), question)
+            question.seek(0)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(os.getpid())],
+                stdin=question,
+                stdout=self._answer,
+                env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path)},
+            )
+
+    @property
+    def done(self) -> bool:
+        """Whether ``result`` would return at once."""
+        return self._process.poll() is not None
+
+    def result(self, timeout_s: float | None = None) -> _T:
+        """Wait for the answer.
+
+        Args:
+            timeout_s: How long to wait, seconds; None for as long as it takes.
+
+        Raises:
+            BackgroundError: If the process ended without one, or has none in time.
+            Exception: What the function raised, with its traceback in the process as a note.
+        """
+        try:
+            status = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise BackgroundError(
+                f"the process that called {self._name} gave no answer within {timeout_s:g} s"
+            ) from None
+        self._answer.seek(0)
+        try:
+            value, error = pickle.load(self._answer)
+        except (EOFError, pickle.UnpicklingError) as problem:
+            raise BackgroundError(
+                f"the process that called {self._name} ended with exit status {status} and no "
+                "answer; its last words are on standard error"
+            ) from problem
+        if error is not None:
+            raise error
+        answer: _T = value
+        return answer
+
+    def cancel(self) -> None:
+        """End the process, if it still runs, and forget the answer."""
+        self._process.kill()
+        self._process.wait()
+        self._answer.close()
+
+    def __enter__(self) -> BackgroundCall[_T]:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Cancel what still runs."""
+        self.cancel()
+
+
+def _answer_call() -> None:
+    """Read a call from standard input, make it, write the answer to standard output."""
+    end_with_parent(int(sys.argv[1]), signal.SIGKILL)
+    os.nice(19)
+    # Whatever the function prints belongs on standard error.
+    answer = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    value: Any = None
+    error: Exception | None = None
+    try:
+        function, args, kwargs = pickle.load(sys.stdin.buffer)
+        value = function(*args, **kwargs)
+    except Exception as problem:
+        error = _portable(problem)
+        error.add_note("in a background process:\n" + traceback.format_exc())
+    with answer:
+        pickle.dump((value, error), answer)
+
+
+def _portable(error: Exception) -> Exception:
+    """Return ``error``, or one that says the same where it cannot be pickled."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
+if __name__ == "__main__":
+    _answer_call()

@@ -1,0 +1,217 @@
+"""Freeze plans: how much of each action to freeze, and what batch time that should give.
+
+Notation: A actions.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from timelyfreeze.files.plain_json import field_of, number_of, parse_json, shown
+from timelyfreeze.planning.skipped_grads import behind_first, front_depths, idle_ms
+from timelyfreeze.schedule.actions import Action, parse_action
+from timelyfreeze.schedule.dag import PipelineDag
+from timelyfreeze.timing.bounds import DurationBounds, validate_bounds
+from timelyfreeze.timing.processors import play_batch
+
+
+@dataclass(frozen=True, eq=False)
+class FreezePlan:
+    """Expected freeze ratios r_i of arXiv:2602.05754, Eq. 4, and the schedule they lead to.
+
+    Attributes:
+        actions: The A actions, in the order of the DAG the plan was made for.
+        ratios: Share of the action's parameters to freeze, float64, shape [A], in [0, 1].
+        durations_ms: Durations w_i under ``ratios``, shape [A], milliseconds.
+        start_ms: Start times P_i under ``durations_ms``, shape [A], milliseconds.
+        batch_ms: Batch time P_d under ``durations_ms``, milliseconds.
+        unfrozen_batch_ms: Batch time with nothing frozen, milliseconds.
+        frozen_batch_ms: Batch time with everything frozen, milliseconds; no plan is faster.
+    """
+
+    actions: tuple[Action, ...]
+    ratios: NDArray[np.float64]
+    durations_ms: NDArray[np.float64]
+    start_ms: NDArray[np.float64]
+    batch_ms: float
+    unfrozen_batch_ms: float
+    frozen_batch_ms: float
+
+    @cached_property
+    def _ratio_by_action(self) -> Mapping[Action, float]:
+        return dict(zip(self.actions, self.ratios.tolist(), strict=True))
+
+    def ratio_of(self, action: Action) -> float:
+        """Expected freeze ratio of ``action``; 0 for one that cannot be frozen.
+
+        Args:
+            action: An action of the schedule.
+
+        Returns:
+            float: In [0, 1].
+
+        Raises:
+            ValueError: If the plan does not know the action.
+        """
+        try:
+            return self._ratio_by_action[action]
+        except KeyError:
+            raise ValueError(
+                f"action {action} is not in the plan, which has {len(self.actions)} actions from "
+                f"{self.actions[0]} to {self.actions[-1]}; it was made for another schedule"
+            ) from None
+
+    def stage_mean_ratios(self) -> dict[int, float]:
+        """Mean ratio over each stage's freezable actions, the left side of Eq. 8."""
+        ratios: dict[int, list[float]] = {}
+        for action, ratio in self._ratio_by_action.items():
+            if action.kind.freezable:
+                ratios.setdefault(action.stage, []).append(ratio)
+        return {stage: math.fsum(ratios[stage]) / len(ratios[stage]) for stage in sorted(ratios)}
+
+    @property
+    def gain(self) -> float:
+        """Throughput gained by this plan, as a fraction: 0.46 means 46% more batches per second."""
+        return _gain(self.unfrozen_batch_ms, self.batch_ms)
+
+    @property
+    def limit_gain(self) -> float:
+        """Throughput gained if everything were frozen: the most any plan can reach."""
+        return _gain(self.unfrozen_batch_ms, self.frozen_batch_ms)
+
+
+def plan_from_ratios(
+    dag: PipelineDag,
+    bounds: DurationBounds,
+    ratios: ArrayLike,
+    *,
+    n_processors: float | None = None,
+    uses_fronts: bool = False,
+) -> FreezePlan:
+    """Work out what given freeze ratios do to the batch: Eq. 4 solved for w_i, then Eq. 5.
+
+    ``plan_from_ratios(dag, bounds, np.zeros(len(dag.actions)))`` is the plan that freezes nothing.
+
+    Args:
+        dag: Precedence graph of A actions.
+        bounds: Bounds that fit ``dag``.
+        ratios: Shape [A], in [0, 1]; 0 where ``min_ms == max_ms``, as Eq. 4 defines it.
+        n_processors: How many ranks can compute at once; None if each has a device of its own.
+        uses_fronts: Whether backwards that nobody needs are left out (:mod:`timelyfreeze.planning.skipped_grads`).
+
+    Returns:
+        FreezePlan: Consistent in itself: start and batch times follow from its durations.
+
+    Raises:
+        ValueError: If the bounds do not fit, the shape is not [A], or a ratio is not in [0, 1] or
+            is not 0 where freezing changes nothing.
+    """
+    validate_bounds(dag, bounds)
+    r = np.array(ratios, dtype=np.float64)
+    if r.shape != bounds.max_ms.shape:
+        raise ValueError(
+            f"ratios have shape {r.shape}; one is needed for each of the {len(dag.actions)} actions"
+        )
+    span = bounds.max_ms - bounds.min_ms
+    bad = np.flatnonzero(~((r >= 0.0) & (r <= np.where(span > 0.0, 1.0, 0.0))))
+    if bad.size:
+        i = int(bad[0])
+        raise ValueError(
+            f"action {dag.actions[i]} has freeze ratio {r[i]}; it must lie in [0, 1], and be 0 "
+            f"where freezing saves nothing (here it saves {span[i]} ms)"
+        )
+    # In this form rounding makes no duration negative, and r = 1 gives min_ms to the last bit.
+    durations = (1.0 - r) * bounds.max_ms + r * bounds.min_ms
+    frozen = bounds.min_ms
+    if uses_fronts:
+        nothing_ms = idle_ms(dag, bounds)
+        durations = np.where(behind_first(dag, front_depths(dag, r)), nothing_ms, durations)
+        everything = front_depths(dag, dag.freezable & (span > 0.0))
+        frozen = np.where(behind_first(dag, everything), nothing_ms, frozen)
+    delays = bounds.delays_ms(dag)
+    start, batch_ms = play_batch(dag, durations, n_processors, delays)
+    for array in (r, durations, start):
+        array.setflags(write=False)
+    return FreezePlan(
+        actions=dag.actions,
+        ratios=r,
+        durations_ms=durations,
+        start_ms=start,
+        batch_ms=batch_ms,
+        unfrozen_batch_ms=play_batch(dag, bounds.max_ms, n_processors, delays)[1],
+        frozen_batch_ms=play_batch(dag, frozen, n_processors, delays)[1],
+    )
+
+
+def plan_to_json(plan: FreezePlan) -> str:
+    """Write a plan as JSON, one line per action; undone exactly by ``plan_from_json``."""
+    head = "".join(f'  "{key}": {json.dumps(getattr(plan, key))},\n' for key in _BATCH_TIMES)
+    columns = [getattr(plan, name).tolist() for name in _COLUMNS.values()]
+    rows = ",\n".join(
+        f'    "{action}": ' + json.dumps(dict(zip(_COLUMNS, values, strict=True)))
+        for action, *values in zip(plan.actions, *columns, strict=True)
+    )
+    return f'{{\n{head}  "actions": {{\n{rows}\n  }}\n}}\n'
+
+
+def plan_from_json(text: str) -> FreezePlan:
+    """Read a plan written by ``plan_to_json``.
+
+    Args:
+        text: The JSON text.
+
+    Returns:
+        FreezePlan: The same plan, every number to the last bit.
+
+    Raises:
+        ValueError: If the text has another form; the message names the key and its value.
+    """
+    try:
+        data = parse_json(text)
+        rows = field_of("", data, "actions")
+        if not isinstance(rows, dict):
+            raise ValueError(f"actions is {shown(rows)}; it must be an object")
+        actions = tuple(parse_action(key) for key in rows)
+        ratios, durations, start = (
+            np.array(
+                [
+                    number_of(
+                        f"actions.{action}.{key}",
+                        field_of(f"actions.{action}", row, key),
+                        least=0.0,
+                        most=1.0 if key == _RATIO else math.inf,
+                    )
+                    for action, row in rows.items()
+                ],
+                dtype=np.float64,
+            )
+            for key in _COLUMNS
+        )
+        batch_ms, unfrozen_batch_ms, frozen_batch_ms = (
+            number_of(key, field_of("", data, key), least=0.0) for key in _BATCH_TIMES
+        )
+    except ValueError as error:
+        raise ValueError(f"not the text of a freeze plan: {error}") from error
+    for array in (ratios, durations, start):
+        array.setflags(write=False)
+    return FreezePlan(
+        actions, ratios, durations, start, batch_ms, unfrozen_batch_ms, frozen_batch_ms
+    )
+
+
+_BATCH_TIMES = ("batch_ms", "unfrozen_batch_ms", "frozen_batch_ms")
+# Name in the text, which describes one action, to field of FreezePlan, which holds all of them.
+_RATIO = "ratio"
+_COLUMNS = {_RATIO: "ratios", "duration_ms": "durations_ms", "start_ms": "start_ms"}
+
+
+def _gain(before_ms: float, after_ms: float) -> float:
+    """Relative gain in throughput; infinite if nothing is left to wait for."""
+    return before_ms / after_ms - 1.0 if after_ms > 0.0 else math.inf

@@ -1,0 +1,204 @@
+"""The linear program that turns duration bounds into freeze ratios, as sparse arrays.
+
+Implements arXiv:2602.05754, Sec. 3.2.2: Eq. 6 under constraints [1] to [4]. Notation: A actions,
+E edges, S stages, R freezable actions, K actions without successors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from timelyfreeze.schedule.dag import PipelineDag
+from timelyfreeze.timing.bounds import DurationBounds, validate_bounds
+from timelyfreeze.timing.processors import shared_processors
+
+RATIO_KEY = "freezing.max_freeze_ratio"
+
+
+class LpError(RuntimeError):
+    """The solver stopped without an optimum.
+
+    Attributes:
+        status: The solver's own word for why, for example ``Time limit reached``.
+    """
+
+    def __init__(self, message: str, *, status: str) -> None:
+        """Keep the status beside the message."""
+        super().__init__(message)
+        self.status = status
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle with the status."""
+        return partial(type(self), status=self.status), self.args, self.__dict__
+
+
+@dataclass(frozen=True, eq=False)
+class FreezeLp:
+    """The linear program as sparse arrays: minimise a cost over x, rows and columns bounded.
+
+    Columns: start times P_i of the A actions, P_d, then ratios r_i of the R freezable actions.
+    Rows: one per edge [1] that no others imply, one per last action (its edge to the destination),
+    one per stage [4], and one for all work if ranks share processors.
+    Times are divided by ``scale_ms``.
+
+    Attributes:
+        row_start: int32, shape [rows + 1]. Where each row begins in the next two.
+        columns: int32. Column of each nonzero.
+        values: float64. The nonzeros.
+        row_lower: Shape [rows].
+        row_upper: Shape [rows].
+        column_lower: Shape [A + 1 + R].
+        column_upper: Shape [A + 1 + R].
+        freezable: int64, shape [R]. Action index of each ratio column.
+        caps: Shape [S]. Upper bound of each stage's sum of ratios, the right side of [4].
+        n_actions: A; also the column of P_d.
+        n_edges: E.
+        n_precedence: How many rows are of the first two kinds.
+        n_stages: S.
+        scale_ms: Milliseconds per unit of time.
+    """
+
+    row_start: NDArray[np.int32]
+    columns: NDArray[np.int32]
+    values: NDArray[np.float64]
+    row_lower: NDArray[np.float64]
+    row_upper: NDArray[np.float64]
+    column_lower: NDArray[np.float64]
+    column_upper: NDArray[np.float64]
+    freezable: NDArray[np.int64]
+    caps: NDArray[np.float64]
+    n_actions: int
+    n_edges: int
+    n_precedence: int
+    n_stages: int
+    scale_ms: float
+
+
+def build_lp(
+    dag: PipelineDag,
+    bounds: DurationBounds,
+    max_freeze_ratio: float | Sequence[float],
+    n_processors: float | None = None,
+) -> FreezeLp:
+    """Write down Eq. 6 for a schedule, as sparse arrays and without solving it.
+
+    With the durations replaced by w_i = w_i^max - r_i (w_i^max - w_i^min), constraint [2] becomes
+    0 <= r_i <= 1, and [1] becomes P_j - P_i + r_i (w_i^max - w_i^min) >= w_i^max. Constraint [4]
+    counts a stage's freezable actions only, so ``max_freeze_ratio`` is what it says: a cap on
+    their mean ratio. An action whose bounds are equal keeps r_i = 0 but still counts.
+
+    Where ranks share ``n_processors``, one more row says that the batch cannot end before all work
+    is done: n_processors * P_d >= sum of w_i over all actions.
+
+    Times are measured in units of the longest action, so the program, and with it the ratios, do
+    not depend on whether a run's actions last microseconds or minutes.
+
+    Args:
+        dag: Precedence graph of A actions.
+        bounds: Bounds that fit ``dag``.
+        max_freeze_ratio: Cap r_max on the mean ratio of each stage, in [0, 1]; one number, or one
+            per stage.
+        n_processors: How many ranks can compute at once; None if each has a device of its own.
+
+    Returns:
+        FreezeLp: At most E + K + S rows, and one more if ranks share processors; A + 1 + R columns.
+
+    Raises:
+        ValueError: If the bounds do not fit, all durations are 0, or a cap is not in [0, 1] or
+            their number is not S.
+    """
+    validate_bounds(dag, bounds)
+    caps = _check_caps(dag, max_freeze_ratio)
+    scale = float(np.max(bounds.max_ms))
+    if scale == 0.0:
+        raise ValueError(
+            "every action lasts 0 ms; there is nothing to plan; measure again with a later "
+            "freezing.last_monitor_step"
+        )
+    n_actions, n_edges = len(dag.actions), len(dag.edges)
+    longest = bounds.max_ms / scale
+    span = longest - bounds.min_ms / scale
+    freezable = np.flatnonzero(dag.freezable)
+    ratio_column = np.full(n_actions, -1, dtype=np.int64)
+    ratio_column[freezable] = n_actions + 1 + np.arange(len(freezable))
+
+    # Precedence rows: the edges, then every last action to the destination, column n_actions.
+    implied = _implied(dag)
+    edges = dag.edges[~implied]
+    last = np.setdiff1d(np.arange(n_actions), edges[:, 0])
+    before = np.concatenate([edges[:, 0], last])
+    after = np.concatenate([edges[:, 1], np.full(len(last), n_actions)])
+    n_precedence = len(before)
+    row = np.arange(n_precedence)
+    shortened = np.flatnonzero(span[before] > 0.0)  # explicit zeros would only slow the solver
+    parts = [
+        (row, after, np.ones(n_precedence)),
+        (row, before, -np.ones(n_precedence)),
+        (row[shortened], ratio_column[before[shortened]], span[before[shortened]]),
+        (n_precedence + dag.stages[freezable], ratio_column[freezable], np.ones(len(freezable))),
+    ]
+    n_rows = n_precedence + dag.n_stages
+    shared = shared_processors(dag, n_processors)
+    work: list[float] = []
+    if shared is not None:
+        parts += [
+            (np.full(len(freezable), n_rows), ratio_column[freezable], span[freezable]),
+            (np.array([n_rows]), np.array([n_actions]), np.array([shared])),
+        ]
+        work = [float(longest.sum())]
+        n_rows += 1
+    rows, columns, values = (np.concatenate(part) for part in zip(*parts, strict=True))
+    by_row = np.argsort(rows, kind="stable")
+    row_start = np.zeros(n_rows + 1, dtype=np.int32)
+    np.cumsum(np.bincount(rows, minlength=n_rows), out=row_start[1:])
+
+    earliest = longest[before]
+    earliest[: len(edges)] += bounds.delays_ms(dag)[~implied] / scale
+    infinite = np.full(n_rows, np.inf)
+    n_freezable = np.bincount(dag.stages[freezable], minlength=dag.n_stages)
+    return FreezeLp(
+        row_start=row_start,
+        columns=columns[by_row].astype(np.int32),
+        values=values[by_row],
+        row_lower=np.concatenate([earliest, -infinite[: dag.n_stages], work]),
+        row_upper=np.concatenate(
+            [infinite[:n_precedence], caps * n_freezable, infinite[: len(work)]]
+        ),
+        column_lower=np.zeros(n_actions + 1 + len(freezable)),
+        column_upper=np.concatenate(
+            [np.full(n_actions + 1, np.inf), np.where(span[freezable] > 0.0, 1.0, 0.0)]
+        ),
+        freezable=freezable,
+        caps=caps * n_freezable,
+        n_actions=n_actions,
+        n_edges=n_edges,
+        n_precedence=n_precedence,
+        n_stages=dag.n_stages,
+        scale_ms=scale,
+    )
+
+
+def _check_caps(dag: PipelineDag, max_freeze_ratio: float | Sequence[float]) -> NDArray[np.float64]:
+    caps = np.asarray(max_freeze_ratio, dtype=np.float64)
+    if caps.shape not in ((), (dag.n_stages,)):
+        raise ValueError(
+            f"{RATIO_KEY} has shape {caps.shape}; it must be one number, or one for each of the "
+            f"{dag.n_stages} stages"
+        )
+    outside = caps[~((caps >= 0.0) & (caps <= 1.0))]
+    if outside.size:
+        raise ValueError(f"{RATIO_KEY} is {float(outside[0])}; it must lie in [0, 1]")
+    return np.broadcast_to(caps, (dag.n_stages,))
+
+
+def _implied(dag: PipelineDag) -> NDArray[np.bool_]:
+    """Return which edges follow from others: those within a rank that leap over actions."""
+    before, after = dag.edges[:, 0], dag.edges[:, 1]
+    leaps: NDArray[np.bool_] = (dag.ranks[before] == dag.ranks[after]) & (after - before != 1)
+    return leaps

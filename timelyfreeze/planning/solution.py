@@ -1,0 +1,241 @@
+"""From measured times to a plan: the whole pass of the method, on plain values."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from timelyfreeze.planning.lp import solve_freeze_ratios
+from timelyfreeze.planning.plan import FreezePlan, plan_from_json, plan_to_json
+from timelyfreeze.schedule.dag import PipelineDag, build_dag
+from timelyfreeze.schedule.order import ScheduleOrder, order_from_csv, order_to_csv
+from timelyfreeze.settings.choices import OFF
+from timelyfreeze.settings.phases import Phase
+from timelyfreeze.timing.bounds import (
+    DurationBounds,
+    bounds_from_json,
+    bounds_from_samples,
+    bounds_to_json,
+)
+from timelyfreeze.timing.monitoring import Pattern, PatternTimes, halves
+from timelyfreeze.timing.p2p_costs import message_time, with_messages
+from timelyfreeze.timing.passes import RankPasses, batch_times
+from timelyfreeze.timing.samples import executed_order, slowest_replica
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RankTimes:
+    """What one process measured while monitoring.
+
+    Attributes:
+        patterns: Times of actions and passes, by what the passes froze.
+        transfers_ms: What a message from one pipeline rank to another takes, by sender and
+            receiver, milliseconds, as far as this process knows.
+    """
+
+    patterns: tuple[PatternTimes, ...]
+    transfers_ms: Mapping[tuple[int, int], float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A plan with all that it follows from."""
+
+    order: ScheduleOrder
+    dag: PipelineDag
+    bounds: DurationBounds
+    plan: FreezePlan
+
+
+@dataclass(frozen=True)
+class SolverChoices:
+    """What a plan is solved under; each as for :func:`timelyfreeze.planning.lp.solve_freeze_ratios`.
+
+    Attributes:
+        max_freeze_ratio: Cap r_max, one number or one per stage.
+        whole_stages: Stages that are frozen whole or not at all.
+        n_processors: How many ranks of the pipeline can compute at once, or None.
+        time_limit_s: Limit on the solver's time, seconds.
+        cascade: What becomes of backwards that nobody needs.
+    """
+
+    max_freeze_ratio: float | tuple[float, ...]
+    whole_stages: tuple[int, ...] = ()
+    n_processors: float | None = None
+    time_limit_s: float = 60.0
+    cascade: str = OFF
+
+
+def solve_from_times(
+    ranks: Sequence[RankTimes], declared: ScheduleOrder, choices: SolverChoices
+) -> Solution:
+    """Plan for what the ranks measured.
+
+    Args:
+        ranks: Times of every process; data-parallel replicas may repeat actions.
+        declared: What the schedule says it runs. If something else ran, that counts.
+        choices: What the plan is solved under.
+
+    Returns:
+        Solution: The order that ran, its graph, the bounds with message times, and the plan.
+
+    Raises:
+        ValueError: If times are missing or make no sense.
+        LpError: If the solver ends without an optimum.
+    """
+    order, bounds = bounds_from_times(ranks, declared, choices.n_processors)
+    return solve_from_bounds(order, bounds, choices)
+
+
+def solve_from_bounds(
+    order: ScheduleOrder, bounds: DurationBounds, choices: SolverChoices
+) -> Solution:
+    """Plan for bounds that are known; errors as for :func:`solve_from_times`."""
+    dag = build_dag(order)
+    plan = solve_freeze_ratios(
+        dag,
+        bounds,
+        max_freeze_ratio=choices.max_freeze_ratio,
+        whole_stages=choices.whole_stages,
+        n_processors=choices.n_processors,
+        time_limit_s=choices.time_limit_s,
+        cascade=choices.cascade,
+    )
+    return Solution(order, dag, bounds, plan)
+
+
+def bounds_from_times(
+    ranks: Sequence[RankTimes], declared: ScheduleOrder, n_processors: float | None = None
+) -> tuple[ScheduleOrder, DurationBounds]:
+    """Return the order that ran, and its bounds with what messages take.
+
+    Args:
+        ranks: Times of every process; data-parallel replicas may repeat actions.
+        declared: What the schedule says it runs. If something else ran, that counts.
+        n_processors: How many ranks of the pipeline can compute at once, or None.
+
+    Raises:
+        ValueError: If times are missing or make no sense.
+    """
+    order = executed_order([rank.patterns[0].times for rank in ranks if rank.patterns], declared)
+    if order != declared:
+        logger.warning(
+            "The schedule ran in another order than it declares; the plan is for what ran:\n%s",
+            order_to_csv(order),
+        )
+    dag = build_dag(order)
+    unfrozen, frozen = zip(*(halves(rank.patterns) for rank in ranks), strict=True)
+    bounds = bounds_from_samples(
+        dag, unfrozen=slowest_replica(unfrozen), frozen=slowest_replica(frozen)
+    )
+    if bounds.pinned and bounds.max_ms.any():  # a clock that stands still is told elsewhere
+        logger.warning(
+            "Freezing makes %d of %d backward actions no faster, as measured (%s ...); they are "
+            "left unfrozen. If that surprises you, raise freezing.last_monitor_step",
+            len(bounds.pinned),
+            int(dag.freezable.sum()),
+            ", ".join(str(a) for a in bounds.pinned[:4]),
+        )
+    bounds = replace(bounds, transfers_ms=_slowest_transfers(ranks))
+    message_ms = _message_time(dag, bounds, ranks, n_processors)
+    return order, with_messages(dag, bounds, message_ms)
+
+
+def _slowest_transfers(ranks: Sequence[RankTimes]) -> dict[tuple[int, int], float]:
+    """Merge what all ranks know of links; of replicas that share one, the slowest counts."""
+    merged: dict[tuple[int, int], float] = {}
+    for times in ranks:
+        for link, transfer_ms in times.transfers_ms.items():
+            merged[link] = max(transfer_ms, merged.get(link, 0.0))
+    return merged
+
+
+def _message_time(
+    dag: PipelineDag,
+    bounds: DurationBounds,
+    ranks: Sequence[RankTimes],
+    n_processors: float | None,
+) -> float:
+    """Return what a message costs: the mean of what the batches of all patterns say.
+
+    The price depends on how busy the ranks are. Batches with nothing and with everything frozen are
+    the extremes, between which a planned one lies; half frozen ones lie between them too.
+    """
+    prices_ms = []
+    delays_ms = bounds.delays_ms(dag)
+    for pattern in dict.fromkeys(entry.pattern for rank in ranks for entry in rank.patterns):
+        measured_ms = _median_batch(dag, [_of_pattern(rank, pattern) for rank in ranks], delays_ms)
+        if measured_ms is not None:
+            is_frozen = [pattern.freezes(action) for action in dag.actions]
+            durations_ms = np.where(is_frozen, bounds.min_ms, bounds.max_ms)
+            prices_ms.append(message_time(dag, durations_ms, measured_ms, n_processors, delays_ms))
+    return sum(prices_ms) / len(prices_ms) if prices_ms else 0.0
+
+
+def _of_pattern(rank: RankTimes, pattern: Pattern) -> PatternTimes:
+    return next(
+        (entry for entry in rank.patterns if entry.pattern == pattern), PatternTimes(pattern, {})
+    )
+
+
+def _median_batch(
+    dag: PipelineDag, ranks: Sequence[PatternTimes], delays_ms: NDArray[np.float64]
+) -> float | None:
+    """Return the median time of a batch from each rank's action times and spans."""
+    passes = [
+        RankPasses(
+            tuple((Phase.STABLE.value, span_ms) for span_ms in rank.spans_ms),
+            {action: float(np.median(values)) for action, values in rank.times.items()},
+        )
+        for rank in ranks
+    ]
+    batches_ms = batch_times(dag, passes, delays_ms).get(Phase.STABLE)
+    return float(np.median(batches_ms)) if batches_ms else None
+
+
+def solution_to_plain(solution: Solution) -> dict[str, str]:
+    """Return the solution as texts, to be sent or saved; undone by ``solution_from_plain``."""
+    return {
+        "order": order_to_csv(solution.order),
+        "bounds": bounds_to_json(solution.dag, solution.bounds),
+        "plan": plan_to_json(solution.plan),
+    }
+
+
+def solution_from_plain(plain: Mapping[str, str]) -> Solution:
+    """Return what ``solution_to_plain`` was given.
+
+    Raises:
+        ValueError: If a text has another form.
+    """
+    order = order_from_csv(plain["order"])
+    dag = build_dag(order)
+    bounds = bounds_from_json(dag, plain["bounds"])
+    return Solution(order, dag, bounds, plan_from_json(plain["plan"]))
+
+
+def check_same_pipeline(planned: ScheduleOrder, declared: ScheduleOrder) -> None:
+    """Refuse a saved plan that was made for another pipeline.
+
+    Args:
+        planned: The order that the plan was made for.
+        declared: What this run's schedule says it runs; another order of the same actions will do.
+
+    Raises:
+        ValueError: If their actions differ.
+    """
+    theirs = {action for rank in planned.ranks for action in rank}
+    ours = {action for rank in declared.ranks for action in rank}
+    if theirs != ours:
+        raise ValueError(
+            f"the checkpoint's freeze plan was made for another pipeline: {len(theirs)} actions, "
+            f"of which this run has {len(theirs & ours)}; resume with the same "
+            "parallelism.pipeline_* keys and batch sizes, or, to measure anew, set "
+            'checkpoint.exclude_from_loading = ["freezing"]'
+        )

@@ -1,0 +1,74 @@
+"""Draws what a run folder has, and tells what it has not. Imports matplotlib only when it draws."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from timelyfreeze.files.safe_write import write_whole
+
+PICTURES_FOLDER = "pictures"
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What became of the pictures and traces of a run.
+
+    Attributes:
+        files: What was written.
+        missing: Reason by name, for what the run has no data of.
+        broken: Reason by name, for what could not be drawn although there is data.
+    """
+
+    files: tuple[Path, ...]
+    missing: Mapping[str, str]
+    broken: Mapping[str, str]
+
+
+def draw_run(run_folder: Path, output: Path | None = None) -> Drawn:
+    """Draw every picture, and write every trace, whose files a run folder has.
+
+    Args:
+        run_folder: Folder of a run, finished or not.
+        output: Where pictures and traces go; None for the folder ``pictures`` of the run.
+
+    Raises:
+        ValueError: If there is no such folder.
+    """
+    from timelyfreeze.plots.gallery import PICTURES, TRACES
+    from timelyfreeze.plots.style import save
+    from timelyfreeze.records.title import read_names
+
+    if not run_folder.is_dir():
+        raise ValueError(f"{run_folder} is no folder; a run writes one under its dump folder")
+    output = run_folder / PICTURES_FOLDER if output is None else output
+    files: list[Path] = []
+    missing: dict[str, str] = {}
+    broken: dict[str, str] = {}
+    try:
+        read_names(run_folder)
+    except ValueError as error:
+        broken["titles"] = str(error)
+    for name, draw in PICTURES:
+        try:
+            picture = draw(run_folder)
+        except (ValueError, OSError) as error:
+            broken[name] = str(error)
+            continue
+        if isinstance(picture, str):
+            missing[name] = picture
+            continue
+        try:
+            files.extend(save(picture, output, name))
+        except ValueError as error:  # found when texts and axes are laid out
+            broken[name] = f"it cannot be drawn: {error}"
+    for name, write in TRACES:
+        try:
+            text = write(run_folder)
+        except (ValueError, OSError) as error:
+            broken[name] = str(error)
+            continue
+        if text is not None:
+            files.append(write_whole(output / f"{name}.json", text.encode()))
+    return Drawn(tuple(files), missing, broken)

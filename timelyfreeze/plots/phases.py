@@ -1,0 +1,114 @@
+"""Phases of a run behind a curve over its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from timelyfreeze.plots.style import FAINT_INK, SMALL_POINTS
+from timelyfreeze.records.steps import StepRow
+from timelyfreeze.settings.phases import Phase
+
+# Short, to fit over a narrow band.
+WORDS = {
+    Phase.WARMUP: "warm-up",
+    Phase.UPPER_BOUND: "nothing\nfrozen",
+    Phase.LOWER_BOUND: "all\nfrozen",
+    Phase.MIXED: "monitoring",
+    Phase.RAMP: "ramp",
+    Phase.STABLE: "stable",
+    Phase.OFF: "off",
+}
+_SHADES = {
+    Phase.WARMUP: "#FFFFFF",
+    Phase.UPPER_BOUND: "#F1F1F1",
+    Phase.LOWER_BOUND: "#E2E2E2",
+    Phase.MIXED: "#EAEAEA",
+    Phase.RAMP: "#F6F6F6",
+    Phase.STABLE: "#FFFFFF",
+    Phase.OFF: "#EAEAEA",
+}
+
+
+@dataclass(frozen=True)
+class Band:
+    """Steps of one phase.
+
+    Attributes:
+        phase: The phase.
+        first: Its first step.
+        last: Its last step.
+    """
+
+    phase: Phase
+    first: int
+    last: int
+
+
+def bands(rows: Sequence[StepRow]) -> list[Band]:
+    """Return the phases of a run in order; empty for one without freezing."""
+    found = []
+    for name, group in groupby(rows, key=lambda row: row.phase):
+        steps = [row.step for row in group]
+        if name:
+            found.append(Band(Phase(name), steps[0], steps[-1]))
+    return found
+
+
+def draw_by_phase(
+    axes: Axes,
+    rows: Sequence[StepRow],
+    values: Sequence[float | None],
+    *,
+    label: str,
+    **look: Any,
+) -> None:
+    """Draw a curve over steps that breaks where a phase ends: what follows is another regime.
+
+    Args:
+        axes: With steps along the x axis.
+        rows: Steps of the run.
+        values: One for each; steps without one are passed over.
+        label: For the legend.
+        look: As for ``Axes.plot``.
+    """
+    pairs = zip(rows, values, strict=True)
+    for _, group in groupby(pairs, key=lambda pair: pair[0].phase):
+        known = [(row.step, value) for row, value in group if value is not None]
+        if known:
+            steps, heights = zip(*known, strict=True)
+            axes.plot(steps, heights, label=label, **look)
+            label = "_"  # once in the legend
+
+
+def shade_phases(axes: Axes, rows: Sequence[StepRow], *, named: bool = True) -> None:
+    """Shade the phases of a run behind what is drawn over its steps.
+
+    Args:
+        axes: With steps along the x axis.
+        rows: Steps of the run.
+        named: Whether their names stand above the axes.
+    """
+    for band in bands(rows):
+        begin, end = band.first - 0.5, band.last + 0.5
+        axes.axvspan(begin, end, color=_SHADES[band.phase], lw=0, zorder=0)
+        axes.axvline(begin, color=FAINT_INK, lw=0.5, zorder=0.5)
+        if named:
+            axes.annotate(
+                WORDS[band.phase],
+                ((begin + end) / 2, 1.0),
+                xycoords=("data", "axes fraction"),
+                xytext=(0, 3),
+                textcoords="offset points",
+                ha="center",
+                va="bottom",
+                fontsize=SMALL_POINTS,
+                color=FAINT_INK,
+                annotation_clip=False,
+            )
+    if rows:
+        axes.set_xlim(rows[0].step - 0.5, rows[-1].step + 0.5)

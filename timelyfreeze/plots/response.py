@@ -1,0 +1,191 @@
+"""Backward time against freeze ratio, stage by stage: Fig. 15 of arXiv:2602.05754."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
+from matplotlib.figure import Figure
+
+from timelyfreeze.plots.style import (
+    BLUE,
+    FAINT_INK,
+    ORANGE,
+    SMALL_POINTS,
+    VERMILLION,
+    WIDTH_INCHES,
+    house_style,
+)
+from timelyfreeze.records.responses import ResponseRow
+from timelyfreeze.settings.choices import ALL_OR_NOTHING
+
+_MOST_COLUMNS = 4
+_LATE_TINT, _EARLY_TINT = 0.9, 0.2
+_SHOWN_SHARE, _HEADROOM = 0.98, 1.15
+_PROFILE = "profile"
+_MEASURED = ("upper_bound", "lower_bound", "mixed")
+
+
+@dataclass(frozen=True)
+class AssumedLine:
+    """What a plan takes a backward to be: a line between its two ends.
+
+    Attributes:
+        unfrozen_ms: Median with nothing frozen.
+        frozen_ms: Median with everything frozen.
+    """
+
+    unfrozen_ms: float
+    frozen_ms: float
+
+
+def assumed_lines(rows: Sequence[ResponseRow]) -> dict[str, AssumedLine]:
+    """Return the lines through what was measured with nothing and with everything frozen.
+
+    Args:
+        rows: Of one stage and kind. Those of monitoring count, or of a profile.
+
+    Returns:
+        One line by the way that the stage was frozen, which a profile names for the first stage and
+        is "" elsewhere. A way of which one end was not measured is left out.
+    """
+    ways: dict[str, list[ResponseRow]] = {}
+    for row in rows:
+        if row.phase in _MEASURED:
+            ways.setdefault("", []).append(row)
+        elif row.phase.startswith(_PROFILE):
+            ways.setdefault(row.phase.removeprefix(_PROFILE).strip(), []).append(row)
+    lines = {way: _line(of_way) for way, of_way in ways.items()}
+    return {way: line for way, line in lines.items() if line is not None}
+
+
+def _line(measured: Sequence[ResponseRow]) -> AssumedLine | None:
+    unfrozen = [row.duration_ms for row in measured if row.share == 0.0 and not row.cut]
+    frozen = [row.duration_ms for row in measured if row.share == 1.0 and not row.cut]
+    if not unfrozen or not frozen:
+        return None
+    return AssumedLine(statistics.median(unfrozen), statistics.median(frozen))
+
+
+def response_figure(rows: Sequence[ResponseRow], title: str = "") -> Figure:
+    """Draw each backward's time against the share of elements that it froze.
+
+    Late microbatches are darker than early ones. The line is what a plan assumes.
+
+    Args:
+        rows: Backwards of a run, or the medians of a profile.
+        title: Stands above.
+
+    Returns:
+        Figure: For ``style.save``.
+
+    Raises:
+        ValueError: If there is no backward.
+    """
+    if not rows:
+        raise ValueError("responses.csv has no backward; there is nothing to draw")
+    stages = sorted({row.stage for row in rows})
+    n_columns = min(_MOST_COLUMNS, len(stages))
+    n_lines = math.ceil(len(stages) / n_columns)
+    with house_style():
+        figure = Figure(figsize=(WIDTH_INCHES, 0.7 + 2.4 * n_lines), layout="constrained")
+        panels = figure.subplots(n_lines, n_columns, sharex=True, squeeze=False)
+        for panel, stage in zip(panels.flat, stages, strict=False):
+            _draw_stage(panel, [row for row in rows if row.stage == stage])
+            panel.set_title(f"stage {stage}", fontsize="medium")
+        for panel in list(panels.flat)[len(stages) :]:
+            panel.set_visible(False)
+        for panel in panels[:, 0]:
+            panel.set_ylabel("backward, ms")
+        for panel in panels[-1]:
+            panel.set_xlabel("frozen share of the stage")
+        figure.suptitle(title, x=0.01, ha="left")
+        handles: dict[str, Artist] = {}
+        for panel in panels.flat:
+            found = panel.get_legend_handles_labels()
+            handles |= dict(zip(found[1], found[0], strict=True))
+        figure.legend(
+            list(handles.values()), list(handles), loc="outside lower center", ncols=len(handles)
+        )
+    return figure
+
+
+def _draw_stage(axes: Axes, rows: Sequence[ResponseRow]) -> None:
+    last = max(row.microbatch for row in rows)
+    for kind, color, marker, word in (
+        ("B", BLUE, "o", "backward"),
+        ("W", ORANGE, "s", "weight half of a backward"),
+    ):
+        of_kind = [row for row in rows if row.kind == kind]
+        if not of_kind:
+            continue
+        whole = [row for row in of_kind if not row.cut]
+        # No edges: hundreds of points lie close together.
+        axes.scatter(
+            [row.share for row in whole],
+            [row.duration_ms for row in whole],
+            s=9,
+            c=[to_rgba(color, _tint(row.microbatch, last)) for row in whole],
+            marker=marker,
+            linewidths=0,
+        )
+        axes.plot([], [], color=color, marker=marker, ms=4, lw=0, label=word)
+        cut = [row for row in of_kind if row.cut]
+        if cut:
+            axes.plot(
+                [row.share for row in cut],
+                [row.duration_ms for row in cut],
+                color=FAINT_INK,
+                marker="x",
+                ms=4,
+                mew=0.8,
+                lw=0,
+                label="without an input gradient, which nobody needs",
+            )
+        for way, line in assumed_lines(of_kind).items():
+            # The way that is the default is no news.
+            is_other = way not in ("", ALL_OR_NOTHING)
+            axes.plot(
+                [0, 1],
+                [line.unfrozen_ms, line.frozen_ms],
+                color=VERMILLION,
+                lw=1.6,
+                ls=(0, (4, 2)) if is_other else "-",
+                label="what a plan assumes" + (f", {way}" if is_other else ""),
+            )
+    _leave_out_outliers(axes, [row.duration_ms for row in rows])
+    axes.set_xlim(-0.04, 1.04)
+    axes.grid(axis="y")
+
+
+def _tint(microbatch: int, last: int) -> float:
+    """Return how dark a microbatch is drawn; one of unknown number like one in the middle."""
+    if microbatch < 0 or last < 1:
+        return 0.6
+    return _EARLY_TINT + (_LATE_TINT - _EARLY_TINT) * microbatch / last
+
+
+def _leave_out_outliers(axes: Axes, times_ms: Sequence[float]) -> None:
+    """Let the axis end where nearly all points do, and say how many lie beyond."""
+    times_ms = [time_ms for time_ms in times_ms if math.isfinite(time_ms)]
+    if not times_ms:
+        return  # a clock misread each time
+    top_ms = _HEADROOM * float(np.quantile(times_ms, _SHOWN_SHARE))
+    beyond = sum(time_ms > top_ms for time_ms in times_ms)
+    axes.set_ylim(0, top_ms if top_ms > 0.0 else None)
+    if beyond:
+        axes.annotate(
+            f"{beyond} slower",
+            (1.0, 1.0),
+            xycoords="axes fraction",
+            ha="right",
+            va="top",
+            fontsize=SMALL_POINTS,
+            color=FAINT_INK,
+        )

@@ -1,0 +1,141 @@
+"""The timelines of a run folder, as pictures and as traces.
+
+A run leaves what it measured as ``timelines/measured_<phase>.json``; what its plan predicts follows
+from ``bounds.json``, ``plan.json`` and ``schedule.csv``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from matplotlib.figure import Figure
+
+from timelyfreeze.planning.plan import plan_from_json
+from timelyfreeze.plots.timeline import timeline_figure
+from timelyfreeze.records.timeline import Timeline, predicted_timelines
+from timelyfreeze.records.timeline_file import timeline_files, timeline_from_json
+from timelyfreeze.records.title import as_drawn, read_names
+from timelyfreeze.records.trace import trace_to_json
+from timelyfreeze.schedule.dag import build_dag
+from timelyfreeze.schedule.order import order_from_csv
+from timelyfreeze.settings.phases import Phase
+from timelyfreeze.timing.bounds import bounds_from_json
+from timelyfreeze.whatif.bounds_file import read_bounds_file
+
+Value = TypeVar("Value")
+
+_PLAN_FILES = ("bounds.json", "plan.json", "schedule.csv")
+_UNFROZEN = (Phase.UPPER_BOUND, Phase.WARMUP)
+_FROZEN = (Phase.STABLE, Phase.OFF)
+
+
+def draw_measured(run_folder: Path) -> Figure | str:
+    """Draw a measured batch without freezing above one with; or say why there is none.
+
+    Raises:
+        ValueError: If a file cannot be read.
+    """
+    found = {timeline.phase: timeline for timeline in _measured(run_folder)}
+    # The best example of each that there is; a run that was stopped early has only one of them.
+    examples = [
+        next((found[phase] for phase in phases if phase in found), None)
+        for phases in (_UNFROZEN, _FROZEN)
+    ]
+    shown = [timeline for timeline in examples if timeline is not None] or list(found.values())
+    return _figure(run_folder, shown) if shown else _no_measured(run_folder)
+
+
+def draw_predicted(run_folder: Path) -> Figure | str:
+    """Draw the batch that the plan predicts, without freezing above with; or say why not.
+
+    Raises:
+        ValueError: If a file cannot be read, or the files belong to different pipelines.
+    """
+    missing = _missing_plan_files(run_folder)
+    return missing or _figure(run_folder, _predicted(run_folder))
+
+
+def trace_measured(run_folder: Path) -> str | None:
+    """Return a trace of every batch that was measured; None where there is none.
+
+    Raises:
+        ValueError: If a file cannot be read.
+    """
+    timelines = _measured(run_folder)
+    return trace_to_json(timelines) if timelines else None
+
+
+def trace_predicted(run_folder: Path) -> str | None:
+    """Return a trace of the batches that the plan predicts; None where there is no plan.
+
+    Raises:
+        ValueError: If a file cannot be read, or the files belong to different pipelines.
+    """
+    if _missing_plan_files(run_folder):
+        return None
+    return trace_to_json(_predicted(run_folder))
+
+
+def run_title(run_folder: Path, timeline: Timeline) -> str:
+    """Return what a run is called above its pictures: schedule, size and model, if it says so."""
+    order = timeline.order
+    size = f"{order.n_ranks} ranks, {order.n_microbatches} microbatches"
+    try:
+        names = read_names(run_folder)
+    except ValueError:  # told once, by who draws all pictures
+        names = None
+    if names is None:  # bounds and plan of another origin, such as the profile
+        return size
+    return as_drawn(f"{names.schedule}, {size}, {names.model}")
+
+
+def _figure(run_folder: Path, timelines: Sequence[Timeline]) -> Figure:
+    return timeline_figure(timelines, run_title(run_folder, timelines[0]))
+
+
+def _measured(run_folder: Path) -> list[Timeline]:
+    """Return what was measured, in the order of phases."""
+    timelines = []
+    for file in timeline_files(run_folder):
+        timelines.append(_of(file, timeline_from_json))
+    return timelines
+
+
+def _no_measured(run_folder: Path) -> str:
+    return (
+        f"{run_folder / 'timelines'} has no measured_*.json: the run has no pipeline or no "
+        "freezing, or ended before a phase was measured"
+    )
+
+
+def _missing_plan_files(run_folder: Path) -> str:
+    missing = [name for name in _PLAN_FILES if not (run_folder / name).exists()]
+    if not missing:
+        return ""
+    return f"{' and '.join(missing)} missing: the run's method makes no plan, or none was made yet"
+
+
+def _predicted(run_folder: Path) -> tuple[Timeline, Timeline]:
+    files = {name: run_folder / name for name in _PLAN_FILES}
+    notes = read_bounds_file(files["bounds.json"]).notes
+    dag = _of(files["schedule.csv"], lambda text: build_dag(order_from_csv(text)))
+    bounds = _of(files["bounds.json"], lambda text: bounds_from_json(dag, text))
+    plan = _of(files["plan.json"], plan_from_json)
+    try:
+        timelines = predicted_timelines(dag, bounds, plan, notes.processors)
+    except ValueError as error:
+        raise ValueError(f"{files['plan.json']}: {error}") from error
+    if not all(math.isfinite(timeline.batch_ms) for timeline in timelines):
+        raise ValueError(f"{files['bounds.json']}: its times together are beyond all numbers")
+    return timelines
+
+
+def _of(file: Path, read: Callable[[str], Value]) -> Value:
+    """Return what ``read`` makes of a file; a ValueError names it."""
+    try:
+        return read(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error

@@ -1,0 +1,320 @@
+"""The picture of a batch: a lane for each rank, a block for each action (Figs. 7 to 13)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.legend_handler import HandlerTuple
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, PathPatch
+from matplotlib.path import Path
+from numpy.typing import NDArray
+
+from timelyfreeze.plots.style import (
+    BLACK,
+    FAINT_INK,
+    INK,
+    LANE,
+    PURPLE,
+    SKY,
+    SMALL_POINTS,
+    TEXT_POINTS,
+    TITLE_POINTS,
+    VERMILLION,
+    YELLOW,
+    house_style,
+)
+from timelyfreeze.records.timeline import KIND_WORDS, Block, Timeline
+from timelyfreeze.schedule.actions import ActionKind
+
+COLORS = {
+    ActionKind.FORWARD: SKY,
+    ActionKind.FULL_BACKWARD: VERMILLION,
+    ActionKind.INPUT_BACKWARD: YELLOW,
+    ActionKind.WEIGHT_BACKWARD: PURPLE,
+}
+# Weight gradients fill gaps; they are lower than the rest, which tells them apart in grey too.
+_HEIGHTS = {ActionKind.WEIGHT_BACKWARD: 0.62}
+_LANE_HEIGHT = 0.86
+# A block with everything frozen keeps this much of its colour.
+_LEAST_COLOR = 0.2
+# More tints cannot be told apart, and all blocks of one tint are one path in the file.
+_TINTS = 20
+_FOOT_HEIGHT = 0.2
+_FOOT_COLOR = "#3A3A3A"
+_OUTLINE = 1.3
+_DIGIT_WIDTH = 0.62  # in font sizes
+_LEAST_POINTS = 5.0
+
+
+def timeline_figure(timelines: Sequence[Timeline], title: str = "") -> Figure:
+    """Draw batches one below the other on one time axis.
+
+    Blocks carry the number of their microbatch where they are wide enough. The paler a backward,
+    the more of it is frozen. Where ranks hold several stages, a bar at the foot of a block says
+    which of them, the first having none. The critical path is outlined.
+
+    Args:
+        timelines: The batch without freezing first: later ones are compared with it.
+        title: Stands above all, such as the schedule.
+
+    Returns:
+        Figure: For ``style.save``.
+
+    Raises:
+        ValueError: If there is nothing to draw.
+    """
+    if not timelines:
+        raise ValueError("no timeline is given; there is nothing to draw")
+    with house_style():
+        return _draw(timelines, title)
+
+
+def _draw(timelines: Sequence[Timeline], title: str) -> Figure:
+    n_lanes = max(timeline.n_ranks for timeline in timelines)
+    lane_inches = min(0.42, max(0.2, 3.4 / n_lanes))
+    width = _figure_width(timelines)
+    height = 1.15 + len(timelines) * (0.42 + n_lanes * lane_inches)
+    layout = ConstrainedLayoutEngine(h_pad=0.06, hspace=0.04)
+    figure = Figure(figsize=(width, height), layout=layout)
+    axes = figure.subplots(len(timelines), 1, sharex=True, squeeze=False)[:, 0]
+    longest_ms = max(timeline.batch_ms for timeline in timelines) or 1.0
+    points_per_ms = 72.0 * (width - 1.6) / longest_ms
+    for row, (timeline, ax) in enumerate(zip(timelines, axes, strict=True)):
+        _draw_batch(ax, timeline, lane_inches, points_per_ms)
+        ax.set_title(batch_title(timeline, timelines[0] if row else None), loc="left")
+        if row:
+            ax.axvline(timelines[0].batch_ms, **_END_STYLE, zorder=0)
+    axes[-1].set_xlabel("time since the batch began (ms)")
+    axes[-1].set_xlim(0.0, longest_ms * 1.002)
+    if title:
+        figure.suptitle(title, fontsize=TITLE_POINTS, fontweight="bold", x=0.01, ha="left")
+    _add_legend(figure, timelines)
+    return figure
+
+
+_END_STYLE: Any = {"color": FAINT_INK, "linewidth": 1.0, "linestyle": (0, (4, 3))}
+
+
+def _figure_width(timelines: Sequence[Timeline]) -> float:
+    """Return inches: as wide as the numbers in a rank's blocks ask for, within reason."""
+    most = max(len(lane) for timeline in timelines for lane in timeline.lanes)
+    return float(np.clip(2.0 + 0.32 * most, 10.0, 16.0))
+
+
+def batch_title(timeline: Timeline, reference: Timeline | None) -> str:
+    """Return what stands above a batch: what it is, its time and its bubbles.
+
+    Args:
+        timeline: The batch.
+        reference: The batch that it is compared with; None for the first one.
+    """
+    text = f"{timeline.origin.capitalize()}, {timeline.words}: "
+    text += f"batch {timeline.batch_ms:.4g} ms"
+    if reference is not None and timeline.batch_ms > 0.0:
+        text += f" ({100 * (reference.batch_ms / timeline.batch_ms - 1):+.1f}% throughput)"
+    return f"{text}, bubbles {100 * timeline.bubble:.1f}%"
+
+
+def _draw_batch(ax: Axes, timeline: Timeline, lane_inches: float, points_per_ms: float) -> None:
+    n, batch_ms = timeline.n_ranks, timeline.batch_ms
+    lanes = [_box(0.0, batch_ms, rank, _LANE_HEIGHT) for rank in range(n)]
+    _add_boxes(ax, lanes, facecolor=LANE, edgecolor="none", zorder=1)
+    by_tint: dict[tuple[float, float, float], list[Block]] = {}
+    for block in timeline.blocks:
+        by_tint.setdefault(block_color(block), []).append(block)
+    for color, blocks in by_tint.items():
+        boxes = [_box(b.start_ms, b.end_ms, b.rank, _height(b)) for b in blocks]
+        _add_boxes(ax, boxes, facecolor=color, edgecolor="white", linewidth=0.3, zorder=2)
+    _add_boxes(ax, _foot_bars(timeline), facecolor=_FOOT_COLOR, edgecolor="none", zorder=3)
+    _draw_critical_path(ax, timeline)
+    _draw_numbers(ax, timeline, lane_inches, points_per_ms)
+    ax.set_ylim(n - 0.5, -0.5)
+    ax.set_yticks(range(n), [f"rank {rank}" for rank in range(n)])
+    ax.tick_params(axis="y", length=0)
+    ax.spines["left"].set_visible(False)
+    for rank, share in enumerate(timeline.rank_bubbles):
+        ax.annotate(
+            f"{100 * share:.0f}% idle",
+            (1.0, rank),
+            xytext=(4, 0),
+            xycoords=("axes fraction", "data"),
+            textcoords="offset points",
+            va="center",
+            fontsize=SMALL_POINTS,
+            color=FAINT_INK,
+            annotation_clip=False,
+        )
+
+
+# -- blocks ----------------------------------------------------------------------------------------
+
+
+def _box(start_ms: float, end_ms: float, rank: float, height: float) -> NDArray[np.float64]:
+    top, bottom = rank - height / 2, rank + height / 2
+    corners = [(start_ms, top), (end_ms, top), (end_ms, bottom), (start_ms, bottom)]
+    return np.array([*corners, corners[0]])
+
+
+def _add_boxes(ax: Axes, boxes: Sequence[NDArray[np.float64]], **style: Any) -> None:
+    """Draw boxes of one look as one path: much smaller files than a path for each."""
+    if not boxes:
+        return
+    codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(boxes)
+    ax.add_patch(PathPatch(Path(np.concatenate(boxes), codes), **style))
+
+
+def _height(block: Block) -> float:
+    return _LANE_HEIGHT * _HEIGHTS.get(block.action.kind, 1.0)
+
+
+def block_color(block: Block) -> tuple[float, float, float]:
+    """Return the colour of a block: its kind's, mixed with white as far as it is frozen."""
+    return _tint(block.action.kind, block.freeze_ratio)
+
+
+def _tint(kind: ActionKind, freeze_ratio: float) -> tuple[float, float, float]:
+    frozen = round(freeze_ratio * _TINTS) / _TINTS
+    strength = 1.0 - (1.0 - _LEAST_COLOR) * frozen
+    red, green, blue = (1.0 - strength * (1.0 - part) for part in to_rgb(COLORS[kind]))
+    return red, green, blue
+
+
+# -- stages of a rank ------------------------------------------------------------------------------
+
+
+def _stage_places(timeline: Timeline) -> dict[int, int]:
+    """Return of each stage the how-manieth of its rank it is, from 0."""
+    stages: dict[int, list[int]] = {}
+    for stage, rank in enumerate(timeline.order.stage_to_rank):
+        stages.setdefault(rank, []).append(stage)
+    return {stage: place for held in stages.values() for place, stage in enumerate(held)}
+
+
+def _foot_bars(timeline: Timeline) -> list[NDArray[np.float64]]:
+    """Return a bar at the foot of each block whose stage is not its rank's first."""
+    places = _stage_places(timeline)
+    most = max(places.values())
+    bars = []
+    for block in timeline.blocks:
+        place = places[block.action.stage]
+        if place:
+            height = _LANE_HEIGHT * _FOOT_HEIGHT * (1.0 if most == 1 else 2.0 * place / most)
+            foot = block.rank + _height(block) / 2
+            bars.append(_box(block.start_ms, block.end_ms, foot - height / 2, height))
+    return bars
+
+
+# -- critical path ---------------------------------------------------------------------------------
+
+
+def _draw_critical_path(ax: Axes, timeline: Timeline) -> None:
+    """Outline each stretch of the path on a rank, and join the stretches."""
+    stretches = list(_stretches(timeline))
+    boxes = [_box(s[0].start_ms, s[-1].end_ms, s[0].rank, _LANE_HEIGHT) for s in stretches]
+    look: Any = {"facecolor": "none", "edgecolor": BLACK, "linewidth": _OUTLINE}
+    _add_boxes(ax, boxes, **look, joinstyle="miter", zorder=4)
+    lines = []
+    for before, after in pairwise(stretches):
+        down = np.sign(after[0].rank - before[0].rank) * _LANE_HEIGHT / 2
+        lines.append(
+            [
+                (before[-1].end_ms, before[0].rank + down),
+                (after[0].start_ms, after[0].rank - down),
+            ]
+        )
+    ax.add_collection(LineCollection(lines, colors=BLACK, linewidths=_OUTLINE, zorder=4))
+
+
+def _stretches(timeline: Timeline) -> Iterator[list[Block]]:
+    """Yield the critical path in pieces that stay on one rank."""
+    path = [block for block in timeline.blocks if block.is_critical]
+    path.sort(key=lambda block: (block.end_ms, block.start_ms))
+    stretch: list[Block] = []
+    for block in path:
+        if stretch and stretch[-1].rank != block.rank:
+            yield stretch
+            stretch = []
+        stretch.append(block)
+    if stretch:
+        yield stretch
+
+
+# -- numbers ---------------------------------------------------------------------------------------
+
+
+def _draw_numbers(ax: Axes, timeline: Timeline, lane_inches: float, points_per_ms: float) -> None:
+    points = min(TEXT_POINTS, 0.5 * 72.0 * lane_inches)
+    rise = _LANE_HEIGHT * _FOOT_HEIGHT / 2 if max(_stage_places(timeline).values()) else 0.0
+    for kind in ActionKind:
+        blocks = [block for block in timeline.blocks if block.action.kind is kind]
+        for block, size in _readable(blocks, points_per_ms):
+            ax.text(
+                (block.start_ms + block.end_ms) / 2,
+                block.rank - rise,
+                str(block.action.microbatch),
+                ha="center",
+                va="center_baseline",
+                fontsize=min(points, size),
+                color=INK,
+                zorder=5,
+                clip_on=True,
+            )
+
+
+def _readable(blocks: Sequence[Block], points_per_ms: float) -> Iterable[tuple[Block, float]]:
+    """Return blocks that have room for their number, and its size in points.
+
+    None where they are less than half of what there is: the few numbers left would only be noise.
+    """
+    sizes = []
+    for block in blocks:
+        n_digits = len(str(block.action.microbatch))
+        size = block.duration_ms * points_per_ms / (_DIGIT_WIDTH * n_digits + 0.3)
+        if size >= _LEAST_POINTS:
+            sizes.append((block, round(size, 1)))
+    # By time and not by count: backwards that a plan leaves out altogether take next to none.
+    readable_ms = sum(block.duration_ms for block, _ in sizes)
+    return sizes if 2.0 * readable_ms > sum(block.duration_ms for block in blocks) else []
+
+
+# -- legend ----------------------------------------------------------------------------------------
+
+
+def _add_legend(figure: Figure, timelines: Sequence[Timeline]) -> None:
+    entries: list[tuple[Any, str]] = []
+    kinds = {block.action.kind for timeline in timelines for block in timeline.blocks}
+    for kind in ActionKind:
+        if kind in kinds:
+            entries.append((Patch(color=COLORS[kind]), f"{kind.value}: {KIND_WORDS[kind]}"))
+    if any(block.freeze_ratio > 0.0 for timeline in timelines for block in timeline.blocks):
+        kind = next(kind for kind in ActionKind if kind.freezable and kind in kinds)
+        tints = tuple(Patch(color=_tint(kind, ratio)) for ratio in (0.0, 0.5, 1.0))
+        entries.append((tints, "0, 50, 100% frozen"))
+    entries.append((Patch(color=LANE), "idle"))
+    outline = Patch(facecolor="none", edgecolor=BLACK, linewidth=_OUTLINE)
+    entries.append((outline, "critical path"))
+    n_places = 1 + max(place for t in timelines for place in _stage_places(t).values())
+    if n_places > 1:
+        which = "second" if n_places == 2 else "later"
+        bar = Line2D([], [], color=_FOOT_COLOR, linewidth=3.5)
+        entries.append((bar, f"foot bar: {which} stage of its rank"))
+    if len(timelines) > 1:
+        end = Line2D([], [], **_END_STYLE)
+        entries.append((end, f"end {timelines[0].words}"))
+    figure.legend(
+        *zip(*entries, strict=True),
+        loc="outside lower center",
+        ncols=min(len(entries), 6 if figure.get_figwidth() < 12 else 9),
+        columnspacing=1.4,
+        handlelength=1.8,
+        handler_map={tuple: HandlerTuple(ndivide=None, pad=0.0)},
+    )

@@ -1,0 +1,173 @@
+"""Policies: rules that say, from time to time, which tensors of the whole model to freeze.
+
+A policy sees numbers and answers with a decision; both are plain frozen values, so every rule can
+be checked by hand. It knows neither stages nor processes: what to measure it states as data, and
+someone else measures (``timelyfreeze.signals``), exchanges and applies
+(``timelyfreeze.control.policy_checks``). Notation: n tensors.
+
+To add a method, put a file into ``timelyfreeze/policies/`` with a frozen dataclass that has the
+members of :class:`FreezePolicy`, and register it. Its fields become the section
+``[freezing.<name>]`` of the configuration, the strings under them the help texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, is_dataclass
+from enum import Enum
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from timelyfreeze.policies.layout import ModelLayout
+
+NONE = "none"
+PLANNED = "timelyfreeze"
+
+_PolicyClass = TypeVar("_PolicyClass", bound=type)
+
+
+class Source(Enum):
+    """What is watched from one check to the next: the change, Delta."""
+
+    UPDATES = "updates"  # how far the weights have moved
+    GRADIENTS = "gradients"  # the sum of the steps' gradients
+    LAST_GRADIENT = "last gradient"  # the gradient of the step that ends the interval
+
+
+class Figure(Enum):
+    """A number that is taken of a tensor's change Delta_K at check K."""
+
+    SQUARE_SUM = "square_sum"  # sum of Delta_K^2, so its root is the norm
+    SUM = "sum"  # sum of Delta_K, so that opposite moves cancel
+    ABS_SUM = "abs_sum"  # sum of |Delta_K|
+    MEAN_ABS_SUM = "mean_abs_sum"  # sum of |E_K|, E_K = alpha E_{K-1} + (1 - alpha) Delta_K
+    DIFFERENCE_SQUARE_SUM = "difference_square_sum"  # sum of (Delta_K - Delta_{K-1})^2
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a policy wants to know at each check.
+
+    Attributes:
+        source: Which change is watched.
+        figures: Which numbers are taken of it.
+        decay: alpha of the running mean E_K in [0, 1), if ``MEAN_ABS_SUM`` is wanted.
+    """
+
+    source: Source
+    figures: tuple[Figure, ...]
+    decay: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Check:
+    """What a policy sees at a check.
+
+    Attributes:
+        number: K: 0 for the start, before the first step that may freeze; then 1, 2, ...
+        layout: The n tensors of the model.
+        figures: One float64 number per tensor, shape [n], for each wanted figure; empty at the
+            start. A tensor that was frozen all the time has not changed: its ``ABS_SUM`` is 0.
+        seed: For policies that draw: the same on every rank and after a resume.
+    """
+
+    number: int
+    layout: ModelLayout
+    figures: Mapping[Figure, NDArray[np.float64]]
+    seed: int
+
+
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """What a policy answers.
+
+    Attributes:
+        frozen: Tensors to freeze until the next check, bool, shape [n].
+        memory: What the rule wants to see again at the next check; numbers and lists of numbers
+            only, because it goes into checkpoints as JSON.
+        figures: Numbers worth a curve, by name.
+    """
+
+    frozen: NDArray[np.bool_]
+    memory: Mapping[str, Any] = field(default_factory=dict)
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+
+class FreezePolicy(Protocol):
+    """A freezing method: a frozen dataclass of its settings, with a rule.
+
+    Every rank calls the rule with the same values and must get the same answer, so it may depend on
+    nothing but its arguments and its settings.
+    """
+
+    @property
+    def check_interval(self) -> int:
+        """Steps from one check to the next; steps that change no weights are not counted."""
+
+    @property
+    def measurement(self) -> Measurement | None:
+        """What to measure, or None for a rule that needs no numbers."""
+
+    def mistakes(self) -> Iterator[str]:
+        """Yield what is wrong with the settings: key, value and rule."""
+
+    def start(self, check: Check) -> Decision:
+        """Decide before the first step that may freeze; raise ValueError if the model is unfit."""
+
+    def decide(self, before: Decision, check: Check) -> Decision:
+        """Decide at a check, given the decision of the one before."""
+
+
+_POLICIES: dict[str, type] = {}
+_BY_LAYERS: set[str] = set()
+
+
+def register_policy(
+    name: str, *, whole_layers: bool = False
+) -> Callable[[_PolicyClass], _PolicyClass]:
+    """Make a policy class selectable as ``freezing.method = "<name>"``.
+
+    Args:
+        name: Letters, digits and underscores, so that it can be a section of the configuration.
+        whole_layers: Whether each of its decisions freezes all tensors of a transformer block or
+            none. Only then can it be used with blocks that are compiled.
+
+    Returns:
+        A decorator that returns the class as it is.
+
+    Raises:
+        ValueError: If the name is taken or unfit, or the class is not a dataclass.
+    """
+
+    def register(policy_class: _PolicyClass) -> _PolicyClass:
+        if name in (NONE, PLANNED):
+            raise ValueError(f"no policy can be named {name!r}; that method is no policy")
+        if name in _POLICIES:
+            raise ValueError(
+                f"the policy {name!r} is registered twice: {_POLICIES[name].__name__} and "
+                f"{policy_class.__name__}"
+            )
+        if not name.isidentifier():
+            raise ValueError(f"a policy is named {name!r}; use letters, digits and underscores")
+        if not is_dataclass(policy_class):
+            raise ValueError(f"{policy_class.__name__} is not a dataclass; its fields are settings")
+        _POLICIES[name] = policy_class
+        if whole_layers:
+            _BY_LAYERS.add(name)
+        return policy_class
+
+    return register
+
+
+def registered_policies() -> dict[str, type]:
+    """Return every known policy class by name."""
+    import timelyfreeze.policies  # noqa: F401  # registers those of this project
+
+    return dict(_POLICIES)
+
+
+def freezes_whole_layers(name: str) -> bool:
+    """Return whether a registered policy never freezes a part of a transformer block."""
+    return name in _BY_LAYERS

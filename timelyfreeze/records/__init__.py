@@ -1,0 +1,1 @@
+"""What a run leaves behind, as values and files: timelines, traces, losses, steps, summary."""

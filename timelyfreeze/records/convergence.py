@@ -1,0 +1,115 @@
+"""Whether freezing gets to a loss sooner: kappa and p_eff of arXiv:2602.05754, Sec. 3.4, App. D.
+
+A run with freezing needs about 1 / p_eff times the steps (Eq. 11), each of which takes kappa times
+as long (Eq. 12). So it gets to a loss sooner where kappa / p_eff is below 1 (Eq. 13).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from timelyfreeze.settings.phases import Phase
+
+# Steps of a phase that are not counted: the first ones run cold.
+SKIPPED_STEPS = 2
+_UNFROZEN = (Phase.WARMUP, Phase.UPPER_BOUND)
+
+
+@dataclass(frozen=True)
+class PassedEnergy:
+    """Gradient energy of some tensors, and how much of it is let through.
+
+    Attributes:
+        passed: Sum of update probability times squared gradient, the numerator of Eq. 27.
+        total: Sum of squared gradients, its denominator.
+        is_complete: Whether the energy of every tensor is known.
+    """
+
+    passed: float
+    total: float
+    is_complete: bool = True
+
+    def __add__(self, other: PassedEnergy) -> PassedEnergy:
+        """Return both together."""
+        return PassedEnergy(
+            self.passed + other.passed,
+            self.total + other.total,
+            self.is_complete and other.is_complete,
+        )
+
+    @property
+    def p_eff(self) -> float | None:
+        """The effective update probability, Eq. 27; 1 without a gradient, None where unknown."""
+        if not self.is_complete:
+            return None
+        return self.passed / self.total if self.total > 0.0 else 1.0
+
+
+def passed_energy(update_frequency: ArrayLike, energy: ArrayLike) -> PassedEnergy:
+    """Return what of the gradient energy of n tensors is let through.
+
+    A mask covers whole tensors, so the sum over elements of Eq. 27 is one over tensors.
+
+    Args:
+        update_frequency: Mean update probability of each tensor over microbatches, shape [n].
+        energy: Squared norm of its gradient, shape [n]; NaN where it is not known.
+    """
+    frequency, energies = np.asarray(update_frequency, float), np.asarray(energy, float)
+    known = np.isfinite(energies)
+    return PassedEnergy(
+        float(frequency[known] @ energies[known]), float(energies[known].sum()), bool(known.all())
+    )
+
+
+def mean_p_eff(measured: Iterable[tuple[float, float]]) -> float | None:
+    """Return the average effective update probability, Eq. 28.
+
+    Args:
+        measured: p_eff and total gradient energy of each moment it was measured at.
+
+    Returns:
+        Their mean by energy; None if there was no energy.
+    """
+    pairs = list(measured)
+    total = sum(energy for _, energy in pairs)
+    return sum(p * energy for p, energy in pairs) / total if total > 0.0 else None
+
+
+def kappa_over_p_eff(kappa: float | None, p_eff: float | None) -> float | None:
+    """Return the ratio of times to accuracy, Eq. 13; None where nothing learns or is known."""
+    return None if kappa is None or not p_eff else kappa / p_eff
+
+
+class StepRatio:
+    """Follows kappa: how long steps take, over how long they took with nothing frozen."""
+
+    def __init__(self) -> None:
+        self._by_phase: dict[Phase | None, list[float]] = {}
+        self._n_taken: dict[Phase | None, int] = {}
+
+    def add(self, phase: Phase | None, step_ms: float) -> None:
+        """Take note of a finished step."""
+        self._by_phase.setdefault(phase, []).append(step_ms)
+
+    def take(self, phase: Phase) -> float | None:
+        """Return kappa over the warm steps of ``phase`` since the last call for it.
+
+        Returns:
+            Their median over that of all warm unfrozen steps so far; None if there is none of one
+            of the two, as in a run that was resumed after monitoring.
+        """
+        steps = self._by_phase.get(phase, [])
+        recent = steps[max(SKIPPED_STEPS, self._n_taken.get(phase, 0)) :]
+        self._n_taken[phase] = len(steps)
+        unfrozen = [ms for each in _UNFROZEN for ms in self._warm(each)]
+        if not recent or not unfrozen:
+            return None
+        return statistics.median(recent) / statistics.median(unfrozen)
+
+    def _warm(self, phase: Phase) -> Sequence[float]:
+        return self._by_phase.get(phase, [])[SKIPPED_STEPS:]

@@ -1,0 +1,108 @@
+"""Losses of a run over steps and time: ``losses.csv``, and when a loss was reached."""
+
+from __future__ import annotations
+
+import csv
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from timelyfreeze.files.plain_json import shown
+from timelyfreeze.files.table import MOST, Rules, check_row, header
+
+FILE = "losses.csv"
+# A loss may be any number, or none.
+_RULES: Rules = {
+    "step": (0, MOST),
+    "seconds": (0.0, MOST),
+    "train_loss": (-math.inf, math.inf),
+    "validation_loss": (-math.inf, math.inf),
+}
+# Logged losses that a running mean is taken over.
+WINDOW = 5
+
+
+@dataclass(frozen=True)
+class LossRow:
+    """A logged loss.
+
+    Attributes:
+        step: Optimizer step after which it was taken.
+        seconds: Sum of the step times until then.
+        train_loss: None in a row of a validation.
+        validation_loss: None in a row of a training step.
+    """
+
+    step: int
+    seconds: float
+    train_loss: float | None
+    validation_loss: float | None
+
+
+def read_losses(run_folder: Path) -> list[LossRow]:
+    """Read the losses of a run, in the order in which they were written.
+
+    Raises:
+        OSError: If there are none.
+        ValueError: If the file cannot be understood.
+    """
+    path = run_folder / FILE
+    rows = []
+    with path.open(newline="") as file:
+        reader = csv.DictReader(file)
+        try:
+            if missing := set(header(LossRow)).difference(reader.fieldnames or ()):
+                raise ValueError(f"{sorted(missing)[0]} is missing")
+            for row in reader:
+                losses = _loss(row["train_loss"]), _loss(row["validation_loss"])
+                rows.append(LossRow(int(row["step"]), float(row["seconds"]), *losses))
+                check_row(rows[-1], _RULES)
+        except (KeyError, TypeError, ValueError, csv.Error) as error:
+            raise ValueError(
+                f"{path} cannot be read as step,seconds,train_loss,validation_loss: line "
+                f"{max(1, reader.line_num)}: {shown(str(error))}"
+            ) from error
+    return rows
+
+
+def running_means(values: Sequence[float], window: int) -> list[float]:
+    """Return the mean of each ``window`` consecutive values; empty if there are fewer."""
+    return [_mean(values[i : i + window]) for i in range(len(values) - window + 1)]
+
+
+def last_running_mean(curve: Sequence[tuple[float, float]], window: int) -> float | None:
+    """Return the loss that a curve of (seconds, loss) ends with.
+
+    Returns:
+        Mean of the last ``window`` losses; None if there are fewer, or it is not finite.
+    """
+    means = running_means([loss for _, loss in curve], window)
+    return means[-1] if means and math.isfinite(means[-1]) else None
+
+
+def seconds_to_reach(
+    curve: Sequence[tuple[float, float]], target: float, window: int
+) -> float | None:
+    """Return when the running mean of a curve of (seconds, loss) comes down to ``target``.
+
+    Returns:
+        Seconds of the last loss of the first ``window`` whose mean is not above the target; None
+        if there is none.
+    """
+    means = running_means([loss for _, loss in curve], window)
+    ends = [seconds for seconds, _ in curve[window - 1 :]]
+    return next((s for s, mean in zip(ends, means, strict=True) if mean <= target), None)
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Return the mean; NaN where the sum is beyond numbers, or infinities of both signs meet."""
+    try:
+        return statistics.fmean(values)
+    except (OverflowError, ValueError):
+        return math.nan
+
+
+def _loss(cell: str) -> float | None:
+    return float(cell) if cell else None

@@ -1,0 +1,78 @@
+"""Every optimizer step of a run: ``steps.csv``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from timelyfreeze.files.table import MOST, Rules, append_rows, read_table, write_table
+from timelyfreeze.settings.phases import Phase
+
+FILE = "steps.csv"
+_RULES: Rules = {
+    "step": (1, MOST),
+    "phase": ("", *(phase.value for phase in Phase)),
+    "seconds": (0.0, MOST),
+    "freeze_ratio": (0.0, 1.0),
+}
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """One optimizer step; None for what was not measured.
+
+    Attributes:
+        step: Its number, from 1.
+        phase: Name of its phase; "" for a run without freezing.
+        seconds: Sum of the step times up to and including this one, of this process's run.
+        step_ms: How long it took.
+        tokens_per_second: Of each device.
+        virtual_step_ms: In an emulation, how long it would have taken on devices of their own.
+        freeze_ratio: Share of all elements that its masks froze, mean over backwards and ranks.
+        batch_ms: Median pipeline batch of the phase since the step before that was logged.
+        batch_predicted_ms: Prediction for the batches of this step.
+        train_loss: Where it was logged.
+        kappa: Median step of the phase since the step before that was logged, over the median
+            unfrozen step (arXiv:2602.05754, Eq. 12).
+        p_eff: Share of the gradient energy that those steps updated (Eq. 27).
+    """
+
+    step: int
+    phase: str
+    seconds: float
+    step_ms: float
+    tokens_per_second: float
+    virtual_step_ms: float | None = None
+    freeze_ratio: float | None = None
+    batch_ms: float | None = None
+    batch_predicted_ms: float | None = None
+    train_loss: float | None = None
+    kappa: float | None = None
+    p_eff: float | None = None
+
+
+class StepLog:
+    """Appends steps to a file.
+
+    Args:
+        path: A file that does not exist yet, in a folder that does.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        write_table(path, StepRow, [])
+
+    def add(self, rows: list[StepRow]) -> None:
+        """Append ``rows``; they are on disk before the run goes on."""
+        if rows:
+            append_rows(self._path, rows)
+
+
+def read_steps(run_folder: Path) -> list[StepRow]:
+    """Read the steps of a run.
+
+    Raises:
+        OSError: If there are none.
+        ValueError: If the file cannot be understood.
+    """
+    return read_table(run_folder / FILE, StepRow, _RULES)

@@ -1,0 +1,306 @@
+"""Timelines: what every rank of a pipeline did, or would do, in one batch, and when.
+
+A timeline is what pictures and traces are made of. It is either predicted, from a plan and the
+bounds it was made from, or measured, from one pass as all ranks saw it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from timelyfreeze.planning.plan import FreezePlan
+from timelyfreeze.schedule.actions import Action, ActionKind
+from timelyfreeze.schedule.dag import PipelineDag, build_dag, check_delays, edge_delays
+from timelyfreeze.schedule.order import ScheduleOrder, build_order
+from timelyfreeze.settings.phases import Phase
+from timelyfreeze.timing.bounds import DurationBounds
+from timelyfreeze.timing.clock_alignment import Intervals, clock_offsets, least_distances
+from timelyfreeze.timing.processors import play_actions
+
+MEASURED = "measured"
+PREDICTED = "predicted"
+ORIGINS = (MEASURED, PREDICTED)
+_PHASE_WORDS = {
+    Phase.WARMUP: "without freezing",
+    Phase.UPPER_BOUND: "without freezing",
+    Phase.LOWER_BOUND: "with everything frozen",
+    Phase.MIXED: "in mixed monitoring",
+    Phase.RAMP: "in the ramp",
+    Phase.STABLE: "with freezing",
+    Phase.OFF: "with freezing switched off",
+}
+# What stands beside actions wherever they are shown.
+KIND_WORDS = {
+    ActionKind.FORWARD: "forward",
+    ActionKind.FULL_BACKWARD: "backward",
+    ActionKind.INPUT_BACKWARD: "input gradient",
+    ActionKind.WEIGHT_BACKWARD: "weight gradient",
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    """One action of a timeline.
+
+    Attributes:
+        action: What ran.
+        rank: Where.
+        start_ms: When it began, milliseconds since the batch did.
+        end_ms: When it ended.
+        freeze_ratio: Share of the action's elements that was frozen, or is planned to be, in
+            [0, 1]; 0 for actions that freezing does not concern.
+        is_critical: Whether it is on the critical path: the chain of actions, each waiting for the
+            one before, that ends last.
+    """
+
+    action: Action
+    rank: int
+    start_ms: float
+    end_ms: float
+    freeze_ratio: float = 0.0
+    is_critical: bool = False
+
+    @property
+    def duration_ms(self) -> float:
+        """Time from start to end, milliseconds."""
+        return self.end_ms - self.start_ms
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One batch of a pipeline.
+
+    Attributes:
+        origin: One of ``ORIGINS``.
+        phase: What the batch is an example of: UPPER_BOUND is without freezing, STABLE with.
+        blocks: Every action once, rank by rank, in the order of execution.
+        step: Optimizer step that it was measured in; None if it was not.
+    """
+
+    origin: str
+    phase: Phase
+    blocks: tuple[Block, ...]
+    step: int | None = None
+
+    @property
+    def words(self) -> str:
+        """What the batch is an example of, for people, such as "without freezing"."""
+        if self.phase is Phase.STABLE and not any(block.freeze_ratio for block in self.blocks):
+            return "with nothing to freeze"
+        return _PHASE_WORDS[self.phase]
+
+    @cached_property
+    def lanes(self) -> tuple[tuple[Block, ...], ...]:
+        """The blocks of each rank."""
+        return tuple(tuple(lane) for _, lane in groupby(self.blocks, key=lambda b: b.rank))
+
+    @property
+    def n_ranks(self) -> int:
+        """Number of pipeline ranks."""
+        return len(self.lanes)
+
+    @cached_property
+    def order(self) -> ScheduleOrder:
+        """The order that the blocks are in."""
+        return build_order([[block.action for block in lane] for lane in self.lanes])
+
+    @cached_property
+    def edges(self) -> tuple[tuple[int, int], ...]:
+        """Pairs of positions in ``blocks``: the second waits for the first."""
+        return tuple((i, j) for i, j in build_dag(self.order).edges.tolist())
+
+    @property
+    def batch_ms(self) -> float:
+        """Time of the batch: when its last action ends, milliseconds."""
+        return max(block.end_ms for block in self.blocks)
+
+    @cached_property
+    def rank_bubbles(self) -> tuple[float, ...]:
+        """Share of the batch in which each rank runs no action, in [0, 1]."""
+        batch_ms = self.batch_ms
+        if batch_ms <= 0.0:
+            return (0.0,) * self.n_ranks
+        return tuple(
+            max(0.0, 1.0 - sum(block.duration_ms for block in lane) / batch_ms)
+            for lane in self.lanes
+        )
+
+    @property
+    def bubble(self) -> float:
+        """Share of all ranks' time that is idle, in [0, 1]."""
+        return sum(self.rank_bubbles) / self.n_ranks
+
+
+@dataclass(frozen=True)
+class SeenPass:
+    """One pass as one process saw it.
+
+    Attributes:
+        intervals_ms: When each of its actions began and ended, by its own clock, milliseconds.
+        shares: Frozen share of elements of those that compute weight gradients.
+    """
+
+    intervals_ms: Intervals
+    shares: Mapping[Action, float]
+
+
+def predicted_timelines(
+    dag: PipelineDag,
+    bounds: DurationBounds,
+    plan: FreezePlan,
+    n_processors: float | None = None,
+) -> tuple[Timeline, Timeline]:
+    """Return the batch that a plan was made for: without freezing, and under the plan.
+
+    Args:
+        dag: Precedence graph of A actions.
+        bounds: What the plan was made from.
+        plan: The plan.
+        n_processors: How many ranks can compute at once; None if each has a device of its own.
+
+    Raises:
+        ValueError: If the plan is of another pipeline.
+    """
+    if plan.actions != dag.actions:
+        raise ValueError(
+            f"the plan's {len(plan.actions)} actions and the schedule's {len(dag.actions)} are not "
+            "the same in the same order; they belong to different pipelines"
+        )
+    nothing = np.zeros(len(dag.actions))
+
+    def played(
+        phase: Phase, durations_ms: NDArray[np.float64], ratios: NDArray[np.float64]
+    ) -> Timeline:
+        delays_ms = bounds.delays_ms(dag)
+        start, end = play_actions(dag, durations_ms, n_processors, delays_ms)
+        return _timeline(PREDICTED, phase, dag, start, end, ratios, delays_ms)
+
+    return (
+        played(Phase.UPPER_BOUND, bounds.max_ms, nothing),
+        played(Phase.STABLE, plan.durations_ms, plan.ratios),
+    )
+
+
+def measured_timeline(
+    declared: ScheduleOrder,
+    processes: Sequence[SeenPass],
+    phase: Phase,
+    *,
+    step: int | None = None,
+    transfers_ms: Mapping[tuple[int, int], float] | None = None,
+) -> Timeline:
+    """Put together one pass from what each process saw of it.
+
+    Processes share no clock. Their clocks are set so that nothing begins before what it waits for
+    has ended and arrived; messages in both directions leave a range of such settings, of which the
+    middle is taken (:func:`timelyfreeze.timing.clock_alignment.clock_offsets`). What the picture shows as idle is
+    each rank's own; how lanes lie to each other is right to half of what messages there and back
+    take beyond ``transfers_ms``. Where one process ran the actions of all ranks, as in an
+    emulation, there is one clock and nothing to set.
+
+    Args:
+        declared: Tells which rank holds each stage; the order that ran takes its place.
+        processes: Every process of the run, in the order of their numbers. Of data-parallel
+            replicas the first to hold a stage counts, which is one and the same replica where
+            processes of a stage are numbered one after the other.
+        phase: What the pass is an example of.
+        step: Optimizer step of the pass.
+        transfers_ms: What messages between ranks take, as in ``DurationBounds``; None where that is
+            not known.
+
+    Raises:
+        ValueError: If the processes together did not see every action of a pipeline once.
+    """
+    seen: list[SeenPass] = []
+    known: set[Action] = set()
+    for process in processes:
+        if process.intervals_ms and not known.issuperset(process.intervals_ms):
+            seen.append(process)
+            known.update(process.intervals_ms)
+    rows: list[list[Action]] = [[] for _ in declared.ranks]
+    for process in seen:
+        # Stable, so that actions that take no time stay in the order of execution.
+        for action in sorted(process.intervals_ms, key=lambda a: process.intervals_ms[a]):
+            if action.stage >= declared.n_stages:
+                raise ValueError(
+                    f"action {action} was seen, and the schedule has {declared.n_stages} stages"
+                )
+            rows[declared.stage_to_rank[action.stage]].append(action)
+    dag = build_dag(build_order(rows))
+    clocks = [process.intervals_ms for process in seen]
+    delays_ms = edge_delays(dag, transfers_ms or {})
+    offsets = clock_offsets(least_distances(dag, clocks, delays_ms)).tolist()
+    times = {
+        action: (offset + start, offset + end)
+        for offset, clock in zip(offsets, clocks, strict=True)
+        for action, (start, end) in clock.items()
+    }
+    intervals = np.array([times[action] for action in dag.actions])
+    intervals -= intervals.min()
+    shares = {action: share for process in seen for action, share in process.shares.items()}
+    ratios = np.array([shares.get(action, 0.0) for action in dag.actions])
+    return _timeline(
+        MEASURED, phase, dag, intervals[:, 0], intervals[:, 1], ratios, delays_ms, step
+    )
+
+
+def _timeline(
+    origin: str,
+    phase: Phase,
+    dag: PipelineDag,
+    start_ms: NDArray[np.float64],
+    end_ms: NDArray[np.float64],
+    ratios: NDArray[np.float64],
+    delays_ms: ArrayLike,
+    step: int | None = None,
+) -> Timeline:
+    critical = set(critical_positions(dag, end_ms, delays_ms))
+    columns = zip(
+        dag.actions,
+        dag.ranks.tolist(),
+        start_ms.tolist(),
+        end_ms.tolist(),
+        ratios.tolist(),
+        strict=True,
+    )
+    blocks = tuple(Block(*values, i in critical) for i, values in enumerate(columns))
+    return Timeline(origin, phase, blocks, step)
+
+
+def critical_positions(
+    dag: PipelineDag, end_ms: ArrayLike, delays_ms: ArrayLike
+) -> tuple[int, ...]:
+    """Return the chain of actions that the batch waited for, by position in ``dag.actions``.
+
+    From the action that ends last, back to the one it waited for longest, and so on. Unlike
+    ``dag.critical_path`` it looks at when actions ended and not at how long they take, so it holds
+    for measured passes and for ranks that share processors.
+
+    Args:
+        dag: Precedence graph of A actions and E edges.
+        end_ms: When each action ended, shape [A].
+        delays_ms: What messages along the edges take, shape [E].
+
+    Returns:
+        From the first action of the chain to the last.
+    """
+    end = np.asarray(end_ms, dtype=np.float64)
+    delays = {
+        (i, j): delay
+        for (i, j), delay in zip(
+            dag.edges.tolist(), check_delays(dag, delays_ms).tolist(), strict=True
+        )
+    }
+    at = int(np.argmax(end))
+    chain = [at]
+    while dag.predecessors[at]:
+        now = at
+        at = max(dag.predecessors[now], key=lambda i: end[i] + delays[i, now])
+        chain.append(at)
+    return tuple(reversed(chain))

@@ -1,0 +1,161 @@
+"""Timelines as trace files that ui.perfetto.dev and chrome://tracing open.
+
+The format is the JSON of "Trace Event Format" (Google, 2016), which Perfetto reads: complete events
+("X") with a start and a duration in microseconds, metadata ("M") that names processes and threads,
+and flow events ("s" and "f") that are drawn as arrows. A rank is a process with two threads: its
+actions, and what it waited for. Where several timelines are given, each has processes of its own,
+so that batches lie below each other on one time axis.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from timelyfreeze.records.timeline import KIND_WORDS, Timeline
+
+Event = dict[str, Any]
+
+_ACTIONS_THREAD, _IDLE_THREAD = 0, 1
+# Part of a slice's name, by which viewers colour and search.
+_CRITICAL = " critical"
+# Times are rounded to these before anything else, so that neighbours touch and never overlap.
+_NS_PER_MS = 1e6
+_NS_PER_US = 1e3
+
+
+def trace_to_json(timelines: Sequence[Timeline]) -> str:
+    """Write timelines as one trace, an event a line.
+
+    Args:
+        timelines: Shown from top to bottom in this order.
+
+    Returns:
+        The text of the file.
+    """
+    lines = ",\n".join(json.dumps(event) for event in trace_events(timelines))
+    return f'{{"displayTimeUnit": "ms", "traceEvents": [\n{lines}\n]}}\n'
+
+
+def trace_events(timelines: Sequence[Timeline]) -> list[Event]:
+    """Return the events of a trace: names of processes and threads first, the rest by time.
+
+    Args:
+        timelines: Rank r of the n-th has process number r plus the ranks of those before it.
+    """
+    names: list[Event] = []
+    events: list[Event] = []
+    first_pid = 0
+    n_arrows = 0
+    for timeline in timelines:
+        names.extend(_names(timeline, first_pid))
+        slices = _slices(timeline)
+        events.extend(_actions(timeline, slices, first_pid))
+        events.extend(_idle_times(timeline, slices, first_pid))
+        arrows = list(_arrows(timeline, slices, first_pid, n_arrows))
+        events.extend(arrows)
+        n_arrows += len(arrows) // 2
+        first_pid += timeline.n_ranks
+    return names + sorted(events, key=lambda event: event["ts"])
+
+
+def _slices(timeline: Timeline) -> list[tuple[int, int]]:
+    """Return start and end of each block in whole nanoseconds; none reaches into the next."""
+    rounded = [
+        (round(block.start_ms * _NS_PER_MS), round(block.end_ms * _NS_PER_MS))
+        for block in timeline.blocks
+    ]
+    slices = []
+    for i, (start, end) in enumerate(rounded):
+        follows = i + 1 < len(rounded) and timeline.blocks[i + 1].rank == timeline.blocks[i].rank
+        slices.append((start, min(end, rounded[i + 1][0]) if follows else end))
+    return slices
+
+
+def _names(timeline: Timeline, first_pid: int) -> Iterator[Event]:
+    for rank, share in enumerate(timeline.rank_bubbles):
+        pid = first_pid + rank
+        yield _name(pid, "process_name", name=f"rank {rank}, {timeline.origin} {timeline.words}")
+        yield _name(pid, "process_labels", labels=f"{100 * share:.1f}% idle")
+        yield _name(pid, "process_sort_index", sort_index=pid)
+        for tid, name in ((_ACTIONS_THREAD, "actions"), (_IDLE_THREAD, "idle")):
+            yield {**_name(pid, "thread_name", name=name), "tid": tid}
+            yield {**_name(pid, "thread_sort_index", sort_index=tid), "tid": tid}
+
+
+def _name(pid: int, name: str, /, **arguments: Any) -> Event:
+    return {"ph": "M", "pid": pid, "tid": _ACTIONS_THREAD, "ts": 0, "name": name, "args": arguments}
+
+
+def _slice(pid: int, tid: int, name: str, start_ns: int, end_ns: int, **more: Any) -> Event:
+    times = {"ts": start_ns / _NS_PER_US, "dur": (end_ns - start_ns) / _NS_PER_US}
+    return {"ph": "X", "pid": pid, "tid": tid, "name": name, **times, **more}
+
+
+def _actions(
+    timeline: Timeline, slices: Sequence[tuple[int, int]], first_pid: int
+) -> Iterator[Event]:
+    for block, (start, end) in zip(timeline.blocks, slices, strict=True):
+        action = block.action
+        category = KIND_WORDS[action.kind]
+        yield _slice(
+            first_pid + block.rank,
+            _ACTIONS_THREAD,
+            f"{action.kind.value} {action.microbatch}{_CRITICAL if block.is_critical else ''}",
+            start,
+            end,
+            cat=f"{category},critical" if block.is_critical else category,
+            args={
+                "action": str(action),
+                "kind": category,
+                "stage": action.stage,
+                "microbatch": action.microbatch,
+                "freeze_ratio": block.freeze_ratio,
+                "critical": block.is_critical,
+            },
+        )
+
+
+def _idle_times(
+    timeline: Timeline, slices: Sequence[tuple[int, int]], first_pid: int
+) -> Iterator[Event]:
+    """Yield the time from the batch's start to its end in which a rank runs nothing."""
+    last = max(end for _, end in slices)
+    free_since = [0] * timeline.n_ranks
+    for block, (start, end) in zip(timeline.blocks, slices, strict=True):
+        since, free_since[block.rank] = free_since[block.rank], end
+        if start > since:
+            yield _idle(first_pid + block.rank, since, start, str(block.action))
+    for rank, since in enumerate(free_since):
+        if last > since:
+            yield _idle(first_pid + rank, since, last, "the end of the batch")
+
+
+def _idle(pid: int, start_ns: int, end_ns: int, until: str) -> Event:
+    return _slice(pid, _IDLE_THREAD, "idle", start_ns, end_ns, cat="idle", args={"until": until})
+
+
+def _arrows(
+    timeline: Timeline, slices: Sequence[tuple[int, int]], first_pid: int, first_id: int
+) -> Iterator[Event]:
+    """Yield an arrow for each dependency between ranks; what takes no time can hold none.
+
+    An arrow begins within the slice it belongs to and not at its end, which is the next one's
+    start.
+    """
+    number = first_id
+    for i, j in timeline.edges:
+        before, after = timeline.blocks[i], timeline.blocks[j]
+        (began, ended), (begins, ends) = slices[i], slices[j]
+        if before.rank == after.rank or ended == began or ends == begins:
+            continue
+        both = {"cat": "dependency", "name": "waits for", "id": number, "tid": _ACTIONS_THREAD}
+        # A pass whose clocks could not be brought together may have arrived before it was sent.
+        leaves = max(began, min(ended - 1, begins))
+        arrives = max(begins, min(leaves, ends - 1))
+        sent = {"ph": "s", "pid": first_pid + before.rank, "ts": leaves / _NS_PER_US}
+        received = {"ph": "f", "bp": "e", "pid": first_pid + after.rank, "ts": arrives / _NS_PER_US}
+        yield {**sent, **both}
+        yield {**received, **both}
+        number += 1

@@ -1,0 +1,228 @@
+"""Clocks around actions: how long each microbatch's forward and backward really took on this rank.
+
+Waiting for a peer is not part of an action: the pipeline stage opens a measurement only after what
+the action needs has arrived. On a GPU the clock is a pair of CUDA events that are put into the
+stream and read later, so measuring never makes the host wait inside a step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from timelyfreeze.schedule.actions import Action
+
+
+class Clock(Protocol):
+    """Takes marks now and tells later how far two of them lie apart.
+
+    Attributes:
+        gaps_are_work: Whether what lies between two actions of a rank is work of its processor, to
+            be counted to the action that follows, and not waiting.
+    """
+
+    gaps_are_work: bool
+
+    def mark(self) -> Any:
+        """Return a mark for this moment without waiting for the device."""
+
+    def wait(self, mark: Any) -> None:
+        """Block until the device has reached ``mark``, so that it can be read."""
+
+    def work_ms(self, start: Any, end: Any) -> float:
+        """Return the milliseconds of work between two marks that have been reached."""
+
+    def elapsed_ms(self, start: Any, end: Any) -> float:
+        """Return the milliseconds that passed between two marks that have been reached."""
+
+
+class HostClock:
+    """The process's monotonic clock, for a device that computes when asked (CPU)."""
+
+    gaps_are_work = False
+
+    def mark(self) -> float:
+        """Return the time in milliseconds."""
+        return time.perf_counter() * 1e3
+
+    def wait(self, mark: float) -> None:
+        """Return at once: a host mark has always been reached."""
+
+    def work_ms(self, start: float, end: float) -> float:
+        """Return ``end - start``: on a core of its own a rank always works."""
+        return end - start
+
+    def elapsed_ms(self, start: float, end: float) -> float:
+        """Return ``end - start``."""
+        return end - start
+
+
+class SharedHostClock:
+    """A CPU clock for ranks that share cores.
+
+    Work is the process's processor time: the time a rank waits for a core, or sleeps until a
+    message comes, is not part of its actions, but what it spends on messages is, since other ranks
+    go without the core meanwhile.
+    """
+
+    gaps_are_work = True
+
+    def mark(self) -> tuple[float, float]:
+        """Return wall time and the process's processor time in milliseconds."""
+        return time.perf_counter() * 1e3, time.process_time() * 1e3
+
+    def wait(self, mark: tuple[float, float]) -> None:
+        """Return at once: a host mark has always been reached."""
+
+    def work_ms(self, start: tuple[float, float], end: tuple[float, float]) -> float:
+        """Return the processor time between the marks."""
+        return end[1] - start[1]
+
+    def elapsed_ms(self, start: tuple[float, float], end: tuple[float, float]) -> float:
+        """Return the wall time between the marks."""
+        return end[0] - start[0]
+
+
+class LoneHostClock(SharedHostClock):
+    """A CPU clock for the actions of all ranks, run one at a time by the one thread of a process.
+
+    Work is processor time here too, so that other processes of the machine do not count; what lies
+    between two actions belongs to none of the ranks.
+    """
+
+    gaps_are_work = False
+
+
+class CudaClock:
+    """CUDA events on the current stream."""
+
+    gaps_are_work = False
+
+    def mark(self) -> torch.cuda.Event:
+        """Record an event into the current stream."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def wait(self, mark: torch.cuda.Event) -> None:
+        """Wait until the stream has passed the event."""
+        mark.synchronize()
+
+    def work_ms(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        """Return the device time between two events."""
+        return float(start.elapsed_time(end))
+
+    def elapsed_ms(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        """Return the device time between two events."""
+        return float(start.elapsed_time(end))
+
+
+def clock_for(device: torch.device, *, shared: bool = False, lone: bool = False) -> Clock:
+    """Return the clock that measures work on ``device``.
+
+    Args:
+        device: Where the stage computes.
+        shared: Whether ranks outnumber the cores they run on; only a CPU can be shared.
+        lone: Whether one thread runs the actions of all ranks; of interest on a CPU only.
+    """
+    if device.type == "cuda":
+        return CudaClock()
+    if lone:
+        return LoneHostClock()
+    return SharedHostClock() if shared else HostClock()
+
+
+@dataclass(frozen=True)
+class PassRecord:
+    """What one rank did in one pass (one pipeline batch).
+
+    Attributes:
+        durations_ms: Milliseconds of each action, float64, in the order of execution.
+        span_ms: Milliseconds from the start of the rank's first action to the end of its last,
+            waiting included.
+        intervals_ms: When each action began and ended, in milliseconds since the rank's first
+            action began; longer than its duration where the rank went without a core.
+    """
+
+    durations_ms: dict[Action, float]
+    span_ms: float
+    intervals_ms: dict[Action, tuple[float, float]] = field(default_factory=dict)
+
+
+class ActionRecorder:
+    """Collects marks during passes and turns them into :class:`PassRecord` values when asked.
+
+    Nothing is recorded outside :meth:`recorded_pass`, so evaluation and shape inference leave no
+    trace.
+
+    Args:
+        clock: Takes the marks.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._finished: list[list[tuple[Action, Any, Any]]] = []
+        self._current: list[tuple[Action, Any, Any]] | None = None
+
+    @contextmanager
+    def recorded_pass(self) -> Iterator[None]:
+        """Record the actions that run inside as one pass; a pass that raises is discarded."""
+        self._current = []
+        try:
+            yield
+            if self._current:
+                self._finished.append(self._current)
+        finally:
+            self._current = None
+
+    @contextmanager
+    def measure(self, action: Action) -> Iterator[None]:
+        """Time the block as (part of) ``action``; blocks of one action add up."""
+        if self._current is None:
+            yield
+            return
+        start = self._clock.mark()
+        yield
+        self._current.append((action, start, self._clock.mark()))
+
+    @contextmanager
+    def measure_more(self) -> Iterator[None]:
+        """Time the block as part of the action that ran last.
+
+        The loss is computed by the schedule, after the last stage's forward has returned, but
+        belongs to that forward.
+        """
+        if not self._current:
+            yield
+            return
+        action = self._current[-1][0]
+        with self.measure(action):
+            yield
+
+    def drain(self) -> list[PassRecord]:
+        """Wait for the device where it lags behind and hand out what was recorded.
+
+        Returns:
+            The passes finished since the last call, oldest first.
+        """
+        finished, self._finished = self._finished, []
+        if finished:
+            self._clock.wait(finished[-1][-1][2])
+        return [self._read(marks) for marks in finished]
+
+    def _read(self, marks: list[tuple[Action, Any, Any]]) -> PassRecord:
+        durations_ms: dict[Action, float] = {}
+        intervals_ms: dict[Action, tuple[float, float]] = {}
+        first = last_end = marks[0][1]
+        for action, start, end in marks:
+            begin = last_end if self._clock.gaps_are_work else start
+            durations_ms[action] = durations_ms.get(action, 0.0) + self._clock.work_ms(begin, end)
+            began_ms = intervals_ms.get(action, (self._clock.elapsed_ms(first, start),))[0]
+            intervals_ms[action] = (began_ms, self._clock.elapsed_ms(first, end))
+            last_end = end
+        return PassRecord(durations_ms, self._clock.elapsed_ms(first, last_end), intervals_ms)

@@ -1,0 +1,290 @@
+"""A pipeline stage that times its actions and freezes parameters per microbatch.
+
+Every schedule of ``torch.distributed.pipelining`` calls the same few methods of a stage, so this
+one subclass serves them all. Without a recorder and masks attached it behaves as its base class.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn, no_grad, zeros_like
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.pipelining import PipelineStage
+
+from timelyfreeze.runtime.compiled_blocks import CompiledBlocks
+from timelyfreeze.runtime.masked_backward import (
+    accumulation_nodes,
+    drop_frozen,
+    masked_full_backward,
+)
+from timelyfreeze.runtime.recorder import ActionRecorder
+from timelyfreeze.runtime.torch_pipelining import settle_unsharded_gradients
+from timelyfreeze.schedule.actions import Action, ActionKind
+
+NOTHING_FROZEN: Mapping[int, NDArray[np.bool_]] = {}
+
+
+class FreezingStage(PipelineStage):
+    """Pipeline stage whose backward skips the weight gradients of frozen parameters.
+
+    Construct it as any ``PipelineStage``, then :meth:`attach` a recorder. Before each pass,
+    :meth:`freeze` says what to freeze in it.
+    """
+
+    recorder: ActionRecorder | None = None
+    _keeps_graph = True
+
+    def attach(self, recorder: ActionRecorder, *, keep_chain: bool = False) -> None:
+        """Start timing actions with ``recorder`` and accept masks.
+
+        Names and sizes of the parameters are looked up now: call this after parallelisms have been
+        applied to the module.
+
+        Args:
+            recorder: Where action times go; shared by the stages of a rank.
+            keep_chain: For the first stage only: run the chain of input gradients down to the
+                embedding's output even where nothing near it is live, so that backward time falls
+                linearly with the freeze ratio.
+
+        Raises:
+            ValueError: If ``keep_chain`` is asked of a first stage without an embedding.
+        """
+        self.recorder = recorder
+        named = self.named_stage_parameters()
+        self.parameter_names = tuple(name for name, _ in named)
+        self.parameter_sizes = np.array([p.numel() for _, p in named], dtype=np.int64)
+        self._blocks = CompiledBlocks(self.submod)
+        self.frozen_together = self._blocks.positions
+        self._masks = NOTHING_FROZEN
+        self._without_input_grads: Collection[int] = ()
+        self._postponed: dict[int, dict[str, Any]] = {}
+        self._microbatch = -1
+        self.applied_shares: dict[int, float] = {}
+        self.message_bytes = 0  # size of what this stage sends to the next
+        self._embedding_output: Tensor | None = None
+        self._chain_ends: dict[int, Tensor] = {}
+        if keep_chain and self.is_first:
+            self._watch_embedding()
+
+    def named_stage_parameters(self) -> list[tuple[str, Tensor]]:
+        """Return the stage's parameters (shards of them under FSDP), as the optimizer has them.
+
+        Names are those of the model without wrappers, so they are unique over all stages.
+        """
+        wrappers = re.compile(r"_checkpoint_wrapped_module\.|_orig_mod\.")
+        return [(wrappers.sub("", name), p) for name, p in self.submod.named_parameters()]
+
+    def freeze(
+        self,
+        masks: Mapping[int, NDArray[np.bool_]],
+        *,
+        without_input_grads: Collection[int] = (),
+    ) -> None:
+        """Set what the coming pass freezes.
+
+        Args:
+            masks: For each microbatch a mask, shape [n_parameters], in the order of
+                ``parameter_names``, True where frozen; the same for all of each group of
+                ``frozen_together``. A microbatch that is missing freezes nothing.
+            without_input_grads: Microbatches in which every stage in front is frozen whole. The
+                chain of input gradients then ends at this stage's first live tensor, and the stage
+                in front, which expects a gradient, gets zeros.
+        """
+        self._masks = masks
+        self._without_input_grads = without_input_grads
+        self.applied_shares = {}
+
+    def freeze_nothing(self) -> None:
+        """Forget the masks of the last pass, keeping what it reported as applied."""
+        self._masks = NOTHING_FROZEN
+        self._without_input_grads = ()
+        self._chain_ends.clear()
+        self._postponed.clear()
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """Run and time one microbatch's forward."""
+        self._keeps_graph = not (self._active and self._skips_backward(fwd_chunk_id))
+        with self._timed(ActionKind.FORWARD, fwd_chunk_id), self._variant_of(fwd_chunk_id):
+            output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        if self._active and not self.is_last:
+            self.message_bytes = sum(t.nbytes for t in _tensors(output))
+        if self._active and self._embedding_output is not None:
+            self._chain_ends[fwd_chunk_id] = self._embedding_output
+            self._embedding_output = None
+        return output
+
+    def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module; where nothing of the backward will run, it keeps no activations."""
+        # The stage's inputs stay outside of no_grad: whether they require grad says what the
+        # stage in front expects to get back.
+        with nullcontext() if self._keeps_graph else no_grad():
+            return super().forward_maybe_with_nosync(*args, **kwargs)
+
+    def backward_one_chunk(
+        self,
+        bwd_chunk_id: int,
+        loss: Any = None,
+        full_backward: bool = True,
+        last_backward: bool = False,
+    ) -> None:
+        """Run and time one microbatch's full backward, or the input half of a split one."""
+        kind = ActionKind.FULL_BACKWARD if full_backward else ActionKind.INPUT_BACKWARD
+        with self._timed(kind, bwd_chunk_id):
+            super().backward_one_chunk(
+                bwd_chunk_id, loss=loss, full_backward=full_backward, last_backward=last_backward
+            )
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        """Run and time the weight half of one microbatch's split backward."""
+        with self._timed(ActionKind.WEIGHT_BACKWARD, bwd_chunk_id):
+            super().backward_weight_one_chunk(bwd_chunk_id, last_backward=last_backward)
+
+    def backward_maybe_with_nosync(
+        self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
+    ) -> tuple[tuple[Tensor | None, ...], list[dict[str, Any]] | None]:
+        """Do the backward that all of the above come down to, without the frozen part.
+
+        ``backward_type`` is "full", "input" or "weight". The input half has no weight gradients to
+        skip. A first stage does its whole split backward as a "full" one in the weight half.
+        """
+        if not self._active:
+            return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+        mask = self._masks.get(self._microbatch)
+        chain_end = self._chain_ends.pop(self._microbatch, None)
+        if backward_type != "input":
+            self.applied_shares[self._microbatch] = self._frozen_share(mask)
+        if self._microbatch in self._without_input_grads and not self.is_first:
+            return self._backward_without_input_grads(backward_type, bwd_kwargs, mask)
+        if backward_type == "input" or mask is None or not mask.any():
+            return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+        if backward_type == "weight":
+            parameters = self._parameters_of_graph()
+            frozen = [p for p, is_frozen in zip(parameters, mask, strict=True) if is_frozen]
+            groups = drop_frozen(bwd_kwargs["param_groups"], accumulation_nodes(frozen))
+            return super().backward_maybe_with_nosync(
+                "weight", {**bwd_kwargs, "param_groups": groups}, last_backward
+            )
+        return self._masked_full(bwd_kwargs, mask, bwd_kwargs["input_values"], chain_end), None
+
+    def _backward_without_input_grads(
+        self, backward_type: str, bwd_kwargs: dict[str, Any], mask: NDArray[np.bool_] | None
+    ) -> tuple[tuple[Tensor | None, ...], list[dict[str, Any]]]:
+        """Do a backward down to the first live tensor; the stage in front gets zeros.
+
+        Nobody waits for the input half of a split backward. The weight half does all that is left,
+        as in a first stage.
+        """
+        if backward_type == "input":
+            self._postponed[self._microbatch] = bwd_kwargs
+            return _zeros(bwd_kwargs["input_values"]), []
+        if backward_type == "weight":
+            bwd_kwargs = self._postponed.pop(self._microbatch)
+        if mask is None:
+            mask = np.zeros(len(self.parameter_names), dtype=np.bool_)
+        self._masked_full(bwd_kwargs, mask, ())
+        return _zeros(bwd_kwargs["input_values"]), []
+
+    def _masked_full(
+        self,
+        bwd_kwargs: dict[str, Any],
+        mask: NDArray[np.bool_],
+        stage_inputs: Sequence[Any],
+        chain_end: Tensor | None = None,
+    ) -> tuple[Tensor | None, ...]:
+        """Run a full backward for the live parameters and ``stage_inputs``."""
+        wants_inputs = any(isinstance(t, Tensor) and t.requires_grad for t in stage_inputs)
+        if mask.all() and not wants_inputs and chain_end is None:
+            return (None,) * len(stage_inputs)
+        if isinstance(self.submod, FSDPModule):
+            # As the base class does: gradients accumulate locally until the schedule reduces them.
+            self.submod.set_is_last_backward(False)
+            self.submod.set_reshard_after_backward(False)
+            self.submod.set_requires_gradient_sync(False)
+        parameters = self._parameters_of_graph()
+        return masked_full_backward(
+            bwd_kwargs["stage_output"],
+            bwd_kwargs["output_grads"],
+            stage_inputs,
+            [p for p, is_frozen in zip(parameters, mask, strict=True) if not is_frozen],
+            chain_end,
+        )
+
+    def _variant_of(self, microbatch: int) -> AbstractContextManager[None]:
+        """Return what a forward runs in, so that compiled blocks know what will be frozen."""
+        if not self._active:
+            return nullcontext()
+        return self._blocks.without_weight_gradients(self._masks.get(microbatch))
+
+    def _skips_backward(self, microbatch: int) -> bool:
+        """Return whether nothing of a microbatch's backward will run here."""
+        mask = self._masks.get(microbatch)
+        is_cut = microbatch in self._without_input_grads
+        return is_cut and mask is not None and bool(mask.all())
+
+    def _frozen_share(self, mask: NDArray[np.bool_] | None) -> float:
+        if mask is None:
+            return 0.0
+        return int(self.parameter_sizes[mask].sum()) / int(self.parameter_sizes.sum())
+
+    def _parameters_of_graph(self) -> list[Tensor]:
+        """Return the parameters of the autograd graph, in the order of ``parameter_names``.
+
+        FSDP computes with gathered parameters, which are other objects than the shards that stand
+        in the module otherwise; so they are looked up at each backward, and gathered first where
+        the forward has let go of them.
+        """
+        for module in self.submod.modules():
+            if isinstance(module, FSDPModule):
+                module.unshard()
+        return list(self.submod.parameters())
+
+    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
+        """Reduce the pass's gradients over data-parallel replicas, masked ones included."""
+        if self._active and isinstance(self.submod, FSDPModule):
+            settle_unsharded_gradients(self.submod)
+        super().perform_reduce_grad(grad_scale_factor)
+
+    @property
+    def _active(self) -> bool:
+        """Whether this is training; evaluation runs with clocks and masks off."""
+        return self.recorder is not None and self.has_backward
+
+    def _timed(self, kind: ActionKind, microbatch: int) -> AbstractContextManager[None]:
+        if self.recorder is None or not self.has_backward:
+            return nullcontext()
+        if kind is not ActionKind.FORWARD:
+            self._microbatch = microbatch
+        return self.recorder.measure(Action(self.stage_index, kind, microbatch))
+
+    def _watch_embedding(self) -> None:
+        embeddings = [m for m in self.submod.modules() if isinstance(m, nn.Embedding)]
+        if not embeddings:
+            raise ValueError(
+                'freezing.first_stage is "keep_chain", which needs an nn.Embedding in the first '
+                "stage, and "
+                f'{type(self.submod).__name__} has none there; set it to "all_or_nothing"'
+            )
+
+        def remember(module: nn.Module, inputs: Any, output: Tensor) -> None:
+            if self._active:
+                self._embedding_output = output
+
+        embeddings[0].register_forward_hook(remember)
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    outputs = output if isinstance(output, (tuple, list)) else (output,)
+    return [t for t in outputs if isinstance(t, Tensor)]
+
+
+def _zeros(stage_inputs: Sequence[Any]) -> tuple[Tensor | None, ...]:
+    """Return what goes to the stage in front where it has no use for gradients."""
+    return tuple(
+        zeros_like(t) if isinstance(t, Tensor) and t.requires_grad else None for t in stage_inputs
+    )

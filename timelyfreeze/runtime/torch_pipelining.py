@@ -1,0 +1,282 @@
+"""The one place that touches private names of torch's pipelining and FSDP.
+
+Written against torch 2.11 to 2.13; ``tests/timelyfreeze/runtime/test_torch_pipelining.py`` fails when one
+of them moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.pipelining import schedules as torch_schedules
+from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
+
+from timelyfreeze.schedule.actions import Action, ActionKind
+from timelyfreeze.schedule.order import ScheduleOrder, build_order
+from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
+
+_KINDS = {kind.value: kind for kind in ActionKind}
+
+
+def read_order(schedule: Any) -> ScheduleOrder:
+    """Return the order in which a torch schedule object executes compute actions.
+
+    Multi-stage and CSV schedules carry their order as data, with sends, receives, shard handling,
+    idle steps and overlap containers in between; those are filtered out and containers flattened.
+    GPipe and 1F1B run hand-written loops beside which torch keeps an order for drawing; in 2.13 the
+    one of 1F1B differs on the last rank from what the loop does, so for these two the order comes
+    from our own generators, which follow the loops.
+
+    Args:
+        schedule: A schedule object of ``torch.distributed.pipelining``.
+
+    Returns:
+        ScheduleOrder: One row per pipeline rank, compute actions only.
+
+    Raises:
+        ValueError: If the schedule's type is unknown, or (as ``ScheduleError``) its order is not
+            valid.
+    """
+    if isinstance(schedule, torch_schedules.ScheduleGPipe):
+        return gpipe_order(schedule._num_stages, schedule._n_microbatches)
+    if isinstance(schedule, torch_schedules.Schedule1F1B):
+        return one_f_one_b_order(schedule._num_stages, schedule._n_microbatches)
+    if not isinstance(schedule, torch_schedules._PipelineScheduleRuntime):
+        raise ValueError(
+            f"parallelism.pipeline_parallel_schedule is {type(schedule).__name__}, whose order of "
+            "execution is unknown; use GPipe, 1F1B, Interleaved1F1B, InterleavedZeroBubble, "
+            "ZBVZeroBubble, DualPipeV or a CSV schedule"
+        )
+    order = schedule.pipeline_order_with_comms
+    return build_order([list(_compute_actions(order[rank])) for rank in sorted(order)])
+
+
+def named_order(
+    schedule_name: str, n_ranks: int, n_microbatches: int, *, stages_per_rank: int
+) -> ScheduleOrder:
+    """Return the order of a schedule by its name, without processes or stages.
+
+    Args:
+        schedule_name: As in ``parallelism.pipeline_parallel_schedule``, in any case.
+        n_ranks: Pipeline ranks, 1 or more.
+        n_microbatches: Microbatches of a pass.
+        stages_per_rank: 1 for GPipe and 1F1B, 2 or more for the others.
+
+    Returns:
+        ScheduleOrder: One row per pipeline rank, compute actions only.
+
+    Raises:
+        ValueError: If torch or our generators cannot build the schedule from these numbers.
+    """
+    schedule_class = torch_schedules.get_schedule_class(schedule_name)
+    if schedule_class is torch_schedules.ScheduleGPipe:
+        return gpipe_order(n_ranks, n_microbatches)
+    if schedule_class is torch_schedules.Schedule1F1B:
+        return one_f_one_b_order(n_ranks, n_microbatches)
+    try:
+        rows = get_schedule_ops(schedule_class, n_ranks, n_microbatches, stages_per_rank)
+    except AssertionError as error:
+        raise ValueError(f"{schedule_name}: {error}") from error
+    return build_order([list(_compute_actions(row)) for row in rows])
+
+
+def _compute_actions(torch_actions: Any) -> Any:
+    for torch_action in _flat(torch_actions):
+        if torch_action.computation_type.value in _KINDS:
+            kind = _KINDS[torch_action.computation_type.value]
+            yield Action(torch_action.stage_index, kind, torch_action.microbatch_index)
+
+
+SCHEDULES = (
+    "GPipe",
+    "1F1B",
+    "Interleaved1F1B",
+    "InterleavedZeroBubble",
+    "ZBVZeroBubble",
+    "DualPipeV",
+    "LoopedBFS",
+    "PipelineScheduleSingle",
+    "PipelineScheduleMulti",
+)
+
+
+def known_schedules() -> tuple[str, ...]:
+    """Return the schedule names that torch can build; the last two stand for a CSV schedule."""
+    return SCHEDULES
+
+
+def stages_per_rank(schedule_name: str) -> int | None:
+    """Return how many stages upstream gives each rank by default.
+
+    Args:
+        schedule_name: As in ``parallelism.pipeline_parallel_schedule``, in any case.
+
+    Returns:
+        1 or 2, or None for an unknown schedule.
+    """
+    if schedule_name.lower() not in (name.lower() for name in SCHEDULES):
+        return None
+    schedule_class = torch_schedules.get_schedule_class(schedule_name)
+    return 1 if issubclass(schedule_class, torch_schedules.PipelineScheduleSingle) else 2
+
+
+def splits_backward(schedule_name: str) -> bool:
+    """Return whether the named schedule has separate actions for input and weight gradients."""
+    return torch_schedules.get_schedule_class(schedule_name) in (
+        torch_schedules.ScheduleInterleavedZeroBubble,
+        torch_schedules.ScheduleZBVZeroBubble,
+        torch_schedules.ScheduleDualPipeV,
+    )
+
+
+def places_stages_in_v(schedule_name: str) -> bool:
+    """Return whether the named torch schedule puts the first and the last stage on rank 0."""
+    return torch_schedules.get_schedule_class(schedule_name) in (
+        torch_schedules.ScheduleZBVZeroBubble,
+        torch_schedules.ScheduleDualPipeV,
+    )
+
+
+def stages_of(schedule: Any) -> list[Any]:
+    """Return the pipeline stages that a schedule object drives on this rank."""
+    if isinstance(schedule, torch_schedules.PipelineScheduleSingle):
+        return [schedule._stage]
+    return list(schedule._stages)
+
+
+def run_in_order(schedule: Any, actions: Sequence[Action]) -> None:
+    """Make a schedule that drives all stages of a pipeline run ``actions``, one after the other.
+
+    Args:
+        schedule: A multi-stage schedule object of ``torch.distributed.pipelining`` that was built
+            in a group of one rank.
+        actions: Every action of a pass, each after all that it needs.
+
+    Raises:
+        ValueError: If the schedule's stages are not those of ``actions``, or it is of a kind that
+            has no order to set.
+    """
+    held = sorted(stage.stage_index for stage in stages_of(schedule))
+    wanted = sorted({action.stage for action in actions})
+    if held != wanted or not isinstance(schedule, torch_schedules._PipelineScheduleRuntime):
+        raise ValueError(
+            f"{type(schedule).__name__} drives stages {held} here and cannot run actions of stages "
+            f"{wanted} one after the other; it must be a multi-stage schedule with all stages on "
+            "one rank"
+        )
+    order = {
+        0: [
+            torch_schedules._Action(
+                action.stage,
+                torch_schedules._ComputationType(action.kind.value),
+                action.microbatch,
+            )
+            for action in actions
+        ]
+    }
+    schedule.pipeline_order = order
+    schedule._prepare_schedule_with_comms(order)
+
+
+def greet_other_ranks_alone(stages: Iterable[Any]) -> None:
+    """Keep stages from sending a first message to their own rank, which gloo refuses.
+
+    Before the first pass torch 2.11 lets every stage exchange a number with its neighbours, also
+    where these are on the same rank. torch 2.13 leaves that out.
+
+    Args:
+        stages: Pipeline stages that have not run yet.
+    """
+    for stage in stages:
+        stage._get_init_p2p_neighbors_ops = partial(_to_others, stage._get_init_p2p_neighbors_ops)
+
+
+def _to_others(greetings: Callable[[], list[dist.P2POp]]) -> list[dist.P2POp]:
+    return [greeting for greeting in greetings() if greeting.peer != dist.get_rank()]
+
+
+@contextmanager
+def forward_only(schedule: Any) -> Iterator[None]:
+    """Take everything that belongs to the backward out of a schedule's order, for evaluation.
+
+    torch evaluates by walking the whole order with backwards that do nothing. Where neighbouring
+    stages share a rank it then hands on gradients that nobody computed, and fails. GPipe and 1F1B
+    have no order as data; they leave backwards out by themselves, and are left alone.
+
+    What remains is sent and received in the order in which it was before, on every rank, so a
+    schedule that cannot hang does not begin to. FSDP's parameters are gathered before a stage's
+    first forward and let go after its last.
+
+    Args:
+        schedule: A schedule object of ``torch.distributed.pipelining``.
+    """
+    order = getattr(schedule, "pipeline_order_with_comms", None)
+    if order is None:
+        yield
+        return
+    schedule.pipeline_order_with_comms = {
+        rank: _forward_actions(actions) for rank, actions in order.items()
+    }
+    try:
+        yield
+    finally:
+        schedule.pipeline_order_with_comms = order
+
+
+def _forward_actions(torch_actions: Any) -> list[Any]:
+    kinds = torch_schedules._ComputationType
+    kept = [
+        action
+        for action in _flat(torch_actions)
+        if action.computation_type in (kinds.FORWARD, kinds.SEND_F, kinds.RECV_F)
+    ]
+    forwards = [
+        place for place, action in enumerate(kept) if action.computation_type == kinds.FORWARD
+    ]
+    first = {kept[place].stage_index: place for place in reversed(forwards)}
+    last = {kept[place].stage_index: place for place in forwards}
+    actions = []
+    for place, action in enumerate(kept):
+        stage = action.stage_index
+        if first.get(stage) == place:
+            actions.append(torch_schedules._Action(stage, kinds.UNSHARD, None))
+        actions.append(action)
+        if last.get(stage) == place:
+            actions.append(torch_schedules._Action(stage, kinds.RESHARD, None))
+    return actions
+
+
+def _flat(torch_actions: Any) -> Iterator[Any]:
+    """Yield actions, those of overlap containers one by one, without idle steps."""
+    for torch_action in torch_actions:
+        if torch_action is None:
+            continue
+        if torch_action.sub_actions is not None:
+            yield from _flat(torch_action.sub_actions)
+        else:
+            yield torch_action
+
+
+def settle_unsharded_gradients(module: FSDPModule) -> None:
+    """Bring FSDP2's unsharded gradients to the one place where its reduction looks for them.
+
+    A weight pass that leaves a parameter out in one microbatch and not in another leaves its
+    gradient partly in the unsharded parameter and partly in the accumulator, which FSDP2's own
+    reduction asserts against.
+
+    Args:
+        module: The sharded module, between its last backward and the reduction.
+    """
+    for state in fully_shard.state(module)._state_ctx.all_states:
+        groups = getattr(state, "_fsdp_param_groups", None)  # a list since torch 2.13
+        if groups is None:
+            groups = [state._fsdp_param_group] if state._fsdp_param_group else []
+        for group in groups:
+            for fsdp_param in group.fsdp_params:
+                fsdp_param.accumulate_unsharded_grad_if_needed()
+                fsdp_param.to_accumulated_grad_if_needed()

@@ -1,0 +1,1 @@
+"""Pipeline schedules: actions, their order on each rank, and the graph of what waits for what."""

@@ -1,0 +1,327 @@
+"""The pipeline DAG: which action waits for which, and what follows from given durations.
+
+Implements arXiv:2602.05754, Sec. 3.2.1 and App. B. Notation: A actions, E edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from timelyfreeze.schedule.actions import Action, ActionKind
+from timelyfreeze.schedule.order import ScheduleError, ScheduleOrder
+
+_Scalar = TypeVar("_Scalar", bound=np.generic)
+
+
+@dataclass(frozen=True, eq=False)
+class PipelineDag:
+    """Precedence graph of one pass. Every array over actions follows the order of ``actions``.
+
+    Attributes:
+        actions: The A nodes, rank by rank in execution order.
+        edges: int64, shape [E, 2]. Row (i, j): action j starts only after action i has finished.
+            No row occurs twice.
+        topological: int64, shape [A]. The action indices, each after all its predecessors.
+        stages: int64, shape [A]. Stage of each action.
+        ranks: int64, shape [A]. Rank that runs each action.
+        freezable: bool, shape [A]. Whether freezing can shorten the action.
+        n_stages: Number of stages S.
+    """
+
+    actions: tuple[Action, ...]
+    edges: NDArray[np.int64]
+    topological: NDArray[np.int64]
+    stages: NDArray[np.int64]
+    ranks: NDArray[np.int64]
+    freezable: NDArray[np.bool_]
+    n_stages: int
+
+    @cached_property
+    def index(self) -> Mapping[Action, int]:
+        """Position of each action in ``actions``."""
+        return {action: i for i, action in enumerate(self.actions)}
+
+    @cached_property
+    def predecessors(self) -> tuple[tuple[int, ...], ...]:
+        """Indices of the actions each action waits for, shape [A] of tuples."""
+        lists: list[list[int]] = [[] for _ in self.actions]
+        for i, j in self.edges.tolist():
+            lists[j].append(i)
+        return tuple(map(tuple, lists))
+
+
+def build_dag(order: ScheduleOrder) -> PipelineDag:
+    """Connect the actions of a schedule by everything that makes one wait for another.
+
+    Edges, with m a microbatch and s a stage (App. B, rules 2 to 4; rule 4 contains the first half
+    of rule 2 because each stage lives on one rank):
+
+    - consecutive actions of a rank;
+    - F(m, s) -> F(m, s+1): activations;
+    - B or I(m, s) -> B or I(m, s-1): gradients, whichever of the two each stage runs;
+    - F(m, s) -> B(m, s), or F(m, s) -> I(m, s) -> W(m, s), within a stage.
+
+    Source and destination are not nodes here. They weigh nothing, and App. B's single edge into
+    the destination, from the first stage's last backward, misses schedules in which another rank
+    ends last (zero-bubble schedules end in W on every rank). So an action without predecessors
+    starts at 0 and the batch ends when its last action does, which is what edges from the source
+    to all and from all to the destination would say.
+
+    Args:
+        order: A checked schedule.
+
+    Returns:
+        PipelineDag: Actions, edges and a topological order.
+
+    Raises:
+        ScheduleError: If the actions wait for each other in a circle, so that the schedule would
+            hang; the message names the actions of one circle.
+    """
+    actions = tuple(action for row in order.ranks for action in row)
+    index = {action: i for i, action in enumerate(actions)}
+    pairs: list[tuple[Action, Action]] = []
+    for row in order.ranks:
+        pairs.extend(pairwise(row))
+    for stage in range(order.n_stages):
+        for microbatch in range(order.n_microbatches):
+            forward, full, inputs, weights = (Action(stage, k, microbatch) for k in ActionKind)
+            backward = full if full in index else inputs
+            pairs.append((forward, backward))
+            if backward is inputs:
+                pairs.append((inputs, weights))
+            if stage > 0:
+                pairs.append((Action(stage - 1, ActionKind.FORWARD, microbatch), forward))
+                below = Action(stage - 1, ActionKind.FULL_BACKWARD, microbatch)
+                if below not in index:
+                    below = Action(stage - 1, ActionKind.INPUT_BACKWARD, microbatch)
+                pairs.append((backward, below))
+    edges = np.array(sorted({(index[a], index[b]) for a, b in pairs}), dtype=np.int64)
+    edges = edges.reshape(-1, 2)
+    return PipelineDag(
+        actions=actions,
+        edges=_read_only(edges),
+        topological=_read_only(_topological_order(actions, edges)),
+        stages=_read_only(np.array([a.stage for a in actions], dtype=np.int64)),
+        ranks=_read_only(np.repeat(np.arange(order.n_ranks), [len(row) for row in order.ranks])),
+        freezable=_read_only(np.array([a.kind.freezable for a in actions], dtype=np.bool_)),
+        n_stages=order.n_stages,
+    )
+
+
+def start_times(
+    dag: PipelineDag, durations_ms: ArrayLike, delays_ms: ArrayLike | None = None
+) -> NDArray[np.float64]:
+    """Earliest start of every action, Eq. 5: when what it waits for has finished and arrived.
+
+    Args:
+        dag: Precedence graph of A actions and E edges.
+        durations_ms: Duration of each action, shape [A], milliseconds.
+        delays_ms: What lies between the end of an edge's first action and its arrival at the
+            second, shape [E], milliseconds; None for nothing.
+
+    Returns:
+        NDArray[float64]: Start times, shape [A], milliseconds from the start of the batch.
+
+    Raises:
+        ValueError: If a shape is not [A] or [E], or a time is negative or not finite.
+    """
+    durations = check_durations(dag, durations_ms)
+    # Plain floats and tuples: one numpy call per node would cost more than the whole sweep.
+    duration = durations.tolist()
+    delays = _delays_before(dag, delays_ms)
+    start = [0.0] * len(duration)
+    finish = [0.0] * len(duration)
+    for j in dag.topological.tolist():
+        begin = 0.0
+        for i, delay in zip(dag.predecessors[j], delays[j], strict=True):
+            if finish[i] + delay > begin:
+                begin = finish[i] + delay
+        start[j] = begin
+        finish[j] = begin + duration[j]
+    return np.array(start, dtype=np.float64)
+
+
+def makespan(
+    dag: PipelineDag, durations_ms: ArrayLike, delays_ms: ArrayLike | None = None
+) -> float:
+    """Batch time P_d: when the last action finishes.
+
+    Args:
+        dag: Precedence graph of A actions and E edges.
+        durations_ms: Duration of each action, shape [A], milliseconds.
+        delays_ms: As in ``start_times``.
+
+    Returns:
+        float: Milliseconds from the start of the batch.
+
+    Raises:
+        ValueError: As ``start_times``.
+    """
+    start = start_times(dag, durations_ms, delays_ms)
+    return float(np.max(start + np.asarray(durations_ms, np.float64)))
+
+
+def critical_path(
+    dag: PipelineDag, durations_ms: ArrayLike, delays_ms: ArrayLike | None = None
+) -> tuple[Action, ...]:
+    """A chain of actions, each starting as the one before arrives, that lasts the whole batch.
+
+    Where several chains are equally long, the one found depends only on the order of ``actions``.
+
+    Args:
+        dag: Precedence graph of A actions.
+        durations_ms: Duration of each action, shape [A], milliseconds.
+        delays_ms: As in ``start_times``.
+
+    Returns:
+        tuple[Action, ...]: From the first action of the chain to the last; durations, and delays
+        between them, sum to ``makespan``.
+
+    Raises:
+        ValueError: As ``start_times``.
+    """
+    finish = start_times(dag, durations_ms, delays_ms) + np.asarray(durations_ms, np.float64)
+    delays = _delays_before(dag, delays_ms)
+    i = int(np.argmax(finish))
+    chain = [i]
+    while dag.predecessors[i]:
+        arrivals = [
+            (float(finish[j]) + delay, j)
+            for j, delay in zip(dag.predecessors[i], delays[i], strict=True)
+        ]
+        i = max(arrivals, key=lambda arrival: arrival[0])[1]
+        chain.append(i)
+    return tuple(dag.actions[i] for i in reversed(chain))
+
+
+def check_durations(
+    dag: PipelineDag, durations_ms: ArrayLike, name: str = "durations_ms"
+) -> NDArray[np.float64]:
+    """Return ``durations_ms`` as a float64 array after checking it against ``dag``.
+
+    Args:
+        dag: Precedence graph of A actions.
+        durations_ms: One number per action.
+        name: What to call the numbers in an error.
+
+    Returns:
+        NDArray[float64]: Shape [A], milliseconds.
+
+    Raises:
+        ValueError: If the shape is not [A], or a number is negative or not finite.
+    """
+    durations = np.asarray(durations_ms, dtype=np.float64)
+    if durations.shape != (len(dag.actions),):
+        raise ValueError(
+            f"{name} has shape {durations.shape}; it needs one number for each of the "
+            f"{len(dag.actions)} actions"
+        )
+    bad = np.flatnonzero(~(np.isfinite(durations) & (durations >= 0.0)))
+    if bad.size:
+        raise ValueError(
+            f"{name} of action {dag.actions[bad[0]]} is {durations[bad[0]]} ms; a duration must "
+            "be finite and not negative"
+        )
+    return durations
+
+
+def edge_delays(
+    dag: PipelineDag, transfers_ms: Mapping[tuple[int, int], float]
+) -> NDArray[np.float64]:
+    """Return the time that the message along each edge takes.
+
+    Args:
+        dag: Precedence graph of E edges.
+        transfers_ms: By sending and receiving rank; 0 where missing. Edges within a rank carry no
+            message.
+
+    Returns:
+        NDArray[float64]: Shape [E], milliseconds.
+    """
+    links = dag.ranks[dag.edges]
+    return np.array(
+        [0.0 if a == b else transfers_ms.get((a, b), 0.0) for a, b in links.tolist()],
+        dtype=np.float64,
+    )
+
+
+def check_delays(dag: PipelineDag, delays_ms: ArrayLike) -> NDArray[np.float64]:
+    """Return ``delays_ms`` as a float64 array after checking it against ``dag``.
+
+    Raises:
+        ValueError: If the shape is not [E], or a number is negative or not finite.
+    """
+    delays = np.asarray(delays_ms, dtype=np.float64)
+    if delays.shape != (len(dag.edges),):
+        raise ValueError(
+            f"delays_ms has shape {delays.shape}; it needs one number for each of the "
+            f"{len(dag.edges)} edges"
+        )
+    bad = np.flatnonzero(~(np.isfinite(delays) & (delays >= 0.0)))
+    if bad.size:
+        before, after = dag.edges[bad[0]]
+        raise ValueError(
+            f"the delay from {dag.actions[before]} to {dag.actions[after]} is "
+            f"{delays[bad[0]]} ms; it must be finite and not negative"
+        )
+    return delays
+
+
+def _delays_before(dag: PipelineDag, delays_ms: ArrayLike | None) -> list[list[float]]:
+    """Return the delay from each predecessor, in the order of ``dag.predecessors``."""
+    if delays_ms is None:
+        return [[0.0] * len(before) for before in dag.predecessors]
+    lists: list[list[float]] = [[] for _ in dag.actions]
+    for (_, j), delay in zip(
+        dag.edges.tolist(), check_delays(dag, delays_ms).tolist(), strict=True
+    ):
+        lists[j].append(delay)
+    return lists
+
+
+def _read_only(array: NDArray[_Scalar]) -> NDArray[_Scalar]:
+    array.setflags(write=False)
+    return array
+
+
+def _topological_order(actions: tuple[Action, ...], edges: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Kahn's algorithm; a node left over lies on or behind a circle."""
+    successors: list[list[int]] = [[] for _ in actions]
+    waiting = [0] * len(actions)
+    for i, j in edges.tolist():
+        successors[i].append(j)
+        waiting[j] += 1
+    order = [i for i, count in enumerate(waiting) if count == 0]
+    for i in order:  # grows while it is walked
+        for j in successors[i]:
+            waiting[j] -= 1
+            if waiting[j] == 0:
+                order.append(j)
+    if len(order) < len(actions):
+        circle = " -> ".join(str(actions[i]) for i in _find_circle(edges, waiting))
+        raise ScheduleError(
+            f"the schedule would hang: each of these actions waits for the one before it: "
+            f"{circle}; reorder them (parallelism.pipeline_parallel_schedule_csv)"
+        )
+    return np.array(order, dtype=np.int64)
+
+
+def _find_circle(edges: NDArray[np.int64], waiting: list[int]) -> list[int]:
+    """Walk backwards among the nodes still waiting until one repeats; return that circle."""
+    blocker = {j: i for i, j in edges.tolist() if waiting[i] and waiting[j]}
+    seen: dict[int, int] = {}
+    walk: list[int] = []
+    node = next(iter(blocker))
+    while node not in seen:
+        seen[node] = len(walk)
+        walk.append(node)
+        node = blocker[node]
+    circle = [*walk[seen[node] :], node]
+    return circle[::-1]

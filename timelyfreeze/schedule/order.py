@@ -1,0 +1,243 @@
+"""Schedule orders: which actions each pipeline rank runs, in execution order.
+
+An order holds compute actions only: no sends, no receives, no bubbles. It is plain data, so any
+schedule can be kept as text, one row per rank. Notation: S stages, M microbatches.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from timelyfreeze.schedule.actions import Action, ActionKind, parse_action
+
+SCHEDULE_CSV_KEY = "parallelism.pipeline_parallel_schedule_csv"
+
+
+class ScheduleError(ValueError):
+    """A schedule that cannot be executed: an action is missing, repeated or out of order."""
+
+
+@dataclass(frozen=True)
+class ScheduleOrder:
+    """Compute actions of one pass, per rank and in execution order.
+
+    Made by ``build_order``, which checks what the properties below rely on.
+
+    Attributes:
+        ranks: One tuple of actions per pipeline rank.
+    """
+
+    ranks: tuple[tuple[Action, ...], ...]
+
+    @property
+    def n_ranks(self) -> int:
+        """Number of pipeline ranks."""
+        return len(self.ranks)
+
+    @property
+    def n_stages(self) -> int:
+        """Number of stages S; a rank may hold several."""
+        return len(self.stage_to_rank)
+
+    @cached_property
+    def n_microbatches(self) -> int:
+        """Number of microbatches M in a pass."""
+        return 1 + max(action.microbatch for row in self.ranks for action in row)
+
+    @cached_property
+    def stage_to_rank(self) -> tuple[int, ...]:
+        """Rank that holds each stage, indexed by stage."""
+        holder = {action.stage: rank for rank, row in enumerate(self.ranks) for action in row}
+        return tuple(holder[stage] for stage in sorted(holder))
+
+
+def build_order(ranks: Sequence[Sequence[Action]]) -> ScheduleOrder:
+    """Check a schedule and freeze it into a ``ScheduleOrder``.
+
+    Args:
+        ranks: For each pipeline rank, its compute actions in execution order.
+
+    Returns:
+        ScheduleOrder: The same actions, known to be complete and ordered within each rank.
+
+    Raises:
+        ScheduleError: If a rank is empty; the stages are not 0..S-1, each on exactly one rank; a
+            (stage, microbatch) lacks its forward or its backward (one B, or one I and one W),
+            or has one twice; or a backward precedes what it needs on its rank. The message names
+            rank, position and action, and the whole order follows it.
+    """
+    order = ScheduleOrder(tuple(tuple(row) for row in ranks))
+    if not order.ranks:
+        raise _error("the schedule has no ranks", order)
+    for rank, row in enumerate(order.ranks):
+        if not row:
+            raise _error(f"rank {rank} has no actions; every rank must hold a stage", order)
+    position = _positions(order)
+    _check_stages(order)
+    for stage in range(order.n_stages):
+        for microbatch in range(order.n_microbatches):
+            _check_microbatch(order, position, stage, microbatch)
+    return order
+
+
+def parse_order(rows: Sequence[str]) -> ScheduleOrder:
+    """Read an order from one line of text per rank, actions separated by spaces.
+
+    Args:
+        rows: For each rank a text such as ``"0F0 0F1 0B0 0B1"``.
+
+    Returns:
+        ScheduleOrder: The checked order.
+
+    Raises:
+        ScheduleError: If a word is not an action, or the order fails ``build_order``.
+
+    Example:
+        >>> parse_order(["0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1"]).n_microbatches
+        2
+    """
+    return build_order([_parse_cells(rank, row.split()) for rank, row in enumerate(rows)])
+
+
+def order_to_csv(order: ScheduleOrder) -> str:
+    """Write an order as CSV, one row per rank; undone by ``order_from_csv``."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerows([str(action) for action in row] for row in order.ranks)
+    return buffer.getvalue()
+
+
+def order_from_csv(text: str) -> ScheduleOrder:
+    """Read an order from CSV, one row per rank; the layout of torch's compute-only schedule files.
+
+    Args:
+        text: Rows of actions. Empty cells are bubbles and are skipped; blank lines at the end too.
+
+    Returns:
+        ScheduleOrder: The checked order.
+
+    Raises:
+        ScheduleError: If a cell is not an action, or the order fails ``build_order``.
+    """
+    try:
+        rows = list(csv.reader(io.StringIO(text.rstrip())))
+    except csv.Error as error:
+        raise ScheduleError(
+            f"{error}; a schedule read from {SCHEDULE_CSV_KEY} has a row of actions for each rank"
+        ) from None
+    return build_order([_parse_cells(rank, row) for rank, row in enumerate(rows)])
+
+
+def _parse_cells(rank: int, cells: Iterable[str]) -> list[Action]:
+    actions: list[Action] = []
+    for position, cell in enumerate(cells):
+        if not cell.strip():
+            continue
+        try:
+            actions.append(parse_action(cell.strip()))
+        except ValueError as error:
+            raise ScheduleError(
+                f"rank {rank}, position {position}: {error}; a schedule read from "
+                f"{SCHEDULE_CSV_KEY} may hold compute actions only"
+            ) from None
+    return actions
+
+
+def _error(message: str, order: ScheduleOrder) -> ScheduleError:
+    """Build the error: the message, where a schedule can be changed, and the whole order."""
+    grid = "\n".join(
+        textwrap.fill(
+            f"rank {rank}: " + " ".join(map(str, row)), width=100, subsequent_indent="        "
+        )
+        for rank, row in enumerate(order.ranks)
+    )
+    return ScheduleError(
+        f"{message} (a schedule of your own is set by {SCHEDULE_CSV_KEY}); the order is:\n{grid}"
+    )
+
+
+def _positions(order: ScheduleOrder) -> dict[Action, tuple[int, int]]:
+    """Map each action to (rank, position in its row), refusing repetitions."""
+    found: dict[Action, tuple[int, int]] = {}
+    for rank, row in enumerate(order.ranks):
+        for position, action in enumerate(row):
+            if action.stage < 0 or action.microbatch < 0:
+                raise _error(
+                    f"rank {rank}, position {position}: action {action} has a negative stage or "
+                    "microbatch; both count from 0",
+                    order,
+                )
+            if action in found:
+                first_rank, first_position = found[action]
+                raise _error(
+                    f"rank {rank}, position {position}: action {action} was already run by rank "
+                    f"{first_rank}, position {first_position}; each action runs once",
+                    order,
+                )
+            found[action] = (rank, position)
+    return found
+
+
+def _check_stages(order: ScheduleOrder) -> None:
+    holder: dict[int, int] = {}
+    for rank, row in enumerate(order.ranks):
+        for position, action in enumerate(row):
+            if holder.setdefault(action.stage, rank) != rank:
+                raise _error(
+                    f"rank {rank}, position {position}: action {action} belongs to stage "
+                    f"{action.stage}, which rank {holder[action.stage]} holds; a stage lives on "
+                    "one rank",
+                    order,
+                )
+    # Not by a range up to the highest: a mistyped stage may be in the millions.
+    missing = next((stage for stage, known in enumerate(sorted(holder)) if stage != known), None)
+    if missing is not None:
+        raise _error(
+            f"no rank runs stage {missing}, yet stage {max(holder)} exists; stages must count "
+            "0, 1, 2, ... without a gap",
+            order,
+        )
+
+
+def _check_microbatch(
+    order: ScheduleOrder,
+    position: dict[Action, tuple[int, int]],
+    stage: int,
+    microbatch: int,
+) -> None:
+    """Check the actions of one (stage, microbatch): which exist, and in which order they run."""
+    forward, full, inputs, weights = (Action(stage, kind, microbatch) for kind in ActionKind)
+    rank = order.stage_to_rank[stage]
+    if full in position:
+        chain = [forward, full]
+        for extra in (inputs, weights):
+            if extra in position:
+                raise _error(
+                    f"rank {rank}, position {position[extra][1]}: action {extra} repeats work of "
+                    f"{full}; a backward is either one B or one I and one W",
+                    order,
+                )
+    else:
+        chain = [forward, inputs, weights]
+    for action in chain:
+        if action not in position:
+            row = len(order.ranks[rank])
+            raise _error(
+                f"rank {rank}, positions 0 to {row - 1}: action {action} is missing; each stage "
+                f"runs every microbatch 0 to {order.n_microbatches - 1} forward once and backward "
+                "once (one B, or one I and one W)",
+                order,
+            )
+    for earlier, later in pairwise(chain):
+        if position[later] < position[earlier]:
+            raise _error(
+                f"rank {rank}, position {position[later][1]}: action {later} runs before "
+                f"{earlier} (position {position[earlier][1]}), whose result it needs",
+                order,
+            )

@@ -1,0 +1,1 @@
+"""What a user chooses: phases of a run, and the settings of freezing."""

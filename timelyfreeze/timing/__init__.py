@@ -1,0 +1,1 @@
+"""Measured times: samples, bounds of each action, messages, shared processors, monitoring."""

@@ -1,0 +1,177 @@
+"""What a pass freezes while monitoring, and the times that are collected meanwhile.
+
+Both bounds of a backward are measured with all of a stage frozen and with nothing frozen. The paper
+does the one in all passes and then the other in all passes; the second half changes no weights.
+Mixed monitoring does both in every pass: some backwards are frozen whole, the others not at all,
+and the next pass has it the other way round. Every step then learns, each tensor from about half of
+the microbatches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from timelyfreeze.schedule.actions import Action
+from timelyfreeze.settings.phases import Phase, PhaseSchedule
+from timelyfreeze.timing.samples import Samples, Times, samples_from_plain
+
+if TYPE_CHECKING:  # it brings torch, which a process that only plans need not load
+    from timelyfreeze.runtime.recorder import PassRecord
+
+# A stage's first live backward of a pass writes gradients that the later ones add to, which takes
+# longer. Blocks of several sizes take turns, so that it is not always the same microbatch.
+_BLOCKS = (1, 2, 4)
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Which backwards of a pass are frozen whole; the others are not frozen at all.
+
+    Attributes:
+        name: As it stands in checkpoints.
+        block: Number of consecutive microbatches of a stage that are treated alike; 0 for all.
+        side: 0, or 1 for the opposite.
+    """
+
+    name: str
+    block: int
+    side: int
+
+    def freezes(self, action: Action) -> bool:
+        """Return whether ``action`` belongs to the frozen ones; a forward only counts with them.
+
+        Neighbouring stages differ, so with two stages or more something is live in each pass.
+        """
+        if self.block == 0:
+            return self.side == 1
+        return (action.microbatch // self.block + action.stage + self.side) % 2 == 1
+
+
+UNFROZEN = Pattern(Phase.UPPER_BOUND.value, 0, 0)
+FROZEN = Pattern(Phase.LOWER_BOUND.value, 0, 1)
+MIXED_PATTERNS = tuple(
+    Pattern(f"{Phase.MIXED.value}_{block}_{side}", block, side)
+    for block in _BLOCKS
+    for side in (0, 1)
+)
+PATTERNS: Mapping[str, Pattern] = {p.name: p for p in (UNFROZEN, FROZEN, *MIXED_PATTERNS)}
+
+# Any so many passes in a row have a pattern and its opposite among them, if each step has one pass.
+PASSES_FOR_BOTH = 3
+
+
+def mixed_patterns(n_microbatches: int) -> tuple[Pattern, ...]:
+    """Return the patterns that mixed monitoring goes through, a pattern and its opposite in turn.
+
+    Each has live and frozen microbatches in every stage, so that every tensor learns in every step.
+    A single microbatch cannot be both; it is live in every other stage.
+    """
+    blocks = [block for block in _BLOCKS if block < n_microbatches] or _BLOCKS[:1]
+    return tuple(pattern for pattern in MIXED_PATTERNS if pattern.block in blocks)
+
+
+def pattern_of(
+    phases: PhaseSchedule, step: int, pass_index: int, n_microbatches: int
+) -> Pattern | None:
+    """Return what a pass freezes while monitoring.
+
+    In mixed monitoring, opposite patterns follow each other: in the passes of a step, and in the
+    same pass of two steps.
+
+    Args:
+        phases: Boundaries of the run.
+        step: Optimizer step, from 1.
+        pass_index: Number of the pass in its step, from 0.
+        n_microbatches: Of a pipeline batch.
+
+    Returns:
+        Pattern: None in a step of another phase.
+    """
+    phase = phases.phase(step)
+    if phase is Phase.MIXED:
+        number = step - phases.last_warmup_step - 1 + pass_index
+        patterns = mixed_patterns(n_microbatches)
+        return patterns[number % len(patterns)]
+    return {Phase.UPPER_BOUND: UNFROZEN, Phase.LOWER_BOUND: FROZEN}.get(phase)
+
+
+@dataclass(frozen=True)
+class PatternTimes:
+    """What one process measured in the passes of one pattern; milliseconds.
+
+    Attributes:
+        pattern: What they froze.
+        times: Durations of each action, actions in the order of execution.
+        spans_ms: Start of the first action to end of the last, of each pass.
+    """
+
+    pattern: Pattern
+    times: Times
+    spans_ms: tuple[float, ...] = ()
+
+
+class Monitoring:
+    """Times of this rank's actions by what was frozen, kept until there is a plan."""
+
+    def __init__(self) -> None:
+        self._samples: dict[str, Samples] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has been measured, or all of it forgotten."""
+        return not self._samples
+
+    def add(self, pattern: Pattern, record: PassRecord, *, is_cold: bool) -> None:
+        """Take note of a pass.
+
+        Args:
+            pattern: What it froze.
+            record: What the recorder saw.
+            is_cold: Whether it is one of the first passes after a change of phase.
+        """
+        self._samples.setdefault(pattern.name, Samples()).add(record, is_cold=is_cold)
+
+    def times(self) -> tuple[PatternTimes, ...]:
+        """Return what was measured, one entry for each pattern that was seen.
+
+        Cold passes stand in only where there are no warm ones to take their place: those of another
+        mixed pattern do.
+        """
+        mixed_is_warm = any(s.warm for name, s in self._samples.items() if PATTERNS[name].block)
+        return tuple(
+            PatternTimes(PATTERNS[name], samples.per_action(), tuple(samples.spans_ms))
+            for name, samples in self._samples.items()
+            if samples.warm or not (PATTERNS[name].block and mixed_is_warm)
+        )
+
+    def clear(self) -> None:
+        """Forget all times."""
+        self._samples = {}
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the times as plain data for a checkpoint, by the name of the pattern."""
+        return {name: samples.to_plain() for name, samples in self._samples.items()}
+
+    def load_plain(self, plain: Mapping[str, Any]) -> None:
+        """Restore what :meth:`to_plain` returned; unknown names are left to others."""
+        self._samples = {
+            name: samples_from_plain(entry) for name, entry in plain.items() if name in PATTERNS
+        }
+
+
+def halves(times: tuple[PatternTimes, ...]) -> tuple[Times, Times]:
+    """Sort one process's times of actions into unfrozen and frozen ones.
+
+    Returns:
+        Unfrozen and frozen durations, milliseconds, actions in the order of execution as far as
+        the patterns show it.
+    """
+    unfrozen: dict[Action, list[float]] = {}
+    frozen: dict[Action, list[float]] = {}
+    for entry in times:
+        for action, values in entry.times.items():
+            half = frozen if entry.pattern.freezes(action) else unfrozen
+            half.setdefault(action, []).extend(values)
+    return unfrozen, frozen

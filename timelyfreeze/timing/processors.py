@@ -1,0 +1,140 @@
+"""Ranks that share processors: what a batch takes when there are fewer cores than ranks.
+
+On GPUs every rank has a device of its own and a batch takes as long as the longest path through its
+graph. On a machine with fewer cores than ranks, ranks that are ready at the same time slow each
+other down, and the longest path promises too much. Then action times are taken as processor time,
+and a batch is played through with the processors shared evenly among the ranks that have something
+to do, as an operating system's scheduler does.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from timelyfreeze.schedule.dag import PipelineDag, check_delays, check_durations, start_times
+
+
+def shared_processors(dag: PipelineDag, n_processors: float | None) -> float | None:
+    """Return ``n_processors`` if ranks have to share them, or None if each has one of its own.
+
+    Raises:
+        ValueError: If ``n_processors`` is not above 0.
+    """
+    if n_processors is None:
+        return None
+    if not n_processors > 0.0:
+        raise ValueError(f"n_processors is {n_processors}; it must be above 0")
+    return n_processors if n_processors < dag.ranks.max() + 1 else None
+
+
+def play_batch(
+    dag: PipelineDag,
+    durations_ms: ArrayLike,
+    n_processors: float | None = None,
+    delays_ms: ArrayLike | None = None,
+) -> tuple[NDArray[np.float64], float]:
+    """Play one batch through.
+
+    While n ranks are ready, each runs at speed min(1, n_processors / n). With a device for each
+    rank this is Eq. 5.
+
+    Args:
+        dag: Precedence graph of A actions.
+        durations_ms: Time of each action on a processor of its own, shape [A], milliseconds.
+        n_processors: How many ranks can compute at once; None if each has a device of its own.
+        delays_ms: What lies between the end of an edge's first action and its arrival at the
+            second, shape [E], milliseconds; it takes no processor. None for nothing.
+
+    Returns:
+        Start time of each action, shape [A], and the time at which the last one ends, which is
+        never below the longest path, nor below the work of all actions over ``n_processors``.
+
+    Raises:
+        ValueError: If the shape is not [A], a duration is negative or not finite, or
+            ``n_processors`` is not above 0.
+    """
+    start, end = play_actions(dag, durations_ms, n_processors, delays_ms)
+    return start, float(np.max(end))
+
+
+def play_actions(
+    dag: PipelineDag,
+    durations_ms: ArrayLike,
+    n_processors: float | None = None,
+    delays_ms: ArrayLike | None = None,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Play one batch through as ``play_batch`` does, and tell when each action ends too.
+
+    Returns:
+        Start and end time of each action, shape [A] both, milliseconds; further apart than the
+        action's duration where ranks had to share processors meanwhile.
+
+    Raises:
+        ValueError: As ``play_batch``.
+    """
+    shared = shared_processors(dag, n_processors)
+    if shared is None:
+        durations = check_durations(dag, durations_ms)
+        start = start_times(dag, durations, delays_ms)
+        return start, start + durations
+    delays = np.zeros(len(dag.edges)) if delays_ms is None else check_delays(dag, delays_ms)
+    return _play_shared(dag, check_durations(dag, durations_ms), shared, delays)
+
+
+def _play_shared(
+    dag: PipelineDag,
+    durations: NDArray[np.float64],
+    n_processors: float,
+    delays: NDArray[np.float64],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    queues = [np.flatnonzero(dag.ranks == rank).tolist() for rank in range(dag.ranks.max() + 1)]
+    waiting_for = [len(before) for before in dag.predecessors]
+    successors: list[list[tuple[int, float]]] = [[] for _ in dag.actions]
+    for (before, after), delay in zip(dag.edges.tolist(), delays.tolist(), strict=True):
+        successors[before].append((after, delay))
+    on_their_way: list[tuple[float, int]] = []  # arrival and the action that waits for it
+    left = durations.tolist()
+    start = [-1.0] * len(left)
+    end = [0.0] * len(left)
+    position = [0] * len(queues)
+    now = 0.0
+    while True:
+        heads = [queue[at] for queue, at in zip(queues, position, strict=True) if at < len(queue)]
+        if not heads:
+            return np.array(start), np.array(end)
+        ready = [head for head in heads if waiting_for[head] == 0]
+        if not ready:
+            # The graph has no cycle, so something is on its way.
+            now = on_their_way[0][0]
+            _deliver(on_their_way, waiting_for, now)
+            continue
+        for head in ready:
+            if start[head] < 0.0:
+                start[head] = now
+        slowness = max(1.0, len(ready) / n_processors)
+        step = min(left[head] for head in ready)
+        then = now + step * slowness
+        if on_their_way and on_their_way[0][0] < then:
+            then = on_their_way[0][0]
+            step = (then - now) / slowness
+        now = then
+        for head in ready:
+            left[head] -= step
+            if left[head] <= 0.0:
+                end[head] = now
+                position[dag.ranks[head]] += 1
+                for after, delay in successors[head]:
+                    if delay > 0.0:
+                        heapq.heappush(on_their_way, (now + delay, after))
+                    else:
+                        waiting_for[after] -= 1
+        _deliver(on_their_way, waiting_for, now)
+
+
+def _deliver(on_their_way: list[tuple[float, int]], waiting_for: list[int], now: float) -> None:
+    """Hand over what has arrived by ``now``."""
+    while on_their_way and on_their_way[0][0] <= now:
+        waiting_for[heapq.heappop(on_their_way)[1]] -= 1

@@ -1,0 +1,129 @@
+"""What freezing has to beat: the split with the shortest batch, nothing frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from timelyfreeze.schedule.dag import PipelineDag
+from timelyfreeze.timing.processors import play_batch
+from timelyfreeze.whatif.layer_model import LayerModel
+from timelyfreeze.whatif.links import Links
+from timelyfreeze.whatif.splits import Split
+from timelyfreeze.whatif.times import bounds_from_times
+
+# Beyond so many actions times splits in a round, the search for the best split stops at the most
+# even one: a round would take minutes.
+_MOST_ACTIONS_IN_ROUND = 2_000_000
+_FREE = Links()
+
+
+def best_split(
+    model: LayerModel,
+    dag: PipelineDag,
+    n_processors: float | None = None,
+    also: Sequence[Split] = (),
+    links: Links = _FREE,
+) -> Split:
+    """Move layers until no batch without freezing would end sooner.
+
+    Starts from the split whose most loaded rank has least to do, or from one of ``also`` where that
+    is faster, and moves one layer at a time, always the one that helps most. The result is no
+    slower than any of these; that no other split is faster is not proved.
+
+    Args:
+        model: Prices of layers.
+        dag: The schedule.
+        n_processors: As for ``play_batch``.
+        also: Splits to start from if they are faster.
+        links: What messages cost.
+
+    Returns:
+        Split: Layers of each stage.
+
+    Raises:
+        ValueError: If there are too few layers for the stages.
+    """
+    lead, delays = links.lead_ms(dag), links.delays_ms(dag)
+
+    def batch_ms(split: Split) -> float:
+        longest = bounds_from_times(dag, model.times(split)).max_ms + lead
+        return play_batch(dag, longest, n_processors, delays)[1]
+
+    least = _least_layers(model, dag.n_stages)
+    starts = [_even_split(model, dag, least), *also]
+    best_ms, best = min((batch_ms(split), split) for split in starts)
+    if len(dag.actions) * dag.n_stages**2 > _MOST_ACTIONS_IN_ROUND:
+        return best
+    while True:
+        found_ms, found = min(
+            ((batch_ms(split), split) for split in _neighbours(best, least)),
+            default=(best_ms, best),
+        )
+        if found_ms >= best_ms:
+            return best
+        best_ms, best = found_ms, found
+
+
+def _neighbours(split: Split, least: Split) -> Iterator[Split]:
+    """Yield every split that differs by one layer moved."""
+    for giver in range(len(split)):
+        if split[giver] <= least[giver]:
+            continue
+        for taker in range(len(split)):
+            if taker != giver:
+                moved = list(split)
+                moved[giver] -= 1
+                moved[taker] += 1
+                yield tuple(moved)
+
+
+def _least_layers(model: LayerModel, n_stages: int) -> Split:
+    """Return the smallest number of layers with which each stage's times are possible."""
+    least = []
+    for index in range(n_stages):
+        n = 0 if index in (0, n_stages - 1) else 1
+        while n < model.n_layers and model.stage(index, n_stages, n).mistakes():
+            n += 1
+        least.append(n)
+    if sum(least) > model.n_layers:
+        raise ValueError(f"{model.n_layers} layers are too few for {n_stages} stages")
+    return tuple(least)
+
+
+def _even_split(model: LayerModel, dag: PipelineDag, least: Split) -> Split:
+    """Hand out layers one by one, each to the rank that then has least to do.
+
+    Layers are alike, so this keeps the work of the most loaded rank as small as can be.
+    """
+    n_stages = dag.n_stages
+    rank_of = _ranks_of_stages(dag)
+    split = list(least)
+
+    def work_ms(stage: int, n_layers: int) -> float:
+        times = model.stage(stage, n_stages, n_layers)
+        return times.forward_ms + times.backward_ms
+
+    load = np.zeros(int(rank_of.max()) + 1)
+    for stage, n in enumerate(split):
+        load[rank_of[stage]] += work_ms(stage, n)
+    for _ in range(model.n_layers - sum(split)):
+        # The least loaded rank, and on it the stage with the fewest layers.
+        stage = min(
+            range(n_stages),
+            key=lambda s: (
+                load[rank_of[s]] + work_ms(s, split[s] + 1) - work_ms(s, split[s]),
+                split[s],
+            ),
+        )
+        load[rank_of[stage]] += work_ms(stage, split[stage] + 1) - work_ms(stage, split[stage])
+        split[stage] += 1
+    return tuple(split)
+
+
+def _ranks_of_stages(dag: PipelineDag) -> NDArray[np.int64]:
+    ranks = np.zeros(dag.n_stages, dtype=np.int64)
+    ranks[dag.stages] = dag.ranks
+    return ranks

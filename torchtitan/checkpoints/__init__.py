@@ -1,0 +1,1 @@
+"""Checkpoints of a run: what is finished, and a manager that survives faults and resizing."""

@@ -1,0 +1,138 @@
+"""The finished checkpoints of a run, and where they lie."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import re
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import FileSystemReader
+
+METADATA = ".metadata"
+INDEX_FILE = "model.safetensors.index.json"  # of a Hugging Face folder
+SETTINGS_FILE = "settings.json"
+
+
+def read_run_settings(run: Path) -> dict[str, Any]:
+    """Return the configuration that a run was started with.
+
+    Args:
+        run: The run's own folder.
+
+    Raises:
+        ValueError: If there is none, or it is no JSON object.
+    """
+    path = run / SETTINGS_FILE
+    try:
+        settings = json.loads(path.read_text())
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(settings, dict):
+        raise ValueError(f"{path} is {type(settings).__name__}; it must be an object")
+    return settings
+
+
+def checkpoint_folder(run: Path, settings: Mapping[str, Any]) -> Path:
+    """Return where a run's checkpoints lie beside it, also if both were moved together.
+
+    Args:
+        run: The run's own folder, ``<dump_folder>/<save_tb_folder>/<name>``.
+        settings: As :func:`read_run_settings` returns them.
+
+    Raises:
+        ValueError: If the settings do not say.
+    """
+    try:
+        depth = len(Path(settings["metrics"]["save_tb_folder"]).parts)
+        name = settings["checkpoint"]["folder"]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{run / SETTINGS_FILE} lacks {error}") from None
+    return run.resolve().parents[depth] / name
+
+
+def finished_steps(checkpoints: Path) -> dict[int, Path]:
+    """Return the folders of finished checkpoints by their step; what is written last is there."""
+    return {step: folder for step, folder in _steps(checkpoints) if _is_finished(folder)}
+
+
+def unfinished_steps(checkpoints: Path) -> dict[int, Path]:
+    """Return the folders of checkpoints that a run was stopped at writing, by their step."""
+    return {step: folder for step, folder in _steps(checkpoints) if not _is_finished(folder)}
+
+
+def damage(folder: Path) -> str | None:
+    """Return what is wrong with the files of a finished checkpoint; None if they are all there.
+
+    A disk that was full, or a copy that was cut off, leaves files shorter than the checkpoint says.
+    What is in them is not looked at.
+    """
+    if not (folder / METADATA).is_file():
+        return None if (folder / INDEX_FILE).is_file() else f"it has no {METADATA}"
+    try:
+        metadata = FileSystemReader(folder).read_metadata()
+        pieces = dict(metadata.storage_data or {}).values()
+        needed: dict[str, int] = {}
+        for piece in pieces:
+            end = piece.offset + piece.length
+            needed[piece.relative_path] = max(end, needed.get(piece.relative_path, 0))
+    except Exception as error:  # a file that is no pickle can raise anything
+        return f"its {METADATA} cannot be read: {str(error) or type(error).__name__}"
+    for name, n_bytes in sorted(needed.items()):
+        file = folder / name
+        if not file.is_file():
+            return f"it lacks {name}"
+        if file.stat().st_size < n_bytes:
+            return f"{name} has {file.stat().st_size} bytes and must have {n_bytes}"
+    return None
+
+
+def saved_keys(folder: Path) -> list[str]:
+    """Return what a finished checkpoint has, by its full names; nothing if that cannot be read."""
+    try:
+        return list(FileSystemReader(folder).read_metadata().state_dict_metadata)
+    except Exception:  # a file that is no pickle can raise anything; whoever loads it is told
+        return []
+
+
+def saved_values(folder: Path, names: Collection[str]) -> dict[str, Any]:
+    """Return plain values that a finished checkpoint has, without starting any process group.
+
+    Args:
+        folder: Of one step.
+        names: Full names of numbers, texts or bytes.
+
+    Raises:
+        ValueError: If one is missing, or is not plain: nothing that a value names is executed.
+    """
+    reader = FileSystemReader(folder)
+    places = {index.fqn: at for index, at in (reader.read_metadata().storage_data or {}).items()}
+    values = {}
+    for name in names:
+        if name not in places:
+            raise ValueError(f"{folder} has no {name}")
+        place = places[name]
+        with (folder / place.relative_path).open("rb") as file:
+            file.seek(place.offset)
+            content = io.BytesIO(file.read(place.length))
+        try:
+            values[name] = torch.load(content, weights_only=True)
+        except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            raise ValueError(f"{name} in {folder} cannot be read: {error}") from error
+    return values
+
+
+def _steps(checkpoints: Path) -> Iterator[tuple[int, Path]]:
+    for folder in checkpoints.glob("step-*"):
+        if match := re.fullmatch(r"step-(\d+)", folder.name):
+            yield int(match[1]), folder
+
+
+def _is_finished(folder: Path) -> bool:
+    return (folder / METADATA).is_file() or (folder / INDEX_FILE).is_file()

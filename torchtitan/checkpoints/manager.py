@@ -1,0 +1,150 @@
+"""Upstream's checkpoint manager, for jobs that die at night and go on in another size.
+
+What it adds: an unfinished checkpoint does not pass for one, a damaged or foreign one is named with
+what to do, one that is written over is never taken for whole meanwhile, one can be saved at any
+step, and what each process has saved of its own can be read by more processes or fewer.
+``docs/upstream.md`` says what upstream does without.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.checkpoint import CheckpointException
+from torchtitan.components.checkpoint import CheckpointManager
+from torchtitan.tools.logging import logger
+
+from torchtitan.checkpoints.finished import METADATA, finished_steps, saved_keys, unfinished_steps
+from torchtitan.checkpoints.fitted_states import fitted_states
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint cannot be read or written; the message says which, why and what to do."""
+
+
+class SafeCheckpointManager(CheckpointManager):
+    """Upstream's manager, with the promises of this module."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._saved_step: int | None = None
+
+    def load(self, step: int = -1) -> bool:
+        """Load as upstream does, but take unfinished checkpoints for none.
+
+        Where none is finished, upstream loads nothing at all: training would begin with random
+        weights although ``checkpoint.initial_load_path`` or ``initial_load_in_hf`` name others.
+
+        Raises:
+            CheckpointError: If the checkpoint is damaged or does not fit this run.
+        """
+        if not self.enable:
+            return super().load(step)
+        folder = Path(self.folder)
+        unfinished, finished = unfinished_steps(folder), finished_steps(folder)
+        if unfinished and dist.get_rank() == 0:
+            names = ", ".join(path.name for _, path in sorted(unfinished.items()))
+            logger.warning("%s: %s passed over; writing it was not finished", folder, names)
+        what = str(folder / f"step-{step if step != -1 else max(finished, default=0)}")
+        if not finished and step == -1:
+            what = str(self.initial_load_path or "the initial weights")
+        try:
+            if finished or step != -1:
+                return super().load(step)
+            with self._as_if_new():
+                return super().load(step)
+        except CheckpointException as error:
+            raise CheckpointError(
+                f"{what} cannot be loaded: {_cause(error)}; it is damaged, or belongs to another "
+                "model or configuration. checkpoint.load_step names an older one, "
+                "checkpoint.folder another place; to begin anew, move the folder away"
+            ) from error
+
+    def dcp_load(
+        self, state_dict: dict[str, Any], checkpoint_id: str, from_hf: bool, from_quantized: bool
+    ) -> None:
+        """Load as upstream does, but what the checkpoint has (:mod:`torchtitan.checkpoints.fitted_states`)."""
+        if not from_hf:
+            state_dict = fitted_states(state_dict, saved_keys(Path(checkpoint_id)))
+        super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
+
+    @contextmanager
+    def _as_if_new(self) -> Iterator[None]:
+        """Name a folder that is not there: upstream then loads what a new run begins with."""
+        folder, self.folder = self.folder, os.path.join(self.folder, "none-is-finished")
+        try:
+            yield
+        finally:
+            self.folder = folder
+
+    def save(self, curr_step: int, last_step: bool = False) -> None:
+        """Save as upstream does, at the steps at which it does.
+
+        Raises:
+            CheckpointError: If it could not be written; former ones are whole.
+        """
+        if not self._should_save(curr_step, last_step):
+            super().save(curr_step, last_step)
+            return
+        folder = Path(self._create_checkpoint_id(curr_step))
+        try:
+            if dist.get_rank() == 0:
+                # What was saved here before is whole no more once its files are written over. No
+                # rank writes before rank 0 has agreed to the plan of what goes where.
+                (folder / METADATA).unlink(missing_ok=True)
+            super().save(curr_step, last_step)
+        except (CheckpointException, OSError) as error:
+            cause = _cause(error) if isinstance(error, CheckpointException) else error
+            raise CheckpointError(
+                f"{folder} cannot be written: {cause}; make room there; {self.last_finished()}"
+            ) from error
+        self._saved_step = curr_step
+
+    def last_finished(self) -> str:
+        """Say which checkpoint a run would resume from."""
+        finished = finished_steps(Path(self.folder))
+        if not finished:
+            return f"{self.folder} has no finished checkpoint"
+        return f"the same command resumes from {finished[max(finished)]}"
+
+    def save_now(self, step: int, *, last_step: bool) -> str:
+        """Save a checkpoint at this step, unless there is one or none are wanted.
+
+        Args:
+            step: The step that was finished last.
+            last_step: Whether training ends for good here: what is saved then is what
+                ``checkpoint.last_save_*`` ask for, otherwise all that a run needs to go on.
+
+        Returns:
+            What became of it, to be put behind a sentence.
+        """
+        if not self.enable:
+            return "; nothing is saved, since checkpoint.enable is false"
+        if self.load_only:
+            return "; nothing is saved, since checkpoint.load_only is true"
+        if step == 0:
+            return "; there is nothing to save"
+        if self._saved_step == step and not last_step:
+            return "; the same command goes on from there"
+        should_save = self._should_save
+        self._should_save = lambda *args: True  # type: ignore[method-assign]
+        try:
+            self.save(step, last_step)
+            self._async_wait()
+        finally:
+            self._should_save = should_save  # type: ignore[method-assign]
+        return "; its checkpoint is saved" + (
+            "" if last_step else ", and the same command goes on from there"
+        )
+
+
+def _cause(error: CheckpointException) -> str:
+    """Return the first rank's reason in one line, without its stack."""
+    rank, (cause, _) = min(error.failures.items(), key=lambda item: item[0])
+    text = " ".join(str(cause).split()) or type(cause).__name__
+    return f"{text} (rank {rank})"

@@ -1,0 +1,1 @@
+"""Instruction data: from examples to token sequences, resumable loaders, validation."""

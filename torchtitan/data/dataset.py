@@ -1,0 +1,405 @@
+"""Sequences of instruction data for fine-tuning, in a stream that is resumable to the row.
+
+Only answers are learned (see ``torchtitan.data.turns``). A row is encoded on its own while
+training. A sequence of ``seq_len`` tokens is one row and padding, or, packed, as many rows as fit
+(see ``torchtitan.data.packing``); either way no answer sees another row.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch.distributed.checkpoint.stateful import Stateful
+from torch.utils.data import IterableDataset, get_worker_info
+from torchtitan.components.tokenizer import BaseTokenizer
+from torchtitan.tools.logging import logger
+
+from torchtitan.data.chat_template import ChatTemplate
+from torchtitan.data.messages import MessageReader
+from torchtitan.data.packing import WINDOW_ROWS
+from torchtitan.data.rows import InstructRows
+from torchtitan.data.sequences import RowSequences, Sample
+from torchtitan.data.split import ALL_ROWS, RowSplit
+from torchtitan.data.stream import (
+    EpochPlace,
+    ReaderPlace,
+    RowStream,
+    remaining,
+    remaining_of_epochs,
+)
+from torchtitan.data.turns import Formatter
+
+
+class InstructDataset(IterableDataset, Stateful):
+    """Sequences of one data-parallel rank, in an order that a checkpoint can resume.
+
+    An epoch is a pass over all rows of the split, in its order or in a permutation drawn from
+    ``(shuffle_seed, epoch)``, the same on all ranks. Epochs follow each other in one stream
+    (:mod:`torchtitan.data.stream`), of which rank r of D takes every D-th row from the r-th on; of W
+    loader workers, worker w counts as rank r W + w of D W. So the stream does not depend on who
+    reads it, and any number of ranks can go on where others have stopped: see :meth:`remaining`.
+
+    A finite stream (``infinite=False``) is one epoch. It is cut to equal shares, so that no rank
+    runs dry before another: up to D - 1 (D W - 1) rows are left out.
+
+    A row none of whose answer tokens fits into ``seq_len`` is dropped, counted, and reported at the
+    end of the epoch. An endless stream goes on to the next row. A finite one finds these rows
+    before it starts, by encoding all rows once: dropped on the way, they would make one rank's
+    share shorter than another's.
+
+    Iterating anew starts at the first row, unless ``load_state_dict`` or ``go_on`` was called
+    since.
+
+    Packed sequences are made of :data:`WINDOW_ROWS` rows of the share at a time, all of one epoch.
+    Ranks do not have equally many of them: packing is for endless streams.
+
+    Args:
+        rows: The data set.
+        formatter: Row -> turns, or with a template row -> messages.
+        tokenizer: See :func:`encode_row`, and with a template :func:`encode_chat`.
+        seq_len: T, at least 1.
+        dp_rank: Data-parallel rank, in [0, dp_world_size).
+        dp_world_size: Number of data-parallel ranks, D.
+        infinite: Go on with the next epoch after the last row.
+        shuffle_seed: Seed of the permutations, at least 0; None keeps the order.
+        section: Config section that messages name.
+        split: Which rows to read.
+        template: Makes a row's text of its messages; None takes turns as they are.
+        packing: Put several rows into a sequence.
+
+    Attributes:
+        infinite: Whether rows never end.
+        sequences: Makes them of rows.
+
+    Yields:
+        ``({"input": int64 [T], "n_tokens": int64 []}, labels int64 [T])``; packed, the inputs have
+        ``"positions"``, int64 [T], too: see :class:`PackedSequence`.
+
+    Raises:
+        ValueError: If an argument is out of range, there are fewer rows than ranks, or every row of
+            an epoch is dropped.
+        DataRowError: If the formatter or the template refuses a row.
+    """
+
+    def __init__(
+        self,
+        rows: InstructRows,
+        formatter: Formatter | MessageReader,
+        tokenizer: BaseTokenizer,
+        seq_len: int,
+        dp_rank: int = 0,
+        dp_world_size: int = 1,
+        infinite: bool = True,
+        shuffle_seed: int | None = None,
+        section: str = "training",
+        split: RowSplit = ALL_ROWS,
+        template: ChatTemplate | None = None,
+        packing: bool = False,
+    ) -> None:
+        if seq_len < 1:
+            raise ValueError(f"{section}.seq_len is {seq_len}; it must be at least 1")
+        if not 0 <= dp_rank < dp_world_size:
+            raise ValueError(f"dp_rank is {dp_rank}; it must lie in [0, {dp_world_size})")
+        if shuffle_seed is not None and shuffle_seed < 0:
+            raise ValueError(f"shuffle_seed is {shuffle_seed}; it must be at least 0, or None")
+        if packing and not infinite:
+            raise ValueError(
+                "packing is True and infinite is False; packing is for endless streams"
+            )
+        self.sequences = RowSequences(rows, formatter, tokenizer, seq_len, template, packing)
+        self._n_rows = len(rows)
+        self._seq_len = seq_len
+        self._dp_rank = dp_rank
+        self._dp_world_size = dp_world_size
+        self.infinite = infinite
+        self._shuffle_seed = shuffle_seed
+        self._seq_len_key = f"{section}.seq_len"
+        self._split = split
+        self._window = WINDOW_ROWS if packing else 1
+        self._indices = split.indices(len(rows))
+        self._fitting: np.ndarray | None = None
+        self._orders: dict[int, np.ndarray] = {}
+        self._begin(RowStream())
+        self._resumed = False
+        if template is None and tokenizer.eos_id is None:
+            logger.warning(
+                "The tokenizer has no end token (eos_token in tokenizer_config.json); "
+                "the model will not learn where an answer ends"
+            )
+
+    def _begin(self, stream: RowStream) -> None:
+        """Be at the first row of ``stream``."""
+        self._stream = stream
+        # Rows of the windows behind this reader, then sequences of the window that it is in.
+        self._taken = 0
+        self._in_window = 0
+        # What rows of this epoch have met so far, those of the whole window included.
+        self._epoch: int | None = None
+        self._seen = 0
+        self._dropped = 0
+        self._shortened = 0
+
+    def _reader(self) -> tuple[int, int]:
+        """Return the number of this reader, and how many there are."""
+        worker = get_worker_info()
+        workers, worker_id = (1, 0) if worker is None else (worker.num_workers, worker.id)
+        return self._dp_rank * workers + worker_id, self._dp_world_size * workers
+
+    def _usable(self) -> np.ndarray:
+        """Indices of the rows of an epoch, int64, in the order of the split."""
+        return self._indices if self.infinite else self._rows_that_fit()
+
+    def rows_of_a_reader(self, n_readers: int) -> int:
+        """Return how many rows of an epoch each of ``n_readers`` gets at least.
+
+        Raises:
+            ValueError: If there are fewer rows than readers.
+        """
+        usable = self._usable()
+        if len(usable) < n_readers:
+            raise ValueError(
+                f"the data set has {len(usable)} usable rows, fewer than the {n_readers} readers "
+                "(data-parallel ranks times loader workers); use fewer ranks or more data"
+            )
+        return len(usable) // n_readers
+
+    def _index(self, number: int) -> int:
+        """Return which row of the data set a number of the stream stands for."""
+        epoch, place = divmod(number, len(self._usable()))
+        if self._shuffle_seed is None:
+            return int(self._usable()[place])
+        if epoch not in self._orders:
+            # Seeded with both numbers: epochs then have unrelated orders, and none needs the last.
+            generator = np.random.default_rng([self._shuffle_seed, epoch])
+            self._orders = {epoch: generator.permutation(self._usable())}
+        return int(self._orders[epoch][place])
+
+    def _rows_that_fit(self) -> np.ndarray:
+        if self._fitting is None:
+            fits = [self.sequences.encode(int(i)).has_target for i in self._indices]
+            self._fitting = self._indices[np.array(fits, dtype=bool)]
+            self._report_drops(len(fits) - len(self._fitting), 0, len(fits), "the data set")
+        return self._fitting
+
+    def __iter__(self) -> Iterator[Sample]:
+        """Yield sequences, from the first or from where the loaded state was."""
+        if not self._resumed:
+            self._begin(RowStream())
+        self._resumed = False
+        readers = self._reader()
+        most = self.rows_of_a_reader(readers[1])
+        if not self.infinite:
+            left = len(self._stream.left) + len(self._usable()) - self._stream.start
+            most = left // readers[1]
+        while self.infinite or self._taken < most:
+            window = self._window_at(self._stream, self._taken, *readers)
+            epoch = window[0] // len(self._usable())
+            if epoch != self._epoch:
+                self._report_epoch()
+                self._epoch, self._seen, self._dropped, self._shortened = epoch, 0, 0, 0
+            yield from self._rest_of_window(window)
+        self._report_epoch()
+
+    def _window_at(self, stream: RowStream, taken: int, reader: int, n_readers: int) -> list[int]:
+        """Return the numbers that a reader takes next: a window full, all of one epoch."""
+        n_rows = len(self._usable())
+        numbers = [stream.number(reader + (taken + i) * n_readers) for i in range(self._window)]
+        return [number for number in numbers if number // n_rows == numbers[0] // n_rows]
+
+    def _rest_of_window(self, window: Sequence[int]) -> Iterator[Sample]:
+        """Yield what is left of a window, and leave it behind."""
+        rows = [self.sequences.encode(self._index(number)) for number in window]
+        usable = [row for row in rows if row.has_target]
+        if not self._in_window:
+            self._seen += len(rows)
+            self._shortened += sum(row.n_cut > 0 for row in rows)
+            self._dropped += len(rows) - len(usable)
+        sequences = self.sequences.dealt(usable)
+        for number in range(self._in_window, len(sequences)):
+            # Counted before a sequence is handed out, since a checkpoint is taken after that.
+            self._in_window = number + 1
+            if self._in_window == len(sequences):
+                self._leave(window)
+            yield self.sequences.sample([usable[place] for place in sequences[number]])
+        if not sequences:
+            self._leave(window)
+
+    def _leave(self, window: Sequence[int]) -> None:
+        self._taken += len(window)
+        self._in_window = 0
+
+    def _report_epoch(self) -> None:
+        """Tell what became of the rows of the epoch that ends."""
+        if self._epoch is not None:
+            place = f"epoch {self._epoch} of rank {self._dp_rank}"
+            is_whole = self._seen >= self.rows_of_a_reader(self._reader()[1])
+            self._report_drops(self._dropped, self._shortened, self._seen, place, is_whole=is_whole)
+
+    def _report_drops(
+        self, dropped: int, shortened: int, seen: int, place: str, *, is_whole: bool = True
+    ) -> None:
+        limit = f"{self._seq_len_key} = {self._seq_len}"
+        if dropped == seen and is_whole:
+            raise ValueError(
+                f"{place}: none of {seen} rows has an answer token within {limit}; raise "
+                f"{self._seq_len_key}"
+            )
+        if dropped:
+            logger.warning(
+                f"{place}: {dropped} of {seen} rows dropped, because none of their answer lies "
+                f"within {limit}; raise {self._seq_len_key} to keep them"
+            )
+        if shortened > dropped:
+            logger.info(f"{place}: {shortened - dropped} of {seen} rows cut at {limit}")
+
+    def _identity(self) -> dict[str, Any]:
+        """What must be the same for a position to mean the same row."""
+        return {
+            "rows": self._n_rows,
+            "shuffle_seed": self._shuffle_seed,
+            "infinite": self.infinite,
+            "validation_share": self._split.validation_share,
+            "held_out": self._split.held_out,
+            "packing": self.sequences.packed_as,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this reader is; see :meth:`load_state_dict`."""
+        return self._identity() | {
+            "readers": self._reader()[1],
+            "start": self._stream.start,
+            "left": list(self._stream.left),
+            "taken": self._taken,
+            "in_window": self._in_window,
+            "epoch": self._epoch,
+            "seen": self._seen,
+            "dropped": self._dropped,
+            "shortened": self._shortened,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Let the next iteration go on from ``state_dict``.
+
+        Raises:
+            ValueError: If the state belongs to another data set or order, or cannot be gone on from
+                by as many readers; then :meth:`remaining` tells what they have left.
+        """
+        n_readers = self._reader()[1]
+        saved = self._as_one_stream(self._checked(state_dict), n_readers)
+        dp_world_size = state_dict.get("dp_world_size", self._dp_world_size)
+        if saved is None or saved["readers"] != n_readers or dp_world_size != self._dp_world_size:
+            raise ValueError(
+                f"this is the state of one of other readers than these {n_readers}; "
+                "remaining() tells what all of them together have left"
+            )
+        self._begin(RowStream(saved["start"], tuple(saved["left"])))
+        self._taken = saved["taken"]
+        self._in_window = saved["in_window"]
+        self._epoch = saved["epoch"]
+        self._seen = saved["seen"]
+        self._dropped = saved["dropped"]
+        self._shortened = saved["shortened"]
+        self._resumed = True
+
+    def continues(self, states: Sequence[Mapping[str, Any]], n_readers: int) -> bool:
+        """Return whether :meth:`load_state_dict` takes states of some of ``n_readers``.
+
+        Raises:
+            ValueError: If they belong to another data set or order.
+        """
+        every = [self._as_one_stream(self._checked(state), n_readers) for state in states]
+        return all(state is not None and state["readers"] == n_readers for state in every)
+
+    def go_on(self, stream: RowStream) -> None:
+        """Let the next iteration begin with the first row of ``stream``."""
+        self._begin(stream)
+        self._resumed = True
+
+    def remaining(self, states: Sequence[Mapping[str, Any]]) -> RowStream:
+        """Return the rows that readers have not handed out, for any number of others.
+
+        Rows of a window that was half handed out are read once more, to see which it were.
+
+        Args:
+            states: What :meth:`state_dict` returned, of all readers in order.
+
+        Raises:
+            ValueError: If the states belong to another data set or order, or not together.
+        """
+        n_readers = len(states)
+        every = [self._checked(state) for state in states]
+        joined = [s for s in (self._as_one_stream(s, n_readers) for s in every) if s is not None]
+        if not joined:
+            places = [self._place_in_epoch(state, r, n_readers) for r, state in enumerate(every)]
+            return remaining_of_epochs(len(self._usable()), places)
+        start, left = joined[0]["start"], joined[0]["left"]
+        together = {"readers": n_readers, "start": start, "left": left}
+        if len(joined) < n_readers or any(s | together != s for s in joined):
+            raise ValueError("these are not the states of all readers of one stream")
+        stream = RowStream(start, tuple(left))
+        places = [self._place(stream, state, r, n_readers) for r, state in enumerate(joined)]
+        return remaining(stream, places)
+
+    def _place(
+        self, stream: RowStream, state: Mapping[str, Any], reader: int, n_readers: int
+    ) -> ReaderPlace:
+        """Return how far a reader has come in the stream."""
+        if not state["in_window"]:
+            return ReaderPlace(state["taken"])
+        window = self._window_at(stream, state["taken"], reader, n_readers)
+        kept = self._kept(window, state["in_window"])
+        return ReaderPlace(state["taken"] + len(window), kept)
+
+    def _place_in_epoch(self, state: Mapping[str, Any], reader: int, n_readers: int) -> EpochPlace:
+        """Return how far a reader had come where epochs did not join."""
+        epoch, position, n_rows = state["epoch"], state["position"], len(self._usable())
+        if not state["in_window"]:
+            return EpochPlace(epoch, position)
+        end = min(position + self._window, n_rows // n_readers)
+        window = [epoch * n_rows + reader + k * n_readers for k in range(position, end)]
+        return EpochPlace(epoch, end, self._kept(window, state["in_window"]))
+
+    def _kept(self, window: Sequence[int], n_handed_out: int) -> list[int]:
+        """Return which numbers of a window are in none of its first sequences."""
+        rows = {number: self.sequences.encode(self._index(number)) for number in window}
+        usable = [number for number in window if rows[number].has_target]
+        sequences = self.sequences.dealt([rows[number] for number in usable])
+        return [usable[place] for sequence in sequences[n_handed_out:] for place in sequence]
+
+    def _checked(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a state of this data set and order, with what was added to states later.
+
+        Raises:
+            ValueError: If it belongs to others.
+        """
+        # Checkpoints from before rows could be held out or packed: they read all rows, one by one.
+        before = {"validation_share": 0.0, "held_out": False, "packing": None, "in_window": 0}
+        saved = {**before, **state}
+        for name, value in self._identity().items():
+            if saved[name] != value:
+                raise ValueError(
+                    f"the checkpoint's data loader has {name} = {saved[name]!r}, this run has "
+                    f"{value!r}; to start the data anew, add 'dataloader' to "
+                    "checkpoint.exclude_from_loading"
+                )
+        return saved
+
+    def _as_one_stream(self, state: dict[str, Any], n_readers: int) -> dict[str, Any] | None:
+        """Return a state as states are now; None if it was one of epochs that did not join.
+
+        Epochs used to be dealt out anew each, without the rows that were not enough for all.
+        """
+        if "taken" in state:
+            return state
+        n_rows = len(self._usable())
+        if n_rows % n_readers:
+            return None
+        share = n_rows // n_readers
+        window = min(self._window, share - state["position"]) if state["in_window"] else 0
+        return state | {
+            "readers": n_readers,
+            "start": 0,
+            "left": [],
+            "taken": state["epoch"] * share + state["position"],
+            "seen": state["position"] + window,
+        }

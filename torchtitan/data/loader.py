@@ -1,0 +1,122 @@
+"""Batches of instruction data: the loader that training and validation build."""
+
+from typing import Any
+
+from torchtitan.components.tokenizer import BaseTokenizer
+from torchtitan.tools.logging import logger
+
+from torchtitan.data.chat_template import ChatTemplate
+from torchtitan.data.dataset import InstructDataset
+from torchtitan.data.resizable_loader import ResizableDataloader
+from torchtitan.data.rows import read_rows
+from torchtitan.data.split import ALL_ROWS, RowSplit
+from torchtitan.data.turns import INSTRUCT_DATASETS, is_instruct_dataset
+
+
+def build_instruct_dataloader(
+    *,
+    dp_world_size: int,
+    dp_rank: int,
+    tokenizer: BaseTokenizer,
+    dataset: str,
+    dataset_path: str | None,
+    seq_len: int,
+    batch_size: int,
+    infinite: bool = True,
+    shuffle_seed: int | None = None,
+    section: str = "training",
+    split: RowSplit = ALL_ROWS,
+    template: ChatTemplate | None = None,
+    packing: bool = False,
+    **dataloader_kwargs: Any,
+) -> ResizableDataloader:
+    """Build the loader of a data set of :data:`INSTRUCT_DATASETS`.
+
+    Args:
+        dp_world_size: Number of data-parallel ranks.
+        dp_rank: This rank's number among them.
+        tokenizer: See :func:`encode_row`.
+        dataset: Name in :data:`INSTRUCT_DATASETS`, in any case.
+        dataset_path: Local file or folder, or hub name; None takes the default hub name.
+        seq_len: Tokens of a sequence, T.
+        batch_size: Sequences of a batch, B.
+        infinite: Start over after the last row.
+        shuffle_seed: See :class:`InstructDataset`.
+        section: Config section that names the data set in errors.
+        split: Which rows to read.
+        template: The chat template; None takes our own plain format.
+        packing: See :class:`InstructDataset`.
+        **dataloader_kwargs: For ``StatefulDataLoader``. ``drop_last`` is True unless given: a
+            pipeline schedule cannot run a batch of another size.
+
+    Returns:
+        ResizableDataloader: Batches of ``({"input": [B, T], "n_tokens": [B]}, labels [B, T])``,
+            with ``"positions": [B, T]`` if packed.
+
+    Raises:
+        ValueError: If the name is unknown, or the data gives no batch.
+        FileNotFoundError: If a local path does not exist.
+        DataRowError: If a row is broken. Local rows are all checked here, hub rows when read.
+    """
+    if not is_instruct_dataset(dataset):
+        raise ValueError(f"unknown {section}.dataset {dataset!r}; known: {list(INSTRUCT_DATASETS)}")
+    spec = INSTRUCT_DATASETS[dataset.lower()]
+    rows = read_rows(dataset_path or spec.default_path, spec.fields, key=f"{section}.dataset_path")
+    dataset_ = InstructDataset(
+        rows=rows,
+        formatter=spec.formatter if template is None else spec.messages,
+        tokenizer=tokenizer,
+        seq_len=seq_len,
+        dp_rank=dp_rank,
+        dp_world_size=dp_world_size,
+        infinite=infinite,
+        shuffle_seed=shuffle_seed,
+        section=section,
+        split=split,
+        template=template,
+        packing=packing,
+    )
+    for index in range(1 if rows.is_remote else len(rows)):
+        dataset_.sequences.check(index)  # better now than hours into a run
+    dataloader_kwargs.setdefault("drop_last", True)
+    if not infinite and dataloader_kwargs["drop_last"]:
+        count = rows_of_a_reader(
+            dataset_, dp_rank, dp_world_size, dataloader_kwargs.get("num_workers", 0)
+        )
+        require_a_batch(count, batch_size, section, split)
+        if count % batch_size:
+            logger.info(
+                f"The last {count % batch_size} of a reader's {count} rows do not fill a batch of "
+                f"{section}.local_batch_size = {batch_size} and are left out"
+            )
+    return ResizableDataloader(
+        dataset_,
+        dp_rank=dp_rank,
+        dp_world_size=dp_world_size,
+        batch_size=batch_size,
+        **dataloader_kwargs,
+    )
+
+
+def rows_of_a_reader(
+    dataset: InstructDataset, dp_rank: int, dp_world_size: int, num_workers: int
+) -> int:
+    """Count the rows of an epoch that each loader worker of ``dp_rank`` reads; one without any."""
+    return dataset.rows_of_a_reader(dp_world_size * max(1, num_workers))
+
+
+def require_a_batch(count: int, batch_size: int, section: str, split: RowSplit) -> None:
+    """Refuse a reader's share that is smaller than a batch.
+
+    Raises:
+        ValueError: Naming the keys of ``section``.
+    """
+    if count >= batch_size:
+        return
+    more = "more data"
+    if split.held_out:
+        more = f"a larger data.validation_share (it is {split.validation_share})"
+    raise ValueError(
+        f"{section}.local_batch_size is {batch_size}, but a reader has only {count} rows; "
+        f"lower it, or use fewer ranks, fewer workers or {more}"
+    )

@@ -1,0 +1,102 @@
+"""What is said in a row of instruction data: messages, before any template makes text of them."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torchtitan.data.rows import DataRowError, FieldError, InstructRows, kind_of
+
+SPEAKERS = {
+    "system": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "model": "assistant",
+    "chatgpt": "assistant",
+}
+
+
+class Message(NamedTuple):
+    """One message of a conversation.
+
+    Args:
+        role: "system", "user" or "assistant"; what an assistant says is learned.
+        content: What is said.
+        context: What an instruction is about, where a row keeps that apart (Alpaca's ``input``).
+    """
+
+    role: str
+    content: str
+    context: str = ""
+
+
+MessageReader = Callable[[dict[str, Any]], list[Message]]
+
+
+def alpaca_messages(row: dict[str, Any]) -> list[Message]:
+    """Read ``{instruction, input, output}`` as a question and its answer.
+
+    An input that is only blanks is none.
+
+    Raises:
+        FieldError: If a field is missing or no string, or the instruction is empty.
+    """
+    instruction, source, output = (_text(row, f) for f in ("instruction", "input", "output"))
+    if not instruction.strip():
+        raise FieldError("instruction", "is empty; expected a text")
+    context = source if source.strip() else ""
+    return [Message("user", instruction, context), Message("assistant", output)]
+
+
+def sharegpt_messages(row: dict[str, Any]) -> list[Message]:
+    """Read ``{conversations: [{from, value}, ...]}``.
+
+    Raises:
+        FieldError: If the conversation is empty or has no answer, a field is missing or of a wrong
+            type, or a speaker is unknown.
+    """
+    entries = row.get("conversations")
+    if not isinstance(entries, list):
+        raise FieldError("conversations", f"is {kind_of(entries)}; expected a list of messages")
+    if not entries:
+        raise FieldError("conversations", "is empty; expected at least one message")
+    messages = []
+    for i, entry in enumerate(entries):
+        place = f"conversations[{i}]"
+        if not isinstance(entry, dict):
+            raise FieldError(place, f"is {kind_of(entry)}; expected an object with from, value")
+        speaker, value = _text(entry, "from", place), _text(entry, "value", place)
+        if speaker not in SPEAKERS:
+            raise FieldError(f"{place}.from", f"is {speaker!r}; expected one of {list(SPEAKERS)}")
+        messages.append(Message(SPEAKERS[speaker], value))
+    if not any(message.role == "assistant" for message in messages):
+        raise FieldError("conversations", "has no answer; expected a message from gpt or assistant")
+    return messages
+
+
+def require_messages(rows: InstructRows, reader: MessageReader) -> None:
+    """Check that each of ``rows`` can be read.
+
+    Raises:
+        DataRowError: Naming the place and the field of the first that cannot.
+    """
+    for index in range(len(rows)):
+        try:
+            reader(rows[index])
+        except FieldError as error:
+            raise DataRowError(*rows.place(index), error.problem, error.field) from error
+
+
+def _text(row: dict[str, Any], field: str, place: str = "") -> str:
+    name = f"{place}.{field}" if place else field
+    if field not in row:
+        raise FieldError(name, "is missing; expected a string")
+    if not isinstance(row[field], str):
+        raise FieldError(name, f"is {kind_of(row[field])}; expected a string")
+    text: str = row[field]
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # JSON can hold "\\ud83d", of which no tokens can be made
+        half = text[error.start]
+        raise FieldError(name, f"has {half!r}, half of a character; expected a text") from error
+    return text

@@ -1,0 +1,202 @@
+"""Chat templates by name, for tokenizers that bring none or models tuned in another format."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchtitan.components.tokenizer import BaseTokenizer, HuggingFaceTokenizer
+from torchtitan.tools.logging import logger
+
+from torchtitan.data.chat_template import (
+    CONFIG_FILE,
+    TEMPLATE_FILE,
+    ChatTemplate,
+    ChatTemplateError,
+    template_in_folder,
+)
+
+PLAIN = "plain"
+FROM_TOKENIZER = "tokenizer"
+
+SPECIAL_TOKENS = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+
+
+@dataclass(frozen=True)
+class NamedTemplate:
+    """A template that we bring.
+
+    Attributes:
+        source: The Jinja program.
+        tokens: Words that must be single tokens, or names of special tokens that must be set.
+        reads_context: See :class:`ChatTemplate`.
+    """
+
+    source: str
+    tokens: tuple[str, ...] = ()
+    reads_context: bool = False
+
+
+# The two openings are the wording by which the format is known; models are trained to it.
+_ALPACA = (
+    r"{{- bos_token }}{% set place = namespace(opening=none) %}"
+    r"{% for message in messages %}"
+    r"{% if message.role == 'system' %}{% set place.opening = message.content + '\n\n' %}"
+    r"{% elif message.role == 'user' %}"
+    r"{% if place.opening is none and message.context %}"
+    r"{{ 'Below is an instruction that describes a task, paired with an input that provides "
+    r"further context. Write a response that appropriately completes the request.\n\n' }}"
+    r"{% elif place.opening is none %}"
+    r"{{ 'Below is an instruction that describes a task. "
+    r"Write a response that appropriately completes the request.\n\n' }}"
+    r"{% else %}{{ place.opening }}{% endif %}"
+    r"{{ '### Instruction:\n' + message.content + '\n\n' }}"
+    r"{% if message.context %}{{ '### Input:\n' + message.context + '\n\n' }}{% endif %}"
+    r"{{ '### Response:\n' }}"
+    r"{% else %}{{ message.content }}{{ eos_token }}{% set place.opening = '\n\n' %}"
+    r"{% endif %}{% endfor %}"
+)
+
+_LLAMA2 = (
+    r"{% set place = namespace(system='') %}{% for message in messages %}"
+    r"{% if message.role == 'system' %}"
+    r"{% if not loop.first %}{{ raise_exception('a system message must come first') }}{% endif %}"
+    r"{% set place.system = '<<SYS>>\n' + message.content + '\n<</SYS>>\n\n' %}"
+    r"{% elif message.role == 'user' %}"
+    r"{{ bos_token }}{{ '[INST] ' + (place.system + message.content) | trim + ' [/INST]' }}"
+    r"{% set place.system = '' %}"
+    r"{% else %}{{ ' ' + message.content | trim + ' ' + eos_token }}"
+    r"{% endif %}{% endfor %}"
+)
+
+_LLAMA3 = (
+    r"{{- bos_token }}{% for message in messages %}"
+    r"{{ '<|start_header_id|>' + message.role + '<|end_header_id|>\n\n' }}"
+    r"{{ message.content | trim + '<|eot_id|>' }}"
+    r"{% endfor %}"
+    r"{% if add_generation_prompt %}"
+    r"{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+)
+
+_CHATML = (
+    r"{% for message in messages %}"
+    r"{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
+    r"{% endfor %}"
+    r"{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+NAMED_TEMPLATES = {
+    "alpaca": NamedTemplate(_ALPACA, ("eos_token",), reads_context=True),
+    "llama2": NamedTemplate(_LLAMA2, ("bos_token", "eos_token")),
+    "llama3": NamedTemplate(
+        _LLAMA3, ("bos_token", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+    ),
+    "chatml": NamedTemplate(_CHATML, ("<|im_start|>", "<|im_end|>")),
+}
+
+
+def known_templates() -> tuple[str, ...]:
+    """Return what ``data.chat_template`` may be."""
+    return (PLAIN, FROM_TOKENIZER, *NAMED_TEMPLATES)
+
+
+def template_mistake(name: str, folder: str) -> str | None:
+    """Return what is wrong with ``data.chat_template``, as far as files tell, or None.
+
+    Args:
+        name: The value of the key.
+        folder: ``model.hf_assets_path``.
+    """
+    if name not in known_templates():
+        return f"data.chat_template is {name!r}; known: {', '.join(known_templates())}"
+    if name != FROM_TOKENIZER or not Path(folder).is_dir():
+        return None  # upstream's tokenizer says what is wrong with the folder
+    try:
+        source = template_in_folder(folder)
+    except ChatTemplateError as error:
+        return str(error)
+    if source is None:
+        return (
+            f"data.chat_template is {name!r}, and model.hf_assets_path ({folder!r}) has no chat "
+            f"template: neither {TEMPLATE_FILE} nor chat_template in {CONFIG_FILE}; choose one of "
+            f"{', '.join((PLAIN, *NAMED_TEMPLATES))}"
+        )
+    return None
+
+
+def build_chat_template(name: str, tokenizer: BaseTokenizer, folder: str) -> ChatTemplate | None:
+    """Return the template that ``data.chat_template`` names; None for "plain", which is none.
+
+    Args:
+        name: The value of the key.
+        tokenizer: Its special tokens go into the template.
+        folder: ``model.hf_assets_path``, where "tokenizer" looks.
+
+    Raises:
+        ChatTemplateError: If the template is unknown or missing, writes tokens that the tokenizer
+            does not have, or cannot render a question and its answer.
+    """
+    if name == PLAIN:
+        return None
+    if message := template_mistake(name, folder):
+        raise ChatTemplateError(message)
+    if not isinstance(tokenizer, HuggingFaceTokenizer):
+        raise ChatTemplateError(
+            f"data.chat_template is {name!r}, which needs a Hugging Face tokenizer, and the "
+            f"model's is {type(tokenizer).__name__}; set it to {PLAIN!r}"
+        )
+    tokens = special_tokens(tokenizer)
+    if name == FROM_TOKENIZER:
+        source = template_in_folder(folder)
+        if source is None:
+            raise ChatTemplateError(f"model.hf_assets_path is {folder!r}, which is no folder")
+        template = ChatTemplate(name, source, tokens)
+    else:
+        named = NAMED_TEMPLATES[name]
+        _require_tokens(name, named, tokenizer, tokens, folder)
+        template = ChatTemplate(name, named.source, tokens, reads_context=named.reads_context)
+    if not template.end_of_answer():
+        logger.warning(
+            f"The chat template {name!r} marks no end of an answer; the model will not learn where "
+            "an answer ends"
+        )
+    return template
+
+
+def special_tokens(tokenizer: HuggingFaceTokenizer) -> dict[str, str]:
+    """Return the special tokens that ``tokenizer_config.json`` sets, by their key."""
+    tokens = {}
+    for key in SPECIAL_TOKENS:
+        entry = (tokenizer.config or {}).get(key)
+        content = entry.get("content") if isinstance(entry, dict) else entry
+        if content is not None:
+            tokens[key] = content
+    return tokens
+
+
+def _require_tokens(
+    name: str,
+    named: NamedTemplate,
+    tokenizer: HuggingFaceTokenizer,
+    tokens: dict[str, str],
+    folder: str,
+) -> None:
+    missing = [
+        word
+        for word in named.tokens
+        if (tokens.get(word) if word.endswith("_token") else tokenizer.token_to_id(word)) is None
+    ]
+    if missing:
+        raise ChatTemplateError(
+            f"data.chat_template is {name!r}, which needs the tokens {', '.join(missing)}, and the "
+            f"tokenizer in model.hf_assets_path ({folder!r}) does not have them; choose another "
+            "template, or a tokenizer (and model) made for this one"
+        )

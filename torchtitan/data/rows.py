@@ -1,0 +1,298 @@
+"""Rows of instruction data: from a local file, a folder of files, or the hub.
+
+Local files are read here rather than through ``datasets`` so that an error names the very row. The
+rows are not encoded: ``torchtitan.data.dataset`` does that while training.
+"""
+
+import gzip
+import json
+import os
+import zlib
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from torchtitan.tools.logging import logger
+
+SUFFIXES = (".jsonl.gz", ".jsonl", ".json", ".parquet")
+_KINDS = {
+    dict: "an object",
+    list: "a list",
+    str: "a string",
+    bool: "a truth value",
+    int: "a number",
+    float: "a number",
+    type(None): "null",
+}
+
+
+class FieldError(ValueError):
+    """A row breaks the shape of its data set; raised by formatters, which do not know the place.
+
+    Args:
+        field: Name of the field, such as ``output`` or ``conversations[2].from``.
+        problem: What was found and what was expected.
+    """
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"field '{field}' {problem}")
+        self.field = field
+        self.problem = problem
+
+
+class DataRowError(ValueError):
+    """A row of a data set cannot be used.
+
+    Args:
+        file: File or hub name.
+        row: Line number from 1 for jsonl, index from 0 for json, parquet and the hub; None when the
+            file as a whole cannot be read.
+        problem: What was found and what was expected.
+        field: Name of the field, or None when the row as a whole is broken.
+    """
+
+    def __init__(self, file: str, row: int | None, problem: str, field: str | None = None) -> None:
+        unit = "line" if file.endswith((".jsonl", ".jsonl.gz")) else "row"
+        place = file if row is None else f"{file}, {unit} {row}"
+        super().__init__(f"{place}: {f'field {field!r} ' if field else ''}{problem}")
+        self.file = file
+        self.row = row
+        self.field = field
+        self.problem = problem
+
+
+@dataclass(frozen=True)
+class InstructRows:
+    """The rows of a data set, each with its place.
+
+    Args:
+        rows: A list of dictionaries, or a hub data set, which stays on disk.
+        files: ``(name, rows)`` for each source in order; the counts add up to ``len(rows)``.
+        numbers: Row number of every row in its source; None where that is the index (the hub).
+    """
+
+    rows: Sequence[dict[str, Any]]
+    files: tuple[tuple[str, int], ...]
+    numbers: array | None = None
+
+    def __len__(self) -> int:
+        """Count the rows."""
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Return the row at ``index``."""
+        return self.rows[index]
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the rows are a hub data set, of which none has been looked at."""
+        return self.numbers is None
+
+    def place(self, index: int) -> tuple[str, int]:
+        """File and row number of the row at ``index``."""
+        number = index if self.numbers is None else self.numbers[index]
+        for name, count in self.files:
+            if index < count:
+                return name, number
+            index -= count
+        raise IndexError(f"there is no such row; the data set has {len(self)} rows")
+
+
+def is_local_path(path: str, *, key: str = "training.dataset_path") -> bool:
+    """Tell a local path from a hub name.
+
+    Args:
+        path: Value of ``dataset_path``.
+        key: Config key that holds it, for the error.
+
+    Returns:
+        bool: True if ``path`` exists on disk, False if it can only be a hub name.
+
+    Raises:
+        FileNotFoundError: If it looks like a path (starts with ``.``, ``/`` or ``~``, or ends with
+            the suffix of a data file) and does not exist.
+    """
+    if os.path.exists(os.path.expanduser(path)):
+        return True
+    if path.startswith((".", "/", "~")) or path.endswith(SUFFIXES):
+        raise FileNotFoundError(
+            f"{key} is {path!r}; there is no such file or folder (looked from {os.getcwd()!r})"
+        )
+    return False
+
+
+def read_rows(
+    path: str, fields: Sequence[str], *, key: str = "training.dataset_path"
+) -> InstructRows:
+    """Read a data set; of every row only ``fields`` are kept.
+
+    Args:
+        path: A json, jsonl, jsonl.gz or parquet file, a folder of those (read in the order of their
+            names), or a hub name, of which the split ``train`` is loaded.
+        fields: Fields that every row must have.
+        key: Config key that holds ``path``, for errors.
+
+    Returns:
+        InstructRows: At least one row.
+
+    Raises:
+        FileNotFoundError: If a local path does not exist, or a folder holds no data file.
+        ValueError: If a file's suffix is not known, or there are no rows.
+        DataRowError: If a row is not valid JSON, not an object, or lacks a field.
+    """
+    if is_local_path(path, key=key):
+        return _read_local(Path(path).expanduser(), fields, key)
+    logger.info(f"{key} {path!r} is no file or folder here; loading it as a hub data set")
+    return _read_hub(path, fields, key)
+
+
+def _read_local(path: Path, fields: Sequence[str], key: str) -> InstructRows:
+    files = _data_files(path, key)
+    for file in files:
+        if not file.name.endswith(SUFFIXES):
+            raise ValueError(
+                f"{key} is {str(file)!r}; a data file must end in one of {', '.join(SUFFIXES)}"
+            )
+    try:
+        states = tuple((state.st_size, state.st_mtime_ns) for state in map(os.stat, files))
+    except OSError as error:
+        raise DataRowError(str(error.filename), None, f"cannot be read ({error})") from error
+    rows = _read_files(tuple(files), states, tuple(fields))
+    if not len(rows):
+        raise ValueError(f"{key} is {str(path)!r}, which holds no rows; at least one is needed")
+    logger.info(f"Read {len(rows)} rows from {len(files)} file(s) of {path}")
+    return rows
+
+
+# Rows are looked at before processes start, and again by the loaders of training and validation.
+@lru_cache(maxsize=2)
+def _read_files(
+    files: tuple[Path, ...], states: tuple[tuple[int, int], ...], fields: tuple[str, ...]
+) -> InstructRows:
+    """Return the rows of files; by ``states`` they are known to be those that were read before."""
+    rows: list[dict[str, Any]] = []
+    numbers = array("Q")
+    counts: list[tuple[str, int]] = []
+    for file in files:
+        before = len(rows)
+        try:
+            for number, row in _reader(file)(file, fields):
+                _require_fields(row, fields, str(file), number)
+                rows.append({field: row[field] for field in fields})
+                numbers.append(number)
+        except OSError as error:
+            raise DataRowError(str(file), None, f"cannot be read ({error})") from error
+        counts.append((str(file), len(rows) - before))
+    return InstructRows(rows, tuple(counts), numbers)
+
+
+def _read_hub(name: str, fields: Sequence[str], key: str) -> InstructRows:
+    # Imported here: local data sets need nothing of this large package.
+    from datasets import load_dataset
+
+    rows = load_dataset(name, split="train")
+    if len(rows) == 0:
+        raise ValueError(f"{key} is {name!r}, which holds no rows; at least one is needed")
+    _require_fields(dict.fromkeys(rows.column_names), fields, name, 0)
+    rows = rows.select_columns(list(fields))
+    return InstructRows(rows, ((name, len(rows)),))
+
+
+def _data_files(path: Path, key: str) -> list[Path]:
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise FileNotFoundError(f"{key} is {str(path)!r}, which is neither a file nor a folder")
+    try:
+        entries = sorted(entry for entry in path.iterdir() if entry.is_file())
+    except OSError as error:
+        raise FileNotFoundError(f"{key} is {str(path)!r}, which cannot be read: {error}") from error
+    files = [entry for entry in entries if entry.name.endswith(SUFFIXES)]
+    if not files:
+        raise FileNotFoundError(
+            f"{key} is {str(path)!r}, a folder without a file that ends in {', '.join(SUFFIXES)}; "
+            "subfolders are not searched"
+        )
+    if len(files) < len(entries):
+        others = [entry.name for entry in entries if entry not in files]
+        logger.info(f"{path}: {len(others)} other file(s) left alone, such as {others[0]}")
+    return files
+
+
+def _reader(
+    file: Path,
+) -> Callable[[Path, Sequence[str]], Iterator[tuple[int, dict[str, Any]]]]:
+    if file.name.endswith((".jsonl", ".jsonl.gz")):
+        return _read_jsonl
+    if file.name.endswith(".json"):
+        return _read_json
+    return _read_parquet
+
+
+def _read_jsonl(file: Path, fields: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    number = 0
+    with gzip.open(file) if file.name.endswith(".gz") else file.open("rb") as stream:
+        try:
+            for number, line in enumerate(stream, 1):
+                if line.strip():  # an empty line is no row
+                    yield number, _parse(line, str(file), number)
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise DataRowError(
+                str(file), number + 1, f"cannot be unpacked ({error}); expected a whole gzip file"
+            ) from error
+
+
+def _read_json(file: Path, fields: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    rows = _parse(file.read_bytes(), str(file), None)
+    if not isinstance(rows, list):
+        problem = f"holds {kind_of(rows)}; expected a list of objects (for one a line, use .jsonl)"
+        raise DataRowError(str(file), None, problem)
+    yield from enumerate(rows)
+
+
+def _read_parquet(file: Path, fields: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        parquet = pyarrow.parquet.ParquetFile(file)
+        _require_fields(dict.fromkeys(parquet.schema_arrow.names), fields, str(file), 0)
+        number = 0
+        for batch in parquet.iter_batches(columns=list(fields)):
+            for row in batch.to_pylist():
+                yield number, row
+                number += 1
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        # Errors of damaged files may be as long as the file.
+        problem = f"is not a readable parquet file ({str(error)[:200]})"
+        raise DataRowError(str(file), None, problem) from error
+
+
+def _parse(data: bytes, file: str, number: int | None) -> Any:
+    try:
+        return json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:  # covers bad UTF-8, bad JSON, deep nesting
+        more = "" if number is None else " on one line"
+        raise DataRowError(
+            file, number, f"is not valid JSON ({error}); expected JSON in UTF-8{more}"
+        ) from error
+
+
+def _require_fields(row: Any, fields: Sequence[str], file: str, number: int) -> None:
+    if not isinstance(row, dict):
+        raise DataRowError(
+            file, number, f"is {kind_of(row)}; expected an object with {list(fields)}"
+        )
+    for field in fields:
+        if field not in row:
+            raise DataRowError(
+                file, number, f"is missing; expected {list(fields)}, the row has {list(row)}", field
+            )
+
+
+def kind_of(value: Any) -> str:
+    """What ``value`` is, in the words of JSON, such as ``a list`` or ``null``."""
+    return _KINDS.get(type(value), type(value).__name__)

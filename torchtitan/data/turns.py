@@ -1,0 +1,219 @@
+"""From a row to tokens: what each kind of instruction data looks like to the model.
+
+Each kind of data has a reader, from a row to messages, and a formatter, from a row to turns in our
+own plain format. ``encode_row`` makes tokens and labels of turns, ``encode_chat`` of messages and a
+chat template. A new kind of data is a new entry of ``INSTRUCT_DATASETS``.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torchtitan.components.tokenizer import BaseTokenizer, HuggingFaceTokenizer
+
+from torchtitan.data.chat_template import ChatTemplate
+from torchtitan.data.messages import (
+    Message,
+    MessageReader,
+    alpaca_messages,
+    sharegpt_messages,
+)
+
+IGNORE_INDEX = -100
+
+
+class Turn(NamedTuple):
+    """A piece of a row: who speaks, the text as the model reads it, and whether it is learned."""
+
+    role: str
+    text: str
+    is_target: bool
+
+
+Formatter = Callable[[dict[str, Any]], list[Turn]]
+
+
+def format_alpaca(row: dict[str, Any]) -> list[Turn]:
+    """Turn ``{instruction, input, output}`` into a prompt and its answer.
+
+    The input's header is left out where the input is empty.
+
+    Raises:
+        FieldError: As in :func:`alpaca_messages`.
+    """
+    question, answer = alpaca_messages(row)
+    prompt = f"### Instruction:\n{question.content}\n\n"
+    if question.context:
+        prompt += f"### Input:\n{question.context}\n\n"
+    return [
+        Turn("user", f"{prompt}### Response:\n", is_target=False),
+        Turn("assistant", answer.content, is_target=True),
+    ]
+
+
+def format_sharegpt(row: dict[str, Any]) -> list[Turn]:
+    """Turn ``{conversations: [{from, value}, ...]}`` into turns; every answer is learned.
+
+    Raises:
+        FieldError: As in :func:`sharegpt_messages`.
+    """
+    turns = []
+    for role, content, _ in sharegpt_messages(row):
+        header = f"### {role.capitalize()}:\n"
+        if role == "assistant":
+            turns += [Turn(role, header, is_target=False), Turn(role, content, is_target=True)]
+        else:
+            turns.append(Turn(role, f"{header}{content}\n\n", is_target=False))
+    return turns
+
+
+@dataclass(frozen=True)
+class InstructSpec:
+    """A kind of instruction data: hub name by default, fields it reads, row -> turns, messages."""
+
+    default_path: str
+    fields: tuple[str, ...]
+    formatter: Formatter
+    messages: MessageReader
+
+
+INSTRUCT_DATASETS = {
+    "alpaca": InstructSpec(
+        "vicgalle/alpaca-gpt4", ("instruction", "input", "output"), format_alpaca, alpaca_messages
+    ),
+    "sharegpt": InstructSpec(
+        "teknium/OpenHermes-2.5", ("conversations",), format_sharegpt, sharegpt_messages
+    ),
+}
+
+
+def is_instruct_dataset(name: str) -> bool:
+    """Whether ``training.dataset`` names instruction data; other names are upstream's."""
+    return name.lower() in INSTRUCT_DATASETS
+
+
+def has_turns(name: str) -> bool:
+    """Whether rows of the data set ``name`` may have several answers."""
+    return is_instruct_dataset(name) and "conversations" in INSTRUCT_DATASETS[name.lower()].fields
+
+
+class EncodedRow(NamedTuple):
+    """A row as tokens; T is ``seq_len``.
+
+    Args:
+        input_ids: int64, [T], padded on the right.
+        labels: int64, [T], the next token where it is learned, else -100.
+        n_tokens: Number of input tokens that are no padding.
+        n_cut: Number of tokens that did not fit into T.
+    """
+
+    input_ids: torch.Tensor
+    labels: torch.Tensor
+    n_tokens: int
+    n_cut: int
+
+    @property
+    def has_target(self) -> bool:
+        """Whether any token of an answer is left to learn."""
+        return bool((self.labels != IGNORE_INDEX).any())
+
+
+def encode_row(turns: list[Turn], tokenizer: BaseTokenizer, seq_len: int) -> EncodedRow:
+    """Encode turns for next-token prediction, cut or padded to ``seq_len``.
+
+    Each turn is encoded on its own, so that no token spans a prompt and an answer. The tokenizer's
+    end token follows each answer and is learned with it; its begin token, if any, opens the row.
+
+    Args:
+        turns: Pieces of the row in order.
+        tokenizer: Its ``eos_id`` or ``bos_id`` may be None; that token is then left out.
+        seq_len: T, at least 1.
+
+    Returns:
+        EncodedRow: See there. If no answer fits, every label is -100.
+    """
+    bos, eos = getattr(tokenizer, "bos_id", None), tokenizer.eos_id
+    ids = [] if bos is None else [bos]
+    learned = [False] * len(ids)
+    for turn in turns:
+        piece = _encode_piece(tokenizer, turn.text)
+        if turn.is_target and eos is not None:
+            piece.append(eos)
+        ids += piece
+        learned += [turn.is_target] * len(piece)
+    return _next_token_row(ids, learned, tokenizer, seq_len)
+
+
+def encode_chat(
+    messages: Sequence[Message],
+    template: ChatTemplate,
+    tokenizer: HuggingFaceTokenizer,
+    seq_len: int,
+) -> EncodedRow:
+    """Encode a conversation as its chat template writes it, cut or padded to ``seq_len``.
+
+    The text is encoded as a whole, as transformers does, so that a tokenizer that treats the
+    beginning of a text in its own way meets one beginning. No token is added. Learned are tokens
+    that begin within an answer or the mark that ends it.
+
+    Args:
+        messages: The conversation.
+        template: Writes the text and says where in it the answers are.
+        tokenizer: Must tell which characters a token stands for.
+        seq_len: T, at least 1.
+
+    Returns:
+        EncodedRow: See there. If no answer fits, every label is -100.
+
+    Raises:
+        ChatTemplateError: If the template refuses the conversation.
+    """
+    chat = template.mark(messages)
+    encoding = tokenizer.tokenizer.encode(chat.text, add_special_tokens=False)
+    ids, offsets = encoding.ids, encoding.offsets  # lists made anew at each access
+    learned = [False] * len(ids)
+    token = 0
+    for start, end in chat.answers:
+        for place in range(token, len(learned)):
+            first, last = offsets[place]
+            if first >= end:
+                break
+            token = place + 1
+            # The second rule is for blanks before the answer: tokenizers that trim offsets leave
+            # such a token with none of its characters, where the answer starts.
+            learned[place] = first >= start and last > start
+    return _next_token_row(ids, learned, tokenizer, seq_len)
+
+
+def _next_token_row(
+    ids: list[int], learned: list[bool], tokenizer: BaseTokenizer, seq_len: int
+) -> EncodedRow:
+    """Make a row of a text's tokens; ``learned`` says which of them are targets."""
+    n_tokens = min(max(len(ids) - 1, 0), seq_len)
+    input_ids = torch.full((seq_len,), pad_id(tokenizer), dtype=torch.int64)
+    labels = torch.full((seq_len,), IGNORE_INDEX, dtype=torch.int64)
+    input_ids[:n_tokens] = torch.tensor(ids[:n_tokens], dtype=torch.int64)
+    targets = torch.tensor(ids[1 : n_tokens + 1], dtype=torch.int64)
+    mask = torch.tensor(learned[1 : n_tokens + 1], dtype=torch.bool)
+    labels[:n_tokens] = torch.where(mask, targets, IGNORE_INDEX)
+    return EncodedRow(input_ids, labels, n_tokens, max(len(ids) - 1 - seq_len, 0))
+
+
+def _encode_piece(tokenizer: BaseTokenizer, text: str) -> list[int]:
+    if isinstance(tokenizer, HuggingFaceTokenizer):
+        # Its own encode() cannot keep a tokenizer's post-processor from adding a begin token to
+        # every piece (hf_adds_bos).
+        return list(tokenizer.tokenizer.encode(text, add_special_tokens=False).ids)
+    return list(tokenizer.encode(text, add_bos=False, add_eos=False))
+
+
+def pad_id(tokenizer: BaseTokenizer) -> int:
+    """The id that fills the input behind the row; any id will do, since no label is there."""
+    if isinstance(tokenizer, HuggingFaceTokenizer):
+        token = (tokenizer.config or {}).get("pad_token")
+        content = token.get("content") if isinstance(token, dict) else token
+        pad = None if content is None else tokenizer.token_to_id(content)
+        if pad is not None:
+            return pad
+    return 0 if tokenizer.eos_id is None else tokenizer.eos_id

@@ -1,0 +1,185 @@
+"""Validation on instruction data: upstream's validator, its loader swapped, its average mended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import chain, islice, repeat
+from typing import Any
+
+import torch
+import torchtitan.components.validate as titan_validate
+from torch import Tensor, nn
+from torchtitan.components.dataloader import BaseDataLoader
+from torchtitan.components.metrics import MetricsProcessor
+from torchtitan.components.validate import Validator
+from torchtitan.config import JobConfig
+from torchtitan.distributed import utils as titan_dist
+from torchtitan.tools import utils as titan_tools
+from torchtitan.tools.logging import logger
+
+from torchtitan.data.chat_template import ChatTemplate
+from torchtitan.data.loader import (
+    build_instruct_dataloader,
+    require_a_batch,
+    rows_of_a_reader,
+)
+from torchtitan.data.split import ALL_ROWS, RowSplit
+from torchtitan.data.turns import IGNORE_INDEX
+
+Batch = tuple[dict[str, Tensor], Tensor]
+
+
+class InstructValidator(Validator):
+    """Upstream's validator over rows of instruction data.
+
+    The loss is the mean over all target tokens. Upstream averages over batches, which gives a token
+    more weight the fewer its batch has; so upstream is handed one batch at a time here, and its
+    answers are weighed by their tokens.
+
+    Args:
+        loader: Batches of ``build_instruct_dataloader``. With ``validation.steps`` set they are
+            started over as needed; every validation begins with the first.
+        job_config: ``validation.steps`` and ``validation.freq`` are read.
+        metrics_processor: Gets the loss.
+        **kwargs: What upstream's validator takes besides.
+    """
+
+    def __init__(
+        self,
+        loader: BaseDataLoader,
+        job_config: JobConfig,
+        metrics_processor: MetricsProcessor,
+        **kwargs: Any,
+    ) -> None:
+        # Upstream never sees more than one batch. Told so, it does not warn of ranks that run out
+        # of data at different times, which those of this loader do not.
+        one_step = replace(job_config, validation=replace(job_config.validation, steps=1))
+        self._one_loss = _OneLoss()
+        with _no_text_loader():
+            super().__init__(job_config=one_step, metrics_processor=self._one_loss, **kwargs)
+        self._loader = loader
+        self._n_steps = job_config.validation.steps
+        self._metrics_processor = metrics_processor
+
+    def validate(self, model_parts: list[nn.Module], step: int) -> None:
+        """Evaluate the model and log the loss; all ranks come here at the same steps."""
+        loss_sum, n_targets = 0.0, 0.0
+        with _counted_apart(self._metrics_processor) as processor:
+            for input_dict, labels in self._batches():
+                processor.ntokens_since_last_log += int(input_dict.pop("n_tokens").sum())
+                self.validation_dataloader = [(input_dict, labels)]
+                super().validate(model_parts, step)
+                targets = self._count_targets(labels)
+                loss_sum += self._one_loss.value * targets
+                n_targets += targets
+            processor.log_validation(loss=loss_sum / n_targets, step=step)
+
+    def _batches(self) -> Iterator[Batch]:
+        if self._n_steps == -1:
+            return iter(self._loader)
+        return islice(chain.from_iterable(repeat(self._loader)), self._n_steps)
+
+    def _count_targets(self, labels: Tensor) -> float:
+        """Return the number of target tokens of the batch on all replicas."""
+        count = (labels != IGNORE_INDEX).sum()
+        if not self.parallel_dims.dp_enabled:
+            return float(count)
+        mesh = self.parallel_dims.get_mesh("batch")
+        return titan_dist.dist_sum(count.to(titan_tools.device_type), mesh)
+
+
+class _OneLoss:
+    """Stands in for the metrics processor while upstream evaluates one batch."""
+
+    ntokens_since_last_log = 0
+    value = float("nan")
+
+    def log_validation(self, loss: float, step: int) -> None:
+        self.value = loss
+
+
+@contextmanager
+def _no_text_loader() -> Iterator[None]:
+    """Keep upstream's validator from looking for a text data set of our name."""
+    original = titan_validate.build_text_validation_dataloader
+    titan_validate.build_text_validation_dataloader = lambda **kwargs: []
+    try:
+        yield
+    finally:
+        titan_validate.build_text_validation_dataloader = original
+
+
+@contextmanager
+def _counted_apart(processor: MetricsProcessor) -> Iterator[MetricsProcessor]:
+    """Let the processor count tokens and time of a validation, and then go on with training's.
+
+    Upstream starts both anew after a validation, and so takes the steps since the last log out of
+    the next logged speed.
+    """
+    n_tokens, started = processor.ntokens_since_last_log, time.perf_counter()
+    seconds = started - processor.time_last_log
+    processor.ntokens_since_last_log, processor.time_last_log = 0, started
+    yield processor
+    processor.ntokens_since_last_log = n_tokens
+    processor.time_last_log = time.perf_counter() - seconds
+
+
+def build_instruct_validator(
+    *,
+    job_config: JobConfig,
+    dp_world_size: int,
+    dp_rank: int,
+    tokenizer: Any,
+    split: RowSplit = ALL_ROWS,
+    template: ChatTemplate | None = None,
+    **kwargs: Any,
+) -> InstructValidator:
+    """Build the validator of an instruction data set.
+
+    Rows are never packed here: that changes no loss, and only with a row for each sequence do all
+    ranks have equally many batches.
+
+    Args:
+        job_config: Its section ``[validation]`` names the data set and the batches.
+        dp_world_size: Number of data-parallel ranks.
+        dp_rank: This rank's number among them.
+        tokenizer: See :func:`torchtitan.data.turns.encode_row`.
+        split: Which rows of the data set to read.
+        template: The chat template, as in training.
+        **kwargs: What upstream's validator takes besides.
+
+    Raises:
+        ValueError: If the rows do not fill a batch, or as in ``build_instruct_dataloader``.
+    """
+    validation = job_config.validation
+    workers = validation.dataloader.num_workers
+    loader = build_instruct_dataloader(
+        dp_world_size=dp_world_size,
+        dp_rank=dp_rank,
+        tokenizer=tokenizer,
+        dataset=validation.dataset,
+        dataset_path=validation.dataset_path,
+        seq_len=validation.seq_len,
+        batch_size=validation.local_batch_size,
+        infinite=validation.steps != -1,
+        section="validation",
+        split=split,
+        template=template,
+        # A loader draws a seed whenever it is iterated: not from the generator that training uses.
+        generator=torch.Generator(),
+        **vars(validation.dataloader),
+    )
+    count = rows_of_a_reader(loader.dataset, dp_rank, dp_world_size, workers)
+    require_a_batch(count, validation.local_batch_size, "validation", split)
+    logger.info(f"Validation reads {count} rows for each reader")
+    return InstructValidator(
+        loader,
+        job_config,
+        dp_world_size=dp_world_size,
+        dp_rank=dp_rank,
+        tokenizer=tokenizer,
+        **kwargs,
+    )

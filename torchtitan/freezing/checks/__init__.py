@@ -1,0 +1,1 @@
+"""Errors of a configuration, found before any process group starts."""

@@ -1,0 +1,89 @@
+"""Finds steps of phases that leave no room to measure, to plan or to freeze."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from timelyfreeze.settings.choices import replanning_mistakes
+from timelyfreeze.settings.phases import MIXED, PhaseSchedule
+from timelyfreeze.timing.monitoring import PASSES_FOR_BOTH
+from torchtitan.freezing.config.job_config import Freezing, JobConfig
+
+
+def phases_of(freezing: Freezing) -> PhaseSchedule:
+    """Return the phases of a method that plans.
+
+    Raises:
+        ValueError: If a boundary breaks its rule.
+    """
+    return PhaseSchedule(
+        freezing.last_warmup_step,
+        freezing.last_monitor_step,
+        freezing.last_ramp_step,
+        freezing.monitoring,
+    )
+
+
+def warmup_mistakes(config: JobConfig) -> Iterator[str]:
+    """Yield what is wrong with the phases of a method that makes no plan."""
+    last = config.freezing.last_warmup_step
+    if not 0 <= last < config.training.steps:
+        yield (
+            f"freezing.last_warmup_step is {last}; it must be 0 or more and lie before "
+            f"training.steps ({config.training.steps}), or nothing is ever frozen"
+        )
+    if config.freezing.discard_passes < 0:
+        yield f"freezing.discard_passes is {config.freezing.discard_passes}; it must be 0 or more"
+
+
+def phase_mistakes(config: JobConfig) -> Iterator[str]:
+    """Yield what is wrong with the phases of a method that plans, and with when it plans."""
+    freezing = config.freezing
+    try:
+        phases = phases_of(freezing)
+    except ValueError as error:
+        yield str(error)
+        return
+    if not phases.measures:
+        yield (
+            f"freezing.last_monitor_step is {freezing.last_monitor_step}, as last_warmup_step; "
+            f"freezing.method {freezing.method!r} needs steps in between to measure in"
+        )
+        return
+    if freezing.last_monitor_step >= config.training.steps:
+        yield (
+            f"freezing.last_monitor_step is {freezing.last_monitor_step}; it must lie before "
+            f"training.steps ({config.training.steps}), or nothing is ever frozen"
+        )
+    yield from _discard_mistakes(freezing, phases)
+    yield from replanning_mistakes(
+        phases=phases,
+        solver_delay_steps=freezing.solver_delay_steps,
+        remeasure_every=freezing.remeasure_every,
+        remeasure_share=freezing.remeasure_share,
+        least_gain=freezing.least_gain,
+    )
+    delay = freezing.solver_delay_steps or 0
+    if delay > 0 and freezing.last_monitor_step + delay >= config.training.steps:
+        yield (
+            f"freezing.solver_delay_steps is {delay}; the plan would come at step "
+            f"{freezing.last_monitor_step + delay}, which must lie before training.steps "
+            f"({config.training.steps})"
+        )
+
+
+def _discard_mistakes(freezing: Freezing, phases: PhaseSchedule) -> Iterator[str]:
+    """Find out whether enough passes are left to measure both bounds, if a step has one pass."""
+    first, last = freezing.last_warmup_step, freezing.last_monitor_step
+    if phases.monitoring == MIXED:
+        most = last - first - PASSES_FOR_BOTH
+        rule = f"leave {PASSES_FOR_BOTH} of the {last - first} passes of mixed monitoring"
+    else:
+        n_passes = min(phases.last_upper_bound_step - first, last - phases.last_upper_bound_step)
+        most = n_passes - 1
+        rule = f"below the {n_passes} passes of each half of the monitoring steps"
+    if not 0 <= freezing.discard_passes <= most:
+        yield (
+            f"freezing.discard_passes is {freezing.discard_passes}; it must be 0 or more and {rule}"
+            f" (freezing.last_warmup_step {first} to freezing.last_monitor_step {last})"
+        )

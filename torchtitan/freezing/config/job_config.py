@@ -1,0 +1,208 @@
+"""The configuration: TorchTitan's, plus sections for freezing, data, emulation, pictures; RoPE.
+
+The string under a field is its documentation and its ``--help``. Annotations are evaluated here (no
+``from __future__ import annotations``): upstream's manager looks at the types of nested sections.
+"""
+
+from dataclasses import dataclass, field, make_dataclass
+
+from torchtitan.config import JobConfig as TitanJobConfig
+from torchtitan.config import Model as TitanModel
+
+from timelyfreeze.policies.policy import registered_policies
+
+
+@dataclass
+class Freezing:
+    """Which freezing method to use and how."""
+
+    method: str = "none"
+    """Freezing method: "none" (plain TorchTitan), "timelyfreeze", a policy such as "apf" (see
+    docs/methods.md), or "timelyfreeze+<policy>": the plan says how much, the policy which
+    tensors. A policy has its settings in a section of its own, [freezing.<policy>]."""
+
+    last_warmup_step: int = 60
+    """T_w: up to this step nothing is frozen or measured, whatever the method. Align it with
+    lr_scheduler.warmup_steps."""
+
+    last_monitor_step: int = 100
+    """T_m, for methods with a plan: in the steps from T_w to here each action is timed with nothing
+    frozen and with everything frozen. At its end the freeze ratios are solved."""
+
+    monitoring: str = "halves"
+    """How both are measured. "halves": first the one and then the other, as the paper does; steps
+    with everything frozen change no weights. "mixed": in every pass some backwards are frozen whole
+    and the others not at all, and the next pass has it the other way round, so that every step
+    learns."""
+
+    last_ramp_step: int = 200
+    """T_f, for methods with a plan: from T_m to here freeze ratios grow linearly from 0 to the
+    solved values, which hold from then on."""
+
+    max_freeze_ratio: float | list[float] = 0.8
+    """r_max: cap on the mean freeze ratio of a stage's backwards, in [0, 1]: one value, or one for
+    each stage."""
+
+    seed: int = 42
+    """Seed of the random choice of parameters or layers. The same masks come out on every
+    data-parallel replica."""
+
+    first_stage: str = "all_or_nothing"
+    """How the first stage, which has no input gradient to compute, is frozen. "all_or_nothing": for
+    a microbatch either whole or not at all, with the ratio as probability. "keep_chain": tensor by
+    tensor as in other stages, with the chain of gradients always run down to the embedding, so that
+    time falls linearly with the ratio, but not to zero."""
+
+    cascade: str = "use"
+    """What to do about backwards that nobody needs: where all stages in front are frozen whole for
+    a microbatch, a stage that is frozen whole too has no gradient to hand on. "off": run them
+    anyway. "use": leave them out, and count on it in the plan. "plan": let the plan look for such
+    microbatches as well. That shortens batches most, because microbatches are then dropped from
+    the backward altogether; see docs/method.md before you use it. Has no effect where the first
+    stage keeps its chain."""
+
+    discard_passes: int = 2
+    """Passes not measured after each change of phase: the first ones run cold."""
+
+    solver_time_limit_s: float = 60.0
+    """Give up solving after this many seconds and train on without freezing."""
+
+    solver_delay_steps: int | None = None
+    """Steps that training goes on while the ratios are solved in the background. 0 waits for them.
+    Unset: 0 up to 1,024 actions, which take a fraction of a second; above, and with cascade
+    "plan", a tenth of the ramp."""
+
+    remeasure_every: int = 100
+    """After so many steps of the stable phase, again and again, the times of the last batches are
+    compared with those that the plan was made from. 0 for never."""
+
+    remeasure_share: float = 0.1
+    """Share by which the times of a stage's forwards or backwards must have moved for the ratios to
+    be solved again."""
+
+    least_gain: float = 0.02
+    """Throughput, as a fraction, that freezing must bring: 0.02 is 2%. Where the plan promises
+    less, or two re-measurements in a row find less, freezing is switched off for the rest of the
+    run. -1 never switches it off."""
+
+    score_memory: str = "device"
+    """Where policies keep the vectors their scores are made from (weights at the last check, sums
+    of gradients, running means): "device", beside the parameters, or "host"."""
+
+    score_dtype: str = "float32"
+    """Type of those vectors: "float32" or "bfloat16", which takes half the memory. Weights kept in
+    bfloat16 hide changes smaller than half a step of it, unless the weights are bfloat16 too."""
+
+
+@dataclass
+class Data:
+    """How instruction data sets (training.dataset "alpaca" or "sharegpt") are read."""
+
+    shuffle: bool = True
+    """Draw the rows of each epoch in a new random order."""
+
+    seed: int = 42
+    """Seed of that order; the same on every rank."""
+
+    validation_share: float = 0.0
+    """Share of the rows, in [0, 1), that is held out of training. Validation reads it where
+    validation.dataset and validation.dataset_path name the same data as those of training. Which
+    rows these are depends on no seed."""
+
+    chat_template: str = "plain"
+    """How the messages of a row become text: "plain" (our own, with headers in words), "tokenizer"
+    (the chat template in model.hf_assets_path), "alpaca", "llama2", "llama3" or "chatml"."""
+
+    packing: bool = False
+    """Put several rows into one sequence of training.seq_len tokens, without attention from one to
+    another; otherwise each row is padded to that length. training.local_batch_size counts
+    sequences."""
+
+
+@dataclass
+class Emulation:
+    """Whether the pipeline runs in one process (see docs/emulation.md)."""
+
+    enable: bool = False
+    """Run all parallelism.pipeline_parallel_degree ranks in this one process, one action at a time
+    and without communication. A virtual clock says how long the pipeline would have taken on a
+    device for each rank. Start it with NGPU=1."""
+
+
+@dataclass
+class Pictures:
+    """Whether a run draws what it measures."""
+
+    enable: bool = True
+    """Draw timelines and curves into the folder "pictures" of the run, and show them in
+    TensorBoard: whenever a phase has been measured, and at the end. A process of its own draws, at
+    the lowest priority; training does not wait for it. Without, draw them later from the run's
+    files: python -m timelyfreeze draw RUN_FOLDER."""
+
+
+@dataclass
+class Report:
+    """What a run tells of itself."""
+
+    quiet: bool = False
+    """Print only warnings, errors and where the report is. --quiet is short for it."""
+
+    reference_run: str | None = None
+    """Folder of another run: the report tells when this one got to the training loss that the
+    other ended with."""
+
+
+@dataclass
+class Model(TitanModel):
+    """Which model to train."""
+
+    vocab_size: int | None = None
+    """Number of token embeddings, for a tokenizer that needs another number than the flavor has.
+    Unset: the flavor's."""
+
+    rope_scaling_factor: float | None = None
+    """RoPE scaling factor: 1 for Llama 2, Llama 3 and SmolLM2, 8 for Llama 3.1, 32 for Llama 3.2.
+    Unset: the flavor's own, which upstream sets to 8 for every llama3."""
+
+    rope_low_freq_factor: float | None = None
+    """RoPE scaling: wavelengths longer than the original context over this are scaled fully. Unset:
+    the flavor's own."""
+
+    rope_high_freq_factor: float | None = None
+    """RoPE scaling: wavelengths shorter than the original context over this stay as they are.
+    Unset: the flavor's own."""
+
+    rope_original_max_position_embeddings: int | None = None
+    """RoPE scaling: the context length the model was first trained with. Unset: the flavor's
+    own."""
+
+
+@dataclass
+class JobConfig(TitanJobConfig):
+    """TorchTitan's configuration with the sections that this fork adds."""
+
+    model: Model = field(default_factory=Model)
+    freezing: Freezing = field(default_factory=Freezing)
+    data: Data = field(default_factory=Data)
+    emulation: Emulation = field(default_factory=Emulation)
+    pictures: Pictures = field(default_factory=Pictures)
+    report: Report = field(default_factory=Report)
+
+
+def job_config_class() -> type[JobConfig]:
+    """Return the configuration with a section ``[freezing.<name>]`` for every registered policy."""
+    sections = [
+        (name, policy, field(default_factory=policy))
+        for name, policy in sorted(registered_policies().items())
+    ]
+    freezing = make_dataclass("Freezing", sections, bases=(Freezing,), namespace=_doc_of(Freezing))
+    return make_dataclass(
+        "JobConfig",
+        [("freezing", freezing, field(default_factory=freezing))],
+        bases=(JobConfig,),
+        namespace=_doc_of(JobConfig),
+    )
+
+
+def _doc_of(section: type) -> dict[str, str | None]:
+    return {"__doc__": section.__doc__}

@@ -1,0 +1,63 @@
+"""How a configuration lays out its pipeline, told without processes or a model."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from torchtitan.distributed.pipeline_parallel import generate_llm_fqn_per_model_part
+
+from timelyfreeze.runtime.torch_pipelining import named_order, stages_per_rank
+from timelyfreeze.schedule.actions import Action, ActionKind
+from timelyfreeze.schedule.order import ScheduleOrder, build_order, order_from_csv
+from torchtitan.freezing.config.job_config import JobConfig
+
+
+def stage_modules(config: JobConfig, n_layers: int) -> list[list[str]]:
+    """Return the names of the modules of each stage, cut as upstream cuts."""
+    parallelism = config.parallelism
+    if parallelism.module_fqns_per_model_part is not None:
+        return parallelism.module_fqns_per_model_part
+    first = parallelism.pipeline_parallel_first_stage_less_layers
+    last = parallelism.pipeline_parallel_last_stage_less_layers
+    per_stage = parallelism.pipeline_parallel_layers_per_stage
+    n_stages = parallelism.pipeline_parallel_degree
+    if n_stages > 1:
+        n_stages *= _default_stages_per_rank(config)
+        if per_stage is not None:
+            n_stages = math.ceil((n_layers + first + last) / per_stage)
+    return generate_llm_fqn_per_model_part(n_stages, n_layers, first, last)
+
+
+def _default_stages_per_rank(config: JobConfig) -> int:
+    name = config.parallelism.pipeline_parallel_schedule
+    per_rank = stages_per_rank(name)
+    if per_rank is None:
+        raise ValueError(f"parallelism.pipeline_parallel_schedule is {name!r}, which is unknown")
+    return per_rank
+
+
+def pipeline_order(config: JobConfig, n_layers: int) -> ScheduleOrder:
+    """Return the order in which the ranks work; without a pipeline, forward and backward."""
+    parallelism = config.parallelism
+    n_ranks = parallelism.pipeline_parallel_degree
+    if n_ranks == 1:
+        return build_order(
+            [[Action(0, kind, 0) for kind in (ActionKind.FORWARD, ActionKind.FULL_BACKWARD)]]
+        )
+    if parallelism.pipeline_parallel_schedule_csv:
+        return order_from_csv(Path(parallelism.pipeline_parallel_schedule_csv).read_text())
+    n_microbatches = config.training.local_batch_size // rows_of_microbatch(config)
+    return named_order(
+        parallelism.pipeline_parallel_schedule,
+        n_ranks,
+        n_microbatches,
+        stages_per_rank=len(stage_modules(config, n_layers)) // n_ranks,
+    )
+
+
+def rows_of_microbatch(config: JobConfig) -> int:
+    """Return the sequences of a microbatch; without a pipeline that is the whole batch."""
+    if config.parallelism.pipeline_parallel_degree == 1:
+        return config.training.local_batch_size
+    return config.parallelism.pipeline_parallel_microbatch_size

@@ -1,0 +1,1 @@
+"""A whole pipeline in one process of TorchTitan."""

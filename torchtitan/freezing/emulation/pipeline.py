@@ -1,0 +1,164 @@
+"""Builds a whole pipeline in one process: every rank's stages, and one order for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchtitan.tools.logging import logger
+
+from timelyfreeze.emulation.turns import merge_ranks
+from timelyfreeze.runtime.torch_pipelining import run_in_order
+from timelyfreeze.schedule.order import ScheduleOrder
+from torchtitan.freezing.config.job_config import JobConfig
+from torchtitan.freezing.config.layout import pipeline_order, stage_modules
+from torchtitan.freezing.emulation.mesh import EmulatedDims, parts_of_ranks
+
+# Any multi-stage schedule of torch that takes all stages on one rank; its own order is replaced.
+_VEHICLE = "LoopedBFS"
+
+
+@contextmanager
+def as_one_process(config: JobConfig) -> Iterator[None]:
+    """Let upstream set up this process as a world of its own."""
+    parallelism = config.parallelism
+    config.parallelism = replace(parallelism, pipeline_parallel_degree=1)
+    try:
+        yield
+    finally:
+        config.parallelism = parallelism
+
+
+def emulated_order(config: JobConfig, n_layers: int) -> ScheduleOrder:
+    """Return the order of the pipeline that is emulated, as its ranks would execute it.
+
+    Raises:
+        ValueError: If the stages of the model are not those of the schedule.
+    """
+    n_ranks = config.parallelism.pipeline_parallel_degree
+    n_stages = len(stage_modules(config, n_layers))
+    name = config.parallelism.pipeline_parallel_schedule
+    if n_stages % n_ranks:
+        raise ValueError(
+            f"the model is cut into {n_stages} stages, which "
+            f"parallelism.pipeline_parallel_degree ({n_ranks}) must divide; change "
+            "parallelism.pipeline_parallel_layers_per_stage or module_fqns_per_model_part"
+        )
+    order = pipeline_order(config, n_layers)
+    if order.n_stages != n_stages:
+        raise ValueError(
+            f"the model is cut into {n_stages} stages and the schedule ({name}) has "
+            f"{order.n_stages}; change parallelism.pipeline_parallel_layers_per_stage or "
+            "module_fqns_per_model_part"
+        )
+    return order
+
+
+def build_emulated_pipeline(
+    build: Callable[..., Any],
+    model: nn.Module,
+    parallel_dims: EmulatedDims,
+    config: JobConfig,
+    device: torch.device,
+    model_args: Any,
+    parallelize_fn: Callable[..., nn.Module],
+    loss_fn: Callable[..., Tensor],
+) -> tuple[Any, list[nn.Module], bool, bool]:
+    """Build what upstream's ``pipelining_fn`` builds, with the stages of all ranks in this process.
+
+    Upstream's own function cuts the model and makes the stages; it is told of one rank that holds
+    them all. The schedule that it returns then gets the order of the pipeline's ranks, merged.
+
+    Args:
+        build: Upstream's function; its arguments follow.
+        model: The whole model.
+        parallel_dims: Told which rank would hold each stage.
+        config: Names the pipeline to emulate.
+        device: Where all stages compute.
+        model_args: Has ``n_layers``.
+        parallelize_fn: Applied to each stage.
+        loss_fn: Of one microbatch.
+
+    Returns:
+        Schedule, modules of all stages, and twice True: the first and the last stage are here.
+
+    Raises:
+        ValueError: As ``emulated_order``.
+    """
+    order = emulated_order(config, model_args.n_layers)
+    parallelism = replace(
+        config.parallelism,
+        pipeline_parallel_degree=1,
+        pipeline_parallel_schedule=_VEHICLE,
+        pipeline_parallel_schedule_csv="",
+        pipeline_parallel_layers_per_stage=None,
+        pipeline_parallel_expert_parallel_overlap=False,
+        module_fqns_per_model_part=stage_modules(config, model_args.n_layers),
+    )
+    schedule, model_parts, has_first_stage, has_last_stage = build(
+        model,
+        parallel_dims,
+        replace(config, parallelism=parallelism),
+        device,
+        model_args,
+        parallelize_fn,
+        loss_fn,
+    )
+    actions = merge_ranks(order)
+    run_in_order(schedule, actions)
+    parallel_dims.pipeline.place(model_parts, order.stage_to_rank)
+    if config.debug.seed is not None:
+        _draw_weights_as_ranks(model_parts, order.stage_to_rank, config.debug.seed)
+    logger.info(
+        "Emulating %d ranks and %d stages of %s in this process: %d actions a batch, one at a time",
+        order.n_ranks,
+        order.n_stages,
+        config.parallelism.pipeline_parallel_schedule_csv
+        or config.parallelism.pipeline_parallel_schedule,
+        len(actions),
+    )
+    return schedule, model_parts, has_first_stage, has_last_stage
+
+
+def _draw_weights_as_ranks(
+    model_parts: Sequence[nn.Module], stage_to_rank: Sequence[int], seed: int
+) -> None:
+    """Make initial weights those that a pipeline with ``debug.seed`` begins with.
+
+    Upstream seeds each rank with the seed plus its number, and a rank initializes its stages in
+    their order.
+    """
+    for rank, parts in enumerate(parts_of_ranks(model_parts, stage_to_rank)):
+        numbers = _RankNumbers((seed + rank) % 2**64)
+        for part in parts:
+            part.init_weights = numbers.drawn_by(part.init_weights)
+
+
+class _RankNumbers:
+    """The random numbers of one rank, which stand still while others draw."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._states: list[Tensor] | None = None
+
+    def drawn_by(self, draw: Callable[..., None]) -> Callable[..., None]:
+        """Return ``draw`` with this rank's random numbers instead of the process's."""
+
+        def drawn(*args: Any, **kwargs: Any) -> None:
+            devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+            with torch.random.fork_rng(devices):
+                if self._states is None:
+                    torch.manual_seed(self._seed)
+                else:
+                    torch.set_rng_state(self._states[0])
+                    for device, state in zip(devices, self._states[1:], strict=True):
+                        torch.cuda.set_rng_state(state, device)
+                draw(*args, **kwargs)
+                cuda_states = [torch.cuda.get_rng_state(device) for device in devices]
+                self._states = [torch.get_rng_state(), *cuda_states]
+
+        return drawn

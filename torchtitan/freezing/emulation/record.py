@@ -1,0 +1,202 @@
+"""Steps of an emulated pipeline: how long they took here, and how long on devices of their own."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.optim import Optimizer
+
+from timelyfreeze.emulation.recorder import EmulatedBatch, EmulatedRecorder
+from timelyfreeze.records.convergence import SKIPPED_STEPS
+from timelyfreeze.runtime.recorder import Clock
+from timelyfreeze.settings.phases import Phase
+
+
+class OptimizerClock:
+    """Times the optimizer of each stage, which the ranks of a pipeline step at the same time.
+
+    Args:
+        optimizers: One for each stage, in the order of stages.
+        stage_to_rank: Rank that would hold each.
+        clock: Takes the marks.
+    """
+
+    def __init__(
+        self, optimizers: Sequence[Optimizer], stage_to_rank: Sequence[int], clock: Clock
+    ) -> None:
+        self._clock = clock
+        self._marks: list[tuple[int, Any, Any]] = []
+        self._began: Any = None
+        for optimizer, rank in zip(optimizers, stage_to_rank, strict=True):
+            optimizer.register_step_pre_hook(self._begin)
+            optimizer.register_step_post_hook(self._end_of(rank))
+
+    def _begin(self, *_: Any) -> None:
+        self._began = self._clock.mark()
+
+    def _end_of(self, rank: int) -> Callable[..., None]:
+        def end(*_: Any) -> None:
+            self._marks.append((rank, self._began, self._clock.mark()))
+
+        return end
+
+    def take_marks(self) -> list[tuple[int, Any, Any]]:
+        """Return the marks since the last call, for ``waited_ms``."""
+        marks, self._marks = self._marks, []
+        return marks
+
+    def waited_ms(self, marks: Sequence[tuple[int, Any, Any]]) -> float:
+        """Return how much longer the optimizers took one by one than the slowest rank's alone."""
+        by_rank: dict[int, float] = {}
+        for rank, start, end in marks:
+            self._clock.wait(end)
+            by_rank[rank] = by_rank.get(rank, 0.0) + self._clock.elapsed_ms(start, end)
+        return sum(by_rank.values()) - max(by_rank.values(), default=0.0)
+
+
+@dataclass(frozen=True)
+class EmulatedStep:
+    """A finished optimizer step.
+
+    Attributes:
+        phase: Phase of the step; None without freezing.
+        n_tokens: Tokens it learned from.
+        real_ms: What it took here, milliseconds.
+        virtual_ms: The same with virtual batches in place of those that ran here, and with the
+            slowest rank's optimizer in place of all.
+        batches: Its batches.
+    """
+
+    phase: Phase | None
+    n_tokens: int
+    real_ms: float
+    virtual_ms: float
+    batches: tuple[EmulatedBatch, ...]
+
+    @property
+    def outside_ms(self) -> float:
+        """What the virtual step takes besides its batches, milliseconds."""
+        return self.virtual_ms - sum(batch.virtual_ms for batch in self.batches)
+
+
+class EmulationRecord:
+    """Puts together what the batches and steps of an emulated pipeline took.
+
+    Batches become known when the recorder is read, steps when they end, so a step is complete once
+    both have come.
+
+    Args:
+        recorder: Has the batches.
+        optimizers: Times the optimizers.
+        n_ranks: Ranks that are emulated.
+        batches_per_step: Passes of a step (gradient accumulation).
+    """
+
+    def __init__(
+        self,
+        recorder: EmulatedRecorder,
+        optimizers: OptimizerClock,
+        n_ranks: int,
+        batches_per_step: int,
+    ) -> None:
+        self._recorder = recorder
+        self._optimizers = optimizers
+        self._n_ranks = n_ranks
+        self._batches_per_step = batches_per_step
+        self._batches: list[EmulatedBatch] = []
+        self._ended: list[tuple[Phase | None, float, int, list[tuple[int, Any, Any]]]] = []
+        self._steps: list[EmulatedStep] = []
+        self._n_shown = 0
+        self._n_taken = 0
+
+    def add_step(self, phase: Phase | None, seconds: float, n_tokens: int) -> None:
+        """Take note of a finished step."""
+        self._ended.append((phase, 1e3 * seconds, n_tokens, self._optimizers.take_marks()))
+
+    def collect(self) -> None:
+        """Read the recorder and complete the steps all of whose batches are known.
+
+        A controller that shares the recorder must have collected before.
+        """
+        self._recorder.drain()
+        self._batches.extend(self._recorder.take_batches())
+        n = self._batches_per_step
+        while self._ended and len(self._batches) >= n:
+            (phase, real_ms, n_tokens, marks), *self._ended = self._ended
+            mine, self._batches = tuple(self._batches[:n]), self._batches[n:]
+            saved_ms = sum(batch.real_ms - batch.virtual_ms for batch in mine)
+            virtual_ms = real_ms - saved_ms - self._optimizers.waited_ms(marks)
+            self._steps.append(EmulatedStep(phase, n_tokens, real_ms, virtual_ms, mine))
+
+    def figures(self) -> dict[str, float]:
+        """Return the figures to log: of the steps completed since the last call.
+
+        The step that is being logged has not ended yet and comes with the next call.
+        """
+        self.collect()
+        steps, self._n_shown = self._steps[self._n_shown :], len(self._steps)
+        if not steps:
+            return {}
+        batches = [batch for step in steps for batch in step.batches]
+        virtual_ms = sum(step.virtual_ms for step in steps)
+        n_tokens = sum(step.n_tokens for step in steps)
+        return {
+            "emulation/virtual_throughput(tps)": 1e3 * n_tokens / virtual_ms / self._n_ranks,
+            "emulation/virtual_step_time(ms)": virtual_ms / len(steps),
+            "emulation/virtual_batch_time(ms)": statistics.median(b.virtual_ms for b in batches),
+            "emulation/real_batch_time(ms)": statistics.median(b.real_ms for b in batches),
+        }
+
+    def take_steps(self) -> list[tuple[Phase | None, float]]:
+        """Return phase and virtual milliseconds of each step completed since the last call."""
+        steps, self._n_taken = self._steps[self._n_taken :], len(self._steps)
+        return [(step.phase, step.virtual_ms) for step in steps]
+
+    def summarize(self, *, freezes: bool) -> dict[str, Any]:
+        """Return the fields of a run's summary that only an emulated pipeline has.
+
+        Args:
+            freezes: Whether the run had phases; without, all of it counts as one.
+        """
+        self.collect()
+        before = self._warm([Phase.WARMUP, Phase.UPPER_BOUND])
+        after = self._warm([Phase.STABLE] if freezes else [None])
+        measuring = self._warm([Phase.UPPER_BOUND])
+        batches_before = [b for s in measuring or before for b in s.batches]
+        fields: dict[str, Any] = {
+            "emulated_ranks": self._n_ranks,
+            "virtual_tokens_per_second_unfrozen": self._tokens_per_second(before),
+            "virtual_tokens_per_second": self._tokens_per_second(after),
+            "virtual_step_ms_unfrozen": _median(s.virtual_ms for s in before),
+            "virtual_step_ms": _median(s.virtual_ms for s in after),
+            "virtual_step_ms_off": _median(s.virtual_ms for s in self._warm([Phase.OFF])),
+            "outside_ms": _median(s.outside_ms for s in measuring or self._warm([Phase.MIXED])),
+            "real_batch_ms_unfrozen": _median(b.real_ms for b in batches_before),
+            "real_batch_ms": _median(b.real_ms for s in after for b in s.batches),
+        }
+        if not freezes:
+            fields["batch_ms"] = _median(b.virtual_ms for s in after for b in s.batches)
+        return fields
+
+    def _warm(self, phases: Sequence[Phase | None]) -> list[EmulatedStep]:
+        return [
+            step
+            for phase in phases
+            for step in [s for s in self._steps if s.phase is phase][SKIPPED_STEPS:]
+        ]
+
+    def _tokens_per_second(self, steps: Sequence[EmulatedStep]) -> float | None:
+        """Return tokens/s of each device at the run's mean number of tokens in a step."""
+        if not steps:
+            return None
+        n_tokens = statistics.fmean(step.n_tokens for step in self._steps)
+        step_ms = statistics.median(step.virtual_ms for step in steps)
+        return 1e3 * n_tokens / step_ms / self._n_ranks
+
+
+def _median(values: Any) -> float | None:
+    values = list(values)
+    return statistics.median(values) if values else None

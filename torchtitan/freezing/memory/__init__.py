@@ -1,0 +1,1 @@
+"""What each rank's memory will hold, told before launch."""

@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+"""Says before launch what each rank's memory will hold, and whether it fits. Needs no GPU.
+
+    scripts/estimate_memory.sh CONFIG.toml [--schedules GPipe 1F1B ...] [--device-gib 48 140]
+        [-- --section.key=value ...]
+
+What follows -- goes to the configuration, as with ./run_train.sh. Without --schedules the one of
+the configuration is taken. A rank fits if 2 GiB are left over, for the device's context,
+communication and fragments. Exit status 1 if something does not fit a size that was asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+GIB = 1024**3
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print a table for each schedule and return the exit status."""
+    arguments = list(arguments)
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    options = _parser().parse_args(arguments[:split])
+    for size in options.device_gib:
+        if not 0.0 < size < math.inf:
+            print(f"error: --device-gib is {size}; it must be above 0", file=sys.stderr)
+            return 2
+    # Imported late: --help need not wait for torch.
+    from torchtitan.freezing.config_file import read_config
+    from torchtitan.freezing.memory.estimate import estimate_memory
+
+    all_fit = True
+    for schedule in options.schedules or [None]:
+        chosen = [f"--parallelism.pipeline_parallel_schedule={schedule}"] if schedule else []
+        try:
+            job_config = read_config(
+                [f"--job.config_file={options.config}", *arguments[split + 1 :], *chosen]
+            )
+            ranks = estimate_memory(job_config)
+        except ValueError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        print(_title(job_config))
+        emulated = job_config.emulation.enable
+        names = ["all ranks"] if emulated else [f"rank {rank}" for rank in range(len(ranks))]
+        print(render(ranks, names))
+        for size in options.device_gib:
+            crowded = [
+                name
+                for name, memory in zip(names, ranks, strict=True)
+                if not memory.fits(size * GIB)
+            ]
+            all_fit = all_fit and not crowded
+            print(
+                f"{size:g} GiB a device: "
+                + (f"too small for {', '.join(crowded)}" if crowded else "fits")
+            )
+        print()
+    return 0 if all_fit else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file of the run")
+    parser.add_argument("--schedules", nargs="+", help="schedules to try one after the other")
+    parser.add_argument(
+        "--device-gib", nargs="+", type=float, default=[], help="memory of a device, GiB"
+    )
+    return parser
+
+
+def _title(job_config) -> str:
+    training, parallelism = job_config.training, job_config.parallelism
+    pipeline = parallelism.pipeline_parallel_degree > 1
+    n_rows = (
+        parallelism.pipeline_parallel_microbatch_size if pipeline else training.local_batch_size
+    )
+    schedule = parallelism.pipeline_parallel_schedule_csv or parallelism.pipeline_parallel_schedule
+    return (
+        f"{job_config.model.flavor}, "
+        + (f"{schedule} over {parallelism.pipeline_parallel_degree} ranks, " if pipeline else "")
+        + ("emulated in one process, " if job_config.emulation.enable else "")
+        + f"{training.local_batch_size // n_rows} microbatches of {n_rows} x {training.seq_len} "
+        f"tokens, weights {training.dtype}, computing in {training.mixed_precision_param}"
+    )
+
+
+def render(ranks, names) -> str:
+    """Return a markdown table, a row for each device, in GiB."""
+    parts = [field.name for field in fields(ranks[0])]
+    lines = [
+        "| GiB | " + " | ".join([*parts, "total"]) + " |",
+        "| --- " * (len(parts) + 2) + "|",
+    ]
+    for name, memory in zip(names, ranks, strict=True):
+        figures = [getattr(memory, part) for part in parts] + [memory.total]
+        lines.append(
+            f"| {name} | " + " | ".join(f"{figure / GIB:.2f}" for figure in figures) + " |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

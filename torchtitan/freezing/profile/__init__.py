@@ -1,0 +1,1 @@
+"""Each stage of a pipeline timed alone on one device."""

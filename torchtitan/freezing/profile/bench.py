@@ -1,0 +1,187 @@
+"""Where stages are built and measured, one at a time, so that only one needs memory."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torchtitan.distributed.pipeline_parallel as titan_pipeline
+import torchtitan.tools.utils as titan_tools
+from torchtitan.config import TORCH_DTYPE_MAP
+from torchtitan.distributed import ParallelDims
+from torchtitan.distributed import utils as titan_dist
+from torchtitan.protocols import ModelProtocol
+from torchtitan.protocols.model_converter import build_model_converters
+from torchtitan.protocols.train_spec import TrainSpec
+
+from timelyfreeze.masks.selection import draw_uniform, mask_rng
+from timelyfreeze.schedule.actions import ActionKind
+from timelyfreeze.settings.choices import ALL_OR_NOTHING, KEEP_CHAIN
+from torchtitan.freezing.config.job_config import JobConfig
+from torchtitan.freezing.config.layout import rows_of_microbatch
+from torchtitan.freezing.config.notes import count_layers
+from torchtitan.freezing.profile.response import Point, Response
+from torchtitan.freezing.profile.stage import LoneStage, Microbatch
+from torchtitan.upstream.fixes import autocast_stages
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """How often to measure.
+
+    Attributes:
+        ratios: Freeze ratios, 0 and 1 among them, in ascending order.
+        cold: Rounds that are run first and thrown away; a round runs every ratio once.
+        kept: Rounds that count.
+    """
+
+    ratios: tuple[float, ...]
+    cold: int
+    kept: int
+
+
+class _Place:
+    """Stands in for the device mesh of a pipeline with one stage a rank, seen from one rank."""
+
+    def __init__(self, stage: int, n_stages: int) -> None:
+        self._stage, self._n_stages = stage, n_stages
+
+    def get_local_rank(self) -> int:
+        return self._stage
+
+    def size(self) -> int:
+        return self._n_stages
+
+    def get_group(self, name: str) -> None:
+        """Return None, which torch takes for the default group."""
+
+
+class Bench:
+    """Builds stages and measures them, one at a time."""
+
+    def __init__(
+        self,
+        config: JobConfig,
+        spec: TrainSpec,
+        model_args: Any,
+        repeats: Repeats,
+        splits: Sequence[bool],
+        report: Callable[[Response], None],
+    ) -> None:
+        self._config = config
+        self._spec = spec
+        self._args = model_args
+        self._repeats = repeats
+        self._splits = splits
+        self._report = report
+        self._dims = ParallelDims(
+            dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, etp=1, world_size=1
+        )
+        self._device = torch.device(
+            titan_tools.device_type, titan_tools.device_module.current_device()
+        )
+        titan_dist.set_determinism(self._dims, self._device, config.debug, [])
+        self._dtype = TORCH_DTYPE_MAP[config.training.dtype]
+        with torch.device("meta"), titan_tools.set_default_dtype(self._dtype):
+            self._model = spec.model_cls(model_args)
+        build_model_converters(config, self._dims).convert(self._model)
+        self._loss_fn = spec.build_loss_fn(config, parallel_dims=self._dims)
+
+    def measure(self, stage: int, names: list[str], n_stages: int) -> tuple[list[Response], int]:
+        """Measure a stage: the first one both ways; return the peak of memory beside."""
+        is_first, is_last = stage == 0, stage == n_stages - 1
+        lone = self._build(names, is_first=is_first, is_last=is_last)
+        (n_layers,) = count_layers([names])
+        responses = []
+        for mode in (ALL_OR_NOTHING, KEEP_CHAIN) if is_first else (None,):
+            if mode == KEEP_CHAIN:
+                lone.attach(keep_chain=True)
+            responses.append(self._respond(lone, stage, n_layers, mode))
+            self._report(responses[-1])
+        stats = titan_tools.device_module.memory_stats(self._device)
+        peak_bytes: int = stats.get("reserved_bytes.all.peak", -1)
+        del lone
+        self._let_go()
+        return responses, peak_bytes
+
+    def probe(self, n_layers: int) -> Response:
+        """Measure a stage in the middle with the first ``n_layers`` layers of the model."""
+        names = [f"layers.{i}" for i in range(n_layers)]
+        lone = self._build(names, is_first=False, is_last=False)
+        response = self._respond(lone, None, n_layers, None)
+        self._report(response)
+        del lone
+        self._let_go()
+        return response
+
+    def _build(self, names: list[str], *, is_first: bool, is_last: bool) -> LoneStage:
+        """Cut the stage with these modules out of the model, as upstream does, and fill it."""
+        config = self._config
+        place = 0 if is_first else 1
+        modules = [names if i == place else [] for i in range(place + (1 if is_last else 2))]
+        _, (part,) = titan_pipeline.pipeline_module_split(
+            self._model, cast(Any, _Place(place, len(modules))), "1F1B", self._device, modules
+        )
+        part = self._spec.parallelize_fn(part, self._dims, config)
+        autocast_stages([part], self._dims, config, self._device)
+        part.to_empty(device=self._device)
+        with torch.no_grad():
+            cast(ModelProtocol, part).init_weights(buffer_device=None)
+        part.train()
+        titan_tools.device_module.reset_peak_memory_stats(self._device)
+        return LoneStage(
+            part, self._microbatch(), self._loss_fn, is_first=is_first, is_last=is_last
+        )
+
+    def _microbatch(self) -> Microbatch:
+        shape = (rows_of_microbatch(self._config), self._config.training.seq_len)
+        tokens, labels = (
+            torch.randint(self._args.vocab_size, shape, device=self._device) for _ in range(2)
+        )
+        return Microbatch(tokens, labels, self._args.dim, self._dtype)
+
+    def _respond(
+        self, lone: LoneStage, stage: int | None, n_layers: int, mode: str | None
+    ) -> Response:
+        """Run every ratio in turns, so that whatever drifts hits all of them."""
+        repeats = self._repeats
+        # A mask of all or nothing has no ratio in between.
+        ratios = (0.0, 1.0) if mode == ALL_OR_NOTHING else repeats.ratios
+        ran: list[tuple[bool, float, float]] = []
+        for number in range(repeats.cold + repeats.kept):
+            for split in self._splits:
+                for i, ratio in enumerate(ratios):
+                    rng = mask_rng(self._config.freezing.seed, number, i, 0, stage or 0)
+                    share = lone.run(draw_uniform(lone.table, ratio, rng), split=split)
+                    ran.append((split, ratio, share))
+        n_cold = repeats.cold * len(self._splits) * len(ratios)
+        passes = list(zip(ran, lone.take_times(), strict=True))[n_cold:]
+        curves = {}
+        for split in self._splits:
+            kind = ActionKind.WEIGHT_BACKWARD if split else ActionKind.FULL_BACKWARD
+            curves[kind] = tuple(
+                Point(
+                    ratio,
+                    tuple(share for (s, r, share), _ in passes if (s, r) == (split, ratio)),
+                    tuple(times[kind] for (s, r, _), times in passes if (s, r) == (split, ratio)),
+                )
+                for ratio in ratios
+            )
+        return Response(
+            stage=stage,
+            n_layers=n_layers,
+            first_stage=mode,
+            forward_ms=tuple(times[ActionKind.FORWARD] for _, times in passes),
+            input_ms=tuple(
+                times[ActionKind.INPUT_BACKWARD] for (split, _, _), times in passes if split
+            ),
+            curves=curves,
+        )
+
+    def _let_go(self) -> None:
+        """Give back the memory of a stage that nobody holds any more."""
+        gc.collect()
+        titan_tools.device_module.empty_cache()

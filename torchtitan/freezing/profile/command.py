@@ -1,0 +1,158 @@
+"""Entry point: ``python -m torchtitan.freezing.profile.command CONFIG.toml``; see docs/planning.md.
+
+Measures each stage of a configuration alone on this device, one after the other, so that a pipeline
+can be planned for devices that are not at hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from timelyfreeze.files.safe_write import write_obstacle
+
+DEFAULT_RATIOS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Profile what ``arguments`` ask for, save the files and return the exit status."""
+    arguments = list(arguments)
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    options = _parser().parse_args(arguments[:split])
+    try:
+        _check(options)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    # Imported late: --help need not wait for torch. Patches come before the modules they patch.
+    from torchtitan.upstream import fixes as upstream_fixes
+
+    upstream_fixes.install()
+    from timelyfreeze.schedule.order import order_to_csv
+    from torchtitan.freezing.config_file import read_config
+    from torchtitan.freezing.profile.bench import Repeats
+    from torchtitan.freezing.profile.files import (
+        bounds_text,
+        profile_prices,
+        render,
+        render_heading,
+        response_text,
+    )
+    from torchtitan.freezing.profile.runs import profile_stages
+    from torchtitan.freezing.report.run_folder import free_name
+
+    try:
+        repeats = Repeats(_ratios(options.ratios), options.warmup, options.repeats)
+        job_config = read_config([f"--job.config_file={options.config}", *arguments[split + 1 :]])
+        print(f"{_title(job_config)}\n\n{render_heading()}", flush=True)
+        profile = profile_stages(
+            job_config, repeats, lambda response: print(render(response), flush=True)
+        )
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    prices = None
+    try:
+        prices = profile_prices(profile)
+    except ValueError as error:  # what was measured is worth keeping all the same
+        print(f"warning: the price of a layer is left out: {error}", file=sys.stderr)
+    name = f"{job_config.model.flavor}_{job_config.parallelism.pipeline_parallel_schedule}"
+    folder = options.output or Path("outputs/profiles") / free_name(name, Path("outputs/profiles"))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "bounds.json").write_text(bounds_text(profile, job_config, prices))
+    (folder / "schedule.csv").write_text(order_to_csv(profile.order))
+    (folder / "response.json").write_text(response_text(profile, repeats, _about(job_config)))
+    (folder / "settings.json").write_text(json.dumps(job_config.to_dict(), indent=2) + "\n")
+    python = os.path.relpath(sys.executable)
+    print(f"\nSaved in {folder}. Plan from it:")
+    print(f"  {python} -m timelyfreeze plan {folder}/bounds.json")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m torchtitan.freezing.profile.command",
+        description="Times each stage of a configuration alone on this device. What follows -- "
+        "goes to the configuration, as with ./run_train.sh.",
+    )
+    parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file of the run")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="where the files go")
+    parser.add_argument(
+        "--ratios",
+        nargs="+",
+        type=float,
+        default=DEFAULT_RATIOS,
+        metavar="R",
+        help="freeze ratios to measure; 0 and 1 always are",
+    )
+    parser.add_argument("--warmup", type=int, default=3, help="rounds thrown away (%(default)s)")
+    parser.add_argument("--repeats", type=int, default=10, help="rounds that count (%(default)s)")
+    return parser
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raise if an option is wrong, or nothing could be saved after all that measuring.
+
+    Raises:
+        ValueError: Naming option, value and rule.
+    """
+    _ratios(options.ratios)
+    for name, value, least in (
+        ("--warmup", options.warmup, 0),
+        ("--repeats", options.repeats, 1),
+    ):
+        if value < least:
+            raise ValueError(f"{name} is {value}; it must be {least} or more")
+    if options.output is not None and (obstacle := write_obstacle(options.output)) is not None:
+        raise ValueError(f"--output is {str(options.output)!r}, and {obstacle}")
+
+
+def _ratios(values: Sequence[float]) -> tuple[float, ...]:
+    for value in values:
+        if not 0.0 <= value <= 1.0:
+            raise ValueError(f"--ratios has {value}; a freeze ratio lies in [0, 1]")
+    return tuple(sorted({0.0, 1.0, *values}))
+
+
+def _title(job_config) -> str:
+    from torchtitan.freezing.config.layout import rows_of_microbatch
+
+    training, parallelism = job_config.training, job_config.parallelism
+    return (
+        f"{job_config.model.flavor}, {parallelism.pipeline_parallel_schedule} over "
+        f"{parallelism.pipeline_parallel_degree} ranks, microbatches of "
+        f"{rows_of_microbatch(job_config)} x {training.seq_len} tokens, weights {training.dtype}, "
+        f"computing in {training.mixed_precision_param}; {_device()}; medians in milliseconds"
+    )
+
+
+def _device() -> str:
+    import torchtitan.tools.utils as titan_tools
+
+    from torchtitan.upstream.cpu_device import usable_cores
+
+    name = titan_tools.device_module.get_device_name(titan_tools.device_module.current_device())
+    return f"{name}, {usable_cores():g} cores" if titan_tools.device_type == "cpu" else str(name)
+
+
+def _about(job_config) -> dict[str, object]:
+    from datetime import datetime
+
+    import torch
+
+    return {
+        "config_file": job_config.job.config_file,
+        "model": f"{job_config.model.name} {job_config.model.flavor}",
+        "what": _title(job_config),
+        "device": _device(),
+        "torch_version": torch.__version__,
+        "measured_at": datetime.now().astimezone().isoformat(timespec="seconds"),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

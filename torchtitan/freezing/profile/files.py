@@ -1,0 +1,195 @@
+"""The files of a profile: bounds as a training run saves them, and responses to freezing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from timelyfreeze.schedule.actions import Action, ActionKind
+from timelyfreeze.schedule.dag import PipelineDag, build_dag
+from timelyfreeze.settings.choices import ALL_OR_NOTHING
+from timelyfreeze.timing.bounds import DurationBounds, bounds_from_samples
+from timelyfreeze.whatif.bounds_file import bounds_file_text
+from timelyfreeze.whatif.layer_model import layer_prices
+from timelyfreeze.whatif.times import Pair, StageTimes, complete_times
+from torchtitan.freezing.config.job_config import JobConfig
+from torchtitan.freezing.config.notes import pipeline_notes
+from torchtitan.freezing.profile.bench import Repeats
+from torchtitan.freezing.profile.response import Line, Response, fit_line, spread
+from torchtitan.freezing.profile.runs import Profile
+
+
+def chosen_responses(profile: Profile, first_stage: str) -> list[Response]:
+    """Return one response for each stage, of the first stage the one measured that way."""
+    return [
+        response for response in profile.responses if response.first_stage in (None, first_stage)
+    ]
+
+
+def profile_bounds(
+    profile: Profile, first_stage: str = ALL_OR_NOTHING
+) -> tuple[PipelineDag, DurationBounds]:
+    """Return the bounds that a run of the profiled schedule would have measured, without messages.
+
+    Args:
+        profile: What was measured.
+        first_stage: How the first stage is frozen.
+
+    Returns:
+        The graph of the schedule, and medians for each of its actions.
+    """
+    dag = build_dag(profile.order)
+    stages = chosen_responses(profile, first_stage)
+    unfrozen: dict[Action, tuple[float, ...]] = {}
+    frozen: dict[Action, tuple[float, ...]] = {}
+    for action in dag.actions:
+        frozen[action], unfrozen[action] = _samples(stages[action.stage], action.kind)
+    return dag, bounds_from_samples(dag, unfrozen, frozen)
+
+
+def _samples(response: Response, kind: ActionKind) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the times of an action with everything and with nothing frozen."""
+    if kind is ActionKind.FORWARD:
+        return response.forward_ms, response.forward_ms
+    if kind is ActionKind.INPUT_BACKWARD:
+        return response.input_ms, response.input_ms
+    return response.ends(kind)
+
+
+def stage_times(response: Response) -> StageTimes:
+    """Return the medians of a stage as times of its actions, whatever the schedule."""
+    pairs: dict[ActionKind, Pair] = {}
+    kinds = [ActionKind.FORWARD, *response.curves]
+    if response.input_ms:
+        kinds.append(ActionKind.INPUT_BACKWARD)
+    for kind in kinds:
+        low, high = (spread(times).median_ms for times in _samples(response, kind))
+        pairs[kind] = (min(low, high), high)  # no faster frozen: as ``bounds_from_samples``
+    return complete_times(pairs, is_first=response.stage == 0)
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Price of a layer and of a stage without layers."""
+
+    layer: StageTimes
+    fixed: StageTimes
+
+
+def profile_prices(profile: Profile) -> Prices:
+    """Return the prices at which layers move.
+
+    Raises:
+        ValueError: If the times of stages of two sizes contradict each other.
+    """
+    one, many = profile.probes
+    return Prices(*layer_prices(stage_times(one), stage_times(many), many.n_layers))
+
+
+def bounds_text(profile: Profile, job_config: JobConfig, prices: Prices | None) -> str:
+    """Return the bounds file, with everything noted that planning for other pipelines needs.
+
+    Args:
+        profile: What was measured.
+        job_config: The configuration of the profile.
+        prices: What layers cost, or None where that could not be told.
+    """
+    first_stage = job_config.freezing.first_stage
+    dag, bounds = profile_bounds(profile, first_stage)
+    notes = replace(
+        pipeline_notes(job_config, profile.order, profile.n_layers, profile.n_processors),
+        stages=tuple(stage_times(r) for r in chosen_responses(profile, first_stage)),
+        layer=None if prices is None else prices.layer,
+        fixed=None if prices is None else prices.fixed,
+    )
+    return bounds_file_text(dag, bounds, notes)
+
+
+def response_text(profile: Profile, repeats: Repeats, about: Mapping[str, Any]) -> str:
+    """Return the responses as JSON: every point with its spread, and the lines through them.
+
+    Args:
+        profile: What was measured.
+        repeats: How often.
+        about: What else to say: configuration, device, versions.
+    """
+    plain = {
+        **about,
+        "cold_rounds": repeats.cold,
+        "kept_rounds": repeats.kept,
+        "peak_gib_by_stage": [None if peak < 0 else peak / 1024**3 for peak in profile.peak_bytes],
+        "stages": [_plain(response) for response in profile.responses],
+        "probes": [_plain(response) for response in profile.probes],
+    }
+    return json.dumps(plain, indent=2) + "\n"
+
+
+def _plain(response: Response) -> dict[str, Any]:
+    return {
+        "stage": response.stage,
+        "n_layers": response.n_layers,
+        "first_stage": response.first_stage,
+        "forward": asdict(spread(response.forward_ms)),
+        "input": asdict(spread(response.input_ms)) if response.input_ms else None,
+        "curves": {
+            kind.value: {
+                "line": asdict(fit_line(points)),
+                "points": [
+                    {
+                        "ratio": point.ratio,
+                        "share": point.share,
+                        **asdict(spread(point.times_ms)),
+                    }
+                    for point in points
+                ],
+            }
+            for kind, points in response.curves.items()
+        },
+    }
+
+
+def render_heading() -> str:
+    """Return the head of the table that :func:`render` fills."""
+    names = [
+        "stage",
+        "layers",
+        "F",
+        "I",
+        "action",
+        "unfrozen",
+        "frozen",
+        "farthest from line",
+        "R2",
+    ]
+    return "| " + " | ".join(names) + " |\n" + "| --- " * len(names) + "|"
+
+
+def render(response: Response) -> str:
+    """Return the rows of one response, milliseconds."""
+    name = "probe" if response.stage is None else str(response.stage)
+    if response.first_stage is not None:
+        name += f" {response.first_stage}"
+    rows = []
+    for kind, points in response.curves.items():
+        line = fit_line(points)
+        cells = [
+            name,
+            str(response.n_layers),
+            f"{spread(response.forward_ms).median_ms:.2f}",
+            f"{spread(response.input_ms).median_ms:.2f}" if response.input_ms else "",
+            kind.value,
+            f"{line.unfrozen_ms:.2f}",
+            f"{line.frozen_ms:.2f}",
+            _miss(line, len(points)),
+            f"{line.r_squared:.4f}",
+        ]
+        rows.append("| " + " | ".join(cells) + " |")
+    return "\n".join(rows)
+
+
+def _miss(line: Line, n_points: int) -> str:
+    if n_points == 2:
+        return "two points"
+    return f"{line.largest_miss_ms:+.2f} ({line.largest_miss:+.1%})"

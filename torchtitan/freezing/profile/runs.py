@@ -1,0 +1,149 @@
+"""Times every stage of a configuration alone on this device, one after the other.
+
+A model that no device could hold is profiled stage by stage: it is cut on the meta device, and only
+the stage at hand gets memory. There is no optimizer.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torchtitan.tools.utils as titan_tools
+from torchtitan.protocols.train_spec import get_train_spec
+
+from timelyfreeze.schedule.actions import ActionKind
+from timelyfreeze.schedule.order import ScheduleOrder
+from torchtitan.freezing.config.job_config import JobConfig
+from torchtitan.freezing.config.layout import (
+    pipeline_order,
+    stage_modules,
+)
+from torchtitan.freezing.config.notes import count_layers
+from torchtitan.freezing.profile.bench import Bench, Repeats
+from torchtitan.freezing.profile.checks import model_not_covered, not_covered
+from torchtitan.freezing.profile.response import Response
+from torchtitan.freezing.spec import build_train_spec
+from torchtitan.upstream.cpu_device import shared_cores, usable_cores
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What was measured of a configuration.
+
+    Attributes:
+        order: The schedule of the configuration.
+        layers: Layers of each stage.
+        n_layers: Layers of the model.
+        responses: Of each stage; two of the first stage, one for each way to freeze it.
+        probes: Of stages in the middle with 1 layer and with more, to price a layer.
+        peak_bytes: The most that the device's allocator held, by stage; -1 where it tells none.
+        n_processors: How many ranks of a run on this host would compute at once; None if each has
+            a device, or cores, of its own.
+    """
+
+    order: ScheduleOrder
+    layers: tuple[int, ...]
+    n_layers: int
+    responses: tuple[Response, ...]
+    probes: tuple[Response, Response]
+    peak_bytes: tuple[int, ...]
+    n_processors: float | None = None
+
+
+def profile_stages(
+    job_config: JobConfig, repeats: Repeats, report: Callable[[Response], None]
+) -> Profile:
+    """Measure every stage, and what a layer adds to one.
+
+    Args:
+        job_config: The configuration of a run; its data and weights are not read.
+        repeats: How often to measure.
+        report: Called with each response as it is known.
+
+    Raises:
+        ValueError: If the configuration is of a kind that is not covered, or its keys contradict
+            each other; all reasons are named.
+    """
+    reasons = list(not_covered(job_config))
+    if reasons:
+        raise ValueError("; ".join(reasons))
+    spec = build_train_spec(get_train_spec(job_config.model.name), job_config)
+    model_args: Any = spec.model_args[job_config.model.flavor]
+    if reasons := list(model_not_covered(job_config, model_args)):
+        raise ValueError("; ".join(reasons))
+    model_args.update_from_config(job_config)
+    modules = stage_modules(job_config, model_args.n_layers)
+    order = pipeline_order(job_config, model_args.n_layers)
+    if order.n_stages != len(modules):
+        raise ValueError(
+            f"the schedule has {order.n_stages} stages and the model is cut into {len(modules)}"
+        )
+    splits = _backwards(job_config, order)
+    with _quiet_process(job_config):
+        bench = Bench(job_config, spec, model_args, repeats, splits, report)
+        responses: list[Response] = []
+        peaks: list[int] = []
+        for stage, names in enumerate(modules):
+            measured, peak_bytes = bench.measure(stage, names, len(modules))
+            responses += measured
+            peaks.append(peak_bytes)
+        layers = count_layers(modules)
+        middle = [r for r in responses if r.stage in range(1, len(modules) - 1) and r.n_layers > 1]
+        many = middle[0] if middle else bench.probe(max(2, *layers))
+        probes = (bench.probe(1), many)
+        n_processors = None
+        if titan_tools.device_type == "cpu":
+            n_processors = shared_cores(order.n_ranks, torch.get_num_threads())
+    return Profile(
+        order,
+        layers,
+        model_args.n_layers,
+        tuple(responses),
+        probes,
+        tuple(peaks),
+        n_processors,
+    )
+
+
+def _backwards(config: JobConfig, order: ScheduleOrder) -> tuple[bool, ...]:
+    """Return which backwards to measure: full (False), and split (True) where that works."""
+    kinds = {action.kind for row in order.ranks for action in row}
+    if config.activation_checkpoint.mode == "none":
+        return (False, True)
+    if ActionKind.WEIGHT_BACKWARD in kinds:
+        raise ValueError(
+            f"activation_checkpoint.mode is {config.activation_checkpoint.mode!r}; torch cannot "
+            f"split the backward of {config.parallelism.pipeline_parallel_schedule} through "
+            'recomputed layers, so it must be "none"'
+        )
+    return (False,)
+
+
+@contextmanager
+def _quiet_process(config: JobConfig) -> Iterator[None]:
+    """Give this process a group of its own, and the threads that a rank would have."""
+    n_threads = torch.get_num_threads()
+    if titan_tools.device_type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        # As run_train.sh does for a host that has all ranks.
+        n_ranks = config.parallelism.pipeline_parallel_degree
+        torch.set_num_threads(max(1, int(usable_cores()) // n_ranks))
+    alone = not dist.is_initialized()
+    if alone:
+        # No message is ever sent: all stages are in this process.
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    gc.collect()
+    gc.disable()  # as the trainer does
+    try:
+        yield
+    finally:
+        gc.enable()
+        if alone:
+            dist.destroy_process_group()
+        torch.set_num_threads(n_threads)

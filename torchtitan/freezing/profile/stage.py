@@ -1,0 +1,210 @@
+"""One stage of a pipeline, alone on a device, run as a real schedule of torch runs it.
+
+Two modules that do next to nothing stand in for the rest of the pipeline, one in front and one
+behind, all in one process. So the stage is the one that trains, its backwards are frozen by the
+same masks, and its actions are timed by the same recorder.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import (
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
+
+from timelyfreeze.masks.selection import ParameterTable, build_parameter_table
+from timelyfreeze.runtime.recorder import ActionRecorder, Clock, clock_for
+from timelyfreeze.runtime.stage import NOTHING_FROZEN, FreezingStage
+from timelyfreeze.runtime.torch_pipelining import greet_other_ranks_alone
+from timelyfreeze.schedule.actions import ActionKind
+from torchtitan.upstream.fixes import PipelineLoss
+
+_MICROBATCH = 0  # each pass has one
+
+
+@dataclass(frozen=True)
+class Microbatch:
+    """What goes into the pipeline, and the shape of what travels between stages.
+
+    Attributes:
+        tokens: Token ids, shape [rows, tokens of a row].
+        labels: Target ids, of the same shape.
+        width: Last dimension of what one stage sends to the next.
+        dtype: Its type.
+    """
+
+    tokens: Tensor
+    labels: Tensor
+    width: int
+    dtype: torch.dtype
+
+
+class ProcessorClock:
+    """Processor time of this process, for a CPU and a rank of one thread.
+
+    Other processes of the machine do not count, and a training run whose ranks share cores measures
+    the same.
+    """
+
+    gaps_are_work = False  # what lies between two actions is the stand-ins'
+
+    def mark(self) -> float:
+        """Return the processor time so far in milliseconds."""
+        return time.process_time() * 1e3
+
+    def wait(self, mark: float) -> None:
+        """Return at once: a mark of the host has always been reached."""
+
+    def work_ms(self, start: float, end: float) -> float:
+        """Return ``end - start``."""
+        return end - start
+
+    def elapsed_ms(self, start: float, end: float) -> float:
+        """Return ``end - start``."""
+        return end - start
+
+
+def profile_clock(device: torch.device) -> Clock:
+    """Return the clock of a training run: events on a GPU; on a CPU see :class:`ProcessorClock`."""
+    if device.type == "cpu" and torch.get_num_threads() == 1:
+        return ProcessorClock()
+    return clock_for(device)
+
+
+class LoneStage:
+    """A stage between stand-ins for its neighbours.
+
+    Needs a process group of one rank. Gradients are kept from pass to pass, as a batch of many
+    microbatches adds them up.
+
+    Args:
+        module: The stage's piece of the model, on its device.
+        microbatch: What it works on.
+        loss_fn: Sum loss, for the last stage.
+        is_first: Whether the stage takes tokens.
+        is_last: Whether it computes the loss.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        microbatch: Microbatch,
+        loss_fn: Callable[..., Tensor],
+        *,
+        is_first: bool,
+        is_last: bool,
+    ) -> None:
+        device = microbatch.tokens.device
+        modules: list[nn.Module] = [module]
+        if not is_first:
+            modules.insert(0, _Front(microbatch))
+        if not is_last:
+            modules.append(_Back(microbatch))
+        place = modules.index(module)
+        self._microbatch = microbatch
+        self._recorder = ActionRecorder(profile_clock(device))
+        self.stage = FreezingStage(module, place, len(modules), device)
+        self._stages = [
+            self.stage if other is module else PipelineStage(other, i, len(modules), device)
+            for i, other in enumerate(modules)
+        ]
+        greet_other_ranks_alone(self._stages)
+        self._loss = PipelineLoss(loss_fn if is_last else _sum)
+        self._schedules: dict[bool, Any] = {}
+        self.table = self.attach(keep_chain=False)
+        if is_last:
+            self._loss.timed = self._recorder.measure_more
+
+    def attach(self, *, keep_chain: bool) -> ParameterTable:
+        """Attach clocks and masks, once more for a first stage that shall keep its chain."""
+        self.stage.attach(self._recorder, keep_chain=keep_chain)
+        sizes = self.stage.parameter_sizes.tolist()
+        return build_parameter_table(zip(self.stage.parameter_names, sizes, strict=True))
+
+    def run(self, mask: NDArray[np.bool_], *, split: bool) -> float:
+        """Run one microbatch forward and backward.
+
+        Args:
+            mask: What to freeze, shape [n], in the order of ``table``.
+            split: Whether the backward comes in two halves.
+
+        Returns:
+            float: The share of the stage's elements that was frozen.
+        """
+        self.stage.freeze({_MICROBATCH: mask} if mask.any() else NOTHING_FROZEN)
+        schedule = self._schedule(split)
+        tokens, labels = self._microbatch.tokens, self._microbatch.labels
+        with self._loss.divided_by(labels.numel()), self._recorder.recorded_pass():
+            schedule.step(tokens, target=labels, losses=[], return_outputs=False)
+        self.stage.freeze_nothing()
+        return self.stage.applied_shares[_MICROBATCH]
+
+    def take_times(self) -> list[dict[ActionKind, float]]:
+        """Wait for the device and hand out the passes since the last call, oldest first.
+
+        Returns:
+            Milliseconds of the stage's actions by kind, for each pass.
+        """
+        return [
+            {action.kind: duration_ms for action, duration_ms in record.durations_ms.items()}
+            for record in self._recorder.drain()
+        ]
+
+    def _schedule(self, split: bool) -> Any:
+        if split not in self._schedules:
+            schedule = ScheduleInterleavedZeroBubble if split else ScheduleInterleaved1F1B
+            self._schedules[split] = schedule(
+                self._stages, n_microbatches=1, loss_fn=self._loss, scale_grads=False
+            )
+        return self._schedules[split]
+
+
+class _Front(nn.Module):
+    """Sends noise of the shape that stages send, whatever the tokens are."""
+
+    def __init__(self, microbatch: Microbatch) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(_one(microbatch))
+        self.register_buffer("noise", _noise(microbatch))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.noise * self.scale
+
+
+class _Back(nn.Module):
+    """Takes what a stage sends; the gradient that comes back is noise."""
+
+    def __init__(self, microbatch: Microbatch) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(_one(microbatch))
+        self.register_buffer("noise", _noise(microbatch))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden * self.noise * self.scale
+
+
+def _one(microbatch: Microbatch) -> Tensor:
+    return torch.ones((), dtype=microbatch.dtype, device=microbatch.tokens.device)
+
+
+def _noise(microbatch: Microbatch) -> Tensor:
+    return torch.randn(
+        *microbatch.tokens.shape,
+        microbatch.width,
+        dtype=microbatch.dtype,
+        device=microbatch.tokens.device,
+    )
+
+
+def _sum(output: Tensor, labels: Tensor) -> Tensor:
+    return output.sum()

@@ -1,0 +1,126 @@
+"""Pictures of a run, drawn while it goes on by a process of their own, and shown in TensorBoard."""
+
+from __future__ import annotations
+
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+from tensorboard.compat.proto.summary_pb2 import Summary
+from torchtitan.tools.logging import logger
+
+from timelyfreeze.planning.background import BackgroundCall
+from timelyfreeze.plots.drawing import Drawn, draw_run
+
+# Drawing takes seconds; a run that has ended waits for it no longer than this.
+LONGEST_WAIT_S = 300.0
+
+
+class RunPictures:
+    """Has pictures drawn from a run's files whenever there is something new in them.
+
+    Pictures are not worth a run: whatever goes wrong is told once, with what to do, and no more is
+    drawn.
+
+    Args:
+        run_folder: Folder of the run.
+        writer: TensorBoard's, of torch; None if there is none.
+    """
+
+    def __init__(self, run_folder: Path, writer: Any | None) -> None:
+        self._run_folder = run_folder
+        self._writer = writer
+        self._call: BackgroundCall[Drawn] | None = None
+        self._is_due = False
+        self._has_failed = False
+        self._shown: dict[str, bytes] = {}
+
+    def draw(self) -> None:
+        """Have everything drawn: at once, or once the process that draws now has ended."""
+        self._is_due = True
+        self._begin()
+
+    def show(self, step: int) -> None:
+        """Show what has been drawn meanwhile as of ``step``; waits for nothing."""
+        if self._call is not None and self._call.done:
+            self._take(step)
+            self._begin()
+
+    def finish(self, step: int) -> None:
+        """Draw everything as it is at the end of the run, wait for it, and show it."""
+        self._wait(step)
+        self.draw()
+        self._wait(step)
+
+    def close(self) -> None:
+        """End the process that draws, if one still does."""
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
+
+    def _begin(self) -> None:
+        if self._is_due and self._call is None and not self._has_failed:
+            self._is_due = False
+            self._call = BackgroundCall(draw_run, self._run_folder)
+
+    def _wait(self, step: int) -> None:
+        deadline = time.monotonic() + LONGEST_WAIT_S
+        while self._call is not None:
+            if self._call.done:
+                self._take(step)
+            elif time.monotonic() > deadline:
+                self._warn(f"the process that draws has taken more than {LONGEST_WAIT_S:.0f} s")
+                self.close()
+            else:
+                time.sleep(0.05)
+
+    def _take(self, step: int) -> None:
+        assert self._call is not None  # the caller saw to it
+        try:
+            drawn = self._call.result()
+        except Exception as error:  # whatever it is, the run goes on
+            self._warn(str(error) or repr(error))
+        else:
+            for name, reason in drawn.broken.items():
+                self._warn(f"{name}: {reason}")
+            for file in drawn.files:
+                if file.suffix == ".png":
+                    self._show_file(file, step)
+        self.close()
+
+    def _show_file(self, file: Path, step: int) -> None:
+        png = file.read_bytes()
+        if self._writer is not None and self._shown.get(file.stem) != png:
+            self._shown[file.stem] = png
+            self._writer.file_writer.add_summary(image_summary(tag_of(file), png), step)
+
+    def _warn(self, reason: str) -> None:
+        if not self._has_failed:
+            logger.warning(
+                "Pictures of this run could not be drawn (%s); draw them later: "
+                "python -m timelyfreeze draw %s",
+                reason,
+                self._run_folder,
+            )
+        self._has_failed = True
+
+
+def tag_of(file: Path) -> str:
+    """Return the tag of a picture: "timeline/measured" for timeline_measured.png."""
+    return file.stem.replace("_", "/", 1)
+
+
+def image_summary(tag: str, png: bytes) -> Summary:
+    """Return an image for TensorBoard, which takes files as they are.
+
+    Args:
+        tag: Its name there.
+        png: Content of a PNG file.
+    """
+    width, height = struct.unpack(">II", png[16:24])  # of the header chunk, always the first
+    n_channels = 3
+    image = Summary.Image(
+        height=height, width=width, colorspace=n_channels, encoded_image_string=png
+    )
+    return Summary(value=[Summary.Value(tag=tag, image=image)])

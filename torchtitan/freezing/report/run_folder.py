@@ -1,0 +1,66 @@
+"""One folder per run, under a name that says what ran."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+
+from timelyfreeze.runtime.exchange import Exchange
+from torchtitan.freezing.config.job_config import JobConfig
+
+
+def make_run_folder(job_config: JobConfig, *, create: bool) -> Path:
+    """Agree on the run's folder over all ranks, ``<dump_folder>/<save_tb_folder>/<time>_<what>``.
+
+    Args:
+        job_config: Names the place, the schedule and the method.
+        create: Whether this rank makes the folder.
+
+    Returns:
+        A folder that no earlier run has used.
+    """
+    place = Path(job_config.job.dump_folder) / job_config.metrics.save_tb_folder
+    folder = place / Exchange().broadcast(free_name(describe(job_config), place))
+    if create:
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def describe(job_config: JobConfig) -> str:
+    """Return a name of the moment, the configuration file, the schedule and the method."""
+    words = [datetime.now().strftime("%Y%m%d-%H%M%S")]
+    if job_config.job.config_file:
+        words.append(Path(job_config.job.config_file).stem)
+    if job_config.parallelism.pipeline_parallel_degree > 1:
+        words.append(job_config.parallelism.pipeline_parallel_schedule)
+    return "_".join([*words, job_config.freezing.method])
+
+
+def free_name(name: str, place: Path) -> str:
+    """Return ``name``, with a number behind it if ``place`` already has one of that name."""
+    candidate, count = name, 1
+    while (place / candidate).exists():
+        count += 1
+        candidate = f"{name}_{count}"
+    return candidate
+
+
+def number_former(folder: Path, names: Iterable[str]) -> None:
+    """Put a number behind files whose names are wanted for later ones: ``plan_1.json`` is oldest.
+
+    Args:
+        folder: Where they are.
+        names: Files that belong together and get the same number; a missing one is passed over.
+    """
+    files = [folder / name for name in names if (folder / name).exists()]
+    number = 1
+    while any(numbered(file, number).exists() for file in files):
+        number += 1
+    for file in files:
+        file.rename(numbered(file, number))
+
+
+def numbered(file: Path, number: int) -> Path:
+    """Return the name that ``file`` has once it is the ``number``-th former one."""
+    return file.with_stem(f"{file.stem}_{number}")

@@ -1,0 +1,287 @@
+"""What a process saw of its run, collected step by step and summed up at the end."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torchtitan.distributed import ParallelDims
+
+from timelyfreeze.control.collected import CollectedFigures
+from timelyfreeze.control.controller import FreezeController
+from timelyfreeze.records.convergence import SKIPPED_STEPS, kappa_over_p_eff
+from timelyfreeze.records.counts import NeverUpdated
+from timelyfreeze.records.summary import RunSummary
+from timelyfreeze.settings.phases import Phase
+from torchtitan.data.turns import is_instruct_dataset
+from torchtitan.freezing.config.job_config import JobConfig
+from torchtitan.freezing.report.reference import Reference
+from torchtitan.upstream.cpu_device import usable_cores
+
+_MIB = 1024**2
+_GIB = 1024**3
+
+
+class RunRecord:
+    """Collects step times, batch times, losses and memory of this process's run.
+
+    A resumed run records its own part only.
+
+    Attributes:
+        seconds: Sum of the step times so far, without validation and checkpoints.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._step_seconds: dict[Phase | None, list[float]] = {}
+        self._n_tokens = 0
+        self._n_steps = 0
+        self._last_step = 0
+        self._batch_ms: dict[Phase, list[float]] = {}
+        self._slowness: list[float] = []
+        self._figures: CollectedFigures | None = None
+        self._score_ms = 0.0
+        self._n_steps_collected = 0
+        self._losses: list[tuple[int, float]] = []
+        self._validation_loss: float | None = None
+        self._peak_bytes = -1
+
+    @property
+    def peak_memory_gib(self) -> float | None:
+        """Largest memory use noted so far on this rank; None where the device tells none."""
+        return None if self._peak_bytes < 0 else self._peak_bytes / _GIB
+
+    @property
+    def stage_ratios(self) -> Mapping[int, float] | None:
+        """What the masks of the last logged step froze of each stage; None before."""
+        return None if self._figures is None else self._figures.applied_stage_ratios
+
+    def add_step(self, step: int, phase: Phase | None, seconds: float, n_tokens: int) -> None:
+        """Take note of a finished optimizer step."""
+        self._step_seconds.setdefault(phase, []).append(seconds)
+        self.seconds += seconds
+        self._n_tokens += n_tokens
+        self._n_steps += 1
+        self._last_step = step
+
+    def add_batches(self, figures: CollectedFigures) -> None:
+        """Take note of measured batches."""
+        for phase, batch_ms in figures.batch_ms.items():
+            self._batch_ms.setdefault(phase, []).extend(batch_ms)
+        if figures.slowness is not None:
+            self._slowness.append(figures.slowness)
+        if figures.score_ms_per_step is not None:
+            n_steps = self._n_steps - self._n_steps_collected
+            self._score_ms += n_steps * figures.score_ms_per_step
+        self._n_steps_collected = self._n_steps
+        self._figures = figures
+
+    def begin_plan(self) -> None:
+        """Forget batches of the stable phase: they ran under another plan than the one to come."""
+        self._batch_ms.pop(Phase.STABLE, None)
+        self._slowness.clear()
+
+    def add_loss(self, step: int, loss: float) -> None:
+        """Take note of a logged training loss."""
+        self._losses.append((step, loss))
+
+    def add_validation_loss(self, loss: float) -> None:
+        """Take note of a validation; the last one counts."""
+        self._validation_loss = loss
+
+    def add_peak_memory(self, n_bytes: int) -> None:
+        """Take note of a peak, before the device starts a new one; -1 stands for unknown."""
+        self._peak_bytes = max(self._peak_bytes, n_bytes)
+
+    def summarize(
+        self,
+        start: RunSummary,
+        controller: FreezeController | None,
+        peak_memory_gib: float | None,
+        emulated: Mapping[str, Any] | None = None,
+    ) -> RunSummary:
+        """Return ``start`` with everything that was measured filled in.
+
+        Args:
+            start: What was known when the run began, of :func:`summary_at_start`.
+            controller: The run's controller, or None if nothing was frozen by design.
+            peak_memory_gib: Largest of all ranks.
+            emulated: Fields that an emulation has measured by its own clock.
+        """
+        before = self._median_seconds([Phase.WARMUP, Phase.UPPER_BOUND])
+        after = self._median_seconds([None] if controller is None else [Phase.STABLE])
+        since_off = self._median_seconds([Phase.OFF])
+        measured: dict[str, Any] = {
+            "steps_done": self._last_step,
+            "tokens_per_second_unfrozen": self._speed(before, start.ranks_per_replica),
+            "tokens_per_second": self._speed(after, start.ranks_per_replica),
+            "step_ms_unfrozen": None if before is None else 1e3 * before,
+            "step_ms": None if after is None else 1e3 * after,
+            "step_ms_off": None if since_off is None else 1e3 * since_off,
+            "outside_ms": self._outside_ms(start.batches_per_step),
+            "batch_ms_unfrozen": self._median_batch_ms([Phase.UPPER_BOUND, Phase.WARMUP]),
+            "batch_ms": self._median_batch_ms([Phase.STABLE]),
+            "slowness": statistics.median(self._slowness) if self._slowness else None,
+            "train_loss": self._train_loss(),
+            "last_loss": self._losses[-1][1] if self._losses else None,
+            "validation_loss": self._validation_loss,
+            "seconds": self.seconds,
+            "peak_memory_gib": peak_memory_gib,
+            **(emulated or {}),
+        }
+        if self._figures is not None:
+            measured["stage_ratios"] = dict(self._figures.applied_stage_ratios)
+            measured["average_freeze_ratio"] = self._figures.average_freeze_ratio
+            if self._figures.score_bytes is not None and self._n_steps_collected:
+                measured["score_ms_per_step"] = self._score_ms / self._n_steps_collected
+                measured["score_memory_mib"] = self._figures.score_bytes / _MIB
+        if controller is not None and controller.plans:
+            measured["switched_off"] = controller.switched_off
+            measured |= _planned(controller, start.batches_per_step, measured["outside_ms"])
+        return replace(start, **measured)
+
+    def _median_seconds(self, phases: Sequence[Phase | None]) -> float | None:
+        counted = [s for phase in phases for s in self._step_seconds.get(phase, [])[SKIPPED_STEPS:]]
+        return statistics.median(counted) if counted else None
+
+    def _outside_ms(self, batches_per_step: int) -> float | None:
+        """Return what a step takes besides its batches, with all weights updated.
+
+        0 at least: medians of few steps may say that the parts took longer than the whole.
+        """
+        for phase in (Phase.UPPER_BOUND, Phase.MIXED):
+            step, batches_ms = self._median_seconds([phase]), self._batch_ms.get(phase)
+            if step is not None and batches_ms:
+                return max(0.0, 1e3 * step - batches_per_step * statistics.median(batches_ms))
+        return None
+
+    def _speed(self, step_seconds: float | None, ranks: int) -> float | None:
+        """Return tokens/s per device at the run's mean number of tokens in a step.
+
+        The mean, so that uneven padding does not show as speed.
+        """
+        if step_seconds is None:
+            return None
+        return self._n_tokens / self._n_steps / step_seconds / ranks
+
+    def _median_batch_ms(self, phases: Sequence[Phase]) -> float | None:
+        """Return the median over the first of ``phases`` that was measured."""
+        for phase in phases:
+            if self._batch_ms.get(phase):
+                return statistics.median(self._batch_ms[phase])
+        return None
+
+    def _train_loss(self) -> float | None:
+        if not self._losses:
+            return None
+        n_last = max(1, self._last_step // 10)
+        recent = [loss for step, loss in self._losses if step > self._last_step - n_last]
+        return statistics.fmean(recent or [self._losses[-1][1]])
+
+
+def _planned(
+    controller: FreezeController, batches_per_step: int, outside_ms: float | None
+) -> dict[str, Any]:
+    plan = controller.plan
+    if plan is None:
+        return {"failure": controller.failure or "not enough steps to measure"}
+    return {
+        "batch_ms_unfrozen_predicted": plan.unfrozen_batch_ms,
+        "batch_ms_predicted": plan.batch_ms,
+        "step_ms_predicted": None
+        if outside_ms is None
+        else batches_per_step * plan.batch_ms + outside_ms,
+        "limit_batch_ms": plan.frozen_batch_ms,
+        "planned_gain": plan.gain,
+        "limit_gain": plan.limit_gain,
+        "planned_stage_ratios": plan.stage_mean_ratios(),
+    }
+
+
+def with_convergence(
+    summary: RunSummary, p_eff: float | None, still: NeverUpdated | None
+) -> RunSummary:
+    """Return ``summary`` with what freezing means for learning.
+
+    Args:
+        summary: With all times filled in.
+        p_eff: Average effective update probability of the stable phase.
+        still: How much of the model was never updated.
+    """
+    before_ms, after_ms = summary.step_ms_unfrozen, summary.step_ms
+    if summary.emulated_ranks is not None:
+        before_ms, after_ms = summary.virtual_step_ms_unfrozen, summary.virtual_step_ms
+    kappa = after_ms / before_ms if before_ms and after_ms else None
+    return replace(
+        summary,
+        kappa=kappa,
+        p_eff=p_eff,
+        kappa_over_p_eff=kappa_over_p_eff(kappa, p_eff),
+        never_updated_tensors=None if still is None else still.tensors,
+        never_updated_elements=None if still is None else still.elements,
+    )
+
+
+def with_reference(summary: RunSummary, reference: Reference, seconds: float | None) -> RunSummary:
+    """Return ``summary`` held against another run.
+
+    Args:
+        summary: With all that this run has.
+        reference: The other run.
+        seconds: When this run got to its loss; None if never.
+    """
+    return replace(
+        summary,
+        reference_run=str(reference.folder),
+        reference_device=reference.device,
+        reference_loss=reference.loss,
+        reference_seconds=reference.seconds,
+        seconds_to_reference_loss=seconds,
+    )
+
+
+def summary_at_start(
+    job_config: JobConfig, parallel_dims: ParallelDims, device_name: str, device_type: str
+) -> RunSummary:
+    """Return a summary of what is known before the first step.
+
+    Args:
+        job_config: The run's configuration.
+        parallel_dims: How the run's processes share the work.
+        device_name: What the device calls itself.
+        device_type: Such as "cuda" or "cpu".
+    """
+    training, parallelism, data = job_config.training, job_config.parallelism, job_config.data
+    csv = parallelism.pipeline_parallel_schedule_csv
+    schedule = Path(csv).name if csv else parallelism.pipeline_parallel_schedule
+    is_shuffled = is_instruct_dataset(training.dataset) and data.shuffle
+    path = training.dataset_path
+    cores = f", {usable_cores():g} cores" if device_type == "cpu" else ""
+    return RunSummary(
+        method=job_config.freezing.method,
+        schedule=schedule if parallel_dims.pp_enabled else None,
+        seed=job_config.debug.seed,
+        data_seed=data.seed if is_shuffled else None,
+        config_file=job_config.job.config_file,
+        model=f"{job_config.model.name} {job_config.model.flavor}",
+        dataset=f"{training.dataset}: {path}" if path else training.dataset,
+        n_devices=parallel_dims.world_size,
+        ranks_per_replica=parallel_dims.non_data_parallel_size,
+        batches_per_step=_batches_per_step(job_config, parallel_dims),
+        device=f"{device_name}{cores}",
+        torch_version=torch.__version__,
+        steps=training.steps,
+        started_at=datetime.now().astimezone().isoformat(timespec="seconds"),
+    )
+
+
+def _batches_per_step(job_config: JobConfig, parallel_dims: ParallelDims) -> int:
+    training = job_config.training
+    replicas = parallel_dims.world_size // parallel_dims.non_data_parallel_size
+    # A global batch size below 1 stands for one batch on each replica.
+    return max(1, training.global_batch_size // (training.local_batch_size * replicas))

@@ -1,0 +1,158 @@
+"""Optimizer steps of a run as they end: rows of ``steps.csv``, kappa and p_eff.
+
+Times of a step are known when it ends, what it froze on all ranks when figures are next exchanged.
+So rows are written at logged steps, all since the one before. A run that is killed loses those
+since then; one that fails loses none.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+from timelyfreeze.control.collected import CollectedFigures
+from timelyfreeze.meters.tally import FREEZING_PHASES
+from timelyfreeze.records.convergence import StepRatio, kappa_over_p_eff, mean_p_eff
+from timelyfreeze.records.steps import StepLog, StepRow
+from timelyfreeze.settings.phases import Phase
+
+
+class StepRecord:
+    """Collects what is known of each step and writes it down.
+
+    Args:
+        log: Where rows go; None on ranks that write nothing.
+        ranks_per_replica: Processes that share a batch.
+        emulates: Whether kappa is that of the virtual clock.
+        writing: What rows are written in.
+
+    Attributes:
+        latest_kappa: Last one since freezing began; None before.
+    """
+
+    def __init__(
+        self,
+        log: StepLog | None,
+        ranks_per_replica: int,
+        *,
+        emulates: bool,
+        writing: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self._log = log
+        self._writing = writing
+        self._ranks = ranks_per_replica
+        self._emulates = emulates
+        self._ended: list[StepRow] = []
+        self._n_virtual = 0  # of the ended rows, how many have their virtual time
+        self._ratios: dict[int, float] = {}
+        self._logged: dict[int, dict[str, Any]] = {}
+        self._kappa = StepRatio()
+        self._stable: list[tuple[float, float]] = []
+        self.latest_kappa: float | None = None
+
+    def add_virtual(self, steps: Sequence[tuple[Phase | None, float]]) -> None:
+        """Take note of the virtual times in milliseconds of the next steps that have ended."""
+        for phase, virtual_ms in steps:
+            self._kappa.add(phase, virtual_ms)
+            row = self._ended[self._n_virtual]
+            self._ended[self._n_virtual] = replace(row, virtual_step_ms=virtual_ms)
+            self._n_virtual += 1
+
+    def log(
+        self,
+        step: int,
+        loss: float,
+        phase: Phase | None = None,
+        figures: CollectedFigures | None = None,
+        predicted_ms: float | None = None,
+    ) -> dict[str, float]:
+        """Take note of what is logged of a step that is about to end.
+
+        Args:
+            step: Its number.
+            loss: Training loss.
+            phase: Its phase; None for a run without freezing.
+            figures: What all ranks have exchanged; None likewise.
+            predicted_ms: Prediction for its batches.
+
+        Returns:
+            kappa, p_eff and their ratio, as far as they are known, by their tags.
+        """
+        values: dict[str, Any] = {"train_loss": loss, "batch_predicted_ms": predicted_ms}
+        self._logged[step] = values
+        if figures is None or phase is None:
+            return {}
+        self._ratios.update(figures.step_ratios)
+        batches_ms = figures.batch_ms.get(phase)
+        values["batch_ms"] = statistics.median(batches_ms) if batches_ms else None
+        values["kappa"] = kappa = self._kappa.take(phase)
+        # While everything is frozen to measure, it is no gain.
+        if phase in FREEZING_PHASES:
+            self.latest_kappa = kappa or self.latest_kappa
+        values["p_eff"] = p_eff = None if figures.energy is None else figures.energy.p_eff
+        if phase is Phase.STABLE and figures.energy is not None and p_eff is not None:
+            self._stable.append((p_eff, figures.energy.total))
+        tags = {
+            "convergence/kappa": kappa,
+            "convergence/p_eff": p_eff,
+            "convergence/kappa_over_p_eff": kappa_over_p_eff(kappa, p_eff),
+        }
+        return {tag: value for tag, value in tags.items() if value is not None}
+
+    def end_step(
+        self, step: int, phase: Phase | None, seconds: float, total_seconds: float, n_tokens: int
+    ) -> None:
+        """Take note of a finished step.
+
+        Args:
+            step: Its number.
+            phase: Its phase; None for a run without freezing.
+            seconds: What it took.
+            total_seconds: What all steps so far took.
+            n_tokens: Tokens it learned from.
+        """
+        if not self._emulates:
+            self._kappa.add(phase, 1e3 * seconds)
+        self._ended.append(
+            StepRow(
+                step=step,
+                phase="" if phase is None else phase.value,
+                seconds=total_seconds,
+                step_ms=1e3 * seconds,
+                tokens_per_second=n_tokens / seconds / self._ranks if seconds > 0.0 else math.nan,
+                freeze_ratio=0.0 if phase is None else None,
+            )
+        )
+        if step in self._logged:
+            # The virtual time of this step is not known before figures are exchanged again.
+            self._write(self._n_virtual if self._emulates else len(self._ended))
+
+    @property
+    def p_eff(self) -> float | None:
+        """Average of p_eff over what was logged of the stable phase, Eq. 28; None if nothing."""
+        return mean_p_eff(self._stable)
+
+    def add_ratios(self, figures: CollectedFigures) -> None:
+        """Take note of what steps have frozen that were never logged."""
+        self._ratios.update(figures.step_ratios)
+
+    def close(self) -> None:
+        """Write what is still out."""
+        self._write(len(self._ended))
+
+    def _write(self, n: int) -> None:
+        rows, self._ended = self._ended[:n], self._ended[n:]
+        self._n_virtual = max(0, self._n_virtual - n)
+        complete = []
+        for row in rows:
+            known = self._logged.pop(row.step, {})
+            if row.step in self._ratios:
+                known["freeze_ratio"] = self._ratios.pop(row.step)
+            complete.append(replace(row, **known))
+        if self._log is not None:
+            with self._writing():
+                self._log.add(complete)

@@ -1,0 +1,156 @@
+"""TensorBoard files of a run: its figures, in groups, and what runs are told apart by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from torch.utils.tensorboard.summary import hparams
+from torchtitan.components.metrics import TensorBoardLogger
+
+from timelyfreeze.records.summary import RunSummary
+from torchtitan.freezing.config.job_config import JobConfig
+from torchtitan.freezing.report.output_guard import OutputGuard
+
+# The custom scalars tab takes what stands between a line's first parenthesis and its last for the
+# run, and draws no line of a tag that has one. Such figures are written for it under other tags.
+CHARTED = {
+    "throughput(tps)": "speed/tokens_per_second",
+    "batch_time/measured(ms)": "speed/batch_ms_measured",
+    "batch_time/predicted(ms)": "speed/batch_ms_predicted",
+    "emulation/virtual_throughput(tps)": "speed/virtual_tokens_per_second",
+    "emulation/virtual_step_time(ms)": "speed/virtual_step_ms",
+}
+
+# The custom scalars tab: charts by group. Tags are regular expressions there.
+LAYOUT: dict[str, dict[str, list[Any]]] = {
+    "speed": {
+        "tokens/s per device": ["Multiline", [r"^speed/(virtual_)?tokens_per_second$"]],
+        "batch, ms, measured and predicted": ["Multiline", [r"^speed/batch_ms_.*"]],
+        "machine, times as slow as when measured": ["Multiline", [r"^batch_time/slowness$"]],
+        "step of an emulated pipeline, ms": ["Multiline", [r"^speed/virtual_step_ms$"]],
+    },
+    "freezing": {
+        "frozen in the step, by stage": ["Multiline", [r"^freezing_actual_ratio/.*"]],
+        "planned for the step, by stage": ["Multiline", [r"^freezing_expected_ratio/.*"]],
+        "mean so far": ["Multiline", [r"^freezing/average_freeze_ratio$"]],
+        "phase": ["Multiline", [r"^freezing/phase$"]],
+    },
+    "convergence": {
+        "kappa and p_eff": ["Multiline", [r"^convergence/(kappa|p_eff)$"]],
+        "kappa / p_eff": ["Multiline", [r"^convergence/kappa_over_p_eff$"]],
+    },
+    "loss": {
+        "training and validation": [
+            "Multiline",
+            [r"^loss_metrics/global_avg_loss$", r"^validation_metrics/loss$"],
+        ],
+        "gradient norm": ["Multiline", [r"^grad_norm$"]],
+    },
+}
+
+# Figures of a summary that the table of runs has, by tag.
+FINAL = {
+    "final/tokens_per_second": "tokens_per_second",
+    "final/batch_time(ms)": "batch_ms",
+    "final/train_loss": "train_loss",
+    "final/validation_loss": "validation_loss",
+    "final/average_freeze_ratio": "average_freeze_ratio",
+    "final/kappa": "kappa",
+    "final/p_eff": "p_eff",
+    "final/kappa_over_p_eff": "kappa_over_p_eff",
+    "final/seconds": "seconds",
+    "final/peak_memory(GiB)": "peak_memory_gib",
+}
+
+
+class RunTensorBoard(TensorBoardLogger):
+    """TensorBoard files of one run.
+
+    Figures that do not exist (MFU on a CPU) are left out, not drawn as NaN.
+
+    Args:
+        folder: Where the files go.
+        job_config: What runs are told apart by.
+        guard: Lets the run go on where they cannot be written.
+    """
+
+    def __init__(self, folder: str, job_config: JobConfig, guard: OutputGuard) -> None:
+        super().__init__(folder)
+        self._guard = guard
+        self.writer.add_text("settings", _as_table(job_config.to_dict()), 0)
+        self.writer.add_custom_scalars(LAYOUT)
+        experiment, begin, self._end = hparams(hyperparameters(job_config), dict.fromkeys(FINAL, 0))
+        # To the run's own files: torch's add_hparams would make another run below this one.
+        for part in (experiment, begin):
+            self.writer.file_writer.add_summary(part)
+
+    def log(self, metrics: dict[str, Any], step: int) -> None:
+        """Write the finite metrics."""
+        known = {k: v for k, v in metrics.items() if not (isinstance(v, float) and math.isnan(v))}
+        known |= {CHARTED[name]: value for name, value in known.items() if name in CHARTED}
+        with self._guard.writing():
+            super().log(known, step)
+
+    def log_summary(self, summary: RunSummary) -> None:
+        """Write what the run ended with, beside its hyperparameters."""
+        with self._guard.writing():
+            for tag, name in FINAL.items():
+                value = getattr(summary, name)
+                if value is not None:
+                    self.writer.add_scalar(tag, value, summary.steps_done)
+            self.writer.file_writer.add_summary(self._end)
+
+    def close(self) -> None:
+        """Write what is still held back."""
+        with self._guard.writing():
+            super().close()
+
+
+def hyperparameters(job_config: JobConfig) -> dict[str, bool | float | str]:
+    """Return what runs are filtered by; keys that are unset, or have no say, are left out."""
+    training, parallelism, freezing = (
+        job_config.training,
+        job_config.parallelism,
+        job_config.freezing,
+    )
+    values: dict[str, Any] = {
+        "freezing.method": freezing.method,
+        "model": f"{job_config.model.name} {job_config.model.flavor}",
+        "training.dataset": training.dataset,
+        "training.steps": training.steps,
+        "training.local_batch_size": training.local_batch_size,
+        "training.seq_len": training.seq_len,
+        "optimizer.lr": job_config.optimizer.lr,
+        "debug.seed": job_config.debug.seed,
+        "emulation.enable": job_config.emulation.enable,
+    }
+    if parallelism.pipeline_parallel_degree > 1:
+        csv = parallelism.pipeline_parallel_schedule_csv
+        values["schedule"] = csv or parallelism.pipeline_parallel_schedule
+        values["parallelism.pipeline_parallel_degree"] = parallelism.pipeline_parallel_degree
+        values["parallelism.pipeline_parallel_microbatch_size"] = (
+            parallelism.pipeline_parallel_microbatch_size
+        )
+    if freezing.method != "none":
+        values["freezing.last_warmup_step"] = freezing.last_warmup_step
+    if freezing.method.startswith("timelyfreeze"):
+        values["freezing.max_freeze_ratio"] = freezing.max_freeze_ratio
+        for key in ("monitoring", "cascade", "first_stage"):
+            values[f"freezing.{key}"] = getattr(freezing, key)
+    return {
+        name: value if isinstance(value, (bool, int, float, str)) else str(value)
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+def _as_table(settings: Mapping[str, Any]) -> str:
+    """Return the settings as a markdown table, which TensorBoard's text tab renders."""
+    rows = [
+        f"| {section}.{key} | {value} |"
+        for section, values in settings.items()
+        for key, value in (values.items() if isinstance(values, dict) else [("", values)])
+    ]
+    return "\n".join(["| key | value |", "| --- | --- |", *rows])

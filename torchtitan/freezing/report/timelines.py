@@ -1,0 +1,131 @@
+"""Timelines that a run measures: of each phase the most typical pass, as all ranks saw it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+from torchtitan.tools.logging import logger
+
+from timelyfreeze.control.collected import ObservedPass
+from timelyfreeze.control.controller import FreezeController
+from timelyfreeze.files.safe_write import write_whole
+from timelyfreeze.records.timeline import SeenPass, measured_timeline
+from timelyfreeze.records.timeline_file import timeline_file, timeline_to_json
+from timelyfreeze.runtime.exchange import Exchange
+from timelyfreeze.settings.phases import Phase
+from torchtitan.freezing.report.run_folder import number_former
+
+# Passes of a phase among which the typical one is looked for: the last ones, so many at most, and
+# in a phase without end as soon as there are so many.
+_MOST_KEPT = 16
+_ENOUGH = 8
+_ENDLESS = (Phase.STABLE, Phase.OFF)
+
+
+class TimelineRecord:
+    """Keeps a few passes of the current phase, and writes one of them down when it is over.
+
+    The ramp is left out: no two of its steps freeze alike. Phases without end are over, for this
+    purpose, once there are enough passes to choose from. Between calls of :meth:`collect` nothing
+    is exchanged or written, so a step pays for keeping a reference to its record.
+
+    Args:
+        controller: Knows the order and the links.
+        exchange: Talks to the other ranks.
+        run_folder: Folder of the run.
+        writes: Whether this rank writes.
+        writing: What files are written in.
+    """
+
+    def __init__(
+        self,
+        controller: FreezeController,
+        exchange: Exchange,
+        run_folder: Path,
+        *,
+        writes: bool,
+        writing: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self._controller = controller
+        self._exchange = exchange
+        self._run_folder = run_folder
+        self._writes = writes
+        self._writing = writing
+        self._kept: dict[Phase, deque[ObservedPass]] = {}
+        self._current: Phase | None = None
+        self._written: set[Phase] = set()
+
+    def add(self, observed: ObservedPass) -> None:
+        """Take note of a pass of this rank; all ranks run the same ones."""
+        phase = self._current = observed.phase
+        is_wanted = phase is not Phase.RAMP and phase not in self._written
+        if is_wanted and not observed.is_cold and observed.record.intervals_ms:
+            self._kept.setdefault(phase, deque(maxlen=_MOST_KEPT)).append(observed)
+
+    def begin_plan(self) -> None:
+        """Leave what ran under another plan behind: its file gets a number and stays."""
+        self._kept.pop(Phase.STABLE, None)
+        if Phase.STABLE in self._written and self._writes:
+            file = timeline_file(self._run_folder, Phase.STABLE)
+            number_former(file.parent, [file.name])
+        self._written.discard(Phase.STABLE)
+
+    def collect(self, *, is_last: bool = False) -> bool:
+        """Write the timelines of phases that are over; every rank must call this at the same step.
+
+        Args:
+            is_last: Whether the run ends, so that every phase is over.
+
+        Returns:
+            Whether there was one.
+        """
+        due = [phase for phase in Phase if self._is_due(phase, is_last=is_last)]
+        for phase in due:
+            self._write(phase, list(self._kept.pop(phase)))
+            self._written.add(phase)
+        return bool(due)
+
+    def _is_due(self, phase: Phase, *, is_last: bool) -> bool:
+        if phase not in self._kept:
+            return False
+        is_enough = phase in _ENDLESS and len(self._kept[phase]) >= _ENOUGH
+        return is_last or is_enough or phase is not self._current
+
+    def _write(self, phase: Phase, passes: list[ObservedPass]) -> None:
+        everyone = self._exchange.all_gather([observed.record.span_ms for observed in passes])
+        chosen = passes[typical(everyone)]
+        processes = self._exchange.all_gather(
+            SeenPass(chosen.record.intervals_ms, dict(chosen.shares))
+        )
+        if not self._writes:
+            return
+        bounds = self._controller.bounds
+        try:
+            timeline = measured_timeline(
+                self._controller.order,
+                processes,
+                phase,
+                step=chosen.step,
+                transfers_ms=None if bounds is None else bounds.transfers_ms,
+            )
+        except ValueError as error:
+            logger.warning("There will be no timeline of phase %s: %s", phase.value, error)
+            return
+        file = timeline_file(self._run_folder, phase)
+        with self._writing():
+            write_whole(file, timeline_to_json(timeline).encode())
+        logger.debug("Wrote %s", file)
+
+
+def typical(spans_ms: list[list[float]]) -> int:
+    """Return which pass has the median time, as the slowest rank saw it.
+
+    Args:
+        spans_ms: Of each rank the span of each pass, milliseconds.
+    """
+    slowest = [max(spans) for spans in zip(*spans_ms, strict=True)]
+    by_time = sorted(range(len(slowest)), key=lambda i: slowest[i])
+    return by_time[(len(by_time) - 1) // 2]

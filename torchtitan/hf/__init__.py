@@ -1,0 +1,1 @@
+"""Hugging Face folders in and out, and the LLaMA models they hold."""

@@ -1,0 +1,74 @@
+"""Translates between our weights and those of a Hugging Face folder, tied embeddings included."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch.distributed.checkpoint import HuggingFaceStorageReader
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
+from torch.futures import Future
+from torchtitan.models.llama3.model.args import TransformerModelArgs
+from torchtitan.models.llama3.model.state_dict_adapter import Llama3StateDictAdapter
+from torchtitan.tools.logging import logger
+
+from torchtitan.hf.llama_config import EMBEDDING, HEAD, read_settings
+
+
+class LlamaAdapter(Llama3StateDictAdapter):
+    """Upstream's adapter for llama3, which also takes folders whose embeddings are tied."""
+
+    def __init__(self, model_args: TransformerModelArgs, hf_assets_path: str | None) -> None:
+        super().__init__(model_args, hf_assets_path)
+        index = self.fqn_to_index_mapping
+        if index is not None and EMBEDDING in index:
+            # Trained models are never tied: saving one has to know a file for its output layer.
+            index.setdefault(HEAD, index[EMBEDDING])
+
+    def get_hf_storage_reader(
+        self, path: str, from_quantized: bool = False
+    ) -> HuggingFaceStorageReader:
+        """Return a reader of ``path``, which unties the embeddings if they are tied there."""
+        if not read_settings(Path(path)).get("tie_word_embeddings"):
+            return super().get_hf_storage_reader(path, from_quantized)
+        logger.info(
+            "The embeddings of %s are tied; the output layer starts as a copy of them and is "
+            "trained apart from them",
+            path,
+        )
+        return UntyingReader(path)
+
+
+class UntyingReader(HuggingFaceStorageReader):
+    """Reads a folder with tied embeddings as if it held an output layer.
+
+    Whoever asks for the output layer gets the embedding, be it on another rank than the embedding
+    or on the same. An output layer that the file holds all the same is not used, as transformers
+    does not use it.
+    """
+
+    def read_metadata(self) -> Metadata:
+        """Return what the files hold, with an output layer shaped as the embedding."""
+        metadata = super().read_metadata()
+        metadata.state_dict_metadata[HEAD] = metadata.state_dict_metadata[EMBEDDING]
+        return metadata
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read what ``plan`` asks for, the output layer from where the embedding lies."""
+        return super().read_data(
+            LoadPlan([_from_embedding(item) for item in plan.items], plan.storage_data), planner
+        )
+
+
+def _from_embedding(item: ReadItem) -> ReadItem:
+    source = item.storage_index
+    if source.fqn != HEAD:
+        return item
+    return ReadItem(
+        type=item.type,
+        dest_index=item.dest_index,
+        dest_offsets=item.dest_offsets,
+        storage_index=MetadataIndex(EMBEDDING, source.offset, source.index),
+        storage_offsets=item.storage_offsets,
+        lengths=item.lengths,
+    )

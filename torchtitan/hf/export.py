@@ -1,0 +1,187 @@
+"""Turns a checkpoint of a run into a Hugging Face folder.
+
+The checkpoint is read one output file at a time, so that no more than a file's worth of weights is
+in memory, whatever the size of the model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torchtitan.config import TORCH_DTYPE_MAP
+from torchtitan.models.llama3 import Transformer
+from torchtitan.tools.logging import init_logger, logger
+
+from torchtitan.hf.adapter import LlamaAdapter
+from torchtitan.hf.exportable import Exportable, ExportError, find_exportable
+from torchtitan.hf.flavors import weights_folder
+from torchtitan.hf.llama_args import config_of
+from torchtitan.hf.llama_config import (
+    CONFIG_FILE,
+    LlamaConfig,
+    differences,
+    parse_config,
+    to_settings,
+)
+from torchtitan.hf.weights import StoredWeights
+
+MAX_FILE_BYTES = 5 * 10**9
+_HEAD, _EMBEDDING = "output.weight", "tok_embeddings.weight"
+# What transformers reads beside config.json and the weights.
+_COMPANIONS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+_TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def export_run(
+    run: Path,
+    step: int | None = None,
+    *,
+    output: Path | None = None,
+    dtype: torch.dtype | None = None,
+    max_file_bytes: int = MAX_FILE_BYTES,
+) -> Path:
+    """Write the weights of a run as a folder that transformers loads.
+
+    Embeddings that were tied in the folder the run began from stay tied if they are still equal,
+    bit for bit; trained apart, they are written apart.
+
+    Args:
+        run: Folder of the run, as its report names it, with settings.json.
+        step: Step of the checkpoint; the last finished one if None.
+        output: Folder to write; ``<run>/hf_step-<step>`` if None.
+        dtype: Type of the weights; as they lie in the checkpoint if None, so that the folder
+            computes what the training model did.
+        max_file_bytes: A file is closed before it would grow beyond this.
+
+    Returns:
+        The folder, which is either whole or not there.
+
+    Raises:
+        ExportError: If the run has no such checkpoint or the folder is there already.
+    """
+    exportable = find_exportable(run, step)
+    folder = output or run / f"hf_{exportable.checkpoint.name}"
+    if folder.exists():
+        raise ExportError(f"{str(folder)!r} is there already; remove it or name another folder")
+    part = folder.with_name(folder.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    weights = StoredWeights(exportable.checkpoint)
+    names = _names_to_write(exportable, weights)
+    weights.write(
+        part,
+        names,
+        LlamaAdapter(exportable.model_args, None).to_hf,
+        dtype=dtype,
+        max_file_bytes=max_file_bytes,
+    )
+    config = replace(config_of(exportable.model_args), tie_word_embeddings=_HEAD not in names)
+    settings = hf_settings(config, exportable.source, dtype or weights.dtype(_EMBEDDING))
+    (part / CONFIG_FILE).write_text(json.dumps(settings, indent=2) + "\n")
+    # A model whose weights were loaded from elsewhere may have its tokenizer in another place.
+    for place in (
+        weights_folder(exportable.job_config),
+        Path(exportable.job_config.model.hf_assets_path),
+    ):
+        for name in _COMPANIONS:
+            if (place / name).is_file():
+                shutil.copyfile(place / name, part / name)
+    part.rename(folder)
+    return folder
+
+
+def _names_to_write(exportable: Exportable, weights: StoredWeights) -> list[str]:
+    """Return the names of the model's tensors, without an output layer that is still tied."""
+    with torch.device("meta"):
+        names = list(Transformer(exportable.model_args).state_dict())
+    missing = [name for name in names if name not in weights]
+    if missing:
+        raise ExportError(f"{str(exportable.checkpoint)!r} lacks {missing[0]} of the run's model")
+    if exportable.source.get("tie_word_embeddings"):
+        if torch.equal(*weights.load([_EMBEDDING, _HEAD]).values()):
+            names.remove(_HEAD)
+        else:
+            logger.info("The output layer was trained apart from the embeddings; both are written")
+    return names
+
+
+def hf_settings(
+    config: LlamaConfig, source: Mapping[str, Any], dtype: torch.dtype
+) -> dict[str, Any]:
+    """Return the contents of ``config.json``.
+
+    Where ``source`` describes the same model it is kept, so that token ids and everything else we
+    do not know of goes on. Of another model's only the token ids are, which are the tokenizer's.
+    """
+    settings = to_settings(config)
+    if source and _describes(source, config):
+        settings = dict(source)
+    else:
+        settings |= {key: source[key] for key in _TOKEN_IDS if key in source}
+    settings["tie_word_embeddings"] = config.tie_word_embeddings
+    settings.pop("torch_dtype", None)
+    settings["dtype"] = str(dtype).removeprefix("torch.")
+    # Releases of transformers before 5 know the type by this name alone.
+    settings["torch_dtype"] = settings["dtype"]
+    return settings
+
+
+def _describes(source: Mapping[str, Any], config: LlamaConfig) -> bool:
+    try:
+        return not differences(config, parse_config(source))
+    except ValueError:
+        return False
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Export as the command line says and return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/export_hf.sh",
+        description="Writes a run's weights as a Hugging Face folder.",
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder named by the run's report")
+    parser.add_argument(
+        "step", type=int, nargs="?", metavar="STEP", help="step of the checkpoint; default: last"
+    )
+    parser.add_argument("--output", type=Path, help="folder to write; default: RUN/hf_step-STEP")
+    parser.add_argument(
+        "--dtype",
+        choices=sorted(TORCH_DTYPE_MAP),
+        help="type of the weights; default: as trained",
+    )
+    options = parser.parse_args(arguments)
+    init_logger()
+    try:
+        folder = export_run(
+            options.run,
+            options.step,
+            output=options.output,
+            dtype=TORCH_DTYPE_MAP[options.dtype] if options.dtype else None,
+        )
+    except (ExportError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,124 @@
+"""The tensors of a Hugging Face folder, known from the headers of its safetensors files.
+
+No weight is read, so a folder of any size is looked through in a moment.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from timelyfreeze.files.plain_json import parse_json, shown
+from torchtitan.checkpoints.finished import INDEX_FILE
+from torchtitan.hf.llama_config import HEAD, LlamaConfig, tensor_shapes
+
+SUFFIX = ".safetensors"
+# At most as many names of one kind in a message: the first few tell what is wrong.
+_N_NAMED = 3
+_MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Where a tensor lies and what it looks like; ``dtype`` in the format's words ("BF16")."""
+
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Return every tensor of the safetensors files of ``folder``, by name.
+
+    Raises:
+        ValueError: If there are none, one that the index names is missing or damaged, or two hold
+            the same tensor.
+    """
+    files = sorted(folder.glob(f"*{SUFFIX}"))
+    absent = sorted(_files_of_index(folder) - {file.name for file in files})
+    if absent:
+        raise ValueError(f"{str(folder)!r} lacks {_some(absent)}, which its {INDEX_FILE} names")
+    if not files:
+        raise ValueError(f"{str(folder)!r} has no {SUFFIX} files")
+    found: dict[str, StoredTensor] = {}
+    for file in files:
+        for name, entry in _header(file).items():
+            if name in found:
+                raise ValueError(
+                    f"{name} is in {found[name].file} and in {file.name} of {str(folder)!r}; "
+                    "remove one of the files"
+                )
+            found[name] = StoredTensor(file.name, entry["dtype"], tuple(entry["shape"]))
+    return found
+
+
+def _files_of_index(folder: Path) -> set[str]:
+    path = folder / INDEX_FILE
+    if not path.is_file():
+        return set()
+    try:
+        names = parse_json(path.read_text())["weight_map"].values()
+        if not all(isinstance(name, str) for name in names):
+            raise ValueError("weight_map must give the file of each tensor")
+        return set(names)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{str(path)!r} is no index of tensors: {error!r}") from error
+
+
+def _header(file: Path) -> dict[str, Any]:
+    """Return the header of a safetensors file: its length in 8 bytes, then as much JSON."""
+    try:
+        with file.open("rb") as opened:
+            (n_bytes,) = struct.unpack("<Q", opened.read(8))
+            if n_bytes > _MAX_HEADER_BYTES:
+                raise ValueError(f"its header would be {n_bytes} bytes long")
+            header = parse_json(opened.read(n_bytes))
+            header.pop("__metadata__", None)
+            for name, entry in header.items():
+                _require_tensor(name, entry)
+            n_data = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        n_missing = 8 + n_bytes + n_data - file.stat().st_size
+        if n_missing > 0:
+            raise ValueError(f"{n_missing} bytes are missing at its end")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+        raise ValueError(f"{str(file)!r} is no whole safetensors file: {error}") from error
+    return header
+
+
+def _require_tensor(name: str, entry: Any) -> None:
+    """Raise ValueError unless an entry of a header describes a tensor."""
+    sizes = [*entry["shape"], *entry["data_offsets"]]
+    if (
+        not isinstance(entry["dtype"], str)
+        or len(entry["data_offsets"]) != 2
+        or not all(type(size) is int and 0 <= size < 2**63 for size in sizes)
+    ):
+        raise ValueError(f"{shown(name)} is {shown(entry)}, which describes no tensor")
+
+
+def tensor_mistakes(config: LlamaConfig, tensors: Mapping[str, StoredTensor]) -> Iterator[str]:
+    """Say what keeps ``tensors`` from being the weights of ``config``."""
+    expected = tensor_shapes(config)
+    # Old folders keep the rotary frequencies, which follow from the configuration.
+    ignored = {name for name in tensors if name.endswith("rotary_emb.inv_freq")} | {HEAD}
+    missing = [name for name in expected if name not in tensors]
+    unknown = sorted(tensors.keys() - expected.keys() - ignored)
+    misshapen = [
+        f"{name} {list(tensors[name].shape)} instead of {list(shape)}"
+        for name, shape in expected.items()
+        if name in tensors and tensors[name].shape != shape
+    ]
+    if missing:
+        yield f"it lacks {_some(missing)}"
+    if unknown:
+        yield f"it has {_some(unknown)}, for which the model has no place"
+    if misshapen:
+        yield f"it has {_some(misshapen)}"
+
+
+def _some(names: list[str]) -> str:
+    rest = len(names) - _N_NAMED
+    return ", ".join(names[:_N_NAMED]) + (f" and {rest} more" if rest > 0 else "")

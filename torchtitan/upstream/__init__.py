@@ -1,0 +1,1 @@
+"""What this fork changes of upstream, each change with its reason."""

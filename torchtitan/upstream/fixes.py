@@ -1,0 +1,248 @@
+"""Every upstream behaviour that this fork changes, each with its reason.
+
+TorchTitan 0.2.2 is used as installed; where what it does is wrong or missing for pipeline-parallel
+training on the machines we support, the change stands here and nowhere else.
+Each has a test that fails when the change is taken away, and so tells when upstream no longer needs
+it; ``docs/upstream.md`` names them.
+
+Patches of module attributes are made by :func:`install`, once, before a trainer is built. The rest
+are functions that the trainer and the train spec call.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import wraps
+from typing import Any
+
+import torch
+import torchtitan.components.checkpoint as titan_checkpoint
+import torchtitan.components.metrics as titan_metrics
+import torchtitan.distributed.utils as titan_dist
+import torchtitan.tools.utils as titan_tools
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torchtitan.config import TORCH_DTYPE_MAP, JobConfig
+from torchtitan.distributed import ParallelDims
+
+from timelyfreeze.runtime.torch_pipelining import forward_only, places_stages_in_v
+from torchtitan.checkpoints.manager import SafeCheckpointManager
+from torchtitan.freezing.emulation.mesh import EmulatedMesh
+from torchtitan.upstream.cpu_device import CpuDevice
+
+# NVIDIA RTX A6000 datasheet: 309.7 TFLOP/s bf16 with sparsity, half of it dense.
+A6000_PEAK_FLOPS = 154.8e12
+
+_installed = False
+
+
+def install() -> None:
+    """Apply all attribute patches; calling it again does nothing."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    if not torch.accelerator.is_available():
+        _use_cpu()
+    _patch(titan_dist, "clip_grad_norm_", _clip_on_device)
+    _patch(titan_tools, "get_peak_flops", _peak_flops)
+    _patch(titan_metrics, "_get_metrics_rank", _metrics_rank)
+    _patch(titan_checkpoint, "CheckpointManager", lambda upstream: SafeCheckpointManager)
+    # Reported once by our own launcher, which knows the rank; upstream's advice points at its own
+    # script.
+    _patch(titan_metrics, "ensure_pp_loss_visible", lambda upstream: lambda *args: None)
+
+
+def _patch(
+    module: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> None:
+    """Replace ``module.name`` by ``wrap(original)``, also where upstream imported it by name."""
+    original = getattr(module, name)
+    wrapped = wrap(original)
+    for other in list(sys.modules.values()):
+        is_upstream = getattr(other, "__name__", "").startswith("torchtitan")
+        if is_upstream and getattr(other, name, None) is original:
+            setattr(other, name, wrapped)
+
+
+# -- devices ---------------------------------------------------------------------------------------
+
+
+def _use_cpu() -> None:
+    """Make the CPU the device where there is no accelerator.
+
+    Upstream falls back to "cuda" on any machine (``tools/utils.py``) and reads its memory
+    statistics from the CUDA allocator.
+    """
+    cuda_name, cuda_module = titan_tools.device_type, titan_tools.device_module
+    for module in list(sys.modules.values()):
+        if not getattr(module, "__name__", "").startswith("torchtitan"):
+            continue
+        if getattr(module, "device_type", None) is cuda_name:
+            module.device_type = "cpu"
+        if getattr(module, "device_module", None) is cuda_module:
+            module.device_module = CpuDevice
+
+
+def reduce_by_sum_on_cpu(module: nn.Module) -> nn.Module:
+    """Make FSDP's gradient reduction one that gloo knows; the result is the same.
+
+    Upstream asks for a sum with a factor of 1, which FSDP2 passes on as an operation that only NCCL
+    has.
+    """
+    if titan_tools.device_type == "cpu":
+        for part in module.modules():
+            if isinstance(part, FSDPModule):
+                part.set_force_sum_reduction_for_comms(True)
+    return module
+
+
+def _peak_flops(upstream: Callable[[str], float]) -> Callable[[str], float]:
+    """Give the A6000 its own peak, and a CPU none.
+
+    Upstream takes an A100's 312 TFLOP/s for both.
+    """
+
+    def peak_flops(device_name: str) -> float:
+        if titan_tools.device_type == "cpu":
+            return float("nan")
+        if "A6000" in device_name:
+            return A6000_PEAK_FLOPS
+        return upstream(device_name)
+
+    return peak_flops
+
+
+def _clip_on_device(upstream: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Let a rank without any gradient take part in the gradient norm, and every emulated rank.
+
+    In a step that freezes everything a rank has no gradients; torch's norm of nothing is a zero on
+    the CPU, which NCCL cannot reduce over the pipeline. Factory functions under a default device
+    put it where the parameters are.
+    """
+
+    def clip_grad_norm_(
+        parameters: Any, max_norm: float, *args: Any, pp_mesh: Any = None, **kwargs: Any
+    ) -> Tensor:
+        parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        device = parameters[0].device if parameters else torch.device(titan_tools.device_type)
+        with torch.device(device):
+            if isinstance(pp_mesh, EmulatedMesh):
+                return pp_mesh.clip_grad_norm_(parameters, max_norm, foreach=kwargs.get("foreach"))
+            return upstream(parameters, max_norm, *args, pp_mesh=pp_mesh, **kwargs)
+
+    return clip_grad_norm_
+
+
+# -- gradients under pipeline parallelism ----------------------------------------------------------
+
+
+class PipelineLoss:
+    """A sum loss divided by the step's number of target tokens before it is back-propagated.
+
+    Upstream back-propagates the raw sum under pipeline parallelism and divides only the logged
+    value (issue #2972): gradients come out larger by the number of tokens, which clipping then
+    hides. Outside :meth:`divided_by` (in validation, which divides by itself) the loss is the plain
+    sum.
+    """
+
+    def __init__(self, loss_fn: Callable[..., Tensor]) -> None:
+        self._loss_fn = loss_fn
+        self._n_tokens: Tensor | float = 1.0
+        # The loss belongs to the last stage's forward; whoever times actions puts its clock here.
+        self.timed: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    @contextmanager
+    def divided_by(self, n_tokens: Tensor | float) -> Iterator[None]:
+        """Divide every loss computed inside by ``n_tokens``."""
+        self._n_tokens = n_tokens
+        try:
+            yield
+        finally:
+            self._n_tokens = 1.0
+
+    def __call__(self, prediction: Tensor, labels: Tensor, **kwargs: Any) -> Tensor:
+        """Return the sum loss of one microbatch over the number of tokens of the step."""
+        with self.timed():
+            return self._loss_fn(prediction, labels, **kwargs) / self._n_tokens
+
+
+def autocast_stages(
+    model_parts: list[nn.Module],
+    parallel_dims: ParallelDims,
+    job_config: JobConfig,
+    device: torch.device,
+) -> None:
+    """Give ``training.mixed_precision_param`` its meaning under pipeline parallelism without FSDP.
+
+    Upstream leaves mixed precision to FSDP and turns it off, with a warning, when pipeline or
+    tensor parallelism runs without it: fp32 on GPUs that were bought for bf16. Here each stage's
+    forward runs under autocast, as upstream does for DDP and single devices.
+    """
+    dtype = TORCH_DTYPE_MAP[job_config.training.mixed_precision_param]
+    if parallel_dims.fsdp_enabled or dtype == torch.float32:
+        return
+    for part in model_parts:
+        part.forward = _autocast(part.forward, device.type, dtype)
+
+
+def _autocast(
+    forward: Callable[..., Any], device_type: str, dtype: torch.dtype
+) -> Callable[..., Any]:
+    @wraps(forward)
+    def cast_forward(*args: Any, **kwargs: Any) -> Any:
+        # A weight that is cast where no gradient is wanted must not be handed to whom one is.
+        with torch.autocast(device_type, dtype=dtype, cache_enabled=torch.is_grad_enabled()):
+            return forward(*args, **kwargs)
+
+    return cast_forward
+
+
+@contextmanager
+def one_cast_for_all() -> Iterator[None]:
+    """Cast each weight once for all microbatches of a pipeline batch.
+
+    Autocast remembers what it has cast until the outermost of its contexts ends, which would be
+    that of one forward. Each microbatch would then cast all weights anew and keep a copy of them
+    until its backward: for GPipe as many copies as microbatches.
+    """
+    torch.autocast_increment_nesting()
+    try:
+        yield
+    finally:
+        if torch.autocast_decrement_nesting() == 0:
+            torch.clear_autocast_cache()
+
+
+def evaluate_forwards_alone(schedule: Any) -> None:
+    """Let ``schedule.eval`` run under every schedule, and keep no outputs.
+
+    torch fails where neighbouring stages share a rank (ZBVZeroBubble, DualPipeV). It also keeps the
+    last stage's outputs of all microbatches and joins them, which for a large vocabulary takes more
+    memory than training; upstream's validator reads the losses alone.
+    """
+    evaluate = schedule.eval
+
+    def evaluate_forwards(*args: Any, **kwargs: Any) -> Any:
+        with forward_only(schedule):
+            return evaluate(*args, **{"return_outputs": False, **kwargs})
+
+    schedule.eval = evaluate_forwards
+
+
+# -- model and metrics -----------------------------------------------------------------------------
+
+
+def _metrics_rank(upstream: Callable[..., int]) -> Callable[..., int]:
+    """Find the loss on rank 0 for every schedule that folds the pipeline back."""
+
+    def metrics_rank(parallel_dims: ParallelDims, job_config: JobConfig) -> int:
+        if parallel_dims.pp_enabled and places_stages_in_v(
+            job_config.parallelism.pipeline_parallel_schedule
+        ):
+            return 0
+        return upstream(parallel_dims, job_config)
+
+    return metrics_rank
