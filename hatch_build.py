@@ -11,5 +11,6 @@ class OverlayHook(BuildHookInterface):
     """Adds a line that Python runs at its start; an ordinary wheel does not need it."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Add the line to ``build_data`` if the install is editable."""
         if version == "editable":
-            build_data["force_include_editable"]["timelyfreeze/overlay.pth"] = "timelyfreeze.pth"
+            build_data["force_include_editable"]["scripts/overlay.pth"] = "timelyfreeze.pth"

@@ -115,16 +115,16 @@ def compare(task: dict[str, Any], before: Turns, after: Turns) -> dict[str, Any]
     row["ratios"] = ratios
     if controller is None or overhead is None:
         return row
-    figures = controller.collect()
-    batch_ms = statistics.median(ms for values in figures.batch_ms.values() for ms in values)
+    metrics = controller.collect()
+    batch_ms = statistics.median(ms for values in metrics.batch_ms.values() for ms in values)
     row["batch measured, ms"] = round(batch_ms, 1)
     row["gain measured"] = f"{100 * (middle - 1):+.1f}%"
     if controller.plans:
         row |= describe_plan(controller.plan, batch_ms, middle)
-    ratios_now = figures.applied_stage_ratios.values()
+    ratios_now = metrics.applied_stage_ratios.values()
     row["ratios applied"] = " ".join(f"{ratio:.2f}" for ratio in ratios_now)
-    share = overhead.ms / overhead.n_steps / statistics.median(after.step_ms)
-    row["overhead"] = f"{100 * share:.2f}%"
+    fraction = overhead.ms / overhead.n_steps / statistics.median(after.step_ms)
+    row["overhead"] = f"{100 * fraction:.2f}%"
     return row
 
 
@@ -135,7 +135,7 @@ def describe_plan(plan: Any, batch_ms: float, ratio: float) -> dict[str, Any]:
         "error": f"{100 * (batch_ms / plan.batch_ms - 1):+.1f}%",
         "gain promised": f"{100 * plan.gain:+.1f}%",
         "kept": f"{(ratio - 1) / plan.gain:.0%}" if plan.gain > 0 else "-",
-        "limit": f"{100 * plan.limit_gain:+.1f}%",
+        "limit": f"{100 * plan.upper_bound_gain:+.1f}%",
         "mean ratios": " ".join(f"{r:.2f}" for r in plan.stage_mean_ratios().values()),
     }
 
@@ -182,12 +182,12 @@ class Overhead:
 
 def _clock_cost_ms(recorder: Any, repeats: int = 2000) -> float:
     """Return what it costs to measure one action."""
-    from timelyfreeze.runtime.recorder import ActionRecorder
-    from timelyfreeze.schedule.actions import parse_action
+    from timelyfreeze.runtime import ActionRecorder
+    from timelyfreeze.schedule import parse_action
 
     copy = ActionRecorder(recorder._clock)
     action = parse_action("0F0")
-    with copy.recorded_pass():
+    with copy.recorded_batch():
         started = time.perf_counter()
         for _ in range(repeats):
             with copy.measure(action):

@@ -26,10 +26,14 @@ from torchtitan.models.llama3.infra.parallelize import apply_compile
 from torchtitan.models.llama3.model.args import TransformerModelArgs
 from torchtitan.models.llama3.model.model import Transformer
 
-from timelyfreeze.masks.selection import build_parameter_table, draw_uniform, mask_rng
-from timelyfreeze.masks.units import FreezeUnits, build_units
-from timelyfreeze.runtime.compiled_blocks import CompiledBlocks
-from timelyfreeze.runtime.masked_backward import masked_full_backward
+from timelyfreeze.masks import (
+    FreezeUnits,
+    build_parameter_table,
+    build_units,
+    draw_uniform,
+    mask_rng,
+)
+from timelyfreeze.runtime import CompiledBlocks, masked_full_backward
 
 
 class Stage(nn.Module):

@@ -7,7 +7,7 @@
 
 The first two start torchrun by themselves, 2 ranks with one thread each by default. Both trainers
 of a pair live in the same processes and take turns, a few steps each, so that whatever else the
-machine does hits both. Tables are printed as markdown; --json FILE keeps all figures. Arguments
+machine does hits both. Tables are printed as markdown; --json FILE keeps all metrics. Arguments
 that are none of the benchmark's go to both trainers.
 """
 
@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT)]
 
 from timelyfreeze.cli.options import (  # noqa: E402
     require,
@@ -38,9 +37,9 @@ from timelyfreeze.cli.options import (  # noqa: E402
     require_word,
     status_of,
 )
-from timelyfreeze.files.plain_json import shown  # noqa: E402
-from timelyfreeze.policies.methods import parse_method  # noqa: E402
-from timelyfreeze.settings.choices import FIRST_STAGE_MODES  # noqa: E402
+from timelyfreeze.files import shown
+from timelyfreeze.policies import parse_method
+from timelyfreeze.settings import FIRST_STAGE_MODES
 
 SCHEDULES = ["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"]
 LP_SIZES = ["4x8", "8x32", "16x64", "16x128", "64x256"]
@@ -110,7 +109,7 @@ def _check(options: argparse.Namespace, settings: list[str]) -> None:
                 require_pipeline(schedule, *_size(size), "--schedules, --sizes")
         return
     # Imported late: it loads torch, for which --help need not wait.
-    from timelyfreeze.runtime.torch_pipelining import known_schedules
+    from timelyfreeze.runtime import known_schedules
 
     require("--ranks", options.ranks, 2, 1024)
     require("--blocks", options.blocks, 1, 10**6)
@@ -141,7 +140,7 @@ def _size(text: str) -> tuple[int, int]:
 
 
 def machine() -> str:
-    """Return what the figures were measured on."""
+    """Return what the metrics were measured on."""
     import torch
 
     from torchtitan.upstream.cpu_device import CpuDevice
@@ -204,8 +203,8 @@ def time_solver(schedule: str, size: str, repeats: int) -> dict[str, Any]:
     """
     from solver_cases import MAX_FREEZE_RATIO, make_case
 
+    from timelyfreeze.planning import build_lp, solve_freeze_ratios
     from timelyfreeze.planning.interior.solver import solve_certified
-    from timelyfreeze.planning.lp import build_lp, solve_freeze_ratios
 
     seconds: dict[str, list[float]] = {"build": [], "solve": []}
     above, steps = [], []

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Makes the runs and the pictures of docs/gallery.md, again or on another machine.
+# Makes the runs and the plots of docs/gallery.md, again or on another machine.
 #
 # Usage: benchmarks/make_gallery.sh OUTPUT [-- --section.key=value ...]
 #
 # Trains the 8M model on 4 emulated ranks with and without freezing under each of four schedules, a minute or two a run on
-# one core, JOBS of them at a time (default 2). Runs that OUTPUT has are not made again. Pictures go to OUTPUT/gallery; copy
+# one core, JOBS of them at a time (default 2). Runs that OUTPUT has are not made again. Plots go to OUTPUT/gallery; copy
 # them to docs/gallery once they have been looked at.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
@@ -55,17 +55,17 @@ done
 
 for schedule in "${schedules[@]}"; do
   run=$(dirname "$(compgen -G "$output/$schedule/timelyfreeze/tb/*/summary.json" | head -n 1)")
-  for picture in timeline_measured timeline_predicted; do
-    cp "$run/pictures/$picture.png" "$output/gallery/${schedule}_$picture.png"
+  for plot in timeline_measured timeline_predicted; do
+    cp "$run/plots/$plot.png" "$output/gallery/${schedule}_$plot.png"
   done
   if [ "$schedule" = 1F1B ]; then
-    for picture in curves loss convergence response histogram; do
-      cp "$run/pictures/$picture.png" "$output/gallery/$picture.png"
+    for plot in curves loss convergence response histogram; do
+      cp "$run/plots/$plot.png" "$output/gallery/$plot.png"
     done
   fi
 done
 .venv/bin/python timelyfreeze/compare/show_command.py "${schedules[@]/#/$output/}" --output "$output/comparison" --title "Four schedules"
-for picture in freeze_ratio_steps freeze_ratio_stages; do
-  cp "$output/comparison/$picture.png" "$output/gallery/comparison_$picture.png"
+for plot in freeze_ratio_steps freeze_ratio_stages; do
+  cp "$output/comparison/$plot.png" "$output/gallery/comparison_$plot.png"
 done
 ls -l "$output/gallery"

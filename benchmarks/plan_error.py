@@ -16,10 +16,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from prediction_table import Figures, Times, figures_of
+from prediction_table import Metrics, Times, metrics_of
 
 from timelyfreeze.compare.runs import FINISHED, Run, find_runs
-from timelyfreeze.settings.choices import ALL_OR_NOTHING, USE
+from timelyfreeze.settings import ALL_OR_NOTHING, USE
 from timelyfreeze.whatif.answer import answer
 from timelyfreeze.whatif.bounds_file import BoundsFile, read_bounds_file
 from timelyfreeze.whatif.grid import Grid
@@ -60,13 +60,13 @@ def main(arguments: Sequence[str]) -> int:
 
 def _cells(file: BoundsFile, run: Run) -> Iterator[str]:
     own = read_bounds_file(run.folder / "bounds.json")
-    figures = figures_of(run)
-    unfrozen_ms, planned_ms = planned(file, own, figures)
-    before = Times(unfrozen_ms, figures.times["batch_unfrozen"].measured_ms)
-    after = Times(planned_ms, figures.times["batch"].measured_ms)
-    yield from (name_of(file), figures.schedule, str(own.n_microbatches))
+    metrics = metrics_of(run)
+    unfrozen_ms, planned_ms = planned(file, own, metrics)
+    before = Times(unfrozen_ms, metrics.times["batch_unfrozen"].measured_ms)
+    after = Times(planned_ms, metrics.times["batch"].measured_ms)
+    yield from (name_of(file), metrics.schedule, str(own.n_microbatches))
     yield render_split(own.notes.layers or ())
-    yield f"{figures.max_freeze_ratio:g}"
+    yield f"{metrics.max_freeze_ratio:g}"
     for times in (before, after):
         yield f"{times.predicted_ms:.1f}"
         yield "-" if times.measured_ms is None else f"{times.measured_ms:.1f}"
@@ -76,13 +76,13 @@ def _cells(file: BoundsFile, run: Run) -> Iterator[str]:
     yield f"{before.measured_ms / after.measured_ms - 1.0:+.1%}" if known else "-"
 
 
-def planned(file: BoundsFile, own: BoundsFile, figures: Figures) -> tuple[float, float]:
+def planned(file: BoundsFile, own: BoundsFile, metrics: Metrics) -> tuple[float, float]:
     """Return the batch of a run as planned from another file, milliseconds.
 
     Args:
         file: What was measured elsewhere.
         own: The run's bounds file, of which the shape of the pipeline counts, and no time.
-        figures: The run's schedule and cap.
+        metrics: The run's schedule and cap.
 
     Returns:
         Without freezing, and under the plan.
@@ -95,13 +95,13 @@ def planned(file: BoundsFile, own: BoundsFile, figures: Figures) -> tuple[float,
     case = answer(
         file,
         Grid(
-            schedules=(figures.schedule,),
-            caps=(figures.max_freeze_ratio,),
+            schedules=(metrics.schedule,),
+            caps=(metrics.max_freeze_ratio,),
             microbatches=(own.n_microbatches,),
             splits=(own.notes.layers or "default",),
             n_ranks=own.n_ranks,
             first_stage=own.notes.first_stage or ALL_OR_NOTHING,
-            cascade=own.notes.cascade or USE,
+            skip_input_grads=own.notes.skip_input_grads or USE,
             n_processors=own.notes.processors,
         ),
     ).cases[0]

@@ -23,7 +23,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from prediction_jobs import Settings, mistakes, parse_pipeline, plan_jobs
+from prediction_jobs import Settings, errors, parse_pipeline, plan_jobs
 from prediction_table import collect, render_csv, render_table
 
 from timelyfreeze.cli.options import status_of
@@ -90,7 +90,7 @@ def _run(
     output = options.output.resolve()
     pipelines = [parse_pipeline(text) for text in options.pipelines]
     jobs = plan_jobs(pipelines, options.schedules, options.r_max, options.repeats)
-    found = mistakes(jobs, settings) or list(conflicts(jobs, settings, output))
+    found = errors(jobs, settings) or list(conflicts(jobs, settings, output))
     if found:
         raise ValueError("\n       ".join(found))
     output.mkdir(parents=True, exist_ok=True)
@@ -108,11 +108,11 @@ def _table(folders: Sequence[Path], output: Path | None, command: str) -> None:
         ValueError: If there are no runs.
     """
     found = find_any(folders)
-    figures, problems = collect(found)
-    text = render_table(figures, problems, _head(found, command))
+    metrics, problems = collect(found)
+    text = render_table(metrics, problems, _head(found, command))
     print(f"\n{text}", end="")
     if output is not None:
-        keep(output, [("prediction.md", text), ("prediction.csv", render_csv(figures))])
+        keep(output, [("prediction.md", text), ("prediction.csv", render_csv(metrics))])
 
 
 def _head(found: FoundRuns, command: str) -> str:

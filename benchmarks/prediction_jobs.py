@@ -87,7 +87,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Settings:
-    """What all runs share.
+    """What all runs fraction.
 
     Attributes:
         config: The TOML file.
@@ -138,8 +138,8 @@ def plan_jobs(
     ]
 
 
-def mistakes(jobs: Sequence[Job], settings: Settings) -> list[str]:
-    """Return what is wrong with what was asked for, one message for each mistake."""
+def errors(jobs: Sequence[Job], settings: Settings) -> list[str]:
+    """Return what is wrong with what was asked for, one message for each error."""
     found = []
     if not settings.config.is_file():
         found.append(f"CONFIG is {str(settings.config)!r}; it must be a TOML file")

@@ -35,7 +35,7 @@ class Times:
 
 
 @dataclass(frozen=True)
-class Figures:
+class Metrics:
     """What one run says of its predictions.
 
     Attributes:
@@ -58,7 +58,7 @@ class Figures:
 
     @property
     def setting(self) -> tuple[str, str, float]:
-        """What repeats of a run share."""
+        """What repeats of a run fraction."""
         return self.pipeline, self.schedule, self.max_freeze_ratio
 
 
@@ -70,8 +70,8 @@ WHAT = {
 }
 
 
-def figures_of(run: Run) -> Figures:
-    """Return the figures of a finished run, with its settings from beside its summary.
+def metrics_of(run: Run) -> Metrics:
+    """Return the metrics of a finished run, with its settings from beside its summary.
 
     An emulated pipeline is measured by its virtual clock.
 
@@ -110,7 +110,7 @@ def figures_of(run: Run) -> Figures:
         "step": Times(summary.get("step_ms_predicted"), summary.get(f"{virtual}step_ms")),
     }
     before, after = times["step_unfrozen"], times["step"]
-    return Figures(
+    return Metrics(
         pipeline=f"{'emulated' if is_emulated else 'real'}, {ranks} ranks",
         schedule=run.schedule,
         max_freeze_ratio=float(cap),
@@ -128,30 +128,30 @@ def _gain(before_ms: float | None, after_ms: float | None) -> float | None:
     return None if before_ms is None or not after_ms else before_ms / after_ms - 1.0
 
 
-def collect(found: FoundRuns) -> tuple[list[Figures], list[str]]:
-    """Return the figures of all finished runs, in the order of the table, and what is amiss."""
-    figures, problems = [], [f"not read: {problem}" for problem in found.unreadable]
+def collect(found: FoundRuns) -> tuple[list[Metrics], list[str]]:
+    """Return the metrics of all finished runs, in the order of the table, and what is amiss."""
+    metrics, problems = [], [f"not read: {problem}" for problem in found.unreadable]
     for run in found.runs:
         if run.status != FINISHED:
             problems.append(f"{run.status}: {run.folder}")
             continue
         try:
-            one = figures_of(run)
+            one = metrics_of(run)
         except (OSError, ValueError) as error:
             problems.append(f"not read: {run.folder}: {error}")
             continue
         if one.failure is not None:
             problems.append(f"no plan: {run.folder}: {one.failure}")
-        figures.append(one)
-    return sorted(figures, key=_position), problems
+        metrics.append(one)
+    return sorted(metrics, key=_position), problems
 
 
-def _position(one: Figures) -> tuple[Any, ...]:
+def _position(one: Metrics) -> tuple[Any, ...]:
     place = schedule_rank(one.schedule)
     return one.pipeline, place, one.max_freeze_ratio, str(one.folder)
 
 
-def render_table(figures: Sequence[Figures], problems: Iterable[str], head: str) -> str:
+def render_table(metrics: Sequence[Metrics], problems: Iterable[str], head: str) -> str:
     """Return the tables as markdown: one row for each setting, then median and worst errors.
 
     Where a setting was run several times, a cell holds the median and the smallest and largest.
@@ -161,7 +161,7 @@ def render_table(figures: Sequence[Figures], problems: Iterable[str], head: str)
         titles += [f"{title}, ms: predicted", "measured", "error"]
     lines = [head.rstrip(), "", _line([*titles, "gain predicted", "measured"])]
     lines.append("|" + "---|" * (len(titles) + 2))
-    for (pipeline, schedule, cap), group in _by_setting(figures).items():
+    for (pipeline, schedule, cap), group in _by_setting(metrics).items():
         cells = [pipeline, schedule, f"{cap:g}", str(len(group))]
         for name in WHAT:
             times = [one.times[name] for one in group]
@@ -175,21 +175,21 @@ def render_table(figures: Sequence[Figures], problems: Iterable[str], head: str)
         lines.append(_line(cells))
     lines += ["", "Errors without their sign, over all runs:", ""]
     lines += [_line(["pipeline", "what", "runs", "median", "worst", "worst in", "within 3%"])]
-    lines += ["|" + "---|" * 7, *map(_line, _errors(figures))]
+    lines += ["|" + "---|" * 7, *map(_line, _errors(metrics))]
     lines += [f"\n- {problem}" for problem in problems]
     return "\n".join(lines) + "\n"
 
 
-def _by_setting(figures: Iterable[Figures]) -> dict[tuple[str, str, float], list[Figures]]:
-    groups: dict[tuple[str, str, float], list[Figures]] = {}
-    for one in figures:
+def _by_setting(metrics: Iterable[Metrics]) -> dict[tuple[str, str, float], list[Metrics]]:
+    groups: dict[tuple[str, str, float], list[Metrics]] = {}
+    for one in metrics:
         groups.setdefault(one.setting, []).append(one)
     return groups
 
 
-def _errors(figures: Sequence[Figures]) -> Iterator[list[str]]:
-    for pipeline in dict.fromkeys(one.pipeline for one in figures):
-        mine = [one for one in figures if one.pipeline == pipeline]
+def _errors(metrics: Sequence[Metrics]) -> Iterator[list[str]]:
+    for pipeline in dict.fromkeys(one.pipeline for one in metrics):
+        mine = [one for one in metrics if one.pipeline == pipeline]
         for name, title in WHAT.items():
             errors = [(one.times[name].error, one) for one in mine]
             known = [(error, one) for error, one in errors if error is not None]
@@ -228,7 +228,7 @@ def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def render_csv(figures: Sequence[Figures]) -> str:
+def render_csv(metrics: Sequence[Metrics]) -> str:
     """Return every run as a row of CSV; what is not known is empty."""
     buffer = io.StringIO()
     columns = ["pipeline", "schedule", "max_freeze_ratio"]
@@ -237,7 +237,7 @@ def render_csv(figures: Sequence[Figures]) -> str:
     columns += ["step_gain_predicted", "step_gain_measured", "folder"]
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(columns)
-    for one in figures:
+    for one in metrics:
         row: list[Any] = [one.pipeline, one.schedule, one.max_freeze_ratio]
         for name in WHAT:
             times = one.times[name]

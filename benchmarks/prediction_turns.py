@@ -5,8 +5,8 @@
         [--schedules GPipe 1F1B] [--r-max 0.3 0.8] [--rounds 30] [-- --section.key=value ...]
     python benchmarks/prediction_turns.py table OUTPUT
 
-run    starts each pipeline with each schedule once. After its ramp it runs passes with nothing
-       frozen, with everything frozen and under a plan for each cap, --passes of each in turn, of
+run    starts each pipeline with each schedule once. After its ramp it runs batches with nothing
+       frozen, with everything frozen and under a plan for each cap, --batches of each in turn, of
        which the first is not counted. What OUTPUT already has is not run again. What follows --
        goes to the trainer.
 table  predicts and compares (benchmarks/turn_times.py says how) what is in OUTPUT; goes to turns.md.
@@ -34,11 +34,11 @@ from prediction_error import SCHEDULES
 from prediction_jobs import EMULATED, Pipeline, parse_pipeline
 from turn_times import (
     PASSES,
+    Batches,
     Outcome,
-    Passes,
     at_equal_speed,
+    batches_from_json,
     outcome,
-    passes_from_json,
     resampled,
 )
 
@@ -71,28 +71,28 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="what", required=True)
-    run = commands.add_parser("run", help="make the passes, then the table")
+    run = commands.add_parser("run", help="make the batches, then the table")
     run.add_argument("config", type=Path, metavar="CONFIG", help="TOML file of all runs")
     run.add_argument("output", type=Path, metavar="OUTPUT", help="folder of all runs")
     run.add_argument("--pipelines", nargs="+", default=["emulated:4", "real:2"])
     run.add_argument("--schedules", nargs="+", default=[*SCHEDULES, "InterleavedZeroBubble"])
     run.add_argument("--r-max", nargs="+", type=float, default=[0.3, 0.5, 0.8])
     run.add_argument("--rounds", type=int, default=30)
-    run.add_argument("--passes", type=int, default=2, help="of each mode in a round (default 2)")
-    table = commands.add_parser("table", help="the table of passes that were made before")
+    run.add_argument("--batches", type=int, default=2, help="of each mode in a round (default 2)")
+    table = commands.add_parser("table", help="the table of batches that were made before")
     table.add_argument("output", type=Path, metavar="OUTPUT")
     return parser
 
 
 def _run(options: argparse.Namespace, trainer: Sequence[str], starter: Starter) -> list[Path]:
-    """Make the passes that are missing and return the folders of those that failed."""
+    """Make the batches that are missing and return the folders of those that failed."""
     pipelines = [parse_pipeline(text) for text in options.pipelines]
     if not options.config.is_file():
         raise ValueError(f"CONFIG is {str(options.config)!r}; it must be a TOML file")
-    require("--passes", options.passes, 2, 1e6)  # of which the first is not counted
+    require("--batches", options.batches, 2, 1e6)  # of which the first is not counted
     require("--rounds", options.rounds, 1, 1e6)
     # Imported late: it loads torch, for which a table need not wait.
-    from timelyfreeze.runtime.torch_pipelining import known_schedules
+    from timelyfreeze.runtime import known_schedules
 
     for cap in options.r_max:
         require("--r-max", cap, 0.0, 1.0)
@@ -114,7 +114,7 @@ def _run(options: argparse.Namespace, trainer: Sequence[str], starter: Starter) 
                 "schedule": schedule,
                 "caps": options.r_max,
                 "rounds": options.rounds,
-                "passes": options.passes,
+                "batches": options.batches,
                 "trainer": list(trainer),
             }
             status = starter(_command(pipeline, task), _environment(), folder / "train.log")
@@ -149,15 +149,15 @@ def _table(output: Path) -> None:
         raise ValueError(f"no {PASSES} below {output}; `run` writes it")
     rows, everything = [], []
     for file in files:
-        measured = passes_from_json(file.read_text())
-        equal, slowness = at_equal_speed(measured)
+        measured = batches_from_json(file.read_text())
+        equal, drift = at_equal_speed(measured)
         for cap in measured.plans:
             with _quiet():
                 found = outcome(equal, cap)
-                rows.append(_row(measured, cap, slowness, found, equal))
+                rows.append(_row(measured, cap, drift, found, equal))
             everything.append((measured, cap, found))
     titles = (
-        "pipeline | schedule | r_max | passes | slowness | without: predicted | measured | error | "
+        "pipeline | schedule | r_max | batches | drift | without: predicted | measured | error | "
         "with: predicted | measured | error | step with, error | gain predicted | measured | "
         "error as measured"
     )
@@ -181,11 +181,11 @@ def _quiet() -> Iterator[None]:
 
 
 def _row(
-    measured: Passes, cap: str, slowness: Sequence[float], found: Outcome, equal: Passes
+    measured: Batches, cap: str, drift: Sequence[float], found: Outcome, equal: Batches
 ) -> str:
     again = resampled(equal, cap, N_SAMPLES)
     low, high = np.quantile([one.error for one in again], [0.05, 0.95])
-    slow, slower = np.quantile(slowness, [0.1, 0.9])
+    slow, slower = np.quantile(drift, [0.1, 0.9])
     raw = outcome(measured, cap)
     is_emulated = measured.pipeline.startswith(EMULATED)
     before_ms = found.unfrozen_ms if is_emulated else (0.0, found.unfrozen_step_ms)
@@ -212,9 +212,9 @@ def _row(
     return "| " + " | ".join(cells) + " |"
 
 
-def _errors(rows: Sequence[tuple[Passes, str, Outcome]]) -> list[str]:
+def _errors(rows: Sequence[tuple[Batches, str, Outcome]]) -> list[str]:
     lines = ["| pipeline | what | settings | median | worst | within 3% |", "|" + "---|" * 6]
-    for pipeline in dict.fromkeys(passes.pipeline for passes, _, _ in rows):
+    for pipeline in dict.fromkeys(batches.pipeline for batches, _, _ in rows):
         mine = [(p, cap, found) for p, cap, found in rows if p.pipeline == pipeline]
         kinds = {"batch without": "unfrozen_error", "batch with": "error"}
         if not pipeline.startswith(EMULATED):

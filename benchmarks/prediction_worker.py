@@ -1,4 +1,4 @@
-"""One of the processes that ``prediction_turns.py run`` starts: passes of every mode in turns.
+"""One of the processes that ``prediction_turns.py run`` starts: batches of every mode in turns.
 
 torchrun starts it, with what to do as JSON: ``prediction_turns._run`` says what is in it.
 """
@@ -17,16 +17,16 @@ from turn_times import EVERYTHING, NOTHING, PASSES
 
 
 def work(task: dict[str, Any]) -> None:
-    """Make the passes of one pipeline; rank 0 writes them."""
+    """Make the batches of one pipeline; rank 0 writes them."""
     import torch.distributed as dist
     from torchtitan.tools.logging import init_logger
 
     init_logger()
     trainer = _trainer(task)
-    passes = _passes(trainer, task)
+    batches = _batches(trainer, task)
     if dist.get_rank() == 0:
         path = Path(task["folder"]) / PASSES
-        path.with_suffix(".part").write_text(json.dumps(passes))
+        path.with_suffix(".part").write_text(json.dumps(batches))
         path.with_suffix(".part").rename(path)
     trainer.close()
     dist.barrier()
@@ -56,13 +56,13 @@ def _trainer(task: dict[str, Any]) -> Any:
     return FreezingTrainer(config)
 
 
-def _passes(trainer: Any, task: dict[str, Any]) -> dict[str, Any] | None:
+def _batches(trainer: Any, task: dict[str, Any]) -> dict[str, Any] | None:
     """Train past the ramp, then in turns; return the passes as plain data on rank 0."""
     import torch.distributed as dist
 
-    from timelyfreeze.planning.plan import plan_to_json
-    from timelyfreeze.runtime.exchange import Exchange
-    from timelyfreeze.schedule.order import order_to_csv
+    from timelyfreeze.planning import plan_to_json
+    from timelyfreeze.runtime import Exchange
+    from timelyfreeze.schedule import order_to_csv
 
     controller, exchange = trainer.controller, Exchange()
     phases = controller.settings.phases
@@ -81,7 +81,7 @@ def _passes(trainer: Any, task: dict[str, Any]) -> dict[str, Any] | None:
     solutions = _solutions(controller, task["caps"], exchange)
     seen: list[Any] = []
     controller.collect()
-    controller.on_pass = seen.append
+    controller.on_batch = seen.append
     # Steps of the phases that freeze nothing and everything; not the last one, which solves.
     modes = {NOTHING: phases.last_step_of(phases.phase(phases.last_warmup_step + 1))}
     modes[EVERYTHING] = phases.last_monitor_step - 1
@@ -92,7 +92,7 @@ def _passes(trainer: Any, task: dict[str, Any]) -> dict[str, Any] | None:
             if mode in solutions:
                 controller.follow(solutions[mode])
             dist.barrier()
-            made += [(mode, number, i, run(step)) for i in range(task["passes"])]
+            made += [(mode, number, i, run(step)) for i in range(task["batches"])]
     controller.collect()
     mine = [
         {
@@ -127,11 +127,7 @@ def _solutions(controller: Any, caps: Sequence[float], exchange: Any) -> dict[st
     """Solve for each cap, on rank 0, from the bounds that monitoring has given."""
     from dataclasses import replace
 
-    from timelyfreeze.planning.solution import (
-        solution_from_plain,
-        solution_to_plain,
-        solve_from_bounds,
-    )
+    from timelyfreeze.planning import solution_from_plain, solution_to_plain, solve_from_bounds
 
     solved = {}
     for cap in caps:

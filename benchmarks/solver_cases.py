@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from timelyfreeze.planning.program import FreezeLp, build_lp
-from timelyfreeze.runtime.torch_pipelining import named_order, stages_per_rank
-from timelyfreeze.schedule.dag import PipelineDag, build_dag, makespan
-from timelyfreeze.timing.bounds import DurationBounds
+from timelyfreeze.planning import FreezeLp, build_lp
+from timelyfreeze.runtime import named_order, stages_per_rank
+from timelyfreeze.schedule import PipelineDag, build_dag, makespan
+from timelyfreeze.timing import DurationBounds
 
 MAX_FREEZE_RATIO = 0.8
 

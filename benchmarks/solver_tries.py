@@ -28,15 +28,15 @@ from numpy.typing import NDArray
 from solver_cases import Case, make_case, schedule_dag
 
 from timelyfreeze.cli.options import require, require_pipeline, status_of
+from timelyfreeze.planning import FreezeLp, build_lp
 from timelyfreeze.planning import simplex as lp_simplex
 from timelyfreeze.planning.interior.solver import (
     FREEZING_PRICE,
     solve_by_interior_point,
     solve_certified,
 )
-from timelyfreeze.planning.program import FreezeLp, build_lp
-from timelyfreeze.schedule.dag import critical_path, makespan
-from timelyfreeze.timing.bounds import DurationBounds
+from timelyfreeze.schedule import critical_path, makespan
+from timelyfreeze.timing import DurationBounds
 
 Floats = NDArray[np.float64]
 Way = Callable[[Case, float], Floats]
@@ -55,7 +55,7 @@ def simplex(case: Case, limit_s: float) -> Floats:
 
 
 def highs(**options: object) -> Way:
-    """HiGHS with other options, once: batch time plus a small price on freezing."""
+    """HiGHS with other options, once: batch time plus a small overhead on freezing."""
 
     def solve(case: Case, limit_s: float) -> Floats:
         return _weighted(case.lp, case, **options)[case.lp.n_actions + 1 :]
@@ -249,10 +249,10 @@ def _weighted(lp: FreezeLp, case: Case, **options: object) -> Floats:
         solver.setOptionValue(option, value)
     cost = np.zeros(len(lp.column_lower))
     cost[lp.n_actions] = 1.0
-    price = FREEZING_PRICE * makespan(case.dag, case.bounds.max_ms) / lp.scale_ms
+    overhead = FREEZING_PRICE * makespan(case.dag, case.bounds.max_ms) / lp.scale_ms
     # A tied column stands for many ratios; the budgets know how many.
     budgets = slice(lp.row_start[lp.n_precedence], lp.row_start[lp.n_precedence + lp.n_stages])
-    np.add.at(cost, lp.columns[budgets], lp.values[budgets] * price / lp.caps.sum())
+    np.add.at(cost, lp.columns[budgets], lp.values[budgets] * overhead / lp.caps.sum())
     solver.changeColsCost(len(cost), np.arange(len(cost), dtype=np.int32), cost)
     solver.run()
     status = solver.modelStatusToString(solver.getModelStatus())

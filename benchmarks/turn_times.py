@@ -1,13 +1,13 @@
-"""What passes in turns say of predictions: the same batches predicted and measured side by side.
+"""What batches in turns say of predictions: the same batches predicted and measured side by side.
 
-One pipeline runs passes with nothing frozen, with everything frozen and under plans, a few of each
+One pipeline runs batches with nothing frozen, with everything frozen and under plans, a few of each
 in turn, over and over. Bounds come from the first two kinds, predictions from the bounds, and both
 are of the same minutes as the measured batches: a machine that is slower in the afternoon than in
 the morning is so for all of them.
 
 A shared machine also changes its speed from one second to the next, by more than predictions may
 miss. So a pass's times are divided by how slow the machine was in it: by its forwards, which no
-freezing shortens, against the median of the same forwards over all passes.
+freezing shortens, against the median of the same forwards over all batches.
 """
 
 from __future__ import annotations
@@ -20,26 +20,42 @@ from typing import Any
 
 import numpy as np
 
-from timelyfreeze.planning.plan import FreezePlan, plan_from_json, plan_from_ratios
-from timelyfreeze.planning.skipped_grads import front_depths
-from timelyfreeze.planning.solution import RankTimes, bounds_from_times
-from timelyfreeze.schedule.actions import Action, ActionKind, parse_action
-from timelyfreeze.schedule.dag import build_dag
-from timelyfreeze.schedule.order import ScheduleOrder, order_from_csv
-from timelyfreeze.settings.phases import Phase
-from timelyfreeze.timing.monitoring import FROZEN, UNFROZEN, Pattern, PatternTimes
-from timelyfreeze.timing.passes import RankPasses, batch_times
-from timelyfreeze.timing.samples import median_of_each
+from timelyfreeze.planning import (
+    FreezePlan,
+    RankTimes,
+    bounds_from_times,
+    front_depths,
+    plan_from_json,
+    plan_from_ratios,
+)
+from timelyfreeze.schedule import (
+    Action,
+    ActionKind,
+    ScheduleOrder,
+    build_dag,
+    order_from_csv,
+    parse_action,
+)
+from timelyfreeze.settings import Phase
+from timelyfreeze.timing import (
+    FROZEN,
+    UNFROZEN,
+    Pattern,
+    PatternTimes,
+    RankBatches,
+    batch_times,
+    median_of_each,
+)
 
 # What a pipeline has done under one schedule.
-PASSES = "passes.json"
+PASSES = "batches.json"
 # Modes of a pass besides plans, which are named by their cap.
 NOTHING, EVERYTHING = "nothing", "everything"
 _PATTERNS: Mapping[str, Pattern] = {NOTHING: UNFROZEN, EVERYTHING: FROZEN}
 
 
 @dataclass(frozen=True)
-class RankPass:
+class RankBatch:
     """What one rank saw of one pass; milliseconds."""
 
     durations_ms: Mapping[Action, float]
@@ -52,27 +68,27 @@ class Turn:
 
     Attributes:
         mode: ``nothing``, ``everything``, or the cap of a plan, such as ``0.8``.
-        round: Number of the round it belongs to; each has passes of every mode.
+        round: Number of the round it belongs to; each has batches of every mode.
         ranks: What each process saw.
         step_ms: The optimizer step that the pass was, milliseconds.
     """
 
     mode: str
     round: int
-    ranks: tuple[RankPass, ...]
+    ranks: tuple[RankBatch, ...]
     step_ms: float
 
     def slowed(self, factor: float) -> Turn:
         """Return the pass on a machine that many times as slow."""
         ranks = tuple(
-            RankPass({a: factor * ms for a, ms in r.durations_ms.items()}, factor * r.span_ms)
+            RankBatch({a: factor * ms for a, ms in r.durations_ms.items()}, factor * r.span_ms)
             for r in self.ranks
         )
         return replace(self, ranks=ranks, step_ms=factor * self.step_ms)
 
 
 @dataclass(frozen=True)
-class Passes:
+class Batches:
     """All turns of one pipeline.
 
     Attributes:
@@ -83,7 +99,7 @@ class Passes:
         n_processors: As for ``play_batch``.
         transfers_ms: Of each link, as measured before.
         plans: By cap, as in ``Turn.mode``.
-        turns: Warm passes, oldest first.
+        turns: Warm batches, oldest first.
     """
 
     pipeline: str
@@ -129,45 +145,43 @@ class Outcome:
         return self.step_ms[1] / self.step_ms[0] - 1.0
 
 
-def at_equal_speed(passes: Passes) -> tuple[Passes, list[float]]:
+def at_equal_speed(batches: Batches) -> tuple[Batches, list[float]]:
     """Return the turns as on a machine that never changes its speed, and how slow each was.
 
     Args:
-        passes: Turns as measured.
+        batches: Turns as measured.
 
     Returns:
-        The same turns divided by their slowness, and the slowness of each, 1.0 being the median.
+        The same turns divided by their drift, and the drift of each, 1.0 being the median.
 
     Raises:
         ValueError: If the plans leave no forward untouched.
     """
-    untouched = _untouched(passes)
+    untouched = _untouched(batches)
     if not untouched:
         raise ValueError("the plans shorten every forward, so none tells how slow the machine was")
     rows = [
         {a: ms for rank in turn.ranks for a, ms in rank.durations_ms.items() if a in untouched}
-        for turn in passes.turns
+        for turn in batches.turns
     ]
     middle_ms = median_of_each(rows)
-    slowness = [statistics.median(row[a] / middle_ms[a] for a in middle_ms) for row in rows]
-    turns = tuple(
-        turn.slowed(1.0 / slow) for turn, slow in zip(passes.turns, slowness, strict=True)
-    )
-    return replace(passes, turns=turns), slowness
+    drift = [statistics.median(row[a] / middle_ms[a] for a in middle_ms) for row in rows]
+    turns = tuple(turn.slowed(1.0 / slow) for turn, slow in zip(batches.turns, drift, strict=True))
+    return replace(batches, turns=turns), drift
 
 
-def _untouched(passes: Passes) -> set[Action]:
+def _untouched(batches: Batches) -> set[Action]:
     """Return the forwards that are the same in every mode.
 
     Where a stage and all in front of it are frozen whole, a forward keeps nothing for a backward
     and is shorter. With everything frozen that is the first stage.
     """
     depths: dict[int, int] = {}
-    for plan in passes.plans.values():
-        dag = build_dag(passes.order)
+    for plan in batches.plans.values():
+        dag = build_dag(batches.order)
         for microbatch, depth in front_depths(dag, plan.ratios).items():
             depths[microbatch] = max(depth, depths.get(microbatch, 0))
-    actions = [action for rank in passes.order.ranks for action in rank]
+    actions = [action for rank in batches.order.ranks for action in rank]
     return {
         action
         for action in actions
@@ -176,34 +190,34 @@ def _untouched(passes: Passes) -> set[Action]:
     }
 
 
-def outcome(passes: Passes, cap: str, rounds: Iterable[int] | None = None) -> Outcome:
+def outcome(batches: Batches, cap: str, rounds: Iterable[int] | None = None) -> Outcome:
     """Predict the batch under a plan from the turns beside it.
 
     Args:
-        passes: Turns, as measured or at equal speed.
+        batches: Turns, as measured or at equal speed.
         cap: Names the plan.
         rounds: Those to take, one as often as it is named; None for all.
 
     Raises:
         ValueError: If times are missing or make no sense.
     """
-    turns = _of_rounds(passes.turns, rounds)
+    turns = _of_rounds(batches.turns, rounds)
     ranks = [_rank_times(turns, rank) for rank in range(len(turns[0].ranks))]
-    ranks[0] = replace(ranks[0], transfers_ms=passes.transfers_ms)
-    _, bounds = bounds_from_times(ranks, passes.order, passes.n_processors)
-    dag = build_dag(passes.order)
-    plan = passes.plans[cap]
+    ranks[0] = replace(ranks[0], transfers_ms=batches.transfers_ms)
+    _, bounds = bounds_from_times(ranks, batches.order, batches.n_processors)
+    dag = build_dag(batches.order)
+    plan = batches.plans[cap]
     # What can not be made faster, as measured this time, has ratio 0 by definition.
     ratios = np.where(bounds.max_ms > bounds.min_ms, [plan.ratio_of(a) for a in dag.actions], 0.0)
     predicted = plan_from_ratios(
-        dag, bounds, ratios, n_processors=passes.n_processors, uses_fronts=True
+        dag, bounds, ratios, n_processors=batches.n_processors, uses_fronts=True
     )
     delays_ms = bounds.delays_ms(dag)
 
     def measured_ms(mode: str) -> float:
         mine = [turn for turn in turns if turn.mode == mode]
         rows = [
-            RankPasses(
+            RankBatches(
                 tuple((Phase.STABLE.value, turn.ranks[rank].span_ms) for turn in mine),
                 median_of_each([turn.ranks[rank].durations_ms for turn in mine]),
             )
@@ -225,12 +239,12 @@ def outcome(passes: Passes, cap: str, rounds: Iterable[int] | None = None) -> Ou
     )
 
 
-def resampled(passes: Passes, cap: str, n_samples: int, seed: int = 0) -> list[Outcome]:
+def resampled(batches: Batches, cap: str, n_samples: int, seed: int = 0) -> list[Outcome]:
     """Return outcomes of rounds drawn with replacement: how far chance alone moves one."""
-    rounds = sorted({turn.round for turn in passes.turns})
+    rounds = sorted({turn.round for turn in batches.turns})
     random = np.random.default_rng(seed)
     draws = random.choice(rounds, size=(n_samples, len(rounds)))
-    return [outcome(passes, cap, draw.tolist()) for draw in draws]
+    return [outcome(batches, cap, draw.tolist()) for draw in draws]
 
 
 def _of_rounds(turns: Sequence[Turn], rounds: Iterable[int] | None) -> list[Turn]:
@@ -254,7 +268,7 @@ def _rank_times(turns: Sequence[Turn], rank: int) -> RankTimes:
     return RankTimes(tuple(patterns))
 
 
-def passes_from_json(text: str) -> Passes:
+def batches_from_json(text: str) -> Batches:
     """Read what the worker of ``prediction_turns.py`` wrote.
 
     Raises:
@@ -267,7 +281,7 @@ def passes_from_json(text: str) -> Passes:
                 mode=turn["mode"],
                 round=int(turn["round"]),
                 ranks=tuple(
-                    RankPass(
+                    RankBatch(
                         {parse_action(a): float(ms) for a, ms in rank["durations_ms"].items()},
                         float(rank["span_ms"]),
                     )
@@ -277,7 +291,7 @@ def passes_from_json(text: str) -> Passes:
             )
             for turn in data["turns"]
         )
-        return Passes(
+        return Batches(
             pipeline=data["pipeline"],
             schedule=data["schedule"],
             machine=data["machine"],
@@ -291,4 +305,4 @@ def passes_from_json(text: str) -> Passes:
         *(LookupError, TypeError, AttributeError),
         *(ArithmeticError, RecursionError, ValueError),
     ) as error:
-        raise ValueError(f"not the text of passes in turns: {error!r}") from error
+        raise ValueError(f"not the text of batches in turns: {error!r}") from error

@@ -6,7 +6,7 @@
 #   scripts/evaluate.sh RUN_OR_FOLDER --limit 20           a quick look
 #
 # RUN_OR_FOLDER is a run (the report of a training names its folder) or a Hugging Face folder. --help lists all options;
-# docs/evaluation.md says what the figures are.
+# docs/evaluation.md says what the metrics are.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$here/usage.sh"

@@ -6,7 +6,7 @@
 # On one GPU:
 #   tests      what is marked gpu
 #   profile    Llama-3.2-1B and Llama-3-8B in the paper's shapes, in 4 and in 8 stages, one stage at a time (40 GB are
-#              enough); plans of the paper's four schedules at r_max 0.8, beside the paper's figures
+#              enough); plans of the paper's four schedules at r_max 0.8, beside the paper's metrics
 #   emulate    training steps of SmolLM2-135M and Llama-3.2-1B (80 GB), 4 ranks in one process: predicted and measured
 # On two or more:
 #   pipeline   the default run over NCCL, the paired benchmarks, every freezing method once
@@ -94,7 +94,7 @@ tiny=() few=() short=()
 if [ -n "$small" ]; then
   tiny=(--model.flavor=8M --training.seq_len=64)
   few=(--training.steps=14 --lr_scheduler.warmup_steps=2 --freezing.last_warmup_step=2 --freezing.last_monitor_step=8
-    --freezing.last_ramp_step=10 --freezing.discard_passes=1 --metrics.log_freq=1)
+    --freezing.last_ramp_step=10 --freezing.discard_batches=1 --metrics.log_freq=1)
   short=("${tiny[@]}" "${few[@]}")
 fi
 random_weights=(--checkpoint.no-enable --checkpoint.no-initial_load_in_hf --model.hf_assets_path=tests/assets/tokenizer
@@ -128,7 +128,7 @@ run_emulate() {
   # 8 microbatches of 2 x 1024 tokens, a batch a step, 15 steps of each bound and some 50 under the plan.
   local keys=(--training.local_batch_size=16 --parallelism.pipeline_parallel_microbatch_size=2 --training.seq_len=1024
     --training.global_batch_size=-1 --training.steps=100 --lr_scheduler.warmup_steps=10 --freezing.last_warmup_step=10
-    --freezing.last_monitor_step=40 --freezing.last_ramp_step=44 --freezing.discard_passes=2)
+    --freezing.last_monitor_step=40 --freezing.last_ramp_step=44 --freezing.discard_batches=2)
   # Weights are read and nothing is saved, so that no run goes on from another.
   [ -z "$model" ] || weights=(--model.hf_assets_path="$model" --training.dataset_path="$rows" --checkpoint.load_only)
   if [ -n "$small" ]; then
@@ -148,7 +148,7 @@ run_pipeline() {
   local methods=(none timelyfreeze apf autofreeze timelyfreeze+apf timelyfreeze+autofreeze pipetransformer smartpipe
     fixed linear lisa)
   local bf16=(--training.mixed_precision_param=bfloat16) ranks=(--ranks "$gpus")
-  local schedules=(GPipe 1F1B Interleaved1F1B ZBVZeroBubble) modes=(all_or_nothing keep_chain)
+  local schedules=(GPipe 1F1B Interleaved1F1B ZBVZeroBubble) modes=(all_or_nothing per_tensor)
   if [ -n "$small" ]; then
     methods=(none timelyfreeze) schedules=(1F1B) modes=(all_or_nothing) ranks+=(--blocks 1 --steps 1)
   fi

@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""What all tests fraction."""
 
 import os
 

@@ -1,118 +1,132 @@
-"""Who may import whom, read from the source without running it."""
+"""Who may import whom, read from CONTRIBUTING's table and from the source, without running it."""
 
 import ast
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-LIBRARY = sorted((ROOT / "timelyfreeze").rglob("*.py"))
-FORK = sorted((ROOT / "torchtitan").rglob("*.py"))
-# From schedule to plan, and from figures to a decision, everything is plain data: no torch, and
-# nothing that imports it.
-PURE = {
-    "__init__",
-    "actions",
-    "background",
-    "parent_death",
-    "bounds",
-    "budget",
-    "cascade",
-    "clocks",
-    "convergence",
-    "dag",
-    "emulation",
-    "emulation_state",
-    "figures",
-    "files",
-    "interior",
-    "layout",
-    "lp",
-    "lp_cascade",
-    "lp_program",
-    "lp_simplex",
-    "messages",
-    "methods",
-    "order",
-    "phases",
-    "plain_json",
-    "plan",
-    "policies",
-    "policy",
-    "prefix",
-    "processors",
-    "runs",
-    "schedules",
-    "selection",
-    "settings",
-    "shrinkage",
-    "timeline",
-    "timeline_file",
-    "trace",
-    "tally",
-    "whatif.__init__",
-    "whatif.bounds_file",
-    "whatif.case",
-    "whatif.grid",
-    "whatif.links",
-    "whatif.layer_model",
-    "whatif.notes",
-    "whatif.recall",
-    "whatif.report",
-    "whatif.rival",
-    "whatif.splits",
-    "whatif.times",
-}
-
-
-def module_name(path: Path) -> str:
-    """Name of a module of the library, without the library's own."""
-    return ".".join(path.relative_to(ROOT / "timelyfreeze").with_suffix("").parts)
-
-
-def is_pure(name: str) -> bool:
-    """Whether a module, or something in one, is listed, or the package that it is in."""
-    parts = name.split(".")
-    return any(".".join(parts[:n]) in PURE for n in range(1, len(parts) + 1))
-
-
-PURE_FILES = [path for path in LIBRARY if is_pure(module_name(path))]
+SOURCES = sorted([*(ROOT / "timelyfreeze").rglob("*.py"), *(ROOT / "torchtitan").rglob("*.py")])
+# What a room has to name in the table's last column before it may import it.
+NEEDS = {"torch", "torchtitan", "matplotlib", "pandas", "lm_eval"}
 PIPELINING = "torch.distributed.pipelining"
-ADAPTER = ROOT / "timelyfreeze" / "torch_pipelining.py"
+ADAPTER = "timelyfreeze/runtime/torch_pipelining.py"
+ENTRIES = 16  # of a folder: about 15, and what its room exports
 
 
-def imports(tree: ast.AST) -> Iterator[str]:
-    """Full names of everything imported, wherever the import stands."""
+@dataclass(frozen=True)
+class Room:
+    """A line of the table: a folder, and what it needs beyond Python and numpy."""
+
+    place: int
+    needs: frozenset[str]
+
+
+def read_table() -> dict[str, Room]:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    lines = re.findall(r"^\| `((?:timelyfreeze|torchtitan)/[^`]*)` \|.*\| ([^|]*) \|$", text, re.M)
+    return {
+        folder.rstrip("/"): Room(place, frozenset(re.findall(r"\w+", needs)))
+        for place, (folder, needs) in enumerate(lines)
+    }
+
+
+TABLE = read_table()
+
+
+def room_of(path: Path) -> str:
+    return path.parent.relative_to(ROOT).as_posix()
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Full name of everything that is imported, and the line."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"line {node.lineno}: imports are absolute here"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
 
 
-def imports_of(path: Path) -> set[str]:
-    return set(imports(ast.parse(path.read_text())))
+def at_once(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """What is imported when the module is: not inside functions, nor for types alone."""
+    for node in tree.body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from imports(node)
 
 
 def belongs_to(name: str, package: str) -> bool:
     return name == package or name.startswith(f"{package}.")
 
 
-@pytest.mark.parametrize("path", LIBRARY, ids=module_name)
-def test_the_library_knows_nothing_of_torchtitan(path: Path) -> None:
-    assert [name for name in imports_of(path) if belongs_to(name, "torchtitan")] == []
+@cache
+def home(name: str) -> str | None:
+    """The folder that an imported name comes from, if it is ours."""
+    parts = name.split(".")
+    for n in range(len(parts), 0, -1):
+        path = ROOT.joinpath(*parts[:n])
+        if path.with_suffix(".py").is_file():
+            return path.parent.relative_to(ROOT).as_posix()
+        if (path / "__init__.py").is_file():
+            return path.relative_to(ROOT).as_posix()
+    return None
 
 
-@pytest.mark.parametrize("path", PURE_FILES, ids=module_name)
-def test_planning_and_policies_need_no_torch(path: Path) -> None:
-    names = imports_of(path)
-    assert [name for name in names if belongs_to(name, "torch")] == []
-    if not belongs_to(module_name(path), "figures"):
-        assert [name for name in names if belongs_to(name, "matplotlib")] == []
-    siblings = [name.partition(".")[2] for name in names if belongs_to(name, "timelyfreeze")]
-    assert [name for name in siblings if not is_pure(name)] == [], "torch comes in by these"
+def forbidden(path: Path, source: str) -> list[str]:
+    """What of a module's imports the table does not allow."""
+    mine, tree = TABLE[room_of(path)], ast.parse(source)
+    found = []
+    for name, line in imports(tree):
+        theirs = home(name)
+        if theirs is not None and theirs in TABLE and TABLE[theirs].place > mine.place:
+            found.append(f"line {line}: {theirs} stands below {room_of(path)}")
+    for name, line in at_once(tree):
+        theirs = home(name)
+        package = name.split(".")[0]
+        if theirs is None:
+            missing = {package} & NEEDS - mine.needs
+        else:
+            missing = TABLE[theirs].needs - mine.needs if theirs in TABLE else set()
+        found += [f"line {line}: {name} brings {need}" for need in sorted(missing)]
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_room_imports_those_above_it_and_what_it_says_it_needs(path: Path) -> None:
+    assert forbidden(path, path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "n"),
+    [
+        ("import torch", 1),
+        ("def f():\n    import torch", 0),
+        ("from timelyfreeze.runtime import FreezingStage", 2),
+        ("def f():\n    from timelyfreeze.runtime import FreezingStage", 1),
+        ("from timelyfreeze.files import shown", 0),
+        ("import numpy", 0),
+    ],
+)
+def test_the_search_finds_what_is_not_allowed(source: str, n: int) -> None:
+    assert len(forbidden(ROOT / "timelyfreeze/schedule/actions.py", source)) == n
+
+
+def test_the_table_has_every_folder_and_no_other() -> None:
+    assert set(TABLE) == {room_of(path) for path in SOURCES}
+    assert not any(
+        "torchtitan" in TABLE[room].needs for room in TABLE if room[:1] + room[1:4] == "time"
+    )
+
+
+@pytest.mark.parametrize("room", sorted(TABLE))
+def test_a_folder_is_small_and_says_what_lives_in_it(room: str) -> None:
+    entries = [p for p in (ROOT / room).iterdir() if p.name not in ("__pycache__", "py.typed")]
+    assert len(entries) <= ENTRIES
+    assert ast.get_docstring(ast.parse((ROOT / room / "__init__.py").read_text()))
 
 
 def private_pipelining_names(tree: ast.AST) -> list[str]:
@@ -128,7 +142,7 @@ def private_pipelining_names(tree: ast.AST) -> list[str]:
                 name = f"{node.module}.{alias.name}"
                 if belongs_to(name, PIPELINING):
                     aliases.add(alias.asname or alias.name)
-    names = [name for name in imports(tree) if belongs_to(name, PIPELINING)]
+    names = [name for name, _ in imports(tree) if belongs_to(name, PIPELINING)]
     found += [name for name in names if any(part.startswith("_") for part in name.split("."))]
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
@@ -140,11 +154,11 @@ def private_pipelining_names(tree: ast.AST) -> list[str]:
 
 def test_private_names_of_torchs_pipelining_stand_in_one_file() -> None:
     found = {
-        path.relative_to(ROOT).as_posix(): names
-        for path in [*LIBRARY, *FORK]
-        if (names := private_pipelining_names(ast.parse(path.read_text())))
+        path.relative_to(ROOT).as_posix()
+        for path in SOURCES
+        if private_pipelining_names(ast.parse(path.read_text()))
     }
-    assert set(found) == {ADAPTER.relative_to(ROOT).as_posix()}
+    assert found == {ADAPTER}
 
 
 @pytest.mark.parametrize(
@@ -159,16 +173,3 @@ def test_private_names_of_torchs_pipelining_stand_in_one_file() -> None:
 )
 def test_the_search_for_private_names_finds_them(source: str, expected: int) -> None:
     assert len(private_pipelining_names(ast.parse(source))) == expected
-
-
-def test_every_module_of_the_library_was_seen() -> None:
-    listed = PURE - {"policies", "interior", "figures", "runs"}
-    assert {module_name(path) for path in PURE_FILES} >= listed | {
-        "policies.apf",
-        "policies.lisa",
-        "interior.strip",
-        "figures.style",
-    }
-    assert {module_name(path) for path in LIBRARY} >= {"stage", "controller", "torch_pipelining"}
-    assert not any(is_pure(name) for name in ("stage", "controller", "torch_pipelining"))
-    assert any(path.name == "upstream_fixes.py" for path in FORK)

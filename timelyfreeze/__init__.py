@@ -1,44 +1,29 @@
 """TimelyFreeze: freeze parameters where it shortens the pipeline's critical path.
 
-Implements arXiv:2602.05754. The planning pass is four pure steps to frozen values:
-``parse_order`` (or another source of a ``ScheduleOrder``), ``build_dag``, ``bounds_from_samples``,
-``solve_freeze_ratios``.
+Implements arXiv:2602.05754. What this package exports is loaded when it is first asked for, so
+importing it needs no torch.
 """
 
-from timelyfreeze.planning.lp import LpError, solve_freeze_ratios
-from timelyfreeze.planning.plan import FreezePlan, plan_from_ratios
-from timelyfreeze.schedule.actions import Action, ActionKind, parse_action
-from timelyfreeze.schedule.dag import PipelineDag, build_dag, critical_path, makespan, start_times
-from timelyfreeze.schedule.order import (
-    ScheduleError,
-    ScheduleOrder,
-    build_order,
-    order_from_csv,
-    order_to_csv,
-    parse_order,
-)
-from timelyfreeze.timing.bounds import DurationBounds, bounds_from_samples, uniform_bounds
+from __future__ import annotations
 
-__all__ = [
-    "Action",
-    "ActionKind",
-    "DurationBounds",
-    "FreezePlan",
-    "LpError",
-    "PipelineDag",
-    "ScheduleError",
-    "ScheduleOrder",
-    "bounds_from_samples",
-    "build_dag",
-    "build_order",
-    "critical_path",
-    "makespan",
-    "order_from_csv",
-    "order_to_csv",
-    "parse_action",
-    "parse_order",
-    "plan_from_ratios",
-    "solve_freeze_ratios",
-    "start_times",
-    "uniform_bounds",
-]
+from importlib import import_module
+from typing import Any
+
+_ROOMS = {
+    "schedule": (
+        "Action", "ActionKind", "PipelineDag", "ScheduleError", "ScheduleOrder", "build_dag",
+        "build_order", "critical_path", "makespan", "order_from_csv", "order_to_csv",
+        "parse_action", "parse_order", "start_times",
+    ),
+    "timing": ("DurationBounds", "bounds_from_samples", "uniform_bounds"),
+    "planning": ("FreezePlan", "LpError", "plan_from_ratios", "solve_freeze_ratios"),
+}  # fmt: skip
+_HOME = {name: room for room, names in _ROOMS.items() for name in names}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -1,4 +1,4 @@
-"""The paper's figures beside planned ones: by hand, and against what the configurations quote."""
+"""The paper's metrics beside planned ones: by hand, and against what the configurations quote."""
 
 import json
 import re
@@ -21,7 +21,7 @@ def case(
         "step_ms": 700.0,
         "frozen_step_ms": 500.0,
         "gain": 0.4,
-        "limit_gain": 0.5,
+        "upper_bound_gain": 0.5,
         "mean_ratio": 0.25,
         "tokens_per_second": tokens_per_second,
     }
@@ -74,7 +74,7 @@ def test_another_file_is_refused(
     ("model", "config"),
     [("Llama-3.2-1B", "llama3_2_1b_alpaca_gpt4"), ("Llama-3-8B", "llama3_8b_openhermes")],
 )
-def test_the_figures_are_those_that_the_configurations_quote(model: str, config: str) -> None:
+def test_the_metrics_are_those_that_the_configurations_quote(model: str, config: str) -> None:
     text = (CONFIGS / f"{config}.toml").read_text()
     for schedule, row in PAPER[model].rows.items():
         (quoted,) = re.findall(rf"^# +{schedule} .*$", text, re.MULTILINE)

@@ -24,7 +24,7 @@ def save(folder: Path, order: Any, times: StageTimes, **notes: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     dag = build_dag(order)
     bounds = bounds_from_times(dag, [times] * N_RANKS)
-    said = PipelineNotes(ranks=4, first_stage="keep_chain", layers=(2, 2, 2, 2), **notes)
+    said = PipelineNotes(ranks=4, first_stage="per_tensor", layers=(2, 2, 2, 2), **notes)
     (folder / "bounds.json").write_text(bounds_file_text(dag, bounds, said))
     (folder / "schedule.csv").write_text(order_to_csv(order))
     return folder / "bounds.json"

@@ -166,7 +166,7 @@ def test_what_has_finished_is_not_run_again(
         (["--", "--emulation.enable"], "--emulation.enable is among"),
     ],
 )
-def test_mistakes_are_told_before_anything_runs(
+def test_errors_are_told_before_anything_runs(
     more: list[str], says: str, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trainer = Trainer()
@@ -179,8 +179,8 @@ def test_mistakes_are_told_before_anything_runs(
 
 
 def rows_of(folder: Path) -> tuple[list[list[dict[str, str]]], str]:
-    figures, problems = collect(find_runs([folder]))
-    text = render_table(figures, problems, "# Head")
+    metrics, problems = collect(find_runs([folder]))
+    text = render_table(metrics, problems, "# Head")
     return tables(text), text
 
 
@@ -236,7 +236,7 @@ def test_an_emulation_is_measured_by_its_virtual_clock(tmp_path: Path) -> None:
     assert row["step with, ms error"] == "-50.0%"
 
 
-def test_repeats_share_a_row_and_the_worst_of_them_is_named(tmp_path: Path) -> None:
+def test_repeats_fraction_a_row_and_the_worst_of_them_is_named(tmp_path: Path) -> None:
     for i, batch_ms in enumerate((88.0, 89.0, 83.6)):
         write(tmp_path / f"a{i}", batch_ms=batch_ms)
     write(tmp_path / "b", schedule="GPipe", cap=0.3, batch_ms=90.6)
@@ -271,8 +271,8 @@ def test_what_is_missing_is_said_and_not_made_up(tmp_path: Path) -> None:
 def test_csv_has_every_run_with_all_digits(tmp_path: Path) -> None:
     write(tmp_path / "a", batch_ms=88.123456789)
     write(tmp_path / "b", batch_ms=None)
-    figures, _ = collect(find_runs([tmp_path]))
-    first, second = csv.DictReader(io.StringIO(render_csv(figures)))
+    metrics, _ = collect(find_runs([tmp_path]))
+    first, second = csv.DictReader(io.StringIO(render_csv(metrics)))
     assert float(first["batch_ms_measured"]) == 88.123456789
     assert float(first["batch_error"]) == 88.123456789 / 88.0 - 1.0
     assert (second["batch_ms_measured"], second["batch_error"]) == ("", "")

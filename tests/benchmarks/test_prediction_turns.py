@@ -1,4 +1,4 @@
-"""Passes in turns: what is started, what is kept, and the table."""
+"""Batches in turns: what is started, what is kept, and the table."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ import pytest
 from prediction_turns import TABLE, main
 from turn_times import PASSES
 
-from tests.benchmarks.turns import CAP, passes_text
+from tests.benchmarks.turns import CAP, batches_text
 
 SLOW_UNDER_THE_PLAN = {"nothing": [1.0, 1.0], "everything": [1.0, 1.0], CAP: [1.5, 1.5]}
 
@@ -27,7 +27,7 @@ class Starter:
         self.tasks.append(task)
         assert variables["OMP_NUM_THREADS"] == "1"
         if self.status == 0:
-            text = passes_text(
+            text = batches_text(
                 SLOW_UNDER_THE_PLAN, pipeline=task["pipeline"], schedule=task["schedule"]
             )
             (Path(task["folder"]) / PASSES).write_text(text)
@@ -100,12 +100,12 @@ def test_a_run_that_fails_is_named_and_the_rest_is_tabled(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--passes", "1"], "--passes is 1"),
+        (["--batches", "1"], "--batches is 1"),
         (["--rounds", "0"], "--rounds is 0"),
         (["--pipelines", "real:1"], "real:1"),
     ],
 )
-def test_mistakes_are_refused_before_anything_runs(
+def test_errors_are_refused_before_anything_runs(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture, arguments: list, message: str
 ) -> None:
     starter = Starter()

@@ -1,4 +1,4 @@
-"""Passes in turns of a pipeline that is solved by hand: 9 ms, 7 under its plan, 6 all frozen."""
+"""Batches in turns of a pipeline that is solved by hand: 9 ms, 7 under its plan, 6 all frozen."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -28,10 +28,10 @@ def backward_ms(mode: str, action: Action) -> float:
 def one_turn(
     mode: str,
     number: int,
-    slowness: float,
+    drift: float,
     backward: Callable[[str, Action], float] = backward_ms,
 ) -> dict[str, Any]:
-    """A pass, as plain data, on a machine that is ``slowness`` times as slow as usual."""
+    """A pass, as plain data, on a machine that is ``drift`` times as slow as usual."""
     durations = np.array(
         [1.0 if a.kind is ActionKind.FORWARD else backward(mode, a) for a in DAG.actions]
     )
@@ -42,28 +42,28 @@ def one_turn(
         span_ms = (start + durations)[mine].max() - start[mine].min()
         ranks.append(
             {
-                "durations_ms": {str(DAG.actions[i]): slowness * durations[i] for i in mine},
-                "span_ms": slowness * span_ms,
+                "durations_ms": {str(DAG.actions[i]): drift * durations[i] for i in mine},
+                "span_ms": drift * span_ms,
             }
         )
     batch_ms = (start + durations).max()
-    step_ms = slowness * (batch_ms + OUTSIDE_MS)
+    step_ms = drift * (batch_ms + OUTSIDE_MS)
     return {"mode": mode, "round": number, "ranks": ranks, "step_ms": step_ms}
 
 
-def passes_text(
-    slowness: Mapping[str, list[float]],
+def batches_text(
+    drift: Mapping[str, list[float]],
     backward: Callable[[str, Action], float] = backward_ms,
     *,
     pipeline: str = "real:2",
     schedule: str = "1F1B",
 ) -> str:
-    """The file of a worker; ``slowness`` has one entry for each round and mode."""
+    """The file of a worker; ``drift`` has one entry for each round and mode."""
     bounds = uniform_bounds(DAG, forward_ms=1.0, backward_ms=(1.0, 2.0))
     plan = plan_from_ratios(DAG, bounds, [float(a in PLANNED) for a in DAG.actions])
-    n_rounds = len(next(iter(slowness.values())))
+    n_rounds = len(next(iter(drift.values())))
     turns = [
-        one_turn(mode, number, slowness[mode][number], backward)
+        one_turn(mode, number, drift[mode][number], backward)
         for number in range(n_rounds)
         for mode in ("nothing", "everything", CAP)
     ]

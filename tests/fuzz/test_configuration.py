@@ -20,7 +20,7 @@ from tests.fuzz.mangling import DEEP, VALUES, fuzzed, mangled_bytes, message_of
 from tests.torchtitan.helpers.job_configs import config
 from torchtitan.freezing.checks.configuration import ConfigError, check, freeze_settings
 from torchtitan.freezing.config.job_config import JobConfig, job_config_class
-from torchtitan.freezing.config_file import form_mistakes, read_config, read_toml
+from torchtitan.freezing.config_file import form_errors, read_config, read_toml
 from torchtitan.freezing.launch import launch
 from torchtitan.upstream import fixes as upstream_fixes
 
@@ -61,7 +61,7 @@ RULES: dict[str, tuple[Any, Any]] = {
     "freezing.method": _word(
         "none", "timelyfreeze", *METHODS, *(f"timelyfreeze+{name}" for name in METHODS)
     ),
-    "freezing.last_warmup_step": _whole(0, 94),  # 3 passes in each half of monitoring
+    "freezing.last_warmup_step": _whole(0, 94),  # 3 batches in each half of monitoring
     "freezing.last_monitor_step": _whole(66, 199),
     "freezing.monitoring": _word("halves", "mixed"),
     "freezing.last_ramp_step": _whole(101),
@@ -72,16 +72,16 @@ RULES: dict[str, tuple[Any, Any]] = {
         | st.lists(SHARE[1], min_size=4, max_size=4),
     ),
     "freezing.seed": _whole(0, HUGE - 1),
-    "freezing.first_stage": _word("all_or_nothing", "keep_chain"),
-    "freezing.cascade": _word("off", "use", "plan"),
-    "freezing.discard_passes": _whole(0, 19),
+    "freezing.first_stage": _word("all_or_nothing", "per_tensor"),
+    "freezing.skip_input_grads": _word("off", "use", "plan"),
+    "freezing.discard_batches": _whole(0, 19),
     "freezing.solver_time_limit_s": _number(
         st.floats(1e-3, 99.9), 0.0, 100.0, INF, -INF, below=0.0, above=100.0
     ),
     "freezing.solver_delay_steps": _whole(0, 99),
-    "freezing.remeasure_every": _whole(0),
-    "freezing.remeasure_share": _number(st.floats(1e-6, 1e6), 0.0, INF, -INF, below=0.0),
-    "freezing.least_gain": _number(st.floats(-1, 1e6), INF, -INF, below=-1.0),
+    "freezing.replan_every": _whole(0),
+    "freezing.replan_threshold": _number(st.floats(1e-6, 1e6), 0.0, INF, -INF, below=0.0),
+    "freezing.min_gain": _number(st.floats(-1, 1e6), INF, -INF, below=-1.0),
     "freezing.score_memory": _word("device", "host"),
     "freezing.score_dtype": _word("float32", "bfloat16"),
     "freezing.apf.check_interval": _whole(1),
@@ -110,7 +110,9 @@ RULES: dict[str, tuple[Any, Any]] = {
     ),
     "data.shuffle": FLAG,
     "data.seed": _whole(0),
-    "data.validation_share": _number(st.floats(0, 1, exclude_max=True), 1.0, below=0.0, above=1.0),
+    "data.validation_fraction": _number(
+        st.floats(0, 1, exclude_max=True), 1.0, below=0.0, above=1.0
+    ),
     "data.chat_template": _word("plain", "alpaca", "llama2", "llama3", "chatml", "tokenizer"),
     "data.packing": FLAG,
     "emulation.enable": FLAG,
@@ -129,7 +131,7 @@ def _told(key: str, value: Any) -> str:
     table: dict[str, Any] = {name: value}
     for part in reversed(section.split(".")):
         table = {part: table}
-    if found := list(form_mistakes(CLASS, table)):
+    if found := list(form_errors(CLASS, table)):
         return "\n".join(found)
     job_config = config(training__dataset="alpaca")
     holder: Any = job_config
@@ -194,7 +196,7 @@ def test_what_keeps_to_the_rule_of_a_key_is_taken(data: st.DataObject, key: str)
     value = data.draw(RULES[key][0])
     told = _told(key, value)
     # Some are right by themselves and clash with another key, which is then named as well.
-    clashes = ("needs", "emulation.enable is true and", "model.name", "template", "keep_chain")
+    clashes = ("needs", "emulation.enable is true and", "model.name", "template", "per_tensor")
     assert not told or any(clash in told for clash in clashes), (key, value, told)
 
 
@@ -221,8 +223,8 @@ def test_a_broken_file_is_named_with_its_line_or_key(tmp_path: Path, data: bytes
     path.write_bytes(data)
 
     def read() -> None:
-        found = list(form_mistakes(CLASS, read_toml(str(path))))
-        assert all(len(mistake) < 2000 for mistake in found)
+        found = list(form_errors(CLASS, read_toml(str(path))))
+        assert all(len(error) < 2000 for error in found)
 
     message = message_of(read, refusals=(ConfigError,))
     assert message is None or f"job.config_file is '{path}'" in message
@@ -240,7 +242,7 @@ def test_a_broken_file_is_named_with_its_line_or_key(tmp_path: Path, data: bytes
         ("[freezin]\nseed = 1", "freezin is no key of the configuration; the nearest is freezing"),
         ("[freezing]\nseed = 1.5", "freezing.seed is 1.5; it must be a whole number"),
         ("[freezing]\nseed = true", "freezing.seed is True; it must be a whole number"),
-        ("[freezing]\nleast_gain = nan", "freezing.least_gain is nan; it must be a number"),
+        ("[freezing]\nmin_gain = nan", "freezing.min_gain is nan; it must be a number"),
         (
             "[freezing]\nmax_freeze_ratio = [0.5, '1']",
             "freezing.max_freeze_ratio is [0.5, '1']; it must be a number or a list, each a number",
@@ -258,7 +260,7 @@ def test_a_broken_file_is_named_with_its_line_or_key(tmp_path: Path, data: bytes
         ("[job]\ncustom_config_module = 'no.such'", "No module named 'no'"),
     ],
 )  # fmt: skip
-def test_a_mistake_ends_the_launch_before_anything_starts(
+def test_an_error_ends_the_launch_before_anything_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, expected: str
 ) -> None:
     path = tmp_path / "run.toml"
@@ -268,10 +270,10 @@ def test_a_mistake_ends_the_launch_before_anything_starts(
     assert not dist.is_initialized()
 
 
-def test_all_mistakes_of_form_are_told_at_once(tmp_path: Path) -> None:
+def test_all_errors_of_form_are_told_at_once(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text("[freezing]\nseed = '1'\nspeed = 1\n[data]\npacking = 1\n")
-    with pytest.raises(ConfigError, match="3 mistakes") as error:
+    with pytest.raises(ConfigError, match="3 errors") as error:
         read_config(["--job.config_file", str(path)])
     assert str(error.value).count(f"(in {path})") == 3
 
@@ -320,7 +322,7 @@ def test_any_command_line_is_parsed_or_refused(
         assert printed.err or printed.out
 
 
-def test_shipped_configurations_have_no_mistake_of_form() -> None:
+def test_shipped_configurations_have_no_error_of_form() -> None:
     upstream_fixes.install()
     for path in sorted((ROOT / "train_configs").glob("*.toml")):
-        assert list(form_mistakes(CLASS, read_toml(str(path)))) == []
+        assert list(form_errors(CLASS, read_toml(str(path)))) == []

@@ -1,4 +1,4 @@
-"""Instruction data that was cut, flipped or written wrongly: taken, or named by file and row."""
+"""Instruction data that was cut, flipped or written wrongly: taken, or named by file and example."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from tests.fuzz.mangling import DEEP, VALUES, fuzzed, mangled_bytes, mangled_json, message_of
 from tests.torchtitan.helpers.job_configs import config
+from torchtitan.data.examples import DataExampleError, read_examples
 from torchtitan.data.messages import require_messages
-from torchtitan.data.rows import DataRowError, read_rows
 from torchtitan.data.turns import INSTRUCT_DATASETS
-from torchtitan.freezing.checks.data import row_mistakes
+from torchtitan.freezing.checks.data import example_errors
 from torchtitan.freezing.launch import launch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,21 +35,21 @@ SHAREGPT: list[dict[str, Any]] = [
 ]
 
 
-def _parquet(rows: list[dict[str, Any]], **options: Any) -> bytes:
+def _parquet(examples: list[dict[str, Any]], **options: Any) -> bytes:
     buffer = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows), buffer, **options)
+    pq.write_table(pa.Table.from_pylist(examples), buffer, **options)
     return buffer.getvalue()
 
 
-def _lines(rows: list[dict[str, Any]]) -> bytes:
-    return b"\n".join(json.dumps(row).encode() for row in rows)
+def _lines(examples: list[dict[str, Any]]) -> bytes:
+    return b"\n".join(json.dumps(example).encode() for example in examples)
 
 
 WHOLE = {
-    "rows.json": json.dumps(ALPACA).encode(),
-    "rows.jsonl": _lines(ALPACA),
-    "rows.jsonl.gz": gzip.compress(_lines(ALPACA), mtime=0),
-    "rows.parquet": _parquet(ALPACA),
+    "examples.json": json.dumps(ALPACA).encode(),
+    "examples.jsonl": _lines(ALPACA),
+    "examples.jsonl.gz": gzip.compress(_lines(ALPACA), mtime=0),
+    "examples.parquet": _parquet(ALPACA),
     "plain.parquet": _parquet(ALPACA, compression="none", use_dictionary=False),
 }
 
@@ -57,10 +57,10 @@ WHOLE = {
 def _use(path: Path, kind: str) -> None:
     """Read a data set as a launch does, and make sure that all of its text is text."""
     spec = INSTRUCT_DATASETS[kind]
-    rows = read_rows(str(path), spec.fields)
-    require_messages(rows, spec.messages)
-    for index in range(len(rows)):
-        for message in spec.messages(rows[index]):
+    examples = read_examples(str(path), spec.fields)
+    require_messages(examples, spec.messages)
+    for index in range(len(examples)):
+        for message in spec.messages(examples[index]):
             message.content.encode()
             message.context.encode()
 
@@ -95,11 +95,13 @@ def test_a_file_that_ends_early_is_never_taken_for_a_whole_one(tmp_path: Path, n
     path, whole = tmp_path / name, WHOLE[name]
     ends = range(0, len(whole), max(1, len(whole) // 40))
     # A jsonl file may end after any of its lines.
-    rows_end = [i for i, byte in enumerate(whole) if byte == 10] if name == "rows.jsonl" else []
+    examples_end = (
+        [i for i, byte in enumerate(whole) if byte == 10] if name == "examples.jsonl" else []
+    )
     for end in ends:
         path.write_bytes(whole[:end])
         taken = _said(path, "alpaca") is None
-        assert taken == any(end in (n, n + 1) for n in rows_end)
+        assert taken == any(end in (n, n + 1) for n in examples_end)
 
 
 @fuzzed(30)
@@ -107,23 +109,27 @@ def test_a_file_that_ends_early_is_never_taken_for_a_whole_one(tmp_path: Path, n
     index=st.integers(0, len(ALPACA) - 1),
     field=st.sampled_from(["instruction", "input", "output"]),
     value=VALUES.filter(lambda value: not isinstance(value, str)) | st.just("half: \ud83d"),
-    name=st.sampled_from(["rows.json", "rows.jsonl"]),
+    name=st.sampled_from(["examples.json", "examples.jsonl"]),
 )
-def test_a_field_that_is_no_text_is_named_with_its_row(
+def test_a_field_that_is_no_text_is_named_with_its_example(
     tmp_path: Path, index: int, field: str, value: Any, name: str
 ) -> None:
-    rows = [dict(row) for row in ALPACA]
-    rows[index][field] = value
+    examples = [dict(example) for example in ALPACA]
+    examples[index][field] = value
     path = tmp_path / name
-    path.write_bytes(_lines(rows) if name == "rows.jsonl" else json.dumps(rows).encode())
-    place = f"{path}, line {index + 1}: " if name == "rows.jsonl" else f"{path}, row {index}: "
+    path.write_bytes(
+        _lines(examples) if name == "examples.jsonl" else json.dumps(examples).encode()
+    )
+    place = (
+        f"{path}, line {index + 1}: " if name == "examples.jsonl" else f"{path}, example {index}: "
+    )
     assert f"{place}field '{field}' " in str(_said(path, "alpaca"))
 
 
 @fuzzed(40)
 @given(text=mangled_json(SHAREGPT))
 def test_a_broken_conversation_is_named(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "rows.json"
+    path = tmp_path / "examples.json"
     path.write_text(text)
     _said(path, "sharegpt")
 
@@ -131,9 +137,9 @@ def test_a_broken_conversation_is_named(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("column", "expected"),
     [
-        (pa.array([1, 2]), "row 0: field 'output' is a number; expected a string"),
-        (pa.array([b"a", b"\xff"]), "row 0: field 'output' is bytes; expected a string"),
-        (pa.array(["a", None]), "row 1: field 'output' is null; expected a string"),
+        (pa.array([1, 2]), "example 0: field 'output' is a number; expected a string"),
+        (pa.array([b"a", b"\xff"]), "example 0: field 'output' is bytes; expected a string"),
+        (pa.array(["a", None]), "example 1: field 'output' is null; expected a string"),
         (
             pa.Array.from_buffers(pa.string(), 2, pa.array([b"a", b"\xff"]).buffers()),
             "is not a readable parquet file",
@@ -144,7 +150,7 @@ def test_a_broken_conversation_is_named(tmp_path: Path, text: str) -> None:
 def test_a_parquet_column_of_another_type_is_named(
     tmp_path: Path, column: pa.Array, expected: str
 ) -> None:
-    path = tmp_path / "rows.parquet"
+    path = tmp_path / "examples.parquet"
     words = pa.array(["a", "b"])
     pq.write_table(pa.table({"instruction": words, "input": words, "output": column}), path)
     assert expected in str(_said(path, "alpaca"))
@@ -153,26 +159,32 @@ def test_a_parquet_column_of_another_type_is_named(
 @pytest.mark.parametrize(
     ("name", "text", "expected"),
     [
-        ("rows.json", DEEP, "is not valid JSON"),
-        ("rows.jsonl", f'{{"a": {DEEP}', "line 1: is not valid JSON"),
-        ("rows.json", "[]", "which holds no rows; at least one is needed"),
-        ("rows.jsonl", "\n\n", "which holds no rows; at least one is needed"),
-        ("rows.json", "[{}]", "row 0: field 'instruction' is missing"),
-        ("rows.json", "[[]]", "row 0: is a list; expected an object"),
-        ("rows.csv", "a,b", "a data file must end in one of .jsonl.gz, .jsonl, .json, .parquet"),
+        ("examples.json", DEEP, "is not valid JSON"),
+        ("examples.jsonl", f'{{"a": {DEEP}', "line 1: is not valid JSON"),
+        ("examples.json", "[]", "which holds no examples; at least one is needed"),
+        ("examples.jsonl", "\n\n", "which holds no examples; at least one is needed"),
+        ("examples.json", "[{}]", "example 0: field 'instruction' is missing"),
+        ("examples.json", "[[]]", "example 0: is a list; expected an object"),
+        (
+            "examples.csv",
+            "a,b",
+            "a data file must end in one of .jsonl.gz, .jsonl, .json, .parquet",
+        ),
     ],
 )
-def test_what_holds_no_rows_is_named(tmp_path: Path, name: str, text: str, expected: str) -> None:
+def test_what_holds_no_examples_is_named(
+    tmp_path: Path, name: str, text: str, expected: str
+) -> None:
     path = tmp_path / name
     path.write_text(text)
     assert expected in str(_said(path, "alpaca"))
 
 
 def test_a_folder_or_device_instead_of_a_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "rows.json").mkdir()
-    for path in (tmp_path, tmp_path / "rows.json", Path("/dev/null")):
+    (tmp_path / "examples.json").mkdir()
+    for path in (tmp_path, tmp_path / "examples.json", Path("/dev/null")):
         job_config = config(training__dataset="alpaca", training__dataset_path=str(path))
-        told = list(row_mistakes(job_config))
+        told = list(example_errors(job_config))
         assert len(told) == 1
         assert f"training.dataset_path is '{path}', " in told[0]
 
@@ -180,7 +192,7 @@ def test_a_folder_or_device_instead_of_a_file_is_named(tmp_path: Path) -> None:
 def test_broken_rows_of_both_data_sets_end_the_launch_before_anything_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "rows.jsonl"
+    path = tmp_path / "examples.jsonl"
     path.write_bytes(_lines([*ALPACA, {"instruction": "", "input": "", "output": "x"}]))
     arguments = [
         f"--job.config_file={ROOT}/train_configs/tiny_8m.toml",
@@ -198,14 +210,14 @@ def test_broken_rows_of_both_data_sets_end_the_launch_before_anything_starts(
     assert not dist.is_initialized()
 
 
-def test_rows_that_were_read_are_read_again_once_they_have_changed(tmp_path: Path) -> None:
-    path = tmp_path / "rows.json"
+def test_examples_that_were_read_are_read_again_once_they_have_changed(tmp_path: Path) -> None:
+    path = tmp_path / "examples.json"
     path.write_text(json.dumps(ALPACA))
     fields = INSTRUCT_DATASETS["alpaca"].fields
-    first = read_rows(str(path), fields)
-    assert read_rows(str(path), fields, key="validation.dataset_path") is first
+    first = read_examples(str(path), fields)
+    assert read_examples(str(path), fields, key="validation.dataset_path") is first
     path.write_text(json.dumps(ALPACA[:2]))
-    assert len(read_rows(str(path), fields)) == 2
+    assert len(read_examples(str(path), fields)) == 2
     path.write_text("[{}]")
-    with pytest.raises(DataRowError, match="row 0"):
-        read_rows(str(path), fields)
+    with pytest.raises(DataExampleError, match="example 0"):
+        read_examples(str(path), fields)

@@ -27,8 +27,8 @@ NOTES = PipelineNotes(
     schedule="GPipe",
     ranks=2,
     processors=1.5,
-    first_stage="keep_chain",
-    cascade="off",
+    first_stage="per_tensor",
+    skip_input_grads="off",
     layers=(4, 3),
     tokens_per_microbatch=2048,
     stages=(StageTimes(1.0, 2.0, 1.0, 0.5, 1.5, 0.5), StageTimes(2.0, 4.0, 2.0, 2.0, 2.0, 0.0)),
@@ -51,7 +51,7 @@ def test_a_broken_bounds_file_is_named(tmp_path: Path, data: bytes) -> None:
     def read() -> None:
         file = read_bounds_file(path)
         assert all(0.0 <= low <= high < math.inf for low, high in file.bounds.values())
-        assert not any(times.mistakes() for times in file.stage_times())
+        assert not any(times.errors() for times in file.stage_times())
 
     message = message_of(read)
     assert message is None or str(path) in message
@@ -162,11 +162,11 @@ OPTIONS = {
     "--splits": ["default", "best", "4,3", "7", "0,7", "9,9", "-1,8", ",", "x"],
     "--ranks": ["2", "1", "0", "-1", "4", "x", "999999999", "9" * 400],
     "--layers": ["4,3", "3,4,5", "0,0", "-1,2", "x"],
-    "--first-stage": ["keep_chain", "all_or_nothing", "x"],
-    "--cascade": ["off", "use", "plan", "x"],
+    "--first-stage": ["per_tensor", "all_or_nothing", "x"],
+    "--skip_input_grads": ["off", "use", "plan", "x"],
     "--processors": ["1.5", "0", "-1", "nan", "inf", "x"],
     "--message-ms": ["0.5", "-1", "nan", "inf", "x", "1e308"],
-    "--passes": ["2", "0", "-1", "x", "9" * 400],
+    "--batches": ["2", "0", "-1", "x", "9" * 400],
     "--outside-ms": ["1", "-1", "nan", "inf", "x", "1e308"],
     "--time-limit-s": ["5", "0", "-1", "nan", "inf", "x"],
     "--json": ["/dev/full/x", "."],
@@ -206,7 +206,11 @@ def test_the_plan_command_ends_with_a_table_or_with_what_is_wrong(
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [(o, v) for o in ("--microbatches", "--ranks", "--passes") for v in ("999999999999", "9" * 400)]
+    [
+        (o, v)
+        for o in ("--microbatches", "--ranks", "--batches")
+        for v in ("999999999999", "9" * 400)
+    ]
     + [("--message-ms", "1e308"), ("--outside-ms", "1e308")],
 )
 def test_a_pipeline_beyond_reason_takes_no_time(

@@ -1,4 +1,4 @@
-"""Broken files of a run folder: each spoils its own pictures only, and is named."""
+"""Broken files of a run folder: each spoils its own plots only, and is named."""
 
 import io
 import json
@@ -45,7 +45,7 @@ DRAW: dict[str, Callable[[Path], Any]] = dict((*gallery.PICTURES, *gallery.TRACE
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with every file that pictures are drawn from."""
+    """A run with every file that plots are drawn from."""
     folder = tmp_path_factory.mktemp("run")
     write_settings(folder)
     write_plan(folder)
@@ -61,9 +61,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_responses(
         folder,
         [
-            ResponseRow(stage, "B", phase, m, share, 2.0 - share)
+            ResponseRow(stage, "B", phase, m, fraction, 2.0 - fraction)
             for stage in (0, 1)
-            for phase, share in (("upper_bound", 0.0), ("lower_bound", 1.0), ("stable", 0.5))
+            for phase, fraction in (("upper_bound", 0.0), ("lower_bound", 1.0), ("stable", 0.5))
             for m in (0, 1)
         ],
     )
@@ -75,9 +75,9 @@ PROFILE = {
     "stages": [
         {
             "stage": stage,
-            "first_stage": "keep_chain" if stage == 0 else None,
+            "first_stage": "per_tensor" if stage == 0 else None,
             "curves": {
-                "B": {"points": [{"share": s, "median_ms": 2.0 - s} for s in (0.0, 0.5, 1.0)]}
+                "B": {"points": [{"fraction": s, "median_ms": 2.0 - s} for s in (0.0, 0.5, 1.0)]}
             },
         }
         for stage in (0, 1)
@@ -122,7 +122,7 @@ def broken_bytes(name: str, data: bytes) -> st.SearchStrategy[bytes]:
 
 
 def drawn(folder: Path, name: str) -> None:
-    """Draw a picture to its end, as ``style.save`` would, but once and small."""
+    """Draw a plot to its end, as ``style.save`` would, but once and small."""
     found = DRAW[name](folder)
     if isinstance(found, Figure):
         with style.house_style():
@@ -145,8 +145,8 @@ def test_a_broken_file_is_named_or_drawn(tmp_path: Path, whole: Path, name: str)
     @given(data=broken_bytes(name, path.read_bytes()))
     def breaks(data: bytes) -> None:
         path.write_bytes(data)
-        for picture in DRAWN_FROM[name]:
-            message = message_of(lambda: drawn(folder, picture), seconds=5.0)  # noqa: B023
+        for plot in DRAWN_FROM[name]:
+            message = message_of(lambda: drawn(folder, plot), seconds=5.0)  # noqa: B023
             assert message is None or path.name in message, message
 
     breaks()
@@ -154,7 +154,7 @@ def test_a_broken_file_is_named_or_drawn(tmp_path: Path, whole: Path, name: str)
 
 @fuzzed(15)
 @given(data=st.data())
-def test_broken_settings_spoil_no_picture_and_are_told(
+def test_broken_settings_spoil_no_plot_and_are_told(
     tmp_path: Path, whole: Path, data: st.DataObject
 ) -> None:
     path = tmp_path / "settings.json"
@@ -192,7 +192,7 @@ def test_a_cell_that_is_none_is_named_with_its_line(tmp_path: Path, whole: Path,
             assert all(value is not None for value in list(vars(row).values())[:2])
             numbers = [value for value in vars(row).values() if isinstance(value, int | float)]
             assert not any(isinstance(n, int) and abs(n) > 1e15 for n in numbers)
-            assert 0.0 <= (getattr(row, "share", 0.0)) <= 1.0
+            assert 0.0 <= (getattr(row, "fraction", 0.0)) <= 1.0
 
     breaks()
 
@@ -248,9 +248,9 @@ def test_the_others_are_drawn(
     folder = tmp_path / "run"
     shutil.copytree(whole, folder)
     for module in (run_curves, run_timelines):
-        for function in [name for name in vars(module) if name.endswith("_figure")]:
+        for function in [name for name in vars(module) if name.endswith("_metric")]:
             monkeypatch.setattr(module, function, lambda *_: Figure())
-    monkeypatch.setattr(style, "save", lambda figure, output, title: (output / f"{title}.png",) * 2)
+    monkeypatch.setattr(style, "save", lambda metric, output, title: (output / f"{title}.png",) * 2)
     path = folder / name
     for data in (b"", b"\xff\x00", DEEP.encode()):
         path.write_bytes(data)
@@ -263,8 +263,8 @@ def test_the_others_are_drawn(
         wrong = {line.split(": ")[1] for line in errors}
         assert wrong == set(DRAWN_FROM[name])
         assert printed.err.count(path.name) >= len(wrong)
-        for picture in {*DRAW} - wrong:
-            assert f"/{picture}." in printed.out
+        for plot in {*DRAW} - wrong:
+            assert f"/{plot}." in printed.out
 
 
 def test_a_folder_in_place_of_a_file_is_told(
@@ -275,5 +275,5 @@ def test_a_folder_in_place_of_a_file_is_told(
     assert main(["draw", str(tmp_path)]) == 1
     errors = capfd.readouterr().err
     for names in DRAWN_FROM.values():
-        for picture in names:
-            assert f"error: {picture}: " in errors
+        for plot in names:
+            assert f"error: {plot}: " in errors

@@ -15,7 +15,7 @@ from torchtitan.components.tokenizer import HuggingFaceTokenizer
 from tests.fuzz.mangling import DEEP, VALUES, fuzzed, mangled_bytes, mangled_json, message_of
 from tests.torchtitan.helpers.job_configs import make_job_config
 from torchtitan.data.turns import pad_id
-from torchtitan.freezing.checks.tokenizers import tokenizer_mistakes
+from torchtitan.freezing.checks.tokenizers import tokenizer_errors
 
 SETTINGS = {
     "bos_token": "<b>",
@@ -57,10 +57,10 @@ def look(folder: Path) -> list[str]:
     """Return what is told; a tokenizer that is taken must do what a run asks of it."""
     config = make_job_config(model__hf_assets_path=str(folder), model__vocab_size=N_EMBEDDINGS)
     told: list[str] = []
-    assert message_of(lambda: told.extend(tokenizer_mistakes(config))) is None
-    for mistake in told:
-        assert mistake.startswith(f"model.hf_assets_path is {str(folder)!r}")
-        assert len(mistake) < 1500
+    assert message_of(lambda: told.extend(tokenizer_errors(config))) is None
+    for error in told:
+        assert error.startswith(f"model.hf_assets_path is {str(folder)!r}")
+        assert len(error) < 1500
     if not told:
         tokenizer = HuggingFaceTokenizer(str(folder))
         for text in ("ab\n", "What?", "\U0001f600 ä"):

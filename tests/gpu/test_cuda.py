@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from timelyfreeze.meters.change_meter import ChangeMeter
-from timelyfreeze.policies.policy import Figure, Measurement, Source
+from timelyfreeze.policies.policy import Measurement, Metric, Source
+from timelyfreeze.runtime.change_meter import ChangeMeter
 from timelyfreeze.runtime.masked_backward import masked_full_backward
 from timelyfreeze.runtime.recorder import ActionRecorder, CudaClock
 from timelyfreeze.schedule.actions import parse_action
@@ -20,7 +20,7 @@ pytestmark = [
 def test_events_measure_device_work_and_never_wait_inside_a_pass():
     recorder = ActionRecorder(CudaClock())
     matrix = torch.randn(4096, 4096, device="cuda")
-    with recorder.recorded_pass():
+    with recorder.recorded_batch():
         for _ in range(3):
             with recorder.measure(parse_action("0F0")):
                 for _ in range(20):
@@ -60,11 +60,11 @@ def test_gradient_norm_of_a_rank_without_gradients_stays_on_the_device():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("source", [Source.UPDATES, Source.GRADIENTS])
-def test_vectors_on_the_host_give_the_figures_of_those_on_the_device(source, dtype):
+def test_vectors_on_the_host_give_the_metrics_of_those_on_the_device(source, dtype):
     torch.manual_seed(0)
     parameters = [nn.Parameter(torch.randn(300, 50, device="cuda")) for _ in range(3)]
     named = [(f"layers.{i}.weight", p) for i, p in enumerate(parameters)]
-    measurement = Measurement(source, (Figure.SQUARE_SUM, Figure.MEAN_ABS_SUM), decay=0.9)
+    measurement = Measurement(source, (Metric.SQUARE_SUM, Metric.MEAN_ABS_SUM), decay=0.9)
     device, host = (ChangeMeter(named, measurement, on_host=h, dtype=dtype) for h in (False, True))
     for meter in (device, host):
         meter.begin()
@@ -79,5 +79,5 @@ def test_vectors_on_the_host_give_the_figures_of_those_on_the_device(source, dty
         for meter in (device, host):
             meter.add_step()
         on_device, on_host = device.take(), host.take()
-        for figure, numbers in on_device.items():
-            assert on_host[figure] == pytest.approx(numbers, rel=1e-5)
+        for metric, numbers in on_device.items():
+            assert on_host[metric] == pytest.approx(numbers, rel=1e-5)

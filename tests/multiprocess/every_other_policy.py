@@ -18,7 +18,7 @@ class EveryOther:
 
     measurement = None
 
-    def mistakes(self):
+    def errors(self):
         if self.first not in (0, 1):
             yield f"freezing.every_other.first is {self.first}; it must be 0 or 1"
 

@@ -9,7 +9,7 @@ its end writes its weights into the dump folder, ``weights_R.pt``. A fault is a 
     "at": "step", or "checkpoint": when half of that step's checkpoint is written
     "step", "rank": when and to whom
     "signal": sent to the process itself, or, with "to": "agent", to torchrun
-    "most_bytes": no file of that rank may grow beyond it from then on
+    "max_bytes": no file of that rank may grow beyond it from then on
     "full": the losses of the run go to a disk that is full from then on
     "poison": a weight of that rank is not finite from then on
     "rows_end": all ranks run out of rows in that step
@@ -49,8 +49,8 @@ class Fault:
 
     def happen(self, trainer):
         self.has_happened = True
-        if "most_bytes" in self.settings:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (self.settings["most_bytes"], -1))
+        if "max_bytes" in self.settings:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (self.settings["max_bytes"], -1))
         if "full" in self.settings:
             trainer.metrics_processor._loss_curve._path = Path("/dev/full")
         if "poison" in self.settings:

@@ -1,4 +1,4 @@
-"""Runs of a pipeline of two ranks under every kind of parallelism, which several files share."""
+"""Runs of a pipeline of two ranks under every kind of parallelism, which several files fraction."""
 
 import itertools
 from dataclasses import dataclass, field
@@ -47,7 +47,7 @@ SETTINGS = {
     "freezing__last_warmup_step": 1,
     "freezing__last_monitor_step": 3,
     "freezing__last_ramp_step": 6,
-    "freezing__discard_passes": 0,
+    "freezing__discard_batches": 0,
     "freezing__max_freeze_ratio": 0.8,
 }
 
@@ -58,7 +58,7 @@ class Kind:
 
     Attributes:
         n_replicas: Processes of a stage that see rows of their own.
-        n_tp: Processes that share the tensors of a layer.
+        n_tp: Processes that fraction the tensors of a layer.
         n_rows: Rows of a microbatch in each replica.
         keys: Settings.
     """

@@ -32,7 +32,7 @@ SMALL = {
     "training.max_norm": 1e9,
     "metrics.log_freq": 1,
     "metrics.no_enable_tensorboard": None,
-    "pictures.no_enable": None,
+    "plots.no_enable": None,
     "freezing.method": "none",
     "lr_scheduler.warmup_steps": 1,
     "parallelism.no_pipeline_parallel_expert_parallel_overlap": None,

@@ -11,7 +11,7 @@ PHASES = {
     "freezing__last_warmup_step": 2,
     "freezing__last_monitor_step": 6,
     "freezing__last_ramp_step": 9,
-    "freezing__discard_passes": 1,
+    "freezing__discard_batches": 1,
 }
 STEPS = 13
 

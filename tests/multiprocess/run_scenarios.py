@@ -82,14 +82,14 @@ def use_fake_clock(controller, machine):
     step: {"misreads": {step: {action: time in ms, or None for none}}}.
     """
     recorder, stages = controller._recorder, {s.stage_index: s for s in controller._stages}
-    real_drain, real_pass = recorder.drain, controller.one_pass
-    shares = []  # of each pass that has not been drained
+    real_drain, real_batch = recorder.drain, controller.one_batch
+    fractions = []  # of each pass that has not been drained
 
     @contextmanager
-    def one_pass():
-        with real_pass():
+    def one_batch():
+        with real_batch():
             yield
-        shares.append({index: dict(stage.applied_shares) for index, stage in stages.items()})
+        fractions.append({index: dict(stage.applied_ratios) for index, stage in stages.items()})
 
     def duration_ms(action, frozen):
         step = controller._step
@@ -103,11 +103,11 @@ def use_fake_clock(controller, machine):
         return factor * (free + work * (1.0 - saved) + 0.01 * action.microbatch)
 
     def drain():
-        from timelyfreeze.runtime.recorder import PassRecord
+        from timelyfreeze.timing.record import BatchRecord
 
         records = []
         for record in real_drain():
-            frozen = shares.pop(0)
+            frozen = fractions.pop(0)
             durations = {
                 action: duration_ms(action, frozen[action.stage].get(action.microbatch, 0.0))
                 for action in record.durations_ms
@@ -115,12 +115,12 @@ def use_fake_clock(controller, machine):
             misread = machine.get("misreads", {}).get(str(controller._step), {})
             durations |= {a: misread[str(a)] for a in durations if str(a) in misread}
             durations = {a: time_ms for a, time_ms in durations.items() if time_ms is not None}
-            # Without a span there is no price of messages: a rank's own would tell ranks apart.
+            # Without a span there is no overhead of messages: a rank's own would tell ranks apart.
             span = sum(durations.values()) if machine.get("spans") else 0.0
-            records.append(PassRecord(durations, span))
+            records.append(BatchRecord(durations, span))
         return records
 
-    recorder.drain, controller.one_pass = drain, one_pass
+    recorder.drain, controller.one_batch = drain, one_batch
     if controller._planner is not None:
         controller._planner._measure_transfers = dict
 
@@ -200,7 +200,7 @@ def run(scenario, folder):
                 names = [checks.layout.names[i] for i in np.flatnonzero(checks.decision.frozen)]
                 seen["decided"].append((self.step, names))
             for stage in getattr(getattr(self, "controller", None), "_stages", ()):
-                seen["applied"].append((self.step, stage.stage_index, dict(stage.applied_shares)))
+                seen["applied"].append((self.step, stage.stage_index, dict(stage.applied_ratios)))
             return loss
 
     def keep_gradients(optimizer, *args):

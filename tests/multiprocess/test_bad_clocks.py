@@ -20,8 +20,8 @@ SETTINGS = {
     "freezing__last_warmup_step": 2,
     "freezing__last_monitor_step": 8,
     "freezing__last_ramp_step": 10,
-    "freezing__discard_passes": 0,
-    "freezing__remeasure_every": 3,
+    "freezing__discard_batches": 0,
+    "freezing__replan_every": 3,
 }
 # An action of the second rank, and of the first: neither may freeze by times that the other lacks.
 ACTIONS = {"NaN": ("1B2", math.nan), "infinite": ("0F1", math.inf), "negative": ("1F0", -1.0)}

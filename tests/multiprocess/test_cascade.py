@@ -9,10 +9,10 @@ from launcher import SCHEDULES, arguments, merged, run_scenarios
 pytestmark = pytest.mark.long  # continuous integration runs it
 
 STEPS = 12
-CASCADES = ("off", "use", "plan")
+SKIP_INPUT_GRADS = ("off", "use", "plan")
 
 
-def settings(schedule, cascade):
+def settings(schedule, skip_input_grads):
     return arguments(
         model__flavor="tiny",
         parallelism__pipeline_parallel_schedule=schedule,
@@ -23,19 +23,23 @@ def settings(schedule, cascade):
         # Without a ramp, both kinds of runs draw the same masks.
         freezing__last_ramp_step=7,
         freezing__max_freeze_ratio=0.8,
-        freezing__discard_passes=1,
-        freezing__cascade=cascade,
+        freezing__discard_batches=1,
+        freezing__skip_input_grads=skip_input_grads,
     )
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     scenarios = [
-        {"name": f"{cascade} {schedule}", "fake_clock": True, "args": settings(schedule, cascade)}
+        {
+            "name": f"{skip_input_grads} {schedule}",
+            "fake_clock": True,
+            "args": settings(schedule, skip_input_grads),
+        }
         for schedule in SCHEDULES
-        for cascade in CASCADES
+        for skip_input_grads in SKIP_INPUT_GRADS
     ]
-    return run_scenarios(tmp_path_factory.mktemp("cascade"), 4, scenarios, timeout_s=900)
+    return run_scenarios(tmp_path_factory.mktemp("skip_input_grads"), 4, scenarios, timeout_s=900)
 
 
 def frozen_whole(ranks):
@@ -74,11 +78,11 @@ def test_leaving_out_what_nobody_needs_changes_nothing(runs, schedule):
     assert not any(cut(off).values())
 
 
-@pytest.mark.parametrize("cascade", ["use", "plan"])
+@pytest.mark.parametrize("skip_input_grads", ["use", "plan"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_all_ranks_leave_out_the_same_fronts(runs, schedule, cascade):
+def test_all_ranks_leave_out_the_same_fronts(runs, schedule, skip_input_grads):
     """A stage is told of a microbatch exactly if the plan freezes it and all in front whole."""
-    ranks = runs[f"{cascade} {schedule}"]
+    ranks = runs[f"{skip_input_grads} {schedule}"]
     planned = {}
     for action, ratio in ranks[0]["plan"].items():
         stage, kind, microbatch = re.fullmatch(r"(\d+)([A-Z])(\d+)", action).groups()

@@ -18,16 +18,16 @@ ROW_OF = {row.method: row for row in ROWS}
 COMPILED = {"compile__enable": None, "compile__backend": "aot_eager"}
 EAGER = {}
 BF16 = {"training__mixed_precision_param": "bfloat16"}
-PLANNED = {**ROW_OF["timelyfreeze"].arguments, "freezing__first_stage": "keep_chain"}
+PLANNED = {**ROW_OF["timelyfreeze"].arguments, "freezing__first_stage": "per_tensor"}
 # Processes, and settings on top of the usual ones.
 CASES = {
     "1F1B": (2, {**PLANNED, "parallelism__pipeline_parallel_schedule": "1F1B"}),
-    "interleaved, cascade, recomputed": (
+    "interleaved, skip_input_grads, recomputed": (
         2,
         {
             **PLANNED,
             "freezing__first_stage": "all_or_nothing",
-            "freezing__cascade": "plan",
+            "freezing__skip_input_grads": "plan",
             "parallelism__pipeline_parallel_schedule": "Interleaved1F1B",
             "activation_checkpoint__mode": "full",
         },
@@ -131,14 +131,14 @@ def test_where_the_plan_says_all_or_nothing_that_is_what_is_applied(runs):
     for case, (compiled, _) in runs.items():
         plan, last = compiled[0]["plan"], max(step for step, *_ in compiled[0]["applied"])
         pairs = [
-            (plan[f"{stage}B{microbatch}"], share)
+            (plan[f"{stage}B{microbatch}"], fraction)
             for seen in compiled
-            for step, stage, shares in seen["applied"]
+            for step, stage, fractions in seen["applied"]
             if step == last
-            for microbatch, share in shares.items()
+            for microbatch, fraction in fractions.items()
         ]
         assert any(ratio > 0.0 for ratio, _ in pairs), case
-        assert all(share == ratio for ratio, share in pairs if ratio in (0.0, 1.0)), case
+        assert all(fraction == ratio for ratio, fraction in pairs if ratio in (0.0, 1.0)), case
 
 
 def resumable(form, **more):

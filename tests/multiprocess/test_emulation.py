@@ -37,7 +37,7 @@ VALIDATION = {
     "validation__local_batch_size": 8,
     "validation__seq_len": 48,
     "validation__freq": 4,
-    "data__validation_share": 16 / 1210,
+    "data__validation_fraction": 16 / 1210,
     "training__seq_len": 64,
     "data__packing": None,
 }
@@ -95,8 +95,8 @@ def compared(n_ranks, folder):
         runs["csv"] = (csv, {})
         zbv = {"parallelism__pipeline_parallel_schedule": "ZBVZeroBubble"}
         runs["both"] = (zbv, {"method": "timelyfreeze+apf"})
-        runs["keep chain"] = ({"freezing__first_stage": "keep_chain"}, {})
-        runs["two passes"] = ({"training__global_batch_size": 16}, {})
+        runs["keep chain"] = ({"freezing__first_stage": "per_tensor"}, {})
+        runs["two batches"] = ({"training__global_batch_size": 16}, {})
     else:
         for schedule in ("1F1B", "ZBVZeroBubble"):
             settings = {
@@ -226,11 +226,11 @@ def assert_same(one, ranks, after=0):
     """Everything that a run computes is the same; ``after`` is the step of a stop."""
     (seen,) = one
     losses = losses_of(ranks)
-    steps, passes = STEPS - after, min(len(seen["losses"]), len(losses))
-    assert passes in (steps, 2 * steps)
-    assert seen["losses"][-passes:] == losses[-passes:]
+    steps, batches = STEPS - after, min(len(seen["losses"]), len(losses))
+    assert batches in (steps, 2 * steps)
+    assert seen["losses"][-batches:] == losses[-batches:]
     assert seen["grad_norms"][-steps:] == ranks[0]["grad_norms"][-steps:]
-    assert all(map(torch.equal, seen["batches"][-passes:], ranks[0]["batches"][-passes:]))
+    assert all(map(torch.equal, seen["batches"][-batches:], ranks[0]["batches"][-batches:]))
     assert by_stage(one, "masks", after) == by_stage(ranks, "masks", after)
     assert by_stage(one, "applied", after) == by_stage(ranks, "applied", after)
     assert [d for d in seen["decided"] if d[0] > after] == [
@@ -407,7 +407,7 @@ def joined(timeline):
     return [(timeline.blocks[i], timeline.blocks[j]) for i, j in timeline.edges]
 
 
-def test_tensorboard_has_virtual_and_real_figures(default_run):
+def test_tensorboard_has_virtual_and_real_metrics(default_run):
     _, folder = default_run
     events = EventAccumulator(str(folder))
     events.Reload()
@@ -432,7 +432,7 @@ def test_a_prediction_is_compared_with_the_virtual_clock(default_run):
     # What ran one action after the other takes longer than any batch that is predicted.
     assert summary.batch_ms < summary.real_batch_ms
     assert summary.batch_ms_unfrozen < summary.real_batch_ms_unfrozen
-    assert summary.limit_batch_ms <= summary.batch_ms_predicted
+    assert summary.all_frozen_batch_ms <= summary.batch_ms_predicted
     assert summary.batch_ms_predicted <= summary.batch_ms_unfrozen_predicted
 
 

@@ -154,7 +154,7 @@ def test_without_a_solver_and_then_without_rows(tmp_path):
 
 def test_a_full_disk_ends_the_run_at_its_next_checkpoint(tmp_path):
     """The last one is whole; what else cannot be written is told once and ends nothing."""
-    fault = {"step": 4, "rank": 1, "full": True, "most_bytes": 30000}
+    fault = {"step": 4, "rank": 1, "full": True, "max_bytes": 30000}
     run = run_with(fault, tmp_path)
     assert run.status != 0
     assert run.left == []

@@ -28,7 +28,7 @@ FREEZING = {
     "freezing__last_warmup_step": 2,
     "freezing__last_monitor_step": 8,
     "freezing__last_ramp_step": 10,
-    "freezing__discard_passes": 1,
+    "freezing__discard_batches": 1,
     "training__steps": 14,
 }
 
@@ -101,7 +101,7 @@ def test_plan_bounds_and_order_lie_beside_the_run(default_run):
     assert plan_from_bounds(["plan", str(file.path), "--splits", "default", "balanced"]) == 0
 
 
-def test_tensorboard_has_the_figures(default_run):
+def test_tensorboard_has_the_metrics(default_run):
     _, folder = default_run
     events = EventAccumulator(str(folder))
     events.Reload()
@@ -118,7 +118,7 @@ def test_tensorboard_has_the_figures(default_run):
 
 
 def test_the_run_has_drawn_its_timelines(default_run):
-    """What the picture shows is the batch that the report speaks of."""
+    """What the plot shows is the batch that the report speaks of."""
     _, folder = default_run
     summary = json.loads((folder / "summary.json").read_text())
     order = order_from_csv((folder / "schedule.csv").read_text())
@@ -131,16 +131,16 @@ def test_the_run_has_drawn_its_timelines(default_run):
         assert timeline.batch_ms == pytest.approx(batch_ms, rel=0.3)
         frozen = [b for b in timeline.blocks if b.freeze_ratio > 0.0]
         assert bool(frozen) == (phase is Phase.STABLE)
-    pictures = folder / "pictures"
+    plots = folder / "plots"
     for name in ("timeline_measured", "timeline_predicted"):
-        assert 0 < (pictures / f"{name}.png").stat().st_size < 200_000
-    assert json.loads((pictures / "trace_measured.json").read_text())["traceEvents"]
+        assert 0 < (plots / f"{name}.png").stat().st_size < 200_000
+    assert json.loads((plots / "trace_measured.json").read_text())["traceEvents"]
     events = EventAccumulator(str(folder))
     events.Reload()
     assert {"timeline/measured", "timeline/predicted"} <= set(events.Tags()["images"])
 
 
-def test_mistakes_are_reported_once_before_any_process_group(tmp_path):
+def test_errors_are_reported_once_before_any_process_group(tmp_path):
     done = launch(
         "--freezing.max_freeze_ratio=1.5",
         "--freezing.last_monitor_step=5",
@@ -149,7 +149,7 @@ def test_mistakes_are_reported_once_before_any_process_group(tmp_path):
         n_processes=4,
     )
     assert done.returncode != 0
-    assert done.stdout.count("error: The configuration has 3 mistakes") == 1
+    assert done.stdout.count("error: The configuration has 3 errors") == 1
     for key in (
         "freezing.max_freeze_ratio is 1.5",
         "last_monitor_step is 5",
@@ -177,7 +177,7 @@ def test_a_quiet_run_prints_where_its_report_is_and_nothing_else(tmp_path):
     done = launch(
         "--quiet", "--training.steps=3", "--training.seq_len=32", "--freezing.method=none",
         "--parallelism.pipeline_parallel_degree=2", "--metrics.log_freq=1",
-        "--metrics.no_enable_tensorboard", "--pictures.no_enable",
+        "--metrics.no_enable_tensorboard", "--plots.no_enable",
         f"--job.dump_folder={tmp_path}",
         n_processes=2,
     )  # fmt: skip
@@ -205,7 +205,7 @@ def test_a_run_leaves_its_steps_counts_responses_and_page(default_run):
     assert sum(count.elements for count in counts) == 8_918_272
     kept = read_responses(folder)
     assert {row.stage for row in kept} == {0, 1, 2, 3}
-    assert {0.0, 1.0} <= {row.share for row in kept}
+    assert {0.0, 1.0} <= {row.fraction for row in kept}
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["kappa_over_p_eff"] == pytest.approx(summary["kappa"] / summary["p_eff"])
     page = (folder / "report.md").read_text()
@@ -267,9 +267,9 @@ def four_ranks(tmp_path_factory):
     fake = {"fake_clock": True}
     scenarios += [
         {
-            "name": "keep_chain",
+            "name": "per_tensor",
             **fake,
-            "args": arguments(**FREEZING, freezing__first_stage="keep_chain"),
+            "args": arguments(**FREEZING, freezing__first_stage="per_tensor"),
         },
         {"name": "no validation", **fake, "args": arguments(**FREEZING)},
         {
@@ -322,26 +322,26 @@ def test_every_schedule_runs_through_all_phases(four_ranks, schedule):
 
 @pytest.mark.parametrize("schedule", SCHEDULES + OTHERS)
 def test_what_is_applied_follows_the_plan(four_ranks, schedule):
-    """The frozen share misses the planned ratio by less than one tensor of each size of the stage.
+    """The frozen fraction misses the planned ratio by less than one tensor of each size of the stage.
 
     In the stable phase. A first stage is frozen whole or not at all.
     """
     for seen in four_ranks[schedule]:
-        tensor_share = {
+        tensor_fraction = {
             stage: sum(set(sizes)) / sum(sizes) for stage, sizes in seen["sizes"].items()
         }
-        for step, stage, shares in seen["applied"]:
+        for step, stage, fractions in seen["applied"]:
             if step <= 10:
                 continue
-            for microbatch, share in shares.items():
+            for microbatch, fraction in fractions.items():
                 backward = "B" if f"{stage}B{microbatch}" in seen["plan"] else "W"
                 ratio = seen["plan"][f"{stage}{backward}{microbatch}"]
                 if stage == 0 and 0 < ratio < 1:
-                    assert share in (0.0, 1.0)
+                    assert fraction in (0.0, 1.0)
                 elif ratio in (0.0, 1.0):
-                    assert share == ratio
+                    assert fraction == ratio
                 else:
-                    assert abs(share - ratio) <= tensor_share[stage]
+                    assert abs(fraction - ratio) <= tensor_fraction[stage]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES + OTHERS)
@@ -354,16 +354,16 @@ def test_plan_is_made_for_the_order_that_ran(four_ranks, schedule):
 def test_first_stage_is_frozen_by_tensors_only_if_its_chain_is_kept(four_ranks):
     """In the ramp every planned ratio is a fraction."""
 
-    def ramp_shares(name):
+    def ramp_fractions(name):
         return [
-            share
+            fraction
             for step, stage, by_microbatch in four_ranks[name][0]["applied"]
-            for share in by_microbatch.values()
+            for fraction in by_microbatch.values()
             if stage == 0 and step == 9
         ]
 
-    assert any(0.0 < share < 1.0 for share in ramp_shares("keep_chain"))
-    assert set(ramp_shares("no validation")) <= {0.0, 1.0}
+    assert any(0.0 < fraction < 1.0 for fraction in ramp_fractions("per_tensor"))
+    assert set(ramp_fractions("no validation")) <= {0.0, 1.0}
 
 
 def test_validation_changes_nothing(four_ranks):

@@ -13,11 +13,11 @@ FREEZING = {
     "freezing__last_warmup_step": 1,
     "freezing__last_monitor_step": 5,
     "freezing__last_ramp_step": 6,
-    "freezing__discard_passes": 0,
+    "freezing__discard_batches": 0,
     "training__steps": 8,
 }
 VALIDATION = {
-    "data__validation_share": 16 / 1210,
+    "data__validation_fraction": 16 / 1210,
     "validation__enable": None,
     "validation__dataset": "alpaca",
     "validation__dataset_path": "tests/assets/tiny_instruct",
@@ -78,8 +78,8 @@ def test_gradients_equal_those_of_one_process(single, pipelined, name):
     assert losses == pytest.approx(reference["losses"], rel=1e-6)
 
 
-def test_several_rows_are_in_a_sequence(single):
-    """Each row of ours begins with the begin token."""
+def test_several_examples_are_in_a_sequence(single):
+    """Each example of ours begins with the begin token."""
     seen = single["packed"][0]
     begins = int((seen["batches"][0] == 0).sum())
     assert begins > 4

@@ -1,8 +1,8 @@
 """A run that goes on with more replicas, and then with fewer, equals one that never stopped.
 
-Two replicas with microbatches of one row see what a plain pipeline sees with microbatches of two
-rows (see ``test_hybrid``): so the same run can go on in either form. Stopped twice, in two phases,
-it has to see the same rows in the same steps, freeze the same tensors and come to the same weights.
+Two replicas with microbatches of one example see what a plain pipeline sees with microbatches of two
+examples (see ``test_hybrid``): so the same run can go on in either form. Stopped twice, in two phases,
+it has to see the same examples in the same steps, freeze the same tensors and come to the same weights.
 """
 
 import itertools
@@ -15,7 +15,7 @@ from test_hybrid import APF, SETTINGS
 
 pytestmark = pytest.mark.long  # continuous integration runs it
 
-METHODS = {row.method: row for row in ROWS}
+METHODS = {example.method: example for example in ROWS}
 # Steps at which a run goes on with twice as many processes, and then with half of them; phases are
 # those of the table of methods.
 UP, DOWN = "up", "down"
@@ -29,8 +29,8 @@ CHAINS = {
 }
 SPLIT = "timelyfreeze: split within tensors"  # by tensor parallelism, in place of replicas
 HYBRID = "timelyfreeze: replicated and sharded"  # four replicas, of which two share tensors
-ACCUMULATED = "timelyfreeze: accumulated"  # half as many rows at a time, twice
-ENDING = "timelyfreeze: rows of one replica end"
+ACCUMULATED = "timelyfreeze: accumulated"  # half as many examples at a time, twice
+ENDING = "timelyfreeze: examples of one replica end"
 PLAIN = {"training__local_batch_size": 16, "parallelism__pipeline_parallel_microbatch_size": 2}
 REPLICATED = {"parallelism__data_parallel_shard_degree": 2}
 HYBRID_PLAIN = {**PLAIN, "parallelism__pipeline_parallel_microbatch_size": 4}
@@ -44,11 +44,13 @@ N_ROWS = 101
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where everything is, with so few short rows that epochs end between two batches."""
+    """Where everything is, with so few short examples that epochs end between two batches."""
     folder = tmp_path_factory.mktemp("resize")
-    rows = (ROOT / "tests/assets/tiny_instruct/train.jsonl").read_text().splitlines()
-    short = sorted(rows, key=lambda row: len("".join(json.loads(row).values())))[:N_ROWS]
-    (folder / "rows.jsonl").write_text("\n".join(short) + "\n")
+    examples = (ROOT / "tests/assets/tiny_instruct/train.jsonl").read_text().splitlines()
+    short = sorted(examples, key=lambda example: len("".join(json.loads(example).values())))[
+        :N_ROWS
+    ]
+    (folder / "examples.jsonl").write_text("\n".join(short) + "\n")
     return folder
 
 
@@ -69,7 +71,7 @@ def scenario(folder, name, method, save_at=(), resumes=None, **settings):
         "save_at": list(save_at),
         "args": arguments(
             **own,
-            training__dataset_path=folder / "rows.jsonl",
+            training__dataset_path=folder / "examples.jsonl",
             training__global_batch_size=16,
             checkpoint__enable=None,
             checkpoint__keep_latest_k=0,
@@ -149,8 +151,8 @@ def hybrid(folder):
     return seen | run_scenarios(folder / "hybrid", 2, [smaller], timeout_s=300)
 
 
-def test_all_replicas_end_where_the_rows_of_one_do(folder, larger):
-    """Without being told, the one with more rows would wait for the other until a time limit."""
+def test_all_replicas_end_where_the_examples_of_one_do(folder, larger):
+    """Without being told, the one with more examples would wait for the other until a time limit."""
     assert [len(seen["losses"]) for seen in larger[ENDING]] == [3] * 4
     assert [seen["step"] for seen in larger[ENDING]] == [3] * 4
     assert (folder / "larger" / ENDING / "checkpoint" / "step-3" / ".metadata").is_file()
@@ -175,7 +177,7 @@ def replicas_of(ranks):
 
 
 def steps_of(ranks, batches_per_step=1):
-    """Return the rows of every step, sorted: those of all replicas together."""
+    """Return the examples of every step, sorted: those of all replicas together."""
     replicas = replicas_of(ranks)
     steps = [[] for _ in range(len(replicas[0]["batches"]) // batches_per_step)]
     for seen in replicas:
@@ -185,18 +187,18 @@ def steps_of(ranks, batches_per_step=1):
 
 
 @pytest.mark.parametrize("leg", LEGS, indirect=True)
-def test_it_sees_the_rows_that_were_not_yet_seen_in_the_same_steps(leg):
+def test_it_sees_the_examples_that_were_not_yet_seen_in_the_same_steps(leg):
     _, stop, resumed, undisturbed = leg
     assert steps_of(resumed) == steps_of(undisturbed)[stop:]
 
 
-def test_an_epoch_has_every_row_once(whole):
-    rows = list(itertools.chain.from_iterable(steps_of(whole["timelyfreeze"])))
-    assert len(set(rows)) == N_ROWS < len(rows)
-    assert {rows.count(row) for row in rows} == {1, 2}
+def test_an_epoch_has_every_example_once(whole):
+    examples = list(itertools.chain.from_iterable(steps_of(whole["timelyfreeze"])))
+    assert len(set(examples)) == N_ROWS < len(examples)
+    assert {examples.count(example) for example in examples} == {1, 2}
 
 
-def test_accumulated_steps_see_the_same_rows(whole, smaller):
+def test_accumulated_steps_see_the_same_examples(whole, smaller):
     _, _, down = next(iter(CHAINS.values()))
     assert steps_of(smaller[ACCUMULATED], 2) == steps_of(whole["timelyfreeze"])[down:]
     assert smaller[ACCUMULATED][0]["plan"].keys() == whole["timelyfreeze"][0]["plan"].keys()

@@ -108,11 +108,11 @@ def test_resumed_run_equals_undisturbed(runs, row, schedule, place):
     name = name_of(row, schedule)
     whole, resumed = runs[name], runs[f"{name} from {place}"]
     stopped_at = places(row, schedule)[place]
-    passes_left = 2 * (STEPS - stopped_at)
+    batches_left = 2 * (STEPS - stopped_at)
     for a, b in zip(whole, resumed, strict=True):
-        assert b["losses"] == a["losses"][-passes_left:]
+        assert b["losses"] == a["losses"][-batches_left:]
         assert b["grad_norms"] == a["grad_norms"][-(STEPS - stopped_at) :]
-        assert all(map(torch.equal, b["batches"], a["batches"][-passes_left:]))
+        assert all(map(torch.equal, b["batches"], a["batches"][-batches_left:]))
         assert b["masks"] == [m for m in a["masks"] if m[0] > stopped_at]
         assert b["decided"] == [d for d in a["decided"] if d[0] > stopped_at]
         assert b.get("plan") == a.get("plan")

@@ -20,10 +20,10 @@ COMMON = {
     "training__steps": STEPS,
     "training__global_batch_size": 16,
     "training__max_norm": 0.5,
-    "freezing__remeasure_every": 3,
+    "freezing__replan_every": 3,
 }
-# A resumed run leaves out its first passes, so that the two would not compare the same ones.
-SEEN_WHOLE = {"freezing__discard_passes": 0}
+# A resumed run leaves out its first batches, so that the two would not compare the same ones.
+SEEN_WHOLE = {"freezing__discard_batches": 0}
 SAVED = {
     "checkpoint__enable": None,
     "checkpoint__keep_latest_k": 0,
@@ -91,7 +91,7 @@ def runs(tmp_path_factory):
     hybrid = {"method": "timelyfreeze+apf", "freezing__monitoring": "mixed"}
     scenarios += [
         scenario("hybrid", "1F1B", **hybrid),
-        scenario("in vain", "1F1B", machine=IN_VAIN, freezing__least_gain=0.1),
+        scenario("in vain", "1F1B", machine=IN_VAIN, freezing__min_gain=0.1),
         scenario("promises nothing", "1F1B", freezing__max_freeze_ratio=0.0),
     ]
     return run_scenarios(folder, 2, scenarios, timeout_s=400)
@@ -121,13 +121,13 @@ def test_every_step_of_mixed_monitoring_learns(runs, schedule):
     ranks = runs[f"mixed {schedule}"]
     norms = dict(ranks[0]["grad_norms"])
     for step in range(3, 7):
-        passes = frozen(ranks, step)
-        for masks in passes.values():
+        batches = frozen(ranks, step)
+        for masks in batches.values():
             assert all(all(mask) or not any(mask) for mask in masks), "whole or not at all"
-        live = {stage for (stage, _), masks in passes.items() if not all(map(all, masks))}
-        assert live == {stage for stage, _ in passes}, "in every stage"
-        n_frozen = sum(all(mask) for masks in passes.values() for mask in masks)
-        assert 2 * n_frozen == sum(len(masks) for masks in passes.values())
+        live = {stage for (stage, _), masks in batches.items() if not all(map(all, masks))}
+        assert live == {stage for stage, _ in batches}, "in every stage"
+        n_frozen = sum(all(mask) for masks in batches.values() for mask in masks)
+        assert 2 * n_frozen == sum(len(masks) for masks in batches.values())
         assert norms[step] > 0.0
     paper = dict(runs[f"halves {schedule}"][0]["grad_norms"])
     assert paper[5] == paper[6] == 0.0

@@ -42,7 +42,7 @@ def scenario(name, schedule, save_at=(), **more):
         "freezing__last_warmup_step": 2,
         "freezing__last_monitor_step": MEASURED,
         "freezing__last_ramp_step": 5,
-        "freezing__discard_passes": 0,
+        "freezing__discard_batches": 0,
         "checkpoint__enable": None,
         "checkpoint__keep_latest_k": 0,
         "checkpoint__no_last_save_model_only": None,

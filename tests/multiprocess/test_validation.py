@@ -22,7 +22,7 @@ PIPELINE = {
     "freezing__last_warmup_step": 1,
     "freezing__last_monitor_step": 5,
     "freezing__last_ramp_step": 6,
-    "freezing__discard_passes": 0,
+    "freezing__discard_batches": 0,
     "training__steps": STEPS,
     "training__local_batch_size": 4,
 }
@@ -31,13 +31,13 @@ SINGLE = {
     "training__steps": 1,
     "training__local_batch_size": 4,
 }
-HELD_OUT = {"data__validation_share": 16 / 1210}  # 16 of the rows of tiny_instruct
+HELD_OUT = {"data__validation_fraction": 16 / 1210}  # 16 of the examples of tiny_instruct
 VALIDATION = {
     "validation__enable": None,
     "validation__dataset": "alpaca",
     "validation__dataset_path": "tests/assets/tiny_instruct",
 }
-# Weights that stay as they are, so that every validation has the same answer; rows long enough
+# Weights that stay as they are, so that every validation has the same answer; examples long enough
 # that none is dropped, so that all ways to batch them read the same.
 FIXED = {
     **VALIDATION,
@@ -94,7 +94,7 @@ def one_rank(folder):
     settings = {**SINGLE, **FIXED, "validation__local_batch_size": 4}
     scenarios = [
         {"name": "single", "args": arguments(**settings, **HELD_OUT)},
-        {"name": "all rows", "args": arguments(**settings, validation__steps=4)},
+        {"name": "all examples", "args": arguments(**settings, validation__steps=4)},
     ]
     return run_scenarios(folder / "one", 1, scenarios)
 
@@ -123,17 +123,17 @@ def run_folder(folder, name):
     return found
 
 
-def rows(folder, name):
-    """The rows of losses.csv, empty columns as None."""
+def examples(folder, name):
+    """The examples of losses.csv, empty columns as None."""
     with (run_folder(folder, name) / "losses.csv").open() as file:
         return [
-            {key: float(value) if value else None for key, value in row.items()}
-            for row in csv.DictReader(file)
+            {key: float(value) if value else None for key, value in example.items()}
+            for example in csv.DictReader(file)
         ]
 
 
 def validation_losses(folder, name):
-    found = rows(folder, name)
+    found = examples(folder, name)
     return {r["step"]: r["validation_loss"] for r in found if r["validation_loss"] is not None}
 
 
@@ -164,36 +164,36 @@ def test_sharded_stages_have_the_same_loss(four_ranks, one_rank, folder, schedul
     assert all(loss == pytest.approx(expected, rel=1e-6) for loss in found.values())
 
 
-def test_replicas_share_the_rows_and_agree_on_the_loss(two_ranks, one_rank, folder):
-    """Their batches hold other rows, which matters only if tokens were not weighed equally."""
+def test_replicas_fraction_the_examples_and_agree_on_the_loss(two_ranks, one_rank, folder):
+    """Their batches hold other examples, which matters only if tokens were not weighed equally."""
     (expected,) = validation_losses(folder / "one", "single").values()
     (found,) = validation_losses(folder, "replicas").values()
     assert found == pytest.approx(expected, rel=1e-6)
 
 
-def test_held_out_rows_are_not_trained_on(one_rank, folder):
-    """The first rows of training differ with and without a share, and so does the validation."""
-    left, right = one_rank["single"][0], one_rank["all rows"][0]
+def test_held_out_examples_are_not_trained_on(one_rank, folder):
+    """The first examples of training differ with and without a fraction, and so does the validation."""
+    left, right = one_rank["single"][0], one_rank["all examples"][0]
     assert not bool((left["batches"][0] == right["batches"][0]).all())
     assert validation_losses(folder / "one", "single") != validation_losses(
-        folder / "one", "all rows"
+        folder / "one", "all examples"
     )
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_losses_are_written_with_the_time_they_took(two_ranks, folder, schedule):
-    found = rows(folder, f"{schedule} with")
+    found = examples(folder, f"{schedule} with")
     (losses,) = [s["losses"] for s in two_ranks[f"{schedule} with"] if s["losses"][0] != -1.0]
-    trained = [row for row in found if row["train_loss"] is not None]
-    assert [row["step"] for row in trained] == list(range(1, STEPS + 1))
-    assert [row["train_loss"] for row in trained] == losses
-    seconds = [row["seconds"] for row in found]
+    trained = [example for example in found if example["train_loss"] is not None]
+    assert [example["step"] for example in trained] == list(range(1, STEPS + 1))
+    assert [example["train_loss"] for example in trained] == losses
+    seconds = [example["seconds"] for example in found]
     assert seconds == sorted(seconds)
     assert seconds[0] > 0
-    for row, before in zip(found[1:], found, strict=False):
-        if row["validation_loss"] is not None:
-            assert (row["step"], row["seconds"]) == (before["step"], before["seconds"])
-            assert row["train_loss"] is None
+    for example, before in zip(found[1:], found, strict=False):
+        if example["validation_loss"] is not None:
+            assert (example["step"], example["seconds"]) == (before["step"], before["seconds"])
+            assert example["train_loss"] is None
     assert list(validation_losses(folder, f"{schedule} with")) == [1, 2, 4, 6, 8]
 
 
@@ -210,16 +210,19 @@ def test_the_summary_says_what_happened(two_ranks, folder, schedule):
     (losses,) = [seen["losses"] for seen in ranks if seen["losses"][0] != -1.0]
     assert summary.train_loss == summary.last_loss == losses[-1]
     assert summary.validation_loss == validation_losses(folder, name)[8]
-    assert summary.seconds == pytest.approx(rows(folder, name)[-1]["seconds"], abs=1e-3)
+    assert summary.seconds == pytest.approx(examples(folder, name)[-1]["seconds"], abs=1e-3)
     plan = plan_from_json((where / "plan.json").read_text())
     assert summary.batch_ms_predicted == plan.batch_ms
-    assert summary.limit_batch_ms == plan.frozen_batch_ms
+    assert summary.all_frozen_batch_ms == plan.frozen_batch_ms
     last = [entry for seen in ranks for entry in seen["applied"] if entry[0] == STEPS]
-    for _, stage, shares in last:
-        assert summary.stage_ratios[stage] == pytest.approx(statistics.fmean(shares.values()))
+    for _, stage, fractions in last:
+        assert summary.stage_ratios[stage] == pytest.approx(statistics.fmean(fractions.values()))
     assert summary.average_freeze_ratio == pytest.approx(
         statistics.fmean(
-            share for seen in ranks for _, _, by_mb in seen["applied"] for share in by_mb.values()
+            fraction
+            for seen in ranks
+            for _, _, by_mb in seen["applied"]
+            for fraction in by_mb.values()
         )
     )
     assert summary.tokens_per_second > 0

@@ -15,7 +15,7 @@ import prediction_turns
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from turn_times import passes_from_json
+from turn_times import batches_from_json
 
 from tests.fuzz.mangling import DEEP, fuzzed, mangled_bytes, mangled_json, message_of
 from tests.timelyfreeze.compare.run_folders import write_record, write_run, write_scores
@@ -78,7 +78,7 @@ def test_a_broken_file_of_a_run_is_told_and_the_others_tabled(
     name: str,
 ) -> None:
     # What is drawn of them takes its time.
-    monkeypatch.setattr(compare_runs, "pictures", lambda groups, terms: [])
+    monkeypatch.setattr(compare_runs, "plots", lambda groups, terms: [])
     folder = tmp_path / "runs"
     shutil.copytree(whole, folder)
     path = folder / "apf" / name
@@ -160,8 +160,8 @@ def test_broken_losses_are_told(tmp_path: Path, data: bytes) -> None:
 @given(text=st.text(max_size=30) | st.just(DEEP) | mangled_json({"turns": [], "plans": {}}))
 def test_what_are_no_passes_or_scores_is_refused(text: str) -> None:
     message_of(lambda: scores_from_json(text))
-    with pytest.raises(ValueError, match="not the text of passes in turns"):
-        passes_from_json(text)
+    with pytest.raises(ValueError, match="not the text of batches in turns"):
+        batches_from_json(text)
 
 
 WORDS: list[Any] = [

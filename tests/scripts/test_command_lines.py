@@ -25,15 +25,15 @@ import tests.make_assets.__main__ as make_assets
 import torchtitan.freezing.config_file
 import torchtitan.freezing.launch
 from tests.fuzz.mangling import fuzzed
-from torchtitan.data import samples_command as show_samples
 from torchtitan.evaluation import command as evaluate
+from torchtitan.freezing import samples as show_samples
 from torchtitan.freezing.memory import command as estimate_memory
 from torchtitan.freezing.profile import command as profile
 from torchtitan.hf import export as hf_export
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = str(ROOT / "train_configs/tiny_8m.toml")
-# A whole number, 1 or more; a share; a length of time.
+# A whole number, 1 or more; a fraction; a length of time.
 COUNT = (["1", "7"], ["0", "-1", "nan", "1.5", "x", "", "9" * 30])
 SEED = (["0", "7"], ["-1", "nan", "1.5", "x", "", "9" * 30])
 TIME = (["0.5", "60"], ["0", "-1", "nan", "inf", "1e300", "x", ""])
@@ -71,7 +71,7 @@ COMMANDS = {
             "--ranks": (["2", "4"], ["1", "0", "-1", "x", "9" * 30]),
             "--schedules": SCHEDULE,
             "--method": (["apf", "timelyfreeze+lisa"], ["none", "x", "timelyfreeze+x", ""]),
-            "--first-stage": (["keep_chain"], ["x", ""]),
+            "--first-stage": (["per_tensor"], ["x", ""]),
             "--blocks": COUNT,
             "--steps": COUNT,
             "--config": (["train_configs/tiny_8m.toml"], ["/no/such", ".", "x" * 5000]),
@@ -174,7 +174,7 @@ COMMANDS = {
             "--schedules": SCHEDULE,
             "--r-max": (["0", "0.8"], ["-1", "1.1", "nan", "inf", "x"]),
             "--rounds": COUNT,
-            "--passes": (["2", "5"], ["1", "0", "-1", "x"]),
+            "--batches": (["2", "5"], ["1", "0", "-1", "x"]),
         },
     ),
 }
@@ -221,7 +221,7 @@ def test_a_wrong_value_is_told_by_its_option_and_a_right_one_taken(
 ) -> None:
     right = {option: values[0] for option, values in command.options.items() if values[0]}
     wrong = {option: values[1] for option, values in command.options.items()}
-    ended(command, ["--help"])  # what is imported late is no part of what a mistake costs
+    ended(command, ["--help"])  # what is imported late is no part of what an error costs
     ended(command, as_words({o: v[0] for o, v in right.items()}, command.always))
     required = {o: v[0] for o, v in right.items() if not o.startswith("-")}
 

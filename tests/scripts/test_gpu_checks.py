@@ -73,7 +73,7 @@ def test_what_two_gpus_can_do(tmp_path: Path) -> None:
         (["--gpus", "1", "--model", "."], "--model is given and --rows is not"),
     ],
 )
-def test_a_mistake_is_told_before_anything_runs(arguments: list[str], message: str) -> None:
+def test_an_error_is_told_before_anything_runs(arguments: list[str], message: str) -> None:
     done = gpu_checks(*arguments)
     assert done.returncode == 2
     assert message in done.stderr

@@ -1,4 +1,4 @@
-"""Options of scripts: a mistake is told with option, value and rule, before anything starts."""
+"""Options of scripts: an error is told with option, value and rule, before anything starts."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from timelyfreeze.files.plain_json import shown
-from timelyfreeze.files.safe_write import write_obstacle
+from timelyfreeze.files import shown, write_obstacle
 
 # Four times the largest pipeline that has been solved, 64 ranks and 256 microbatches.
 MOST_CELLS = 65536
 
 
 def status_of(work: Callable[[], int]) -> int:
-    """Return the exit status of ``work``: 2, and its message, where the user made a mistake."""
+    """Return the exit status of ``work``: 2, and its message, where the user made an error."""
     try:
         return work()
     except (ValueError, OSError) as error:
@@ -65,7 +64,7 @@ def require_pipeline(schedule: str, n_ranks: int, n_microbatches: int, options: 
         ValueError: If not.
     """
     # Imported late: it loads torch, which most scripts do without.
-    from timelyfreeze.runtime.torch_pipelining import known_schedules, stages_per_rank
+    from timelyfreeze.runtime import known_schedules, stages_per_rank
 
     names = [name for name in known_schedules() if stages_per_rank(name) is not None]
     require_word(options.split(",")[0], schedule, names)

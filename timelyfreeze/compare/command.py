@@ -1,4 +1,4 @@
-"""What commands that make runs and table them share: arguments, mistakes, and how they end."""
+"""What commands that make runs and table them fraction: arguments, errors, and how they end."""
 
 from __future__ import annotations
 

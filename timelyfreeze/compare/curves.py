@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from timelyfreeze.compare.groups import Group
 from timelyfreeze.compare.runs import Run
-from timelyfreeze.records.losses import running_means
+from timelyfreeze.records import running_means
 
 Points = Sequence[tuple[float, float]]
 

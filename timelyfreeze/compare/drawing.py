@@ -42,7 +42,7 @@ _AS_WRITTEN = {"text.parse_math": False}
 _TOP, _BOTTOM, _LEFT, _RIGHT = 0.4, 0.55, 0.75, 0.3  # inches around the axes of a panel
 _HEAD = 0.65  # inches for the title
 _LABELS = 1.45  # inches for names right of curves
-_NARROW = 7.0  # inches, of a picture with one panel
+_NARROW = 7.0  # inches, of a plot with one panel
 
 
 def color(method: str) -> str:
@@ -75,7 +75,7 @@ def draw_points(
 
     Args:
         panels: Points by schedule; in all of them the same limits apply.
-        title: Of the picture.
+        title: Of the plot.
         place: Where the runs were made.
         x_label: Of what is good if large.
         y_label: Of the other.
@@ -139,7 +139,7 @@ def draw_curves(
 
     Args:
         panels: Curves by schedule.
-        title: Of the picture.
+        title: Of the plot.
         place: Where the runs were made.
         x_label: Of seconds or steps.
         y_label: Of the other.
@@ -187,7 +187,7 @@ def draw_stages(
 
     Args:
         panels: Groups with their ratios by stage, by schedule.
-        title: Of the picture.
+        title: Of the plot.
         place: Where the runs were made.
     """
     tallest = max(len(rows) for rows in panels.values())

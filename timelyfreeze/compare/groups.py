@@ -1,7 +1,7 @@
-"""The runs of a comparison with their figures, and which of them repeat each other.
+"""The runs of a comparison with their metrics, and which of them repeat each other.
 
 Repeats share schedule, method, settings and the place where they ran; seeds may differ. Means and
-spreads are over repeats, in tables and in pictures alike.
+spreads are over repeats, in tables and in plots alike.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from timelyfreeze.compare.metrics import COLUMNS, Figure, Terms, baselines, place, place_name
+from timelyfreeze.compare.metrics import COLUMNS, Metric, Terms, baselines, place, place_name
 from timelyfreeze.compare.runs import FINISHED, Run
 from timelyfreeze.compare.settings import variants
 
@@ -25,24 +25,24 @@ _FEW_SETTINGS = 3
 
 @dataclass(frozen=True)
 class Compared:
-    """A run, what it is compared with, and its figures by the key of their column.
+    """A run, what it is compared with, and its metrics by the key of their column.
 
     Attributes:
         run: The run.
         baseline: The run without freezing that it is set against, None if there is none.
-        figures: By the key of their column; empty if the run did not finish.
+        metrics: By the key of their column; empty if the run did not finish.
         variant: The settings in which it differs from other runs of its method.
     """
 
     run: Run
     baseline: Run | None
-    figures: Mapping[str, Figure]
+    metrics: Mapping[str, Metric]
     variant: str = ""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean, smallest and largest of a figure over repeats."""
+    """Mean, smallest and largest of a metric over repeats."""
 
     mean: float
     low: float
@@ -88,11 +88,11 @@ class Group:
         return [one for one in self.members if one.run.status == FINISHED]
 
     def spread(self, key: str) -> Spread | None:
-        """Return mean and spread of a figure; None if no run knows it as a number."""
-        return spread(one.figures.get(key) for one in self.finished)
+        """Return mean and spread of a metric; None if no run knows it as a number."""
+        return spread(one.metrics.get(key) for one in self.finished)
 
 
-def spread(values: Iterable[Figure]) -> Spread | None:
+def spread(values: Iterable[Metric]) -> Spread | None:
     """Return mean and spread of those ``values`` that are numbers; None if there are none."""
     numbers = [value for value in values if isinstance(value, int | float)]
     if not numbers:
@@ -101,13 +101,13 @@ def spread(values: Iterable[Figure]) -> Spread | None:
 
 
 def compare(runs: Sequence[Run], terms: Terms) -> list[Compared]:
-    """Return every run with its figures, in the order of the table; only finished runs have any."""
+    """Return every run with its metrics, in the order of the table; only finished runs have any."""
     told = _variants(runs)
     compared = [
         Compared(
             run,
             baseline,
-            {column.key: column.figure(run, baseline, terms) for column in COLUMNS}
+            {column.key: column.metric(run, baseline, terms) for column in COLUMNS}
             if run.status == FINISHED
             else {},
             variant,

@@ -49,7 +49,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Settings:
-    """What all runs of a comparison share.
+    """What all runs of a comparison fraction.
 
     Attributes:
         config: The TOML file.
@@ -96,8 +96,8 @@ def plan_jobs(methods: Iterable[str], schedules: Iterable[str], seeds: Iterable[
     ]
 
 
-def mistakes(jobs: Sequence[Job], settings: Settings) -> list[str]:
-    """Return what is wrong with what was asked for, one message for each mistake."""
+def errors(jobs: Sequence[Job], settings: Settings) -> list[str]:
+    """Return what is wrong with what was asked for, one message for each error."""
     found = []
     if not settings.config.is_file():
         found.append(f"CONFIG is {str(settings.config)!r}; it must be a TOML file")

@@ -1,6 +1,6 @@
 """Names beside points and at the ends of lines, where they cover nothing.
 
-Whoever reads a picture need not go to and fro between it and a legend.
+Whoever reads a plot need not go to and fro between it and a legend.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ JobT = TypeVar("JobT", bound=Job)
 
 
 class Settings(Protocol[JobT]):
-    """What all runs share."""
+    """What all runs fraction."""
 
     def to_record(self) -> dict[str, Any]:
         """Return what must be equal for two runs to belong together."""

@@ -1,4 +1,4 @@
-"""What is compared: each run's figures, some of them relative to the run without freezing.
+"""What is compared: each run's metrics, some of them relative to the run without freezing.
 
 A run's baseline is the run of method ``none`` with the same schedule and seed, on the same devices,
 with the same model and as much work in a step. Of several, the one that was started closest in time
@@ -17,15 +17,14 @@ from typing import Any
 
 from timelyfreeze.compare.runs import FINISHED, Run
 from timelyfreeze.compare.settings import work_differs
-from timelyfreeze.records.benchmarks import AVERAGED, BENCHMARKS
-from timelyfreeze.records.losses import WINDOW, last_running_mean, seconds_to_reach
+from timelyfreeze.records import AVERAGED, BENCHMARKS, WINDOW, last_running_mean, seconds_to_reach
 
 NEVER = "never"
-# Figures of runs that differ in one of these are neither averaged nor set against each other.
+# Metrics of runs that differ in one of these are neither averaged nor set against each other.
 PLACE = ("device", "n_devices", "model", "emulated_ranks")
 
 # A number, "never" for a loss that was not reached, or None for what is not known.
-Figure = float | str | None
+Metric = float | str | None
 
 
 @dataclass(frozen=True)
@@ -43,13 +42,13 @@ class Terms:
 
 @dataclass(frozen=True)
 class Column:
-    """One figure of the comparison.
+    """One metric of the comparison.
 
     Attributes:
         key: Its name in the CSV file.
         title: Its name in the table.
         form: Format of a value, as in ``format``.
-        figure: Gives the value of a run, from the run, its baseline or None, and the terms.
+        metric: Gives the value of a run, from the run, its baseline or None, and the terms.
         needs_baseline: Whether it is None wherever there is no baseline.
         is_optional: Whether the table leaves it out where no run has it.
     """
@@ -57,7 +56,7 @@ class Column:
     key: str
     title: str
     form: str
-    figure: Callable[[Run, Run | None, Terms], Figure]
+    metric: Callable[[Run, Run | None, Terms], Metric]
     needs_baseline: bool = False
     is_optional: bool = False
 
@@ -88,7 +87,7 @@ def tokens_per_second(run: Run) -> float | None:
     return run.summary.get(f"{virtual}tokens_per_second")
 
 
-def seconds_to_loss(run: Run, other: Run | None, window: int) -> Figure:
+def seconds_to_loss(run: Run, other: Run | None, window: int) -> Metric:
     """Return when ``run`` gets to the loss that ``other`` ends with.
 
     Both losses are running means over ``window`` logged training losses. The time is that of the
@@ -125,7 +124,7 @@ def _started(run: Run) -> float:
     return datetime.fromisoformat(text).timestamp() if text else 0.0
 
 
-def _known(key: str) -> Callable[[Run, Run | None, Terms], Figure]:
+def _known(key: str) -> Callable[[Run, Run | None, Terms], Metric]:
     """Return what reads ``key`` from a run's summary."""
     return lambda run, _baseline, _terms: run.summary.get(key)
 
@@ -136,47 +135,47 @@ def _percent_above(value: float | None, reference: float | None) -> float | None
     return 100 * (value / reference - 1)
 
 
-def _speed(run: Run, _baseline: Run | None, _terms: Terms) -> Figure:
+def _speed(run: Run, _baseline: Run | None, _terms: Terms) -> Metric:
     return tokens_per_second(run)
 
 
-def _gain(run: Run, baseline: Run | None, _terms: Terms) -> Figure:
+def _gain(run: Run, baseline: Run | None, _terms: Terms) -> Metric:
     if baseline is None:
         return None
     return _percent_above(tokens_per_second(run), tokens_per_second(baseline))
 
 
-def _seconds_to_none(run: Run, baseline: Run | None, terms: Terms) -> Figure:
+def _seconds_to_none(run: Run, baseline: Run | None, terms: Terms) -> Metric:
     return seconds_to_loss(run, baseline, terms.window)
 
 
-def _seconds_to_reference(run: Run, _baseline: Run | None, terms: Terms) -> Figure:
+def _seconds_to_reference(run: Run, _baseline: Run | None, terms: Terms) -> Metric:
     reference = terms.reference
     if reference is None or run.summary.get("model") != reference.summary.get("model"):
         return None
     return seconds_to_loss(run, reference, terms.window)
 
 
-def _batch_error(run: Run, _baseline: Run | None, _terms: Terms) -> Figure:
+def _batch_error(run: Run, _baseline: Run | None, _terms: Terms) -> Metric:
     return _percent_above(run.summary.get("batch_ms"), run.summary.get("batch_ms_predicted"))
 
 
-def _accuracy(key: str) -> Callable[[Run, Run | None, Terms], Figure]:
+def _accuracy(key: str) -> Callable[[Run, Run | None, Terms], Metric]:
     """Return what reads the accuracy in one benchmark, in percent."""
 
-    def figure(run: Run, _baseline: Run | None, _terms: Terms) -> Figure:
+    def metric(run: Run, _baseline: Run | None, _terms: Terms) -> Metric:
         score = None if run.scores is None else run.scores.benchmarks.get(key)
         return None if score is None else 100 * score.accuracy
 
-    return figure
+    return metric
 
 
-def _average(run: Run, _baseline: Run | None, _terms: Terms) -> Figure:
+def _average(run: Run, _baseline: Run | None, _terms: Terms) -> Metric:
     average = None if run.scores is None else run.scores.average
     return None if average is None else 100 * average
 
 
-def _average_error(run: Run, _baseline: Run | None, _terms: Terms) -> Figure:
+def _average_error(run: Run, _baseline: Run | None, _terms: Terms) -> Metric:
     """Return the standard error of the average accuracy over the questions, in points.
 
     Where lm-eval gives none for a benchmark, as for a group of tasks of which few questions were
@@ -194,7 +193,7 @@ def _average_error(run: Run, _baseline: Run | None, _terms: Terms) -> Figure:
     return 100 * math.sqrt(sum(variances)) / len(scores)
 
 
-def _points_over_none(run: Run, baseline: Run | None, terms: Terms) -> Figure:
+def _points_over_none(run: Run, baseline: Run | None, terms: Terms) -> Metric:
     """Return the difference in average accuracy, where both were asked the same."""
     if baseline is None or run.scores is None or baseline.scores is None:
         return None

@@ -1,7 +1,7 @@
 """One page that shows a comparison: HTML that needs nothing but itself; and as markdown.
 
 Every text is escaped: names of methods, devices and folders come from files that anyone may have
-written. Pictures are in the page as PNG, so it can be sent as one file.
+written. Plots are in the page as PNG, so it can be sent as one file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from timelyfreeze.compare.groups import NO_PLACE, Group
-from timelyfreeze.compare.pictures import KINDS, Picture
+from timelyfreeze.compare.plots import KINDS, Plot
 from timelyfreeze.compare.table import Table
 
 _STYLE = """
@@ -42,7 +42,7 @@ def render_page(
     title: str,
     table: Table,
     groups: Sequence[Group],
-    pictures: Sequence[Picture],
+    plots: Sequence[Plot],
     images: Mapping[str, bytes],
 ) -> str:
     """Return the page.
@@ -51,8 +51,8 @@ def render_page(
         title: Its heading.
         table: Of means over repeats.
         groups: The repeats.
-        pictures: What there is to see, and what there is not.
-        images: PNG files by the name of their picture.
+        plots: What there is to see, and what there is not.
+        images: PNG files by the name of their plot.
     """
     return "\n".join(
         [
@@ -70,7 +70,7 @@ def render_page(
             f"<h1>{_text(title)}</h1>",
             *_overview(groups),
             *_notes(table.notes),
-            *_figures(pictures, images),
+            *_figures(plots, images),
             "<h2>Table</h2>",
             "<p>Mean over repeats (smallest..largest); single runs are in comparison.csv, and what "
             "each column means in comparison.md. A dash: not known.</p>",
@@ -82,14 +82,14 @@ def render_page(
     )
 
 
-def render_pictures(pictures: Sequence[Picture]) -> str:
-    """Return the pictures and what is not in them, as markdown."""
+def render_plots(plots: Sequence[Plot]) -> str:
+    """Return the plots and what is not in them, as markdown."""
     lines = []
-    for picture in pictures:
-        lines += ["", f"## {picture.title}, {picture.place}", ""]
-        if picture.figure is not None:
-            lines += [f"![{picture.title}]({picture.name}.png)", "", picture.caption]
-        lines += [f"- not shown: {missing}" for missing in picture.missing]
+    for plot in plots:
+        lines += ["", f"## {plot.title}, {plot.place}", ""]
+        if plot.figure is not None:
+            lines += [f"![{plot.title}]({plot.name}.png)", "", plot.caption]
+        lines += [f"- not shown: {missing}" for missing in plot.missing]
     return "\n".join(lines) + "\n"
 
 
@@ -103,7 +103,7 @@ def _overview(groups: Sequence[Group]) -> Iterator[str]:
     elif places:
         yield (
             '<div class="place"><p>They were made in different places: other devices, another '
-            "number of them, or another model. Each place has pictures of its own, and gains are "
+            "number of them, or another model. Each place has plots of its own, and gains are "
             "between runs of one place only.</p><ul>"
         )
         yield from (f"<li>{_text(place)}</li>" for place in places)
@@ -116,32 +116,31 @@ def _notes(notes: Iterable[str]) -> Iterator[str]:
         yield from ("<h2>What to know of these runs</h2>", "<ul>", *items, "</ul>")
 
 
-def _figures(pictures: Sequence[Picture], images: Mapping[str, bytes]) -> Iterator[str]:
-    ordered = sorted(pictures, key=lambda picture: KINDS.index(picture.kind))
-    for kind, alike in groupby(ordered, key=lambda picture: picture.kind):
+def _figures(plots: Sequence[Plot], images: Mapping[str, bytes]) -> Iterator[str]:
+    ordered = sorted(plots, key=lambda plot: KINDS.index(plot.kind))
+    for kind, alike in groupby(ordered, key=lambda plot: plot.kind):
         same = list(alike)
         yield f'<h2 id="{_text(kind)}">{_text(same[0].title)}</h2>'
-        for picture in same:
-            if picture.name in images:
+        for plot in same:
+            if plot.name in images:
                 if len(same) > 1:
-                    yield f"<h3>{_text(picture.place)}</h3>"
-                yield from _figure(picture, images[picture.name])
-        for picture in same:
-            if picture.name not in images:
-                on = f" ({picture.place})" if len(same) > 1 else ""
-                yield from (_not_shown(missing, on) for missing in picture.missing)
+                    yield f"<h3>{_text(plot.place)}</h3>"
+                yield from _figure(plot, images[plot.name])
+        for plot in same:
+            if plot.name not in images:
+                on = f" ({plot.place})" if len(same) > 1 else ""
+                yield from (_not_shown(missing, on) for missing in plot.missing)
 
 
-def _figure(picture: Picture, image: bytes) -> Iterator[str]:
+def _figure(plot: Plot, image: bytes) -> Iterator[str]:
     data = base64.b64encode(image).decode("ascii")
     yield "<figure>"
     yield (
-        f'<div class="wide"><img alt="{_text(picture.alt)}" '
-        f'src="data:image/png;base64,{data}"></div>'
+        f'<div class="wide"><img alt="{_text(plot.alt)}" src="data:image/png;base64,{data}"></div>'
     )
-    yield f"<figcaption>{_text(picture.caption)}</figcaption>"
+    yield f"<figcaption>{_text(plot.caption)}</figcaption>"
     yield "</figure>"
-    yield from (_not_shown(missing) for missing in picture.missing)
+    yield from (_not_shown(missing) for missing in plot.missing)
 
 
 def _not_shown(missing: str, on: str = "") -> str:

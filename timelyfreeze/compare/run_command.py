@@ -30,11 +30,11 @@ from timelyfreeze.compare.command import (
     run_process,
 )
 from timelyfreeze.compare.groups import compare
-from timelyfreeze.compare.jobs import Settings, mistakes, plan_jobs
+from timelyfreeze.compare.jobs import Settings, errors, plan_jobs
 from timelyfreeze.compare.launch import Starter, conflicts, run_jobs, start
 from timelyfreeze.compare.metrics import Terms
 from timelyfreeze.compare.table import render_csv, render_table, tabulate
-from timelyfreeze.records.losses import WINDOW
+from timelyfreeze.records import WINDOW
 
 
 def main(arguments: Sequence[str], *, starter: Starter = start) -> int:
@@ -83,7 +83,7 @@ def _run(options: argparse.Namespace, trainer_arguments: tuple[str, ...], starte
     settings = Settings(options.config.resolve(), options.nproc, trainer_arguments)
     output = options.output.resolve()
     jobs = plan_jobs(options.methods, options.schedules, options.seeds)
-    found = mistakes(jobs, settings) or list(conflicts(jobs, settings, output))
+    found = errors(jobs, settings) or list(conflicts(jobs, settings, output))
     if found:
         raise ValueError("\n       ".join(found))
     output.mkdir(parents=True, exist_ok=True)

@@ -21,10 +21,9 @@ from reprlib import repr
 from typing import Any
 
 from timelyfreeze.compare.settings import SETTINGS, Settings, flatten
-from timelyfreeze.records.losses import FILE as LOSSES
-from timelyfreeze.records.losses import read_losses
-from timelyfreeze.records.scores import Scores, read_scores
-from timelyfreeze.records.steps import FILE as STEPS
+from timelyfreeze.records import LOSSES_FILE as LOSSES
+from timelyfreeze.records import STEPS_FILE as STEPS
+from timelyfreeze.records import Scores, read_losses, read_scores
 
 SUMMARY = "summary.json"
 RECORD = "comparison_run.json"
@@ -45,7 +44,7 @@ NUMBERS = (
     "virtual_step_ms_unfrozen", "virtual_step_ms", "step_ms_off", "virtual_step_ms_off",
     "real_batch_ms_unfrozen", "real_batch_ms",
     "batch_ms_unfrozen_predicted", "batch_ms_unfrozen", "batch_ms_predicted", "batch_ms",
-    "limit_batch_ms", "slowness", "planned_gain", "limit_gain", "average_freeze_ratio",
+    "all_frozen_batch_ms", "drift", "planned_gain", "upper_bound_gain", "average_freeze_ratio",
     "train_loss", "last_loss", "validation_loss", "seconds", "peak_memory_gib", "score_ms_per_step",
     "score_memory_mib", "kappa", "p_eff", "kappa_over_p_eff", "never_updated_tensors",
     "never_updated_elements", "reference_loss", "reference_seconds", "seconds_to_reference_loss",
@@ -61,7 +60,7 @@ class Run:
         folder: Where its files are.
         status: ``finished``, ``unfinished`` or ``failed``. A run is finished if it did all the
             steps that it was asked for.
-        summary: What the run says of itself; a figure that it does not know is None or missing.
+        summary: What the run says of itself; a metric that it does not know is None or missing.
         losses: (seconds of training so far, training loss) of each step that was logged.
         scores: Of the model that came out, None if it was not evaluated.
         validation_losses: (seconds of training so far, loss) of each validation.

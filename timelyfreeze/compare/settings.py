@@ -15,7 +15,7 @@ SETTINGS = "settings.json"
 WORK = ("model", "training", "parallelism", "activation_checkpoint", "compile", "quantize",
         "emulation")  # fmt: skip
 SECTIONS = (*WORK, "optimizer", "lr_scheduler", "data", "freezing")
-# What a comparison varies by itself, where files lie, and what changes no figure.
+# What a comparison varies by itself, where files lie, and what changes no metric.
 LEFT_OUT = frozenset(
     {
         "freezing.method", "freezing.seed", "data.seed", "training.seed",

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Shows what many runs have to say: a table, pictures, and one page with all of it.
+"""Shows what many runs have to say: a table, plots, and one page with all of it.
 
     python timelyfreeze/compare/show_command.py RUN [RUN ...] [--output FOLDER] [--reference RUN]
 
@@ -7,7 +7,7 @@ RUN is the folder of a run, or one with runs below it: every summary.json counts
 was made. Repeats, that is runs which differ in their seeds alone, are averaged.
 
 The table is printed. FOLDER gets comparison.html, a page that needs no other file, comparison.md,
-comparison.csv with all single runs, and each picture as PNG and SVG. Exit status 1 if there were
+comparison.csv with all single runs, and each plot as PNG and SVG. Exit status 1 if there were
 runs that could not be read; all others are compared.
 """
 
@@ -23,12 +23,12 @@ from timelyfreeze.cli.options import status_of
 from timelyfreeze.compare.command import find_any, keep, run_process
 from timelyfreeze.compare.groups import compare, group
 from timelyfreeze.compare.metrics import Terms
-from timelyfreeze.compare.page import render_page, render_pictures
-from timelyfreeze.compare.pictures import KINDS, pictures
+from timelyfreeze.compare.page import render_page, render_plots
+from timelyfreeze.compare.plots import KINDS, plots
 from timelyfreeze.compare.runs import Run, find_runs
 from timelyfreeze.compare.table import render_csv, render_table, tabulate
 from timelyfreeze.plots import style
-from timelyfreeze.records.losses import WINDOW
+from timelyfreeze.records import WINDOW
 
 OUTPUT = Path("outputs/comparison")
 TITLE = "Runs compared"
@@ -77,17 +77,17 @@ def _compare(options: argparse.Namespace) -> int:
     text = render_table(table, terms)
     print(text, end="", flush=True)
     groups = group(compared)
-    _remove_pictures(options.output)
+    _remove_plots(options.output)
     shown, images = [], {}
-    for picture in pictures(groups, terms):
-        shown.append(picture)
-        if picture.figure is not None:
-            png, _ = style.save(picture.figure, options.output, picture.name)
-            images[picture.name] = png.read_bytes()
+    for plot in plots(groups, terms):
+        shown.append(plot)
+        if plot.figure is not None:
+            png, _ = style.save(plot.figure, options.output, plot.name)
+            images[plot.name] = png.read_bytes()
     keep(
         options.output,
         [
-            ("comparison.md", text + render_pictures(shown)),
+            ("comparison.md", text + render_plots(shown)),
             ("comparison.csv", render_csv(compared)),
             ("comparison.html", render_page(options.title, table, groups, shown, images)),
         ],
@@ -110,8 +110,8 @@ def _reference(folder: Path) -> Run:
     return found.runs[0]
 
 
-def _remove_pictures(output: Path) -> None:
-    """Remove pictures that an earlier comparison left: of other runs, they would mislead."""
+def _remove_plots(output: Path) -> None:
+    """Remove plots that an earlier comparison left: of other runs, they would mislead."""
     ours = re.compile(rf"({'|'.join(KINDS)})(_\d+)?\.(png|svg)")
     for path in output.glob("*"):
         if ours.fullmatch(path.name):

@@ -81,7 +81,7 @@ def render_csv(compared: Sequence[Compared]) -> str:
         ratios = [run.summary.get(key) for key in BY_STAGE]
         writer.writerow(
             [run.schedule, run.method, run.seed, run.status, run.folder, one.variant]
-            + [one.figures.get(column.key) for column in COLUMNS]
+            + [one.metrics.get(column.key) for column in COLUMNS]
             + [run.summary.get(key) for key in rest]
             + [None if by_stage is None else json.dumps(by_stage) for by_stage in ratios]
         )
@@ -89,11 +89,11 @@ def render_csv(compared: Sequence[Compared]) -> str:
 
 
 def cell(group: Group, column: Column) -> str:
-    """Return mean and spread of one figure over the runs of a row."""
+    """Return mean and spread of one metric over the runs of a row."""
     finished = group.finished
     if column.needs_baseline and finished and not any(one.baseline for one in finished):
         return NO_BASELINE
-    never = [one.figures[column.key] for one in finished].count(NEVER)
+    never = [one.metrics[column.key] for one in finished].count(NEVER)
     spread = group.spread(column.key)
     if spread is None:
         return NEVER if never else MISSING
@@ -105,8 +105,8 @@ def cell(group: Group, column: Column) -> str:
 
 
 def _is_known(column: Column, compared: Sequence[Compared]) -> bool:
-    """Return whether a run has the figure."""
-    return any(one.figures.get(column.key) is not None for one in compared)
+    """Return whether a run has the metric."""
+    return any(one.metrics.get(column.key) is not None for one in compared)
 
 
 def _counts(group: Group) -> str:

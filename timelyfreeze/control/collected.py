@@ -7,31 +7,28 @@ from dataclasses import dataclass, field
 
 from numpy.typing import ArrayLike
 
-from timelyfreeze.meters.tally import step_ratios
-from timelyfreeze.meters.update_meter import RankUpdates
-from timelyfreeze.records.convergence import PassedEnergy
-from timelyfreeze.runtime.recorder import PassRecord
-from timelyfreeze.schedule.actions import Action
-from timelyfreeze.schedule.dag import PipelineDag
-from timelyfreeze.settings.phases import Phase
-from timelyfreeze.timing.passes import RankPasses, batch_times
+from timelyfreeze.records import PassedEnergy
+from timelyfreeze.runtime import RankUpdates, step_ratios
+from timelyfreeze.schedule import Action, PipelineDag
+from timelyfreeze.settings import Phase
+from timelyfreeze.timing import BatchRecord, RankBatches, batch_times
 
-# What masks really froze of each backward, as a share of its elements, by stage and microbatch.
+# What masks really froze of each backward, as a fraction of its elements, by stage and microbatch.
 Applied = Mapping[int, Mapping[int, float]]
 # Microbatches whose input gradient nobody needs, by stage.
 Cut = Mapping[int, Collection[int]]
 
 
 @dataclass(frozen=True)
-class ObservedPass:
+class ObservedBatch:
     """One pass as a rank saw it, for whoever looks on.
 
     Attributes:
         step: Optimizer step it was part of.
         phase: What the step was for.
-        is_cold: Whether it is one of the first passes after a change of phase or of plan.
+        is_cold: Whether it is one of the first batches after a change of phase or of plan.
         record: Times of the rank's actions.
-        shares: Frozen share of elements of each of the rank's backwards that computes weight
+        fractions: Frozen fraction of elements of each of the rank's backwards that computes weight
             gradients.
         cut: Those of them that computed no input gradient, because nobody needed it.
     """
@@ -39,13 +36,13 @@ class ObservedPass:
     step: int
     phase: Phase
     is_cold: bool
-    record: PassRecord
-    shares: Mapping[Action, float]
+    record: BatchRecord
+    fractions: Mapping[Action, float]
     cut: Collection[Action] = ()
 
 
-def shares_by_action(record: PassRecord, applied: Applied) -> dict[Action, float]:
-    """Return the frozen share of each freezable action of ``record``.
+def ratios_by_action(record: BatchRecord, applied: Applied) -> dict[Action, float]:
+    """Return the frozen fraction of each freezable action of ``record``.
 
     Args:
         record: A pass of one rank.
@@ -59,20 +56,20 @@ def shares_by_action(record: PassRecord, applied: Applied) -> dict[Action, float
 
 
 @dataclass(frozen=True)
-class RankFigures:
-    """What one rank tells the others when figures are collected.
+class RankMetrics:
+    """What one rank tells the others when metrics are collected.
 
     Attributes:
-        passes: Its passes since the last collection.
-        applied_stage_ratios: Mean frozen share of its stages' backwards in the current step.
-        applied_total: Sum and number of frozen shares since the run began.
+        batches: Its batches since the last collection.
+        applied_stage_ratios: Mean frozen fraction of its stages' backwards in the current step.
+        applied_total: Sum and number of frozen fractions since the run began.
         score: Time a step spent on a policy's scores, milliseconds, and their bytes; None without
             a policy.
         updates: What is left of the updates of its tensors.
         mask_hashes: Of all masks since the last collection, by stage.
     """
 
-    passes: RankPasses
+    batches: RankBatches
     applied_stage_ratios: Mapping[int, float]
     applied_total: tuple[float, int]
     score: tuple[float, int] | None
@@ -81,23 +78,23 @@ class RankFigures:
 
 
 @dataclass(frozen=True)
-class CollectedFigures:
+class CollectedMetrics:
     """What all ranks together measured since the last collection.
 
     Attributes:
         batch_ms: Time of each measured batch, by phase, oldest first.
-        applied_stage_ratios: Mean frozen share of elements of each stage's backwards in the current
+        applied_stage_ratios: Mean frozen fraction of elements of each stage's backwards in the current
             step.
         average_freeze_ratio: Mean of the mask over steps, actions and elements since the run began
             (Sec. 4.2).
         score_ms_per_step: Time a step spent on a policy's scores since the last collection, on the
             slowest rank; None without a policy.
         score_bytes: Memory that scores take, on the rank where they take most; None likewise.
-        policy: Figures of the policy's last decision.
-        slowness: How many times as long as in the bounds forwards take under the plan, which does
+        policy: Metrics of the policy's last decision.
+        drift: How many times as long as in the bounds forwards take under the plan, which does
             not shorten them: above 1 the machine has become slower, or rows longer. None while
-            there is no plan, and where not all passes are stable ones.
-        step_ratios: Frozen share of all elements of each step since the last collection, the
+            there is no plan, and where not all batches are stable ones.
+        step_ratios: Frozen fraction of all elements of each step since the last collection, the
             current one included, mean over its backwards.
         energy: Gradient energy of the model, and how much of it the masks of the current phase
             have let through since the last collection; None where it is not measured.
@@ -109,49 +106,49 @@ class CollectedFigures:
     score_ms_per_step: float | None = None
     score_bytes: int | None = None
     policy: Mapping[str, float] = field(default_factory=dict)
-    slowness: float | None = None
+    drift: float | None = None
     step_ratios: Mapping[int, float] = field(default_factory=dict)
     energy: PassedEnergy | None = None
 
 
 def collected(
     dag: PipelineDag,
-    ranks: Sequence[RankFigures],
+    ranks: Sequence[RankMetrics],
     delays_ms: ArrayLike | None,
     policy: Mapping[str, float],
-    slowness: float | None,
-) -> CollectedFigures:
+    drift: float | None,
+) -> CollectedMetrics:
     """Put together what the ranks tell.
 
     Args:
         dag: Precedence graph that holds every action of ``ranks``.
         ranks: One entry per process.
         delays_ms: As for :func:`batch_times`.
-        policy: As in the result, as is ``slowness``.
-        slowness: See there.
+        policy: As in the result, as is ``drift``.
+        drift: See there.
     """
     applied: dict[int, list[float]] = {}
     for rank in ranks:
-        for stage, share in rank.applied_stage_ratios.items():
-            applied.setdefault(stage, []).append(share)
+        for stage, fraction in rank.applied_stage_ratios.items():
+            applied.setdefault(stage, []).append(fraction)
     total = sum(rank.applied_total[0] for rank in ranks)
     count = sum(rank.applied_total[1] for rank in ranks)
     scores = [rank.score for rank in ranks if rank.score is not None]
     energies = [rank.updates.energy for rank in ranks if rank.updates.energy is not None]
-    return CollectedFigures(
-        batch_ms=batch_times(dag, [rank.passes for rank in ranks], delays_ms),
+    return CollectedMetrics(
+        batch_ms=batch_times(dag, [rank.batches for rank in ranks], delays_ms),
         applied_stage_ratios={s: sum(v) / len(v) for s, v in sorted(applied.items())},
         average_freeze_ratio=total / count if count else 0.0,
         score_ms_per_step=max((ms for ms, _ in scores), default=None),
         score_bytes=max((n_bytes for _, n_bytes in scores), default=None),
         policy=policy,
-        slowness=slowness,
+        drift=drift,
         step_ratios=step_ratios([rank.updates.steps for rank in ranks]),
         energy=sum(energies[1:], energies[0]) if energies else None,
     )
 
 
-def check_same_masks(ranks: Sequence[RankFigures]) -> None:
+def check_same_masks(ranks: Sequence[RankMetrics]) -> None:
     """See that all processes that hold a stage have frozen the same.
 
     Masks are a pure function of what all of them know. Should they ever differ, gradients of
@@ -170,6 +167,6 @@ def check_same_masks(ranks: Sequence[RankFigures]) -> None:
             if mask_hash != expected:
                 raise RuntimeError(
                     f"ranks {other} and {number} hold stage {stage} and have frozen different "
-                    "tensors of it since figures were logged last; their weights are no longer "
+                    "tensors of it since metrics were logged last; their weights are no longer "
                     "the same. Resume from the last checkpoint, and report this: it is a defect"
                 )

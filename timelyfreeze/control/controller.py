@@ -8,7 +8,7 @@ pure function of the step, the plan, the decision and the seed.
 
 A rank's controller drives the stages of that rank. It talks to other ranks when a plan is solved;
 when times are compared with it, every so many steps; when a policy's check is due; and in
-:meth:`FreezeController.collect`, for logged figures.
+:meth:`FreezeController.collect`, for logged metrics.
 """
 
 from __future__ import annotations
@@ -19,34 +19,32 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from timelyfreeze.control.batch_log import BatchLog, LoggedBatch
 from timelyfreeze.control.collected import (
-    CollectedFigures,
-    ObservedPass,
-    RankFigures,
+    CollectedMetrics,
+    ObservedBatch,
+    RankMetrics,
     check_same_masks,
     collected,
 )
-from timelyfreeze.control.masks import PassMasks
-from timelyfreeze.control.pass_log import LoggedPass, PassLog
+from timelyfreeze.control.masks import BatchMasks
 from timelyfreeze.control.planner import Planner, TransferMeter
 from timelyfreeze.control.policy_checks import PolicyChecks
 from timelyfreeze.control.state import FreezingState
-from timelyfreeze.masks.selection import build_parameter_table
-from timelyfreeze.masks.units import build_units
-from timelyfreeze.meters.gradient_energy import GradientEnergy
-from timelyfreeze.meters.update_meter import UpdateMeter, frozen_counts
-from timelyfreeze.planning.plan import FreezePlan
-from timelyfreeze.planning.solution import Solution, SolverChoices
-from timelyfreeze.records.counts import FrozenCount
-from timelyfreeze.runtime.exchange import Exchange
-from timelyfreeze.runtime.recorder import ActionRecorder
-from timelyfreeze.runtime.stage import FreezingStage
-from timelyfreeze.schedule.actions import Action
-from timelyfreeze.schedule.dag import PipelineDag, build_dag
-from timelyfreeze.schedule.order import ScheduleOrder
-from timelyfreeze.settings.choices import FreezeSettings
-from timelyfreeze.settings.phases import Phase
-from timelyfreeze.timing.bounds import DurationBounds
+from timelyfreeze.masks import build_parameter_table, build_units
+from timelyfreeze.planning import FreezePlan, Solution, SolverChoices
+from timelyfreeze.records import FrozenCount
+from timelyfreeze.runtime import (
+    ActionRecorder,
+    Exchange,
+    FreezingStage,
+    GradientEnergy,
+    UpdateMeter,
+    frozen_counts,
+)
+from timelyfreeze.schedule import Action, PipelineDag, ScheduleOrder, build_dag
+from timelyfreeze.settings import FreezeSettings, Phase
+from timelyfreeze.timing import DurationBounds
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +55,7 @@ class FreezeController:
     The trainer calls, in every step::
 
         controller.begin_step(step)
-        with controller.one_pass():      # once for each pipeline batch of the step
+        with controller.one_batch():      # once for each pipeline batch of the step
             schedule.step(...)
         controller.end_step()            # after the optimizer's step, gradients still there
 
@@ -78,7 +76,7 @@ class FreezeController:
 
     Attributes:
         state_type: Saves and restores what the controller knows.
-        on_pass: Called with each pass once its times are read, oldest first; set it to look on.
+        on_batch: Called with each pass once its times are read, oldest first; set it to look on.
 
     Raises:
         ValueError: If there is neither a plan to make nor a policy.
@@ -122,14 +120,14 @@ class FreezeController:
             s.stage_index: build_units(tables[s.stage_index], s.frozen_together) for s in stages
         }
         self._masks = partial(
-            PassMasks, settings, units, order.n_microbatches, self._in_force, checks
+            BatchMasks, settings, units, order.n_microbatches, self._in_force, checks
         )
         self._recorder = recorder
         self._exchange = exchange
         self._updates = UpdateMeter(tables, order.n_microbatches, energy)
         self._step = 0
         self._warned = False
-        self._log = PassLog(recorder, exchange.rank)
+        self._log = BatchLog(recorder, exchange.rank)
         self._state = self.state_type(
             order,
             tuple(sorted(tables)),
@@ -140,9 +138,9 @@ class FreezeController:
             self._log,
         )
         self._phase: Phase | None = None
-        self._passes_in_phase = 0
-        self._pass_index = 0
-        self.on_pass: Callable[[ObservedPass], None] | None = None
+        self._batches_in_phase = 0
+        self._batch_index = 0
+        self.on_batch: Callable[[ObservedBatch], None] | None = None
 
     # -- what is known -----------------------------------------------------------------------------
 
@@ -209,13 +207,13 @@ class FreezeController:
             step: Number of the step, from 1.
         """
         self._step = step
-        self._pass_index = 0
+        self._batch_index = 0
         self._log.begin_step()
         if self._planner is not None:
             self._planner.begin_step(step)
         if self.phase is not self._phase:
             self._phase = self.phase
-            self._passes_in_phase = 0
+            self._batches_in_phase = 0
             if self.phase is not Phase.OFF:  # of which the planner has told, with the reason
                 is_last = self.phase is Phase.STABLE
                 last = None if is_last else self.settings.phases.last_step_of(self.phase)
@@ -235,27 +233,27 @@ class FreezeController:
             self._checks.begin_step(step)
 
     @contextmanager
-    def one_pass(self) -> Iterator[None]:
+    def one_batch(self) -> Iterator[None]:
         """Run one pipeline batch of the step: set its masks, record its actions."""
-        masks = self._masks(self._step, self._pass_index)
+        masks = self._masks(self._step, self._batch_index)
         by_stage = {s.stage_index: masks.of_stage(s.stage_index, self.dag) for s in self._stages}
         cut = {s.stage_index: masks.without_input_grads(s.stage_index) for s in self._stages}
         for stage in self._stages:
             index = stage.stage_index
             stage.freeze(by_stage[index], without_input_grads=cut[index])
         try:
-            with self._recorder.recorded_pass():
+            with self._recorder.recorded_batch():
                 yield
         finally:
             for stage in self._stages:
                 stage.freeze_nothing()
-        self._updates.add_pass(by_stage)
+        self._updates.add_batch(by_stage)
         self._log.add_masks(by_stage)
-        is_cold = self._passes_in_phase < self.settings.discard_passes
-        applied = {s.stage_index: s.applied_shares for s in self._stages}
-        self._log.add(LoggedPass(self._step, self.phase, masks.pattern, is_cold, applied, cut))
-        self._passes_in_phase += 1
-        self._pass_index += 1
+        is_cold = self._batches_in_phase < self.settings.discard_batches
+        applied = {s.stage_index: s.applied_ratios for s in self._stages}
+        self._log.add(LoggedBatch(self._step, self.phase, masks.pattern, is_cold, applied, cut))
+        self._batches_in_phase += 1
+        self._batch_index += 1
 
     def end_step(self) -> None:
         """Leave the step; let the policy check, and the planner solve or compare times."""
@@ -272,8 +270,8 @@ class FreezeController:
                 self._begin_plan()
 
     def _begin_plan(self) -> None:
-        """Leave out what ran under another plan, and the first passes under this one."""
-        self._passes_in_phase = 0
+        """Leave out what ran under another plan, and the first batches under this one."""
+        self._batches_in_phase = 0
         self._log.forget_stable()
 
     def follow(self, solution: Solution) -> None:
@@ -295,7 +293,7 @@ class FreezeController:
     # -- what to freeze ----------------------------------------------------------------------------
 
     def planned_ratio(self, action: Action) -> float:
-        """Return the share of ``action``'s parameters to freeze in the current step.
+        """Return the fraction of ``action``'s parameters to freeze in the current step.
 
         Args:
             action: A backward of the schedule.
@@ -310,9 +308,9 @@ class FreezeController:
             return self._in_force.ratio(action, self._step)
         if self._checks is None or self.phase is Phase.WARMUP:
             return 0.0
-        return self._checks.frozen_share(action.stage)
+        return self._checks.frozen_ratio(action.stage)
 
-    # -- figures -----------------------------------------------------------------------------------
+    # -- metrics -----------------------------------------------------------------------------------
 
     def expected_stage_ratios(self) -> dict[int, float]:
         """Return for every stage the mean planned ratio of its backwards in the current step."""
@@ -330,44 +328,44 @@ class FreezeController:
         """
         return None if self._in_force is None else self._in_force.expected_batch_ms(self._step)
 
-    def collect(self, gradient_scale: float | None = None) -> CollectedFigures:
+    def collect(self, gradient_scale: float | None = None) -> CollectedMetrics:
         """Exchange what was measured since the last call.
 
         Every rank must call this at the same step. Waits for the device, so call it only where
-        figures are logged.
+        metrics are logged.
 
         Args:
             gradient_scale: What the gradients of the current step, which must still be there, have
                 to be multiplied with to undo clipping; None to measure none.
 
         Returns:
-            The figures of the whole pipeline, the same on every rank.
+            The metrics of the whole pipeline, the same on every rank.
 
         Raises:
             RuntimeError: If processes that hold the same stage have frozen different tensors.
         """
         self._drain()
         checks, log = self._checks, self._log.take()
-        mine = RankFigures(
-            log.passes,
+        mine = RankMetrics(
+            log.batches,
             log.applied_stage_ratios,
             log.applied_total,
             None if checks is None else (checks.take_ms_per_step(), checks.n_bytes),
             self._updates.take(gradient_scale, self._drawn_ratio),
             log.mask_hashes,
         )
-        ranks: list[RankFigures] = self._exchange.all_gather(mine)
+        ranks: list[RankMetrics] = self._exchange.all_gather(mine)
         check_same_masks(ranks)
-        slowness = None
-        is_known = all(rank.passes.passes for rank in ranks)
+        drift = None
+        is_known = all(rank.batches.batches for rank in ranks)
         if self._in_force is not None and log.phases == {Phase.STABLE} and is_known:
-            slowness = self._in_force.slowness([rank.passes for rank in ranks])
+            drift = self._in_force.drift([rank.batches for rank in ranks])
         return collected(
             self.dag,
             ranks,
             None if self.bounds is None else self.bounds.delays_ms(self.dag),
-            {} if checks is None else dict(checks.decision.figures),
-            slowness,
+            {} if checks is None else dict(checks.decision.metrics),
+            drift,
         )
 
     def frozen_counts(self) -> list[FrozenCount]:
@@ -391,8 +389,8 @@ class FreezeController:
         for observed, pattern in self._log.read():
             if self._planner is not None:
                 self._planner.add(observed.phase, pattern, observed.record, cold=observed.is_cold)
-            if self.on_pass is not None:
-                self.on_pass(observed)
+            if self.on_batch is not None:
+                self.on_batch(observed)
 
     # -- checkpoint --------------------------------------------------------------------------------
 

@@ -13,14 +13,12 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import ArrayLike
 
-from timelyfreeze.schedule.actions import Action, ActionKind
-from timelyfreeze.schedule.dag import PipelineDag
-from timelyfreeze.timing.bounds import DurationBounds
-from timelyfreeze.timing.p2p_costs import receiving
+from timelyfreeze.schedule import Action, ActionKind, PipelineDag
+from timelyfreeze.timing import DurationBounds, receiving
 
 Group = tuple[int, ActionKind]
 
-# Of a backward that takes less than this share of its unfrozen time, what is left is bookkeeping:
+# Of a backward that takes less than this fraction of its unfrozen time, what is left is bookkeeping:
 # it may well take thrice as long as before, and says nothing of the work that is not there.
 _LEAST_SHARE = 0.1
 
@@ -55,7 +53,7 @@ def drifts(
     return {group: _weighted_median(values) for group, values in found.items()}
 
 
-def forward_slowness(drift: Mapping[Group, float]) -> float | None:
+def forward_drift(drift: Mapping[Group, float]) -> float | None:
     """Return how much longer forwards take than planned: the median over stages.
 
     No freezing shortens them but in the first stage, which counts only where there is no other: one
@@ -81,7 +79,7 @@ def largest_move(drift: Mapping[Group, float]) -> float:
 def moved_bounds(
     dag: PipelineDag, bounds: DurationBounds, drift: Mapping[Group, float]
 ) -> DurationBounds:
-    """Return bounds that have moved as far as the times; the price of messages stays.
+    """Return bounds that have moved as far as the times; the overhead of messages stays.
 
     Args:
         dag: Precedence graph of A actions.

@@ -13,23 +13,21 @@ from numpy.typing import NDArray
 
 from timelyfreeze.control.plan_in_force import PlanInForce
 from timelyfreeze.control.policy_checks import PolicyChecks
-from timelyfreeze.masks.budget import fit_to_ratio
-from timelyfreeze.masks.selection import (
+from timelyfreeze.masks import (
+    FreezeUnits,
     draw_all_or_nothing,
     draw_uniform,
     draw_whether,
+    fit_to_ratio,
     mask_rng,
 )
-from timelyfreeze.masks.units import FreezeUnits
-from timelyfreeze.runtime.stage import NOTHING_FROZEN
-from timelyfreeze.schedule.actions import Action
-from timelyfreeze.schedule.dag import PipelineDag
-from timelyfreeze.settings.choices import ALL_OR_NOTHING, FreezeSettings
-from timelyfreeze.settings.phases import Phase, actual_freeze_ratio
-from timelyfreeze.timing.monitoring import pattern_of
+from timelyfreeze.runtime import NOTHING_FROZEN
+from timelyfreeze.schedule import Action, PipelineDag
+from timelyfreeze.settings import ALL_OR_NOTHING, FreezeSettings, Phase, actual_freeze_ratio
+from timelyfreeze.timing import pattern_of
 
 
-class PassMasks:
+class BatchMasks:
     """The masks of one pass on this rank.
 
     Args:
@@ -39,7 +37,7 @@ class PassMasks:
         plan: Says how much to freeze; None for a policy alone.
         checks: Say which tensors; None to draw at random. One of the two is there.
         step: Optimizer step, from 1.
-        pass_index: Number of the pass in its step, from 0.
+        batch_index: Number of the pass in its step, from 0.
 
     Attributes:
         pattern: What the pass freezes, if it is one of monitoring.
@@ -53,16 +51,16 @@ class PassMasks:
         plan: PlanInForce | None,
         checks: PolicyChecks | None,
         step: int,
-        pass_index: int,
+        batch_index: int,
     ) -> None:
-        self.pattern = pattern_of(settings.phases, step, pass_index, n_microbatches)
+        self.pattern = pattern_of(settings.phases, step, batch_index, n_microbatches)
         self._settings = settings
         self._units = units
         self._microbatches = range(n_microbatches)
         self._plan = plan
         self._checks = checks
         self._step = step
-        self._pass_index = pass_index
+        self._batch_index = batch_index
         is_off = plan is not None and plan.is_off(step)
         self._is_idle = is_off or settings.phases.phase(step) is Phase.WARMUP
 
@@ -124,4 +122,4 @@ class PassMasks:
         return draw_whether(ratio, self._rng(0, microbatch))
 
     def _rng(self, stage: int, microbatch: int) -> np.random.Generator:
-        return mask_rng(self._settings.seed, self._step, self._pass_index, microbatch, stage)
+        return mask_rng(self._settings.seed, self._step, self._batch_index, microbatch, stage)

@@ -7,10 +7,15 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from timelyfreeze.planning.background import BackgroundCall, BackgroundError
-from timelyfreeze.planning.lp import LpError
-from timelyfreeze.planning.solution import Solution, solution_from_plain, solution_to_plain
-from timelyfreeze.runtime.exchange import Exchange
+from timelyfreeze.planning import (
+    BackgroundCall,
+    BackgroundError,
+    LpError,
+    Solution,
+    solution_from_plain,
+    solution_to_plain,
+)
+from timelyfreeze.runtime import Exchange
 
 logger = logging.getLogger(__name__)
 

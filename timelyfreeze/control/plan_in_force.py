@@ -6,23 +6,25 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from timelyfreeze.control.drift import drifts, forward_slowness
-from timelyfreeze.planning.plan import FreezePlan, plan_from_ratios
-from timelyfreeze.planning.skipped_grads import front_depths
-from timelyfreeze.planning.solution import (
+from timelyfreeze.control.drift import drifts, forward_drift
+from timelyfreeze.planning import (
+    FreezePlan,
     Solution,
     check_same_pipeline,
+    front_depths,
+    plan_from_ratios,
     solution_from_plain,
     solution_to_plain,
 )
-from timelyfreeze.schedule.actions import Action
-from timelyfreeze.schedule.dag import PipelineDag, build_dag
-from timelyfreeze.schedule.order import ScheduleOrder
-from timelyfreeze.settings.choices import OFF, FreezeSettings, effective_cascade
-from timelyfreeze.settings.phases import Phase, actual_freeze_ratio
-from timelyfreeze.timing.bounds import DurationBounds
-from timelyfreeze.timing.passes import RankPasses, slowest_durations
-from timelyfreeze.timing.processors import play_batch
+from timelyfreeze.schedule import Action, PipelineDag, ScheduleOrder, build_dag
+from timelyfreeze.settings import (
+    OFF,
+    FreezeSettings,
+    Phase,
+    actual_freeze_ratio,
+    effective_skip_input_grads,
+)
+from timelyfreeze.timing import DurationBounds, RankBatches, play_batch, slowest_durations
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +62,9 @@ class PlanInForce:
         self._last_followed_step: int | None = None
         self._fronts: Mapping[int, int] = {}
         self._phases = settings.phases
-        self._has_fronts = effective_cascade(settings.first_stage, settings.cascade) != OFF
+        self._has_fronts = (
+            effective_skip_input_grads(settings.first_stage, settings.skip_input_grads) != OFF
+        )
         self._n_processors = n_processors
         self._on_solved = on_solved
 
@@ -110,7 +114,7 @@ class PlanInForce:
 
         Returns:
             float: In [0, 1]; 1 while the lower bound is measured, 0.5 in mixed monitoring as the
-            mean over opposite passes, 0 where there is no plan or freezing is switched off.
+            mean over opposite batches, 0 where there is no plan or freezing is switched off.
 
         Raises:
             ValueError: If the plan does not know the action.
@@ -125,7 +129,7 @@ class PlanInForce:
     def front_depths(self, step: int) -> Mapping[int, int]:
         """Return the plan's fronts at ``step`` (:mod:`timelyfreeze.planning.skipped_grads`), by microbatch.
 
-        They are empty while no plan is followed, and where ``freezing.cascade`` is off.
+        They are empty while no plan is followed, and where ``freezing.skip_input_grads`` is off.
         """
         is_followed = self._phases.ramp(step) > 0.0 and not self.is_off(step)
         return self._fronts if is_followed else {}
@@ -143,22 +147,22 @@ class PlanInForce:
         if phase is Phase.LOWER_BOUND:
             durations_ms = self.bounds.min_ms
         else:
-            # Every ratio is the same share of the plan's, and times fall in proportion.
-            share = 0.0 if self.is_off(step) else self._phases.ramp(step)
-            durations_ms = (1.0 - share) * self.bounds.max_ms + share * self.plan.durations_ms
+            # Every ratio is the same fraction of the plan's, and times fall in proportion.
+            fraction = 0.0 if self.is_off(step) else self._phases.ramp(step)
+            durations_ms = (1.0 - fraction) * self.bounds.max_ms + fraction * self.plan.durations_ms
         delays_ms = self.bounds.delays_ms(self.dag)
         return play_batch(self.dag, durations_ms, self._n_processors, delays_ms)[1]
 
-    def slowness(self, ranks: Sequence[RankPasses]) -> float | None:
+    def drift(self, ranks: Sequence[RankBatches]) -> float | None:
         """Return how much longer forwards take than in the bounds; None without a plan.
 
         Args:
-            ranks: Stable passes of every process.
+            ranks: Stable batches of every process.
         """
         if self.plan is None or self.bounds is None:
             return None
         observed_ms = slowest_durations(ranks)
-        return forward_slowness(drifts(self.dag, self.bounds, self.plan.durations_ms, observed_ms))
+        return forward_drift(drifts(self.dag, self.bounds, self.plan.durations_ms, observed_ms))
 
     def under(self, bounds: DurationBounds) -> FreezePlan:
         """Return what the plan comes to where actions take other times than it was made for."""

@@ -17,22 +17,32 @@ from timelyfreeze.control.replanning import (
     drift_text,
     drift_to_plain,
 )
-from timelyfreeze.planning.plan import FreezePlan
-from timelyfreeze.planning.solution import (
+from timelyfreeze.planning import (
+    FreezePlan,
     RankTimes,
     Solution,
     SolverChoices,
     solve_from_bounds,
     solve_from_times,
 )
-from timelyfreeze.runtime.exchange import Exchange
-from timelyfreeze.runtime.recorder import PassRecord
-from timelyfreeze.schedule.order import ScheduleOrder
-from timelyfreeze.settings.choices import ALL_OR_NOTHING, PLAN, FreezeSettings, effective_cascade
-from timelyfreeze.settings.phases import Phase
-from timelyfreeze.timing.bounds import DurationBounds, bounds_from_json, bounds_to_json
-from timelyfreeze.timing.monitoring import Monitoring, Pattern
-from timelyfreeze.timing.samples import Samples
+from timelyfreeze.runtime import Exchange
+from timelyfreeze.schedule import ScheduleOrder
+from timelyfreeze.settings import (
+    ALL_OR_NOTHING,
+    PLAN,
+    FreezeSettings,
+    Phase,
+    effective_skip_input_grads,
+)
+from timelyfreeze.timing import (
+    BatchRecord,
+    DurationBounds,
+    Monitoring,
+    Pattern,
+    Samples,
+    bounds_from_json,
+    bounds_to_json,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +92,9 @@ class Planner:
             whole_stages=(0,) if settings.first_stage == ALL_OR_NOTHING else (),
             n_processors=n_processors,
             time_limit_s=settings.solver_time_limit_s,
-            cascade=effective_cascade(settings.first_stage, settings.cascade),
+            skip_input_grads=effective_skip_input_grads(
+                settings.first_stage, settings.skip_input_grads
+            ),
         )
         self._monitoring = Monitoring()
         self._transfers_ms: Mapping[tuple[int, int], float] = {}
@@ -93,14 +105,16 @@ class Planner:
 
     # -- the step ----------------------------------------------------------------------------------
 
-    def add(self, phase: Phase, pattern: Pattern | None, record: PassRecord, *, cold: bool) -> None:
+    def add(
+        self, phase: Phase, pattern: Pattern | None, record: BatchRecord, *, cold: bool
+    ) -> None:
         """Take note of a pass.
 
         Args:
             phase: What its step was for.
             pattern: What it froze, if it was a pass of monitoring.
             record: What the recorder saw.
-            cold: Whether it is one of the first passes after a change of phase.
+            cold: Whether it is one of the first batches after a change of phase.
         """
         if pattern is not None and self.in_force.plan is None:
             self._monitoring.add(pattern, record, is_cold=cold)
@@ -119,12 +133,12 @@ class Planner:
             self._solve_first(max(last + self._delay, step))
 
     def needs_times(self, step: int) -> bool:
-        """Return whether the end of ``step`` needs all passes that are recorded.
+        """Return whether the end of ``step`` needs all batches that are recorded.
 
         Those under a plan that another one follows must not be taken for the other's.
         """
         is_last = self._call is not None and step >= self._call.due_step
-        return is_last or self._settings.phases.phase(step).monitors or self._remeasures(step)
+        return is_last or self._settings.phases.phase(step).monitors or self._checks_drift(step)
 
     def end_step(self, step: int) -> None:
         """Solve, take what was solved, or compare times; every rank must call this."""
@@ -134,8 +148,8 @@ class Planner:
         if self._call is not None:
             if step >= self._call.due_step:
                 self._take(step)
-        elif self._remeasures(step) and self._replanning.has_enough:
-            self._remeasure(step)
+        elif self._checks_drift(step) and self._replanning.has_enough:
+            self._check_drift(step)
 
     @property
     def is_solving(self) -> bool:
@@ -164,7 +178,7 @@ class Planner:
 
     @property
     def _branches(self) -> bool:
-        return self.choices.cascade == PLAN
+        return self.choices.skip_input_grads == PLAN
 
     @property
     def _has_times_alone(self) -> bool:
@@ -222,9 +236,9 @@ class Planner:
                 "the former one stays" if stays else "the new one takes its place",
             )
         self._replanning.forget()
-        if plan.gain < self._settings.least_gain:
+        if plan.gain < self._settings.min_gain:
             gain = f"{100 * plan.gain:+.1f}%"
-            least = f"freezing.least_gain ({self._settings.least_gain:g})"
+            least = f"freezing.min_gain ({self._settings.min_gain:g})"
             self.in_force.switch_off(step, f"the plan promises {gain}, under {least}")
 
     def _without(self, reason: str, *, is_first: bool) -> None:
@@ -247,11 +261,11 @@ class Planner:
 
     # -- the stable phase --------------------------------------------------------------------------
 
-    def _remeasures(self, step: int) -> bool:
+    def _checks_drift(self, step: int) -> bool:
         is_free = self._call is None and self.in_force.is_followed
         return is_free and self._replanning.looks_at(step)
 
-    def _remeasure(self, step: int) -> None:
+    def _check_drift(self, step: int) -> None:
         """Compare times with the plan's; solve anew or switch off where they ask for it."""
         now = self.in_force
         assert now.plan is not None  # the caller saw to it

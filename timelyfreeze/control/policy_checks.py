@@ -17,14 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from timelyfreeze.meters.change_meter import ChangeMeter
-from timelyfreeze.policies.layout import ModelLayout, build_layout
-from timelyfreeze.policies.policy import Check, Decision, Figure, FreezePolicy
-from timelyfreeze.runtime.exchange import Exchange
-from timelyfreeze.runtime.recorder import Clock
-from timelyfreeze.runtime.stage import FreezingStage
-from timelyfreeze.settings.choices import HOST, FreezeSettings
-from timelyfreeze.settings.phases import Phase, PhaseSchedule
+from timelyfreeze.policies import Check, Decision, FreezePolicy, Metric, ModelLayout, build_layout
+from timelyfreeze.runtime import ChangeMeter, Clock, Exchange, FreezingStage
+from timelyfreeze.settings import HOST, FreezeSettings, Phase, PhaseSchedule
 
 logger = logging.getLogger(__name__)
 
@@ -60,9 +55,9 @@ class PolicyChecks:
         clock: Clock,
         seed: int,
     ) -> None:
-        mistakes = list(policy.mistakes())
-        if mistakes:
-            raise ValueError("; ".join(mistakes))
+        errors = list(policy.errors())
+        if errors:
+            raise ValueError("; ".join(errors))
         self._policy = policy
         self.layout = layout
         position = {name: i for i, name in enumerate(layout.names)}
@@ -102,13 +97,13 @@ class PolicyChecks:
             self._decide(n // self._policy.check_interval)
 
     def _decide(self, number: int) -> None:
-        figures: Mapping[Figure, NDArray[np.float64]] = {}
+        metrics: Mapping[Metric, NDArray[np.float64]] = {}
         if self._meter is not None:
             with self._timed():
                 mine = self._meter.take()
-            figures = self._gather(mine)
+            metrics = self._gather(mine)
         before = self.decision
-        self.decision = self._policy.decide(before, Check(number, self.layout, figures, self._seed))
+        self.decision = self._policy.decide(before, Check(number, self.layout, metrics, self._seed))
         if self.decision.frozen.all() and not before.frozen.all() and self._exchange.rank == 0:
             logger.warning(
                 "From step %d on every tensor is frozen by %r: the model learns nothing until some "
@@ -117,19 +112,19 @@ class PolicyChecks:
                 self._policy,
             )
 
-    def _gather(self, mine: Mapping[Figure, list[float]]) -> dict[Figure, NDArray[np.float64]]:
-        """Exchange the figures of all ranks; replicas, which have the same, may repeat them."""
+    def _gather(self, mine: Mapping[Metric, list[float]]) -> dict[Metric, NDArray[np.float64]]:
+        """Exchange the metrics of all ranks; replicas, which have the same, may repeat them."""
         everyone = self._exchange.all_gather(
-            (self._positions, {figure.value: values for figure, values in mine.items()})
+            (self._positions, {metric.value: values for metric, values in mine.items()})
         )
-        figures = {}
-        for figure in mine:
-            figures[figure] = np.full(len(self.layout.names), np.nan)
+        metrics = {}
+        for metric in mine:
+            metrics[metric] = np.full(len(self.layout.names), np.nan)
             # From the last rank to the first, whose numbers count, so that replicas agree to the
             # last bit.
             for positions, values in reversed(everyone):
-                figures[figure][positions] = values[figure.value]
-        return figures
+                metrics[metric][positions] = values[metric.value]
+        return metrics
 
     # -- what was decided --------------------------------------------------------------------------
 
@@ -137,8 +132,8 @@ class PolicyChecks:
         """Return which tensors of ``stage`` the policy freezes, bool, in the stage's order."""
         return self.decision.frozen[self.layout.of_stage(stage)]
 
-    def frozen_share(self, stage: int) -> float:
-        """Return which share of the elements of ``stage`` the policy freezes."""
+    def frozen_ratio(self, stage: int) -> float:
+        """Return which fraction of the elements of ``stage`` the policy freezes."""
         sizes = self.layout.sizes[self.layout.of_stage(stage)]
         return float(sizes[self.frozen(stage)].sum() / sizes.sum())
 
@@ -178,7 +173,7 @@ class PolicyChecks:
             "policy": repr(self._policy),
             "frozen": np.flatnonzero(self.decision.frozen).tolist(),
             "memory": dict(self.decision.memory),
-            "figures": dict(self.decision.figures),
+            "metrics": dict(self.decision.metrics),
         }
 
     def load_plain_state(self, plain: Mapping[str, Any]) -> None:
@@ -195,7 +190,7 @@ class PolicyChecks:
             )
         frozen = np.zeros(len(self.layout.names), dtype=np.bool_)
         frozen[plain["frozen"]] = True
-        self.decision = Decision(frozen, plain["memory"], plain["figures"])
+        self.decision = Decision(frozen, plain["memory"], plain["metrics"])
 
     def tensor_state(self) -> dict[str, Tensor]:
         """Return the vectors the scores are made from."""

@@ -1,6 +1,6 @@
 """Looks in the stable phase whether times and gain are still what the plan was made for.
 
-Nothing is measured for it that is not measured anyway: the times of the last stable passes are
+Nothing is measured for it that is not measured anyway: the times of the last stable batches are
 exchanged, once every so many steps, and rank 0 says what has become of them.
 """
 
@@ -12,19 +12,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from timelyfreeze.control.drift import Group, drifts, largest_move, moved_bounds
-from timelyfreeze.planning.plan import FreezePlan
-from timelyfreeze.runtime.exchange import Exchange
-from timelyfreeze.runtime.recorder import PassRecord
-from timelyfreeze.schedule.actions import ActionKind
-from timelyfreeze.schedule.dag import PipelineDag
-from timelyfreeze.settings.choices import FreezeSettings
-from timelyfreeze.settings.phases import Phase
-from timelyfreeze.timing.bounds import DurationBounds
-from timelyfreeze.timing.passes import RankPasses, batch_times, rank_passes, slowest_durations
-from timelyfreeze.timing.processors import play_batch
-from timelyfreeze.timing.samples import Samples, samples_from_plain
+from timelyfreeze.planning import FreezePlan
+from timelyfreeze.runtime import Exchange
+from timelyfreeze.schedule import ActionKind, PipelineDag
+from timelyfreeze.settings import FreezeSettings, Phase
+from timelyfreeze.timing import (
+    BatchRecord,
+    DurationBounds,
+    RankBatches,
+    Samples,
+    batch_times,
+    play_batch,
+    rank_batches,
+    samples_from_plain,
+    slowest_durations,
+)
 
-# As many of the last passes count, so that times are recent and a checkpoint stays small.
+# As many of the last batches count, so that times are recent and a checkpoint stays small.
 _MOST_PASSES = 32
 # A median of fewer says little.
 _FEWEST_PASSES = 5
@@ -33,8 +37,8 @@ _LOW_IN_A_ROW = 2
 
 
 @dataclass(frozen=True)
-class Remeasurement:
-    """What the last stable passes say.
+class DriftCheck:
+    """What the last stable batches say.
 
     Attributes:
         drift: How much longer actions take than planned, by stage and kind.
@@ -53,22 +57,22 @@ class Remeasurement:
         return self.unfrozen_batch_ms / self.batch_ms - 1.0 if self.batch_ms > 0.0 else 0.0
 
 
-def remeasure(
+def check_drift(
     dag: PipelineDag,
     measured: DurationBounds,
     bounds: DurationBounds,
     plan: FreezePlan,
-    ranks: Sequence[RankPasses],
+    ranks: Sequence[RankBatches],
     n_processors: float | None = None,
-) -> Remeasurement:
+) -> DriftCheck:
     """Compare what all ranks measured under a plan with what it says.
 
     Args:
         dag: Precedence graph of A actions.
         measured: Bounds as they came from monitoring.
         bounds: Bounds that the plan was made from: the same, or moved since then.
-        plan: Has been in force in all of the passes.
-        ranks: Stable passes of every process; of replicas the slower counts.
+        plan: Has been in force in all of the batches.
+        ranks: Stable batches of every process; of replicas the slower counts.
         n_processors: How many ranks can compute at once; None if each has a device of its own.
     """
     observed_ms = slowest_durations(ranks)
@@ -82,7 +86,7 @@ def remeasure(
     moved = moved_bounds(dag, measured, drifts(dag, measured, measured.max_ms, live_ms))
     delays_ms = bounds.delays_ms(dag)
     batch_ms = play_batch(dag, moved.max_ms, n_processors, delays_ms)[1]
-    return Remeasurement(
+    return DriftCheck(
         drift=drifts(dag, bounds, plan.durations_ms, observed_ms),
         batch_ms=statistics.median(batch_times(dag, ranks, delays_ms)[Phase.STABLE]),
         unfrozen_batch_ms=batch_ms,
@@ -90,12 +94,12 @@ def remeasure(
 
 
 class Replanning:
-    """This rank's last stable passes, and what all ranks make of them together.
+    """This rank's last stable batches, and what all ranks make of them together.
 
     Args:
         settings: The user's choices.
         exchange: Talks to the other ranks.
-        n_processors: As for :func:`remeasure`.
+        n_processors: As for :func:`check_drift`.
     """
 
     def __init__(
@@ -109,22 +113,22 @@ class Replanning:
 
     def looks_at(self, step: int) -> bool:
         """Return whether times are compared at the end of ``step``, if there are enough."""
-        every, last_ramp = self._settings.remeasure_every, self._settings.phases.last_ramp_step
+        every, last_ramp = self._settings.replan_every, self._settings.phases.last_ramp_step
         return every > 0 and step > last_ramp and (step - last_ramp) % every == 0
 
     @property
     def has_enough(self) -> bool:
-        """Whether there are enough passes to judge by; the same on every rank."""
+        """Whether there are enough batches to judge by; the same on every rank."""
         return len(self._recent.warm) >= _FEWEST_PASSES
 
-    def add(self, record: PassRecord, *, is_cold: bool) -> None:
+    def add(self, record: BatchRecord, *, is_cold: bool) -> None:
         """Take note of a pass of the stable phase."""
-        if not is_cold and self._settings.remeasure_every > 0:
+        if not is_cold and self._settings.replan_every > 0:
             self._recent.add(record, is_cold=False)
             self._recent.keep_last(_MOST_PASSES)
 
     def forget(self) -> None:
-        """Forget the passes: another plan is in force."""
+        """Forget the batches: another plan is in force."""
         self._recent = Samples()
 
     def measure(
@@ -133,11 +137,11 @@ class Replanning:
         measured: DurationBounds,
         bounds: DurationBounds,
         plan: FreezePlan,
-    ) -> Remeasurement | None:
-        """Compare the passes since the last time with the plan; every rank must call this.
+    ) -> DriftCheck | None:
+        """Compare the batches since the last time with the plan; every rank must call this.
 
         Args:
-            dag: As for :func:`remeasure`, like all of them.
+            dag: As for :func:`check_drift`, like all of them.
             measured: Likewise.
             bounds: Likewise.
             plan: Likewise.
@@ -147,30 +151,30 @@ class Replanning:
         """
         recent = zip(self._recent.warm, self._recent.spans_ms, strict=True)
         everyone = self._exchange.gather(
-            rank_passes([(Phase.STABLE, times_ms, span_ms) for times_ms, span_ms in recent])
+            rank_batches([(Phase.STABLE, times_ms, span_ms) for times_ms, span_ms in recent])
         )
-        found: Remeasurement | None = None
-        if everyone is not None and all(rank.passes for rank in everyone):
-            found = remeasure(dag, measured, bounds, plan, everyone, self._n_processors)
+        found: DriftCheck | None = None
+        if everyone is not None and all(rank.batches for rank in everyone):
+            found = check_drift(dag, measured, bounds, plan, everyone, self._n_processors)
         self.forget()
-        agreed: Remeasurement | None = self._exchange.broadcast(found)
+        agreed: DriftCheck | None = self._exchange.broadcast(found)
         if agreed is None:
             return None
-        self._n_low = self._n_low + 1 if agreed.gain < self._settings.least_gain else 0
+        self._n_low = self._n_low + 1 if agreed.gain < self._settings.min_gain else 0
         return agreed
 
-    def has_moved(self, found: Remeasurement) -> bool:
+    def has_moved(self, found: DriftCheck) -> bool:
         """Return whether times are so far from the plan's that another one is worth its while."""
-        return largest_move(found.drift) > self._settings.remeasure_share
+        return largest_move(found.drift) > self._settings.replan_threshold
 
-    def why_not(self, found: Remeasurement) -> str | None:
+    def why_not(self, found: DriftCheck) -> str | None:
         """Return why freezing does not pay, once it has not for long enough."""
         if self._n_low < _LOW_IN_A_ROW:
             return None
         return (
             f"the measured gain is {100 * found.gain:+.1f}% ({found.batch_ms:.1f} ms a batch, "
-            f"{found.unfrozen_batch_ms:.1f} ms without freezing), under freezing.least_gain "
-            f"({self._settings.least_gain:g}) {self._n_low} times in a row"
+            f"{found.unfrozen_batch_ms:.1f} ms without freezing), under freezing.min_gain "
+            f"({self._settings.min_gain:g}) {self._n_low} times in a row"
         )
 
     def to_plain(self) -> dict[str, Any]:
@@ -182,9 +186,9 @@ class Replanning:
         """How many times in a row the gain was too low; for a checkpoint."""
         return self._n_low
 
-    def load_plain(self, passes: Mapping[str, Any], n_low: int) -> None:
+    def load_plain(self, batches: Mapping[str, Any], n_low: int) -> None:
         """Restore what :meth:`to_plain` and :attr:`n_low` returned."""
-        self._recent = samples_from_plain(passes)
+        self._recent = samples_from_plain(batches)
         self._n_low = n_low
 
 
@@ -209,7 +213,7 @@ def drift_text(drift: Mapping[Group, float]) -> str:
 
 
 def described(plan: FreezePlan) -> str:
-    """Return a plan's figures, as log lines have them."""
+    """Return a plan's metrics, as log lines have them."""
     ratios = " ".join(f"{stage}:{ratio:.2f}" for stage, ratio in plan.stage_mean_ratios().items())
     return (
         f"batch {plan.unfrozen_batch_ms:.1f} ms unfrozen, {plan.batch_ms:.1f} ms planned "

@@ -2,7 +2,7 @@
 
 Each process saves its own, ``rank_<number>``: what it measured is its own. All else is the same on
 every process that holds the same stages: replicas, and those that split a stage between them. So
-where as many processes go on, each takes its own state; otherwise one that all of a stage share, in
+where as many processes go on, each takes its own state; otherwise one that all of a stage fraction, in
 which the slowest process's times count, as they do in a plan. States are the plain data of
 ``FreezeController``.
 """
@@ -13,9 +13,8 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from timelyfreeze.schedule.actions import Action, parse_action
-from timelyfreeze.schedule.order import ScheduleOrder, order_from_csv
-from timelyfreeze.timing.samples import median_of_each, samples_from_plain
+from timelyfreeze.schedule import Action, ScheduleOrder, order_from_csv, parse_action
+from timelyfreeze.timing import median_of_each, samples_from_plain
 
 RANK_KEY = "rank_"
 BEGIN_ANEW = 'to begin freezing anew, set checkpoint.exclude_from_loading = ["freezing"]'
@@ -52,7 +51,7 @@ def held_stages(states: Sequence[Mapping[str, Any]]) -> list[tuple[int, ...]] | 
     return [tuple(sorted(map(int, state["tally"]))) for state in states]
 
 
-def pipeline_mistake(
+def pipeline_error(
     states: Sequence[Mapping[str, Any]], n_ranks: int, n_microbatches: int
 ) -> str | None:
     """Return why a pipeline of this size cannot go on from ``states``; None if it can.
@@ -89,9 +88,9 @@ def check_same_pipeline(states: Sequence[Mapping[str, Any]], order: ScheduleOrde
     Raises:
         ValueError: Naming what differs.
     """
-    mistake = pipeline_mistake(states, order.n_ranks, order.n_microbatches)
-    if mistake is not None:
-        raise ValueError(mistake)
+    error = pipeline_error(states, order.n_ranks, order.n_microbatches)
+    if error is not None:
+        raise ValueError(error)
     held, ours = held_stages(states), stages_of_ranks(order)
     if held is not None and set(held) != set(ours):
         raise ValueError(
@@ -160,7 +159,7 @@ def merge_replicas(states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         states: Of processes that hold them, at least one.
 
     Raises:
-        ValueError: If they have measured different numbers of passes.
+        ValueError: If they have measured different numbers of batches.
     """
     merged = states[0]
     if len(states) == 1 or "planner" not in merged:
@@ -189,27 +188,27 @@ def _merge_samples(replicas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if len(counts) > 1:
             raise ValueError(
                 f"processes of the checkpoint that hold the same stages have measured "
-                f"{sorted(counts)} {half} passes, and must have measured equally many; {BEGIN_ANEW}"
+                f"{sorted(counts)} {half} batches, and must have measured equally many; {BEGIN_ANEW}"
             )
         medians_ms = [median_of_each(getattr(samples_from_plain(s), half)) for s in replicas]
         merged[half] = [
-            _slowest_times(passes, medians_ms)
-            for passes in zip(*(samples[half] for samples in replicas), strict=True)
+            _slowest_times(batches, medians_ms)
+            for batches in zip(*(samples[half] for samples in replicas), strict=True)
         ]
     spans_ms = zip(*(samples["spans_ms"] for samples in replicas), strict=True)
     return {**merged, "spans_ms": [max(spans) for spans in spans_ms]}
 
 
 def _slowest_times(
-    passes: Sequence[Mapping[str, float]], medians_ms: Sequence[Mapping[Action, float]]
+    batches: Sequence[Mapping[str, float]], medians_ms: Sequence[Mapping[Action, float]]
 ) -> dict[str, float]:
     """Return the times of one pass: of each action, on the process whose median is highest."""
     times = {}
-    for text in dict.fromkeys(text for one in passes for text in one):
+    for text in dict.fromkeys(text for one in batches for text in one):
         action = parse_action(text)
-        have = [number for number, one in enumerate(passes) if text in one]
+        have = [number for number, one in enumerate(batches) if text in one]
         slowest = max(have, key=lambda number: medians_ms[number][action])
-        times[text] = passes[slowest][text]
+        times[text] = batches[slowest][text]
     return times
 
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from timelyfreeze.control.pass_log import PassLog
+from timelyfreeze.control.batch_log import BatchLog
 from timelyfreeze.control.planner import Planner
 from timelyfreeze.control.policy_checks import PolicyChecks
 from timelyfreeze.control.replica_states import (
@@ -19,9 +19,8 @@ from timelyfreeze.control.replica_states import (
     saved_states,
     state_of,
 )
-from timelyfreeze.meters.update_meter import UpdateMeter
-from timelyfreeze.runtime.exchange import Exchange
-from timelyfreeze.schedule.order import ScheduleOrder
+from timelyfreeze.runtime import Exchange, UpdateMeter
+from timelyfreeze.schedule import ScheduleOrder
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +47,7 @@ class FreezingState:
     planner: Planner | None
     checks: PolicyChecks | None
     updates: UpdateMeter
-    log: PassLog
+    log: BatchLog
 
     def save(self) -> dict[str, Any]:
         """Return the state that a checkpoint holds.

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from timelyfreeze.control.controller import FreezeController
-from timelyfreeze.control.replica_states import stages_of_ranks, state_of
-from timelyfreeze.control.state import FreezingState
+from timelyfreeze.control import FreezeController, FreezingState, stages_of_ranks, state_of
 from timelyfreeze.emulation.state import merge_states, split_state
 
 

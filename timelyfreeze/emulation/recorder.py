@@ -1,13 +1,13 @@
-"""Records the passes of an emulated pipeline with the time they would have taken on N devices."""
+"""Records the batches of an emulated pipeline with the time they would have taken on N devices."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from timelyfreeze.emulation.turns import virtual_pass
-from timelyfreeze.runtime.recorder import ActionRecorder, Clock, PassRecord
-from timelyfreeze.schedule.dag import build_dag
-from timelyfreeze.schedule.order import ScheduleOrder
+from timelyfreeze.emulation.turns import virtual_batch
+from timelyfreeze.runtime import ActionRecorder, Clock
+from timelyfreeze.schedule import ScheduleOrder, build_dag
+from timelyfreeze.timing import BatchRecord
 
 
 @dataclass(frozen=True)
@@ -39,16 +39,16 @@ class EmulatedRecorder(ActionRecorder):
         self._dag = build_dag(order)
         self._batches: list[EmulatedBatch] = []
 
-    def drain(self) -> list[PassRecord]:
+    def drain(self) -> list[BatchRecord]:
         """Hand out what was recorded, as :meth:`ActionRecorder.drain`, with virtual spans."""
         records = []
         for record in super().drain():
-            virtual = virtual_pass(self._dag, record.durations_ms)
+            virtual = virtual_batch(self._dag, record.durations_ms)
             self._batches.append(EmulatedBatch(virtual.batch_ms, record.span_ms))
-            records.append(PassRecord(record.durations_ms, virtual.batch_ms, virtual.intervals_ms))
+            records.append(BatchRecord(record.durations_ms, virtual.batch_ms, virtual.intervals_ms))
         return records
 
     def take_batches(self) -> list[EmulatedBatch]:
-        """Return what the passes drained since the last call took, oldest first."""
+        """Return what the batches drained since the last call took, oldest first."""
         batches, self._batches = self._batches, []
         return batches

@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from timelyfreeze.emulation.turns import virtual_pass
-from timelyfreeze.schedule.actions import Action, parse_action
-from timelyfreeze.schedule.dag import build_dag
-from timelyfreeze.schedule.order import ScheduleOrder
+from timelyfreeze.emulation.turns import virtual_batch
+from timelyfreeze.schedule import Action, ScheduleOrder, build_dag, parse_action
 
 # Parts of a state that have an entry for each stage of the rank.
 _BY_STAGE = {"tally", "energy"}
@@ -65,7 +63,7 @@ def merge_states(parts: Sequence[Mapping[str, Any]], order: ScheduleOrder) -> di
         whether messages were measured or not.
 
     Raises:
-        ValueError: If ranks have measured different numbers of passes, or not all actions.
+        ValueError: If ranks have measured different numbers of batches, or not all actions.
     """
     state = dict(parts[0])
     state["applied"] = [sum(part["applied"][i] for part in parts) for i in (0, 1)]
@@ -84,7 +82,7 @@ def merge_states(parts: Sequence[Mapping[str, Any]], order: ScheduleOrder) -> di
 
 def _split_samples(samples: Mapping[str, Any], order: ScheduleOrder) -> list[dict[str, Any]]:
     dag = build_dag(order)
-    spans_ms = [virtual_pass(dag, _parsed(times)).spans_ms for times in samples["warm"]]
+    spans_ms = [virtual_batch(dag, _parsed(times)).spans_ms for times in samples["warm"]]
     return [
         {
             "warm": [_of_rank(times, order, rank) for times in samples["warm"]],
@@ -108,12 +106,12 @@ def _merge_samples(ranks: Sequence[Mapping[str, Any]], order: ScheduleOrder) -> 
         counts = [len(samples[half]) for samples in ranks]
         if len(set(counts)) > 1:
             raise ValueError(
-                f"the ranks of the checkpoint have measured {counts} {half} passes; ranks of one "
+                f"the ranks of the checkpoint have measured {counts} {half} batches; ranks of one "
                 "pipeline measure equally many"
             )
         return [
-            {text: time_ms for times in passes for text, time_ms in times.items()}
-            for passes in zip(*(samples[half] for samples in ranks), strict=True)
+            {text: time_ms for times in batches for text, time_ms in times.items()}
+            for batches in zip(*(samples[half] for samples in ranks), strict=True)
         ]
 
     dag = build_dag(order)
@@ -121,7 +119,7 @@ def _merge_samples(ranks: Sequence[Mapping[str, Any]], order: ScheduleOrder) -> 
     return {
         "warm": warm,
         "cold": together("cold"),
-        "spans_ms": [virtual_pass(dag, _parsed(times)).batch_ms for times in warm],
+        "spans_ms": [virtual_batch(dag, _parsed(times)).batch_ms for times in warm],
     }
 
 

@@ -12,9 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from timelyfreeze.schedule.actions import Action, ActionKind
-from timelyfreeze.schedule.dag import PipelineDag, build_dag, start_times
-from timelyfreeze.schedule.order import ScheduleOrder
+from timelyfreeze.schedule import (
+    Action,
+    ActionKind,
+    PipelineDag,
+    ScheduleOrder,
+    build_dag,
+    start_times,
+)
 
 # Forward, input gradient and weight gradient are one matrix product each for every weight.
 _UNITS = {
@@ -49,7 +54,7 @@ def merge_ranks(order: ScheduleOrder) -> tuple[Action, ...]:
 
 
 @dataclass(frozen=True)
-class VirtualPass:
+class VirtualBatch:
     """One pass as the ranks' own devices would have run it.
 
     Attributes:
@@ -63,8 +68,8 @@ class VirtualPass:
     intervals_ms: dict[Action, tuple[float, float]]
 
 
-def virtual_pass(dag: PipelineDag, durations_ms: Mapping[Action, float]) -> VirtualPass:
-    """Play a pass through on a clock that all ranks share, each action lasting as measured.
+def virtual_batch(dag: PipelineDag, durations_ms: Mapping[Action, float]) -> VirtualBatch:
+    """Play a pass through on a clock that all ranks fraction, each action lasting as measured.
 
     An action starts once all that it waits for has ended; passing results on takes no time.
 
@@ -73,7 +78,7 @@ def virtual_pass(dag: PipelineDag, durations_ms: Mapping[Action, float]) -> Virt
         durations_ms: Measured time of each action, milliseconds.
 
     Returns:
-        VirtualPass: When the pass ends, and each rank's part of it.
+        VirtualBatch: When the pass ends, and each rank's part of it.
 
     Raises:
         ValueError: If an action was not measured, or a duration is negative or not finite.
@@ -93,4 +98,4 @@ def virtual_pass(dag: PipelineDag, durations_ms: Mapping[Action, float]) -> Virt
         spans.append(float(end[mine].max() - start[mine].min()))
     pairs = zip(start.tolist(), end.tolist(), strict=True)
     intervals = dict(zip(dag.actions, pairs, strict=True))
-    return VirtualPass(float(end.max()), tuple(spans), intervals)
+    return VirtualBatch(float(end.max()), tuple(spans), intervals)

@@ -1,1 +1,44 @@
 """Files as plain values: JSON that anyone may have written, CSV tables, safe replacement."""
+
+from timelyfreeze.files.plain_json import (
+    field_of,
+    keys_of,
+    list_of,
+    listed,
+    number_of,
+    parse_json,
+    shown,
+    truth_of,
+    whole_of,
+)
+from timelyfreeze.files.safe_write import write_obstacle, write_whole
+from timelyfreeze.files.table import (
+    MOST,
+    Rules,
+    append_rows,
+    check_row,
+    header,
+    read_table,
+    write_table,
+)
+
+__all__ = [
+    "MOST",
+    "Rules",
+    "append_rows",
+    "check_row",
+    "field_of",
+    "header",
+    "keys_of",
+    "list_of",
+    "listed",
+    "number_of",
+    "parse_json",
+    "read_table",
+    "shown",
+    "truth_of",
+    "whole_of",
+    "write_obstacle",
+    "write_table",
+    "write_whole",
+]

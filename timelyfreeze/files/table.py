@@ -19,7 +19,7 @@ Row = TypeVar("Row")
 # By column: the smallest and the largest number, or the words that there are.
 Rules = Mapping[str, tuple[float, float] | Collection[str]]
 
-# No step, byte or millisecond of a run has a larger number, and pictures can be drawn up to here.
+# No step, byte or millisecond of a run has a larger number, and plots can be drawn up to here.
 MOST = 1e15
 
 

@@ -1,1 +1,26 @@
 """From a freeze ratio to the tensors of a stage that are frozen in one microbatch."""
+
+from timelyfreeze.masks.budget import fit_to_ratio
+from timelyfreeze.masks.selection import (
+    N_SEEDS,
+    ParameterTable,
+    build_parameter_table,
+    draw_all_or_nothing,
+    draw_uniform,
+    draw_whether,
+    mask_rng,
+)
+from timelyfreeze.masks.units import FreezeUnits, build_units
+
+__all__ = [
+    "N_SEEDS",
+    "FreezeUnits",
+    "ParameterTable",
+    "build_parameter_table",
+    "build_units",
+    "draw_all_or_nothing",
+    "draw_uniform",
+    "draw_whether",
+    "fit_to_ratio",
+    "mask_rng",
+]

@@ -13,7 +13,7 @@ from timelyfreeze.masks.selection import (
     build_parameter_table,
     check_ratio,
     draw_uniform,
-    frozen_share,
+    frozen_ratio,
 )
 
 
@@ -22,7 +22,7 @@ def fit_to_ratio(
 ) -> NDArray[np.bool_]:
     """Bring a policy's choice to a freeze ratio: Algorithm 2 of arXiv:2602.05754, App. C.2.
 
-    If the choice is just the ratio's share of elements, it stands. If it is less, live tensors are
+    If the choice is just the ratio's fraction of elements, it stands. If it is less, live tensors are
     frozen besides, drawn uniformly; if it is more, frozen ones are drawn to stay live. The paper
     counts single elements and rounds down; here whole tensors are drawn, each of those in question
     with the same probability, such that the expected number of frozen elements is the ratio's
@@ -41,12 +41,12 @@ def fit_to_ratio(
         ValueError: If ``ratio`` is not in [0, 1] or the shape is not [n].
     """
     check_ratio(ratio)
-    share = frozen_share(table, chosen)
+    fraction = frozen_ratio(table, chosen)
     mask = chosen.copy()
-    if share < ratio:
-        mask[~chosen] = _draw(table, ~chosen, (ratio - share) / (1.0 - share), rng)
-    elif share > ratio:
-        mask[chosen] = _draw(table, chosen, ratio / share, rng)
+    if fraction < ratio:
+        mask[~chosen] = _draw(table, ~chosen, (ratio - fraction) / (1.0 - fraction), rng)
+    elif fraction > ratio:
+        mask[chosen] = _draw(table, chosen, ratio / fraction, rng)
     return mask
 
 

@@ -1,8 +1,8 @@
 """Selection: which parameter tensors of a stage are frozen in one microbatch.
 
 The uniform random selection of arXiv:2602.05754, Sec. 3.3: under an actual freeze ratio every
-tensor has that probability of being frozen. A draw here also keeps the frozen share of elements
-near the ratio, because the share is what shortens the backward. Notation: n tensors.
+tensor has that probability of being frozen. A draw here also keeps the frozen fraction of elements
+near the ratio, because the fraction is what shortens the backward. Notation: n tensors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ N_SEEDS = 2**64
 
 
 def mask_rng(
-    seed: int, step: int, pass_index: int, microbatch: int, stage: int
+    seed: int, step: int, batch_index: int, microbatch: int, stage: int
 ) -> np.random.Generator:
     """Generator for the mask of one backward; a pure function of its arguments.
 
@@ -31,7 +31,7 @@ def mask_rng(
     Args:
         seed: Seed of the run.
         step: Optimizer step.
-        pass_index: Pass within the step (gradient accumulation).
+        batch_index: Pass within the step (gradient accumulation).
         microbatch: Microbatch within the pass.
         stage: Pipeline stage.
 
@@ -41,7 +41,7 @@ def mask_rng(
     Raises:
         ValueError: If an argument is not in [0, 2**64).
     """
-    words = (seed, step, pass_index, microbatch, stage)
+    words = (seed, step, batch_index, microbatch, stage)
     if min(words) < 0 or max(words) >= N_SEEDS:
         raise ValueError(
             f"(seed, step, pass, microbatch, stage) is {words}; each must lie in [0, 2**64) "
@@ -49,7 +49,7 @@ def mask_rng(
         )
     key = np.array([seed, step], dtype=np.uint64)
     # The lowest counter word advances with every draw; the others stay what they are set to.
-    counter = np.array([0, pass_index, microbatch, stage], dtype=np.uint64)
+    counter = np.array([0, batch_index, microbatch, stage], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
@@ -126,7 +126,7 @@ def build_parameter_table(named_sizes: Iterable[tuple[str, int]]) -> ParameterTa
 def draw_uniform(
     table: ParameterTable, ratio: float, rng: np.random.Generator
 ) -> NDArray[np.bool_]:
-    """Draw which tensors to freeze: each with probability ``ratio``, and about that share in all.
+    """Draw which tensors to freeze: each with probability ``ratio``, and about that fraction in all.
 
     Pivotal sampling, balanced on the number of elements. Each tensor starts with the probability
     ``ratio``; tensors meet in pairs, and probability moves from one to the other until one of the
@@ -139,9 +139,9 @@ def draw_uniform(
     with the odds that make its mean zero, so a tensor's probability is a bounded martingale. It
     starts at ``ratio`` and ends at 1 (frozen) or 0, hence ends at 1 with probability ``ratio``.
 
-    Why the share is kept: a move preserves the expected number of frozen elements of its
-    participants; only a tensor rounded alone changes it. The frozen share thus differs from
-    ``ratio`` by less than the share of one tensor of each size, and as a rule, when the smaller
+    Why the fraction is kept: a move preserves the expected number of frozen elements of its
+    participants; only a tensor rounded alone changes it. The frozen fraction thus differs from
+    ``ratio`` by less than the fraction of one tensor of each size, and as a rule, when the smaller
     tensors can absorb the rounding, by less than that of the smallest.
 
     Args:
@@ -267,8 +267,8 @@ def draw_whether(ratio: float, rng: np.random.Generator) -> bool:
     return ratio == 1.0 or (ratio > 0.0 and bool(rng.random() < ratio))
 
 
-def frozen_share(table: ParameterTable, mask: NDArray[np.bool_]) -> float:
-    """Share of the elements of a stage that a mask freezes.
+def frozen_ratio(table: ParameterTable, mask: NDArray[np.bool_]) -> float:
+    """Fraction of the elements of a stage that a mask freezes.
 
     Args:
         table: The n tensors of the stage.

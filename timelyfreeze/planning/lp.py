@@ -20,17 +20,16 @@ from timelyfreeze.planning.interior.solver import solve_by_interior_point
 from timelyfreeze.planning.plan import FreezePlan, plan_from_ratios
 from timelyfreeze.planning.program import FreezeLp, LpError, build_lp
 from timelyfreeze.planning.skipped_grads import front_depths, shortened
-from timelyfreeze.schedule.dag import PipelineDag
-from timelyfreeze.settings.choices import OFF, PLAN
-from timelyfreeze.timing.bounds import DurationBounds, validate_bounds
-from timelyfreeze.timing.processors import shared_processors
+from timelyfreeze.schedule import PipelineDag
+from timelyfreeze.settings import OFF, PLAN
+from timelyfreeze.timing import DurationBounds, shared_processors, validate_bounds
 
 __all__ = ["FreezeLp", "LpError", "build_lp", "solve_freeze_ratios"]
 
 logger = logging.getLogger(__name__)
 
 # Ratios this near 0 or 1 are 0 or 1. The solver places a vertex within its tolerance divided by
-# the relative span of the action; a share of 1e-7 of a stage's elements is less than one tensor.
+# the relative span of the action; a fraction of 1e-7 of a stage's elements is less than one tensor.
 _RATIO_TOLERANCE = 1e-7
 # Up to here the simplex method is the faster one, or takes a few tenths of a second at most.
 _MOST_ACTIONS_BY_SIMPLEX = 1024
@@ -44,7 +43,7 @@ def solve_freeze_ratios(
     whole_stages: Collection[int] = (),
     n_processors: float | None = None,
     time_limit_s: float = 60.0,
-    cascade: str = OFF,
+    skip_input_grads: str = OFF,
 ) -> FreezePlan:
     """Choose how much of each backward to freeze so that the batch ends soonest.
 
@@ -54,7 +53,7 @@ def solve_freeze_ratios(
     held at its optimum, so that no weight has to be chosen against the solver's tolerance.
 
     Above 1,024 actions the program is solved from the inside (``interior``): the batch time is
-    then certified to be within 0.1% of the least, and freezing all that the caps allow is priced
+    then certified to be within 0.1% of the least, and freezing all that the caps allow is with_overhead
     at 0.01% of the unfrozen batch.
 
     Args:
@@ -65,12 +64,12 @@ def solve_freeze_ratios(
         whole_stages: Stages of which an action is frozen whole or not at all. A fraction would be
             a probability there, and a batch whose actions are sometimes late is late more often
             than it is early; so their ratios are 0 or 1 and the promise is for every batch.
-        n_processors: How many ranks can compute at once, for ranks that share the cores of a CPU;
+        n_processors: How many ranks can compute at once, for ranks that fraction the cores of a CPU;
             durations are then processor times. None if each rank has a device of its own.
         time_limit_s: Limit on the time of each solve, seconds.
-        cascade: One of ``settings.CASCADES``. With ``"use"`` backwards that nobody needs take no
+        skip_input_grads: One of ``settings.SKIP_INPUT_GRADS``. With ``"use"`` backwards that nobody needs take no
             time in the plan; with ``"plan"`` it looks for microbatches in which they are many
-            (``lp_cascade``), up to 1,024 actions. The first stage must be a whole one then.
+            (``skip_program``), up to 1,024 actions. The first stage must be a whole one then.
 
     Returns:
         FreezePlan: Ratios, and the durations, start times and batch time that follow from them.
@@ -91,10 +90,16 @@ def solve_freeze_ratios(
         raise ValueError(f"time_limit_s is {time_limit_s}; it must be positive")
     validate_bounds(dag, bounds)
     problem = _Problem(
-        dag, bounds, max_freeze_ratio, whole_stages, n_processors, time_limit_s, cascade != OFF
+        dag,
+        bounds,
+        max_freeze_ratio,
+        whole_stages,
+        n_processors,
+        time_limit_s,
+        skip_input_grads != OFF,
     )
     plan = problem.solve({})
-    if cascade != PLAN or len(dag.actions) > _MOST_ACTIONS_BY_SIMPLEX:
+    if skip_input_grads != PLAN or len(dag.actions) > _MOST_ACTIONS_BY_SIMPLEX:
         return plan
     lp = build_lp(dag, bounds, max_freeze_ratio, n_processors)
     with _needing_highs():

@@ -14,12 +14,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from timelyfreeze.files.plain_json import field_of, number_of, parse_json, shown
+from timelyfreeze.files import field_of, number_of, parse_json, shown
 from timelyfreeze.planning.skipped_grads import behind_first, front_depths, idle_ms
-from timelyfreeze.schedule.actions import Action, parse_action
-from timelyfreeze.schedule.dag import PipelineDag
-from timelyfreeze.timing.bounds import DurationBounds, validate_bounds
-from timelyfreeze.timing.processors import play_batch
+from timelyfreeze.schedule import Action, PipelineDag, parse_action
+from timelyfreeze.timing import DurationBounds, play_batch, validate_bounds
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +26,7 @@ class FreezePlan:
 
     Attributes:
         actions: The A actions, in the order of the DAG the plan was made for.
-        ratios: Share of the action's parameters to freeze, float64, shape [A], in [0, 1].
+        ratios: Fraction of the action's parameters to freeze, float64, shape [A], in [0, 1].
         durations_ms: Durations w_i under ``ratios``, shape [A], milliseconds.
         start_ms: Start times P_i under ``durations_ms``, shape [A], milliseconds.
         batch_ms: Batch time P_d under ``durations_ms``, milliseconds.
@@ -82,7 +80,7 @@ class FreezePlan:
         return _gain(self.unfrozen_batch_ms, self.batch_ms)
 
     @property
-    def limit_gain(self) -> float:
+    def upper_bound_gain(self) -> float:
         """Throughput gained if everything were frozen: the most any plan can reach."""
         return _gain(self.unfrozen_batch_ms, self.frozen_batch_ms)
 

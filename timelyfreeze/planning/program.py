@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from timelyfreeze.schedule.dag import PipelineDag
-from timelyfreeze.timing.bounds import DurationBounds, validate_bounds
-from timelyfreeze.timing.processors import shared_processors
+from timelyfreeze.schedule import PipelineDag
+from timelyfreeze.timing import DurationBounds, shared_processors, validate_bounds
 
 RATIO_KEY = "freezing.max_freeze_ratio"
 

@@ -23,9 +23,8 @@ from numpy.typing import NDArray
 from timelyfreeze.planning.program import FreezeLp
 from timelyfreeze.planning.simplex import load
 from timelyfreeze.planning.skipped_grads import idle_ms
-from timelyfreeze.schedule.actions import ActionKind
-from timelyfreeze.schedule.dag import PipelineDag
-from timelyfreeze.timing.bounds import DurationBounds
+from timelyfreeze.schedule import ActionKind, PipelineDag
+from timelyfreeze.timing import DurationBounds
 
 Floats = NDArray[np.float64]
 

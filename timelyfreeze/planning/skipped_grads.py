@@ -17,10 +17,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from timelyfreeze.schedule.actions import ActionKind
-from timelyfreeze.schedule.dag import PipelineDag
-from timelyfreeze.timing.bounds import DurationBounds
-from timelyfreeze.timing.p2p_costs import receiving
+from timelyfreeze.schedule import ActionKind, PipelineDag
+from timelyfreeze.timing import DurationBounds, receiving
 
 
 def front_depths(dag: PipelineDag, ratios: ArrayLike) -> dict[int, int]:

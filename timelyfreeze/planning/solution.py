@@ -11,20 +11,29 @@ from numpy.typing import NDArray
 
 from timelyfreeze.planning.lp import solve_freeze_ratios
 from timelyfreeze.planning.plan import FreezePlan, plan_from_json, plan_to_json
-from timelyfreeze.schedule.dag import PipelineDag, build_dag
-from timelyfreeze.schedule.order import ScheduleOrder, order_from_csv, order_to_csv
-from timelyfreeze.settings.choices import OFF
-from timelyfreeze.settings.phases import Phase
-from timelyfreeze.timing.bounds import (
+from timelyfreeze.schedule import (
+    PipelineDag,
+    ScheduleOrder,
+    build_dag,
+    order_from_csv,
+    order_to_csv,
+)
+from timelyfreeze.settings import OFF, Phase
+from timelyfreeze.timing import (
     DurationBounds,
+    Pattern,
+    PatternTimes,
+    RankBatches,
+    batch_times,
     bounds_from_json,
     bounds_from_samples,
     bounds_to_json,
+    executed_order,
+    halves,
+    message_time,
+    slowest_replica,
+    with_messages,
 )
-from timelyfreeze.timing.monitoring import Pattern, PatternTimes, halves
-from timelyfreeze.timing.p2p_costs import message_time, with_messages
-from timelyfreeze.timing.passes import RankPasses, batch_times
-from timelyfreeze.timing.samples import executed_order, slowest_replica
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +43,7 @@ class RankTimes:
     """What one process measured while monitoring.
 
     Attributes:
-        patterns: Times of actions and passes, by what the passes froze.
+        patterns: Times of actions and batches, by what the batches froze.
         transfers_ms: What a message from one pipeline rank to another takes, by sender and
             receiver, milliseconds, as far as this process knows.
     """
@@ -62,14 +71,14 @@ class SolverChoices:
         whole_stages: Stages that are frozen whole or not at all.
         n_processors: How many ranks of the pipeline can compute at once, or None.
         time_limit_s: Limit on the solver's time, seconds.
-        cascade: What becomes of backwards that nobody needs.
+        skip_input_grads: What becomes of backwards that nobody needs.
     """
 
     max_freeze_ratio: float | tuple[float, ...]
     whole_stages: tuple[int, ...] = ()
     n_processors: float | None = None
     time_limit_s: float = 60.0
-    cascade: str = OFF
+    skip_input_grads: str = OFF
 
 
 def solve_from_times(
@@ -105,7 +114,7 @@ def solve_from_bounds(
         whole_stages=choices.whole_stages,
         n_processors=choices.n_processors,
         time_limit_s=choices.time_limit_s,
-        cascade=choices.cascade,
+        skip_input_grads=choices.skip_input_grads,
     )
     return Solution(order, dag, bounds, plan)
 
@@ -148,7 +157,7 @@ def bounds_from_times(
 
 
 def _slowest_transfers(ranks: Sequence[RankTimes]) -> dict[tuple[int, int], float]:
-    """Merge what all ranks know of links; of replicas that share one, the slowest counts."""
+    """Merge what all ranks know of links; of replicas that fraction one, the slowest counts."""
     merged: dict[tuple[int, int], float] = {}
     for times in ranks:
         for link, transfer_ms in times.transfers_ms.items():
@@ -164,18 +173,20 @@ def _message_time(
 ) -> float:
     """Return what a message costs: the mean of what the batches of all patterns say.
 
-    The price depends on how busy the ranks are. Batches with nothing and with everything frozen are
+    The overhead depends on how busy the ranks are. Batches with nothing and with everything frozen are
     the extremes, between which a planned one lies; half frozen ones lie between them too.
     """
-    prices_ms = []
+    overheads_ms = []
     delays_ms = bounds.delays_ms(dag)
     for pattern in dict.fromkeys(entry.pattern for rank in ranks for entry in rank.patterns):
         measured_ms = _median_batch(dag, [_of_pattern(rank, pattern) for rank in ranks], delays_ms)
         if measured_ms is not None:
             is_frozen = [pattern.freezes(action) for action in dag.actions]
             durations_ms = np.where(is_frozen, bounds.min_ms, bounds.max_ms)
-            prices_ms.append(message_time(dag, durations_ms, measured_ms, n_processors, delays_ms))
-    return sum(prices_ms) / len(prices_ms) if prices_ms else 0.0
+            overheads_ms.append(
+                message_time(dag, durations_ms, measured_ms, n_processors, delays_ms)
+            )
+    return sum(overheads_ms) / len(overheads_ms) if overheads_ms else 0.0
 
 
 def _of_pattern(rank: RankTimes, pattern: Pattern) -> PatternTimes:
@@ -188,14 +199,14 @@ def _median_batch(
     dag: PipelineDag, ranks: Sequence[PatternTimes], delays_ms: NDArray[np.float64]
 ) -> float | None:
     """Return the median time of a batch from each rank's action times and spans."""
-    passes = [
-        RankPasses(
+    batches = [
+        RankBatches(
             tuple((Phase.STABLE.value, span_ms) for span_ms in rank.spans_ms),
             {action: float(np.median(values)) for action, values in rank.times.items()},
         )
         for rank in ranks
     ]
-    batches_ms = batch_times(dag, passes, delays_ms).get(Phase.STABLE)
+    batches_ms = batch_times(dag, batches, delays_ms).get(Phase.STABLE)
     return float(np.median(batches_ms)) if batches_ms else None
 
 

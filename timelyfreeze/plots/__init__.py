@@ -1,1 +1,1 @@
-"""Pictures of a run. Needs matplotlib, which the rest of the library does not, and no torch."""
+"""Plots of a run. Needs matplotlib, which the rest of the library does not, and no torch."""

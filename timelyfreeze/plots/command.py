@@ -1,4 +1,4 @@
-"""The command ``python -m timelyfreeze draw``: pictures and traces from a run's files alone."""
+"""The command ``python -m timelyfreeze draw``: plots and traces from a run's files alone."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def add_draw_command(commands: argparse._SubParsersAction[argparse.ArgumentParse
     """Add ``draw`` with its options to a parser's commands."""
     parser = commands.add_parser(
         "draw",
-        help="pictures and traces of a run",
-        description="Draws every picture that the files of a run folder allow (PNG and SVG), "
+        help="plots and traces of a run",
+        description="Draws every plot that the files of a run folder allow (PNG and SVG), "
         "writes traces for ui.perfetto.dev, and says what is missing. Needs no device.",
     )
     parser.set_defaults(run=draw)

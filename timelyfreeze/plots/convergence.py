@@ -8,7 +8,6 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from timelyfreeze.meters.tally import FREEZING_PHASES
 from timelyfreeze.plots.phases import draw_by_phase, shade_phases
 from timelyfreeze.plots.style import (
     BLUE,
@@ -19,8 +18,8 @@ from timelyfreeze.plots.style import (
     WIDTH_INCHES,
     house_style,
 )
-from timelyfreeze.records.convergence import kappa_over_p_eff
-from timelyfreeze.records.steps import StepRow
+from timelyfreeze.records import StepRow, kappa_over_p_eff
+from timelyfreeze.settings import FREEZING_PHASES
 
 _FREEZING = {phase.value for phase in FREEZING_PHASES}
 
@@ -66,7 +65,7 @@ def convergence_figure(rows: Sequence[StepRow], title: str = "") -> Figure:
             **look,
         )
         above.set_ylim(bottom=0)
-        above.set_ylabel("share of the unfrozen step")
+        above.set_ylabel("fraction of the unfrozen step")
         draw_by_phase(
             below,
             rows,

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from timelyfreeze.plots.phases import bands, draw_by_phase, shade_phases
 from timelyfreeze.plots.style import BLUE, FAINT_INK, INK, WIDTH_INCHES, house_style
-from timelyfreeze.records.steps import StepRow
+from timelyfreeze.records import StepRow
 
 _WINDOW = 7
 
@@ -94,7 +94,7 @@ def _draw_ratio(axes: Axes, rows: Sequence[StepRow]) -> None:
         [row.freeze_ratio for row in rows],
         color=BLUE,
         lw=1.8,
-        label="share of all elements that the step froze (right)",
+        label="fraction of all elements that the step froze (right)",
     )
     axes.set_ylim(0, 1.05)
     axes.set_ylabel("freeze ratio", color=BLUE)

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from timelyfreeze.files.safe_write import write_whole
+from timelyfreeze.files import write_whole
 
-PICTURES_FOLDER = "pictures"
+PICTURES_FOLDER = "plots"
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """What became of the pictures and traces of a run.
+    """What became of the plots and traces of a run.
 
     Attributes:
         files: What was written.
@@ -27,18 +27,18 @@ class Drawn:
 
 
 def draw_run(run_folder: Path, output: Path | None = None) -> Drawn:
-    """Draw every picture, and write every trace, whose files a run folder has.
+    """Draw every plot, and write every trace, whose files a run folder has.
 
     Args:
         run_folder: Folder of a run, finished or not.
-        output: Where pictures and traces go; None for the folder ``pictures`` of the run.
+        output: Where plots and traces go; None for the folder ``plots`` of the run.
 
     Raises:
         ValueError: If there is no such folder.
     """
     from timelyfreeze.plots.gallery import PICTURES, TRACES
     from timelyfreeze.plots.style import save
-    from timelyfreeze.records.title import read_names
+    from timelyfreeze.records import read_names
 
     if not run_folder.is_dir():
         raise ValueError(f"{run_folder} is no folder; a run writes one under its dump folder")
@@ -52,15 +52,15 @@ def draw_run(run_folder: Path, output: Path | None = None) -> Drawn:
         broken["titles"] = str(error)
     for name, draw in PICTURES:
         try:
-            picture = draw(run_folder)
+            plot = draw(run_folder)
         except (ValueError, OSError) as error:
             broken[name] = str(error)
             continue
-        if isinstance(picture, str):
-            missing[name] = picture
+        if isinstance(plot, str):
+            missing[name] = plot
             continue
         try:
-            files.extend(save(picture, output, name))
+            files.extend(save(plot, output, name))
         except ValueError as error:  # found when texts and axes are laid out
             broken[name] = f"it cannot be drawn: {error}"
     for name, write in TRACES:

@@ -1,4 +1,4 @@
-"""Every picture and trace that a run folder can give. A new one is a line here."""
+"""Every plot and trace that a run folder can give. A new one is a line here."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from timelyfreeze.plots.run_timelines import (
     trace_predicted,
 )
 
-# Name of the files, and a function of the run folder: the picture, or why there is none. A file
-# that is there and cannot be read is a ValueError. What stands before the first "_" groups pictures
+# Name of the files, and a function of the run folder: the plot, or why there is none. A file
+# that is there and cannot be read is a ValueError. What stands before the first "_" groups plots
 # in TensorBoard.
 PICTURES: tuple[tuple[str, Callable[[Path], Figure | str]], ...] = (
     ("timeline_measured", draw_measured),
@@ -34,7 +34,7 @@ PICTURES: tuple[tuple[str, Callable[[Path], Figure | str]], ...] = (
     ("histogram", draw_histogram),
 )
 
-# Likewise; the text of the file, or None where the picture of the same data says why.
+# Likewise; the text of the file, or None where the plot of the same data says why.
 TRACES: tuple[tuple[str, Callable[[Path], str | None]], ...] = (
     ("trace_measured", trace_measured),
     ("trace_predicted", trace_predicted),

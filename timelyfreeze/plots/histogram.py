@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from timelyfreeze.plots.style import BLUE, VERMILLION, WIDTH_INCHES, house_style
-from timelyfreeze.records.counts import FrozenCount
+from timelyfreeze.records import FrozenCount
 
 _BINS = 25
 _MOST_COLUMNS = 4
@@ -49,7 +49,7 @@ def histogram_figure(counts: Sequence[FrozenCount], title: str = "") -> Figure:
                 color=BLUE,
                 edgecolor="white",
                 linewidth=0.4,
-                label="share of the rank's tensors",
+                label="fraction of the rank's tensors",
             )
             panel.axvline(mean, color=VERMILLION, lw=1.4, label="mean over elements")
             panel.set_title(f"rank {rank}: {len(of_rank)} tensors", fontsize="medium")
@@ -60,7 +60,7 @@ def histogram_figure(counts: Sequence[FrozenCount], title: str = "") -> Figure:
         for panel in panels[:, 0]:
             panel.set_ylabel("tensors")
         for panel in panels[-1]:
-            panel.set_xlabel("share of backwards that left it out")
+            panel.set_xlabel("fraction of backwards that left it out")
         figure.suptitle(title, x=0.01, ha="left")
         figure.legend(
             *panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2

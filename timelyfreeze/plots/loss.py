@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from timelyfreeze.plots.style import CYCLE, FAINT_INK, WIDTH_INCHES, house_style
-from timelyfreeze.records.losses import WINDOW, LossRow, running_means
+from timelyfreeze.records import WINDOW, LossRow, running_means
 
 _DASHES = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (5, 1, 1, 1)))
 

@@ -10,8 +10,8 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from timelyfreeze.plots.style import FAINT_INK, SMALL_POINTS
-from timelyfreeze.records.steps import StepRow
-from timelyfreeze.settings.phases import Phase
+from timelyfreeze.records import StepRow
+from timelyfreeze.settings import Phase
 
 # Short, to fit over a narrow band.
 WORDS = {

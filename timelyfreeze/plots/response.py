@@ -22,8 +22,8 @@ from timelyfreeze.plots.style import (
     WIDTH_INCHES,
     house_style,
 )
-from timelyfreeze.records.responses import ResponseRow
-from timelyfreeze.settings.choices import ALL_OR_NOTHING
+from timelyfreeze.records import ResponseRow
+from timelyfreeze.settings import ALL_OR_NOTHING
 
 _MOST_COLUMNS = 4
 _LATE_TINT, _EARLY_TINT = 0.9, 0.2
@@ -66,15 +66,15 @@ def assumed_lines(rows: Sequence[ResponseRow]) -> dict[str, AssumedLine]:
 
 
 def _line(measured: Sequence[ResponseRow]) -> AssumedLine | None:
-    unfrozen = [row.duration_ms for row in measured if row.share == 0.0 and not row.cut]
-    frozen = [row.duration_ms for row in measured if row.share == 1.0 and not row.cut]
+    unfrozen = [row.duration_ms for row in measured if row.fraction == 0.0 and not row.cut]
+    frozen = [row.duration_ms for row in measured if row.fraction == 1.0 and not row.cut]
     if not unfrozen or not frozen:
         return None
     return AssumedLine(statistics.median(unfrozen), statistics.median(frozen))
 
 
 def response_figure(rows: Sequence[ResponseRow], title: str = "") -> Figure:
-    """Draw each backward's time against the share of elements that it froze.
+    """Draw each backward's time against the fraction of elements that it froze.
 
     Late microbatches are darker than early ones. The line is what a plan assumes.
 
@@ -104,7 +104,7 @@ def response_figure(rows: Sequence[ResponseRow], title: str = "") -> Figure:
         for panel in panels[:, 0]:
             panel.set_ylabel("backward, ms")
         for panel in panels[-1]:
-            panel.set_xlabel("frozen share of the stage")
+            panel.set_xlabel("frozen fraction of the stage")
         figure.suptitle(title, x=0.01, ha="left")
         handles: dict[str, Artist] = {}
         for panel in panels.flat:
@@ -128,7 +128,7 @@ def _draw_stage(axes: Axes, rows: Sequence[ResponseRow]) -> None:
         whole = [row for row in of_kind if not row.cut]
         # No edges: hundreds of points lie close together.
         axes.scatter(
-            [row.share for row in whole],
+            [row.fraction for row in whole],
             [row.duration_ms for row in whole],
             s=9,
             c=[to_rgba(color, _tint(row.microbatch, last)) for row in whole],
@@ -139,7 +139,7 @@ def _draw_stage(axes: Axes, rows: Sequence[ResponseRow]) -> None:
         cut = [row for row in of_kind if row.cut]
         if cut:
             axes.plot(
-                [row.share for row in cut],
+                [row.fraction for row in cut],
                 [row.duration_ms for row in cut],
                 color=FAINT_INK,
                 marker="x",

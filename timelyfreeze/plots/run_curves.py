@@ -13,8 +13,7 @@ from timelyfreeze.plots.curves import curves_figure
 from timelyfreeze.plots.histogram import histogram_figure
 from timelyfreeze.plots.loss import LossLine, loss_figure
 from timelyfreeze.plots.response import response_figure
-from timelyfreeze.records import counts, losses, responses, steps
-from timelyfreeze.records.title import run_title
+from timelyfreeze.records import counts, losses, responses, run_title, steps
 
 Row = TypeVar("Row")
 
@@ -27,7 +26,7 @@ def draw_curves(run_folder: Path) -> Figure | str:
     """
     rows = _rows(steps.read_steps, run_folder)
     if not rows:
-        return f"{steps.FILE} has no step: the run ended before the first step was logged"
+        return f"{steps.STEPS_FILE} has no step: the run ended before the first step was logged"
     return curves_figure(rows, run_title(run_folder))
 
 
@@ -39,7 +38,9 @@ def draw_convergence(run_folder: Path) -> Figure | str:
     """
     rows = _rows(steps.read_steps, run_folder)
     if not any(row.kappa is not None or row.p_eff is not None for row in rows):
-        return f"{steps.FILE} has neither kappa nor p_eff: nothing was frozen, or too few steps"
+        return (
+            f"{steps.STEPS_FILE} has neither kappa nor p_eff: nothing was frozen, or too few steps"
+        )
     return convergence_figure(rows, run_title(run_folder))
 
 
@@ -51,7 +52,7 @@ def draw_loss(run_folder: Path) -> Figure | str:
     """
     rows = _rows(losses.read_losses, run_folder)
     if not rows:
-        return f"{losses.FILE} has no loss: none was logged"
+        return f"{losses.LOSSES_FILE} has no loss: none was logged"
     return loss_figure([LossLine("this run", rows)], run_title(run_folder))
 
 
@@ -63,7 +64,9 @@ def draw_response(run_folder: Path) -> Figure | str:
     """
     rows = _rows(responses.read_responses, run_folder)
     if not rows:
-        return f"{responses.FILE} has no backward: the run froze nothing, or has not ended"
+        return (
+            f"{responses.RESPONSES_FILE} has no backward: the run froze nothing, or has not ended"
+        )
     return response_figure(rows, run_title(run_folder))
 
 
@@ -75,7 +78,7 @@ def draw_histogram(run_folder: Path) -> Figure | str:
     """
     rows = _rows(counts.read_counts, run_folder)
     if not any(row.backwards for row in rows):
-        return f"{counts.FILE} has no backward: freezing has not begun, or the run has not ended"
+        return f"{counts.COUNTS_FILE} has no backward: freezing has not begun, or the run has not ended"
     return histogram_figure(rows, run_title(run_folder))
 
 

@@ -1,4 +1,4 @@
-"""The timelines of a run folder, as pictures and as traces.
+"""The timelines of a run folder, as plots and as traces.
 
 A run leaves what it measured as ``timelines/measured_<phase>.json``; what its plan predicts follows
 from ``bounds.json``, ``plan.json`` and ``schedule.csv``.
@@ -13,16 +13,20 @@ from typing import TypeVar
 
 from matplotlib.figure import Figure
 
-from timelyfreeze.planning.plan import plan_from_json
+from timelyfreeze.planning import plan_from_json
 from timelyfreeze.plots.timeline import timeline_figure
-from timelyfreeze.records.timeline import Timeline, predicted_timelines
-from timelyfreeze.records.timeline_file import timeline_files, timeline_from_json
-from timelyfreeze.records.title import as_drawn, read_names
-from timelyfreeze.records.trace import trace_to_json
-from timelyfreeze.schedule.dag import build_dag
-from timelyfreeze.schedule.order import order_from_csv
-from timelyfreeze.settings.phases import Phase
-from timelyfreeze.timing.bounds import bounds_from_json
+from timelyfreeze.records import (
+    Timeline,
+    as_drawn,
+    predicted_timelines,
+    read_names,
+    timeline_files,
+    timeline_from_json,
+    trace_to_json,
+)
+from timelyfreeze.schedule import build_dag, order_from_csv
+from timelyfreeze.settings import Phase
+from timelyfreeze.timing import bounds_from_json
 from timelyfreeze.whatif.bounds_file import read_bounds_file
 
 Value = TypeVar("Value")
@@ -80,12 +84,12 @@ def trace_predicted(run_folder: Path) -> str | None:
 
 
 def run_title(run_folder: Path, timeline: Timeline) -> str:
-    """Return what a run is called above its pictures: schedule, size and model, if it says so."""
+    """Return what a run is called above its plots: schedule, size and model, if it says so."""
     order = timeline.order
     size = f"{order.n_ranks} ranks, {order.n_microbatches} microbatches"
     try:
         names = read_names(run_folder)
-    except ValueError:  # told once, by who draws all pictures
+    except ValueError:  # told once, by who draws all plots
         names = None
     if names is None:  # bounds and plan of another origin, such as the profile
         return size

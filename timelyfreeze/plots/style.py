@@ -1,4 +1,4 @@
-"""How all pictures look, and how they are saved.
+"""How all plots look, and how they are saved.
 
 One palette (Okabe and Ito's, which colour-blind readers can tell apart), one set of sizes, and
 files that are the same whenever the same data is drawn.
@@ -16,7 +16,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from PIL import Image
 
-from timelyfreeze.files.safe_write import write_whole
+from timelyfreeze.files import write_whole
 
 ORANGE = "#E69F00"
 SKY = "#56B4E9"
@@ -77,7 +77,7 @@ def house_style() -> Iterator[None]:
 
 
 def save(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
-    """Write a picture as PNG and SVG; whoever reads meanwhile sees the old files or the new ones.
+    """Write a plot as PNG and SVG; whoever reads meanwhile sees the old files or the new ones.
 
     Args:
         figure: What to save.
@@ -98,7 +98,7 @@ def save(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
 
 
 def _png(figure: Figure) -> bytes:
-    """Return the picture in the highest resolution that keeps it under ``MOST_PNG_BYTES``."""
+    """Return the plot in the highest resolution that keeps it under ``MOST_PNG_BYTES``."""
     small = io.BytesIO()
     for dpi in _DPI:
         large, small = io.BytesIO(), io.BytesIO()

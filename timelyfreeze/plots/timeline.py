@@ -1,4 +1,4 @@
-"""The picture of a batch: a lane for each rank, a block for each action (Figs. 7 to 13)."""
+"""The plot of a batch: a lane for each rank, a block for each action (Figs. 7 to 13)."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from timelyfreeze.plots.style import (
     YELLOW,
     house_style,
 )
-from timelyfreeze.records.timeline import KIND_WORDS, Block, Timeline
-from timelyfreeze.schedule.actions import ActionKind
+from timelyfreeze.records import KIND_WORDS, Block, Timeline
+from timelyfreeze.schedule import ActionKind
 
 COLORS = {
     ActionKind.FORWARD: SKY,
@@ -141,9 +141,9 @@ def _draw_batch(ax: Axes, timeline: Timeline, lane_inches: float, points_per_ms:
     ax.set_yticks(range(n), [f"rank {rank}" for rank in range(n)])
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
-    for rank, share in enumerate(timeline.rank_bubbles):
+    for rank, fraction in enumerate(timeline.rank_bubbles):
         ax.annotate(
-            f"{100 * share:.0f}% idle",
+            f"{100 * fraction:.0f}% idle",
             (1.0, rank),
             xytext=(4, 0),
             xycoords=("axes fraction", "data"),

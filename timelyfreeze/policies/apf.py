@@ -41,8 +41,8 @@ from numpy.typing import NDArray
 from timelyfreeze.policies.policy import (
     Check,
     Decision,
-    Figure,
     Measurement,
+    Metric,
     Source,
     register_policy,
 )
@@ -91,11 +91,11 @@ class Apf:
     def measurement(self) -> Measurement:
         """Sums over Delta_K, the weights' updates, and over its running mean where that is used."""
         if self.reduction == SUMS:
-            return Measurement(Source.UPDATES, (Figure.ABS_SUM, Figure.SUM))
-        figures = (Figure.ABS_SUM, Figure.MEAN_ABS_SUM)
-        return Measurement(Source.UPDATES, figures, decay=self.alpha)
+            return Measurement(Source.UPDATES, (Metric.ABS_SUM, Metric.SUM))
+        metrics = (Metric.ABS_SUM, Metric.MEAN_ABS_SUM)
+        return Measurement(Source.UPDATES, metrics, decay=self.alpha)
 
-    def mistakes(self) -> Iterator[str]:
+    def errors(self) -> Iterator[str]:
         """Yield what is wrong with the settings."""
         if not self.check_interval >= 1:
             yield f"freezing.apf.check_interval is {self.check_interval}; it must be 1 or more"
@@ -123,14 +123,14 @@ class Apf:
 
     def decide(self, before: Decision, check: Check) -> Decision:
         """Freeze tensors whose score is below the threshold, for as long as the period says."""
-        abs_means = self._mean(before.memory["abs_means"], check.figures[Figure.ABS_SUM])
+        abs_means = self._mean(before.memory["abs_means"], check.metrics[Metric.ABS_SUM])
         memory: dict[str, list[float] | list[int]] = {"abs_means": abs_means.tolist()}
         if self.reduction == SUMS:
-            means = self._mean(before.memory["means"], check.figures[Figure.SUM])
+            means = self._mean(before.memory["means"], check.metrics[Metric.SUM])
             memory["means"] = means.tolist()
             scores = _scores(np.abs(means), abs_means)
         else:
-            scores = _scores(check.figures[Figure.MEAN_ABS_SUM], abs_means)
+            scores = _scores(check.metrics[Metric.MEAN_ABS_SUM], abs_means)
         stable = scores < self.threshold
         if self.freezing_period == GROW_AND_HALVE:
             periods, left = _next_periods(
@@ -142,12 +142,12 @@ class Apf:
             frozen = left > 0
         else:
             frozen = stable
-        figures = {
+        metrics = {
             "frozen_tensors": int(frozen.sum()),
             "smallest_score": float(scores.min()),
             "median_score": float(np.median(scores)),
         }
-        return Decision(frozen, memory, figures)
+        return Decision(frozen, memory, metrics)
 
     def _mean(self, mean: Sequence[float], value: NDArray[np.float64]) -> NDArray[np.float64]:
         """Take one step of a running mean."""

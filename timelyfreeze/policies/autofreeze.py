@@ -23,8 +23,8 @@ import numpy as np
 from timelyfreeze.policies.policy import (
     Check,
     Decision,
-    Figure,
     Measurement,
+    Metric,
     Source,
     register_policy,
 )
@@ -63,9 +63,9 @@ class AutoFreeze:
     @property
     def measurement(self) -> Measurement:
         """Squares of the sum of gradients or updates."""
-        return Measurement(Source(self.delta), (Figure.SQUARE_SUM,))
+        return Measurement(Source(self.delta), (Metric.SQUARE_SUM,))
 
-    def mistakes(self) -> Iterator[str]:
+    def errors(self) -> Iterator[str]:
         """Yield what is wrong with the settings."""
         if not self.check_interval >= 1:
             yield (
@@ -86,8 +86,8 @@ class AutoFreeze:
     def decide(self, before: Decision, check: Check) -> Decision:
         """Extend the prefix over blocks below the percentile; at K = 1 there is no change yet."""
         n_frozen = before.memory["frozen_layers"]
-        norms = layer_norms(check.layout, check.figures[Figure.SQUARE_SUM])
-        figures: dict[str, float] = {}
+        norms = layer_norms(check.layout, check.metrics[Metric.SQUARE_SUM])
+        metrics: dict[str, float] = {}
         if before.memory["norms"] is not None:
             previous = np.array(before.memory["norms"], dtype=np.float64)[n_frozen:]
             change = previous - norms[n_frozen:]
@@ -95,8 +95,8 @@ class AutoFreeze:
                 change = np.abs(change)
             eta = relative_change(change, previous)
             limit = np.percentile(eta, self.percentile)
-            figures = {"eta_of_first_live_layer": float(eta[0]), "eta_limit": float(limit)}
+            metrics = {"eta_of_first_live_layer": float(eta[0]), "eta_limit": float(limit)}
             n_frozen += leading_run(eta < limit)
         memory = {"frozen_layers": n_frozen, "norms": norms.tolist()}
-        figures["frozen_layers"] = n_frozen
-        return Decision(check.layout.prefix(n_frozen), memory, figures)
+        metrics["frozen_layers"] = n_frozen
+        return Decision(check.layout.prefix(n_frozen), memory, metrics)

@@ -19,7 +19,7 @@ class Fixed:
     check_interval = 1
     measurement = None
 
-    def mistakes(self) -> Iterator[str]:
+    def errors(self) -> Iterator[str]:
         """Yield what is wrong with the settings."""
         if not self.layers >= 0:
             yield f"freezing.fixed.layers is {self.layers}; it must be 0 or more"
@@ -34,7 +34,7 @@ class Fixed:
             raise ValueError(
                 f"freezing.fixed.layers is {self.layers}; the model has {check.layout.n_layers}"
             )
-        return Decision(check.layout.prefix(self.layers), figures={"frozen_layers": self.layers})
+        return Decision(check.layout.prefix(self.layers), metrics={"frozen_layers": self.layers})
 
     def decide(self, before: Decision, check: Check) -> Decision:
         """Leave everything as it is."""

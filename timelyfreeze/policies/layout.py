@@ -1,6 +1,6 @@
 """The whole model as freezing methods see it: every tensor, its stage and its layer, in one order.
 
-A pipeline rank holds a few stages; a method that freezes the front of the model, or a share of all
+A pipeline rank holds a few stages; a method that freezes the front of the model, or a fraction of all
 tensors, needs to know the others' too. Notation: n tensors, L layers (transformer blocks).
 """
 

@@ -27,7 +27,7 @@ class Linear:
 
     measurement = None
 
-    def mistakes(self) -> Iterator[str]:
+    def errors(self) -> Iterator[str]:
         """Yield what is wrong with the settings."""
         if not self.check_interval >= 1:
             yield f"freezing.linear.check_interval is {self.check_interval}; it must be 1 or more"
@@ -58,4 +58,4 @@ class Linear:
     def _prefix(self, check: Check) -> Decision:
         most = check.layout.n_layers - 1 if self.max_layers is None else self.max_layers
         n_frozen = min(check.number * self.layers_per_check, most)
-        return Decision(check.layout.prefix(n_frozen), figures={"frozen_layers": n_frozen})
+        return Decision(check.layout.prefix(n_frozen), metrics={"frozen_layers": n_frozen})

@@ -28,7 +28,7 @@ class Lisa:
 
     measurement = None
 
-    def mistakes(self) -> Iterator[str]:
+    def errors(self) -> Iterator[str]:
         """Yield what is wrong with the settings."""
         if not self.check_interval >= 1:
             yield f"freezing.lisa.check_interval is {self.check_interval}; it must be 1 or more"

@@ -22,8 +22,8 @@ import numpy as np
 from timelyfreeze.policies.policy import (
     Check,
     Decision,
-    Figure,
     Measurement,
+    Metric,
     Source,
     register_policy,
 )
@@ -33,7 +33,7 @@ from timelyfreeze.policies.prefix import grow, layer_norms, whole_layers
 @register_policy("pipetransformer", whole_layers=True)
 @dataclass(frozen=True)
 class PipeTransformer:
-    """Freeze a share of the live blocks at each check, no further than the smallest gradient norm.
+    """Freeze a fraction of the live blocks at each check, no further than the smallest gradient norm.
 
     The last block always stays live. The paper calls alpha = 1/3 conservative, with accuracy as
     without freezing or better; 2/5 and 1/2 were faster and lost a little.
@@ -43,14 +43,14 @@ class PipeTransformer:
     """Steps from one check to the next. The paper leaves it open."""
 
     alpha: float = 1 / 3
-    """Share of the live blocks that one check may freeze at most, in (0, 1)."""
+    """Fraction of the live blocks that one check may freeze at most, in (0, 1)."""
 
     @property
     def measurement(self) -> Measurement:
         """Squares of the gradient of one step."""
-        return Measurement(Source.LAST_GRADIENT, (Figure.SQUARE_SUM,))
+        return Measurement(Source.LAST_GRADIENT, (Metric.SQUARE_SUM,))
 
-    def mistakes(self) -> Iterator[str]:
+    def errors(self) -> Iterator[str]:
         """Yield what is wrong with the settings."""
         if not self.check_interval >= 1:
             yield (
@@ -71,10 +71,10 @@ class PipeTransformer:
         n_layers = check.layout.n_layers
         length = before.memory["length"]
         n_frozen = whole_layers(length, n_layers)
-        norms = layer_norms(check.layout, check.figures[Figure.SQUARE_SUM])[n_frozen:]
+        norms = layer_norms(check.layout, check.metrics[Metric.SQUARE_SUM])[n_frozen:]
         if not np.isfinite(norms).all():
             return before
         length = grow(length, n_layers, self.alpha, n_frozen + int(norms.argmin()) + 1)
         n_frozen = whole_layers(length, n_layers)
-        figures = {"frozen_layers": n_frozen}
-        return Decision(check.layout.prefix(n_frozen), {"length": length}, figures)
+        metrics = {"frozen_layers": n_frozen}
+        return Decision(check.layout.prefix(n_frozen), {"length": length}, metrics)

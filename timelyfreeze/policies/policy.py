@@ -36,7 +36,7 @@ class Source(Enum):
     LAST_GRADIENT = "last gradient"  # the gradient of the step that ends the interval
 
 
-class Figure(Enum):
+class Metric(Enum):
     """A number that is taken of a tensor's change Delta_K at check K."""
 
     SQUARE_SUM = "square_sum"  # sum of Delta_K^2, so its root is the norm
@@ -52,12 +52,12 @@ class Measurement:
 
     Attributes:
         source: Which change is watched.
-        figures: Which numbers are taken of it.
+        metrics: Which numbers are taken of it.
         decay: alpha of the running mean E_K in [0, 1), if ``MEAN_ABS_SUM`` is wanted.
     """
 
     source: Source
-    figures: tuple[Figure, ...]
+    metrics: tuple[Metric, ...]
     decay: float = 0.0
 
 
@@ -68,14 +68,14 @@ class Check:
     Attributes:
         number: K: 0 for the start, before the first step that may freeze; then 1, 2, ...
         layout: The n tensors of the model.
-        figures: One float64 number per tensor, shape [n], for each wanted figure; empty at the
+        metrics: One float64 number per tensor, shape [n], for each wanted metric; empty at the
             start. A tensor that was frozen all the time has not changed: its ``ABS_SUM`` is 0.
         seed: For policies that draw: the same on every rank and after a resume.
     """
 
     number: int
     layout: ModelLayout
-    figures: Mapping[Figure, NDArray[np.float64]]
+    metrics: Mapping[Metric, NDArray[np.float64]]
     seed: int
 
 
@@ -87,12 +87,12 @@ class Decision:
         frozen: Tensors to freeze until the next check, bool, shape [n].
         memory: What the rule wants to see again at the next check; numbers and lists of numbers
             only, because it goes into checkpoints as JSON.
-        figures: Numbers worth a curve, by name.
+        metrics: Numbers worth a curve, by name.
     """
 
     frozen: NDArray[np.bool_]
     memory: Mapping[str, Any] = field(default_factory=dict)
-    figures: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class FreezePolicy(Protocol):
@@ -110,7 +110,7 @@ class FreezePolicy(Protocol):
     def measurement(self) -> Measurement | None:
         """What to measure, or None for a rule that needs no numbers."""
 
-    def mistakes(self) -> Iterator[str]:
+    def errors(self) -> Iterator[str]:
         """Yield what is wrong with the settings: key, value and rule."""
 
     def start(self, check: Check) -> Decision:
@@ -163,8 +163,6 @@ def register_policy(
 
 def registered_policies() -> dict[str, type]:
     """Return every known policy class by name."""
-    import timelyfreeze.policies  # noqa: F401  # registers those of this project
-
     return dict(_POLICIES)
 
 

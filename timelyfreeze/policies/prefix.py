@@ -58,7 +58,7 @@ def leading_run(flags: NDArray[np.bool_]) -> int:
 
 
 def grow(length: float, n_layers: int, rate: float, wanted: int) -> float:
-    """Let a prefix grow to what is wanted, but by no more than a share of the live layers.
+    """Let a prefix grow to what is wanted, but by no more than a fraction of the live layers.
 
     The bound that Eq. 1 of PipeTransformer and Eq. 4 of SmartPipe have in common. The length is
     kept as a real number: if it were cut to whole layers at every check, the prefix would stop for
@@ -67,7 +67,7 @@ def grow(length: float, n_layers: int, rate: float, wanted: int) -> float:
     Args:
         length: Length of the prefix so far, in layers, in [0, L].
         n_layers: L.
-        rate: Share of the live layers that one check may freeze at most, in (0, 1).
+        rate: Fraction of the live layers that one check may freeze at most, in (0, 1).
         wanted: Layers that the measure of the method would freeze.
 
     Returns:

@@ -7,7 +7,7 @@ Sec. III. At check K a live block l has the gradient norm difference (Definition
 
 with g_K the sum of its gradients since the check before. The live blocks from the front with
 eta_l below tau, up to the first that is not, are candidates (Definition 3); of the live blocks, no
-more than a share lambda is frozen at a check (Definition 4, Eq. 4, whose length is kept as a real
+more than a fraction lambda is frozen at a check (Definition 4, Eq. 4, whose length is kept as a real
 number; see :func:`timelyfreeze.policies.prefix.grow`). What is frozen stays frozen.
 
 The paper reads a small eta as a block that has learned. Two values help to choose tau: eta is 0 for
@@ -27,8 +27,8 @@ import numpy as np
 from timelyfreeze.policies.policy import (
     Check,
     Decision,
-    Figure,
     Measurement,
+    Metric,
     Source,
     register_policy,
 )
@@ -57,15 +57,15 @@ class SmartPipe:
     """Blocks whose normalised gradient difference is below it may be frozen; above 0."""
 
     rate: float = 1 / 3
-    """lambda: share of the live blocks that one check may freeze at most, in (0, 1)."""
+    """lambda: fraction of the live blocks that one check may freeze at most, in (0, 1)."""
 
     @property
     def measurement(self) -> Measurement:
         """Squares of the sum of gradients, and of its difference to the interval before."""
-        figures = (Figure.SQUARE_SUM, Figure.DIFFERENCE_SQUARE_SUM)
-        return Measurement(Source.GRADIENTS, figures)
+        metrics = (Metric.SQUARE_SUM, Metric.DIFFERENCE_SQUARE_SUM)
+        return Measurement(Source.GRADIENTS, metrics)
 
-    def mistakes(self) -> Iterator[str]:
+    def errors(self) -> Iterator[str]:
         """Yield what is wrong with the settings."""
         if not self.check_interval >= 1:
             yield (
@@ -85,17 +85,17 @@ class SmartPipe:
         """Extend the prefix over candidates; at K = 1 there is nothing to compare with."""
         layout = check.layout
         length = before.memory["length"]
-        norms = layer_norms(layout, check.figures[Figure.SQUARE_SUM])
-        figures: dict[str, float] = {}
+        norms = layer_norms(layout, check.metrics[Metric.SQUARE_SUM])
+        metrics: dict[str, float] = {}
         if before.memory["norms"] is not None:
             n_frozen = whole_layers(length, layout.n_layers)
             previous = np.array(before.memory["norms"], dtype=np.float64)
-            difference = layer_norms(layout, check.figures[Figure.DIFFERENCE_SQUARE_SUM])
+            difference = layer_norms(layout, check.metrics[Metric.DIFFERENCE_SQUARE_SUM])
             eta = relative_change(difference[n_frozen:], previous[n_frozen:])
-            figures["eta_of_first_live_layer"] = float(eta[0])
+            metrics["eta_of_first_live_layer"] = float(eta[0])
             wanted = n_frozen + leading_run(eta < self.tau)
             length = grow(length, layout.n_layers, self.rate, wanted)
         n_frozen = whole_layers(length, layout.n_layers)
         memory = {"length": length, "norms": norms.tolist()}
-        figures["frozen_layers"] = n_frozen
-        return Decision(layout.prefix(n_frozen), memory, figures)
+        metrics["frozen_layers"] = n_frozen
+        return Decision(layout.prefix(n_frozen), memory, metrics)

@@ -1,1 +1,101 @@
 """What a run leaves behind, as values and files: timelines, traces, losses, steps, summary."""
+
+from timelyfreeze.records.benchmarks import AVERAGED, BENCHMARKS, BY_KEY, Benchmark
+from timelyfreeze.records.convergence import (
+    SKIPPED_STEPS,
+    PassedEnergy,
+    StepRatio,
+    kappa_over_p_eff,
+    mean_p_eff,
+    passed_energy,
+)
+from timelyfreeze.records.counts import FrozenCount, NeverUpdated, never_updated, write_counts
+from timelyfreeze.records.losses import (
+    LOSSES_FILE,
+    WINDOW,
+    LossRow,
+    last_running_mean,
+    read_losses,
+    running_means,
+    seconds_to_reach,
+)
+from timelyfreeze.records.responses import ResponseRow, write_responses
+from timelyfreeze.records.scores import (
+    HUB,
+    SCORES,
+    Score,
+    Scores,
+    read_scores,
+    render_scores,
+    scores_to_json,
+)
+from timelyfreeze.records.steps import STEPS_FILE, StepLog, StepRow
+from timelyfreeze.records.summary import RunSummary, summary_to_json
+from timelyfreeze.records.timeline import (
+    KIND_WORDS,
+    Block,
+    SeenBatch,
+    Timeline,
+    measured_timeline,
+    predicted_timelines,
+)
+from timelyfreeze.records.timeline_file import (
+    timeline_file,
+    timeline_files,
+    timeline_from_json,
+    timeline_to_json,
+)
+from timelyfreeze.records.title import as_drawn, read_names, run_title
+from timelyfreeze.records.trace import trace_to_json
+
+__all__ = [
+    "AVERAGED",
+    "BENCHMARKS",
+    "BY_KEY",
+    "HUB",
+    "KIND_WORDS",
+    "LOSSES_FILE",
+    "SCORES",
+    "SKIPPED_STEPS",
+    "STEPS_FILE",
+    "WINDOW",
+    "Benchmark",
+    "Block",
+    "FrozenCount",
+    "LossRow",
+    "NeverUpdated",
+    "PassedEnergy",
+    "ResponseRow",
+    "RunSummary",
+    "Score",
+    "Scores",
+    "SeenBatch",
+    "StepLog",
+    "StepRatio",
+    "StepRow",
+    "Timeline",
+    "as_drawn",
+    "kappa_over_p_eff",
+    "last_running_mean",
+    "mean_p_eff",
+    "measured_timeline",
+    "never_updated",
+    "passed_energy",
+    "predicted_timelines",
+    "read_losses",
+    "read_names",
+    "read_scores",
+    "render_scores",
+    "run_title",
+    "running_means",
+    "scores_to_json",
+    "seconds_to_reach",
+    "summary_to_json",
+    "timeline_file",
+    "timeline_files",
+    "timeline_from_json",
+    "timeline_to_json",
+    "trace_to_json",
+    "write_counts",
+    "write_responses",
+]

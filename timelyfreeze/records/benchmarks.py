@@ -1,4 +1,4 @@
-"""The benchmarks of the paper's Tables 6 to 8, and which of lm-eval's figures each column shows.
+"""The benchmarks of the paper's Tables 6 to 8, and which of lm-eval's metrics each column shows.
 
 Imports the standard library alone, so that scripts can read scores without lm-eval.
 """
@@ -18,7 +18,7 @@ class Benchmark:
         title: Its name in tables, as the paper has it.
         task: Name of lm-eval's task or group of tasks.
         n_shots: Solved examples before each question.
-        metric: lm-eval's figure that is the accuracy.
+        metric: lm-eval's metric that is the accuracy.
         split: The split that lm-eval asks questions from.
         n_tasks: Tasks of lm-eval that it is made of; MMLU has one for each subject.
         counts: Whether it is one of the four that the average is over.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from timelyfreeze.settings.phases import Phase
+from timelyfreeze.settings import Phase
 
 # Steps of a phase that are not counted: the first ones run cold.
 SKIPPED_STEPS = 2

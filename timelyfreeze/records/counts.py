@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from timelyfreeze.files.table import MOST, Rules, read_table, write_table
+from timelyfreeze.files import MOST, Rules, read_table, write_table
 
-FILE = "frozen_counts.csv"
+COUNTS_FILE = "frozen_counts.csv"
 _RULES: Rules = {
     "rank": (0, MOST),
     "stage": (0, MOST),
@@ -41,7 +41,7 @@ class FrozenCount:
 
     @property
     def frequency(self) -> float:
-        """Share of the backwards that left the tensor out; 0 where there was none."""
+        """Fraction of the backwards that left the tensor out; 0 where there was none."""
         return self.times_frozen / self.backwards if self.backwards else 0.0
 
     @property
@@ -55,8 +55,8 @@ class NeverUpdated:
     """How much of a model has not learned since freezing began.
 
     Attributes:
-        tensors: Share of the tensors.
-        elements: Share of the elements.
+        tensors: Fraction of the tensors.
+        elements: Fraction of the elements.
     """
 
     tensors: float
@@ -64,7 +64,7 @@ class NeverUpdated:
 
 
 def never_updated(counts: Sequence[FrozenCount]) -> NeverUpdated | None:
-    """Return which share of a model was never updated; None if freezing has not begun."""
+    """Return which fraction of a model was never updated; None if freezing has not begun."""
     if not any(count.backwards for count in counts):
         return None
     still = [count for count in counts if count.never_updated]
@@ -76,7 +76,7 @@ def never_updated(counts: Sequence[FrozenCount]) -> NeverUpdated | None:
 
 def write_counts(run_folder: Path, counts: Iterable[FrozenCount]) -> None:
     """Write the counts of a run."""
-    write_table(run_folder / FILE, FrozenCount, counts)
+    write_table(run_folder / COUNTS_FILE, FrozenCount, counts)
 
 
 def read_counts(run_folder: Path) -> list[FrozenCount]:
@@ -86,7 +86,7 @@ def read_counts(run_folder: Path) -> list[FrozenCount]:
         OSError: If there are none.
         ValueError: If the file cannot be understood.
     """
-    path = run_folder / FILE
+    path = run_folder / COUNTS_FILE
     counts = read_table(path, FrozenCount, _RULES)
     for line, count in enumerate(counts, start=2):
         if count.times_frozen > count.backwards:

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from timelyfreeze.files.plain_json import shown
-from timelyfreeze.files.table import MOST, Rules, check_row, header
+from timelyfreeze.files import MOST, Rules, check_row, header, shown
 
-FILE = "losses.csv"
+LOSSES_FILE = "losses.csv"
 # A loss may be any number, or none.
 _RULES: Rules = {
     "step": (0, MOST),
@@ -48,7 +47,7 @@ def read_losses(run_folder: Path) -> list[LossRow]:
         OSError: If there are none.
         ValueError: If the file cannot be understood.
     """
-    path = run_folder / FILE
+    path = run_folder / LOSSES_FILE
     rows = []
     with path.open(newline="") as file:
         reader = csv.DictReader(file)

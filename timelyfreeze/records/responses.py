@@ -7,19 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from timelyfreeze.files.plain_json import (
+from timelyfreeze.files import (
+    MOST,
+    Rules,
+    check_row,
     field_of,
     keys_of,
     list_of,
     number_of,
     parse_json,
+    read_table,
     whole_of,
+    write_table,
 )
-from timelyfreeze.files.table import MOST, Rules, check_row, read_table, write_table
-from timelyfreeze.settings.choices import FIRST_STAGE_MODES
-from timelyfreeze.settings.phases import Phase
+from timelyfreeze.settings import FIRST_STAGE_MODES, Phase
 
-FILE = "responses.csv"
+RESPONSES_FILE = "responses.csv"
 PROFILE_FILE = "response.json"
 _PROFILE = "profile"
 _RULES: Rules = {
@@ -31,7 +34,7 @@ _RULES: Rules = {
         *(f"{_PROFILE} {mode}" for mode in FIRST_STAGE_MODES),
     ),
     "microbatch": (-1, MOST),
-    "share": (0.0, 1.0),
+    "fraction": (0.0, 1.0),
     "cut": (0, 1),
 }
 
@@ -46,7 +49,7 @@ class ResponseRow:
         phase: Phase of the run it was timed in. "profile" where each stage was timed alone, with
             the way of freezing the first one behind it; it is the median of several then.
         microbatch: Its microbatch; -1 where that is not known.
-        share: Share of the stage's elements that it froze.
+        fraction: Fraction of the stage's elements that it froze.
         duration_ms: How long it took.
         cut: 1 if it computed no input gradient because nobody needed it, else 0.
     """
@@ -55,14 +58,14 @@ class ResponseRow:
     kind: str
     phase: str
     microbatch: int
-    share: float
+    fraction: float
     duration_ms: float
     cut: int = 0
 
 
 def write_responses(run_folder: Path, rows: Iterable[ResponseRow]) -> None:
     """Write the responses of a run."""
-    write_table(run_folder / FILE, ResponseRow, rows)
+    write_table(run_folder / RESPONSES_FILE, ResponseRow, rows)
 
 
 def read_responses(folder: Path) -> list[ResponseRow]:
@@ -72,8 +75,8 @@ def read_responses(folder: Path) -> list[ResponseRow]:
         OSError: If there is neither.
         ValueError: If the file cannot be understood.
     """
-    if (folder / FILE).exists() or not (folder / PROFILE_FILE).exists():
-        return read_table(folder / FILE, ResponseRow, _RULES)
+    if (folder / RESPONSES_FILE).exists() or not (folder / PROFILE_FILE).exists():
+        return read_table(folder / RESPONSES_FILE, ResponseRow, _RULES)
     path = folder / PROFILE_FILE
     try:
         return _of_profile(parse_json(path.read_bytes()))
@@ -99,7 +102,7 @@ def _of_profile(profile: Any) -> list[ResponseRow]:
                     kind=kind,
                     phase=f"{_PROFILE} {way}" if way else _PROFILE,
                     microbatch=-1,
-                    share=number_of(f"{here}.share", field_of(here, point, "share")),
+                    fraction=number_of(f"{here}.fraction", field_of(here, point, "fraction")),
                     duration_ms=number_of(f"{here}.median_ms", field_of(here, point, "median_ms")),
                 )
                 try:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from timelyfreeze.files.plain_json import listed, shown
+from timelyfreeze.files import listed, shown
 from timelyfreeze.records.benchmarks import BENCHMARKS, BY_KEY, average_accuracy
 
 SCORES = "scores.json"
@@ -29,8 +29,8 @@ class Score:
         n_questions: How many were asked.
         questions: Where they are from: a split of the hub's data set, or the name of a file.
         n_shots: Solved examples before each question.
-        metric: lm-eval's name of the figure.
-        others: Further figures of lm-eval, such as ``acc_norm``.
+        metric: lm-eval's name of the metric.
+        others: Further metrics of lm-eval, such as ``acc_norm``.
     """
 
     accuracy: float
@@ -108,7 +108,7 @@ def scores_from_json(text: str) -> Scores:
     if unknown := sorted(found.keys() - BY_KEY.keys()):
         raise ValueError(f"unknown benchmarks {listed(unknown)}; known: {', '.join(BY_KEY)}")
     for key, row in found.items():
-        if isinstance(row, dict) and "accuracy" in row and not _is_share(row["accuracy"]):
+        if isinstance(row, dict) and "accuracy" in row and not _is_fraction(row["accuracy"]):
             raise ValueError(f"{key}.accuracy is {shown(row['accuracy'])}; it must lie in [0, 1]")
     benchmarks = {key: _read(Score, found[key], key) for key in BY_KEY if key in found}
     for key, score in benchmarks.items():
@@ -137,7 +137,7 @@ def read_scores(folder: Path) -> Scores | None:
 def render_scores(scores: Scores) -> str:
     """Return a table of the scores in percent, as markdown."""
     lines = [
-        "| benchmark | shots | figure | questions | accuracy, % |",
+        "| benchmark | shots | metric | questions | accuracy, % |",
         "|---|---|---|---|---|",
     ]
     for benchmark in BENCHMARKS:
@@ -171,7 +171,7 @@ def _read(kind: type, values: Any, what: str) -> Any:
         raise ValueError(f"{what} is not complete: {error}") from None
 
 
-def _is_share(value: Any) -> bool:
+def _is_fraction(value: Any) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and 0.0 <= value <= 1.0
 

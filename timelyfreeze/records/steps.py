@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from timelyfreeze.files.table import MOST, Rules, append_rows, read_table, write_table
-from timelyfreeze.settings.phases import Phase
+from timelyfreeze.files import MOST, Rules, append_rows, read_table, write_table
+from timelyfreeze.settings import Phase
 
-FILE = "steps.csv"
+STEPS_FILE = "steps.csv"
 _RULES: Rules = {
     "step": (1, MOST),
     "phase": ("", *(phase.value for phase in Phase)),
@@ -28,13 +28,13 @@ class StepRow:
         step_ms: How long it took.
         tokens_per_second: Of each device.
         virtual_step_ms: In an emulation, how long it would have taken on devices of their own.
-        freeze_ratio: Share of all elements that its masks froze, mean over backwards and ranks.
+        freeze_ratio: Fraction of all elements that its masks froze, mean over backwards and ranks.
         batch_ms: Median pipeline batch of the phase since the step before that was logged.
         batch_predicted_ms: Prediction for the batches of this step.
         train_loss: Where it was logged.
         kappa: Median step of the phase since the step before that was logged, over the median
             unfrozen step (arXiv:2602.05754, Eq. 12).
-        p_eff: Share of the gradient energy that those steps updated (Eq. 27).
+        p_eff: Fraction of the gradient energy that those steps updated (Eq. 27).
     """
 
     step: int
@@ -75,4 +75,4 @@ def read_steps(run_folder: Path) -> list[StepRow]:
         OSError: If there are none.
         ValueError: If the file cannot be understood.
     """
-    return read_table(run_folder / FILE, StepRow, _RULES)
+    return read_table(run_folder / STEPS_FILE, StepRow, _RULES)

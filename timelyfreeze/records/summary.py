@@ -1,4 +1,4 @@
-"""The figures of one run as one value: what ``summary.json`` holds and the report is made of.
+"""The metrics of one run as one value: what ``summary.json`` holds and the report is made of.
 
 Imports the standard library alone, so that scripts can read summaries without a framework.
 """
@@ -29,7 +29,7 @@ class RunSummary:
         model: Name and flavor, such as "llama3 8M".
         dataset: ``training.dataset``, and its path where one is set.
         n_devices: Processes of the run.
-        ranks_per_replica: Processes that share one batch.
+        ranks_per_replica: Processes that fraction one batch.
         batches_per_step: Pipeline batches of an optimizer step, on each replica.
         device: Name of the GPU, or of the processor with the number of usable cores.
         torch_version: Of the process that wrote this.
@@ -50,7 +50,7 @@ class RunSummary:
         batch_ms_unfrozen: Its median as measured.
         batch_ms_predicted: Pipeline batch under the plan.
         batch_ms: Median pipeline batch of the stable phase as measured, under the last plan.
-        limit_batch_ms: Pipeline batch with everything frozen, from the measured bounds.
+        all_frozen_batch_ms: Pipeline batch with everything frozen, from the measured bounds.
         emulated_ranks: Ranks of a pipeline that ran in one process; None where each had its own.
             Where it is set, batches are measured by the virtual clock, which gives every rank a
             device of its own; steps and tokens/s without ``virtual`` are those of the one device.
@@ -61,20 +61,20 @@ class RunSummary:
         virtual_step_ms_off: Likewise.
         real_batch_ms_unfrozen: Median batch as it ran on the one device.
         real_batch_ms: Likewise.
-        slowness: How many times as long as when they were measured forwards took in the stable
+        drift: How many times as long as when they were measured forwards took in the stable
             phase, which no freezing shortens: a miss of the prediction by as much is the machine's.
         planned_gain: Throughput the plan promises, as a fraction.
-        limit_gain: Throughput that freezing everything would give, as a fraction.
+        upper_bound_gain: Throughput that freezing everything would give, as a fraction.
         planned_stage_ratios: Mean planned freeze ratio of each stage's backwards.
         stage_ratios: What the masks of the last step froze of each stage.
         average_freeze_ratio: Mean of all masks over steps, actions and elements.
         kappa: Median step of the stable phase over the median unfrozen one (Eq. 12 of the paper);
             of an emulation by the virtual clock.
-        p_eff: Share of the gradient energy that the stable phase updated, mean by energy (Eq. 28).
+        p_eff: Fraction of the gradient energy that the stable phase updated, mean by energy (Eq. 28).
         kappa_over_p_eff: Below 1 where freezing gets to a loss sooner (Eq. 13).
-        never_updated_tensors: Share of the model's tensors that no backward has reached since
+        never_updated_tensors: Fraction of the model's tensors that no backward has reached since
             freezing began.
-        never_updated_elements: The same as a share of elements.
+        never_updated_elements: The same as a fraction of elements.
         reference_run: Folder of ``report.reference_run``.
         reference_device: What it ran on.
         reference_loss: Its last training loss, as a mean of the last logged ones.
@@ -122,10 +122,10 @@ class RunSummary:
     batch_ms_unfrozen: float | None = None
     batch_ms_predicted: float | None = None
     batch_ms: float | None = None
-    limit_batch_ms: float | None = None
-    slowness: float | None = None
+    all_frozen_batch_ms: float | None = None
+    drift: float | None = None
     planned_gain: float | None = None
-    limit_gain: float | None = None
+    upper_bound_gain: float | None = None
 
     emulated_ranks: int | None = None
     virtual_tokens_per_second_unfrozen: float | None = None
@@ -178,7 +178,7 @@ def summary_to_json(summary: RunSummary) -> str:
 
 
 def summary_from_json(text: str) -> RunSummary:
-    """Read what :func:`summary_to_json` wrote; a figure that is missing is None.
+    """Read what :func:`summary_to_json` wrote; a metric that is missing is None.
 
     Raises:
         ValueError: If the text is no JSON object, has unknown fields, values of another kind, or

@@ -1,6 +1,6 @@
 """Timelines: what every rank of a pipeline did, or would do, in one batch, and when.
 
-A timeline is what pictures and traces are made of. It is either predicted, from a plan and the
+A timeline is what plots and traces are made of. It is either predicted, from a plan and the
 bounds it was made from, or measured, from one pass as all ranks saw it.
 """
 
@@ -14,14 +14,25 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from timelyfreeze.planning.plan import FreezePlan
-from timelyfreeze.schedule.actions import Action, ActionKind
-from timelyfreeze.schedule.dag import PipelineDag, build_dag, check_delays, edge_delays
-from timelyfreeze.schedule.order import ScheduleOrder, build_order
-from timelyfreeze.settings.phases import Phase
-from timelyfreeze.timing.bounds import DurationBounds
-from timelyfreeze.timing.clock_alignment import Intervals, clock_offsets, least_distances
-from timelyfreeze.timing.processors import play_actions
+from timelyfreeze.planning import FreezePlan
+from timelyfreeze.schedule import (
+    Action,
+    ActionKind,
+    PipelineDag,
+    ScheduleOrder,
+    build_dag,
+    build_order,
+    check_delays,
+    edge_delays,
+)
+from timelyfreeze.settings import Phase
+from timelyfreeze.timing import (
+    DurationBounds,
+    Intervals,
+    clock_offsets,
+    min_distances,
+    play_actions,
+)
 
 MEASURED = "measured"
 PREDICTED = "predicted"
@@ -53,7 +64,7 @@ class Block:
         rank: Where.
         start_ms: When it began, milliseconds since the batch did.
         end_ms: When it ended.
-        freeze_ratio: Share of the action's elements that was frozen, or is planned to be, in
+        freeze_ratio: Fraction of the action's elements that was frozen, or is planned to be, in
             [0, 1]; 0 for actions that freezing does not concern.
         is_critical: Whether it is on the critical path: the chain of actions, each waiting for the
             one before, that ends last.
@@ -122,7 +133,7 @@ class Timeline:
 
     @cached_property
     def rank_bubbles(self) -> tuple[float, ...]:
-        """Share of the batch in which each rank runs no action, in [0, 1]."""
+        """Fraction of the batch in which each rank runs no action, in [0, 1]."""
         batch_ms = self.batch_ms
         if batch_ms <= 0.0:
             return (0.0,) * self.n_ranks
@@ -133,21 +144,21 @@ class Timeline:
 
     @property
     def bubble(self) -> float:
-        """Share of all ranks' time that is idle, in [0, 1]."""
+        """Fraction of all ranks' time that is idle, in [0, 1]."""
         return sum(self.rank_bubbles) / self.n_ranks
 
 
 @dataclass(frozen=True)
-class SeenPass:
+class SeenBatch:
     """One pass as one process saw it.
 
     Attributes:
         intervals_ms: When each of its actions began and ended, by its own clock, milliseconds.
-        shares: Frozen share of elements of those that compute weight gradients.
+        fractions: Frozen fraction of elements of those that compute weight gradients.
     """
 
     intervals_ms: Intervals
-    shares: Mapping[Action, float]
+    fractions: Mapping[Action, float]
 
 
 def predicted_timelines(
@@ -189,7 +200,7 @@ def predicted_timelines(
 
 def measured_timeline(
     declared: ScheduleOrder,
-    processes: Sequence[SeenPass],
+    processes: Sequence[SeenBatch],
     phase: Phase,
     *,
     step: int | None = None,
@@ -199,7 +210,7 @@ def measured_timeline(
 
     Processes share no clock. Their clocks are set so that nothing begins before what it waits for
     has ended and arrived; messages in both directions leave a range of such settings, of which the
-    middle is taken (:func:`timelyfreeze.timing.clock_alignment.clock_offsets`). What the picture shows as idle is
+    middle is taken (:func:`timelyfreeze.timing.clock_alignment.clock_offsets`). What the plot shows as idle is
     each rank's own; how lanes lie to each other is right to half of what messages there and back
     take beyond ``transfers_ms``. Where one process ran the actions of all ranks, as in an
     emulation, there is one clock and nothing to set.
@@ -217,7 +228,7 @@ def measured_timeline(
     Raises:
         ValueError: If the processes together did not see every action of a pipeline once.
     """
-    seen: list[SeenPass] = []
+    seen: list[SeenBatch] = []
     known: set[Action] = set()
     for process in processes:
         if process.intervals_ms and not known.issuperset(process.intervals_ms):
@@ -235,7 +246,7 @@ def measured_timeline(
     dag = build_dag(build_order(rows))
     clocks = [process.intervals_ms for process in seen]
     delays_ms = edge_delays(dag, transfers_ms or {})
-    offsets = clock_offsets(least_distances(dag, clocks, delays_ms)).tolist()
+    offsets = clock_offsets(min_distances(dag, clocks, delays_ms)).tolist()
     times = {
         action: (offset + start, offset + end)
         for offset, clock in zip(offsets, clocks, strict=True)
@@ -243,8 +254,10 @@ def measured_timeline(
     }
     intervals = np.array([times[action] for action in dag.actions])
     intervals -= intervals.min()
-    shares = {action: share for process in seen for action, share in process.shares.items()}
-    ratios = np.array([shares.get(action, 0.0) for action in dag.actions])
+    fractions = {
+        action: fraction for process in seen for action, fraction in process.fractions.items()
+    }
+    ratios = np.array([fractions.get(action, 0.0) for action in dag.actions])
     return _timeline(
         MEASURED, phase, dag, intervals[:, 0], intervals[:, 1], ratios, delays_ms, step
     )
@@ -280,7 +293,7 @@ def critical_positions(
 
     From the action that ends last, back to the one it waited for longest, and so on. Unlike
     ``dag.critical_path`` it looks at when actions ended and not at how long they take, so it holds
-    for measured passes and for ranks that share processors.
+    for measured batches and for ranks that fraction processors.
 
     Args:
         dag: Precedence graph of A actions and E edges.

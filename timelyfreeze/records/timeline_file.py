@@ -6,18 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from timelyfreeze.files.plain_json import (
-    field_of,
-    keys_of,
-    number_of,
-    parse_json,
-    shown,
-    truth_of,
-    whole_of,
-)
+from timelyfreeze.files import field_of, keys_of, number_of, parse_json, shown, truth_of, whole_of
 from timelyfreeze.records.timeline import MEASURED, ORIGINS, Block, Timeline
-from timelyfreeze.schedule.actions import parse_action
-from timelyfreeze.settings.phases import Phase
+from timelyfreeze.schedule import parse_action
+from timelyfreeze.settings import Phase
 
 # Ten thousand years: sums of such times are numbers, and can be drawn.
 _MOST_MS = 1e15

@@ -1,4 +1,4 @@
-"""What a run is called above its pictures."""
+"""What a run is called above its plots."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from timelyfreeze.files.plain_json import field_of, parse_json, shown, whole_of
+from timelyfreeze.files import field_of, parse_json, shown, whole_of
 
-FILE = "settings.json"
+SETTINGS_FILE = "settings.json"
 _MOST_CHARACTERS = 80
 _DEGREE, _SCHEDULE = "pipeline_parallel_degree", "pipeline_parallel_schedule"
 
@@ -38,7 +38,7 @@ def read_names(run_folder: Path) -> RunNames | None:
     Raises:
         ValueError: If its settings are no run's.
     """
-    path = run_folder / FILE
+    path = run_folder / SETTINGS_FILE
     if not path.exists():
         return None
     try:
@@ -59,10 +59,10 @@ def read_names(run_folder: Path) -> RunNames | None:
 
 
 def run_title(run_folder: Path) -> str:
-    """Return method, schedule, ranks and model of a run, as pictures can draw it.
+    """Return method, schedule, ranks and model of a run, as plots can draw it.
 
     It is the folder's name if there are no settings, or none that can be read: they spoil no
-    picture of what was measured.
+    plot of what was measured.
     """
     try:
         names = read_names(run_folder)
@@ -79,7 +79,7 @@ def run_title(run_folder: Path) -> str:
 
 
 def as_drawn(text: str) -> str:
-    """Return a text of which pictures draw every character; between two $ they would see maths."""
+    """Return a text of which plots draw every character; between two $ they would see maths."""
     return text.replace("$", r"\$")
 
 

@@ -74,10 +74,10 @@ def _slices(timeline: Timeline) -> list[tuple[int, int]]:
 
 
 def _names(timeline: Timeline, first_pid: int) -> Iterator[Event]:
-    for rank, share in enumerate(timeline.rank_bubbles):
+    for rank, fraction in enumerate(timeline.rank_bubbles):
         pid = first_pid + rank
         yield _name(pid, "process_name", name=f"rank {rank}, {timeline.origin} {timeline.words}")
-        yield _name(pid, "process_labels", labels=f"{100 * share:.1f}% idle")
+        yield _name(pid, "process_labels", labels=f"{100 * fraction:.1f}% idle")
         yield _name(pid, "process_sort_index", sort_index=pid)
         for tid, name in ((_ACTIONS_THREAD, "actions"), (_IDLE_THREAD, "idle")):
             yield {**_name(pid, "thread_name", name=name), "tid": tid}

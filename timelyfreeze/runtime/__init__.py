@@ -1,1 +1,52 @@
 """The backward that skips work: stages, masked backwards, clocks. Private names of torch are in ``torch_pipelining`` alone."""
+
+from timelyfreeze.runtime.change_meter import ChangeMeter
+from timelyfreeze.runtime.compiled_blocks import CompiledBlocks
+from timelyfreeze.runtime.exchange import Exchange
+from timelyfreeze.runtime.gradient_energy import GradientEnergy
+from timelyfreeze.runtime.masked_backward import masked_full_backward
+from timelyfreeze.runtime.recorder import ActionRecorder, Clock, clock_for
+from timelyfreeze.runtime.stage import NOTHING_FROZEN, FreezingStage
+from timelyfreeze.runtime.tally import step_ratios
+from timelyfreeze.runtime.torch_pipelining import (
+    forward_only,
+    greet_other_ranks_alone,
+    known_schedules,
+    named_order,
+    places_stages_in_v,
+    read_order,
+    run_in_order,
+    splits_backward,
+    stages_of,
+    stages_per_rank,
+)
+from timelyfreeze.runtime.transfers import measure_transfers
+from timelyfreeze.runtime.update_meter import RankUpdates, UpdateMeter, frozen_counts
+
+__all__ = [
+    "NOTHING_FROZEN",
+    "ActionRecorder",
+    "ChangeMeter",
+    "Clock",
+    "CompiledBlocks",
+    "Exchange",
+    "FreezingStage",
+    "GradientEnergy",
+    "RankUpdates",
+    "UpdateMeter",
+    "clock_for",
+    "forward_only",
+    "frozen_counts",
+    "greet_other_ranks_alone",
+    "known_schedules",
+    "masked_full_backward",
+    "measure_transfers",
+    "named_order",
+    "places_stages_in_v",
+    "read_order",
+    "run_in_order",
+    "splits_backward",
+    "stages_of",
+    "stages_per_rank",
+    "step_ratios",
+]

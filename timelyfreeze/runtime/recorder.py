@@ -10,12 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
-from timelyfreeze.schedule.actions import Action
+from timelyfreeze.schedule import Action
+from timelyfreeze.timing import BatchRecord
 
 
 class Clock(Protocol):
@@ -63,7 +63,7 @@ class HostClock:
 
 
 class SharedHostClock:
-    """A CPU clock for ranks that share cores.
+    """A CPU clock for ranks that fraction cores.
 
     Work is the process's processor time: the time a rank waits for a core, or sleeps until a
     message comes, is not part of its actions, but what it spends on messages is, since other ranks
@@ -137,27 +137,10 @@ def clock_for(device: torch.device, *, shared: bool = False, lone: bool = False)
     return SharedHostClock() if shared else HostClock()
 
 
-@dataclass(frozen=True)
-class PassRecord:
-    """What one rank did in one pass (one pipeline batch).
-
-    Attributes:
-        durations_ms: Milliseconds of each action, float64, in the order of execution.
-        span_ms: Milliseconds from the start of the rank's first action to the end of its last,
-            waiting included.
-        intervals_ms: When each action began and ended, in milliseconds since the rank's first
-            action began; longer than its duration where the rank went without a core.
-    """
-
-    durations_ms: dict[Action, float]
-    span_ms: float
-    intervals_ms: dict[Action, tuple[float, float]] = field(default_factory=dict)
-
-
 class ActionRecorder:
-    """Collects marks during passes and turns them into :class:`PassRecord` values when asked.
+    """Collects marks during batches and turns them into :class:`BatchRecord` values when asked.
 
-    Nothing is recorded outside :meth:`recorded_pass`, so evaluation and shape inference leave no
+    Nothing is recorded outside :meth:`recorded_batch`, so evaluation and shape inference leave no
     trace.
 
     Args:
@@ -170,7 +153,7 @@ class ActionRecorder:
         self._current: list[tuple[Action, Any, Any]] | None = None
 
     @contextmanager
-    def recorded_pass(self) -> Iterator[None]:
+    def recorded_batch(self) -> Iterator[None]:
         """Record the actions that run inside as one pass; a pass that raises is discarded."""
         self._current = []
         try:
@@ -204,18 +187,18 @@ class ActionRecorder:
         with self.measure(action):
             yield
 
-    def drain(self) -> list[PassRecord]:
+    def drain(self) -> list[BatchRecord]:
         """Wait for the device where it lags behind and hand out what was recorded.
 
         Returns:
-            The passes finished since the last call, oldest first.
+            The batches finished since the last call, oldest first.
         """
         finished, self._finished = self._finished, []
         if finished:
             self._clock.wait(finished[-1][-1][2])
         return [self._read(marks) for marks in finished]
 
-    def _read(self, marks: list[tuple[Action, Any, Any]]) -> PassRecord:
+    def _read(self, marks: list[tuple[Action, Any, Any]]) -> BatchRecord:
         durations_ms: dict[Action, float] = {}
         intervals_ms: dict[Action, tuple[float, float]] = {}
         first = last_end = marks[0][1]
@@ -225,4 +208,4 @@ class ActionRecorder:
             began_ms = intervals_ms.get(action, (self._clock.elapsed_ms(first, start),))[0]
             intervals_ms[action] = (began_ms, self._clock.elapsed_ms(first, end))
             last_end = end
-        return PassRecord(durations_ms, self._clock.elapsed_ms(first, last_end), intervals_ms)
+        return BatchRecord(durations_ms, self._clock.elapsed_ms(first, last_end), intervals_ms)

@@ -25,7 +25,7 @@ from timelyfreeze.runtime.masked_backward import (
 )
 from timelyfreeze.runtime.recorder import ActionRecorder
 from timelyfreeze.runtime.torch_pipelining import settle_unsharded_gradients
-from timelyfreeze.schedule.actions import Action, ActionKind
+from timelyfreeze.schedule import Action, ActionKind
 
 NOTHING_FROZEN: Mapping[int, NDArray[np.bool_]] = {}
 
@@ -40,7 +40,7 @@ class FreezingStage(PipelineStage):
     recorder: ActionRecorder | None = None
     _keeps_graph = True
 
-    def attach(self, recorder: ActionRecorder, *, keep_chain: bool = False) -> None:
+    def attach(self, recorder: ActionRecorder, *, per_tensor: bool = False) -> None:
         """Start timing actions with ``recorder`` and accept masks.
 
         Names and sizes of the parameters are looked up now: call this after parallelisms have been
@@ -48,12 +48,12 @@ class FreezingStage(PipelineStage):
 
         Args:
             recorder: Where action times go; shared by the stages of a rank.
-            keep_chain: For the first stage only: run the chain of input gradients down to the
+            per_tensor: For the first stage only: run the chain of input gradients down to the
                 embedding's output even where nothing near it is live, so that backward time falls
                 linearly with the freeze ratio.
 
         Raises:
-            ValueError: If ``keep_chain`` is asked of a first stage without an embedding.
+            ValueError: If ``per_tensor`` is asked of a first stage without an embedding.
         """
         self.recorder = recorder
         named = self.named_stage_parameters()
@@ -65,11 +65,11 @@ class FreezingStage(PipelineStage):
         self._without_input_grads: Collection[int] = ()
         self._postponed: dict[int, dict[str, Any]] = {}
         self._microbatch = -1
-        self.applied_shares: dict[int, float] = {}
+        self.applied_ratios: dict[int, float] = {}
         self.message_bytes = 0  # size of what this stage sends to the next
         self._embedding_output: Tensor | None = None
         self._chain_ends: dict[int, Tensor] = {}
-        if keep_chain and self.is_first:
+        if per_tensor and self.is_first:
             self._watch_embedding()
 
     def named_stage_parameters(self) -> list[tuple[str, Tensor]]:
@@ -98,7 +98,7 @@ class FreezingStage(PipelineStage):
         """
         self._masks = masks
         self._without_input_grads = without_input_grads
-        self.applied_shares = {}
+        self.applied_ratios = {}
 
     def freeze_nothing(self) -> None:
         """Forget the masks of the last pass, keeping what it reported as applied."""
@@ -158,7 +158,7 @@ class FreezingStage(PipelineStage):
         mask = self._masks.get(self._microbatch)
         chain_end = self._chain_ends.pop(self._microbatch, None)
         if backward_type != "input":
-            self.applied_shares[self._microbatch] = self._frozen_share(mask)
+            self.applied_ratios[self._microbatch] = self._frozen_ratio(mask)
         if self._microbatch in self._without_input_grads and not self.is_first:
             return self._backward_without_input_grads(backward_type, bwd_kwargs, mask)
         if backward_type == "input" or mask is None or not mask.any():
@@ -227,7 +227,7 @@ class FreezingStage(PipelineStage):
         is_cut = microbatch in self._without_input_grads
         return is_cut and mask is not None and bool(mask.all())
 
-    def _frozen_share(self, mask: NDArray[np.bool_] | None) -> float:
+    def _frozen_ratio(self, mask: NDArray[np.bool_] | None) -> float:
         if mask is None:
             return 0.0
         return int(self.parameter_sizes[mask].sum()) / int(self.parameter_sizes.sum())
@@ -266,7 +266,7 @@ class FreezingStage(PipelineStage):
         embeddings = [m for m in self.submod.modules() if isinstance(m, nn.Embedding)]
         if not embeddings:
             raise ValueError(
-                'freezing.first_stage is "keep_chain", which needs an nn.Embedding in the first '
+                'freezing.first_stage is "per_tensor", which needs an nn.Embedding in the first '
                 "stage, and "
                 f'{type(self.submod).__name__} has none there; set it to "all_or_nothing"'
             )

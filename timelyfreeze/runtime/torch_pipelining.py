@@ -16,9 +16,14 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.pipelining import schedules as torch_schedules
 from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
-from timelyfreeze.schedule.actions import Action, ActionKind
-from timelyfreeze.schedule.order import ScheduleOrder, build_order
-from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
+from timelyfreeze.schedule import (
+    Action,
+    ActionKind,
+    ScheduleOrder,
+    build_order,
+    gpipe_order,
+    one_f_one_b_order,
+)
 
 _KINDS = {kind.value: kind for kind in ActionKind}
 

@@ -2,7 +2,7 @@
 
 Ranks share no clock, so a message is sent there and back and half of that time counts. Nobody
 computes meanwhile, and no other message is on its way but those of data-parallel replicas: what a
-busy rank adds to a message is not its way but its price, which :mod:`timelyfreeze.timing.p2p_costs` finds.
+busy rank adds to a message is not its way but its overhead, which :mod:`timelyfreeze.timing.p2p_costs` finds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from timelyfreeze.runtime.exchange import Exchange
 from timelyfreeze.runtime.stage import FreezingStage
-from timelyfreeze.schedule.order import ScheduleOrder
+from timelyfreeze.schedule import ScheduleOrder
 
 _N_DISCARDED, _N_COUNTED = 3, 15
 

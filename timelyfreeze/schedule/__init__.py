@@ -1,1 +1,44 @@
 """Pipeline schedules: actions, their order on each rank, and the graph of what waits for what."""
+
+from timelyfreeze.schedule.actions import Action, ActionKind, parse_action
+from timelyfreeze.schedule.dag import (
+    PipelineDag,
+    build_dag,
+    check_delays,
+    check_durations,
+    critical_path,
+    edge_delays,
+    makespan,
+    start_times,
+)
+from timelyfreeze.schedule.order import (
+    ScheduleError,
+    ScheduleOrder,
+    build_order,
+    order_from_csv,
+    order_to_csv,
+    parse_order,
+)
+from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
+
+__all__ = [
+    "Action",
+    "ActionKind",
+    "PipelineDag",
+    "ScheduleError",
+    "ScheduleOrder",
+    "build_dag",
+    "build_order",
+    "check_delays",
+    "check_durations",
+    "critical_path",
+    "edge_delays",
+    "gpipe_order",
+    "makespan",
+    "one_f_one_b_order",
+    "order_from_csv",
+    "order_to_csv",
+    "parse_action",
+    "parse_order",
+    "start_times",
+]

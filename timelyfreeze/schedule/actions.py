@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
-from timelyfreeze.files.plain_json import shown
+from timelyfreeze.files import shown
 
 
 class ActionKind(Enum):

@@ -23,7 +23,7 @@ def gpipe_order(n_stages: int, n_microbatches: int) -> ScheduleOrder:
     Raises:
         ValueError: If a count is below 1.
     """
-    _check_counts(n_stages, n_microbatches, least_microbatches=1)
+    _check_counts(n_stages, n_microbatches, min_microbatches=1)
     return build_order(
         [
             [
@@ -52,7 +52,7 @@ def one_f_one_b_order(n_stages: int, n_microbatches: int) -> ScheduleOrder:
     Raises:
         ValueError: If a count is below 1 or M < S.
     """
-    _check_counts(n_stages, n_microbatches, least_microbatches=n_stages)
+    _check_counts(n_stages, n_microbatches, min_microbatches=n_stages)
     rows = []
     for stage in range(n_stages):
         fill = n_stages - stage
@@ -65,15 +65,15 @@ def one_f_one_b_order(n_stages: int, n_microbatches: int) -> ScheduleOrder:
     return build_order(rows)
 
 
-def _check_counts(n_stages: int, n_microbatches: int, *, least_microbatches: int) -> None:
+def _check_counts(n_stages: int, n_microbatches: int, *, min_microbatches: int) -> None:
     if n_stages < 1:
         raise ValueError(
             f"the number of stages is {n_stages}; it must be at least 1 "
             "(parallelism.pipeline_parallel_degree)"
         )
-    if n_microbatches < least_microbatches:
+    if n_microbatches < min_microbatches:
         raise ValueError(
             f"the number of microbatches is {n_microbatches}; this schedule with {n_stages} stages "
-            f"needs at least {least_microbatches} (training.local_batch_size divided by "
+            f"needs at least {min_microbatches} (training.local_batch_size divided by "
             "parallelism.pipeline_parallel_microbatch_size)"
         )

@@ -39,6 +39,10 @@ class Phase(Enum):
 _ENDLESS = (Phase.STABLE, Phase.OFF)
 
 
+# What freezes, or would if it paid.
+FREEZING_PHASES = (Phase.RAMP, Phase.STABLE, Phase.OFF)
+
+
 @dataclass(frozen=True)
 class PhaseSchedule:
     """The three boundaries of a run, and how it monitors.
@@ -47,7 +51,7 @@ class PhaseSchedule:
     Table 3 would come before the end of warm-up. Here it is halfway between T_w and T_m, rounded
     down, so that each half has at least one step.
 
-    Mixed monitoring has no halves: each of its passes measures both bounds.
+    Mixed monitoring has no halves: each of its batches measures both bounds.
 
     Where nothing is measured and no plan is made, the three are equal (:meth:`unplanned`): warm-up
     is followed by the stable phase.
@@ -157,7 +161,7 @@ class PhaseSchedule:
         return next((phase for phase in ending if step <= self.last_step_of(phase)), Phase.STABLE)
 
     def ramp(self, step: int) -> float:
-        """Share of the plan that applies at ``step``: Eq. 9 without the factor r_i.
+        """Fraction of the plan that applies at ``step``: Eq. 9 without the factor r_i.
 
         Args:
             step: Optimizer step t, from 1.

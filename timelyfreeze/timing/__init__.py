@@ -1,1 +1,77 @@
 """Measured times: samples, bounds of each action, messages, shared processors, monitoring."""
+
+from timelyfreeze.timing.batches import (
+    RankBatches,
+    batch_times,
+    misreading,
+    rank_batches,
+    slowest_durations,
+)
+from timelyfreeze.timing.bounds import (
+    DurationBounds,
+    bounds_from_json,
+    bounds_from_samples,
+    bounds_to_json,
+    parse_link,
+    uniform_bounds,
+    validate_bounds,
+)
+from timelyfreeze.timing.clock_alignment import Intervals, clock_offsets, min_distances
+from timelyfreeze.timing.monitoring import (
+    FROZEN,
+    PASSES_FOR_BOTH,
+    UNFROZEN,
+    Monitoring,
+    Pattern,
+    PatternTimes,
+    halves,
+    pattern_of,
+)
+from timelyfreeze.timing.p2p_costs import message_time, receiving, with_messages
+from timelyfreeze.timing.processors import play_actions, play_batch, shared_processors
+from timelyfreeze.timing.record import BatchRecord
+from timelyfreeze.timing.samples import (
+    Samples,
+    executed_order,
+    median_of_each,
+    samples_from_plain,
+    slowest_replica,
+)
+
+__all__ = [
+    "FROZEN",
+    "PASSES_FOR_BOTH",
+    "UNFROZEN",
+    "BatchRecord",
+    "DurationBounds",
+    "Intervals",
+    "Monitoring",
+    "Pattern",
+    "PatternTimes",
+    "RankBatches",
+    "Samples",
+    "batch_times",
+    "bounds_from_json",
+    "bounds_from_samples",
+    "bounds_to_json",
+    "clock_offsets",
+    "executed_order",
+    "halves",
+    "median_of_each",
+    "message_time",
+    "min_distances",
+    "misreading",
+    "parse_link",
+    "pattern_of",
+    "play_actions",
+    "play_batch",
+    "rank_batches",
+    "receiving",
+    "samples_from_plain",
+    "shared_processors",
+    "slowest_durations",
+    "slowest_replica",
+    "uniform_bounds",
+    "validate_bounds",
+    "with_messages",
+]

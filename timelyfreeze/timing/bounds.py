@@ -15,9 +15,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from timelyfreeze.files.plain_json import field_of, number_of, parse_json, shown
-from timelyfreeze.schedule.actions import Action, ActionKind, parse_action
-from timelyfreeze.schedule.dag import PipelineDag, check_delays, check_durations, edge_delays
+from timelyfreeze.files import field_of, number_of, parse_json, shown
+from timelyfreeze.schedule import (
+    Action,
+    ActionKind,
+    PipelineDag,
+    check_delays,
+    check_durations,
+    edge_delays,
+    parse_action,
+)
 from timelyfreeze.timing.shrinkage import less_noisy_medians
 
 MONITOR_KEY = "freezing.last_monitor_step"
@@ -33,7 +40,7 @@ class DurationBounds:
             changes nothing.
         pinned: Freezable actions that were measured no faster frozen than unfrozen, and whose
             bounds were therefore made equal. Whoever made the bounds should report them.
-        message_ms: How much of an action that works on what another rank has sent is the price of
+        message_ms: How much of an action that works on what another rank has sent is the overhead of
             that message; part of both bounds of such an action.
         transfers_ms: What a message from one rank to another takes, by sender and receiver;
             0 where it is missing.
@@ -80,7 +87,7 @@ def bounds_from_samples(
     unfrozen: Mapping[Action, Sequence[float]],
     frozen: Mapping[Action, Sequence[float]],
 ) -> DurationBounds:
-    """Turn the durations seen while monitoring into bounds, by the median over passes.
+    """Turn the durations seen while monitoring into bounds, by the median over batches.
 
     The median, because a pass that was held up (first allocation, garbage collection, another
     process) is an outlier upwards and would pull a mean. Medians of a stage and kind then lose what

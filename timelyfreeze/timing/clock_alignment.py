@@ -1,4 +1,4 @@
-"""Clocks of processes that share none, brought together by what must have come before what.
+"""Clocks of processes that fraction none, brought together by what must have come before what.
 
 A process tells when each of its actions began and ended, but only since a moment of its own (CUDA
 events, or another host). What it receives from another was sent before it was received, so each
@@ -13,14 +13,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from timelyfreeze.schedule.actions import Action
-from timelyfreeze.schedule.dag import PipelineDag, check_delays
+from timelyfreeze.schedule import Action, PipelineDag, check_delays
 
 # When an action began and ended by its clock, milliseconds.
 Intervals = Mapping[Action, tuple[float, float]]
 
 
-def least_distances(
+def min_distances(
     dag: PipelineDag, clocks: Sequence[Intervals], delays_ms: ArrayLike | None = None
 ) -> NDArray[np.float64]:
     """Return how much later than clock a's zero clock b's zero lies at least, by messages a to b.
@@ -56,17 +55,17 @@ def least_distances(
     return least
 
 
-def clock_offsets(least_ms: ArrayLike) -> NDArray[np.float64]:
+def clock_offsets(min_ms: ArrayLike) -> NDArray[np.float64]:
     """Return when, by the first clock, each clock shows zero.
 
-    Offsets o must keep o_b - o_a >= ``least_ms[a, b]``. Of all that do, the earliest and the latest
+    Offsets o must keep o_b - o_a >= ``min_ms[a, b]``. Of all that do, the earliest and the latest
     are shortest paths, and the middle between them, which keeps the rules too, is returned: where
     messages take equally long in both directions, it is right. Where no offsets keep all rules
     (delays that were assumed too long, clocks that run unevenly), every rule gives way by the same
     amount, the least that helps: the largest mean over a circle of rules.
 
     Args:
-        least_ms: Shape [N, N], milliseconds; minus infinity for no rule.
+        min_ms: Shape [N, N], milliseconds; minus infinity for no rule.
 
     Returns:
         NDArray[float64]: Shape [N], milliseconds; the first is 0.
@@ -74,7 +73,7 @@ def clock_offsets(least_ms: ArrayLike) -> NDArray[np.float64]:
     Raises:
         ValueError: If rules do not tie every clock to the first from both sides.
     """
-    least = np.array(least_ms, dtype=np.float64)
+    least = np.array(min_ms, dtype=np.float64)
     np.fill_diagonal(least, -np.inf)
     paths = least - max(0.0, _largest_cycle_mean(least))
     np.fill_diagonal(paths, 0.0)

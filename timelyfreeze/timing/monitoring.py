@@ -1,7 +1,7 @@
 """What a pass freezes while monitoring, and the times that are collected meanwhile.
 
 Both bounds of a backward are measured with all of a stage frozen and with nothing frozen. The paper
-does the one in all passes and then the other in all passes; the second half changes no weights.
+does the one in all batches and then the other in all batches; the second half changes no weights.
 Mixed monitoring does both in every pass: some backwards are frozen whole, the others not at all,
 and the next pass has it the other way round. Every step then learns, each tensor from about half of
 the microbatches.
@@ -11,14 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from timelyfreeze.schedule.actions import Action
-from timelyfreeze.settings.phases import Phase, PhaseSchedule
+from timelyfreeze.schedule import Action
+from timelyfreeze.settings import Phase, PhaseSchedule
+from timelyfreeze.timing.record import BatchRecord
 from timelyfreeze.timing.samples import Samples, Times, samples_from_plain
-
-if TYPE_CHECKING:  # it brings torch, which a process that only plans need not load
-    from timelyfreeze.runtime.recorder import PassRecord
 
 # A stage's first live backward of a pass writes gradients that the later ones add to, which takes
 # longer. Blocks of several sizes take turns, so that it is not always the same microbatch.
@@ -58,7 +56,7 @@ MIXED_PATTERNS = tuple(
 )
 PATTERNS: Mapping[str, Pattern] = {p.name: p for p in (UNFROZEN, FROZEN, *MIXED_PATTERNS)}
 
-# Any so many passes in a row have a pattern and its opposite among them, if each step has one pass.
+# Any so many batches in a row have a pattern and its opposite among them, if each step has one pass.
 PASSES_FOR_BOTH = 3
 
 
@@ -73,17 +71,17 @@ def mixed_patterns(n_microbatches: int) -> tuple[Pattern, ...]:
 
 
 def pattern_of(
-    phases: PhaseSchedule, step: int, pass_index: int, n_microbatches: int
+    phases: PhaseSchedule, step: int, batch_index: int, n_microbatches: int
 ) -> Pattern | None:
     """Return what a pass freezes while monitoring.
 
-    In mixed monitoring, opposite patterns follow each other: in the passes of a step, and in the
+    In mixed monitoring, opposite patterns follow each other: in the batches of a step, and in the
     same pass of two steps.
 
     Args:
         phases: Boundaries of the run.
         step: Optimizer step, from 1.
-        pass_index: Number of the pass in its step, from 0.
+        batch_index: Number of the pass in its step, from 0.
         n_microbatches: Of a pipeline batch.
 
     Returns:
@@ -91,7 +89,7 @@ def pattern_of(
     """
     phase = phases.phase(step)
     if phase is Phase.MIXED:
-        number = step - phases.last_warmup_step - 1 + pass_index
+        number = step - phases.last_warmup_step - 1 + batch_index
         patterns = mixed_patterns(n_microbatches)
         return patterns[number % len(patterns)]
     return {Phase.UPPER_BOUND: UNFROZEN, Phase.LOWER_BOUND: FROZEN}.get(phase)
@@ -99,7 +97,7 @@ def pattern_of(
 
 @dataclass(frozen=True)
 class PatternTimes:
-    """What one process measured in the passes of one pattern; milliseconds.
+    """What one process measured in the batches of one pattern; milliseconds.
 
     Attributes:
         pattern: What they froze.
@@ -123,20 +121,20 @@ class Monitoring:
         """Whether nothing has been measured, or all of it forgotten."""
         return not self._samples
 
-    def add(self, pattern: Pattern, record: PassRecord, *, is_cold: bool) -> None:
+    def add(self, pattern: Pattern, record: BatchRecord, *, is_cold: bool) -> None:
         """Take note of a pass.
 
         Args:
             pattern: What it froze.
             record: What the recorder saw.
-            is_cold: Whether it is one of the first passes after a change of phase.
+            is_cold: Whether it is one of the first batches after a change of phase.
         """
         self._samples.setdefault(pattern.name, Samples()).add(record, is_cold=is_cold)
 
     def times(self) -> tuple[PatternTimes, ...]:
         """Return what was measured, one entry for each pattern that was seen.
 
-        Cold passes stand in only where there are no warm ones to take their place: those of another
+        Cold batches stand in only where there are no warm ones to take their place: those of another
         mixed pattern do.
         """
         mixed_is_warm = any(s.warm for name, s in self._samples.items() if PATTERNS[name].block)

@@ -13,8 +13,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from timelyfreeze.schedule.actions import Action, ActionKind
-from timelyfreeze.schedule.dag import PipelineDag
+from timelyfreeze.schedule import Action, ActionKind, PipelineDag
 from timelyfreeze.timing.bounds import DurationBounds
 from timelyfreeze.timing.processors import play_batch
 
@@ -36,7 +35,7 @@ def message_time(
 ) -> float:
     """Find what each message costs: the lead of receiving actions that explains a measured batch.
 
-    Messages of a pipeline all have one size, so they get one figure.
+    Messages of a pipeline all have one size, so they get one metric.
 
     Args:
         dag: Precedence graph of A actions.

@@ -1,4 +1,4 @@
-"""Ranks that share processors: what a batch takes when there are fewer cores than ranks.
+"""Ranks that fraction processors: what a batch takes when there are fewer cores than ranks.
 
 On GPUs every rank has a device of its own and a batch takes as long as the longest path through its
 graph. On a machine with fewer cores than ranks, ranks that are ready at the same time slow each
@@ -14,7 +14,7 @@ import heapq
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from timelyfreeze.schedule.dag import PipelineDag, check_delays, check_durations, start_times
+from timelyfreeze.schedule import PipelineDag, check_delays, check_durations, start_times
 
 
 def shared_processors(dag: PipelineDag, n_processors: float | None) -> float | None:
@@ -114,12 +114,12 @@ def _play_shared(
         for head in ready:
             if start[head] < 0.0:
                 start[head] = now
-        slowness = max(1.0, len(ready) / n_processors)
+        drift = max(1.0, len(ready) / n_processors)
         step = min(left[head] for head in ready)
-        then = now + step * slowness
+        then = now + step * drift
         if on_their_way and on_their_way[0][0] < then:
             then = on_their_way[0][0]
-            step = (then - now) / slowness
+            step = (then - now) / drift
         now = then
         for head in ready:
             left[head] -= step

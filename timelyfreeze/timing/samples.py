@@ -4,55 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from timelyfreeze.schedule.actions import Action, parse_action
-from timelyfreeze.schedule.order import ScheduleOrder, build_order
-
-if TYPE_CHECKING:  # it brings torch, which a process that only plans need not load
-    from timelyfreeze.runtime.recorder import PassRecord
+from timelyfreeze.schedule import Action, ScheduleOrder, build_order, parse_action
+from timelyfreeze.timing.record import BatchRecord
 
 Times = Mapping[Action, Sequence[float]]
 
 
 @dataclass
 class Samples:
-    """One rank's action times in one half of the monitoring phase; cold passes are kept apart.
+    """One rank's action times in one half of the monitoring phase; cold batches are kept apart.
 
     Each pass is a mapping from action to milliseconds in the order of execution.
 
     Attributes:
-        warm: Durations of the passes that count.
-        cold: Durations of the first passes after a change of phase.
-        spans_ms: From the start of the rank's first action to the end of its last, of warm passes.
+        warm: Durations of the batches that count.
+        cold: Durations of the first batches after a change of phase.
+        spans_ms: From the start of the rank's first action to the end of its last, of warm batches.
     """
 
     warm: list[dict[Action, float]] = field(default_factory=list)
     cold: list[dict[Action, float]] = field(default_factory=list)
     spans_ms: list[float] = field(default_factory=list)
 
-    def add(self, record: PassRecord, *, is_cold: bool) -> None:
+    def add(self, record: BatchRecord, *, is_cold: bool) -> None:
         """Take note of one pass.
 
         Args:
             record: What the recorder saw.
-            is_cold: Whether it is one of the first passes after a change of phase.
+            is_cold: Whether it is one of the first batches after a change of phase.
         """
         (self.cold if is_cold else self.warm).append(record.durations_ms)
         if not is_cold:
             self.spans_ms.append(record.span_ms)
 
     def keep_last(self, n: int) -> None:
-        """Forget all but the last ``n`` warm passes."""
+        """Forget all but the last ``n`` warm batches."""
         del self.warm[:-n], self.spans_ms[:-n]
 
     def per_action(self) -> dict[Action, list[float]]:
         """Sort the times by action.
 
         Returns:
-            Milliseconds of each action over the warm passes, oldest first; over the cold ones
+            Milliseconds of each action over the warm batches, oldest first; over the cold ones
             where a stop left no others.
         """
         return _by_action(self.warm or self.cold)
@@ -117,14 +114,14 @@ def executed_order(ranks: Sequence[Times], declared: ScheduleOrder) -> ScheduleO
     return build_order([by_rank.get(rank, []) for rank in range(declared.n_ranks)])
 
 
-def median_of_each(passes: Sequence[Mapping[Action, float]]) -> dict[Action, float]:
-    """Return each action's median time over ``passes``, milliseconds."""
-    return {action: float(np.median(values)) for action, values in _by_action(passes).items()}
+def median_of_each(batches: Sequence[Mapping[Action, float]]) -> dict[Action, float]:
+    """Return each action's median time over ``batches``, milliseconds."""
+    return {action: float(np.median(values)) for action, values in _by_action(batches).items()}
 
 
-def _by_action(passes: Sequence[Mapping[Action, float]]) -> dict[Action, list[float]]:
+def _by_action(batches: Sequence[Mapping[Action, float]]) -> dict[Action, list[float]]:
     together: dict[Action, list[float]] = {}
-    for times_ms in passes:
+    for times_ms in batches:
         for action, time_ms in times_ms.items():
             together.setdefault(action, []).append(time_ms)
     return together

@@ -1,6 +1,6 @@
 """Noise in medians of alike actions, and estimates with less of it.
 
-Every action of a pipeline gets its bounds from a few passes, so they carry noise. A plan is made
+Every action of a pipeline gets its bounds from a few batches, so they carry noise. A plan is made
 from differences between actions, and a solver that looks for the shortest batch finds those that
 are noise as readily as those that are real: it freezes where a backward happened to look long, and
 the batch comes out longer than planned. The microbatches of a stage do alike work, so what sets

@@ -2,7 +2,7 @@
 
 Everything follows from one bounds file, without a device: times of stages become times of the
 actions of any schedule (``times``, ``layer_model``), and each case of the grid is solved
-as a run would solve it. Beside every case stands its rival: the split that makes the batch shortest
+as a run would solve it. Beside every case stands its best_unfrozen: the split that makes the batch shortest
 without freezing anything.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from timelyfreeze.schedule.dag import build_dag
+from timelyfreeze.schedule import build_dag
 from timelyfreeze.whatif.bounds_file import ORDER_FILE, BoundsFile
 from timelyfreeze.whatif.case import Answer, Case
 from timelyfreeze.whatif.grid import Grid
@@ -73,7 +73,7 @@ def answer(file: BoundsFile, grid: Grid, layers: Split | None = None) -> Answer:
 def _model(
     file: BoundsFile, stages: Sequence[StageTimes], layers: Split | None
 ) -> tuple[LayerModel | None, list[str]]:
-    """Return the prices at which layers move, or None and why they are not known."""
+    """Return the overheads at which layers move, or None and why they are not known."""
     if layers is None:
         return None, [
             f"{file.path.name} does not say how many layers a stage has, so only the measured "
@@ -102,11 +102,11 @@ def _basis(file: BoundsFile) -> Iterator[str]:
 
 def _messages(file: BoundsFile, grid: Grid) -> Iterator[str]:
     """Say what messages between ranks cost in the table, and how much of that was measured."""
-    price_ms, links = file.links.message_ms, file.links.transfers_ms
-    if not links and price_ms + grid.message_ms == 0.0:
+    overhead_ms, links = file.links.message_ms, file.links.transfers_ms
+    if not links and overhead_ms + grid.message_ms == 0.0:
         yield (
-            "messages between ranks cost nothing in these figures: no link was timed, as in a "
-            "profile, which sends none; tell a price with --message-ms"
+            "messages between ranks cost nothing in these metrics: no link was timed, as in a "
+            "profile, which sends none; tell a overhead with --message-ms"
         )
         return
     way = "no link was timed"
@@ -114,9 +114,9 @@ def _messages(file: BoundsFile, grid: Grid) -> Iterator[str]:
         low, high = min(links.values()), max(links.values())
         way = f"{low:.3g} to {high:.3g} ms on its way, as timed; other links as the median of these"
     added = f" and {grid.message_ms:.3g} ms as told" if grid.message_ms else ""
-    yield f"a message costs {price_ms:.3g} ms as measured{added}; {way}"
-    if file.keeps_price:
+    yield f"a message costs {overhead_ms:.3g} ms as measured{added}; {way}"
+    if file.keeps_overhead:
         yield (
-            f"no {ORDER_FILE} lies beside {file.path.name}, so the measured price of messages "
+            f"no {ORDER_FILE} lies beside {file.path.name}, so the measured overhead of messages "
             "stays in the times of the stages that had it"
         )

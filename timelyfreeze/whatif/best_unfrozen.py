@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from timelyfreeze.schedule.dag import PipelineDag
-from timelyfreeze.timing.processors import play_batch
+from timelyfreeze.schedule import PipelineDag
+from timelyfreeze.timing import play_batch
 from timelyfreeze.whatif.layer_model import LayerModel
 from timelyfreeze.whatif.links import Links
 from timelyfreeze.whatif.splits import Split
@@ -34,7 +34,7 @@ def best_split(
     slower than any of these; that no other split is faster is not proved.
 
     Args:
-        model: Prices of layers.
+        model: Overheads of layers.
         dag: The schedule.
         n_processors: As for ``play_batch``.
         also: Splits to start from if they are faster.
@@ -52,7 +52,7 @@ def best_split(
         longest = bounds_from_times(dag, model.times(split)).max_ms + lead
         return play_batch(dag, longest, n_processors, delays)[1]
 
-    least = _least_layers(model, dag.n_stages)
+    least = _min_layers(model, dag.n_stages)
     starts = [_even_split(model, dag, least), *also]
     best_ms, best = min((batch_ms(split), split) for split in starts)
     if len(dag.actions) * dag.n_stages**2 > _MOST_ACTIONS_IN_ROUND:
@@ -80,12 +80,12 @@ def _neighbours(split: Split, least: Split) -> Iterator[Split]:
                 yield tuple(moved)
 
 
-def _least_layers(model: LayerModel, n_stages: int) -> Split:
+def _min_layers(model: LayerModel, n_stages: int) -> Split:
     """Return the smallest number of layers with which each stage's times are possible."""
     least = []
     for index in range(n_stages):
         n = 0 if index in (0, n_stages - 1) else 1
-        while n < model.n_layers and model.stage(index, n_stages, n).mistakes():
+        while n < model.n_layers and model.stage(index, n_stages, n).errors():
             n += 1
         least.append(n)
     if sum(least) > model.n_layers:

@@ -15,12 +15,17 @@ from typing import Any
 
 import numpy as np
 
-from timelyfreeze.files.plain_json import parse_json, shown
-from timelyfreeze.schedule.actions import Action, ActionKind, parse_action
-from timelyfreeze.schedule.dag import PipelineDag, build_dag
-from timelyfreeze.schedule.order import ScheduleOrder, order_from_csv
-from timelyfreeze.timing.bounds import DurationBounds, bounds_to_json, parse_link
-from timelyfreeze.timing.p2p_costs import receiving
+from timelyfreeze.files import parse_json, shown
+from timelyfreeze.schedule import (
+    Action,
+    ActionKind,
+    PipelineDag,
+    ScheduleOrder,
+    build_dag,
+    order_from_csv,
+    parse_action,
+)
+from timelyfreeze.timing import DurationBounds, bounds_to_json, parse_link, receiving
 from timelyfreeze.whatif.links import Links
 from timelyfreeze.whatif.notes import PipelineNotes, notes_to_json, parse_notes
 from timelyfreeze.whatif.times import Pair, StageTimes, complete_times, median_pairs
@@ -41,7 +46,7 @@ class BoundsFile:
         order: The order it belongs to, if that lies beside it.
         n_stages: Number of stages.
         n_microbatches: Number of microbatches.
-        links: What messages cost: their price, which is part of ``bounds``, and their way.
+        links: What messages cost: their overhead, which is part of ``bounds``, and their way.
     """
 
     path: Path
@@ -60,19 +65,19 @@ class BoundsFile:
     def stage_times(self) -> tuple[StageTimes, ...]:
         """Return the times of each stage: those noted, else medians over its microbatches.
 
-        The price of messages is no part of them, unless ``keeps_price``.
+        The overhead of messages is no part of them, unless ``keeps_overhead``.
         """
         if self.notes.stages is not None:
             return self.notes.stages
-        bounds = self.bounds if self.keeps_price else _without_price(self)
+        bounds = self.bounds if self.keeps_overhead else _without_overhead(self)
         return tuple(
             complete_times(median_pairs(bounds, stage), is_first=stage == 0)
             for stage in range(self.n_stages)
         )
 
     @property
-    def keeps_price(self) -> bool:
-        """Whether nobody knows which actions have the price of a message in them."""
+    def keeps_overhead(self) -> bool:
+        """Whether nobody knows which actions have the overhead of a message in them."""
         return self.links.message_ms > 0.0 and self.order is None
 
     @property
@@ -141,8 +146,8 @@ def read_bounds_file(path: Path) -> BoundsFile:
         n_microbatches,
         _links(path, data),
     )
-    if not file.keeps_price:
-        _without_price(file)
+    if not file.keeps_overhead:
+        _without_overhead(file)
     return file
 
 
@@ -161,22 +166,22 @@ def _links(path: Path, data: Mapping[str, Any]) -> Links:
     )
 
 
-def _without_price(file: BoundsFile) -> dict[Action, Pair]:
-    """Return the bounds without the price of messages, which a rounding error may miss."""
-    price_ms = file.links.message_ms
-    if file.order is None or price_ms == 0.0:
+def _without_overhead(file: BoundsFile) -> dict[Action, Pair]:
+    """Return the bounds without the overhead of messages, which a rounding error may miss."""
+    overhead_ms = file.links.message_ms
+    if file.order is None or overhead_ms == 0.0:
         return dict(file.bounds)
     dag = build_dag(file.order)
     found = dict(file.bounds)
     for i in np.flatnonzero(receiving(dag)).tolist():
         action = dag.actions[i]
         low, high = file.bounds[action]
-        if low < price_ms * (1.0 - 1e-9):
+        if low < overhead_ms * (1.0 - 1e-9):
             raise ValueError(
-                f"{file.path}: bounds.{action}.min_ms is {low}, less than the price of the message "
-                f"in it (message_ms, {price_ms})"
+                f"{file.path}: bounds.{action}.min_ms is {low}, less than the overhead of the message "
+                f"in it (message_ms, {overhead_ms})"
             )
-        found[action] = (max(low - price_ms, 0.0), max(high - price_ms, 0.0))
+        found[action] = (max(low - overhead_ms, 0.0), max(high - overhead_ms, 0.0))
     return found
 
 

@@ -6,8 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from timelyfreeze.files.plain_json import shown
-from timelyfreeze.settings.choices import ALL_OR_NOTHING, CASCADES, FIRST_STAGE_MODES, USE
+from timelyfreeze.files import shown
+from timelyfreeze.settings import ALL_OR_NOTHING, FIRST_STAGE_MODES, SKIP_INPUT_GRADS, USE
 from timelyfreeze.whatif.answer import answer
 from timelyfreeze.whatif.bounds_file import BoundsFile, read_bounds_file
 from timelyfreeze.whatif.grid import BEST_SPLIT, DEFAULT_SPLIT, Grid
@@ -56,9 +56,9 @@ def add_plan_command(commands: argparse._SubParsersAction[argparse.ArgumentParse
         help=f"as freezing.first_stage; default: as the file says, or {ALL_OR_NOTHING}",
     )
     told.add_argument(
-        "--cascade",
-        choices=CASCADES,
-        help=f"as freezing.cascade; default: as the file says, or {USE}",
+        "--skip_input_grads",
+        choices=SKIP_INPUT_GRADS,
+        help=f"as freezing.skip_input_grads; default: as the file says, or {USE}",
     )
     step = parser.add_argument_group("the machine and the step")
     step.add_argument(
@@ -73,11 +73,11 @@ def add_plan_command(commands: argparse._SubParsersAction[argparse.ArgumentParse
         type=float,
         default=0.0,
         metavar="MS",
-        help="price of a message between ranks, added to what was measured: a training run on "
+        help="overhead of a message between ranks, added to what was measured: a training run on "
         "real ranks measures it, a profile does not",
     )
     step.add_argument(
-        "--passes", type=int, default=1, metavar="N", help="pipeline batches in an optimizer step"
+        "--batches", type=int, default=1, metavar="N", help="pipeline batches in an optimizer step"
     )
     step.add_argument(
         "--outside-ms",
@@ -137,7 +137,7 @@ def _grid(options: argparse.Namespace, file: BoundsFile) -> Grid:
         name = f"--{key.replace('_', '-')}"
         _check(0.0 <= value <= _MOST_MS, name, value, f"it must lie in [0, {_MOST_MS:g}]")
     rule = f"it must lie in [1, {_MOST_PASSES}]"
-    _check(1 <= options.passes <= _MOST_PASSES, "--passes", options.passes, rule)
+    _check(1 <= options.batches <= _MOST_PASSES, "--batches", options.batches, rule)
     _check(options.time_limit_s > 0, "--time-limit-s", options.time_limit_s, "it must be above 0")
     if options.processors is not None:
         _check(options.processors > 0, "--processors", options.processors, "it must be above 0")
@@ -149,10 +149,10 @@ def _grid(options: argparse.Namespace, file: BoundsFile) -> Grid:
         splits=tuple(s if s in named else _layers("--splits", s) for s in options.splits),
         n_ranks=n_ranks,
         first_stage=options.first_stage or file.notes.first_stage or ALL_OR_NOTHING,
-        cascade=options.cascade or file.notes.cascade or USE,
+        skip_input_grads=options.skip_input_grads or file.notes.skip_input_grads or USE,
         n_processors=options.processors or file.notes.processors,
         message_ms=options.message_ms,
-        passes=options.passes,
+        batches=options.batches,
         outside_ms=options.outside_ms,
         time_limit_s=options.time_limit_s,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from timelyfreeze.settings.choices import ALL_OR_NOTHING, USE
+from timelyfreeze.settings import ALL_OR_NOTHING, USE
 from timelyfreeze.whatif.splits import Split
 
 DEFAULT_SPLIT = "default"
@@ -23,10 +23,10 @@ class Grid:
             another), ``BEST_SPLIT`` (fastest without freezing), or layers of each stage.
         n_ranks: Pipeline ranks.
         first_stage: How the first stage is frozen, one of ``settings.FIRST_STAGE_MODES``.
-        cascade: What is done about backwards that nobody needs, one of ``settings.CASCADES``.
+        skip_input_grads: What is done about backwards that nobody needs, one of ``settings.SKIP_INPUT_GRADS``.
         n_processors: How many ranks compute at once; None if each has a device of its own.
-        message_ms: Price of a message, added to what the bounds have of it.
-        passes: Pipeline batches in an optimizer step.
+        message_ms: Overhead of a message, added to what the bounds have of it.
+        batches: Pipeline batches in an optimizer step.
         outside_ms: Time of a step outside of its batches: optimizer, clipping, data.
         time_limit_s: Limit on the solver's time for a case, seconds.
     """
@@ -37,13 +37,13 @@ class Grid:
     splits: tuple[str | Split, ...]
     n_ranks: int
     first_stage: str = ALL_OR_NOTHING
-    cascade: str = USE
+    skip_input_grads: str = USE
     n_processors: float | None = None
     message_ms: float = 0.0
-    passes: int = 1
+    batches: int = 1
     outside_ms: float = 0.0
     time_limit_s: float = 60.0
 
     def step_ms(self, batch_ms: float) -> float:
         """Return the time of a step of batches that take ``batch_ms``."""
-        return self.passes * batch_ms + self.outside_ms
+        return self.batches * batch_ms + self.outside_ms

@@ -1,17 +1,17 @@
 """What stages would take if the model were cut elsewhere.
 
-The model of it, and all there is to it: layers are alike, so a layer that moves takes its price
+The model of it, and all there is to it: layers are alike, so a layer that moves takes its overhead
 along, the same wherever it goes. Embedding, head and loss stay with the first and the last stage.
 
-- As many stages as were measured: a stage takes what it was measured to take, plus the price of
+- As many stages as were measured: a stage takes what it was measured to take, plus the overhead of
   every layer it gets, minus that of every layer it gives.
-- Another number of stages: first and last as above; every other one takes the fixed price of a
+- Another number of stages: first and last as above; every other one takes the fixed overhead of a
   stage and that of its layers.
 - The first stage has no input gradient to compute, so a layer's frozen time says nothing there:
-  with everything frozen it takes the share of its unfrozen time that was measured.
+  with everything frozen it takes the fraction of its unfrozen time that was measured.
 
-The price of a layer is measured by the profile, which times stages of two sizes. From a training
-run it is the time of the stages in the middle over their layers, and the fixed price is 0.
+The overhead of a layer is measured by the profile, which times stages of two sizes. From a training
+run it is the time of the stages in the middle over their layers, and the fixed overhead is 0.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from dataclasses import dataclass, fields, replace
 from timelyfreeze.whatif.splits import Split, render_split
 from timelyfreeze.whatif.times import StageTimes
 
-# What a measurement may be off by, as a share of a stage's forward and backward.
+# What a measurement may be off by, as a fraction of a stage's forward and backward.
 _NOISE = 0.02
 
 
 @dataclass(frozen=True)
 class LayerModel:
-    """Measured stages, and the prices at which layers move between them.
+    """Measured stages, and the overheads at which layers move between them.
 
     Made by ``layer_model``.
 
     Attributes:
         stages: Times of the stages that were measured.
         layers: How many layers each of them has.
-        layer: Price of a layer.
-        fixed: Price of a stage in the middle that has no layers.
+        layer: Overhead of a layer.
+        fixed: Overhead of a stage in the middle that has no layers.
     """
 
     stages: tuple[StageTimes, ...]
@@ -53,7 +53,7 @@ class LayerModel:
         """Return what stage ``index`` of ``n_stages`` would take with ``n_layers`` layers.
 
         Times may come out impossible, below 0 for example, where a stage gives more layers than its
-        measured time holds; ``StageTimes.mistakes`` tells. A backward that comes out no faster
+        measured time holds; ``StageTimes.errors`` tells. A backward that comes out no faster
         frozen is taken as unfrozen; ``pinned`` tells.
         """
         return self._stage(index, n_stages, n_layers).pinned()
@@ -81,13 +81,13 @@ class LayerModel:
 
     def _first(self, measured: StageTimes, moved: int) -> StageTimes:
         """Return the first stage with ``moved`` more layers; its W does the whole backward."""
-        price = replace(self.layer, input_ms=0.0, weight_ms=self.layer.backward_ms)
-        times = measured.plus(price, moved)
+        overhead = replace(self.layer, input_ms=0.0, weight_ms=self.layer.backward_ms)
+        times = measured.plus(overhead, moved)
         return replace(
             times,
-            frozen_backward_ms=_share(measured.frozen_backward_ms, measured.backward_ms)
+            frozen_backward_ms=_fraction(measured.frozen_backward_ms, measured.backward_ms)
             * times.backward_ms,
-            frozen_weight_ms=_share(measured.frozen_weight_ms, measured.weight_ms)
+            frozen_weight_ms=_fraction(measured.frozen_weight_ms, measured.weight_ms)
             * times.weight_ms,
         )
 
@@ -116,15 +116,15 @@ class LayerModel:
             )
         stages = tuple(self.stage(index, len(split), n) for index, n in enumerate(split))
         for index, times in enumerate(stages):
-            if mistakes := times.mistakes():
+            if errors := times.errors():
                 raise ValueError(
                     f"the split {render_split(split)} is out of the measurements' reach: stage "
-                    f"{index}: {'; '.join(mistakes)}"
+                    f"{index}: {'; '.join(errors)}"
                 )
         return stages
 
 
-def _share(frozen_ms: float, unfrozen_ms: float) -> float:
+def _fraction(frozen_ms: float, unfrozen_ms: float) -> float:
     return frozen_ms / unfrozen_ms if unfrozen_ms > 0.0 else 0.0
 
 
@@ -134,20 +134,20 @@ def layer_model(
     layer: StageTimes | None = None,
     fixed: StageTimes | None = None,
 ) -> LayerModel:
-    """Find the prices at which layers move.
+    """Find the overheads at which layers move.
 
     Args:
         stages: Measured times of the stages.
         layers: How many layers each has.
-        layer: Price of a layer, if it was measured; otherwise it comes from the stages in the
+        layer: Overhead of a layer, if it was measured; otherwise it comes from the stages in the
             middle.
-        fixed: Price of a stage without layers, if it was measured; otherwise 0.
+        fixed: Overhead of a stage without layers, if it was measured; otherwise 0.
 
     Returns:
         LayerModel: The model.
 
     Raises:
-        ValueError: If the numbers of stages differ, or the price of a layer is not known and
+        ValueError: If the numbers of stages differ, or the overhead of a layer is not known and
             there is no stage in the middle to take it from.
     """
     if len(stages) != len(layers):
@@ -169,8 +169,10 @@ def layer_model(
     return LayerModel(tuple(stages), tuple(layers), layer, fixed or StageTimes())
 
 
-def layer_prices(one: StageTimes, many: StageTimes, n_layers: int) -> tuple[StageTimes, StageTimes]:
-    """Find the price of a layer and the fixed price of a stage from stages of two sizes.
+def layer_overheads(
+    one: StageTimes, many: StageTimes, n_layers: int
+) -> tuple[StageTimes, StageTimes]:
+    """Find the overhead of a layer and the fixed overhead of a stage from stages of two sizes.
 
     Args:
         one: Times of a stage in the middle with one layer.
@@ -178,15 +180,15 @@ def layer_prices(one: StageTimes, many: StageTimes, n_layers: int) -> tuple[Stag
         n_layers: How many more is, 2 or more.
 
     Returns:
-        Price of a layer and price of a stage without layers. They give ``many`` exactly. Where
+        Overhead of a layer and overhead of a stage without layers. They give ``many`` exactly. Where
         layers cost nothing, as frozen weight gradients, noise can make the larger stage the faster
-        one; the price is then 0.
+        one; the overhead is then 0.
 
     Raises:
         ValueError: If the larger stage is faster by more than noise explains.
     """
     slack_ms = _NOISE * (many.forward_ms + many.backward_ms)
-    prices: dict[str, float] = {}
+    overheads: dict[str, float] = {}
     for field in fields(StageTimes):
         one_ms, many_ms = getattr(one, field.name), getattr(many, field.name)
         if many_ms < one_ms - slack_ms:
@@ -194,11 +196,11 @@ def layer_prices(one: StageTimes, many: StageTimes, n_layers: int) -> tuple[Stag
                 f"{field.name} is {many_ms:.4g} with {n_layers} layers and {one_ms:.4g} with 1; "
                 "measure again on a quiet machine, with more --repeats"
             )
-        prices[field.name] = max(many_ms - one_ms, 0.0) / (n_layers - 1)
-    layer = StageTimes(**prices)
-    if mistakes := layer.mistakes():
+        overheads[field.name] = max(many_ms - one_ms, 0.0) / (n_layers - 1)
+    layer = StageTimes(**overheads)
+    if errors := layer.errors():
         raise ValueError(
-            f"the price of a layer comes out impossible: {'; '.join(mistakes)}; measure again on a "
+            f"the overhead of a layer comes out impossible: {'; '.join(errors)}; measure again on a "
             "quiet machine, with more --repeats"
         )
     return layer, many.plus(layer, -n_layers)

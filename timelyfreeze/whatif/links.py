@@ -13,17 +13,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from timelyfreeze.schedule.dag import PipelineDag, edge_delays
-from timelyfreeze.timing.bounds import DurationBounds
-from timelyfreeze.timing.p2p_costs import receiving, with_messages
+from timelyfreeze.schedule import PipelineDag, edge_delays
+from timelyfreeze.timing import DurationBounds, receiving, with_messages
 
 
 @dataclass(frozen=True)
 class Links:
-    """Price of a message, and what it takes on its way.
+    """Overhead of a message, and what it takes on its way.
 
     Attributes:
-        message_ms: Price, part of every action that works on what another rank has sent.
+        message_ms: Overhead, part of every action that works on what another rank has sent.
         transfers_ms: By sending and receiving rank, as measured. A link that was not measured takes
             as long as the one in the middle of those that were.
     """
@@ -32,7 +31,7 @@ class Links:
     transfers_ms: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
     def lead_ms(self, dag: PipelineDag) -> NDArray[np.float64]:
-        """Return the part of each action that is the price of its message, shape [A]."""
+        """Return the part of each action that is the overhead of its message, shape [A]."""
         return np.where(receiving(dag), np.float64(self.message_ms), 0.0)
 
     def delays_ms(self, dag: PipelineDag) -> NDArray[np.float64]:
@@ -49,5 +48,5 @@ class Links:
 
     def added_to(self, dag: PipelineDag, bounds: DurationBounds) -> DurationBounds:
         """Return ``bounds`` that had no messages with these."""
-        priced = with_messages(dag, bounds, self.message_ms)
-        return replace(priced, transfers_ms=self.over(dag))
+        with_overhead = with_messages(dag, bounds, self.message_ms)
+        return replace(with_overhead, transfers_ms=self.over(dag))

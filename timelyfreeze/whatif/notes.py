@@ -2,12 +2,12 @@
 
     "pipeline": {
       "schedule": "1F1B", "ranks": 4, "processors": 2.0, "first_stage": "all_or_nothing",
-      "cascade": "use", "layers": [8, 9, 8, 7], "tokens_per_microbatch": 2048,
+      "skip_input_grads": "use", "layers": [8, 9, 8, 7], "tokens_per_microbatch": 2048,
       "stages": [{"forward_ms": ...}, ...], "layer": {...}, "fixed": {...}
     }
 
 Every key of it may be missing. The last three are what a profile measured of every stage in full
-and in split backwards, and the prices at which layers move (``layer_model.LayerModel``).
+and in split backwards, and the overheads at which layers move (``layer_model.LayerModel``).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import sys
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from timelyfreeze.files.plain_json import listed, shown
-from timelyfreeze.settings.choices import CASCADES, FIRST_STAGE_MODES
+from timelyfreeze.files import listed, shown
+from timelyfreeze.settings import FIRST_STAGE_MODES, SKIP_INPUT_GRADS
 from timelyfreeze.whatif.times import StageTimes
 
 
@@ -32,19 +32,19 @@ class PipelineNotes:
         processors: How many of them compute at once; times are then processor times. None if each
             has a device of its own.
         first_stage: How the first stage was frozen: one of ``settings.FIRST_STAGE_MODES``.
-        cascade: What is done about backwards that nobody needs: one of ``settings.CASCADES``.
+        skip_input_grads: What is done about backwards that nobody needs: one of ``settings.SKIP_INPUT_GRADS``.
         layers: Number of layers of each stage.
         tokens_per_microbatch: Tokens of a microbatch, padding included.
         stages: Times of each stage, in full and in split backwards.
-        layer: Price of a layer.
-        fixed: Price of a stage without layers.
+        layer: Overhead of a layer.
+        fixed: Overhead of a stage without layers.
     """
 
     schedule: str | None = None
     ranks: int | None = None
     processors: float | None = None
     first_stage: str | None = None
-    cascade: str | None = None
+    skip_input_grads: str | None = None
     layers: tuple[int, ...] | None = None
     tokens_per_microbatch: int | None = None
     stages: tuple[StageTimes, ...] | None = None
@@ -82,7 +82,9 @@ def parse_notes(where: str, plain: Any, n_stages: int) -> PipelineNotes:
         ranks=_count(f"{where}.ranks", plain.get("ranks"), least=1),
         processors=_positive(f"{where}.processors", plain.get("processors")),
         first_stage=_word(f"{where}.first_stage", plain.get("first_stage"), FIRST_STAGE_MODES),
-        cascade=_word(f"{where}.cascade", plain.get("cascade"), CASCADES),
+        skip_input_grads=_word(
+            f"{where}.skip_input_grads", plain.get("skip_input_grads"), SKIP_INPUT_GRADS
+        ),
         layers=None
         if layers is None
         else tuple(_count(f"{where}.layers[{i}]", n, least=0) or 0 for i, n in enumerate(layers)),
@@ -92,8 +94,8 @@ def parse_notes(where: str, plain: Any, n_stages: int) -> PipelineNotes:
         stages=None
         if stages is None
         else tuple(_times(f"{where}.stages[{i}]", row) for i, row in enumerate(stages)),
-        layer=_prices(f"{where}.layer", plain.get("layer")),
-        fixed=_prices(f"{where}.fixed", plain.get("fixed")),
+        layer=_overheads(f"{where}.layer", plain.get("layer")),
+        fixed=_overheads(f"{where}.fixed", plain.get("fixed")),
     )
 
 
@@ -134,8 +136,8 @@ def _list(where: str, value: Any, length: int) -> list[Any] | None:
     return value
 
 
-def _prices(where: str, value: Any) -> StageTimes | None:
-    """Read six numbers, which may be below 0: prices are differences of times."""
+def _overheads(where: str, value: Any) -> StageTimes | None:
+    """Read six numbers, which may be below 0: overheads are differences of times."""
     if value is None:
         return None
     names = [field.name for field in fields(StageTimes)]
@@ -155,9 +157,9 @@ def _prices(where: str, value: Any) -> StageTimes | None:
 
 
 def _times(where: str, value: Any) -> StageTimes:
-    times = _prices(where, value)
+    times = _overheads(where, value)
     if times is None:
         raise ValueError(f"{where} is missing")
-    if mistakes := times.mistakes():
-        raise ValueError(f"{where}: {'; '.join(mistakes)}")
+    if errors := times.errors():
+        raise ValueError(f"{where}: {'; '.join(errors)}")
     return times

@@ -6,8 +6,7 @@ of every other schedule is torch's (``torch_pipelining``).
 
 from __future__ import annotations
 
-from timelyfreeze.schedule.order import ScheduleOrder
-from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
+from timelyfreeze.schedule import ScheduleOrder, gpipe_order, one_f_one_b_order
 
 _OUR_OWN = {"gpipe": gpipe_order, "1f1b": one_f_one_b_order}
 
@@ -25,11 +24,7 @@ def stages_in(schedule: str, n_ranks: int, n_measured: int | None = None) -> int
     """
     if schedule.lower() in _OUR_OWN:
         return n_ranks
-    from timelyfreeze.runtime.torch_pipelining import (
-        known_schedules,
-        places_stages_in_v,
-        stages_per_rank,
-    )
+    from timelyfreeze.runtime import known_schedules, places_stages_in_v, stages_per_rank
 
     named = [name for name in known_schedules() if not name.startswith("PipelineSchedule")]
     if schedule.lower() not in (name.lower() for name in named):
@@ -49,6 +44,6 @@ def order_of(schedule: str, n_ranks: int, n_stages: int, n_microbatches: int) ->
     own = _OUR_OWN.get(schedule.lower())
     if own is not None:
         return own(n_stages, n_microbatches)
-    from timelyfreeze.runtime.torch_pipelining import named_order
+    from timelyfreeze.runtime import named_order
 
     return named_order(schedule, n_ranks, n_microbatches, stages_per_rank=n_stages // n_ranks)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from timelyfreeze.schedule.dag import build_dag
-from timelyfreeze.timing.processors import play_batch
+from timelyfreeze.schedule import build_dag
+from timelyfreeze.timing import play_batch
 from timelyfreeze.whatif.bounds_file import BoundsFile
 from timelyfreeze.whatif.times import bounds_from_times
 

@@ -15,11 +15,11 @@ from timelyfreeze.whatif.recall import Recall
 from timelyfreeze.whatif.splits import render_split
 
 _LEGEND = (
-    "step, frozen, rival: milliseconds of a step without freezing, under the plan, and of the best "
-    "split without freezing; bubble: idle share of the devices, without and with freezing"
+    "step, frozen, best_unfrozen: milliseconds of a step without freezing, under the plan, and of the best "
+    "split without freezing; bubble: idle fraction of the devices, without and with freezing"
 )
 
-# With more stages a terminal is too narrow for a figure of each; files have them all.
+# With more stages a terminal is too narrow for a metric of each; files have them all.
 _MOST_STAGES_SHOWN = 8
 
 
@@ -46,7 +46,7 @@ def render(answer: Answer, title: str) -> str:
 
 
 def title_of(file: BoundsFile, grid: Grid, recalled: Recall | None) -> str:
-    """Return what the figures are made from, and how well times of stages stand for it."""
+    """Return what the metrics are made from, and how well times of stages stand for it."""
     lines = [
         f"{file.path}: {file.n_stages} stages, {file.n_microbatches} microbatches measured; "
         f"planning for {grid.n_ranks} ranks"
@@ -79,15 +79,17 @@ def _cells(case: Case) -> dict[str, str]:
         "step": f"{case.step_ms:.1f}",
         "frozen": f"{case.frozen_step_ms:.1f}",
         "gain": f"{case.gain:+.1%}",
-        "limit": f"{case.limit_gain:+.1%}",
+        "limit": f"{case.upper_bound_gain:+.1%}",
         "ratio": f"{case.mean_ratio:.2f}",
         "by stage": _ratios(case.stage_ratios),
         "bubble": f"{case.bubble:.1%} {case.frozen_bubble:.1%}",
         "tokens/s": "" if case.tokens_per_second is None else f"{case.tokens_per_second:.0f}",
-        "rival": ""
-        if case.rival_step_ms is None or case.rival_layers is None
-        else f"{case.rival_step_ms:.1f} {_split(case.rival_layers)}",
-        "over rival": "" if case.gain_over_rival is None else f"{case.gain_over_rival:+.1%}",
+        "best_unfrozen": ""
+        if case.best_unfrozen_step_ms is None or case.best_unfrozen_layers is None
+        else f"{case.best_unfrozen_step_ms:.1f} {_split(case.best_unfrozen_layers)}",
+        "over best_unfrozen": ""
+        if case.gain_over_best_unfrozen is None
+        else f"{case.gain_over_best_unfrozen:+.1%}",
     }
 
 
@@ -114,9 +116,9 @@ def plain_cases(answer: Answer) -> list[dict[str, Any]]:
             "max_freeze_ratio": case.max_freeze_ratio,
             "step_ms": case.step_ms,
             "frozen_step_ms": case.frozen_step_ms,
-            "limit_step_ms": case.limit_step_ms,
+            "all_frozen_step_ms": case.all_frozen_step_ms,
             "gain": case.gain,
-            "limit_gain": case.limit_gain,
+            "upper_bound_gain": case.upper_bound_gain,
             "mean_ratio": case.mean_ratio,
             "stage_ratios": list(case.stage_ratios),
             "bubble": case.bubble,
@@ -124,9 +126,11 @@ def plain_cases(answer: Answer) -> list[dict[str, Any]]:
             "frozen_microbatch_ms": case.microbatch_ms,
             "tokens_per_second_unfrozen": case.tokens_per_second_unfrozen,
             "tokens_per_second": case.tokens_per_second,
-            "rival_layers": None if case.rival_layers is None else list(case.rival_layers),
-            "rival_step_ms": case.rival_step_ms,
-            "gain_over_rival": case.gain_over_rival,
+            "best_unfrozen_layers": None
+            if case.best_unfrozen_layers is None
+            else list(case.best_unfrozen_layers),
+            "best_unfrozen_step_ms": case.best_unfrozen_step_ms,
+            "gain_over_best_unfrozen": case.gain_over_best_unfrozen,
         }
         for case in answer.cases
     ]
@@ -138,10 +142,10 @@ def to_json(answer: Answer, file: BoundsFile, grid: Grid, recalled: Recall | Non
         "bounds": str(file.path),
         "n_ranks": grid.n_ranks,
         "first_stage": grid.first_stage,
-        "cascade": grid.cascade,
+        "skip_input_grads": grid.skip_input_grads,
         "n_processors": grid.n_processors,
         "message_ms": grid.message_ms,
-        "passes": grid.passes,
+        "batches": grid.batches,
         "outside_ms": grid.outside_ms,
         "measured_batch_ms": None if recalled is None else recalled.measured_ms,
         "measured_batch_ms_from_stages": None if recalled is None else recalled.from_stages_ms,

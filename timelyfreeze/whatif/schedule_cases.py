@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from timelyfreeze.planning.lp import LpError, solve_freeze_ratios
-from timelyfreeze.schedule.dag import PipelineDag
-from timelyfreeze.settings.choices import ALL_OR_NOTHING, effective_cascade
-from timelyfreeze.timing.bounds import DurationBounds
-from timelyfreeze.timing.processors import play_batch
+from timelyfreeze.planning import LpError, solve_freeze_ratios
+from timelyfreeze.schedule import PipelineDag
+from timelyfreeze.settings import ALL_OR_NOTHING, effective_skip_input_grads
+from timelyfreeze.timing import DurationBounds, play_batch
 from timelyfreeze.whatif.best_unfrozen import best_split
 from timelyfreeze.whatif.bounds_file import BoundsFile
 from timelyfreeze.whatif.case import Case
@@ -34,7 +33,7 @@ class ScheduleCases:
         n_microbatches: Microbatches of a batch.
         dag: Its graph.
         stages: Times of the measured stages.
-        model: Prices at which layers move; None where they are not known.
+        model: Overheads at which layers move; None where they are not known.
     """
 
     file: BoundsFile
@@ -47,18 +46,18 @@ class ScheduleCases:
 
     def cases(self) -> Iterator[Case | str]:
         """Yield cases, and notes on those that cannot be built or that noise has a hand in."""
-        rival: Split | None = None
+        best_unfrozen: Split | None = None
         why_none = "layers cannot be moved"
         try:
-            rival = self._rival()
+            best_unfrozen = self._best_unfrozen()
         except ValueError as error:
             why_none = first_line(error)
         for name in self.grid.splits:
             title = name if isinstance(name, str) else render_split(name)
             try:
-                if name == BEST_SPLIT and rival is None:
+                if name == BEST_SPLIT and best_unfrozen is None:
                     raise ValueError(why_none)
-                split = self._split(name, rival)
+                split = self._split(name, best_unfrozen)
                 bounds = self._bounds(split)
             except ValueError as error:
                 yield self._left_out(title, error)
@@ -71,7 +70,7 @@ class ScheduleCases:
                     )
             for cap in self.grid.caps:
                 try:
-                    yield self._case(title, split, bounds, cap, rival)
+                    yield self._case(title, split, bounds, cap, best_unfrozen)
                 except (LpError, ValueError) as error:
                     yield self._left_out(f"{title}, r_max {cap:g}", error)
 
@@ -81,10 +80,10 @@ class ScheduleCases:
             f"{first_line(error)}"
         )
 
-    def _split(self, name: str | Split, rival: Split | None) -> Split | None:
+    def _split(self, name: str | Split, best_unfrozen: Split | None) -> Split | None:
         """Return layers of each stage; None stands for the split as measured."""
         if name == BEST_SPLIT:
-            return rival
+            return best_unfrozen
         if name == DEFAULT_SPLIT:
             if self.dag.n_stages == len(self.stages):
                 return None if self.model is None else self.model.layers
@@ -100,7 +99,7 @@ class ScheduleCases:
             raise ValueError(f"it has {len(name)} stages, the schedule {self.dag.n_stages}")
         return name
 
-    def _rival(self) -> Split | None:
+    def _best_unfrozen(self) -> Split | None:
         if self.model is None:
             return None
         also = []
@@ -117,11 +116,11 @@ class ScheduleCases:
 
     @property
     def _links(self) -> Links:
-        """What messages cost: as measured, and what the grid adds to their price."""
+        """What messages cost: as measured, and what the grid adds to their overhead."""
         measured = self.file.links
-        # Where it cannot be told apart, the measured price stays in the times of stages.
-        price_ms = 0.0 if self.file.keeps_price else measured.message_ms
-        return replace(measured, message_ms=price_ms + self.grid.message_ms)
+        # Where it cannot be told apart, the measured overhead stays in the times of stages.
+        overhead_ms = 0.0 if self.file.keeps_overhead else measured.message_ms
+        return replace(measured, message_ms=overhead_ms + self.grid.message_ms)
 
     def _case(
         self,
@@ -129,7 +128,7 @@ class ScheduleCases:
         split: Split | None,
         bounds: DurationBounds,
         cap: float,
-        rival: Split | None,
+        best_unfrozen: Split | None,
     ) -> Case:
         grid, dag = self.grid, self.dag
         plan = solve_freeze_ratios(
@@ -139,39 +138,39 @@ class ScheduleCases:
             whole_stages=(0,) if grid.first_stage == ALL_OR_NOTHING else (),
             n_processors=grid.n_processors,
             time_limit_s=grid.time_limit_s,
-            cascade=effective_cascade(grid.first_stage, grid.cascade),
+            skip_input_grads=effective_skip_input_grads(grid.first_stage, grid.skip_input_grads),
         )
-        rival_ms = None
-        if rival is not None:
-            best = self._bounds(rival)
+        best_unfrozen_ms = None
+        if best_unfrozen is not None:
+            best = self._bounds(best_unfrozen)
             played = play_batch(dag, best.max_ms, grid.n_processors, best.delays_ms(dag))
-            rival_ms = grid.step_ms(played[1])
+            best_unfrozen_ms = grid.step_ms(played[1])
         frozen_step_ms = grid.step_ms(plan.batch_ms)
         tokens = self.file.notes.tokens_per_microbatch
-        n_tokens = None if tokens is None else tokens * self.n_microbatches * grid.passes
+        n_tokens = None if tokens is None else tokens * self.n_microbatches * grid.batches
         return Case(
             schedule=self.schedule,
             n_microbatches=self.n_microbatches,
-            passes=grid.passes,
+            batches=grid.batches,
             max_freeze_ratio=cap,
             split_name=title,
             layers=split,
             step_ms=grid.step_ms(plan.unfrozen_batch_ms),
             frozen_step_ms=frozen_step_ms,
-            limit_step_ms=grid.step_ms(plan.frozen_batch_ms),
+            all_frozen_step_ms=grid.step_ms(plan.frozen_batch_ms),
             mean_ratio=float(plan.ratios[dag.freezable].mean()),
             stage_ratios=tuple(plan.stage_mean_ratios().values()),
             bubble=self._bubble(bounds.max_ms, plan.unfrozen_batch_ms),
             frozen_bubble=self._bubble(plan.durations_ms, plan.batch_ms),
-            rival_layers=rival,
-            rival_step_ms=rival_ms,
+            best_unfrozen_layers=best_unfrozen,
+            best_unfrozen_step_ms=best_unfrozen_ms,
             tokens_per_second=None
             if n_tokens is None
             else 1e3 * n_tokens / frozen_step_ms / grid.n_ranks,
         )
 
     def _bubble(self, durations_ms: NDArray[np.float64], batch_ms: float) -> float:
-        """Return the share of a batch in which the ranks' processors have nothing to run."""
+        """Return the fraction of a batch in which the ranks' processors have nothing to run."""
         n_ranks = self.grid.n_ranks
         n_processors = min(self.grid.n_processors or n_ranks, n_ranks)
         return 1.0 - float(durations_ms.sum()) / (n_processors * batch_ms)

@@ -15,9 +15,8 @@ from dataclasses import astuple, dataclass, fields, replace
 
 import numpy as np
 
-from timelyfreeze.schedule.actions import Action, ActionKind
-from timelyfreeze.schedule.dag import PipelineDag
-from timelyfreeze.timing.bounds import DurationBounds
+from timelyfreeze.schedule import Action, ActionKind, PipelineDag
+from timelyfreeze.timing import DurationBounds
 
 Pair = tuple[float, float]
 
@@ -26,8 +25,8 @@ Pair = tuple[float, float]
 class StageTimes:
     """Milliseconds that the actions of one stage take for one microbatch.
 
-    Also the price of a part of a stage, such as a layer, and differences of such; sums of prices
-    need not be possible times, which ``mistakes`` tells.
+    Also the overhead of a part of a stage, such as a layer, and differences of such; sums of overheads
+    need not be possible times, which ``errors`` tells.
 
     Attributes:
         forward_ms: F.
@@ -79,7 +78,7 @@ class StageTimes:
             frozen_weight_ms=min(max(self.frozen_weight_ms, 0.0), weight_ms),
         )
 
-    def mistakes(self) -> list[str]:
+    def errors(self) -> list[str]:
         """Say which of these cannot be times of a stage."""
         found = [
             f"{field.name} would be {value:.4g}"
@@ -172,8 +171,8 @@ def bounds_from_times(dag: PipelineDag, stages: Sequence[StageTimes]) -> Duratio
             f"there are times of {len(stages)} stages and the schedule has {dag.n_stages}"
         )
     for stage, times in enumerate(stages):
-        if mistakes := times.mistakes():
-            raise ValueError(f"stage {stage}: {'; '.join(mistakes)}")
+        if errors := times.errors():
+            raise ValueError(f"stage {stage}: {'; '.join(errors)}")
     pairs = np.array(
         [stages[action.stage].bounds_of(action.kind) for action in dag.actions], dtype=np.float64
     )

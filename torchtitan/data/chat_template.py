@@ -3,7 +3,7 @@
 A template is a Jinja program, as transformers keeps it in a tokenizer's folder, and is run in
 Jinja's sandbox with what transformers gives it: ``messages``, ``add_generation_prompt``, the
 tokenizer's special tokens and ``raise_exception``. Two things differ. There are no tools or
-documents. And there is no ``strftime_now``: rows that carry today's date would differ from one day
+documents. And there is no ``strftime_now``: examples that carry today's date would differ from one day
 to the next, so templates that ask whether it exists (Llama 3.1 and 3.2) write their own date.
 """
 
@@ -19,7 +19,7 @@ import jinja2
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from timelyfreeze.files.plain_json import parse_json, shown
+from timelyfreeze.files import parse_json, shown
 from torchtitan.data.messages import Message
 
 TEMPLATE_FILE = "chat_template.jinja"

@@ -1,8 +1,8 @@
-"""Sequences of instruction data for fine-tuning, in a stream that is resumable to the row.
+"""Sequences of instruction data for fine-tuning, in a stream that is resumable to the example.
 
-Only answers are learned (see ``torchtitan.data.turns``). A row is encoded on its own while
-training. A sequence of ``seq_len`` tokens is one row and padding, or, packed, as many rows as fit
-(see ``torchtitan.data.packing``); either way no answer sees another row.
+Only answers are learned (see ``torchtitan.data.turns``). A example is encoded on its own while
+training. A sequence of ``seq_len`` tokens is one example and padding, or, packed, as many examples as fit
+(see ``torchtitan.data.packing``); either way no answer sees another example.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,15 +15,15 @@ from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.tools.logging import logger
 
 from torchtitan.data.chat_template import ChatTemplate
+from torchtitan.data.examples import InstructExamples
 from torchtitan.data.messages import MessageReader
 from torchtitan.data.packing import WINDOW_ROWS
-from torchtitan.data.rows import InstructRows
-from torchtitan.data.sequences import RowSequences, Sample
-from torchtitan.data.split import ALL_ROWS, RowSplit
+from torchtitan.data.sequences import ExampleSequences, Sample
+from torchtitan.data.split import ALL_ROWS, ExampleSplit
 from torchtitan.data.stream import (
     EpochPlace,
+    ExampleStream,
     ReaderPlace,
-    RowStream,
     remaining,
     remaining_of_epochs,
 )
@@ -33,57 +33,57 @@ from torchtitan.data.turns import Formatter
 class InstructDataset(IterableDataset, Stateful):
     """Sequences of one data-parallel rank, in an order that a checkpoint can resume.
 
-    An epoch is a pass over all rows of the split, in its order or in a permutation drawn from
+    An epoch is a pass over all examples of the split, in its order or in a permutation drawn from
     ``(shuffle_seed, epoch)``, the same on all ranks. Epochs follow each other in one stream
-    (:mod:`torchtitan.data.stream`), of which rank r of D takes every D-th row from the r-th on; of W
+    (:mod:`torchtitan.data.stream`), of which rank r of D takes every D-th example from the r-th on; of W
     loader workers, worker w counts as rank r W + w of D W. So the stream does not depend on who
     reads it, and any number of ranks can go on where others have stopped: see :meth:`remaining`.
 
-    A finite stream (``infinite=False``) is one epoch. It is cut to equal shares, so that no rank
-    runs dry before another: up to D - 1 (D W - 1) rows are left out.
+    A finite stream (``infinite=False``) is one epoch. It is cut to equal fractions, so that no rank
+    runs dry before another: up to D - 1 (D W - 1) examples are left out.
 
-    A row none of whose answer tokens fits into ``seq_len`` is dropped, counted, and reported at the
-    end of the epoch. An endless stream goes on to the next row. A finite one finds these rows
-    before it starts, by encoding all rows once: dropped on the way, they would make one rank's
+    A example none of whose answer tokens fits into ``seq_len`` is dropped, counted, and reported at the
+    end of the epoch. An endless stream goes on to the next example. A finite one finds these examples
+    before it starts, by encoding all examples once: dropped on the way, they would make one rank's
     share shorter than another's.
 
-    Iterating anew starts at the first row, unless ``load_state_dict`` or ``go_on`` was called
+    Iterating anew starts at the first example, unless ``load_state_dict`` or ``go_on`` was called
     since.
 
-    Packed sequences are made of :data:`WINDOW_ROWS` rows of the share at a time, all of one epoch.
+    Packed sequences are made of :data:`WINDOW_ROWS` examples of the fraction at a time, all of one epoch.
     Ranks do not have equally many of them: packing is for endless streams.
 
     Args:
-        rows: The data set.
-        formatter: Row -> turns, or with a template row -> messages.
-        tokenizer: See :func:`encode_row`, and with a template :func:`encode_chat`.
+        examples: The data set.
+        formatter: Example -> turns, or with a template example -> messages.
+        tokenizer: See :func:`encode_example`, and with a template :func:`encode_chat`.
         seq_len: T, at least 1.
         dp_rank: Data-parallel rank, in [0, dp_world_size).
         dp_world_size: Number of data-parallel ranks, D.
-        infinite: Go on with the next epoch after the last row.
+        infinite: Go on with the next epoch after the last example.
         shuffle_seed: Seed of the permutations, at least 0; None keeps the order.
         section: Config section that messages name.
-        split: Which rows to read.
-        template: Makes a row's text of its messages; None takes turns as they are.
-        packing: Put several rows into a sequence.
+        split: Which examples to read.
+        template: Makes a example's text of its messages; None takes turns as they are.
+        packing: Put several examples into a sequence.
 
     Attributes:
-        infinite: Whether rows never end.
-        sequences: Makes them of rows.
+        infinite: Whether examples never end.
+        sequences: Makes them of examples.
 
     Yields:
         ``({"input": int64 [T], "n_tokens": int64 []}, labels int64 [T])``; packed, the inputs have
         ``"positions"``, int64 [T], too: see :class:`PackedSequence`.
 
     Raises:
-        ValueError: If an argument is out of range, there are fewer rows than ranks, or every row of
+        ValueError: If an argument is out of range, there are fewer examples than ranks, or every example of
             an epoch is dropped.
-        DataRowError: If the formatter or the template refuses a row.
+        DataExampleError: If the formatter or the template refuses a example.
     """
 
     def __init__(
         self,
-        rows: InstructRows,
+        examples: InstructExamples,
         formatter: Formatter | MessageReader,
         tokenizer: BaseTokenizer,
         seq_len: int,
@@ -92,7 +92,7 @@ class InstructDataset(IterableDataset, Stateful):
         infinite: bool = True,
         shuffle_seed: int | None = None,
         section: str = "training",
-        split: RowSplit = ALL_ROWS,
+        split: ExampleSplit = ALL_ROWS,
         template: ChatTemplate | None = None,
         packing: bool = False,
     ) -> None:
@@ -106,8 +106,10 @@ class InstructDataset(IterableDataset, Stateful):
             raise ValueError(
                 "packing is True and infinite is False; packing is for endless streams"
             )
-        self.sequences = RowSequences(rows, formatter, tokenizer, seq_len, template, packing)
-        self._n_rows = len(rows)
+        self.sequences = ExampleSequences(
+            examples, formatter, tokenizer, seq_len, template, packing
+        )
+        self._n_rows = len(examples)
         self._seq_len = seq_len
         self._dp_rank = dp_rank
         self._dp_world_size = dp_world_size
@@ -116,10 +118,10 @@ class InstructDataset(IterableDataset, Stateful):
         self._seq_len_key = f"{section}.seq_len"
         self._split = split
         self._window = WINDOW_ROWS if packing else 1
-        self._indices = split.indices(len(rows))
+        self._indices = split.indices(len(examples))
         self._fitting: np.ndarray | None = None
         self._orders: dict[int, np.ndarray] = {}
-        self._begin(RowStream())
+        self._begin(ExampleStream())
         self._resumed = False
         if template is None and tokenizer.eos_id is None:
             logger.warning(
@@ -127,13 +129,13 @@ class InstructDataset(IterableDataset, Stateful):
                 "the model will not learn where an answer ends"
             )
 
-    def _begin(self, stream: RowStream) -> None:
-        """Be at the first row of ``stream``."""
+    def _begin(self, stream: ExampleStream) -> None:
+        """Be at the first example of ``stream``."""
         self._stream = stream
-        # Rows of the windows behind this reader, then sequences of the window that it is in.
+        # Examples of the windows behind this reader, then sequences of the window that it is in.
         self._taken = 0
         self._in_window = 0
-        # What rows of this epoch have met so far, those of the whole window included.
+        # What examples of this epoch have met so far, those of the whole window included.
         self._epoch: int | None = None
         self._seen = 0
         self._dropped = 0
@@ -146,25 +148,25 @@ class InstructDataset(IterableDataset, Stateful):
         return self._dp_rank * workers + worker_id, self._dp_world_size * workers
 
     def _usable(self) -> np.ndarray:
-        """Indices of the rows of an epoch, int64, in the order of the split."""
-        return self._indices if self.infinite else self._rows_that_fit()
+        """Indices of the examples of an epoch, int64, in the order of the split."""
+        return self._indices if self.infinite else self._examples_that_fit()
 
-    def rows_of_a_reader(self, n_readers: int) -> int:
-        """Return how many rows of an epoch each of ``n_readers`` gets at least.
+    def examples_of_a_reader(self, n_readers: int) -> int:
+        """Return how many examples of an epoch each of ``n_readers`` gets at least.
 
         Raises:
-            ValueError: If there are fewer rows than readers.
+            ValueError: If there are fewer examples than readers.
         """
         usable = self._usable()
         if len(usable) < n_readers:
             raise ValueError(
-                f"the data set has {len(usable)} usable rows, fewer than the {n_readers} readers "
+                f"the data set has {len(usable)} usable examples, fewer than the {n_readers} readers "
                 "(data-parallel ranks times loader workers); use fewer ranks or more data"
             )
         return len(usable) // n_readers
 
     def _index(self, number: int) -> int:
-        """Return which row of the data set a number of the stream stands for."""
+        """Return which example of the data set a number of the stream stands for."""
         epoch, place = divmod(number, len(self._usable()))
         if self._shuffle_seed is None:
             return int(self._usable()[place])
@@ -174,7 +176,7 @@ class InstructDataset(IterableDataset, Stateful):
             self._orders = {epoch: generator.permutation(self._usable())}
         return int(self._orders[epoch][place])
 
-    def _rows_that_fit(self) -> np.ndarray:
+    def _examples_that_fit(self) -> np.ndarray:
         if self._fitting is None:
             fits = [self.sequences.encode(int(i)).has_target for i in self._indices]
             self._fitting = self._indices[np.array(fits, dtype=bool)]
@@ -184,10 +186,10 @@ class InstructDataset(IterableDataset, Stateful):
     def __iter__(self) -> Iterator[Sample]:
         """Yield sequences, from the first or from where the loaded state was."""
         if not self._resumed:
-            self._begin(RowStream())
+            self._begin(ExampleStream())
         self._resumed = False
         readers = self._reader()
-        most = self.rows_of_a_reader(readers[1])
+        most = self.examples_of_a_reader(readers[1])
         if not self.infinite:
             left = len(self._stream.left) + len(self._usable()) - self._stream.start
             most = left // readers[1]
@@ -200,20 +202,22 @@ class InstructDataset(IterableDataset, Stateful):
             yield from self._rest_of_window(window)
         self._report_epoch()
 
-    def _window_at(self, stream: RowStream, taken: int, reader: int, n_readers: int) -> list[int]:
+    def _window_at(
+        self, stream: ExampleStream, taken: int, reader: int, n_readers: int
+    ) -> list[int]:
         """Return the numbers that a reader takes next: a window full, all of one epoch."""
-        n_rows = len(self._usable())
+        n_examples = len(self._usable())
         numbers = [stream.number(reader + (taken + i) * n_readers) for i in range(self._window)]
-        return [number for number in numbers if number // n_rows == numbers[0] // n_rows]
+        return [number for number in numbers if number // n_examples == numbers[0] // n_examples]
 
     def _rest_of_window(self, window: Sequence[int]) -> Iterator[Sample]:
         """Yield what is left of a window, and leave it behind."""
-        rows = [self.sequences.encode(self._index(number)) for number in window]
-        usable = [row for row in rows if row.has_target]
+        examples = [self.sequences.encode(self._index(number)) for number in window]
+        usable = [example for example in examples if example.has_target]
         if not self._in_window:
-            self._seen += len(rows)
-            self._shortened += sum(row.n_cut > 0 for row in rows)
-            self._dropped += len(rows) - len(usable)
+            self._seen += len(examples)
+            self._shortened += sum(example.n_cut > 0 for example in examples)
+            self._dropped += len(examples) - len(usable)
         sequences = self.sequences.dealt(usable)
         for number in range(self._in_window, len(sequences)):
             # Counted before a sequence is handed out, since a checkpoint is taken after that.
@@ -229,10 +233,10 @@ class InstructDataset(IterableDataset, Stateful):
         self._in_window = 0
 
     def _report_epoch(self) -> None:
-        """Tell what became of the rows of the epoch that ends."""
+        """Tell what became of the examples of the epoch that ends."""
         if self._epoch is not None:
             place = f"epoch {self._epoch} of rank {self._dp_rank}"
-            is_whole = self._seen >= self.rows_of_a_reader(self._reader()[1])
+            is_whole = self._seen >= self.examples_of_a_reader(self._reader()[1])
             self._report_drops(self._dropped, self._shortened, self._seen, place, is_whole=is_whole)
 
     def _report_drops(
@@ -241,24 +245,24 @@ class InstructDataset(IterableDataset, Stateful):
         limit = f"{self._seq_len_key} = {self._seq_len}"
         if dropped == seen and is_whole:
             raise ValueError(
-                f"{place}: none of {seen} rows has an answer token within {limit}; raise "
+                f"{place}: none of {seen} examples has an answer token within {limit}; raise "
                 f"{self._seq_len_key}"
             )
         if dropped:
             logger.warning(
-                f"{place}: {dropped} of {seen} rows dropped, because none of their answer lies "
+                f"{place}: {dropped} of {seen} examples dropped, because none of their answer lies "
                 f"within {limit}; raise {self._seq_len_key} to keep them"
             )
         if shortened > dropped:
-            logger.info(f"{place}: {shortened - dropped} of {seen} rows cut at {limit}")
+            logger.info(f"{place}: {shortened - dropped} of {seen} examples cut at {limit}")
 
     def _identity(self) -> dict[str, Any]:
-        """What must be the same for a position to mean the same row."""
+        """What must be the same for a position to mean the same example."""
         return {
-            "rows": self._n_rows,
+            "examples": self._n_rows,
             "shuffle_seed": self._shuffle_seed,
             "infinite": self.infinite,
-            "validation_share": self._split.validation_share,
+            "validation_fraction": self._split.validation_fraction,
             "held_out": self._split.held_out,
             "packing": self.sequences.packed_as,
         }
@@ -292,7 +296,7 @@ class InstructDataset(IterableDataset, Stateful):
                 f"this is the state of one of other readers than these {n_readers}; "
                 "remaining() tells what all of them together have left"
             )
-        self._begin(RowStream(saved["start"], tuple(saved["left"])))
+        self._begin(ExampleStream(saved["start"], tuple(saved["left"])))
         self._taken = saved["taken"]
         self._in_window = saved["in_window"]
         self._epoch = saved["epoch"]
@@ -310,15 +314,15 @@ class InstructDataset(IterableDataset, Stateful):
         every = [self._as_one_stream(self._checked(state), n_readers) for state in states]
         return all(state is not None and state["readers"] == n_readers for state in every)
 
-    def go_on(self, stream: RowStream) -> None:
-        """Let the next iteration begin with the first row of ``stream``."""
+    def go_on(self, stream: ExampleStream) -> None:
+        """Let the next iteration begin with the first example of ``stream``."""
         self._begin(stream)
         self._resumed = True
 
-    def remaining(self, states: Sequence[Mapping[str, Any]]) -> RowStream:
-        """Return the rows that readers have not handed out, for any number of others.
+    def remaining(self, states: Sequence[Mapping[str, Any]]) -> ExampleStream:
+        """Return the examples that readers have not handed out, for any number of others.
 
-        Rows of a window that was half handed out are read once more, to see which it were.
+        Examples of a window that was half handed out are read once more, to see which it were.
 
         Args:
             states: What :meth:`state_dict` returned, of all readers in order.
@@ -336,12 +340,12 @@ class InstructDataset(IterableDataset, Stateful):
         together = {"readers": n_readers, "start": start, "left": left}
         if len(joined) < n_readers or any(s | together != s for s in joined):
             raise ValueError("these are not the states of all readers of one stream")
-        stream = RowStream(start, tuple(left))
+        stream = ExampleStream(start, tuple(left))
         places = [self._place(stream, state, r, n_readers) for r, state in enumerate(joined)]
         return remaining(stream, places)
 
     def _place(
-        self, stream: RowStream, state: Mapping[str, Any], reader: int, n_readers: int
+        self, stream: ExampleStream, state: Mapping[str, Any], reader: int, n_readers: int
     ) -> ReaderPlace:
         """Return how far a reader has come in the stream."""
         if not state["in_window"]:
@@ -352,18 +356,18 @@ class InstructDataset(IterableDataset, Stateful):
 
     def _place_in_epoch(self, state: Mapping[str, Any], reader: int, n_readers: int) -> EpochPlace:
         """Return how far a reader had come where epochs did not join."""
-        epoch, position, n_rows = state["epoch"], state["position"], len(self._usable())
+        epoch, position, n_examples = state["epoch"], state["position"], len(self._usable())
         if not state["in_window"]:
             return EpochPlace(epoch, position)
-        end = min(position + self._window, n_rows // n_readers)
-        window = [epoch * n_rows + reader + k * n_readers for k in range(position, end)]
+        end = min(position + self._window, n_examples // n_readers)
+        window = [epoch * n_examples + reader + k * n_readers for k in range(position, end)]
         return EpochPlace(epoch, end, self._kept(window, state["in_window"]))
 
     def _kept(self, window: Sequence[int], n_handed_out: int) -> list[int]:
         """Return which numbers of a window are in none of its first sequences."""
-        rows = {number: self.sequences.encode(self._index(number)) for number in window}
-        usable = [number for number in window if rows[number].has_target]
-        sequences = self.sequences.dealt([rows[number] for number in usable])
+        examples = {number: self.sequences.encode(self._index(number)) for number in window}
+        usable = [number for number in window if examples[number].has_target]
+        sequences = self.sequences.dealt([examples[number] for number in usable])
         return [usable[place] for sequence in sequences[n_handed_out:] for place in sequence]
 
     def _checked(self, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -372,8 +376,8 @@ class InstructDataset(IterableDataset, Stateful):
         Raises:
             ValueError: If it belongs to others.
         """
-        # Checkpoints from before rows could be held out or packed: they read all rows, one by one.
-        before = {"validation_share": 0.0, "held_out": False, "packing": None, "in_window": 0}
+        # Checkpoints from before examples could be held out or packed: they read all examples, one by one.
+        before = {"validation_fraction": 0.0, "held_out": False, "packing": None, "in_window": 0}
         saved = {**before, **state}
         for name, value in self._identity().items():
             if saved[name] != value:
@@ -387,19 +391,19 @@ class InstructDataset(IterableDataset, Stateful):
     def _as_one_stream(self, state: dict[str, Any], n_readers: int) -> dict[str, Any] | None:
         """Return a state as states are now; None if it was one of epochs that did not join.
 
-        Epochs used to be dealt out anew each, without the rows that were not enough for all.
+        Epochs used to be dealt out anew each, without the examples that were not enough for all.
         """
         if "taken" in state:
             return state
-        n_rows = len(self._usable())
-        if n_rows % n_readers:
+        n_examples = len(self._usable())
+        if n_examples % n_readers:
             return None
-        share = n_rows // n_readers
-        window = min(self._window, share - state["position"]) if state["in_window"] else 0
+        fraction = n_examples // n_readers
+        window = min(self._window, fraction - state["position"]) if state["in_window"] else 0
         return state | {
             "readers": n_readers,
             "start": 0,
             "left": [],
-            "taken": state["epoch"] * share + state["position"],
+            "taken": state["epoch"] * fraction + state["position"],
             "seen": state["position"] + window,
         }

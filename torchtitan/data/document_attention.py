@@ -1,4 +1,4 @@
-"""Attention within documents: the rows of a packed sequence do not see one another.
+"""Attention within documents: the examples of a packed sequence do not see one another.
 
 Upstream ends a document at every end token, which a conversation has after each of its answers, so
 a turn would not see the turns before it. And its masks go with kernels that train on GPUs alone
@@ -94,31 +94,31 @@ class DocumentTransformer(Transformer):
         Args:
             tokens: int64, [B, T], or the hidden state of the stage before, [B, T, dim].
             attention_masks: As :func:`document_mask` returns it; made of ``positions`` if missing.
-            positions: int64, [B, T]; None for sequences of one row.
+            positions: int64, [B, T]; None for sequences of one example.
         """
         if positions is not None and attention_masks is None:
             attention_masks = document_mask(positions)
         return super().forward(tokens, attention_masks, positions)
 
 
-def attention_mistake(model_cls: type, flavor: str, model_args: Any) -> str | None:
+def attention_error(model_cls: type, flavor: str, model_args: Any) -> str | None:
     """Return why a model cannot read packed sequences, or None."""
     if model_cls is not Transformer:
         return (
             "data.packing is true, and model.name is not llama3, whose attention alone can be kept "
-            "within rows; set it to false"
+            "within examples; set it to false"
         )
     if model_args.attn_type != "sdpa":
         return (
             f"data.packing is true, and model.flavor {flavor!r} has attn_type "
-            f"{model_args.attn_type!r}, which ends a row at every end token, also within a "
+            f"{model_args.attn_type!r}, which ends a example at every end token, also within a "
             "conversation; use a flavor with 'sdpa'"
         )
     return None
 
 
-def conversation_mistake(flavor: str, model_args: Any) -> str | None:
-    """Return why a model cannot read conversations, a row to a sequence, or None."""
+def conversation_error(flavor: str, model_args: Any) -> str | None:
+    """Return why a model cannot read conversations, a example to a sequence, or None."""
     if getattr(model_args, "attn_mask_type", "causal") != "block_causal":
         return None
     return (

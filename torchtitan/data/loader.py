@@ -7,9 +7,9 @@ from torchtitan.tools.logging import logger
 
 from torchtitan.data.chat_template import ChatTemplate
 from torchtitan.data.dataset import InstructDataset
+from torchtitan.data.examples import read_examples
 from torchtitan.data.resizable_loader import ResizableDataloader
-from torchtitan.data.rows import read_rows
-from torchtitan.data.split import ALL_ROWS, RowSplit
+from torchtitan.data.split import ALL_ROWS, ExampleSplit
 from torchtitan.data.turns import INSTRUCT_DATASETS, is_instruct_dataset
 
 
@@ -25,7 +25,7 @@ def build_instruct_dataloader(
     infinite: bool = True,
     shuffle_seed: int | None = None,
     section: str = "training",
-    split: RowSplit = ALL_ROWS,
+    split: ExampleSplit = ALL_ROWS,
     template: ChatTemplate | None = None,
     packing: bool = False,
     **dataloader_kwargs: Any,
@@ -35,15 +35,15 @@ def build_instruct_dataloader(
     Args:
         dp_world_size: Number of data-parallel ranks.
         dp_rank: This rank's number among them.
-        tokenizer: See :func:`encode_row`.
+        tokenizer: See :func:`encode_example`.
         dataset: Name in :data:`INSTRUCT_DATASETS`, in any case.
         dataset_path: Local file or folder, or hub name; None takes the default hub name.
         seq_len: Tokens of a sequence, T.
         batch_size: Sequences of a batch, B.
-        infinite: Start over after the last row.
+        infinite: Start over after the last example.
         shuffle_seed: See :class:`InstructDataset`.
         section: Config section that names the data set in errors.
-        split: Which rows to read.
+        split: Which examples to read.
         template: The chat template; None takes our own plain format.
         packing: See :class:`InstructDataset`.
         **dataloader_kwargs: For ``StatefulDataLoader``. ``drop_last`` is True unless given: a
@@ -56,14 +56,16 @@ def build_instruct_dataloader(
     Raises:
         ValueError: If the name is unknown, or the data gives no batch.
         FileNotFoundError: If a local path does not exist.
-        DataRowError: If a row is broken. Local rows are all checked here, hub rows when read.
+        DataExampleError: If a example is broken. Local examples are all checked here, hub examples when read.
     """
     if not is_instruct_dataset(dataset):
         raise ValueError(f"unknown {section}.dataset {dataset!r}; known: {list(INSTRUCT_DATASETS)}")
     spec = INSTRUCT_DATASETS[dataset.lower()]
-    rows = read_rows(dataset_path or spec.default_path, spec.fields, key=f"{section}.dataset_path")
+    examples = read_examples(
+        dataset_path or spec.default_path, spec.fields, key=f"{section}.dataset_path"
+    )
     dataset_ = InstructDataset(
-        rows=rows,
+        examples=examples,
         formatter=spec.formatter if template is None else spec.messages,
         tokenizer=tokenizer,
         seq_len=seq_len,
@@ -76,17 +78,17 @@ def build_instruct_dataloader(
         template=template,
         packing=packing,
     )
-    for index in range(1 if rows.is_remote else len(rows)):
+    for index in range(1 if examples.is_remote else len(examples)):
         dataset_.sequences.check(index)  # better now than hours into a run
     dataloader_kwargs.setdefault("drop_last", True)
     if not infinite and dataloader_kwargs["drop_last"]:
-        count = rows_of_a_reader(
+        count = examples_of_a_reader(
             dataset_, dp_rank, dp_world_size, dataloader_kwargs.get("num_workers", 0)
         )
         require_a_batch(count, batch_size, section, split)
         if count % batch_size:
             logger.info(
-                f"The last {count % batch_size} of a reader's {count} rows do not fill a batch of "
+                f"The last {count % batch_size} of a reader's {count} examples do not fill a batch of "
                 f"{section}.local_batch_size = {batch_size} and are left out"
             )
     return ResizableDataloader(
@@ -98,14 +100,14 @@ def build_instruct_dataloader(
     )
 
 
-def rows_of_a_reader(
+def examples_of_a_reader(
     dataset: InstructDataset, dp_rank: int, dp_world_size: int, num_workers: int
 ) -> int:
-    """Count the rows of an epoch that each loader worker of ``dp_rank`` reads; one without any."""
-    return dataset.rows_of_a_reader(dp_world_size * max(1, num_workers))
+    """Count the examples of an epoch that each loader worker of ``dp_rank`` reads; one without any."""
+    return dataset.examples_of_a_reader(dp_world_size * max(1, num_workers))
 
 
-def require_a_batch(count: int, batch_size: int, section: str, split: RowSplit) -> None:
+def require_a_batch(count: int, batch_size: int, section: str, split: ExampleSplit) -> None:
     """Refuse a reader's share that is smaller than a batch.
 
     Raises:
@@ -115,8 +117,8 @@ def require_a_batch(count: int, batch_size: int, section: str, split: RowSplit) 
         return
     more = "more data"
     if split.held_out:
-        more = f"a larger data.validation_share (it is {split.validation_share})"
+        more = f"a larger data.validation_fraction (it is {split.validation_fraction})"
     raise ValueError(
-        f"{section}.local_batch_size is {batch_size}, but a reader has only {count} rows; "
+        f"{section}.local_batch_size is {batch_size}, but a reader has only {count} examples; "
         f"lower it, or use fewer ranks, fewer workers or {more}"
     )

@@ -1,9 +1,9 @@
-"""What is said in a row of instruction data: messages, before any template makes text of them."""
+"""What is said in a example of instruction data: messages, before any template makes text of them."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from torchtitan.data.rows import DataRowError, FieldError, InstructRows, kind_of
+from torchtitan.data.examples import DataExampleError, FieldError, InstructExamples, kind_of
 
 SPEAKERS = {
     "system": "system",
@@ -22,7 +22,7 @@ class Message(NamedTuple):
     Args:
         role: "system", "user" or "assistant"; what an assistant says is learned.
         content: What is said.
-        context: What an instruction is about, where a row keeps that apart (Alpaca's ``input``).
+        context: What an instruction is about, where a example keeps that apart (Alpaca's ``input``).
     """
 
     role: str
@@ -33,7 +33,7 @@ class Message(NamedTuple):
 MessageReader = Callable[[dict[str, Any]], list[Message]]
 
 
-def alpaca_messages(row: dict[str, Any]) -> list[Message]:
+def alpaca_messages(example: dict[str, Any]) -> list[Message]:
     """Read ``{instruction, input, output}`` as a question and its answer.
 
     An input that is only blanks is none.
@@ -41,21 +41,21 @@ def alpaca_messages(row: dict[str, Any]) -> list[Message]:
     Raises:
         FieldError: If a field is missing or no string, or the instruction is empty.
     """
-    instruction, source, output = (_text(row, f) for f in ("instruction", "input", "output"))
+    instruction, source, output = (_text(example, f) for f in ("instruction", "input", "output"))
     if not instruction.strip():
         raise FieldError("instruction", "is empty; expected a text")
     context = source if source.strip() else ""
     return [Message("user", instruction, context), Message("assistant", output)]
 
 
-def sharegpt_messages(row: dict[str, Any]) -> list[Message]:
+def sharegpt_messages(example: dict[str, Any]) -> list[Message]:
     """Read ``{conversations: [{from, value}, ...]}``.
 
     Raises:
         FieldError: If the conversation is empty or has no answer, a field is missing or of a wrong
             type, or a speaker is unknown.
     """
-    entries = row.get("conversations")
+    entries = example.get("conversations")
     if not isinstance(entries, list):
         raise FieldError("conversations", f"is {kind_of(entries)}; expected a list of messages")
     if not entries:
@@ -74,26 +74,26 @@ def sharegpt_messages(row: dict[str, Any]) -> list[Message]:
     return messages
 
 
-def require_messages(rows: InstructRows, reader: MessageReader) -> None:
-    """Check that each of ``rows`` can be read.
+def require_messages(examples: InstructExamples, reader: MessageReader) -> None:
+    """Check that each of ``examples`` can be read.
 
     Raises:
-        DataRowError: Naming the place and the field of the first that cannot.
+        DataExampleError: Naming the place and the field of the first that cannot.
     """
-    for index in range(len(rows)):
+    for index in range(len(examples)):
         try:
-            reader(rows[index])
+            reader(examples[index])
         except FieldError as error:
-            raise DataRowError(*rows.place(index), error.problem, error.field) from error
+            raise DataExampleError(*examples.place(index), error.problem, error.field) from error
 
 
-def _text(row: dict[str, Any], field: str, place: str = "") -> str:
+def _text(example: dict[str, Any], field: str, place: str = "") -> str:
     name = f"{place}.{field}" if place else field
-    if field not in row:
+    if field not in example:
         raise FieldError(name, "is missing; expected a string")
-    if not isinstance(row[field], str):
-        raise FieldError(name, f"is {kind_of(row[field])}; expected a string")
-    text: str = row[field]
+    if not isinstance(example[field], str):
+        raise FieldError(name, f"is {kind_of(example[field])}; expected a string")
+    text: str = example[field]
     try:
         text.encode()
     except UnicodeEncodeError as error:  # JSON can hold "\\ud83d", of which no tokens can be made

@@ -108,7 +108,7 @@ def known_templates() -> tuple[str, ...]:
     return (PLAIN, FROM_TOKENIZER, *NAMED_TEMPLATES)
 
 
-def template_mistake(name: str, folder: str) -> str | None:
+def template_error(name: str, folder: str) -> str | None:
     """Return what is wrong with ``data.chat_template``, as far as files tell, or None.
 
     Args:
@@ -146,7 +146,7 @@ def build_chat_template(name: str, tokenizer: BaseTokenizer, folder: str) -> Cha
     """
     if name == PLAIN:
         return None
-    if message := template_mistake(name, folder):
+    if message := template_error(name, folder):
         raise ChatTemplateError(message)
     if not isinstance(tokenizer, HuggingFaceTokenizer):
         raise ChatTemplateError(

@@ -58,7 +58,7 @@ class ResizableDataloader(ParallelAwareDataloader):
         self.dataset.go_on(self.dataset.remaining(readers))
         logger.info(
             "The data goes on with %d data-parallel ranks where %d have stopped, from the first "
-            "row that none of them has read",
+            "example that none of them has read",
             self.dp_world_size,
             dp_degree,
         )

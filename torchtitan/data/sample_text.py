@@ -17,7 +17,7 @@ READ, LEARNED = "        | ", "learned | "
 def sequence_text(
     inputs: dict[str, Tensor], labels: Tensor, decode: Callable[[list[int]], str]
 ) -> str:
-    """Return the rows of a sequence line by line; learned text is marked in the margin.
+    """Return the examples of a sequence line by line; learned text is marked in the margin.
 
     Args:
         inputs: ``"input"``, int64 [T]; ``"n_tokens"``, int64 []; ``"positions"``, int64 [T], if
@@ -26,26 +26,26 @@ def sequence_text(
         decode: From token ids to text, special tokens included.
 
     Returns:
-        A heading with the number of rows and tokens, then each row. Padding is only counted.
+        A heading with the number of examples and tokens, then each example. Padding is only counted.
     """
     ids, n_tokens = inputs["input"], int(inputs["n_tokens"])
     positions = inputs.get(POSITIONS, torch.arange(len(ids)))
     starts = (positions[:n_tokens] == 0).nonzero().flatten().tolist()
     n_learned = int((labels != IGNORE_INDEX).sum())
     lines = [
-        f"{len(starts)} {'row' if len(starts) == 1 else 'rows'}, {n_tokens} tokens and "
+        f"{len(starts)} {'example' if len(starts) == 1 else 'examples'}, {n_tokens} tokens and "
         f"{len(ids) - n_tokens} of padding; {n_learned} targets"
     ]
     for start, end in zip(starts, [*starts[1:], n_tokens], strict=True):
         lines.append("")
-        lines += _row_lines(ids[start:end].tolist(), labels[start:end].tolist(), decode)
+        lines += _example_lines(ids[start:end].tolist(), labels[start:end].tolist(), decode)
     return "\n".join(lines)
 
 
-def _row_lines(
+def _example_lines(
     ids: Sequence[int], labels: Sequence[int], decode: Callable[[list[int]], str]
 ) -> Iterator[str]:
-    """Yield the lines of one row; a label belongs to the token behind its place."""
+    """Yield the lines of one example; a label belongs to the token behind its place."""
     tokens = [
         (False, ids[0]),
         *((label != IGNORE_INDEX, token) for label, token in _next(ids, labels)),

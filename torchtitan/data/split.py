@@ -1,4 +1,4 @@
-"""Which rows of an instruction data set are trained on, and which are held out for validation."""
+"""Which examples of an instruction data set are trained on, and which are held out for validation."""
 
 import os
 from dataclasses import dataclass
@@ -8,68 +8,68 @@ from numpy.typing import NDArray
 
 from torchtitan.data.turns import INSTRUCT_DATASETS
 
-# Not a setting: runs that differ in their seeds are compared on the same rows.
+# Not a setting: runs that differ in their seeds are compared on the same examples.
 _SPLIT_SEED = 0
 
 
-def share_mistake(validation_share: float) -> str | None:
-    """Return what is wrong with ``data.validation_share``, or None."""
-    if 0.0 <= validation_share < 1.0:
+def fraction_error(validation_fraction: float) -> str | None:
+    """Return what is wrong with ``data.validation_fraction``, or None."""
+    if 0.0 <= validation_fraction < 1.0:
         return None
-    return f"data.validation_share is {validation_share}; it must lie in [0, 1)"
+    return f"data.validation_fraction is {validation_fraction}; it must lie in [0, 1)"
 
 
 @dataclass(frozen=True)
-class RowSplit:
+class ExampleSplit:
     """One of the two parts of a data set.
 
-    Which rows are held out depends on the number of rows and the share alone. Those of a smaller
+    Which examples are held out depends on the number of examples and the fraction alone. Those of a smaller
     share are among those of a larger one.
 
     Attributes:
-        validation_share: Share of the rows that is held out, in [0, 1); rounded to whole rows.
+        validation_fraction: Fraction of the examples that is held out, in [0, 1); rounded to whole examples.
         held_out: Whether this is the held-out part, not the one to train on.
 
     Raises:
-        ValueError: If the share is outside its range.
+        ValueError: If the fraction is outside its range.
     """
 
-    validation_share: float = 0.0
+    validation_fraction: float = 0.0
     held_out: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a share that is none."""
-        if message := share_mistake(self.validation_share):
+        """Refuse a fraction that is none."""
+        if message := fraction_error(self.validation_fraction):
             raise ValueError(message)
 
-    def indices(self, n_rows: int) -> NDArray[np.int64]:
-        """Return the rows of this part, int64.
+    def indices(self, n_examples: int) -> NDArray[np.int64]:
+        """Return the examples of this part, int64.
 
         Those to train on come in the order of the data set, those held out in a random one, so that
         any first few of them are a fair sample.
 
         Raises:
-            ValueError: If no row is left to train on.
+            ValueError: If no example is left to train on.
         """
-        n_held_out = round(self.validation_share * n_rows)
+        n_held_out = round(self.validation_fraction * n_examples)
         if not n_held_out:
-            return np.arange(0 if self.held_out else n_rows, dtype=np.int64)
-        if n_held_out == n_rows:
+            return np.arange(0 if self.held_out else n_examples, dtype=np.int64)
+        if n_held_out == n_examples:
             raise ValueError(
-                f"data.validation_share is {self.validation_share}, which holds out all of "
-                f"{n_rows} rows; lower it, or use more data"
+                f"data.validation_fraction is {self.validation_fraction}, which holds out all of "
+                f"{n_examples} examples; lower it, or use more data"
             )
-        order = np.random.default_rng(_SPLIT_SEED).permutation(n_rows)
+        order = np.random.default_rng(_SPLIT_SEED).permutation(n_examples)
         return order[:n_held_out] if self.held_out else np.sort(order[n_held_out:])
 
 
-ALL_ROWS = RowSplit()
+ALL_ROWS = ExampleSplit()
 
 
 def is_same_data_set(
     dataset: str, dataset_path: str | None, other: str, other_path: str | None
 ) -> bool:
-    """Return whether two pairs of ``dataset`` and ``dataset_path`` name the same rows.
+    """Return whether two pairs of ``dataset`` and ``dataset_path`` name the same examples.
 
     A path may be spelled in several ways; a missing one means the default of its data set.
 

@@ -1,4 +1,4 @@
-"""The endless stream of a data set's rows, and what is left of it when its readers change."""
+"""The endless stream of a data set's examples, and what is left of it when its readers change."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 
 @dataclass(frozen=True)
-class RowStream:
-    """Numbers of the rows that nobody had read when the readers began, ascending.
+class ExampleStream:
+    """Numbers of the examples that nobody had read when the readers began, ascending.
 
-    Number g stands for the row at place g mod n of epoch g div n, in the order of that epoch; n is
-    the number of rows. So a number means the same row whoever reads it. Of R readers, r takes every
+    Number g stands for the example at place g mod n of epoch g div n, in the order of that epoch; n is
+    the number of examples. So a number means the same example whoever reads it. Of R readers, r takes every
     R-th number from the r-th on.
 
     Attributes:
@@ -49,7 +49,7 @@ class EpochPlace(NamedTuple):
     kept: Collection[int] = ()
 
 
-def remaining(stream: RowStream, readers: Sequence[ReaderPlace]) -> RowStream:
+def remaining(stream: ExampleStream, readers: Sequence[ReaderPlace]) -> ExampleStream:
     """Return what all readers together have not handed out, for any number of others."""
     n = len(readers)
     firsts = [r + n * reader.taken for r, reader in enumerate(readers)]
@@ -60,13 +60,13 @@ def remaining(stream: RowStream, readers: Sequence[ReaderPlace]) -> RowStream:
     return _joined(unread, stream.number(end))
 
 
-def remaining_of_epochs(n_rows: int, readers: Sequence[EpochPlace]) -> RowStream:
+def remaining_of_epochs(n_examples: int, readers: Sequence[EpochPlace]) -> ExampleStream:
     """Return the same of checkpoints from before the stream went on from epoch to epoch.
 
-    Rows that no reader would have got, since there were not enough for all, are in it.
+    Examples that no reader would have got, since there were not enough for all, are in it.
 
     Args:
-        n_rows: Rows of an epoch.
+        n_examples: Examples of an epoch.
         readers: All of them, in order.
     """
     last = max(reader.epoch for reader in readers)
@@ -75,14 +75,14 @@ def remaining_of_epochs(n_rows: int, readers: Sequence[EpochPlace]) -> RowStream
         unread.update(reader.kept)
         for epoch in range(reader.epoch, last + 1):
             position = reader.position if epoch == reader.epoch else 0
-            places = range(r + position * len(readers), n_rows, len(readers))
-            unread.update(epoch * n_rows + place for place in places)
-    return _joined(unread, (last + 1) * n_rows)
+            places = range(r + position * len(readers), n_examples, len(readers))
+            unread.update(epoch * n_examples + place for place in places)
+    return _joined(unread, (last + 1) * n_examples)
 
 
-def _joined(unread: Collection[int], start: int) -> RowStream:
+def _joined(unread: Collection[int], start: int) -> ExampleStream:
     """Return the stream of ``unread`` and all from ``start`` on, in the fewest numbers."""
     left = sorted(unread)
     while left and left[-1] == start - 1:
         start = left.pop()
-    return RowStream(start, tuple(left))
+    return ExampleStream(start, tuple(left))

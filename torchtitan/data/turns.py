@@ -1,7 +1,7 @@
-"""From a row to tokens: what each kind of instruction data looks like to the model.
+"""From a example to tokens: what each kind of instruction data looks like to the model.
 
-Each kind of data has a reader, from a row to messages, and a formatter, from a row to turns in our
-own plain format. ``encode_row`` makes tokens and labels of turns, ``encode_chat`` of messages and a
+Each kind of data has a reader, from a example to messages, and a formatter, from a example to turns in our
+own plain format. ``encode_example`` makes tokens and labels of turns, ``encode_chat`` of messages and a
 chat template. A new kind of data is a new entry of ``INSTRUCT_DATASETS``.
 """
 
@@ -24,7 +24,7 @@ IGNORE_INDEX = -100
 
 
 class Turn(NamedTuple):
-    """A piece of a row: who speaks, the text as the model reads it, and whether it is learned."""
+    """A piece of a example: who speaks, the text as the model reads it, and whether it is learned."""
 
     role: str
     text: str
@@ -34,7 +34,7 @@ class Turn(NamedTuple):
 Formatter = Callable[[dict[str, Any]], list[Turn]]
 
 
-def format_alpaca(row: dict[str, Any]) -> list[Turn]:
+def format_alpaca(example: dict[str, Any]) -> list[Turn]:
     """Turn ``{instruction, input, output}`` into a prompt and its answer.
 
     The input's header is left out where the input is empty.
@@ -42,7 +42,7 @@ def format_alpaca(row: dict[str, Any]) -> list[Turn]:
     Raises:
         FieldError: As in :func:`alpaca_messages`.
     """
-    question, answer = alpaca_messages(row)
+    question, answer = alpaca_messages(example)
     prompt = f"### Instruction:\n{question.content}\n\n"
     if question.context:
         prompt += f"### Input:\n{question.context}\n\n"
@@ -52,14 +52,14 @@ def format_alpaca(row: dict[str, Any]) -> list[Turn]:
     ]
 
 
-def format_sharegpt(row: dict[str, Any]) -> list[Turn]:
+def format_sharegpt(example: dict[str, Any]) -> list[Turn]:
     """Turn ``{conversations: [{from, value}, ...]}`` into turns; every answer is learned.
 
     Raises:
         FieldError: As in :func:`sharegpt_messages`.
     """
     turns = []
-    for role, content, _ in sharegpt_messages(row):
+    for role, content, _ in sharegpt_messages(example):
         header = f"### {role.capitalize()}:\n"
         if role == "assistant":
             turns += [Turn(role, header, is_target=False), Turn(role, content, is_target=True)]
@@ -70,7 +70,7 @@ def format_sharegpt(row: dict[str, Any]) -> list[Turn]:
 
 @dataclass(frozen=True)
 class InstructSpec:
-    """A kind of instruction data: hub name by default, fields it reads, row -> turns, messages."""
+    """A kind of instruction data: hub name by default, fields it reads, example -> turns, messages."""
 
     default_path: str
     fields: tuple[str, ...]
@@ -94,12 +94,12 @@ def is_instruct_dataset(name: str) -> bool:
 
 
 def has_turns(name: str) -> bool:
-    """Whether rows of the data set ``name`` may have several answers."""
+    """Whether examples of the data set ``name`` may have several answers."""
     return is_instruct_dataset(name) and "conversations" in INSTRUCT_DATASETS[name.lower()].fields
 
 
-class EncodedRow(NamedTuple):
-    """A row as tokens; T is ``seq_len``.
+class EncodedExample(NamedTuple):
+    """A example as tokens; T is ``seq_len``.
 
     Args:
         input_ids: int64, [T], padded on the right.
@@ -119,19 +119,19 @@ class EncodedRow(NamedTuple):
         return bool((self.labels != IGNORE_INDEX).any())
 
 
-def encode_row(turns: list[Turn], tokenizer: BaseTokenizer, seq_len: int) -> EncodedRow:
+def encode_example(turns: list[Turn], tokenizer: BaseTokenizer, seq_len: int) -> EncodedExample:
     """Encode turns for next-token prediction, cut or padded to ``seq_len``.
 
     Each turn is encoded on its own, so that no token spans a prompt and an answer. The tokenizer's
-    end token follows each answer and is learned with it; its begin token, if any, opens the row.
+    end token follows each answer and is learned with it; its begin token, if any, opens the example.
 
     Args:
-        turns: Pieces of the row in order.
+        turns: Pieces of the example in order.
         tokenizer: Its ``eos_id`` or ``bos_id`` may be None; that token is then left out.
         seq_len: T, at least 1.
 
     Returns:
-        EncodedRow: See there. If no answer fits, every label is -100.
+        EncodedExample: See there. If no answer fits, every label is -100.
     """
     bos, eos = getattr(tokenizer, "bos_id", None), tokenizer.eos_id
     ids = [] if bos is None else [bos]
@@ -142,7 +142,7 @@ def encode_row(turns: list[Turn], tokenizer: BaseTokenizer, seq_len: int) -> Enc
             piece.append(eos)
         ids += piece
         learned += [turn.is_target] * len(piece)
-    return _next_token_row(ids, learned, tokenizer, seq_len)
+    return _next_token_example(ids, learned, tokenizer, seq_len)
 
 
 def encode_chat(
@@ -150,7 +150,7 @@ def encode_chat(
     template: ChatTemplate,
     tokenizer: HuggingFaceTokenizer,
     seq_len: int,
-) -> EncodedRow:
+) -> EncodedExample:
     """Encode a conversation as its chat template writes it, cut or padded to ``seq_len``.
 
     The text is encoded as a whole, as transformers does, so that a tokenizer that treats the
@@ -164,7 +164,7 @@ def encode_chat(
         seq_len: T, at least 1.
 
     Returns:
-        EncodedRow: See there. If no answer fits, every label is -100.
+        EncodedExample: See there. If no answer fits, every label is -100.
 
     Raises:
         ChatTemplateError: If the template refuses the conversation.
@@ -183,13 +183,13 @@ def encode_chat(
             # The second rule is for blanks before the answer: tokenizers that trim offsets leave
             # such a token with none of its characters, where the answer starts.
             learned[place] = first >= start and last > start
-    return _next_token_row(ids, learned, tokenizer, seq_len)
+    return _next_token_example(ids, learned, tokenizer, seq_len)
 
 
-def _next_token_row(
+def _next_token_example(
     ids: list[int], learned: list[bool], tokenizer: BaseTokenizer, seq_len: int
-) -> EncodedRow:
-    """Make a row of a text's tokens; ``learned`` says which of them are targets."""
+) -> EncodedExample:
+    """Make a example of a text's tokens; ``learned`` says which of them are targets."""
     n_tokens = min(max(len(ids) - 1, 0), seq_len)
     input_ids = torch.full((seq_len,), pad_id(tokenizer), dtype=torch.int64)
     labels = torch.full((seq_len,), IGNORE_INDEX, dtype=torch.int64)
@@ -197,7 +197,7 @@ def _next_token_row(
     targets = torch.tensor(ids[1 : n_tokens + 1], dtype=torch.int64)
     mask = torch.tensor(learned[1 : n_tokens + 1], dtype=torch.bool)
     labels[:n_tokens] = torch.where(mask, targets, IGNORE_INDEX)
-    return EncodedRow(input_ids, labels, n_tokens, max(len(ids) - 1 - seq_len, 0))
+    return EncodedExample(input_ids, labels, n_tokens, max(len(ids) - 1 - seq_len, 0))
 
 
 def _encode_piece(tokenizer: BaseTokenizer, text: str) -> list[int]:
@@ -209,7 +209,7 @@ def _encode_piece(tokenizer: BaseTokenizer, text: str) -> list[int]:
 
 
 def pad_id(tokenizer: BaseTokenizer) -> int:
-    """The id that fills the input behind the row; any id will do, since no label is there."""
+    """The id that fills the input behind the example; any id will do, since no label is there."""
     if isinstance(tokenizer, HuggingFaceTokenizer):
         token = (tokenizer.config or {}).get("pad_token")
         content = token.get("content") if isinstance(token, dict) else token

@@ -23,17 +23,17 @@ from torchtitan.tools.logging import logger
 from torchtitan.data.chat_template import ChatTemplate
 from torchtitan.data.loader import (
     build_instruct_dataloader,
+    examples_of_a_reader,
     require_a_batch,
-    rows_of_a_reader,
 )
-from torchtitan.data.split import ALL_ROWS, RowSplit
+from torchtitan.data.split import ALL_ROWS, ExampleSplit
 from torchtitan.data.turns import IGNORE_INDEX
 
 Batch = tuple[dict[str, Tensor], Tensor]
 
 
 class InstructValidator(Validator):
-    """Upstream's validator over rows of instruction data.
+    """Upstream's validator over examples of instruction data.
 
     The loss is the mean over all target tokens. Upstream averages over batches, which gives a token
     more weight the fewer its batch has; so upstream is handed one batch at a time here, and its
@@ -133,26 +133,26 @@ def build_instruct_validator(
     dp_world_size: int,
     dp_rank: int,
     tokenizer: Any,
-    split: RowSplit = ALL_ROWS,
+    split: ExampleSplit = ALL_ROWS,
     template: ChatTemplate | None = None,
     **kwargs: Any,
 ) -> InstructValidator:
     """Build the validator of an instruction data set.
 
-    Rows are never packed here: that changes no loss, and only with a row for each sequence do all
+    Examples are never packed here: that changes no loss, and only with a example for each sequence do all
     ranks have equally many batches.
 
     Args:
         job_config: Its section ``[validation]`` names the data set and the batches.
         dp_world_size: Number of data-parallel ranks.
         dp_rank: This rank's number among them.
-        tokenizer: See :func:`torchtitan.data.turns.encode_row`.
-        split: Which rows of the data set to read.
+        tokenizer: See :func:`torchtitan.data.turns.encode_example`.
+        split: Which examples of the data set to read.
         template: The chat template, as in training.
         **kwargs: What upstream's validator takes besides.
 
     Raises:
-        ValueError: If the rows do not fill a batch, or as in ``build_instruct_dataloader``.
+        ValueError: If the examples do not fill a batch, or as in ``build_instruct_dataloader``.
     """
     validation = job_config.validation
     workers = validation.dataloader.num_workers
@@ -172,9 +172,9 @@ def build_instruct_validator(
         generator=torch.Generator(),
         **vars(validation.dataloader),
     )
-    count = rows_of_a_reader(loader.dataset, dp_rank, dp_world_size, workers)
+    count = examples_of_a_reader(loader.dataset, dp_rank, dp_world_size, workers)
     require_a_batch(count, validation.local_batch_size, "validation", split)
-    logger.info(f"Validation reads {count} rows for each reader")
+    logger.info(f"Validation reads {count} examples for each reader")
     return InstructValidator(
         loader,
         job_config,

@@ -22,9 +22,19 @@ from pathlib import Path
 from typing import Protocol
 
 from timelyfreeze.cli.options import require
-from timelyfreeze.files.plain_json import listed, shown
-from timelyfreeze.records.benchmarks import AVERAGED, BENCHMARKS, BY_KEY, Benchmark
-from timelyfreeze.records.scores import HUB, SCORES, Score, Scores, render_scores, scores_to_json
+from timelyfreeze.files import listed, shown
+from timelyfreeze.records import (
+    AVERAGED,
+    BENCHMARKS,
+    BY_KEY,
+    HUB,
+    SCORES,
+    Benchmark,
+    Score,
+    Scores,
+    render_scores,
+    scores_to_json,
+)
 from torchtitan.evaluation.model import Model, Runner, find_model, run_command
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -132,11 +142,11 @@ def write_tensorboard(run: Path, scores: Scores) -> None:
     """Add the scores, in percent, to the TensorBoard files of a run."""
     from torch.utils.tensorboard import SummaryWriter
 
-    figures = {key: score.accuracy for key, score in scores.benchmarks.items()}
+    metrics = {key: score.accuracy for key, score in scores.benchmarks.items()}
     if scores.average is not None:
-        figures["average"] = scores.average
+        metrics["average"] = scores.average
     with SummaryWriter(str(run)) as writer:
-        for key, accuracy in figures.items():
+        for key, accuracy in metrics.items():
             writer.add_scalar(f"accuracy(%)/{key}", 100 * accuracy, scores.step)
 
 
@@ -216,9 +226,9 @@ def _check_questions(folder: Path, benchmarks: Sequence[Benchmark]) -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"
     from torchtitan.evaluation.questions import LocalQuestions
 
-    mistakes = LocalQuestions(folder).mistakes([benchmark.key for benchmark in benchmarks])
-    if mistakes:
-        raise ValueError("\n       ".join(mistakes))
+    errors = LocalQuestions(folder).errors([benchmark.key for benchmark in benchmarks])
+    if errors:
+        raise ValueError("\n       ".join(errors))
 
 
 def _output(folder: Path) -> Path:

@@ -16,11 +16,10 @@ from lm_eval import simple_evaluate
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 
-from timelyfreeze.records.benchmarks import Benchmark
-from timelyfreeze.records.scores import Score
+from timelyfreeze.records import Benchmark, Score
 from torchtitan.evaluation.questions import LocalQuestions, questions_from
 
-# lm-eval's name of a figure ends in the filter that answers went through.
+# lm-eval's name of a metric ends in the filter that answers went through.
 FILTER = "none"
 
 
@@ -68,23 +67,23 @@ def read_score(results: dict[str, Any], benchmark: Benchmark, questions: str) ->
     """Return what lm-eval's ``results`` of one benchmark say.
 
     Raises:
-        ValueError: If the figure that is wanted is not among them.
+        ValueError: If the metric that is wanted is not among them.
     """
-    figures = results["results"][benchmark.task]
+    metrics = results["results"][benchmark.task]
     name = f"{benchmark.metric},{FILTER}"
-    if name not in figures:
-        raise ValueError(f"lm-eval gives no {name!r} for {benchmark.task}; it gives {[*figures]}")
+    if name not in metrics:
+        raise ValueError(f"lm-eval gives no {name!r} for {benchmark.task}; it gives {[*metrics]}")
     others = {
         key.removesuffix(f",{FILTER}"): float(value)
-        for key, value in figures.items()
+        for key, value in metrics.items()
         if key.endswith(f",{FILTER}")
         and key != name
         and "_stderr" not in key
         and isinstance(value, int | float)
     }
     return Score(
-        accuracy=float(figures[name]),
-        stderr=_number(figures.get(f"{benchmark.metric}_stderr,{FILTER}")),
+        accuracy=float(metrics[name]),
+        stderr=_number(metrics.get(f"{benchmark.metric}_stderr,{FILTER}")),
         n_questions=sum(counts["effective"] for counts in results["n-samples"].values()),
         questions=questions,
         n_shots=benchmark.n_shots,

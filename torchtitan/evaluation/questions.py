@@ -80,7 +80,7 @@ class LocalQuestions:
         source = SOURCES[OF_BENCHMARK[benchmark]]
         return self._find(source.files, dict.fromkeys([source.asked, "validation"]))
 
-    def mistakes(self, benchmarks: Sequence[str]) -> list[str]:
+    def errors(self, benchmarks: Sequence[str]) -> list[str]:
         """Return what is missing in the folder, a line for each file."""
         if not self.folder.is_dir():
             return [f"--data-dir is {str(self.folder)!r}, which is not a folder"]

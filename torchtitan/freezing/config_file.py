@@ -1,4 +1,4 @@
-"""Reads the command line and its TOML file into a configuration, and names each mistake of form.
+"""Reads the command line and its TOML file into a configuration, and names each error of form.
 
 Upstream's manager takes whatever a TOML file holds: a section that is a number is left out in
 silence, and a text where a number belongs fails much later. Here keys and types are looked at
@@ -18,9 +18,9 @@ from typing import Any
 
 from torchtitan.config import ConfigManager
 
-from timelyfreeze.files.plain_json import shown
-from torchtitan.freezing.checks.configuration import ConfigError, join_mistakes
-from torchtitan.freezing.config.job_config import JobConfig, job_config_class
+from timelyfreeze.files import shown
+from torchtitan.freezing.checks.configuration import ConfigError, join_errors
+from torchtitan.freezing.config import JobConfig, job_config_class
 
 _FILE_KEYS = ("--job.config_file", "--job.config-file")
 _MODULE_KEYS = ("--job.custom_config_module", "--job.custom-config-module")
@@ -41,15 +41,15 @@ def read_config(args: Sequence[str]) -> JobConfig:
     in_file = job.get("custom_config_module") if isinstance(job, dict) else None
     # A module of the user's has keys that only upstream's manager knows.
     if not (in_file or _value_of(args, _MODULE_KEYS)):
-        mistakes = [f"{mistake} (in {path})" for mistake in form_mistakes(config_class, table)]
-        if mistakes:
-            raise ConfigError(join_mistakes(mistakes))
+        errors = [f"{error} (in {path})" for error in form_errors(config_class, table)]
+        if errors:
+            raise ConfigError(join_errors(errors))
     try:
         job_config = ConfigManager(config_class).parse_args(list(args))
     except (ValueError, ImportError, AttributeError) as error:
-        raise ConfigError(join_mistakes([str(error)])) from error
-    if mistakes := list(_not_numbers(job_config)):
-        raise ConfigError(join_mistakes(mistakes))
+        raise ConfigError(join_errors([str(error)])) from error
+    if errors := list(_not_numbers(job_config)):
+        raise ConfigError(join_errors(errors))
     return job_config
 
 
@@ -78,10 +78,10 @@ def read_toml(path: str) -> dict[str, Any]:
             why = "is no TOML: it is nested too deeply"
         else:
             why = f"is no TOML: {error}"
-        raise ConfigError(join_mistakes([f"job.config_file is {path!r}, which {why}"])) from error
+        raise ConfigError(join_errors([f"job.config_file is {path!r}, which {why}"])) from error
 
 
-def form_mistakes(section: type, table: dict[str, Any], prefix: str = "") -> Iterator[str]:
+def form_errors(section: type, table: dict[str, Any], prefix: str = "") -> Iterator[str]:
     """Yield the keys of a table that are unknown or whose value is of another type.
 
     Args:
@@ -98,7 +98,7 @@ def form_mistakes(section: type, table: dict[str, Any], prefix: str = "") -> Ite
             yield f"{name} is no key of the configuration{hint}"
         elif is_dataclass(known[key]):
             if isinstance(value, dict):
-                yield from form_mistakes(known[key], value, f"{name}.")
+                yield from form_errors(known[key], value, f"{name}.")
             else:
                 yield f"{name} is {shown(value)}; it is a section, [{name}]"
         elif not _fits(value, known[key]):

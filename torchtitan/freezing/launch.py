@@ -16,13 +16,13 @@ from collections.abc import Sequence
 
 from torchtitan.protocols import train_spec as titan_spec
 
-from timelyfreeze.planning.parent_death import end_with_parent
-from torchtitan.freezing.checks.configuration import ConfigError, check, check_rows, join_mistakes
-from torchtitan.freezing.config.job_config import JobConfig
+from timelyfreeze.planning import end_with_parent
+from torchtitan.freezing.checks.configuration import ConfigError, check, check_examples, join_errors
+from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.config_file import read_config
 from torchtitan.upstream import fixes as upstream_fixes
 
-# How long a process leaves it to the first one of its host to tell of a mistake.
+# How long a process leaves it to the first one of its host to tell of an error.
 _WORD_OF_THE_FIRST_S = 60.0
 
 
@@ -30,7 +30,7 @@ def launch(args: Sequence[str], local_rank: int) -> int:
     """Parse ``args``, check them and train.
 
     Returns:
-        The exit status: 2 if the configuration has mistakes, which the first process of each host
+        The exit status: 2 if the configuration has errors, which the first process of each host
         prints; 0 after ``--help``.
     """
     has_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
@@ -39,13 +39,13 @@ def launch(args: Sequence[str], local_rank: int) -> int:
         end_with_parent(os.getppid(), signal.SIGTERM)
     said = io.StringIO()
     try:
-        # What parses the command line prints its mistakes, and --help, in every process.
+        # What parses the command line prints its errors, and --help, in every process.
         with contextlib.ExitStack() as quiet:
             if local_rank != 0:
                 quiet.enter_context(contextlib.redirect_stdout(said))
                 quiet.enter_context(contextlib.redirect_stderr(said))
             job_config = prepare(args)
-        check_rows(job_config)
+        check_examples(job_config)
     except ConfigError as error:
         if local_rank == 0:
             print(f"error: {error}", flush=True)
@@ -71,7 +71,7 @@ def launch(args: Sequence[str], local_rank: int) -> int:
 
 
 def _leave_to_the_first(message: str) -> None:
-    """Wait for torchrun to end this process, since the first one of the host ends for a mistake.
+    """Wait for torchrun to end this process, since the first one of the host ends for an error.
 
     Torchrun ends all processes as soon as one fails. If that were this one, the first might not
     have come to telling what is wrong. If the first finds nothing wrong, this one has to tell.
@@ -86,7 +86,7 @@ def prepare(args: Sequence[str]) -> JobConfig:
     After this a trainer can be built.
 
     Raises:
-        ConfigError: If the configuration has mistakes.
+        ConfigError: If the configuration has errors.
     """
     upstream_fixes.install()
     # torchdata 0.11 calls a function that torch 2.13 has deprecated, once per process.
@@ -102,7 +102,7 @@ def prepare(args: Sequence[str]) -> JobConfig:
     try:
         train_spec = build_train_spec(titan_spec.get_train_spec(name), job_config)
     except ValueError as error:
-        raise ConfigError(join_mistakes([str(error)])) from error
+        raise ConfigError(join_errors([str(error)])) from error
     titan_spec.register_train_spec(name, train_spec)
     return job_config
 

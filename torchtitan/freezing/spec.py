@@ -16,21 +16,20 @@ from torchtitan.models.llama3.model.state_dict_adapter import Llama3StateDictAda
 from torchtitan.protocols.train_spec import TrainSpec
 from torchtitan.tools.logging import logger
 
-from timelyfreeze.policies.policy import NONE
-from timelyfreeze.runtime.stage import FreezingStage
-from timelyfreeze.runtime.torch_pipelining import greet_other_ranks_alone, stages_of
+from timelyfreeze.policies import NONE
+from timelyfreeze.runtime import FreezingStage, greet_other_ranks_alone, stages_of
 from torchtitan.data.document_attention import (
     DocumentTransformer,
-    attention_mistake,
-    conversation_mistake,
+    attention_error,
+    conversation_error,
 )
 from torchtitan.data.loader import build_instruct_dataloader
 from torchtitan.data.named_templates import build_chat_template
-from torchtitan.data.split import RowSplit
+from torchtitan.data.split import ExampleSplit
 from torchtitan.data.turns import has_turns, is_instruct_dataset
 from torchtitan.data.validation import build_instruct_validator
-from torchtitan.freezing.checks.validation import reads_training_rows, validation_split
-from torchtitan.freezing.config.job_config import JobConfig
+from torchtitan.freezing.checks.validation import reads_training_examples, validation_split
+from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.emulation.pipeline import build_emulated_pipeline
 from torchtitan.freezing.report.metrics import FreezingMetricsProcessor
 from torchtitan.hf.adapter import LlamaAdapter
@@ -58,11 +57,11 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
     model_args = chosen_args(job_config, upstream.model_args)
 
     packing = job_config.data.packing
-    if packing and (mistake := attention_mistake(upstream.model_cls, flavor, model_args)):
-        raise ValueError(mistake)
+    if packing and (error := attention_error(upstream.model_cls, flavor, model_args)):
+        raise ValueError(error)
     turns = has_turns(job_config.training.dataset)
-    if turns and not packing and (mistake := conversation_mistake(flavor, model_args)):
-        raise ValueError(mistake)
+    if turns and not packing and (error := conversation_error(flavor, model_args)):
+        raise ValueError(error)
 
     def template_for(tokenizer: Any) -> Any:
         return build_chat_template(
@@ -124,7 +123,7 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
             seq_len=training.seq_len,
             batch_size=training.local_batch_size,
             shuffle_seed=job_config.data.seed if job_config.data.shuffle else None,
-            split=RowSplit(job_config.data.validation_share),
+            split=ExampleSplit(job_config.data.validation_fraction),
             template=template_for(tokenizer),
             packing=job_config.data.packing,
             **vars(training.dataloader),
@@ -133,9 +132,9 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
     def build_validator_fn(*, job_config: JobConfig, **kwargs: Any) -> Any:
         if not is_instruct_dataset(job_config.validation.dataset):
             return upstream.build_validator_fn(job_config=job_config, **kwargs)
-        if reads_training_rows(job_config):
+        if reads_training_examples(job_config):
             logger.warning(
-                "Validation reads the rows that are trained on; data.validation_share holds some "
+                "Validation reads the examples that are trained on; data.validation_fraction holds some "
                 "of them out"
             )
         return build_instruct_validator(

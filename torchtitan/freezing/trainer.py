@@ -19,23 +19,25 @@ from torchtitan.distributed import utils as titan_dist
 from torchtitan.tools.logging import logger
 from torchtitan.train import Trainer
 
-from timelyfreeze.control.controller import FreezeController
-from timelyfreeze.control.policy_checks import checks_for
+from timelyfreeze.control import FreezeController, checks_for
 from timelyfreeze.emulation.controller import EmulatedController
 from timelyfreeze.emulation.recorder import EmulatedRecorder
-from timelyfreeze.meters.gradient_energy import GradientEnergy
-from timelyfreeze.policies.methods import parse_method
-from timelyfreeze.policies.policy import NONE
-from timelyfreeze.runtime.exchange import Exchange
-from timelyfreeze.runtime.recorder import ActionRecorder, clock_for
-from timelyfreeze.runtime.torch_pipelining import read_order, stages_of
-from timelyfreeze.runtime.transfers import measure_transfers
-from timelyfreeze.schedule.order import ScheduleOrder
-from timelyfreeze.settings.choices import KEEP_CHAIN
+from timelyfreeze.policies import NONE, parse_method
+from timelyfreeze.runtime import (
+    ActionRecorder,
+    Exchange,
+    GradientEnergy,
+    clock_for,
+    measure_transfers,
+    read_order,
+    stages_of,
+)
+from timelyfreeze.schedule import ScheduleOrder
+from timelyfreeze.settings import PER_TENSOR
 from torchtitan.checkpoints.manager import CheckpointError, SafeCheckpointManager
 from torchtitan.data.document_attention import to_every_stage
 from torchtitan.freezing.checks.configuration import freeze_settings
-from torchtitan.freezing.config.job_config import JobConfig
+from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.emulation.mesh import EmulatedDims
 from torchtitan.freezing.emulation.pipeline import as_one_process, emulated_order
 from torchtitan.freezing.emulation.record import EmulationRecord, OptimizerClock
@@ -93,13 +95,13 @@ class FreezingTrainer(Trainer):
             self.recorder = EmulatedRecorder(clock, self._declared_order())
         else:
             self.recorder = ActionRecorder(clock)
-        keep_chain = (
+        per_tensor = (
             method is not None
             and method.plans
-            and self.job_config.freezing.first_stage == KEEP_CHAIN
+            and self.job_config.freezing.first_stage == PER_TENSOR
         )
         for stage in stages_of(self.pp_schedule):
-            stage.attach(self.recorder, keep_chain=keep_chain)
+            stage.attach(self.recorder, per_tensor=per_tensor)
         self.loss_fn.timed = self.recorder.measure_more
 
     def _declared_order(self) -> ScheduleOrder:
@@ -205,7 +207,7 @@ class FreezingTrainer(Trainer):
     def _batches_of_step(self, data_iterator: Iterator[_Batch]) -> Iterator[_Batch]:
         """Return the batches of the next step, if all replicas have them.
 
-        Of rows that end, one replica may have fewer than another, which would wait for it.
+        Of examples that end, one replica may have fewer than another, which would wait for it.
 
         Raises:
             DataloaderExhaustedError: If a replica has none left; then on all of them.
@@ -233,18 +235,18 @@ class FreezingTrainer(Trainer):
             return super().forward_backward_step(
                 input_dict=input_dict, labels=labels, global_valid_tokens=global_valid_tokens
             )
-        with self.loss_fn.divided_by(global_valid_tokens), one_cast_for_all(), self._one_pass():
+        with self.loss_fn.divided_by(global_valid_tokens), one_cast_for_all(), self._one_batch():
             return super().forward_backward_step(
                 input_dict=input_dict,
                 labels=labels,
                 global_valid_tokens=torch.ones((), device=self.device),
             )
 
-    def _one_pass(self) -> AbstractContextManager[None]:
+    def _one_batch(self) -> AbstractContextManager[None]:
         """Return what a pipeline batch runs in: masks and clocks, clocks alone, or nothing."""
         if self.controller is not None:
-            return self.controller.one_pass()
-        return nullcontext() if self.recorder is None else self.recorder.recorded_pass()
+            return self.controller.one_batch()
+        return nullcontext() if self.recorder is None else self.recorder.recorded_batch()
 
     def train(self) -> None:
         """Train, then report; by a signal to stop, save a checkpoint first.
@@ -309,13 +311,15 @@ class FreezingTrainer(Trainer):
         done, self.step = self.step, self._steps_done if self._steps_done is not None else self.step
         if self.step >= n_steps:
             return None
-        # A step without rows is not one: upstream counts it and then cancels it.
+        # A step without examples is not one: upstream counts it and then cancels it.
         ran_out = done > self.step
         saved = ""
         if isinstance(self.checkpointer, SafeCheckpointManager):
             saved = self.checkpointer.save_now(self.step, last_step=ran_out)
         stopped_by = None if self._stop is None else self._stop.settled()
-        why = "no more rows" if ran_out or stopped_by is None else f"stopped by {stopped_by.name}"
+        why = (
+            "no more examples" if ran_out or stopped_by is None else f"stopped by {stopped_by.name}"
+        )
         return f"{why} after step {self.step} of {n_steps}{saved}"
 
     def state_dict(self) -> dict[str, Any]:

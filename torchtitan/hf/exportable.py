@@ -15,7 +15,7 @@ from torchtitan.checkpoints.finished import (
     finished_steps,
     read_run_settings,
 )
-from torchtitan.freezing.config.job_config import JobConfig
+from torchtitan.freezing.config import JobConfig
 from torchtitan.hf.flavors import LLAMA, chosen_args, weights_folder
 from torchtitan.hf.llama_config import CONFIG_FILE, read_settings
 

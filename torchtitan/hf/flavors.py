@@ -9,7 +9,7 @@ from typing import Any
 
 from torchtitan.models.llama3.model.args import RoPEScalingArgs, TransformerModelArgs
 
-from torchtitan.freezing.config.job_config import JobConfig
+from torchtitan.freezing.config import JobConfig
 from torchtitan.hf.llama_args import model_args
 from torchtitan.hf.llama_config import read_config
 from torchtitan.hf.llama_flavors import LLAMA_FLAVORS

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from timelyfreeze.files.plain_json import parse_json, shown
+from timelyfreeze.files import parse_json, shown
 from torchtitan.checkpoints.finished import INDEX_FILE
 from torchtitan.hf.llama_config import HEAD, LlamaConfig, tensor_shapes
 
@@ -99,7 +99,7 @@ def _require_tensor(name: str, entry: Any) -> None:
         raise ValueError(f"{shown(name)} is {shown(entry)}, which describes no tensor")
 
 
-def tensor_mistakes(config: LlamaConfig, tensors: Mapping[str, StoredTensor]) -> Iterator[str]:
+def tensor_errors(config: LlamaConfig, tensors: Mapping[str, StoredTensor]) -> Iterator[str]:
     """Say what keeps ``tensors`` from being the weights of ``config``."""
     expected = tensor_shapes(config)
     # Old folders keep the rotary frequencies, which follow from the configuration.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from timelyfreeze.files.plain_json import parse_json, shown
+from timelyfreeze.files import parse_json, shown
 
 CONFIG_FILE = "config.json"
 EMBEDDING = "model.embed_tokens.weight"

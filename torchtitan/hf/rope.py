@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from torchtitan.freezing.config.job_config import JobConfig
+from torchtitan.freezing.config import JobConfig
 
 
 def with_rope_settings(model_args: Any, job_config: JobConfig) -> Any:

@@ -1,7 +1,7 @@
 """What TorchTitan asks of an accelerator module, answered for a machine that has none.
 
 TorchTitan calls ``torch.cuda``-like functions through one ``device_module``. :class:`CpuDevice`
-offers those it uses, so that training runs on CPU. Memory figures are the process's resident set,
+offers those it uses, so that training runs on CPU. Memory metrics are the process's resident set,
 against the machine's memory.
 """
 

@@ -27,7 +27,7 @@ from torch.distributed.fsdp import FSDPModule
 from torchtitan.config import TORCH_DTYPE_MAP, JobConfig
 from torchtitan.distributed import ParallelDims
 
-from timelyfreeze.runtime.torch_pipelining import forward_only, places_stages_in_v
+from timelyfreeze.runtime import forward_only, places_stages_in_v
 from torchtitan.checkpoints.manager import SafeCheckpointManager
 from torchtitan.freezing.emulation.mesh import EmulatedMesh
 from torchtitan.upstream.cpu_device import CpuDevice

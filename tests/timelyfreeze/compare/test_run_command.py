@@ -201,7 +201,7 @@ def test_a_copied_configuration_is_the_same_one(config: Path, output: Path) -> N
     assert len(trainer.commands) == 2
 
 
-def test_all_mistakes_are_told_before_anything_runs(
+def test_all_errors_are_told_before_anything_runs(
     config: Path, output: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trainer = Trainer()
@@ -231,7 +231,7 @@ def test_all_mistakes_are_told_before_anything_runs(
         ([], "no summary.json below"),
     ],
 )
-def test_mistakes_of_table(
+def test_errors_of_table(
     tmp_path: Path, more: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["table", str(tmp_path), *more]) == 2

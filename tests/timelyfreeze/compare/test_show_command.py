@@ -59,7 +59,7 @@ def runs(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def few(tmp_path: Path) -> Path:
-    """Runs that make a single picture."""
+    """Runs that make a single plot."""
     folder = tmp_path / "few"
     for seed, loss in ((1, 3.2), (2, 3.3)):
         for method in ("none", "timelyfreeze"):
@@ -98,8 +98,8 @@ def test_everything_is_in_the_folder_and_the_page_needs_nothing_else(
         assert "timelyfreeze" in alt
         kind, data = source.split(",")
         assert kind == "data:image/png;base64"
-        with Image.open(io.BytesIO(base64.b64decode(data))) as picture:
-            assert picture.width >= 1000
+        with Image.open(io.BytesIO(base64.b64decode(data))) as plot:
+            assert plot.width >= 1000
     headings = [name for name, _ in page.tags if name in ("h1", "h2", "h3")]
     assert headings == ["h1", *["h2"] * 6]
 
@@ -159,7 +159,7 @@ def test_what_cannot_be_read_is_named_and_the_others_are_compared(
     assert "3 runs, 2 of them finished." in page.text
 
 
-def test_pictures_of_another_comparison_do_not_stay(few: Path, tmp_path: Path) -> None:
+def test_plots_of_another_comparison_do_not_stay(few: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     for name in ("loss_seconds_7.png", "freeze_ratio_steps.svg", "mine.png"):
@@ -170,7 +170,7 @@ def test_pictures_of_another_comparison_do_not_stay(few: Path, tmp_path: Path) -
     assert (out / "mine.png").read_text() == "old"
 
 
-def test_pictures_are_the_same_whenever_they_are_drawn(few: Path, tmp_path: Path) -> None:
+def test_plots_are_the_same_whenever_they_are_drawn(few: Path, tmp_path: Path) -> None:
     for name in ("a", "b"):
         assert main([str(few), "--output", str(tmp_path / name)]) == 0
     for path in (tmp_path / "a").iterdir():
@@ -202,7 +202,7 @@ def test_a_reference_is_one_run(
         (["RUNS", "--reference", "EMPTY"], "holds 0 runs; name one of them"),
     ],
 )
-def test_mistakes(
+def test_errors(
     arguments: list[str],
     message: str,
     runs: Path,

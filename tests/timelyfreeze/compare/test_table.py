@@ -355,13 +355,13 @@ def test_the_csv_has_a_row_of_plain_values_for_each_run(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "none", tokens_per_second=4000.0, data_seed=7)
     write_run(
         tmp_path / "b", "timelyfreeze", tokens_per_second=5000.0, batch_ms_predicted=80.0,
-        batch_ms=100.0, stage_ratios={"0": 0.5, "1": 0.75}, limit_batch_ms=60.5,
+        batch_ms=100.0, stage_ratios={"0": 0.5, "1": 0.75}, all_frozen_batch_ms=60.5,
     )  # fmt: skip
     write_record(tmp_path / "c", 1)
     none, frozen, failed = sorted(csv_rows(tmp_path), key=lambda row: row["folder"])
     assert (none["tokens_per_second"], none["data_seed"], none["batch_ms"]) == ("4000.0", "7", "")
     assert (frozen["gain_percent"], frozen["batch_error_percent"]) == ("25.0", "25.0")
-    assert (frozen["limit_batch_ms"], frozen["device"]) == ("60.5", "some CPU, 2 cores")
+    assert (frozen["all_frozen_batch_ms"], frozen["device"]) == ("60.5", "some CPU, 2 cores")
     assert frozen["stage_ratios"] == '{"0": 0.5, "1": 0.75}'
     assert (failed["method"], failed["status"], failed["tokens_per_second"]) == (
         "apf",

@@ -15,7 +15,7 @@ from tests.timelyfreeze.helpers.ranks import (
     warnings,
     without_stable_times,
 )
-from timelyfreeze.control.collected import ObservedPass
+from timelyfreeze.control.collected import ObservedBatch
 from timelyfreeze.planning.plan import plan_to_json
 from timelyfreeze.schedule.actions import parse_action
 from timelyfreeze.schedule.order import ScheduleOrder, parse_order
@@ -54,19 +54,21 @@ def test_the_plan_applies_by_eq_9() -> None:
     assert plan is not None
     freezable = [a for a in controller.dag.actions if a.kind.freezable]
     assert any(plan.ratio_of(action) > 0 for action in freezable)
-    shares = {7: 0.25, 8: 0.5, 9: 0.75, 10: 1.0, 11: 1.0, 500: 1.0}
-    for step, share in shares.items():
+    fractions = {7: 0.25, 8: 0.5, 9: 0.75, 10: 1.0, 11: 1.0, 500: 1.0}
+    for step, fraction in fractions.items():
         controller.begin_step(step)
         assert controller.phase is (Phase.RAMP if step <= 10 else Phase.STABLE)
         for action in freezable:
-            assert controller.planned_ratio(action) == pytest.approx(share * plan.ratio_of(action))
-        means = {stage: share * r for stage, r in plan.stage_mean_ratios().items()}
+            assert controller.planned_ratio(action) == pytest.approx(
+                fraction * plan.ratio_of(action)
+            )
+        means = {stage: fraction * r for stage, r in plan.stage_mean_ratios().items()}
         assert controller.expected_stage_ratios() == pytest.approx(means)
 
 
-@pytest.mark.parametrize("first_stage", ["all_or_nothing", "keep_chain"])
+@pytest.mark.parametrize("first_stage", ["all_or_nothing", "per_tensor"])
 def test_masks_follow_the_plan_on_average(first_stage: str) -> None:
-    ranks = Ranks(ORDER, first_stage=first_stage, passes_per_step=40, max_freeze_ratio=0.6)
+    ranks = Ranks(ORDER, first_stage=first_stage, batches_per_step=40, max_freeze_ratio=0.6)
     ranks.run(1, 13)
     plan = ranks.controllers[0].plan
     assert plan is not None
@@ -82,7 +84,7 @@ def test_masks_follow_the_plan_on_average(first_stage: str) -> None:
                 assert statistics.mean(drawn) == pytest.approx(ratio, abs=0.16)
             else:
                 # A draw never misses the ratio by more than one of 12 equal tensors.
-                assert all(abs(share - ratio) < 1 / 12 + 1e-9 for share in drawn)
+                assert all(abs(fraction - ratio) < 1 / 12 + 1e-9 for fraction in drawn)
                 assert statistics.mean(drawn) == pytest.approx(ratio, abs=0.03)
     assert fractions > 0, "a plan of zeros and ones alone would test little"
 
@@ -93,26 +95,26 @@ def test_tensors_of_a_compiled_block_are_frozen_all_or_none_at_the_planned_ratio
 ) -> None:
     blocks = ((0, 1, 2, 3, 4), (5, 6, 7, 8, 9))  # the other two tensors are alone
     monkeypatch.setattr(StubStage, "frozen_together", blocks)
-    ranks = Ranks(ORDER, first_stage="keep_chain", passes_per_step=120, max_freeze_ratio=0.6)
+    ranks = Ranks(ORDER, first_stage="per_tensor", batches_per_step=120, max_freeze_ratio=0.6)
     ranks.run(1, 12)
     drawn = [mask for masks in ranks.masks(1, 1) for mask in masks.values()]
     assert all(len({mask[i] for i in block}) == 1 for mask in drawn for block in blocks)
     assert any(mask[0] != mask[5] for mask in drawn)
     assert any(mask[10] != mask[11] for mask in drawn)
-    figures = ranks.collect()[0]
+    metrics = ranks.collect()[0]
     wanted = ranks.controllers[0].expected_stage_ratios()
     assert 0.1 < max(wanted.values()) < 0.7
-    assert figures.applied_stage_ratios == pytest.approx(wanted, abs=0.05)
+    assert metrics.applied_stage_ratios == pytest.approx(wanted, abs=0.05)
 
 
-def test_planned_and_applied_ratios_meet_in_the_collected_figures() -> None:
-    ranks = Ranks(ORDER, first_stage="keep_chain", passes_per_step=50)
+def test_planned_and_applied_ratios_meet_in_the_collected_metrics() -> None:
+    ranks = Ranks(ORDER, first_stage="per_tensor", batches_per_step=50)
     ranks.run(1, 12)
-    figures = ranks.collect()
-    assert figures[0] == figures[1]
+    metrics = ranks.collect()
+    assert metrics[0] == metrics[1]
     wanted = ranks.controllers[0].expected_stage_ratios()
     assert max(wanted.values()) > 0.1
-    assert figures[0].applied_stage_ratios == pytest.approx(wanted, abs=0.03)
+    assert metrics[0].applied_stage_ratios == pytest.approx(wanted, abs=0.03)
 
 
 def test_the_average_freeze_ratio_is_the_mean_of_every_mask_so_far() -> None:
@@ -125,16 +127,16 @@ def test_the_average_freeze_ratio_is_the_mean_of_every_mask_so_far() -> None:
         for microbatch in range(4)
     ]
     assert len(every) == 2 * 12 * 3 * 4
-    for figures in ranks.collect():
-        assert figures.average_freeze_ratio == pytest.approx(statistics.mean(every))
+    for metrics in ranks.collect():
+        assert metrics.average_freeze_ratio == pytest.approx(statistics.mean(every))
 
 
-def counted(ranks: Ranks, first_pass: int) -> dict[str, int]:
+def counted(ranks: Ranks, first_batch: int) -> dict[str, int]:
     """How often masks froze each tensor from a pass on, by what stages were given."""
     return {
         name: sum(
             mask[i]
-            for given in list(ranks.masks(rank, rank))[first_pass:]
+            for given in list(ranks.masks(rank, rank))[first_batch:]
             for mask in given.values()
         )
         for rank in (0, 1)
@@ -143,14 +145,14 @@ def counted(ranks: Ranks, first_pass: int) -> dict[str, int]:
 
 
 def test_counts_of_frozen_tensors_are_those_of_the_masks_since_the_ramp() -> None:
-    ranks = Ranks(ORDER, first_stage="keep_chain")
+    ranks = Ranks(ORDER, first_stage="per_tensor")
     ranks.run(1, 9)
     state = ranks.saved()
-    later = Ranks(ORDER, first_stage="keep_chain")
+    later = Ranks(ORDER, first_stage="per_tensor")
     later.load(state)
     for each in (ranks, later):
         each.run(10, 13)
-    wanted = counted(ranks, first_pass=3 * LAST_MONITOR_STEP)
+    wanted = counted(ranks, first_batch=3 * LAST_MONITOR_STEP)
     assert len(set(wanted.values())) > 2
     for each in (ranks, later):
         first, again = each.on_all(lambda rank, each=each: each.controllers[rank].frozen_counts())
@@ -173,23 +175,23 @@ class StubEnergy:
         self.scales.append(scale)
 
 
-@pytest.mark.parametrize(("last", "share"), [(2, 0.0), (8, 0.5), (13, 1.0)])
-def test_p_eff_is_that_of_the_plan_and_not_of_the_draw(last: int, share: float) -> None:
-    ranks = Ranks(ORDER, first_stage="keep_chain")
+@pytest.mark.parametrize(("last", "fraction"), [(2, 0.0), (8, 0.5), (13, 1.0)])
+def test_p_eff_is_that_of_the_plan_and_not_of_the_draw(last: int, fraction: float) -> None:
+    ranks = Ranks(ORDER, first_stage="per_tensor")
     energies = [StubEnergy(rank) for rank in (0, 1)]
     for controller, energy in zip(ranks.controllers, energies, strict=True):
         controller._updates._energy = energy  # type: ignore[assignment]
     ranks.run(1, last)
-    figures = ranks.on_all(lambda rank: ranks.controllers[rank].collect(gradient_scale=2.0))
+    metrics = ranks.on_all(lambda rank: ranks.controllers[rank].collect(gradient_scale=2.0))
     plan = ranks.controllers[0].plan
     planned = {0: 0.0, 1: 0.0} if plan is None else plan.stage_mean_ratios()
-    wanted = 1.0 - share * (3.0 * planned[0] + planned[1]) / 4.0
-    for each in figures:
+    wanted = 1.0 - fraction * (3.0 * planned[0] + planned[1]) / 4.0
+    for each in metrics:
         assert each.energy is not None
         assert each.energy.p_eff == pytest.approx(wanted)
         assert each.energy.total == 48.0
     assert [energy.scales for energy in energies] == [[2.0], [2.0]]
-    assert share == 0.0 or wanted < 0.95
+    assert fraction == 0.0 or wanted < 0.95
 
 
 def test_while_everything_is_frozen_no_energy_passes() -> None:
@@ -197,31 +199,31 @@ def test_while_everything_is_frozen_no_energy_passes() -> None:
     for rank in (0, 1):
         ranks.controllers[rank]._updates._energy = StubEnergy(rank)  # type: ignore[assignment]
     ranks.run(1, 6)
-    assert [figures.energy.p_eff for figures in ranks.collect() if figures.energy] == [0.0, 0.0]
+    assert [metrics.energy.p_eff for metrics in ranks.collect() if metrics.energy] == [0.0, 0.0]
 
 
 def test_every_step_since_the_last_collection_has_its_freeze_ratio() -> None:
-    ranks = Ranks(ORDER, first_stage="keep_chain")
+    ranks = Ranks(ORDER, first_stage="per_tensor")
     ranks.run(1, 9)
     ranks.collect()
     ranks.run(10, 12)
-    figures, again = ranks.collect()
-    assert figures.step_ratios == again.step_ratios
+    metrics, again = ranks.collect()
+    assert metrics.step_ratios == again.step_ratios
     for step in (10, 11, 12):
-        passes = slice(3 * (step - 1), 3 * step)
-        shares = [
+        batches = slice(3 * (step - 1), 3 * step)
+        fractions = [
             np.mean(masks.get(m, [False]))
             for rank in (0, 1)
-            for masks in list(ranks.masks(rank, rank))[passes]
+            for masks in list(ranks.masks(rank, rank))[batches]
             for m in range(4)
         ]
-        assert figures.step_ratios[step] == pytest.approx(statistics.mean(shares))
-    assert sorted(figures.step_ratios) == [10, 11, 12]
+        assert metrics.step_ratios[step] == pytest.approx(statistics.mean(fractions))
+    assert sorted(metrics.step_ratios) == [10, 11, 12]
 
 
 def test_replicas_and_reruns_draw_the_same_masks_and_seeds_differ() -> None:
     def given(**settings: Any) -> list[list[dict[int, list[bool]]]]:
-        ranks = Ranks(ORDER, n_replicas=2, first_stage="keep_chain", **settings)
+        ranks = Ranks(ORDER, n_replicas=2, first_stage="per_tensor", **settings)
         ranks.run(1, 12)
         return [list(ranks.masks(rank, rank % 2)) for rank in range(4)]
 
@@ -232,38 +234,40 @@ def test_replicas_and_reruns_draw_the_same_masks_and_seeds_differ() -> None:
     assert first[1][-1] != first[1][-2], "each pass draws anew"
 
 
-def test_a_machine_that_is_slower_than_when_measured_shows_in_stable_figures_alone() -> None:
-    slowness = [1.0]
-    ranks = Ranks(ORDER, duration_ms=lambda action, share: slowness[0] * linear_ms(action, share))
+def test_a_machine_that_is_slower_than_when_measured_shows_in_stable_metrics_alone() -> None:
+    drift = [1.0]
+    ranks = Ranks(
+        ORDER, duration_ms=lambda action, fraction: drift[0] * linear_ms(action, fraction)
+    )
     ranks.run(1, 10)
-    assert [figures.slowness for figures in ranks.collect()] == [None, None], "ramp among them"
-    slowness[0] = 1.5
+    assert [metrics.drift for metrics in ranks.collect()] == [None, None], "ramp among them"
+    drift[0] = 1.5
     ranks.run(11, 14)
-    assert [f.slowness for f in ranks.collect()] == pytest.approx([1.5, 1.5], rel=0.02)
+    assert [f.drift for f in ranks.collect()] == pytest.approx([1.5, 1.5], rel=0.02)
 
 
 def test_whoever_looks_on_gets_every_pass_once_with_what_it_froze() -> None:
-    ranks = Ranks(ORDER, first_stage="keep_chain")
-    seen: list[list[ObservedPass]] = [[], []]
-    for controller, passes in zip(ranks.controllers, seen, strict=True):
-        controller.on_pass = passes.append
+    ranks = Ranks(ORDER, first_stage="per_tensor")
+    seen: list[list[ObservedBatch]] = [[], []]
+    for controller, batches in zip(ranks.controllers, seen, strict=True):
+        controller.on_batch = batches.append
     ranks.run(1, 12)
     ranks.collect()
-    for rank, passes in enumerate(seen):
-        assert [observed.step for observed in passes] == [s for s in range(1, 13) for _ in "123"]
-        assert passes[12].phase is Phase.LOWER_BOUND
-        assert [observed.is_cold for observed in passes[12:18]] == [True] + 5 * [False]
-        for observed, masks in zip(passes, ranks.masks(rank, rank), strict=True):
+    for rank, batches in enumerate(seen):
+        assert [observed.step for observed in batches] == [s for s in range(1, 13) for _ in "123"]
+        assert batches[12].phase is Phase.LOWER_BOUND
+        assert [observed.is_cold for observed in batches[12:18]] == [True] + 5 * [False]
+        for observed, masks in zip(batches, ranks.masks(rank, rank), strict=True):
             frozen = {m: float(np.mean(masks.get(m, [False]))) for m in range(4)}
-            assert {a.microbatch: share for a, share in observed.shares.items()} == frozen
-            assert all(action.kind.freezable for action in observed.shares)
+            assert {a.microbatch: fraction for a, fraction in observed.fractions.items()} == frozen
+            assert all(action.kind.freezable for action in observed.fractions)
             for action, (began_ms, ended_ms) in observed.record.intervals_ms.items():
                 assert ended_ms - began_ms == pytest.approx(observed.record.durations_ms[action])
 
 
 @pytest.mark.parametrize("is_tampered", [False, True])
 def test_replicas_that_freeze_different_tensors_are_found_out(is_tampered: bool) -> None:
-    ranks = Ranks(ORDER, n_replicas=2, first_stage="keep_chain")
+    ranks = Ranks(ORDER, n_replicas=2, first_stage="per_tensor")
     if is_tampered:  # rank 3 holds stage 1 of the second replica
         built = ranks.controllers[3]._masks
         settings, *others = built.args
@@ -283,7 +287,7 @@ def test_a_pass_that_fails_leaves_no_mask_and_no_trace(caplog: pytest.LogCapture
     controller = disturbed.controllers[1]
     controller.begin_step(6)
     with pytest.raises(RuntimeError, match="1B2 failed"):
-        disturbed.one_pass(1, fail_at=parse_action("1B2"))
+        disturbed.one_batch(1, fail_at=parse_action("1B2"))
     assert disturbed.stages[1][1].masks == {}
     for ranks in (disturbed, calm):
         ranks.run(6, LAST_MONITOR_STEP)
@@ -305,7 +309,7 @@ def test_a_run_that_begins_after_monitoring_says_why_nothing_is_frozen(
     }
 
 
-# -- figures ---------------------------------------------------------------------------------------
+# -- metrics ---------------------------------------------------------------------------------------
 
 
 def test_collected_batches_have_the_length_of_the_pipelines_and_come_once() -> None:
@@ -314,16 +318,16 @@ def test_collected_batches_have_the_length_of_the_pipelines_and_come_once() -> N
     ranks = Ranks(order)
     ranks.run(1, 6)
     actions = [action for row in order.ranks for action in row]
-    whole, frozen = (sum(linear_ms(a, share) for a in actions) for share in (0.0, 1.0))
-    (figures,) = ranks.collect()
+    whole, frozen = (sum(linear_ms(a, fraction) for a in actions) for fraction in (0.0, 1.0))
+    (metrics,) = ranks.collect()
     # Each phase lost its first pass.
-    assert {phase: len(values) for phase, values in figures.batch_ms.items()} == {
+    assert {phase: len(values) for phase, values in metrics.batch_ms.items()} == {
         Phase.WARMUP: 5,
         Phase.UPPER_BOUND: 5,
         Phase.LOWER_BOUND: 5,
     }
-    assert figures.batch_ms[Phase.WARMUP] == pytest.approx([whole] * 5)
-    assert figures.batch_ms[Phase.LOWER_BOUND] == pytest.approx([frozen] * 5)
+    assert metrics.batch_ms[Phase.WARMUP] == pytest.approx([whole] * 5)
+    assert metrics.batch_ms[Phase.LOWER_BOUND] == pytest.approx([frozen] * 5)
     ranks.run(7, 7)
     assert ranks.collect()[0].batch_ms.keys() == {Phase.RAMP}
     assert ranks.collect()[0].batch_ms == {}

@@ -19,7 +19,7 @@ from tests.timelyfreeze.helpers.ranks import (
     without_stable_times,
 )
 from tests.timelyfreeze.helpers.stub_policy import StubMeter, StubPolicy, choose_by_number
-from timelyfreeze.policies.policy import Check, Figure
+from timelyfreeze.policies.policy import Check, Metric
 from timelyfreeze.schedule.actions import Action, ActionKind
 from timelyfreeze.schedule.order import ScheduleOrder
 from timelyfreeze.schedule.schedules import one_f_one_b_order
@@ -48,12 +48,12 @@ def alone(order: ScheduleOrder = ORDER, **options: Any) -> Ranks:
     return Ranks(order, policy=policy, phases=UNPLANNED, **options)
 
 
-def scattered(seed: int = 0, share: float = 0.5) -> np.ndarray:
-    return np.random.default_rng(seed).random(2 * N_TENSORS) < share
+def scattered(seed: int = 0, fraction: float = 0.5) -> np.ndarray:
+    return np.random.default_rng(seed).random(2 * N_TENSORS) < fraction
 
 
 def planned(frozen: np.ndarray, **options: Any) -> Ranks:
-    settings = {"first_stage": "keep_chain", **options}
+    settings = {"first_stage": "per_tensor", **options}
     return Ranks(ORDER, policy=StubPolicy(lambda check: frozen), **settings)
 
 
@@ -136,23 +136,23 @@ def test_expected_ratios_are_the_shares_of_what_was_chosen() -> None:
         ranks.run(step, step)
 
 
-def test_collected_figures_are_those_of_masks_policy_and_meter() -> None:
+def test_collected_metrics_are_those_of_masks_policy_and_meter() -> None:
     ranks = alone()
     ranks.run(1, 6)
-    figures, other = ranks.collect()
-    assert figures == other
+    metrics, other = ranks.collect()
+    assert metrics == other
     every = [
         np.mean(masks.get(microbatch, [False]))
         for rank in (0, 1)
         for masks in ranks.masks(rank, rank)
         for microbatch in range(4)
     ]
-    assert figures.average_freeze_ratio == pytest.approx(statistics.mean(every))
-    assert figures.applied_stage_ratios == pytest.approx({0: 1.0, 1: 0.0})
-    assert figures.batch_ms.keys() == {Phase.WARMUP, Phase.STABLE}
-    assert figures.policy == {"frozen_tensors": 15}
-    assert figures.score_bytes == StubMeter.n_bytes
-    assert figures.score_ms_per_step == 0.0, "the hand clock stands still while scoring"
+    assert metrics.average_freeze_ratio == pytest.approx(statistics.mean(every))
+    assert metrics.applied_stage_ratios == pytest.approx({0: 1.0, 1: 0.0})
+    assert metrics.batch_ms.keys() == {Phase.WARMUP, Phase.STABLE}
+    assert metrics.policy == {"frozen_tensors": 15}
+    assert metrics.score_bytes == StubMeter.n_bytes
+    assert metrics.score_ms_per_step == 0.0, "the hand clock stands still while scoring"
 
 
 def test_the_slowest_scoring_counts() -> None:
@@ -181,7 +181,7 @@ def test_a_controller_with_nothing_to_freeze_by_is_refused() -> None:
 
 
 def test_monitoring_is_that_of_a_plan_alone() -> None:
-    ranks, plain = planned(scattered()), Ranks(ORDER, first_stage="keep_chain")
+    ranks, plain = planned(scattered()), Ranks(ORDER, first_stage="per_tensor")
     for each in (ranks, plain):
         each.run(1, LAST_MONITOR_STEP)
     for rank in (0, 1):
@@ -197,10 +197,10 @@ def test_monitoring_is_that_of_a_plan_alone() -> None:
             assert controller.bounds.min_ms[i] == pytest.approx(linear_ms(action, 1.0))
 
 
-@pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.8, 1.0])
-def test_the_choice_is_brought_to_the_planned_ratio(share: float) -> None:
-    frozen = scattered(share=share)
-    ranks = planned(frozen, passes_per_step=20, max_freeze_ratio=0.6)
+@pytest.mark.parametrize("fraction", [0.0, 0.2, 0.5, 0.8, 1.0])
+def test_the_choice_is_brought_to_the_planned_ratio(fraction: float) -> None:
+    frozen = scattered(fraction=fraction)
+    ranks = planned(frozen, batches_per_step=20, max_freeze_ratio=0.6)
     ranks.run(1, 13)
     plan = ranks.controllers[0].plan
     assert plan is not None
@@ -223,8 +223,8 @@ def test_the_choice_is_brought_to_the_planned_ratio(share: float) -> None:
                     else:
                         assert not (chosen & ~mask).any()
                         n_more += mask.sum() > chosen.sum()
-    assert n_more > 0 or share == 1.0
-    assert n_less > 0 or share == 0.0
+    assert n_more > 0 or fraction == 1.0
+    assert n_less > 0 or fraction == 0.0
 
 
 def test_draws_differ_from_pass_to_pass_and_agree_between_replicas_and_reruns() -> None:
@@ -260,7 +260,7 @@ def test_where_the_chain_is_kept_every_stage_hands_on_its_gradient() -> None:
 
 
 def test_expected_ratios_are_the_plans() -> None:
-    ranks, plain = planned(scattered()), Ranks(ORDER, first_stage="keep_chain")
+    ranks, plain = planned(scattered()), Ranks(ORDER, first_stage="per_tensor")
     for each in (ranks, plain):
         each.run(1, 8)
     for a, b in zip(ranks.controllers, plain.controllers, strict=True):
@@ -299,13 +299,13 @@ def test_steps_of_the_lower_bound_do_not_count_for_checks() -> None:
 # -- checkpoints -----------------------------------------------------------------------------------
 
 
-def by_figures(n_stages: int) -> StubPolicy:
+def by_metrics(n_stages: int) -> StubPolicy:
     """Decides by what was measured, so that a run without the meter's state would go astray."""
 
     def choose(check: Check) -> np.ndarray:
-        if not check.figures:
+        if not check.metrics:
             return np.zeros(n_stages * N_TENSORS, dtype=np.bool_)
-        return check.figures[Figure.ABS_SUM] < 12.0 * check.number
+        return check.metrics[Metric.ABS_SUM] < 12.0 * check.number
 
     return StubPolicy(choose, check_interval=3)
 
@@ -317,7 +317,7 @@ def by_figures(n_stages: int) -> StubPolicy:
 def test_a_resumed_run_freezes_as_one_that_never_stopped(
     order: ScheduleOrder, phases: PhaseSchedule, stopped_at: int
 ) -> None:
-    policy = by_figures(order.n_stages)
+    policy = by_metrics(order.n_stages)
     whole, before, after = (Ranks(order, policy=policy, phases=phases) for _ in range(3))
     whole.run(1, 14)
     before.run(1, stopped_at)
@@ -378,7 +378,7 @@ def test_a_checkpoint_of_another_method_is_refused(saved: str, resumed: str) -> 
 
 
 class OtherPolicy(StubPolicy):
-    """Another method that could be mistaken for the first."""
+    """Another method that could be wrong for the first."""
 
 
 @pytest.mark.parametrize("phases", [UNPLANNED, PHASES], ids=["alone", "planned"])

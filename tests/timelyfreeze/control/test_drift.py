@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.timelyfreeze.helpers.pipelines import random_bounds, random_order
-from timelyfreeze.control.drift import drifts, forward_slowness, largest_move, moved_bounds
+from timelyfreeze.control.drift import drifts, forward_drift, largest_move, moved_bounds
 from timelyfreeze.schedule.actions import ActionKind
 from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import parse_order
@@ -41,9 +41,9 @@ def test_each_stage_and_kind_moves_by_itself() -> None:
 
 def test_forwards_behind_the_first_stage_say_how_slow_the_machine_is() -> None:
     found = drifts(DAG, BOUNDS, HALF, observed(F0=1.0, F1=5.0, B0=7.5, B1=6.0))
-    assert forward_slowness(found) == 1.25
-    assert forward_slowness({(0, ActionKind.FORWARD): 0.5}) == 0.5, "better than nothing"
-    assert forward_slowness({(1, ActionKind.FULL_BACKWARD): 3.0}) is None
+    assert forward_drift(found) == 1.25
+    assert forward_drift({(0, ActionKind.FORWARD): 0.5}) == 0.5, "better than nothing"
+    assert forward_drift({(1, ActionKind.FULL_BACKWARD): 3.0}) is None
 
 
 def test_one_slow_microbatch_moves_nothing() -> None:
@@ -94,10 +94,10 @@ def test_long_actions_have_more_weight_than_short_ones() -> None:
     assert largest_move(drifts(dag, bounds, [4.0] * 3 + [20.0] * 3, times)) == pytest.approx(0.5)
 
 
-@given(seed=st.integers(0, 10**6), price_ms=st.sampled_from([0.0, 0.7]))
+@given(seed=st.integers(0, 10**6), overhead_ms=st.sampled_from([0.0, 0.7]))
 @settings(deadline=None, max_examples=50)
-def test_moved_bounds_explain_what_was_seen(seed: int, price_ms: float) -> None:
-    """Messages keep their price: an action's own time is what was seen of it."""
+def test_moved_bounds_explain_what_was_seen(seed: int, overhead_ms: float) -> None:
+    """Messages keep their overhead: an action's own time is what was seen of it."""
     dag = build_dag(random_order(seed))
     plain = random_bounds(dag, seed)
     rng = np.random.default_rng(seed)
@@ -109,7 +109,7 @@ def test_moved_bounds_explain_what_was_seen(seed: int, price_ms: float) -> None:
         for i, a in enumerate(dag.actions)
         if own_ms[i] > 0.2 * plain.max_ms[i]  # what is left of the others tells nothing
     }
-    bounds = with_messages(dag, plain, price_ms)
+    bounds = with_messages(dag, plain, overhead_ms)
 
     def planned_ms(bounds: DurationBounds) -> np.ndarray:
         return bounds.max_ms - ratios * (bounds.max_ms - bounds.min_ms)

@@ -68,13 +68,13 @@ def test_the_plan_keeps_to_the_cap_and_is_as_fast_as_it_says() -> None:
 
 
 def test_the_first_passes_after_each_change_of_phase_do_not_count() -> None:
-    """Had the slow first passes counted, the bounds would be far too long."""
+    """Had the slow first batches counted, the bounds would be far too long."""
     order = gpipe_order(2, 2)
-    ranks = Ranks(order, passes_per_step=1, discard_passes=1)
+    ranks = Ranks(order, batches_per_step=1, discard_batches=1)
     slow = {"now": False}
 
-    def duration_ms(action: Action, share: float) -> float:
-        return linear_ms(action, share) + (1000.0 if slow["now"] else 0.0)
+    def duration_ms(action: Action, fraction: float) -> float:
+        return linear_ms(action, fraction) + (1000.0 if slow["now"] else 0.0)
 
     ranks.duration_ms = duration_ms
     for step in range(1, LAST_MONITOR_STEP + 1):
@@ -84,7 +84,7 @@ def test_the_first_passes_after_each_change_of_phase_do_not_count() -> None:
 
 
 def test_predictions_belong_to_the_current_step() -> None:
-    ranks = Ranks(ORDER, cascade="off")
+    ranks = Ranks(ORDER, skip_input_grads="off")
     ranks.run(1, LAST_MONITOR_STEP - 1)
     controller = ranks.controllers[0]
     assert controller.expected_batch_ms() is None
@@ -98,7 +98,7 @@ def test_predictions_belong_to_the_current_step() -> None:
     assert controller.expected_batch_ms() == pytest.approx(max(end for _, end in half.values()))
 
 
-def test_processors_that_ranks_share_reach_plan_and_prediction() -> None:
+def test_processors_that_ranks_fraction_reach_plan_and_prediction() -> None:
     alone, shared = Ranks(ORDER), Ranks(ORDER, n_processors=1.0)
     for ranks in (alone, shared):
         ranks.run(1, LAST_MONITOR_STEP)
@@ -110,8 +110,8 @@ def test_processors_that_ranks_share_reach_plan_and_prediction() -> None:
 def test_backwards_that_freezing_does_not_shorten_are_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def duration_ms(action: Action, share: float) -> float:
-        return linear_ms(action, 0.0 if action.stage == 0 else share)
+    def duration_ms(action: Action, fraction: float) -> float:
+        return linear_ms(action, 0.0 if action.stage == 0 else fraction)
 
     ranks = Ranks(ORDER, duration_ms=duration_ms)
     ranks.run(1, LAST_MONITOR_STEP)
@@ -140,14 +140,14 @@ def test_the_plan_is_made_for_the_order_that_ran(caplog: pytest.LogCaptureFixtur
 # -- failures --------------------------------------------------------------------------------------
 
 
-def assert_trains_on_unfrozen(ranks: Ranks, first_pass: int) -> None:
+def assert_trains_on_unfrozen(ranks: Ranks, first_batch: int) -> None:
     for rank, stages in enumerate(ranks.stages):
         controller = ranks.controllers[rank]
         assert controller.plan is None
         assert controller.plan_missing
         assert set(controller.expected_stage_ratios().values()) == {0.0}
         for stage in stages:
-            assert list(ranks.masks(rank, stage))[first_pass:] == [{}] * (12 * 3 - first_pass)
+            assert list(ranks.masks(rank, stage))[first_batch:] == [{}] * (12 * 3 - first_batch)
 
 
 @pytest.mark.parametrize(

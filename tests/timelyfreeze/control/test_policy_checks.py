@@ -20,7 +20,7 @@ from tests.timelyfreeze.helpers.stub_policy import (
     choose_by_number,
 )
 from timelyfreeze.control.policy_checks import PolicyChecks
-from timelyfreeze.policies.policy import Check, Figure
+from timelyfreeze.policies.policy import Check, Metric
 from timelyfreeze.settings.phases import PhaseSchedule
 
 # Warm-up, monitoring in two halves of which the second changes no weights, ramp; the last two
@@ -134,7 +134,7 @@ def test_without_a_measurement_checks_come_alike_and_ranks_exchange_nothing(
     recorded = Recorded(StubPolicy(lambda check: NOTHING, 3, measurement=None), phases)
     recorded.run(1, 50)
     n_checks = sum(call == "take" for _, call in by_counting(phases, 3, 50))
-    assert [(check.number, dict(check.figures)) for check in recorded.seen] == [
+    assert [(check.number, dict(check.metrics)) for check in recorded.seen] == [
         (number, {}) for number in range(n_checks + 1)
     ]
     assert recorded.calls == []
@@ -150,7 +150,7 @@ def test_the_policy_is_asked_before_the_first_step_and_its_choice_holds_until_th
     masks = [LAYOUT.stages < k for k in (0, 1, 2, 3)]
     recorded = Recorded(StubPolicy(choose_by_number(*masks), 2), PhaseSchedule.unplanned(1))
     (start,) = recorded.seen
-    assert (start.number, start.layout, dict(start.figures), start.seed) == (0, LAYOUT, {}, 7)
+    assert (start.number, start.layout, dict(start.metrics), start.seed) == (0, LAYOUT, {}, 7)
     held = []
     for step in range(1, 9):
         recorded.run(step, step)
@@ -160,16 +160,16 @@ def test_the_policy_is_asked_before_the_first_step_and_its_choice_holds_until_th
     assert recorded.checks.decision.memory == {"numbers": [0, 1, 2, 3]}, "each saw the one before"
 
 
-def test_figures_are_those_of_the_interval() -> None:
+def test_metrics_are_those_of_the_interval() -> None:
     """The stub meter's numbers are weights times steps."""
     recorded = Recorded(StubPolicy(lambda check: NOTHING, 3), PhaseSchedule(1, 6, 8))
     recorded.run(1, 9)  # 2, 3 and 7; 8 and 9 are of the next interval
     (_, check) = recorded.seen
     wanted = 3 * np.array([WEIGHTS[name] for name in LAYOUT.names])
-    assert check.figures.keys() == {Figure.ABS_SUM, Figure.SQUARE_SUM}
-    assert np.array_equal(check.figures[Figure.ABS_SUM], wanted)
-    assert np.array_equal(check.figures[Figure.SQUARE_SUM], wanted**2)
-    assert check.figures[Figure.ABS_SUM].dtype == np.float64
+    assert check.metrics.keys() == {Metric.ABS_SUM, Metric.SQUARE_SUM}
+    assert np.array_equal(check.metrics[Metric.ABS_SUM], wanted)
+    assert np.array_equal(check.metrics[Metric.SQUARE_SUM], wanted**2)
+    assert check.metrics[Metric.ABS_SUM].dtype == np.float64
 
 
 @pytest.mark.parametrize("first", [3, 4, 6])
@@ -181,7 +181,7 @@ def test_a_run_that_begins_after_warm_up_measures_from_there(first: int) -> None
     # From step 3 on, every third step ends with a check; the first interval may be shorter.
     n_first = 3 - (first - 3) % 3
     steps = [
-        check.figures[Figure.ABS_SUM][0] / WEIGHTS[LAYOUT.names[0]] for check in recorded.seen[1:]
+        check.metrics[Metric.ABS_SUM][0] / WEIGHTS[LAYOUT.names[0]] for check in recorded.seen[1:]
     ]
     assert steps == [n_first, 3][: len(steps)]
     assert [check.number for check in recorded.seen[1:]] == ([1, 2] if first < 6 else [2])
@@ -198,8 +198,8 @@ def test_masks_and_shares_of_a_stage_are_those_of_its_own_tensors(seed: int) -> 
     for stage, tensors in STAGES.items():
         assert checks.frozen(stage).dtype == np.bool_
         assert checks.frozen(stage).tolist() == [name in names for name, _ in tensors]
-        share = sum(size for name, size in tensors if name in names) / sum(s for _, s in tensors)
-        assert checks.frozen_share(stage) == pytest.approx(share)
+        fraction = sum(size for name, size in tensors if name in names) / sum(s for _, s in tensors)
+        assert checks.frozen_ratio(stage) == pytest.approx(fraction)
 
 
 @pytest.mark.parametrize(
@@ -216,14 +216,14 @@ def test_one_live_tensor_makes_a_stage_live_wherever_it_is() -> None:
     assert Recorded(StubPolicy(lambda check: frozen)).checks.first_live_stage == 0
 
 
-# -- mistakes --------------------------------------------------------------------------------------
+# -- errors --------------------------------------------------------------------------------------
 
 
 def test_wrong_settings_are_refused_all_at_once() -> None:
     wrong = ("freezing.stub.a is 1; it must be 2", "freezing.stub.b is 3; it must be 4")
 
     def choose(check: Check) -> np.ndarray:
-        raise AssertionError("a policy with mistakes must not decide")
+        raise AssertionError("a policy with errors must not decide")
 
     with pytest.raises(ValueError, match=f"^{'; '.join(wrong)}$"):
         Recorded(StubPolicy(choose, wrong=wrong))
@@ -272,9 +272,9 @@ def test_a_resumed_run_decides_as_one_that_never_stopped(
     phases: PhaseSchedule, stopped_at: int
 ) -> None:
     def choose(check: Check) -> np.ndarray:
-        if not check.figures:
+        if not check.metrics:
             return NOTHING
-        return check.figures[Figure.ABS_SUM] < 4.0 * check.number
+        return check.metrics[Metric.ABS_SUM] < 4.0 * check.number
 
     whole, before, after = (Recorded(StubPolicy(choose, 3), phases) for _ in range(3))
     whole.run(1, 20)
@@ -283,11 +283,11 @@ def test_a_resumed_run_decides_as_one_that_never_stopped(
     after.checks.load_tensor_state({k: v.clone() for k, v in before.checks.tensor_state().items()})
     assert np.array_equal(after.checks.decision.frozen, before.checks.decision.frozen)
     assert after.checks.decision.memory == before.checks.decision.memory
-    assert after.checks.decision.figures == before.checks.decision.figures
+    assert after.checks.decision.metrics == before.checks.decision.metrics
     after.run(stopped_at + 1, 20)
     assert after.calls == [call for call in whole.calls if call[0] > stopped_at]
-    numbers = [(c.number, c.figures[Figure.ABS_SUM].tolist()) for c in after.seen[1:]]
-    wanted = [(c.number, c.figures[Figure.ABS_SUM].tolist()) for c in whole.seen[1:]]
+    numbers = [(c.number, c.metrics[Metric.ABS_SUM].tolist()) for c in after.seen[1:]]
+    wanted = [(c.number, c.metrics[Metric.ABS_SUM].tolist()) for c in whole.seen[1:]]
     assert numbers == wanted[len(before.seen) - 1 :]
     assert json.dumps(after.checks.plain_state()) == json.dumps(whole.checks.plain_state())
     assert whole.checks.decision.frozen.any()
@@ -300,11 +300,11 @@ def test_every_decision_survives_json(frozen: np.ndarray) -> None:
     after.checks.load_plain_state(json.loads(json.dumps(before.checks.plain_state())))
     assert np.array_equal(after.checks.decision.frozen, frozen)
     assert after.checks.decision.frozen.dtype == np.bool_
-    assert after.checks.decision.figures == {"frozen_tensors": frozen.sum()}
+    assert after.checks.decision.metrics == {"frozen_tensors": frozen.sum()}
 
 
 class OtherPolicy(StubPolicy):
-    """Another method that could be mistaken for the first."""
+    """Another method that could be wrong for the first."""
 
 
 def test_a_decision_of_another_policy_is_refused() -> None:

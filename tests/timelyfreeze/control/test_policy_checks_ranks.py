@@ -20,7 +20,7 @@ from tests.timelyfreeze.helpers.stub_policy import (
     StubPolicy,
 )
 from timelyfreeze.control.policy_checks import PolicyChecks, checks_for
-from timelyfreeze.policies.policy import Check, Figure, Measurement, Source
+from timelyfreeze.policies.policy import Check, Measurement, Metric, Source
 from timelyfreeze.settings.choices import FreezeSettings
 from timelyfreeze.settings.phases import PhaseSchedule
 
@@ -73,14 +73,14 @@ def run_ranks(
 
 def test_every_rank_sees_the_tensors_of_all_and_decides_alike() -> None:
     def choose(check: Check) -> np.ndarray:
-        return check.figures[Figure.ABS_SUM] < 9.0 if check.figures else NOTHING
+        return check.metrics[Metric.ABS_SUM] < 9.0 if check.metrics else NOTHING
 
     ranks = run_ranks(choose, 5, {0: WEIGHTS, 1: WEIGHTS})
     wanted = 2.0 * np.array([WEIGHTS[name] for name in LAYOUT.names])
     for rank in ranks:
         assert [check.number for check in rank.seen] == [0, 1, 2]
         for check in rank.seen[1:]:
-            assert np.array_equal(check.figures[Figure.ABS_SUM], wanted)
+            assert np.array_equal(check.metrics[Metric.ABS_SUM], wanted)
         # Weights 1 to 4 are those of stage 0 and of the first tensor of stage 1.
         assert rank.checks.decision.frozen.tolist() == [True] * 4 + [False] * 6
 
@@ -90,18 +90,18 @@ def test_replicas_may_differ_in_the_last_bit_and_still_decide_alike() -> None:
     other = {name: np.nextafter(weight, 100.0) for name, weight in WEIGHTS.items()}
 
     def choose(check: Check) -> np.ndarray:
-        if not check.figures:
+        if not check.metrics:
             return NOTHING
         wanted = 2.0 * np.array([WEIGHTS[name] for name in LAYOUT.names])
-        return check.figures[Figure.ABS_SUM] > wanted
+        return check.metrics[Metric.ABS_SUM] > wanted
 
     for weights in ({0: WEIGHTS, 1: other}, {0: other, 1: WEIGHTS}):
         ranks = run_ranks(choose, 3, weights)
         decisions = [rank.checks.decision.frozen.tolist() for rank in ranks]
         assert decisions == [decisions[0]] * 4
         assert len(set(decisions[0])) == 1, "all numbers are one replica's"
-        figures = [rank.seen[1].figures[Figure.SQUARE_SUM].tolist() for rank in ranks]
-        assert figures == [figures[0]] * 4
+        metrics = [rank.seen[1].metrics[Metric.SQUARE_SUM].tolist() for rank in ranks]
+        assert metrics == [metrics[0]] * 4
 
 
 # -- set up for the stages of a rank ---------------------------------------------------------------
@@ -154,7 +154,7 @@ def test_weights_that_move_are_seen_by_every_rank() -> None:
         seen.append(check)
         return NOTHING
 
-    measurement = Measurement(Source.UPDATES, (Figure.ABS_SUM,))
+    measurement = Measurement(Source.UPDATES, (Metric.ABS_SUM,))
     stages, checks, on_both = set_up(StubPolicy(choose, 2, measurement))
 
     def run(rank: int) -> None:
@@ -171,7 +171,7 @@ def test_weights_that_move_are_seen_by_every_rank() -> None:
     for check in seen[2:]:
         assert check.layout.names == LAYOUT.names
         assert check.layout.stages.tolist() == LAYOUT.stages.tolist()
-        assert check.figures[Figure.ABS_SUM].tolist() == wanted
+        assert check.metrics[Metric.ABS_SUM].tolist() == wanted
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_weights_that_move_are_seen_by_every_rank() -> None:
 def test_memory_is_that_of_the_own_tensors(
     score_memory: str, score_dtype: str, n_bytes: list[int]
 ) -> None:
-    measurement = Measurement(Source.UPDATES, (Figure.ABS_SUM,))
+    measurement = Measurement(Source.UPDATES, (Metric.ABS_SUM,))
     policy = StubPolicy(lambda check: NOTHING, 2, measurement)
     _, checks, _ = set_up(policy, score_memory=score_memory, score_dtype=score_dtype)
     assert [each.n_bytes for each in checks] == n_bytes

@@ -13,11 +13,11 @@ from tests.timelyfreeze.control.test_solver_delay import HereAtOnce
 from tests.timelyfreeze.helpers.pipelines import simulate
 from tests.timelyfreeze.helpers.ranks import Ranks, linear_ms, warnings, without_stable_times
 from timelyfreeze.control.replanning import (
-    Remeasurement,
+    DriftCheck,
+    check_drift,
     drift_from_plain,
     drift_text,
     drift_to_plain,
-    remeasure,
 )
 from timelyfreeze.planning.lp import LpError, solve_freeze_ratios
 from timelyfreeze.planning.plan import plan_from_ratios, plan_to_json
@@ -27,8 +27,8 @@ from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import ScheduleOrder, parse_order
 from timelyfreeze.schedule.schedules import one_f_one_b_order
 from timelyfreeze.settings.phases import Phase, PhaseSchedule
+from timelyfreeze.timing.batches import RankBatches
 from timelyfreeze.timing.bounds import DurationBounds
-from timelyfreeze.timing.passes import RankPasses
 
 ORDER = one_f_one_b_order(2, 4)
 # One rank, so that a batch is the sum of its actions: stub stages do not act out waiting.
@@ -36,19 +36,19 @@ ALONE = parse_order(["0F0 0F1 1F0 1B0 1F1 1B1 0B0 0B1"])
 # Warm-up 1-2, upper bound 3-4, lower bound 5-6, ramp 7-8, then stable; times compared at 12, 16, ..
 PHASES = PhaseSchedule(2, 6, 8)
 OLD_KEYS = ("samples", "failure", "solved")
-EXACT = {"phases": PHASES, "remeasure_every": 4, "discard_passes": 0}
+EXACT = {"phases": PHASES, "replan_every": 4, "discard_batches": 0}
 
 
 class Machine:
     """Durations of which the test can change the speed of a stage, and what freezing saves."""
 
     def __init__(self) -> None:
-        self.slowness = {0: 1.0, 1: 1.0}
+        self.drift = {0: 1.0, 1: 1.0}
         self.freezing_saves = True
 
-    def __call__(self, action: Action, share: float) -> float:
-        frozen = share if self.freezing_saves else 0.0
-        return linear_ms(action, frozen) * self.slowness[action.stage]
+    def __call__(self, action: Action, fraction: float) -> float:
+        frozen = fraction if self.freezing_saves else 0.0
+        return linear_ms(action, frozen) * self.drift[action.stage]
 
 
 def messages(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
@@ -76,18 +76,23 @@ def test_nothing_happens_while_times_stay(caplog: pytest.LogCaptureFixture) -> N
     assert not messages(caplog, "switched off")
 
 
-@pytest.mark.parametrize("first_stage", ["all_or_nothing", "keep_chain"])
+@pytest.mark.parametrize("first_stage", ["all_or_nothing", "per_tensor"])
 def test_times_that_moved_bring_a_plan_for_the_times_there_are(
     first_stage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     machine = Machine()
     # A former plan may have fronts by chance and stay for them.
-    settings = {**EXACT, "first_stage": first_stage, "passes_per_step": 6, "cascade": "off"}
+    settings = {
+        **EXACT,
+        "first_stage": first_stage,
+        "batches_per_step": 6,
+        "skip_input_grads": "off",
+    }
     ranks = Ranks(ORDER, duration_ms=machine, n_replicas=2, **settings)
     ranks.run(1, 12)
     former = ranks.controllers[0].plan
-    machine.slowness[1] = 2.0
+    machine.drift[1] = 2.0
     ranks.run(13, 15)
     assert ranks.controllers[0].plan is former
     ranks.run(16, 16)
@@ -119,23 +124,23 @@ def test_times_that_moved_bring_a_plan_for_the_times_there_are(
         assert ranks.controllers[rank].phase is Phase.STABLE
 
 
-def test_a_move_within_the_share_is_left_alone() -> None:
+def test_a_move_within_the_fraction_is_left_alone() -> None:
     machine = Machine()
-    ranks = Ranks(ORDER, duration_ms=machine, **EXACT, remeasure_share=0.25)
+    ranks = Ranks(ORDER, duration_ms=machine, **EXACT, replan_threshold=0.25)
     ranks.run(1, 12)
-    machine.slowness[0] = 1.2
+    machine.drift[0] = 1.2
     ranks.run(13, 20)
     assert len(ranks.solved[0]) == 1
-    machine.slowness[0] = 0.7  # faster counts as well
+    machine.drift[0] = 0.7  # faster counts as well
     ranks.run(21, 24)
     assert len(ranks.solved[0]) == 2
 
 
 def test_zero_never_looks(caplog: pytest.LogCaptureFixture) -> None:
     machine = Machine()
-    ranks = Ranks(ORDER, duration_ms=machine, **{**EXACT, "remeasure_every": 0})
+    ranks = Ranks(ORDER, duration_ms=machine, **{**EXACT, "replan_every": 0})
     ranks.run(1, 9)
-    machine.slowness[0] = 3.0
+    machine.drift[0] = 3.0
     ranks.run(10, 24)
     assert [len(solved) for solved in ranks.solved] == [1, 1]
     assert [exchange.n_gathers for exchange in ranks.exchanges] == [1, 1]
@@ -143,11 +148,11 @@ def test_zero_never_looks(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_too_few_passes_are_not_judged() -> None:
     machine = Machine()
-    ranks = Ranks(ORDER, duration_ms=machine, passes_per_step=1, **EXACT)
+    ranks = Ranks(ORDER, duration_ms=machine, batches_per_step=1, **EXACT)
     ranks.run(1, 8)
-    machine.slowness[0] = 3.0
+    machine.drift[0] = 3.0
     ranks.run(9, 15)
-    assert len(ranks.solved[0]) == 1, "4 passes were there at step 12"
+    assert len(ranks.solved[0]) == 1, "4 batches were there at step 12"
     ranks.run(16, 16)
     assert len(ranks.solved[0]) == 2
 
@@ -158,17 +163,17 @@ def test_a_plan_that_is_solved_meanwhile_comes_after_the_delay(
     monkeypatch.setattr(plan_call_module, "BackgroundCall", HereAtOnce)
     machine = Machine()
     phases = PhaseSchedule(2, 6, 10)
-    settings = {**EXACT, "phases": phases, "solver_delay_steps": 3, "remeasure_every": 2}
+    settings = {**EXACT, "phases": phases, "solver_delay_steps": 3, "replan_every": 2}
     ranks, stopped, resumed = (Ranks(ORDER, duration_ms=machine, **settings) for _ in range(3))
     ranks.run(1, 12)
     stopped.run(1, 12)
-    machine.slowness[1] = 2.0
+    machine.drift[1] = 2.0
     ranks.run(13, 16)  # compared at 14
     stopped.run(13, 15)
     resumed.load(stopped.saved())
     assert resumed.saved() == stopped.saved()
     assert len(ranks.solved[0]) == 1
-    ranks.run(17, 20)  # compared at 20, with passes under the new plan alone
+    ranks.run(17, 20)  # compared at 20, with batches under the new plan alone
     resumed.run(16, 20)
     assert len(ranks.solved[0]) == 2
     assert ranks.controllers[0]._planner._call is None
@@ -181,9 +186,9 @@ def test_a_resumed_run_makes_the_same_plan_anew() -> None:
     machine = Machine()
     whole, before, after = (Ranks(ORDER, duration_ms=machine, **EXACT) for _ in range(3))
     for ranks in (whole, before):
-        machine.slowness[1] = 1.0
+        machine.drift[1] = 1.0
         ranks.run(1, 9)
-        machine.slowness[1] = 2.0
+        machine.drift[1] = 2.0
         ranks.run(10, 11 if ranks is whole else 10)
     state = before.saved()
     after.load(state)
@@ -232,7 +237,7 @@ def test_a_former_plan_that_is_faster_stays(
     ranks.run(1, 9)
     former = ranks.controllers[0].plan
     monkeypatch.setattr(planner_module, "solve_from_bounds", lazy)
-    machine.slowness = {0: 2.0, 1: 2.0}
+    machine.drift = {0: 2.0, 1: 2.0}
     ranks.run(10, 12)
     for controller in ranks.controllers:
         assert np.array_equal(controller.plan.ratios, former.ratios)
@@ -255,7 +260,7 @@ def test_where_solving_anew_fails_the_plan_stays(
     ranks.run(1, 9)
     plan = ranks.controllers[0].plan
     monkeypatch.setattr(planner_module, "solve_from_bounds", failing)
-    machine.slowness[1] = 2.0
+    machine.drift[1] = 2.0
     ranks.run(10, 13)
     assert ranks.controllers[0].plan is plan
     assert ranks.controllers[0].failure is None
@@ -274,7 +279,7 @@ def test_freezing_that_brings_too_little_twice_is_switched_off_with_one_line(
     caplog.set_level(logging.INFO)
     machine = Machine()
     # Backwards that are left out altogether would be a gain whatever freezing saves.
-    settings = {**EXACT, "remeasure_share": 9.0, "cascade": "off"}
+    settings = {**EXACT, "replan_threshold": 9.0, "skip_input_grads": "off"}
     ranks = Ranks(ALONE, duration_ms=machine, n_replicas=2, **settings)
     ranks.run(1, 12)
     machine.freezing_saves = False
@@ -292,7 +297,7 @@ def test_freezing_that_brings_too_little_twice_is_switched_off_with_one_line(
     (first, second) = messages(caplog, "switched off")
     assert first == second, "one line of each rank, of which one is shown"
     assert first.startswith("Freezing is switched off from step 29 on: the measured gain is +0.0%")
-    assert "under freezing.least_gain (0.02) 2 times in a row" in first
+    assert "under freezing.min_gain (0.02) 2 times in a row" in first
     assert not messages(caplog, "phase off")
     for rank, controller in enumerate(ranks.controllers):
         given = list(ranks.masks(rank, 0))
@@ -313,7 +318,7 @@ def test_freezing_that_brings_too_little_twice_is_switched_off_with_one_line(
 def test_plans_made_anew_do_not_hide_that_freezing_saves_nothing() -> None:
     """With all backwards frozen in part, frozen ones alone say that times have moved."""
     machine = Machine()
-    settings = {**EXACT, "cascade": "off", "first_stage": "keep_chain"}
+    settings = {**EXACT, "skip_input_grads": "off", "first_stage": "per_tensor"}
     ranks, stopped = (Ranks(ALONE, duration_ms=machine, **settings) for _ in range(2))
     for each in (ranks, stopped):
         machine.freezing_saves = True
@@ -334,7 +339,7 @@ def test_plans_made_anew_do_not_hide_that_freezing_saves_nothing() -> None:
 
 def test_minus_one_never_switches_off() -> None:
     machine = Machine()
-    settings = {**EXACT, "remeasure_share": 9.0, "least_gain": -1.0}
+    settings = {**EXACT, "replan_threshold": 9.0, "min_gain": -1.0}
     ranks = Ranks(ALONE, duration_ms=machine, **settings)
     ranks.run(1, 9)
     machine.freezing_saves = False
@@ -345,18 +350,18 @@ def test_minus_one_never_switches_off() -> None:
 
 def test_a_plan_that_promises_too_little_is_not_followed(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    ranks = Ranks(ORDER, **{**EXACT, "least_gain": 5.0})
+    ranks = Ranks(ORDER, **{**EXACT, "min_gain": 5.0})
     ranks.run(1, 14)
     (line,) = set(messages(caplog, "switched off"))
     assert line.startswith("Freezing is switched off from step 7 on: the plan promises +")
-    assert line.endswith("under freezing.least_gain (5)")
+    assert line.endswith("under freezing.min_gain (5)")
     for rank, controller in enumerate(ranks.controllers):
         assert controller.plan is not None, "for the report"
         assert list(ranks.masks(rank, rank))[3 * 6 :] == [{}] * (3 * 8)
         assert controller.phase is Phase.OFF
 
 
-# -- what passes say -------------------------------------------------------------------------------
+# -- what batches say -------------------------------------------------------------------------------
 
 
 def test_gain_is_that_over_batches_that_moved_with_what_is_not_frozen() -> None:
@@ -369,23 +374,23 @@ def test_gain_is_that_over_batches_that_moved_with_what_is_not_frozen() -> None:
     plan = plan_from_ratios(dag, bounds, ratios)
     assert (plan.unfrozen_batch_ms, plan.batch_ms) == (24.0, 18.0)
 
-    def passes(factor: float, frozen_ms: float) -> RankPasses:
+    def batches(factor: float, frozen_ms: float) -> RankBatches:
         own = {
             a: factor * (frozen_ms if r else high[dag.index[a]])
             for a, r in zip(dag.actions, ratios, strict=True)
         }
-        return RankPasses((("stable", sum(own.values())),) * 3, own)
+        return RankBatches((("stable", sum(own.values())),) * 3, own)
 
-    def remeasured(*ranks: RankPasses) -> Remeasurement:
-        return remeasure(dag, bounds, bounds, plan, ranks)
+    def drift_checked(*ranks: RankBatches) -> DriftCheck:
+        return check_drift(dag, bounds, bounds, plan, ranks)
 
-    as_planned = remeasured(passes(1.0, 1.0))
+    as_planned = drift_checked(batches(1.0, 1.0))
     assert (as_planned.batch_ms, as_planned.unfrozen_batch_ms) == (18.0, 24.0)
     assert as_planned.gain == pytest.approx(24 / 18 - 1)
-    slower = remeasured(passes(1.5, 1.0), passes(1.0, 1.0))
+    slower = drift_checked(batches(1.5, 1.0), batches(1.0, 1.0))
     assert slower.gain == pytest.approx(24 / 18 - 1)
     assert slower.unfrozen_batch_ms == pytest.approx(36.0), "the slower replica counts"
-    in_vain = remeasured(passes(1.0, 4.0))
+    in_vain = drift_checked(batches(1.0, 4.0))
     assert in_vain.gain == pytest.approx(0.0)
     assert in_vain.drift[0, ActionKind.FULL_BACKWARD] == 1.0, "what is not frozen weighs more"
 
@@ -401,9 +406,9 @@ def test_drifts_are_told_and_kept() -> None:
 
 def test_a_moved_pipeline_is_predicted_rightly() -> None:
     machine = Machine()
-    ranks = Ranks(ORDER, duration_ms=machine, **EXACT, first_stage="keep_chain")
+    ranks = Ranks(ORDER, duration_ms=machine, **EXACT, first_stage="per_tensor")
     ranks.run(1, 9)
-    machine.slowness = {0: 1.5, 1: 1.5}
+    machine.drift = {0: 1.5, 1: 1.5}
     ranks.run(10, 16)
     plan = ranks.controllers[0].plan
     played = simulate(ORDER, lambda action: machine(action, plan.ratio_of(action)))

@@ -29,17 +29,17 @@ class UnevenRanks(Ranks):
         self._local = threading.local()
         self.duration_ms = self._of_replica_ms
 
-    def one_pass(self, rank: int, **kwargs: Any) -> None:
+    def one_batch(self, rank: int, **kwargs: Any) -> None:
         self._local.replica = rank // self.executed.n_ranks
-        super().one_pass(rank, **kwargs)
+        super().one_batch(rank, **kwargs)
 
-    def _of_replica_ms(self, action: Action, share: float) -> float:
+    def _of_replica_ms(self, action: Action, fraction: float) -> float:
         is_slow = self.hub.size == 2 or action.stage == self._local.replica
-        return uneven_ms(action, share) if is_slow else linear_ms(action, share)
+        return uneven_ms(action, fraction) if is_slow else linear_ms(action, fraction)
 
 
-def uneven_ms(action: Action, share: float) -> float:
-    return (2.0 + action.stage) * linear_ms(action, share)
+def uneven_ms(action: Action, fraction: float) -> float:
+    return (2.0 + action.stage) * linear_ms(action, fraction)
 
 
 @pytest.mark.slow
@@ -108,7 +108,7 @@ def test_the_slowest_process_counts_for_each_action_by_hand() -> None:
     assert merged["planner"]["transfers_ms"] == [[0, 1, 6.0]]
     assert merged["applied"] == [1.0, 2]
     other["planner"]["samples"]["upper_bound"]["warm"].pop()
-    with pytest.raises(ValueError, match=r"have measured \[1, 2\] warm passes"):
+    with pytest.raises(ValueError, match=r"have measured \[1, 2\] warm batches"):
         merge_replicas([one, other])
 
 

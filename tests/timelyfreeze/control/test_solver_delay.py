@@ -102,12 +102,12 @@ def test_a_shorter_delay_after_a_stop_takes_the_plan_at_once(no_process: None) -
 
 
 @pytest.mark.parametrize(
-    ("settings", "most_actions", "n_processes"),
-    [({}, 1024, 0), ({}, 15, 1), ({"cascade": "plan"}, 1024, 1)],
+    ("settings", "max_actions", "n_processes"),
+    [({}, 1024, 0), ({}, 15, 1), ({"skip_input_grads": "plan"}, 1024, 1)],
     ids=["quick", "many actions", "fronts"],
 )
 def test_a_solver_that_takes_long_can_be_ended_though_training_waits_for_it(
-    monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], most_actions: int, n_processes: int
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], max_actions: int, n_processes: int
 ) -> None:
     begun = []
 
@@ -117,7 +117,7 @@ def test_a_solver_that_takes_long_can_be_ended_though_training_waits_for_it(
             super().__init__(function, **arguments)
 
     monkeypatch.setattr(plan_call_module, "BackgroundCall", Noted)
-    monkeypatch.setattr(plan_call_module, "MOST_ACTIONS_AT_ONCE", most_actions)
+    monkeypatch.setattr(plan_call_module, "MOST_ACTIONS_AT_ONCE", max_actions)
     ranks = Ranks(ORDER, solver_delay_steps=0, **settings)  # 16 actions
     ranks.run(1, LAST + 1)
     assert len(begun) == n_processes
@@ -125,7 +125,7 @@ def test_a_solver_that_takes_long_can_be_ended_though_training_waits_for_it(
 
 
 def test_a_failure_is_told_when_the_plan_is_due(caplog: pytest.LogCaptureFixture) -> None:
-    def no_time(action: Action, share: float) -> float:
+    def no_time(action: Action, fraction: float) -> float:
         return 0.0
 
     ranks = Ranks(ORDER, solver_delay_steps=2, duration_ms=no_time)

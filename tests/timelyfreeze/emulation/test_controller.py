@@ -31,7 +31,7 @@ from timelyfreeze.policies.policy import FreezePolicy
 from timelyfreeze.schedule.actions import Action, parse_action
 from timelyfreeze.schedule.order import ScheduleOrder
 from timelyfreeze.schedule.schedules import one_f_one_b_order
-from timelyfreeze.settings.choices import CASCADES, FreezeSettings
+from timelyfreeze.settings.choices import SKIP_INPUT_GRADS, FreezeSettings
 from timelyfreeze.settings.phases import Phase, PhaseSchedule
 
 ORDERS = {
@@ -59,7 +59,7 @@ class EmulatedRanks:
         self.stages = {s: StubStage(s) for s in range(order.n_stages)}
         self.clock = HandClock()
         self.recorder = EmulatedRecorder(self.clock, order)
-        self.settings = FreezeSettings(**{"phases": PHASES, "discard_passes": 1, **settings})
+        self.settings = FreezeSettings(**{"phases": PHASES, "discard_batches": 1, **settings})
         exchange = ThreadExchange(Hub(1), 0)
         self.checks = None
         if policy is not None:
@@ -84,19 +84,19 @@ class EmulatedRanks:
             self.checks,
         )
 
-    def run(self, first: int, last: int, passes_per_step: int = 3) -> None:
+    def run(self, first: int, last: int, batches_per_step: int = 3) -> None:
         for step in range(first, last + 1):
             self.controller.begin_step(step)
-            for _ in range(passes_per_step):
-                with self.controller.one_pass():
+            for _ in range(batches_per_step):
+                with self.controller.one_batch():
                     for action in merge_ranks(self.order):
                         stage = self.stages[action.stage]
-                        share = stage.share(action.microbatch)
+                        fraction = stage.fraction(action.microbatch)
                         with self.recorder.measure(action):
                             if not stage.is_idle(action):
-                                self.clock.now_ms += self.duration_ms(action, share)
+                                self.clock.now_ms += self.duration_ms(action, fraction)
                         if action.kind.freezable:
-                            stage.applied_shares[action.microbatch] = share
+                            stage.applied_ratios[action.microbatch] = fraction
             self.controller.end_step()
 
     def saved(self) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def test_it_plans_and_freezes_as_ranks_with_a_process_each(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ORDERS)
-def test_the_figures_are_those_of_ranks_with_a_process_each(name: str) -> None:
+def test_the_metrics_are_those_of_ranks_with_a_process_each(name: str) -> None:
     order = ORDERS[name]
     alone, emulated = Ranks(order), EmulatedRanks(order)
     alone.run(1, 4)
@@ -154,22 +154,25 @@ def test_the_figures_are_those_of_ranks_with_a_process_each(name: str) -> None:
     assert unfrozen_ms == max(end for _, end in simulated.values())
 
 
-@pytest.mark.parametrize("cascade", CASCADES)
+@pytest.mark.parametrize("skip_input_grads", SKIP_INPUT_GRADS)
 @pytest.mark.parametrize("max_freeze_ratio", [0.6, 1.0])
-def test_a_batch_takes_what_the_plan_says(max_freeze_ratio: float, cascade: str) -> None:
+def test_a_batch_takes_what_the_plan_says(max_freeze_ratio: float, skip_input_grads: str) -> None:
     emulated = EmulatedRanks(
-        ORDERS["1F1B of four"], max_freeze_ratio=max_freeze_ratio, cascade=cascade
+        ORDERS["1F1B of four"], max_freeze_ratio=max_freeze_ratio, skip_input_grads=skip_input_grads
     )
     emulated.run(1, LAST_STEP)
     controller = emulated.controller
-    figures = controller.collect()
+    metrics = controller.collect()
     assert controller.plan is not None
     # A ratio is hit to the nearest of 12 tensors. One backward that is idle makes 6%.
-    assert figures.batch_ms[Phase.STABLE][-1] == pytest.approx(controller.plan.batch_ms, rel=0.01)
-    assert figures.batch_ms[Phase.UPPER_BOUND][-1] == controller.plan.unfrozen_batch_ms
+    assert metrics.batch_ms[Phase.STABLE][-1] == pytest.approx(controller.plan.batch_ms, rel=0.01)
+    assert metrics.batch_ms[Phase.UPPER_BOUND][-1] == controller.plan.unfrozen_batch_ms
     # While it is measured, every input gradient is computed.
-    lower_ms, limit_ms = figures.batch_ms[Phase.LOWER_BOUND][-1], controller.plan.frozen_batch_ms
-    assert lower_ms == limit_ms if cascade == "off" else lower_ms > limit_ms
+    lower_ms, all_frozen_ms = (
+        metrics.batch_ms[Phase.LOWER_BOUND][-1],
+        controller.plan.frozen_batch_ms,
+    )
+    assert lower_ms == all_frozen_ms if skip_input_grads == "off" else lower_ms > all_frozen_ms
 
 
 # -- checkpoints -----------------------------------------------------------------------------------
@@ -315,7 +318,7 @@ def test_ranks_that_do_not_fit_together_are_refused() -> None:
     state = emulated.saved()
     parts = [json.loads(state[f"rank_{rank}"]) for rank in range(2)]
     parts[1]["planner"]["samples"]["upper_bound"]["warm"].pop()
-    with pytest.raises(ValueError, match=r"have measured \[5, 4\] warm passes"):
+    with pytest.raises(ValueError, match=r"have measured \[5, 4\] warm batches"):
         merge_states(parts, order)
 
 

@@ -18,7 +18,7 @@ from tests.timelyfreeze.helpers.pipelines import (
     simulate,
     split_microbatches,
 )
-from timelyfreeze.emulation.turns import merge_ranks, virtual_pass
+from timelyfreeze.emulation.turns import merge_ranks, virtual_batch
 from timelyfreeze.runtime.torch_pipelining import named_order
 from timelyfreeze.schedule.actions import Action, ActionKind, parse_action
 from timelyfreeze.schedule.dag import build_dag
@@ -110,15 +110,15 @@ def test_actions_come_as_they_would_start_with_equal_forwards_and_gradients(
 def test_no_more_microbatches_are_alive_than_in_the_pipeline_at_any_moment() -> None:
     """GPipe's merged order may hold all; that of 1F1B must not, or memory would not be told."""
 
-    def most_alive(order: ScheduleOrder) -> int:
+    def max_alive(order: ScheduleOrder) -> int:
         alive = most = 0
         for action in merge_ranks(order):
             alive += {ActionKind.FORWARD: 1, ActionKind.FULL_BACKWARD: -1}[action.kind]
             most = max(most, alive)
         return most
 
-    assert most_alive(gpipe_order(4, 16)) == 4 * 16
-    assert most_alive(one_f_one_b_order(4, 16)) <= 4 + 3 + 2 + 1
+    assert max_alive(gpipe_order(4, 16)) == 4 * 16
+    assert max_alive(one_f_one_b_order(4, 16)) <= 4 + 3 + 2 + 1
 
 
 def test_a_schedule_that_would_hang_is_not_merged() -> None:
@@ -142,7 +142,7 @@ def test_a_pass_by_hand() -> None:
         )
     )
     # 1F0 3-4, 0F1 3-7, 1F1 7-9, 1B0 9-19, 0B0 19-24, 1B1 19-39, 0B1 39-45.
-    played = virtual_pass(build_dag(order), times)
+    played = virtual_batch(build_dag(order), times)
     assert played.batch_ms == 45.0
     assert played.spans_ms == (45.0, 36.0)
 
@@ -152,7 +152,7 @@ def test_a_batch_may_end_on_any_rank() -> None:
     times = {a: 1.0 for row in order.ranks for a in row}
     times[parse_action("1W2")] = 50.0
     dag = build_dag(order)
-    played = virtual_pass(dag, times)
+    played = virtual_batch(dag, times)
     assert played.spans_ms[1] > played.spans_ms[0]
     assert played.batch_ms == played.spans_ms[1] + 1.0, "rank 1 begins after one forward"
 
@@ -162,14 +162,14 @@ def test_the_order_in_which_times_are_given_does_not_matter() -> None:
     times = durations_of(order, 3)
     backwards = dict(reversed(list(times.items())))
     dag = build_dag(order)
-    assert virtual_pass(dag, times) == virtual_pass(dag, backwards)
+    assert virtual_batch(dag, times) == virtual_batch(dag, backwards)
 
 
 @given(seed=seeds)
 def test_a_pass_takes_what_ranks_with_a_device_each_would_take(seed: int) -> None:
     order = random_order(seed)
     times = durations_of(order, seed)
-    played = virtual_pass(build_dag(order), times)
+    played = virtual_batch(build_dag(order), times)
     simulated = simulate(order, times.__getitem__)
     assert played.batch_ms == pytest.approx(max(end for _, end in simulated.values()))
     spans = [
@@ -181,7 +181,7 @@ def test_a_pass_takes_what_ranks_with_a_device_each_would_take(seed: int) -> Non
 def test_one_rank_has_no_gaps() -> None:
     order = gpipe_order(1, 5)
     times = durations_of(order, 1)
-    played = virtual_pass(build_dag(order), times)
+    played = virtual_batch(build_dag(order), times)
     assert played.batch_ms == pytest.approx(sum(times.values()))
 
 
@@ -189,7 +189,7 @@ def test_an_action_without_a_time_is_named() -> None:
     order = parse_order(TWO_BY_TWO)
     times = {a: 1.0 for row in order.ranks for a in row if a.stage == 0}
     with pytest.raises(ValueError, match="4 of 8 actions of the pass have no time: 1F0, 1F1"):
-        virtual_pass(build_dag(order), times)
+        virtual_batch(build_dag(order), times)
 
 
 @pytest.mark.parametrize("wrong", [-1.0, np.nan])
@@ -198,4 +198,4 @@ def test_times_that_make_no_sense_are_refused(wrong: float) -> None:
     times = {a: 1.0 for row in order.ranks for a in row}
     times[parse_action("1B0")] = wrong
     with pytest.raises(ValueError, match="1B0"):
-        virtual_pass(build_dag(order), times)
+        virtual_batch(build_dag(order), times)

@@ -10,33 +10,33 @@ from timelyfreeze.files.table import append_rows, read_table, write_table
 class Row:
     step: int
     name: str
-    share: float | None = None
+    fraction: float | None = None
 
 
 def test_rows_come_back_and_empty_cells_are_none(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     write_table(path, Row, [Row(1, "a,b", 0.25)])
     append_rows(path, [Row(2, "", None)])
-    assert path.read_text() == 'step,name,share\n1,"a,b",0.25\n2,,\n'
+    assert path.read_text() == 'step,name,fraction\n1,"a,b",0.25\n2,,\n'
     assert read_table(path, Row) == [Row(1, "a,b", 0.25), Row(2, "", None)]
 
 
 def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
-    path.write_text("step,name,share\n1,a,0.5\n2,b,0.1")
+    path.write_text("step,name,fraction\n1,a,0.5\n2,b,0.1")
     assert read_table(path, Row) == [Row(1, "a", 0.5)]
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "has the columns ; not step, name, share"),
-        ("step,name\n1,a\n", "has the columns step, name; not step, name, share"),
+        ("", "has the columns ; not step, name, fraction"),
+        ("step,name\n1,a\n", "has the columns step, name; not step, name, fraction"),
         (
-            "step,name,share\n1,a,0.5\nx,a,0.5\n",
+            "step,name,fraction\n1,a,0.5\nx,a,0.5\n",
             r"rows.csv, line 3: step is 'x'; it must be a whole n",
         ),
-        ("step,name,share\n1,a\n", r"rows.csv, line 2: it has 2 cells for 3 columns"),
+        ("step,name,fraction\n1,a\n", r"rows.csv, line 2: it has 2 cells for 3 columns"),
     ],
 )
 def test_what_cannot_be_read_is_told_by_line(tmp_path: Path, text: str, message: str) -> None:

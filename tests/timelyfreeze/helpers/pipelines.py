@@ -68,9 +68,9 @@ def random_order(seed: int) -> ScheduleOrder:
     n_microbatches = rng.randint(1, 4)
     holder = [*range(n_ranks), *(rng.randrange(n_ranks) for _ in range(n_stages - n_ranks))]
     rng.shuffle(holder)
-    share = rng.choice([0.0, 0.5, 1.0])
+    fraction = rng.choice([0.0, 0.5, 1.0])
     pairs = [(s, m) for s in range(n_stages) for m in range(n_microbatches)]
-    split = {pair for pair in pairs if rng.random() < share}
+    split = {pair for pair in pairs if rng.random() < fraction}
     waiting = [
         Action(s, kind, m)
         for s, m in pairs

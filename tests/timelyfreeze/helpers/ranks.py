@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tests.timelyfreeze.helpers.stub_policy import StubMeter
-from timelyfreeze.control.collected import CollectedFigures
+from timelyfreeze.control.collected import CollectedMetrics
 from timelyfreeze.control.controller import FreezeController
 from timelyfreeze.control.policy_checks import PolicyChecks
 from timelyfreeze.policies.layout import ModelLayout, build_layout
@@ -63,14 +63,14 @@ class StubStage:
         self.parameter_names = tuple(f"layers.{first + i}.weight" for i in range(N_TENSORS))
         self.parameter_sizes = np.full(N_TENSORS, 10, dtype=np.int64)
         self.masks: Mapping[int, np.ndarray] = {}
-        self.applied_shares: dict[int, float] = {}
+        self.applied_ratios: dict[int, float] = {}
         self.given: list[dict[int, list[bool]]] = []
         self.without_input_grads: list[frozenset[int]] = []
 
     def freeze(
         self, masks: Mapping[int, np.ndarray], *, without_input_grads: Collection[int] = ()
     ) -> None:
-        self.masks, self.applied_shares = masks, {}
+        self.masks, self.applied_ratios = masks, {}
         self.without_input_grads.append(frozenset(without_input_grads))
         self.given.append({m: mask.tolist() for m, mask in masks.items()})
 
@@ -81,9 +81,9 @@ class StubStage:
         """Whether nothing of a backward behind the first stage is left."""
         is_cut = self.stage_index > 0 and action.microbatch in self.without_input_grads[-1]
         is_backward = action.kind is not ActionKind.FORWARD
-        return is_cut and is_backward and self.share(action.microbatch) == 1.0
+        return is_cut and is_backward and self.fraction(action.microbatch) == 1.0
 
-    def share(self, microbatch: int) -> float:
+    def fraction(self, microbatch: int) -> float:
         mask = self.masks.get(microbatch)
         return 0.0 if mask is None else float(self.parameter_sizes[mask].sum()) / (10.0 * N_TENSORS)
 
@@ -120,13 +120,13 @@ class ThreadExchange:
         return self.all_gather(value)[0]
 
 
-def linear_ms(action: Action, share: float) -> float:
+def linear_ms(action: Action, fraction: float) -> float:
     """1 ms a forward or input gradient; a weight gradient takes 2 ms, less what is frozen of it.
 
     Later microbatches take a little longer, so that no two plans are equally good. While
     monitoring, all times are binary fractions, so that differences do not depend on the clock.
     """
-    weights = 2.0 * (1.0 - share) if action.kind.freezable else 0.0
+    weights = 2.0 * (1.0 - fraction) if action.kind.freezable else 0.0
     rest = 0.0 if action.kind is ActionKind.WEIGHT_BACKWARD else 1.0
     return rest + weights + (action.microbatch + 2 * action.stage) / 64
 
@@ -156,17 +156,17 @@ class Ranks:
         executed: ScheduleOrder | None = None,
         n_replicas: int = 1,
         duration_ms: Callable[[Action, float], float] = linear_ms,
-        passes_per_step: int = 3,
+        batches_per_step: int = 3,
         n_processors: float | None = None,
         policy: FreezePolicy | None = None,
         **settings: Any,
     ) -> None:
         self.executed = executed or declared
-        self.passes_per_step = passes_per_step
+        self.batches_per_step = batches_per_step
         self.duration_ms = duration_ms
         self.solved: list[list[Any]] = []
         self.hub = Hub(declared.n_ranks * n_replicas)
-        self.settings = FreezeSettings(**{"phases": PHASES, "discard_passes": 1, **settings})
+        self.settings = FreezeSettings(**{"phases": PHASES, "discard_batches": 1, **settings})
         self.controllers: list[FreezeController] = []
         self.exchanges: list[ThreadExchange] = []
         self.stages: list[dict[int, StubStage]] = []
@@ -225,7 +225,7 @@ class Ranks:
         """Run steps ``first`` to ``last`` on all ranks."""
         self.on_all(lambda rank: self._run_rank(rank, range(first, last + 1)))
 
-    def collect(self) -> list[CollectedFigures]:
+    def collect(self) -> list[CollectedMetrics]:
         return self.on_all(lambda rank: self.controllers[rank].collect())
 
     def on_all(self, what: Callable[[int], Any]) -> list[Any]:
@@ -236,23 +236,23 @@ class Ranks:
     def _run_rank(self, rank: int, steps: Sequence[int]) -> None:
         for step in steps:
             self.controllers[rank].begin_step(step)
-            for _ in range(self.passes_per_step):
-                self.one_pass(rank)
+            for _ in range(self.batches_per_step):
+                self.one_batch(rank)
             self.controllers[rank].end_step()
 
-    def one_pass(self, rank: int, *, fail_at: Action | None = None) -> None:
+    def one_batch(self, rank: int, *, fail_at: Action | None = None) -> None:
         controller, stages, clock = self.controllers[rank], self.stages[rank], self.clocks[rank]
-        with controller.one_pass():
+        with controller.one_batch():
             for action in self.executed.ranks[rank % self.executed.n_ranks]:
                 if action == fail_at:
                     raise RuntimeError(f"{action} failed")
                 stage = stages[action.stage]
-                share = stage.share(action.microbatch)
+                fraction = stage.fraction(action.microbatch)
                 with controller._recorder.measure(action):
                     if not stage.is_idle(action):
-                        clock.now_ms += self.duration_ms(action, share)
+                        clock.now_ms += self.duration_ms(action, fraction)
                 if action.kind.freezable:
-                    stage.applied_shares[action.microbatch] = share
+                    stage.applied_ratios[action.microbatch] = fraction
 
     def saved(self) -> dict[str, Any]:
         """What a checkpoint of all ranks holds: tensors, and text as it comes back from JSON."""
@@ -273,9 +273,9 @@ class Ranks:
 
 
 def without_stable_times(state: dict[str, Any]) -> dict[str, Any]:
-    """What a checkpoint holds but for the passes of the stable phase.
+    """What a checkpoint holds but for the batches of the stable phase.
 
-    Their times are no binary fractions, and a resumed run leaves its first passes out.
+    Their times are no binary fractions, and a resumed run leaves its first batches out.
     """
     shown = dict(state)
     for key in [key for key in state if key.startswith("rank_")]:

@@ -142,7 +142,7 @@ class Pipeline:
         modules: Sequence[nn.Module],
         schedule: type,
         *,
-        keep_chain: bool = False,
+        per_tensor: bool = False,
         loss_fn: Callable[..., Tensor] = sum_loss,
     ) -> None:
         self.modules = list(modules)
@@ -152,7 +152,7 @@ class Pipeline:
             for i, module in enumerate(self.modules)
         ]
         for stage in self.stages:
-            stage.attach(self.recorder, keep_chain=keep_chain)
+            stage.attach(self.recorder, per_tensor=per_tensor)
         greet_other_ranks_alone(self.stages)
         is_single = issubclass(schedule, torch_schedules.PipelineScheduleSingle)
         self.schedule = schedule(
@@ -176,7 +176,7 @@ class Pipeline:
             stage.set_local_bwd_input = _spy(stage, sent)
         tokens, labels = batch or make_batch()
         losses: list[Tensor] = []
-        with self.recorder.recorded_pass():
+        with self.recorder.recorded_batch():
             self.schedule.step(tokens, target=labels, losses=losses)
         for stage in self.stages:
             stage.freeze_nothing()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from timelyfreeze.policies.layout import build_layout
-from timelyfreeze.policies.policy import Check, Decision, Figure, Measurement, Source
+from timelyfreeze.policies.policy import Check, Decision, Measurement, Metric, Source
 
 STAGES = {
     0: [("tok_embeddings.weight", 80), ("layers.0.w1.weight", 30), ("layers.0.norm.weight", 10)],
@@ -23,7 +23,7 @@ N = len(LAYOUT.names)
 WEIGHTS = {name: 1.0 + i for i, name in enumerate(LAYOUT.names)}
 NOTHING, EVERYTHING = np.zeros(N, dtype=np.bool_), np.ones(N, dtype=np.bool_)
 
-MEASUREMENT = Measurement(Source.UPDATES, (Figure.ABS_SUM, Figure.SQUARE_SUM))
+MEASUREMENT = Measurement(Source.UPDATES, (Metric.ABS_SUM, Metric.SQUARE_SUM))
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class StubPolicy:
     measurement: Measurement | None = MEASUREMENT
     wrong: tuple[str, ...] = ()
 
-    def mistakes(self) -> Iterator[str]:
+    def errors(self) -> Iterator[str]:
         yield from self.wrong
 
     def start(self, check: Check) -> Decision:
@@ -54,7 +54,7 @@ class StubMeter:
     """Measures, for each tensor, its weight in ``weights`` times the steps of the interval.
 
     Args:
-        weights: By name, for every tensor of the model; squares of it stand for the other figure.
+        weights: By name, for every tensor of the model; squares of it stand for the other metric.
         names: The tensors of one rank, in its order.
         on_call: Told the name of every call that does something.
     """
@@ -80,11 +80,11 @@ class StubMeter:
         self._on_call("add_step")
         self._n_steps += 1
 
-    def take(self) -> dict[Figure, list[float]]:
+    def take(self) -> dict[Metric, list[float]]:
         self._on_call("take")
         n_steps, self._n_steps = self._n_steps, 0
         sums = [n_steps * self._weights[name] for name in self._names]
-        return {Figure.ABS_SUM: sums, Figure.SQUARE_SUM: [value**2 for value in sums]}
+        return {Metric.ABS_SUM: sums, Metric.SQUARE_SUM: [value**2 for value in sums]}
 
     def state_dict(self) -> dict[str, Tensor]:
         return {f"steps.{name}": torch.tensor(self._n_steps) for name in self._names}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from timelyfreeze.policies.layout import ModelLayout, build_layout
-from timelyfreeze.policies.policy import Check, Decision, Figure, FreezePolicy
+from timelyfreeze.policies.policy import Check, Decision, FreezePolicy, Metric
 
 TENSORS_OF_BLOCK = {"attention.wq": 16, "attention.wo": 16, "feed_forward.w1": 40}
 SHARES = (0.5, 0.3, 0.2)  # of a block's sum of squares, so that a test sees who forgets a tensor
@@ -30,7 +30,7 @@ def toy_layout(n_layers: int, n_stages: int = 2) -> ModelLayout:
 
 def of_tensors(norms: Sequence[float], around: float = 77.0) -> np.ndarray:
     """Sums of squares per tensor of a toy layout whose blocks have these norms."""
-    squares = [norm * norm * share for norm in norms for share in SHARES]
+    squares = [norm * norm * fraction for norm in norms for fraction in SHARES]
     return np.array([around, *squares, around, around])
 
 
@@ -54,30 +54,30 @@ def prefix_length(frozen: np.ndarray) -> int:
 def run(
     policy: FreezePolicy,
     layout: ModelLayout,
-    checks: Iterable[Mapping[Figure, np.ndarray]],
+    checks: Iterable[Mapping[Metric, np.ndarray]],
     *,
     seed: int = 0,
     through_json: bool = False,
 ) -> list[Decision]:
     """Decisions from the start on; ``through_json`` reloads each as a resumed run would."""
     decisions = [policy.start(Check(0, layout, {}, seed))]
-    for number, figures in enumerate(checks, start=1):
+    for number, metrics in enumerate(checks, start=1):
         before = decisions[-1]
         if through_json:
             before = reloaded(before)
-        decisions.append(policy.decide(before, Check(number, layout, figures, seed)))
+        decisions.append(policy.decide(before, Check(number, layout, metrics, seed)))
     return decisions
 
 
 def reloaded(decision: Decision) -> Decision:
-    """What a checkpoint gives back; nothing is said about figures."""
+    """What a checkpoint gives back; nothing is said about metrics."""
     plain = json.loads(json.dumps(dict(decision.memory)))
     assert plain == dict(decision.memory)
     return Decision(decision.frozen.copy(), plain)
 
 
 def assert_resumes(
-    policy: FreezePolicy, layout: ModelLayout, checks: Sequence[Mapping[Figure, np.ndarray]]
+    policy: FreezePolicy, layout: ModelLayout, checks: Sequence[Mapping[Metric, np.ndarray]]
 ) -> None:
     """A run reloaded at every check decides as one that is not."""
     whole = run(policy, layout, checks)
@@ -85,10 +85,10 @@ def assert_resumes(
     for a, b in zip(whole, parts, strict=True):
         assert a.frozen.tolist() == b.frozen.tolist()
         assert a.memory == b.memory
-        assert a.figures == b.figures
+        assert a.metrics == b.metrics
 
 
-def only_mistake(policy: Any) -> str:
-    """The one mistake a policy reports."""
-    (mistake,) = list(policy.mistakes())
-    return str(mistake)
+def only_error(policy: Any) -> str:
+    """The one error a policy reports."""
+    (error,) = list(policy.errors())
+    return str(error)

@@ -24,7 +24,7 @@ def choice(*numbers: int, n: int) -> np.ndarray:
     return np.isin(np.arange(n), numbers)
 
 
-def share_of(sizes: tuple[int, ...], mask: np.ndarray) -> float:
+def fraction_of(sizes: tuple[int, ...], mask: np.ndarray) -> float:
     return sum(size for size, frozen in zip(sizes, mask, strict=True) if frozen) / sum(sizes)
 
 
@@ -76,15 +76,15 @@ def fits(draw: st.DrawFn) -> tuple[tuple[int, ...], np.ndarray, float, int]:
     """Sizes, choice, ratio and seed; often a ratio that is the choice's share or close to it."""
     sizes = draw(st.lists(st.sampled_from([1, 2, 3, 7, 50, 400]), min_size=1, max_size=20))
     chosen = np.array(draw(st.lists(st.booleans(), min_size=len(sizes), max_size=len(sizes))))
-    share = share_of(tuple(sizes), chosen)
-    near = st.sampled_from([np.nextafter(share, 0), share, np.nextafter(share, 1)])
+    fraction = fraction_of(tuple(sizes), chosen)
+    near = st.sampled_from([np.nextafter(fraction, 0), fraction, np.nextafter(fraction, 1)])
     ratio = draw(st.floats(0.0, 1.0) | near.map(float))
     return tuple(sizes), chosen, ratio, draw(st.integers(0, 2**32))
 
 
 @given(fits())
 @settings(deadline=None, max_examples=400)
-def test_any_choice_is_kept_within_or_around_the_mask_and_the_share_near_the_ratio(
+def test_any_choice_is_kept_within_or_around_the_mask_and_the_fraction_near_the_ratio(
     fit: tuple[tuple[int, ...], np.ndarray, float, int],
 ) -> None:
     sizes, chosen, ratio, seed = fit
@@ -92,15 +92,15 @@ def test_any_choice_is_kept_within_or_around_the_mask_and_the_share_near_the_rat
     mask = fit_to_ratio(table_of(*sizes), chosen, ratio, np.random.default_rng(seed))
     assert mask.dtype == np.bool_
     assert np.array_equal(chosen, before)
-    share = share_of(sizes, chosen)
-    if share <= ratio:
+    fraction = fraction_of(sizes, chosen)
+    if fraction <= ratio:
         assert mask[chosen].all()
-    if share >= ratio:
+    if fraction >= ratio:
         assert not mask[~chosen].any()
     # At most one tensor of each size is rounded, and only those in question can be.
-    in_question = ~chosen if share < ratio else chosen
+    in_question = ~chosen if fraction < ratio else chosen
     rounded = sum({size for size, asked in zip(sizes, in_question, strict=True) if asked})
-    assert abs(share_of(sizes, mask) - ratio) <= rounded / sum(sizes) + 1e-12
+    assert abs(fraction_of(sizes, mask) - ratio) <= rounded / sum(sizes) + 1e-12
 
 
 @given(st.integers(1, 40), st.data())
@@ -134,17 +134,17 @@ SIGMAS = 5.3
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("sizes", "chosen", "ratio", "probability"), CASES)
-def test_tensors_in_question_are_equally_likely_and_the_expected_share_is_the_ratio(
+def test_tensors_in_question_are_equally_likely_and_the_expected_fraction_is_the_ratio(
     sizes: tuple[int, ...], chosen: np.ndarray, ratio: float, probability: float
 ) -> None:
     masks = draws(sizes, chosen, ratio, N_DRAWS)
-    in_question = ~chosen if share_of(sizes, chosen) < ratio else chosen
+    in_question = ~chosen if fraction_of(sizes, chosen) < ratio else chosen
     hits = masks[:, in_question].sum(axis=0)
     spread = math.sqrt(N_DRAWS * probability * (1.0 - probability))
     assert np.abs(hits - N_DRAWS * probability).max() < SIGMAS * spread
-    shares = masks @ np.array(sizes) / sum(sizes)
-    standard_error = float(shares.std()) / math.sqrt(N_DRAWS)
-    assert abs(float(shares.mean()) - ratio) < SIGMAS * standard_error + 1e-12
+    fractions = masks @ np.array(sizes) / sum(sizes)
+    standard_error = float(fractions.std()) / math.sqrt(N_DRAWS)
+    assert abs(float(fractions.mean()) - ratio) < SIGMAS * standard_error + 1e-12
 
 
 # --- ends -----------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from timelyfreeze.masks.selection import (
     build_parameter_table,
     draw_all_or_nothing,
     draw_uniform,
-    frozen_share,
+    frozen_ratio,
     mask_rng,
 )
 
@@ -116,14 +116,14 @@ def test_stage_without_parameters() -> None:
     rng = np.random.default_rng(0)
     for draw in (draw_uniform, draw_all_or_nothing):
         assert draw(table, 0.5, rng).tolist() == []
-    assert frozen_share(table, np.zeros(0, dtype=bool)) == 0.0
+    assert frozen_ratio(table, np.zeros(0, dtype=bool)) == 0.0
 
 
-def test_frozen_share_counts_elements() -> None:
+def test_frozen_fraction_counts_elements() -> None:
     table = build_parameter_table([("a", 1), ("b", 3), ("c", 4)])
-    assert frozen_share(table, np.array([True, False, True])) == 5 / 8
+    assert frozen_ratio(table, np.array([True, False, True])) == 5 / 8
     with pytest.raises(ValueError, match=r"mask has shape \(2,\); the stage has 3 parameters"):
-        frozen_share(table, np.array([True, False]))
+        frozen_ratio(table, np.array([True, False]))
 
 
 # --- the draws ------------------------------------------------------------------------------------
@@ -151,12 +151,12 @@ def test_probabilities_of_few_tensors(sizes: tuple[int, ...], ratio: float) -> N
 
 
 def rounding_bound(table: ParameterTable) -> float:
-    """Share of one tensor of each size: the most a draw may miss its ratio by."""
+    """Fraction of one tensor of each size: the most a draw may miss its ratio by."""
     return sum(set(table.sizes.tolist())) / table.total
 
 
 @pytest.mark.parametrize("ratio", RATIOS)
-def test_share_stays_near_the_ratio_at_every_draw(ratio: float) -> None:
+def test_fraction_stays_near_the_ratio_at_every_draw(ratio: float) -> None:
     table = middle_stage()
     miss = np.abs(draws(table, ratio, 2000) @ table.sizes / table.total - ratio)
     assert miss.max() < rounding_bound(table)
@@ -166,7 +166,7 @@ def test_share_stays_near_the_ratio_at_every_draw(ratio: float) -> None:
 
 
 @pytest.mark.parametrize("ratio", [0.25, 0.37, 0.5, 0.75])
-def test_share_misses_by_a_small_tensor_only(ratio: float) -> None:
+def test_fraction_misses_by_a_small_tensor_only(ratio: float) -> None:
     # Here the small tensors can always make up for the rounding of the large ones.
     table = middle_stage()
     miss = np.abs(draws(table, ratio, 2000) @ table.sizes / table.total - ratio)
@@ -186,7 +186,7 @@ def test_any_sizes_and_ratio_stay_within_the_bound(
     mask = draw_uniform(table, ratio, np.random.default_rng(seed))
     assert mask.shape == (len(sizes),)
     assert mask.dtype == np.bool_
-    assert abs(frozen_share(table, mask) - ratio) <= rounding_bound(table) + 1e-12
+    assert abs(frozen_ratio(table, mask) - ratio) <= rounding_bound(table) + 1e-12
 
 
 def test_equal_tensors_are_counted_out() -> None:
@@ -198,8 +198,8 @@ def test_equal_tensors_are_counted_out() -> None:
     assert set(thirds.sum(axis=1).tolist()) == {3, 4}
 
 
-def test_roles_share_the_freezing() -> None:
-    # Three roles of the same size, eight tensors each: neither may freeze much more than its share.
+def test_roles_fraction_the_freezing() -> None:
+    # Three roles of the same size, eight tensors each: neither may freeze much more than its fraction.
     table = middle_stage()
     hits = draws(table, 0.3, 1000)
     for role in ("w1", "w2", "w3"):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timelyfreeze.masks.selection import build_parameter_table, draw_uniform, frozen_share
+from timelyfreeze.masks.selection import build_parameter_table, draw_uniform, frozen_ratio
 from timelyfreeze.masks.units import FreezeUnits, build_units
 
 # An embedding, three blocks of 100 elements each, a norm and a head.
@@ -70,7 +70,7 @@ def test_a_draw_tears_no_block_and_misses_the_ratio_by_less_than_one_of_each_siz
     units = build_units(build_parameter_table(STAGE), BLOCKS)
     mask = units.spread(draw_uniform(units.table, ratio, np.random.default_rng(seed)))
     assert all(mask[a] == mask[b] for a, b in BLOCKS)
-    assert abs(frozen_share(units.tensors, mask) - ratio) < (100 + 40 + 5) / 385 + 1e-9
+    assert abs(frozen_ratio(units.tensors, mask) - ratio) < (100 + 40 + 5) / 385 + 1e-9
 
 
 @pytest.mark.parametrize("ratio", [0.1, 0.5, 0.8])
@@ -82,5 +82,5 @@ def test_every_tensor_is_frozen_with_the_ratio_as_its_probability(
     masks = np.stack([units.spread(draw_uniform(units.table, ratio, rng)) for _ in range(n)])
     margin = 4 * np.sqrt(ratio * (1 - ratio) / n)
     assert np.abs(masks.mean(axis=0) - ratio).max() < margin
-    shares = masks @ units.tensors.sizes / units.tensors.total
-    assert shares.mean() == pytest.approx(ratio, abs=margin)
+    fractions = masks @ units.tensors.sizes / units.tensors.total
+    assert fractions.mean() == pytest.approx(ratio, abs=margin)

@@ -34,7 +34,7 @@ def test_plan_by_hand(dag: PipelineDag, bounds: DurationBounds) -> None:
     assert plan.start_ms.tolist() == [0, 1, 4, 6, 1, 2, 3, 4]
     assert (plan.batch_ms, plan.unfrozen_batch_ms, plan.frozen_batch_ms) == (7.75, 9.0, 6.0)
     assert plan.gain == pytest.approx(9.0 / 7.75 - 1.0)
-    assert plan.limit_gain == 0.5
+    assert plan.upper_bound_gain == 0.5
     assert plan.stage_mean_ratios() == {0: 0.125, 1: 0.5}
     assert plan.ratio_of(parse_action("0B1")) == 0.25
     assert plan.ratio_of(parse_action("0F1")) == 0.0
@@ -48,7 +48,7 @@ def test_unknown_action(dag: PipelineDag, bounds: DurationBounds) -> None:
 def test_limit_is_infinite_if_freezing_leaves_nothing() -> None:
     dag = build_dag(hand_order("two_by_two"))
     bounds = uniform_bounds(dag, forward_ms=0.0, backward_ms=(0.0, 2.0))
-    assert make_plan(dag, bounds).limit_gain == math.inf
+    assert make_plan(dag, bounds).upper_bound_gain == math.inf
 
 
 @given(st.integers(0, 10**6))

@@ -21,10 +21,15 @@ SPLIT = parse_order(["0F0 0F1 0I0 0W0 0I1 0W1", "1F0 1I0 1F1 1I1 1W0 1W1"])
 
 
 def solve(
-    dag: PipelineDag, bounds: DurationBounds, cap: float, cascade: str, **more: float
+    dag: PipelineDag, bounds: DurationBounds, cap: float, skip_input_grads: str, **more: float
 ) -> FreezePlan:
     return solve_freeze_ratios(
-        dag, bounds, max_freeze_ratio=cap, whole_stages=(0,), cascade=cascade, **more
+        dag,
+        bounds,
+        max_freeze_ratio=cap,
+        whole_stages=(0,),
+        skip_input_grads=skip_input_grads,
+        **more,
     )
 
 
@@ -90,14 +95,17 @@ def test_by_hand() -> None:
 def test_a_plan_keeps_its_budgets_and_its_word(name: str, cap: float) -> None:
     dag = scheduled(name, 2, 6)
     bounds = noisy_bounds(dag, 3)
-    plans = {cascade: solve(dag, bounds, cap, cascade) for cascade in ("off", "use", "plan")}
+    plans = {
+        skip_input_grads: solve(dag, bounds, cap, skip_input_grads)
+        for skip_input_grads in ("off", "use", "plan")
+    }
     assert plans["plan"].batch_ms <= plans["use"].batch_ms <= plans["off"].batch_ms
-    for cascade, plan in plans.items():
+    for skip_input_grads, plan in plans.items():
         assert max(plan.stage_mean_ratios().values()) <= cap + 1e-9
         first = plan.ratios[dag.freezable & (dag.stages == 0)]
         assert set(first.tolist()) <= {0.0, 1.0}
         durations = (1.0 - plan.ratios) * bounds.max_ms + plan.ratios * bounds.min_ms
-        if cascade != "off":
+        if skip_input_grads != "off":
             durations[behind_first(dag, front_depths(dag, plan.ratios))] = 0.0
         assert plan.batch_ms == pytest.approx(
             float(np.max(start_times(dag, durations) + durations))
@@ -143,7 +151,7 @@ def test_messages_are_still_waited_for() -> None:
 
 @given(seed=st.integers(0, 10**6))
 @settings(max_examples=10)
-def test_ranks_that_share_a_processor_gain_by_all_that_is_left_out(seed: int) -> None:
+def test_ranks_that_fraction_a_processor_gain_by_all_that_is_left_out(seed: int) -> None:
     """On one processor a batch takes as long as all work, so the oracle is a sum."""
     dag = build_dag(one_f_one_b_order(2, 4))
     bounds = noisy_bounds(dag, seed, 0.1)

@@ -45,8 +45,8 @@ def test_an_idle_action_still_waits_for_its_message() -> None:
     dag = build_dag(gpipe_order(2, 1))
     bounds = uniform_bounds(dag, forward_ms=1.0, backward_ms=(1.0, 2.0))
     assert not idle_ms(dag, bounds).any()
-    with_price = with_messages(dag, bounds, 0.25)
-    waits = {str(a): ms for a, ms in zip(dag.actions, idle_ms(dag, with_price), strict=True)}
+    with_overhead = with_messages(dag, bounds, 0.25)
+    waits = {str(a): ms for a, ms in zip(dag.actions, idle_ms(dag, with_overhead), strict=True)}
     assert waits == {"0F0": 0.0, "0B0": 0.25, "1F0": 0.25, "1B0": 0.0}
 
 

@@ -22,7 +22,7 @@ def times(row: str, backward_ms: float) -> dict:
 
 
 def halves(row: str, unfrozen_ms: tuple = (), frozen_ms: tuple = ()) -> RankTimes:
-    """A rank that measured unfrozen and then frozen backwards, and passes of these lengths."""
+    """A rank that measured unfrozen and then frozen backwards, and batches of these lengths."""
     return RankTimes(
         (
             PatternTimes(UNFROZEN, times(row, 2.0), unfrozen_ms),
@@ -50,7 +50,7 @@ def test_the_case_solved_by_hand_comes_out_of_measured_times() -> None:
     ]
 
 
-def test_a_batch_that_took_longer_than_its_actions_gives_messages_a_price() -> None:
+def test_a_batch_that_took_longer_than_its_actions_gives_messages_a_overhead() -> None:
     """Rank 0 measured 11 ms, two more than 9: its chain F0 -> 1F0 .. -> 0B has two messages."""
     ranks = [rank(ROWS[0], span_ms=11.0), rank(ROWS[1], span_ms=8.0)]
     solution = solve_from_times(ranks, ORDER, SolverChoices(0.5))
@@ -62,7 +62,7 @@ def test_a_batch_that_took_longer_than_its_actions_gives_messages_a_price() -> N
     assert by_name["0B0"] - 2.0 == pytest.approx(by_name["1F0"] - 1.0)
 
 
-def test_the_price_of_a_message_is_the_mean_of_both_halves() -> None:
+def test_the_overhead_of_a_message_is_the_mean_of_both_halves() -> None:
     def planned(unfrozen_ms: tuple[float, ...], frozen_ms: tuple[float, ...]) -> float:
         """Return what the message in front of 1F0 costs; rank 1 is not the last to end."""
         ranks = [

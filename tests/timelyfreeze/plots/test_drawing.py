@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[3]
 TIMELINES = ("timeline_measured", "timeline_predicted")
 
 
-def test_a_run_with_everything_has_pictures_and_traces(
+def test_a_run_with_everything_has_plots_and_traces(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_settings(tmp_path)
@@ -28,15 +28,15 @@ def test_a_run_with_everything_has_pictures_and_traces(
     assert main(["draw", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     for name in TIMELINES:
-        png, svg = (tmp_path / "pictures" / f"{name}.{ending}" for ending in ("png", "svg"))
+        png, svg = (tmp_path / "plots" / f"{name}.{ending}" for ending in ("png", "svg"))
         with Image.open(png) as image:
             image.load()
         assert png.stat().st_size < MOST_PNG_BYTES
         assert ElementTree.parse(svg).getroot().tag.endswith("svg")
         assert f"wrote {png}" in said
     for name in ("trace_measured", "trace_predicted"):
-        assert json.loads((tmp_path / "pictures" / f"{name}.json").read_text())["traceEvents"]
-    assert not list((tmp_path / "pictures").glob("*.part"))
+        assert json.loads((tmp_path / "plots" / f"{name}.json").read_text())["traceEvents"]
+    assert not list((tmp_path / "plots").glob("*.part"))
 
 
 def test_a_plan_alone_gives_its_prediction_elsewhere(
@@ -52,7 +52,7 @@ def test_a_plan_alone_gives_its_prediction_elsewhere(
     assert "no timeline_measured: " in capsys.readouterr().out
 
 
-def test_a_broken_file_spoils_its_own_picture_only(
+def test_a_broken_file_spoils_its_own_plot_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_plan(tmp_path)
@@ -60,7 +60,7 @@ def test_a_broken_file_spoils_its_own_picture_only(
     (tmp_path / "timelines" / "measured_stable.json").write_text("{}")
     assert main(["draw", str(tmp_path)]) == 1
     assert "error: timeline_measured: " in capsys.readouterr().err
-    assert (tmp_path / "pictures" / "timeline_predicted.png").exists()
+    assert (tmp_path / "plots" / "timeline_predicted.png").exists()
 
 
 def test_an_empty_folder_has_nothing_and_says_so(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_an_empty_folder_has_nothing_and_says_so(tmp_path: Path) -> None:
     assert set(TIMELINES) <= set(drawn.missing)
 
 
-def test_no_folder_is_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_folder_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["draw", str(tmp_path / "nowhere")]) == 2
     assert "nowhere is no folder" in capsys.readouterr().err
 

@@ -51,9 +51,9 @@ def run(tmp_path: Path) -> Path:
         + "12,6,,3.5\n"
     )
     rows = [
-        ResponseRow(stage, "B", phase, m, share, 10.0 - 6 * share + m, 0)
+        ResponseRow(stage, "B", phase, m, fraction, 10.0 - 6 * fraction + m, 0)
         for stage in (0, 1)
-        for phase, share in (("upper_bound", 0.0), ("lower_bound", 1.0), ("stable", 0.5))
+        for phase, fraction in (("upper_bound", 0.0), ("lower_bound", 1.0), ("stable", 0.5))
         for m in (0, 1)
     ]
     write_responses(tmp_path, rows)
@@ -94,11 +94,11 @@ def lines(axes: Axes) -> dict[str, list[list[tuple[float, float]]]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DRAWN)
-def test_every_picture_says_what_ran_and_is_small(name: str, run: Path, tmp_path: Path) -> None:
+def test_every_plot_says_what_ran_and_is_small(name: str, run: Path, tmp_path: Path) -> None:
     figure = figure_of(name, run)
     texts = [axes.get_title(loc="left") for axes in figure.axes] + [figure.get_suptitle()]
     assert "apf, 1F1B over 4 ranks, llama3 8M" in texts
-    png, svg = save(figure, tmp_path / "pictures", name)
+    png, svg = save(figure, tmp_path / "plots", name)
     assert 0 < png.stat().st_size < MOST_PNG_BYTES
     assert svg.stat().st_size < MOST_PNG_BYTES
 
@@ -208,16 +208,16 @@ def test_only_monitoring_makes_the_line() -> None:
 
 def test_each_way_of_freezing_the_first_stage_has_its_line() -> None:
     rows = [
-        ResponseRow(0, "B", f"profile {way}", -1, share, ms)
-        for way, ends in (("all_or_nothing", (8.0, 0.5)), ("keep_chain", (8.0, 4.0)))
-        for share, ms in zip((0.0, 1.0), ends, strict=True)
+        ResponseRow(0, "B", f"profile {way}", -1, fraction, ms)
+        for way, ends in (("all_or_nothing", (8.0, 0.5)), ("per_tensor", (8.0, 4.0)))
+        for fraction, ms in zip((0.0, 1.0), ends, strict=True)
     ]
     assert assumed_lines(rows) == {
         "all_or_nothing": AssumedLine(8.0, 0.5),
-        "keep_chain": AssumedLine(8.0, 4.0),
+        "per_tensor": AssumedLine(8.0, 4.0),
     }
     (axes,) = response_figure(rows).axes
-    assert lines(axes)["what a plan assumes, keep_chain"] == [[(0.0, 8.0), (1.0, 4.0)]]
+    assert lines(axes)["what a plan assumes, per_tensor"] == [[(0.0, 8.0), (1.0, 4.0)]]
 
 
 def test_outliers_are_counted_and_backwards_that_nobody_needs_have_a_mark() -> None:

@@ -18,9 +18,9 @@ from timelyfreeze.schedule.schedules import one_f_one_b_order
 from timelyfreeze.settings.phases import Phase
 
 
-def titles(picture: Figure | str) -> list[str]:
-    assert isinstance(picture, Figure)
-    return [ax.get_title(loc="left").partition(":")[0] for ax in picture.axes]
+def titles(plot: Figure | str) -> list[str]:
+    assert isinstance(plot, Figure)
+    return [ax.get_title(loc="left").partition(":")[0] for ax in plot.axes]
 
 
 @pytest.mark.parametrize(
@@ -52,19 +52,19 @@ def test_without_freezing_stands_above_with(
 
 def test_the_prediction_follows_from_bounds_and_plan(tmp_path: Path) -> None:
     before, after = write_plan(tmp_path)
-    picture = draw_predicted(tmp_path)
-    assert titles(picture) == ["Predicted, without freezing", "Predicted, with freezing"]
-    assert isinstance(picture, Figure)
-    for ax, timeline in zip(picture.axes, (before, after), strict=True):
+    plot = draw_predicted(tmp_path)
+    assert titles(plot) == ["Predicted, without freezing", "Predicted, with freezing"]
+    assert isinstance(plot, Figure)
+    for ax, timeline in zip(plot.axes, (before, after), strict=True):
         assert f"batch {timeline.batch_ms:.4g} ms" in ax.get_title(loc="left")
 
 
 def test_shared_processors_are_read_from_the_bounds_file(tmp_path: Path) -> None:
     """2 ranks of 4 microbatches have 24 ms of work, and one processor does it all."""
     write_plan(tmp_path, processors=1.0)
-    picture = draw_predicted(tmp_path)
-    assert isinstance(picture, Figure)
-    assert "batch 24 ms" in picture.axes[0].get_title(loc="left")
+    plot = draw_predicted(tmp_path)
+    assert isinstance(plot, Figure)
+    assert "batch 24 ms" in plot.axes[0].get_title(loc="left")
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Files of pictures: valid, small, and the same again."""
+"""Files of plots: valid, small, and the same again."""
 
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -19,8 +19,8 @@ def a_figure() -> Figure:
 
 
 def test_both_files_can_be_read(tmp_path: Path) -> None:
-    png, svg = save(a_figure(), tmp_path / "pictures", "line")
-    assert sorted(p.name for p in (tmp_path / "pictures").iterdir()) == ["line.png", "line.svg"]
+    png, svg = save(a_figure(), tmp_path / "plots", "line")
+    assert sorted(p.name for p in (tmp_path / "plots").iterdir()) == ["line.png", "line.svg"]
     with Image.open(png) as image:
         image.load()
         assert image.size == (450, 300)
@@ -32,7 +32,7 @@ def test_the_same_data_gives_the_same_files(tmp_path: Path) -> None:
     assert [file.read_bytes() for file in first] == [file.read_bytes() for file in second]
 
 
-def test_a_picture_that_would_be_large_loses_resolution(tmp_path: Path) -> None:
+def test_a_plot_that_would_be_large_loses_resolution(tmp_path: Path) -> None:
     figure = Figure(figsize=(6.0, 4.0))
     noise = np.random.default_rng(0).random((300, 600))
     figure.add_axes((0.0, 0.0, 1.0, 1.0)).imshow(noise, aspect="auto", interpolation="nearest")

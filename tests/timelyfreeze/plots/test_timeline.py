@@ -1,4 +1,4 @@
-"""What the picture of a batch shows, read back from the figure; no pixels are compared."""
+"""What the plot of a batch shows, read back from the figure; no pixels are compared."""
 
 import time
 from pathlib import Path

@@ -3,9 +3,9 @@ import math
 import numpy as np
 import pytest
 
-from tests.timelyfreeze.helpers.toy_model import assert_resumes, only_mistake, run, toy_layout
+from tests.timelyfreeze.helpers.toy_model import assert_resumes, only_error, run, toy_layout
 from timelyfreeze.policies.apf import Apf
-from timelyfreeze.policies.policy import Figure, Source
+from timelyfreeze.policies.policy import Metric, Source
 
 LAYOUT = toy_layout(2)
 N = len(LAYOUT.names)
@@ -19,7 +19,7 @@ class Elements:
         self.mean = [np.zeros(size) for size in LAYOUT.sizes]
         self.mean_abs = [np.zeros(size) for size in LAYOUT.sizes]
 
-    def update(self, deltas: list[np.ndarray]) -> dict[Figure, np.ndarray]:
+    def update(self, deltas: list[np.ndarray]) -> dict[Metric, np.ndarray]:
         """Take one check's updates; return what a meter would tell the policy."""
         a = self.alpha
         self.mean = [a * e + (1 - a) * d for e, d in zip(self.mean, deltas, strict=True)]
@@ -27,8 +27,8 @@ class Elements:
             a * e + (1 - a) * abs(d) for e, d in zip(self.mean_abs, deltas, strict=True)
         ]
         return {
-            Figure.ABS_SUM: np.array([abs(d).sum() for d in deltas]),
-            Figure.MEAN_ABS_SUM: np.array([abs(e).sum() for e in self.mean]),
+            Metric.ABS_SUM: np.array([abs(d).sum() for d in deltas]),
+            Metric.MEAN_ABS_SUM: np.array([abs(e).sum() for e in self.mean]),
         }
 
     def scores(self) -> np.ndarray:
@@ -47,8 +47,8 @@ def test_sums_cancel_within_a_tensor_before_they_are_scored() -> None:
     # 0.5, abs 3 then 2.5: score 1, then 0.2. Tensor 1 moves 4 in all, but nowhere: score 0.
     rest = [1.0] * (N - 2)
     checks = [
-        {Figure.SUM: np.array([6.0, 0.0, *rest]), Figure.ABS_SUM: np.array([6.0, 4.0, *rest])},
-        {Figure.SUM: np.array([-2.0, 0.0, *rest]), Figure.ABS_SUM: np.array([2.0, 4.0, *rest])},
+        {Metric.SUM: np.array([6.0, 0.0, *rest]), Metric.ABS_SUM: np.array([6.0, 4.0, *rest])},
+        {Metric.SUM: np.array([-2.0, 0.0, *rest]), Metric.ABS_SUM: np.array([2.0, 4.0, *rest])},
     ]
     for threshold, expected in [(0.19, [1]), (0.21, [0, 1])]:
         policy = Apf(alpha=0.5, threshold=threshold, reduction="sums")
@@ -56,13 +56,13 @@ def test_sums_cancel_within_a_tensor_before_they_are_scored() -> None:
         assert np.flatnonzero(decisions[1].frozen).tolist() == [1]
         assert np.flatnonzero(decisions[2].frozen).tolist() == expected
     assert_resumes(policy, LAYOUT, checks)
-    assert policy.measurement.figures == (Figure.ABS_SUM, Figure.SUM)
+    assert policy.measurement.metrics == (Metric.ABS_SUM, Metric.SUM)
 
 
-def figures(abs_sums: list[float], mean_abs_sums: list[float]) -> dict[Figure, np.ndarray]:
+def metrics(abs_sums: list[float], mean_abs_sums: list[float]) -> dict[Metric, np.ndarray]:
     return {
-        Figure.ABS_SUM: np.array(abs_sums),
-        Figure.MEAN_ABS_SUM: np.array(mean_abs_sums),
+        Metric.ABS_SUM: np.array(abs_sums),
+        Metric.MEAN_ABS_SUM: np.array(mean_abs_sums),
     }
 
 
@@ -79,7 +79,7 @@ def test_what_drifts_stays_live_and_what_swings_or_stands_is_frozen() -> None:
     assert not decisions[0].frozen.any()
     assert np.flatnonzero(decisions[1].frozen).tolist() == [2], "the first score of a move is 1"
     assert np.flatnonzero(decisions[-1].frozen).tolist() == [1, 2]
-    assert decisions[-1].figures == {
+    assert decisions[-1].metrics == {
         "frozen_tensors": 2,
         "smallest_score": 0.0,
         "median_score": pytest.approx(1.0),
@@ -105,7 +105,7 @@ def test_every_score_is_the_weighted_mean_of_eq_2(alpha: float) -> None:
     for threshold in np.sort(scores)[:-1] * (1 + 1e-9):  # just above each score in turn
         decisions = run(Apf(alpha=alpha, threshold=min(threshold, 1.0)), LAYOUT, checks)
         assert decisions[-1].frozen.tolist() == (scores < threshold).tolist()
-    assert decisions[-1].figures["median_score"] == pytest.approx(np.median(scores))
+    assert decisions[-1].metrics["median_score"] == pytest.approx(np.median(scores))
 
 
 def test_updates_without_direction_score_as_the_docstring_says() -> None:
@@ -117,7 +117,7 @@ def test_updates_without_direction_score_as_the_docstring_says() -> None:
     for _ in range(60):
         delta = rng.normal(size=mean.size)
         mean = alpha * mean + (1 - alpha) * delta
-        checks.append(figures([abs(delta).sum(), *zeros], [abs(mean).sum(), *zeros]))
+        checks.append(metrics([abs(delta).sum(), *zeros], [abs(mean).sum(), *zeros]))
     noise = math.sqrt((1 - alpha) / (1 + alpha))
     for threshold, frozen in [(0.97 * noise, False), (1.03 * noise, True)]:
         decisions = run(Apf(alpha=alpha, threshold=threshold), LAYOUT, checks)
@@ -128,29 +128,29 @@ def test_a_frozen_tensor_stays_frozen_until_something_moves_it() -> None:
     policy = Apf(alpha=0.5, threshold=0.4)
     ones = [1.0] * (N - 1)
     checks = [
-        figures([1.0, *ones], [0.5, *ones]),  # E_abs 0.5, score 1
-        figures([1.0, *ones], [0.25, *ones]),  # E_abs 0.75, score 1/3: frozen
-        figures([0.0, *ones], [0.125, *ones]),  # no update: both halve
-        figures([0.0, *ones], [0.0625, *ones]),
-        figures([1.0, *ones], [0.5, *ones]),  # moved: E_abs 0.59375, score 0.84
+        metrics([1.0, *ones], [0.5, *ones]),  # E_abs 0.5, score 1
+        metrics([1.0, *ones], [0.25, *ones]),  # E_abs 0.75, score 1/3: frozen
+        metrics([0.0, *ones], [0.125, *ones]),  # no update: both halve
+        metrics([0.0, *ones], [0.0625, *ones]),
+        metrics([1.0, *ones], [0.5, *ones]),  # moved: E_abs 0.59375, score 0.84
     ]
     decisions = run(policy, LAYOUT, checks)
     assert [bool(d.frozen[0]) for d in decisions] == [False, False, True, True, True, False]
 
 
 def test_a_score_at_the_threshold_is_not_below_it() -> None:
-    half = figures([2.0] * N, [1.0] * N)
+    half = metrics([2.0] * N, [1.0] * N)
     found = [run(Apf(alpha=0.0, threshold=t), LAYOUT, [half])[-1] for t in (0.5, 0.5001)]
     assert [bool(d.frozen.any()) for d in found] == [False, True]
 
 
-def stability(pattern: str) -> list[dict[Figure, np.ndarray]]:
+def stability(pattern: str) -> list[dict[Metric, np.ndarray]]:
     """Checks at which the first tensor is stable (s) or not (u); the others never are.
 
     With alpha 0 the score is that of the last interval alone.
     """
     ones = [1.0] * (N - 1)
-    return [figures([1.0, *ones], [0.0 if c == "s" else 1.0, *ones]) for c in pattern]
+    return [metrics([1.0, *ones], [0.0 if c == "s" else 1.0, *ones]) for c in pattern]
 
 
 @pytest.mark.parametrize(
@@ -176,14 +176,14 @@ def test_periods_grow_by_one_and_are_halved(pattern: str, frozen: str) -> None:
 
 
 def test_a_tensor_whose_numbers_are_not_finite_is_live() -> None:
-    checks = [figures([math.nan, *[0.0] * (N - 1)], [math.nan, *[0.0] * (N - 1)])]
+    checks = [metrics([math.nan, *[0.0] * (N - 1)], [math.nan, *[0.0] * (N - 1)])]
     assert run(Apf(), LAYOUT, checks)[-1].frozen.tolist() == [False] + [True] * (N - 1)
 
 
 @pytest.mark.parametrize("period", ["until_unstable", "grow_and_halve"])
 def test_a_resumed_run_decides_the_same(period: str) -> None:
     rng = np.random.default_rng(1)
-    checks = [figures(rng.random(N).tolist(), (rng.random(N) / 3).tolist()) for _ in range(12)]
+    checks = [metrics(rng.random(N).tolist(), (rng.random(N) / 3).tolist()) for _ in range(12)]
     policy = Apf(alpha=0.5, threshold=0.3, freezing_period=period)
     assert_resumes(policy, LAYOUT, checks)
     assert len({d.frozen.tobytes() for d in run(policy, LAYOUT, checks)}) > 3
@@ -192,7 +192,7 @@ def test_a_resumed_run_decides_the_same(period: str) -> None:
 def test_it_measures_updates_with_its_alpha() -> None:
     measurement = Apf(alpha=0.7).measurement
     assert measurement.source is Source.UPDATES
-    assert set(measurement.figures) == {Figure.ABS_SUM, Figure.MEAN_ABS_SUM}
+    assert set(measurement.metrics) == {Metric.ABS_SUM, Metric.MEAN_ABS_SUM}
     assert measurement.decay == 0.7
 
 
@@ -211,10 +211,10 @@ def test_it_measures_updates_with_its_alpha() -> None:
         ),
     ],
 )
-def test_mistakes_are_named(settings: dict, message: str) -> None:
-    assert only_mistake(Apf(**settings)) == message
+def test_errors_are_named(settings: dict, message: str) -> None:
+    assert only_error(Apf(**settings)) == message
 
 
-def test_sound_settings_have_no_mistakes() -> None:
+def test_sound_settings_have_no_errors() -> None:
     sound = [Apf(), Apf(1, 0.0, 0.0, "sums", "grow_and_halve"), Apf(1, 1.0, 0.999)]
-    assert [list(policy.mistakes()) for policy in sound] == [[], [], []]
+    assert [list(policy.errors()) for policy in sound] == [[], [], []]

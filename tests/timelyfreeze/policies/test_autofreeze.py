@@ -8,26 +8,26 @@ from hypothesis import strategies as st
 from tests.timelyfreeze.helpers.toy_model import (
     assert_resumes,
     of_tensors,
-    only_mistake,
+    only_error,
     prefix_length,
     run,
     toy_layout,
 )
 from timelyfreeze.policies.autofreeze import AutoFreeze
-from timelyfreeze.policies.policy import Figure, Source
+from timelyfreeze.policies.policy import Metric, Source
 
 norms = st.lists(st.sampled_from([0.0, 0.1, 0.9, 1.0, 1.1, 5.0]), min_size=5, max_size=5)
 
 
-def squares(*rows: list[float]) -> list[dict[Figure, np.ndarray]]:
-    return [{Figure.SQUARE_SUM: of_tensors(row)} for row in rows]
+def squares(*rows: list[float]) -> list[dict[Metric, np.ndarray]]:
+    return [{Metric.SQUARE_SUM: of_tensors(row)} for row in rows]
 
 
 def lengths(policy: AutoFreeze, *rows: list[float]) -> list[int]:
     layout = toy_layout(len(rows[0]))
     decisions = run(policy, layout, squares(*rows))
     for decision in decisions:
-        assert decision.figures["frozen_layers"] == prefix_length(decision.frozen)
+        assert decision.metrics["frozen_layers"] == prefix_length(decision.frozen)
     return [prefix_length(d.frozen) for d in decisions]
 
 
@@ -39,8 +39,8 @@ def test_front_blocks_below_the_median_freeze_up_to_the_first_that_is_not() -> N
 def test_the_change_of_the_first_live_block_and_the_limit_are_told() -> None:
     rows = squares([10.0] * 5, [9.0, 8.0, 5.0, 7.0, 1.0])
     decisions = run(AutoFreeze(), toy_layout(5), rows)
-    assert decisions[1].figures == {"frozen_layers": 0}
-    assert decisions[2].figures == {
+    assert decisions[1].metrics == {"frozen_layers": 0}
+    assert decisions[2].metrics == {
         "frozen_layers": 2,
         "eta_of_first_live_layer": pytest.approx(0.1),
         "eta_limit": pytest.approx(0.3),
@@ -122,7 +122,7 @@ def test_a_resumed_run_decides_the_same() -> None:
 def test_it_measures_what_delta_says() -> None:
     assert AutoFreeze().measurement.source is Source.GRADIENTS
     assert AutoFreeze(delta="updates").measurement.source is Source.UPDATES
-    assert AutoFreeze().measurement.figures == (Figure.SQUARE_SUM,)
+    assert AutoFreeze().measurement.metrics == (Metric.SQUARE_SUM,)
 
 
 @pytest.mark.parametrize(
@@ -135,10 +135,10 @@ def test_it_measures_what_delta_says() -> None:
         ({"change": "abs"}, "change is 'abs'; known: absolute, signed"),
     ],
 )
-def test_mistakes_are_named(keys: dict, rule: str) -> None:
-    assert only_mistake(AutoFreeze(**keys)) == f"freezing.autofreeze.{rule}"
+def test_errors_are_named(keys: dict, rule: str) -> None:
+    assert only_error(AutoFreeze(**keys)) == f"freezing.autofreeze.{rule}"
 
 
-def test_sound_settings_have_no_mistakes() -> None:
+def test_sound_settings_have_no_errors() -> None:
     sound = [AutoFreeze(), AutoFreeze(1, 0.0, "updates", "signed"), AutoFreeze(1, 100.0)]
-    assert [list(policy.mistakes()) for policy in sound] == [[], [], []]
+    assert [list(policy.errors()) for policy in sound] == [[], [], []]

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from tests.timelyfreeze.helpers.toy_model import only_mistake, prefix_length, run, toy_layout
+from tests.timelyfreeze.helpers.toy_model import only_error, prefix_length, run, toy_layout
 from timelyfreeze.policies.fixed import Fixed
 from timelyfreeze.policies.policy import Check
 
@@ -11,7 +11,7 @@ from timelyfreeze.policies.policy import Check
 def test_the_first_layers_are_frozen_from_the_start_to_the_end(layers: int) -> None:
     decisions = run(Fixed(layers), toy_layout(5), [{}] * 3)
     assert [prefix_length(d.frozen) for d in decisions] == [layers] * 4
-    assert decisions[0].figures == {"frozen_layers": layers}
+    assert decisions[0].metrics == {"frozen_layers": layers}
 
 
 def test_a_resumed_run_keeps_what_was_frozen() -> None:
@@ -25,10 +25,10 @@ def test_more_layers_than_there_are_is_refused() -> None:
 
 
 @pytest.mark.parametrize("layers", [-1, math.nan])
-def test_mistakes_are_named(layers: float) -> None:
+def test_errors_are_named(layers: float) -> None:
     message = f"freezing.fixed.layers is {layers}; it must be 0 or more"
-    assert only_mistake(Fixed(layers)) == message  # type: ignore[arg-type]
+    assert only_error(Fixed(layers)) == message  # type: ignore[arg-type]
 
 
-def test_sound_settings_have_no_mistakes() -> None:
-    assert list(Fixed(0).mistakes()) == []
+def test_sound_settings_have_no_errors() -> None:
+    assert list(Fixed(0).errors()) == []

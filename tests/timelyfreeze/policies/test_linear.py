@@ -4,7 +4,7 @@ import pytest
 
 from tests.timelyfreeze.helpers.toy_model import (
     assert_resumes,
-    only_mistake,
+    only_error,
     prefix_length,
     run,
     toy_layout,
@@ -26,7 +26,7 @@ from timelyfreeze.policies.policy import Check
 def test_layers_freeze_at_a_steady_pace(policy: Linear, expected: list[int]) -> None:
     decisions = run(policy, toy_layout(5), [{}] * 6)
     assert [prefix_length(d.frozen) for d in decisions] == expected
-    assert [d.figures for d in decisions] == [{"frozen_layers": k} for k in expected]
+    assert [d.metrics for d in decisions] == [{"frozen_layers": k} for k in expected]
 
 
 def test_a_resumed_run_decides_the_same() -> None:
@@ -51,9 +51,9 @@ def test_it_measures_nothing() -> None:
         ({"max_layers": -1}, "max_layers is -1; it must be 0 or more"),
     ],
 )
-def test_mistakes_are_named(settings: dict, rule: str) -> None:
-    assert only_mistake(Linear(**settings)) == f"freezing.linear.{rule}"
+def test_errors_are_named(settings: dict, rule: str) -> None:
+    assert only_error(Linear(**settings)) == f"freezing.linear.{rule}"
 
 
-def test_sound_settings_have_no_mistakes() -> None:
-    assert [list(policy.mistakes()) for policy in (Linear(), Linear(1, 3, 0))] == [[], []]
+def test_sound_settings_have_no_errors() -> None:
+    assert [list(policy.errors()) for policy in (Linear(), Linear(1, 3, 0))] == [[], []]

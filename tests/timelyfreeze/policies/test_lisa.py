@@ -6,7 +6,7 @@ import pytest
 from tests.timelyfreeze.helpers.toy_model import (
     assert_resumes,
     of_blocks,
-    only_mistake,
+    only_error,
     run,
     toy_layout,
 )
@@ -50,10 +50,10 @@ def test_seed_and_check_alone_decide() -> None:
 def test_each_block_is_drawn_about_equally_often() -> None:
     n_layers, active, n_intervals = 8, 2, 2000
     live = live_blocks(Lisa(active_layers=active), n_layers, n_intervals - 1)
-    share = active / n_layers
-    spread = math.sqrt(n_intervals * share * (1 - share))
+    fraction = active / n_layers
+    spread = math.sqrt(n_intervals * fraction * (1 - fraction))
     hits = live.sum(axis=0)
-    assert (abs(hits - n_intervals * share) < 4.5 * spread).all(), hits
+    assert (abs(hits - n_intervals * fraction) < 4.5 * spread).all(), hits
     # Pairs too: 28 of them, so blocks are not drawn in fixed company.
     together = live.T.astype(int) @ live.astype(int)
     pairs = together[np.triu_indices(n_layers, k=1)]
@@ -81,9 +81,9 @@ def test_it_measures_nothing() -> None:
         ({"active_layers": math.nan}, "active_layers is nan; it must be 0 or more"),
     ],
 )
-def test_mistakes_are_named(settings: dict, rule: str) -> None:
-    assert only_mistake(Lisa(**settings)) == f"freezing.lisa.{rule}"
+def test_errors_are_named(settings: dict, rule: str) -> None:
+    assert only_error(Lisa(**settings)) == f"freezing.lisa.{rule}"
 
 
-def test_sound_settings_have_no_mistakes() -> None:
-    assert [list(policy.mistakes()) for policy in (Lisa(), Lisa(1, 0))] == [[], []]
+def test_sound_settings_have_no_errors() -> None:
+    assert [list(policy.errors()) for policy in (Lisa(), Lisa(1, 0))] == [[], []]

@@ -8,23 +8,23 @@ from hypothesis import strategies as st
 from tests.timelyfreeze.helpers.toy_model import (
     assert_resumes,
     of_tensors,
-    only_mistake,
+    only_error,
     prefix_length,
     run,
     toy_layout,
 )
 from timelyfreeze.policies.pipetransformer import PipeTransformer
-from timelyfreeze.policies.policy import Figure, Source
+from timelyfreeze.policies.policy import Metric, Source
 
 
-def squares(*rows: list[float]) -> list[dict[Figure, np.ndarray]]:
-    return [{Figure.SQUARE_SUM: of_tensors(row)} for row in rows]
+def squares(*rows: list[float]) -> list[dict[Metric, np.ndarray]]:
+    return [{Metric.SQUARE_SUM: of_tensors(row)} for row in rows]
 
 
 def lengths(policy: PipeTransformer, *rows: list[float]) -> list[int]:
     decisions = run(policy, toy_layout(len(rows[0])), squares(*rows))
     for decision in decisions:
-        assert decision.figures == {"frozen_layers": prefix_length(decision.frozen)}
+        assert decision.metrics == {"frozen_layers": prefix_length(decision.frozen)}
     return [prefix_length(d.frozen) for d in decisions]
 
 
@@ -108,7 +108,7 @@ def test_a_resumed_run_decides_the_same() -> None:
 def test_it_measures_the_gradient_of_one_step() -> None:
     measurement = PipeTransformer().measurement
     assert measurement.source is Source.LAST_GRADIENT
-    assert measurement.figures == (Figure.SQUARE_SUM,)
+    assert measurement.metrics == (Metric.SQUARE_SUM,)
 
 
 @pytest.mark.parametrize(
@@ -120,10 +120,10 @@ def test_it_measures_the_gradient_of_one_step() -> None:
         ({"alpha": math.nan}, "alpha is nan; it must be above 0 and below 1"),
     ],
 )
-def test_mistakes_are_named(keys: dict, rule: str) -> None:
-    assert only_mistake(PipeTransformer(**keys)) == f"freezing.pipetransformer.{rule}"
+def test_errors_are_named(keys: dict, rule: str) -> None:
+    assert only_error(PipeTransformer(**keys)) == f"freezing.pipetransformer.{rule}"
 
 
-def test_sound_settings_have_no_mistakes() -> None:
+def test_sound_settings_have_no_errors() -> None:
     sound = [PipeTransformer(), PipeTransformer(1, 0.01), PipeTransformer(1, 0.99)]
-    assert [list(policy.mistakes()) for policy in sound] == [[], [], []]
+    assert [list(policy.errors()) for policy in sound] == [[], [], []]

@@ -10,27 +10,27 @@ from tests.timelyfreeze.helpers.toy_model import (
     SHARES,
     assert_resumes,
     of_tensors,
-    only_mistake,
+    only_error,
     prefix_length,
     run,
     toy_layout,
 )
-from timelyfreeze.policies.policy import Decision, Figure, Source
+from timelyfreeze.policies.policy import Decision, Metric, Source
 from timelyfreeze.policies.smartpipe import SmartPipe
 
 
-def figures(norms: list[float], etas: list[float], before: list[float]) -> dict:
+def metrics(norms: list[float], etas: list[float], before: list[float]) -> dict:
     """What a meter tells of blocks with these norms, whose difference is eta times the last."""
     difference = [eta * norm for eta, norm in zip(etas, before, strict=True)]
     return {
-        Figure.SQUARE_SUM: of_tensors(norms),
-        Figure.DIFFERENCE_SQUARE_SUM: of_tensors(difference),
+        Metric.SQUARE_SUM: of_tensors(norms),
+        Metric.DIFFERENCE_SQUARE_SUM: of_tensors(difference),
     }
 
 
 def lengths_of(decisions: list[Decision]) -> list[int]:
     found = [prefix_length(d.frozen) for d in decisions]
-    assert [d.figures["frozen_layers"] for d in decisions] == found
+    assert [d.metrics["frozen_layers"] for d in decisions] == found
     return found
 
 
@@ -38,7 +38,7 @@ def lengths(policy: SmartPipe, *etas: list[float]) -> list[int]:
     """Frozen blocks from the start on; the first check has nothing to compare with."""
     n_layers = len(etas[0])
     ones = [1.0] * n_layers
-    checks = [figures(ones, ones, ones), *(figures(ones, row, ones) for row in etas)]
+    checks = [metrics(ones, ones, ones), *(metrics(ones, row, ones) for row in etas)]
     return lengths_of(run(policy, toy_layout(n_layers), checks))
 
 
@@ -50,8 +50,8 @@ def from_vectors(policy: SmartPipe, *gradients: list[np.ndarray]) -> list[int]:
     for vectors in gradients:
         checks.append(
             {
-                Figure.SQUARE_SUM: np.array([v @ v for v in vectors]),
-                Figure.DIFFERENCE_SQUARE_SUM: np.array(
+                Metric.SQUARE_SUM: np.array([v @ v for v in vectors]),
+                Metric.DIFFERENCE_SQUARE_SUM: np.array(
                     [(v - b) @ (v - b) for v, b in zip(vectors, before, strict=True)]
                 ),
             }
@@ -110,17 +110,17 @@ def test_few_candidates_freeze_before_the_cap_does() -> None:
 def test_the_norm_before_is_what_the_difference_is_measured_by() -> None:
     # The norm falls from 4 to 1 by 3: eta is 0.75, not 3.
     checks = [
-        figures([4.0, 4.0], [1.0, 1.0], [4.0, 4.0]),
-        figures([1.0, 4.0], [0.75, 1.0], [4.0, 4.0]),
+        metrics([4.0, 4.0], [1.0, 1.0], [4.0, 4.0]),
+        metrics([1.0, 4.0], [0.75, 1.0], [4.0, 4.0]),
     ]
     assert lengths_of(run(SmartPipe(tau=0.8, rate=0.5), toy_layout(2), checks)) == [0, 0, 1]
 
 
 def test_what_begins_to_move_is_not_stable_and_what_stands_still_is() -> None:
     none, one = [0.0, 0.0, 1.0, 1.0], [0.0, 1.0, 1.0, 1.0]
-    first = figures(none, [1.0] * 4, none)
-    then = figures(one, [0.0] * 4, none)
-    then[Figure.DIFFERENCE_SQUARE_SUM] = of_tensors([0.0, 1.0, 0.0, 0.0])
+    first = metrics(none, [1.0] * 4, none)
+    then = metrics(one, [0.0] * 4, none)
+    then[Metric.DIFFERENCE_SQUARE_SUM] = of_tensors([0.0, 1.0, 0.0, 0.0])
     decisions = run(SmartPipe(tau=1e6, rate=0.9), toy_layout(4), [first, then])
     assert lengths_of(decisions) == [0, 0, 1]
 
@@ -150,13 +150,13 @@ def test_a_resumed_run_decides_the_same() -> None:
     rng = np.random.default_rng(0)
     ones = [1.0] * 12
     rows = [list(rng.uniform(0.0, 1.3, 12)) for _ in range(8)]
-    assert_resumes(SmartPipe(rate=0.21), toy_layout(12), [figures(ones, r, ones) for r in rows])
+    assert_resumes(SmartPipe(rate=0.21), toy_layout(12), [metrics(ones, r, ones) for r in rows])
 
 
 def test_it_measures_sums_of_gradients_and_their_difference() -> None:
     measurement = SmartPipe().measurement
     assert measurement.source is Source.GRADIENTS
-    assert set(measurement.figures) == {Figure.SQUARE_SUM, Figure.DIFFERENCE_SQUARE_SUM}
+    assert set(measurement.metrics) == {Metric.SQUARE_SUM, Metric.DIFFERENCE_SQUARE_SUM}
 
 
 @pytest.mark.parametrize(
@@ -171,10 +171,10 @@ def test_it_measures_sums_of_gradients_and_their_difference() -> None:
         ({"rate": math.nan}, "rate is nan; it must be above 0 and below 1"),
     ],
 )
-def test_mistakes_are_named(keys: dict, rule: str) -> None:
-    assert only_mistake(SmartPipe(**keys)) == f"freezing.smartpipe.{rule}"
+def test_errors_are_named(keys: dict, rule: str) -> None:
+    assert only_error(SmartPipe(**keys)) == f"freezing.smartpipe.{rule}"
 
 
-def test_sound_settings_have_no_mistakes() -> None:
+def test_sound_settings_have_no_errors() -> None:
     sound = [SmartPipe(), SmartPipe(1, 0.01, 0.01), SmartPipe(1, 100.0, 0.99)]
-    assert [list(policy.mistakes()) for policy in sound] == [[], [], []]
+    assert [list(policy.errors()) for policy in sound] == [[], [], []]

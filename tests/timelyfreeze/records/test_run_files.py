@@ -100,17 +100,17 @@ def test_responses_of_a_run(tmp_path: Path) -> None:
 def test_responses_of_a_profile(tmp_path: Path) -> None:
     def stage(number: int, mode: str | None) -> dict:
         points = [
-            {"ratio": 0.0, "share": 0.0, "median_ms": 9.0, "quartiles_ms": [8, 10], "n": 5},
-            {"ratio": 0.5, "share": 0.49, "median_ms": 6.0, "quartiles_ms": [5, 7], "n": 5},
+            {"ratio": 0.0, "fraction": 0.0, "median_ms": 9.0, "quartiles_ms": [8, 10], "n": 5},
+            {"ratio": 0.5, "fraction": 0.49, "median_ms": 6.0, "quartiles_ms": [5, 7], "n": 5},
         ]
         curves = {"B": {"line": {}, "points": points}}
         return {"stage": number, "first_stage": mode, "curves": curves}
 
-    profile = {"stages": [stage(0, "keep_chain"), stage(1, None)], "probes": []}
+    profile = {"stages": [stage(0, "per_tensor"), stage(1, None)], "probes": []}
     (tmp_path / "response.json").write_text(json.dumps(profile))
     assert read_responses(tmp_path) == [
-        ResponseRow(0, "B", "profile keep_chain", -1, 0.0, 9.0),
-        ResponseRow(0, "B", "profile keep_chain", -1, 0.49, 6.0),
+        ResponseRow(0, "B", "profile per_tensor", -1, 0.0, 9.0),
+        ResponseRow(0, "B", "profile per_tensor", -1, 0.49, 6.0),
         ResponseRow(1, "B", "profile", -1, 0.0, 9.0),
         ResponseRow(1, "B", "profile", -1, 0.49, 6.0),
     ]

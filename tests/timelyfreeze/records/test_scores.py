@@ -76,7 +76,7 @@ def test_the_titles_are_in_the_order_of_the_papers_columns() -> None:
 @pytest.mark.parametrize(
     ("title", "n_questions"), [("TruthfulQA", 817), ("ARC-C", 1172)], ids=["mc1", "acc"]
 )
-def test_the_papers_figures_are_shares_of_questions(title: str, n_questions: int) -> None:
+def test_the_papers_metrics_are_shares_of_questions(title: str, n_questions: int) -> None:
     """Scores of one model are whole numbers of right answers: mc1 counts them, mc2 does not."""
     column = [b.title for b in BENCHMARKS if b.counts].index(title)
     for name in ("1B before", "8B before", "13B before", "13B GPipe none"):
@@ -124,7 +124,7 @@ def test_what_is_no_scores_is_refused(change: dict[str, Any], message: str, tmp_
 
 
 @pytest.mark.parametrize("accuracy", [1.01, -0.1, math.nan, 34.9, None])
-def test_an_accuracy_is_a_share(accuracy: float | None) -> None:
+def test_an_accuracy_is_a_fraction(accuracy: float | None) -> None:
     values = json.loads(scores_to_json(scores(**ALL)))
     values["benchmarks"]["mmlu"]["accuracy"] = accuracy
     with pytest.raises(ValueError, match=r"mmlu.accuracy is .*; it must lie in \[0, 1\]"):

@@ -40,7 +40,7 @@ def test_a_loss_that_is_not_finite_is_not_taken_for_a_missing_one() -> None:
     assert math.isnan(again.train_loss)
 
 
-def test_figures_that_an_older_file_lacks_are_none() -> None:
+def test_metrics_that_an_older_file_lacks_are_none() -> None:
     values = json.loads(summary_to_json(make_summary(batch_ms=3.0, score_memory_mib=1.0)))
     del values["score_memory_mib"]
     assert summary_from_json(json.dumps(values)) == make_summary(batch_ms=3.0)

@@ -12,7 +12,7 @@ from timelyfreeze.records.timeline import (
     MEASURED,
     PREDICTED,
     Block,
-    SeenPass,
+    SeenBatch,
     Timeline,
     critical_positions,
     measured_timeline,
@@ -85,7 +85,7 @@ def test_messages_take_their_time_between_ranks() -> None:
     assert timeline.batch_ms == plan.batch_ms == 9.25
 
 
-def test_ranks_that_share_a_processor_are_slowed_down() -> None:
+def test_ranks_that_fraction_a_processor_are_slowed_down() -> None:
     """One processor, and 12 ms of work: 0F1 and 1F0 share it, and both end at 3 instead of 2."""
     dag = build_dag(TWO)
     bounds = uniform_bounds(dag, forward_ms=1.0, backward_ms=(1.0, 2.0))
@@ -128,17 +128,17 @@ def test_what_arrived_last_was_waited_for_and_not_what_ended_last() -> None:
     assert [str(dag.actions[i]) for i in path] == ["0F0", "0F1", "1F1", "1B1", "0B1"]
 
 
-def seen(first_ms: float, **intervals: tuple[float, float]) -> SeenPass:
+def seen(first_ms: float, **intervals: tuple[float, float]) -> SeenBatch:
     """What a process saw whose clock shows 0 ``first_ms`` after the batch began."""
     times = {
         parse_action(name.strip("_")): (start - first_ms, end - first_ms)
         for name, (start, end) in intervals.items()
     }
-    shares = {action: 0.25 for action in times if action.kind.freezable}
-    return SeenPass(times, shares)
+    fractions = {action: 0.25 for action in times if action.kind.freezable}
+    return SeenBatch(times, fractions)
 
 
-def two_processes() -> list[SeenPass]:
+def two_processes() -> list[SeenBatch]:
     """Messages take half a millisecond both ways; the last action is rank 1's own."""
     return [
         seen(0.0, _0F0=(0, 1), _0F1=(1, 2), _0B0=(5, 7), _0B1=(9, 11)),
@@ -180,7 +180,7 @@ def test_one_process_with_all_ranks_keeps_its_clock() -> None:
         **first.intervals_ms,
         **{a: (s + 1.5, e + 1.5) for a, (s, e) in second.intervals_ms.items()},
     }
-    timeline = measured_timeline(TWO, [SeenPass(times, {})], Phase.STABLE)
+    timeline = measured_timeline(TWO, [SeenBatch(times, {})], Phase.STABLE)
     assert [len(lane) for lane in timeline.lanes] == [4, 4]
     assert interval(timeline, "1F0") == (1.5, 2.5)
     assert interval(timeline, "0B1") == (9.0, 11.0)
@@ -201,7 +201,7 @@ def test_a_pass_with_a_hole_is_refused() -> None:
     first, second = two_processes()
     times = {a: t for a, t in second.intervals_ms.items() if str(a) != "1B1"}
     with pytest.raises(ValueError, match="1I1 is missing"):
-        measured_timeline(TWO, [first, SeenPass(times, {})], Phase.STABLE)
+        measured_timeline(TWO, [first, SeenBatch(times, {})], Phase.STABLE)
 
 
 def test_text_brings_back_every_bit() -> None:

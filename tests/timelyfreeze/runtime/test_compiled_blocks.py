@@ -114,7 +114,7 @@ def test_gradients_stay_right_where_blocks_are_recomputed() -> None:
 
 
 def test_gradients_stay_right_where_the_chain_of_the_first_stage_is_kept() -> None:
-    assert_equal(*run_both(make_modules(), FULL, seed=5, ratio=0.8, keep_chain=True))
+    assert_equal(*run_both(make_modules(), FULL, seed=5, ratio=0.8, per_tensor=True))
 
 
 @pytest.mark.slow
@@ -244,7 +244,7 @@ def test_tensors_of_a_compiled_block_are_frozen_together_and_others_alone() -> N
     assert {names[i].split(".")[0] for i in stages[0].frozen_together[0]} == {"1"}
 
 
-def test_what_is_applied_is_told_as_a_share_of_elements() -> None:
+def test_what_is_applied_is_told_as_a_fraction_of_elements() -> None:
     modules = [compiled(module) for module in make_modules()]
     pipeline = Pipeline(modules, FULL)
     stage = pipeline.stages[0]
@@ -252,4 +252,4 @@ def test_what_is_applied_is_told_as_a_share_of_elements() -> None:
     mask[list(stage.frozen_together[0])] = True
     pipeline.run({0: {1: mask}})
     # A norm of 5 and 5, two matrices of 25 with a bias of 5 each; in front 13 x 5, 25 and 5.
-    assert stage.applied_shares == {0: 0.0, 1: 70 / (70 + 95), 2: 0.0, 3: 0.0}
+    assert stage.applied_ratios == {0: 0.0, 1: 70 / (70 + 95), 2: 0.0, 3: 0.0}

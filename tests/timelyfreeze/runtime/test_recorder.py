@@ -9,11 +9,11 @@ from timelyfreeze.runtime.recorder import (
     CudaClock,
     HostClock,
     LoneHostClock,
-    PassRecord,
     SharedHostClock,
     clock_for,
 )
 from timelyfreeze.schedule.actions import parse_action
+from timelyfreeze.timing.record import BatchRecord
 
 F0, B0, F1 = map(parse_action, ("0F0", "0B0", "0F1"))
 
@@ -54,7 +54,7 @@ def recorder(clock: HandClock) -> ActionRecorder:
 
 def record(recorder: ActionRecorder, clock: HandClock, *blocks: tuple[object, float]) -> None:
     """Run blocks of (action or None for waiting, milliseconds) as one pass."""
-    with recorder.recorded_pass():
+    with recorder.recorded_batch():
         for action, ms in blocks:
             if action is None:
                 clock.pass_by(ms)
@@ -63,7 +63,7 @@ def record(recorder: ActionRecorder, clock: HandClock, *blocks: tuple[object, fl
                 clock.pass_by(ms)
 
 
-def times_of(recorder: ActionRecorder) -> list[PassRecord]:
+def times_of(recorder: ActionRecorder) -> list[BatchRecord]:
     """What was recorded, without the intervals."""
     return [replace(passed, intervals_ms={}) for passed in recorder.drain()]
 
@@ -85,14 +85,14 @@ def test_an_action_of_several_blocks_lasts_from_the_first_to_the_last(recorder, 
 
 def test_waiting_between_actions_counts_for_the_span_alone(recorder, clock) -> None:
     record(recorder, clock, (None, 100.0), (F0, 2.0), (None, 5.0), (B0, 4.0), (None, 50.0))
-    assert times_of(recorder) == [PassRecord({F0: 2.0, B0: 4.0}, span_ms=11.0)]
+    assert times_of(recorder) == [BatchRecord({F0: 2.0, B0: 4.0}, span_ms=11.0)]
 
 
 def test_gaps_go_to_the_action_that_follows_where_they_are_work() -> None:
     clock = HandClock(gaps_are_work=True)
     recorder = ActionRecorder(clock)
     record(recorder, clock, (None, 100.0), (F0, 2.0), (None, 5.0), (B0, 4.0), (None, 50.0))
-    assert times_of(recorder) == [PassRecord({F0: 2.0, B0: 9.0}, span_ms=11.0)]
+    assert times_of(recorder) == [BatchRecord({F0: 2.0, B0: 9.0}, span_ms=11.0)]
 
 
 def test_blocks_of_one_action_add_up_in_the_place_of_the_first(recorder, clock) -> None:
@@ -102,14 +102,14 @@ def test_blocks_of_one_action_add_up_in_the_place_of_the_first(recorder, clock) 
 
 
 def test_the_loss_is_part_of_the_action_before_it(recorder, clock) -> None:
-    with recorder.recorded_pass():
+    with recorder.recorded_batch():
         with recorder.measure(F0):
             clock.pass_by(1.0)
         with recorder.measure_more():
             clock.pass_by(2.0)
         with recorder.measure(B0):
             clock.pass_by(4.0)
-    assert times_of(recorder) == [PassRecord({F0: 3.0, B0: 4.0}, span_ms=7.0)]
+    assert times_of(recorder) == [BatchRecord({F0: 3.0, B0: 4.0}, span_ms=7.0)]
 
 
 def test_nothing_is_recorded_outside_a_pass(recorder, clock) -> None:
@@ -121,21 +121,21 @@ def test_nothing_is_recorded_outside_a_pass(recorder, clock) -> None:
     record(recorder, clock, (B0, 4.0))
     with recorder.measure(F1):
         clock.pass_by(1.0)
-    assert times_of(recorder) == [PassRecord({B0: 4.0}, span_ms=4.0)]
+    assert times_of(recorder) == [BatchRecord({B0: 4.0}, span_ms=4.0)]
 
 
 def test_a_loss_before_any_action_is_not_recorded(recorder, clock) -> None:
-    with recorder.recorded_pass():
+    with recorder.recorded_batch():
         with recorder.measure_more():
             clock.pass_by(2.0)
         with recorder.measure(F0):
             clock.pass_by(1.0)
-    assert times_of(recorder) == [PassRecord({F0: 1.0}, span_ms=1.0)]
+    assert times_of(recorder) == [BatchRecord({F0: 1.0}, span_ms=1.0)]
 
 
 def test_a_pass_that_raises_is_discarded_and_the_next_one_is_whole(recorder, clock) -> None:
     def fail() -> None:
-        with recorder.recorded_pass():
+        with recorder.recorded_batch():
             with recorder.measure(F0):
                 clock.pass_by(1.0)
             with recorder.measure(B0):
@@ -144,7 +144,7 @@ def test_a_pass_that_raises_is_discarded_and_the_next_one_is_whole(recorder, clo
     with pytest.raises(RuntimeError, match="out of memory"):
         fail()
     record(recorder, clock, (F1, 3.0))
-    assert times_of(recorder) == [PassRecord({F1: 3.0}, span_ms=3.0)]
+    assert times_of(recorder) == [BatchRecord({F1: 3.0}, span_ms=3.0)]
 
 
 def test_a_pass_without_actions_is_none(recorder, clock) -> None:
@@ -191,7 +191,7 @@ def test_the_clock_fits_the_device() -> None:
 
 def test_one_thread_for_all_ranks_counts_its_own_work_and_no_gaps() -> None:
     recorder = ActionRecorder(LoneHostClock())
-    with recorder.recorded_pass():
+    with recorder.recorded_batch():
         with recorder.measure(F0):
             time.sleep(0.02)
         _work_for(0.02)

@@ -100,7 +100,7 @@ def test_a_tied_weight_has_one_place_in_the_mask(schedule: type) -> None:
 
 
 @pytest.mark.parametrize("schedule", [FULL, SPLIT])
-def test_masks_hold_for_one_pass_and_gradients_add_over_passes(schedule: type) -> None:
+def test_masks_hold_for_one_batch_and_gradients_add_over_passes(schedule: type) -> None:
     modules = make_modules()
     masks = random_masks(modules, 5, 0.5)
     pipeline = Pipeline(modules, schedule)
@@ -271,13 +271,13 @@ def test_adamw_leaves_a_tensor_alone_that_no_microbatch_updates(
 
 @pytest.mark.parametrize("schedule", [FULL, SPLIT])
 @pytest.mark.parametrize("ratio", [0.0, 0.5, 1.0])
-def test_keep_chain_runs_down_to_the_embedding_in_every_microbatch(
+def test_per_tensor_runs_down_to_the_embedding_in_every_microbatch(
     schedule: type, ratio: float
 ) -> None:
     modules = make_modules()
     reached: Counter[str] = Counter()
     embedding = modules[0][0].embedding
-    pipeline = Pipeline(modules, schedule, keep_chain=True)
+    pipeline = Pipeline(modules, schedule, per_tensor=True)
 
     def watch(module: nn.Module, inputs: Any, output: Tensor) -> None:
         output.register_hook(lambda gradient: reached.update(["embedding"]))
@@ -297,24 +297,24 @@ def test_keep_chain_runs_down_to_the_embedding_in_every_microbatch(
     assert_equal(ran, expected(modules, ran.executed, masks))
 
 
-def test_keep_chain_needs_an_embedding_in_the_first_stage_only() -> None:
+def test_per_tensor_needs_an_embedding_in_the_first_stage_only() -> None:
     stage = FreezingStage(Block(), 0, 2, torch.device("cpu"))
     with pytest.raises(
         ValueError,
-        match=r'freezing.first_stage is "keep_chain", which needs an nn.Embedding in the first '
+        match=r'freezing.first_stage is "per_tensor", which needs an nn.Embedding in the first '
         r'stage, and Block has none there; set it to "all_or_nothing"',
     ):
-        stage.attach(None, keep_chain=True)
-    FreezingStage(Block(), 1, 2, torch.device("cpu")).attach(None, keep_chain=True)
+        stage.attach(None, per_tensor=True)
+    FreezingStage(Block(), 1, 2, torch.device("cpu")).attach(None, per_tensor=True)
 
 
 @pytest.mark.parametrize("schedule", SINGLE)
-@pytest.mark.parametrize("keep_chain", [False, True])
-def test_evaluation_runs_without_masks_and_clocks(schedule: type, keep_chain: bool) -> None:
+@pytest.mark.parametrize("per_tensor", [False, True])
+def test_evaluation_runs_without_masks_and_clocks(schedule: type, per_tensor: bool) -> None:
     modules = modules_for(schedule)
     wanted = expected(modules, [])
     before = copy.deepcopy(modules)
-    pipeline = Pipeline(modules, schedule, keep_chain=keep_chain)
+    pipeline = Pipeline(modules, schedule, per_tensor=per_tensor)
     masks = random_masks(modules, 2, 0.5)
     tokens, labels = make_batch()
     pipeline.stages[0].freeze(masks[0])
@@ -323,11 +323,11 @@ def test_evaluation_runs_without_masks_and_clocks(schedule: type, keep_chain: bo
         lambda module, inputs, output: embedded.append(weakref.ref(output))
     )
     losses: list[Tensor] = []
-    with torch.no_grad(), pipeline.recorder.recorded_pass():
+    with torch.no_grad(), pipeline.recorder.recorded_batch():
         pipeline.schedule.eval(tokens, target=labels, losses=losses)
     assert all(map(torch.equal, losses, wanted.losses))
     assert pipeline.recorder.drain() == []
-    assert pipeline.stages[0].applied_shares == {}
+    assert pipeline.stages[0].applied_ratios == {}
     hook.remove()
     assert len(embedded) >= N_MICROBATCHES
     assert all(each() is None for each in embedded), "evaluation must not hold on to activations"
@@ -379,9 +379,9 @@ def test_applied_shares_are_shares_of_elements(schedule: type) -> None:
         sizes = np.array([p.numel() for p in module.parameters()])
         own = masks[stage.stage_index]
         wanted = {m: sizes[own[m]].sum() / sizes.sum() if m in own else 0.0 for m in range(4)}
-        assert stage.applied_shares == pytest.approx(wanted)
+        assert stage.applied_ratios == pytest.approx(wanted)
         stage.freeze({})
-        assert stage.applied_shares == {}
+        assert stage.applied_ratios == {}
 
 
 @pytest.mark.parametrize("schedule", EVERY)

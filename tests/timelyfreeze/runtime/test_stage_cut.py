@@ -362,8 +362,8 @@ def test_applied_shares_are_those_of_the_masks(schedule: type, n_frozen: int) ->
     before = 0
     for stage, module in zip(pipeline.stages, modules, strict=True):
         sizes = [p.numel() for p in module.parameters()]
-        share = sum(sizes[: max(0, n_frozen - before)]) / sum(sizes)
-        assert stage.applied_shares == pytest.approx(dict.fromkeys(range(N_MICROBATCHES), share))
+        fraction = sum(sizes[: max(0, n_frozen - before)]) / sum(sizes)
+        assert stage.applied_ratios == pytest.approx(dict.fromkeys(range(N_MICROBATCHES), fraction))
         before += len(sizes)
 
 
@@ -417,6 +417,6 @@ def test_evaluation_is_as_always(schedule: type, n_frozen: int) -> None:
     with torch.no_grad():
         pipeline.schedule.eval(tokens, target=labels, losses=losses)
     assert all(map(torch.equal, losses, expected(modules, []).losses))
-    assert stage.applied_shares == {}
+    assert stage.applied_ratios == {}
     ran = pipeline.run()
     assert_equal(ran, expected(modules, ran.executed))

@@ -206,8 +206,8 @@ def test_what_runs_is_what_was_read(name: str, n_modules: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["ZBVZeroBubble", "DualPipeV"])
-def test_torch_still_cannot_evaluate_where_neighbours_share_a_rank(name: str) -> None:
-    """Guards ``_PipelineScheduleRuntime.eval``: it passes gradients that evaluation has not.
+def test_torch_still_cannot_evaluate_where_neighbours_fraction_a_rank(name: str) -> None:
+    """Guards ``_PipelineScheduleRuntime.eval``: it batches gradients that evaluation has not.
 
     When this fails, ``forward_only`` is no longer needed.
     """

@@ -32,7 +32,7 @@ def test_complete_and_executable(generate, n_stages: int, n_microbatches: int) -
     assert order.stage_to_rank == tuple(range(n_stages))
 
 
-def most_activations_held(order: ScheduleOrder, stage: int) -> int:
+def max_activations_held(order: ScheduleOrder, stage: int) -> int:
     steps = [1 if a.kind is ActionKind.FORWARD else -1 for a in order.ranks[stage]]
     return max(itertools.accumulate(steps))
 
@@ -40,7 +40,7 @@ def most_activations_held(order: ScheduleOrder, stage: int) -> int:
 @pytest.mark.parametrize(("n_stages", "n_microbatches"), SIZES)
 def test_one_f_one_b_holds_few_activations(n_stages: int, n_microbatches: int) -> None:
     order = one_f_one_b_order(n_stages, n_microbatches)
-    held = [most_activations_held(order, stage) for stage in range(n_stages)]
+    held = [max_activations_held(order, stage) for stage in range(n_stages)]
     assert held == [n_stages - stage for stage in range(n_stages)]
 
 

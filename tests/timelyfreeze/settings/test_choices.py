@@ -7,7 +7,7 @@ from timelyfreeze.settings.phases import PhaseSchedule
 
 PHASES = PhaseSchedule(1, 3, 5)
 KNOWN = {
-    "first_stage": ("all_or_nothing", "keep_chain"),
+    "first_stage": ("all_or_nothing", "per_tensor"),
     "score_memory": ("device", "host"),
     "score_dtype": ("float32", "bfloat16"),
 }
@@ -30,16 +30,16 @@ def test_another_word_is_told_with_its_key_and_the_known_ones(key: str, word: st
     assert str(error.value) == message
 
 
-def test_all_mistakes_are_told_at_once() -> None:
+def test_all_errors_are_told_at_once() -> None:
     words = {"first_stage": "half", "score_memory": "host", "score_dtype": "int8"}
-    mistakes = [
-        "freezing.first_stage is 'half'; known: all_or_nothing, keep_chain",
+    errors = [
+        "freezing.first_stage is 'half'; known: all_or_nothing, per_tensor",
         "freezing.score_dtype is 'int8'; known: float32, bfloat16",
     ]
-    assert list(unknown_words(**words)) == mistakes
+    assert list(unknown_words(**words)) == errors
     with pytest.raises(ValueError, match="first_stage") as error:
         FreezeSettings(PHASES, **words)
-    assert str(error.value) == "; ".join(mistakes)
+    assert str(error.value) == "; ".join(errors)
 
 
 def test_nothing_asked_nothing_wrong() -> None:
@@ -55,11 +55,11 @@ def test_nothing_asked_nothing_wrong() -> None:
             "solver_delay_steps is -1; it must be 0 or more and below the 2",
         ),
         ({"solver_delay_steps": 2}, "solver_delay_steps is 2; .* the 2 steps of the ramp"),
-        ({"remeasure_every": -1}, r"remeasure_every is -1; it must be 0 \(never\) or more"),
-        ({"remeasure_share": 0.0}, "remeasure_share is 0.0; it must be above 0"),
-        ({"remeasure_share": float("inf")}, "remeasure_share is inf"),
-        ({"least_gain": -1.5}, r"least_gain is -1.5; it must be -1 \(freezing is never"),
-        ({"least_gain": float("nan")}, "least_gain is nan"),
+        ({"replan_every": -1}, r"replan_every is -1; it must be 0 \(never\) or more"),
+        ({"replan_threshold": 0.0}, "replan_threshold is 0.0; it must be above 0"),
+        ({"replan_threshold": float("inf")}, "replan_threshold is inf"),
+        ({"min_gain": -1.5}, r"min_gain is -1.5; it must be -1 \(freezing is never"),
+        ({"min_gain": float("nan")}, "min_gain is nan"),
     ],
 )
 def test_numbers_that_leave_planning_no_room_are_told(numbers: dict, message: str) -> None:
@@ -69,4 +69,4 @@ def test_numbers_that_leave_planning_no_room_are_told(numbers: dict, message: st
 
 def test_a_method_without_a_plan_needs_no_room() -> None:
     FreezeSettings(PhaseSchedule.unplanned(3), solver_delay_steps=5)
-    FreezeSettings(PHASES, solver_delay_steps=1, remeasure_every=0, least_gain=-1.0)
+    FreezeSettings(PHASES, solver_delay_steps=1, replan_every=0, min_gain=-1.0)

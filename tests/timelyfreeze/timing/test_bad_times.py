@@ -13,18 +13,18 @@ import pytest
 
 from tests.timelyfreeze.helpers.ranks import PHASES, Ranks, linear_ms, warnings
 from timelyfreeze.planning.plan import plan_to_json
-from timelyfreeze.runtime.recorder import PassRecord
 from timelyfreeze.schedule.actions import Action, parse_action
 from timelyfreeze.schedule.schedules import one_f_one_b_order
 from timelyfreeze.settings.phases import Phase
-from timelyfreeze.timing.passes import misreading
+from timelyfreeze.timing.batches import misreading
+from timelyfreeze.timing.record import BatchRecord
 
 ORDER = one_f_one_b_order(2, 4)
 BAD = [math.nan, math.inf, -math.inf, -1.0]
 ACTION = parse_action("1B2")
 RANK = 1
 # What stays of the run: ramp 7-10, then stable; times are compared at 14, 18, ...
-LOOKS = {"remeasure_every": 4}
+LOOKS = {"replan_every": 4}
 
 
 class Misreading:
@@ -38,13 +38,13 @@ class Misreading:
         self.span_ms: float | None = None
         recorder.drain = self._drain  # type: ignore[method-assign]
 
-    def _drain(self) -> list[PassRecord]:
+    def _drain(self) -> list[BatchRecord]:
         records = self._real_drain()
         n_bad = len(records) if self._every else 1
         # The last ones, since the first of a phase do not count.
         return [*records[: len(records) - n_bad], *map(self._spoilt, records[-n_bad:])]
 
-    def _spoilt(self, record: PassRecord) -> PassRecord:
+    def _spoilt(self, record: BatchRecord) -> BatchRecord:
         times = {
             action: self.durations_ms.get(action, time_ms)
             for action, time_ms in record.durations_ms.items()
@@ -78,8 +78,8 @@ def test_a_bad_time_while_monitoring_means_no_plan_and_one_warning(
     bad.durations_ms = {ACTION: value}
     ranks.run(half + 1, half + 1)
     bad.off()
-    figures = ranks.collect()
-    assert figures[0].batch_ms == {}, "nothing is made up of it"
+    metrics = ranks.collect()
+    assert metrics[0].batch_ms == {}, "nothing is made up of it"
     ranks.run(half + 2, 12)
     (message,) = warnings(caplog)
     assert message.startswith("Nothing is frozen: step 7")
@@ -103,7 +103,7 @@ def test_an_action_that_was_never_seen_means_no_plan_and_one_warning(
 def test_a_clock_that_stands_still_means_no_plan_and_one_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    ranks = Ranks(ORDER, duration_ms=lambda action, share: 0.0, **LOOKS)
+    ranks = Ranks(ORDER, duration_ms=lambda action, fraction: 0.0, **LOOKS)
     ranks.run(1, 12)
     (message,) = warnings(caplog)
     assert "Nothing is frozen" in message
@@ -174,20 +174,20 @@ def test_a_clock_that_jumps_by_an_hour_changes_no_plan(
 
 def test_a_rank_that_is_ten_times_slower_is_planned_for(caplog: pytest.LogCaptureFixture) -> None:
     """From the start, and from some step on; both come to the same plan."""
-    slowness = {1: 10.0}
+    drift = {1: 10.0}
 
-    def slow_ms(action: Action, share: float) -> float:
-        return linear_ms(action, share) * slowness.get(action.stage, 1.0)
+    def slow_ms(action: Action, fraction: float) -> float:
+        return linear_ms(action, fraction) * drift.get(action.stage, 1.0)
 
-    settings = {"remeasure_every": 4, "passes_per_step": 6, "cascade": "off"}
+    settings = {"replan_every": 4, "batches_per_step": 6, "skip_input_grads": "off"}
     always = Ranks(ORDER, duration_ms=slow_ms, **settings)
     always.run(1, 12)
-    slowness.clear()
+    drift.clear()
     later = Ranks(ORDER, duration_ms=slow_ms, **settings)
     later.run(1, 14)
     before = later.controllers[0].plan
     assert before is not None
-    slowness[1] = 10.0
+    drift[1] = 10.0
     later.run(15, 18)
     plans = [ranks.controllers[0].plan for ranks in (always, later)]
     assert plans[0] is not None

@@ -9,7 +9,7 @@ from tests.timelyfreeze.helpers.pipelines import random_order
 from timelyfreeze.schedule.actions import Action, parse_action
 from timelyfreeze.schedule.dag import build_dag, edge_delays, start_times
 from timelyfreeze.schedule.order import ScheduleOrder, parse_order
-from timelyfreeze.timing.clock_alignment import Intervals, clock_offsets, least_distances
+from timelyfreeze.timing.clock_alignment import Intervals, clock_offsets, min_distances
 
 NONE = -np.inf
 
@@ -51,7 +51,7 @@ def test_two_clocks_lie_where_the_messages_put_them() -> None:
     dag = build_dag(parse_order(["0F0 0B0", "1F0 1B0"]))
     first = {parse_action("0F0"): (0.0, 3.0), parse_action("0B0"): (8.0, 9.0)}
     second = {parse_action("1F0"): (1.0, 2.0), parse_action("1B0"): (2.0, 4.0)}
-    least = least_distances(dag, [first, second])
+    least = min_distances(dag, [first, second])
     assert least.tolist() == [[NONE, 2.0], [-4.0, NONE]]
     assert clock_offsets(least).tolist() == [0.0, 3.0]
 
@@ -61,7 +61,7 @@ def test_a_delay_narrows_the_range() -> None:
     dag = build_dag(parse_order(["0F0 0B0", "1F0 1B0"]))
     first = {parse_action("0F0"): (0.0, 3.0), parse_action("0B0"): (8.0, 9.0)}
     second = {parse_action("1F0"): (1.0, 2.0), parse_action("1B0"): (2.0, 4.0)}
-    least = least_distances(dag, [first, second], edge_delays(dag, {(0, 1): 1.5}))
+    least = min_distances(dag, [first, second], edge_delays(dag, {(0, 1): 1.5}))
     assert clock_offsets(least).tolist() == [0.0, 3.75]
 
 
@@ -85,7 +85,7 @@ def test_a_contradiction_over_three_clocks_gives_way_by_its_mean() -> None:
 def test_one_clock_needs_nothing() -> None:
     dag = build_dag(parse_order(["0F0 0B0", "1F0 1B0"]))
     seen = {action: (float(i), i + 1.0) for i, action in enumerate(dag.actions)}
-    assert clock_offsets(least_distances(dag, [seen])).tolist() == [0.0]
+    assert clock_offsets(min_distances(dag, [seen])).tolist() == [0.0]
 
 
 def test_a_clock_that_only_receives_is_refused() -> None:
@@ -97,7 +97,7 @@ def test_an_action_that_nobody_saw_is_named() -> None:
     dag = build_dag(parse_order(["0F0 0B0", "1F0 1B0"]))
     seen = {a: (0.0, 1.0) for a in dag.actions if str(a) != "1B0"}
     with pytest.raises(ValueError, match=r"1 of 4 actions .* such as 1B0"):
-        least_distances(dag, [seen])
+        min_distances(dag, [seen])
 
 
 @given(seed=st.integers(0, 10**6))
@@ -109,7 +109,7 @@ def test_known_links_bring_back_the_clock(seed: int) -> None:
     links = random_links(order.n_ranks, seed, both_ways_alike=False)
     times = played(order, seed, links)
     zeros = np.random.default_rng(seed).uniform(-50.0, 50.0, order.n_ranks).tolist()
-    least = least_distances(dag, hidden(order, times, zeros), edge_delays(dag, links))
+    least = min_distances(dag, hidden(order, times, zeros), edge_delays(dag, links))
     found = clock_offsets(least)
     distances = found[None, :] - found[:, None]
     assert (distances >= least - 1e-9).all()
@@ -127,5 +127,5 @@ def test_a_chain_of_ranks_that_waits_for_every_message_is_found_exactly(seed: in
     links = random_links(n_ranks, seed, both_ways_alike=True)
     times = played(order, seed, links)
     zeros = np.random.default_rng(seed).uniform(-50.0, 50.0, n_ranks)
-    least = least_distances(build_dag(order), hidden(order, times, zeros.tolist()))
+    least = min_distances(build_dag(order), hidden(order, times, zeros.tolist()))
     assert clock_offsets(least) == pytest.approx((zeros - zeros[0]).tolist())

@@ -24,6 +24,7 @@ from timelyfreeze.schedule.dag import (
 )
 from timelyfreeze.schedule.order import parse_order
 from timelyfreeze.settings.phases import Phase
+from timelyfreeze.timing.batches import RankBatches, batch_times
 from timelyfreeze.timing.bounds import (
     DurationBounds,
     bounds_from_json,
@@ -32,7 +33,6 @@ from timelyfreeze.timing.bounds import (
     validate_bounds,
 )
 from timelyfreeze.timing.p2p_costs import message_time
-from timelyfreeze.timing.passes import RankPasses, batch_times
 from timelyfreeze.timing.processors import play_batch
 
 SEEDS = st.integers(0, 10**6)
@@ -105,15 +105,15 @@ def test_no_message_passes_within_a_rank() -> None:
     assert waits == {("0F0", "1F0"), ("2F0", "3F0"), ("3B0", "2B0"), ("1B0", "0B0")}
 
 
-@given(seed=SEEDS, share=st.sampled_from([None, 0.999999999]))
+@given(seed=SEEDS, fraction=st.sampled_from([None, 0.999999999]))
 @settings(deadline=None, max_examples=60)
-def test_a_batch_lasts_as_long_as_its_events(seed: int, share: float | None) -> None:
+def test_a_batch_lasts_as_long_as_its_events(seed: int, fraction: float | None) -> None:
     """Shared processors that are almost enough take the other way through the code."""
     dag = build_dag(random_order(seed))
     rng = np.random.default_rng(seed)
     durations = rng.choice([0.0, 0.5, 1.0, float(rng.uniform(0.1, 5.0))], len(dag.actions))
     delays = edge_delays(dag, random_links(dag, seed))
-    n_processors = None if share is None else share * (int(dag.ranks.max()) + 1)
+    n_processors = None if fraction is None else fraction * (int(dag.ranks.max()) + 1)
     _, batch_ms = play_batch(dag, durations, n_processors, delays)
     assert batch_ms == pytest.approx(by_events(dag, durations, delays), rel=1e-6)
 
@@ -144,7 +144,7 @@ def test_ranks_without_a_common_clock_know_when_messages_let_them_begin(seed: in
         mine = np.flatnonzero(dag.ranks == rank).tolist()
         span_ms = max(ends[i] for i in mine) - min(ends[i] - durations[i] for i in mine)
         own = {dag.actions[i]: float(durations[i]) for i in mine}
-        ranks.append(RankPasses(((Phase.STABLE.value, span_ms),), own))
+        ranks.append(RankBatches(((Phase.STABLE.value, span_ms),), own))
     found = batch_times(dag, ranks, delays)
     assert found == {Phase.STABLE: (pytest.approx(max(ends.values())),)}
 
@@ -227,9 +227,9 @@ def test_from_the_inside_it_is_the_same_plan(
     dag = scheduled(name, 3, 6)
     bounds = with_links(dag, noisy_bounds(dag, 1), 2)
     plan = solve_freeze_ratios(dag, bounds, max_freeze_ratio=cap)
-    least_ms = solve_by_hand(dag, bounds, cap)
+    min_ms = solve_by_hand(dag, bounds, cap)
     # What it promises: within 0.1%.
-    assert least_ms * (1 - 1e-6) <= plan.batch_ms <= least_ms * 1.001
+    assert min_ms * (1 - 1e-6) <= plan.batch_ms <= min_ms * 1.001
     assert plan.batch_ms == pytest.approx(
         by_events(dag, plan.durations_ms, bounds.delays_ms(dag)), rel=1e-9
     )
@@ -237,15 +237,15 @@ def test_from_the_inside_it_is_the_same_plan(
 
 @given(seed=SEEDS, n_processors=st.floats(0.6, 2.5))
 @settings(deadline=None, max_examples=20)
-def test_ranks_that_share_cores_wait_for_messages_and_for_work(
+def test_ranks_that_fraction_cores_wait_for_messages_and_for_work(
     seed: int, n_processors: float
 ) -> None:
     """The program knows the longest path and the sum of all work; a batch played takes longer."""
     dag = build_dag(random_order(seed))
     bounds = with_links(dag, random_bounds(dag, seed), seed + 1)
     plan = solve_freeze_ratios(dag, bounds, max_freeze_ratio=0.6, n_processors=n_processors)
-    least_ms = solve_by_hand(dag, bounds, 0.6, n_processors)
-    assert plan.batch_ms >= least_ms * (1 - 1e-6)
+    min_ms = solve_by_hand(dag, bounds, 0.6, n_processors)
+    assert plan.batch_ms >= min_ms * (1 - 1e-6)
     played_ms = play_batch(dag, plan.durations_ms, n_processors, bounds.delays_ms(dag))[1]
     assert plan.batch_ms == pytest.approx(played_ms)
 
@@ -313,7 +313,7 @@ def test_slow_links_move_the_budget_to_where_it_helps() -> None:
     assert plan.unfrozen_batch_ms == 20.0
 
 
-def test_a_price_is_what_transfers_leave_unexplained() -> None:
+def test_a_overhead_is_what_transfers_leave_unexplained() -> None:
     dag = build_dag(LINE)
     durations = np.ones(len(dag.actions))
     delays = edge_delays(dag, {(0, 1): 0.5, (1, 0): 0.5})

@@ -1,4 +1,4 @@
-"""What passes freeze while monitoring, and that both ways of it measure the same."""
+"""What batches freeze while monitoring, and that both ways of it measure the same."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,6 @@ import pytest
 from tests.timelyfreeze.helpers.pipelines import hand_order, simulate
 from tests.timelyfreeze.helpers.ranks import Ranks, linear_ms
 from timelyfreeze.planning.solution import RankTimes, SolverChoices, solve_from_times
-from timelyfreeze.runtime.recorder import PassRecord
 from timelyfreeze.schedule.actions import Action, ActionKind
 from timelyfreeze.schedule.order import ScheduleOrder
 from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
@@ -25,6 +24,7 @@ from timelyfreeze.timing.monitoring import (
     pattern_of,
 )
 from timelyfreeze.timing.p2p_costs import receiving
+from timelyfreeze.timing.record import BatchRecord
 
 ORDER = one_f_one_b_order(2, 4)
 # Warm-up 1-2, mixed monitoring 3-8, ramp 9-12, then stable.
@@ -57,7 +57,7 @@ def test_patterns_by_hand() -> None:
         ["####....", "....####"],
     ]
     assert [pattern_of(PHASES, step, 0, 8) for step in (1, 2, 9, 13)] == [None] * 4
-    # The passes of a step go on where the first one begins.
+    # The batches of a step go on where the first one begins.
     assert [pattern_of(PHASES, 4, n, 8) for n in range(3)] == list(MIXED_PATTERNS[1:4])
     # Fewer microbatches have no room for larger blocks.
     assert [pattern_of(PHASES, step, 0, 4) for step in (6, 7)] == [
@@ -77,14 +77,14 @@ def test_halves_are_patterns_too() -> None:
 
 
 @pytest.mark.parametrize("n_microbatches", [1, 2, 3, 8])
-@pytest.mark.parametrize("passes_per_step", [1, 2, 3])
+@pytest.mark.parametrize("batches_per_step", [1, 2, 3])
 def test_every_backward_is_seen_both_ways_in_few_steps(
-    n_microbatches: int, passes_per_step: int
+    n_microbatches: int, batches_per_step: int
 ) -> None:
     for first in range(3, 9):
         seen: dict[tuple[int, int], set[bool]] = {}
         for step in range(first, first + PASSES_FOR_BOTH):
-            for index in range(passes_per_step):
+            for index in range(batches_per_step):
                 pattern = pattern_of(PhaseSchedule(2, 50, 60, MIXED), step, index, n_microbatches)
                 assert pattern is not None
                 rows = drawn(pattern, 4, n_microbatches)
@@ -109,8 +109,8 @@ def test_a_microbatch_is_the_first_live_one_of_its_stage_in_few_patterns_only() 
 # -- times -----------------------------------------------------------------------------------------
 
 
-def record(time_ms: float) -> PassRecord:
-    return PassRecord(dict.fromkeys(BACKWARDS, time_ms), 100.0 * time_ms)
+def record(time_ms: float) -> BatchRecord:
+    return BatchRecord(dict.fromkeys(BACKWARDS, time_ms), 100.0 * time_ms)
 
 
 def test_times_go_to_the_bound_that_the_pattern_says() -> None:
@@ -142,15 +142,15 @@ def test_cold_passes_count_only_where_nothing_else_does() -> None:
 # -- bounds ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("passes_per_step", [1, 3])
+@pytest.mark.parametrize("batches_per_step", [1, 3])
 @pytest.mark.parametrize(
     "order",
     [ORDER, gpipe_order(2, 1), *map(hand_order, ("zero_bubble", "v_shape", "interleaved"))],
     ids=["1F1B", "one microbatch", "zero_bubble", "v_shape", "interleaved"],
 )
-def test_both_ways_find_what_the_clock_says(order: ScheduleOrder, passes_per_step: int) -> None:
-    mixed = Ranks(order, phases=PHASES, passes_per_step=passes_per_step)
-    paper = Ranks(order, phases=PhaseSchedule(2, 8, 12), passes_per_step=passes_per_step)
+def test_both_ways_find_what_the_clock_says(order: ScheduleOrder, batches_per_step: int) -> None:
+    mixed = Ranks(order, phases=PHASES, batches_per_step=batches_per_step)
+    paper = Ranks(order, phases=PhaseSchedule(2, 8, 12), batches_per_step=batches_per_step)
     for ranks in (mixed, paper):
         ranks.run(1, 8)
         for controller in ranks.controllers:
@@ -173,8 +173,8 @@ def test_every_step_learns_in_every_tensor() -> None:
                 assert len(masks) == 2, "half of 4 microbatches"
             assert given == list(ranks.masks(rank % 2, stage)), "replicas freeze the same"
             assert set(ranks.stages[rank][stage].without_input_grads) == {frozenset()}
-    figures = ranks.collect()[0]
-    assert figures.average_freeze_ratio == pytest.approx(0.5 * 6 / 8)
+    metrics = ranks.collect()[0]
+    assert metrics.average_freeze_ratio == pytest.approx(0.5 * 6 / 8)
     assert ranks.controllers[0].expected_stage_ratios() == {0: 0.5, 1: 0.5}
     assert ranks.controllers[0].expected_batch_ms() is None, "batches are not alike"
 
@@ -183,9 +183,9 @@ def test_every_step_learns_in_every_tensor() -> None:
 
 
 def mixed_rank_times(
-    order: ScheduleOrder, duration_ms: Callable[[Action, bool], float], price_ms: float
+    order: ScheduleOrder, duration_ms: Callable[[Action, bool], float], overhead_ms: float
 ) -> list[RankTimes]:
-    """What ranks measure whose receiving actions begin ``price_ms`` late, which no clock sees."""
+    """What ranks measure whose receiving actions begin ``overhead_ms`` late, which no clock sees."""
     solution = solve_from_times(
         [
             RankTimes(
@@ -203,26 +203,26 @@ def mixed_rank_times(
     ranks: list[list[PatternTimes]] = [[] for _ in order.ranks]
     for p in MIXED_PATTERNS:
         own = {a: duration_ms(a, p.freezes(a)) for row in order.ranks for a in row}
-        played = simulate(order, lambda a, own=own: own[a] + price_ms * late[a])
+        played = simulate(order, lambda a, own=own: own[a] + overhead_ms * late[a])
         for rank, row in enumerate(order.ranks):
-            start = played[row[0]][0] + price_ms * late[row[0]]
+            start = played[row[0]][0] + overhead_ms * late[row[0]]
             span_ms = max(played[a][1] for a in row) - start
             ranks[rank].append(PatternTimes(p, {a: [own[a]] for a in row}, (span_ms,) * 3))
     return [RankTimes(tuple(entries)) for entries in ranks]
 
 
-@pytest.mark.parametrize("price_ms", [0.0, 0.25, 2.0])
+@pytest.mark.parametrize("overhead_ms", [0.0, 0.25, 2.0])
 @pytest.mark.parametrize("name", ["1F1B", "interleaved", "v_shape"])
-def test_the_price_of_a_message_is_found_in_mixed_batches(name: str, price_ms: float) -> None:
+def test_the_overhead_of_a_message_is_found_in_mixed_batches(name: str, overhead_ms: float) -> None:
     order = ORDER if name == "1F1B" else hand_order(name)
 
     def duration_ms(action: Action, is_frozen: bool) -> float:
         return linear_ms(action, 1.0 if is_frozen else 0.0)
 
-    ranks = mixed_rank_times(order, duration_ms, price_ms)
+    ranks = mixed_rank_times(order, duration_ms, overhead_ms)
     bounds = solve_from_times(ranks, order, SolverChoices(0.5)).bounds
-    assert bounds.message_ms == pytest.approx(price_ms, abs=1e-6)
-    # Taken for batches of another pattern, the same times would give another price.
+    assert bounds.message_ms == pytest.approx(overhead_ms, abs=1e-6)
+    # Taken for batches of another pattern, the same times would give another overhead.
     swapped = [
         RankTimes(
             tuple(
@@ -233,7 +233,7 @@ def test_the_price_of_a_message_is_found_in_mixed_batches(name: str, price_ms: f
         for rank in ranks
     ]
     longer = solve_from_times(swapped, order, SolverChoices(0.5)).bounds
-    assert longer.message_ms > price_ms + 0.5
+    assert longer.message_ms > overhead_ms + 0.5
     assert np.all(longer.max_ms - longer.min_ms == pytest.approx(bounds.max_ms - bounds.min_ms))
 
 

@@ -25,7 +25,7 @@ def test_stages_of_one_rank_send_each_other_nothing_and_weight_passes_receive_no
 
 
 def test_one_microbatch_over_two_ranks_by_hand() -> None:
-    """1 + 1 + 2 + 2 ms of work in a chain that passes two messages; 8 ms were measured."""
+    """1 + 1 + 2 + 2 ms of work in a chain that batches two messages; 8 ms were measured."""
     dag = build_dag(parse_order(["0F0 0B0", "1F0 1B0"]))
     durations = [2.0 if a.kind.value == "B" else 1.0 for a in dag.actions]
     assert message_time(dag, durations, 8.0) == pytest.approx(1.0, abs=1e-6)

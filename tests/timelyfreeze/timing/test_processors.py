@@ -33,20 +33,20 @@ def test_with_a_processor_for_each_rank_a_batch_is_its_longest_path(seed: int, m
         assert batch_ms == pytest.approx(max(end for _, end in times.values()))
 
 
-@given(seed=SEEDS, share=st.floats(0.1, 0.99))
+@given(seed=SEEDS, fraction=st.floats(0.1, 0.99))
 @settings(deadline=None, max_examples=100)
 def test_a_shared_batch_is_never_shorter_than_its_longest_path_or_its_work(
-    seed: int, share: float
+    seed: int, fraction: float
 ) -> None:
     dag = build_dag(random_order(seed))
     n_ranks = int(dag.ranks.max()) + 1
     durations = random_times(len(dag.actions), seed)
-    n_processors = share * n_ranks
+    n_processors = fraction * n_ranks
     start, batch_ms = play_batch(dag, durations, n_processors)
     slack = 1e-9 * max(batch_ms, 1.0)
     assert batch_ms >= makespan(dag, durations) - slack
     assert batch_ms >= durations.sum() / n_processors - slack
-    # With one rank after the other, nobody ever shares.
+    # With one rank after the other, nobody ever fractions.
     assert batch_ms <= durations.sum() / min(1.0, n_processors) + slack
     for before, after in dag.edges.tolist():
         assert start[after] >= start[before] + durations[before] - slack
@@ -75,8 +75,8 @@ def test_more_processors_never_make_a_batch_longer(seed: int) -> None:
 def test_two_ranks_on_one_and_a_half_processors_by_hand() -> None:
     """Alone a rank runs at full speed; both together each at 3/4.
 
-    0F0 alone until 2. Then 0F1 (3) and 1F0 (6) share: 3 of work take 4, so 0F1 ends at 6 and 1F0
-    has 3 left, alone until 9. 1F1 (1) until 10, 1B0 (2) until 12. Then 1B1 (3) and 0B0 (6) share:
+    0F0 alone until 2. Then 0F1 (3) and 1F0 (6) fraction: 3 of work take 4, so 0F1 ends at 6 and 1F0
+    has 3 left, alone until 9. 1F1 (1) until 10, 1B0 (2) until 12. Then 1B1 (3) and 0B0 (6) fraction:
     1B1 ends at 16 with 3 of 0B0 left, until 19; 0B1 (1) until 20.
     """
     dag = build_dag(parse_order(["0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1"]))

@@ -5,9 +5,9 @@ import statistics
 import pytest
 
 from tests.timelyfreeze.helpers.pipelines import TWO_BY_TWO, hand_order, random_order
-from timelyfreeze.runtime.recorder import PassRecord
 from timelyfreeze.schedule.actions import Action, parse_action
 from timelyfreeze.schedule.order import ScheduleError, ScheduleOrder, parse_order
+from timelyfreeze.timing.record import BatchRecord
 from timelyfreeze.timing.samples import (
     Samples,
     executed_order,
@@ -19,8 +19,8 @@ from timelyfreeze.timing.samples import (
 F0, B0, F1 = map(parse_action, ("0F0", "0B0", "0F1"))
 
 
-def passed(**durations_ms: float) -> PassRecord:
-    return PassRecord({parse_action(k[1:]): ms for k, ms in durations_ms.items()}, span_ms=99.0)
+def passed(**durations_ms: float) -> BatchRecord:
+    return BatchRecord({parse_action(k[1:]): ms for k, ms in durations_ms.items()}, span_ms=99.0)
 
 
 def test_cold_passes_do_not_count_beside_warm_ones() -> None:

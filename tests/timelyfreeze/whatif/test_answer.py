@@ -14,7 +14,7 @@ from timelyfreeze.schedule.actions import Action, ActionKind
 from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import ScheduleOrder, order_to_csv
 from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
-from timelyfreeze.settings.choices import KEEP_CHAIN
+from timelyfreeze.settings.choices import PER_TENSOR
 from timelyfreeze.timing.bounds import DurationBounds, bounds_to_json
 from timelyfreeze.whatif.answer import answer
 from timelyfreeze.whatif.bounds_file import BoundsFile, bounds_file_text, read_bounds_file
@@ -53,7 +53,7 @@ def grid(**changes: Any) -> Grid:
             microbatches=(8,),
             splits=(DEFAULT_SPLIT,),
             n_ranks=N_RANKS,
-            first_stage=KEEP_CHAIN,
+            first_stage=PER_TENSOR,
         ),
         **changes,
     )
@@ -70,10 +70,10 @@ def test_even_stages_follow_the_closed_form(
     # Each rank works M (F + B) and waits (S - 1) (F + B), whether B takes 4 or 2 ms.
     slots = n_microbatches + N_RANKS - 1
     assert case.step_ms == pytest.approx(slots * 6.0)
-    assert case.limit_step_ms == pytest.approx(slots * 4.0)
+    assert case.all_frozen_step_ms == pytest.approx(slots * 4.0)
     assert case.frozen_step_ms == pytest.approx(slots * 4.0)
     assert case.gain == pytest.approx(0.5)
-    assert case.limit_gain == pytest.approx(0.5)
+    assert case.upper_bound_gain == pytest.approx(0.5)
     assert case.bubble == pytest.approx((N_RANKS - 1) / slots)
     assert case.tokens_per_second == pytest.approx(1e3 * 100 * n_microbatches / (slots * 4.0) / 4)
     assert case.tokens_per_second_unfrozen == pytest.approx(
@@ -127,7 +127,7 @@ def test_a_small_grid_is_what_a_search_finds(
     found = fastest_by_search(order, stages, cap, [0.0, 0.25, 0.5, 0.75, 1.0])
     assert case.frozen_step_ms == pytest.approx(found)
     assert case.step_ms == pytest.approx(fastest_by_search(order, stages, 0.0, [0.0]))
-    assert case.limit_step_ms == pytest.approx(fastest_by_search(order, stages, 1.0, [1.0]))
+    assert case.all_frozen_step_ms == pytest.approx(fastest_by_search(order, stages, 1.0, [1.0]))
     assert all(ratio <= cap + 1e-9 for ratio in case.stage_ratios)
 
 
@@ -136,26 +136,29 @@ def test_a_first_stage_that_is_frozen_whole_has_no_fractions(even: BoundsFile) -
         assert (case.stage_ratios[0] * 8) == pytest.approx(round(case.stage_ratios[0] * 8))
 
 
-@pytest.mark.parametrize("cascade", ["off", "use", "plan"])
-def test_backwards_that_nobody_needs(tmp_path: Path, cascade: str) -> None:
+@pytest.mark.parametrize("skip_input_grads", ["off", "use", "plan"])
+def test_backwards_that_nobody_needs(tmp_path: Path, skip_input_grads: str) -> None:
     order = one_f_one_b_order(3, 3)
     times = [StageTimes(2.0, 4.0, 0.0, 0.0, 4.0, 0.0), *[EVEN] * 2]
     file = saved(tmp_path, order, bounds_from_times(build_dag(order), times))
     first = {"first_stage": "all_or_nothing", "n_ranks": 3, "microbatches": (3,), "caps": (1.0,)}
-    (case,) = answer(file, grid(cascade=cascade, **first)).cases
+    (case,) = answer(file, grid(skip_input_grads=skip_input_grads, **first)).cases
 
     def frozen_ms(action: Action) -> float:
-        if cascade != "off" and action.kind is not ActionKind.FORWARD:
+        if skip_input_grads != "off" and action.kind is not ActionKind.FORWARD:
             return 0.0  # all stages in front are frozen whole
         return times[action.stage].bounds_of(action.kind)[0]
 
-    limit_ms = max(end for _, end in simulate(order, frozen_ms).values())
-    assert case.limit_step_ms == pytest.approx(limit_ms)
-    if cascade == "plan":
-        assert case.frozen_step_ms == pytest.approx(limit_ms)
+    all_frozen_ms = max(end for _, end in simulate(order, frozen_ms).values())
+    assert case.all_frozen_step_ms == pytest.approx(all_frozen_ms)
+    if skip_input_grads == "plan":
+        assert case.frozen_step_ms == pytest.approx(all_frozen_ms)
     # A chain that is kept needs every gradient.
-    kept = {**first, "first_stage": "keep_chain"}
-    cases = [answer(file, grid(cascade=word, **kept)).cases[0] for word in ("off", cascade)]
+    kept = {**first, "first_stage": "per_tensor"}
+    cases = [
+        answer(file, grid(skip_input_grads=word, **kept)).cases[0]
+        for word in ("off", skip_input_grads)
+    ]
     assert cases[0] == cases[1]
 
 
@@ -184,7 +187,7 @@ def test_schedules_of_torch_with_more_stages(even: BoundsFile, schedule: str) ->
     assert case.bubble == pytest.approx(1.0 - work_ms / (N_RANKS * case.step_ms))
 
 
-def test_the_rival_is_the_even_split(tmp_path: Path) -> None:
+def test_the_best_unfrozen_is_the_even_split(tmp_path: Path) -> None:
     # 6 layers of 1 + 2 ms each, cut badly.
     stages = [
         StageTimes(1.0, 2.0, 1.0, 0.0, 2.0, 1.0),
@@ -202,13 +205,13 @@ def test_the_rival_is_the_even_split(tmp_path: Path) -> None:
             n_ranks=3,
         ),
     ).cases
-    assert default.rival_layers == best.layers == best.rival_layers == (2, 2, 2)
+    assert default.best_unfrozen_layers == best.layers == best.best_unfrozen_layers == (2, 2, 2)
     # 8 slots of 6 ms if even; as measured the last stage works 6 times 12 ms, with 3 ms of each
     # other stage before and after.
     assert best.step_ms == pytest.approx(8 * 6.0)
-    assert default.rival_step_ms == pytest.approx(48.0)
+    assert default.best_unfrozen_step_ms == pytest.approx(48.0)
     assert default.step_ms == pytest.approx(6 * 12.0 + 2 * 3.0)
-    assert default.gain_over_rival == pytest.approx(48.0 / default.frozen_step_ms - 1.0)
+    assert default.gain_over_best_unfrozen == pytest.approx(48.0 / default.frozen_step_ms - 1.0)
 
 
 def test_a_split_by_hand_and_splits_that_are_none(even: BoundsFile) -> None:
@@ -242,8 +245,12 @@ def test_without_layers_only_the_measured_split_is_planned(tmp_path: Path) -> No
     file = saved(tmp_path, order, random_bounds(build_dag(order), seed=1))
     found = answer(file, grid(schedules=("GPipe", "Interleaved1F1B"), n_ranks=2, microbatches=(4,)))
     (case,) = found.cases
-    assert (case.layers, case.rival_layers, case.rival_step_ms) == (None, None, None)
-    assert case.gain_over_rival is None
+    assert (case.layers, case.best_unfrozen_layers, case.best_unfrozen_step_ms) == (
+        None,
+        None,
+        None,
+    )
+    assert case.gain_over_best_unfrozen is None
     assert case.tokens_per_second is None
     notes = "\n".join(found.notes)
     assert "tell with --layers" in notes
@@ -260,12 +267,12 @@ def test_two_stages_do_not_tell_a_layer(tmp_path: Path) -> None:
 
 def test_a_step_has_its_batches_and_what_is_outside(even: BoundsFile) -> None:
     (batch,) = answer(even, grid()).cases
-    (step,) = answer(even, grid(passes=3, outside_ms=7.0)).cases
+    (step,) = answer(even, grid(batches=3, outside_ms=7.0)).cases
     assert step.step_ms == pytest.approx(3 * batch.step_ms + 7.0)
     assert step.frozen_step_ms == pytest.approx(3 * batch.frozen_step_ms + 7.0)
-    assert step.limit_step_ms == pytest.approx(3 * batch.limit_step_ms + 7.0)
-    assert batch.rival_step_ms is not None
-    assert step.rival_step_ms == pytest.approx(3 * batch.rival_step_ms + 7.0)
+    assert step.all_frozen_step_ms == pytest.approx(3 * batch.all_frozen_step_ms + 7.0)
+    assert batch.best_unfrozen_step_ms is not None
+    assert step.best_unfrozen_step_ms == pytest.approx(3 * batch.best_unfrozen_step_ms + 7.0)
     assert step.bubble == batch.bubble
     assert step.microbatch_ms == pytest.approx(step.frozen_step_ms / 24)
     assert step.tokens_per_second == pytest.approx(1e3 * 100 * 24 / step.frozen_step_ms / 4)
@@ -288,7 +295,7 @@ def test_messages_make_a_batch_longer(even: BoundsFile) -> None:
     assert with_them.step_ms > without.step_ms
 
 
-def test_ranks_that_share_processors(even: BoundsFile) -> None:
+def test_ranks_that_fraction_processors(even: BoundsFile) -> None:
     (case,) = answer(even, grid(n_processors=1.0, caps=(1.0,))).cases
     # One processor does all the work: 4 ranks, 8 microbatches, 6 and 4 ms.
     assert case.step_ms == pytest.approx(4 * 8 * 6.0)
@@ -332,7 +339,7 @@ def test_an_older_file_is_planned_for(tmp_path: Path) -> None:
     path.write_text(bounds_to_json(dag, random_bounds(dag, seed=9)))
     found = answer(read_bounds_file(path), grid(caps=(0.3, 0.8)), layers=(2, 3, 3, 2))
     low, high = found.cases
-    assert low.frozen_step_ms >= high.frozen_step_ms >= high.limit_step_ms
+    assert low.frozen_step_ms >= high.frozen_step_ms >= high.all_frozen_step_ms
     assert isinstance(low, Case)
 
 

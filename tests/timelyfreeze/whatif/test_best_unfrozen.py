@@ -19,7 +19,7 @@ from timelyfreeze.schedule.actions import Action
 from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import ScheduleOrder
 from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
-from timelyfreeze.whatif import best_unfrozen as rival
+from timelyfreeze.whatif import best_unfrozen as best_unfrozen
 from timelyfreeze.whatif.best_unfrozen import best_split
 from timelyfreeze.whatif.layer_model import LayerModel, layer_model
 from timelyfreeze.whatif.splits import Split
@@ -70,7 +70,7 @@ def test_ranks_with_several_stages_are_made_even() -> None:
 def test_where_a_search_would_take_too_long_the_fullest_rank_has_least_to_do(
     head: tuple[float, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rival, "_MOST_ACTIONS_IN_ROUND", 0)
+    monkeypatch.setattr(best_unfrozen, "_MOST_ACTIONS_IN_ROUND", 0)
     last = MIDDLE.plus(StageTimes(head[0], head[1], head[1] / 2, head[1] / 2, head[1] / 2, 0.0))
     model = layer_model([FIRST, MIDDLE, MIDDLE, last], [3, 3, 3, 3])
     order = hand_order("interleaved")
@@ -96,8 +96,8 @@ def test_the_best_split_is_no_slower_than_those_it_starts_from() -> None:
 def test_a_stage_keeps_the_layers_that_its_times_hold() -> None:
     # Without its 3 layers the first stage would take -1 ms.
     light = layer_model([LIGHT_FIRST, MIDDLE, MIDDLE, LAST], [3, 3, 3, 3])
-    assert light.stage(0, 4, 0).mistakes()
-    assert not light.stage(0, 4, 1).mistakes()
+    assert light.stage(0, 4, 0).errors()
+    assert not light.stage(0, 4, 1).errors()
     assert best_split(light, build_dag(gpipe_order(4, 1)))[0] >= 1
     with pytest.raises(ValueError, match="2 layers are too few for 5 stages"):
         best_split(layer_model([FIRST, LAST], [1, 1], LAYER), build_dag(gpipe_order(5, 1)))

@@ -25,7 +25,7 @@ def bounds(tmp_path: Path) -> Path:
     """A bounds file of four even stages with 2 layers each, with no order beside it."""
     dag = build_dag(one_f_one_b_order(4, 8))
     path = tmp_path / "bounds.json"
-    notes = PipelineNotes(ranks=4, first_stage="keep_chain", layers=(2, 2, 2, 2))
+    notes = PipelineNotes(ranks=4, first_stage="per_tensor", layers=(2, 2, 2, 2))
     path.write_text(bounds_file_text(dag, bounds_from_times(dag, [TIMES] * 4), notes))
     return path
 
@@ -69,7 +69,7 @@ def test_many_stages_are_summed_up_in_the_terminal_alone(
 ) -> None:
     dag = build_dag(one_f_one_b_order(9, 9))
     path, file = tmp_path / "bounds.json", tmp_path / "plan.json"
-    notes = PipelineNotes(ranks=9, first_stage="keep_chain", layers=(2,) * 9)
+    notes = PipelineNotes(ranks=9, first_stage="per_tensor", layers=(2,) * 9)
     path.write_text(bounds_file_text(dag, bounds_from_times(dag, [TIMES] * 9), notes))
     split = "3,2,2,2,2,2,2,2,1"
     arguments = ["--schedules", "GPipe", "--splits", split, "--r-max", "1", "--json", str(file)]
@@ -99,7 +99,7 @@ def test_the_profile_in_the_repository_can_be_planned_from(
         (["--processors", "-1"], "--processors is -1.0; it must be above 0"),
         (["--message-ms", "-1"], "--message-ms is -1.0; it must lie in [0, 1e+15]"),
         (["--outside-ms", "inf"], "--outside-ms is inf"),
-        (["--passes", "0"], "--passes is 0"),
+        (["--batches", "0"], "--batches is 0"),
         (["--time-limit-s", "0"], "--time-limit-s is 0.0; it must be above 0"),
         (["--splits", "best"], "--splits has 'best'; layers of each stage are whole numbers"),
         (["--layers", "2,2"], "--layers has 2 stages (2,2); times are those of 4"),
@@ -109,7 +109,7 @@ def test_the_profile_in_the_repository_can_be_planned_from(
         (["--csv", "/nosuch/folder/plan.csv"], "/nosuch/folder/plan.csv cannot be written"),
     ],
 )
-def test_mistakes_are_told_with_their_option(
+def test_errors_are_told_with_their_option(
     bounds: Path, arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plan", str(bounds), "--schedules", "1F1B", *arguments]) == 2

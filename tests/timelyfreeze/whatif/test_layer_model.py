@@ -12,7 +12,7 @@ from tests.timelyfreeze.whatif.stages_by_hand import (
     MODEL,
     NOTHING,
 )
-from timelyfreeze.whatif.layer_model import layer_model, layer_prices
+from timelyfreeze.whatif.layer_model import layer_model, layer_overheads
 from timelyfreeze.whatif.times import StageTimes
 
 
@@ -30,7 +30,7 @@ def test_the_measured_split_takes_what_was_measured() -> None:
     assert model.times([3, 3, 3, 3]) == (FIRST, odd, MIDDLE, LAST)
 
 
-def test_a_layer_takes_its_price_along() -> None:
+def test_a_layer_takes_its_overhead_along() -> None:
     first, giver, taker, last = MODEL.times([4, 2, 5, 1])
     assert giver == StageTimes(4.0, 8.0, 4.0, 4.0, 4.0, 0.0)
     assert taker == StageTimes(10.0, 20.0, 10.0, 10.0, 10.0, 0.0)
@@ -49,7 +49,7 @@ def test_a_first_stage_that_keeps_its_chain_stays_as_frozen_as_it_was() -> None:
 def test_another_number_of_stages() -> None:
     model = layer_model([FIRST, MIDDLE, MIDDLE, LAST], [3, 3, 3, 3], LAYER, StageTimes(0.5, 1.0))
     stages = model.times([1, 2, 2, 2, 2, 2, 1, 0])
-    assert stages[1] == StageTimes(4.5, 9.0, 4.0, 4.0, 4.0, 0.0)  # the fixed price and 2 layers
+    assert stages[1] == StageTimes(4.5, 9.0, 4.0, 4.0, 4.0, 0.0)  # the fixed overhead and 2 layers
     assert stages[6] == StageTimes(2.5, 5.0, 2.0, 2.0, 2.0, 0.0)
     assert (stages[0].forward_ms, stages[7].forward_ms) == (3.0, 6.0)
 
@@ -94,17 +94,17 @@ def test_a_backward_that_comes_out_no_faster_frozen_is_left_unfrozen() -> None:
     assert hair.pinned([3, 4, 4, 1]) == []
 
 
-def test_prices_from_two_sizes() -> None:
+def test_overheads_from_two_sizes() -> None:
     one = StageTimes(2.5, 4.5, 2.5, 2.25, 2.25, 0.2)
     many = StageTimes(8.5, 16.5, 8.5, 8.25, 8.25, 0.1)  # 4 layers; frozen W is noise
-    layer, fixed = layer_prices(one, many, 4)
+    layer, fixed = layer_overheads(one, many, 4)
     assert layer == StageTimes(2.0, 4.0, 2.0, 2.0, 2.0, 0.0)
     assert fixed == StageTimes(0.5, 0.5, 0.5, 0.25, 0.25, 0.1)
     assert fixed.plus(layer, 4) == many
 
 
-def test_refuses_prices_that_noise_does_not_explain() -> None:
+def test_refuses_overheads_that_noise_does_not_explain() -> None:
     with pytest.raises(ValueError, match=r"forward_ms is 8 with 4 layers and 9 with 1"):
-        layer_prices(StageTimes(9.0, 4.0, 2.0), StageTimes(8.0, 16.0, 8.0), 4)
-    with pytest.raises(ValueError, match="price of a layer comes out impossible: B would take"):
-        layer_prices(StageTimes(2.0, 4.0, 2.0), StageTimes(8.0, 8.0, 8.0), 4)
+        layer_overheads(StageTimes(9.0, 4.0, 2.0), StageTimes(8.0, 16.0, 8.0), 4)
+    with pytest.raises(ValueError, match="overhead of a layer comes out impossible: B would take"):
+        layer_overheads(StageTimes(2.0, 4.0, 2.0), StageTimes(8.0, 8.0, 8.0), 4)

@@ -12,7 +12,7 @@ import pytest
 from timelyfreeze.schedule.dag import PipelineDag, build_dag
 from timelyfreeze.schedule.order import order_to_csv, parse_order
 from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
-from timelyfreeze.settings.choices import KEEP_CHAIN
+from timelyfreeze.settings.choices import PER_TENSOR
 from timelyfreeze.timing.bounds import DurationBounds, uniform_bounds
 from timelyfreeze.timing.p2p_costs import with_messages
 from timelyfreeze.timing.processors import play_batch
@@ -33,10 +33,10 @@ def plain_bounds(dag: PipelineDag) -> DurationBounds:
     return uniform_bounds(dag, forward_ms=2.0, backward_ms=(2.0, 4.0))
 
 
-def saved(folder: Path, order: Any = ORDER, price_ms: float = PRICE_MS, **notes: Any) -> Path:
+def saved(folder: Path, order: Any = ORDER, overhead_ms: float = PRICE_MS, **notes: Any) -> Path:
     dag = build_dag(order)
-    bounds = with_messages(dag, plain_bounds(dag), price_ms)
-    bounds = replace(bounds, transfers_ms=TRANSFERS if price_ms else {})
+    bounds = with_messages(dag, plain_bounds(dag), overhead_ms)
+    bounds = replace(bounds, transfers_ms=TRANSFERS if overhead_ms else {})
     path = folder / "bounds.json"
     path.write_text(bounds_file_text(dag, bounds, PipelineNotes(**notes)))
     (folder / "schedule.csv").write_text(order_to_csv(order))
@@ -55,20 +55,24 @@ def grid(**changes: Any) -> Grid:
         microbatches=(4,),
         splits=(DEFAULT_SPLIT,),
         n_ranks=3,
-        first_stage=KEEP_CHAIN,
+        first_stage=PER_TENSOR,
     )
     return replace(asked, **changes)
 
 
-def gpipe_ms(n_ranks: int, n_microbatches: int, ways_ms: float, price_ms: float) -> float:
+def gpipe_ms(n_ranks: int, n_microbatches: int, ways_ms: float, overhead_ms: float) -> float:
     """A batch by hand, stages alike.
 
-    All but the first rank take the price on top of each forward, all but the last on top of each
+    All but the first rank take the overhead on top of each forward, all but the last on top of each
     backward. So the second rank sets the pace: the first microbatch passes through all of them,
     then the pace of a rank in the middle holds.
     """
-    forwards = 2.0 + (n_ranks - 1) * (2.0 + price_ms) + (n_microbatches - 1) * (2.0 + price_ms)
-    backwards = 4.0 + (n_ranks - 1) * (4.0 + price_ms) + (n_microbatches - 1) * (4.0 + price_ms)
+    forwards = (
+        2.0 + (n_ranks - 1) * (2.0 + overhead_ms) + (n_microbatches - 1) * (2.0 + overhead_ms)
+    )
+    backwards = (
+        4.0 + (n_ranks - 1) * (4.0 + overhead_ms) + (n_microbatches - 1) * (4.0 + overhead_ms)
+    )
     return forwards + backwards + 2 * ways_ms
 
 
@@ -82,7 +86,7 @@ def test_links_that_were_not_timed_are_as_those_in_the_middle() -> None:
     assert links.lead_ms(dag).sum() == 2 * 3 + 2 * 3
 
 
-def test_the_price_is_no_part_of_a_stage(file: BoundsFile) -> None:
+def test_the_overhead_is_no_part_of_a_stage(file: BoundsFile) -> None:
     for stage in file.stage_times():
         assert (stage.forward_ms, stage.backward_ms, stage.frozen_backward_ms) == (2.0, 4.0, 2.0)
 
@@ -114,8 +118,8 @@ def test_other_schedules_pay_as_well(file: BoundsFile) -> None:
     longest = plain_bounds(dag).max_ms + one_way.lead_ms(dag)
     (case,) = answer(file, grid(schedules=("1F1B",))).cases
     assert case.step_ms == pytest.approx(play_batch(dag, longest, None, one_way.delays_ms(dag))[1])
-    assert case.rival_step_ms is not None
-    assert case.rival_step_ms <= case.step_ms
+    assert case.best_unfrozen_step_ms is not None
+    assert case.best_unfrozen_step_ms <= case.step_ms
 
 
 def test_what_is_told_comes_on_top(file: BoundsFile) -> None:
@@ -143,14 +147,14 @@ def notes_of(file: BoundsFile, **asked: Any) -> str:
 def test_the_table_says_what_messages_cost(file: BoundsFile, tmp_path: Path) -> None:
     assert "a message costs 0.5 ms as measured; 0.25 to 0.75 ms on its way" in notes_of(file)
     assert "0.5 ms as measured and 2 ms as told" in notes_of(file, message_ms=2.0)
-    silent = read_bounds_file(saved(tmp_path, price_ms=0.0))
-    assert "messages between ranks cost nothing in these figures" in notes_of(silent)
+    silent = read_bounds_file(saved(tmp_path, overhead_ms=0.0))
+    assert "messages between ranks cost nothing in these metrics" in notes_of(silent)
     assert "0 ms as measured and 2 ms as told; no link was timed" in notes_of(
         silent, message_ms=2.0
     )
 
 
-def test_without_the_order_the_price_stays_where_it_is(tmp_path: Path) -> None:
+def test_without_the_order_the_overhead_stays_where_it_is(tmp_path: Path) -> None:
     path = saved(tmp_path, ranks=3)
     (tmp_path / "schedule.csv").unlink()
     file = read_bounds_file(path)
@@ -166,7 +170,11 @@ def test_without_the_order_the_price_stays_where_it_is(tmp_path: Path) -> None:
     [
         ("message_ms", -1.0, "message_ms is -1.0; it must be finite and not negative"),
         ("message_ms", "much", "message_ms is 'much'; it must be a number of milliseconds"),
-        ("message_ms", 3.0, "bounds.0B0.min_ms is 2.5, less than the price of the message in it"),
+        (
+            "message_ms",
+            3.0,
+            "bounds.0B0.min_ms is 2.5, less than the overhead of the message in it",
+        ),
         ("transfers_ms", [1.0], "transfers_ms is [1.0]; it must be an object"),
         ("transfers_ms", {"0-1": 1.0}, "transfers_ms has '0-1'; it must name two ranks"),
         ("transfers_ms", {"0>1": None}, "transfers_ms.0>1 is None; it must be a number"),
@@ -180,7 +188,7 @@ def test_broken_files_are_refused(tmp_path: Path, key: str, value: Any, says: st
     assert says in str(error.value)
 
 
-def test_rounding_of_the_price_is_no_mistake(tmp_path: Path) -> None:
+def test_rounding_of_the_overhead_is_no_error(tmp_path: Path) -> None:
     dag = build_dag(ORDER)
     tiny = DurationBounds(*(np.full(len(dag.actions), 1e-17) for _ in range(2)))
     bounds = with_messages(dag, tiny, 0.1 + 0.2)

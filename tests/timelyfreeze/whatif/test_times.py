@@ -93,7 +93,7 @@ def test_refuses_times_that_cannot_be() -> None:
         bounds_from_times(dag, [right])
 
 
-def test_sums_and_shares() -> None:
+def test_sums_and_fractions() -> None:
     a, b = StageTimes(1.0, 2.0, 3.0, 4.0, 5.0, 6.0), StageTimes(0.5, 0.5, 0.5, 0.5, 0.5, 0.5)
     assert np.allclose(astuple(a.plus(b, -2)), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0])
     assert astuple(a.over(2)) == (0.5, 1.0, 1.5, 2.0, 2.5, 3.0)

@@ -13,11 +13,11 @@ from torchtitan.components.tokenizer import HuggingFaceTokenizer
 
 from tests.torchtitan.helpers.chat_tokenizers import GUEST, load, tokenizer_folder
 from torchtitan.data.chat_template import ChatTemplate
+from torchtitan.data.examples import DataExampleError, read_examples
 from torchtitan.data.loader import build_instruct_dataloader
 from torchtitan.data.messages import Message
 from torchtitan.data.named_templates import NAMED_TEMPLATES, build_chat_template
-from torchtitan.data.rows import DataRowError, read_rows
-from torchtitan.data.turns import IGNORE_INDEX, INSTRUCT_DATASETS, EncodedRow, encode_chat
+from torchtitan.data.turns import IGNORE_INDEX, INSTRUCT_DATASETS, EncodedExample, encode_chat
 
 pytestmark = pytest.mark.slow
 
@@ -51,18 +51,18 @@ def template_of(name: str, tokenizer: HuggingFaceTokenizer) -> ChatTemplate:
     return template
 
 
-def tokens_of(row: EncodedRow) -> list[int]:
-    """The tokens of a row that was not cut; the last one is only predicted."""
-    assert row.n_cut == 0
-    ids = row.input_ids[: row.n_tokens].tolist()
-    last = int(row.labels[row.n_tokens - 1])
+def tokens_of(example: EncodedExample) -> list[int]:
+    """The tokens of a example that was not cut; the last one is only predicted."""
+    assert example.n_cut == 0
+    ids = example.input_ids[: example.n_tokens].tolist()
+    last = int(example.labels[example.n_tokens - 1])
     return ids if last == IGNORE_INDEX else [*ids, last]
 
 
-def learned_runs(row: EncodedRow) -> list[list[int]]:
+def learned_runs(example: EncodedExample) -> list[list[int]]:
     """The targets, in runs that nothing unlearned interrupts."""
     runs: list[list[int]] = [[]]
-    for label in row.labels.tolist():
+    for label in example.labels.tolist():
         if label == IGNORE_INDEX:
             runs.append([])
         else:
@@ -72,7 +72,7 @@ def learned_runs(row: EncodedRow) -> list[list[int]]:
 
 def test_a_conversation_by_hand(tokenizer: HuggingFaceTokenizer) -> None:
     messages = [Message("user", "7"), Message("assistant", "8"), Message("user", "9")]
-    row = encode_chat(messages, template_of("chatml", tokenizer), tokenizer, 32)
+    example = encode_chat(messages, template_of("chatml", tokenizer), tokenizer, 32)
     start, end = tokenizer.token_to_id("<|im_start|>"), tokenizer.token_to_id("<|im_end|>")
     (newline,), user, assistant = (
         tokenizer.tokenizer.encode(text).ids for text in ("\n", "user", "assistant")
@@ -80,11 +80,11 @@ def test_a_conversation_by_hand(tokenizer: HuggingFaceTokenizer) -> None:
     digit = {d: tokenizer.token_to_id(d) for d in "789"}
     head = [start, *user, newline, digit["7"], end, newline, start, *assistant, newline]
     whole = [*head, digit["8"], end, newline, start, *user, newline, digit["9"], end, newline]
-    assert row.n_tokens == len(whole) - 1
-    assert row.input_ids[: row.n_tokens].tolist() == whole[:-1]
+    assert example.n_tokens == len(whole) - 1
+    assert example.input_ids[: example.n_tokens].tolist() == whole[:-1]
     expected = [IGNORE_INDEX] * 32
     expected[len(head) - 1 : len(head) + 1] = [digit["8"], end]
-    assert row.labels.tolist() == expected
+    assert example.labels.tolist() == expected
 
 
 CONTENT = st.text(
@@ -106,32 +106,34 @@ def test_exactly_the_answers_are_learned(
     messages = []
     for question, answer in pieces:
         messages += [Message("user", f"({question})"), Message("assistant", f"x{answer}x")]
-    row = encode_chat(messages, template_of(name, tokenizer), tokenizer, 512)
-    texts = [tokenizer.decode(run, skip_special_tokens=False) for run in learned_runs(row)]
+    example = encode_chat(messages, template_of(name, tokenizer), tokenizer, 512)
+    texts = [tokenizer.decode(run, skip_special_tokens=False) for run in learned_runs(example)]
     lead = " " if name == "llama2" else ""
     assert texts == [f"{lead}x{answer}x{ENDS[name]}" for _, answer in pieces]
     whole = template_of(name, tokenizer).render(messages)
     ids = tokenizer.tokenizer.encode(whole, add_special_tokens=False).ids
-    assert tokens_of(row) == ids[: len(tokens_of(row))]
-    assert len(ids) - len(tokens_of(row)) in (0, 1), "the last token may be no input and no target"
+    assert tokens_of(example) == ids[: len(tokens_of(example))]
+    assert len(ids) - len(tokens_of(example)) in (0, 1), (
+        "the last token may be no input and no target"
+    )
 
 
 def test_blanks_before_an_answer_are_not_learned_where_offsets_are_trimmed() -> None:
     """Such a tokenizer says of the blanks that they stand where the answer begins."""
     messages = [Message("user", "Hi"), Message("assistant", "\n\nYes")]
     for tokenizer in (PLAIN, TRIMMING):
-        row = encode_chat(messages, template_of("chatml", tokenizer), tokenizer, 64)
-        (run,) = learned_runs(row)
+        example = encode_chat(messages, template_of("chatml", tokenizer), tokenizer, 64)
+        (run,) = learned_runs(example)
         learned = tokenizer.decode(run, skip_special_tokens=False)
         assert "\n\nYes<|im_end|>".endswith(learned)
         assert learned.endswith("Yes<|im_end|>")
-        row = encode_chat(
+        example = encode_chat(
             [Message("user", "Hi"), Message("assistant", "Yes")],
             template_of("llama3", tokenizer),
             tokenizer,
             64,
         )
-        (run,) = learned_runs(row)
+        (run,) = learned_runs(example)
         assert tokenizer.decode(run, skip_special_tokens=False) == "Yes<|eot_id|>"
 
 
@@ -149,12 +151,12 @@ def test_a_tokenizer_that_puts_a_blank_before_each_text(tmp_path: Path) -> None:
     source = NAMED_TEMPLATES["llama2"].source
     template = ChatTemplate("llama2", source, tokenizer.config)
     messages = [Message("user", "Hi"), Message("assistant", "Ciao")]
-    row = encode_chat(messages, template, tokenizer, 16)
-    (run,) = learned_runs(row)
+    example = encode_chat(messages, template, tokenizer, 16)
+    (run,) = learned_runs(example)
     texts = [inner.id_to_token(i) for i in run]
     assert texts[0] == "▁Ciao"
     assert texts[-1] == "</s>"
-    assert "<unk>" not in [inner.id_to_token(i) for i in tokens_of(row)][-len(run) - 1 :]
+    assert "<unk>" not in [inner.id_to_token(i) for i in tokens_of(example)][-len(run) - 1 :]
 
 
 def _tiny(trims: bool, folder: Path = ASSETS / "tokenizer") -> HuggingFaceTokenizer:
@@ -178,15 +180,15 @@ PLAIN, TRIMMING = _tiny(False), _tiny(True)
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("data", "dataset"), [("instruct", "alpaca"), ("chat", "sharegpt")])
-def test_every_row_of_ours_is_learned(
+def test_every_example_of_ours_is_learned(
     name: str, data: str, dataset: str, tokenizer: HuggingFaceTokenizer
 ) -> None:
     spec = INSTRUCT_DATASETS[dataset]
     template = template_of(name, tokenizer)
-    for entry in read_rows(str(ASSETS / f"tiny_{data}"), spec.fields):
+    for entry in read_examples(str(ASSETS / f"tiny_{data}"), spec.fields):
         messages = spec.messages(entry)
-        row = encode_chat(messages, template, tokenizer, 1024)
-        texts = [tokenizer.decode(run, skip_special_tokens=False) for run in learned_runs(row)]
+        example = encode_chat(messages, template, tokenizer, 1024)
+        texts = [tokenizer.decode(run, skip_special_tokens=False) for run in learned_runs(example)]
         answers = [m.content for m in messages if m.role == "assistant"]
         lead = " " if name == "llama2" else ""
         assert texts == [lead + answer + ENDS[name] for answer in answers]
@@ -244,8 +246,8 @@ def test_answers_are_those_that_transformers_marks(folder: Path) -> None:
         return_assistant_tokens_mask=True,
     )
     tokenizer = load(folder)
-    row = encode_chat(messages, template_of("tokenizer", tokenizer), tokenizer, 128)
-    learned = [False, *(row.labels != IGNORE_INDEX).tolist()]
+    example = encode_chat(messages, template_of("tokenizer", tokenizer), tokenizer, 128)
+    learned = [False, *(example.labels != IGNORE_INDEX).tolist()]
     masks = [bool(mask) for mask in marked["assistant_masks"]]
     assert learned[: len(masks)] == masks
 
@@ -262,25 +264,27 @@ def test_answers_are_those_that_transformers_marks(folder: Path) -> None:
         ("sharegpt_gpt4_256.jsonl", "sharegpt"),
     ],
 )
-def test_real_rows_with_a_real_template_are_those_of_transformers(data: str, dataset: str) -> None:
+def test_real_examples_with_a_real_template_are_those_of_transformers(
+    data: str, dataset: str
+) -> None:
     folder = Path(os.environ["TIMELYFREEZE_SMOLLM2"])
     transformers = pytest.importorskip("transformers", reason="not part of the environment")
     theirs = transformers.AutoTokenizer.from_pretrained(str(folder))
     tokenizer = load(folder)
     template, spec = template_of("tokenizer", tokenizer), INSTRUCT_DATASETS[dataset]
-    rows = read_rows(str(SHARED / "data" / "instruct" / data), spec.fields)
-    for entry in list(rows.rows)[:150]:
+    examples = read_examples(str(SHARED / "data" / "instruct" / data), spec.fields)
+    for entry in list(examples.examples)[:150]:
         messages = spec.messages(entry)
         as_dicts = [
             {"role": m.role, "content": m.content + (f"\n\n{m.context}" if m.context else "")}
             for m in messages
         ]
         ids = list(theirs.apply_chat_template(as_dicts, tokenize=True, return_dict=False))
-        row = encode_chat(messages, template, tokenizer, len(ids) + 1)
-        ours = tokens_of(row)
+        example = encode_chat(messages, template, tokenizer, len(ids) + 1)
+        ours = tokens_of(example)
         assert ids[: len(ours)] == ours
         assert len(ids) - len(ours) in (0, 1)
-        texts = [tokenizer.decode(run, skip_special_tokens=False) for run in learned_runs(row)]
+        texts = [tokenizer.decode(run, skip_special_tokens=False) for run in learned_runs(example)]
         answers = [m["content"] for m in as_dicts if m["role"] == "assistant"]
         assert "".join(texts) == "".join(f"{answer}<|im_end|>" for answer in answers)
 
@@ -304,14 +308,14 @@ def test_the_loader_takes_a_template(tokenizer: HuggingFaceTokenizer) -> None:
     assert text.startswith("<|im_start|>user\n")
 
 
-def test_a_row_that_the_template_refuses_is_named(
+def test_a_example_that_the_template_refuses_is_named(
     tmp_path: Path, tokenizer: HuggingFaceTokenizer
 ) -> None:
-    path = tmp_path / "rows.jsonl"
+    path = tmp_path / "examples.jsonl"
     good = '{"conversations": [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}]}'
     late = good.replace("]}", ', {"from": "system", "value": "z"}]}')
     path.write_text(f"{good}\n{late}\n")
-    with pytest.raises(DataRowError) as error:
+    with pytest.raises(DataExampleError) as error:
         build_instruct_dataloader(
             dp_world_size=1,
             dp_rank=0,

@@ -19,7 +19,7 @@ from torchtitan.data.named_templates import (
     NAMED_TEMPLATES,
     build_chat_template,
     known_templates,
-    template_mistake,
+    template_error,
 )
 
 SYSTEM = Message("system", "Be kind.")
@@ -72,7 +72,7 @@ CASES = [
         "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n[[ Hello \n<|im_end|>]]\n"
         "<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n[[Ciao<|im_end|>]]\n",
     ),
-    # Two answers in a row, one at the beginning, and a question at the end.
+    # Two answers in a example, one at the beginning, and a question at the end.
     (
         "chatml",
         [SAY, BYE, ASK],
@@ -204,7 +204,7 @@ def test_entries_that_transformers_does_not_write(tmp_path: Path, text: str, pro
     (tmp_path / "tokenizer_config.json").write_text(text)
     with pytest.raises(ChatTemplateError, match=problem):
         template_in_folder(tmp_path)
-    assert problem in str(template_mistake("tokenizer", str(tmp_path)))
+    assert problem in str(template_error("tokenizer", str(tmp_path)))
 
 
 # --- with a tokenizer -----------------------------------------------------------------------------
@@ -239,18 +239,18 @@ def test_tokens_that_a_template_needs(tmp_path: Path) -> None:
 
 def test_a_folder_without_a_template_is_told(tmp_path: Path) -> None:
     folder = tokenizer_folder(tmp_path / "t")
-    mistake = template_mistake("tokenizer", str(folder))
-    assert mistake is not None
+    error = template_error("tokenizer", str(folder))
+    assert error is not None
     for part in ("data.chat_template is 'tokenizer'", "has no chat template", "chatml"):
-        assert part in mistake
+        assert part in error
     with pytest.raises(ChatTemplateError, match="has no chat template"):
         build("tokenizer", folder)
-    assert template_mistake("tokenizer", str(tmp_path / "nowhere")) is None, "told by upstream"
+    assert template_error("tokenizer", str(tmp_path / "nowhere")) is None, "told by upstream"
 
 
 def test_an_unknown_name_is_told_with_the_known_ones() -> None:
-    mistake = template_mistake("vicuna", "")
-    assert mistake == (
+    error = template_error("vicuna", "")
+    assert error == (
         "data.chat_template is 'vicuna'; known: plain, tokenizer, alpaca, llama2, llama3, chatml"
     )
 

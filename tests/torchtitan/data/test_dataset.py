@@ -1,4 +1,4 @@
-"""The stream of rows: resumed exactly, shared out evenly, nothing dropped in silence."""
+"""The stream of examples: resumed exactly, shared out evenly, nothing dropped in silence."""
 
 import itertools
 import json
@@ -16,33 +16,33 @@ from torchtitan.components.tokenizer import HuggingFaceTokenizer
 
 from tests.torchtitan.helpers.number_tokenizer import NumberTokenizer
 from torchtitan.data.dataset import InstructDataset
+from torchtitan.data.examples import DataExampleError, InstructExamples
 from torchtitan.data.loader import build_instruct_dataloader
-from torchtitan.data.rows import DataRowError, InstructRows
-from torchtitan.data.split import RowSplit
+from torchtitan.data.split import ExampleSplit
 from torchtitan.data.turns import IGNORE_INDEX, Turn
 
 ASSETS = Path(__file__).parents[2] / "assets"
 SEQ_LEN = 8
 
 
-def make_rows(count: int, too_long: set[int] = frozenset()) -> InstructRows:
-    """Row i has the prompt 100 + i; those of ``too_long`` have it often enough to fill T."""
-    rows = [{"i": i, "prompt": 1 + SEQ_LEN * (i in too_long)} for i in range(count)]
-    return InstructRows(rows, (("rows.jsonl", count),))
+def make_examples(count: int, too_long: set[int] = frozenset()) -> InstructExamples:
+    """Example i has the prompt 100 + i; those of ``too_long`` have it often enough to fill T."""
+    examples = [{"i": i, "prompt": 1 + SEQ_LEN * (i in too_long)} for i in range(count)]
+    return InstructExamples(examples, (("examples.jsonl", count),))
 
 
-def formatter(row: dict[str, Any]) -> list[Turn]:
-    prompt = f"{100 + row['i']} " * row["prompt"]
+def formatter(example: dict[str, Any]) -> list[Turn]:
+    prompt = f"{100 + example['i']} " * example["prompt"]
     return [Turn("user", prompt, False), Turn("assistant", "7", True)]
 
 
 def make(count: int, too_long: set[int] = frozenset(), **kwargs: Any) -> InstructDataset:
-    rows = make_rows(count, too_long)
-    return InstructDataset(rows, formatter, NumberTokenizer(), SEQ_LEN, **kwargs)
+    examples = make_examples(count, too_long)
+    return InstructDataset(examples, formatter, NumberTokenizer(), SEQ_LEN, **kwargs)
 
 
 def numbers(stream: Iterator[Any], count: int | None = None) -> list[int]:
-    """Which rows come out."""
+    """Which examples come out."""
     return [int(inputs["input"][0]) - 100 for inputs, _ in itertools.islice(stream, count)]
 
 
@@ -77,7 +77,7 @@ def test_each_epoch_is_another_permutation() -> None:
     too_long=st.sets(st.integers(0, 39), max_size=5),
 )
 @settings(max_examples=60, deadline=None)
-def test_ranks_partition_the_rows(
+def test_ranks_partition_the_examples(
     count: int, world_size: int, seed: int | None, too_long: set[int]
 ) -> None:
     fitting = set(range(count)) - too_long
@@ -94,14 +94,16 @@ def test_ranks_partition_the_rows(
         for rank in range(world_size)
     ]
     if each == 0:
-        with pytest.raises(ValueError, match=r"usable rows, fewer than|none of"):
+        with pytest.raises(ValueError, match=r"usable examples, fewer than|none of"):
             list(ranks[0])
         return
-    shares = [numbers(iter(rank)) for rank in ranks]
-    assert {len(share) for share in shares} == {each}, "or one rank waits for another for ever"
-    rows = [row for share in shares for row in share]
-    assert len(set(rows)) == len(rows) == each * world_size
-    assert set(rows) <= fitting
+    fractions = [numbers(iter(rank)) for rank in ranks]
+    assert {len(fraction) for fraction in fractions} == {each}, (
+        "or one rank waits for another for ever"
+    )
+    examples = [example for fraction in fractions for example in fraction]
+    assert len(set(examples)) == len(examples) == each * world_size
+    assert set(examples) <= fitting
 
 
 @given(
@@ -123,7 +125,7 @@ def test_a_resumed_stream_is_the_stream_that_never_stopped(
     too_long: set[int],
     data: st.DataObject,
 ) -> None:
-    count += len(too_long) * world_size  # so that every rank has a row that fits
+    count += len(too_long) * world_size  # so that every rank has a example that fits
     rank = data.draw(st.integers(0, world_size - 1))
     kwargs = {"dp_rank": rank, "dp_world_size": world_size, "shuffle_seed": seed}
     kwargs["infinite"] = infinite
@@ -147,20 +149,20 @@ def test_a_resumed_stream_is_the_stream_that_never_stopped(
     assert numbers(iter(fourth), rest) == whole[position:]
 
 
-def test_iterating_anew_starts_at_the_first_row() -> None:
+def test_iterating_anew_starts_at_the_first_example() -> None:
     data = make(5, infinite=False, shuffle_seed=1)
     once = numbers(iter(data))
-    assert numbers(iter(data), 2) == once[:2], "a second validation sees the same rows"
+    assert numbers(iter(data), 2) == once[:2], "a second validation sees the same examples"
     assert numbers(iter(data)) == once, "also after one that was left early"
 
 
 @pytest.mark.parametrize(
     ("kwargs", "name"),
     [
-        ({"count": 6}, "rows"),
+        ({"count": 6}, "examples"),
         ({"shuffle_seed": 2}, "shuffle_seed"),
         ({"infinite": False}, "infinite"),
-        ({"split": RowSplit(0.2)}, "validation_share"),
+        ({"split": ExampleSplit(0.2)}, "validation_fraction"),
     ],
 )
 def test_a_state_of_other_data_is_refused(kwargs: dict[str, Any], name: str) -> None:
@@ -169,45 +171,45 @@ def test_a_state_of_other_data_is_refused(kwargs: dict[str, Any], name: str) -> 
         make(**{"count": 5, **kwargs}).load_state_dict(state)
 
 
-def test_which_part_of_the_rows_is_read_belongs_to_the_state() -> None:
-    state = make(5, split=RowSplit(0.4)).state_dict()
+def test_which_part_of_the_examples_is_read_belongs_to_the_state() -> None:
+    state = make(5, split=ExampleSplit(0.4)).state_dict()
     with pytest.raises(ValueError, match="has held_out = False, this run has True"):
-        make(5, split=RowSplit(0.4, held_out=True)).load_state_dict(state)
+        make(5, split=ExampleSplit(0.4, held_out=True)).load_state_dict(state)
 
 
-def test_a_state_from_before_rows_could_be_held_out_is_one_of_all_rows() -> None:
+def test_a_state_from_before_examples_could_be_held_out_is_one_of_all_examples() -> None:
     data = make(5)
     assert numbers(iter(data), 3) == [0, 1, 2]
     old = data.state_dict()
-    del old["validation_share"], old["held_out"]
+    del old["validation_fraction"], old["held_out"]
     resumed = make(5)
     resumed.load_state_dict(old)
     assert numbers(iter(resumed), 3) == [3, 4, 0]
-    with pytest.raises(ValueError, match=r"has validation_share = 0\.0, this run has 0\.2"):
-        make(5, split=RowSplit(0.2)).load_state_dict(old)
+    with pytest.raises(ValueError, match=r"has validation_fraction = 0\.0, this run has 0\.2"):
+        make(5, split=ExampleSplit(0.2)).load_state_dict(old)
 
 
 @pytest.mark.parametrize("infinite", [True, False])
 def test_training_and_validation_read_parts_that_do_not_meet(infinite: bool) -> None:
-    held_out = numbers(iter(make(20, {3}, split=RowSplit(0.3, held_out=True), infinite=False)))
-    data = make(20, {3}, split=RowSplit(0.3), shuffle_seed=1, infinite=infinite)
+    held_out = numbers(iter(make(20, {3}, split=ExampleSplit(0.3, held_out=True), infinite=False)))
+    data = make(20, {3}, split=ExampleSplit(0.3), shuffle_seed=1, infinite=infinite)
     trained = numbers(iter(data), 40 if infinite else None)
     assert set(trained) | set(held_out) == set(range(20)) - {3}
     assert not set(trained) & set(held_out)
     assert len(held_out) in (5, 6)
 
 
-def test_ranks_share_the_held_out_rows() -> None:
-    split = RowSplit(0.5, held_out=True)
+def test_ranks_fraction_the_held_out_examples() -> None:
+    split = ExampleSplit(0.5, held_out=True)
     whole = numbers(iter(make(12, split=split, infinite=False)))
-    shares = [
+    fractions = [
         numbers(iter(make(12, split=split, infinite=False, dp_rank=rank, dp_world_size=2)))
         for rank in range(2)
     ]
-    assert [row for pair in zip(*shares, strict=True) for row in pair] == whole
+    assert [example for pair in zip(*fractions, strict=True) for example in pair] == whole
 
 
-def test_rows_whose_answer_is_cut_off_are_dropped_and_reported(
+def test_examples_whose_answer_is_cut_off_are_dropped_and_reported(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -217,7 +219,7 @@ def test_rows_whose_answer_is_cut_off_are_dropped_and_reported(
     assert numbers(stream, 3) == [0, 2, 3]
     messages = [record.getMessage() for record in caplog.records if "dropped" in record.msg]
     assert messages == [
-        "epoch 0 of rank 0: 2 of 5 rows dropped, because none of their answer lies within "
+        "epoch 0 of rank 0: 2 of 5 examples dropped, because none of their answer lies within "
         "training.seq_len = 8; raise training.seq_len to keep them"
     ]
 
@@ -228,44 +230,46 @@ def test_a_finite_stream_reports_drops_before_it_starts(caplog: pytest.LogCaptur
     assert numbers(iter(data)) == [0, 2, 3]
     messages = [record.getMessage() for record in caplog.records if "dropped" in record.msg]
     assert len(messages) == 1
-    assert messages[0].startswith("the data set: 2 of 5 rows dropped")
+    assert messages[0].startswith("the data set: 2 of 5 examples dropped")
     assert "raise validation.seq_len" in messages[0]
 
 
-def test_rows_that_are_cut_but_learned_in_part_are_counted(
+def test_examples_that_are_cut_but_learned_in_part_are_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
 
-    def long_answer(row: dict[str, Any]) -> list[Turn]:
+    def long_answer(example: dict[str, Any]) -> list[Turn]:
         return [Turn("user", "100", False), Turn("assistant", "7 " * 20, True)]
 
-    rows = make_rows(3)
-    assert len(list(InstructDataset(rows, long_answer, NumberTokenizer(), 8, infinite=False))) == 3
-    assert "epoch 0 of rank 0: 3 of 3 rows cut at training.seq_len = 8" in caplog.text
+    examples = make_examples(3)
+    assert (
+        len(list(InstructDataset(examples, long_answer, NumberTokenizer(), 8, infinite=False))) == 3
+    )
+    assert "epoch 0 of rank 0: 3 of 3 examples cut at training.seq_len = 8" in caplog.text
 
 
 @pytest.mark.parametrize("infinite", [True, False])
-def test_dropping_every_row_is_an_error(infinite: bool) -> None:
-    with pytest.raises(ValueError, match=r"none of 3 rows .* = 8; raise training\.seq_len"):
+def test_dropping_every_example_is_an_error(infinite: bool) -> None:
+    with pytest.raises(ValueError, match=r"none of 3 examples .* = 8; raise training\.seq_len"):
         next(iter(make(3, {0, 1, 2}, infinite=infinite)))
 
 
 def test_errors_name_the_value_and_the_rule() -> None:
-    with pytest.raises(ValueError, match="3 usable rows, fewer than the 4 readers"):
+    with pytest.raises(ValueError, match="3 usable examples, fewer than the 4 readers"):
         next(iter(make(3, dp_world_size=4)))
     with pytest.raises(ValueError, match=r"dp_rank is 2; it must lie in \[0, 2\)"):
         make(3, dp_rank=2, dp_world_size=2)
     with pytest.raises(ValueError, match="shuffle_seed is -1; it must be at least 0"):
         make(3, shuffle_seed=-1)
     with pytest.raises(ValueError, match=r"training\.seq_len is 0; it must be at least 1"):
-        InstructDataset(make_rows(3), formatter, NumberTokenizer(), 0)
+        InstructDataset(make_examples(3), formatter, NumberTokenizer(), 0)
 
 
 def test_a_tokenizer_without_end_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
     tokenizer = NumberTokenizer()
     tokenizer.eos_id = None
-    InstructDataset(make_rows(1), formatter, tokenizer, 8)
+    InstructDataset(make_examples(1), formatter, tokenizer, 8)
     assert "no end token (eos_token in tokenizer_config.json)" in caplog.text
 
 
@@ -291,8 +295,8 @@ def test_batches_of_the_tiny_set() -> None:
     assert inputs["n_tokens"].shape == (4,)
     assert bool((inputs["n_tokens"] > 20).all())
     tokenizer = HuggingFaceTokenizer(str(ASSETS / "tokenizer"))
-    rows = (ASSETS / "tiny_instruct" / "train.jsonl").read_text("utf-8").splitlines()
-    answers = [json.loads(row)["output"] for row in rows[:4]]
+    examples = (ASSETS / "tiny_instruct" / "train.jsonl").read_text("utf-8").splitlines()
+    answers = [json.loads(example)["output"] for example in examples[:4]]
     for answer, label in zip(answers, labels, strict=True):
         learned = [token for token in label.tolist() if token != IGNORE_INDEX]
         assert tokenizer.decode(learned, skip_special_tokens=False) == f"{answer}<|end|>"
@@ -304,7 +308,7 @@ def test_the_loader_resumes_in_the_middle_of_an_epoch(workers: int) -> None:
     kwargs |= {"shuffle_seed": 5, "num_workers": workers, "dp_world_size": 2, "dp_rank": 1}
     loader = build(**kwargs)
     stream = iter(loader)
-    for _ in range(25):  # into the second epoch: 75 rows a rank, 4 a batch
+    for _ in range(25):  # into the second epoch: 75 examples a rank, 4 a batch
         next(stream)
     state = loader.state_dict()
     want = [next(stream) for _ in range(6)]
@@ -316,7 +320,7 @@ def test_the_loader_resumes_in_the_middle_of_an_epoch(workers: int) -> None:
         assert torch.equal(labels, labels_again)
 
 
-def test_workers_do_not_repeat_rows() -> None:
+def test_workers_do_not_repeat_examples() -> None:
     path = str(ASSETS / "tiny_chat")
     kwargs = {"dataset": "sharegpt", "dataset_path": path, "infinite": False, "batch_size": 5}
     single = torch.cat([inputs["input"] for inputs, _ in build(**kwargs)])
@@ -325,9 +329,9 @@ def test_workers_do_not_repeat_rows() -> None:
     assert sorted(single.tolist()) == sorted(double.tolist())
 
 
-def write_rows(path: Path, outputs: list[Any]) -> str:
-    rows = [{"instruction": "Say it.", "input": "", "output": output} for output in outputs]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def write_examples(path: Path, outputs: list[Any]) -> str:
+    examples = [{"instruction": "Say it.", "input": "", "output": output} for output in outputs]
+    path.write_text("".join(json.dumps(example) + "\n" for example in examples))
     return str(path)
 
 
@@ -335,22 +339,26 @@ def test_a_rest_that_fills_no_batch_is_left_out_and_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    path = write_rows(tmp_path / "a.jsonl", ["x"] * 6)
+    path = write_examples(tmp_path / "a.jsonl", ["x"] * 6)
     loader = build(dataset_path=path, infinite=False)
     assert [len(labels) for _, labels in loader] == [4]
-    assert "The last 2 of a reader's 6 rows do not fill a batch" in caplog.text
+    assert "The last 2 of a reader's 6 examples do not fill a batch" in caplog.text
     loader = build(dataset_path=path, infinite=False, drop_last=False)
     assert [len(labels) for _, labels in loader] == [4, 2]
-    with pytest.raises(ValueError, match=r"training\.local_batch_size is 7, .* has only 6 rows"):
+    with pytest.raises(
+        ValueError, match=r"training\.local_batch_size is 7, .* has only 6 examples"
+    ):
         build(dataset_path=path, infinite=False, batch_size=7)
-    with pytest.raises(ValueError, match=r"only 3 rows; .* data\.validation_share \(it is 0\.5\)"):
-        build(dataset_path=path, infinite=False, split=RowSplit(0.5, held_out=True))
+    with pytest.raises(
+        ValueError, match=r"only 3 examples; .* data\.validation_fraction \(it is 0\.5\)"
+    ):
+        build(dataset_path=path, infinite=False, split=ExampleSplit(0.5, held_out=True))
 
 
-def test_local_rows_are_checked_before_the_first_step(tmp_path: Path) -> None:
-    path = write_rows(tmp_path / "a.jsonl", ["x", "y", None])
+def test_local_examples_are_checked_before_the_first_step(tmp_path: Path) -> None:
+    path = write_examples(tmp_path / "a.jsonl", ["x", "y", None])
     text = f"{path}, line 3: field 'output' is null; expected a string"
-    with pytest.raises(DataRowError) as info:
+    with pytest.raises(DataExampleError) as info:
         build(dataset_path=path)
     assert str(info.value) == text
 
@@ -382,7 +390,7 @@ def test_without_a_path_the_default_comes_from_the_hub(
     stream = iter(loader)
     next(stream)
     next(stream)
-    with pytest.raises(DataRowError, match=rf"^{name}, row 2: field '\w+' is null"):
+    with pytest.raises(DataExampleError, match=rf"^{name}, example 2: field '\w+' is null"):
         next(stream)
 
 

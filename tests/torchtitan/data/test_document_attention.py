@@ -1,4 +1,4 @@
-"""A packed sequence computes what its rows compute alone: losses and gradients."""
+"""A packed sequence computes what its examples compute alone: losses and gradients."""
 
 import copy
 from dataclasses import replace
@@ -11,12 +11,12 @@ from torchtitan.models.llama3 import Transformer, TransformerModelArgs
 
 from torchtitan.data.document_attention import (
     DocumentTransformer,
-    attention_mistake,
+    attention_error,
     document_mask,
     to_every_stage,
 )
 from torchtitan.data.packing import join_rows
-from torchtitan.data.turns import IGNORE_INDEX, EncodedRow
+from torchtitan.data.turns import IGNORE_INDEX, EncodedExample
 
 VOCABULARY = 31
 SEQ_LEN = 24
@@ -37,7 +37,7 @@ def make(model_cls: type, seed: int = 0) -> nn.Module:
     return model
 
 
-def row_of(length: int, seed: int) -> EncodedRow:
+def example_of(length: int, seed: int) -> EncodedExample:
     """Random tokens padded to SEQ_LEN, the latter half learned."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(VOCABULARY, (length + 1,), generator=generator)
@@ -45,10 +45,12 @@ def row_of(length: int, seed: int) -> EncodedRow:
     labels = torch.full((SEQ_LEN,), IGNORE_INDEX)
     ids[:length] = tokens[:-1]
     labels[length // 2 : length] = tokens[length // 2 + 1 :]
-    return EncodedRow(ids, labels, length, 0)
+    return EncodedExample(ids, labels, length, 0)
 
 
-ROWS = [[row_of(n, 100 * i + j) for j, n in enumerate(group)] for i, group in enumerate(LENGTHS)]
+ROWS = [
+    [example_of(n, 100 * i + j) for j, n in enumerate(group)] for i, group in enumerate(LENGTHS)
+]
 PACKED = [join_rows(group, SEQ_LEN, pad_id=3) for group in ROWS]
 
 
@@ -76,12 +78,12 @@ def relative_difference(left: dict[str, Tensor], right: dict[str, Tensor]) -> fl
 
 
 def alone() -> tuple[list[float], dict[str, Tensor]]:
-    """Upstream's model, row by row, without any padding."""
+    """Upstream's model, example by example, without any padding."""
     model = make(Transformer)
     losses = []
-    for row in (row for group in ROWS for row in group):
-        n = row.n_tokens
-        loss = sum_loss(model(row.input_ids[None, :n]), row.labels[None, :n])
+    for example in (example for group in ROWS for example in group):
+        n = example.n_tokens
+        loss = sum_loss(model(example.input_ids[None, :n]), example.labels[None, :n])
         loss.backward()
         losses.append(loss.item())
     return losses, gradients(model)
@@ -100,7 +102,7 @@ def together(batches: list[slice], *, positions: bool = True) -> tuple[float, di
 
 # As one batch, and in batches of one, in which upstream takes another way with positions.
 @pytest.mark.parametrize("batches", [[slice(0, 3)], [slice(i, i + 1) for i in range(3)]])
-def test_packed_rows_have_the_loss_and_gradients_they_have_alone(batches: list[slice]) -> None:
+def test_packed_examples_have_the_loss_and_gradients_they_have_alone(batches: list[slice]) -> None:
     losses, expected = alone()
     total, found = together(batches)
     assert total == pytest.approx(sum(losses), rel=1e-5)
@@ -108,19 +110,19 @@ def test_packed_rows_have_the_loss_and_gradients_they_have_alone(batches: list[s
 
 
 def test_without_positions_they_would_not() -> None:
-    """Rows that see one another: that the test above can tell."""
+    """Examples that see one another: that the test above can tell."""
     losses, expected = alone()
     total, found = together([slice(0, 3)], positions=False)
     assert total != pytest.approx(sum(losses), rel=1e-4)
     assert relative_difference(found, expected) > 1e-2
 
 
-def test_no_row_sees_another() -> None:
+def test_no_example_sees_another() -> None:
     model = make(DocumentTransformer)
     ids, _, positions = packed_batch(slice(0, 1))
     before = model(ids, positions=positions)
     changed = ids.clone()
-    changed[0, :7] = (changed[0, :7] + 1) % VOCABULARY  # the first row
+    changed[0, :7] = (changed[0, :7] + 1) % VOCABULARY  # the first example
     after = model(changed, positions=positions)
     assert torch.equal(before[0, 7:], after[0, 7:])
     assert not torch.allclose(before[0, :7], after[0, :7])
@@ -164,12 +166,12 @@ def test_padding_gives_no_nan() -> None:
 
 
 def test_models_that_cannot_read_packed_sequences() -> None:
-    assert attention_mistake(Transformer, "8B", ARGS) is None
-    mistake = attention_mistake(Transformer, "8B_flex", replace(ARGS, attn_type="flex"))
-    assert mistake is not None
+    assert attention_error(Transformer, "8B", ARGS) is None
+    error = attention_error(Transformer, "8B_flex", replace(ARGS, attn_type="flex"))
+    assert error is not None
     for part in ("data.packing is true", "'8B_flex'", "'flex'", "use a flavor with 'sdpa'"):
-        assert part in mistake
-    other = attention_mistake(SimpleNamespace, "8B", ARGS)
+        assert part in error
+    other = attention_error(SimpleNamespace, "8B", ARGS)
     assert other is not None
     assert "model.name is not llama3" in other
 

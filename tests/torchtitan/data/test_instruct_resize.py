@@ -1,4 +1,4 @@
-"""Where some readers stop any number of others goes on: no row is lost, none comes twice."""
+"""Where some readers stop any number of others goes on: no example is lost, none comes twice."""
 
 import itertools
 import json
@@ -17,29 +17,29 @@ from torchtitan.components.tokenizer import HuggingFaceTokenizer
 
 from tests.torchtitan.helpers.number_tokenizer import NumberTokenizer
 from torchtitan.data.dataset import InstructDataset
+from torchtitan.data.examples import InstructExamples
 from torchtitan.data.loader import build_instruct_dataloader
-from torchtitan.data.rows import InstructRows
-from torchtitan.data.stream import ReaderPlace, RowStream, remaining
+from torchtitan.data.stream import ExampleStream, ReaderPlace, remaining
 from torchtitan.data.turns import Turn
 
 ASSETS = Path(__file__).parents[2] / "assets"
 SEQ_LEN = 12
 
 
-def formatter(row: dict[str, Any]) -> list[Turn]:
-    prompt = f"{100 + row['i']} " * row["prompt"]
+def formatter(example: dict[str, Any]) -> list[Turn]:
+    prompt = f"{100 + example['i']} " * example["prompt"]
     return [Turn("user", prompt, False), Turn("assistant", "7", True)]
 
 
 def make(prompts: list[int], reader: int = 0, n_readers: int = 1, **kwargs: Any) -> InstructDataset:
-    """Row i says 100 + i, ``prompts[i]`` times: more than SEQ_LEN times, and no answer fits."""
+    """Example i says 100 + i, ``prompts[i]`` times: more than SEQ_LEN times, and no answer fits."""
     window = kwargs.pop("window", None)
-    rows = InstructRows(
+    examples = InstructExamples(
         [{"i": i, "prompt": prompt} for i, prompt in enumerate(prompts)],
-        (("rows.jsonl", len(prompts)),),
+        (("examples.jsonl", len(prompts)),),
     )
     data = InstructDataset(
-        rows,
+        examples,
         formatter,
         NumberTokenizer(),
         SEQ_LEN,
@@ -52,8 +52,8 @@ def make(prompts: list[int], reader: int = 0, n_readers: int = 1, **kwargs: Any)
     return data
 
 
-def rows_in(inputs: dict[str, torch.Tensor]) -> list[int]:
-    """Which rows a sequence holds, in order; each begins where positions do."""
+def examples_in(inputs: dict[str, torch.Tensor]) -> list[int]:
+    """Which examples a sequence holds, in order; each begins where positions do."""
     ids = inputs["input"][: int(inputs["n_tokens"])].tolist()
     starts = inputs.get("positions", torch.arange(SEQ_LEN))[: len(ids)] == 0
     return [ids[place] - 100 for place in starts.nonzero().flatten().tolist()]
@@ -61,7 +61,7 @@ def rows_in(inputs: dict[str, torch.Tensor]) -> list[int]:
 
 def taken(data: InstructDataset, count: int) -> list[int]:
     stream = itertools.islice(iter(data), count)
-    return [row for inputs, _ in stream for row in rows_in(inputs)]
+    return [example for inputs, _ in stream for example in examples_in(inputs)]
 
 
 def saved(data: InstructDataset) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def readers_of(prompts: list[int], n_readers: int, **kwargs: Any) -> list[Instru
     runs=st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=5), min_size=1, max_size=4),
 )
 @settings(max_examples=150, deadline=None)
-def test_readers_that_come_and_go_read_every_row_once_an_epoch(
+def test_readers_that_come_and_go_read_every_example_once_an_epoch(
     prompts: list[int], seed: int | None, window: int | None, runs: list[list[int]]
 ) -> None:
     """Each run has as many readers as it has numbers, and each reader hands out that much."""
@@ -97,7 +97,7 @@ def test_readers_that_come_and_go_read_every_row_once_an_epoch(
             for reader in readers:
                 reader.go_on(stream)
         for reader, count in zip(readers, counts, strict=True):
-            # A reader all of whose rows are too long ends with an error, as it should.
+            # A reader all of whose examples are too long ends with an error, as it should.
             try:
                 read.update(taken(reader, count))
             except ValueError:
@@ -109,7 +109,7 @@ def test_readers_that_come_and_go_read_every_row_once_an_epoch(
     n_epochs = 2 + max(numbers) // len(prompts)
     stream = iter(last)
     while read.total() < n_epochs * len(fitting):
-        read.update(rows_in(next(stream)[0]))
+        read.update(examples_in(next(stream)[0]))
     assert read == dict.fromkeys(fitting, n_epochs)
 
 
@@ -121,10 +121,10 @@ def test_readers_that_come_and_go_read_every_row_once_an_epoch(
     steps=st.integers(1, 4),
 )
 @settings(max_examples=80, deadline=None)
-def test_steps_have_the_same_rows_whoever_reads_them(
+def test_steps_have_the_same_examples_whoever_reads_them(
     count: int, seed: int | None, runs: list[int], steps: int
 ) -> None:
-    """Steps of twelve rows; no row is dropped."""
+    """Steps of twelve examples; no example is dropped."""
     alone = make([1] * count, shuffle_seed=seed)
     whole = taken(alone, 12 * steps * len(runs))
     states: list[dict[str, Any]] = []
@@ -135,7 +135,7 @@ def test_steps_have_the_same_rows_whoever_reads_them(
         streams = [iter(reader) for reader in readers]
         for step in range(steps):
             batch = [
-                rows_in(inputs)[0]
+                examples_in(inputs)[0]
                 for stream in streams
                 for inputs, _ in itertools.islice(stream, 12 // n_readers)
             ]
@@ -148,18 +148,18 @@ def test_steps_have_the_same_rows_whoever_reads_them(
 def test_what_is_left_by_hand() -> None:
     # Of 0 1 2 | 3 4 5 | 6 7 8, reader 0 has read 0 3 6, reader 1 has read 1, reader 2 has read 2 5
     # and goes back to none of them but 5.
-    stream = remaining(RowStream(), [ReaderPlace(3), ReaderPlace(1), ReaderPlace(2, [5])])
-    assert stream == RowStream(9 - 2, (4, 5))
+    stream = remaining(ExampleStream(), [ReaderPlace(3), ReaderPlace(1), ReaderPlace(2, [5])])
+    assert stream == ExampleStream(9 - 2, (4, 5))
     assert [stream.number(place) for place in range(5)] == [4, 5, 7, 8, 9]
     # Two readers of these: 4 7 9 ... and 5 8 10 ...
-    assert remaining(stream, [ReaderPlace(2), ReaderPlace(0)]) == RowStream(8, (5,))
-    assert remaining(stream, [ReaderPlace(0), ReaderPlace(1)]) == RowStream(7, (4,))
+    assert remaining(stream, [ReaderPlace(2), ReaderPlace(0)]) == ExampleStream(8, (5,))
+    assert remaining(stream, [ReaderPlace(0), ReaderPlace(1)]) == ExampleStream(7, (4,))
 
 
 # -- states from before epochs joined --------------------------------------------------------------
 
 
-def old_share(count: int, epoch: int, reader: int, n_readers: int, seed: int) -> list[int]:
+def old_fraction(count: int, epoch: int, reader: int, n_readers: int, seed: int) -> list[int]:
     """What a reader read in an epoch then."""
     order = np.random.default_rng([seed, epoch]).permutation(count).tolist()
     return order[: count // n_readers * n_readers][reader::n_readers]
@@ -167,11 +167,11 @@ def old_share(count: int, epoch: int, reader: int, n_readers: int, seed: int) ->
 
 def old_state(count: int, epoch: int, position: int, n_readers: int, seed: int) -> dict[str, Any]:
     return {
-        "rows": count,
+        "examples": count,
         "shuffle_seed": seed,
         "dp_world_size": n_readers,
         "infinite": True,
-        "validation_share": 0.0,
+        "validation_fraction": 0.0,
         "held_out": False,
         "packing": None,
         "epoch": epoch,
@@ -186,8 +186,10 @@ def old_state(count: int, epoch: int, position: int, n_readers: int, seed: int) 
 def test_an_old_state_goes_on_as_it_would_have(position: int) -> None:
     data = make([1] * 12, 1, 3, shuffle_seed=5)
     data.load_state_dict(old_state(12, 2, position, 3, seed=5))
-    epochs = [old_share(12, epoch, 1, 3, seed=5) for epoch in (2, 3, 4)]
-    assert taken(data, 12 - position) == [row for epoch in epochs for row in epoch][position:]
+    epochs = [old_fraction(12, epoch, 1, 3, seed=5) for epoch in (2, 3, 4)]
+    assert (
+        taken(data, 12 - position) == [example for epoch in epochs for example in epoch][position:]
+    )
 
 
 @given(
@@ -199,13 +201,13 @@ def test_an_old_state_goes_on_as_it_would_have(position: int) -> None:
 def test_old_states_leave_what_they_had_not_read(
     count: int, n_readers: int, places: list[tuple[int, int]]
 ) -> None:
-    share = count // n_readers
-    ends = [(epoch, position % (share + 1)) for epoch, position in places[:n_readers]]
+    fraction = count // n_readers
+    ends = [(epoch, position % (fraction + 1)) for epoch, position in places[:n_readers]]
     read: Counter[int] = Counter()
     for reader, (epoch, position) in enumerate(ends):
         if epoch:
-            read.update(old_share(count, 0, reader, n_readers, seed=1))
-        read.update(old_share(count, epoch, reader, n_readers, seed=1)[:position])
+            read.update(old_fraction(count, 0, reader, n_readers, seed=1))
+        read.update(old_fraction(count, epoch, reader, n_readers, seed=1)[:position])
     states = [old_state(count, *end, n_readers, seed=1) for end in ends]
     data = make([1] * count, shuffle_seed=1)
     data.go_on(data.remaining(states))
@@ -214,7 +216,7 @@ def test_old_states_leave_what_they_had_not_read(
     passed_over = Counter[int]()
     if all(epoch for epoch, _ in ends):
         order = np.random.default_rng([1, 0]).permutation(count).tolist()
-        passed_over.update(order[share * n_readers :])
+        passed_over.update(order[fraction * n_readers :])
         rest = rest[: len(rest) - len(passed_over)]
     elif any(epoch for epoch, _ in ends):
         return  # some of them are, which the next test sees by hand
@@ -222,17 +224,20 @@ def test_old_states_leave_what_they_had_not_read(
 
 
 def test_old_states_within_a_window_leave_the_rest_of_it() -> None:
-    """Rows of four tokens, three in a sequence, windows of two sequences; the first was read."""
+    """Examples of four tokens, three in a sequence, windows of two sequences; the first was read."""
     packed = {"packing": "12 tokens, no template", "in_window": 1, "shuffle_seed": None}
     state = old_state(12, 0, 0, 2, seed=0) | packed
     data = make([3] * 12, 1, 2, window=6)
     data.load_state_dict(state)
-    assert [rows_in(inputs) for inputs, _ in itertools.islice(data, 2)] == [[7, 9, 11], [1, 3, 5]]
-    # Of 13 rows one is left over, so that epochs do not join.
+    assert [examples_in(inputs) for inputs, _ in itertools.islice(data, 2)] == [
+        [7, 9, 11],
+        [1, 3, 5],
+    ]
+    # Of 13 examples one is left over, so that epochs do not join.
     first, other = (old_state(13, 0, 0, 2, seed=0) | packed for _ in range(2))
     other["in_window"] = 0
     data = make([3] * 13, window=6)
-    assert data.remaining([first, other]) == RowStream(5, (1, 3)), "0, 2 and 4 were read"
+    assert data.remaining([first, other]) == ExampleStream(5, (1, 3)), "0, 2 and 4 were read"
 
 
 # -- loaders ---------------------------------------------------------------------------------------
@@ -254,7 +259,7 @@ def build(dp_rank: int, dp_world_size: int, **kwargs: Any) -> Any:
 
 def texts(stream: Any, count: int) -> list[tuple[int, ...]]:
     batches = itertools.islice(stream, count)
-    return [tuple(row) for inputs, _ in batches for row in inputs["input"].tolist()]
+    return [tuple(example) for inputs, _ in batches for example in inputs["input"].tolist()]
 
 
 @pytest.mark.slow
@@ -264,7 +269,7 @@ def test_loaders_go_on_where_others_have_stopped(workers: tuple[int, int]) -> No
     assert len(set(whole)) == 150, "an epoch"
     loaders = [build(rank, 2, num_workers=workers[0]) for rank in range(2)]
     streams = [iter(loader) for loader in loaders]
-    read = [row for stream in streams for row in texts(stream, 9)]
+    read = [example for stream in streams for example in texts(stream, 9)]
     state: dict[str, Any] = {}
     for loader in loaders:
         state |= loader.state_dict()
@@ -272,10 +277,10 @@ def test_loaders_go_on_where_others_have_stopped(workers: tuple[int, int]) -> No
     assert after[2].state_to_load(state.keys()).keys() == state.keys()
     for loader in after:
         loader.load_state_dict(state)
-    rest = [row for loader in after for row in texts(iter(loader), 38)]
+    rest = [example for loader in after for example in texts(iter(loader), 38)]
     if workers == (0, 0):
         assert sorted(read) == sorted(whole[:36])
-        assert sorted(rest) == sorted(whole[36:]), "150 rows, 36 of them read by two"
+        assert sorted(rest) == sorted(whole[36:]), "150 examples, 36 of them read by two"
     assert sorted(read + rest) == sorted(whole)
 
 
@@ -291,7 +296,7 @@ def test_states_of_other_data_are_refused() -> None:
     with pytest.raises(ValueError, match="has shuffle_seed = 4, this run has 5"):
         build(0, 1, shuffle_seed=5).load_state_dict(state)
     one, other = (make([1] * 6, reader, 2) for reader in range(2))
-    one.go_on(RowStream(3))
+    one.go_on(ExampleStream(3))
     with pytest.raises(ValueError, match="not the states of all readers of one stream"):
         make([1] * 6).remaining([one.state_dict(), other.state_dict()])
     with pytest.raises(ValueError, match=r"other readers than these 1; remaining\(\) tells"):

@@ -1,4 +1,4 @@
-"""Packing: no row lost or split, none seen by another, resumed exactly."""
+"""Packing: no example lost or split, none seen by another, resumed exactly."""
 
 import itertools
 import json
@@ -14,10 +14,10 @@ from torchtitan.components.tokenizer import HuggingFaceTokenizer
 from tests.torchtitan.helpers.number_tokenizer import NumberTokenizer
 from torchtitan.data import dataset as instruct_data
 from torchtitan.data.dataset import InstructDataset
+from torchtitan.data.examples import InstructExamples
 from torchtitan.data.loader import build_instruct_dataloader
 from torchtitan.data.packing import PackedSequence, join_rows, pack
-from torchtitan.data.rows import InstructRows
-from torchtitan.data.turns import IGNORE_INDEX, EncodedRow, Turn
+from torchtitan.data.turns import IGNORE_INDEX, EncodedExample, Turn
 
 ASSETS = Path(__file__).parents[2] / "assets"
 SEQ_LEN = 12
@@ -32,7 +32,7 @@ def test_packing_by_hand() -> None:
 
 @given(lengths=st.lists(st.integers(1, 20), max_size=60))
 @settings(max_examples=200, deadline=None)
-def test_every_row_is_in_one_sequence_and_no_two_sequences_could_be_one(
+def test_every_example_is_in_one_sequence_and_no_two_sequences_could_be_one(
     lengths: list[int],
 ) -> None:
     sequences = pack(lengths, 20)
@@ -44,23 +44,23 @@ def test_every_row_is_in_one_sequence_and_no_two_sequences_could_be_one(
 
 
 @pytest.mark.parametrize("length", [0, 6])
-def test_a_row_that_fits_nowhere_is_told(length: int) -> None:
-    with pytest.raises(ValueError, match=f"row 1 has {length} tokens; it must have 1 to 5"):
+def test_a_example_that_fits_nowhere_is_told(length: int) -> None:
+    with pytest.raises(ValueError, match=f"example 1 has {length} tokens; it must have 1 to 5"):
         pack([3, length], 5)
 
 
-def encoded(ids: list[int], labels: list[int], seq_len: int = SEQ_LEN) -> EncodedRow:
+def encoded(ids: list[int], labels: list[int], seq_len: int = SEQ_LEN) -> EncodedExample:
     rest = seq_len - len(ids)
-    return EncodedRow(
+    return EncodedExample(
         torch.tensor(ids + [0] * rest), torch.tensor(labels + [IGNORE_INDEX] * rest), len(ids), 0
     )
 
 
-def test_joined_rows_by_hand() -> None:
-    rows = [encoded([10, 11, 12], [-100, 12, 1]), encoded([20, 21], [-100, 22])]
+def test_joined_examples_by_hand() -> None:
+    examples = [encoded([10, 11, 12], [-100, 12, 1]), encoded([20, 21], [-100, 22])]
     assert [
         value.tolist() if isinstance(value, torch.Tensor) else value
-        for value in join_rows(rows, 8, pad_id=2)
+        for value in join_rows(examples, 8, pad_id=2)
     ] == [
         [10, 11, 12, 20, 21, 2, 2, 2],
         [-100, 12, 1, -100, 22, -100, -100, -100],
@@ -74,24 +74,24 @@ def test_joined_rows_by_hand() -> None:
 # --- the stream -----------------------------------------------------------------------------------
 
 
-def formatter(row: dict[str, Any]) -> list[Turn]:
-    """Row i is 100 + i once or more, then the answer 7."""
+def formatter(example: dict[str, Any]) -> list[Turn]:
+    """Example i is 100 + i once or more, then the answer 7."""
     return [
-        Turn("user", f"{100 + row['i']} " * row["prompt"], False),
+        Turn("user", f"{100 + example['i']} " * example["prompt"], False),
         Turn("assistant", "7", True),
     ]
 
 
 def make(prompts: list[int], **kwargs: Any) -> InstructDataset:
-    """A row with a prompt of n tokens has n + 1 inputs, and no target where n is above SEQ_LEN."""
-    rows = [{"i": i, "prompt": n} for i, n in enumerate(prompts)]
-    source = InstructRows(rows, (("rows.jsonl", len(rows)),))
+    """A example with a prompt of n tokens has n + 1 inputs, and no target where n is above SEQ_LEN."""
+    examples = [{"i": i, "prompt": n} for i, n in enumerate(prompts)]
+    source = InstructExamples(examples, (("examples.jsonl", len(examples)),))
     kwargs = {"packing": True, **kwargs}
     return InstructDataset(source, formatter, NumberTokenizer(), SEQ_LEN, **kwargs)
 
 
-def rows_in(inputs: dict[str, torch.Tensor]) -> list[int]:
-    """Which rows a sequence holds, told by the first token of each."""
+def examples_in(inputs: dict[str, torch.Tensor]) -> list[int]:
+    """Which examples a sequence holds, told by the first token of each."""
     n = int(inputs["n_tokens"])
     starts = (inputs["positions"][:n] == 0).nonzero().flatten()
     return (inputs["input"][starts] - 100).tolist()
@@ -104,7 +104,7 @@ PROMPTS = st.lists(st.integers(1, SEQ_LEN + 2), min_size=1, max_size=30).filter(
 
 @given(prompts=PROMPTS, window=st.integers(1, 8), seed=st.none() | st.integers(0, 5))
 @settings(max_examples=150, deadline=None)
-def test_an_epoch_has_every_row_once(prompts: list[int], window: int, seed: int | None) -> None:
+def test_an_epoch_has_every_example_once(prompts: list[int], window: int, seed: int | None) -> None:
     data = make(prompts, shuffle_seed=seed)
     data._window = window
     kept = [i for i, n in enumerate(prompts) if n <= SEQ_LEN]
@@ -112,15 +112,15 @@ def test_an_epoch_has_every_row_once(prompts: list[int], window: int, seed: int 
     stream = iter(data)
     while len(found) < len(kept):
         inputs, labels = next(stream)
-        rows = rows_in(inputs)
-        found += rows
+        examples = examples_in(inputs)
+        found += examples
         n = int(inputs["n_tokens"])
-        # Each row by hand: its answer and the end are learned, its prompt and the padding are not.
+        # Each example by hand: its answer and the end are learned, its prompt and the padding are not.
         text, targets, places = [], [], []
-        for row in rows:
-            text += ([100 + row] * prompts[row] + [7])[:SEQ_LEN]
-            targets += ([IGNORE_INDEX] * (prompts[row] - 1) + [7, 1])[:SEQ_LEN]
-            places += range(min(prompts[row] + 1, SEQ_LEN))
+        for example in examples:
+            text += ([100 + example] * prompts[example] + [7])[:SEQ_LEN]
+            targets += ([IGNORE_INDEX] * (prompts[example] - 1) + [7, 1])[:SEQ_LEN]
+            places += range(min(prompts[example] + 1, SEQ_LEN))
         assert n == len(text) <= SEQ_LEN
         assert inputs["input"].tolist() == text + [1] * (SEQ_LEN - n)
         assert labels.tolist() == targets + [IGNORE_INDEX] * (SEQ_LEN - n)
@@ -146,7 +146,7 @@ def test_a_resumed_stream_is_the_stream_that_never_stopped(
         return data
 
     def taken(stream: Any, count: int) -> list[list[int]]:
-        return [rows_in(inputs) for inputs, _ in itertools.islice(stream, count)]
+        return [examples_in(inputs) for inputs, _ in itertools.islice(stream, count)]
 
     whole = taken(iter(begin()), position + 20)
     first = begin()
@@ -158,7 +158,7 @@ def test_a_resumed_stream_is_the_stream_that_never_stopped(
     assert taken(iter(second), 20) == whole[position:]
 
 
-def test_dropped_and_cut_rows_are_counted_once_whatever_is_resumed(
+def test_dropped_and_cut_examples_are_counted_once_whatever_is_resumed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO")
@@ -172,8 +172,8 @@ def test_dropped_and_cut_rows_are_counted_once_whatever_is_resumed(
         data.load_state_dict(state)
         next(iter(data))
     told = [record.getMessage() for record in caplog.records if "dropped" in record.msg]
-    assert told[0].startswith("epoch 0 of rank 0: 2 of 5 rows dropped")
-    assert told[1].startswith("epoch 1 of rank 0: 2 of 5 rows dropped")
+    assert told[0].startswith("epoch 0 of rank 0: 2 of 5 examples dropped")
+    assert told[1].startswith("epoch 1 of rank 0: 2 of 5 examples dropped")
 
 
 def test_a_state_of_other_sequences_is_refused() -> None:
@@ -227,7 +227,7 @@ def test_the_loader_packs_and_resumes(workers: int) -> None:
 
 
 def test_little_stays_empty() -> None:
-    """Real lengths of rows: a window leaves its last sequences unfilled, no more."""
+    """Real lengths of examples: a window leaves its last sequences unfilled, no more."""
     loader = build_instruct_dataloader(
         dp_world_size=1,
         dp_rank=0,

@@ -5,9 +5,9 @@ import pytest
 import torch
 from torchtitan.protocols import train_spec
 
-from torchtitan.data import samples_command as show_samples
 from torchtitan.data.sample_text import sequence_text
 from torchtitan.data.turns import IGNORE_INDEX
+from torchtitan.freezing import samples as show_samples
 
 N = IGNORE_INDEX
 
@@ -17,7 +17,7 @@ def letters(ids: list[int]) -> str:
 
 
 def test_a_packed_sequence_by_hand() -> None:
-    # Rows "ab" -> "cd\n" -> "e", of which "cd\n" is learned, and "f" -> "g", whose target is no
+    # Examples "ab" -> "cd\n" -> "e", of which "cd\n" is learned, and "f" -> "g", whose target is no
     # input.
     inputs = {
         "input": torch.tensor([1, 2, 3, 4, 0, 5, 6, 9, 9]),
@@ -26,7 +26,7 @@ def test_a_packed_sequence_by_hand() -> None:
     }
     labels = torch.tensor([N, 3, 4, 0, N, N, 7, N, N])
     assert sequence_text(inputs, labels, letters).splitlines() == [
-        "2 rows, 7 tokens and 2 of padding; 4 targets",
+        "2 examples, 7 tokens and 2 of padding; 4 targets",
         "",
         "        | ab",
         "learned | cd",
@@ -37,11 +37,11 @@ def test_a_packed_sequence_by_hand() -> None:
     ]
 
 
-def test_a_row_alone_has_lines_of_its_own() -> None:
+def test_a_example_alone_has_lines_of_its_own() -> None:
     inputs = {"input": torch.tensor([1, 0, 2, 0, 0, 3, 9]), "n_tokens": torch.tensor(6)}
     labels = torch.tensor([N, N, 0, 0, 3, 4, N])
     assert sequence_text(inputs, labels, letters).splitlines() == [
-        "1 row, 6 tokens and 1 of padding; 4 targets",
+        "1 example, 6 tokens and 1 of padding; 4 targets",
         "",
         "        | a",
         "        | b",
@@ -61,16 +61,16 @@ def test_the_command_shows_what_is_learned(
 
     monkeypatch.chdir(root)
     monkeypatch.setattr(train_spec, "_extra_train_specs", {})  # where ours is registered
-    rows = tmp_path / "rows.jsonl"
+    examples = tmp_path / "examples.jsonl"
     entries = [
         {"instruction": "Say yes.", "input": "", "output": "yes"},
         {"instruction": "Say no.", "input": "now", "output": "no"},
     ]
-    rows.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    examples.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     arguments = [
         "--samples=1",
         "--job.config_file=train_configs/tiny_8m.toml",
-        f"--training.dataset_path={rows}",
+        f"--training.dataset_path={examples}",
         "--data.no_shuffle",
         "--data.packing",
         "--training.seq_len=256",
@@ -78,7 +78,7 @@ def test_the_command_shows_what_is_learned(
     ]
     assert show_samples.main(arguments) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("-- sequence 1: 2 rows, ")
+    assert lines[0].startswith("-- sequence 1: 2 examples, ")
     assert [line for line in lines if line.startswith("learned")] == [
         "learned | yes<|end|>",
         "learned | no<|end|>",

@@ -1,4 +1,4 @@
-"""From rows to tokens: only answers are learned, to the token."""
+"""From examples to tokens: only answers are learned, to the token."""
 
 import os
 from pathlib import Path
@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from tokenizers import processors
 from torchtitan.components.tokenizer import BaseTokenizer, HuggingFaceTokenizer
 
-from torchtitan.data.rows import FieldError, read_rows
+from torchtitan.data.examples import FieldError, read_examples
 from torchtitan.data.turns import (
     IGNORE_INDEX,
     INSTRUCT_DATASETS,
     Turn,
-    encode_row,
+    encode_example,
     format_alpaca,
     format_sharegpt,
     is_instruct_dataset,
@@ -65,13 +65,13 @@ TURNS = [
 ]
 
 
-def test_a_row_by_hand() -> None:
-    row = encode_row(TURNS, CharTokenizer(eos_id=1, bos_id=0), 12)
+def test_a_example_by_hand() -> None:
+    example = encode_example(TURNS, CharTokenizer(eos_id=1, bos_id=0), 12)
     #                                bos   a   b   c   d end   e   f
-    assert row.input_ids.tolist() == [0, 10, 11, 12, 13, 1, 14, 15, 1, 1, 1, 1]
-    assert row.labels.tolist() == [-100, -100, 12, 13, 1, -100, 15, 1, *[-100] * 4]
-    assert (row.n_tokens, row.n_cut) == (8, 0)
-    assert row.input_ids.dtype == row.labels.dtype == torch.int64
+    assert example.input_ids.tolist() == [0, 10, 11, 12, 13, 1, 14, 15, 1, 1, 1, 1]
+    assert example.labels.tolist() == [-100, -100, 12, 13, 1, -100, 15, 1, *[-100] * 4]
+    assert (example.n_tokens, example.n_cut) == (8, 0)
+    assert example.input_ids.dtype == example.labels.dtype == torch.int64
 
 
 @pytest.mark.parametrize(
@@ -85,41 +85,42 @@ def test_a_row_by_hand() -> None:
 def test_tokenizers_without_begin_or_end(
     eos: int | None, bos: int | None, ids: list[int], labels: list[int], n_tokens: int
 ) -> None:
-    row = encode_row(TURNS, CharTokenizer(eos, bos), 9)
-    assert row.input_ids.tolist() == ids
-    assert row.labels.tolist() == labels + [IGNORE_INDEX] * (9 - len(labels))
-    assert row.n_tokens == n_tokens
+    example = encode_example(TURNS, CharTokenizer(eos, bos), 9)
+    assert example.input_ids.tolist() == ids
+    assert example.labels.tolist() == labels + [IGNORE_INDEX] * (9 - len(labels))
+    assert example.n_tokens == n_tokens
 
 
 @pytest.mark.parametrize("seq_len", range(1, 11))
 def test_cutting_keeps_the_beginning(seq_len: int) -> None:
-    whole = encode_row(TURNS, CharTokenizer(eos_id=1, bos_id=0), 8)
-    row = encode_row(TURNS, CharTokenizer(eos_id=1, bos_id=0), seq_len)
+    whole = encode_example(TURNS, CharTokenizer(eos_id=1, bos_id=0), 8)
+    example = encode_example(TURNS, CharTokenizer(eos_id=1, bos_id=0), seq_len)
     length = min(seq_len, 8)
-    assert row.input_ids.tolist()[:length] == whole.input_ids.tolist()[:length]
-    assert row.labels.tolist()[:length] == whole.labels.tolist()[:length]
-    assert row.input_ids.shape == row.labels.shape == (seq_len,)
-    assert (row.n_tokens, row.n_cut) == (length, 8 - length)
-    assert row.has_target == (seq_len >= 3), "the first answer token is the third label"
+    assert example.input_ids.tolist()[:length] == whole.input_ids.tolist()[:length]
+    assert example.labels.tolist()[:length] == whole.labels.tolist()[:length]
+    assert example.input_ids.shape == example.labels.shape == (seq_len,)
+    assert (example.n_tokens, example.n_cut) == (length, 8 - length)
+    assert example.has_target == (seq_len >= 3), "the first answer token is the third label"
 
 
 def test_the_turns_of_alpaca() -> None:
-    row = {"instruction": "Add.", "input": "1 2", "output": "3"}
-    assert format_alpaca(row) == [
+    example = {"instruction": "Add.", "input": "1 2", "output": "3"}
+    assert format_alpaca(example) == [
         Turn("user", "### Instruction:\nAdd.\n\n### Input:\n1 2\n\n### Response:\n", False),
         Turn("assistant", "3", True),
     ]
     assert (
-        format_alpaca(row | {"input": " "})[0].text == "### Instruction:\nAdd.\n\n### Response:\n"
+        format_alpaca(example | {"input": " "})[0].text
+        == "### Instruction:\nAdd.\n\n### Response:\n"
     )
 
 
 def test_the_turns_of_sharegpt() -> None:
     said = [("system", "Be kind."), ("human", "Hi"), ("gpt", "Hello"), ("user", "Bye")]
     said += [("assistant", "Ciao"), ("model", "M"), ("chatgpt", "C")]
-    row = {"conversations": [{"from": who, "value": what} for who, what in said]}
+    example = {"conversations": [{"from": who, "value": what} for who, what in said]}
     header = Turn("assistant", "### Assistant:\n", False)
-    assert format_sharegpt(row) == [
+    assert format_sharegpt(example) == [
         Turn("system", "### System:\nBe kind.\n\n", False),
         Turn("user", "### User:\nHi\n\n", False),
         *[header, Turn("assistant", "Hello", True)],
@@ -135,7 +136,7 @@ ASKED = {"from": "human", "value": "x"}
 
 
 @pytest.mark.parametrize(
-    ("row", "field", "text"),
+    ("example", "field", "text"),
     [
         (GOOD | {"output": 3}, "output", "is a number; expected a string"),
         (GOOD | {"input": None}, "input", "is null; expected a string"),
@@ -143,9 +144,9 @@ ASKED = {"from": "human", "value": "x"}
         ({"instruction": "x", "input": ""}, "output", "is missing; expected a string"),
     ],
 )
-def test_broken_alpaca_rows(row: dict[str, Any], field: str, text: str) -> None:
+def test_broken_alpaca_examples(example: dict[str, Any], field: str, text: str) -> None:
     with pytest.raises(FieldError) as info:
-        format_alpaca(row)
+        format_alpaca(example)
     assert (info.value.field, info.value.problem) == (field, text)
 
 
@@ -163,7 +164,7 @@ def test_broken_alpaca_rows(row: dict[str, Any], field: str, text: str) -> None:
         ([{"from": "bing", "value": ""}], "conversations[0].from", "is 'bing'; expected one of ["),
     ],
 )
-def test_broken_sharegpt_rows(messages: Any, field: str, text: str) -> None:
+def test_broken_sharegpt_examples(messages: Any, field: str, text: str) -> None:
     with pytest.raises(FieldError) as info:
         format_sharegpt({"conversations": messages})
     assert info.value.field == field
@@ -177,19 +178,19 @@ def test_the_table_of_data_sets() -> None:
     assert not is_instruct_dataset("c4_test")
 
 
-def check_row(turns: list[Turn], tokenizer: HuggingFaceTokenizer, seq_len: int) -> int:
-    """Compare an encoded row with what its text alone says; return its length in tokens."""
-    row = encode_row(turns, tokenizer, seq_len)
-    ids, labels, n = row.input_ids.tolist(), row.labels.tolist(), row.n_tokens
+def check_example(turns: list[Turn], tokenizer: HuggingFaceTokenizer, seq_len: int) -> int:
+    """Compare an encoded example with what its text alone says; return its length in tokens."""
+    example = encode_example(turns, tokenizer, seq_len)
+    ids, labels, n = example.input_ids.tolist(), example.labels.tolist(), example.n_tokens
     # Next token: where a label is, it is the next input, so only the last one can lie outside.
     for i in range(n - 1):
         assert labels[i] in (IGNORE_INDEX, ids[i + 1])
     assert labels[n:] == [IGNORE_INDEX] * (seq_len - n)
     assert set(ids[n:]) <= {tokenizer.token_to_id("<|pad|>") or tokenizer.eos_id}
-    if row.n_cut:
+    if example.n_cut:
         assert n == seq_len
-        return n + row.n_cut
-    # The text of all tokens is the row's text; that of the learned ones is the answers', each
+        return n + example.n_cut
+    # The text of all tokens is the example's text; that of the learned ones is the answers', each
     # with its end. The rest, prompts and headers, is not learned.
     end = tokenizer.eos_token
     spans: list[tuple[bool, list[int]]] = []
@@ -219,7 +220,7 @@ def test_any_text_is_learned_exactly(pieces: list[tuple[str, str]], seq_len: int
     for prompt, answer in pieces:
         turns.append(Turn("user", prompt.replace("<", "") + "\n", False))
         turns.append(Turn("assistant", answer.replace("<", ""), True))
-    check_row(turns, TINY, seq_len)
+    check_example(turns, TINY, seq_len)
 
 
 TINY = tiny_tokenizer()
@@ -235,28 +236,31 @@ def test_a_tokenizer_that_adds_a_begin_token_itself() -> None:
     assert tokenizer.hf_adds_bos, "or this test tests nothing"
     assert tokenizer.encode("x", add_bos=False, add_eos=False)[0] == bos
     turns = format_alpaca({"instruction": "Say hi.", "input": "", "output": "Hi."})
-    row = encode_row(turns, tokenizer, 64)
-    assert row.input_ids.tolist() == encode_row(turns, TINY, 64).input_ids.tolist()
-    assert row.input_ids.tolist().count(bos) == 1
+    example = encode_example(turns, tokenizer, 64)
+    assert example.input_ids.tolist() == encode_example(turns, TINY, 64).input_ids.tolist()
+    assert example.input_ids.tolist().count(bos) == 1
 
 
 def test_padding_takes_the_pad_token_or_the_end_token() -> None:
     tokenizer = tiny_tokenizer()
     turns = [Turn("user", "x", False), Turn("assistant", "y", True)]
-    assert encode_row(turns, tokenizer, 8).input_ids[-1] == 2
+    assert encode_example(turns, tokenizer, 8).input_ids[-1] == 2
     tokenizer.config["pad_token"] = {"content": "<|begin|>"}
-    assert encode_row(turns, tokenizer, 8).input_ids[-1] == 0
+    assert encode_example(turns, tokenizer, 8).input_ids[-1] == 0
     for missing in (None, "<|no such token|>"):
         tokenizer.config["pad_token"] = missing
-        assert encode_row(turns, tokenizer, 8).input_ids[-1] == tokenizer.eos_id == 1
+        assert encode_example(turns, tokenizer, 8).input_ids[-1] == tokenizer.eos_id == 1
 
 
 @pytest.mark.parametrize(("name", "dataset"), [("instruct", "alpaca"), ("chat", "sharegpt")])
-def test_every_row_of_ours_is_learned_exactly(
+def test_every_example_of_ours_is_learned_exactly(
     name: str, dataset: str, tokenizer: HuggingFaceTokenizer
 ) -> None:
-    rows = read_rows(str(ASSETS / f"tiny_{name}"), INSTRUCT_DATASETS[dataset].fields)
-    lengths = [check_row(INSTRUCT_DATASETS[dataset].formatter(row), tokenizer, 512) for row in rows]
+    examples = read_examples(str(ASSETS / f"tiny_{name}"), INSTRUCT_DATASETS[dataset].fields)
+    lengths = [
+        check_example(INSTRUCT_DATASETS[dataset].formatter(example), tokenizer, 512)
+        for example in examples
+    ]
     assert max(lengths) < 512, "so that none was cut and all were compared in full"
 
 
@@ -264,16 +268,16 @@ REAL = [
     ("alpaca_gpt4_1k.jsonl", "alpaca", 985),
     ("openhermes25_subset_sharegpt.jsonl", "sharegpt", 2000),
 ]
-needs_real_rows = pytest.mark.skipif(
+needs_real_examples = pytest.mark.skipif(
     not (SHARED / "data" / "instruct").is_dir(),
-    reason="needs the folder shared/data/instruct beside the repository (real rows, not ours)",
+    reason="needs the folder shared/data/instruct beside the repository (real examples, not ours)",
 )
 
 
-@needs_real_rows
+@needs_real_examples
 @pytest.mark.parametrize(("name", "dataset", "count"), REAL)
 @pytest.mark.parametrize("which", ["tiny", "smollm2"])
-def test_every_real_row_is_learned_exactly(
+def test_every_real_example_is_learned_exactly(
     name: str, dataset: str, count: int, which: str, tokenizer: HuggingFaceTokenizer
 ) -> None:
     if which == "smollm2":
@@ -282,9 +286,10 @@ def test_every_real_row_is_learned_exactly(
             pytest.skip("needs TIMELYFREEZE_SMOLLM2, a folder with SmolLM2's tokenizer")
         tokenizer = HuggingFaceTokenizer(folder)
     path = SHARED / "data" / "instruct" / name
-    rows = read_rows(str(path), INSTRUCT_DATASETS[dataset].fields)
-    assert len(rows) == count
+    examples = read_examples(str(path), INSTRUCT_DATASETS[dataset].fields)
+    assert len(examples) == count
     lengths = [
-        check_row(INSTRUCT_DATASETS[dataset].formatter(row), tokenizer, 2048) for row in rows.rows
+        check_example(INSTRUCT_DATASETS[dataset].formatter(example), tokenizer, 2048)
+        for example in examples.examples
     ]
     assert sum(length <= 2048 for length in lengths) > 0.9 * count

@@ -1,4 +1,4 @@
-"""Validation in one process: which rows, which average, and no trace of it in training."""
+"""Validation in one process: which examples, which average, and no trace of it in training."""
 
 import json
 from contextlib import nullcontext
@@ -16,7 +16,7 @@ from torchtitan.components.tokenizer import HuggingFaceTokenizer
 
 from torchtitan.data import validation as instruct_validation
 from torchtitan.data.dataset import InstructDataset
-from torchtitan.data.split import ALL_ROWS, RowSplit
+from torchtitan.data.split import ALL_ROWS, ExampleSplit
 from torchtitan.data.turns import IGNORE_INDEX, INSTRUCT_DATASETS
 from torchtitan.data.validation import InstructValidator, build_instruct_validator
 from torchtitan.freezing.config.job_config import JobConfig
@@ -72,8 +72,8 @@ def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def rows(tmp_path: Path) -> str:
-    path = tmp_path / "rows.jsonl"
+def examples(tmp_path: Path) -> str:
+    path = tmp_path / "examples.jsonl"
     entries = [
         {"instruction": f"Say {i}.", "input": "", "output": a} for i, a in enumerate(ANSWERS)
     ]
@@ -82,10 +82,10 @@ def rows(tmp_path: Path) -> str:
 
 
 def build(
-    rows: str, processor: Any = None, split: RowSplit = ALL_ROWS, **changes: Any
+    examples: str, processor: Any = None, split: ExampleSplit = ALL_ROWS, **changes: Any
 ) -> InstructValidator:
     config = JobConfig()
-    settings = {"dataset": "alpaca", "dataset_path": rows, "seq_len": SEQ_LEN}
+    settings = {"dataset": "alpaca", "dataset_path": examples, "seq_len": SEQ_LEN}
     for key, value in {**settings, "local_batch_size": 2, **changes}.items():
         setattr(config.validation, key, value)
     return build_instruct_validator(
@@ -104,16 +104,16 @@ def build(
     )
 
 
-def mean_loss_by_hand(model: Model, rows: str, indices: range) -> tuple[float, float]:
-    """The mean over target tokens, and the mean over batches of two rows, in numpy."""
-    entries = [json.loads(line) for line in Path(rows).read_text().splitlines()]
+def mean_loss_by_hand(model: Model, examples: str, indices: range) -> tuple[float, float]:
+    """The mean over target tokens, and the mean over batches of two examples, in numpy."""
+    entries = [json.loads(line) for line in Path(examples).read_text().splitlines()]
     dataset = InstructDataset(entries, INSTRUCT_DATASETS["alpaca"].formatter, TOKENIZER, SEQ_LEN)
     table = model.table.weight.detach().numpy().astype(np.float64)
     losses = []
     for index in indices:
-        row = dataset.sequences.encode(index)
-        labels = row.labels.numpy()
-        logits = table[row.input_ids.numpy()]
+        example = dataset.sequences.encode(index)
+        labels = example.labels.numpy()
+        logits = table[example.input_ids.numpy()]
         log_probabilities = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
         learned = labels != IGNORE_INDEX
         losses.append(-log_probabilities[np.flatnonzero(learned), labels[learned]])
@@ -122,40 +122,40 @@ def mean_loss_by_hand(model: Model, rows: str, indices: range) -> tuple[float, f
     return float(over_tokens), float(np.mean(batches))
 
 
-def test_the_loss_is_the_mean_over_all_target_tokens(rows: str) -> None:
+def test_the_loss_is_the_mean_over_all_target_tokens(examples: str) -> None:
     processor, model = Processor(), Model()
-    build(rows, processor).validate([model], step=3)
-    over_tokens, over_batches = mean_loss_by_hand(model, rows, range(6))
+    build(examples, processor).validate([model], step=3)
+    over_tokens, over_batches = mean_loss_by_hand(model, examples, range(6))
     ((step, loss, *_),) = processor.logged
     assert step == 3
     assert loss == pytest.approx(over_tokens, rel=1e-6)
     assert abs(over_tokens - over_batches) > 1e-3 * over_tokens, "or the test could not tell"
-    assert len(model.batches) == 3, "the seventh row fills no batch"
+    assert len(model.batches) == 3, "the seventh example fills no batch"
 
 
-def test_every_validation_reads_the_same_rows(rows: str) -> None:
+def test_every_validation_reads_the_same_examples(examples: str) -> None:
     processor, model = Processor(), Model()
-    validator = build(rows, processor, steps=2)
+    validator = build(examples, processor, steps=2)
     validator.validate([model], step=1)
     validator.validate([model], step=10)
     first, second, *again = model.batches
     assert not torch.equal(first, second)
     assert torch.equal(torch.stack(again), torch.stack([first, second]))
     assert processor.logged[0][1] == processor.logged[1][1]
-    assert processor.logged[0][1] == pytest.approx(mean_loss_by_hand(model, rows, range(4))[0])
+    assert processor.logged[0][1] == pytest.approx(mean_loss_by_hand(model, examples, range(4))[0])
 
 
-def test_more_steps_than_batches_start_over(rows: str) -> None:
+def test_more_steps_than_batches_start_over(examples: str) -> None:
     model = Model()
-    build(rows, steps=8, local_batch_size=1).validate([model], step=1)
+    build(examples, steps=8, local_batch_size=1).validate([model], step=1)
     assert len(model.batches) == 8
     assert torch.equal(model.batches[7], model.batches[0])
     assert not torch.equal(model.batches[6], model.batches[0])
 
 
-def test_held_out_rows_are_read_and_no_others(rows: str) -> None:
-    model, split = Model(), RowSplit(0.5, held_out=True)
-    build(rows, split=split, local_batch_size=1).validate([model], step=1)
+def test_held_out_examples_are_read_and_no_others(examples: str) -> None:
+    model, split = Model(), ExampleSplit(0.5, held_out=True)
+    build(examples, split=split, local_batch_size=1).validate([model], step=1)
     texts = [TOKENIZER.decode(batch[0].tolist()) for batch in model.batches]
     held_out = split.indices(len(ANSWERS)).tolist()
     assert len(texts) == len(held_out) == 4
@@ -163,10 +163,10 @@ def test_held_out_rows_are_read_and_no_others(rows: str) -> None:
         assert f"Say {index}." in text
 
 
-def test_the_model_is_left_as_it_was(rows: str) -> None:
+def test_the_model_is_left_as_it_was(examples: str) -> None:
     model = Model()
     weights, generator = model.table.weight.clone(), torch.get_rng_state()
-    build(rows).validate([model], step=1)
+    build(examples).validate([model], step=1)
     assert torch.equal(model.table.weight, weights)
     assert model.table.weight.grad is None
     assert model.training
@@ -174,7 +174,7 @@ def test_the_model_is_left_as_it_was(rows: str) -> None:
 
 
 def test_speed_of_training_and_of_validation_do_not_mix(
-    rows: str, monkeypatch: pytest.MonkeyPatch
+    examples: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, model = SimpleNamespace(now=5000.0), Model()
     monkeypatch.setattr(
@@ -187,24 +187,26 @@ def test_speed_of_training_and_of_validation_do_not_mix(
     model.register_forward_hook(take_ten_seconds)
     processor = Processor()
     processor.ntokens_since_last_log, processor.time_last_log = 1234, 4900.0
-    build(rows, processor).validate([model], step=1)
+    build(examples, processor).validate([model], step=1)
     ((_, _, n_tokens, since),) = processor.logged
     assert since == 5000.0, "when the validation of three batches began"
     assert clock.now - processor.time_last_log == 100.0, "as many seconds as before"
     assert processor.ntokens_since_last_log == 1234
-    # Tokens of the six rows, without padding.
-    samples = list(build(rows, local_batch_size=1)._loader)[:6]
+    # Tokens of the six examples, without padding.
+    samples = list(build(examples, local_batch_size=1)._loader)[:6]
     assert n_tokens == sum(int(inputs["n_tokens"]) for inputs, _ in samples)
     assert n_tokens < 6 * SEQ_LEN
 
 
 @pytest.mark.parametrize("steps", [-1, 1])
-def test_rows_that_fill_no_batch_are_refused(rows: str, steps: int) -> None:
-    with pytest.raises(ValueError, match=r"^validation\.local_batch_size is 8, .* only 7 rows"):
-        build(rows, steps=steps, local_batch_size=8)
-    split = RowSplit(0.3, held_out=True)
-    with pytest.raises(ValueError, match=r"only 2 rows; .* data\.validation_share \(it is 0\.3\)"):
-        build(rows, steps=steps, split=split, local_batch_size=4)
+def test_examples_that_fill_no_batch_are_refused(examples: str, steps: int) -> None:
+    with pytest.raises(ValueError, match=r"^validation\.local_batch_size is 8, .* only 7 examples"):
+        build(examples, steps=steps, local_batch_size=8)
+    split = ExampleSplit(0.3, held_out=True)
+    with pytest.raises(
+        ValueError, match=r"only 2 examples; .* data\.validation_fraction \(it is 0\.3\)"
+    ):
+        build(examples, steps=steps, split=split, local_batch_size=4)
 
 
 def test_errors_name_the_section(tmp_path: Path) -> None:
@@ -213,14 +215,14 @@ def test_errors_name_the_section(tmp_path: Path) -> None:
 
 
 def test_upstream_is_found_as_it_was_and_warns_of_nothing(
-    rows: str, caplog: pytest.LogCaptureFixture
+    examples: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = titan_validate.build_text_validation_dataloader
-    build(rows)
+    build(examples)
     assert titan_validate.build_text_validation_dataloader is before
     assert "hangs" not in caplog.text
 
 
-def test_upstreams_settings_say_when(rows: str) -> None:
-    validator = build(rows, freq=5)
+def test_upstreams_settings_say_when(examples: str) -> None:
+    validator = build(examples, freq=5)
     assert [step for step in range(1, 12) if validator.should_validate(step)] == [1, 5, 10]

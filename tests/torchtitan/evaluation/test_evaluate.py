@@ -157,7 +157,7 @@ def test_local_questions_are_looked_for_before_a_model_is_loaded(
         (["--step", "5"], "--step is 5, but "),
     ],
 )
-def test_mistakes_are_told(
+def test_errors_are_told(
     arguments: list[str], message: str, hf_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stand_in = StandIn()

@@ -1,4 +1,4 @@
-"""lm-eval's prompts and figures: by hand, and against lm-eval left alone.
+"""lm-eval's prompts and metrics: by hand, and against lm-eval left alone.
 
 Needs the packages of the extra ``eval``; what needs real questions looks for them in ../shared.
 """
@@ -205,7 +205,7 @@ def test_real_prompts_are_those_of_lm_eval_left_alone(
     check_equal_prompts(files, tmp_path / "hub", some, tasks, monkeypatch)
 
 
-# -- figures ---------------------------------------------------------------------------------------
+# -- metrics ---------------------------------------------------------------------------------------
 
 
 def rule(_prompt: str, answer: str) -> float:
@@ -266,7 +266,7 @@ def test_lm_eval_has_as_many_tasks_for_mmlu_as_we_say() -> None:
     assert len(subjects()) == BY_KEY["mmlu"].n_tasks
 
 
-def test_a_figure_that_lm_eval_does_not_give_is_told() -> None:
+def test_a_metric_that_lm_eval_does_not_give_is_told() -> None:
     results = {"results": {"hellaswag": {"acc_norm,none": 0.5}}, "n-samples": {}}
     with pytest.raises(ValueError, match="lm-eval gives no 'acc,none' for hellaswag"):
         read_score(results, BY_KEY["hellaswag"], "validation")

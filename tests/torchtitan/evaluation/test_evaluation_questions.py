@@ -60,18 +60,18 @@ def test_the_split_that_lm_eval_asks_comes_first(local: LocalQuestions, tmp_path
 
 def test_missing_files_are_all_named(local: LocalQuestions, tmp_path: Path) -> None:
     keys = [benchmark.key for benchmark in BENCHMARKS]
-    assert local.mistakes(keys) == []
+    assert local.errors(keys) == []
     for name in ("mmlu_dev", "hellaswag_validation", "truthfulqa_mc_validation"):
         (path,) = tmp_path.glob(f"{name}.*")
         path.unlink()
-    assert local.mistakes(keys) == [
+    assert local.errors(keys) == [
         f"{tmp_path} has none of mmlu_dev.jsonl, mmlu_dev.jsonl.gz",
         f"{tmp_path} has none of hellaswag_validation.jsonl, hellaswag_validation.jsonl.gz",
         f"{tmp_path} has none of truthfulqa_mc_validation.jsonl, truthfulqa_mc_validation.jsonl.gz",
     ]
-    assert local.mistakes(["arc_challenge"]) == []
+    assert local.errors(["arc_challenge"]) == []
     missing = tmp_path / "none"
-    assert LocalQuestions(missing).mistakes(keys) == [
+    assert LocalQuestions(missing).errors(keys) == [
         f"--data-dir is '{missing}', which is not a folder"
     ]
 

@@ -24,24 +24,24 @@ def said(capfd: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_told_by_the_first_process_alone(
-    capfd: pytest.CaptureFixture[str], waits: list[float], mistake: str
+@pytest.mark.parametrize("error", MISTAKES)
+def test_an_error_is_told_by_the_first_process_alone(
+    capfd: pytest.CaptureFixture[str], waits: list[float], error: str
 ) -> None:
-    assert launch([mistake], local_rank=0) == 2
-    assert mistake.lstrip("-").split("=")[0] in said(capfd)
-    assert launch([mistake], local_rank=1) == 2
+    assert launch([error], local_rank=0) == 2
+    assert error.lstrip("-").split("=")[0] in said(capfd)
+    assert launch([error], local_rank=1) == 2
     assert said(capfd) == ""
     assert waits == [], "without torchrun nobody would end it"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize("error", MISTAKES)
 def test_under_torchrun_others_wait_for_the_first_and_tell_what_it_did_not(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
     waits: list[float],
-    mistake: str,
+    error: str,
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
 
@@ -50,12 +50,12 @@ def test_under_torchrun_others_wait_for_the_first_and_tell_what_it_did_not(
 
     monkeypatch.setattr(launch_module.time, "sleep", ended)
     with pytest.raises(InterruptedError):
-        launch([mistake], local_rank=1)
+        launch([error], local_rank=1)
     assert said(capfd) == "", "torchrun ends it before it says anything"
     monkeypatch.setattr(launch_module.time, "sleep", waits.append)
-    assert launch([mistake], local_rank=1) == 2
-    assert mistake.lstrip("-").split("=")[0] in said(capfd)
-    assert launch([mistake], local_rank=0) == 2
+    assert launch([error], local_rank=1) == 2
+    assert error.lstrip("-").split("=")[0] in said(capfd)
+    assert launch([error], local_rank=0) == 2
     assert len(waits) == 1, "the first does not wait"
 
 

@@ -165,7 +165,7 @@ def test_the_model_builds_with_its_published_size(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COLUMNS)
-def test_a_file_opens_with_command_hardware_and_the_papers_figures(name: str) -> None:
+def test_a_file_opens_with_command_hardware_and_the_papers_metrics(name: str) -> None:
     column, text = COLUMNS[name], (FOLDER / f"{name}.toml").read_text()
     lines = text[: text.index("\n\n")].splitlines()
     assert all(line.startswith("#") for line in lines)
@@ -173,9 +173,9 @@ def test_a_file_opens_with_command_hardware_and_the_papers_figures(name: str) ->
     assert head.startswith(f"# {column.model} fine-tuned on ")
     assert f"CONFIG_FILE=train_configs/{name}.toml NGPU=4 ./run_train.sh" in head
     assert re.search(rf"^# Hardware:  {column.hardware} ", head, re.M)
-    n_passes = column.global_batch // 16
-    assert f"{column.global_batch} rows a step = {n_passes} pipeline batches" in head
-    assert "the paper's figures, not ours" in head
+    n_batches = column.global_batch // 16
+    assert f"{column.global_batch} rows a step = {n_batches} pipeline batches" in head
+    assert "the paper's metrics, not ours" in head
     before, none, frozen = column.accuracies
     assert f"({before:.2f} before)" in head
     (row,) = re.findall(r"^# +1F1B +(.*)$", head, re.M)

@@ -10,7 +10,7 @@ from torchtitan.components.tokenizer import HuggingFaceTokenizer
 from torchtitan.protocols.train_spec import TrainSpec, get_train_spec
 
 from torchtitan.data.document_attention import DocumentTransformer
-from torchtitan.data.split import RowSplit
+from torchtitan.data.split import ExampleSplit
 from torchtitan.data.validation import InstructValidator
 from torchtitan.freezing.config.job_config import JobConfig
 from torchtitan.freezing.spec import build_train_spec
@@ -26,7 +26,7 @@ def job_config(**changes: Any) -> JobConfig:
         section.dataset = "alpaca"
         section.dataset_path = str(ASSETS / "tiny_instruct")
         section.seq_len, section.local_batch_size = 128, 4
-    config.data.validation_share = 0.1
+    config.data.validation_fraction = 0.1
     for key, value in changes.items():
         section, name = key.split("__")
         setattr(getattr(config, section), name, value)
@@ -47,16 +47,16 @@ def validator(spec: TrainSpec, config: JobConfig) -> Any:
     )
 
 
-def test_validation_reads_the_rows_that_the_training_loader_leaves_out() -> None:
+def test_validation_reads_the_examples_that_the_training_loader_leaves_out() -> None:
     config = job_config()
     spec = build_train_spec(get_train_spec("llama3"), config)
     built = validator(spec, config)
     assert isinstance(built, InstructValidator)
-    assert built._loader.dataset._split == RowSplit(0.1, held_out=True)
+    assert built._loader.dataset._split == ExampleSplit(0.1, held_out=True)
     trained = spec.build_dataloader_fn(
         dp_world_size=1, dp_rank=0, tokenizer=TOKENIZER, job_config=config
     )
-    assert trained.dataset._split == RowSplit(0.1)
+    assert trained.dataset._split == ExampleSplit(0.1)
 
 
 def test_packing_is_for_training_and_templates_are_for_both() -> None:
@@ -88,7 +88,7 @@ def test_a_flavor_that_cannot_read_packed_sequences_is_refused() -> None:
 
 @pytest.mark.parametrize("flavor", ["debugmodel_flex_attn", "debugmodel_varlen_attn"])
 def test_a_flavor_that_would_cut_conversations_at_their_turns_is_refused(flavor: str) -> None:
-    """One answer ends where its row ends, so alpaca's rows are not cut."""
+    """One answer ends where its example ends, so alpaca's examples are not cut."""
     settings = {"model__flavor": flavor, "validation__enable": False}
     upstream = get_train_spec("llama3")
     with pytest.raises(ValueError, match=rf"conversations, and model\.flavor '{flavor}'"):
@@ -98,7 +98,7 @@ def test_a_flavor_that_would_cut_conversations_at_their_turns_is_refused(flavor:
 
 
 def test_text_is_validated_as_upstream_does() -> None:
-    config = job_config(validation__dataset="c4_test", data__validation_share=0.0)
+    config = job_config(validation__dataset="c4_test", data__validation_fraction=0.0)
     asked = []
 
     def build_validator(**kwargs: Any) -> str:
@@ -113,10 +113,10 @@ def test_text_is_validated_as_upstream_does() -> None:
 def test_validating_on_rows_that_are_trained_on_is_said(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    text = "Validation reads the rows that are trained on"
-    config = job_config(data__validation_share=0.0)
+    text = "Validation reads the examples that are trained on"
+    config = job_config(data__validation_fraction=0.0)
     spec = build_train_spec(get_train_spec("llama3"), config)
-    assert validator(spec, config)._loader.dataset._split == RowSplit()
+    assert validator(spec, config)._loader.dataset._split == ExampleSplit()
     assert text in caplog.text
     caplog.clear()
     validator(spec, job_config())

@@ -181,8 +181,8 @@ def logits_of(folder: Path, tokens: Tensor) -> Tensor:
         q, k, v = (split(project(x, f"{at}.self_attn.{n}_proj.weight")) for n in "qkv")
         q, k = rotate(q), rotate(k)
         k, v = (t.repeat_interleave(heads // kv_heads, dim=1) for t in (k, v))
-        shares = (q @ k.transpose(-1, -2) / math.sqrt(width) + future).softmax(-1)
-        together = (shares @ v).transpose(1, 2).reshape(n_rows, length, -1)
+        fractions = (q @ k.transpose(-1, -2) / math.sqrt(width) + future).softmax(-1)
+        together = (fractions @ v).transpose(1, 2).reshape(n_rows, length, -1)
         h = h + project(together, f"{at}.self_attn.o_proj.weight")
         x = norm(h, f"{at}.post_attention_layernorm.weight")
         gate = project(x, f"{at}.mlp.gate_proj.weight")
@@ -209,6 +209,6 @@ def frequencies(settings: dict[str, Any], width: int) -> list[float]:
         elif turns < low:
             stretched.append(frequency / rope["factor"])
         else:
-            share = (turns - low) / (high - low)
-            stretched.append((1 - share) * frequency / rope["factor"] + share * frequency)
+            fraction = (turns - low) / (high - low)
+            stretched.append((1 - fraction) * frequency / rope["factor"] + fraction * frequency)
     return stretched

@@ -9,7 +9,7 @@ from torchtitan.freezing.config.job_config import JobConfig, job_config_class
 
 
 def make_job_config(**values: Any) -> JobConfig:
-    """The defaults, then ``section__key=value``; a key that does not exist is a mistake here."""
+    """The defaults, then ``section__key=value``; a key that does not exist is an error here."""
     job_config = job_config_class()()
     for key, value in values.items():
         section, name = key.split("__")
@@ -19,7 +19,7 @@ def make_job_config(**values: Any) -> JobConfig:
 
 
 def config(**changes: Any) -> JobConfig:
-    """A configuration without mistakes, then ``section__key=value``."""
+    """A configuration without errors, then ``section__key=value``."""
     values = {
         "training__steps": 1000,
         "training__local_batch_size": 8,
@@ -34,12 +34,12 @@ def config(**changes: Any) -> JobConfig:
     return make_job_config(**values)
 
 
-def mistakes(job_config: JobConfig) -> list[str]:
+def errors(job_config: JobConfig) -> list[str]:
     """The lines of the error, each without its dash."""
     with pytest.raises(ConfigError) as error:
         check(job_config)
     first, *lines = str(error.value).splitlines()
-    count = "a mistake" if len(lines) == 1 else f"{len(lines)} mistakes"
+    count = "an error" if len(lines) == 1 else f"{len(lines)} errors"
     assert first == f"The configuration has {count}:"
     assert all(line.startswith("  - ") for line in lines)
     return [line.removeprefix("  - ") for line in lines]

@@ -21,7 +21,7 @@ from tests.torchtitan.hf.test_adapter import load
 from torchtitan.freezing.config.job_config import JobConfig
 from torchtitan.hf.export import export_run, main
 from torchtitan.hf.exportable import ExportError
-from torchtitan.hf.folder import stored_tensors, tensor_mistakes
+from torchtitan.hf.folder import stored_tensors, tensor_errors
 from torchtitan.hf.llama_config import parse_config, read_config
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -93,7 +93,7 @@ def test_a_trained_model_computes_the_same_from_its_folder(tmp_path: Path, famil
         expected = model(tokens)
     assert (expected - logits_of(source, tokens)).abs().max() > 0.1, "nothing was trained"
     torch.testing.assert_close(logits_of(folder, tokens), expected, atol=1e-4, rtol=0)
-    assert list(tensor_mistakes(read_config(folder), stored_tensors(folder))) == []
+    assert list(tensor_errors(read_config(folder), stored_tensors(folder))) == []
     assert not read_config(folder).tie_word_embeddings
 
 

@@ -10,14 +10,14 @@ import torch
 from safetensors.torch import save_file
 
 from tests.torchtitan.helpers.hf_models import FAMILIES, random_weights, write_folder
-from torchtitan.hf.folder import StoredTensor, stored_tensors, tensor_mistakes
+from torchtitan.hf.folder import StoredTensor, stored_tensors, tensor_errors
 from torchtitan.hf.llama_config import read_config
 
 INDEX = "model.safetensors.index.json"
 
 
-def mistakes(folder: Path) -> list[str]:
-    return list(tensor_mistakes(read_config(folder), stored_tensors(folder)))
+def errors(folder: Path) -> list[str]:
+    return list(tensor_errors(read_config(folder), stored_tensors(folder)))
 
 
 @pytest.mark.parametrize("n_files", [1, 3])
@@ -37,8 +37,8 @@ def test_headers_tell_what_was_written(tmp_path: Path, n_files: int, dtype: torc
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_whole_folder_has_no_mistakes(tmp_path: Path, family: str) -> None:
-    assert mistakes(write_folder(tmp_path, FAMILIES[family], n_files=2)) == []
+def test_a_whole_folder_has_no_errors(tmp_path: Path, family: str) -> None:
+    assert errors(write_folder(tmp_path, FAMILIES[family], n_files=2)) == []
 
 
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_what_is_missing_too_much_or_misshapen_is_named(tmp_path: Path) -> None:
     tensors["model.layers.0.self_attn.q_proj.bias"] = StoredTensor("a", "F32", (64,))
     tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = StoredTensor("a", "F32", (8,))
     tensors["lm_head.weight"] = StoredTensor("a", "F32", (2049, 64))
-    assert list(tensor_mistakes(config, tensors)) == [
+    assert list(tensor_errors(config, tensors)) == [
         "it lacks model.layers.0.mlp.up_proj.weight, model.layers.1.mlp.up_proj.weight, "
         "model.layers.2.mlp.up_proj.weight and 2 more",
         "it has model.layers.0.self_attn.q_proj.bias, for which the model has no place",
@@ -118,5 +118,5 @@ def test_only_a_tied_model_may_lack_its_output_layer(tmp_path: Path) -> None:
     config = read_config(write_folder(tmp_path / "untied", FAMILIES["llama3"]))
     tensors = stored(FAMILIES["llama3"])
     del tensors["lm_head.weight"]
-    assert list(tensor_mistakes(config, tensors)) == ["it lacks lm_head.weight"]
-    assert mistakes(write_folder(tmp_path / "tied", FAMILIES["smollm2"])) == []
+    assert list(tensor_errors(config, tensors)) == ["it lacks lm_head.weight"]
+    assert errors(write_folder(tmp_path / "tied", FAMILIES["smollm2"])) == []

@@ -32,7 +32,7 @@ def llama_31_rope(
     """Llama 3.1's rule, band by band in double precision, as its authors describe it.
 
     Waves shorter than original/high stay, those longer than original/low are stretched by the
-    factor, and in between the share that is stretched grows with the number of turns.
+    factor, and in between the fraction that is stretched grows with the number of turns.
     """
     frequencies = []
     for i in range(0, DIM, 2):

@@ -157,7 +157,7 @@ def _no_lspci(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_a6000_has_its_own_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards ``get_peak_flops``, which takes an A6000 for an A100 (312 TFLOP/s).
 
-    The data sheet has 309.7 TFLOP/s for bf16 with sparsity, which is twice the dense figure.
+    The data sheet has 309.7 TFLOP/s for bf16 with sparsity, which is twice the dense metric.
     """
     monkeypatch.setattr(titan_tools, "device_type", "cuda")
     upstream = fresh(titan_tools).get_peak_flops

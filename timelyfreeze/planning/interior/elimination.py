@@ -1,4 +1,4 @@
-"""One round of symmetric elimination: columns that share no entry go, each by a division.
+"""One round of symmetric elimination: columns that fraction no entry go, each by a division.
 
 Of a symmetric matrix M = [[D, C'], [C, K]] with D diagonal, K - C D^-1 C' is left. Where
 columns of D have few neighbours, few of its entries are new.

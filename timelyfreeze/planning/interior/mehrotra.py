@@ -1,7 +1,7 @@
 """An interior-point method for programs whose rows form a strip: minimise c'x over G x >= h.
 
 Mehrotra's predictor-corrector method (1992), from a point strictly inside. Bounds of columns are
-rows like others. ``y`` are the dual prices of the rows: at an optimum G'y = c, y >= 0, and h'y is
+rows like others. ``y`` are the dual overheads of the rows: at an optimum G'y = c, y >= 0, and h'y is
 the same as c'x.
 """
 
@@ -37,14 +37,14 @@ class InteriorSolution:
 
     Attributes:
         x: Shape [n], strictly inside.
-        prices: y, shape [rows], positive.
+        overheads: y, shape [rows], positive.
         gap: c'x - h'y, relative to c'x if that is above 1: how far x may be from the optimum.
         residual: Largest error of G'y = c.
         n_steps: Steps taken.
     """
 
     x: Floats
-    prices: Floats
+    overheads: Floats
     gap: float
     residual: float
     n_steps: int
@@ -89,27 +89,27 @@ def solve_interior(
     if not (slack > 0.0).all():
         raise ValueError(f"the start breaks a row by {-slack.min()}, or only just keeps it")
     newton = NewtonMatrix(rows, eliminate)
-    prices = _first_prices(rows, newton, slack, x, cost)
+    overheads = _first_overheads(rows, newton, slack, x, cost)
     best: InteriorSolution | None = None
     for n_steps in range(_MOST_STEPS + 1):
-        residuals = cost - rows.transposed_times(prices)
+        residuals = cost - rows.transposed_times(overheads)
         value = float(cost @ x)
-        gap = (value - float(least @ prices)) / max(abs(value), 1.0)
-        now = InteriorSolution(x, prices, gap, float(np.abs(residuals).max()), n_steps)
+        gap = (value - float(least @ overheads)) / max(abs(value), 1.0)
+        now = InteriorSolution(x, overheads, gap, float(np.abs(residuals).max()), n_steps)
         if best is None or now.miss <= best.miss:
             best = now
         lost = n_steps > best.n_steps + _MOST_STALLED
         if best.miss <= tolerance or lost or time.monotonic() > deadline:
             break
         try:
-            newton.factor(prices / slack)
+            newton.factor(overheads / slack)
         except StripError:
             break
-        move = _Move(rows, newton, slack, prices, residuals)
-        far, far_prices = move.reach(_SHARE)
+        move = _Move(rows, newton, slack, overheads, residuals)
+        far, far_overheads = move.reach(_SHARE)
         x = x + far * move.x
         slack = slack + far * move.slack
-        prices = prices + far_prices * move.prices
+        overheads = overheads + far_overheads * move.overheads
     assert best is not None
     return best
 
@@ -119,23 +119,23 @@ class _Move:
 
     Args:
         rows: G.
-        newton: Factored for ``prices / slack``.
+        newton: Factored for ``overheads / slack``.
         slack: G x - h.
-        prices: y.
+        overheads: y.
         residuals: c - G'y.
     """
 
     def __init__(
-        self, rows: Rows, newton: NewtonMatrix, slack: Floats, prices: Floats, residuals: Floats
+        self, rows: Rows, newton: NewtonMatrix, slack: Floats, overheads: Floats, residuals: Floats
     ) -> None:
         self._rows, self._newton = rows, newton
-        self._slack, self._prices = slack, prices
-        mean = float(slack @ prices) / len(slack)
-        self._solve(-slack * prices, residuals, _ROUGHLY)
-        far, far_prices = self.reach()
-        ahead = float((slack + far * self.slack) @ (prices + far_prices * self.prices))
+        self._slack, self._overheads = slack, overheads
+        mean = float(slack @ overheads) / len(slack)
+        self._solve(-slack * overheads, residuals, _ROUGHLY)
+        far, far_overheads = self.reach()
+        ahead = float((slack + far * self.slack) @ (overheads + far_overheads * self.overheads))
         self._centre = (ahead / len(slack) / mean) ** 3 * mean
-        wanted = self._centre - slack * prices - self.slack * self.prices
+        wanted = self._centre - slack * overheads - self.slack * self.overheads
         self._solve(wanted, residuals, _FULLY)
         for _ in range(_MOST_CORRECTIONS):
             if not self._correct():
@@ -146,15 +146,17 @@ class _Move:
         right = self._rows.transposed_times(wanted / self._slack) - residuals
         self.x = self._newton.solve(right, accuracy)
         self.slack = self._rows.times(self.x)
-        self.prices = (wanted - self._prices * self.slack) / self._slack
+        self.overheads = (wanted - self._overheads * self.slack) / self._slack
 
-    def reach(self, share: float = 1.0) -> tuple[float, float]:
+    def reach(self, fraction: float = 1.0) -> tuple[float, float]:
         """Return how much of the move, at most all, takes ``share`` of the way to the boundary.
 
         Returns:
-            For x, and for the prices.
+            For x, and for the overheads.
         """
-        return _reach(self._slack, self.slack, share), _reach(self._prices, self.prices, share)
+        return _reach(self._slack, self.slack, fraction), _reach(
+            self._overheads, self.overheads, fraction
+        )
 
     def _correct(self) -> bool:
         """Pull back the products that a longer step would throw off (Gondzio, 1996).
@@ -162,37 +164,39 @@ class _Move:
         Returns:
             Whether that makes the step longer; if not, the move is left as it was.
         """
-        before = self.x, self.slack, self.prices
-        far, far_prices = self.reach()
-        if min(far, far_prices) > 0.9:
+        before = self.x, self.slack, self.overheads
+        far, far_overheads = self.reach()
+        if min(far, far_overheads) > 0.9:
             return False
-        longer, longer_prices = min(1.0, far + _LONGER), min(1.0, far_prices + _LONGER)
-        ahead = (self._slack + longer * self.slack) * (self._prices + longer_prices * self.prices)
+        longer, longer_overheads = min(1.0, far + _LONGER), min(1.0, far_overheads + _LONGER)
+        ahead = (self._slack + longer * self.slack) * (
+            self._overheads + longer_overheads * self.overheads
+        )
         low, high = 0.1 * self._centre, 10.0 * self._centre
         pull = np.maximum(np.clip(ahead, low, high) - ahead, -high)
         self._solve(pull, 0.0, _FULLY)
-        self.x, self.slack, self.prices = (
-            old + new for old, new in zip(before, (self.x, self.slack, self.prices), strict=True)
+        self.x, self.slack, self.overheads = (
+            old + new for old, new in zip(before, (self.x, self.slack, self.overheads), strict=True)
         )
-        now, now_prices = self.reach()
-        if now + now_prices < far + far_prices + 0.1 * _LONGER:
-            self.x, self.slack, self.prices = before
+        now, now_overheads = self.reach()
+        if now + now_overheads < far + far_overheads + 0.1 * _LONGER:
+            self.x, self.slack, self.overheads = before
             return False
         return True
 
 
-def _first_prices(
+def _first_overheads(
     rows: Rows, newton: NewtonMatrix, slack: Floats, x: Floats, cost: Floats
 ) -> Floats:
-    """Return positive prices close to G'y = c and to equal products with the slacks."""
+    """Return positive overheads close to G'y = c and to equal products with the slacks."""
     middle = max(abs(float(cost @ x)), 1.0) / len(slack)
     newton.factor(middle / slack**2)
     step = newton.solve(rows.transposed_times(middle / slack) - cost, _FULLY)
-    prices = middle / slack - middle / slack**2 * rows.times(step)
-    return np.maximum(prices, 0.1 * middle / slack)
+    overheads = middle / slack - middle / slack**2 * rows.times(step)
+    return np.maximum(overheads, 0.1 * middle / slack)
 
 
-def _reach(values: Floats, step: Floats, share: float) -> float:
+def _reach(values: Floats, step: Floats, fraction: float) -> float:
     """Return how much of ``step``, at most all, takes a value ``share`` of the way to 0."""
     falling = step < 0.0
-    return min(1.0, share * float(np.min(-values[falling] / step[falling], initial=np.inf)))
+    return min(1.0, fraction * float(np.min(-values[falling] / step[falling], initial=np.inf)))

@@ -3,16 +3,16 @@
 With rows G and positive weights d, a step of the method solves M x = f with M = G' diag(d) G. A
 pipeline is long in time and narrow across its ranks: an action shares rows with the few that run
 beside it, and only the budget of a stage ties the first microbatch to the last. A dense row of G
-would fill all of M, so it becomes a column of its own, its price y: with S the sparse rows and B
+would fill all of M, so it becomes a column of its own, its overhead y: with S the sparse rows and B
 the dense ones, M x = f is
 
     [S' d S   B'  ] [x]   [f]
     [B       -1/d ] [y] = [0].
 
-1. Columns of x that share no row with each other (the freeze ratios) are eliminated, each by a
+1. Columns of x that fraction no row with each other (the freeze ratios) are eliminated, each by a
    division; then, in rounds, those that have no more than two neighbours left.
 2. What is left of x is a strip, factored along its length (``strip``).
-3. The prices y are few; their system is dense.
+3. The overheads y are few; their system is dense.
 
 The pattern is analysed once; each step only fills in numbers. Weights differ by twenty decades near
 an optimum, so the strip is scaled to a unit diagonal and nudged by a relative 1e-13, and conjugate
@@ -31,7 +31,7 @@ from timelyfreeze.planning.interior.strip import Strip, StripError
 # Rows with more nonzeros than this are dense. A precedence row has three.
 _MOST_NONZEROS = 12
 _REFINEMENTS = 12
-# Rounds of eliminating columns with few neighbours, and the least share of the columns for which a
+# Rounds of eliminating columns with few neighbours, and the least fraction of the columns for which a
 # round pays.
 _MOST_ROUNDS, _LEAST_SHARE = 8, 0.02
 _FEW_NEIGHBOURS = 2
@@ -43,7 +43,7 @@ class NewtonMatrix:
     Args:
         rows: G. Every column must have a row with it alone, a bound, so that M is positive
             definite for any weights.
-        eliminate: Columns to eliminate first, bool, shape [n]. Those that share a row with an
+        eliminate: Columns to eliminate first, bool, shape [n]. Those that fraction a row with an
             earlier one of them are kept.
 
     Attributes:
@@ -65,9 +65,9 @@ class NewtonMatrix:
             np.minimum(first, second) * n + np.maximum(first, second), return_inverse=True
         )
         self._n_sums, self._dense_values = len(keys), dense.values
-        prices = n + np.arange(n_dense)
-        low = np.concatenate([keys // n, dense.columns, prices])
-        high = np.concatenate([keys % n, prices[dense.row_of], prices])
+        overheads = n + np.arange(n_dense)
+        low = np.concatenate([keys // n, dense.columns, overheads])
+        high = np.concatenate([keys % n, overheads[dense.row_of], overheads])
 
         chosen = eliminate.copy()
         both = chosen[first] & chosen[second] & (first != second)
@@ -110,9 +110,9 @@ class NewtonMatrix:
         inside = entries[self._inside]
         self._scale = 1.0 / np.sqrt(inside[self._diagonal])
         self._strip.factor(inside * self._scale[self._low] * self._scale[self._high])
-        self._factor_prices(entries)
+        self._factor_overheads(entries)
 
-    def _factor_prices(self, entries: Floats) -> None:
+    def _factor_overheads(self, entries: Floats) -> None:
         n_dense = len(self._dense)
         border = np.zeros((self.n_left, n_dense))
         border[self._border_at] = entries[self._border] * self._scale[self._border_at[0]]
@@ -173,10 +173,12 @@ class NewtonMatrix:
         rights = [np.append(right, np.zeros(len(self._dense)))]
         for elimination in self._eliminations:
             rights.append(elimination.forward(rights[-1]))
-        left, of_prices = rights[-1][: self.n_left], rights[-1][self.n_left :]
+        left, of_overheads = rights[-1][: self.n_left], rights[-1][self.n_left :]
         y = self._strip.forward(self._scale * left)
-        prices = self._small_inverse @ (self._over_border.T @ y - of_prices)
-        x = np.append(self._scale * self._strip.backward(y - self._over_border @ prices), prices)
+        overheads = self._small_inverse @ (self._over_border.T @ y - of_overheads)
+        x = np.append(
+            self._scale * self._strip.backward(y - self._over_border @ overheads), overheads
+        )
         for elimination, before in zip(
             reversed(self._eliminations), reversed(rights[:-1]), strict=True
         ):

@@ -120,27 +120,27 @@ class PrecedenceRows:
                 start[self._after[e]] = max(start[self._after[e]], start[node] + length)
         return np.array(lowered)
 
-    def raised(self, prices: Floats) -> Floats:
-        """Raise prices of rows until, at every action, as much leaves as arrives.
+    def raised(self, overheads: Floats) -> Floats:
+        """Raise overheads of rows until, at every action, as much leaves as arrives.
 
-        Prices of rows are a flow along the edges. If no action swallows any of it, weak duality
+        Overheads of rows are a flow along the edges. If no action swallows any of it, weak duality
         costs nothing at the columns of start times, which know no upper bound.
 
         Args:
-            prices: At least 0, one for each row.
+            overheads: At least 0, one for each row.
 
         Returns:
-            Prices, none below what it was.
+            Overheads, none below what it was.
         """
-        flow = prices.tolist()
+        flow = overheads.tolist()
         arriving = [0.0] * self._n_nodes
         for node in self._order:
             rows = self._rows_from[node]
             leaving = sum(flow[e] for e in rows)
             if rows and leaving < arriving[node]:
                 for e in rows:
-                    share = flow[e] / leaving if leaving else 1.0 / len(rows)
-                    flow[e] = share * arriving[node]
+                    fraction = flow[e] / leaving if leaving else 1.0 / len(rows)
+                    flow[e] = fraction * arriving[node]
             for e in rows:
                 arriving[self._after[e]] += flow[e]
         return np.array(flow)

@@ -44,10 +44,10 @@ class ReducedLp:
     row: Ints
     sign: Floats
 
-    def row_prices(self, prices: Floats, n_rows: int) -> Floats:
-        """Return prices of the program's ``n_rows`` rows, below 0 for an upper bound."""
+    def row_overheads(self, overheads: Floats, n_rows: int) -> Floats:
+        """Return overheads of the program's ``n_rows`` rows, below 0 for an upper bound."""
         of_program = np.zeros(n_rows)
-        of_program[self.row] = self.sign * prices[: len(self.row)]
+        of_program[self.row] = self.sign * overheads[: len(self.row)]
         return of_program
 
 
@@ -73,11 +73,11 @@ def reduce_lp(lp: FreezeLp) -> ReducedLp:
     high = np.where(rising, lp.column_upper[lp.columns], lp.column_lower[lp.columns])
     low = np.where(rising, lp.column_lower[lp.columns], lp.column_upper[lp.columns])
     with np.errstate(invalid="ignore"):
-        most_reached = np.bincount(row_of, values * high, n_rows)
-        least_reached = np.bincount(row_of, values * low, n_rows)
+        max_reached = np.bincount(row_of, values * high, n_rows)
+        min_reached = np.bincount(row_of, values * low, n_rows)
     room = _ROUNDING * np.maximum(np.abs(least), 1.0)
-    holds = least_reached >= least - room
-    corner = ~holds & (most_reached <= least + room)
+    holds = min_reached >= least - room
+    corner = ~holds & (max_reached <= least + room)
     lower, upper = lp.column_lower.copy(), lp.column_upper.copy()
     at_corner = corner[row_of]
     lower[lp.columns[at_corner]] = upper[lp.columns[at_corner]] = high[at_corner]
@@ -114,16 +114,16 @@ def reduce_lp(lp: FreezeLp) -> ReducedLp:
     )
 
 
-def lower_bound(lp: FreezeLp, cost: Floats, prices: Floats, latest: float) -> float:
+def lower_bound(lp: FreezeLp, cost: Floats, overheads: Floats, latest: float) -> float:
     """Return what the cost cannot fall below, by weak duality.
 
-    Holds for any prices, be they good or bad: whatever computed them needs no trust. With prices
+    Holds for any overheads, be they good or bad: whatever computed them needs no trust. With overheads
     of an optimum it is the optimum.
 
     Args:
         lp: The program.
         cost: c, shape [columns].
-        prices: Shape [rows]; above 0 for a lower bound of a row, below 0 for an upper one.
+        overheads: Shape [rows]; above 0 for a lower bound of a row, below 0 for an upper one.
         latest: A time that no column without an upper bound needs to exceed; the end of a batch
             without freezing.
 
@@ -132,11 +132,11 @@ def lower_bound(lp: FreezeLp, cost: Floats, prices: Floats, latest: float) -> fl
     """
     lower = np.where(np.isfinite(lp.row_lower), lp.row_lower, 0.0)
     upper = np.where(np.isfinite(lp.row_upper), lp.row_upper, 0.0)
-    prices = np.where(np.isfinite(lp.row_lower), np.maximum(prices, 0.0), 0.0) + np.where(
-        np.isfinite(lp.row_upper), np.minimum(prices, 0.0), 0.0
+    overheads = np.where(np.isfinite(lp.row_lower), np.maximum(overheads, 0.0), 0.0) + np.where(
+        np.isfinite(lp.row_upper), np.minimum(overheads, 0.0), 0.0
     )
     row_of = np.repeat(np.arange(len(lower)), np.diff(lp.row_start))
-    rest = cost - np.bincount(lp.columns, lp.values * prices[row_of], len(cost))
+    rest = cost - np.bincount(lp.columns, lp.values * overheads[row_of], len(cost))
     most = np.where(np.isfinite(lp.column_upper), lp.column_upper, latest)
-    paid = np.where(prices > 0.0, lower, upper) @ prices
+    paid = np.where(overheads > 0.0, lower, upper) @ overheads
     return float(paid + np.minimum(rest * lp.column_lower, rest * most).sum())

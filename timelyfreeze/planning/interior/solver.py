@@ -51,7 +51,7 @@ class CertifiedRatios:
 
 
 def solve_by_interior_point(lp: FreezeLp, time_limit_s: float) -> Floats:
-    """Minimise P_d plus a small price on freezing.
+    """Minimise P_d plus a small overhead on freezing.
 
     Args:
         lp: The program.
@@ -72,7 +72,7 @@ def solve_by_interior_point(lp: FreezeLp, time_limit_s: float) -> Floats:
 
 
 def solve_certified(lp: FreezeLp, time_limit_s: float) -> CertifiedRatios:
-    """Minimise P_d plus a small price on freezing, as far as it gets.
+    """Minimise P_d plus a small overhead on freezing, as far as it gets.
 
     Args:
         lp: The program.
@@ -109,26 +109,26 @@ def solve_certified(lp: FreezeLp, time_limit_s: float) -> CertifiedRatios:
     x = reduced.fixed.copy()
     x[reduced.free] = inside.x
     ratios = _tidy(lp, schedule, np.clip(x[ratio], lp.column_lower[ratio], lp.column_upper[ratio]))
-    prices = reduced.row_prices(inside.prices, len(lp.row_lower))
+    overheads = reduced.row_overheads(inside.overheads, len(lp.row_lower))
     return CertifiedRatios(
         ratios=ratios,
         end=_end(lp, schedule, ratios),
-        bound=_bound(lp, schedule, prices, unfrozen),
+        bound=_bound(lp, schedule, overheads, unfrozen),
         n_steps=inside.n_steps,
     )
 
 
-def _bound(lp: FreezeLp, schedule: PrecedenceRows, prices: Floats, unfrozen: float) -> float:
-    """Return a P_d that nothing can beat, from prices of the rows near their optimum."""
-    prices = prices.copy()
-    prices[: lp.n_precedence] = schedule.raised(np.maximum(prices[: lp.n_precedence], 0.0))
+def _bound(lp: FreezeLp, schedule: PrecedenceRows, overheads: Floats, unfrozen: float) -> float:
+    """Return a P_d that nothing can beat, from overheads of the rows near their optimum."""
+    overheads = overheads.copy()
+    overheads[: lp.n_precedence] = schedule.raised(np.maximum(overheads[: lp.n_precedence], 0.0))
     cost = np.zeros(len(lp.column_lower))
     cost[lp.n_actions] = 1.0
     # What arrives at P_d may be what P_d costs, and no more.
-    row_of = np.repeat(np.arange(len(prices)), np.diff(lp.row_start))
+    row_of = np.repeat(np.arange(len(overheads)), np.diff(lp.row_start))
     at_end = lp.columns == lp.n_actions
-    arriving = float(lp.values[at_end] @ prices[row_of[at_end]])
-    return lower_bound(lp, cost, prices / arriving, unfrozen) if arriving > 0.0 else 0.0
+    arriving = float(lp.values[at_end] @ overheads[row_of[at_end]])
+    return lower_bound(lp, cost, overheads / arriving, unfrozen) if arriving > 0.0 else 0.0
 
 
 def _start(lp: FreezeLp, schedule: PrecedenceRows, fixed: Floats) -> Floats:
@@ -138,8 +138,8 @@ def _start(lp: FreezeLp, schedule: PrecedenceRows, fixed: Floats) -> Floats:
     for budget, cap in zip(_budgets(lp), lp.caps, strict=True):
         moving = budget[may_move[budget]]
         if len(moving):
-            share = (cap - ratios[budget].sum()) / len(moving)
-            ratios[moving] = 0.5 * min(1.0, share)
+            fraction = (cap - ratios[budget].sum()) / len(moving)
+            ratios[moving] = 0.5 * min(1.0, fraction)
     times = schedule.earliest(ratios, pause=_PAUSE)
     times[-1] = max(times[-1], _end(lp, schedule, ratios)) + _PAUSE
     return np.concatenate([times, ratios])

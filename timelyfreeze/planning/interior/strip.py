@@ -1,7 +1,7 @@
 """Cholesky factors of a sparse matrix that is a long strip: block-tridiagonal after sorting.
 
 Columns are sorted into levels by their distance from one end of the matrix's graph (George and Liu,
-1981). Columns that share an entry lie in the same or in neighbouring levels. So with a level, or a
+1981). Columns that fraction an entry lie in the same or in neighbouring levels. So with a level, or a
 few, for each block, the matrix has blocks on its diagonal and beside it, and none elsewhere.
 """
 
@@ -23,7 +23,7 @@ class StripError(ArithmeticError):
 
 
 class Strip:
-    """Factors of symmetric matrices that share a pattern and have a diagonal of ones.
+    """Factors of symmetric matrices that fraction a pattern and have a diagonal of ones.
 
     Args:
         n: Columns.

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from timelyfreeze.files.safe_write import write_obstacle
+from timelyfreeze.files import write_obstacle
 from torchtitan.checkpoints.finished import damage, finished_steps
-from torchtitan.freezing.checks.resize import resize_mistakes
-from torchtitan.freezing.config.job_config import JobConfig
+from torchtitan.freezing.checks.resize import resize_errors
+from torchtitan.freezing.config import JobConfig
 
 
-def checkpoint_mistakes(config: JobConfig) -> Iterator[str]:
+def checkpoint_errors(config: JobConfig) -> Iterator[str]:
     """Say what is wrong with the checkpoint that a run would begin from."""
     checkpoint = config.checkpoint
     if not checkpoint.enable:
@@ -20,20 +20,20 @@ def checkpoint_mistakes(config: JobConfig) -> Iterator[str]:
     finished = finished_steps(folder)
     if finished or (folder.is_dir() and checkpoint.load_step != -1):
         step = max(finished) if checkpoint.load_step == -1 else checkpoint.load_step
-        mistakes = list(_resumed_mistakes(checkpoint.load_step, folder, finished))
-        yield from mistakes
-        if not mistakes and step > 0:  # upstream loads no more than the model from step 0
-            yield from resize_mistakes(config, finished[step])
+        errors = list(_resumed_errors(checkpoint.load_step, folder, finished))
+        yield from errors
+        if not errors and step > 0:  # upstream loads no more than the model from step 0
+            yield from resize_errors(config, finished[step])
     elif checkpoint.initial_load_path and not checkpoint.initial_load_in_hf:
         initial = Path(checkpoint.initial_load_path)
         problem = damage(initial) if initial.is_dir() else "it is no folder"
         if problem is not None:
             yield f"checkpoint.initial_load_path is {str(initial)!r}, and {problem}"
         elif not checkpoint.initial_load_model_only:
-            yield from resize_mistakes(config, initial)
+            yield from resize_errors(config, initial)
 
 
-def _resumed_mistakes(load_step: int, folder: Path, finished: dict[int, Path]) -> Iterator[str]:
+def _resumed_errors(load_step: int, folder: Path, finished: dict[int, Path]) -> Iterator[str]:
     step = max(finished) if load_step == -1 else load_step
     if step not in finished:
         known = ", ".join(map(str, sorted(finished))) or "none"
@@ -54,7 +54,7 @@ def _resumed_mistakes(load_step: int, folder: Path, finished: dict[int, Path]) -
     )
 
 
-def output_mistakes(config: JobConfig) -> Iterator[str]:
+def output_errors(config: JobConfig) -> Iterator[str]:
     """Say why nothing can be written where the run's files go."""
     folder = Path(config.job.dump_folder)
     obstacle = write_obstacle(folder)

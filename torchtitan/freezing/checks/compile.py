@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from timelyfreeze.policies.methods import parse_method
-from timelyfreeze.policies.policy import freezes_whole_layers
-from torchtitan.freezing.config.job_config import JobConfig
+from timelyfreeze.policies import freezes_whole_layers, parse_method
+from torchtitan.freezing.config import JobConfig
 
 _ON = 'compile.components has "model"'
 _OFF = 'compile.enable = false or components = ["loss"]'
@@ -17,7 +16,7 @@ def compiles_blocks(config: JobConfig) -> bool:
     return config.compile.enable and "model" in config.compile.components
 
 
-def split_mistake(schedule_name: str) -> str:
+def split_error(schedule_name: str) -> str:
     """Return what is wrong with compiled blocks under a schedule that splits backwards."""
     return (
         f"{_ON}: the backward of a compiled block cannot be split, as {schedule_name} does; set "
@@ -25,7 +24,7 @@ def split_mistake(schedule_name: str) -> str:
     )
 
 
-def tensor_parallel_mistakes(config: JobConfig) -> Iterator[str]:
+def tensor_parallel_errors(config: JobConfig) -> Iterator[str]:
     """Say that compiled blocks of split tensors fail in their first backward."""
     degree = config.parallelism.tensor_parallel_degree
     if compiles_blocks(config) and degree > 1:
@@ -35,7 +34,7 @@ def tensor_parallel_mistakes(config: JobConfig) -> Iterator[str]:
         )
 
 
-def policy_mistakes(config: JobConfig) -> Iterator[str]:
+def policy_errors(config: JobConfig) -> Iterator[str]:
     """Say that a method freezes parts of blocks that are compiled."""
     name = config.freezing.method
     method = parse_method(name)
@@ -47,12 +46,12 @@ def policy_mistakes(config: JobConfig) -> Iterator[str]:
         )
 
 
-def measuring_mistakes(config: JobConfig) -> Iterator[str]:
-    """Say that passes would be measured in which blocks are still being compiled."""
+def measuring_errors(config: JobConfig) -> Iterator[str]:
+    """Say that batches would be measured in which blocks are still being compiled."""
     method = parse_method(config.freezing.method)
     plans = method is not None and method.plans
-    if compiles_blocks(config) and plans and config.freezing.discard_passes == 0:
+    if compiles_blocks(config) and plans and config.freezing.discard_batches == 0:
         yield (
-            f"freezing.discard_passes is 0 and {_ON}; the first passes of a phase compile and must "
+            f"freezing.discard_batches is 0 and {_ON}; the first batches of a phase compile and must "
             "not be measured, so it must be 1 or more"
         )

@@ -1,4 +1,4 @@
-"""Finds mistakes in the configuration before any process group starts, all of them at once."""
+"""Finds errors in the configuration before any process group starts, all of them at once."""
 
 from __future__ import annotations
 
@@ -10,39 +10,33 @@ from pathlib import Path
 
 import torch
 
-from timelyfreeze.masks.selection import N_SEEDS
-from timelyfreeze.policies.methods import parse_method
-from timelyfreeze.policies.policy import NONE
-from timelyfreeze.runtime.torch_pipelining import (
-    known_schedules,
-    splits_backward,
-    stages_per_rank,
-)
-from timelyfreeze.schedule.order import ScheduleOrder, order_from_csv
-from timelyfreeze.settings.choices import KEEP_CHAIN, PLAN, FreezeSettings, unknown_words
-from timelyfreeze.settings.phases import PhaseSchedule
-from torchtitan.freezing.checks.checkpoints import checkpoint_mistakes, output_mistakes
+from timelyfreeze.masks import N_SEEDS
+from timelyfreeze.policies import NONE, parse_method
+from timelyfreeze.runtime import known_schedules, splits_backward, stages_per_rank
+from timelyfreeze.schedule import ScheduleOrder, order_from_csv
+from timelyfreeze.settings import PER_TENSOR, PLAN, FreezeSettings, PhaseSchedule, unknown_words
+from torchtitan.freezing.checks.checkpoints import checkpoint_errors, output_errors
 from torchtitan.freezing.checks.compile import (
     compiles_blocks,
-    measuring_mistakes,
-    policy_mistakes,
-    split_mistake,
+    measuring_errors,
+    policy_errors,
+    split_error,
 )
-from torchtitan.freezing.checks.data import data_mistakes, row_mistakes
-from torchtitan.freezing.checks.emulation import emulation_mistakes
-from torchtitan.freezing.checks.float8 import float8_mistakes
-from torchtitan.freezing.checks.models import model_mistakes
-from torchtitan.freezing.checks.parallel import parallel_mistakes
-from torchtitan.freezing.checks.phases import phase_mistakes, phases_of, warmup_mistakes
-from torchtitan.freezing.checks.solver import solver_mistakes
-from torchtitan.freezing.checks.tokenizers import tokenizer_mistakes
-from torchtitan.freezing.checks.validation import validation_mistakes
-from torchtitan.freezing.config.job_config import Freezing, JobConfig
-from torchtitan.freezing.report.reference import reference_mistakes
+from torchtitan.freezing.checks.data import data_errors, example_errors
+from torchtitan.freezing.checks.emulation import emulation_errors
+from torchtitan.freezing.checks.float8 import float8_errors
+from torchtitan.freezing.checks.models import model_errors
+from torchtitan.freezing.checks.parallel import parallel_errors
+from torchtitan.freezing.checks.phases import phase_errors, phases_of, warmup_errors
+from torchtitan.freezing.checks.solver import solver_errors
+from torchtitan.freezing.checks.tokenizers import tokenizer_errors
+from torchtitan.freezing.checks.validation import validation_errors
+from torchtitan.freezing.config import Freezing, JobConfig
+from torchtitan.freezing.report.reference import reference_errors
 
 
 class ConfigError(ValueError):
-    """The configuration has mistakes; the message lists each with key, value and rule."""
+    """The configuration has errors; the message lists each with key, value and rule."""
 
 
 def check(job_config: JobConfig, *, trains: bool = False) -> None:
@@ -54,40 +48,40 @@ def check(job_config: JobConfig, *, trains: bool = False) -> None:
             have to be there.
 
     Raises:
-        ConfigError: Naming every mistake found.
+        ConfigError: Naming every error found.
     """
-    mistakes = [
-        *_pipeline_mistakes(job_config),
-        *emulation_mistakes(job_config),
-        *([] if job_config.emulation.enable else parallel_mistakes(job_config)),
-        *model_mistakes(job_config),
-        *float8_mistakes(job_config),
-        *data_mistakes(job_config),
-        *validation_mistakes(job_config),
-        *_freezing_mistakes(job_config),
-        *reference_mistakes(job_config),
+    errors = [
+        *_pipeline_errors(job_config),
+        *emulation_errors(job_config),
+        *([] if job_config.emulation.enable else parallel_errors(job_config)),
+        *model_errors(job_config),
+        *float8_errors(job_config),
+        *data_errors(job_config),
+        *validation_errors(job_config),
+        *_freezing_errors(job_config),
+        *reference_errors(job_config),
     ]
     if trains:
-        mistakes += [
-            *tokenizer_mistakes(job_config),
-            *checkpoint_mistakes(job_config),
-            *output_mistakes(job_config),
+        errors += [
+            *tokenizer_errors(job_config),
+            *checkpoint_errors(job_config),
+            *output_errors(job_config),
         ]
-    if mistakes:
-        raise ConfigError(join_mistakes(mistakes))
+    if errors:
+        raise ConfigError(join_errors(errors))
 
 
-def check_rows(job_config: JobConfig) -> None:
+def check_examples(job_config: JobConfig) -> None:
     """Raise if the instruction data that lies on disk cannot be used.
 
-    All its rows are read, which the data loader then need not do again. Apart from :func:`check`,
+    All its examples are read, which the data loader then need not do again. Apart from :func:`check`,
     because not everything that needs a configuration needs its data.
 
     Raises:
-        ConfigError: Naming the path, or the first row that is broken, of each data set.
+        ConfigError: Naming the path, or the first example that is broken, of each data set.
     """
-    if mistakes := list(row_mistakes(job_config)):
-        raise ConfigError(join_mistakes(mistakes))
+    if errors := list(example_errors(job_config)):
+        raise ConfigError(join_errors(errors))
 
 
 # A value that nobody would read to its end; a path may be long.
@@ -98,13 +92,13 @@ def _beginning(word: re.Match[str]) -> str:
     return f"{word[0][:100]}... ({len(word[0])} characters)"
 
 
-def join_mistakes(mistakes: Sequence[str]) -> str:
-    """Return the message of an error that tells of ``mistakes``, a line for each."""
+def join_errors(errors: Sequence[str]) -> str:
+    """Return the message of an error that tells of ``errors``, a line for each."""
     return (
         "The configuration has "
-        + ("a mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes")
+        + ("an error" if len(errors) == 1 else f"{len(errors)} errors")
         + ":\n"
-        + "\n".join(f"  - {_LONG_WORD.sub(_beginning, mistake)}" for mistake in mistakes)
+        + "\n".join(f"  - {_LONG_WORD.sub(_beginning, error)}" for error in errors)
     )
 
 
@@ -119,19 +113,19 @@ def freeze_settings(freezing: Freezing) -> FreezeSettings:
         max_freeze_ratio=tuple(map(float, ratio)) if isinstance(ratio, list) else float(ratio),
         seed=freezing.seed,
         first_stage=freezing.first_stage,
-        cascade=freezing.cascade,
-        discard_passes=freezing.discard_passes,
+        skip_input_grads=freezing.skip_input_grads,
+        discard_batches=freezing.discard_batches,
         solver_time_limit_s=freezing.solver_time_limit_s,
         solver_delay_steps=freezing.solver_delay_steps,
-        remeasure_every=freezing.remeasure_every,
-        remeasure_share=freezing.remeasure_share,
-        least_gain=freezing.least_gain,
+        replan_every=freezing.replan_every,
+        replan_threshold=freezing.replan_threshold,
+        min_gain=freezing.min_gain,
         score_memory=freezing.score_memory,
         score_dtype=freezing.score_dtype,
     )
 
 
-def _pipeline_mistakes(config: JobConfig) -> Iterator[str]:
+def _pipeline_errors(config: JobConfig) -> Iterator[str]:
     parallelism, training = config.parallelism, config.training
     if config.model.vocab_size is not None and config.model.vocab_size < 1:
         yield f"model.vocab_size is {config.model.vocab_size}; it must be 1 or more"
@@ -170,17 +164,17 @@ def _pipeline_mistakes(config: JobConfig) -> Iterator[str]:
             f'a backward that is split, as {name} does, so it must be "default" or "never"'
         )
     if _is_known(name) and compiles_blocks(config) and _order_splits_backward(config):
-        yield split_mistake(name)
+        yield split_error(name)
     csv = parallelism.pipeline_parallel_schedule_csv
     if csv:
-        yield from _csv_mistakes(config, Path(csv))
+        yield from _csv_errors(config, Path(csv))
 
 
 def _is_known(schedule_name: str) -> bool:
     return schedule_name.lower() in (known.lower() for known in known_schedules())
 
 
-def _csv_mistakes(config: JobConfig, path: Path) -> Iterator[str]:
+def _csv_errors(config: JobConfig, path: Path) -> Iterator[str]:
     key = "parallelism.pipeline_parallel_schedule_csv"
     if not os.path.isfile(path):
         yield f"{key} is {str(path)!r}, which is not a file"
@@ -215,7 +209,7 @@ def n_microbatches(config: JobConfig) -> int | None:
     return config.training.local_batch_size // size
 
 
-def _freezing_mistakes(config: JobConfig) -> Iterator[str]:
+def _freezing_errors(config: JobConfig) -> Iterator[str]:
     freezing = config.freezing
     try:
         method = parse_method(freezing.method)
@@ -225,30 +219,30 @@ def _freezing_mistakes(config: JobConfig) -> Iterator[str]:
     if method is None:
         return
     if method.plans:
-        yield from phase_mistakes(config)
-        yield from _ratio_mistakes(config)
-        yield from solver_mistakes(config)
+        yield from phase_errors(config)
+        yield from _ratio_errors(config)
+        yield from solver_errors(config)
     else:
-        yield from warmup_mistakes(config)
+        yield from warmup_errors(config)
     if method.policy is not None:
-        yield from getattr(freezing, method.policy).mistakes()
+        yield from getattr(freezing, method.policy).errors()
     yield from unknown_words(
         first_stage=freezing.first_stage,
-        cascade=freezing.cascade,
+        skip_input_grads=freezing.skip_input_grads,
         score_memory=freezing.score_memory,
         score_dtype=freezing.score_dtype,
     )
-    if (freezing.first_stage, freezing.cascade) == (KEEP_CHAIN, PLAN):
+    if (freezing.first_stage, freezing.skip_input_grads) == (PER_TENSOR, PLAN):
         yield (
-            'freezing.cascade is "plan", but under freezing.first_stage "keep_chain" every stage '
-            'needs its input gradients; set first_stage to "all_or_nothing" or cascade to "off"'
+            'freezing.skip_input_grads is "plan", but under freezing.first_stage "per_tensor" every stage '
+            'needs its input gradients; set first_stage to "all_or_nothing" or skip_input_grads to "off"'
         )
     if not 0 <= freezing.seed < N_SEEDS:
         yield f"freezing.seed is {freezing.seed}; it must be 0 or more and below 2**64"
     yield from _unsupported(config)
 
 
-def _ratio_mistakes(config: JobConfig) -> Iterator[str]:
+def _ratio_errors(config: JobConfig) -> Iterator[str]:
     ratio = config.freezing.max_freeze_ratio
     values = ratio if isinstance(ratio, list) else [ratio]
     for value in values:
@@ -281,7 +275,7 @@ def _order_splits_backward(config: JobConfig) -> bool:
         try:
             order: ScheduleOrder = order_from_csv(Path(csv).read_text())
         except (OSError, ValueError):
-            return False  # reported as a mistake of its own
+            return False  # reported as an error of its own
         return any(action.kind.value == "W" for rank in order.ranks for action in rank)
     return splits_backward(config.parallelism.pipeline_parallel_schedule)
 
@@ -296,8 +290,8 @@ def _unsupported(config: JobConfig) -> Iterator[str]:
             "pipeline of 2 ranks or more"
         )
         return
-    yield from policy_mistakes(config)
-    yield from measuring_mistakes(config)
+    yield from policy_errors(config)
+    yield from measuring_errors(config)
     if config.optimizer.early_step_in_backward:
         yield (
             "optimizer.early_step_in_backward is true; freezing needs gradients of all "

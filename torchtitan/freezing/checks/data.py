@@ -1,26 +1,26 @@
-"""Finds mistakes in how instruction data becomes sequences: chat templates and packing."""
+"""Finds errors in how instruction data becomes sequences: chat templates and packing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from torchtitan.data.examples import is_local_path, read_examples
 from torchtitan.data.messages import require_messages
-from torchtitan.data.named_templates import PLAIN, template_mistake
-from torchtitan.data.rows import is_local_path, read_rows
+from torchtitan.data.named_templates import PLAIN, template_error
 from torchtitan.data.turns import INSTRUCT_DATASETS, is_instruct_dataset
-from torchtitan.freezing.config.job_config import JobConfig
+from torchtitan.freezing.config import JobConfig
 
 
-def data_mistakes(config: JobConfig) -> Iterator[str]:
-    """Yield what is wrong with ``[data]`` besides its share: key, value and rule."""
-    yield from _template_mistakes(config)
+def data_errors(config: JobConfig) -> Iterator[str]:
+    """Yield what is wrong with ``[data]`` besides its fraction: key, value and rule."""
+    yield from _template_errors(config)
     if config.data.seed < 0:
         yield f"data.seed is {config.data.seed}; it must be 0 or more"
     if config.data.packing:
-        yield from _packing_mistakes(config)
+        yield from _packing_errors(config)
 
 
-def row_mistakes(config: JobConfig) -> Iterator[str]:
+def example_errors(config: JobConfig) -> Iterator[str]:
     """Yield what is wrong with instruction data on this disk; hub data is not looked at."""
     sections = {"training": config.training}
     if config.validation.enable:
@@ -32,14 +32,14 @@ def row_mistakes(config: JobConfig) -> Iterator[str]:
         place, key = section.dataset_path or spec.default_path, f"{name}.dataset_path"
         try:
             if is_local_path(place, key=key):
-                require_messages(read_rows(place, spec.fields, key=key), spec.messages)
+                require_messages(read_examples(place, spec.fields, key=key), spec.messages)
         except (FileNotFoundError, ValueError) as error:
             yield str(error)
 
 
-def _template_mistakes(config: JobConfig) -> Iterator[str]:
+def _template_errors(config: JobConfig) -> Iterator[str]:
     name = config.data.chat_template
-    if message := template_mistake(name, config.model.hf_assets_path):
+    if message := template_error(name, config.model.hf_assets_path):
         yield message
         return
     validates = config.validation.enable and is_instruct_dataset(config.validation.dataset)
@@ -51,17 +51,17 @@ def _template_mistakes(config: JobConfig) -> Iterator[str]:
         )
 
 
-def _packing_mistakes(config: JobConfig) -> Iterator[str]:
+def _packing_errors(config: JobConfig) -> Iterator[str]:
     parallelism = config.parallelism
     if not is_instruct_dataset(config.training.dataset):
         yield (
-            f"data.packing is true, and training.dataset is {config.training.dataset!r}; rows can "
+            f"data.packing is true, and training.dataset is {config.training.dataset!r}; examples can "
             f"be packed of {', '.join(INSTRUCT_DATASETS)} (upstream joins texts anyway), so it "
             "must be false"
         )
     for key in ("tensor_parallel_degree", "context_parallel_degree"):
         if (degree := getattr(parallelism, key)) > 1:
             yield (
-                f"data.packing is true, and parallelism.{key} is {degree}; attention within rows "
+                f"data.packing is true, and parallelism.{key} is {degree}; attention within examples "
                 "needs whole heads and whole sequences on a device, so it must be 1"
             )

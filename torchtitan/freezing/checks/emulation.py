@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from torchtitan.freezing.config.job_config import JobConfig
+from torchtitan.freezing.config import JobConfig
 
 _ON = "emulation.enable is true"
 
 
-def emulation_mistakes(config: JobConfig) -> Iterator[str]:
+def emulation_errors(config: JobConfig) -> Iterator[str]:
     """Yield what is wrong with ``[emulation]``: key, value and rule."""
     if not config.emulation.enable:
         return

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from torchtitan.tools.utils import has_cuda_capability
 
 from torchtitan.freezing.checks.compile import compiles_blocks
-from torchtitan.freezing.config.job_config import JobConfig
+from torchtitan.freezing.config import JobConfig
 
 LINEAR = "quantize.linear.float8"
 GROUPED = "quantize.grouped_mm.float8"
 
 
-def float8_mistakes(config: JobConfig) -> Iterator[str]:
+def float8_errors(config: JobConfig) -> Iterator[str]:
     """Yield what is wrong with the float8 converters of ``model.converters``."""
     converters = config.model.converters
     asked = [name for name in (LINEAR, GROUPED) if name in converters]

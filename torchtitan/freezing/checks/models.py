@@ -9,18 +9,18 @@ from pathlib import Path
 from torchtitan.models.llama3 import llama3_args
 
 from torchtitan.checkpoints.finished import finished_steps
-from torchtitan.freezing.config.job_config import JobConfig, Model
+from torchtitan.freezing.config import JobConfig, Model
 from torchtitan.hf.flavors import FROM_FOLDER, LLAMA, chosen_args, weights_folder
-from torchtitan.hf.folder import stored_tensors, tensor_mistakes
+from torchtitan.hf.folder import stored_tensors, tensor_errors
 from torchtitan.hf.llama_args import config_of
 from torchtitan.hf.llama_config import differences, read_config, read_settings
 
 _LOADS = "checkpoint.initial_load_in_hf is true"
 
 
-def model_mistakes(config: JobConfig) -> Iterator[str]:
+def model_errors(config: JobConfig) -> Iterator[str]:
     """Say what is wrong with the model that is asked for and with the folder of its weights."""
-    yield from _rope_mistakes(config.model)
+    yield from _rope_errors(config.model)
     if config.model.name != LLAMA:
         yield from _tied_elsewhere(config)
         return
@@ -31,10 +31,10 @@ def model_mistakes(config: JobConfig) -> Iterator[str]:
             yield f'model.flavor is "{FROM_FOLDER}", and {error}'
             return
     if config.checkpoint.initial_load_in_hf:
-        yield from _loading_mistakes(config)
+        yield from _loading_errors(config)
 
 
-def _rope_mistakes(model: Model) -> Iterator[str]:
+def _rope_errors(model: Model) -> Iterator[str]:
     for name in ("rope_scaling_factor", "rope_low_freq_factor", "rope_high_freq_factor"):
         value = getattr(model, name)
         if value is not None and not 0.0 < value < math.inf:
@@ -50,7 +50,7 @@ def _rope_mistakes(model: Model) -> Iterator[str]:
         )
 
 
-def _loading_mistakes(config: JobConfig) -> Iterator[str]:
+def _loading_errors(config: JobConfig) -> Iterator[str]:
     checkpoint = config.checkpoint
     if not checkpoint.enable:
         yield f"{_LOADS}, and checkpoint.enable is false, so no weights would be loaded"
@@ -80,8 +80,8 @@ def _loading_mistakes(config: JobConfig) -> Iterator[str]:
             f'model.flavor = "{FROM_FOLDER}" to take what the folder says, and leave '
             "model.vocab_size and model.rope_* unset"
         )
-    for mistake in tensor_mistakes(found, tensors):
-        yield f"{_LOADS}, and {str(folder)!r} does not hold what its config.json says: {mistake}"
+    for error in tensor_errors(found, tensors):
+        yield f"{_LOADS}, and {str(folder)!r} does not hold what its config.json says: {error}"
 
 
 def _tied_elsewhere(config: JobConfig) -> Iterator[str]:

@@ -11,8 +11,8 @@ from math import prod
 
 import torch
 
-from torchtitan.freezing.checks.compile import tensor_parallel_mistakes
-from torchtitan.freezing.config.job_config import JobConfig
+from torchtitan.freezing.checks.compile import tensor_parallel_errors
+from torchtitan.freezing.config import JobConfig
 
 _DEGREES = (
     "pipeline_parallel_degree",
@@ -23,7 +23,7 @@ _DEGREES = (
 _SHARD = "data_parallel_shard_degree"
 
 
-def parallel_mistakes(config: JobConfig) -> Iterator[str]:
+def parallel_errors(config: JobConfig) -> Iterator[str]:
     """Yield which degrees of ``[parallelism]`` do not go together: key, value and rule."""
     parallelism = config.parallelism
     degrees = {name: getattr(parallelism, name) for name in _DEGREES}
@@ -49,10 +49,10 @@ def parallel_mistakes(config: JobConfig) -> Iterator[str]:
             f"parallelism.context_parallel_degree is {degree}; torch has attention over several "
             "processes for accelerators only, so it must be 1 on a CPU"
         )
-    yield from tensor_parallel_mistakes(config)
+    yield from tensor_parallel_errors(config)
     n_processes = _n_processes(config)
     if n_processes is not None:
-        yield from _count_mistakes(degrees, shard, n_processes)
+        yield from _count_errors(degrees, shard, n_processes)
         shard = n_processes // prod(degrees.values()) if shard == -1 else shard
     is_pipeline = degrees["pipeline_parallel_degree"] > 1
     replicas = degrees["data_parallel_replicate_degree"]
@@ -77,7 +77,7 @@ def data_parallel_degree(config: JobConfig) -> int | None:
     return None if shard is None else parallelism.data_parallel_replicate_degree * shard
 
 
-def _count_mistakes(degrees: dict[str, int], shard: int, n_processes: int) -> Iterator[str]:
+def _count_errors(degrees: dict[str, int], shard: int, n_processes: int) -> Iterator[str]:
     product = prod(degrees.values())
     names = " x ".join(f"{name} ({n})" for name, n in degrees.items() if n > 1) or "1"
     if shard == -1 and (n_processes % product or n_processes < product):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from timelyfreeze.settings.choices import replanning_mistakes
-from timelyfreeze.settings.phases import MIXED, PhaseSchedule
-from timelyfreeze.timing.monitoring import PASSES_FOR_BOTH
-from torchtitan.freezing.config.job_config import Freezing, JobConfig
+from timelyfreeze.settings import MIXED, PhaseSchedule, replanning_errors
+from timelyfreeze.timing import PASSES_FOR_BOTH
+from torchtitan.freezing.config import Freezing, JobConfig
 
 
 def phases_of(freezing: Freezing) -> PhaseSchedule:
@@ -24,7 +23,7 @@ def phases_of(freezing: Freezing) -> PhaseSchedule:
     )
 
 
-def warmup_mistakes(config: JobConfig) -> Iterator[str]:
+def warmup_errors(config: JobConfig) -> Iterator[str]:
     """Yield what is wrong with the phases of a method that makes no plan."""
     last = config.freezing.last_warmup_step
     if not 0 <= last < config.training.steps:
@@ -32,11 +31,11 @@ def warmup_mistakes(config: JobConfig) -> Iterator[str]:
             f"freezing.last_warmup_step is {last}; it must be 0 or more and lie before "
             f"training.steps ({config.training.steps}), or nothing is ever frozen"
         )
-    if config.freezing.discard_passes < 0:
-        yield f"freezing.discard_passes is {config.freezing.discard_passes}; it must be 0 or more"
+    if config.freezing.discard_batches < 0:
+        yield f"freezing.discard_batches is {config.freezing.discard_batches}; it must be 0 or more"
 
 
-def phase_mistakes(config: JobConfig) -> Iterator[str]:
+def phase_errors(config: JobConfig) -> Iterator[str]:
     """Yield what is wrong with the phases of a method that plans, and with when it plans."""
     freezing = config.freezing
     try:
@@ -55,13 +54,13 @@ def phase_mistakes(config: JobConfig) -> Iterator[str]:
             f"freezing.last_monitor_step is {freezing.last_monitor_step}; it must lie before "
             f"training.steps ({config.training.steps}), or nothing is ever frozen"
         )
-    yield from _discard_mistakes(freezing, phases)
-    yield from replanning_mistakes(
+    yield from _discard_errors(freezing, phases)
+    yield from replanning_errors(
         phases=phases,
         solver_delay_steps=freezing.solver_delay_steps,
-        remeasure_every=freezing.remeasure_every,
-        remeasure_share=freezing.remeasure_share,
-        least_gain=freezing.least_gain,
+        replan_every=freezing.replan_every,
+        replan_threshold=freezing.replan_threshold,
+        min_gain=freezing.min_gain,
     )
     delay = freezing.solver_delay_steps or 0
     if delay > 0 and freezing.last_monitor_step + delay >= config.training.steps:
@@ -72,18 +71,18 @@ def phase_mistakes(config: JobConfig) -> Iterator[str]:
         )
 
 
-def _discard_mistakes(freezing: Freezing, phases: PhaseSchedule) -> Iterator[str]:
-    """Find out whether enough passes are left to measure both bounds, if a step has one pass."""
+def _discard_errors(freezing: Freezing, phases: PhaseSchedule) -> Iterator[str]:
+    """Find out whether enough batches are left to measure both bounds, if a step has one pass."""
     first, last = freezing.last_warmup_step, freezing.last_monitor_step
     if phases.monitoring == MIXED:
         most = last - first - PASSES_FOR_BOTH
-        rule = f"leave {PASSES_FOR_BOTH} of the {last - first} passes of mixed monitoring"
+        rule = f"leave {PASSES_FOR_BOTH} of the {last - first} batches of mixed monitoring"
     else:
-        n_passes = min(phases.last_upper_bound_step - first, last - phases.last_upper_bound_step)
-        most = n_passes - 1
-        rule = f"below the {n_passes} passes of each half of the monitoring steps"
-    if not 0 <= freezing.discard_passes <= most:
+        n_batches = min(phases.last_upper_bound_step - first, last - phases.last_upper_bound_step)
+        most = n_batches - 1
+        rule = f"below the {n_batches} batches of each half of the monitoring steps"
+    if not 0 <= freezing.discard_batches <= most:
         yield (
-            f"freezing.discard_passes is {freezing.discard_passes}; it must be 0 or more and {rule}"
+            f"freezing.discard_batches is {freezing.discard_batches}; it must be 0 or more and {rule}"
             f" (freezing.last_warmup_step {first} to freezing.last_monitor_step {last})"
         )

@@ -9,26 +9,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from timelyfreeze.control.replica_states import pipeline_mistake, rank_keys, saved_states
-from timelyfreeze.policies.policy import NONE
+from timelyfreeze.control import pipeline_error, rank_keys, saved_states
+from timelyfreeze.policies import NONE
 from torchtitan.checkpoints.finished import saved_keys, saved_values
 from torchtitan.data.turns import is_instruct_dataset
 from torchtitan.freezing.checks.parallel import data_parallel_degree
-from torchtitan.freezing.config.job_config import JobConfig
+from torchtitan.freezing.config import JobConfig
 
 _FREEZING, _DATA = "freezing", "dataloader"
 _WORLD_SIZE = f"{_DATA}.world_size"
 
 
-def resize_mistakes(config: JobConfig, folder: Path) -> Iterator[str]:
+def resize_errors(config: JobConfig, folder: Path) -> Iterator[str]:
     """Say why a run cannot go on from the checkpoint in ``folder``, which is whole."""
     excluded = config.checkpoint.exclude_from_loading
     keys = saved_keys(folder)
     try:
         if config.freezing.method != NONE and _FREEZING not in excluded:
-            yield from _pipeline_mistakes(config, folder, keys)
+            yield from _pipeline_errors(config, folder, keys)
         if _WORLD_SIZE in keys and _DATA not in excluded:
-            yield from _data_mistakes(config, folder)
+            yield from _data_errors(config, folder)
     except (ValueError, LookupError, TypeError, AttributeError, OSError) as error:
         yield (
             f"the checkpoint {str(folder)!r} is damaged or foreign: what it says of freezing or "
@@ -37,7 +37,7 @@ def resize_mistakes(config: JobConfig, folder: Path) -> Iterator[str]:
         )
 
 
-def _pipeline_mistakes(config: JobConfig, folder: Path, keys: list[str]) -> Iterator[str]:
+def _pipeline_errors(config: JobConfig, folder: Path, keys: list[str]) -> Iterator[str]:
     prefix = f"{_FREEZING}."
     names = rank_keys([key.removeprefix(prefix) for key in keys if key.startswith(prefix)])
     if not names:
@@ -48,12 +48,12 @@ def _pipeline_mistakes(config: JobConfig, folder: Path, keys: list[str]) -> Iter
     n_microbatches = (
         config.training.local_batch_size // parallelism.pipeline_parallel_microbatch_size
     )
-    mistake = pipeline_mistake(states, parallelism.pipeline_parallel_degree, n_microbatches)
-    if mistake is not None:
-        yield f"{str(folder)!r}: {mistake}"
+    error = pipeline_error(states, parallelism.pipeline_parallel_degree, n_microbatches)
+    if error is not None:
+        yield f"{str(folder)!r}: {error}"
 
 
-def _data_mistakes(config: JobConfig, folder: Path) -> Iterator[str]:
+def _data_errors(config: JobConfig, folder: Path) -> Iterator[str]:
     saved = saved_values(folder, [_WORLD_SIZE])[_WORLD_SIZE]
     degree = data_parallel_degree(config)
     dataset = config.training.dataset

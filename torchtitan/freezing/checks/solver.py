@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torchtitan.freezing.config.job_config import JobConfig
+from torchtitan.freezing.config import JobConfig
 
 _LIMIT = "freezing.solver_time_limit_s"
 # Upstream sets the second one after step 1. A run that resumes at a later step keeps the first.
 _WAITS = ("train_timeout_seconds", "init_timeout_seconds")
 
 
-def solver_mistakes(config: JobConfig) -> Iterator[str]:
+def solver_errors(config: JobConfig) -> Iterator[str]:
     """Yield what is wrong with the limits of a method that plans.
 
     One rank solves; once the plan is due, the others wait for it in a collective. Where that ended

@@ -8,10 +8,10 @@ from pathlib import Path
 from torchtitan.components.tokenizer import HuggingFaceTokenizer
 from torchtitan.models.llama3 import llama3_args
 
-from timelyfreeze.files.plain_json import parse_json, shown
-from torchtitan.data.named_templates import build_chat_template, special_tokens, template_mistake
+from timelyfreeze.files import parse_json, shown
+from torchtitan.data.named_templates import build_chat_template, special_tokens, template_error
 from torchtitan.data.turns import is_instruct_dataset, pad_id
-from torchtitan.freezing.config.job_config import JobConfig
+from torchtitan.freezing.config import JobConfig
 from torchtitan.hf.flavors import LLAMA, chosen_args
 
 # Upstream reads the first of these that is there, and the settings if they are.
@@ -22,7 +22,7 @@ _MOST_CHARACTERS = 300
 _PANIC = "PanicException"
 
 
-def tokenizer_mistakes(config: JobConfig) -> Iterator[str]:
+def tokenizer_errors(config: JobConfig) -> Iterator[str]:
     """Say why the tokenizer of ``model.hf_assets_path`` cannot be used."""
     folder = Path(config.model.hf_assets_path)
     key = f"model.hf_assets_path is {str(folder)!r}"
@@ -33,9 +33,9 @@ def tokenizer_mistakes(config: JobConfig) -> Iterator[str]:
     if found is None:
         yield f"{key}, which holds no tokenizer ({', '.join(_VOCABULARIES)})"
         return
-    mistakes = [f"{key}, and its {mistake}" for mistake in _unread(folder, found)]
-    yield from mistakes
-    if not mistakes:
+    errors = [f"{key}, and its {error}" for error in _unread(folder, found)]
+    yield from errors
+    if not errors:
         yield from _unusable(config, key, found)
 
 
@@ -78,12 +78,12 @@ def _unusable(config: JobConfig, key: str, found: str) -> Iterator[str]:
         yield f"{key}, whose {found} makes no token of the text {_SAMPLE!r}"
         return
     largest = max([*ids, filler, *tokens.values()])
-    n_rows = _n_embeddings(config)
-    if n_rows is not None and largest >= n_rows:
+    n_examples = _n_embeddings(config)
+    if n_examples is not None and largest >= n_examples:
         name = next((token for token, i in tokens.items() if i == largest), "")
         yield (
             f"{key}, whose {found} has token {shown(name)} with id {largest}; model.flavor "
-            f"{config.model.flavor!r} has {n_rows} embeddings, so ids must be below that; set "
+            f"{config.model.flavor!r} has {n_examples} embeddings, so ids must be below that; set "
             f"model.vocab_size to {largest + 1} or more, or choose the model's own tokenizer"
         )
     yield from _no_template(config, tokenizer)
@@ -102,7 +102,7 @@ def _n_embeddings(config: JobConfig) -> int | None:
 def _no_template(config: JobConfig, tokenizer: HuggingFaceTokenizer) -> Iterator[str]:
     """Say why the chat template of the data cannot be used with this tokenizer."""
     name, folder = config.data.chat_template, config.model.hf_assets_path
-    if not is_instruct_dataset(config.training.dataset) or template_mistake(name, folder):
+    if not is_instruct_dataset(config.training.dataset) or template_error(name, folder):
         return  # not needed, or told with the data
     try:
         build_chat_template(name, tokenizer, folder)

@@ -1,30 +1,30 @@
-"""Finds mistakes in ``[validation]`` and in the share of rows that is held out for it."""
+"""Finds errors in ``[validation]`` and in the fraction of examples that is held out for it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torchtitan.data.split import ALL_ROWS, RowSplit, is_same_data_set, share_mistake
+from torchtitan.data.split import ALL_ROWS, ExampleSplit, fraction_error, is_same_data_set
 from torchtitan.data.turns import INSTRUCT_DATASETS, is_instruct_dataset
-from torchtitan.freezing.config.job_config import JobConfig
+from torchtitan.freezing.config import JobConfig
 
 
-def validation_split(config: JobConfig) -> RowSplit:
-    """Return which rows of its data set validation reads: what training holds out, or all."""
-    share = config.data.validation_share
-    if share > 0 and _reads_training_data(config):
-        return RowSplit(share, held_out=True)
+def validation_split(config: JobConfig) -> ExampleSplit:
+    """Return which examples of its data set validation reads: what training holds out, or all."""
+    fraction = config.data.validation_fraction
+    if fraction > 0 and _reads_training_data(config):
+        return ExampleSplit(fraction, held_out=True)
     return ALL_ROWS
 
 
-def reads_training_rows(config: JobConfig) -> bool:
-    """Return whether validation reads the very rows that are trained on."""
-    return config.data.validation_share == 0 and _reads_training_data(config)
+def reads_training_examples(config: JobConfig) -> bool:
+    """Return whether validation reads the very examples that are trained on."""
+    return config.data.validation_fraction == 0 and _reads_training_data(config)
 
 
-def validation_mistakes(config: JobConfig) -> Iterator[str]:
-    """Yield what is wrong with held-out rows and validation: key, value and rule."""
-    yield from _share_mistakes(config)
+def validation_errors(config: JobConfig) -> Iterator[str]:
+    """Yield what is wrong with held-out examples and validation: key, value and rule."""
+    yield from _fraction_errors(config)
     if not config.validation.enable:
         return
     validation, training = config.validation, config.training
@@ -45,20 +45,24 @@ def validation_mistakes(config: JobConfig) -> Iterator[str]:
         )
 
 
-def _share_mistakes(config: JobConfig) -> Iterator[str]:
-    share, training, validation = config.data.validation_share, config.training, config.validation
-    if message := share_mistake(share):
+def _fraction_errors(config: JobConfig) -> Iterator[str]:
+    fraction, training, validation = (
+        config.data.validation_fraction,
+        config.training,
+        config.validation,
+    )
+    if message := fraction_error(fraction):
         yield message
-    elif share == 0:
+    elif fraction == 0:
         return
     elif not is_instruct_dataset(training.dataset):
         yield (
-            f"data.validation_share is {share}, and training.dataset is {training.dataset!r}; "
-            f"rows can be held out of {', '.join(INSTRUCT_DATASETS)}, so it must be 0"
+            f"data.validation_fraction is {fraction}, and training.dataset is {training.dataset!r}; "
+            f"examples can be held out of {', '.join(INSTRUCT_DATASETS)}, so it must be 0"
         )
     elif validation.enable and not _reads_training_data(config):
         yield (
-            f"data.validation_share is {share}, and validation reads other data than training "
+            f"data.validation_fraction is {fraction}, and validation reads other data than training "
             f"(validation.dataset {validation.dataset!r}, dataset_path "
             f"{validation.dataset_path!r}; training.dataset {training.dataset!r}, dataset_path "
             f"{training.dataset_path!r}), so no one reads what is held out; set it to 0, or name "
@@ -76,7 +80,7 @@ def _reads_training_data(config: JobConfig) -> bool:
 def _n_microbatches(config: JobConfig) -> int | None:
     """Return the number of microbatches of a pipeline batch; None without or where keys clash."""
     size = config.parallelism.pipeline_parallel_microbatch_size
-    n_rows = config.training.local_batch_size
-    if config.parallelism.pipeline_parallel_degree <= 1 or size < 1 or n_rows % size:
+    n_examples = config.training.local_batch_size
+    if config.parallelism.pipeline_parallel_degree <= 1 or size < 1 or n_examples % size:
         return None
-    return n_rows // size
+    return n_examples // size

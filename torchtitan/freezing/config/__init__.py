@@ -1,1 +1,17 @@
 """The configuration of a run, and the pipeline that it describes."""
+
+from torchtitan.freezing.config.job_config import Freezing, JobConfig, Model, job_config_class
+from torchtitan.freezing.config.layout import examples_of_microbatch, pipeline_order, stage_modules
+from torchtitan.freezing.config.notes import count_layers, pipeline_notes
+
+__all__ = [
+    "Freezing",
+    "JobConfig",
+    "Model",
+    "count_layers",
+    "examples_of_microbatch",
+    "job_config_class",
+    "pipeline_notes",
+    "pipeline_order",
+    "stage_modules",
+]

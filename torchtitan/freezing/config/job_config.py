@@ -1,4 +1,4 @@
-"""The configuration: TorchTitan's, plus sections for freezing, data, emulation, pictures; RoPE.
+"""The configuration: TorchTitan's, plus sections for freezing, data, emulation, plots; RoPE.
 
 The string under a field is its documentation and its ``--help``. Annotations are evaluated here (no
 ``from __future__ import annotations``): upstream's manager looks at the types of nested sections.
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, make_dataclass
 from torchtitan.config import JobConfig as TitanJobConfig
 from torchtitan.config import Model as TitanModel
 
-from timelyfreeze.policies.policy import registered_policies
+from timelyfreeze.policies import registered_policies
 
 
 @dataclass
@@ -49,11 +49,11 @@ class Freezing:
 
     first_stage: str = "all_or_nothing"
     """How the first stage, which has no input gradient to compute, is frozen. "all_or_nothing": for
-    a microbatch either whole or not at all, with the ratio as probability. "keep_chain": tensor by
+    a microbatch either whole or not at all, with the ratio as probability. "per_tensor": tensor by
     tensor as in other stages, with the chain of gradients always run down to the embedding, so that
     time falls linearly with the ratio, but not to zero."""
 
-    cascade: str = "use"
+    skip_input_grads: str = "use"
     """What to do about backwards that nobody needs: where all stages in front are frozen whole for
     a microbatch, a stage that is frozen whole too has no gradient to hand on. "off": run them
     anyway. "use": leave them out, and count on it in the plan. "plan": let the plan look for such
@@ -61,28 +61,28 @@ class Freezing:
     the backward altogether; see docs/method.md before you use it. Has no effect where the first
     stage keeps its chain."""
 
-    discard_passes: int = 2
-    """Passes not measured after each change of phase: the first ones run cold."""
+    discard_batches: int = 2
+    """Batches not measured after each change of phase: the first ones run cold."""
 
     solver_time_limit_s: float = 60.0
     """Give up solving after this many seconds and train on without freezing."""
 
     solver_delay_steps: int | None = None
     """Steps that training goes on while the ratios are solved in the background. 0 waits for them.
-    Unset: 0 up to 1,024 actions, which take a fraction of a second; above, and with cascade
+    Unset: 0 up to 1,024 actions, which take a fraction of a second; above, and with skip_input_grads
     "plan", a tenth of the ramp."""
 
-    remeasure_every: int = 100
+    replan_every: int = 100
     """After so many steps of the stable phase, again and again, the times of the last batches are
     compared with those that the plan was made from. 0 for never."""
 
-    remeasure_share: float = 0.1
+    replan_threshold: float = 0.1
     """Share by which the times of a stage's forwards or backwards must have moved for the ratios to
     be solved again."""
 
-    least_gain: float = 0.02
+    min_gain: float = 0.02
     """Throughput, as a fraction, that freezing must bring: 0.02 is 2%. Where the plan promises
-    less, or two re-measurements in a row find less, freezing is switched off for the rest of the
+    less, or two re-measurements in a example find less, freezing is switched off for the rest of the
     run. -1 never switches it off."""
 
     score_memory: str = "device"
@@ -99,23 +99,23 @@ class Data:
     """How instruction data sets (training.dataset "alpaca" or "sharegpt") are read."""
 
     shuffle: bool = True
-    """Draw the rows of each epoch in a new random order."""
+    """Draw the examples of each epoch in a new random order."""
 
     seed: int = 42
     """Seed of that order; the same on every rank."""
 
-    validation_share: float = 0.0
-    """Share of the rows, in [0, 1), that is held out of training. Validation reads it where
+    validation_fraction: float = 0.0
+    """Fraction of the examples, in [0, 1), that is held out of training. Validation reads it where
     validation.dataset and validation.dataset_path name the same data as those of training. Which
-    rows these are depends on no seed."""
+    examples these are depends on no seed."""
 
     chat_template: str = "plain"
-    """How the messages of a row become text: "plain" (our own, with headers in words), "tokenizer"
+    """How the messages of a example become text: "plain" (our own, with headers in words), "tokenizer"
     (the chat template in model.hf_assets_path), "alpaca", "llama2", "llama3" or "chatml"."""
 
     packing: bool = False
-    """Put several rows into one sequence of training.seq_len tokens, without attention from one to
-    another; otherwise each row is padded to that length. training.local_batch_size counts
+    """Put several examples into one sequence of training.seq_len tokens, without attention from one to
+    another; otherwise each example is padded to that length. training.local_batch_size counts
     sequences."""
 
 
@@ -130,11 +130,11 @@ class Emulation:
 
 
 @dataclass
-class Pictures:
+class Plots:
     """Whether a run draws what it measures."""
 
     enable: bool = True
-    """Draw timelines and curves into the folder "pictures" of the run, and show them in
+    """Draw timelines and curves into the folder "plots" of the run, and show them in
     TensorBoard: whenever a phase has been measured, and at the end. A process of its own draws, at
     the lowest priority; training does not wait for it. Without, draw them later from the run's
     files: python -m timelyfreeze draw RUN_FOLDER."""
@@ -185,7 +185,7 @@ class JobConfig(TitanJobConfig):
     freezing: Freezing = field(default_factory=Freezing)
     data: Data = field(default_factory=Data)
     emulation: Emulation = field(default_factory=Emulation)
-    pictures: Pictures = field(default_factory=Pictures)
+    plots: Plots = field(default_factory=Plots)
     report: Report = field(default_factory=Report)
 
 

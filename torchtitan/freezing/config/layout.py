@@ -7,9 +7,8 @@ from pathlib import Path
 
 from torchtitan.distributed.pipeline_parallel import generate_llm_fqn_per_model_part
 
-from timelyfreeze.runtime.torch_pipelining import named_order, stages_per_rank
-from timelyfreeze.schedule.actions import Action, ActionKind
-from timelyfreeze.schedule.order import ScheduleOrder, build_order, order_from_csv
+from timelyfreeze.runtime import named_order, stages_per_rank
+from timelyfreeze.schedule import Action, ActionKind, ScheduleOrder, build_order, order_from_csv
 from torchtitan.freezing.config.job_config import JobConfig
 
 
@@ -47,7 +46,7 @@ def pipeline_order(config: JobConfig, n_layers: int) -> ScheduleOrder:
         )
     if parallelism.pipeline_parallel_schedule_csv:
         return order_from_csv(Path(parallelism.pipeline_parallel_schedule_csv).read_text())
-    n_microbatches = config.training.local_batch_size // rows_of_microbatch(config)
+    n_microbatches = config.training.local_batch_size // examples_of_microbatch(config)
     return named_order(
         parallelism.pipeline_parallel_schedule,
         n_ranks,
@@ -56,7 +55,7 @@ def pipeline_order(config: JobConfig, n_layers: int) -> ScheduleOrder:
     )
 
 
-def rows_of_microbatch(config: JobConfig) -> int:
+def examples_of_microbatch(config: JobConfig) -> int:
     """Return the sequences of a microbatch; without a pipeline that is the whole batch."""
     if config.parallelism.pipeline_parallel_degree == 1:
         return config.training.local_batch_size

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from timelyfreeze.schedule.order import ScheduleOrder
+from timelyfreeze.schedule import ScheduleOrder
 from timelyfreeze.whatif.notes import PipelineNotes
 from torchtitan.freezing.config.job_config import JobConfig
-from torchtitan.freezing.config.layout import rows_of_microbatch, stage_modules
+from torchtitan.freezing.config.layout import examples_of_microbatch, stage_modules
 
 
 def pipeline_notes(
@@ -35,9 +35,9 @@ def pipeline_notes(
         ranks=order.n_ranks,
         processors=n_processors,
         first_stage=job_config.freezing.first_stage,
-        cascade=job_config.freezing.cascade,
+        skip_input_grads=job_config.freezing.skip_input_grads,
         layers=layers if layers is not None and len(layers) == order.n_stages else None,
-        tokens_per_microbatch=rows_of_microbatch(job_config) * job_config.training.seq_len,
+        tokens_per_microbatch=examples_of_microbatch(job_config) * job_config.training.seq_len,
     )
 
 

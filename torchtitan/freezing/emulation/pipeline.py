@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from torchtitan.tools.logging import logger
 
 from timelyfreeze.emulation.turns import merge_ranks
-from timelyfreeze.runtime.torch_pipelining import run_in_order
-from timelyfreeze.schedule.order import ScheduleOrder
-from torchtitan.freezing.config.job_config import JobConfig
-from torchtitan.freezing.config.layout import pipeline_order, stage_modules
+from timelyfreeze.runtime import run_in_order
+from timelyfreeze.schedule import ScheduleOrder
+from torchtitan.freezing.config import JobConfig, pipeline_order, stage_modules
 from torchtitan.freezing.emulation.mesh import EmulatedDims, parts_of_ranks
 
 # Any multi-stage schedule of torch that takes all stages on one rank; its own order is replaced.

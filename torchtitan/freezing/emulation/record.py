@@ -10,9 +10,9 @@ from typing import Any
 from torch.optim import Optimizer
 
 from timelyfreeze.emulation.recorder import EmulatedBatch, EmulatedRecorder
-from timelyfreeze.records.convergence import SKIPPED_STEPS
-from timelyfreeze.runtime.recorder import Clock
-from timelyfreeze.settings.phases import Phase
+from timelyfreeze.records import SKIPPED_STEPS
+from timelyfreeze.runtime import Clock
+from timelyfreeze.settings import Phase
 
 
 class OptimizerClock:
@@ -92,7 +92,7 @@ class EmulationRecord:
         recorder: Has the batches.
         optimizers: Times the optimizers.
         n_ranks: Ranks that are emulated.
-        batches_per_step: Passes of a step (gradient accumulation).
+        batches_per_step: Batches of a step (gradient accumulation).
     """
 
     def __init__(
@@ -131,8 +131,8 @@ class EmulationRecord:
             virtual_ms = real_ms - saved_ms - self._optimizers.waited_ms(marks)
             self._steps.append(EmulatedStep(phase, n_tokens, real_ms, virtual_ms, mine))
 
-    def figures(self) -> dict[str, float]:
-        """Return the figures to log: of the steps completed since the last call.
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics to log: of the steps completed since the last call.
 
         The step that is being logged has not ended yet and comes with the next call.
         """

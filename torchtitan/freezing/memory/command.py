@@ -100,9 +100,9 @@ def render(ranks, names) -> str:
         "| --- " * (len(parts) + 2) + "|",
     ]
     for name, memory in zip(names, ranks, strict=True):
-        figures = [getattr(memory, part) for part in parts] + [memory.total]
+        metrics = [getattr(memory, part) for part in parts] + [memory.total]
         lines.append(
-            f"| {name} | " + " | ".join(f"{figure / GIB:.2f}" for figure in figures) + " |"
+            f"| {name} | " + " | ".join(f"{metric / GIB:.2f}" for metric in metrics) + " |"
         )
     return "\n".join(lines)
 

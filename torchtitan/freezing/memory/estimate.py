@@ -17,16 +17,15 @@ from torchtitan.models.llama3 import Transformer, llama3_args
 from torchtitan.models.llama3.model.args import TransformerModelArgs
 
 from timelyfreeze.emulation.turns import merge_ranks
-from timelyfreeze.schedule.actions import Action, ActionKind
-from timelyfreeze.schedule.order import ScheduleOrder
-from torchtitan.freezing.config.job_config import JobConfig
-from torchtitan.freezing.config.layout import (
+from timelyfreeze.schedule import Action, ActionKind, ScheduleOrder
+from torchtitan.freezing.config import (
+    JobConfig,
+    examples_of_microbatch,
     pipeline_order,
-    rows_of_microbatch,
     stage_modules,
 )
 from torchtitan.freezing.memory.activations import ModuleBytes, module_bytes
-from torchtitan.freezing.profile.checks import size_mistakes
+from torchtitan.freezing.profile.checks import size_errors
 from torchtitan.hf.flavors import LLAMA, chosen_args
 
 # Adam and AdamW, the optimizers that upstream has, keep two running means.
@@ -92,7 +91,7 @@ def estimate_memory(job_config: JobConfig) -> list[RankMemory]:
     mixed = TORCH_DTYPE_MAP[job_config.training.mixed_precision_param]
     kept = module_bytes(
         args,
-        n_rows=rows_of_microbatch(job_config),
+        n_rows=examples_of_microbatch(job_config),
         seq_len=job_config.training.seq_len,
         dtype=dtype,
         autocast=None if mixed == torch.float32 else mixed,
@@ -129,7 +128,7 @@ def _not_covered(config: JobConfig) -> Iterator[str]:
             f"activation_checkpoint.mode is {config.activation_checkpoint.mode!r}; memory is "
             'estimated for "none" and "full"'
         )
-    yield from size_mistakes(config)
+    yield from size_errors(config)
 
 
 def peak_bytes(

@@ -17,12 +17,10 @@ from torchtitan.protocols import ModelProtocol
 from torchtitan.protocols.model_converter import build_model_converters
 from torchtitan.protocols.train_spec import TrainSpec
 
-from timelyfreeze.masks.selection import draw_uniform, mask_rng
-from timelyfreeze.schedule.actions import ActionKind
-from timelyfreeze.settings.choices import ALL_OR_NOTHING, KEEP_CHAIN
-from torchtitan.freezing.config.job_config import JobConfig
-from torchtitan.freezing.config.layout import rows_of_microbatch
-from torchtitan.freezing.config.notes import count_layers
+from timelyfreeze.masks import draw_uniform, mask_rng
+from timelyfreeze.schedule import ActionKind
+from timelyfreeze.settings import ALL_OR_NOTHING, PER_TENSOR
+from torchtitan.freezing.config import JobConfig, count_layers, examples_of_microbatch
 from torchtitan.freezing.profile.response import Point, Response
 from torchtitan.freezing.profile.stage import LoneStage, Microbatch
 from torchtitan.upstream.fixes import autocast_stages
@@ -96,9 +94,9 @@ class Bench:
         lone = self._build(names, is_first=is_first, is_last=is_last)
         (n_layers,) = count_layers([names])
         responses = []
-        for mode in (ALL_OR_NOTHING, KEEP_CHAIN) if is_first else (None,):
-            if mode == KEEP_CHAIN:
-                lone.attach(keep_chain=True)
+        for mode in (ALL_OR_NOTHING, PER_TENSOR) if is_first else (None,):
+            if mode == PER_TENSOR:
+                lone.attach(per_tensor=True)
             responses.append(self._respond(lone, stage, n_layers, mode))
             self._report(responses[-1])
         stats = titan_tools.device_module.memory_stats(self._device)
@@ -137,7 +135,7 @@ class Bench:
         )
 
     def _microbatch(self) -> Microbatch:
-        shape = (rows_of_microbatch(self._config), self._config.training.seq_len)
+        shape = (examples_of_microbatch(self._config), self._config.training.seq_len)
         tokens, labels = (
             torch.randint(self._args.vocab_size, shape, device=self._device) for _ in range(2)
         )
@@ -155,18 +153,18 @@ class Bench:
             for split in self._splits:
                 for i, ratio in enumerate(ratios):
                     rng = mask_rng(self._config.freezing.seed, number, i, 0, stage or 0)
-                    share = lone.run(draw_uniform(lone.table, ratio, rng), split=split)
-                    ran.append((split, ratio, share))
+                    fraction = lone.run(draw_uniform(lone.table, ratio, rng), split=split)
+                    ran.append((split, ratio, fraction))
         n_cold = repeats.cold * len(self._splits) * len(ratios)
-        passes = list(zip(ran, lone.take_times(), strict=True))[n_cold:]
+        batches = list(zip(ran, lone.take_times(), strict=True))[n_cold:]
         curves = {}
         for split in self._splits:
             kind = ActionKind.WEIGHT_BACKWARD if split else ActionKind.FULL_BACKWARD
             curves[kind] = tuple(
                 Point(
                     ratio,
-                    tuple(share for (s, r, share), _ in passes if (s, r) == (split, ratio)),
-                    tuple(times[kind] for (s, r, _), times in passes if (s, r) == (split, ratio)),
+                    tuple(fraction for (s, r, fraction), _ in batches if (s, r) == (split, ratio)),
+                    tuple(times[kind] for (s, r, _), times in batches if (s, r) == (split, ratio)),
                 )
                 for ratio in ratios
             )
@@ -174,9 +172,9 @@ class Bench:
             stage=stage,
             n_layers=n_layers,
             first_stage=mode,
-            forward_ms=tuple(times[ActionKind.FORWARD] for _, times in passes),
+            forward_ms=tuple(times[ActionKind.FORWARD] for _, times in batches),
             input_ms=tuple(
-                times[ActionKind.INPUT_BACKWARD] for (split, _, _), times in passes if split
+                times[ActionKind.INPUT_BACKWARD] for (split, _, _), times in batches if split
             ),
             curves=curves,
         )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from timelyfreeze.runtime.torch_pipelining import known_schedules
-from timelyfreeze.settings.choices import unknown_words
-from torchtitan.freezing.config.job_config import JobConfig
+from timelyfreeze.runtime import known_schedules
+from timelyfreeze.settings import unknown_words
+from torchtitan.freezing.config import JobConfig
 
 _OTHER_PARALLELISMS = (
     "tensor_parallel_degree",
@@ -22,7 +22,7 @@ _OTHER_PARALLELISMS = (
 _MOST_CELLS = 65536
 
 
-def size_mistakes(config: JobConfig) -> Iterator[str]:
+def size_errors(config: JobConfig) -> Iterator[str]:
     """Say which sizes of a configuration make no pipeline, or none that anyone could run."""
     parallelism, training = config.parallelism, config.training
     n_ranks, size = (
@@ -59,7 +59,7 @@ def not_covered(config: JobConfig) -> Iterator[str]:
                 f"parallelism.{key} is {getattr(parallelism, key)}; a stage is profiled on one "
                 "device, so it must be 1"
             )
-    yield from size_mistakes(config)
+    yield from size_errors(config)
     if parallelism.pipeline_parallel_degree < 2:
         yield (
             f"parallelism.pipeline_parallel_degree is {parallelism.pipeline_parallel_degree}; a "

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from timelyfreeze.files.safe_write import write_obstacle
+from timelyfreeze.files import write_obstacle
 
 DEFAULT_RATIOS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
@@ -32,12 +32,12 @@ def main(arguments: Sequence[str]) -> int:
     from torchtitan.upstream import fixes as upstream_fixes
 
     upstream_fixes.install()
-    from timelyfreeze.schedule.order import order_to_csv
+    from timelyfreeze.schedule import order_to_csv
     from torchtitan.freezing.config_file import read_config
     from torchtitan.freezing.profile.bench import Repeats
     from torchtitan.freezing.profile.files import (
         bounds_text,
-        profile_prices,
+        profile_overheads,
         render,
         render_heading,
         response_text,
@@ -55,15 +55,15 @@ def main(arguments: Sequence[str]) -> int:
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    prices = None
+    overheads = None
     try:
-        prices = profile_prices(profile)
+        overheads = profile_overheads(profile)
     except ValueError as error:  # what was measured is worth keeping all the same
-        print(f"warning: the price of a layer is left out: {error}", file=sys.stderr)
+        print(f"warning: the overhead of a layer is left out: {error}", file=sys.stderr)
     name = f"{job_config.model.flavor}_{job_config.parallelism.pipeline_parallel_schedule}"
     folder = options.output or Path("outputs/profiles") / free_name(name, Path("outputs/profiles"))
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "bounds.json").write_text(bounds_text(profile, job_config, prices))
+    (folder / "bounds.json").write_text(bounds_text(profile, job_config, overheads))
     (folder / "schedule.csv").write_text(order_to_csv(profile.order))
     (folder / "response.json").write_text(response_text(profile, repeats, _about(job_config)))
     (folder / "settings.json").write_text(json.dumps(job_config.to_dict(), indent=2) + "\n")
@@ -119,13 +119,13 @@ def _ratios(values: Sequence[float]) -> tuple[float, ...]:
 
 
 def _title(job_config) -> str:
-    from torchtitan.freezing.config.layout import rows_of_microbatch
+    from torchtitan.freezing.config import examples_of_microbatch
 
     training, parallelism = job_config.training, job_config.parallelism
     return (
         f"{job_config.model.flavor}, {parallelism.pipeline_parallel_schedule} over "
         f"{parallelism.pipeline_parallel_degree} ranks, microbatches of "
-        f"{rows_of_microbatch(job_config)} x {training.seq_len} tokens, weights {training.dtype}, "
+        f"{examples_of_microbatch(job_config)} x {training.seq_len} tokens, weights {training.dtype}, "
         f"computing in {training.mixed_precision_param}; {_device()}; medians in milliseconds"
     )
 

@@ -7,15 +7,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from timelyfreeze.schedule.actions import Action, ActionKind
-from timelyfreeze.schedule.dag import PipelineDag, build_dag
-from timelyfreeze.settings.choices import ALL_OR_NOTHING
-from timelyfreeze.timing.bounds import DurationBounds, bounds_from_samples
+from timelyfreeze.schedule import Action, ActionKind, PipelineDag, build_dag
+from timelyfreeze.settings import ALL_OR_NOTHING
+from timelyfreeze.timing import DurationBounds, bounds_from_samples
 from timelyfreeze.whatif.bounds_file import bounds_file_text
-from timelyfreeze.whatif.layer_model import layer_prices
+from timelyfreeze.whatif.layer_model import layer_overheads
 from timelyfreeze.whatif.times import Pair, StageTimes, complete_times
-from torchtitan.freezing.config.job_config import JobConfig
-from torchtitan.freezing.config.notes import pipeline_notes
+from torchtitan.freezing.config import JobConfig, pipeline_notes
 from torchtitan.freezing.profile.bench import Repeats
 from torchtitan.freezing.profile.response import Line, Response, fit_line, spread
 from torchtitan.freezing.profile.runs import Profile
@@ -71,38 +69,38 @@ def stage_times(response: Response) -> StageTimes:
 
 
 @dataclass(frozen=True)
-class Prices:
-    """Price of a layer and of a stage without layers."""
+class Overheads:
+    """Overhead of a layer and of a stage without layers."""
 
     layer: StageTimes
     fixed: StageTimes
 
 
-def profile_prices(profile: Profile) -> Prices:
-    """Return the prices at which layers move.
+def profile_overheads(profile: Profile) -> Overheads:
+    """Return the overheads at which layers move.
 
     Raises:
         ValueError: If the times of stages of two sizes contradict each other.
     """
     one, many = profile.probes
-    return Prices(*layer_prices(stage_times(one), stage_times(many), many.n_layers))
+    return Overheads(*layer_overheads(stage_times(one), stage_times(many), many.n_layers))
 
 
-def bounds_text(profile: Profile, job_config: JobConfig, prices: Prices | None) -> str:
+def bounds_text(profile: Profile, job_config: JobConfig, overheads: Overheads | None) -> str:
     """Return the bounds file, with everything noted that planning for other pipelines needs.
 
     Args:
         profile: What was measured.
         job_config: The configuration of the profile.
-        prices: What layers cost, or None where that could not be told.
+        overheads: What layers cost, or None where that could not be told.
     """
     first_stage = job_config.freezing.first_stage
     dag, bounds = profile_bounds(profile, first_stage)
     notes = replace(
         pipeline_notes(job_config, profile.order, profile.n_layers, profile.n_processors),
         stages=tuple(stage_times(r) for r in chosen_responses(profile, first_stage)),
-        layer=None if prices is None else prices.layer,
-        fixed=None if prices is None else prices.fixed,
+        layer=None if overheads is None else overheads.layer,
+        fixed=None if overheads is None else overheads.fixed,
     )
     return bounds_file_text(dag, bounds, notes)
 
@@ -139,7 +137,7 @@ def _plain(response: Response) -> dict[str, Any]:
                 "points": [
                     {
                         "ratio": point.ratio,
-                        "share": point.share,
+                        "fraction": point.fraction,
                         **asdict(spread(point.times_ms)),
                     }
                     for point in points

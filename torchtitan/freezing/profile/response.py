@@ -1,6 +1,6 @@
 """Backward time against freeze ratio, and how far it is from the straight line that a plan assumes.
 
-Figure 15 of arXiv:2602.05754, with figures: a plan takes a backward to be
+Figure 15 of arXiv:2602.05754, with metrics: a plan takes a backward to be
 w(r) = w_max - r (w_max - w_min), a line through what was measured with nothing and with everything
 frozen. Here the points in between are measured too.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from timelyfreeze.schedule.actions import ActionKind
+from timelyfreeze.schedule import ActionKind
 
 
 @dataclass(frozen=True)
@@ -43,18 +43,18 @@ class Point:
 
     Attributes:
         ratio: The ratio that masks were drawn with.
-        shares: Share of elements that each mask froze.
+        fractions: Fraction of elements that each mask froze.
         times_ms: How long each backward took, milliseconds.
     """
 
     ratio: float
-    shares: tuple[float, ...]
+    fractions: tuple[float, ...]
     times_ms: tuple[float, ...]
 
     @property
-    def share(self) -> float:
-        """Mean share of elements that was frozen."""
-        return statistics.fmean(self.shares)
+    def fraction(self) -> float:
+        """Mean fraction of elements that was frozen."""
+        return statistics.fmean(self.fractions)
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,11 @@ class Line:
         frozen_ms: Measured median with everything frozen.
         largest_miss_ms: Of the points in between, the measured median that is farthest from the
             line through these two, minus what the line says. 0 if there are none.
-        largest_miss: The same as a share of ``unfrozen_ms``.
+        largest_miss: The same as a fraction of ``unfrozen_ms``.
         fit_unfrozen_ms: Least-squares line through all medians, at ratio 0.
         fit_frozen_ms: The same at ratio 1.
         fit_residual_ms: The largest distance of a median from it.
-        r_squared: Share of the medians' variance that it explains; 1 if there is none to explain.
+        r_squared: Fraction of the medians' variance that it explains; 1 if there is none to explain.
     """
 
     unfrozen_ms: float
@@ -98,16 +98,16 @@ def fit_line(points: Sequence[Point]) -> Line:
             f"the ratios {sorted(by_ratio)} do not tell the line; it needs 0 and 1 among them"
         )
     unfrozen_ms, frozen_ms = by_ratio[0.0], by_ratio[1.0]
-    shares = np.array([point.share for point in points])
+    fractions = np.array([point.fraction for point in points])
     medians_ms = np.array([statistics.median(point.times_ms) for point in points])
-    misses_ms = medians_ms - (unfrozen_ms - shares * (unfrozen_ms - frozen_ms))
+    misses_ms = medians_ms - (unfrozen_ms - fractions * (unfrozen_ms - frozen_ms))
     between = np.array([0.0 < point.ratio < 1.0 for point in points])
     miss_ms = 0.0
     if between.any():
         miss_ms = float(max(misses_ms[between].tolist(), key=abs))
-    design = np.stack([np.ones_like(shares), shares], axis=1)
+    design = np.stack([np.ones_like(fractions), fractions], axis=1)
     (start_ms, slope_ms), *_ = np.linalg.lstsq(design, medians_ms, rcond=None)
-    residuals_ms = medians_ms - (start_ms + slope_ms * shares)
+    residuals_ms = medians_ms - (start_ms + slope_ms * fractions)
     variance = float(((medians_ms - medians_ms.mean()) ** 2).sum())
     return Line(
         unfrozen_ms=unfrozen_ms,
@@ -126,11 +126,11 @@ class Response:
     """What was measured of one stage under one way of freezing it.
 
     Attributes:
-        stage: The stage; None for one that was made only to price a layer.
+        stage: The stage; None for one that was made only to overhead a layer.
         n_layers: How many layers it has.
         first_stage: For the first stage, which of ``settings.FIRST_STAGE_MODES`` it ran under.
-        forward_ms: Times of F, over all passes.
-        input_ms: Times of I, over all passes with a split backward.
+        forward_ms: Times of F, over all batches.
+        input_ms: Times of I, over all batches with a split backward.
         curves: Backward times by ratio: of B, and of W where split backwards were measured.
     """
 

@@ -18,14 +18,8 @@ import torch.distributed as dist
 import torchtitan.tools.utils as titan_tools
 from torchtitan.protocols.train_spec import get_train_spec
 
-from timelyfreeze.schedule.actions import ActionKind
-from timelyfreeze.schedule.order import ScheduleOrder
-from torchtitan.freezing.config.job_config import JobConfig
-from torchtitan.freezing.config.layout import (
-    pipeline_order,
-    stage_modules,
-)
-from torchtitan.freezing.config.notes import count_layers
+from timelyfreeze.schedule import ActionKind, ScheduleOrder
+from torchtitan.freezing.config import JobConfig, count_layers, pipeline_order, stage_modules
 from torchtitan.freezing.profile.bench import Bench, Repeats
 from torchtitan.freezing.profile.checks import model_not_covered, not_covered
 from torchtitan.freezing.profile.response import Response
@@ -42,7 +36,7 @@ class Profile:
         layers: Layers of each stage.
         n_layers: Layers of the model.
         responses: Of each stage; two of the first stage, one for each way to freeze it.
-        probes: Of stages in the middle with 1 layer and with more, to price a layer.
+        probes: Of stages in the middle with 1 layer and with more, to overhead a layer.
         peak_bytes: The most that the device's allocator held, by stage; -1 where it tells none.
         n_processors: How many ranks of a run on this host would compute at once; None if each has
             a device, or cores, of its own.

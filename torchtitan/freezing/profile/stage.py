@@ -22,11 +22,16 @@ from torch.distributed.pipelining.schedules import (
     ScheduleInterleavedZeroBubble,
 )
 
-from timelyfreeze.masks.selection import ParameterTable, build_parameter_table
-from timelyfreeze.runtime.recorder import ActionRecorder, Clock, clock_for
-from timelyfreeze.runtime.stage import NOTHING_FROZEN, FreezingStage
-from timelyfreeze.runtime.torch_pipelining import greet_other_ranks_alone
-from timelyfreeze.schedule.actions import ActionKind
+from timelyfreeze.masks import ParameterTable, build_parameter_table
+from timelyfreeze.runtime import (
+    NOTHING_FROZEN,
+    ActionRecorder,
+    Clock,
+    FreezingStage,
+    clock_for,
+    greet_other_ranks_alone,
+)
+from timelyfreeze.schedule import ActionKind
 from torchtitan.upstream.fixes import PipelineLoss
 
 _MICROBATCH = 0  # each pass has one
@@ -121,13 +126,13 @@ class LoneStage:
         greet_other_ranks_alone(self._stages)
         self._loss = PipelineLoss(loss_fn if is_last else _sum)
         self._schedules: dict[bool, Any] = {}
-        self.table = self.attach(keep_chain=False)
+        self.table = self.attach(per_tensor=False)
         if is_last:
             self._loss.timed = self._recorder.measure_more
 
-    def attach(self, *, keep_chain: bool) -> ParameterTable:
+    def attach(self, *, per_tensor: bool) -> ParameterTable:
         """Attach clocks and masks, once more for a first stage that shall keep its chain."""
-        self.stage.attach(self._recorder, keep_chain=keep_chain)
+        self.stage.attach(self._recorder, per_tensor=per_tensor)
         sizes = self.stage.parameter_sizes.tolist()
         return build_parameter_table(zip(self.stage.parameter_names, sizes, strict=True))
 
@@ -139,18 +144,18 @@ class LoneStage:
             split: Whether the backward comes in two halves.
 
         Returns:
-            float: The share of the stage's elements that was frozen.
+            float: The fraction of the stage's elements that was frozen.
         """
         self.stage.freeze({_MICROBATCH: mask} if mask.any() else NOTHING_FROZEN)
         schedule = self._schedule(split)
         tokens, labels = self._microbatch.tokens, self._microbatch.labels
-        with self._loss.divided_by(labels.numel()), self._recorder.recorded_pass():
+        with self._loss.divided_by(labels.numel()), self._recorder.recorded_batch():
             schedule.step(tokens, target=labels, losses=[], return_outputs=False)
         self.stage.freeze_nothing()
-        return self.stage.applied_shares[_MICROBATCH]
+        return self.stage.applied_ratios[_MICROBATCH]
 
     def take_times(self) -> list[dict[ActionKind, float]]:
-        """Wait for the device and hand out the passes since the last call, oldest first.
+        """Wait for the device and hand out the batches since the last call, oldest first.
 
         Returns:
             Milliseconds of the stage's actions by kind, for each pass.

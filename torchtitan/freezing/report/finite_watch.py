@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from timelyfreeze.settings.phases import Phase
+from timelyfreeze.settings import Phase
 
 
 class FiniteWatch:

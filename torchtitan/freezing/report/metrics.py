@@ -1,4 +1,4 @@
-"""Metrics of a run: upstream's figures, those of freezing, and the files that stay when it ends."""
+"""Metrics of a run: upstream's metrics, those of freezing, and the files that stay when it ends."""
 
 from __future__ import annotations
 
@@ -19,27 +19,29 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.tools.logging import logger
 from torchtitan.tools.utils import NoColor
 
-from timelyfreeze.control.collected import ObservedPass
-from timelyfreeze.control.controller import FreezeController
-from timelyfreeze.planning.plan import FreezePlan, plan_to_json
+from timelyfreeze.control import FreezeController, ObservedBatch
+from timelyfreeze.planning import FreezePlan, plan_to_json
+from timelyfreeze.records import (
+    FrozenCount,
+    never_updated,
+    summary_to_json,
+    write_counts,
+    write_responses,
+)
 from timelyfreeze.records import steps as run_steps
-from timelyfreeze.records.counts import FrozenCount, never_updated, write_counts
-from timelyfreeze.records.responses import write_responses
-from timelyfreeze.records.summary import summary_to_json
-from timelyfreeze.runtime.exchange import Exchange
-from timelyfreeze.schedule.order import order_to_csv
-from timelyfreeze.settings.phases import Phase
-from timelyfreeze.timing.bounds import DurationBounds
+from timelyfreeze.runtime import Exchange
+from timelyfreeze.schedule import order_to_csv
+from timelyfreeze.settings import Phase
+from timelyfreeze.timing import DurationBounds
 from timelyfreeze.whatif.bounds_file import bounds_file_text
-from torchtitan.freezing.config.job_config import JobConfig
-from torchtitan.freezing.config.notes import pipeline_notes
+from torchtitan.freezing.config import JobConfig, pipeline_notes
 from torchtitan.freezing.emulation.record import EmulationRecord
 from torchtitan.freezing.report.finite_watch import FiniteWatch
-from torchtitan.freezing.report.logged_figures import logged_figures
+from torchtitan.freezing.report.logged_metrics import logged_metrics
 from torchtitan.freezing.report.loss_curve import LossCurve
 from torchtitan.freezing.report.output_guard import OutputGuard
 from torchtitan.freezing.report.page import render_page
-from torchtitan.freezing.report.pictures import RunPictures
+from torchtitan.freezing.report.plots import RunPlots
 from torchtitan.freezing.report.progress import Progress
 from torchtitan.freezing.report.reference import read_reference, seconds_to_loss_of
 from torchtitan.freezing.report.response_sample import ResponseSample
@@ -58,16 +60,16 @@ from torchtitan.freezing.report.timelines import TimelineRecord
 
 
 class FreezingMetricsProcessor(MetricsProcessor):
-    """Upstream's metrics processor with a folder per run, freezing figures, progress and a report.
+    """Upstream's metrics processor with a folder per run, freezing metrics, progress and a report.
 
-    Every rank has one, since figures are gathered from all; only the rank that has the loss shows
+    Every rank has one, since metrics are gathered from all; only the rank that has the loss shows
     and writes.
 
     Attributes:
         run_folder: Where the rank that is shown writes.
-        pass_listeners: Called one after the other with each pass of this rank, once its times are
-            read, which is where figures are logged or compared; oldest first. A run without
-            freezing has no passes to tell of.
+        batch_listeners: Called one after the other with each pass of this rank, once its times are
+            read, which is where metrics are logged or compared; oldest first. A run without
+            freezing has no batches to tell of.
     """
 
     def __init__(
@@ -87,7 +89,7 @@ class FreezingMetricsProcessor(MetricsProcessor):
         self.run_folder = make_run_folder(job_config, create=self._is_shown)
         if not sys.stdout.isatty():
             self.color = NoColor()
-        self.pass_listeners: list[Callable[[ObservedPass], None]] = []
+        self.batch_listeners: list[Callable[[ObservedBatch], None]] = []
         self._controller: FreezeController | None = None
         self._emulation: EmulationRecord | None = None
         self._record = RunRecord()
@@ -108,10 +110,10 @@ class FreezingMetricsProcessor(MetricsProcessor):
             writing=self._guard.writing,
         )
         self._responses = ResponseSample()
-        self.pass_listeners.append(self._responses.add)
+        self.batch_listeners.append(self._responses.add)
         self._logged_loss: float | None = None
         self._timelines: TimelineRecord | None = None
-        self._has_new_pictures = False
+        self._has_new_plots = False
         self._is_quiet = job_config.report.quiet
         self._progress = Progress(
             job_config.training.steps, shown=self._is_shown and not self._is_quiet
@@ -126,10 +128,10 @@ class FreezingMetricsProcessor(MetricsProcessor):
         self._tensorboard: RunTensorBoard | None = None
         if job_config.metrics.enable_tensorboard:
             self._open_tensorboard(job_config)
-        self._pictures: RunPictures | None = None
-        if self._is_shown and job_config.pictures.enable:
+        self._plots: RunPlots | None = None
+        if self._is_shown and job_config.plots.enable:
             board = self._tensorboard
-            self._pictures = RunPictures(self.run_folder, None if board is None else board.writer)
+            self._plots = RunPlots(self.run_folder, None if board is None else board.writer)
 
     def _open_tensorboard(self, job_config: JobConfig) -> None:
         all_ranks = job_config.metrics.save_for_all_ranks
@@ -162,12 +164,12 @@ class FreezingMetricsProcessor(MetricsProcessor):
                 writes=self._is_shown,
                 writing=self._guard.writing,
             )
-            self.pass_listeners.append(self._timelines.add)
-            controller.on_pass = self._tell_listeners
+            self.batch_listeners.append(self._timelines.add)
+            controller.on_batch = self._tell_listeners
             self._write("schedule.csv", order_to_csv(controller.order))
 
-    def _tell_listeners(self, observed: ObservedPass) -> None:
-        for listener in self.pass_listeners:
+    def _tell_listeners(self, observed: ObservedBatch) -> None:
+        for listener in self.batch_listeners:
             listener(observed)
 
     def save_plan(
@@ -186,7 +188,7 @@ class FreezingMetricsProcessor(MetricsProcessor):
             number_former(self.run_folder, ("bounds.json", "plan.json"))
         self._write("bounds.json", bounds_file_text(self._controller.dag, bounds, notes))
         self._write("plan.json", plan_to_json(plan))
-        self._has_new_pictures = True
+        self._has_new_plots = True
         if self._timelines is not None:
             self._timelines.begin_plan()
 
@@ -198,14 +200,14 @@ class FreezingMetricsProcessor(MetricsProcessor):
         grad_norm: float,
         extra_metrics: dict[str, Any] | None = None,
     ) -> None:
-        """Log upstream's figures and those of freezing; all ranks come here at the same steps."""
+        """Log upstream's metrics and those of freezing; all ranks come here at the same steps."""
         extra = {**(extra_metrics or {})}
         if self._controller is None:
             self._steps.log(step, global_avg_loss)
         else:
-            extra.update(self._freezing_figures(step, global_avg_loss, grad_norm))
+            extra.update(self._freezing_metrics(step, global_avg_loss, grad_norm))
         if self._emulation is not None:
-            extra.update(self._emulation.figures())
+            extra.update(self._emulation.metrics())
             self._steps.add_virtual(self._emulation.take_steps())
         self._draw(step)
         self._record.add_loss(step, global_avg_loss)
@@ -219,15 +221,15 @@ class FreezingMetricsProcessor(MetricsProcessor):
     def _draw(self, step: int) -> None:
         """Have what is new drawn; all ranks come here, of which the one that is shown draws."""
         if self._timelines is not None and self._timelines.collect():
-            self._has_new_pictures = True
-        if self._pictures is None:
+            self._has_new_plots = True
+        if self._plots is None:
             return
-        self._pictures.show(step)
+        self._plots.show(step)
         # Drawing could hold up the actions that are timed on a CPU meanwhile.
         is_timed = self._controller is not None and self._controller.phase.monitors
-        if self._has_new_pictures and not is_timed:
-            self._has_new_pictures = False
-            self._pictures.draw()
+        if self._has_new_plots and not is_timed:
+            self._has_new_plots = False
+            self._plots.draw()
 
     def _update_status(self, loss: float) -> None:
         """Take note of what is shown until the next logged step."""
@@ -263,15 +265,15 @@ class FreezingMetricsProcessor(MetricsProcessor):
         stats = titan_tools.device_module.memory_stats(self.device_memory_monitor.device)
         self._record.add_peak_memory(stats.get("reserved_bytes.all.peak", -1))
 
-    def _freezing_figures(self, step: int, loss: float, grad_norm: float) -> dict[str, float]:
+    def _freezing_metrics(self, step: int, loss: float, grad_norm: float) -> dict[str, float]:
         controller = self._controller
         assert controller is not None  # the caller saw to it
-        figures = controller.collect(self._gradient_scale(grad_norm))
-        self._record.add_batches(figures)
+        metrics = controller.collect(self._gradient_scale(grad_norm))
+        self._record.add_batches(metrics)
         predicted_ms = controller.expected_batch_ms()
         return {
-            **logged_figures(controller, figures, predicted_ms),
-            **self._steps.log(step, loss, controller.phase, figures, predicted_ms),
+            **logged_metrics(controller, metrics, predicted_ms),
+            **self._steps.log(step, loss, controller.phase, metrics, predicted_ms),
         }
 
     def _gradient_scale(self, grad_norm: float) -> float | None:
@@ -314,9 +316,9 @@ class FreezingMetricsProcessor(MetricsProcessor):
         """
         counts: list[FrozenCount] = []
         if self._controller is not None:
-            figures = self._controller.collect()
-            self._record.add_batches(figures)
-            self._steps.add_ratios(figures)
+            metrics = self._controller.collect()
+            self._record.add_batches(metrics)
+            self._steps.add_ratios(metrics)
             counts = self._save_frozen(self._controller)
         if self._timelines is not None:
             self._timelines.collect(is_last=True)
@@ -342,8 +344,8 @@ class FreezingMetricsProcessor(MetricsProcessor):
         self._write("report.txt", text)
         if self._is_shown and not self._is_quiet:
             print(text, flush=True)
-        if self._pictures is not None:
-            self._pictures.finish(summary.steps_done)
+        if self._plots is not None:
+            self._plots.finish(summary.steps_done)
         page = render_page(summary, self.job_config.to_dict(), self.run_folder, counts)
         self._write("report.md", page)
         if self._is_shown and self._is_quiet:
@@ -364,8 +366,8 @@ class FreezingMetricsProcessor(MetricsProcessor):
     def close(self) -> None:
         """Close the display and upstream's loggers."""
         self._steps.close()
-        if self._pictures is not None:
-            self._pictures.close()
+        if self._plots is not None:
+            self._plots.close()
         self._progress.close()
         super().close()
 

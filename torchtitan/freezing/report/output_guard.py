@@ -31,7 +31,7 @@ class OutputGuard:
             if not self._has_warned:
                 self._has_warned = True
                 logger.warning(
-                    "The run's files in %s cannot be written (%s); training goes on, and figures "
+                    "The run's files in %s cannot be written (%s); training goes on, and metrics "
                     "are missing there from now on",
                     self._folder,
                     error.strerror or error,

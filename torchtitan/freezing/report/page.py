@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from timelyfreeze.records.counts import FrozenCount
-from timelyfreeze.records.summary import RunSummary
+from timelyfreeze.records import FrozenCount, RunSummary
 
 # Keys that tell runs apart at a glance; settings.json has all.
 _SETTINGS = (
@@ -21,11 +20,11 @@ _SETTINGS = (
 )  # fmt: skip
 _FREEZING_SETTINGS = (
     "method", "last_warmup_step", "last_monitor_step", "monitoring", "last_ramp_step",
-    "max_freeze_ratio", "seed", "first_stage", "cascade", "least_gain",
+    "max_freeze_ratio", "seed", "first_stage", "skip_input_grads", "min_gain",
 )  # fmt: skip
 _FILES = {
     "report.txt": "the short report, as it was printed",
-    "summary.json": "all figures of the run",
+    "summary.json": "all metrics of the run",
     "settings.json": "the whole configuration",
     "steps.csv": "every optimizer step",
     "losses.csv": "logged losses",
@@ -47,7 +46,7 @@ def render_page(
     """Return the page as markdown; it lists the files that the folder has now.
 
     Args:
-        summary: The run's figures; what is None was not measured, and the page says so.
+        summary: The run's metrics; what is None was not measured, and the page says so.
         settings: The configuration, by section and key.
         run_folder: Where the run's files are.
         counts: How often each tensor was frozen; empty without freezing.
@@ -58,7 +57,7 @@ def render_page(
         _freezing(summary, counts),
         ["## Hardware", "", *_table(("", ""), _hardware(summary))],
         ["## Settings", "", *_table(("key", "value"), _settings(settings))],
-        _pictures(run_folder),
+        _plots(run_folder),
         ["## Files", "", *_files(run_folder)],
     ]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
@@ -121,15 +120,15 @@ def _speed(summary: RunSummary) -> Iterator[tuple[str, str]]:
         _both(summary.batch_ms_unfrozen_predicted, summary.batch_ms_unfrozen),
     )
     yield "batch with freezing", _both(summary.batch_ms_predicted, summary.batch_ms)
-    if summary.slowness is not None:
+    if summary.drift is not None:
         yield (
             "speed of the machine",
-            f"forwards took {summary.slowness:.2f} times as long as when they were measured",
+            f"forwards took {summary.drift:.2f} times as long as when they were measured",
         )
-    if summary.limit_batch_ms is not None:
+    if summary.all_frozen_batch_ms is not None:
         yield (
             "limit, everything frozen",
-            f"{summary.limit_batch_ms:,.1f} ms a batch, {_number(summary.limit_gain, '+.1%')}; "
+            f"{summary.all_frozen_batch_ms:,.1f} ms a batch, {_number(summary.upper_bound_gain, '+.1%')}; "
             f"the plan promises {_number(summary.planned_gain, '+.1%')}",
         )
 
@@ -164,13 +163,13 @@ def _freezing(summary: RunSummary, counts: Sequence[FrozenCount]) -> list[str]:
             _number(summary.average_freeze_ratio, ".3f"),
         ),
         ("kappa: a step's time, of the unfrozen one", _number(summary.kappa, ".3f")),
-        ("p_eff: share of the gradient energy that is updated", _number(summary.p_eff, ".3f")),
+        ("p_eff: fraction of the gradient energy that is updated", _number(summary.p_eff, ".3f")),
         (
             "kappa / p_eff: time to a loss, of the run without freezing",
             _number(summary.kappa_over_p_eff, ".2f"),
         ),
-        ("tensors never updated since freezing began", _share(summary.never_updated_tensors)),
-        ("elements in them", _share(summary.never_updated_elements)),
+        ("tensors never updated since freezing began", _fraction(summary.never_updated_tensors)),
+        ("elements in them", _fraction(summary.never_updated_elements)),
     ]
     return ["## Freezing", "", *_table(("", ""), rows), *_stages(summary, counts)]
 
@@ -178,7 +177,7 @@ def _freezing(summary: RunSummary, counts: Sequence[FrozenCount]) -> list[str]:
 def _stages(summary: RunSummary, counts: Sequence[FrozenCount]) -> list[str]:
     """Return the table of stages; its shares are by element."""
     planned, applied = summary.planned_stage_ratios or {}, summary.stage_ratios or {}
-    since = {stage: _frozen_share(counts, stage) for stage in {count.stage for count in counts}}
+    since = {stage: _frozen_ratio(counts, stage) for stage in {count.stage for count in counts}}
     ranks = {count.stage: str(count.rank) for count in counts}
     stages = sorted({*planned, *applied, *since})
     if not stages:
@@ -197,7 +196,7 @@ def _stages(summary: RunSummary, counts: Sequence[FrozenCount]) -> list[str]:
     return ["", *_table(head, rows)]
 
 
-def _frozen_share(counts: Sequence[FrozenCount], stage: int) -> float | None:
+def _frozen_ratio(counts: Sequence[FrozenCount], stage: int) -> float | None:
     of_stage = [count for count in counts if count.stage == stage]
     total = sum(count.elements * count.backwards for count in of_stage)
     return sum(count.elements * count.times_frozen for count in of_stage) / total if total else None
@@ -209,7 +208,7 @@ def _frozen_share(counts: Sequence[FrozenCount], stage: int) -> float | None:
 def _hardware(summary: RunSummary) -> Iterator[tuple[str, str]]:
     yield "device", summary.device
     yield "processes", str(summary.n_devices)
-    yield "processes that share a batch", str(summary.ranks_per_replica)
+    yield "processes that fraction a batch", str(summary.ranks_per_replica)
     yield "torch", summary.torch_version
 
 
@@ -228,14 +227,14 @@ def _settings(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"freezing.{method.removeprefix('timelyfreeze+')}.{key}", str(value)
 
 
-def _pictures(run_folder: Path) -> list[str]:
-    pictures = sorted((run_folder / "pictures").glob("*.png"))
-    lines = ["## Pictures", ""]
-    if not pictures:
+def _plots(run_folder: Path) -> list[str]:
+    plots = sorted((run_folder / "plots").glob("*.png"))
+    lines = ["## Plots", ""]
+    if not plots:
         lines.append("None yet.")
-    for picture in pictures:
-        name = picture.stem.replace("_", " ")
-        lines.append(f"![{name}](pictures/{picture.name})\n")
+    for plot in plots:
+        name = plot.stem.replace("_", " ")
+        lines.append(f"![{name}](plots/{plot.name})\n")
     lines.append(f"Drawn again from the files by `python -m timelyfreeze draw {run_folder}`.")
     return lines
 
@@ -244,8 +243,8 @@ def _files(run_folder: Path) -> Iterator[str]:
     for name, words in _FILES.items():
         if (run_folder / name).exists():
             yield f"- [{name}]({name}): {words}"
-    for file in sorted((run_folder / "pictures").glob("trace*.json")):
-        yield f"- [{file.name}](pictures/{file.name}): a trace for ui.perfetto.dev"
+    for file in sorted((run_folder / "plots").glob("trace*.json")):
+        yield f"- [{file.name}](plots/{file.name}): a trace for ui.perfetto.dev"
     if any(run_folder.rglob("events.out.tfevents.*")):
         yield f"- TensorBoard: `tensorboard --logdir {run_folder.parent}`"
 
@@ -263,7 +262,7 @@ def _number(value: float | None, form: str, unit: str = "", *, unknown: str = _U
     return unknown if value is None else f"{value:{form}}{unit}"
 
 
-def _share(value: float | None) -> str:
+def _fraction(value: float | None) -> str:
     return _number(value, ".1%", unknown="freezing has not begun")
 
 

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from timelyfreeze.files.plain_json import parse_json
-from timelyfreeze.records.losses import (
-    FILE,
+from timelyfreeze.files import parse_json
+from timelyfreeze.records import (
+    LOSSES_FILE,
     WINDOW,
     last_running_mean,
     read_losses,
     seconds_to_reach,
 )
-from torchtitan.freezing.config.job_config import JobConfig
+from torchtitan.freezing.config import JobConfig
 
 _KEY = "report.reference_run"
 
@@ -44,8 +44,10 @@ def read_reference(folder: Path) -> Reference:
     """
     if not folder.is_dir():
         raise ValueError(f"{_KEY} is {str(folder)!r}, which is no folder; name that of a run")
-    if not (folder / FILE).is_file():
-        raise ValueError(f"{_KEY} is {str(folder)!r}, which has no {FILE}; name that of a run")
+    if not (folder / LOSSES_FILE).is_file():
+        raise ValueError(
+            f"{_KEY} is {str(folder)!r}, which has no {LOSSES_FILE}; name that of a run"
+        )
     try:
         curve = training_curve(folder)
     except (ValueError, OSError) as error:
@@ -60,7 +62,7 @@ def read_reference(folder: Path) -> Reference:
     return Reference(folder, loss, seconds, _device(folder))
 
 
-def reference_mistakes(config: JobConfig) -> Iterator[str]:
+def reference_errors(config: JobConfig) -> Iterator[str]:
     """Say what is wrong with the reference run, if one is named."""
     if config.report.reference_run is not None:
         try:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from timelyfreeze.control.collected import ObservedPass
-from timelyfreeze.records.responses import ResponseRow
+from timelyfreeze.control import ObservedBatch
+from timelyfreeze.records import ResponseRow
 
 # Kept of each stage, kind and phase.
 N_KEPT = 120
@@ -16,7 +16,7 @@ N_KEPT = 120
 class ResponseSample:
     """A fair sample of each stage's backwards in each phase, by Vitter's algorithm R.
 
-    What is kept depends on the order of passes alone, so a repeated run keeps the same ones. Passes
+    What is kept depends on the order of batches alone, so a repeated run keeps the same ones. Batches
     that run cold are left out.
 
     Args:
@@ -29,17 +29,17 @@ class ResponseSample:
         self._n_seen: dict[tuple[int, str, str], int] = {}
         self._rng = np.random.default_rng(0)
 
-    def add(self, observed: ObservedPass) -> None:
+    def add(self, observed: ObservedBatch) -> None:
         """Take note of a pass."""
         if observed.is_cold:
             return
-        for action, share in observed.shares.items():
+        for action, fraction in observed.fractions.items():
             row = ResponseRow(
                 stage=action.stage,
                 kind=action.kind.value,
                 phase=observed.phase.value,
                 microbatch=action.microbatch,
-                share=share,
+                fraction=fraction,
                 duration_ms=observed.record.durations_ms[action],
                 cut=int(action in observed.cut),
             )

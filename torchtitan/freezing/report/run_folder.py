@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 
-from timelyfreeze.runtime.exchange import Exchange
-from torchtitan.freezing.config.job_config import JobConfig
+from timelyfreeze.runtime import Exchange
+from torchtitan.freezing.config import JobConfig
 
 
 def make_run_folder(job_config: JobConfig, *, create: bool) -> Path:

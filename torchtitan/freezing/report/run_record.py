@@ -12,14 +12,11 @@ from typing import Any
 import torch
 from torchtitan.distributed import ParallelDims
 
-from timelyfreeze.control.collected import CollectedFigures
-from timelyfreeze.control.controller import FreezeController
-from timelyfreeze.records.convergence import SKIPPED_STEPS, kappa_over_p_eff
-from timelyfreeze.records.counts import NeverUpdated
-from timelyfreeze.records.summary import RunSummary
-from timelyfreeze.settings.phases import Phase
+from timelyfreeze.control import CollectedMetrics, FreezeController
+from timelyfreeze.records import SKIPPED_STEPS, NeverUpdated, RunSummary, kappa_over_p_eff
+from timelyfreeze.settings import Phase
 from torchtitan.data.turns import is_instruct_dataset
-from torchtitan.freezing.config.job_config import JobConfig
+from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.report.reference import Reference
 from torchtitan.upstream.cpu_device import usable_cores
 
@@ -43,8 +40,8 @@ class RunRecord:
         self._n_steps = 0
         self._last_step = 0
         self._batch_ms: dict[Phase, list[float]] = {}
-        self._slowness: list[float] = []
-        self._figures: CollectedFigures | None = None
+        self._drift: list[float] = []
+        self._metrics: CollectedMetrics | None = None
         self._score_ms = 0.0
         self._n_steps_collected = 0
         self._losses: list[tuple[int, float]] = []
@@ -59,7 +56,7 @@ class RunRecord:
     @property
     def stage_ratios(self) -> Mapping[int, float] | None:
         """What the masks of the last logged step froze of each stage; None before."""
-        return None if self._figures is None else self._figures.applied_stage_ratios
+        return None if self._metrics is None else self._metrics.applied_stage_ratios
 
     def add_step(self, step: int, phase: Phase | None, seconds: float, n_tokens: int) -> None:
         """Take note of a finished optimizer step."""
@@ -69,22 +66,22 @@ class RunRecord:
         self._n_steps += 1
         self._last_step = step
 
-    def add_batches(self, figures: CollectedFigures) -> None:
+    def add_batches(self, metrics: CollectedMetrics) -> None:
         """Take note of measured batches."""
-        for phase, batch_ms in figures.batch_ms.items():
+        for phase, batch_ms in metrics.batch_ms.items():
             self._batch_ms.setdefault(phase, []).extend(batch_ms)
-        if figures.slowness is not None:
-            self._slowness.append(figures.slowness)
-        if figures.score_ms_per_step is not None:
+        if metrics.drift is not None:
+            self._drift.append(metrics.drift)
+        if metrics.score_ms_per_step is not None:
             n_steps = self._n_steps - self._n_steps_collected
-            self._score_ms += n_steps * figures.score_ms_per_step
+            self._score_ms += n_steps * metrics.score_ms_per_step
         self._n_steps_collected = self._n_steps
-        self._figures = figures
+        self._metrics = metrics
 
     def begin_plan(self) -> None:
         """Forget batches of the stable phase: they ran under another plan than the one to come."""
         self._batch_ms.pop(Phase.STABLE, None)
-        self._slowness.clear()
+        self._drift.clear()
 
     def add_loss(self, step: int, loss: float) -> None:
         """Take note of a logged training loss."""
@@ -126,7 +123,7 @@ class RunRecord:
             "outside_ms": self._outside_ms(start.batches_per_step),
             "batch_ms_unfrozen": self._median_batch_ms([Phase.UPPER_BOUND, Phase.WARMUP]),
             "batch_ms": self._median_batch_ms([Phase.STABLE]),
-            "slowness": statistics.median(self._slowness) if self._slowness else None,
+            "drift": statistics.median(self._drift) if self._drift else None,
             "train_loss": self._train_loss(),
             "last_loss": self._losses[-1][1] if self._losses else None,
             "validation_loss": self._validation_loss,
@@ -134,12 +131,12 @@ class RunRecord:
             "peak_memory_gib": peak_memory_gib,
             **(emulated or {}),
         }
-        if self._figures is not None:
-            measured["stage_ratios"] = dict(self._figures.applied_stage_ratios)
-            measured["average_freeze_ratio"] = self._figures.average_freeze_ratio
-            if self._figures.score_bytes is not None and self._n_steps_collected:
+        if self._metrics is not None:
+            measured["stage_ratios"] = dict(self._metrics.applied_stage_ratios)
+            measured["average_freeze_ratio"] = self._metrics.average_freeze_ratio
+            if self._metrics.score_bytes is not None and self._n_steps_collected:
                 measured["score_ms_per_step"] = self._score_ms / self._n_steps_collected
-                measured["score_memory_mib"] = self._figures.score_bytes / _MIB
+                measured["score_memory_mib"] = self._metrics.score_bytes / _MIB
         if controller is not None and controller.plans:
             measured["switched_off"] = controller.switched_off
             measured |= _planned(controller, start.batches_per_step, measured["outside_ms"])
@@ -196,9 +193,9 @@ def _planned(
         "step_ms_predicted": None
         if outside_ms is None
         else batches_per_step * plan.batch_ms + outside_ms,
-        "limit_batch_ms": plan.frozen_batch_ms,
+        "all_frozen_batch_ms": plan.frozen_batch_ms,
         "planned_gain": plan.gain,
-        "limit_gain": plan.limit_gain,
+        "upper_bound_gain": plan.upper_bound_gain,
         "planned_stage_ratios": plan.stage_mean_ratios(),
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, replace
 
-from timelyfreeze.settings.phases import Phase
+from timelyfreeze.settings import Phase
 
 _WORDS = {
     Phase.WARMUP: "warming up",

@@ -1,6 +1,6 @@
 """Optimizer steps of a run as they end: rows of ``steps.csv``, kappa and p_eff.
 
-Times of a step are known when it ends, what it froze on all ranks when figures are next exchanged.
+Times of a step are known when it ends, what it froze on all ranks when metrics are next exchanged.
 So rows are written at logged steps, all since the one before. A run that is killed loses those
 since then; one that fails loses none.
 """
@@ -14,11 +14,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
-from timelyfreeze.control.collected import CollectedFigures
-from timelyfreeze.meters.tally import FREEZING_PHASES
-from timelyfreeze.records.convergence import StepRatio, kappa_over_p_eff, mean_p_eff
-from timelyfreeze.records.steps import StepLog, StepRow
-from timelyfreeze.settings.phases import Phase
+from timelyfreeze.control import CollectedMetrics
+from timelyfreeze.records import StepLog, StepRatio, StepRow, kappa_over_p_eff, mean_p_eff
+from timelyfreeze.settings import FREEZING_PHASES, Phase
 
 
 class StepRecord:
@@ -26,7 +24,7 @@ class StepRecord:
 
     Args:
         log: Where rows go; None on ranks that write nothing.
-        ranks_per_replica: Processes that share a batch.
+        ranks_per_replica: Processes that fraction a batch.
         emulates: Whether kappa is that of the virtual clock.
         writing: What rows are written in.
 
@@ -67,7 +65,7 @@ class StepRecord:
         step: int,
         loss: float,
         phase: Phase | None = None,
-        figures: CollectedFigures | None = None,
+        metrics: CollectedMetrics | None = None,
         predicted_ms: float | None = None,
     ) -> dict[str, float]:
         """Take note of what is logged of a step that is about to end.
@@ -76,7 +74,7 @@ class StepRecord:
             step: Its number.
             loss: Training loss.
             phase: Its phase; None for a run without freezing.
-            figures: What all ranks have exchanged; None likewise.
+            metrics: What all ranks have exchanged; None likewise.
             predicted_ms: Prediction for its batches.
 
         Returns:
@@ -84,18 +82,18 @@ class StepRecord:
         """
         values: dict[str, Any] = {"train_loss": loss, "batch_predicted_ms": predicted_ms}
         self._logged[step] = values
-        if figures is None or phase is None:
+        if metrics is None or phase is None:
             return {}
-        self._ratios.update(figures.step_ratios)
-        batches_ms = figures.batch_ms.get(phase)
+        self._ratios.update(metrics.step_ratios)
+        batches_ms = metrics.batch_ms.get(phase)
         values["batch_ms"] = statistics.median(batches_ms) if batches_ms else None
         values["kappa"] = kappa = self._kappa.take(phase)
         # While everything is frozen to measure, it is no gain.
         if phase in FREEZING_PHASES:
             self.latest_kappa = kappa or self.latest_kappa
-        values["p_eff"] = p_eff = None if figures.energy is None else figures.energy.p_eff
-        if phase is Phase.STABLE and figures.energy is not None and p_eff is not None:
-            self._stable.append((p_eff, figures.energy.total))
+        values["p_eff"] = p_eff = None if metrics.energy is None else metrics.energy.p_eff
+        if phase is Phase.STABLE and metrics.energy is not None and p_eff is not None:
+            self._stable.append((p_eff, metrics.energy.total))
         tags = {
             "convergence/kappa": kappa,
             "convergence/p_eff": p_eff,
@@ -128,7 +126,7 @@ class StepRecord:
             )
         )
         if step in self._logged:
-            # The virtual time of this step is not known before figures are exchanged again.
+            # The virtual time of this step is not known before metrics are exchanged again.
             self._write(self._n_virtual if self._emulates else len(self._ended))
 
     @property
@@ -136,9 +134,9 @@ class StepRecord:
         """Average of p_eff over what was logged of the stable phase, Eq. 28; None if nothing."""
         return mean_p_eff(self._stable)
 
-    def add_ratios(self, figures: CollectedFigures) -> None:
+    def add_ratios(self, metrics: CollectedMetrics) -> None:
         """Take note of what steps have frozen that were never logged."""
-        self._ratios.update(figures.step_ratios)
+        self._ratios.update(metrics.step_ratios)
 
     def close(self) -> None:
         """Write what is still out."""

@@ -1,4 +1,4 @@
-"""TensorBoard files of a run: its figures, in groups, and what runs are told apart by."""
+"""TensorBoard files of a run: its metrics, in groups, and what runs are told apart by."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from torch.utils.tensorboard.summary import hparams
 from torchtitan.components.metrics import TensorBoardLogger
 
-from timelyfreeze.records.summary import RunSummary
-from torchtitan.freezing.config.job_config import JobConfig
+from timelyfreeze.records import RunSummary
+from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.report.output_guard import OutputGuard
 
 # The custom scalars tab takes what stands between a line's first parenthesis and its last for the
-# run, and draws no line of a tag that has one. Such figures are written for it under other tags.
+# run, and draws no line of a tag that has one. Such metrics are written for it under other tags.
 CHARTED = {
     "throughput(tps)": "speed/tokens_per_second",
     "batch_time/measured(ms)": "speed/batch_ms_measured",
@@ -28,7 +28,7 @@ LAYOUT: dict[str, dict[str, list[Any]]] = {
     "speed": {
         "tokens/s per device": ["Multiline", [r"^speed/(virtual_)?tokens_per_second$"]],
         "batch, ms, measured and predicted": ["Multiline", [r"^speed/batch_ms_.*"]],
-        "machine, times as slow as when measured": ["Multiline", [r"^batch_time/slowness$"]],
+        "machine, times as slow as when measured": ["Multiline", [r"^batch_time/drift$"]],
         "step of an emulated pipeline, ms": ["Multiline", [r"^speed/virtual_step_ms$"]],
     },
     "freezing": {
@@ -50,7 +50,7 @@ LAYOUT: dict[str, dict[str, list[Any]]] = {
     },
 }
 
-# Figures of a summary that the table of runs has, by tag.
+# Metrics of a summary that the table of runs has, by tag.
 FINAL = {
     "final/tokens_per_second": "tokens_per_second",
     "final/batch_time(ms)": "batch_ms",
@@ -68,7 +68,7 @@ FINAL = {
 class RunTensorBoard(TensorBoardLogger):
     """TensorBoard files of one run.
 
-    Figures that do not exist (MFU on a CPU) are left out, not drawn as NaN.
+    Metrics that do not exist (MFU on a CPU) are left out, not drawn as NaN.
 
     Args:
         folder: Where the files go.
@@ -137,7 +137,7 @@ def hyperparameters(job_config: JobConfig) -> dict[str, bool | float | str]:
         values["freezing.last_warmup_step"] = freezing.last_warmup_step
     if freezing.method.startswith("timelyfreeze"):
         values["freezing.max_freeze_ratio"] = freezing.max_freeze_ratio
-        for key in ("monitoring", "cascade", "first_stage"):
+        for key in ("monitoring", "skip_input_grads", "first_stage"):
             values[f"freezing.{key}"] = getattr(freezing, key)
     return {
         name: value if isinstance(value, (bool, int, float, str)) else str(value)

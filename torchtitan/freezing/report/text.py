@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from timelyfreeze.records.summary import RunSummary
+from timelyfreeze.records import RunSummary
 
 
 def render_report(summary: RunSummary, run_folder: Path) -> str:
     """Return the report of a run.
 
     Args:
-        summary: The run's figures; a line whose figures are missing is left out or says so.
+        summary: The run's metrics; a line whose metrics are missing is left out or says so.
         run_folder: Where the run's files are.
     """
     lines = ["", "Run report", "----------"]
@@ -123,15 +123,15 @@ def _batches(summary: RunSummary) -> Iterator[str]:
     if summary.step_ms_predicted is not None:
         step = _predicted_and_measured(summary.step_ms_predicted, summary.step_ms)
         yield f"step with freezing       {step}; {summary.outside_ms:.1f} ms outside of batches"
-    if summary.slowness is not None:
+    if summary.drift is not None:
         yield (
-            f"speed of the machine     forwards took {summary.slowness:.2f} times as long as when "
+            f"speed of the machine     forwards took {summary.drift:.2f} times as long as when "
             "they were measured"
         )
-    if summary.limit_batch_ms is not None:
+    if summary.all_frozen_batch_ms is not None:
         yield (
-            f"limit                    {summary.limit_batch_ms:.1f} ms a batch with everything "
-            f"frozen ({100 * summary.limit_gain:+.1f}%); the plan reaches "
+            f"limit                    {summary.all_frozen_batch_ms:.1f} ms a batch with everything "
+            f"frozen ({100 * summary.upper_bound_gain:+.1f}%); the plan reaches "
             f"{100 * summary.planned_gain:+.1f}%"
         )
 

@@ -9,16 +9,14 @@ from pathlib import Path
 
 from torchtitan.tools.logging import logger
 
-from timelyfreeze.control.collected import ObservedPass
-from timelyfreeze.control.controller import FreezeController
-from timelyfreeze.files.safe_write import write_whole
-from timelyfreeze.records.timeline import SeenPass, measured_timeline
-from timelyfreeze.records.timeline_file import timeline_file, timeline_to_json
-from timelyfreeze.runtime.exchange import Exchange
-from timelyfreeze.settings.phases import Phase
+from timelyfreeze.control import FreezeController, ObservedBatch
+from timelyfreeze.files import write_whole
+from timelyfreeze.records import SeenBatch, measured_timeline, timeline_file, timeline_to_json
+from timelyfreeze.runtime import Exchange
+from timelyfreeze.settings import Phase
 from torchtitan.freezing.report.run_folder import number_former
 
-# Passes of a phase among which the typical one is looked for: the last ones, so many at most, and
+# Batches of a phase among which the typical one is looked for: the last ones, so many at most, and
 # in a phase without end as soon as there are so many.
 _MOST_KEPT = 16
 _ENOUGH = 8
@@ -26,10 +24,10 @@ _ENDLESS = (Phase.STABLE, Phase.OFF)
 
 
 class TimelineRecord:
-    """Keeps a few passes of the current phase, and writes one of them down when it is over.
+    """Keeps a few batches of the current phase, and writes one of them down when it is over.
 
     The ramp is left out: no two of its steps freeze alike. Phases without end are over, for this
-    purpose, once there are enough passes to choose from. Between calls of :meth:`collect` nothing
+    purpose, once there are enough batches to choose from. Between calls of :meth:`collect` nothing
     is exchanged or written, so a step pays for keeping a reference to its record.
 
     Args:
@@ -54,11 +52,11 @@ class TimelineRecord:
         self._run_folder = run_folder
         self._writes = writes
         self._writing = writing
-        self._kept: dict[Phase, deque[ObservedPass]] = {}
+        self._kept: dict[Phase, deque[ObservedBatch]] = {}
         self._current: Phase | None = None
         self._written: set[Phase] = set()
 
-    def add(self, observed: ObservedPass) -> None:
+    def add(self, observed: ObservedBatch) -> None:
         """Take note of a pass of this rank; all ranks run the same ones."""
         phase = self._current = observed.phase
         is_wanted = phase is not Phase.RAMP and phase not in self._written
@@ -94,11 +92,11 @@ class TimelineRecord:
         is_enough = phase in _ENDLESS and len(self._kept[phase]) >= _ENOUGH
         return is_last or is_enough or phase is not self._current
 
-    def _write(self, phase: Phase, passes: list[ObservedPass]) -> None:
-        everyone = self._exchange.all_gather([observed.record.span_ms for observed in passes])
-        chosen = passes[typical(everyone)]
+    def _write(self, phase: Phase, batches: list[ObservedBatch]) -> None:
+        everyone = self._exchange.all_gather([observed.record.span_ms for observed in batches])
+        chosen = batches[typical(everyone)]
         processes = self._exchange.all_gather(
-            SeenPass(chosen.record.intervals_ms, dict(chosen.shares))
+            SeenBatch(chosen.record.intervals_ms, dict(chosen.fractions))
         )
         if not self._writes:
             return

@@ -46,7 +46,7 @@ def test_a_corner_by_hand() -> None:
     )
     assert found.x == pytest.approx([1.2, 1.6], rel=1e-8)
     # 2u + v = 1 and u + 3v = 1.
-    assert found.prices == pytest.approx([0.0, 0.0, 0.4, 0.2], abs=1e-8)
+    assert found.overheads == pytest.approx([0.0, 0.0, 0.4, 0.2], abs=1e-8)
     assert max(found.gap, found.residual) <= 1e-10
 
 
@@ -67,8 +67,8 @@ def test_agrees_with_highs_on_random_programs(seed: int, n: int, n_rows: int) ->
     scale = max(abs(best), 1.0)
     assert (matrix @ found.x >= least - 1e-8).all()
     assert float(cost @ found.x) == pytest.approx(best, abs=1e-6 * scale)
-    assert (found.prices > 0.0).all()
-    assert float(least @ found.prices) <= best + 1e-6 * scale
+    assert (found.overheads > 0.0).all()
+    assert float(least @ found.overheads) <= best + 1e-6 * scale
 
 
 def test_stops_at_the_deadline_and_says_how_far_it_got() -> None:
@@ -116,6 +116,6 @@ def test_keeps_the_best_point_where_the_numbers_give_out(monkeypatch: pytest.Mon
         eliminate=np.zeros(3, dtype=bool),
         tolerance=1e-12,
     )
-    # One factorisation for the first prices, two steps.
+    # One factorisation for the first overheads, two steps.
     assert found.n_steps == 2
     assert 1e-12 < found.gap < 0.5

@@ -45,7 +45,7 @@ def test_products_are_those_of_the_dense_matrix(seed: int, other: int) -> None:
 def test_solves_as_a_dense_matrix_does(seed: int, n: int, n_dense: int, decades: float) -> None:
     rng = np.random.default_rng(seed)
     rows = random_rows(rng, n, n_dense)
-    # Any choice is allowed: those that share a row with another are kept after all.
+    # Any choice is allowed: those that fraction a row with another are kept after all.
     newton = NewtonMatrix(rows, rng.random(n) < rng.choice([0.0, 0.3, 1.0]))
     for _ in range(2):
         weights = 10.0 ** rng.uniform(-decades, decades, len(rows.start) - 1)

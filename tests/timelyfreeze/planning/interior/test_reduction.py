@@ -25,13 +25,13 @@ def dense(reduced: ReducedLp) -> np.ndarray:
 
 
 def minimum(lp: FreezeLp, cost: np.ndarray) -> tuple[float, np.ndarray]:
-    """Optimum and row prices, by HiGHS on the program as it stands."""
+    """Optimum and row overheads, by HiGHS on the program as it stands."""
     solver = load(lp, 60.0)
     solver.changeColsCost(len(cost), np.arange(len(cost), dtype=np.int32), cost)
     solver.run()
     assert solver.getModelStatus() == highspy.HighsModelStatus.kOptimal
-    prices = np.array(solver.getSolution().row_dual)
-    return float(solver.getInfo().objective_function_value), prices
+    overheads = np.array(solver.getSolution().row_dual)
+    return float(solver.getInfo().objective_function_value), overheads
 
 
 def minimum_reduced(reduced: ReducedLp, cost: np.ndarray) -> float:
@@ -66,7 +66,7 @@ def test_by_hand() -> None:
         [0.0, 0.0, 0.0, -1.0],
     ]
     assert half.least.tolist() == [1.0, 1.0, -0.5, 0.0, 0.0, 0.0, 0.0, -1.0]
-    assert half.row_prices(np.arange(1.0, 9.0), 3).tolist() == [1.0, 2.0, -3.0]
+    assert half.row_overheads(np.arange(1.0, 9.0), 3).tolist() == [1.0, 2.0, -3.0]
     # With a cap of 1 the budget always holds; with 0 it fixes the ratio.
     assert reduce_lp(build_lp(dag, bounds, 1.0)).row.tolist() == [0, 1]
     none = reduce_lp(build_lp(dag, bounds, 0.0))
@@ -80,41 +80,43 @@ def test_by_hand() -> None:
 
 
 @given(seeds, st.floats(0.0, 1.0))
-def test_has_the_same_optimum(seed: int, price: float) -> None:
+def test_has_the_same_optimum(seed: int, overhead: float) -> None:
     dag, bounds, caps = random_program(seed)
     lp = build_lp(dag, bounds, caps)
-    cost = np.concatenate([np.zeros(lp.n_actions), [1.0], np.full(len(lp.freezable), 0.1 * price)])
+    cost = np.concatenate(
+        [np.zeros(lp.n_actions), [1.0], np.full(len(lp.freezable), 0.1 * overhead)]
+    )
     reduced = reduce_lp(lp)
     assert minimum_reduced(reduced, cost) == pytest.approx(minimum(lp, cost)[0], abs=1e-6)
 
 
 @given(seeds, seeds)
-def test_no_prices_promise_more_than_the_optimum(seed: int, other: int) -> None:
+def test_no_overheads_promise_more_than_the_optimum(seed: int, other: int) -> None:
     dag, bounds, caps = random_program(seed)
     lp = build_lp(dag, bounds, caps)
     cost = np.concatenate([np.zeros(lp.n_actions), [1.0], np.zeros(len(lp.freezable))])
-    best, prices = minimum(lp, cost)
+    best, overheads = minimum(lp, cost)
     unfrozen = makespan(dag, bounds.max_ms) / lp.scale_ms
     rng = np.random.default_rng(other)
     for error in (0.0, 1e-3, 0.3, 10.0):
-        off = prices + error * rng.normal(size=len(prices))
+        off = overheads + error * rng.normal(size=len(overheads))
         assert lower_bound(lp, cost, off, unfrozen) <= best + 1e-9
-    assert lower_bound(lp, cost, prices, unfrozen) == pytest.approx(best, abs=1e-6)
+    assert lower_bound(lp, cost, overheads, unfrozen) == pytest.approx(best, abs=1e-6)
 
 
 def test_a_path_is_a_lower_bound() -> None:
-    # Price 1 on the rows of a path, 0 elsewhere: the path's length with everything on it frozen
+    # Overhead 1 on the rows of a path, 0 elsewhere: the path's length with everything on it frozen
     # as far as bounds allow, here 2 + 1.
     dag = build_dag(parse_order(["0F0 0B0"]))
     lp = build_lp(dag, DurationBounds(np.array([2.0, 1.0]), np.array([2.0, 2.0])), 0.5)
     cost = np.array([0.0, 0.0, 1.0, 0.0])
     assert lower_bound(lp, cost, np.array([1.0, 1.0, 0.0]), 2.0) * lp.scale_ms == 3.0
-    # With a price on the budget as well, it is the optimum: 2 + 1.5.
+    # With a overhead on the budget as well, it is the optimum: 2 + 1.5.
     assert lower_bound(lp, cost, np.array([1.0, 1.0, -0.5]), 2.0) * lp.scale_ms == 3.5
 
 
-def test_bounds_and_prices_of_both_signs() -> None:
-    """Prices with the wrong sign for their row count for nothing."""
+def test_bounds_and_overheads_of_both_signs() -> None:
+    """Overheads with the wrong sign for their row count for nothing."""
     dag = build_dag(parse_order(["0F0 0B0"]))
     lp = build_lp(dag, DurationBounds(np.array([2.0, 1.0]), np.array([2.0, 2.0])), 0.5)
     cost = np.array([0.0, 0.0, 1.0, 0.0])

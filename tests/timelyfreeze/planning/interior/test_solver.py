@@ -40,7 +40,7 @@ def batch(dag: PipelineDag, bounds: DurationBounds, lp: FreezeLp, ratios: np.nda
 
 
 def check_as_good_as_simplex(dag: PipelineDag, bounds: DurationBounds, lp: FreezeLp) -> None:
-    """Every constraint kept; as short as the exact optimum but for the price on freezing, which is
+    """Every constraint kept; as short as the exact optimum but for the overhead on freezing, which is
     at most 0.01% of the unfrozen batch; and freezing as little, to 0.1%.
     """
     found = solve_by_interior_point(lp, 60.0)
@@ -57,7 +57,7 @@ def check_as_good_as_simplex(dag: PipelineDag, bounds: DurationBounds, lp: Freez
     certified = solve_certified(lp, 60.0)
     assert certified.bound * lp.scale_ms <= best_ms * (1.0 + 1e-9)
     assert certified.end <= certified.bound * 1.001
-    # The price on freezing may buy less of it for time, and never more.
+    # The overhead on freezing may buy less of it for time, and never more.
     assert found.sum() <= exact.sum() * (1.0 + 1e-3) + 1e-3
 
 
@@ -130,7 +130,7 @@ def test_some_ratios_decided_beforehand(seed: int) -> None:
 
 
 @pytest.mark.parametrize("n_processors", [1.0, 2.5])
-def test_ranks_that_share_processors(n_processors: float) -> None:
+def test_ranks_that_fraction_processors(n_processors: float) -> None:
     dag = scheduled("1F1B", 4, 8)
     bounds = noisy_bounds(dag, 2)
     lp = build_lp(dag, bounds, 0.7, n_processors)
@@ -198,7 +198,7 @@ def test_where_it_fails_simplex_gets_the_time_that_is_left(
         solve_freeze_ratios(dag, bounds, max_freeze_ratio=0.8, time_limit_s=1e-9)
 
 
-@pytest.mark.parametrize("broken", ["strip.Strip._factor", "newton.NewtonMatrix._factor_prices"])
+@pytest.mark.parametrize("broken", ["strip.Strip._factor", "newton.NewtonMatrix._factor_overheads"])
 def test_whatever_breaks_in_the_arithmetic_leaves_it_to_simplex(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: str
 ) -> None:

@@ -10,7 +10,7 @@ import torch.distributed.checkpoint as dcp
 
 from tests.torchtitan.helpers.job_configs import make_job_config as job_config
 from torchtitan.checkpoints.finished import damage, finished_steps, unfinished_steps
-from torchtitan.freezing.checks.checkpoints import checkpoint_mistakes, output_mistakes
+from torchtitan.freezing.checks.checkpoints import checkpoint_errors, output_errors
 
 
 def write_checkpoint(folder: Path, step: int) -> Path:
@@ -35,15 +35,15 @@ def checkpoints(tmp_path: Path) -> Path:
     return folder
 
 
-def the_mistake(mistakes) -> str:
-    (mistake,) = list(mistakes)
-    return mistake
+def the_error(errors) -> str:
+    (error,) = list(errors)
+    return error
 
 
 def test_whole_checkpoints_and_none_at_all_are_fine(checkpoints: Path, tmp_path: Path) -> None:
-    assert list(checkpoint_mistakes(config(tmp_path))) == []
-    assert list(checkpoint_mistakes(config(tmp_path, checkpoint__load_step=3))) == []
-    assert list(checkpoint_mistakes(config(tmp_path / "elsewhere"))) == []
+    assert list(checkpoint_errors(config(tmp_path))) == []
+    assert list(checkpoint_errors(config(tmp_path, checkpoint__load_step=3))) == []
+    assert list(checkpoint_errors(config(tmp_path / "elsewhere"))) == []
     assert [damage(folder) for folder in finished_steps(checkpoints).values()] == [None, None]
 
 
@@ -66,28 +66,28 @@ def test_a_damaged_checkpoint_is_named_with_the_one_before_it(
     spoil, words: str, checkpoints: Path, tmp_path: Path
 ) -> None:
     spoil(checkpoints / "step-6")
-    mistake = the_mistake(checkpoint_mistakes(config(tmp_path)))
-    assert f"{str(checkpoints / 'step-6')!r} is damaged: {words}" in mistake
-    assert "checkpoint.load_step = 3 resumes from the one before" in mistake
-    assert list(checkpoint_mistakes(config(tmp_path, checkpoint__load_step=3))) == []
+    error = the_error(checkpoint_errors(config(tmp_path)))
+    assert f"{str(checkpoints / 'step-6')!r} is damaged: {words}" in error
+    assert "checkpoint.load_step = 3 resumes from the one before" in error
+    assert list(checkpoint_errors(config(tmp_path, checkpoint__load_step=3))) == []
     spoil(checkpoints / "step-3")
-    assert "resumes" not in the_mistake(checkpoint_mistakes(config(tmp_path)))
+    assert "resumes" not in the_error(checkpoint_errors(config(tmp_path)))
 
 
 def test_an_unfinished_checkpoint_is_none(checkpoints: Path, tmp_path: Path) -> None:
     (checkpoints / "step-6" / ".metadata").unlink()
     assert list(finished_steps(checkpoints)) == [3]
     assert list(unfinished_steps(checkpoints)) == [6]
-    assert list(checkpoint_mistakes(config(tmp_path))) == []
-    mistake = the_mistake(checkpoint_mistakes(config(tmp_path, checkpoint__load_step=6)))
-    assert mistake.startswith("checkpoint.load_step is 6, of which ")
-    assert mistake.endswith("finished are: 3")
+    assert list(checkpoint_errors(config(tmp_path))) == []
+    error = the_error(checkpoint_errors(config(tmp_path, checkpoint__load_step=6)))
+    assert error.startswith("checkpoint.load_step is 6, of which ")
+    assert error.endswith("finished are: 3")
 
 
 def test_what_a_new_run_begins_from_is_looked_at_too(checkpoints: Path, tmp_path: Path) -> None:
     def begun(path: Path) -> list[str]:
         changes = {"checkpoint__initial_load_path": str(path)}
-        return list(checkpoint_mistakes(config(tmp_path / "new", **changes)))
+        return list(checkpoint_errors(config(tmp_path / "new", **changes)))
 
     assert begun(checkpoints / "step-3") == []
     truncate(checkpoints / "step-6" / "__0_0.distcp")
@@ -97,17 +97,17 @@ def test_what_a_new_run_begins_from_is_looked_at_too(checkpoints: Path, tmp_path
 
 
 def test_a_place_where_nothing_can_be_written_is_told(tmp_path: Path) -> None:
-    assert list(output_mistakes(config(tmp_path / "not" / "there" / "yet"))) == []
+    assert list(output_errors(config(tmp_path / "not" / "there" / "yet"))) == []
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
     (tmp_path / "outputs").write_text("a file")
-    mistake = the_mistake(output_mistakes(config(tmp_path)))
-    assert mistake.startswith(f"job.dump_folder is {str(tmp_path / 'outputs')!r}, and ")
-    assert "is no folder; name another" in mistake
+    error = the_error(output_errors(config(tmp_path)))
+    assert error.startswith(f"job.dump_folder is {str(tmp_path / 'outputs')!r}, and ")
+    assert "is no folder; name another" in error
 
 
 @pytest.mark.skipif(not Path("/proc/sys").is_dir(), reason="no folder that not even root may use")
 def test_a_read_only_folder_is_told(tmp_path: Path) -> None:
     changes = {"job__dump_folder": "/proc/sys"}
-    mistake = the_mistake(output_mistakes(job_config(**changes)))
-    assert mistake.startswith("job.dump_folder is '/proc/sys', and nothing can be written to ")
-    assert mistake.endswith("; name another folder")
+    error = the_error(output_errors(job_config(**changes)))
+    assert error.startswith("job.dump_folder is '/proc/sys', and nothing can be written to ")
+    assert error.endswith("; name another folder")

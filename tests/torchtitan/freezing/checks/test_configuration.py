@@ -5,7 +5,7 @@ import pytest
 import torch
 from torchtitan.config import ConfigManager
 
-from tests.torchtitan.helpers.job_configs import config, mistakes
+from tests.torchtitan.helpers.job_configs import config, errors
 from timelyfreeze.schedule.order import order_to_csv
 from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
 from timelyfreeze.settings.phases import PhaseSchedule
@@ -28,14 +28,14 @@ ONE_F_ONE_B = one_f_one_b_order(4, 8)
         {"freezing__max_freeze_ratio": 0.0},
         {"freezing__max_freeze_ratio": 1},
         {"freezing__max_freeze_ratio": [0.1, 0.2, 0.3, 1.0]},
-        {"freezing__first_stage": "keep_chain"},
-        {"freezing__discard_passes": 19},
-        {"freezing__discard_passes": 0},
-        {"freezing__monitoring": "mixed", "freezing__discard_passes": 37},
+        {"freezing__first_stage": "per_tensor"},
+        {"freezing__discard_batches": 19},
+        {"freezing__discard_batches": 0},
+        {"freezing__monitoring": "mixed", "freezing__discard_batches": 37},
         {"freezing__solver_delay_steps": 99},
         {"freezing__solver_time_limit_s": 150.0, "comm__train_timeout_seconds": 151},
         {"freezing__solver_time_limit_s": 1000.0, "emulation__enable": True},
-        {"freezing__remeasure_every": 0, "freezing__least_gain": -1.0},
+        {"freezing__replan_every": 0, "freezing__min_gain": -1.0},
         {"parallelism__pipeline_parallel_schedule": "zbvzerobubble"},
         {"parallelism__pipeline_parallel_schedule": "DualPipeV"},
         {"parallelism__pipeline_parallel_schedule": "GPipe", "validation__enable": True},
@@ -56,7 +56,7 @@ ONE_F_ONE_B = one_f_one_b_order(4, 8)
     ],
     ids=str,
 )
-def test_a_configuration_without_mistakes_passes(changes: dict[str, Any]) -> None:
+def test_a_configuration_without_errors_passes(changes: dict[str, Any]) -> None:
     check(config(**changes))
 
 
@@ -107,21 +107,21 @@ MISTAKES: list[tuple[dict[str, Any], list[str]]] = [
         ["freezing.last_monitor_step is 100", "before training.steps (100)"],
     ),
     (
-        {"freezing__discard_passes": 20},
-        ["freezing.discard_passes is 20", "0 or more and below the 20 passes of each half",
+        {"freezing__discard_batches": 20},
+        ["freezing.discard_batches is 20", "0 or more and below the 20 batches of each half",
          "freezing.last_warmup_step 60 to freezing.last_monitor_step 100"],
     ),
     (
-        {"freezing__discard_passes": -1},
-        ["freezing.discard_passes is -1", "0 or more"],
+        {"freezing__discard_batches": -1},
+        ["freezing.discard_batches is -1", "0 or more"],
     ),
     (
         {"freezing__monitoring": "half"},
         ["freezing.monitoring is 'half'", "known: halves, mixed"],
     ),
     (
-        {"freezing__monitoring": "mixed", "freezing__discard_passes": 38},
-        ["freezing.discard_passes is 38", "leave 3 of the 40 passes of mixed monitoring",
+        {"freezing__monitoring": "mixed", "freezing__discard_batches": 38},
+        ["freezing.discard_batches is 38", "leave 3 of the 40 batches of mixed monitoring",
          "freezing.last_warmup_step 60 to freezing.last_monitor_step 100"],
     ),
     (
@@ -133,16 +133,16 @@ MISTAKES: list[tuple[dict[str, Any], list[str]]] = [
         ["freezing.solver_delay_steps is 10", "at step 110, which must lie before training.steps"],
     ),
     (
-        {"freezing__remeasure_every": -1},
-        ["freezing.remeasure_every is -1", "0 (never) or more"],
+        {"freezing__replan_every": -1},
+        ["freezing.replan_every is -1", "0 (never) or more"],
     ),
     (
-        {"freezing__remeasure_share": 0.0},
-        ["freezing.remeasure_share is 0.0", "above 0"],
+        {"freezing__replan_threshold": 0.0},
+        ["freezing.replan_threshold is 0.0", "above 0"],
     ),
     (
-        {"freezing__least_gain": -2.0},
-        ["freezing.least_gain is -2.0", "-1 (freezing is never switched off) or more"],
+        {"freezing__min_gain": -2.0},
+        ["freezing.min_gain is -2.0", "-1 (freezing is never switched off) or more"],
     ),
     (
         {"freezing__max_freeze_ratio": 1.5},
@@ -168,16 +168,16 @@ MISTAKES: list[tuple[dict[str, Any], list[str]]] = [
         ["freezing.max_freeze_ratio has 4 values", "one for each of the 3 stages"],
     ),
     (
-        {"freezing__cascade": "all"},
-        ["freezing.cascade is 'all'", "known: off, use, plan"],
+        {"freezing__skip_input_grads": "all"},
+        ["freezing.skip_input_grads is 'all'", "known: off, use, plan"],
     ),
     (
-        {"freezing__cascade": "plan", "freezing__first_stage": "keep_chain"},
-        ['freezing.cascade is "plan"', 'set first_stage to "all_or_nothing"'],
+        {"freezing__skip_input_grads": "plan", "freezing__first_stage": "per_tensor"},
+        ['freezing.skip_input_grads is "plan"', 'set first_stage to "all_or_nothing"'],
     ),
     (
         {"freezing__first_stage": "half"},
-        ["freezing.first_stage is 'half'", "known: all_or_nothing, keep_chain"],
+        ["freezing.first_stage is 'half'", "known: all_or_nothing, per_tensor"],
     ),
     ({"freezing__seed": -1}, ["freezing.seed is -1", "must be 0 or more"]),
     (
@@ -202,8 +202,8 @@ MISTAKES: list[tuple[dict[str, Any], list[str]]] = [
          'compile.enable = false or components = ["loss"]'],
     ),
     (
-        {"compile__enable": True, "freezing__discard_passes": 0},
-        ["freezing.discard_passes is 0", 'compile.components has "model"', "1 or more"],
+        {"compile__enable": True, "freezing__discard_batches": 0},
+        ["freezing.discard_batches is 0", 'compile.components has "model"', "1 or more"],
     ),
     *(
         (
@@ -225,16 +225,16 @@ MISTAKES: list[tuple[dict[str, Any], list[str]]] = [
 
 
 @pytest.mark.parametrize(("changes", "texts"), MISTAKES, ids=lambda value: str(value)[:60])
-def test_a_mistake_is_told_with_its_key_its_value_and_the_rule(
+def test_an_error_is_told_with_its_key_its_value_and_the_rule(
     changes: dict[str, Any], texts: list[str]
 ) -> None:
-    (mistake,) = mistakes(config(**changes))
+    (error,) = errors(config(**changes))
     for text in texts:
-        assert text in mistake
+        assert text in error
 
 
-def test_all_mistakes_are_told_at_once() -> None:
-    found = mistakes(
+def test_all_errors_are_told_at_once() -> None:
+    found = errors(
         config(
             parallelism__pipeline_parallel_schedule="2F2B",
             freezing__last_monitor_step=0,
@@ -243,7 +243,7 @@ def test_all_mistakes_are_told_at_once() -> None:
             optimizer__early_step_in_backward=True,
         )
     )
-    keys = [mistake.split(" is ")[0] for mistake in found]
+    keys = [error.split(" is ")[0] for error in found]
     assert keys == [
         "parallelism.pipeline_parallel_schedule",
         "freezing.last_monitor_step",
@@ -268,10 +268,10 @@ def test_overlap_in_dual_pipe_v_needs_streams_and_cannot_be_timed(
     if has_accelerator and method == "none":
         check(overlapping)
         return
-    (mistake,) = mistakes(overlapping)
-    assert "parallelism.pipeline_parallel_expert_parallel_overlap is true" in mistake
+    (error,) = errors(overlapping)
+    assert "parallelism.pipeline_parallel_expert_parallel_overlap is true" in error
     reason = "cannot be timed one by one" if has_accelerator else "needs an accelerator's streams"
-    assert reason in mistake
+    assert reason in error
 
 
 # -- schedules of the user's own -------------------------------------------------------------------
@@ -327,13 +327,13 @@ def test_a_csv_schedule_that_does_not_fit_is_refused(
 
 def test_a_csv_schedule_that_is_no_text_file_is_refused(tmp_path: Path) -> None:
     missing = config(parallelism__pipeline_parallel_schedule_csv=str(tmp_path / "none.csv"))
-    assert mistakes(missing) == [
+    assert errors(missing) == [
         f"parallelism.pipeline_parallel_schedule_csv is '{tmp_path}/none.csv', which is not a file"
     ]
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
     binary = config(parallelism__pipeline_parallel_schedule_csv=str(tmp_path / "binary.csv"))
-    (mistake,) = mistakes(binary)
-    assert "binary.csv': 'utf-8' codec can't decode" in mistake
+    (error,) = errors(binary)
+    assert "binary.csv': 'utf-8' codec can't decode" in error
 
 
 def test_validation_is_allowed_under_a_csv_schedule(tmp_path: Path) -> None:
@@ -395,22 +395,22 @@ def test_settings_are_those_of_the_section(ratio: Any, expected: Any) -> None:
             last_ramp_step=9,
             max_freeze_ratio=ratio,
             seed=7,
-            first_stage="keep_chain",
-            discard_passes=3,
+            first_stage="per_tensor",
+            discard_batches=3,
             solver_time_limit_s=1.5,
             monitoring="mixed",
             solver_delay_steps=3,
-            remeasure_every=7,
-            remeasure_share=0.5,
-            least_gain=0.25,
+            replan_every=7,
+            replan_threshold=0.5,
+            min_gain=0.25,
         )
     )
     assert settings.phases == PhaseSchedule(1, 5, 9, "mixed")
-    assert (settings.solver_delay_steps, settings.remeasure_every) == (3, 7)
-    assert (settings.remeasure_share, settings.least_gain) == (0.5, 0.25)
+    assert (settings.solver_delay_steps, settings.replan_every) == (3, 7)
+    assert (settings.replan_threshold, settings.min_gain) == (0.5, 0.25)
     assert freeze_settings(Freezing()).solver_delay_steps is None
     assert settings.max_freeze_ratio == expected
     values = settings.max_freeze_ratio
     assert all(type(v) is float for v in (values if isinstance(values, tuple) else [values]))
-    assert (settings.seed, settings.first_stage) == (7, "keep_chain")
-    assert (settings.discard_passes, settings.solver_time_limit_s) == (3, 1.5)
+    assert (settings.seed, settings.first_stage) == (7, "per_tensor")
+    assert (settings.discard_batches, settings.solver_time_limit_s) == (3, 1.5)

@@ -6,7 +6,7 @@ import pytest
 from tests.torchtitan.helpers.chat_tokenizers import GUEST, tokenizer_folder
 from tests.torchtitan.helpers.job_configs import make_job_config
 from torchtitan.freezing.checks.configuration import ConfigError, check
-from torchtitan.freezing.checks.data import data_mistakes
+from torchtitan.freezing.checks.data import data_errors
 from torchtitan.freezing.config.job_config import JobConfig
 
 
@@ -30,8 +30,8 @@ def config(**changes: Any) -> JobConfig:
         {"parallelism__tensor_parallel_degree": 2},
     ],
 )
-def test_a_sound_configuration_has_no_mistakes(changes: dict[str, Any]) -> None:
-    assert list(data_mistakes(config(**changes))) == []
+def test_a_sound_configuration_has_no_errors(changes: dict[str, Any]) -> None:
+    assert list(data_errors(config(**changes))) == []
 
 
 @pytest.mark.parametrize(
@@ -56,21 +56,21 @@ def test_a_sound_configuration_has_no_mistakes(changes: dict[str, Any]) -> None:
         ),
     ],
 )
-def test_a_mistake_is_told_with_its_key_its_value_and_the_rule(
+def test_an_error_is_told_with_its_key_its_value_and_the_rule(
     changes: dict[str, Any], parts: list[str]
 ) -> None:
-    (mistake,) = data_mistakes(config(**changes))
+    (error,) = data_errors(config(**changes))
     for part in parts:
-        assert part in mistake
+        assert part in error
 
 
 def test_the_template_of_a_folder_must_be_there(tmp_path: Path) -> None:
     bare = tokenizer_folder(tmp_path / "bare")
     settings = {"data__chat_template": "tokenizer"}
-    (mistake,) = data_mistakes(config(**settings, model__hf_assets_path=str(bare)))
-    assert "has no chat template" in mistake
+    (error,) = data_errors(config(**settings, model__hf_assets_path=str(bare)))
+    assert "has no chat template" in error
     whole = tokenizer_folder(tmp_path / "whole", chat_template=GUEST)
-    assert list(data_mistakes(config(**settings, model__hf_assets_path=str(whole)))) == []
+    assert list(data_errors(config(**settings, model__hf_assets_path=str(whole)))) == []
 
 
 def test_they_are_among_the_checks_of_a_run() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from torchtitan.config import ConfigManager
 
-from tests.torchtitan.freezing.checks.test_configuration import config, mistakes
+from tests.torchtitan.freezing.checks.test_configuration import config, errors
 from torchtitan.freezing.checks.configuration import check
 from torchtitan.freezing.config.job_config import job_config_class
 
@@ -57,14 +57,14 @@ def test_a_pipeline_alone_can_be_emulated(changes: dict[str, Any]) -> None:
     ids=str,
 )
 def test_a_contradiction_is_told(changes: dict[str, Any], parts: list[str]) -> None:
-    (line,) = mistakes(config(**EMULATED, **changes))
+    (line,) = errors(config(**EMULATED, **changes))
     for part in parts:
         assert part in line
 
 
 def test_one_process_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
-    (line,) = mistakes(config(**EMULATED))
+    (line,) = errors(config(**EMULATED))
     assert "4 processes were started" in line
     assert "NGPU=1" in line
     monkeypatch.setenv("WORLD_SIZE", "1")
@@ -78,7 +78,7 @@ def test_overlapping_actions_cannot_be_emulated() -> None:
         "parallelism__pipeline_parallel_schedule": "DualPipeV",
         "parallelism__pipeline_parallel_expert_parallel_overlap": True,
     }
-    (line,) = mistakes(config(**EMULATED, **changes, freezing__method="none"))
+    (line,) = errors(config(**EMULATED, **changes, freezing__method="none"))
     assert "parallelism.pipeline_parallel_expert_parallel_overlap is true" in line
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.torchtitan.helpers.job_configs import config
 from torchtitan.freezing.checks import float8 as float8_checks
-from torchtitan.freezing.checks.float8 import GROUPED, LINEAR, float8_mistakes
+from torchtitan.freezing.checks.float8 import GROUPED, LINEAR, float8_errors
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
 def found(*converters: str, **changes: Any) -> list[str]:
     job_config = config(model__converters=list(converters), **changes)
     job_config.quantize.linear.float8.emulate = changes.get("compile__enable") is not None
-    return list(float8_mistakes(job_config))
+    return list(float8_errors(job_config))
 
 
 def test_without_converters_nothing_is_asked_for(machine: dict[str, bool]) -> None:
@@ -37,29 +37,29 @@ def test_without_converters_nothing_is_asked_for(machine: dict[str, bool]) -> No
 
 def test_a_missing_package_is_named(machine: dict[str, bool]) -> None:
     machine.update(torchao=False, gpu=True)
-    (mistake,) = found(LINEAR)
-    assert "'quantize.linear.float8', which needs the package torchao" in mistake
+    (error,) = found(LINEAR)
+    assert "'quantize.linear.float8', which needs the package torchao" in error
 
 
 @pytest.mark.parametrize("gpu", [True, False])
 def test_a_machine_that_lacks_float8_has_to_emulate(machine: dict[str, bool], gpu: bool) -> None:
     machine["gpu"] = gpu
-    mistakes = found(LINEAR)
-    assert len(mistakes) == (not gpu)
-    assert all("set quantize.linear.float8.emulate = true" in mistake for mistake in mistakes)
+    errors = found(LINEAR)
+    assert len(errors) == (not gpu)
+    assert all("set quantize.linear.float8.emulate = true" in error for error in errors)
 
 
 @pytest.mark.parametrize(("gpu", "compiles"), [(False, True), (False, False), (True, True)])
 def test_emulation_is_eager(machine: dict[str, bool], gpu: bool, compiles: bool) -> None:
     machine["gpu"] = gpu
-    mistakes = found(LINEAR, compile__enable=compiles)
-    assert len(mistakes) == (compiles and not gpu)
-    for mistake in mistakes:
-        assert "quantize.linear.float8.emulate is true" in mistake
-        assert "compile.enable = false" in mistake
+    errors = found(LINEAR, compile__enable=compiles)
+    assert len(errors) == (compiles and not gpu)
+    for error in errors:
+        assert "quantize.linear.float8.emulate is true" in error
+        assert "compile.enable = false" in error
 
 
 def test_experts_in_float8_have_no_pipeline() -> None:
-    (mistake,) = found(GROUPED, parallelism__pipeline_parallel_degree=2)
-    assert "parallelism.pipeline_parallel_degree is 2" in mistake
+    (error,) = found(GROUPED, parallelism__pipeline_parallel_degree=2)
+    assert "parallelism.pipeline_parallel_degree is 2" in error
     assert found(GROUPED, parallelism__pipeline_parallel_degree=1) == []

@@ -1,4 +1,4 @@
-"""Mistakes in the choice of a freezing method and in its policy's settings."""
+"""Errors in the choice of a freezing method and in its policy's settings."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import pytest
 from torchtitan.config import ConfigManager
 
 import timelyfreeze.policies.policy as policy_module
-from tests.torchtitan.helpers.job_configs import config, mistakes
+from tests.torchtitan.helpers.job_configs import config, errors
 from timelyfreeze.policies.methods import known_methods
 from timelyfreeze.policies.policy import registered_policies
 from timelyfreeze.settings.phases import PhaseSchedule
@@ -32,11 +32,11 @@ def test_a_method_without_a_plan_needs_no_phases_but_warm_up(method: str) -> Non
 @pytest.mark.parametrize("method", [m for m in known_methods() if m.startswith("timelyfreeze")])
 def test_a_method_with_a_plan_needs_its_phases(method: str) -> None:
     check(config(freezing__method=method))
-    [line] = mistakes(config(freezing__method=method, freezing__last_monitor_step=60))
+    [line] = errors(config(freezing__method=method, freezing__last_monitor_step=60))
     assert line.startswith("freezing.last_monitor_step is 60; it must be at least 2 above")
     equal = {"last_warmup_step": 60, "last_monitor_step": 60, "last_ramp_step": 60}
     equal = {f"freezing__{key}": value for key, value in equal.items()}
-    [line] = mistakes(config(freezing__method=method, **equal))
+    [line] = errors(config(freezing__method=method, **equal))
     assert line == (
         "freezing.last_monitor_step is 60, as last_warmup_step; "
         f"freezing.method {method!r} needs steps in between to measure in"
@@ -44,11 +44,11 @@ def test_a_method_with_a_plan_needs_its_phases(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["apf", "timelyfreeze+apf"])
-def test_mistakes_of_a_policy_are_told_with_all_others(method: str) -> None:
+def test_errors_of_a_policy_are_told_with_all_others(method: str) -> None:
     job_config = config(freezing__method=method, freezing__seed=-1, freezing__score_memory="disk")
     apf = registered_policies()["apf"]
     job_config.freezing.apf = apf(threshold=2.0, check_interval=0)
-    assert sorted(mistakes(job_config)) == [
+    assert sorted(errors(job_config)) == [
         "freezing.apf.check_interval is 0; it must be 1 or more",
         "freezing.apf.threshold is 2.0; it must lie in [0, 1]",
         "freezing.score_memory is 'disk'; known: device, host",
@@ -64,7 +64,7 @@ def test_settings_of_a_policy_that_is_not_used_do_not_matter() -> None:
 
 @pytest.mark.parametrize("last", [-1, 1000])
 def test_warm_up_must_end_within_the_run(last: int) -> None:
-    [line] = mistakes(config(freezing__method="fixed", freezing__last_warmup_step=last))
+    [line] = errors(config(freezing__method="fixed", freezing__last_warmup_step=last))
     assert line == (
         f"freezing.last_warmup_step is {last}; it must be 0 or more and lie before training.steps "
         "(1000), or nothing is ever frozen"
@@ -89,7 +89,7 @@ def test_a_registered_policy_has_a_section(monkeypatch: pytest.MonkeyPatch) -> N
     class Toy:
         pace: int = 3
 
-        def mistakes(self) -> Iterator[str]:
+        def errors(self) -> Iterator[str]:
             if self.pace < 1:
                 yield f"freezing.toy.pace is {self.pace}; it must be 1 or more"
 
@@ -97,7 +97,7 @@ def test_a_registered_policy_has_a_section(monkeypatch: pytest.MonkeyPatch) -> N
     freezing = ConfigManager(job_config_class()).parse_args(arguments).freezing
     job_config = config(freezing__method="toy")
     job_config.freezing.toy = freezing.toy
-    assert mistakes(job_config) == ["freezing.toy.pace is 0; it must be 1 or more"]
+    assert errors(job_config) == ["freezing.toy.pace is 0; it must be 1 or more"]
 
 
 def test_phases_of_a_method_without_a_plan() -> None:

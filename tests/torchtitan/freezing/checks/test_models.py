@@ -1,4 +1,4 @@
-"""Mistakes about models and their weights, found from the configuration and the folder alone."""
+"""Errors about models and their weights, found from the configuration and the folder alone."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from torchtitan.models.llama3 import llama3_args
 
 from tests.torchtitan.helpers.hf_models import FAMILIES, write_folder
 from torchtitan.freezing.checks.configuration import ConfigError, check
-from torchtitan.freezing.checks.models import model_mistakes
+from torchtitan.freezing.checks.models import model_errors
 from torchtitan.freezing.config.job_config import JobConfig, job_config_class
 from torchtitan.hf.flavors import chosen_args, known_flavors
 from torchtitan.hf.llama_args import config_of
@@ -36,9 +36,9 @@ def config(folder: Path | str = "", **changes: Any) -> JobConfig:
     return job_config
 
 
-def the_mistake(job_config: JobConfig) -> str:
-    (mistake,) = model_mistakes(job_config)
-    return mistake
+def the_error(job_config: JobConfig) -> str:
+    (error,) = model_errors(job_config)
+    return error
 
 
 def claim(folder: Path, **changes: Any) -> Path:
@@ -62,7 +62,7 @@ def test_the_folder_of_initial_load_path_comes_first(tmp_path: Path) -> None:
     weights = write_folder(tmp_path / "weights", FAMILIES["llama3"])
     tokenizer = write_folder(tmp_path / "tokenizer", FAMILIES["smollm2"])
     job_config = config(tokenizer, checkpoint__initial_load_path=str(weights))
-    assert list(model_mistakes(job_config)) == []
+    assert list(model_errors(job_config)) == []
     assert chosen_args(job_config, llama3_args).dim == 64
     job_config = config(
         tokenizer,
@@ -74,7 +74,7 @@ def test_the_folder_of_initial_load_path_comes_first(tmp_path: Path) -> None:
 
 def test_each_difference_from_the_flavor_is_listed(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, FAMILIES["smollm2"])
-    mistake = the_mistake(config(folder, model__flavor="SmolLM2-135M"))
+    error = the_error(config(folder, model__flavor="SmolLM2-135M"))
     for words in (
         "hidden_size is 48, not 576",
         "intermediate_size is 128, not 1536",
@@ -86,8 +86,8 @@ def test_each_difference_from_the_flavor_is_listed(tmp_path: Path) -> None:
         repr(str(folder)),
         'model.flavor = "hf"',
     ):
-        assert words in mistake
-    assert "rope_theta" not in mistake
+        assert words in error
+    assert "rope_theta" not in error
     with pytest.raises(ConfigError, match="hidden_size is 48"):
         check(config(folder, model__flavor="SmolLM2-135M"))
 
@@ -95,65 +95,65 @@ def test_each_difference_from_the_flavor_is_listed(tmp_path: Path) -> None:
 def test_upstreams_scaling_by_8_does_not_pass_for_llama_3(tmp_path: Path) -> None:
     """Only the RoPE tells Llama 3 from 3.1: the weights would load and the logits be wrong."""
     folder = write_folder(tmp_path, FAMILIES["llama3"])
-    mistake = the_mistake(config(folder, model__rope_scaling_factor=8.0))
-    assert "rope_scaling is unscaled, not 8 (low 1, high 4, original length 8192)" in mistake
+    error = the_error(config(folder, model__rope_scaling_factor=8.0))
+    assert "rope_scaling is unscaled, not 8 (low 1, high 4, original length 8192)" in error
 
 
 def test_another_vocabulary_is_a_difference(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, FAMILIES["llama3"])
-    assert "vocab_size is 2048, not 2050" in the_mistake(config(folder, model__vocab_size=2050))
+    assert "vocab_size is 2048, not 2050" in the_error(config(folder, model__vocab_size=2050))
 
 
 def test_weights_are_not_looked_at_unless_they_are_loaded(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, FAMILIES["smollm2"])
     job_config = config(folder, model__flavor="Llama-2-7B", checkpoint__initial_load_in_hf=False)
-    assert list(model_mistakes(job_config)) == []
+    assert list(model_errors(job_config)) == []
 
 
 def test_the_flavor_hf_needs_a_model_it_can_read(tmp_path: Path) -> None:
-    assert "has no config.json" in the_mistake(config(tmp_path))
+    assert "has no config.json" in the_error(config(tmp_path))
     folder = claim(write_folder(tmp_path / "other", FAMILIES["llama3"]), model_type="mistral")
     for loads in (True, False):
-        mistake = the_mistake(config(folder, checkpoint__initial_load_in_hf=loads))
-        assert 'model.flavor is "hf"' in mistake
-        assert "model_type is 'mistral'" in mistake
+        error = the_error(config(folder, checkpoint__initial_load_in_hf=loads))
+        assert 'model.flavor is "hf"' in error
+        assert "model_type is 'mistral'" in error
 
 
 def test_nothing_is_loaded_without_checkpoints(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, FAMILIES["llama3"])
-    mistake = the_mistake(config(folder, checkpoint__enable=False))
-    assert "checkpoint.enable is false" in mistake
+    error = the_error(config(folder, checkpoint__enable=False))
+    assert "checkpoint.enable is false" in error
 
 
 def test_an_unfinished_checkpoint_does_not_pass_for_weights(tmp_path: Path) -> None:
     """The run begins with the folder's weights then, so these have to be there."""
     step = tmp_path / "outputs" / "checkpoint" / "step-10"
     step.mkdir(parents=True)
-    assert "has no config.json" in the_mistake(config(tmp_path))
+    assert "has no config.json" in the_error(config(tmp_path))
     folder = write_folder(tmp_path, FAMILIES["llama3"])
-    assert list(model_mistakes(config(folder))) == []
+    assert list(model_errors(config(folder))) == []
 
 
 def test_a_run_that_resumes_does_not_need_the_weights(tmp_path: Path) -> None:
     job_config = config(tmp_path, model__flavor="8M")
-    assert "has no config.json" in the_mistake(job_config)
+    assert "has no config.json" in the_error(job_config)
     step = tmp_path / "outputs" / "checkpoint" / "step-10"
     step.mkdir(parents=True)
     (step / ".metadata").touch()
-    assert list(model_mistakes(job_config)) == []
+    assert list(model_errors(job_config)) == []
 
 
 def test_a_folder_that_is_not_whole_is_refused(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, FAMILIES["llama3"], n_files=2)
     (folder / "model-00001-of-00002.safetensors").unlink()
-    assert "lacks model-00001-of-00002.safetensors" in the_mistake(config(folder))
+    assert "lacks model-00001-of-00002.safetensors" in the_error(config(folder))
 
 
 def test_weights_must_be_what_the_configuration_says(tmp_path: Path) -> None:
     folder = claim(write_folder(tmp_path, FAMILIES["llama3"]), num_hidden_layers=7)
-    assert "it lacks model.layers.6.self_attn.q_proj.weight" in the_mistake(config(folder))
+    assert "it lacks model.layers.6.self_attn.q_proj.weight" in the_error(config(folder))
     claim(folder, num_hidden_layers=5)
-    assert "for which the model has no place" in the_mistake(config(folder))
+    assert "for which the model has no place" in the_error(config(folder))
 
 
 @pytest.mark.parametrize("flavor", LLAMA_FLAVORS)
@@ -184,16 +184,16 @@ def test_a_tied_model_of_another_kind_is_refused(key: str, tmp_path: Path) -> No
     """Without the refusal, upstream fails on a missing output layer once all processes run."""
     (tmp_path / "config.json").write_text('{"tie_word_embeddings": true}')
     loading = {"model__name": "qwen3", "model__flavor": "0.6B", key: str(tmp_path)}
-    mistake = the_mistake(config("elsewhere", **loading))
-    assert repr(str(tmp_path)) in mistake
-    assert "tie_word_embeddings = false" in mistake
+    error = the_error(config("elsewhere", **loading))
+    assert repr(str(tmp_path)) in error
+    assert "tie_word_embeddings = false" in error
     (tmp_path / "config.json").write_text('{"tie_word_embeddings": false}')
-    assert list(model_mistakes(config("elsewhere", **loading))) == []
+    assert list(model_errors(config("elsewhere", **loading))) == []
     (tmp_path / "config.json").unlink()
-    assert list(model_mistakes(config("elsewhere", **loading))) == []
+    assert list(model_errors(config("elsewhere", **loading))) == []
 
 
 def test_a_tied_llama_is_not_refused(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, FAMILIES["llama32"], dtype=torch.bfloat16)
     assert read_config(folder).tie_word_embeddings
-    assert list(model_mistakes(config(folder))) == []
+    assert list(model_errors(config(folder))) == []

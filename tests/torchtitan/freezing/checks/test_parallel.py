@@ -8,7 +8,7 @@ from torch import nn
 from torchtitan.models.llama3.infra.parallelize import parallelize_llama
 
 from tests.torchtitan.helpers.job_configs import config
-from torchtitan.freezing.checks.parallel import parallel_mistakes
+from torchtitan.freezing.checks.parallel import parallel_errors
 
 
 def found(monkeypatch: pytest.MonkeyPatch, n_processes: int | None, **keys: int) -> list[str]:
@@ -17,7 +17,7 @@ def found(monkeypatch: pytest.MonkeyPatch, n_processes: int | None, **keys: int)
     else:
         monkeypatch.setenv("WORLD_SIZE", str(n_processes))
     settings = {f"parallelism__{key}_degree": value for key, value in keys.items()}
-    return list(parallel_mistakes(config(**settings)))
+    return list(parallel_errors(config(**settings)))
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_context_parallelism_is_refused_on_a_cpu(monkeypatch, has_accelerator: b
 @pytest.mark.parametrize("components", [["model", "loss"], ["loss"]])
 def test_compiled_blocks_whose_tensors_are_split_are_refused(components: list[str]) -> None:
     messages = list(
-        parallel_mistakes(
+        parallel_errors(
             config(
                 compile__enable=True,
                 compile__components=components,
@@ -94,7 +94,7 @@ def test_compiled_blocks_whose_tensors_are_split_are_refused(components: list[st
         (None, {"tensor_parallel": 3}, ["training.seq_len is", "multiple of 3"]),
     ],
 )
-def test_each_mistake_is_named(monkeypatch, n_processes, keys, words) -> None:
+def test_each_error_is_named(monkeypatch, n_processes, keys, words) -> None:
     (message,) = found(monkeypatch, n_processes, **keys)
     for word in words:
         assert word in message

@@ -11,7 +11,7 @@ from tests.timelyfreeze.helpers.ranks import Ranks
 from tests.torchtitan.helpers.job_configs import config
 from timelyfreeze.schedule.schedules import one_f_one_b_order
 from torchtitan.checkpoints.finished import saved_keys, saved_values
-from torchtitan.freezing.checks.checkpoints import checkpoint_mistakes
+from torchtitan.freezing.checks.checkpoints import checkpoint_errors
 
 # A pipeline of two ranks and four microbatches, two processes for each.
 ORDER = one_f_one_b_order(2, 4)
@@ -37,7 +37,7 @@ def found(folder: Path, **changes: Any) -> list[str]:
         "training__dataset": "alpaca",
         **changes,
     }
-    return list(checkpoint_mistakes(config(**values)))
+    return list(checkpoint_errors(config(**values)))
 
 
 @pytest.mark.parametrize("shard_degree", [1, 2, 4])
@@ -51,9 +51,9 @@ def test_any_number_of_replicas_goes_on_with_instruction_data(
 @pytest.mark.parametrize("last_step", [1, 3, 6, 9])
 def test_another_pipeline_is_told_with_key_and_value(last_step: int, tmp_path: Path) -> None:
     place = write(tmp_path, last_step)
-    (mistake,) = found(tmp_path, parallelism__pipeline_parallel_degree=4)
-    assert mistake.startswith(f"{str(place)!r}: the checkpoint was saved by a pipeline of 2 ranks")
-    assert "this run has parallelism.pipeline_parallel_degree 4" in mistake
+    (error,) = found(tmp_path, parallelism__pipeline_parallel_degree=4)
+    assert error.startswith(f"{str(place)!r}: the checkpoint was saved by a pipeline of 2 ranks")
+    assert "this run has parallelism.pipeline_parallel_degree 4" in error
     kept = found(tmp_path, training__local_batch_size=8)
     if last_step == 1:
         assert kept == [], "nothing was measured yet"
@@ -67,12 +67,12 @@ def test_another_pipeline_is_told_with_key_and_value(last_step: int, tmp_path: P
 def test_text_data_goes_on_with_as_many_replicas_only(tmp_path: Path) -> None:
     place = write(tmp_path)
     text = {"training__dataset": "c4_test"}
-    (mistake,) = found(tmp_path, **text)
-    assert mistake.startswith(
+    (error,) = found(tmp_path, **text)
+    assert error.startswith(
         f"the checkpoint {str(place)!r} was saved with 2 data-parallel ranks, and this run has 4 "
         "(parallelism.data_parallel_replicate_degree x data_parallel_shard_degree)"
     )
-    assert "'c4_test' (training.dataset)" in mistake
+    assert "'c4_test' (training.dataset)" in error
     assert found(tmp_path, parallelism__data_parallel_shard_degree=2, **text) == []
     replicated = {
         "parallelism__data_parallel_replicate_degree": 2,
@@ -82,14 +82,14 @@ def test_text_data_goes_on_with_as_many_replicas_only(tmp_path: Path) -> None:
     assert found(tmp_path, checkpoint__exclude_from_loading=["dataloader"], **text) == []
 
 
-@pytest.mark.parametrize(("n_processes", "n_mistakes"), [("4", 0), ("8", 1), ("", 0)])
+@pytest.mark.parametrize(("n_processes", "n_errors"), [("4", 0), ("8", 1), ("", 0)])
 def test_the_rest_of_the_processes_counts(
-    n_processes: str, n_mistakes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    n_processes: str, n_errors: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path)
     monkeypatch.setenv("WORLD_SIZE", n_processes)
     changes = {"training__dataset": "c4_test", "parallelism__data_parallel_shard_degree": -1}
-    assert len(found(tmp_path, **changes)) == n_mistakes
+    assert len(found(tmp_path, **changes)) == n_errors
 
 
 def test_what_a_new_run_begins_from_is_looked_at_if_more_than_weights_are_taken(

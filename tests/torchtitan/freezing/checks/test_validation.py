@@ -3,30 +3,30 @@ from typing import Any
 import pytest
 
 from tests.torchtitan.helpers.job_configs import make_job_config
-from torchtitan.data.split import ALL_ROWS, RowSplit
+from torchtitan.data.split import ALL_ROWS, ExampleSplit
 from torchtitan.freezing.checks.validation import (
-    reads_training_rows,
-    validation_mistakes,
+    reads_training_examples,
+    validation_errors,
     validation_split,
 )
 from torchtitan.freezing.config.job_config import JobConfig
 
 
 def config(**changes: Any) -> JobConfig:
-    """Training and validation on the same rows, a tenth held out, then ``section__key=value``."""
+    """Training and validation on the same examples, a tenth held out, then ``section__key=value``."""
     values = {
         "training__dataset": "alpaca",
-        "training__dataset_path": "some/rows",
+        "training__dataset_path": "some/examples",
         "training__seq_len": 128,
         "training__local_batch_size": 16,
         "parallelism__pipeline_parallel_degree": 2,
         "parallelism__pipeline_parallel_microbatch_size": 2,
         "validation__enable": True,
         "validation__dataset": "alpaca",
-        "validation__dataset_path": "some/rows",
+        "validation__dataset_path": "some/examples",
         "validation__seq_len": 128,
         "validation__local_batch_size": 8,
-        "data__validation_share": 0.1,
+        "data__validation_fraction": 0.1,
         **changes,
     }
     return make_job_config(**values)
@@ -37,45 +37,50 @@ def config(**changes: Any) -> JobConfig:
     [
         {},
         {"validation__seq_len": 64, "validation__local_batch_size": 24},
-        {"data__validation_share": 0.0},
-        {"data__validation_share": 0.0, "validation__dataset": "c4_test"},
-        {"data__validation_share": 0.0, "training__dataset": "c4_test"},
+        {"data__validation_fraction": 0.0},
+        {"data__validation_fraction": 0.0, "validation__dataset": "c4_test"},
+        {"data__validation_fraction": 0.0, "training__dataset": "c4_test"},
         # Held out for a validation that runs another time, or elsewhere.
         {"validation__enable": False, "validation__dataset": "c4_test"},
         {"validation__enable": False, "validation__seq_len": 4096, "validation__freq": 0},
         {"parallelism__pipeline_parallel_degree": 1, "validation__local_batch_size": 3},
     ],
 )
-def test_a_sound_configuration_has_no_mistakes(changes: dict[str, Any]) -> None:
-    assert list(validation_mistakes(config(**changes))) == []
+def test_a_sound_configuration_has_no_errors(changes: dict[str, Any]) -> None:
+    assert list(validation_errors(config(**changes))) == []
 
 
-def test_upstreams_defaults_have_no_mistakes() -> None:
-    assert list(validation_mistakes(JobConfig())) == []
+def test_upstreams_defaults_have_no_errors() -> None:
+    assert list(validation_errors(JobConfig())) == []
 
 
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [
         (
-            {"data__validation_share": 1.0},
-            ["data.validation_share is 1.0", "must lie in [0, 1)"],
+            {"data__validation_fraction": 1.0},
+            ["data.validation_fraction is 1.0", "must lie in [0, 1)"],
         ),
         (
-            {"data__validation_share": -0.5, "validation__enable": False},
-            ["data.validation_share is -0.5", "must lie in [0, 1)"],
+            {"data__validation_fraction": -0.5, "validation__enable": False},
+            ["data.validation_fraction is -0.5", "must lie in [0, 1)"],
         ),
         (
             {"training__dataset": "c4", "validation__enable": False},
-            ["data.validation_share is 0.1", "training.dataset is 'c4'", "alpaca, sharegpt"],
+            ["data.validation_fraction is 0.1", "training.dataset is 'c4'", "alpaca, sharegpt"],
         ),
         (
-            {"validation__dataset_path": "other/rows"},
-            ["data.validation_share is 0.1", "'other/rows'", "'some/rows'", "set it to 0, or name"],
+            {"validation__dataset_path": "other/examples"},
+            [
+                "data.validation_fraction is 0.1",
+                "'other/examples'",
+                "'some/examples'",
+                "set it to 0, or name",
+            ],
         ),
         (
             {"validation__dataset": "c4_test", "validation__dataset_path": None},
-            ["data.validation_share is 0.1", "'c4_test'", "no one reads what is held out"],
+            ["data.validation_fraction is 0.1", "'c4_test'", "no one reads what is held out"],
         ),
         ({"validation__freq": 0}, ["validation.freq is 0; it must be 1 or more"]),
         (
@@ -92,16 +97,16 @@ def test_upstreams_defaults_have_no_mistakes() -> None:
         ),
     ],
 )
-def test_a_mistake_is_told_with_its_key_its_value_and_the_rule(
+def test_an_error_is_told_with_its_key_its_value_and_the_rule(
     changes: dict[str, Any], parts: list[str]
 ) -> None:
-    (mistake,) = validation_mistakes(config(**changes))
+    (error,) = validation_errors(config(**changes))
     for part in parts:
-        assert part in mistake
+        assert part in error
 
 
-def test_all_mistakes_are_told_at_once() -> None:
-    found = list(validation_mistakes(config(validation__freq=0, validation__seq_len=999)))
+def test_all_errors_are_told_at_once() -> None:
+    found = list(validation_errors(config(validation__freq=0, validation__seq_len=999)))
     assert len(found) == 2
 
 
@@ -109,21 +114,21 @@ def test_microbatches_that_do_not_fit_are_told_elsewhere() -> None:
     """``checks`` refuses a microbatch size that does not divide the batch."""
     for size in (0, 3):
         changes = {"parallelism__pipeline_parallel_microbatch_size": size}
-        assert list(validation_mistakes(config(**changes))) == []
+        assert list(validation_errors(config(**changes))) == []
 
 
 def test_validation_reads_what_training_holds_out() -> None:
-    assert validation_split(config()) == RowSplit(0.1, held_out=True)
-    assert not reads_training_rows(config())
+    assert validation_split(config()) == ExampleSplit(0.1, held_out=True)
+    assert not reads_training_examples(config())
 
 
-def test_validation_on_all_rows_of_the_training_data_is_noticed() -> None:
-    same = config(data__validation_share=0.0)
+def test_validation_on_all_examples_of_the_training_data_is_noticed() -> None:
+    same = config(data__validation_fraction=0.0)
     assert validation_split(same) == ALL_ROWS
-    assert reads_training_rows(same)
+    assert reads_training_examples(same)
 
 
 def test_other_data_is_read_as_a_whole() -> None:
-    other = config(data__validation_share=0.0, validation__dataset_path="other/rows")
+    other = config(data__validation_fraction=0.0, validation__dataset_path="other/examples")
     assert validation_split(other) == ALL_ROWS
-    assert not reads_training_rows(other)
+    assert not reads_training_examples(other)

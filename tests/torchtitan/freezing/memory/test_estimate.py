@@ -164,8 +164,8 @@ def test_microbatches_in_flight_are_those_of_the_schedule(
 # -- a whole run -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("n_stages", "most_gib"), [(4, 27.4), (8, 17.7)])
-def test_a_stage_of_the_8b_model_fits_alone(n_stages: int, most_gib: float) -> None:
+@pytest.mark.parametrize(("n_stages", "max_gib"), [(4, 27.4), (8, 17.7)])
+def test_a_stage_of_the_8b_model_fits_alone(n_stages: int, max_gib: float) -> None:
     """What the profile holds at once: one stage, one microbatch, and no optimizer."""
     stages = estimate_memory(
         config(
@@ -178,7 +178,7 @@ def test_a_stage_of_the_8b_model_fits_alone(n_stages: int, most_gib: float) -> N
         )
     )
     alone = [stage.total - stage.optimizer for stage in stages]
-    assert max(alone) / GIB == pytest.approx(most_gib, abs=0.1)
+    assert max(alone) / GIB == pytest.approx(max_gib, abs=0.1)
     assert max(alone) + RESERVE_BYTES < 40e9
 
 
@@ -197,7 +197,7 @@ def test_an_emulation_holds_what_all_ranks_hold(schedule: str) -> None:
 
 
 @pytest.mark.parametrize("schedule", PIPELINES)
-def test_ranks_share_all_parameters(schedule: str) -> None:
+def test_ranks_fraction_all_parameters(schedule: str) -> None:
     job_config = config(parallelism__pipeline_parallel_schedule=schedule)
     ranks = estimate_memory(job_config)
     args = chosen_args(job_config, llama3_args)

@@ -29,7 +29,7 @@ from torchtitan.freezing.profile.command import main
 from torchtitan.freezing.profile.files import (
     bounds_text,
     profile_bounds,
-    profile_prices,
+    profile_overheads,
     stage_times,
 )
 from torchtitan.freezing.profile.response import Point, Response
@@ -146,8 +146,8 @@ def test_a_stage_runs_alone_with_masks(is_first: bool, is_last: bool, split: boo
     names = stage.table.names
     down = names.index("down.weight")
     mask = np.arange(len(names)) == down
-    share = stage.run(mask, split=split)
-    assert share == pytest.approx(16 / stage.table.total)
+    fraction = stage.run(mask, split=split)
+    assert fraction == pytest.approx(16 / stage.table.total)
     # Only what the mask names has no gradient.
     assert {n for n, p in module.named_parameters() if p.grad is None} == {"down.weight"}
     assert stage.run(np.zeros(len(names), dtype=np.bool_), split=split) == 0.0
@@ -195,7 +195,7 @@ def test_a_first_stage_both_ways() -> None:
     module.down.register_full_backward_pre_hook(lambda *args: ran.append("down"))
     stage.run(everything, split=False)
     assert ran == [], "frozen whole it has no backward"
-    stage.attach(keep_chain=True)
+    stage.attach(per_tensor=True)
     stage.run(everything, split=False)
     assert ran == ["down"], "the chain of input gradients runs to the embedding"
     assert all(p.grad is None for p in module.parameters())
@@ -227,7 +227,7 @@ def test_the_processor_clock_does_not_run_while_the_process_sleeps() -> None:
 
 def test_every_stage_is_measured_and_the_first_one_both_ways(profile: Profile) -> None:
     assert [(r.stage, r.first_stage) for r in profile.responses] == [
-        (0, "all_or_nothing"), (0, "keep_chain"), (1, None), (2, None),
+        (0, "all_or_nothing"), (0, "per_tensor"), (1, None), (2, None),
     ]  # fmt: skip
     modules = stage_modules(config(), N_LAYERS)
     layers = tuple(sum(name.startswith("layers.") for name in names) for names in modules)
@@ -244,7 +244,7 @@ def test_every_ratio_is_measured_as_often_as_asked(profile: Profile) -> None:
         assert set(response.curves) == {B, W}
         for points in response.curves.values():
             assert tuple(p.ratio for p in points) == ratios
-            assert {len(p.times_ms) for p in points} == {len(p.shares) for p in points} == {3}
+            assert {len(p.times_ms) for p in points} == {len(p.fractions) for p in points} == {3}
         assert len(response.forward_ms) == 2 * 3 * len(ratios)
         assert len(response.input_ms) == 3 * len(ratios)
         every = [*response.forward_ms, *response.input_ms]
@@ -257,12 +257,12 @@ def test_masks_hit_their_ratios(profile: Profile) -> None:
         for points in response.curves.values():
             for point in points:
                 if point.ratio in (0.0, 1.0):
-                    assert set(point.shares) == {point.ratio}
+                    assert set(point.fractions) == {point.ratio}
                 else:
                     # A share misses its ratio by less than one tensor of each size.
-                    assert all(abs(share - point.ratio) < 0.25 for share in point.shares)
-                    assert abs(point.share - point.ratio) < 0.15
-                    assert 0.0 < min(point.shares) <= max(point.shares) < 1.0
+                    assert all(abs(fraction - point.ratio) < 0.25 for fraction in point.fractions)
+                    assert abs(point.fraction - point.ratio) < 0.15
+                    assert 0.0 < min(point.fractions) <= max(point.fractions) < 1.0
 
 
 def test_one_stage_is_in_memory_at_a_time() -> None:
@@ -282,7 +282,7 @@ def test_one_stage_is_in_memory_at_a_time() -> None:
     assert {tuple(devices) for _, devices, _ in alive} == {("cpu",)}
     sizes = [size for _, _, size in alive]
     assert sizes[0] == sizes[1], "the first stage is built once"
-    assert len(sizes) == len(found.responses) + 1, "one stage more for the price of a layer"
+    assert len(sizes) == len(found.responses) + 1, "one stage more for the overhead of a layer"
 
 
 def test_stages_are_cut_as_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,7 +359,7 @@ def by_hand() -> Profile:
         n_layers=N_LAYERS,
         responses=(
             response(0, 3, 3.5, (7.0, 1.0), "all_or_nothing"),
-            response(0, 3, 3.5, (7.5, 4.0), "keep_chain"),
+            response(0, 3, 3.5, (7.5, 4.0), "per_tensor"),
             response(1, 3, 6.0, (12.0, 6.0)),
         ),
         probes=(response(None, 1, 1.5, (3.0, 1.75)), response(None, 3, 3.5, (7.0, 3.75))),
@@ -374,15 +374,15 @@ def test_bounds_are_medians(by_hand: Profile) -> None:
             (0, F): (3.5, 3.5), (1, F): (6.0, 6.0), (0, B): (1.0, 7.0), (1, B): (6.0, 12.0),
         }  # fmt: skip
         assert (low, high) == wanted[action.stage, action.kind], action
-    _, kept = profile_bounds(by_hand, "keep_chain")
+    _, kept = profile_bounds(by_hand, "per_tensor")
     assert sorted(set(kept.min_ms)) == [3.5, 4.0, 6.0]
 
 
-def test_prices_of_layers(by_hand: Profile) -> None:
-    prices = profile_prices(by_hand)
-    assert (prices.layer.forward_ms, prices.fixed.forward_ms) == (1.0, 0.5)
-    assert (prices.layer.backward_ms, prices.fixed.backward_ms) == (2.0, 1.0)
-    assert (prices.layer.frozen_backward_ms, prices.fixed.frozen_backward_ms) == (1.0, 0.75)
+def test_overheads_of_layers(by_hand: Profile) -> None:
+    overheads = profile_overheads(by_hand)
+    assert (overheads.layer.forward_ms, overheads.fixed.forward_ms) == (1.0, 0.5)
+    assert (overheads.layer.backward_ms, overheads.fixed.backward_ms) == (2.0, 1.0)
+    assert (overheads.layer.frozen_backward_ms, overheads.fixed.frozen_backward_ms) == (1.0, 0.75)
 
 
 def test_a_backward_that_is_no_faster_frozen_is_not(by_hand: Profile) -> None:
@@ -397,7 +397,7 @@ def test_a_backward_that_is_no_faster_frozen_is_not(by_hand: Profile) -> None:
 def test_the_bounds_file_notes_what_planning_needs(by_hand: Profile, tmp_path: Path) -> None:
     job_config = config(parallelism__pipeline_parallel_degree=2)
     path = tmp_path / "bounds.json"
-    path.write_text(bounds_text(by_hand, job_config, profile_prices(by_hand)))
+    path.write_text(bounds_text(by_hand, job_config, profile_overheads(by_hand)))
     file = read_bounds_file(path)
     assert (file.notes.schedule, file.notes.ranks, file.notes.layers) == ("1F1B", 2, (3, 3))
     assert file.notes.tokens_per_microbatch == 32
@@ -416,11 +416,11 @@ def test_two_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     toml.write_text(TOML)
     folder = tmp_path / "profile"
     arguments = [str(toml), "--output", str(folder), "--ratios", "0.5", "--warmup", "0",
-                 "--repeats", "2", "--", "--freezing.first_stage=keep_chain"]  # fmt: skip
+                 "--repeats", "2", "--", "--freezing.first_stage=per_tensor"]  # fmt: skip
     assert main(arguments) == 0
     text = capsys.readouterr().out
     assert "debugmodel, 1F1B over 3 ranks, microbatches of 2 x 16 tokens" in text
-    for name in ("| 0 all_or_nothing |", "| 0 keep_chain |", "| 1 |", "| 2 |", "| probe |"):
+    for name in ("| 0 all_or_nothing |", "| 0 per_tensor |", "| 1 |", "| 2 |", "| probe |"):
         assert text.count(f"\n{name}") == 2, "B and W"
     order = order_from_csv((folder / "schedule.csv").read_text())
     dag = build_dag(order)
@@ -432,9 +432,9 @@ def test_two_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert [p["ratio"] for p in kept["points"]] == [0.0, 0.5, 1.0]
     assert set(kept["line"]) >= {"largest_miss", "fit_residual_ms", "r_squared"}
     assert json.loads((folder / "settings.json").read_text())["training"]["seq_len"] == 16
-    assert read_bounds_file(folder / "bounds.json").notes.first_stage == "keep_chain"
+    assert read_bounds_file(folder / "bounds.json").notes.first_stage == "per_tensor"
 
-    # Prices of layers are measured, and on a busy machine may contradict each other; the measured
+    # Overheads of layers are measured, and on a busy machine may contradict each other; the measured
     # split is planned for in any case.
     assert plan_main(["plan", str(folder / "bounds.json"), "--schedules", "1F1B", "GPipe"]) == 0
     assert "shortest for each microbatch" in capsys.readouterr().out

@@ -6,8 +6,8 @@ from timelyfreeze.schedule.actions import ActionKind
 from torchtitan.freezing.profile.response import Point, Response, fit_line, spread
 
 
-def point(ratio: float, *times_ms: float, share: float | None = None) -> Point:
-    return Point(ratio, (ratio if share is None else share,) * len(times_ms), times_ms)
+def point(ratio: float, *times_ms: float, fraction: float | None = None) -> Point:
+    return Point(ratio, (ratio if fraction is None else fraction,) * len(times_ms), times_ms)
 
 
 def test_a_straight_line_is_one() -> None:
@@ -39,8 +39,8 @@ def test_a_miss_below_the_line_is_negative() -> None:
     assert line.largest_miss_ms == pytest.approx(-3.0)
 
 
-def test_the_share_that_was_frozen_counts_and_not_the_ratio() -> None:
-    line = fit_line([point(0.0, 10.0), point(0.5, 8.0, share=0.2), point(1.0, 0.0)])
+def test_the_fraction_that_was_frozen_counts_and_not_the_ratio() -> None:
+    line = fit_line([point(0.0, 10.0), point(0.5, 8.0, fraction=0.2), point(1.0, 0.0)])
     assert line.largest_miss_ms == pytest.approx(0.0)
 
 

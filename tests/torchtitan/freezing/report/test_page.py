@@ -1,4 +1,4 @@
-"""The page on a run, from figures and files made by hand."""
+"""The page on a run, from metrics and files made by hand."""
 
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,9 @@ MEASURED: dict[str, Any] = {
     "batch_ms_unfrozen": 99.0,
     "batch_ms_predicted": 77.5,
     "batch_ms": 77.5,
-    "limit_batch_ms": 60.0,
+    "all_frozen_batch_ms": 60.0,
     "planned_gain": 0.16,
-    "limit_gain": 0.5,
+    "upper_bound_gain": 0.5,
     "planned_stage_ratios": {0: 0.125, 1: 0.5},
     "stage_ratios": {0: 0.25, 1: 0.75},
     "average_freeze_ratio": 0.2345,
@@ -49,11 +49,11 @@ def rows_of(page: str) -> dict[str, str]:
     return {row[0]: row[1] for row in cells if len(row) == 2}
 
 
-def page_of(folder: Path, counts: list[FrozenCount] | None = None, **figures: Any) -> str:
+def page_of(folder: Path, counts: list[FrozenCount] | None = None, **metrics: Any) -> str:
     config = JobConfig()
-    config.freezing.method = figures.get("method", "timelyfreeze")
+    config.freezing.method = metrics.get("method", "timelyfreeze")
     config.training.dataset_path = "./a|b"
-    return render_page(make_summary(**figures), config.to_dict(), folder, counts or [])
+    return render_page(make_summary(**metrics), config.to_dict(), folder, counts or [])
 
 
 def test_a_run_with_freezing(tmp_path: Path) -> None:
@@ -149,14 +149,14 @@ def test_a_run_that_ended_early_says_why(tmp_path: Path) -> None:
 
 
 def test_switched_off_is_said_and_what_is_there_is_listed(tmp_path: Path) -> None:
-    (tmp_path / "pictures").mkdir()
+    (tmp_path / "plots").mkdir()
     for name in ("timeline_measured.png", "timeline_measured.svg", "trace_measured.json"):
-        (tmp_path / "pictures" / name).write_text("")
+        (tmp_path / "plots" / name).write_text("")
     (tmp_path / "steps.csv").write_text("")
     page = page_of(tmp_path, switched_off="from step 4 on: why")
     assert "Freezing was switched off from step 4 on: why." in page
-    assert "![timeline measured](pictures/timeline_measured.png)" in page
+    assert "![timeline measured](plots/timeline_measured.png)" in page
     assert "- [steps.csv](steps.csv): every optimizer step" in page
-    assert "pictures/trace_measured.json" in page
+    assert "plots/trace_measured.json" in page
     assert "plan.json" not in page
     assert "TensorBoard" not in page

@@ -60,7 +60,7 @@ def test_what_is_no_reference_is_told_before_the_run(
         check(config)
 
 
-def test_a_run_that_is_there_is_no_mistake(tmp_path: Path) -> None:
+def test_a_run_that_is_there_is_no_error(tmp_path: Path) -> None:
     config = JobConfig()
     config.report.reference_run = str(run_folder(tmp_path / "run", LOSSES))
     check(config)

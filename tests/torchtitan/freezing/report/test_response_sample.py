@@ -1,20 +1,20 @@
 import numpy as np
 
-from timelyfreeze.control.collected import ObservedPass
+from timelyfreeze.control.collected import ObservedBatch
 from timelyfreeze.records.responses import ResponseRow
-from timelyfreeze.runtime.recorder import PassRecord
 from timelyfreeze.schedule.actions import parse_action
 from timelyfreeze.settings.phases import Phase
+from timelyfreeze.timing.record import BatchRecord
 from torchtitan.freezing.report.response_sample import ResponseSample
 
 
-def observed(step: int, phase: Phase = Phase.STABLE, *, is_cold: bool = False) -> ObservedPass:
+def observed(step: int, phase: Phase = Phase.STABLE, *, is_cold: bool = False) -> ObservedBatch:
     """A forward and two backwards; the first takes as many milliseconds as the step's number."""
     times = {"1F0": 1.0, "1B0": float(step), "1B1": 0.5}
     durations = {parse_action(text): ms for text, ms in times.items()}
-    shares = {parse_action("1B0"): 0.25, parse_action("1B1"): 0.75}
-    record = PassRecord(durations_ms=durations, intervals_ms={}, span_ms=9.0)
-    return ObservedPass(step, phase, is_cold, record, shares)
+    fractions = {parse_action("1B0"): 0.25, parse_action("1B1"): 0.75}
+    record = BatchRecord(durations_ms=durations, intervals_ms={}, span_ms=9.0)
+    return ObservedBatch(step, phase, is_cold, record, fractions)
 
 
 def test_backwards_are_kept_with_what_was_frozen_of_them() -> None:

@@ -38,7 +38,7 @@ def test_former_files_get_a_number_and_stay(tmp_path):
     }
 
 
-def test_files_of_one_plan_share_a_number(tmp_path):
+def test_files_of_one_plan_fraction_a_number(tmp_path):
     (tmp_path / "plan_1.json").write_text("somebody's")
     for name in ("bounds.json", "plan.json"):
         (tmp_path / name).write_text("first")

@@ -10,7 +10,7 @@ import torch
 
 from tests.timelyfreeze.helpers.pipelines import hand_order
 from tests.torchtitan.helpers.summaries import make_summary
-from timelyfreeze.control.collected import CollectedFigures
+from timelyfreeze.control.collected import CollectedMetrics
 from timelyfreeze.planning.plan import FreezePlan, plan_from_ratios
 from timelyfreeze.records.summary import RunSummary
 from timelyfreeze.schedule.dag import build_dag
@@ -43,8 +43,8 @@ def controller(
     return SimpleNamespace(plan=plan, failure=failure, plans=plans, switched_off=switched_off)
 
 
-def figures(batch_ms: dict[Phase, tuple[float, ...]]) -> CollectedFigures:
-    return CollectedFigures(batch_ms, {0: 0.125, 1: 0.5}, average_freeze_ratio=0.2345)
+def metrics(batch_ms: dict[Phase, tuple[float, ...]]) -> CollectedMetrics:
+    return CollectedMetrics(batch_ms, {0: 0.125, 1: 0.5}, average_freeze_ratio=0.2345)
 
 
 def record_of(steps: list[tuple[Phase | None, list[float]]], n_tokens: int = 400) -> RunRecord:
@@ -71,9 +71,9 @@ def test_speed_and_batches_of_a_frozen_run() -> None:
             (Phase.STABLE, [9.0, 9.0, 0.16, 0.16, 7.0]),
         ]
     )
-    record.add_batches(figures({Phase.UPPER_BOUND: (90.0, 99.0), Phase.STABLE: (500.0,)}))
+    record.add_batches(metrics({Phase.UPPER_BOUND: (90.0, 99.0), Phase.STABLE: (500.0,)}))
     record.add_batches(
-        figures({Phase.UPPER_BOUND: (200.0,), Phase.STABLE: (77.5, 62.0), Phase.RAMP: (1.0,)})
+        metrics({Phase.UPPER_BOUND: (200.0,), Phase.STABLE: (77.5, 62.0), Phase.RAMP: (1.0,)})
     )
     summary = summarize(record, controller(make_plan()))
     # 400 tokens in 0.2 s on 2 devices, then in 0.16 s.
@@ -88,8 +88,8 @@ def test_speed_and_batches_of_a_frozen_run() -> None:
     # Of 300 ms in the median unfrozen step, one batch took 99.
     assert summary.outside_ms == pytest.approx(300.0 - 99.0)
     assert summary.step_ms_predicted == pytest.approx(77.5 + 201.0)
-    assert summary.limit_batch_ms == 60.0
-    assert summary.limit_gain == pytest.approx(0.5)
+    assert summary.all_frozen_batch_ms == 60.0
+    assert summary.upper_bound_gain == pytest.approx(0.5)
     assert summary.planned_gain == pytest.approx(90 / 77.5 - 1)
     assert summary.planned_stage_ratios == {0: 0.125, 1: 0.5}
     assert summary.stage_ratios == {0: 0.125, 1: 0.5}
@@ -101,7 +101,7 @@ def test_speed_and_batches_of_a_frozen_run() -> None:
 
 def test_a_step_of_several_batches() -> None:
     record = record_of([(Phase.UPPER_BOUND, [9.0, 9.0, 0.5]), (Phase.STABLE, [9.0, 9.0, 0.4])])
-    record.add_batches(figures({Phase.UPPER_BOUND: (120.0,), Phase.STABLE: (100.0,)}))
+    record.add_batches(metrics({Phase.UPPER_BOUND: (120.0,), Phase.STABLE: (100.0,)}))
     start = replace(START, batches_per_step=4)
     summary = record.summarize(start, controller(make_plan()), peak_memory_gib=None)
     assert summary.outside_ms == pytest.approx(20.0)
@@ -114,7 +114,7 @@ def test_a_step_of_several_batches() -> None:
 def test_what_an_emulation_measured_by_its_own_clock_counts() -> None:
     """Steps ran one action after the other; a step is predicted for ranks with a device each."""
     record = record_of([(Phase.UPPER_BOUND, [9.0, 9.0, 0.5])])
-    record.add_batches(figures({Phase.UPPER_BOUND: (120.0,)}))
+    record.add_batches(metrics({Phase.UPPER_BOUND: (120.0,)}))
     emulated = {"emulated_ranks": 2, "outside_ms": 5.0}
     summary = record.summarize(START, controller(make_plan()), None, emulated)
     assert summary.emulated_ranks == 2
@@ -124,7 +124,7 @@ def test_what_an_emulation_measured_by_its_own_clock_counts() -> None:
 
 def test_mixed_monitoring_has_steps_that_update_all_weights() -> None:
     record = record_of([(Phase.WARMUP, [9.0, 9.0, 0.3]), (Phase.MIXED, [9.0, 9.0, 0.25])])
-    record.add_batches(figures({Phase.WARMUP: (95.0,), Phase.MIXED: (70.0,)}))
+    record.add_batches(metrics({Phase.WARMUP: (95.0,), Phase.MIXED: (70.0,)}))
     summary = summarize(record, controller(make_plan()))
     assert summary.outside_ms == pytest.approx(250.0 - 70.0)
     assert (summary.step_ms_unfrozen, summary.batch_ms_unfrozen) == (pytest.approx(300.0), 95.0)
@@ -132,9 +132,9 @@ def test_mixed_monitoring_has_steps_that_update_all_weights() -> None:
 
 def test_batches_of_a_former_plan_are_not_compared_with_the_last() -> None:
     record = record_of([(Phase.STABLE, [9.0, 9.0, 0.2])])
-    record.add_batches(figures({Phase.WARMUP: (95.0,), Phase.STABLE: (70.0, 71.0, 72.0)}))
+    record.add_batches(metrics({Phase.WARMUP: (95.0,), Phase.STABLE: (70.0, 71.0, 72.0)}))
     record.begin_plan()
-    record.add_batches(figures({Phase.STABLE: (77.0,)}))
+    record.add_batches(metrics({Phase.STABLE: (77.0,)}))
     summary = summarize(record, controller(make_plan()))
     assert (summary.batch_ms, summary.batch_ms_unfrozen) == (77.0, 95.0)
 
@@ -189,13 +189,13 @@ def test_cold_steps_alone_give_no_speed(n_steps: int) -> None:
 def test_a_plan_that_is_missing_has_a_reason(failure: str | None, text: str) -> None:
     summary = summarize(record_of([(Phase.WARMUP, [0.5] * 3)]), controller(None, failure))
     assert summary.failure == text
-    assert summary.batch_ms_predicted is summary.limit_batch_ms is summary.planned_gain is None
+    assert summary.batch_ms_predicted is summary.all_frozen_batch_ms is summary.planned_gain is None
 
 
 def test_a_method_that_does_not_plan_misses_none() -> None:
     """Its warm-up is followed by the stable phase, so warm-up's batches are the unfrozen ones."""
     record = record_of([(Phase.WARMUP, [0.2] * 4), (Phase.STABLE, [0.1] * 4)])
-    record.add_batches(figures({Phase.WARMUP: (30.0, 50.0), Phase.STABLE: (20.0,)}))
+    record.add_batches(metrics({Phase.WARMUP: (30.0, 50.0), Phase.STABLE: (20.0,)}))
     summary = summarize(record, controller(None, plans=False))
     assert summary.failure is None
     assert (summary.batch_ms_unfrozen, summary.batch_ms) == (40.0, 20.0)
@@ -295,12 +295,12 @@ def test_a_schedule_of_ones_own_goes_by_its_file() -> None:
     assert summary_at_start(config, dims(2), "x", "cuda").schedule == "eager.csv"
 
 
-def test_slowness_is_the_median_since_the_last_plan() -> None:
+def test_drift_is_the_median_since_the_last_plan() -> None:
     record = RunRecord()
-    for slowness in (9.0, None, 9.0):
-        record.add_batches(replace(figures({}), slowness=slowness))
+    for drift in (9.0, None, 9.0):
+        record.add_batches(replace(metrics({}), drift=drift))
     record.begin_plan()
-    assert summarize(record, controller(None)).slowness is None
-    for slowness in (1.0, 1.1, None, 3.0):
-        record.add_batches(replace(figures({}), slowness=slowness))
-    assert summarize(record, controller(None)).slowness == 1.1
+    assert summarize(record, controller(None)).drift is None
+    for drift in (1.0, 1.1, None, 3.0):
+        record.add_batches(replace(metrics({}), drift=drift))
+    assert summarize(record, controller(None)).drift == 1.1

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from timelyfreeze.control.collected import CollectedFigures
+from timelyfreeze.control.collected import CollectedMetrics
 from timelyfreeze.records.convergence import PassedEnergy
 from timelyfreeze.records.steps import StepLog, StepRow, read_steps
 from timelyfreeze.settings.phases import Phase
@@ -16,12 +16,12 @@ def record(folder: Path, *, emulates: bool = False) -> StepRecord:
     return StepRecord(StepLog(folder / "steps.csv"), 2, emulates=emulates)
 
 
-def figures(
+def metrics(
     ratios: dict[int, float],
     energy: PassedEnergy | None = None,
     batch_ms: dict[Phase, tuple[float, ...]] | None = None,
-) -> CollectedFigures:
-    return CollectedFigures(batch_ms or {}, {}, 0.0, step_ratios=ratios, energy=energy)
+) -> CollectedMetrics:
+    return CollectedMetrics(batch_ms or {}, {}, 0.0, step_ratios=ratios, energy=energy)
 
 
 def end(to: StepRecord, step: int, phase: Phase | None, ms: float) -> None:
@@ -32,7 +32,7 @@ def test_a_row_for_each_step_with_what_was_exchanged_later(tmp_path: Path) -> No
     steps = record(tmp_path)
     end(steps, 1, Phase.RAMP, 200.0)
     assert read_steps(tmp_path) == []
-    seen = figures({1: 0.25, 2: 0.5}, PassedEnergy(3.0, 4.0), {Phase.RAMP: (9.0, 7.0, 8.0)})
+    seen = metrics({1: 0.25, 2: 0.5}, PassedEnergy(3.0, 4.0), {Phase.RAMP: (9.0, 7.0, 8.0)})
     steps.log(2, 5.5, Phase.RAMP, seen, predicted_ms=8.5)
     end(steps, 2, Phase.RAMP, 100.0)
     one = StepRow(1, "ramp", 10.0, 200.0, 1000.0, freeze_ratio=0.25)
@@ -43,7 +43,7 @@ def test_a_row_for_each_step_with_what_was_exchanged_later(tmp_path: Path) -> No
 def test_a_run_that_ends_between_two_logged_steps_loses_none(tmp_path: Path) -> None:
     steps = record(tmp_path)
     end(steps, 1, Phase.STABLE, 200.0)
-    steps.add_ratios(figures({1: 0.125}))
+    steps.add_ratios(metrics({1: 0.125}))
     steps.close()
     steps.close()
     assert [(row.step, row.freeze_ratio) for row in read_steps(tmp_path)] == [(1, 0.125)]
@@ -55,7 +55,7 @@ def test_kappa_and_p_eff_are_told_as_they_are_known(tmp_path: Path) -> None:
         end(steps, step, Phase.WARMUP, ms)
     for step, ms in enumerate((900.0, 900.0, 60.0, 70.0, 50.0), 4):
         end(steps, step, Phase.STABLE, ms)
-    tags = steps.log(9, 5.0, Phase.STABLE, figures({}, PassedEnergy(1.0, 2.0)))
+    tags = steps.log(9, 5.0, Phase.STABLE, metrics({}, PassedEnergy(1.0, 2.0)))
     assert tags == pytest.approx(
         {
             "convergence/kappa": 0.6,
@@ -63,7 +63,7 @@ def test_kappa_and_p_eff_are_told_as_they_are_known(tmp_path: Path) -> None:
             "convergence/kappa_over_p_eff": 1.2,
         }
     )
-    assert steps.log(10, 5.0, Phase.STABLE, figures({}, PassedEnergy(6.0, 6.0))) == {
+    assert steps.log(10, 5.0, Phase.STABLE, metrics({}, PassedEnergy(6.0, 6.0))) == {
         "convergence/p_eff": 1.0
     }
     # (0.5 * 2 + 1 * 6) / 8
@@ -73,9 +73,9 @@ def test_kappa_and_p_eff_are_told_as_they_are_known(tmp_path: Path) -> None:
 def test_only_the_stable_phase_makes_the_runs_p_eff(tmp_path: Path) -> None:
     steps = record(tmp_path)
     for phase in (Phase.WARMUP, Phase.RAMP, Phase.OFF):
-        steps.log(1, 5.0, phase, figures({}, PassedEnergy(1.0, 2.0)))
+        steps.log(1, 5.0, phase, metrics({}, PassedEnergy(1.0, 2.0)))
     assert steps.p_eff is None
-    steps.log(2, 5.0, Phase.STABLE, figures({}, PassedEnergy(1.0, 2.0, is_complete=False)))
+    steps.log(2, 5.0, Phase.STABLE, metrics({}, PassedEnergy(1.0, 2.0, is_complete=False)))
     assert steps.p_eff is None
 
 
@@ -89,21 +89,21 @@ def test_a_run_without_freezing_froze_nothing(tmp_path: Path) -> None:
 
 
 def test_an_emulations_kappa_is_by_the_virtual_clock(tmp_path: Path) -> None:
-    """The virtual time of a logged step comes with the next figures, so its row waits for it."""
+    """The virtual time of a logged step comes with the next metrics, so its row waits for it."""
     steps = record(tmp_path, emulates=True)
     end(steps, 1, Phase.WARMUP, 900.0)
-    steps.log(2, 5.0, Phase.WARMUP, figures({}))
+    steps.log(2, 5.0, Phase.WARMUP, metrics({}))
     steps.add_virtual([(Phase.WARMUP, 90.0)])
     end(steps, 2, Phase.WARMUP, 900.0)
     assert [(row.step, row.virtual_step_ms) for row in read_steps(tmp_path)] == [(1, 90.0)]
     end(steps, 3, Phase.WARMUP, 900.0)
-    steps.log(4, 4.0, Phase.WARMUP, figures({}))
+    steps.log(4, 4.0, Phase.WARMUP, metrics({}))
     steps.add_virtual([(Phase.WARMUP, 90.0), (Phase.WARMUP, 40.0)])
     end(steps, 4, Phase.STABLE, 900.0)
     for step in (5, 6, 7):
         end(steps, step, Phase.STABLE, 900.0)
     steps.add_virtual([(Phase.STABLE, ms) for ms in (7.0, 7.0, 10.0, 30.0)])
-    tags = steps.log(8, 4.0, Phase.STABLE, figures({}))
+    tags = steps.log(8, 4.0, Phase.STABLE, metrics({}))
     assert tags == {"convergence/kappa": 0.5}
     steps.close()
     rows = read_steps(tmp_path)
@@ -113,7 +113,7 @@ def test_an_emulations_kappa_is_by_the_virtual_clock(tmp_path: Path) -> None:
 
 def test_ranks_that_write_nothing_still_tell(tmp_path: Path) -> None:
     steps = StepRecord(None, 2, emulates=False)
-    assert steps.log(1, math.nan, Phase.WARMUP, figures({}, PassedEnergy(0.0, 0.0))) == {
+    assert steps.log(1, math.nan, Phase.WARMUP, metrics({}, PassedEnergy(0.0, 0.0))) == {
         "convergence/p_eff": 1.0
     }
     end(steps, 1, Phase.WARMUP, 5.0)

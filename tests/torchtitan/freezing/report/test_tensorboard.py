@@ -53,7 +53,7 @@ def test_charts_stand_in_groups_and_match_their_tags(events: EventAccumulator) -
         for group, of in LAYOUT.items()
     }
     wanted = {
-        *CHARTED.values(), "batch_time/slowness", "freezing_actual_ratio/stage_3",
+        *CHARTED.values(), "batch_time/drift", "freezing_actual_ratio/stage_3",
         "freezing_expected_ratio/stage_0", "freezing/average_freeze_ratio", "freezing/phase",
         "convergence/kappa", "convergence/p_eff", "convergence/kappa_over_p_eff",
         "loss_metrics/global_avg_loss", "validation_metrics/loss", "grad_norm",
@@ -98,7 +98,7 @@ def test_what_a_run_ended_with_is_there_as_far_as_it_is_known(events: EventAccum
     assert (speed.step, speed.value) == (90, 250.0)
 
 
-def test_figures_that_do_not_exist_are_left_out(events: EventAccumulator) -> None:
+def test_metrics_that_do_not_exist_are_left_out(events: EventAccumulator) -> None:
     assert "throughput(tps)" in events.Tags()["scalars"]
     assert "mfu(%)" not in events.Tags()["scalars"]
 

@@ -29,9 +29,9 @@ PLAN = {
     "batch_ms_predicted": 77.5,
     "outside_ms": 86.5,
     "step_ms_predicted": 164.0,
-    "limit_batch_ms": 60.0,
+    "all_frozen_batch_ms": 60.0,
     "planned_gain": 0.1613,
-    "limit_gain": 0.5,
+    "upper_bound_gain": 0.5,
     "planned_stage_ratios": {0: 0.125, 1: 0.5},
 }
 APPLIED = {"stage_ratios": {0: 0.121, 1: 0.5}, "average_freeze_ratio": 0.2345}
@@ -41,9 +41,9 @@ APPLIED_LINES = [
 ]
 
 
-def report(**figures: Any) -> list[str]:
+def report(**metrics: Any) -> list[str]:
     """The report's lines below its heading, without those of the files."""
-    text = render_report(make_summary(**figures), FOLDER)
+    text = render_report(make_summary(**metrics), FOLDER)
     assert text.endswith("\n")
     lines = text.splitlines()
     assert lines[:3] == ["", "Run report", "----------"]
@@ -66,7 +66,7 @@ def test_the_report_of_a_planned_run() -> None:
 
 
 def test_a_machine_of_another_speed_stands_beside_the_prediction() -> None:
-    lines = report(**SPEED, **PLAN, **APPLIED, batch_ms=93.0, slowness=1.2)
+    lines = report(**SPEED, **PLAN, **APPLIED, batch_ms=93.0, drift=1.2)
     at = lines.index("batch with freezing      predicted 77.5 ms, measured 93.0 ms (+20.0%)")
     assert lines[at + 2] == (
         "speed of the machine     forwards took 1.20 times as long as when they were measured"
@@ -103,8 +103,8 @@ def test_a_run_that_ended_early_says_so_first() -> None:
 
 
 def test_a_method_that_makes_no_plan_is_not_asked_for_one() -> None:
-    figures = {**SPEED, **APPLIED, "batch_ms_unfrozen": 99.0, "batch_ms": 77.5}
-    assert report(method="apf", **figures) == [
+    metrics = {**SPEED, **APPLIED, "batch_ms_unfrozen": 99.0, "batch_ms": 77.5}
+    assert report(method="apf", **metrics) == [
         *SPEED_LINES,
         "batch without freezing   measured 99.0 ms",
         "batch with freezing      measured 77.5 ms",

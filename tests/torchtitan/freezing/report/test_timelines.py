@@ -1,4 +1,4 @@
-"""What a run writes of its passes, with ranks in threads and times by hand."""
+"""What a run writes of its batches, with ranks in threads and times by hand."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from tests.timelyfreeze.helpers.ranks import Hub, ThreadExchange
-from timelyfreeze.control.collected import ObservedPass
+from timelyfreeze.control.collected import ObservedBatch
 from timelyfreeze.records.timeline_file import timeline_file, timeline_from_json
-from timelyfreeze.runtime.recorder import PassRecord
 from timelyfreeze.schedule.actions import parse_action
 from timelyfreeze.schedule.order import parse_order
 from timelyfreeze.settings.phases import Phase
+from timelyfreeze.timing.record import BatchRecord
 from torchtitan.freezing.report.timelines import TimelineRecord, typical
 
 ORDER = parse_order(["0F0 0B0", "1F0 1B0"])
@@ -21,7 +21,7 @@ ORDER = parse_order(["0F0 0B0", "1F0 1B0"])
 
 def observed(
     rank: int, step: int, phase: Phase, slow_ms: float = 0.0, *, is_cold: bool = False
-) -> ObservedPass:
+) -> ObservedBatch:
     """F takes 1 ms, B 2, the last one more; the batch 6 ms and more, of which rank 1 sees 3."""
     times = [
         {"0F0": (0.0, 1.0), "0B0": (4.0, 6.0 + slow_ms)},
@@ -29,9 +29,11 @@ def observed(
     ][rank]
     intervals = {parse_action(text): interval for text, interval in times.items()}
     durations = {action: end - start for action, (start, end) in intervals.items()}
-    shares = {action: 0.5 for action in intervals if action.kind.freezable}
+    fractions = {action: 0.5 for action in intervals if action.kind.freezable}
     span_ms = max(end for _, end in intervals.values())
-    return ObservedPass(step, phase, is_cold, PassRecord(durations, span_ms, intervals), shares)
+    return ObservedBatch(
+        step, phase, is_cold, BatchRecord(durations, span_ms, intervals), fractions
+    )
 
 
 class Ranks:

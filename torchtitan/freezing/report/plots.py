@@ -1,4 +1,4 @@
-"""Pictures of a run, drawn while it goes on by a process of their own, and shown in TensorBoard."""
+"""Plots of a run, drawn while it goes on by a process of their own, and shown in TensorBoard."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 from tensorboard.compat.proto.summary_pb2 import Summary
 from torchtitan.tools.logging import logger
 
-from timelyfreeze.planning.background import BackgroundCall
+from timelyfreeze.planning import BackgroundCall
 from timelyfreeze.plots.drawing import Drawn, draw_run
 
 # Drawing takes seconds; a run that has ended waits for it no longer than this.
 LONGEST_WAIT_S = 300.0
 
 
-class RunPictures:
-    """Has pictures drawn from a run's files whenever there is something new in them.
+class RunPlots:
+    """Has plots drawn from a run's files whenever there is something new in them.
 
-    Pictures are not worth a run: whatever goes wrong is told once, with what to do, and no more is
+    Plots are not worth a run: whatever goes wrong is told once, with what to do, and no more is
     drawn.
 
     Args:
@@ -98,7 +98,7 @@ class RunPictures:
     def _warn(self, reason: str) -> None:
         if not self._has_failed:
             logger.warning(
-                "Pictures of this run could not be drawn (%s); draw them later: "
+                "Plots of this run could not be drawn (%s); draw them later: "
                 "python -m timelyfreeze draw %s",
                 reason,
                 self._run_folder,
@@ -107,7 +107,7 @@ class RunPictures:
 
 
 def tag_of(file: Path) -> str:
-    """Return the tag of a picture: "timeline/measured" for timeline_measured.png."""
+    """Return the tag of a plot: "timeline/measured" for timeline_measured.png."""
     return file.stem.replace("_", "/", 1)
 
 

@@ -9,17 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from timelyfreeze.masks.selection import ParameterTable
-from timelyfreeze.meters.gradient_energy import GradientEnergy
-from timelyfreeze.meters.tally import Count, FreezeTally, StepFreezing
-from timelyfreeze.records.convergence import PassedEnergy, passed_energy
-from timelyfreeze.records.counts import FrozenCount
-from timelyfreeze.settings.phases import Phase
+from timelyfreeze.masks import ParameterTable
+from timelyfreeze.records import FrozenCount, PassedEnergy, passed_energy
+from timelyfreeze.runtime.gradient_energy import GradientEnergy
+from timelyfreeze.runtime.tally import Count, FreezeTally, StepFreezing
+from timelyfreeze.settings import Phase
 
 
 @dataclass(frozen=True)
 class RankUpdates:
-    """What a rank tells the others where figures are logged.
+    """What a rank tells the others where metrics are logged.
 
     Attributes:
         steps: What each step since the last time froze.
@@ -61,9 +60,9 @@ class UpdateMeter:
         """Begin a step."""
         self._tally.begin_step(step, phase)
 
-    def add_pass(self, masks: Mapping[int, Mapping[int, NDArray[np.bool_]]]) -> None:
+    def add_batch(self, masks: Mapping[int, Mapping[int, NDArray[np.bool_]]]) -> None:
         """Take note of what a pass froze, by stage and microbatch."""
-        self._tally.add_pass(masks)
+        self._tally.add_batch(masks)
 
     def end_step(self) -> None:
         """End a step."""

@@ -9,11 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from timelyfreeze.masks.selection import ParameterTable
-from timelyfreeze.settings.phases import Phase
-
-# What is frozen in these phases follows a plan or a policy, or is nothing because of one.
-FREEZING_PHASES = (Phase.RAMP, Phase.STABLE, Phase.OFF)
+from timelyfreeze.masks import ParameterTable
+from timelyfreeze.settings import FREEZING_PHASES, Phase
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +31,7 @@ class Count:
 
     @property
     def update_frequency(self) -> NDArray[np.float64]:
-        """Share of the backwards that updated each tensor, shape [n]; 1 where there was none."""
+        """Fraction of the backwards that updated each tensor, shape [n]; 1 where there was none."""
         if not self.backwards:
             return np.ones(len(self.frozen))
         return 1.0 - self.frozen / self.backwards
@@ -82,7 +79,7 @@ class FreezeTally:
             self.recent = self._nothing()
         self._phase = phase
 
-    def add_pass(self, masks: Mapping[int, Mapping[int, NDArray[np.bool_]]]) -> None:
+    def add_batch(self, masks: Mapping[int, Mapping[int, NDArray[np.bool_]]]) -> None:
         """Take note of a pass.
 
         Args:
@@ -100,7 +97,7 @@ class FreezeTally:
                 self.since_freezing[stage] += count
 
     def end_step(self) -> None:
-        """Note what share of its elements the step froze."""
+        """Note what fraction of its elements the step froze."""
         self._steps.append(self._summed())
 
     def take_recent(self) -> dict[int, Count]:

@@ -1,4 +1,4 @@
-"""Pictures drawn by a process of their own, and what becomes of it when that fails."""
+"""Plots drawn by a process of their own, and what becomes of it when that fails."""
 
 import struct
 import zlib
@@ -11,12 +11,12 @@ from torch.utils.tensorboard import SummaryWriter
 
 from tests.timelyfreeze.plots.folders import write_plan
 from timelyfreeze.plots.drawing import Drawn
-from torchtitan.freezing.report import pictures
-from torchtitan.freezing.report.pictures import RunPictures, image_summary, tag_of
+from torchtitan.freezing.report import plots
+from torchtitan.freezing.report.plots import RunPlots, image_summary, tag_of
 
 
 def tiny_png(width: int, height: int) -> bytes:
-    """A black picture, made by the format's own rules."""
+    """A black plot, made by the format's own rules."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         check = zlib.crc32(kind + content)
@@ -56,7 +56,7 @@ class StubCall:
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[StubCall]:
     monkeypatch.setattr(StubCall, "made", [])
-    monkeypatch.setattr(pictures, "BackgroundCall", StubCall)
+    monkeypatch.setattr(plots, "BackgroundCall", StubCall)
     return StubCall.made
 
 
@@ -69,9 +69,9 @@ def images(folder: Path) -> dict[str, list[tuple[int, int, int, bytes]]]:
     }
 
 
-def test_finished_pictures_are_shown_as_they_are(tmp_path: Path, calls: list[StubCall]) -> None:
+def test_finished_plots_are_shown_as_they_are(tmp_path: Path, calls: list[StubCall]) -> None:
     writer = SummaryWriter(str(tmp_path))
-    run = RunPictures(tmp_path, writer)
+    run = RunPlots(tmp_path, writer)
     file, svg = tmp_path / "timeline_measured.png", tmp_path / "timeline_measured.svg"
     file.write_bytes(tiny_png(7, 3))
     run.draw()
@@ -83,11 +83,9 @@ def test_finished_pictures_are_shown_as_they_are(tmp_path: Path, calls: list[Stu
     assert images(tmp_path) == {"timeline/measured": [(20, 7, 3, tiny_png(7, 3))]}
 
 
-def test_a_picture_that_has_not_changed_is_shown_once(
-    tmp_path: Path, calls: list[StubCall]
-) -> None:
+def test_a_plot_that_has_not_changed_is_shown_once(tmp_path: Path, calls: list[StubCall]) -> None:
     writer = SummaryWriter(str(tmp_path))
-    run = RunPictures(tmp_path, writer)
+    run = RunPlots(tmp_path, writer)
     file = tmp_path / "curves.png"
     for step, width in enumerate([5, 5, 6]):
         file.write_bytes(tiny_png(width, 1))
@@ -101,7 +99,7 @@ def test_a_picture_that_has_not_changed_is_shown_once(
 def test_one_process_draws_at_a_time_and_what_is_new_is_not_forgotten(
     tmp_path: Path, calls: list[StubCall]
 ) -> None:
-    run = RunPictures(tmp_path, None)
+    run = RunPlots(tmp_path, None)
     for _ in range(3):
         run.draw()
     assert len(calls) == 1
@@ -116,7 +114,7 @@ def test_one_process_draws_at_a_time_and_what_is_new_is_not_forgotten(
 def test_a_process_that_fails_is_one_warning_and_nothing_more_is_drawn(
     tmp_path: Path, calls: list[StubCall], caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = RunPictures(tmp_path, None)
+    run = RunPlots(tmp_path, None)
     run.draw()
     calls[0].end(RuntimeError("out of paint"))
     run.show(1)
@@ -132,7 +130,7 @@ def test_a_broken_file_is_told_and_the_rest_is_shown(
     tmp_path: Path, calls: list[StubCall], caplog: pytest.LogCaptureFixture
 ) -> None:
     writer = SummaryWriter(str(tmp_path))
-    run = RunPictures(tmp_path, writer)
+    run = RunPlots(tmp_path, writer)
     file = tmp_path / "timeline_predicted.png"
     file.write_bytes(tiny_png(1, 1))
     run.draw()
@@ -147,8 +145,8 @@ def test_a_broken_file_is_told_and_the_rest_is_shown(
 def test_the_end_waits_for_a_last_drawing(tmp_path: Path) -> None:
     """With a real process, of a run that has nothing but its plan."""
     write_plan(tmp_path)
-    RunPictures(tmp_path, None).finish(1)
-    assert (tmp_path / "pictures" / "timeline_predicted.png").stat().st_size > 0
+    RunPlots(tmp_path, None).finish(1)
+    assert (tmp_path / "plots" / "timeline_predicted.png").stat().st_size > 0
 
 
 def test_a_drawing_that_takes_for_ever_is_given_up(
@@ -157,20 +155,20 @@ def test_a_drawing_that_takes_for_ever_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(pictures, "LONGEST_WAIT_S", 0.1)
-    RunPictures(tmp_path, None).finish(1)
+    monkeypatch.setattr(plots, "LONGEST_WAIT_S", 0.1)
+    RunPlots(tmp_path, None).finish(1)
     assert calls[0].is_cancelled
     assert "could not be drawn" in caplog.text
 
 
 def test_closing_ends_the_process(tmp_path: Path, calls: list[StubCall]) -> None:
-    run = RunPictures(tmp_path, None)
+    run = RunPlots(tmp_path, None)
     run.draw()
     run.close()
     assert calls[0].is_cancelled
 
 
-def test_tags_put_pictures_of_a_kind_together() -> None:
+def test_tags_put_plots_of_a_kind_together() -> None:
     assert tag_of(Path("timeline_measured.png")) == "timeline/measured"
     assert tag_of(Path("curves.png")) == "curves"
     assert image_summary("a/b", tiny_png(300, 200)).value[0].image.width == 300

@@ -1,7 +1,7 @@
-"""The pictures of a comparison: what many runs show, as figures of matplotlib.
+"""The plots of a comparison: what many runs show, as figures of matplotlib.
 
-A picture holds the runs of one place, that is devices and model, with a panel for each schedule:
-nothing shares axes that could not be compared. A picture whose data no run has says so, and has no
+A plot holds the runs of one place, that is devices and model, with a panel for each schedule:
+nothing shares axes that could not be compared. A plot whose data no run has says so, and has no
 figure.
 """
 
@@ -26,7 +26,7 @@ from timelyfreeze.compare.drawing import draw_curves, draw_points, draw_stages
 from timelyfreeze.compare.groups import NO_PLACE, Group
 from timelyfreeze.compare.metrics import Terms
 from timelyfreeze.compare.tradeoffs import Point, points
-from timelyfreeze.records.losses import last_running_mean
+from timelyfreeze.records import last_running_mean
 
 T = TypeVar("T")
 KINDS = (
@@ -36,8 +36,8 @@ KINDS = (
 
 
 @dataclass(frozen=True)
-class Picture:
-    """One picture, or why there is none.
+class Plot:
+    """One plot, or why there is none.
 
     Attributes:
         kind: One of ``KINDS``.
@@ -65,8 +65,8 @@ class Picture:
         return self.kind if self.number == 1 else f"{self.kind}_{self.number}"
 
 
-def pictures(groups: Sequence[Group], terms: Terms) -> Iterator[Picture]:
-    """Yield all pictures, place by place; those that have no data as well."""
+def plots(groups: Sequence[Group], terms: Terms) -> Iterator[Plot]:
+    """Yield all plots, place by place; those that have no data as well."""
     places = dict.fromkeys(one.place for one in groups if one.place != NO_PLACE)
     for number, place in enumerate(places, 1):
         mine = [one for one in groups if one.place == place]
@@ -74,7 +74,7 @@ def pictures(groups: Sequence[Group], terms: Terms) -> Iterator[Picture]:
             yield draw(mine, place, number, terms)
 
 
-def _accuracy(groups: Sequence[Group], place: str, number: int, terms: Terms) -> Picture:
+def _accuracy(groups: Sequence[Group], place: str, number: int, terms: Terms) -> Plot:
     asked = {one.run.scores.asked for g in groups for one in g.finished if one.run.scores}
     found = points(groups, "accuracy", "accuracy_stderr") if len(asked) == 1 else []
     missing = _without(groups, [p.group for p in found], "an average accuracy")
@@ -93,7 +93,7 @@ def _accuracy(groups: Sequence[Group], place: str, number: int, terms: Terms) ->
     )
 
 
-def _validation(groups: Sequence[Group], place: str, number: int, terms: Terms) -> Picture:
+def _validation(groups: Sequence[Group], place: str, number: int, terms: Terms) -> Plot:
     found = points(groups, "validation_loss")
     return _trade_off(
         found,
@@ -118,13 +118,13 @@ def _trade_off(
     low_is_good: bool,
     missing: tuple[str, ...],
     error: bool = False,
-) -> Picture:
+) -> Plot:
     panels = _by_schedule(found, lambda point: point.group)
     told = [
         f"{p.group.schedule} {p.group.name}: {p.x.mean:,.0f} tokens/s, {p.y.mean:.3f}"
         for p in found
     ]
-    return Picture(
+    return Plot(
         kind=kind,
         number=number,
         title=title,
@@ -148,7 +148,7 @@ def _trade_off(
     )
 
 
-def _losses(groups: Sequence[Group], place: str, number: int, terms: Terms) -> Picture:
+def _losses(groups: Sequence[Group], place: str, number: int, terms: Terms) -> Plot:
     drawn = [c for group in groups for c in curves(group, training_losses(terms.window))]
     marks = [c for group in groups for c in curves(group, validation_losses)]
     reference, target = terms.reference, None
@@ -160,7 +160,7 @@ def _losses(groups: Sequence[Group], place: str, number: int, terms: Terms) -> P
         f"{c.group.schedule} {c.group.name} ends at {c.ys[-1]:.3f} after {c.xs[-1]:,.0f} s"
         for c in drawn
     ]
-    return Picture(
+    return Plot(
         kind="loss_seconds",
         number=number,
         title=title,
@@ -188,17 +188,17 @@ def _losses(groups: Sequence[Group], place: str, number: int, terms: Terms) -> P
     )
 
 
-def _ratios(groups: Sequence[Group], place: str, number: int, terms: Terms) -> Picture:
+def _ratios(groups: Sequence[Group], place: str, number: int, terms: Terms) -> Plot:
     freezing = [group for group in groups if group.method != "none"]
     drawn = [c for group in freezing for c in curves(group, freeze_ratios)]
     title = "Freeze ratio over steps"
     told = [f"{c.group.schedule} {c.group.name} ends at {c.ys[-1]:.2f}" for c in drawn]
-    return Picture(
+    return Plot(
         kind="freeze_ratio_steps",
         number=number,
         title=title,
         place=place,
-        caption="Share of the elements of all weights whose update was left out, step by step, "
+        caption="Fraction of the elements of all weights whose update was left out, step by step, "
         "mean over repeats with a band from the smallest to the largest.",
         alt=f"{title}. {'; '.join(told)}.",
         figure=draw_curves(
@@ -216,7 +216,7 @@ def _ratios(groups: Sequence[Group], place: str, number: int, terms: Terms) -> P
     )
 
 
-def _stages(groups: Sequence[Group], place: str, number: int, terms: Terms) -> Picture:
+def _stages(groups: Sequence[Group], place: str, number: int, terms: Terms) -> Plot:
     freezing = [group for group in groups if group.method != "none"]
     known = [(group, ratios) for group in freezing if (ratios := stage_ratios(group))]
     title = "Freeze ratio of each stage"
@@ -225,12 +225,12 @@ def _stages(groups: Sequence[Group], place: str, number: int, terms: Terms) -> P
         + ", ".join(f"stage {stage} {ratio:.2f}" for stage, ratio in ratios.items())
         for group, ratios in known
     ]
-    return Picture(
+    return Plot(
         kind="freeze_ratio_stages",
         number=number,
         title=title,
         place=place,
-        caption="As applied in the last step, mean over repeats: share of the elements whose "
+        caption="As applied in the last step, mean over repeats: fraction of the elements whose "
         "update was left out.",
         alt=f"{title}. {'; '.join(told)}.",
         figure=draw_stages(_by_schedule(known, lambda pair: pair[0]), title=title, place=place)

@@ -1,4 +1,4 @@
-"""Figures of a change, against definitions applied to one element after the other in float64."""
+"""Metrics of a change, against definitions applied to one element after the other in float64."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.timelyfreeze.helpers.changes import DECAY, EVERY, assert_close, oracle
-from timelyfreeze.meters.change_meter import ChangeMeter
-from timelyfreeze.policies.policy import Figure, Measurement, Source
+from timelyfreeze.policies.policy import Measurement, Metric, Source
+from timelyfreeze.runtime.change_meter import ChangeMeter
 
 SHAPES = ((3, 4), (5,), (1,), (2, 3, 2), (4,))
 FROZEN = 4  # the tensor that never has a gradient and never moves
@@ -78,17 +78,17 @@ def parameter_of(*values: float, dtype: torch.dtype = torch.float32) -> nn.Param
     return nn.Parameter(torch.tensor(values, dtype=dtype))
 
 
-# --- the figures ----------------------------------------------------------------------------------
+# --- the metrics ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("on_host", [False, True])
-@pytest.mark.parametrize("figures", [EVERY, EVERY[::-1], *((figure,) for figure in EVERY)])
+@pytest.mark.parametrize("metrics", [EVERY, EVERY[::-1], *((metric,) for metric in EVERY)])
 @pytest.mark.parametrize("source", Source)
-def test_figures_are_those_of_an_element_wise_computation(
-    source: Source, figures: tuple[Figure, ...], on_host: bool
+def test_metrics_are_those_of_an_element_wise_computation(
+    source: Source, metrics: tuple[Metric, ...], on_host: bool
 ) -> None:
     walk = Walk()
-    meter = ChangeMeter(walk.named, Measurement(source, figures, DECAY), on_host=on_host)
+    meter = ChangeMeter(walk.named, Measurement(source, metrics, DECAY), on_host=on_host)
     # Of what was before the beginning, nothing may be left.
     interval(walk, meter, 2)
     meter.take()
@@ -101,56 +101,56 @@ def test_figures_are_those_of_an_element_wise_computation(
         measured.append(meter.take())
         changes.append(walk.take(source))
     for got, wanted in zip(measured, oracle(changes), strict=True):
-        assert tuple(got) == figures
+        assert tuple(got) == metrics
         assert_close(got, wanted)
         assert all(numbers[FROZEN] == 0.0 for numbers in got.values())
         assert all(any(numbers) for numbers in got.values())
 
 
-# At three checks: the changes of two elements, and the figures of them.
+# At three checks: the changes of two elements, and the metrics of them.
 BY_HAND = {
     (1.0, -2.0): {
-        Figure.SQUARE_SUM: 5.0,
-        Figure.ABS_SUM: 3.0,
-        Figure.SUM: -1.0,
-        Figure.MEAN_ABS_SUM: 1.5,
-        Figure.DIFFERENCE_SQUARE_SUM: 5.0,
+        Metric.SQUARE_SUM: 5.0,
+        Metric.ABS_SUM: 3.0,
+        Metric.SUM: -1.0,
+        Metric.MEAN_ABS_SUM: 1.5,
+        Metric.DIFFERENCE_SQUARE_SUM: 5.0,
     },
     (-1.0, 0.0): {
-        Figure.SQUARE_SUM: 1.0,
-        Figure.ABS_SUM: 1.0,
-        Figure.SUM: -1.0,
-        Figure.MEAN_ABS_SUM: 0.75,  # E = (-1/4, -1/2)
-        Figure.DIFFERENCE_SQUARE_SUM: 8.0,
+        Metric.SQUARE_SUM: 1.0,
+        Metric.ABS_SUM: 1.0,
+        Metric.SUM: -1.0,
+        Metric.MEAN_ABS_SUM: 0.75,  # E = (-1/4, -1/2)
+        Metric.DIFFERENCE_SQUARE_SUM: 8.0,
     },
     (0.0, 0.0): {
-        Figure.SQUARE_SUM: 0.0,
-        Figure.ABS_SUM: 0.0,
-        Figure.SUM: 0.0,
-        Figure.MEAN_ABS_SUM: 0.375,
-        Figure.DIFFERENCE_SQUARE_SUM: 1.0,
+        Metric.SQUARE_SUM: 0.0,
+        Metric.ABS_SUM: 0.0,
+        Metric.SUM: 0.0,
+        Metric.MEAN_ABS_SUM: 0.375,
+        Metric.DIFFERENCE_SQUARE_SUM: 1.0,
     },
 }
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("source", Source)
-def test_figures_by_hand(source: Source, dtype: torch.dtype) -> None:
+def test_metrics_by_hand(source: Source, dtype: torch.dtype) -> None:
     # Numbers that bfloat16 has.
     parameter = parameter_of(3.0, -1.0)
     meter = ChangeMeter([("w", parameter)], Measurement(source, EVERY, 0.5), dtype=dtype)
     meter.begin()
-    for change, figures in BY_HAND.items():
+    for change, metrics in BY_HAND.items():
         whole = torch.tensor(change)
         # In two steps, of which the second does it all where only the last one counts.
         first, second = (0.5, 0.5) if source is not Source.LAST_GRADIENT else (7.0, 1.0)
-        for share in (first, second):
-            parameter.grad = share * whole
+        for fraction in (first, second):
+            parameter.grad = fraction * whole
             with torch.no_grad():
                 parameter.add_(0.5 * whole)
             meter.add_step()
-        got = {figure: number for figure, (number,) in meter.take().items()}
-        assert got == pytest.approx(figures, rel=1e-6)
+        got = {metric: number for metric, (number,) in meter.take().items()}
+        assert got == pytest.approx(metrics, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -158,12 +158,12 @@ def test_figures_by_hand(source: Source, dtype: torch.dtype) -> None:
 )
 def test_a_missing_gradient_counts_as_nothing(source: Source, wanted: float) -> None:
     parameter = parameter_of(1.0)
-    meter = ChangeMeter([("w", parameter)], Measurement(source, (Figure.ABS_SUM,)))
+    meter = ChangeMeter([("w", parameter)], Measurement(source, (Metric.ABS_SUM,)))
     meter.begin()
     for gradient in (2.0, None):  # frozen in the step that ends the interval
         parameter.grad = None if gradient is None else torch.tensor([gradient])
         meter.add_step()
-    assert meter.take() == {Figure.ABS_SUM: [wanted]}
+    assert meter.take() == {Metric.ABS_SUM: [wanted]}
 
 
 # --- bfloat16 -------------------------------------------------------------------------------------
@@ -171,8 +171,8 @@ def test_a_missing_gradient_counts_as_nothing(source: Source, wanted: float) -> 
 
 def test_updates_of_bfloat16_weights_are_exact_in_bfloat16() -> None:
     walk = Walk(dtype=torch.bfloat16)
-    figures = (Figure.SQUARE_SUM, Figure.ABS_SUM)
-    meter = ChangeMeter(walk.named, Measurement(Source.UPDATES, figures), dtype=torch.bfloat16)
+    metrics = (Metric.SQUARE_SUM, Metric.ABS_SUM)
+    meter = ChangeMeter(walk.named, Measurement(Source.UPDATES, metrics), dtype=torch.bfloat16)
     meter.begin()
     changes = []
     for n_steps in (2, 1, 3):
@@ -187,14 +187,14 @@ def test_small_moves_of_float32_weights_count_in_bfloat16_once_they_add_up() -> 
     meters = {}
     for dtype in (torch.bfloat16, torch.float32):
         parameter = parameter_of(1.0)
-        measurement = Measurement(Source.UPDATES, (Figure.ABS_SUM,))
+        measurement = Measurement(Source.UPDATES, (Metric.ABS_SUM,))
         meter = ChangeMeter([("w", parameter)], measurement, dtype=dtype)
         meter.begin()
         meters[dtype] = []
         for _ in range(3):
             with torch.no_grad():
                 parameter.add_(3 / 8 * step)
-            meters[dtype] += meter.take()[Figure.ABS_SUM]
+            meters[dtype] += meter.take()[Metric.ABS_SUM]
     # The weight is at 3/8, 6/8 and 9/8 of a step, which rounds to 0, 1 and 1.
     assert meters[torch.bfloat16] == [0.0, step, 0.0]
     assert meters[torch.float32] == [3 / 8 * step] * 3
@@ -202,29 +202,29 @@ def test_small_moves_of_float32_weights_count_in_bfloat16_once_they_add_up() -> 
 
 # --- memory and checkpoints -----------------------------------------------------------------------
 
-MEAN, DIFFERENCE = Figure.MEAN_ABS_SUM, Figure.DIFFERENCE_SQUARE_SUM
+MEAN, DIFFERENCE = Metric.MEAN_ABS_SUM, Metric.DIFFERENCE_SQUARE_SUM
 KINDS = [
-    (Source.UPDATES, (Figure.ABS_SUM, Figure.SQUARE_SUM), ["weights"]),
-    (Source.UPDATES, (Figure.ABS_SUM, MEAN), ["weights", "mean"]),
+    (Source.UPDATES, (Metric.ABS_SUM, Metric.SQUARE_SUM), ["weights"]),
+    (Source.UPDATES, (Metric.ABS_SUM, MEAN), ["weights", "mean"]),
     (Source.UPDATES, EVERY, ["weights", "mean", "previous"]),
-    (Source.GRADIENTS, (Figure.SQUARE_SUM,), ["sum"]),
+    (Source.GRADIENTS, (Metric.SQUARE_SUM,), ["sum"]),
     (Source.GRADIENTS, (DIFFERENCE,), ["sum", "previous"]),
-    (Source.LAST_GRADIENT, (Figure.SQUARE_SUM,), []),
+    (Source.LAST_GRADIENT, (Metric.SQUARE_SUM,), []),
     (Source.LAST_GRADIENT, (MEAN, DIFFERENCE), ["mean", "previous"]),
 ]
 
 
 @pytest.mark.parametrize(("dtype", "n_bytes"), [(torch.float32, 4), (torch.bfloat16, 2)])
-@pytest.mark.parametrize(("source", "figures", "kinds"), KINDS)
+@pytest.mark.parametrize(("source", "metrics", "kinds"), KINDS)
 def test_only_the_vectors_that_are_needed_are_kept_and_always_the_same(
     source: Source,
-    figures: tuple[Figure, ...],
+    metrics: tuple[Metric, ...],
     kinds: list[str],
     dtype: torch.dtype,
     n_bytes: int,
 ) -> None:
     walk = Walk()
-    meter = ChangeMeter(walk.named, Measurement(source, figures), dtype=dtype)
+    meter = ChangeMeter(walk.named, Measurement(source, metrics), dtype=dtype)
     assert meter.n_bytes == len(kinds) * (12 + 5 + 1 + 12 + 4) * n_bytes
     keys = {f"{kind}.{name}" for kind in kinds for name, _ in walk.named}
 
@@ -243,11 +243,11 @@ def test_only_the_vectors_that_are_needed_are_kept_and_always_the_same(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("source", "figures", "kinds"), KINDS)
+@pytest.mark.parametrize(("source", "metrics", "kinds"), KINDS)
 def test_a_restored_meter_goes_on_as_if_nothing_had_happened(
-    source: Source, figures: tuple[Figure, ...], kinds: list[str], dtype: torch.dtype
+    source: Source, metrics: tuple[Metric, ...], kinds: list[str], dtype: torch.dtype
 ) -> None:
-    measurement = Measurement(source, figures, DECAY)
+    measurement = Measurement(source, metrics, DECAY)
     walk = Walk()
     meter = ChangeMeter(walk.named, measurement, dtype=dtype)
     meter.begin()

@@ -3,7 +3,7 @@
 import numpy as np
 
 from timelyfreeze.masks.selection import ParameterTable, build_parameter_table
-from timelyfreeze.meters.tally import FreezeTally, StepFreezing, step_ratios
+from timelyfreeze.runtime.tally import FreezeTally, StepFreezing, step_ratios
 from timelyfreeze.settings.phases import Phase
 
 TABLES: dict[int, ParameterTable] = {
@@ -25,8 +25,8 @@ def tally_of(steps: list[tuple[int, Phase]]) -> FreezeTally:
     tally = FreezeTally(TABLES, n_microbatches=3)
     for step, phase in steps:
         tally.begin_step(step, phase)
-        tally.add_pass(FIRST)
-        tally.add_pass(SECOND)
+        tally.add_batch(FIRST)
+        tally.add_batch(SECOND)
         tally.end_step()
     return tally
 
@@ -72,11 +72,11 @@ def test_the_ratio_of_a_step_is_by_elements_over_all_ranks() -> None:
 def test_a_step_that_is_asked_for_before_it_ends_is_told_as_it_ended() -> None:
     tally = FreezeTally(TABLES, 3)
     tally.begin_step(1, Phase.RAMP)
-    tally.add_pass(FIRST)
+    tally.add_batch(FIRST)
     assert tally.take_steps() == [StepFreezing(1, 50, 300)]
     tally.end_step()
     tally.begin_step(2, Phase.RAMP)
-    tally.add_pass(masks({}, {}))
+    tally.add_batch(masks({}, {}))
     assert [s.step for s in tally.take_steps()] == [1, 2]
 
 
@@ -85,5 +85,5 @@ def test_counts_come_back_from_a_checkpoint() -> None:
     other = FreezeTally(TABLES, 3)
     other.load_plain_state(tally.plain_state())
     other.begin_step(2, Phase.STABLE)
-    other.add_pass(FIRST)
+    other.add_batch(FIRST)
     assert plain(other.since_freezing) == {0: (9, [4, 3]), 1: (9, [3])}

@@ -11,7 +11,7 @@ from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import ScheduleOrder
 from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
 from timelyfreeze.settings.phases import Phase
-from timelyfreeze.timing.passes import RankPasses, batch_times
+from timelyfreeze.timing.batches import RankBatches, batch_times
 
 
 def random_durations(order: ScheduleOrder, seed: int) -> dict[Action, float]:
@@ -39,7 +39,7 @@ def test_batch_times_are_found_without_a_common_clock(seed: int) -> None:
     durations_ms = random_durations(order, seed)
     batch_ms, spans = batch_and_spans(order, durations_ms)
     ranks = [
-        RankPasses(((Phase.STABLE.value, span),), own(order, rank, durations_ms))
+        RankBatches(((Phase.STABLE.value, span),), own(order, rank, durations_ms))
         for rank, span in enumerate(spans)
     ]
     assert batch_times(build_dag(order), ranks) == {Phase.STABLE: (pytest.approx(batch_ms),)}
@@ -52,10 +52,10 @@ def test_each_phase_has_its_own_times_in_order(order: ScheduleOrder) -> None:
     frozen = {a: ms * (0.3 if a.kind.freezable else 1.0) for a, ms in unfrozen.items()}
     slow, fast = (batch_and_spans(order, each) for each in (unfrozen, frozen))
     assert fast[0] < slow[0]
-    passes = [(Phase.UPPER_BOUND, slow), (Phase.LOWER_BOUND, fast), (Phase.UPPER_BOUND, slow)]
+    batches = [(Phase.UPPER_BOUND, slow), (Phase.LOWER_BOUND, fast), (Phase.UPPER_BOUND, slow)]
     ranks = [
-        RankPasses(
-            tuple((phase.value, spans[rank]) for phase, (_, spans) in passes),
+        RankBatches(
+            tuple((phase.value, spans[rank]) for phase, (_, spans) in batches),
             own(order, rank, unfrozen),
         )
         for rank in range(order.n_ranks)
@@ -69,8 +69,12 @@ def test_each_phase_has_its_own_times_in_order(order: ScheduleOrder) -> None:
 def test_the_rank_that_ends_last_ends_the_batch() -> None:
     order = hand_order("two_by_two")
     ranks = [
-        RankPasses((("stable", 7.0),), own(order, 0, dict.fromkeys(build_dag(order).actions, 1.0))),
-        RankPasses((("stable", 9.0),), own(order, 1, dict.fromkeys(build_dag(order).actions, 1.0))),
+        RankBatches(
+            (("stable", 7.0),), own(order, 0, dict.fromkeys(build_dag(order).actions, 1.0))
+        ),
+        RankBatches(
+            (("stable", 9.0),), own(order, 1, dict.fromkeys(build_dag(order).actions, 1.0))
+        ),
     ]
     # Rank 1 starts after 0F0, which lasts 1 ms.
     assert batch_times(build_dag(order), ranks) == {Phase.STABLE: (10.0,)}
@@ -86,7 +90,7 @@ def test_of_two_replicas_the_slower_one_counts(name: str) -> None:
     for durations_ms in (slow, quick):
         _, spans = batch_and_spans(order, durations_ms)
         ranks += [
-            RankPasses((("ramp", span),), own(order, rank, durations_ms))
+            RankBatches((("ramp", span),), own(order, rank, durations_ms))
             for rank, span in enumerate(spans)
         ]
     wanted = pytest.approx(batch_and_spans(order, slow)[0])
@@ -101,7 +105,7 @@ def test_a_batch_waits_for_the_slower_replicas_first_forward(slow_first: bool) -
     for forward_ms in (3.0, 1.0) if slow_first else (1.0, 3.0):
         durations_ms = dict.fromkeys(build_dag(order).actions, forward_ms)
         ranks += [
-            RankPasses((("ramp", span),), own(order, rank, durations_ms))
+            RankBatches((("ramp", span),), own(order, rank, durations_ms))
             for rank, span in enumerate((4.0, 20.0))
         ]
     assert batch_times(build_dag(order), ranks) == {Phase.RAMP: (23.0,)}
@@ -109,7 +113,7 @@ def test_a_batch_waits_for_the_slower_replicas_first_forward(slow_first: bool) -
 
 def test_only_passes_that_every_rank_has_count() -> None:
     dag = build_dag(hand_order("two_by_two"))
-    many = RankPasses((("ramp", 1.0), ("ramp", 2.0)), {})
-    assert batch_times(dag, [many, RankPasses((("ramp", 5.0),), {})]) == {Phase.RAMP: (5.0,)}
-    assert batch_times(dag, [many, RankPasses((), {})]) == {}
+    many = RankBatches((("ramp", 1.0), ("ramp", 2.0)), {})
+    assert batch_times(dag, [many, RankBatches((("ramp", 5.0),), {})]) == {Phase.RAMP: (5.0,)}
+    assert batch_times(dag, [many, RankBatches((), {})]) == {}
     assert batch_times(dag, []) == {}

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from timelyfreeze.control.collected import CollectedFigures
+from timelyfreeze.control.collected import CollectedMetrics
 from timelyfreeze.settings.phases import Phase
-from torchtitan.freezing.report.logged_figures import PHASE_NUMBERS, logged_figures
+from torchtitan.freezing.report.logged_metrics import PHASE_NUMBERS, logged_metrics
 
 
 def controller(phase: Phase) -> SimpleNamespace:
@@ -14,16 +14,16 @@ def controller(phase: Phase) -> SimpleNamespace:
 
 
 def test_what_is_known_has_a_tag() -> None:
-    figures = CollectedFigures(
+    metrics = CollectedMetrics(
         {Phase.STABLE: (90.0, 110.0, 100.0), Phase.RAMP: (7.0,)},
         {0: 0.4},
         0.3,
         score_ms_per_step=1.5,
         score_bytes=2**20,
         policy={"frozen_layers": 2.0},
-        slowness=1.25,
+        drift=1.25,
     )
-    assert logged_figures(controller(Phase.STABLE), figures, 80.0) == {
+    assert logged_metrics(controller(Phase.STABLE), metrics, 80.0) == {
         "freezing/phase": 4.0,
         "freezing/average_freeze_ratio": 0.3,
         "freezing_expected_ratio/stage_0": 0.5,
@@ -34,13 +34,13 @@ def test_what_is_known_has_a_tag() -> None:
         "freezing_score/memory(MiB)": 1.0,
         "batch_time/measured(ms)": 100.0,
         "batch_time/predicted(ms)": 80.0,
-        "batch_time/slowness": 1.25,
+        "batch_time/drift": 1.25,
     }
 
 
 def test_what_is_not_known_has_none() -> None:
-    figures = CollectedFigures({Phase.RAMP: (7.0,)}, {}, 0.0)
-    assert logged_figures(controller(Phase.WARMUP), figures, None) == {
+    metrics = CollectedMetrics({Phase.RAMP: (7.0,)}, {}, 0.0)
+    assert logged_metrics(controller(Phase.WARMUP), metrics, None) == {
         "freezing/phase": 0.0,
         "freezing/average_freeze_ratio": 0.0,
         "freezing_expected_ratio/stage_0": 0.5,

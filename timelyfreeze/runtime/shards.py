@@ -34,7 +34,7 @@ def sum_over_shards(parameters: Sequence[Tensor], columns: Tensor) -> None:
 
     Args:
         parameters: n tensors, sharded or not.
-        columns: Figures of their local parts, shape [n, number of figures].
+        columns: Metrics of their local parts, shape [n, number of metrics].
     """
     rows_of_group: dict[dist.ProcessGroup, list[int]] = {}
     for i, parameter in enumerate(parameters):

@@ -9,23 +9,22 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from timelyfreeze.schedule.actions import Action
-from timelyfreeze.schedule.dag import PipelineDag, start_times
-from timelyfreeze.settings.phases import Phase
+from timelyfreeze.schedule import Action, PipelineDag, start_times
+from timelyfreeze.settings import Phase
 from timelyfreeze.timing.samples import median_of_each
 
 
 @dataclass(frozen=True)
-class RankPasses:
-    """One rank's passes since the last collection.
+class RankBatches:
+    """One rank's batches since the last collection.
 
     Attributes:
-        passes: Phase (its value) and span in milliseconds of each pass, oldest first; the same
+        batches: Phase (its value) and span in milliseconds of each pass, oldest first; the same
             phases on every rank.
-        durations_ms: Median time of each of the rank's actions over these passes, milliseconds.
+        durations_ms: Median time of each of the rank's actions over these batches, milliseconds.
     """
 
-    passes: tuple[tuple[str, float], ...]
+    batches: tuple[tuple[str, float], ...]
     durations_ms: dict[Action, float]
 
 
@@ -44,23 +43,23 @@ def misreading(durations_ms: Mapping[Action, float], span_ms: float) -> str | No
     return None
 
 
-def rank_passes(passes: Sequence[tuple[Phase, Mapping[Action, float], float]]) -> RankPasses:
-    """Return what a rank tells the others of its passes: nothing if a clock misread among them.
+def rank_batches(batches: Sequence[tuple[Phase, Mapping[Action, float], float]]) -> RankBatches:
+    """Return what a rank tells the others of its batches: nothing if a clock misread among them.
 
-    All of them are left out then, since ranks' passes are matched by their number.
+    All of them are left out then, since ranks' batches are matched by their number.
 
     Args:
-        passes: Phase, time of each action and span of each pass, oldest first; milliseconds.
+        batches: Phase, time of each action and span of each pass, oldest first; milliseconds.
     """
-    if any(misreading(durations_ms, span_ms) is not None for _, durations_ms, span_ms in passes):
-        return RankPasses((), {})
-    return RankPasses(
-        tuple((phase.value, span_ms) for phase, _, span_ms in passes),
-        median_of_each([durations_ms for _, durations_ms, _ in passes]),
+    if any(misreading(durations_ms, span_ms) is not None for _, durations_ms, span_ms in batches):
+        return RankBatches((), {})
+    return RankBatches(
+        tuple((phase.value, span_ms) for phase, _, span_ms in batches),
+        median_of_each([durations_ms for _, durations_ms, _ in batches]),
     )
 
 
-def slowest_durations(ranks: Sequence[RankPasses]) -> dict[Action, float]:
+def slowest_durations(ranks: Sequence[RankBatches]) -> dict[Action, float]:
     """Merge the durations of all ranks; of replicas the slower counts, milliseconds."""
     merged: dict[Action, float] = {}
     for rank in ranks:
@@ -70,7 +69,7 @@ def slowest_durations(ranks: Sequence[RankPasses]) -> dict[Action, float]:
 
 
 def batch_times(
-    dag: PipelineDag, ranks: Sequence[RankPasses], delays_ms: ArrayLike | None = None
+    dag: PipelineDag, ranks: Sequence[RankBatches], delays_ms: ArrayLike | None = None
 ) -> dict[Phase, tuple[float, ...]]:
     """Return the time in milliseconds of each pass's batch, by phase, oldest first.
 
@@ -93,14 +92,15 @@ def batch_times(
         durations_ms[dag.index[action]] = duration_ms
     starts_ms = start_times(dag, durations_ms, delays_ms)
     times: dict[Phase, list[float]] = {}
-    n_passes = min((len(rank.passes) for rank in ranks), default=0)
+    n_batches = min((len(rank.batches) for rank in ranks), default=0)
     offsets_ms = [
         min((starts_ms[dag.index[a]] for a in rank.durations_ms), default=0.0) for rank in ranks
     ]
-    for i in range(n_passes):
-        phase = Phase(ranks[0].passes[i][0])
+    for i in range(n_batches):
+        phase = Phase(ranks[0].batches[i][0])
         batch_ms = max(
-            offset_ms + rank.passes[i][1] for offset_ms, rank in zip(offsets_ms, ranks, strict=True)
+            offset_ms + rank.batches[i][1]
+            for offset_ms, rank in zip(offsets_ms, ranks, strict=True)
         )
         times.setdefault(phase, []).append(batch_ms)
     return {phase: tuple(values) for phase, values in times.items()}

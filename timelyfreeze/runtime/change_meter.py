@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from timelyfreeze.meters.shards import local_gradient, local_part, sum_over_shards
-from timelyfreeze.policies.policy import Figure, Measurement, Source
+from timelyfreeze.policies import Measurement, Metric, Source
+from timelyfreeze.runtime.shards import local_gradient, local_part, sum_over_shards
 
 
 class ChangeMeter:
-    """Keeps the vectors that a measurement needs and takes figures at checks.
+    """Keeps the vectors that a measurement needs and takes metrics at checks.
 
     Args:
         named_parameters: The rank's parameters with names unique in the model.
@@ -48,9 +48,9 @@ class ChangeMeter:
             kinds.append("weights")
         if measurement.source is Source.GRADIENTS:
             kinds.append("sum")
-        if Figure.MEAN_ABS_SUM in measurement.figures:
+        if Metric.MEAN_ABS_SUM in measurement.metrics:
             kinds.append("mean")
-        if Figure.DIFFERENCE_SQUARE_SUM in measurement.figures:
+        if Metric.DIFFERENCE_SQUARE_SUM in measurement.metrics:
             kinds.append("previous")
         self._vectors = {
             kind: [_zeros(p, on_host, dtype) for p in self._parameters] for kind in kinds
@@ -78,43 +78,43 @@ class ChangeMeter:
                     gradient = local_gradient(parameter)
                     total.add_(gradient.to(device=total.device, dtype=total.dtype))
 
-    def take(self) -> dict[Figure, list[float]]:
-        """Take the figures of the interval that ends now and begin the next.
+    def take(self) -> dict[Metric, list[float]]:
+        """Take the metrics of the interval that ends now and begin the next.
 
         Returns:
-            For each figure one number per parameter, over all of a sharded tensor.
+            For each metric one number per parameter, over all of a sharded tensor.
         """
         rows = [self._take_one(i) for i in range(len(self._parameters))]
         columns = torch.stack([torch.stack(row) for row in rows])
         sum_over_shards(self._parameters, columns)
         numbers = columns.double().cpu().T.tolist()
-        return dict(zip(self._measurement.figures, numbers, strict=True))
+        return dict(zip(self._measurement.metrics, numbers, strict=True))
 
     def _take_one(self, i: int) -> list[Tensor]:
-        """Return the wanted figures of parameter ``i``, of the part that is here."""
+        """Return the wanted metrics of parameter ``i``, of the part that is here."""
         parameter, measurement = self._parameters[i], self._measurement
         vectors = {kind: kept[i] for kind, kept in self._vectors.items()}
         change = self._change(parameter, vectors)
-        figures = []
-        for figure in measurement.figures:
-            if figure is Figure.SQUARE_SUM:
-                figures.append(torch.linalg.vector_norm(change) ** 2)
-            elif figure is Figure.SUM:
-                figures.append(change.sum())
-            elif figure is Figure.ABS_SUM:
-                figures.append(torch.linalg.vector_norm(change, 1))
-            elif figure is Figure.MEAN_ABS_SUM:
+        metrics = []
+        for metric in measurement.metrics:
+            if metric is Metric.SQUARE_SUM:
+                metrics.append(torch.linalg.vector_norm(change) ** 2)
+            elif metric is Metric.SUM:
+                metrics.append(change.sum())
+            elif metric is Metric.ABS_SUM:
+                metrics.append(torch.linalg.vector_norm(change, 1))
+            elif metric is Metric.MEAN_ABS_SUM:
                 mean = vectors["mean"].to(change.device, torch.float32)
                 mean = torch.lerp(change, mean, measurement.decay)
                 vectors["mean"].copy_(mean)
-                figures.append(torch.linalg.vector_norm(mean, 1))
+                metrics.append(torch.linalg.vector_norm(mean, 1))
             else:
                 previous = vectors["previous"].to(change.device, torch.float32)
-                figures.append(torch.linalg.vector_norm(change - previous) ** 2)
+                metrics.append(torch.linalg.vector_norm(change - previous) ** 2)
                 vectors["previous"].copy_(change)
         if "sum" in vectors:
             vectors["sum"].zero_()
-        return figures
+        return metrics
 
     def _change(self, parameter: Tensor, vectors: Mapping[str, Tensor]) -> Tensor:
         """Return Delta_K of the part of a parameter that is here, float32, on its device."""

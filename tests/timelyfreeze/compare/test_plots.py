@@ -17,7 +17,7 @@ from timelyfreeze.compare.drawing import color, line_style
 from timelyfreeze.compare.groups import Group, Spread, compare, group
 from timelyfreeze.compare.labels import Label, label_points, spread_out
 from timelyfreeze.compare.metrics import Terms
-from timelyfreeze.compare.pictures import KINDS, Picture, pictures
+from timelyfreeze.compare.plots import KINDS, Plot, plots
 from timelyfreeze.compare.runs import find_runs, read_run
 from timelyfreeze.compare.settings import flatten, variants, work_differs
 from timelyfreeze.compare.tradeoffs import front, points
@@ -27,14 +27,14 @@ def groups_of(folder: Path, window: int = 2) -> list[Group]:
     return group(compare(find_runs([folder]).runs, Terms(window)))
 
 
-def drawn(folder: Path, window: int = 2, reference: Path | None = None) -> dict[str, Picture]:
+def drawn(folder: Path, window: int = 2, reference: Path | None = None) -> dict[str, Plot]:
     terms = Terms(window, None if reference is None else read_run(reference))
-    return {p.name: p for p in pictures(groups_of(folder, window), terms)}
+    return {p.name: p for p in plots(groups_of(folder, window), terms)}
 
 
-def axes_of(picture: Picture) -> list[Axes]:
-    assert picture.figure is not None
-    return picture.figure.axes
+def axes_of(plot: Plot) -> list[Axes]:
+    assert plot.figure is not None
+    return plot.figure.axes
 
 
 def texts(axes: Axes) -> set[str]:
@@ -130,24 +130,24 @@ def test_a_trade_off_has_a_panel_for_each_schedule_and_names_its_points(tmp_path
         write_points(tmp_path / schedule, {"none": (100, 2.0), "a$b$": (120, 2.2)},
                      schedule=schedule)  # fmt: skip
     write_run(tmp_path / "c", "lisa", tokens_per_second=110.0)
-    picture = drawn(tmp_path)["loss_throughput"]
-    panels = axes_of(picture)
+    plot = drawn(tmp_path)["loss_throughput"]
+    panels = axes_of(plot)
     assert [axes.get_title(loc="left") for axes in panels] == ["GPipe", "1F1B"]
     assert panels[0].get_xlim() == panels[1].get_xlim()
     # Better is up, and loss is better if low.
     assert panels[0].get_ylim()[0] > panels[0].get_ylim()[1]
     assert texts(panels[0]) == {"none", "a$b$"}
     assert not any(text.get_parse_math() for text in panels[0].texts)
-    assert picture.missing == ("without a validation loss that is a number: 1F1B lisa",)
-    assert "GPipe none: 100 tokens/s, 2.000" in picture.alt
+    assert plot.missing == ("without a validation loss that is a number: 1F1B lisa",)
+    assert "GPipe none: 100 tokens/s, 2.000" in plot.alt
 
 
-def test_accuracies_on_other_questions_share_no_picture(tmp_path: Path) -> None:
+def test_accuracies_on_other_questions_fraction_no_plot(tmp_path: Path) -> None:
     write_scores(write_run(tmp_path / "a", "none", tokens_per_second=1.0), 0.5)
     write_scores(write_run(tmp_path / "b", "apf", tokens_per_second=2.0), 0.6, n_questions=20)
-    picture = drawn(tmp_path)["accuracy_throughput"]
-    assert picture.figure is None
-    assert picture.missing == ("the runs were asked different questions",)
+    plot = drawn(tmp_path)["accuracy_throughput"]
+    assert plot.figure is None
+    assert plot.missing == ("the runs were asked different questions",)
 
 
 # --- curves and stages ----------------------------------------------------------------------------
@@ -177,9 +177,9 @@ def test_freeze_ratios_are_those_of_the_steps_that_know_theirs(tmp_path: Path) -
     (curve,) = curves(one, freeze_ratios)
     assert (curve.xs, curve.ys) == ((2.0, 3.0), (0.5, 1.0))
     assert stage_ratios(one) == {0: 0.5, 1: 0.5}
-    picture = drawn(tmp_path)["freeze_ratio_stages"]
-    assert "1F1B apf: stage 0 0.50, stage 1 0.50" in picture.alt
-    assert texts(axes_of(picture)[0]) == {"0.50"}
+    plot = drawn(tmp_path)["freeze_ratio_stages"]
+    assert "1F1B apf: stage 0 0.50, stage 1 0.50" in plot.alt
+    assert texts(axes_of(plot)[0]) == {"0.50"}
 
 
 def test_lines_have_their_names_at_their_ends_and_the_reference_its_height(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_lines_have_their_names_at_their_ends_and_the_reference_its_height(tmp_p
     assert texts(other) == {"none"}
 
 
-def test_a_run_that_diverged_spoils_no_picture(tmp_path: Path) -> None:
+def test_a_run_that_diverged_spoils_no_plot(tmp_path: Path) -> None:
     losses = [(1.0, 3.0), (2.0, 2.0), (3.0, math.nan), (4.0, math.inf)]
     write_run(tmp_path / "a", "apf", tokens_per_second=1.0, validation_loss=math.nan, losses=losses)
     write_run(tmp_path / "b", "none", tokens_per_second=1.0, validation_loss=2.0, losses=losses[:2])
@@ -208,7 +208,7 @@ def test_a_run_that_diverged_spoils_no_picture(tmp_path: Path) -> None:
     assert [tuple(line.get_ydata()) for line in axes.lines][:2] == [(3.0, 2.0), (3.0, 2.0)]
 
 
-def test_what_is_missing_is_said_and_places_share_no_picture(tmp_path: Path) -> None:
+def test_what_is_missing_is_said_and_places_fraction_no_plot(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "apf", tokens_per_second=1.0)
     write_run(tmp_path / "b", "apf", tokens_per_second=1.0, device="some GPU", steps_done=3)
     write_run(tmp_path / "c", "apf", tokens_per_second=1.0, device="some GPU")

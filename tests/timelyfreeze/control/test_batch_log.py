@@ -1,4 +1,4 @@
-"""Passes by hand: what is told of them, once, and what is left out."""
+"""Batches by hand: what is told of them, once, and what is left out."""
 
 import logging
 import math
@@ -6,7 +6,7 @@ import math
 import pytest
 
 from tests.timelyfreeze.runtime.test_recorder import B0, F0, HandClock, record
-from timelyfreeze.control.pass_log import LoggedPass, PassLog
+from timelyfreeze.control.batch_log import BatchLog, LoggedBatch
 from timelyfreeze.runtime.recorder import ActionRecorder
 from timelyfreeze.settings.phases import Phase
 from timelyfreeze.timing.monitoring import FROZEN, Pattern
@@ -18,43 +18,43 @@ class Log:
     def __init__(self) -> None:
         self.clock = HandClock()
         self.recorder = ActionRecorder(self.clock)
-        self.log = PassLog(self.recorder, rank=3)
+        self.log = BatchLog(self.recorder, rank=3)
 
     def run(
         self,
         backward_ms: float,
         *,
         phase: Phase = Phase.STABLE,
-        share: float = 0.0,
+        fraction: float = 0.0,
         is_cold: bool = False,
         pattern: Pattern | None = None,
     ) -> None:
         record(self.recorder, self.clock, (F0, 1.0), (B0, backward_ms))
-        self.log.add(LoggedPass(7, phase, pattern, is_cold, {0: {0: share}}, {0: ()}))
+        self.log.add(LoggedBatch(7, phase, pattern, is_cold, {0: {0: fraction}}, {0: ()}))
 
 
 def test_what_is_read_is_told_once_and_without_cold_passes() -> None:
     log = Log()
     for backward_ms in (9.0, 2.0, 4.0, 3.0):
-        log.run(backward_ms, share=0.25, is_cold=backward_ms == 9.0)
+        log.run(backward_ms, fraction=0.25, is_cold=backward_ms == 9.0)
     read = log.log.read()
     assert [observed.record.durations_ms[B0] for observed, _ in read] == [9.0, 2.0, 4.0, 3.0]
     assert [observed.is_cold for observed, _ in read] == [True, False, False, False]
-    assert read[0][0].shares == {B0: 0.25}
+    assert read[0][0].fractions == {B0: 0.25}
     assert log.log.read() == []
     told = log.log.take()
-    assert told.passes.passes == (("stable", 3.0), ("stable", 5.0), ("stable", 4.0))
-    assert told.passes.durations_ms == {F0: 1.0, B0: 3.0}
+    assert told.batches.batches == (("stable", 3.0), ("stable", 5.0), ("stable", 4.0))
+    assert told.batches.durations_ms == {F0: 1.0, B0: 3.0}
     assert told.phases == {Phase.STABLE}
-    assert log.log.take().passes.passes == ()
+    assert log.log.take().batches.batches == ()
 
 
 def test_shares_are_those_of_the_step_and_their_sum_that_of_all() -> None:
     log = Log()
-    for shares in ((0.0, 0.5), (1.0,)):
+    for fractions in ((0.0, 0.5), (1.0,)):
         log.log.begin_step()
-        for share in shares:
-            log.run(1.0, share=share)
+        for fraction in fractions:
+            log.run(1.0, fraction=fraction)
         log.log.end_step()
     assert log.log.take().applied_stage_ratios == {0: 1.0}
     assert log.log.applied_total == (1.5, 3)
@@ -66,7 +66,7 @@ def test_under_another_plan_stable_passes_are_forgotten() -> None:
     log.run(3.0)
     log.log.read()
     log.log.forget_stable()
-    assert log.log.take().passes.passes == (("ramp", 3.0),)
+    assert log.log.take().batches.batches == (("ramp", 3.0),)
 
 
 def test_a_time_that_cannot_be_is_told_once_and_not_while_monitoring(

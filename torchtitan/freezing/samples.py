@@ -1,8 +1,8 @@
 """Prints sequences of instruction data as the model sees them, with what is learned in the margin.
 
-Usage: .venv/bin/python torchtitan/data/samples_command.py [--samples N] --job.config_file=FILE [KEYS]
+Usage: .venv/bin/python torchtitan.freezing.samples.py [--samples N] --job.config_file=FILE [KEYS]
 
-Rows, chat template, packing and order are those that training with the same arguments would use; a
+Examples, chat template, packing and order are those that training with the same arguments would use; a
 model is not built. Keys are those of run_train.sh, for example --data.chat_template=tokenizer.
 """
 
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str]) -> int:
         arguments: Ours, and those of the configuration.
 
     Returns:
-        The exit status: 2 if the configuration has mistakes.
+        The exit status: 2 if the configuration has errors.
     """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -35,12 +35,12 @@ def main(arguments: Sequence[str]) -> int:
         print(f"error: --samples is {options.samples}; it must be 0 or more", file=sys.stderr)
         return 2
     # Imported late: --help need not wait for torch.
-    from torchtitan.freezing.checks.configuration import ConfigError, check_rows
+    from torchtitan.freezing.checks.configuration import ConfigError, check_examples
     from torchtitan.freezing.launch import prepare
 
     try:
         config = prepare(settings)
-        check_rows(config)
+        check_examples(config)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

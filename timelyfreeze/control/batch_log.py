@@ -1,4 +1,4 @@
-"""This rank's passes: what they froze, what they took, and what of it has not been told yet."""
+"""This rank's batches: what they froze, what they took, and what of it has not been told yet."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from timelyfreeze.control.collected import Applied, Cut, ObservedPass, shares_by_action
-from timelyfreeze.runtime.recorder import ActionRecorder, PassRecord
-from timelyfreeze.settings.phases import Phase
-from timelyfreeze.timing.monitoring import Pattern
-from timelyfreeze.timing.passes import RankPasses, misreading, rank_passes
+from timelyfreeze.control.collected import Applied, Cut, ObservedBatch, ratios_by_action
+from timelyfreeze.runtime import ActionRecorder
+from timelyfreeze.settings import Phase
+from timelyfreeze.timing import BatchRecord, Pattern, RankBatches, misreading, rank_batches
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class LoggedPass:
+class LoggedBatch:
     """What is known of a pass before its times are read.
 
     Attributes:
         step: Optimizer step it was part of.
         phase: What the step was for.
         pattern: What it froze, if it was a pass of monitoring.
-        is_cold: Whether it is one of the first passes after a change of phase or of plan.
+        is_cold: Whether it is one of the first batches after a change of phase or of plan.
         applied: What its masks really froze.
         cut: Microbatches whose input gradients were left out.
     """
@@ -41,41 +40,41 @@ class LoggedPass:
 
 
 @dataclass(frozen=True)
-class PassSummary:
+class BatchSummary:
     """What has been measured since it was last told.
 
     Attributes:
-        passes: Warm passes, as the other ranks want them.
+        batches: Warm batches, as the other ranks want them.
         phases: Which phases they belong to.
-        applied_stage_ratios: Mean frozen share of each stage's backwards in the current step.
-        applied_total: Sum and number of frozen shares since the run began.
+        applied_stage_ratios: Mean frozen fraction of each stage's backwards in the current step.
+        applied_total: Sum and number of frozen fractions since the run began.
         mask_hashes: Of all masks since then, by stage; equal masks have equal ones.
     """
 
-    passes: RankPasses
+    batches: RankBatches
     phases: Set[Phase]
     applied_stage_ratios: dict[int, float]
     applied_total: tuple[float, int]
     mask_hashes: Mapping[int, int]
 
 
-class PassLog:
-    """Keeps passes until their times are read, and their times until they are told.
+class BatchLog:
+    """Keeps batches until their times are read, and their times until they are told.
 
     Args:
         recorder: Has the times.
         rank: Number of this process, for warnings.
 
     Attributes:
-        applied_total: Sum and number of frozen shares of all steps that have ended.
+        applied_total: Sum and number of frozen fractions of all steps that have ended.
     """
 
     def __init__(self, recorder: ActionRecorder, rank: int) -> None:
         self.applied_total = (0.0, 0)
         self._recorder = recorder
         self._rank = rank
-        self._unread: list[LoggedPass] = []
-        self._untold: list[tuple[Phase, PassRecord]] = []
+        self._unread: list[LoggedBatch] = []
+        self._untold: list[tuple[Phase, BatchRecord]] = []
         self._step_applied: dict[int, list[float]] = {}
         self._has_misread = False
         self._mask_hashes: dict[int, int] = {}
@@ -84,11 +83,11 @@ class PassLog:
         """Enter an optimizer step."""
         self._step_applied = {}
 
-    def add(self, logged: LoggedPass) -> None:
+    def add(self, logged: LoggedBatch) -> None:
         """Take note of a pass that the recorder has just finished."""
         self._unread.append(logged)
-        for stage, shares in logged.applied.items():
-            self._step_applied.setdefault(stage, []).extend(shares.values())
+        for stage, fractions in logged.applied.items():
+            self._step_applied.setdefault(stage, []).extend(fractions.values())
 
     def add_masks(self, masks: Mapping[int, Mapping[int, NDArray[np.bool_]]]) -> None:
         """Take note of what a pass is to freeze, by stage and microbatch."""
@@ -100,12 +99,14 @@ class PassLog:
 
     def end_step(self) -> None:
         """Leave the step."""
-        shares = [share for per_stage in self._step_applied.values() for share in per_stage]
+        fractions = [
+            fraction for per_stage in self._step_applied.values() for fraction in per_stage
+        ]
         total, count = self.applied_total
-        self.applied_total = (total + sum(shares), count + len(shares))
+        self.applied_total = (total + sum(fractions), count + len(fractions))
 
-    def read(self) -> list[tuple[ObservedPass, Pattern | None]]:
-        """Wait for the device and return the passes since the last call, oldest first.
+    def read(self) -> list[tuple[ObservedBatch, Pattern | None]]:
+        """Wait for the device and return the batches since the last call, oldest first.
 
         Returns:
             Each pass, and what it froze if it was one of monitoring.
@@ -113,11 +114,11 @@ class PassLog:
         found = []
         for logged, record in zip(self._unread, self._recorder.drain(), strict=True):
             self._tell_misreading(logged, record)
-            shares = shares_by_action(record, logged.applied)
+            fractions = ratios_by_action(record, logged.applied)
             # A first stage has no input gradient to leave out.
-            was_cut = {a for a in shares if a.stage and a.microbatch in logged.cut[a.stage]}
-            observed = ObservedPass(
-                logged.step, logged.phase, logged.is_cold, record, shares, was_cut
+            was_cut = {a for a in fractions if a.stage and a.microbatch in logged.cut[a.stage]}
+            observed = ObservedBatch(
+                logged.step, logged.phase, logged.is_cold, record, fractions, was_cut
             )
             found.append((observed, logged.pattern))
             if not logged.is_cold:
@@ -125,12 +126,12 @@ class PassLog:
         self._unread = []
         return found
 
-    def take(self) -> PassSummary:
+    def take(self) -> BatchSummary:
         """Return what has been read since the last call."""
         untold, self._untold = self._untold, []
         mask_hashes, self._mask_hashes = self._mask_hashes, {}
-        return PassSummary(
-            rank_passes([(phase, each.durations_ms, each.span_ms) for phase, each in untold]),
+        return BatchSummary(
+            rank_batches([(phase, each.durations_ms, each.span_ms) for phase, each in untold]),
             {phase for phase, _ in untold},
             {stage: sum(s) / len(s) for stage, s in self._step_applied.items() if s},
             self.applied_total,
@@ -141,7 +142,7 @@ class PassLog:
         """Leave out what ran under a plan that another one follows."""
         self._untold = [entry for entry in self._untold if entry[0] is not Phase.STABLE]
 
-    def _tell_misreading(self, logged: LoggedPass, record: PassRecord) -> None:
+    def _tell_misreading(self, logged: LoggedBatch, record: BatchRecord) -> None:
         """Warn once of a time that cannot be; where a plan fails by it, that is told anyway."""
         told = misreading(record.durations_ms, record.span_ms)
         if told is None or logged.pattern is not None or self._has_misread:

@@ -1,4 +1,4 @@
-"""Figures of sharded tensors are those of the whole tensor, and the state is sharded alike."""
+"""Metrics of sharded tensors are those of the whole tensor, and the state is sharded alike."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
-from tests.timelyfreeze.helpers.changes import DECAY, EVERY, Figures, assert_close, oracle
+from tests.timelyfreeze.helpers.changes import DECAY, EVERY, Metrics, assert_close, oracle
 from tests.timelyfreeze.helpers.stages import process_group
-from timelyfreeze.meters.change_meter import ChangeMeter
 from timelyfreeze.policies.policy import Measurement, Source
+from timelyfreeze.runtime.change_meter import ChangeMeter
 
 
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
@@ -112,7 +112,7 @@ def test_shards_of_unequal_size_add_up_to_the_tensor(source: Source) -> None:
     # Two ranks have three and two rows, one and none; the third has the same on both.
     whole = whole_tensors((5, 3), (1, 4), (6,))
 
-    def measure() -> tuple[list[int], list[Figures]]:
+    def measure() -> tuple[list[int], list[Metrics]]:
         mesh = init_device_mesh("cpu", (2,))
         placements = (Shard(0), Shard(0), Replicate())
         parameters = [
@@ -166,7 +166,7 @@ def test_on_a_mesh_of_two_dimensions_every_element_counts_once(
 ) -> None:
     whole = whole_tensors((7, 3), (7,))
 
-    def measure() -> tuple[Figures, list[Tensor]]:
+    def measure() -> tuple[Metrics, list[Tensor]]:
         module = nn.Linear(3, 7)
         module.weight, module.bias = (nn.Parameter(tensor.clone()) for tensor in whole)
         shard(module)
@@ -176,10 +176,10 @@ def test_on_a_mesh_of_two_dimensions_every_element_counts_once(
         with torch.no_grad():
             for _, parameter in named:
                 parameter.mul_(3.0)
-        figures, state = meter.take(), meter.state_dict()
-        return figures, [state[f"weights.{name}"].full_tensor() for name, _ in named]
+        metrics, state = meter.take(), meter.state_dict()
+        return metrics, [state[f"weights.{name}"].full_tensor() for name, _ in named]
 
     (wanted,) = oracle([scaled(whole, 2.0)])
-    for figures, kept in on_ranks(4, measure):
-        assert_close(figures, wanted)
+    for metrics, kept in on_ranks(4, measure):
+        assert_close(metrics, wanted)
         assert all(torch.equal(a, 3.0 * b) for a, b in zip(kept, whole, strict=True))

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from timelyfreeze.masks.selection import build_parameter_table
-from timelyfreeze.meters.gradient_energy import GradientEnergy
-from timelyfreeze.meters.update_meter import UpdateMeter, frozen_counts
+from timelyfreeze.runtime.gradient_energy import GradientEnergy
+from timelyfreeze.runtime.update_meter import UpdateMeter, frozen_counts
 from timelyfreeze.settings.phases import Phase
 
 TABLES = {1: build_parameter_table([("a", 2), ("b", 4)])}
@@ -28,7 +28,7 @@ def meter() -> tuple[UpdateMeter, list[Tensor]]:
 
 def step(to: UpdateMeter, number: int, phase: Phase, *frozen: list[bool]) -> None:
     to.begin_step(number, phase)
-    to.add_pass({1: {m: np.array(mask) for m, mask in enumerate(frozen)}})
+    to.add_batch({1: {m: np.array(mask) for m, mask in enumerate(frozen)}})
 
 
 def p_eff(to: UpdateMeter, scale: float | None = 1.0, ratio: float | None = None) -> float | None:
@@ -91,7 +91,7 @@ def test_counts_of_all_ranks_are_put_together_by_stage() -> None:
         step(updates, 1, Phase.RAMP, [True, False])
     other = UpdateMeter({0: build_parameter_table([("c", 9)])}, 2, None)
     other.begin_step(1, Phase.RAMP)
-    other.add_pass({0: {}})
+    other.add_batch({0: {}})
     rows = frozen_counts([first.counts(), other.counts(), again.counts()], [1, 0])
     assert [(r.rank, r.stage, r.parameter, r.elements) for r in rows] == [
         (1, 0, "c", 9),

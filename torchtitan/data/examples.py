@@ -1,7 +1,7 @@
-"""Rows of instruction data: from a local file, a folder of files, or the hub.
+"""Examples of instruction data: from a local file, a folder of files, or the hub.
 
-Local files are read here rather than through ``datasets`` so that an error names the very row. The
-rows are not encoded: ``torchtitan.data.dataset`` does that while training.
+Local files are read here rather than through ``datasets`` so that an error names the very example. The
+examples are not encoded: ``torchtitan.data.dataset`` does that while training.
 """
 
 import gzip
@@ -30,7 +30,7 @@ _KINDS = {
 
 
 class FieldError(ValueError):
-    """A row breaks the shape of its data set; raised by formatters, which do not know the place.
+    """A example breaks the shape of its data set; raised by formatters, which do not know the place.
 
     Args:
         field: Name of the field, such as ``output`` or ``conversations[2].from``.
@@ -43,62 +43,64 @@ class FieldError(ValueError):
         self.problem = problem
 
 
-class DataRowError(ValueError):
-    """A row of a data set cannot be used.
+class DataExampleError(ValueError):
+    """A example of a data set cannot be used.
 
     Args:
         file: File or hub name.
-        row: Line number from 1 for jsonl, index from 0 for json, parquet and the hub; None when the
+        example: Line number from 1 for jsonl, index from 0 for json, parquet and the hub; None when the
             file as a whole cannot be read.
         problem: What was found and what was expected.
-        field: Name of the field, or None when the row as a whole is broken.
+        field: Name of the field, or None when the example as a whole is broken.
     """
 
-    def __init__(self, file: str, row: int | None, problem: str, field: str | None = None) -> None:
-        unit = "line" if file.endswith((".jsonl", ".jsonl.gz")) else "row"
-        place = file if row is None else f"{file}, {unit} {row}"
+    def __init__(
+        self, file: str, example: int | None, problem: str, field: str | None = None
+    ) -> None:
+        unit = "line" if file.endswith((".jsonl", ".jsonl.gz")) else "example"
+        place = file if example is None else f"{file}, {unit} {example}"
         super().__init__(f"{place}: {f'field {field!r} ' if field else ''}{problem}")
         self.file = file
-        self.row = row
+        self.example = example
         self.field = field
         self.problem = problem
 
 
 @dataclass(frozen=True)
-class InstructRows:
-    """The rows of a data set, each with its place.
+class InstructExamples:
+    """The examples of a data set, each with its place.
 
     Args:
-        rows: A list of dictionaries, or a hub data set, which stays on disk.
-        files: ``(name, rows)`` for each source in order; the counts add up to ``len(rows)``.
-        numbers: Row number of every row in its source; None where that is the index (the hub).
+        examples: A list of dictionaries, or a hub data set, which stays on disk.
+        files: ``(name, examples)`` for each source in order; the counts add up to ``len(examples)``.
+        numbers: Example number of every example in its source; None where that is the index (the hub).
     """
 
-    rows: Sequence[dict[str, Any]]
+    examples: Sequence[dict[str, Any]]
     files: tuple[tuple[str, int], ...]
     numbers: array | None = None
 
     def __len__(self) -> int:
-        """Count the rows."""
-        return len(self.rows)
+        """Count the examples."""
+        return len(self.examples)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Return the row at ``index``."""
-        return self.rows[index]
+        """Return the example at ``index``."""
+        return self.examples[index]
 
     @property
     def is_remote(self) -> bool:
-        """Whether the rows are a hub data set, of which none has been looked at."""
+        """Whether the examples are a hub data set, of which none has been looked at."""
         return self.numbers is None
 
     def place(self, index: int) -> tuple[str, int]:
-        """File and row number of the row at ``index``."""
+        """File and example number of the example at ``index``."""
         number = index if self.numbers is None else self.numbers[index]
         for name, count in self.files:
             if index < count:
                 return name, number
             index -= count
-        raise IndexError(f"there is no such row; the data set has {len(self)} rows")
+        raise IndexError(f"there is no such example; the data set has {len(self)} examples")
 
 
 def is_local_path(path: str, *, key: str = "training.dataset_path") -> bool:
@@ -124,24 +126,24 @@ def is_local_path(path: str, *, key: str = "training.dataset_path") -> bool:
     return False
 
 
-def read_rows(
+def read_examples(
     path: str, fields: Sequence[str], *, key: str = "training.dataset_path"
-) -> InstructRows:
-    """Read a data set; of every row only ``fields`` are kept.
+) -> InstructExamples:
+    """Read a data set; of every example only ``fields`` are kept.
 
     Args:
         path: A json, jsonl, jsonl.gz or parquet file, a folder of those (read in the order of their
             names), or a hub name, of which the split ``train`` is loaded.
-        fields: Fields that every row must have.
+        fields: Fields that every example must have.
         key: Config key that holds ``path``, for errors.
 
     Returns:
-        InstructRows: At least one row.
+        InstructExamples: At least one example.
 
     Raises:
         FileNotFoundError: If a local path does not exist, or a folder holds no data file.
-        ValueError: If a file's suffix is not known, or there are no rows.
-        DataRowError: If a row is not valid JSON, not an object, or lacks a field.
+        ValueError: If a file's suffix is not known, or there are no examples.
+        DataExampleError: If a example is not valid JSON, not an object, or lacks a field.
     """
     if is_local_path(path, key=key):
         return _read_local(Path(path).expanduser(), fields, key)
@@ -149,7 +151,7 @@ def read_rows(
     return _read_hub(path, fields, key)
 
 
-def _read_local(path: Path, fields: Sequence[str], key: str) -> InstructRows:
+def _read_local(path: Path, fields: Sequence[str], key: str) -> InstructExamples:
     files = _data_files(path, key)
     for file in files:
         if not file.name.endswith(SUFFIXES):
@@ -159,46 +161,46 @@ def _read_local(path: Path, fields: Sequence[str], key: str) -> InstructRows:
     try:
         states = tuple((state.st_size, state.st_mtime_ns) for state in map(os.stat, files))
     except OSError as error:
-        raise DataRowError(str(error.filename), None, f"cannot be read ({error})") from error
-    rows = _read_files(tuple(files), states, tuple(fields))
-    if not len(rows):
-        raise ValueError(f"{key} is {str(path)!r}, which holds no rows; at least one is needed")
-    logger.info(f"Read {len(rows)} rows from {len(files)} file(s) of {path}")
-    return rows
+        raise DataExampleError(str(error.filename), None, f"cannot be read ({error})") from error
+    examples = _read_files(tuple(files), states, tuple(fields))
+    if not len(examples):
+        raise ValueError(f"{key} is {str(path)!r}, which holds no examples; at least one is needed")
+    logger.info(f"Read {len(examples)} examples from {len(files)} file(s) of {path}")
+    return examples
 
 
-# Rows are looked at before processes start, and again by the loaders of training and validation.
+# Examples are looked at before processes start, and again by the loaders of training and validation.
 @lru_cache(maxsize=2)
 def _read_files(
     files: tuple[Path, ...], states: tuple[tuple[int, int], ...], fields: tuple[str, ...]
-) -> InstructRows:
-    """Return the rows of files; by ``states`` they are known to be those that were read before."""
-    rows: list[dict[str, Any]] = []
+) -> InstructExamples:
+    """Return the examples of files; by ``states`` they are known to be those that were read before."""
+    examples: list[dict[str, Any]] = []
     numbers = array("Q")
     counts: list[tuple[str, int]] = []
     for file in files:
-        before = len(rows)
+        before = len(examples)
         try:
-            for number, row in _reader(file)(file, fields):
-                _require_fields(row, fields, str(file), number)
-                rows.append({field: row[field] for field in fields})
+            for number, example in _reader(file)(file, fields):
+                _require_fields(example, fields, str(file), number)
+                examples.append({field: example[field] for field in fields})
                 numbers.append(number)
         except OSError as error:
-            raise DataRowError(str(file), None, f"cannot be read ({error})") from error
-        counts.append((str(file), len(rows) - before))
-    return InstructRows(rows, tuple(counts), numbers)
+            raise DataExampleError(str(file), None, f"cannot be read ({error})") from error
+        counts.append((str(file), len(examples) - before))
+    return InstructExamples(examples, tuple(counts), numbers)
 
 
-def _read_hub(name: str, fields: Sequence[str], key: str) -> InstructRows:
+def _read_hub(name: str, fields: Sequence[str], key: str) -> InstructExamples:
     # Imported here: local data sets need nothing of this large package.
     from datasets import load_dataset
 
-    rows = load_dataset(name, split="train")
-    if len(rows) == 0:
-        raise ValueError(f"{key} is {name!r}, which holds no rows; at least one is needed")
-    _require_fields(dict.fromkeys(rows.column_names), fields, name, 0)
-    rows = rows.select_columns(list(fields))
-    return InstructRows(rows, ((name, len(rows)),))
+    examples = load_dataset(name, split="train")
+    if len(examples) == 0:
+        raise ValueError(f"{key} is {name!r}, which holds no examples; at least one is needed")
+    _require_fields(dict.fromkeys(examples.column_names), fields, name, 0)
+    examples = examples.select_columns(list(fields))
+    return InstructExamples(examples, ((name, len(examples)),))
 
 
 def _data_files(path: Path, key: str) -> list[Path]:
@@ -237,20 +239,22 @@ def _read_jsonl(file: Path, fields: Sequence[str]) -> Iterator[tuple[int, dict[s
     with gzip.open(file) if file.name.endswith(".gz") else file.open("rb") as stream:
         try:
             for number, line in enumerate(stream, 1):
-                if line.strip():  # an empty line is no row
+                if line.strip():  # an empty line is no example
                     yield number, _parse(line, str(file), number)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise DataRowError(
+            raise DataExampleError(
                 str(file), number + 1, f"cannot be unpacked ({error}); expected a whole gzip file"
             ) from error
 
 
 def _read_json(file: Path, fields: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    rows = _parse(file.read_bytes(), str(file), None)
-    if not isinstance(rows, list):
-        problem = f"holds {kind_of(rows)}; expected a list of objects (for one a line, use .jsonl)"
-        raise DataRowError(str(file), None, problem)
-    yield from enumerate(rows)
+    examples = _parse(file.read_bytes(), str(file), None)
+    if not isinstance(examples, list):
+        problem = (
+            f"holds {kind_of(examples)}; expected a list of objects (for one a line, use .jsonl)"
+        )
+        raise DataExampleError(str(file), None, problem)
+    yield from enumerate(examples)
 
 
 def _read_parquet(file: Path, fields: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -262,13 +266,13 @@ def _read_parquet(file: Path, fields: Sequence[str]) -> Iterator[tuple[int, dict
         _require_fields(dict.fromkeys(parquet.schema_arrow.names), fields, str(file), 0)
         number = 0
         for batch in parquet.iter_batches(columns=list(fields)):
-            for row in batch.to_pylist():
-                yield number, row
+            for example in batch.to_pylist():
+                yield number, example
                 number += 1
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         # Errors of damaged files may be as long as the file.
         problem = f"is not a readable parquet file ({str(error)[:200]})"
-        raise DataRowError(str(file), None, problem) from error
+        raise DataExampleError(str(file), None, problem) from error
 
 
 def _parse(data: bytes, file: str, number: int | None) -> Any:
@@ -276,20 +280,23 @@ def _parse(data: bytes, file: str, number: int | None) -> Any:
         return json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # covers bad UTF-8, bad JSON, deep nesting
         more = "" if number is None else " on one line"
-        raise DataRowError(
+        raise DataExampleError(
             file, number, f"is not valid JSON ({error}); expected JSON in UTF-8{more}"
         ) from error
 
 
-def _require_fields(row: Any, fields: Sequence[str], file: str, number: int) -> None:
-    if not isinstance(row, dict):
-        raise DataRowError(
-            file, number, f"is {kind_of(row)}; expected an object with {list(fields)}"
+def _require_fields(example: Any, fields: Sequence[str], file: str, number: int) -> None:
+    if not isinstance(example, dict):
+        raise DataExampleError(
+            file, number, f"is {kind_of(example)}; expected an object with {list(fields)}"
         )
     for field in fields:
-        if field not in row:
-            raise DataRowError(
-                file, number, f"is missing; expected {list(fields)}, the row has {list(row)}", field
+        if field not in example:
+            raise DataExampleError(
+                file,
+                number,
+                f"is missing; expected {list(fields)}, the example has {list(example)}",
+                field,
             )
 
 

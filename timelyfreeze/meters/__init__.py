@@ -1,1 +1,0 @@
-"""What freezing does to weights and gradients on this rank, measured."""
