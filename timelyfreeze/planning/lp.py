@@ -11,13 +11,14 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from timelyfreeze.planning.interior.precedence import PrecedenceRows
-from timelyfreeze.planning.interior.solver import solve_by_interior_point
+from timelyfreeze.planning.interior_point import solve_by_interior_point
 from timelyfreeze.planning.plan import FreezePlan, plan_from_ratios
+from timelyfreeze.planning.precedence import PrecedenceRows
 from timelyfreeze.planning.program import FreezeLp, LpError, build_lp
 from timelyfreeze.planning.skipped_grads import front_depths, shortened
 from timelyfreeze.schedule import PipelineDag
@@ -32,7 +33,7 @@ logger = logging.getLogger(__name__)
 # the relative span of the action; a fraction of 1e-7 of a stage's elements is less than one tensor.
 _RATIO_TOLERANCE = 1e-7
 # Up to here the simplex method is the faster one, or takes a few tenths of a second at most.
-_MOST_ACTIONS_BY_SIMPLEX = 1024
+_MAX_ACTIONS_BY_SIMPLEX = 1024
 
 
 def solve_freeze_ratios(
@@ -52,9 +53,9 @@ def solve_freeze_ratios(
     lambda; here they are solved one after the other, first P_d, then the sum of ratios with P_d
     held at its optimum, so that no weight has to be chosen against the solver's tolerance.
 
-    Above 1,024 actions the program is solved from the inside (``interior``): the batch time is
-    then certified to be within 0.1% of the least, and freezing all that the caps allow is with_overhead
-    at 0.01% of the unfrozen batch.
+    Above 1,024 actions clarabel solves the program (``interior_point``): the batch time is then
+    certified to be within 0.1% of the least, and freezing all that the caps allow costs 0.01% of
+    the unfrozen batch.
 
     Args:
         dag: Precedence graph of A actions.
@@ -64,7 +65,7 @@ def solve_freeze_ratios(
         whole_stages: Stages of which an action is frozen whole or not at all. A fraction would be
             a probability there, and a batch whose actions are sometimes late is late more often
             than it is early; so their ratios are 0 or 1 and the promise is for every batch.
-        n_processors: How many ranks can compute at once, for ranks that fraction the cores of a CPU;
+        n_processors: How many ranks can compute at once, for ranks that share the cores of a CPU;
             durations are then processor times. None if each rank has a device of its own.
         time_limit_s: Limit on the time of each solve, seconds.
         skip_input_grads: One of ``settings.SKIP_INPUT_GRADS``. With ``"use"`` backwards that nobody needs take no
@@ -99,7 +100,7 @@ def solve_freeze_ratios(
         skip_input_grads != OFF,
     )
     plan = problem.solve({})
-    if skip_input_grads != PLAN or len(dag.actions) > _MOST_ACTIONS_BY_SIMPLEX:
+    if skip_input_grads != PLAN or len(dag.actions) > _MAX_ACTIONS_BY_SIMPLEX:
         return plan
     lp = build_lp(dag, bounds, max_freeze_ratio, n_processors)
     with _needing_highs():
@@ -192,18 +193,27 @@ class _Problem:
 
 
 def _solve(lp: FreezeLp, time_limit_s: float) -> NDArray[np.float64]:
-    """Return the R ratios: by simplex where that is quick, else from the inside."""
-    if lp.n_actions <= _MOST_ACTIONS_BY_SIMPLEX:
+    """Return the R ratios: by HiGHS where that is quick, else by clarabel if it is there."""
+    if lp.n_actions <= _MAX_ACTIONS_BY_SIMPLEX:
         return _simplex(lp, time_limit_s)
     deadline = time.monotonic() + time_limit_s
     try:
         return solve_by_interior_point(lp, time_limit_s)
+    except ImportError as error:
+        _recommend_clarabel(str(error))
+        return _simplex(lp, time_limit_s)
     except LpError as error:
         left_s = deadline - time.monotonic()
         if left_s <= 0.0:
             raise
         logger.warning("%s; the simplex method has %.0f s left", error, left_s)
         return _simplex(lp, left_s)
+
+
+@cache
+def _recommend_clarabel(problem: str) -> None:
+    """Say once what is missing; the cache is what keeps it from being said again."""
+    logger.info("a large pipeline is solved faster with `pip install clarabel` (%s)", problem)
 
 
 def _simplex(lp: FreezeLp, time_limit_s: float) -> NDArray[np.float64]:
