@@ -84,14 +84,10 @@ def solve_certified(lp: FreezeLp, time_limit_s: float) -> CertifiedRatios:
     """
     rows = PrecedenceRows(lp)
     unfrozen = _end(lp, rows, np.zeros(len(lp.freezable)))
-    ratio = slice(lp.n_actions + 1, None)
-    cost = np.zeros(len(lp.column_lower))
-    cost[lp.n_actions] = 1.0
-    cost[ratio] = FREEZING_COST * unfrozen / max(float(lp.caps.sum()), 1.0)
-    x, duals, answer = _minimise(lp, cost, time_limit_s)
+    x, duals, answer = _minimise(lp, weighted_cost(lp, unfrozen), time_limit_s)
     if not (np.isfinite(x).all() and np.isfinite(duals).all()):
         raise _stopped(lp, str(answer.status))
-    ratios = _tidy(lp, rows, _within_budgets(lp, x[ratio]))
+    ratios = _tidy(lp, rows, _within_budgets(lp, x[lp.n_actions + 1 :]))
     return CertifiedRatios(
         ratios=ratios,
         end=_end(lp, rows, ratios),
@@ -99,6 +95,19 @@ def solve_certified(lp: FreezeLp, time_limit_s: float) -> CertifiedRatios:
         n_steps=answer.iterations,
         status=str(answer.status),
     )
+
+
+def weighted_cost(lp: FreezeLp, unfrozen: float) -> Floats:
+    """Return the cost of each column: P_d, and a little for freezing.
+
+    Args:
+        lp: The program.
+        unfrozen: P_d without freezing.
+    """
+    cost = np.zeros(len(lp.column_lower))
+    cost[lp.n_actions] = 1.0
+    cost[lp.n_actions + 1 :] = FREEZING_COST * unfrozen / max(float(lp.caps.sum()), 1.0)
+    return cost
 
 
 def _minimise(lp: FreezeLp, cost: Floats, time_limit_s: float) -> tuple[Floats, Floats, Any]:
@@ -121,9 +130,7 @@ def _minimise(lp: FreezeLp, cost: Floats, time_limit_s: float) -> tuple[Floats, 
     has_lower = ~(waits & (np.arange(shape[1]) <= lp.n_actions))[free]
     unit = sparse.identity(len(free), format="csr")
     g = sparse.vstack([matrix[:, free], -unit[has_lower], unit[has_upper]], format="csc")
-    h = np.concatenate(
-        [right, -lp.column_lower[free][has_lower], lp.column_upper[free][has_upper]]
-    )
+    h = np.concatenate([right, -lp.column_lower[free][has_lower], lp.column_upper[free][has_upper]])
 
     settings = clarabel.DefaultSettings()
     settings.verbose = False

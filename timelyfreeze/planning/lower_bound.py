@@ -37,9 +37,7 @@ def lower_bound(lp: FreezeLp, duals: Floats, latest: float) -> float:
     return float(total + np.minimum(rest * lp.column_lower, rest * most).sum())
 
 
-def improved_lower_bound(
-    lp: FreezeLp, rows: PrecedenceRows, duals: Floats, latest: float
-) -> float:
+def improved_lower_bound(lp: FreezeLp, rows: PrecedenceRows, duals: Floats, latest: float) -> float:
     """Return ``lower_bound`` of duals that are nearly optimal, moved to where they lose least.
 
     Args:

@@ -246,7 +246,7 @@ def test_an_answer_that_the_bound_does_not_confirm_is_not_handed_on(
     dag = scheduled("1F1B", 4, 16)
     lp = build_lp(dag, noisy_bounds(dag, 0), 0.8)
     monkeypatch.setattr(clarabel, "DefaultSolver", Liar)
-    with pytest.raises(LpError, match="'Solved', not within 0.1% of the optimum"):
+    with pytest.raises(LpError, match=r"'Solved', not within 0.1% of the optimum"):
         solve_by_interior_point(lp, 60.0)
 
 

@@ -44,8 +44,8 @@ def test_no_duals_promise_more_than_the_optimum(seed: int, other: int) -> None:
 
 
 def test_a_path_is_a_lower_bound() -> None:
-    # Dual value 1 for the rows of a path, 0 elsewhere: the path's length with everything on it frozen
-    # as far as bounds allow, here 2 + 1.
+    # Dual value 1 for the rows of a path, 0 elsewhere: the path's length with everything on it
+    # frozen as far as bounds allow, here 2 + 1.
     dag = build_dag(parse_order(["0F0 0B0"]))
     lp = build_lp(dag, DurationBounds(np.array([2.0, 1.0]), np.array([2.0, 2.0])), 0.5)
     assert lower_bound(lp, np.array([1.0, 1.0, 0.0]), 2.0) * lp.scale_ms == 3.0
