@@ -1,11 +1,12 @@
-"""The scripts import their helpers as they do when started: from their own folder."""
+"""Scripts import their helpers as they do when started: from their own folder."""
 
 import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests/multiprocess")]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -25,10 +25,16 @@ from timelyfreeze.schedule import (
     order_from_csv,
     parse_action,
 )
-from timelyfreeze.timing import DurationBounds, bounds_to_json, parse_link, receiving
-from timelyfreeze.whatif.links import Links
+from timelyfreeze.timing import DurationBounds, bounds_to_json, parse_link, play_batch, receiving
 from timelyfreeze.whatif.notes import PipelineNotes, notes_to_json, parse_notes
-from timelyfreeze.whatif.times import Pair, StageTimes, complete_times, median_pairs
+from timelyfreeze.whatif.times import (
+    Links,
+    Pair,
+    StageTimes,
+    bounds_from_times,
+    complete_times,
+    median_pairs,
+)
 
 PIPELINE = "pipeline"
 ORDER_FILE = "schedule.csv"
@@ -250,3 +256,41 @@ def _order_beside(path: Path, bounds: Mapping[Action, Pair]) -> ScheduleOrder | 
             f"one of them ({len(odd)} such actions); keep the two files of one run together"
         )
     return order
+
+
+@dataclass(frozen=True)
+class Recall:
+    """The measured pipeline as its bounds have it, and as times of stages have it.
+
+    Attributes:
+        measured_ms: Batch from the bounds, action by action, nothing frozen, milliseconds.
+        from_stages_ms: Batch from the times of stages.
+    """
+
+    measured_ms: float
+    from_stages_ms: float
+
+
+def recall(file: BoundsFile, n_processors: float | None = None) -> Recall | None:
+    """Compare what was measured with what times of stages make of it.
+
+    Microbatches of a stage are taken to be alike, and stages to be those of ``stage_times``; this
+    tells what that costs.
+
+    Args:
+        file: What was measured.
+        n_processors: As for ``play_batch``.
+
+    Returns:
+        The two batch times without freezing, or None where the order is not beside the file.
+    """
+    if file.order is None:
+        return None
+    dag = build_dag(file.order)
+    measured = np.array([file.bounds[action][1] for action in dag.actions])
+    modelled = bounds_from_times(dag, file.stage_times()).max_ms + file.links.lead_ms(dag)
+    delays = file.links.delays_ms(dag)
+    return Recall(
+        play_batch(dag, measured, n_processors, delays)[1],
+        play_batch(dag, modelled, n_processors, delays)[1],
+    )

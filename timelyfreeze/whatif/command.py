@@ -8,12 +8,10 @@ from pathlib import Path
 
 from timelyfreeze.files import shown
 from timelyfreeze.settings import ALL_OR_NOTHING, FIRST_STAGE_MODES, SKIP_INPUT_GRADS, USE
-from timelyfreeze.whatif.answer import answer
-from timelyfreeze.whatif.bounds_file import BoundsFile, read_bounds_file
-from timelyfreeze.whatif.grid import BEST_SPLIT, DEFAULT_SPLIT, Grid
-from timelyfreeze.whatif.recall import recall
+from timelyfreeze.whatif.answers import answer
+from timelyfreeze.whatif.bounds_file import BoundsFile, read_bounds_file, recall
+from timelyfreeze.whatif.grid import BEST_SPLIT, DEFAULT_SPLIT, Grid, Split
 from timelyfreeze.whatif.report import render, title_of, to_csv, to_json
-from timelyfreeze.whatif.splits import Split
 
 # Four times the largest pipeline that has been solved, 64 ranks and 256 microbatches.
 _MOST_CELLS = 65536

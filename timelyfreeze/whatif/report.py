@@ -8,11 +8,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from timelyfreeze.whatif.bounds_file import BoundsFile
-from timelyfreeze.whatif.case import Answer, Case
-from timelyfreeze.whatif.grid import Grid
-from timelyfreeze.whatif.recall import Recall
-from timelyfreeze.whatif.splits import render_split
+from timelyfreeze.whatif.bounds_file import BoundsFile, Recall
+from timelyfreeze.whatif.grid import Answer, Case, Grid, render_split
 
 _LEGEND = (
     "step, frozen, best_unfrozen: milliseconds of a step without freezing, under the plan, and of the best "

@@ -14,12 +14,17 @@ from timelyfreeze.settings import ALL_OR_NOTHING, effective_skip_input_grads
 from timelyfreeze.timing import DurationBounds, play_batch
 from timelyfreeze.whatif.best_unfrozen import best_split
 from timelyfreeze.whatif.bounds_file import BoundsFile
-from timelyfreeze.whatif.case import Case
-from timelyfreeze.whatif.grid import BEST_SPLIT, DEFAULT_SPLIT, Grid
+from timelyfreeze.whatif.grid import (
+    BEST_SPLIT,
+    DEFAULT_SPLIT,
+    Case,
+    Grid,
+    Split,
+    default_split,
+    render_split,
+)
 from timelyfreeze.whatif.layer_model import LayerModel
-from timelyfreeze.whatif.links import Links
-from timelyfreeze.whatif.splits import Split, default_split, render_split
-from timelyfreeze.whatif.times import StageTimes, bounds_from_times
+from timelyfreeze.whatif.times import Links, StageTimes, bounds_from_times
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,10 @@ from timelyfreeze.schedule.order import ScheduleOrder, order_to_csv
 from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
 from timelyfreeze.settings.choices import PER_TENSOR
 from timelyfreeze.timing.bounds import DurationBounds, bounds_to_json
-from timelyfreeze.whatif.answer import answer
-from timelyfreeze.whatif.bounds_file import BoundsFile, bounds_file_text, read_bounds_file
-from timelyfreeze.whatif.case import Case
-from timelyfreeze.whatif.grid import BEST_SPLIT, DEFAULT_SPLIT, Grid
+from timelyfreeze.whatif.answers import answer
+from timelyfreeze.whatif.bounds_file import BoundsFile, bounds_file_text, read_bounds_file, recall
+from timelyfreeze.whatif.grid import BEST_SPLIT, DEFAULT_SPLIT, Case, Grid
 from timelyfreeze.whatif.notes import PipelineNotes
-from timelyfreeze.whatif.recall import recall
 from timelyfreeze.whatif.times import StageTimes, bounds_from_times
 
 N_RANKS = 4

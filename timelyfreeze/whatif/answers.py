@@ -2,23 +2,23 @@
 
 Everything follows from one bounds file, without a device: times of stages become times of the
 actions of any schedule (``times``, ``layer_model``), and each case of the grid is solved
-as a run would solve it. Beside every case stands its best_unfrozen: the split that makes the batch shortest
-without freezing anything.
+as a run would solve it. Beside every case stands the split that makes the batch
+shortest without freezing anything.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from timelyfreeze.schedule import build_dag
+from timelyfreeze.schedule import ScheduleOrder, build_dag, gpipe_order, one_f_one_b_order
 from timelyfreeze.whatif.bounds_file import ORDER_FILE, BoundsFile
-from timelyfreeze.whatif.case import Answer, Case
-from timelyfreeze.whatif.grid import Grid
+from timelyfreeze.whatif.grid import Answer, Case, Grid, Split, render_split
 from timelyfreeze.whatif.layer_model import LayerModel, layer_model
-from timelyfreeze.whatif.orders import order_of, stages_in
 from timelyfreeze.whatif.schedule_cases import ScheduleCases, first_line
-from timelyfreeze.whatif.splits import Split, render_split
 from timelyfreeze.whatif.times import StageTimes
+
+# The order of every other schedule is torch's, whose import takes longer than planning.
+_OUR_OWN = {"gpipe": gpipe_order, "1f1b": one_f_one_b_order}
 
 
 def answer(file: BoundsFile, grid: Grid, layers: Split | None = None) -> Answer:
@@ -52,8 +52,8 @@ def answer(file: BoundsFile, grid: Grid, layers: Split | None = None) -> Answer:
     for schedule in grid.schedules:
         for n_microbatches in grid.microbatches:
             try:
-                n_stages = stages_in(schedule, grid.n_ranks, len(stages))
-                dag = build_dag(order_of(schedule, grid.n_ranks, n_stages, n_microbatches))
+                n_stages = _stages_in(schedule, grid.n_ranks, len(stages))
+                dag = build_dag(_order_of(schedule, grid.n_ranks, n_stages, n_microbatches))
             except ValueError as error:
                 notes.append(
                     f"left out {schedule}, {n_microbatches} microbatches: {first_line(error)}"
@@ -120,3 +120,41 @@ def _messages(file: BoundsFile, grid: Grid) -> Iterator[str]:
             f"no {ORDER_FILE} lies beside {file.path.name}, so the measured overhead of messages "
             "stays in the times of the stages that had it"
         )
+
+
+def _stages_in(schedule: str, n_ranks: int, n_measured: int | None = None) -> int:
+    """Return how many stages a schedule has.
+
+    Args:
+        schedule: As in ``parallelism.pipeline_parallel_schedule``, in any case.
+        n_ranks: Pipeline ranks.
+        n_measured: A number of stages to keep to, where the schedule can have so many.
+
+    Raises:
+        ValueError: If the schedule is unknown, or one of a CSV file.
+    """
+    if schedule.lower() in _OUR_OWN:
+        return n_ranks
+    from timelyfreeze.runtime import known_schedules, places_stages_in_v, stages_per_rank
+
+    named = [name for name in known_schedules() if not name.startswith("PipelineSchedule")]
+    if schedule.lower() not in (name.lower() for name in named):
+        raise ValueError(f"{schedule!r} is no schedule; known: {', '.join(named)}")
+    default = (stages_per_rank(schedule) or 1) * n_ranks
+    if places_stages_in_v(schedule) or n_measured is None or n_measured % n_ranks:
+        return default
+    return n_measured if n_measured >= 2 * n_ranks else default
+
+
+def _order_of(schedule: str, n_ranks: int, n_stages: int, n_microbatches: int) -> ScheduleOrder:
+    """Return the order in which the ranks of a schedule work.
+
+    Raises:
+        ValueError: If the schedule cannot be built from these numbers.
+    """
+    own = _OUR_OWN.get(schedule.lower())
+    if own is not None:
+        return own(n_stages, n_microbatches)
+    from timelyfreeze.runtime import named_order
+
+    return named_order(schedule, n_ranks, n_microbatches, stages_per_rank=n_stages // n_ranks)
