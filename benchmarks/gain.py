@@ -25,13 +25,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from processes import ROOT, SCHEDULES, command_of, environment, machine
+from processes import (
+    ROOT,
+    SCHEDULES,
+    command_of,
+    environment,
+    machine,
+    require_pipeline,
+    schedule_name,
+)
 
 from timelyfreeze.cli.options import (
     existing_file,
     new_file,
-    require_pipeline,
-    schedule_name,
     status_of,
     whole,
 )

@@ -9,10 +9,10 @@ run    starts each pipeline with each schedule once. After its ramp it runs batc
        frozen, with everything frozen and under a plan for each cap, --batches of each in turn, of
        which the first is not counted. What OUTPUT already has is not run again. What follows --
        goes to the trainer.
-table  predicts and compares (benchmarks/turn_times.py says how) what is in OUTPUT; goes to turns.md.
+table  predicts and compares (turn_times.py says how) what is in OUTPUT; goes to turns.md.
 
-benchmarks/prediction_error.py compares a run's predictions, made while monitoring, with what the same
-run measures afterwards.
+prediction_error.py compares a run's predictions, made while monitoring, with what the same run
+measures afterwards.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import numpy as np
 import pandas as pd
 from prediction_error import add_run_options
 from prediction_table import error_cells, excess, markdown
-from processes import SCHEDULES, command_of, environment
+from processes import SCHEDULES, command_of, environment, schedule_name
 from turn_times import (
     BATCHES,
     Batches,
@@ -41,7 +41,7 @@ from turn_times import (
     resampled,
 )
 
-from timelyfreeze.cli.options import schedule_name, status_of, whole
+from timelyfreeze.cli.options import status_of, whole
 from timelyfreeze.compare.command import parse
 from timelyfreeze.compare.launch import Starter, start
 

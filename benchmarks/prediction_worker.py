@@ -82,7 +82,7 @@ def _batches(timed: TimedTrainer, task: dict[str, Any]) -> dict[str, Any] | None
         "machine": machine(),
         "order": order_to_csv(controller.order),
         "n_processors": controller.solver_choices.n_processors,
-        "transfers_ms": [[*link, ms] for link, ms in controller.bounds.transfers_ms.items()],
+        "p2p_latency_ms": [[*link, ms] for link, ms in controller.bounds.p2p_latency_ms.items()],
         "plans": {cap: plan_to_json(solved.plan) for cap, solved in solutions.items()},
         "turns": turns,
     }

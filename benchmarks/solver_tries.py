@@ -25,9 +25,10 @@ from multiprocessing.connection import Connection
 import highspy
 import numpy as np
 from numpy.typing import NDArray
+from processes import require_pipeline
 from solver_cases import Case, make_case, schedule_dag
 
-from timelyfreeze.cli.options import require, require_pipeline, status_of
+from timelyfreeze.cli.options import require, status_of
 from timelyfreeze.planning import FreezeLp, build_lp
 from timelyfreeze.planning import simplex as lp_simplex
 from timelyfreeze.planning.interior.solver import (

@@ -99,7 +99,7 @@ class Batches:
         machine: What it ran on.
         order: The order that ran.
         n_processors: As for ``play_batch``.
-        transfers_ms: Of each link, as measured before.
+        p2p_latency_ms: Of each link, as measured before.
         plans: By cap, as in ``Turn.mode``.
         turns: Warm batches, oldest first.
     """
@@ -109,7 +109,7 @@ class Batches:
     machine: str
     order: ScheduleOrder
     n_processors: float | None
-    transfers_ms: Mapping[tuple[int, int], float]
+    p2p_latency_ms: Mapping[tuple[int, int], float]
     plans: Mapping[str, FreezePlan]
     turns: tuple[Turn, ...]
 
@@ -203,7 +203,7 @@ def outcome(batches: Batches, cap: str, rounds: Iterable[int] | None = None) -> 
     """
     turns = _of_rounds(batches.turns, rounds)
     ranks = [_rank_times(turns, rank) for rank in range(len(turns[0].ranks))]
-    ranks[0] = replace(ranks[0], transfers_ms=batches.transfers_ms)
+    ranks[0] = replace(ranks[0], p2p_latency_ms=batches.p2p_latency_ms)
     _, bounds = bounds_from_times(ranks, batches.order, batches.n_processors)
     dag = build_dag(batches.order)
     plan = batches.plans[cap]
@@ -279,7 +279,7 @@ def batches_from_json(text: str) -> Batches:
             machine=data["machine"],
             order=order_from_csv(data["order"]),
             n_processors=data["n_processors"],
-            transfers_ms={(a, b): float(ms) for a, b, ms in data["transfers_ms"]},
+            p2p_latency_ms={(a, b): float(ms) for a, b, ms in data["p2p_latency_ms"]},
             plans={cap: plan_from_json(plan) for cap, plan in data["plans"].items()},
             turns=tuple(map(_turn, data["turns"])),
         )

@@ -82,7 +82,7 @@ def batches_text(
             "machine": "a machine",
             "order": order_to_csv(ORDER),
             "n_processors": None,
-            "transfers_ms": [],
+            "p2p_latency_ms": [],
             "plans": {CAP: plan_to_json(plan)},
             "turns": turns,
         }

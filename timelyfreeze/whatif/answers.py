@@ -102,18 +102,18 @@ def _basis(file: BoundsFile) -> Iterator[str]:
 
 def _messages(file: BoundsFile, grid: Grid) -> Iterator[str]:
     """Say what messages between ranks cost in the table, and how much of that was measured."""
-    overhead_ms, links = file.links.message_ms, file.links.transfers_ms
-    if not links and overhead_ms + grid.message_ms == 0.0:
+    overhead_ms, links = file.links.p2p_overhead_ms, file.links.p2p_latency_ms
+    if not links and overhead_ms + grid.p2p_overhead_ms == 0.0:
         yield (
             "messages between ranks cost nothing in these metrics: no link was timed, as in a "
-            "profile, which sends none; tell a overhead with --message-ms"
+            "profile, which sends none; tell a overhead with --p2p-overhead-ms"
         )
         return
     way = "no link was timed"
     if links:
         low, high = min(links.values()), max(links.values())
         way = f"{low:.3g} to {high:.3g} ms on its way, as timed; other links as the median of these"
-    added = f" and {grid.message_ms:.3g} ms as told" if grid.message_ms else ""
+    added = f" and {grid.p2p_overhead_ms:.3g} ms as told" if grid.p2p_overhead_ms else ""
     yield f"a message costs {overhead_ms:.3g} ms as measured{added}; {way}"
     if file.keeps_overhead:
         yield (

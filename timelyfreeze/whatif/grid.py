@@ -51,7 +51,7 @@ class Grid:
         first_stage: How the first stage is frozen, one of ``settings.FIRST_STAGE_MODES``.
         skip_input_grads: What is done about backwards that nobody needs, one of ``settings.SKIP_INPUT_GRADS``.
         n_processors: How many ranks compute at once; None if each has a device of its own.
-        message_ms: Overhead of a message, added to what the bounds have of it.
+        p2p_overhead_ms: Overhead of a message, added to what the bounds have of it.
         batches: Pipeline batches in an optimizer step.
         outside_ms: Time of a step outside of its batches: optimizer, clipping, data.
         time_limit_s: Limit on the solver's time for a case, seconds.
@@ -65,7 +65,7 @@ class Grid:
     first_stage: str = ALL_OR_NOTHING
     skip_input_grads: str = USE
     n_processors: float | None = None
-    message_ms: float = 0.0
+    p2p_overhead_ms: float = 0.0
     batches: int = 1
     outside_ms: float = 0.0
     time_limit_s: float = 60.0

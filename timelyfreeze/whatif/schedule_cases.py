@@ -124,8 +124,8 @@ class ScheduleCases:
         """What messages cost: as measured, and what the grid adds to their overhead."""
         measured = self.file.links
         # Where it cannot be told apart, the measured overhead stays in the times of stages.
-        overhead_ms = 0.0 if self.file.keeps_overhead else measured.message_ms
-        return replace(measured, message_ms=overhead_ms + self.grid.message_ms)
+        overhead_ms = 0.0 if self.file.keeps_overhead else measured.p2p_overhead_ms
+        return replace(measured, p2p_overhead_ms=overhead_ms + self.grid.p2p_overhead_ms)
 
     def _case(
         self,
@@ -158,7 +158,7 @@ class ScheduleCases:
             n_microbatches=self.n_microbatches,
             batches=grid.batches,
             max_freeze_ratio=cap,
-            split_name=title,
+            split=title,
             layers=split,
             step_ms=grid.step_ms(plan.unfrozen_batch_ms),
             frozen_step_ms=frozen_step_ms,

@@ -189,17 +189,17 @@ class Links:
     """Overhead of a message, and what it takes on its way.
 
     Attributes:
-        message_ms: Overhead, part of every action that works on what another rank has sent.
-        transfers_ms: By sending and receiving rank, as measured. A link that was not measured takes
+        p2p_overhead_ms: Overhead, part of every action that works on what another rank has sent.
+        p2p_latency_ms: By sending and receiving rank, as measured. A link that was not measured takes
             as long as the one in the middle of those that were.
     """
 
-    message_ms: float = 0.0
-    transfers_ms: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    p2p_overhead_ms: float = 0.0
+    p2p_latency_ms: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
     def lead_ms(self, dag: PipelineDag) -> NDArray[np.float64]:
         """Return the part of each action that is the overhead of its message, shape [A]."""
-        return np.where(receiving(dag), np.float64(self.message_ms), 0.0)
+        return np.where(receiving(dag), np.float64(self.p2p_overhead_ms), 0.0)
 
     def delays_ms(self, dag: PipelineDag) -> NDArray[np.float64]:
         """Return what the message along each edge takes on its way, shape [E]."""
@@ -207,13 +207,13 @@ class Links:
 
     def over(self, dag: PipelineDag) -> dict[tuple[int, int], float]:
         """Return what the links of a pipeline take, by sending and receiving rank."""
-        if not self.transfers_ms:
+        if not self.p2p_latency_ms:
             return {}
-        others_ms = statistics.median(self.transfers_ms.values())
+        others_ms = statistics.median(self.p2p_latency_ms.values())
         links = {(a, b) for a, b in dag.ranks[dag.edges].tolist() if a != b}
-        return {link: self.transfers_ms.get(link, others_ms) for link in sorted(links)}
+        return {link: self.p2p_latency_ms.get(link, others_ms) for link in sorted(links)}
 
     def added_to(self, dag: PipelineDag, bounds: DurationBounds) -> DurationBounds:
         """Return ``bounds`` that had no messages with these."""
-        with_overhead = with_messages(dag, bounds, self.message_ms)
-        return replace(with_overhead, transfers_ms=self.over(dag))
+        with_overhead = with_messages(dag, bounds, self.p2p_overhead_ms)
+        return replace(with_overhead, p2p_latency_ms=self.over(dag))
