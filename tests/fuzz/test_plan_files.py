@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz.mangling import DEEP, VALUES, fuzzed, mangled_bytes, mangled_json, message_of
 from tests.timelyfreeze.helpers.pipelines import hand_order
-from timelyfreeze.__main__ import main as program
+from timelyfreeze.cli.main import main as program
 from timelyfreeze.planning.plan import plan_from_json, plan_from_ratios, plan_to_json
 from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import ScheduleError, ScheduleOrder, order_from_csv, order_to_csv
