@@ -18,15 +18,19 @@ or in the folder of --output.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import shlex
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from prediction_jobs import Settings, errors, parse_pipeline, plan_jobs
 from prediction_table import collect, render_csv, render_table
+from processes import SCHEDULES
 
-from timelyfreeze.cli.options import status_of
+from timelyfreeze.cli.options import number, status_of, whole
+from timelyfreeze.compare import jobs as compare_jobs
 from timelyfreeze.compare.command import (
     find_any,
     keep,
@@ -37,7 +41,115 @@ from timelyfreeze.compare.command import (
 from timelyfreeze.compare.launch import Starter, conflicts, run_jobs, start
 from timelyfreeze.compare.runs import FoundRuns, Run
 
-SCHEDULES = ["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"]
+
+@dataclass(frozen=True)
+class Pipeline:
+    """How a pipeline runs: ``emulated`` in one process, or ``real``, a process for each rank."""
+
+    kind: str
+    ranks: int
+
+    @property
+    def name(self) -> str:
+        """As on the command line."""
+        return f"{self.kind}:{self.ranks}"
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether all ranks are in one process."""
+        return self.kind == "emulated"
+
+    @property
+    def n_processes(self) -> int:
+        """How many processes it has."""
+        return 1 if self.is_emulated else self.ranks
+
+
+def parse_pipeline(text: str) -> Pipeline:
+    """Read a pipeline such as ``emulated:4``; the type of an option."""
+    kind, _, ranks = text.partition(":")
+    if kind not in ("emulated", "real") or not ranks.isdecimal() or int(ranks) < 2:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is given; it must be emulated:N or real:N with 2 ranks or more"
+        )
+    return Pipeline(kind, int(ranks))
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run to be made."""
+
+    pipeline: Pipeline
+    schedule: str
+    max_freeze_ratio: float
+    repeat: int
+
+    @property
+    def label(self) -> str:
+        """What a reader calls the run."""
+        cap = f"r_max {self.max_freeze_ratio:g}"
+        return f"{self.pipeline.name} {self.schedule} {cap} repeat {self.repeat}"
+
+    @property
+    def path(self) -> Path:
+        """The run's folder, relative to the output."""
+        kind, ranks = self.pipeline.kind, self.pipeline.ranks
+        cap = f"r_{self.max_freeze_ratio:g}"
+        return Path(f"{kind}_{ranks}", self.schedule, cap, f"repeat_{self.repeat}")
+
+    def keys(self) -> dict[str, Any]:
+        """Return the keys of the configuration that make the run this one."""
+        return {
+            "parallelism.pipeline_parallel_schedule": self.schedule,
+            "freezing.max_freeze_ratio": self.max_freeze_ratio,
+        }
+
+    def to_record(self) -> dict[str, Any]:
+        """Return what is kept of the job beside its run."""
+        return {**asdict(self), "method": "timelyfreeze", "seed": None}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is the same in all runs: the TOML file and further arguments of the trainer."""
+
+    config: Path
+    arguments: tuple[str, ...] = ()
+
+    def to_record(self) -> dict[str, Any]:
+        """Return what must be equal for two runs to stand in one table."""
+        return compare_jobs.Settings(self.config, 1, self.arguments).to_record()
+
+    def n_processes(self, job: Job) -> int:
+        """Return how many processes a run has."""
+        return job.pipeline.n_processes
+
+    def command(self, job: Job, folder: Path) -> list[str]:
+        """Return the command that makes the run of ``job`` in ``folder``."""
+        pipeline = job.pipeline
+        ours = [f"--{compare_jobs.DEGREE}={pipeline.ranks}"]
+        ours += ["--emulation.enable"] if pipeline.is_emulated else []
+        settings = compare_jobs.Settings(
+            self.config, pipeline.n_processes, (*ours, *self.arguments)
+        )
+        return settings.command(job, folder)
+
+
+def errors(jobs: Sequence[Job], settings: Settings) -> list[str]:
+    """Return what is wrong with what was asked for, one message for each error."""
+    found = []
+    if not settings.config.is_file():
+        found.append(f"CONFIG is {str(settings.config)!r}; it must be a TOML file")
+    twice = sorted({job.label for job in jobs if jobs.count(job) > 1})
+    if twice:
+        found.append(f"asked for twice: {', '.join(twice)}; name each once")
+    ours = {"job.config_file", "job.dump_folder", "emulation.enable", "freezing.method"}
+    ours |= {compare_jobs.DEGREE, *jobs[0].keys()}
+    found += [
+        f"--{key} is among the trainer's arguments; the table is about it, leave it out"
+        for key in sorted(ours & compare_jobs.given_keys(settings.arguments))
+    ]
+    return found
 
 
 def main(arguments: Sequence[str], *, starter: Starter = start) -> int:
@@ -55,24 +167,30 @@ def main(arguments: Sequence[str], *, starter: Starter = start) -> int:
     return status_of(work)
 
 
+def add_run_options(run: argparse.ArgumentParser) -> None:
+    """Add what says which pipelines run."""
+    run.add_argument("config", type=Path, metavar="CONFIG", help="TOML file of all runs")
+    run.add_argument("output", type=Path, metavar="OUTPUT", help="folder of all runs")
+    run.add_argument(
+        "--pipelines",
+        type=parse_pipeline,
+        nargs="+",
+        default=[Pipeline("emulated", 4), Pipeline("real", 2)],
+        metavar="KIND:RANKS",
+        help="emulated:N in one process, real:N in N (default emulated:4 real:2)",
+    )
+    run.add_argument("--r-max", nargs="+", type=number(0.0, 1.0), default=[0.3, 0.5, 0.8])
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="what", required=True)
     run = commands.add_parser("run", help="make the runs, then the table")
-    run.add_argument("config", type=Path, metavar="CONFIG", help="TOML file of all runs")
-    run.add_argument("output", type=Path, metavar="OUTPUT", help="folder of all runs")
-    run.add_argument(
-        "--pipelines",
-        nargs="+",
-        default=["emulated:4", "real:2"],
-        metavar="KIND:RANKS",
-        help="emulated:N in one process, real:N in N (default emulated:4 real:2)",
-    )
+    add_run_options(run)
     run.add_argument("--schedules", nargs="+", default=SCHEDULES)
-    run.add_argument("--r-max", nargs="+", type=float, default=[0.3, 0.5, 0.8])
-    run.add_argument("--repeats", type=int, default=1, help="runs of each setting (default 1)")
+    run.add_argument("--repeats", type=whole(1), default=1, help="runs of each setting (default 1)")
     table = commands.add_parser("table", help="the table of runs that were made before")
     table.add_argument("folders", type=Path, nargs="+", metavar="RUN_FOLDER")
     table.add_argument("--output", type=Path, help="folder for prediction.md and prediction.csv")
@@ -88,8 +206,11 @@ def _run(
     # The trainer starts in the repository, not where this script was started.
     settings = Settings(options.config.resolve(), trainer_arguments)
     output = options.output.resolve()
-    pipelines = [parse_pipeline(text) for text in options.pipelines]
-    jobs = plan_jobs(pipelines, options.schedules, options.r_max, options.repeats)
+    # What is set against each other, the same pipeline emulated and real, follows each other.
+    asked = itertools.product(
+        range(options.repeats), options.schedules, options.r_max, options.pipelines
+    )
+    jobs = [Job(pipeline, schedule, cap, repeat) for repeat, schedule, cap, pipeline in asked]
     found = errors(jobs, settings) or list(conflicts(jobs, settings, output))
     if found:
         raise ValueError("\n       ".join(found))
@@ -108,11 +229,11 @@ def _table(folders: Sequence[Path], output: Path | None, command: str) -> None:
         ValueError: If there are no runs.
     """
     found = find_any(folders)
-    metrics, problems = collect(found)
-    text = render_table(metrics, problems, _head(found, command))
+    runs, problems = collect(found)
+    text = render_table(runs, problems, _head(found, command))
     print(f"\n{text}", end="")
     if output is not None:
-        keep(output, [("prediction.md", text), ("prediction.csv", render_csv(metrics))])
+        keep(output, [("prediction.md", text), ("prediction.csv", render_csv(runs))])
 
 
 def _head(found: FoundRuns, command: str) -> str:

@@ -22,13 +22,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from processes import require_pipeline
 
-from timelyfreeze.cli.options import require, require_pipeline, require_place, status_of
+from timelyfreeze.cli.options import new_file, number, status_of, whole
 from timelyfreeze.files import shown
 from timelyfreeze.planning import FreezeLp, build_lp, solve_freeze_ratios
 from timelyfreeze.planning import simplex as highs
@@ -142,22 +142,22 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--schedules", nargs="+", default=["1F1B"])
     parser.add_argument("--sizes", nargs="+", default=["16x64"], help="RANKSxMICROBATCHES")
-    parser.add_argument("--repeats", type=int, default=1, help="random durations for each of them")
-    parser.add_argument("--noise", type=float, default=0.05)
-    parser.add_argument("--limit", type=float, default=60.0, help="seconds for each solver")
+    parser.add_argument(
+        "--repeats", type=whole(1, 1000), default=1, help="random durations for each of them"
+    )
+    parser.add_argument(
+        "--noise", type=number(0, 0.2), default=0.05, help="more would make times negative"
+    )
+    parser.add_argument(
+        "--limit", type=number(0, 1e6, above=True), default=60.0, help="seconds for each solver"
+    )
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=new_file)
     options = parser.parse_args(arguments)
     return status_of(lambda: _try(options))
 
 
 def _try(options: argparse.Namespace) -> int:
-    require("--limit", options.limit, 0.0, 1e6, above=True)
-    # More noise than this would make durations negative.
-    require("--noise", options.noise, 0.0, 0.2)
-    require("--repeats", options.repeats, 1, 1000)
-    if options.json is not None:
-        require_place("--json", options.json, is_folder=False)
     pipelines = [
         (schedule, *_size(size)) for schedule in options.schedules for size in options.sizes
     ]

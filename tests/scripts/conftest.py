@@ -1,6 +1,7 @@
-"""Benchmarks are scripts; tests of command lines import them from their folder."""
+"""Tests of command lines import scripts as these find each other: from their folders."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests/multiprocess")]

@@ -43,8 +43,8 @@ def run(place: Path, script: str, *arguments: str, **variables: str) -> tuple[in
 
 # What is wrong, and what is said of it.
 WRONG: list[tuple[str, list[str], str]] = [
-    ("benchmarks/compare_small.sh", ["a_file", "a_file"], "BASE_ROWS, ROWS and OUTPUT are needed"),
-    ("benchmarks/compare_small.sh", ["a_file", "no", "out"], "ROWS is 'no', which is no file"),
+    ("benchmarks/compare_small.sh", ["a_file", "a_file"], "BASE_EXAMPLES, EXAMPLES and OUTPUT are needed"),
+    ("benchmarks/compare_small.sh", ["a_file", "no", "out"], "EXAMPLES is 'no', which is no file"),
     (
         "benchmarks/compare_small.sh",
         ["a_file", "a_file", "a_file"],
@@ -56,8 +56,8 @@ WRONG: list[tuple[str, list[str], str]] = [
     ("benchmarks/make_gallery.sh", ["out", "more"], "'more' follows OUTPUT"),
     ("benchmarks/make_gallery.sh", ["out", "--odd"], "--odd is no option"),
     ("scripts/gpu_checks.sh", ["--odd"], "'--odd' is no part and no option"),
-    ("scripts/gpu_checks.sh", ["--model", "no", "--rows", "a_file"], "which is no folder"),
-    ("scripts/gpu_checks.sh", ["--rows", "no"], "which is neither a file nor a folder"),
+    ("scripts/gpu_checks.sh", ["--model", "no", "--examples", "a_file"], "which is no folder"),
+    ("scripts/gpu_checks.sh", ["--examples", "no"], "which is neither a file nor a folder"),
     ("scripts/gpu_checks.sh", ["--questions", "a_file"], "which is no folder"),
     ("scripts/gpu_checks.sh", ["--output", "a_file", "--small"], "which is no folder"),
     ("scripts/lint.sh", ["x"], "'x': it takes no argument"),
