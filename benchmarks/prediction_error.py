@@ -20,22 +20,18 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from prediction_jobs import Settings, errors, parse_pipeline, plan_jobs
+from prediction_jobs import errors, parse_pipeline, plan_jobs
 from prediction_table import collect, render_csv, render_table
 
 from timelyfreeze.cli.options import status_of
-from timelyfreeze.compare.command import (
-    find_any,
-    keep,
-    parse,
-    refuse_trainer_arguments,
-    run_process,
-)
-from timelyfreeze.compare.launch import Starter, conflicts, run_jobs, start
-from timelyfreeze.compare.runs import FoundRuns, Run
+from timelyfreeze.compare.command import keep, parse
+from timelyfreeze.compare.jobs import Settings
+from timelyfreeze.compare.launch import Starter, resumable, run_jobs, start
+from timelyfreeze.compare.runs import FoundRuns, Run, find_any
 
 SCHEDULES = ["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"]
 
@@ -48,11 +44,13 @@ def main(arguments: Sequence[str], *, starter: Starter = start) -> int:
     def work() -> int:
         if options.what == "run":
             return _run(options, trainer_arguments, command, starter)
-        refuse_trainer_arguments(trainer_arguments)
+        if trainer_arguments:
+            raise ValueError(f"-- {' '.join(trainer_arguments)}: table starts no trainer")
         _table(options.folders, options.output, command)
         return 0
 
-    return status_of(work)
+    with resumable():
+        return status_of(work)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -90,10 +88,9 @@ def _run(
     output = options.output.resolve()
     pipelines = [parse_pipeline(text) for text in options.pipelines]
     jobs = plan_jobs(pipelines, options.schedules, options.r_max, options.repeats)
-    found = errors(jobs, settings) or list(conflicts(jobs, settings, output))
+    found = errors(jobs, settings)
     if found:
         raise ValueError("\n       ".join(found))
-    output.mkdir(parents=True, exist_ok=True)
     # So that an emulated rank computes as a real one does.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     failed = run_jobs(jobs, settings, output, starter=starter)
@@ -127,9 +124,11 @@ def _head(found: FoundRuns, command: str) -> str:
 
 
 def _place(run: Run) -> str:
-    known = [run.summary.get(key) for key in ("device", "model", "dataset")]
-    return ", ".join([*map(str, known), f"torch {run.summary.get('torch_version')}"])
+    told = run.told
+    if told is None:
+        return "unknown"
+    return f"{told.device}, {told.model}, {told.dataset}, torch {told.torch_version}"
 
 
 if __name__ == "__main__":
-    run_process(main)
+    sys.exit(main(sys.argv[1:]))

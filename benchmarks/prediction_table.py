@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,9 +12,9 @@ from reprlib import repr
 from typing import Any
 
 from timelyfreeze.compare.groups import schedule_rank
-from timelyfreeze.compare.runs import FINISHED, FoundRuns, Run, is_number, read_object
+from timelyfreeze.compare.runs import FINISHED, SETTINGS, FoundRuns, Run
+from timelyfreeze.files import field_of, markdown_table, number_of, read_object
 
-SETTINGS = "settings.json"
 MISSING = "-"
 
 
@@ -81,46 +80,46 @@ def metrics_of(run: Run) -> Metrics:
     """
     settings = read_object(run.folder / SETTINGS)
     try:
-        cap = settings["freezing"]["max_freeze_ratio"]
-        ranks = settings["parallelism"]["pipeline_parallel_degree"]
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{SETTINGS} does not give {error}; it is not that of a run") from None
-    if isinstance(cap, list):
-        raise ValueError(
-            f"{SETTINGS}: max_freeze_ratio is {repr(cap)}; the table has one for all stages"
-        )
-    for key, value in (("max_freeze_ratio", cap), ("pipeline_parallel_degree", ranks)):
-        if not is_number(value) or not math.isfinite(value):
-            raise ValueError(f"{SETTINGS}: {key} is {repr(value)}; it must be a number")
+        freezing = field_of("", settings, "freezing")
+        parallelism = field_of("", settings, "parallelism")
+        given = field_of("freezing", freezing, "max_freeze_ratio")
+        ranks = field_of("parallelism", parallelism, "pipeline_parallel_degree")
+        if isinstance(given, list):
+            raise ValueError(f"max_freeze_ratio is {repr(given)}; the table has one for all stages")
+        cap = number_of("max_freeze_ratio", given)
+        number_of("pipeline_parallel_degree", ranks)
+    except ValueError as error:
+        raise ValueError(f"{SETTINGS}: {error}") from None
     summary = run.summary
-    is_emulated = summary.get("emulated_ranks") is not None
-    virtual = "virtual_" if is_emulated else ""
-    outside_ms, n_batches = summary.get("outside_ms"), summary.get("batches_per_step") or 1
+    is_emulated = summary.emulated_ranks is not None
+    step_ms_unfrozen, step_ms = summary.step_ms_unfrozen, summary.step_ms
+    if is_emulated:
+        step_ms_unfrozen, step_ms = summary.virtual_step_ms_unfrozen, summary.virtual_step_ms
+    outside_ms, n_batches = summary.outside_ms, summary.batches_per_step
 
     def step_of(batch_ms: float | None) -> float | None:
         known = batch_ms is not None and outside_ms is not None
         return n_batches * batch_ms + outside_ms if known else None
 
-    unfrozen_ms = summary.get("batch_ms_unfrozen_predicted")
-    planned_ms = summary.get("batch_ms_predicted")
+    unfrozen_ms, planned_ms = summary.batch_ms_unfrozen_predicted, summary.batch_ms_predicted
     times = {
-        "batch_unfrozen": Times(unfrozen_ms, summary.get("batch_ms_unfrozen")),
-        "batch": Times(planned_ms, summary.get("batch_ms")),
-        "step_unfrozen": Times(step_of(unfrozen_ms), summary.get(f"{virtual}step_ms_unfrozen")),
-        "step": Times(summary.get("step_ms_predicted"), summary.get(f"{virtual}step_ms")),
+        "batch_unfrozen": Times(unfrozen_ms, summary.batch_ms_unfrozen),
+        "batch": Times(planned_ms, summary.batch_ms),
+        "step_unfrozen": Times(step_of(unfrozen_ms), step_ms_unfrozen),
+        "step": Times(summary.step_ms_predicted, step_ms),
     }
     before, after = times["step_unfrozen"], times["step"]
     return Metrics(
         pipeline=f"{'emulated' if is_emulated else 'real'}, {ranks} ranks",
         schedule=run.schedule,
-        max_freeze_ratio=float(cap),
+        max_freeze_ratio=cap,
         folder=run.folder,
         times=times,
         gain=Times(
             _gain(before.predicted_ms, after.predicted_ms),
             _gain(before.measured_ms, after.measured_ms),
         ),
-        failure=summary.get("failure"),
+        failure=summary.failure,
     )
 
 
@@ -159,8 +158,7 @@ def render_table(metrics: Sequence[Metrics], problems: Iterable[str], head: str)
     titles = ["pipeline", "schedule", "r_max", "runs"]
     for title in WHAT.values():
         titles += [f"{title}, ms: predicted", "measured", "error"]
-    lines = [head.rstrip(), "", _line([*titles, "gain predicted", "measured"])]
-    lines.append("|" + "---|" * (len(titles) + 2))
+    rows = []
     for (pipeline, schedule, cap), group in _by_setting(metrics).items():
         cells = [pipeline, schedule, f"{cap:g}", str(len(group))]
         for name in WHAT:
@@ -172,10 +170,11 @@ def render_table(metrics: Sequence[Metrics], problems: Iterable[str], head: str)
             ]
         cells.append(_spread([one.gain.predicted_ms for one in group], _percent))
         cells.append(_spread([one.gain.measured_ms for one in group], _percent))
-        lines.append(_line(cells))
-    lines += ["", "Errors without their sign, over all runs:", ""]
-    lines += [_line(["pipeline", "what", "runs", "median", "worst", "worst in", "within 3%"])]
-    lines += ["|" + "---|" * 7, *map(_line, _errors(metrics))]
+        rows.append(cells)
+    table = markdown_table([*titles, "gain predicted", "measured"], rows)
+    header = ["pipeline", "what", "runs", "median", "worst", "worst in", "within 3%"]
+    lines = [head.rstrip(), "", table, "", "Errors without their sign, over all runs:", ""]
+    lines.append(markdown_table(header, list(_errors(metrics))))
     lines += [f"\n- {problem}" for problem in problems]
     return "\n".join(lines) + "\n"
 
@@ -222,10 +221,6 @@ def _ms(value: float) -> str:
 
 def _percent(value: float) -> str:
     return f"{value:+.1%}"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
 
 
 def render_csv(metrics: Sequence[Metrics]) -> str:
