@@ -18,16 +18,18 @@ import resource
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 
 import highspy
 import numpy as np
 from numpy.typing import NDArray
+from processes import require_pipeline
 from solver_cases import Case, make_case, schedule_dag
 
-from timelyfreeze.cli.options import require, require_pipeline, status_of
+from timelyfreeze.cli.options import require, status_of
+from timelyfreeze.files import markdown_lines
 from timelyfreeze.planning import FreezeLp, build_lp
 from timelyfreeze.planning import simplex as lp_simplex
 from timelyfreeze.planning.interior.solver import (
@@ -302,7 +304,14 @@ def _try(options: argparse.Namespace) -> int:
     require_pipeline(options.schedule, options.ranks, options.microbatches, names)
     case = make_case(options.schedule, options.ranks, options.microbatches, noise=options.noise)
     bound_ms = solve_certified(case.lp, _NO_LIMIT).bound * case.lp.scale_ms
-    print("| way | seconds | above the lower bound | mean freeze ratio |\n|---|---|---|---|")
+    titles = ["way", "seconds", "above the lower bound", "mean freeze ratio"]
+    for line in markdown_lines(titles, _rows(options, case, bound_ms)):
+        print(line, flush=True)
+    return 0
+
+
+def _rows(options: argparse.Namespace, case: Case, bound_ms: float) -> Iterator[list[str]]:
+    """Yield what came of each way, as soon as it ended."""
     for name in options.ways:
         here, there = multiprocessing.Pipe(duplex=False)
         process = multiprocessing.Process(target=_attempt, args=(name, case, options.limit, there))
@@ -310,12 +319,11 @@ def _try(options: argparse.Namespace) -> int:
         process.join()
         answer = here.recv() if here.poll() else f"ended at {options.limit:.0f} s"
         if isinstance(answer, str):
-            print(f"| {name} | - | {answer} | |", flush=True)
+            yield [name, "-", answer, ""]
         else:
             seconds, batch_ms, mean = answer
             above = f"{batch_ms / bound_ms - 1.0:+.4%}"
-            print(f"| {name} | {seconds:.2f} | {above} | {mean:.4f} |", flush=True)
-    return 0
+            yield [name, f"{seconds:.2f}", above, f"{mean:.4f}"]
 
 
 if __name__ == "__main__":

@@ -292,7 +292,7 @@ class Planner:
                 **self._monitoring.to_plain(),
                 Phase.STABLE.value: self._replanning.to_plain(),
             },
-            "transfers_ms": [[*link, ms] for link, ms in self._transfers_ms.items()],
+            "p2p_latency_ms": [[*link, ms] for link, ms in self._transfers_ms.items()],
             "failure": self.failure,
             "low_gains": self._replanning.n_low,
             "again": None,
@@ -317,7 +317,7 @@ class Planner:
         self._monitoring.load_plain(samples)
         stable = samples.get(Phase.STABLE.value, Samples().to_plain())
         self._replanning.load_plain(stable, state.get("low_gains", 0))
-        self._transfers_ms = {(a, b): ms for a, b, ms in state.get("transfers_ms", ())}
+        self._transfers_ms = {(a, b): ms for a, b, ms in state.get("p2p_latency_ms", ())}
         self.failure = state["failure"]
         again = state.get("again")
         self._again = again and (drift_from_plain(again["drift"]), again["due_step"])

@@ -1,6 +1,6 @@
 """Files as plain values: JSON that anyone may have written, CSV tables, safe replacement."""
 
-from timelyfreeze.files.markdown import markdown_table
+from timelyfreeze.files.markdown import markdown_lines, markdown_table
 from timelyfreeze.files.plain_json import (
     field_of,
     keys_of,
@@ -35,6 +35,7 @@ __all__ = [
     "keys_of",
     "list_of",
     "listed",
+    "markdown_lines",
     "markdown_table",
     "number_of",
     "parse_json",

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 
-def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], align: str = "") -> str:
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table, without a line break at its end.
 
     Args:
         header: Titles of the columns.
         rows: Cells of each line. Line breaks and pipes in them are made harmless.
-        align: A letter for each column, "l" or "r"; empty to leave it to the reader's program.
     """
-    rules = [{"l": ":--", "r": "--:"}[letter] for letter in align] or ["---"] * len(header)
-    cells = ([" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in rows)
-    return "\n".join(map(_line, (header, rules, *cells)))
+    return "\n".join(markdown_lines(header, rows))
+
+
+def markdown_lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table, each as soon as its row is there; as ``markdown_table``."""
+    yield _line(header)
+    yield _line(["---"] * len(header))
+    yield from map(_line, rows)
 
 
 def _line(cells: Sequence[str]) -> str:
-    return "|" + "|".join(f" {cell} " if cell else " " for cell in cells) + "|"
+    texts = (" ".join(cell.split()).replace("|", "\\|") for cell in cells)
+    return "|" + "|".join(f" {text} " if text else " " for text in texts) + "|"

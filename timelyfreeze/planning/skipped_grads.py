@@ -59,7 +59,7 @@ def behind_first(dag: PipelineDag, depths: Mapping[int, int]) -> NDArray[np.bool
 
 def idle_ms(dag: PipelineDag, bounds: DurationBounds) -> NDArray[np.float64]:
     """Return what an action takes that does nothing, shape [A]: it still waits for its message."""
-    return np.where(receiving(dag), np.float64(bounds.message_ms), 0.0)
+    return np.where(receiving(dag), np.float64(bounds.p2p_overhead_ms), 0.0)
 
 
 def shortened(

@@ -44,12 +44,12 @@ class RankTimes:
 
     Attributes:
         patterns: Times of actions and batches, by what the batches froze.
-        transfers_ms: What a message from one pipeline rank to another takes, by sender and
+        p2p_latency_ms: What a message from one pipeline rank to another takes, by sender and
             receiver, milliseconds, as far as this process knows.
     """
 
     patterns: tuple[PatternTimes, ...]
-    transfers_ms: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    p2p_latency_ms: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -151,16 +151,16 @@ def bounds_from_times(
             int(dag.freezable.sum()),
             ", ".join(str(a) for a in bounds.pinned[:4]),
         )
-    bounds = replace(bounds, transfers_ms=_slowest_transfers(ranks))
-    message_ms = _message_time(dag, bounds, ranks, n_processors)
-    return order, with_messages(dag, bounds, message_ms)
+    bounds = replace(bounds, p2p_latency_ms=_slowest_transfers(ranks))
+    p2p_overhead_ms = _message_time(dag, bounds, ranks, n_processors)
+    return order, with_messages(dag, bounds, p2p_overhead_ms)
 
 
 def _slowest_transfers(ranks: Sequence[RankTimes]) -> dict[tuple[int, int], float]:
     """Merge what all ranks know of links; of replicas that fraction one, the slowest counts."""
     merged: dict[tuple[int, int], float] = {}
     for times in ranks:
-        for link, transfer_ms in times.transfers_ms.items():
+        for link, transfer_ms in times.p2p_latency_ms.items():
             merged[link] = max(transfer_ms, merged.get(link, 0.0))
     return merged
 

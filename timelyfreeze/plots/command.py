@@ -11,7 +11,7 @@ from timelyfreeze.plots.drawing import PLOTS_FOLDER, draw_run
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Draw, and return the exit status: 1 if a file could not be read, 2 if nothing can be drawn."""
+    """Draw, and return the exit status: 1 if a file could not be read, 2 if there is no run."""
     parser = argparse.ArgumentParser(
         prog="timelyfreeze draw",
         description="Draws every plot that the files of a run folder allow (PNG and SVG), "

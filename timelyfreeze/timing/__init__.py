@@ -9,13 +9,11 @@ from timelyfreeze.timing.batches import (
 )
 from timelyfreeze.timing.bounds import (
     DurationBounds,
-    bounds_from_json,
     bounds_from_samples,
-    bounds_to_json,
-    parse_link,
     uniform_bounds,
     validate_bounds,
 )
+from timelyfreeze.timing.bounds_json import bounds_from_json, bounds_to_json, parse_bounds
 from timelyfreeze.timing.clock_alignment import Intervals, clock_offsets, min_distances
 from timelyfreeze.timing.monitoring import (
     FROZEN,
@@ -29,8 +27,8 @@ from timelyfreeze.timing.monitoring import (
 )
 from timelyfreeze.timing.p2p_costs import message_time, receiving, with_messages
 from timelyfreeze.timing.processors import play_actions, play_batch, shared_processors
-from timelyfreeze.timing.record import BatchRecord
 from timelyfreeze.timing.samples import (
+    BatchRecord,
     Samples,
     executed_order,
     median_of_each,
@@ -61,7 +59,7 @@ __all__ = [
     "message_time",
     "min_distances",
     "misreading",
-    "parse_link",
+    "parse_bounds",
     "pattern_of",
     "play_actions",
     "play_batch",

@@ -111,7 +111,7 @@ def test_odd_durations_with_slow_and_fast_links(name: str, kind: str) -> None:
     bounds = odd_bounds(dag)[kind]
     ways_ms = {link: rng.choice([0.0, 0.1, 20.0]) * bounds.max_ms.mean() for link in sorted(links)}
     for cap in (1.0, rng.choice([0.0, 0.01, 0.5, 1.0], dag.n_stages).tolist()):
-        linked = replace(bounds, transfers_ms=ways_ms)
+        linked = replace(bounds, p2p_latency_ms=ways_ms)
         check_as_good_as_simplex(dag, linked, build_lp(dag, linked, cap))
 
 
