@@ -36,6 +36,7 @@ from timelyfreeze.cli.options import (
     status_of,
     whole,
 )
+from timelyfreeze.files import markdown_table
 from timelyfreeze.policies import parse_method
 from timelyfreeze.settings import FIRST_STAGE_MODES
 
@@ -94,9 +95,7 @@ def print_table(rows: list[dict[str, Any]]) -> None:
     """Print ``rows`` as a markdown table under the machine's description."""
     print(f"\n{machine()}\n")
     names = [name for name in rows[0] if not isinstance(rows[0][name], list)]
-    print("| " + " | ".join(names) + " |\n|" + " --- |" * len(names))
-    for row in rows:
-        print("| " + " | ".join(str(row[name]) for name in names) + " |")
+    print(markdown_table(names, [[str(row[name]) for name in names] for row in rows]))
 
 
 def launch(
