@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"error: --samples is {options.samples}; it must be 0 or more", file=sys.stderr)
         return 2
     # Imported late: --help need not wait for torch.
-    from torchtitan.freezing.checks.configuration import ConfigError, check_examples
+    from torchtitan.freezing.checks import ConfigError, check_examples
     from torchtitan.freezing.launch import prepare
 
     try:

@@ -28,7 +28,7 @@ from torchtitan.data.named_templates import build_chat_template
 from torchtitan.data.split import ExampleSplit
 from torchtitan.data.turns import has_turns, is_instruct_dataset
 from torchtitan.data.validation import build_instruct_validator
-from torchtitan.freezing.checks.validation import reads_training_examples, validation_split
+from torchtitan.freezing.checks import reads_training_examples, validation_split
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.emulation.pipeline import build_emulated_pipeline
 from torchtitan.freezing.report.metrics import FreezingMetricsProcessor

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from torchtitan.freezing.checks.configuration import ConfigError, check
+from torchtitan.freezing.checks import ConfigError, check
 from torchtitan.freezing.config.job_config import JobConfig
 from torchtitan.freezing.report.reference import Reference, read_reference, seconds_to_loss_of
 
