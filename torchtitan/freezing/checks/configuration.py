@@ -12,7 +12,7 @@ from torchtitan.freezing.checks.models import model_errors, tokenizer_errors
 from torchtitan.freezing.checks.parallel import float8_errors, parallel_errors
 from torchtitan.freezing.checks.pipeline import emulation_errors, length_errors, pipeline_errors
 from torchtitan.freezing.config import JobConfig
-from torchtitan.freezing.report.reference import reference_errors
+from torchtitan.freezing.report.losses import reference_errors
 
 
 class ConfigError(ValueError):
