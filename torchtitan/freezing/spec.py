@@ -134,8 +134,8 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
             return upstream.build_validator_fn(job_config=job_config, **kwargs)
         if reads_training_examples(job_config):
             logger.warning(
-                "Validation reads the examples that are trained on; data.validation_fraction holds some "
-                "of them out"
+                "Validation reads the examples that are trained on; data.validation_fraction holds "
+                "some of them out"
             )
         return build_instruct_validator(
             job_config=job_config,

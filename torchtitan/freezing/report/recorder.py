@@ -12,14 +12,15 @@ from torchtitan.tools.logging import logger
 from timelyfreeze.control import FreezeController, ObservedBatch
 from timelyfreeze.planning import FreezePlan, plan_to_json
 from timelyfreeze.records import (
+    STEPS_FILE,
     FrozenCount,
     RunSummary,
+    StepLog,
     never_updated,
     summary_to_json,
     write_counts,
     write_responses,
 )
-from timelyfreeze.records import steps as run_steps
 from timelyfreeze.runtime import Exchange
 from timelyfreeze.schedule import order_to_csv
 from timelyfreeze.timing import DurationBounds
@@ -75,7 +76,7 @@ class RunRecorder:
         self._logged_loss: float | None = None
         self._loss_curve = LossCurve(folder / "losses.csv") if writes else None
         self._steps = StepRecord(
-            run_steps.StepLog(folder / run_steps.FILE) if writes else None,
+            StepLog(folder / STEPS_FILE) if writes else None,
             start.ranks_per_replica,
             emulates=job_config.emulation.enable,
             writing=guard.writing,

@@ -253,9 +253,7 @@ def summary_at_start(
         n_devices=parallel_dims.world_size,
         ranks_per_replica=parallel_dims.non_data_parallel_size,
         # A global batch size below 1 stands for one batch on each replica.
-        batches_per_step=max(
-            1, training.global_batch_size // (training.local_batch_size * replicas)
-        ),
+        batches_per_step=max(1, training.global_batch_size // n_examples),
         device=f"{device_name}{cores}",
         torch_version=torch.__version__,
         steps=training.steps,
