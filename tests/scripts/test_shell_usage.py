@@ -43,7 +43,11 @@ def run(place: Path, script: str, *arguments: str, **variables: str) -> tuple[in
 
 # What is wrong, and what is said of it.
 WRONG: list[tuple[str, list[str], str]] = [
-    ("benchmarks/compare_small.sh", ["a_file", "a_file"], "BASE_EXAMPLES, EXAMPLES and OUTPUT are needed"),
+    (
+        "benchmarks/compare_small.sh",
+        ["a_file", "a_file"],
+        "BASE_EXAMPLES, EXAMPLES and OUTPUT are needed",
+    ),
     ("benchmarks/compare_small.sh", ["a_file", "no", "out"], "EXAMPLES is 'no', which is no file"),
     (
         "benchmarks/compare_small.sh",

@@ -92,7 +92,10 @@ def test_the_profile_in_the_repository_can_be_planned_from(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--r-max", "1.5"], "--r-max: '1.5' is given; it must be a number, 0 or more and at most 1"),
+        (
+            ["--r-max", "1.5"],
+            "--r-max: '1.5' is given; it must be a number, 0 or more and at most 1",
+        ),
         (["--r-max", "nan"], "--r-max: 'nan' is given"),
         (["--ranks", "1"], "--ranks: '1' is given; it must be a whole number, 2 or more"),
         (["--microbatches", "0"], "--microbatches: '0' is given; it must be a whole number, 1"),
