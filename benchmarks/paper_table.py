@@ -17,10 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prediction_table import markdown
-
 from timelyfreeze.cli.options import status_of
-from timelyfreeze.files import number_of, shown
+from timelyfreeze.files import markdown_table, number_of, shown
 
 DEFAULT_SPLIT = "default"
 # A batch of the paper's language models: 16 examples of 1024 tokens over 4 devices (Table 3).
@@ -178,7 +176,7 @@ def render(model: str, cases: Iterable[dict[str, Any]]) -> str:
             f" PLANNED FOR ANOTHER BATCH, of {', '.join(map(str, sorted(sizes)))} tokens a device: "
             "times cannot be compared."
         )
-    return "\n".join([about, "", *markdown(heads, rows)])
+    return "\n".join([about, "", markdown_table(heads, rows)])
 
 
 if __name__ == "__main__":

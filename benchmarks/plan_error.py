@@ -17,10 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from prediction_table import excess, markdown, metrics_of
+from prediction_table import excess, metrics_of
 
 from timelyfreeze.cli.options import status_of
 from timelyfreeze.compare.runs import FINISHED, Run, find_runs
+from timelyfreeze.files import markdown_lines
 from timelyfreeze.settings import ALL_OR_NOTHING, USE
 from timelyfreeze.whatif import BoundsFile, Grid, answer, read_bounds_file, render_split
 
@@ -50,7 +51,7 @@ def _table(bounds: Sequence[Path], folders: Sequence[Path]) -> int:
     if not runs:
         raise ValueError("--runs has no finished run")
     rows = ([name_of(file), *_cells(file, run)] for file in files for run in runs)
-    for line in markdown(HEAD, rows):
+    for line in markdown_lines(HEAD, rows):
         print(line, flush=True)
     return 0
 

@@ -21,25 +21,19 @@ import argparse
 import itertools
 import os
 import shlex
+import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from prediction_table import collect, render_csv, render_table
 from processes import SCHEDULES
 
 from timelyfreeze.cli.options import number, status_of, whole
-from timelyfreeze.compare import jobs as compare_jobs
-from timelyfreeze.compare.command import (
-    find_any,
-    keep,
-    parse,
-    refuse_trainer_arguments,
-    run_process,
-)
-from timelyfreeze.compare.launch import Starter, conflicts, run_jobs, start
-from timelyfreeze.compare.runs import FoundRuns, Run
+from timelyfreeze.compare.command import keep, parse
+from timelyfreeze.compare.jobs import DEGREE, Job, Settings, errors
+from timelyfreeze.compare.launch import Starter, resumable, run_jobs, start
+from timelyfreeze.compare.runs import FoundRuns, Run, find_any
 
 
 @dataclass(frozen=True)
@@ -75,81 +69,20 @@ def parse_pipeline(text: str) -> Pipeline:
     return Pipeline(kind, int(ranks))
 
 
-@dataclass(frozen=True)
-class Job:
-    """One run to be made."""
-
-    pipeline: Pipeline
-    schedule: str
-    max_freeze_ratio: float
-    repeat: int
-
-    @property
-    def label(self) -> str:
-        """What a reader calls the run."""
-        cap = f"r_max {self.max_freeze_ratio:g}"
-        return f"{self.pipeline.name} {self.schedule} {cap} repeat {self.repeat}"
-
-    @property
-    def path(self) -> Path:
-        """The run's folder, relative to the output."""
-        kind, ranks = self.pipeline.kind, self.pipeline.ranks
-        cap = f"r_{self.max_freeze_ratio:g}"
-        return Path(f"{kind}_{ranks}", self.schedule, cap, f"repeat_{self.repeat}")
-
-    def keys(self) -> dict[str, Any]:
-        """Return the keys of the configuration that make the run this one."""
-        return {
-            "parallelism.pipeline_parallel_schedule": self.schedule,
-            "freezing.max_freeze_ratio": self.max_freeze_ratio,
-        }
-
-    def to_record(self) -> dict[str, Any]:
-        """Return what is kept of the job beside its run."""
-        return {**asdict(self), "method": "timelyfreeze", "seed": None}
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What is the same in all runs: the TOML file and further arguments of the trainer."""
-
-    config: Path
-    arguments: tuple[str, ...] = ()
-
-    def to_record(self) -> dict[str, Any]:
-        """Return what must be equal for two runs to stand in one table."""
-        return compare_jobs.Settings(self.config, 1, self.arguments).to_record()
-
-    def n_processes(self, job: Job) -> int:
-        """Return how many processes a run has."""
-        return job.pipeline.n_processes
-
-    def command(self, job: Job, folder: Path) -> list[str]:
-        """Return the command that makes the run of ``job`` in ``folder``."""
-        pipeline = job.pipeline
-        ours = [f"--{compare_jobs.DEGREE}={pipeline.ranks}"]
-        ours += ["--emulation.enable"] if pipeline.is_emulated else []
-        settings = compare_jobs.Settings(
-            self.config, pipeline.n_processes, (*ours, *self.arguments)
-        )
-        return settings.command(job, folder)
-
-
-def errors(jobs: Sequence[Job], settings: Settings) -> list[str]:
-    """Return what is wrong with what was asked for, one message for each error."""
-    found = []
-    if not settings.config.is_file():
-        found.append(f"CONFIG is {str(settings.config)!r}; it must be a TOML file")
-    twice = sorted({job.label for job in jobs if jobs.count(job) > 1})
-    if twice:
-        found.append(f"asked for twice: {', '.join(twice)}; name each once")
-    ours = {"job.config_file", "job.dump_folder", "emulation.enable", "freezing.method"}
-    ours |= {compare_jobs.DEGREE, *jobs[0].keys()}
-    found += [
-        f"--{key} is among the trainer's arguments; the table is about it, leave it out"
-        for key in sorted(ours & compare_jobs.given_keys(settings.arguments))
-    ]
-    return found
+def job_of(pipeline: Pipeline, schedule: str, cap: float, repeat: int) -> Job:
+    """Return a run to be made."""
+    return Job(
+        label=f"{pipeline.name} {schedule} r_max {cap:g} repeat {repeat}",
+        path=Path(pipeline.name.replace(":", "_"), schedule, f"r_{cap:g}", f"repeat_{repeat}"),
+        nproc=pipeline.n_processes,
+        keys={
+            "parallelism.pipeline_parallel_schedule": schedule,
+            "freezing.max_freeze_ratio": cap,
+            DEGREE: pipeline.ranks,
+            **({"emulation.enable": True} if pipeline.is_emulated else {}),
+        },
+        record={"schedule": schedule, "method": "timelyfreeze", "seed": None},
+    )
 
 
 def main(arguments: Sequence[str], *, starter: Starter = start) -> int:
@@ -160,11 +93,13 @@ def main(arguments: Sequence[str], *, starter: Starter = start) -> int:
     def work() -> int:
         if options.what == "run":
             return _run(options, trainer_arguments, command, starter)
-        refuse_trainer_arguments(trainer_arguments)
+        if trainer_arguments:
+            raise ValueError(f"-- {' '.join(trainer_arguments)}: table starts no trainer")
         _table(options.folders, options.output, command)
         return 0
 
-    return status_of(work)
+    with resumable():
+        return status_of(work)
 
 
 def add_run_options(run: argparse.ArgumentParser) -> None:
@@ -210,11 +145,10 @@ def _run(
     asked = itertools.product(
         range(options.repeats), options.schedules, options.r_max, options.pipelines
     )
-    jobs = [Job(pipeline, schedule, cap, repeat) for repeat, schedule, cap, pipeline in asked]
-    found = errors(jobs, settings) or list(conflicts(jobs, settings, output))
+    jobs = [job_of(pipeline, schedule, cap, repeat) for repeat, schedule, cap, pipeline in asked]
+    found = errors(jobs, settings, ["emulation.enable", "freezing.method"])
     if found:
         raise ValueError("\n       ".join(found))
-    output.mkdir(parents=True, exist_ok=True)
     # So that an emulated rank computes as a real one does.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     failed = run_jobs(jobs, settings, output, starter=starter)
@@ -248,9 +182,11 @@ def _head(found: FoundRuns, command: str) -> str:
 
 
 def _place(run: Run) -> str:
-    known = [run.summary.get(key) for key in ("device", "model", "dataset")]
-    return ", ".join([*map(str, known), f"torch {run.summary.get('torch_version')}"])
+    told = run.told
+    if told is None:
+        return "unknown"
+    return f"{told.device}, {told.model}, {told.dataset}, torch {told.torch_version}"
 
 
 if __name__ == "__main__":
-    run_process(main)
+    sys.exit(main(sys.argv[1:]))

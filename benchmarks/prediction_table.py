@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from reprlib import repr
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pandas as pd
 
 from timelyfreeze.compare.groups import schedule_rank
-from timelyfreeze.compare.runs import FINISHED, FoundRuns, Run, is_number, read_object
+from timelyfreeze.compare.runs import FINISHED, SETTINGS, FoundRuns, Run
+from timelyfreeze.files import field_of, markdown_table, number_of, read_object, shown, whole_of
 
-SETTINGS = "settings.json"
 SETTING = ["pipeline", "schedule", "max_freeze_ratio"]
 WHAT = {
     "batch_unfrozen": "batch without freezing",
@@ -44,24 +42,25 @@ def metrics_of(run: Run) -> dict[str, Any]:
     """
     cap, ranks = _settings_of(run)
     summary = run.summary
-    is_emulated = summary.get("emulated_ranks") is not None
-    virtual = "virtual_" if is_emulated else ""
-    outside_ms, n_batches = summary.get("outside_ms"), summary.get("batches_per_step") or 1
-    unfrozen_ms = summary.get("batch_ms_unfrozen_predicted")
+    is_emulated = summary.emulated_ranks is not None
+    step_ms_unfrozen, step_ms = summary.step_ms_unfrozen, summary.step_ms
+    if is_emulated:
+        step_ms_unfrozen, step_ms = summary.virtual_step_ms_unfrozen, summary.virtual_step_ms
+    outside_ms, unfrozen_ms = summary.outside_ms, summary.batch_ms_unfrozen_predicted
     known = unfrozen_ms is not None and outside_ms is not None
     pairs = {
-        "batch_unfrozen": (unfrozen_ms, summary.get("batch_ms_unfrozen")),
-        "batch": (summary.get("batch_ms_predicted"), summary.get("batch_ms")),
+        "batch_unfrozen": (unfrozen_ms, summary.batch_ms_unfrozen),
+        "batch": (summary.batch_ms_predicted, summary.batch_ms),
         "step_unfrozen": (
-            n_batches * unfrozen_ms + outside_ms if known else None,
-            summary.get(f"{virtual}step_ms_unfrozen"),
+            summary.batches_per_step * unfrozen_ms + outside_ms if known else None,
+            step_ms_unfrozen,
         ),
-        "step": (summary.get("step_ms_predicted"), summary.get(f"{virtual}step_ms")),
+        "step": (summary.step_ms_predicted, step_ms),
     }
     metrics: dict[str, Any] = {
         "pipeline": f"{'emulated' if is_emulated else 'real'}, {ranks} ranks",
         "schedule": run.schedule,
-        "max_freeze_ratio": float(cap),
+        "max_freeze_ratio": cap,
     }
     for name, (predicted_ms, measured_ms) in pairs.items():
         metrics[f"{name}_ms_predicted"] = predicted_ms
@@ -71,25 +70,22 @@ def metrics_of(run: Run) -> dict[str, Any]:
         ("predicted", "measured"), pairs["step_unfrozen"], pairs["step"], strict=True
     ):
         metrics[f"step_gain_{part}"] = excess(before, after)
-    return metrics | {"folder": str(run.folder), "failure": summary.get("failure")}
+    return metrics | {"folder": str(run.folder), "failure": summary.failure}
 
 
 def _settings_of(run: Run) -> tuple[float, int]:
     """Return the cap of a run and its pipeline ranks."""
     settings = read_object(run.folder / SETTINGS)
     try:
-        cap = settings["freezing"]["max_freeze_ratio"]
-        ranks = settings["parallelism"]["pipeline_parallel_degree"]
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{SETTINGS} does not give {error}; it is not that of a run") from None
-    if isinstance(cap, list):
-        raise ValueError(
-            f"{SETTINGS}: max_freeze_ratio is {repr(cap)}; the table has one for all stages"
-        )
-    for key, value in (("max_freeze_ratio", cap), ("pipeline_parallel_degree", ranks)):
-        if not is_number(value) or not math.isfinite(value):
-            raise ValueError(f"{SETTINGS}: {key} is {repr(value)}; it must be a number")
-    return cap, ranks
+        freezing = field_of("", settings, "freezing")
+        parallelism = field_of("", settings, "parallelism")
+        cap = field_of("freezing", freezing, "max_freeze_ratio")
+        degree = field_of("parallelism", parallelism, "pipeline_parallel_degree")
+        if isinstance(cap, list):
+            raise ValueError(f"max_freeze_ratio is {shown(cap)}; the table has one for all stages")
+        return number_of("max_freeze_ratio", cap), whole_of("pipeline_parallel_degree", degree)
+    except ValueError as error:
+        raise ValueError(f"{SETTINGS}: {error}") from None
 
 
 def collect(found: FoundRuns) -> tuple[pd.DataFrame, list[str]]:
@@ -129,8 +125,9 @@ def render_table(runs: pd.DataFrame, problems: Iterable[str], head: str) -> str:
         for (pipeline, schedule, cap), group in runs.groupby(SETTING, sort=False)
     ]
     names = ["pipeline", "what", "runs", "median", "worst", "worst in", "within 3%"]
-    lines = [head.rstrip(), "", *markdown(titles, settings)]
-    lines += ["", "Errors without their sign, over all runs:", "", *markdown(names, _errors(runs))]
+    lines = [head.rstrip(), "", markdown_table(titles, settings)]
+    lines += ["", "Errors without their sign, over all runs:", ""]
+    lines.append(markdown_table(names, _errors(runs)))
     lines += [f"\n- {problem}" for problem in problems]
     return "\n".join(lines) + "\n"
 
@@ -166,11 +163,6 @@ def _spread(column: pd.Series[float]) -> str:
     text: Callable[[float], str] = ("{:.1f}" if "_ms_" in str(column.name) else "{:+.1%}").format
     middle = text(known.median())
     return middle if len(known) == 1 else f"{middle} ({text(known.min())}..{text(known.max())})"
-
-
-def markdown(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return the lines of a table."""
-    return [f"| {' | '.join(cells)} |" for cells in (titles, ["---"] * len(titles), *rows)]
 
 
 def render_csv(runs: pd.DataFrame) -> str:

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from prediction_error import add_run_options
-from prediction_table import error_cells, excess, markdown
+from prediction_table import error_cells, excess
 from processes import SCHEDULES, command_of, environment, schedule_name
 from turn_times import (
     BATCHES,
@@ -44,6 +44,7 @@ from turn_times import (
 from timelyfreeze.cli.options import status_of, whole
 from timelyfreeze.compare.command import parse
 from timelyfreeze.compare.launch import Starter, start
+from timelyfreeze.files import markdown_table
 
 TABLE = "turns.md"
 N_SAMPLES = 40
@@ -136,7 +137,7 @@ def _table(output: Path) -> None:
     groups = pd.DataFrame(errors).groupby(["pipeline", "what"], sort=False)["e"]
     summary = [[*what, *error_cells(group)] for what, group in groups]
     names = ["pipeline", "what", "settings", "median", "worst", "within 3%"]
-    lines = [measured.machine, "", *markdown(TITLES, rows), "", *markdown(names, summary)]
+    lines = [measured.machine, "", markdown_table(TITLES, rows), "", markdown_table(names, summary)]
     text = "\n".join(lines) + "\n"
     print(f"\n{text}", end="")
     (output / TABLE).write_text(text)

@@ -26,9 +26,9 @@ from timelyfreeze.planning import (
     FreezePlan,
     RankTimes,
     bounds_from_times,
-    front_depths,
     plan_from_json,
     plan_from_ratios,
+    skip_depths,
 )
 from timelyfreeze.schedule import (
     Action,
@@ -180,7 +180,7 @@ def _untouched(batches: Batches) -> set[Action]:
     dag = build_dag(batches.order)
     depths: dict[int, int] = {}
     for plan in batches.plans.values():
-        for microbatch, depth in front_depths(dag, plan.ratios).items():
+        for microbatch, depth in skip_depths(dag, plan.ratios).items():
             depths[microbatch] = max(depth, depths.get(microbatch, 0))
     return {
         action
@@ -210,7 +210,7 @@ def outcome(batches: Batches, cap: str, rounds: Iterable[int] | None = None) -> 
     # What can not be made faster, as measured this time, has ratio 0 by definition.
     ratios = np.where(bounds.max_ms > bounds.min_ms, [plan.ratio_of(a) for a in dag.actions], 0.0)
     predicted = plan_from_ratios(
-        dag, bounds, ratios, n_processors=batches.n_processors, uses_fronts=True
+        dag, bounds, ratios, n_processors=batches.n_processors, skips_grads=True
     )
     delays_ms = bounds.delays_ms(dag)
 

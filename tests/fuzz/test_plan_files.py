@@ -157,6 +157,7 @@ def test_what_is_nested_without_end_is_refused(tmp_path: Path) -> None:
 
 # -- the command line ------------------------------------------------------------------------------
 
+
 def status_of(arguments: list[str]) -> object:
     try:
         return main(arguments)

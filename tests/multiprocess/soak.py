@@ -32,6 +32,7 @@ from faults import MARK, command_of, equal_weights, processes_left
 from launcher import ROOT
 
 from timelyfreeze.cli.options import new_folder, number, whole
+from timelyfreeze.files import markdown_table
 
 N_RANKS = 4
 _CALIBRATION_STEPS = 60
@@ -191,7 +192,6 @@ def soak(given: argparse.Namespace) -> int:
     kills = ", ".join(f"{n} x {whom}" for whom, n in sorted(killed.kills.items())) or "none"
     rows = [
         ("", "in peace", "killed"),
-        ("---", "---", "---"),
         ("steps", n_steps, n_steps),
         ("seconds", f"{peace.seconds:.0f}", f"{killed.seconds:.0f}"),
         ("starts", peace.starts, killed.starts),
@@ -201,8 +201,8 @@ def soak(given: argparse.Namespace) -> int:
         ("most file handles, second and last quarter", f"{handles[0]:g}, {handles[1]:g}", ""),
         ("final weights", "", "equal" if is_equal else "DIFFERENT"),
     ]
-    for row in rows:
-        print("| " + " | ".join(map(str, row)) + " |")
+    header, *lines = [[str(cell) for cell in row] for row in rows]
+    print(markdown_table(header, lines))
     is_level = (
         memory[1] <= (1.0 + _MAX_GROWTH) * memory[0] and handles[1] <= handles[0] + _MAX_NEW_HANDLES
     )

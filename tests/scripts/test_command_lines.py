@@ -78,27 +78,18 @@ COMMANDS = {
             "--json": (["new.json"], [".", "no/such/x.json", "/dev/null/x"]),
         },
     ),
-    "benchmark solver": Command(
-        benchmark.main,
-        (benchmark, "time_solver"),
-        ["solver"],
-        {
-            "--schedules": SCHEDULE,
-            "--sizes": (["2x4", "64x256"], ["0x4", "4", "x", "-1x2", "1e9x9", "9" * 9 + "x2", ""]),
-            "--repeats": (["1", "9"], ["0", "-1", "x", "9" * 30]),
-        },
-    ),
     "solver_tries": Command(
         solver_tries.main,
         (solver_tries, "make_case"),
         [],
         {
-            "--schedule": SCHEDULE,
-            "--ranks": (["2", "16"], ["0", "-1", "x", "9" * 30]),
-            "--microbatches": (["16", "64"], ["0", "-1", "x", "9" * 30]),
+            "--schedules": SCHEDULE,
+            "--sizes": (["2x4", "64x256"], ["0x4", "4", "x", "-1x2", "1e9x9", "9" * 9 + "x2", ""]),
+            "--repeats": (["1", "9"], ["0", "-1", "x", "9" * 30]),
             "--noise": (["0", "0.05"], ["-1", "1", "nan", "inf", "x"]),
             "--limit": TIME,
-            "--ways": (["inside", "IPX"], ["x", ""]),
+            "--ways": (["clarabel", "IPM"], ["x", ""]),
+            "--json": (["new.json"], [".", "no/such/x.json", "/dev/null/x"]),
         },
     ),
     "soak": Command(
@@ -133,7 +124,7 @@ COMMANDS = {
         {"--device-gib": (["0.5", "80"], ["0", "-1", "nan", "inf", "x"])},
     ),
     "show_samples": Command(
-        show_samples.main,
+        lambda arguments: show_samples.main([CONFIG, *arguments]),
         (torchtitan.freezing.launch, "prepare"),
         [],
         {"--samples": (["0", "7"], ["-1", "nan", "1.5", "x", ""])},

@@ -46,8 +46,8 @@ from timelyfreeze.timing import (
 
 logger = logging.getLogger(__name__)
 
-# A plan that is solved anew freezes as little as it can. It need not be the faster one: fronts
-# (timelyfreeze.planning.skipped_grads) may come about by chance, unplanned. Less than this does not matter.
+# A plan that is solved anew freezes as little as it can. It need not be the faster one: input
+# gradients may be skipped by chance, unplanned. Less than this does not matter.
 _LEAST_IMPROVEMENT = 1e-3
 
 # Returns milliseconds by sending and receiving rank.

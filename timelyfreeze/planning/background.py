@@ -26,8 +26,9 @@ from timelyfreeze.planning.parent_death import end_with_parent
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-_CHILD = f"from {__name__} import _answer_call; _answer_call()"
 _ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+# Not `-m`: the package imports this module before Python would run it.
+_START = f"from {__name__} import _answer_call; _answer_call()"
 
 
 class BackgroundError(RuntimeError):
@@ -57,7 +58,7 @@ class BackgroundCall(Generic[_T]):
             pickle.dump((function, args, kwargs), question)
             question.seek(0)
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _CHILD, str(os.getpid())],
+                [sys.executable, "-c", _START, str(os.getpid())],
                 stdin=question,
                 stdout=self._answer,
                 env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path)},

@@ -1,4 +1,4 @@
-"""From measured times to a plan: the whole pass of the method, on plain values."""
+"""From measured times to a plan: the whole method, on plain values."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Solution:
 
 @dataclass(frozen=True)
 class SolverChoices:
-    """What a plan is solved under; each as for :func:`timelyfreeze.planning.lp.solve_freeze_ratios`.
+    """What a plan is solved under; each as for ``solve_freeze_ratios``.
 
     Attributes:
         max_freeze_ratio: Cap r_max, one number or one per stage.
@@ -157,7 +157,7 @@ def bounds_from_times(
 
 
 def _slowest_transfers(ranks: Sequence[RankTimes]) -> dict[tuple[int, int], float]:
-    """Merge what all ranks know of links; of replicas that fraction one, the slowest counts."""
+    """Merge what all ranks know of links; of replicas that share one, the slowest counts."""
     merged: dict[tuple[int, int], float] = {}
     for times in ranks:
         for link, transfer_ms in times.p2p_latency_ms.items():
@@ -171,10 +171,10 @@ def _message_time(
     ranks: Sequence[RankTimes],
     n_processors: float | None,
 ) -> float:
-    """Return what a message costs: the mean of what the batches of all patterns say.
+    """Return the overhead of a message: the mean of what the batches of all patterns say.
 
-    The overhead depends on how busy the ranks are. Batches with nothing and with everything frozen are
-    the extremes, between which a planned one lies; half frozen ones lie between them too.
+    It depends on how busy the ranks are. Batches with nothing and with everything frozen are the
+    extremes, between which a planned one lies; half frozen ones lie between them too.
     """
     overheads_ms = []
     delays_ms = bounds.delays_ms(dag)

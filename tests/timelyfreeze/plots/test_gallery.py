@@ -1,0 +1,239 @@
+"""What the curves of a run show, read back from the figures; no pixels are compared."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from timelyfreeze.plots import gallery
+from timelyfreeze.plots.curves import running_medians, speeds
+from timelyfreeze.plots.loss import LossLine, loss_figure
+from timelyfreeze.plots.phases import Band, bands
+from timelyfreeze.plots.response import AssumedLine, assumed_lines, response_figure
+from timelyfreeze.plots.style import MOST_PNG_BYTES, save
+from timelyfreeze.records.counts import FrozenCount, write_counts
+from timelyfreeze.records.losses import LossRow
+from timelyfreeze.records.responses import ResponseRow, write_responses
+from timelyfreeze.records.steps import StepLog, StepRow
+
+DRAWN: dict[str, Callable[[Path], Figure | str]] = {
+    "curves": gallery.draw_curves,
+    "loss": gallery.draw_loss,
+    "convergence": gallery.draw_convergence,
+    "response": gallery.draw_response,
+    "histogram": gallery.draw_histogram,
+}
+
+
+def step(number: int, phase: str, ms: float = 100.0, **known: float | None) -> StepRow:
+    return StepRow(number, phase, number / 10, ms, 1e5 / ms, **known)
+
+
+STEPS = [
+    step(1, "warmup", 100.0, freeze_ratio=0.0, kappa=1.0, p_eff=1.0),
+    step(2, "warmup", 100.0, freeze_ratio=0.0),
+    step(3, "lower_bound", 50.0, freeze_ratio=1.0, kappa=0.5, p_eff=0.0),
+    step(4, "stable", 80.0, freeze_ratio=0.5, kappa=0.8, p_eff=0.5),
+    step(5, "stable", 60.0, freeze_ratio=0.75, kappa=0.6, p_eff=0.8),
+]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    StepLog(tmp_path / "steps.csv").add(STEPS)
+    (tmp_path / "losses.csv").write_text(
+        "step,seconds,train_loss,validation_loss\n"
+        + "".join(f"{i},{i / 2},{8 - i / 2},\n" for i in range(1, 13))
+        + "12,6,,3.5\n"
+    )
+    rows = [
+        ResponseRow(stage, "B", phase, m, fraction, 10.0 - 6 * fraction + m, 0)
+        for stage in (0, 1)
+        for phase, fraction in (("upper_bound", 0.0), ("lower_bound", 1.0), ("stable", 0.5))
+        for m in (0, 1)
+    ]
+    write_responses(tmp_path, rows)
+    write_counts(
+        tmp_path, [FrozenCount(r, r, f"w{r}{i}", 10, 8, i) for r in (0, 1) for i in (2, 8)]
+    )
+    settings = {
+        "model": {"name": "llama3", "flavor": "8M"},
+        "freezing": {"method": "apf"},
+        "parallelism": {
+            "pipeline_parallel_degree": 4,
+            "pipeline_parallel_schedule": "1F1B",
+            "pipeline_parallel_schedule_csv": None,
+        },
+    }
+    (tmp_path / "settings.json").write_text(json.dumps(settings))
+    return tmp_path
+
+
+def figure_of(name: str, folder: Path) -> Figure:
+    figure = DRAWN[name](folder)
+    assert isinstance(figure, Figure), figure
+    return figure
+
+
+def lines(axes: Axes) -> dict[str, list[list[tuple[float, float]]]]:
+    """Curves by label, their parts one after the other; pale ones and marks have none."""
+    found: dict[str, list[list[tuple[float, float]]]] = {}
+    label = ""
+    for line in axes.get_lines():
+        if not str(line.get_label()).startswith("_"):
+            label = str(line.get_label())
+        points = np.asarray(line.get_xydata(), float)
+        if len(points) and label:
+            found.setdefault(label, []).append([tuple(p) for p in points.tolist()])
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DRAWN)
+def test_every_plot_says_what_ran_and_is_small(name: str, run: Path, tmp_path: Path) -> None:
+    figure = figure_of(name, run)
+    texts = [axes.get_title(loc="left") for axes in figure.axes] + [figure.get_suptitle()]
+    assert "apf, 1F1B over 4 ranks, llama3 8M" in texts
+    png, svg = save(figure, tmp_path / "plots", name)
+    assert 0 < png.stat().st_size < MOST_PNG_BYTES
+    assert svg.stat().st_size < MOST_PNG_BYTES
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_run_without_the_data_says_so(name: str, tmp_path: Path) -> None:
+    reason = DRAWN[name](tmp_path)
+    assert isinstance(reason, str)
+    assert ".csv has n" in reason
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_file_that_cannot_be_read_is_no_missing_one(name: str, tmp_path: Path) -> None:
+    for file in ("steps", "losses", "responses", "frozen_counts"):
+        (tmp_path / f"{file}.csv").write_text("what,is,this\n1,2,3\n")
+    with pytest.raises(ValueError, match=r"\.csv "):
+        DRAWN[name](tmp_path)
+
+
+def test_curves_show_ratio_and_speed_and_break_where_a_phase_ends(run: Path) -> None:
+    speed, ratio = figure_of("curves", run).axes
+    assert list(lines(ratio).values()) == [
+        [[(1.0, 0.0), (2.0, 0.0)], [(3.0, 1.0)], [(4.0, 0.5), (5.0, 0.75)]]
+    ]
+    medians = lines(speed)["throughput, median of 7 steps (left)"]
+    # Of 1250 and 1666.7 tokens/s.
+    assert np.allclose(medians[-1], [(4.0, 1458.333), (5.0, 1458.333)], atol=0.01)
+    assert len(medians) == 3
+
+
+def test_speed_of_an_emulation_is_by_the_virtual_clock() -> None:
+    rows = [step(1, "", 100.0), step(2, "", 100.0, virtual_step_ms=25.0)]
+    assert speeds(rows) == [1000.0, 4000.0]
+
+
+def test_medians_do_not_reach_into_another_phase() -> None:
+    rows = [step(n, "ramp" if n < 4 else "stable") for n in range(1, 10)]
+    values = [9.0, 1.0, 2.0, 5.0, 7.0, 6.0, 8.0, 4.0, 3.0]
+    assert running_medians(rows, values) == [2.0, 2.0, 2.0, 6.5, 6.0, 5.5, 5.5, 6.0, 5.0]
+
+
+def test_convergence_leaves_out_what_says_nothing(run: Path) -> None:
+    above, below = figure_of("convergence", run).axes
+    kappa, p_eff = lines(above).values()
+    assert kappa == [[(1.0, 1.0)], [(3.0, 0.5)], [(4.0, 0.8), (5.0, 0.6)]]
+    assert p_eff == [[(1.0, 1.0)], [(3.0, 0.0)], [(4.0, 0.5), (5.0, 0.8)]]
+    (ratio,) = lines(below)["kappa / p_eff: time to a loss"][:1]
+    assert np.allclose(ratio, [(4.0, 1.6), (5.0, 0.75)])
+
+
+def test_a_run_without_freezing_has_no_phases_and_no_kappa(tmp_path: Path) -> None:
+    rows = [step(n, "", freeze_ratio=0.0) for n in (1, 2)]
+    StepLog(tmp_path / "steps.csv").add(rows)
+    assert bands(rows) == []
+    assert isinstance(DRAWN["curves"](tmp_path), Figure)
+    assert "neither kappa nor p_eff" in str(DRAWN["convergence"](tmp_path))
+
+
+def test_phases_lie_where_they_were() -> None:
+    names = [(band.phase.value, band.first, band.last) for band in bands(STEPS)]
+    assert names == [("warmup", 1, 2), ("lower_bound", 3, 3), ("stable", 4, 5)]
+    assert isinstance(bands(STEPS)[0], Band)
+
+
+def test_loss_is_drawn_against_steps_and_seconds(run: Path) -> None:
+    left, right = figure_of("loss", run).axes
+    logged, mean, validated = (line.get_xydata() for line in left.get_lines())
+    assert np.allclose(logged, [(i, 8 - i / 2) for i in range(1, 13)])
+    # The mean of five losses on a straight line is the one in the middle.
+    assert np.allclose(mean, [(i, 8 - (i - 2) / 2) for i in range(5, 13)])
+    assert np.allclose(validated, [(12.0, 3.5)])
+    assert np.allclose(
+        right.get_lines()[0].get_xydata(), [(i / 2, 8 - i / 2) for i in range(1, 13)]
+    )
+
+
+def test_few_losses_are_drawn_as_they_are() -> None:
+    rows = [LossRow(1, 0.5, 4.0, None), LossRow(2, 1.0, 3.0, None)]
+    left, _ = loss_figure([LossLine("this run", rows)]).axes
+    (line,) = left.get_lines()
+    assert np.allclose(line.get_xydata(), [(1.0, 4.0), (2.0, 3.0)])
+    assert line.get_label() == "this run: training"
+
+
+def test_the_response_is_held_against_the_line_through_what_was_measured(run: Path) -> None:
+    first, second = figure_of("response", run).axes
+    assert (first.get_title(), second.get_title()) == ("stage 0", "stage 1")
+    (points,) = first.collections
+    assert sorted(map(tuple, np.asarray(points.get_offsets()).tolist())) == [
+        (0.0, 10.0), (0.0, 11.0), (0.5, 7.0), (0.5, 8.0), (1.0, 4.0), (1.0, 5.0),
+    ]  # fmt: skip
+    early, late = (points.get_facecolor()[i][3] for i in (0, 1))
+    assert early < late, "late microbatches are darker"
+    assert lines(first)["what a plan assumes"] == [[(0.0, 10.5), (1.0, 4.5)]]
+
+
+def test_only_monitoring_makes_the_line() -> None:
+    rows = [
+        ResponseRow(0, "B", "mixed", 0, 0.0, 8.0),
+        ResponseRow(0, "B", "mixed", 0, 1.0, 2.0),
+        ResponseRow(0, "B", "stable", 0, 1.0, 50.0),
+        ResponseRow(0, "B", "lower_bound", 0, 1.0, 0.1, cut=1),
+    ]
+    assert assumed_lines(rows) == {"": AssumedLine(8.0, 2.0)}
+    assert assumed_lines(rows[1:]) == {}
+
+
+def test_each_way_of_freezing_the_first_stage_has_its_line() -> None:
+    rows = [
+        ResponseRow(0, "B", f"profile {way}", -1, fraction, ms)
+        for way, ends in (("all_or_nothing", (8.0, 0.5)), ("per_tensor", (8.0, 4.0)))
+        for fraction, ms in zip((0.0, 1.0), ends, strict=True)
+    ]
+    assert assumed_lines(rows) == {
+        "all_or_nothing": AssumedLine(8.0, 0.5),
+        "per_tensor": AssumedLine(8.0, 4.0),
+    }
+    (axes,) = response_figure(rows).axes
+    assert lines(axes)["what a plan assumes, per_tensor"] == [[(0.0, 8.0), (1.0, 4.0)]]
+
+
+def test_outliers_are_counted_and_backwards_that_nobody_needs_have_a_mark() -> None:
+    rows = [ResponseRow(0, "B", "stable", 0, 0.5, 5.0) for _ in range(99)]
+    rows += [
+        ResponseRow(0, "B", "stable", 0, 0.5, 90.0),
+        ResponseRow(0, "B", "stable", 0, 1, 0.1, 1),
+    ]
+    (axes,) = response_figure(rows).axes
+    assert [text.get_text() for text in axes.texts] == ["1 slower"]
+    assert lines(axes)["without an input gradient, which nobody needs"] == [[(1.0, 0.1)]]
+
+
+def test_the_histogram_has_a_panel_for_each_rank(run: Path) -> None:
+    axes = figure_of("histogram", run).axes
+    assert [panel.get_title() for panel in axes] == ["rank 0: 2 tensors", "rank 1: 2 tensors"]
+    bars = [(bar.get_x(), bar.get_height()) for bar in axes[0].patches if bar.get_height()]
+    # Frozen in 2 and in 8 of 8 backwards: 0.25 and 1.0, in bins of 0.04.
+    assert np.allclose(bars, [(0.24, 0.5), (0.96, 0.5)])

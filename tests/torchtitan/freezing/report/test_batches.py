@@ -1,0 +1,191 @@
+"""What a run writes of its batches, with ranks in threads and times by hand."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.timelyfreeze.helpers.ranks import Hub, ThreadExchange
+from timelyfreeze.control.collected import ObservedBatch
+from timelyfreeze.records.responses import ResponseRow
+from timelyfreeze.records.timeline_file import timeline_file, timeline_from_json
+from timelyfreeze.schedule.actions import parse_action
+from timelyfreeze.schedule.order import parse_order
+from timelyfreeze.settings.phases import Phase
+from timelyfreeze.timing.samples import BatchRecord
+from torchtitan.freezing.report.batches import ResponseSample, TimelineRecord, typical
+
+ORDER = parse_order(["0F0 0B0", "1F0 1B0"])
+
+
+def observed(
+    rank: int, step: int, phase: Phase, slow_ms: float = 0.0, *, is_cold: bool = False
+) -> ObservedBatch:
+    """F takes 1 ms, B 2, the last one more; the batch 6 ms and more, of which rank 1 sees 3."""
+    times = [
+        {"0F0": (0.0, 1.0), "0B0": (4.0, 6.0 + slow_ms)},
+        {"1F0": (0.0, 1.0), "1B0": (1.0, 3.0)},
+    ][rank]
+    intervals = {parse_action(text): interval for text, interval in times.items()}
+    durations = {action: end - start for action, (start, end) in intervals.items()}
+    fractions = {action: 0.5 for action in intervals if action.kind.freezable}
+    span_ms = max(end for _, end in intervals.values())
+    return ObservedBatch(
+        step, phase, is_cold, BatchRecord(durations, span_ms, intervals), fractions
+    )
+
+
+class Ranks:
+    """The records of two ranks; the second one writes, as in a pipeline."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        hub = Hub(2)
+        controller: Any = SimpleNamespace(order=ORDER, bounds=None)
+        self.records = [
+            TimelineRecord(controller, ThreadExchange(hub, rank), folder, writes=rank == 1)
+            for rank in range(2)
+        ]
+
+    def add(self, step: int, phase: Phase, slow_ms: float = 0.0, *, is_cold: bool = False) -> None:
+        for rank, record in enumerate(self.records):
+            record.add(observed(rank, step, phase, slow_ms, is_cold=is_cold))
+
+    def collect(self, *, is_last: bool = False) -> bool:
+        with ThreadPoolExecutor(2) as pool:
+            found = list(pool.map(lambda r: r.collect(is_last=is_last), self.records))
+        assert found[0] == found[1]
+        return found[0]
+
+    def begin_plan(self) -> None:
+        for record in self.records:
+            record.begin_plan()
+
+    def written(self) -> list[str]:
+        return sorted(path.name for path in (self.folder / "timelines").glob("*"))
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Ranks:
+    return Ranks(tmp_path)
+
+
+def test_a_phase_is_written_once_the_next_has_begun(ranks: Ranks) -> None:
+    ranks.add(1, Phase.UPPER_BOUND)
+    assert not ranks.collect()
+    ranks.add(2, Phase.LOWER_BOUND)
+    assert ranks.collect()
+    assert ranks.written() == ["measured_upper_bound.json"]
+    assert not ranks.collect()
+    assert ranks.collect(is_last=True)
+    assert ranks.written() == ["measured_lower_bound.json", "measured_upper_bound.json"]
+
+
+def test_the_pass_with_the_median_time_is_put_together_from_all_ranks(ranks: Ranks) -> None:
+    for step, slow_ms in enumerate([5.0, 0.25, 1.0, 40.0, 0.5], start=1):
+        ranks.add(step, Phase.UPPER_BOUND, slow_ms)
+    ranks.collect(is_last=True)
+    file = timeline_file(ranks.folder, Phase.UPPER_BOUND)
+    timeline = timeline_from_json(file.read_text())
+    assert (timeline.step, timeline.batch_ms) == (3, 7.0)
+    assert [(str(b.action), b.start_ms, b.end_ms, b.freeze_ratio) for b in timeline.blocks] == [
+        ("0F0", 0.0, 1.0, 0.0),
+        ("0B0", 4.0, 7.0, 0.5),
+        ("1F0", 1.0, 2.0, 0.0),
+        ("1B0", 2.0, 4.0, 0.5),
+    ]
+
+
+def test_cold_passes_and_the_ramp_are_no_examples(ranks: Ranks) -> None:
+    ranks.add(1, Phase.UPPER_BOUND, is_cold=True)
+    ranks.add(2, Phase.RAMP)
+    assert not ranks.collect(is_last=True)
+    assert ranks.written() == []
+
+
+def test_a_phase_without_end_is_written_when_there_are_enough_passes(ranks: Ranks) -> None:
+    for step in range(1, 8):
+        ranks.add(step, Phase.STABLE)
+        assert not ranks.collect()
+    ranks.add(8, Phase.STABLE)
+    assert ranks.collect()
+    for step in range(9, 30):
+        ranks.add(step, Phase.STABLE)
+    assert not ranks.collect(is_last=True), "once is enough"
+
+
+def test_the_stable_phase_is_measured_anew_under_another_plan(ranks: Ranks) -> None:
+    for step in range(1, 9):
+        ranks.add(step, Phase.STABLE)
+    ranks.collect()
+    ranks.begin_plan()
+    ranks.add(9, Phase.STABLE, 2.0)
+    assert ranks.collect(is_last=True)
+    assert ranks.written() == ["measured_stable.json", "measured_stable_1.json"]
+    file = timeline_file(ranks.folder, Phase.STABLE)
+    assert timeline_from_json(file.read_text()).batch_ms == 8.0
+
+
+def test_only_the_last_passes_are_kept(ranks: Ranks) -> None:
+    for step in range(1, 100):
+        ranks.add(step, Phase.WARMUP, slow_ms=0.0 if step > 60 else 1000.0)
+    ranks.collect(is_last=True)
+    file = timeline_file(ranks.folder, Phase.WARMUP)
+    assert timeline_from_json(file.read_text()).batch_ms == 6.0
+
+
+def test_passes_that_make_no_pipeline_are_one_warning(
+    ranks: Ranks, caplog: pytest.LogCaptureFixture
+) -> None:
+    for record in ranks.records:
+        record.add(observed(0, 1, Phase.WARMUP))  # nobody has seen the second stage
+    assert ranks.collect(is_last=True)
+    assert "no timeline of phase warmup" in caplog.text
+    assert ranks.written() == []
+
+
+def test_typical_is_the_median_as_the_slowest_rank_saw_it() -> None:
+    assert typical([[5.0, 1.0, 2.0], [1.0, 9.0, 3.0]]) == 0
+    assert typical([[4.0, 3.0, 2.0, 1.0]]) == 2, "of two in the middle the shorter"
+
+
+def observed_backwards(
+    step: int, phase: Phase = Phase.STABLE, *, is_cold: bool = False
+) -> ObservedBatch:
+    """A forward and two backwards; the first takes as many milliseconds as the step's number."""
+    times = {"1F0": 1.0, "1B0": float(step), "1B1": 0.5}
+    durations = {parse_action(text): ms for text, ms in times.items()}
+    fractions = {parse_action("1B0"): 0.25, parse_action("1B1"): 0.75}
+    record = BatchRecord(durations_ms=durations, intervals_ms={}, span_ms=9.0)
+    return ObservedBatch(step, phase, is_cold, record, fractions)
+
+
+def test_backwards_are_kept_with_what_was_frozen_of_them() -> None:
+    sample = ResponseSample()
+    sample.add(observed_backwards(7))
+    sample.add(observed_backwards(8, is_cold=True))
+    assert sample.by_stage() == {
+        1: [
+            ResponseRow(1, "B", "stable", 0, 0.25, 7.0),
+            ResponseRow(1, "B", "stable", 1, 0.75, 0.5),
+        ]
+    }
+
+
+def test_a_long_run_keeps_a_bounded_fair_and_repeatable_sample() -> None:
+    def sampled() -> list[ResponseRow]:
+        sample = ResponseSample(n_kept=100)
+        for step in range(1, 2001):
+            sample.add(observed_backwards(step))
+        sample.add(observed_backwards(3, Phase.RAMP))
+        return sample.by_stage()[1]
+
+    rows = sampled()
+    assert rows == sampled()
+    assert [row.phase for row in rows].count("stable") == 100
+    assert [row.phase for row in rows].count("ramp") == 2, "phases do not crowd each other out"
+    steps = [row.duration_ms for row in rows if row.microbatch == 0 and row.phase == "stable"]
+    assert 700 < np.mean(steps) < 1300, "neither the first nor the last only"

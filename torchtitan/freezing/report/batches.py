@@ -1,0 +1,195 @@
+"""What a run keeps of its batches: timelines of typical ones, and a sample of the backwards."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import numpy as np
+from torchtitan.tools.logging import logger
+
+from timelyfreeze.control import FreezeController, ObservedBatch
+from timelyfreeze.files import write_whole
+from timelyfreeze.records import (
+    ResponseRow,
+    SeenBatch,
+    measured_timeline,
+    timeline_file,
+    timeline_to_json,
+)
+from timelyfreeze.runtime import Exchange
+from timelyfreeze.settings import Phase
+from torchtitan.freezing.report.run_folder import number_former
+
+# Batches of a phase among which the typical one is looked for: the last ones, so many at most, and
+# in a phase without end as soon as there are so many.
+_MOST_KEPT = 16
+_ENOUGH = 8
+_ENDLESS = (Phase.STABLE, Phase.OFF)
+
+
+class TimelineRecord:
+    """Keeps a few batches of the current phase, and writes one of them down when it is over.
+
+    The ramp is left out: no two of its steps freeze alike. Phases without end are over, for this
+    purpose, once there are enough batches to choose from. Between calls of :meth:`collect` nothing
+    is exchanged or written, so a step pays for keeping a reference to its record.
+
+    Args:
+        controller: Knows the order and the links.
+        exchange: Talks to the other ranks.
+        run_folder: Folder of the run.
+        writes: Whether this rank writes.
+        writing: What files are written in.
+    """
+
+    def __init__(
+        self,
+        controller: FreezeController,
+        exchange: Exchange,
+        run_folder: Path,
+        *,
+        writes: bool,
+        writing: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self._controller = controller
+        self._exchange = exchange
+        self._run_folder = run_folder
+        self._writes = writes
+        self._writing = writing
+        self._kept: dict[Phase, deque[ObservedBatch]] = {}
+        self._current: Phase | None = None
+        self._written: set[Phase] = set()
+
+    def add(self, observed: ObservedBatch) -> None:
+        """Take note of a pass of this rank; all ranks run the same ones."""
+        phase = self._current = observed.phase
+        is_wanted = phase is not Phase.RAMP and phase not in self._written
+        if is_wanted and not observed.is_cold and observed.record.intervals_ms:
+            self._kept.setdefault(phase, deque(maxlen=_MOST_KEPT)).append(observed)
+
+    def begin_plan(self) -> None:
+        """Leave what ran under another plan behind: its file gets a number and stays."""
+        self._kept.pop(Phase.STABLE, None)
+        if Phase.STABLE in self._written and self._writes:
+            file = timeline_file(self._run_folder, Phase.STABLE)
+            number_former(file.parent, [file.name])
+        self._written.discard(Phase.STABLE)
+
+    def collect(self, *, is_last: bool = False) -> bool:
+        """Write the timelines of phases that are over; every rank must call this at the same step.
+
+        Args:
+            is_last: Whether the run ends, so that every phase is over.
+
+        Returns:
+            Whether there was one.
+        """
+        due = [phase for phase in Phase if self._is_due(phase, is_last=is_last)]
+        for phase in due:
+            self._write(phase, list(self._kept.pop(phase)))
+            self._written.add(phase)
+        return bool(due)
+
+    def _is_due(self, phase: Phase, *, is_last: bool) -> bool:
+        if phase not in self._kept:
+            return False
+        is_enough = phase in _ENDLESS and len(self._kept[phase]) >= _ENOUGH
+        return is_last or is_enough or phase is not self._current
+
+    def _write(self, phase: Phase, batches: list[ObservedBatch]) -> None:
+        everyone = self._exchange.all_gather([observed.record.span_ms for observed in batches])
+        chosen = batches[typical(everyone)]
+        processes = self._exchange.all_gather(
+            SeenBatch(chosen.record.intervals_ms, dict(chosen.fractions))
+        )
+        if not self._writes:
+            return
+        bounds = self._controller.bounds
+        try:
+            timeline = measured_timeline(
+                self._controller.order,
+                processes,
+                phase,
+                step=chosen.step,
+                p2p_latency_ms=None if bounds is None else bounds.p2p_latency_ms,
+            )
+        except ValueError as error:
+            logger.warning("There will be no timeline of phase %s: %s", phase.value, error)
+            return
+        file = timeline_file(self._run_folder, phase)
+        with self._writing():
+            write_whole(file, timeline_to_json(timeline).encode())
+        logger.debug("Wrote %s", file)
+
+
+def typical(spans_ms: list[list[float]]) -> int:
+    """Return which pass has the median time, as the slowest rank saw it.
+
+    Args:
+        spans_ms: Of each rank the span of each pass, milliseconds.
+    """
+    slowest = [max(spans) for spans in zip(*spans_ms, strict=True)]
+    by_time = sorted(range(len(slowest)), key=lambda i: slowest[i])
+    return by_time[(len(by_time) - 1) // 2]
+
+
+# Kept of each stage, kind and phase.
+N_KEPT = 120
+
+
+class ResponseSample:
+    """A fair sample of each stage's backwards in each phase, by Vitter's algorithm R.
+
+    What is kept depends on the order of batches alone, so a repeated run keeps the same ones.
+    Batches that run cold are left out.
+
+    Args:
+        n_kept: Number to keep of each stage, kind and phase.
+    """
+
+    def __init__(self, n_kept: int = N_KEPT) -> None:
+        self._n_kept = n_kept
+        self._kept: dict[tuple[int, str, str], list[ResponseRow]] = {}
+        self._n_seen: dict[tuple[int, str, str], int] = {}
+        self._rng = np.random.default_rng(0)
+
+    def add(self, observed: ObservedBatch) -> None:
+        """Take note of a pass."""
+        if observed.is_cold:
+            return
+        for action, fraction in observed.fractions.items():
+            row = ResponseRow(
+                stage=action.stage,
+                kind=action.kind.value,
+                phase=observed.phase.value,
+                microbatch=action.microbatch,
+                fraction=fraction,
+                duration_ms=observed.record.durations_ms[action],
+                cut=int(action in observed.cut),
+            )
+            self._offer(row)
+
+    def _offer(self, row: ResponseRow) -> None:
+        key = (row.stage, row.kind, row.phase)
+        kept = self._kept.setdefault(key, [])
+        n_seen = self._n_seen[key] = self._n_seen.get(key, 0) + 1
+        if n_seen <= self._n_kept:
+            kept.append(row)
+            return
+        place = int(self._rng.integers(n_seen))
+        if place < self._n_kept:
+            kept[place] = row
+
+    def by_stage(self) -> dict[int, list[ResponseRow]]:
+        """Return what is kept, by stage."""
+        stages: dict[int, list[ResponseRow]] = {}
+        for row in self._rows():
+            stages.setdefault(row.stage, []).append(row)
+        return stages
+
+    def _rows(self) -> Iterator[ResponseRow]:
+        for key in sorted(self._kept):
+            yield from self._kept[key]
