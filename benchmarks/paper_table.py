@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from timelyfreeze.cli.options import status_of
 from timelyfreeze.files import markdown_table, number_of, shown
+from timelyfreeze.files.options import status_of
 
 DEFAULT_SPLIT = "default"
 # A batch of the paper's language models: 16 examples of 1024 tokens over 4 devices (Table 3).

@@ -31,8 +31,8 @@ from pathlib import Path
 from faults import MARK, command_of, equal_weights, processes_left
 from launcher import ROOT
 
-from timelyfreeze.cli.options import new_folder, number, whole
 from timelyfreeze.files import markdown_table
+from timelyfreeze.files.options import new_folder, number, whole
 
 N_RANKS = 4
 _CALIBRATION_STEPS = 60
