@@ -20,8 +20,7 @@ from torchtitan.tools.logging import logger
 from torchtitan.train import Trainer
 
 from timelyfreeze.control import FreezeController, checks_for
-from timelyfreeze.emulation.controller import EmulatedController
-from timelyfreeze.emulation.recorder import EmulatedRecorder
+from timelyfreeze.emulation import EmulatedController, EmulatedRecorder
 from timelyfreeze.policies import NONE, parse_method
 from timelyfreeze.runtime import (
     ActionRecorder,

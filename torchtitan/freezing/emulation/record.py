@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from timelyfreeze.emulation.recorder import EmulatedBatch, EmulatedRecorder
+from timelyfreeze.emulation import EmulatedBatch, EmulatedRecorder
 from timelyfreeze.records import SKIPPED_STEPS
 from timelyfreeze.runtime import Clock
 from timelyfreeze.settings import Phase

@@ -16,7 +16,7 @@ from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.models.llama3 import Transformer, llama3_args
 from torchtitan.models.llama3.model.args import TransformerModelArgs
 
-from timelyfreeze.emulation.turns import merge_ranks
+from timelyfreeze.emulation import merge_ranks
 from timelyfreeze.schedule import Action, ActionKind, ScheduleOrder
 from torchtitan.freezing.checks import size_errors
 from torchtitan.freezing.config import (
