@@ -105,7 +105,7 @@ class RunPlots:
         if not self._has_failed:
             logger.warning(
                 "Plots of this run could not be drawn (%s); draw them later: "
-                "python -m timelyfreeze draw %s",
+                "timelyfreeze draw %s",
                 reason,
                 self._run_folder,
             )
