@@ -50,11 +50,7 @@ def freeze_settings(freezing: Freezing) -> FreezeSettings:
 
 
 def _phases_of(freezing: Freezing) -> PhaseSchedule:
-    """Return the phases of a method that plans.
-
-    Raises:
-        ValueError: If a boundary breaks its rule.
-    """
+    """Return the phases of a method that plans; raise ``ValueError`` if they break a rule."""
     return PhaseSchedule(
         freezing.last_warmup_step,
         freezing.last_monitor_step,
