@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torchtitan.freezing.checks.checkpoints import checkpoint_errors, output_errors
 from torchtitan.freezing.checks.data import data_errors, example_errors, validation_errors
 from torchtitan.freezing.checks.freezing import freezing_errors
-from torchtitan.freezing.checks.models import model_errors, tokenizer_errors
+from torchtitan.freezing.checks.models import device_errors, model_errors, tokenizer_errors
 from torchtitan.freezing.checks.parallel import float8_errors, parallel_errors
 from torchtitan.freezing.checks.pipeline import emulation_errors, length_errors, pipeline_errors
 from torchtitan.freezing.config import JobConfig
@@ -44,6 +44,7 @@ def check(job_config: JobConfig, *, trains: bool = False) -> None:
     ]
     if trains:
         errors += [
+            *device_errors(job_config),
             *tokenizer_errors(job_config),
             *checkpoint_errors(job_config),
             *output_errors(job_config),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from torchtitan.data.examples import is_local_path, read_examples
 from torchtitan.data.messages import require_messages
-from torchtitan.data.named_templates import PLAIN, template_error
+from torchtitan.data.named_templates import PLAIN, build_chat_template, template_error
 from torchtitan.data.split import ALL_ROWS, ExampleSplit, fraction_error, is_same_data_set
 from torchtitan.data.turns import INSTRUCT_DATASETS, is_instruct_dataset
 from torchtitan.freezing.checks.pipeline import n_microbatches
@@ -51,6 +52,17 @@ def _template_errors(config: JobConfig) -> Iterator[str]:
             f"{config.training.dataset!r}; templates are for {', '.join(INSTRUCT_DATASETS)}, so it "
             f"must be {PLAIN!r}"
         )
+
+
+def tokenizer_template_errors(config: JobConfig, tokenizer: Any) -> Iterator[str]:
+    """Say why the chat template of the data cannot be used with this tokenizer."""
+    name, folder = config.data.chat_template, config.model.hf_assets_path
+    if not is_instruct_dataset(config.training.dataset) or template_error(name, folder):
+        return  # not needed, or told with the data
+    try:
+        build_chat_template(name, tokenizer, folder)
+    except ValueError as error:
+        yield str(error)
 
 
 def _packing_errors(config: JobConfig) -> Iterator[str]:

@@ -50,11 +50,7 @@ def freeze_settings(freezing: Freezing) -> FreezeSettings:
 
 
 def _phases_of(freezing: Freezing) -> PhaseSchedule:
-    """Return the phases of a method that plans.
-
-    Raises:
-        ValueError: If a boundary breaks its rule.
-    """
+    """Return the phases of a method that plans; raise ``ValueError`` if they break a rule."""
     return PhaseSchedule(
         freezing.last_warmup_step,
         freezing.last_monitor_step,
@@ -200,16 +196,16 @@ def _phase_errors(config: JobConfig) -> Iterator[str]:
 
 
 def _discard_errors(freezing: Freezing, phases: PhaseSchedule) -> Iterator[str]:
-    """Find out whether enough batches are left to measure both bounds, if a step has one pass."""
+    """Find out whether enough batches are left to measure both bounds, if a step has one."""
     first, last = freezing.last_warmup_step, freezing.last_monitor_step
     if phases.monitoring == MIXED:
-        most = last - first - PASSES_FOR_BOTH
+        highest = last - first - PASSES_FOR_BOTH
         rule = f"leave {PASSES_FOR_BOTH} of the {last - first} batches of mixed monitoring"
     else:
         n_batches = min(phases.last_upper_bound_step - first, last - phases.last_upper_bound_step)
-        most = n_batches - 1
+        highest = n_batches - 1
         rule = f"below the {n_batches} batches of each half of the monitoring steps"
-    if not 0 <= freezing.discard_batches <= most:
+    if not 0 <= freezing.discard_batches <= highest:
         yield (
             f"freezing.discard_batches is {freezing.discard_batches}; it must be 0 or more and "
             f"{rule} (freezing.last_warmup_step {first} to freezing.last_monitor_step {last})"

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
 from torchtitan.components.tokenizer import HuggingFaceTokenizer
 from torchtitan.distributed.pipeline_parallel import pipeline_llm
 from torchtitan.experiments import _supported_experiments
@@ -15,8 +16,9 @@ from torchtitan.protocols.train_spec import TrainSpec, get_train_spec
 
 from timelyfreeze.files import parse_json, shown
 from torchtitan.checkpoints.finished import finished_steps
-from torchtitan.data.named_templates import build_chat_template, special_tokens, template_error
-from torchtitan.data.turns import is_instruct_dataset, pad_id
+from torchtitan.data.named_templates import special_tokens
+from torchtitan.data.turns import pad_id
+from torchtitan.freezing.checks.data import tokenizer_template_errors
 from torchtitan.freezing.checks.pipeline import pipeline_errors
 from torchtitan.freezing.config import JobConfig, Model
 from torchtitan.freezing.emulation.pipeline import emulated_order
@@ -84,6 +86,22 @@ def _stage_errors(config: JobConfig, spec: TrainSpec) -> Iterator[str]:
                 f"{config.parallelism.pipeline_parallel_schedule!r}, and the {n_layers} layers of "
                 f"model.flavor {model.flavor!r} make other stages: {error}"
             )
+
+
+def device_errors(config: JobConfig) -> Iterator[str]:
+    """Say that this machine cannot compute the model."""
+    model = config.model
+    if torch.accelerator.is_available():
+        return
+    try:
+        args = chosen_args(config, get_train_spec(model.name).model_args)
+    except (ImportError, ValueError):
+        return  # told by model_errors
+    if hasattr(args, "moe_args") and getattr(args, "moe_enabled", True):
+        yield (
+            f"model.flavor {model.flavor!r} of {model.name!r} has experts; torch counts the tokens "
+            "of each on accelerators only, so it needs one"
+        )
 
 
 def _number_errors(model: Model) -> Iterator[str]:
@@ -219,7 +237,7 @@ def _unusable(config: JobConfig, key: str, found: str) -> Iterator[str]:
             f"{config.model.flavor!r} has {n_examples} embeddings, so ids must be below that; set "
             f"model.vocab_size to {largest + 1} or more, or choose the model's own tokenizer"
         )
-    yield from _no_template(config, tokenizer)
+    yield from tokenizer_template_errors(config, tokenizer)
 
 
 def _n_embeddings(config: JobConfig) -> int | None:
@@ -230,14 +248,3 @@ def _n_embeddings(config: JobConfig) -> int | None:
         return int(chosen_args(config, llama3_args).vocab_size)
     except ValueError:
         return None
-
-
-def _no_template(config: JobConfig, tokenizer: HuggingFaceTokenizer) -> Iterator[str]:
-    """Say why the chat template of the data cannot be used with this tokenizer."""
-    name, folder = config.data.chat_template, config.model.hf_assets_path
-    if not is_instruct_dataset(config.training.dataset) or template_error(name, folder):
-        return  # not needed, or told with the data
-    try:
-        build_chat_template(name, tokenizer, folder)
-    except ValueError as error:
-        yield str(error)

@@ -143,19 +143,19 @@ def peak_bytes(
         kept: Bytes that a forward of a stage leaves until its backward or weight backward is done.
         kept_between_halves: Bytes that an input backward adds until then.
     """
-    held = most = 0
+    held = peak = 0
     split = {(a.stage, a.microbatch) for a in actions if a.kind is ActionKind.INPUT_BACKWARD}
     for action in actions:
         if action.kind is ActionKind.FORWARD:
             held += kept(action.stage)
         elif action.kind is ActionKind.INPUT_BACKWARD:
             held += kept_between_halves(action.stage)
-        most = max(most, held)
+        peak = max(peak, held)
         if action.kind in (ActionKind.FULL_BACKWARD, ActionKind.WEIGHT_BACKWARD):
             held -= kept(action.stage)
             if (action.stage, action.microbatch) in split:
                 held -= kept_between_halves(action.stage)
-    return most
+    return peak
 
 
 def parameter_shapes(args: TransformerModelArgs) -> dict[str, list[torch.Size]]:

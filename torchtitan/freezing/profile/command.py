@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         overheads = profile_overheads(profile)
     except ValueError as error:  # what was measured is worth keeping all the same
-        print(f"warning: the overhead of a layer is left out: {error}", file=sys.stderr)
+        print(f"warning: what a layer takes is left out: {error}", file=sys.stderr)
     name = f"{job_config.model.flavor}_{job_config.parallelism.pipeline_parallel_schedule}"
     folder = options.output or Path("outputs/profiles") / free_name(name, Path("outputs/profiles"))
     folder.mkdir(parents=True, exist_ok=True)

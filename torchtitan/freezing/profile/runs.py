@@ -138,7 +138,7 @@ def _not_covered(config: JobConfig) -> Iterator[str]:
             "single tensor can be left out; set compile.enable = false"
         )
     if config.data.packing:
-        yield "data.packing is true; profiled microbatches have one document a row, set it to false"
+        yield "data.packing is true; profiled sequences hold one document each, so it must be false"
     if training.enable_cpu_offload:
         yield "training.enable_cpu_offload is true; it belongs to sharding, so it must be false"
     yield from unknown_words(first_stage=config.freezing.first_stage)

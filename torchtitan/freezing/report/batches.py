@@ -64,7 +64,7 @@ class TimelineRecord:
         self._written: set[Phase] = set()
 
     def add(self, observed: ObservedBatch) -> None:
-        """Take note of a pass of this rank; all ranks run the same ones."""
+        """Take note of a batch of this rank; all ranks run the same ones."""
         phase = self._current = observed.phase
         is_wanted = phase is not Phase.RAMP and phase not in self._written
         if is_wanted and not observed.is_cold and observed.record.intervals_ms:
@@ -126,10 +126,10 @@ class TimelineRecord:
 
 
 def typical(spans_ms: list[list[float]]) -> int:
-    """Return which pass has the median time, as the slowest rank saw it.
+    """Return which batch has the median time, as the slowest rank saw it.
 
     Args:
-        spans_ms: Of each rank the span of each pass, milliseconds.
+        spans_ms: Of each rank the span of each batch, milliseconds.
     """
     slowest = [max(spans) for spans in zip(*spans_ms, strict=True)]
     by_time = sorted(range(len(slowest)), key=lambda i: slowest[i])
@@ -157,7 +157,7 @@ class ResponseSample:
         self._rng = np.random.default_rng(0)
 
     def add(self, observed: ObservedBatch) -> None:
-        """Take note of a pass."""
+        """Take note of a batch."""
         if observed.is_cold:
             return
         for action, fraction in observed.fractions.items():

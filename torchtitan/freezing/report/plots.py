@@ -104,8 +104,7 @@ class RunPlots:
     def _warn(self, reason: str) -> None:
         if not self._has_failed:
             logger.warning(
-                "Plots of this run could not be drawn (%s); draw them later: "
-                "python -m timelyfreeze draw %s",
+                "Plots of this run could not be drawn (%s); draw them later: timelyfreeze draw %s",
                 reason,
                 self._run_folder,
             )

@@ -17,6 +17,7 @@ from timelyfreeze.records import SKIPPED_STEPS, NeverUpdated, RunSummary, kappa_
 from timelyfreeze.settings import Phase
 from torchtitan.data.turns import is_instruct_dataset
 from torchtitan.freezing.config import JobConfig
+from torchtitan.freezing.report.text import by_virtual_clock
 from torchtitan.upstream.cpu_device import usable_cores
 
 _MIB = 1024**2
@@ -202,16 +203,15 @@ def _planned(
 def with_convergence(
     summary: RunSummary, p_eff: float | None, still: NeverUpdated | None
 ) -> RunSummary:
-    """Return ``summary`` with what freezing means for learning.
+    """Return ``summary``, which has all times, with what freezing means for learning.
 
     Args:
-        summary: With all times filled in.
+        summary: The run so far.
         p_eff: Average effective update probability of the stable phase.
         still: How much of the model was never updated.
     """
-    before_ms, after_ms = summary.step_ms_unfrozen, summary.step_ms
-    if summary.emulated_ranks is not None:
-        before_ms, after_ms = summary.virtual_step_ms_unfrozen, summary.virtual_step_ms
+    clock = summary if summary.emulated_ranks is None else by_virtual_clock(summary)
+    before_ms, after_ms = clock.step_ms_unfrozen, clock.step_ms
     kappa = after_ms / before_ms if before_ms and after_ms else None
     return replace(
         summary,

@@ -65,37 +65,35 @@ def logged_metrics(
 # one and is written a second time, under the tag behind it.
 THROUGHPUT = ("throughput(tps)", "freezing/tokens_per_second")
 
-# The custom scalars tab: charts by group. Tags are regular expressions there.
-LAYOUT: dict[str, dict[str, list[Any]]] = {
+# The custom scalars tab: lines of each chart, by group. Tags are regular expressions there.
+_CHARTS = {
     "speed": {
-        "tokens/s per device": [
-            "Multiline",
-            [r"^freezing/(emulation/virtual_)?tokens_per_second$"],
-        ],
-        "batch, ms, measured and predicted": ["Multiline", [r"^freezing/batch_ms/.*"]],
-        "machine, times as slow as when measured": ["Multiline", [r"^freezing/drift$"]],
-        "step of an emulated pipeline, ms": [
-            "Multiline",
-            [r"^freezing/emulation/virtual_step_ms$"],
-        ],
+        "tokens/s per device": [r"^freezing/(emulation/virtual_)?tokens_per_second$"],
+        "batch, ms, measured and predicted": [r"^freezing/batch_ms/.*"],
+        "machine, times as slow as when measured": [r"^freezing/drift$"],
+        "step of an emulated pipeline, ms": [r"^freezing/emulation/virtual_step_ms$"],
     },
     "freezing": {
-        "frozen in the step, by stage": ["Multiline", [r"^freezing/applied_ratio/.*"]],
-        "planned for the step, by stage": ["Multiline", [r"^freezing/planned_ratio/.*"]],
-        "mean so far": ["Multiline", [r"^freezing/average_ratio$"]],
-        "phase": ["Multiline", [r"^freezing/phase$"]],
+        "frozen in the step, by stage": [r"^freezing/applied_ratio/.*"],
+        "planned for the step, by stage": [r"^freezing/planned_ratio/.*"],
+        "mean so far": [r"^freezing/average_ratio$"],
+        "phase": [r"^freezing/phase$"],
     },
     "convergence": {
-        "kappa and p_eff": ["Multiline", [r"^freezing/(kappa|p_eff)$"]],
-        "kappa / p_eff": ["Multiline", [r"^freezing/kappa_over_p_eff$"]],
+        "kappa and p_eff": [r"^freezing/(kappa|p_eff)$"],
+        "kappa / p_eff": [r"^freezing/kappa_over_p_eff$"],
     },
     "loss": {
         "training and validation": [
-            "Multiline",
-            [r"^loss_metrics/global_avg_loss$", r"^validation_metrics/loss$"],
+            r"^loss_metrics/global_avg_loss$",
+            r"^validation_metrics/loss$",
         ],
-        "gradient norm": ["Multiline", [r"^grad_norm$"]],
+        "gradient norm": [r"^grad_norm$"],
     },
+}
+LAYOUT = {
+    group: {title: ["Multiline", tags] for title, tags in charts.items()}
+    for group, charts in _CHARTS.items()
 }
 
 # Metrics of a summary that the table of runs has, by tag.

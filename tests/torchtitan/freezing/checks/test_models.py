@@ -13,7 +13,7 @@ from torchtitan.protocols.train_spec import get_train_spec
 from tests.torchtitan.helpers.hf_models import FAMILIES, write_folder
 from tests.torchtitan.helpers.job_configs import config, make_job_config
 from torchtitan.freezing.checks import ConfigError, check
-from torchtitan.freezing.checks.models import model_errors, tokenizer_errors
+from torchtitan.freezing.checks.models import device_errors, model_errors, tokenizer_errors
 from torchtitan.freezing.config.job_config import JobConfig, job_config_class
 from torchtitan.hf.flavors import chosen_args, known_flavors
 from torchtitan.hf.llama_args import config_of
@@ -304,3 +304,30 @@ def test_layers_that_do_not_make_the_schedules_stages_are_told(
     assert part in error
     name = changes.get("schedule", "1F1B")
     assert f"parallelism.pipeline_parallel_schedule is {name!r}, and the 10 layers of" in error
+
+
+@pytest.mark.parametrize(
+    ("name", "flavor", "has_experts"),
+    [
+        ("deepseek_v3", "debugmodel", True),
+        ("llama4", "debugmodel", True),
+        ("qwen3", "debugmodel_moe", True),
+        ("qwen3", "debugmodel", False),
+        ("llama3", "8M", False),
+    ],
+)
+def test_experts_need_an_accelerator(
+    name: str, flavor: str, has_experts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = config(model__name=name, model__flavor=flavor)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    errors = list(device_errors(asked))
+    assert len(errors) == has_experts
+    assert all(f"model.flavor {flavor!r} of {name!r} has experts" in error for error in errors)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    assert list(device_errors(asked)) == []
+
+
+def test_torch_still_cannot_count_the_tokens_of_experts_on_a_cpu() -> None:
+    with pytest.raises(NotImplementedError, match="histogram_cpu"):
+        torch.histc(torch.zeros(4, dtype=torch.int64), bins=2, min=0, max=2)

@@ -124,7 +124,7 @@ def test_a_process_that_fails_is_one_warning_and_nothing_more_is_drawn(
     assert len(calls) == 1
     (record,) = caplog.records
     assert "out of paint" in record.message
-    assert f"python -m timelyfreeze draw {tmp_path}" in record.message
+    assert f"timelyfreeze draw {tmp_path}" in record.message
 
 
 def test_a_broken_file_is_told_and_the_rest_is_shown(
