@@ -25,9 +25,8 @@ from timelyfreeze.schedule import (
     edge_delays,
     parse_action,
 )
+from timelyfreeze.settings import key
 from timelyfreeze.timing.shrinkage import less_noisy_medians
-
-MONITOR_KEY = "freezing.last_monitor_step"
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +77,7 @@ def validate_bounds(dag: PipelineDag, bounds: DurationBounds) -> None:
             rule = "it computes no weight gradient, so both must be equal"
         raise ValueError(
             f"action {dag.actions[i]}: {low[i]} ms frozen, {high[i]} ms unfrozen; {rule}; "
-            f"measure again with a later {MONITOR_KEY}"
+            f"measure again with a later {key('monitor')}"
         )
 
 
@@ -297,11 +296,11 @@ def _check_samples(dag: PipelineDag, half: str, samples: Mapping[Action, Sequenc
         if len(values) == 0:
             raise ValueError(
                 f"action {action} has no {half} sample; each action must run at least once in "
-                f"each half of the monitoring phase; choose a later {MONITOR_KEY}"
+                f"each half of the monitoring phase; choose a later {key('monitor')}"
             )
         for value in values:
             if not (math.isfinite(value) and value >= 0.0):
                 raise ValueError(
                     f"action {action} has a {half} sample of {value} ms; a duration must be finite "
-                    f"and not negative; if the clock misread once, choose a later {MONITOR_KEY}"
+                    f"and not negative; if the clock misread once, choose a later {key('monitor')}"
                 )

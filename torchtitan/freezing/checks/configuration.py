@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -10,11 +9,18 @@ from pathlib import Path
 
 import torch
 
-from timelyfreeze.masks import N_SEEDS
 from timelyfreeze.policies import NONE, parse_method
 from timelyfreeze.runtime import known_schedules, splits_backward, stages_per_rank
 from timelyfreeze.schedule import ScheduleOrder, order_from_csv
-from timelyfreeze.settings import PER_TENSOR, PLAN, FreezeSettings, PhaseSchedule, unknown_words
+from timelyfreeze.settings import (
+    FreezeSettings,
+    PhaseSchedule,
+    arguments_named,
+    ratio_errors,
+    seed_errors,
+    skip_errors,
+    unknown_words,
+)
 from torchtitan.freezing.checks.checkpoints import checkpoint_errors, output_errors
 from torchtitan.freezing.checks.compile import (
     compiles_blocks,
@@ -31,7 +37,7 @@ from torchtitan.freezing.checks.phases import phase_errors, phases_of, warmup_er
 from torchtitan.freezing.checks.solver import solver_errors
 from torchtitan.freezing.checks.tokenizers import tokenizer_errors
 from torchtitan.freezing.checks.validation import validation_errors
-from torchtitan.freezing.config import Freezing, JobConfig
+from torchtitan.freezing.config import Freezing, JobConfig, toml_key
 from torchtitan.freezing.report.reference import reference_errors
 
 
@@ -50,25 +56,27 @@ def check(job_config: JobConfig, *, trains: bool = False) -> None:
     Raises:
         ConfigError: Naming every error found.
     """
-    errors = [
-        *_pipeline_errors(job_config),
-        *emulation_errors(job_config),
-        *([] if job_config.emulation.enable else parallel_errors(job_config)),
-        *model_errors(job_config),
-        *float8_errors(job_config),
-        *data_errors(job_config),
-        *validation_errors(job_config),
-        *_freezing_errors(job_config),
-        *reference_errors(job_config),
-    ]
-    if trains:
-        errors += [
-            *tokenizer_errors(job_config),
-            *checkpoint_errors(job_config),
-            *output_errors(job_config),
-        ]
+    with arguments_named(toml_key):
+        errors = list(_errors(job_config, trains=trains))
     if errors:
         raise ConfigError(join_errors(errors))
+
+
+def _errors(job_config: JobConfig, *, trains: bool) -> Iterator[str]:
+    yield from _pipeline_errors(job_config)
+    yield from emulation_errors(job_config)
+    if not job_config.emulation.enable:
+        yield from parallel_errors(job_config)
+    yield from model_errors(job_config)
+    yield from float8_errors(job_config)
+    yield from data_errors(job_config)
+    yield from validation_errors(job_config)
+    yield from _freezing_errors(job_config)
+    yield from reference_errors(job_config)
+    if trains:
+        yield from tokenizer_errors(job_config)
+        yield from checkpoint_errors(job_config)
+        yield from output_errors(job_config)
 
 
 def check_examples(job_config: JobConfig) -> None:
@@ -220,7 +228,7 @@ def _freezing_errors(config: JobConfig) -> Iterator[str]:
         return
     if method.plans:
         yield from phase_errors(config)
-        yield from _ratio_errors(config)
+        yield from ratio_errors(freezing.max_freeze_ratio, _n_stages(config))
         yield from solver_errors(config)
     else:
         yield from warmup_errors(config)
@@ -232,30 +240,9 @@ def _freezing_errors(config: JobConfig) -> Iterator[str]:
         score_memory=freezing.score_memory,
         score_dtype=freezing.score_dtype,
     )
-    if (freezing.first_stage, freezing.skip_input_grads) == (PER_TENSOR, PLAN):
-        yield (
-            'freezing.skip_input_grads is "plan", but under freezing.first_stage "per_tensor" every stage '
-            'needs its input gradients; set first_stage to "all_or_nothing" or skip_input_grads to "off"'
-        )
-    if not 0 <= freezing.seed < N_SEEDS:
-        yield f"freezing.seed is {freezing.seed}; it must be 0 or more and below 2**64"
+    yield from skip_errors(freezing.first_stage, freezing.skip_input_grads)
+    yield from seed_errors(freezing.seed)
     yield from _unsupported(config)
-
-
-def _ratio_errors(config: JobConfig) -> Iterator[str]:
-    ratio = config.freezing.max_freeze_ratio
-    values = ratio if isinstance(ratio, list) else [ratio]
-    for value in values:
-        if not isinstance(value, (int, float)) or not 0.0 <= value <= 1.0 or math.isnan(value):
-            yield f"freezing.max_freeze_ratio is {value!r}; it must lie in [0, 1]"
-    n_stages = _n_stages(config)
-    if ratio == []:
-        yield "freezing.max_freeze_ratio is []; it needs one value, or one for each stage"
-    elif isinstance(ratio, list) and n_stages is not None and len(ratio) != n_stages:
-        yield (
-            f"freezing.max_freeze_ratio has {len(ratio)} values; it needs one, or one for each of "
-            f"the {n_stages} stages"
-        )
 
 
 def _n_stages(config: JobConfig) -> int | None:

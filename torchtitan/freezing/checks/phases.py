@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from timelyfreeze.settings import MIXED, PhaseSchedule, replanning_errors
-from timelyfreeze.timing import PASSES_FOR_BOTH
+from timelyfreeze.settings import PhaseSchedule, replanning_errors
+from timelyfreeze.timing import discard_errors
 from torchtitan.freezing.config import Freezing, JobConfig
 
 
@@ -54,7 +54,7 @@ def phase_errors(config: JobConfig) -> Iterator[str]:
             f"freezing.last_monitor_step is {freezing.last_monitor_step}; it must lie before "
             f"training.steps ({config.training.steps}), or nothing is ever frozen"
         )
-    yield from _discard_errors(freezing, phases)
+    yield from discard_errors(freezing.discard_batches, phases)
     yield from replanning_errors(
         phases=phases,
         solver_delay_steps=freezing.solver_delay_steps,
@@ -68,21 +68,4 @@ def phase_errors(config: JobConfig) -> Iterator[str]:
             f"freezing.solver_delay_steps is {delay}; the plan would come at step "
             f"{freezing.last_monitor_step + delay}, which must lie before training.steps "
             f"({config.training.steps})"
-        )
-
-
-def _discard_errors(freezing: Freezing, phases: PhaseSchedule) -> Iterator[str]:
-    """Find out whether enough batches are left to measure both bounds, if a step has one pass."""
-    first, last = freezing.last_warmup_step, freezing.last_monitor_step
-    if phases.monitoring == MIXED:
-        most = last - first - PASSES_FOR_BOTH
-        rule = f"leave {PASSES_FOR_BOTH} of the {last - first} batches of mixed monitoring"
-    else:
-        n_batches = min(phases.last_upper_bound_step - first, last - phases.last_upper_bound_step)
-        most = n_batches - 1
-        rule = f"below the {n_batches} batches of each half of the monitoring steps"
-    if not 0 <= freezing.discard_batches <= most:
-        yield (
-            f"freezing.discard_batches is {freezing.discard_batches}; it must be 0 or more and {rule}"
-            f" (freezing.last_warmup_step {first} to freezing.last_monitor_step {last})"
         )

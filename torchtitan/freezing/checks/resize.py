@@ -11,10 +11,11 @@ from pathlib import Path
 
 from timelyfreeze.control import pipeline_error, rank_keys, saved_states
 from timelyfreeze.policies import NONE
+from timelyfreeze.settings import arguments_named
 from torchtitan.checkpoints.finished import saved_keys, saved_values
 from torchtitan.data.turns import is_instruct_dataset
 from torchtitan.freezing.checks.parallel import data_parallel_degree
-from torchtitan.freezing.config import JobConfig
+from torchtitan.freezing.config import JobConfig, toml_key
 
 _FREEZING, _DATA = "freezing", "dataloader"
 _WORLD_SIZE = f"{_DATA}.world_size"
@@ -48,7 +49,8 @@ def _pipeline_errors(config: JobConfig, folder: Path, keys: list[str]) -> Iterat
     n_microbatches = (
         config.training.local_batch_size // parallelism.pipeline_parallel_microbatch_size
     )
-    error = pipeline_error(states, parallelism.pipeline_parallel_degree, n_microbatches)
+    with arguments_named(toml_key):
+        error = pipeline_error(states, parallelism.pipeline_parallel_degree, n_microbatches)
     if error is not None:
         yield f"{str(folder)!r}: {error}"
 

@@ -19,12 +19,12 @@ import torchtitan.tools.utils as titan_tools
 from torchtitan.protocols.train_spec import get_train_spec
 
 from timelyfreeze.schedule import ActionKind, ScheduleOrder
+from timelyfreeze.timing import shared_cores, usable_cores
 from torchtitan.freezing.config import JobConfig, count_layers, pipeline_order, stage_modules
 from torchtitan.freezing.profile.bench import Bench, Repeats
 from torchtitan.freezing.profile.checks import model_not_covered, not_covered
 from torchtitan.freezing.profile.response import Response
 from torchtitan.freezing.spec import build_train_spec
-from torchtitan.upstream.cpu_device import shared_cores, usable_cores
 
 
 @dataclass(frozen=True)
