@@ -234,8 +234,8 @@ class TimelyFreeze:
         self, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
     ) -> None:
         """End each step once all optimizers have made theirs."""
-        one = isinstance(optimizer, torch.optim.Optimizer)
-        optimizers = [] if optimizer is None else [optimizer] if one else list(optimizer)  # type: ignore[arg-type, list-item]
+        optimizers: list[Any] = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
+        optimizers = [each for each in optimizers if each is not None]
         done: set[int] = set()
 
         def after_step(stepped: torch.optim.Optimizer, *args: Any) -> None:

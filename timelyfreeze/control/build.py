@@ -42,9 +42,11 @@ def attach_clocks(
         recorder: Where times go.
         settings: The user's choices; None to freeze nothing.
     """
-    plans = settings is not None and settings.phases.measures
+    per_tensor = (
+        settings is not None and settings.phases.measures and settings.first_stage == PER_TENSOR
+    )
     for stage in stages:
-        stage.attach(recorder, per_tensor=plans and settings.first_stage == PER_TENSOR)
+        stage.attach(recorder, per_tensor=per_tensor)
 
 
 def build_controller(
