@@ -7,7 +7,7 @@
 # one core, JOBS of them at a time (default 2). Runs that OUTPUT has are not made again. Plots go to OUTPUT/gallery; copy
 # them to docs/gallery once they have been looked at.
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/../scripts/usage.sh"
 expect_options "" "$@"
 [ $# -gt 0 ] && [ "$1" != -- ] || refuse "OUTPUT is missing"
 output=$(realpath -m "$1")
@@ -17,10 +17,11 @@ shift
 [ $# -eq 0 ] || shift
 [[ ${JOBS:-2} =~ ^[1-9][0-9]{0,3}$ ]] || refuse "JOBS is '$JOBS'; it must be a number, 1 or more"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-scripts/setup.sh
+source scripts/environment.sh
+choose_python
 mkdir -p "$output/gallery"
 # A device for each rank is what an emulation is about: one thread, as a core has.
-export OMP_NUM_THREADS=1 PYTHONPATH=$PWD CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES-}
+export OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES-}
 schedules=(GPipe 1F1B Interleaved1F1B ZBVZeroBubble)
 
 train() {
@@ -32,9 +33,8 @@ train() {
   rm -rf "$folder"
   mkdir -p "$folder"
   echo "$schedule $method"
-  if ! .venv/bin/torchrun --nproc_per_node=1 --rdzv_backend=c10d --rdzv_endpoint=localhost:0 -m torchtitan.freezing \
-    --job.config_file train_configs/prediction_8m.toml --job.dump_folder "$folder" --emulation.enable \
-    --metrics.enable_tensorboard --metrics.log_freq=4 --parallelism.pipeline_parallel_degree=4 \
+  if ! "$python" -m timelyfreeze train train_configs/prediction_8m.toml --nproc 1 --job.dump_folder="$folder" \
+    --emulation.enable --metrics.enable_tensorboard --metrics.log_freq=4 --parallelism.pipeline_parallel_degree=4 \
     "--parallelism.pipeline_parallel_schedule=$schedule" "--freezing.method=$method" "$@" > "$folder/train.log" 2>&1; then
     echo "error: $schedule with $method failed; see $folder/train.log" >&2
     return 1
@@ -64,7 +64,7 @@ for schedule in "${schedules[@]}"; do
     done
   fi
 done
-.venv/bin/python timelyfreeze/compare/show_command.py "${schedules[@]/#/$output/}" --output "$output/comparison" --title "Four schedules"
+"$python" -m timelyfreeze compare show "${schedules[@]/#/$output/}" --output "$output/comparison" --title "Four schedules"
 for plot in freeze_ratio_steps freeze_ratio_stages; do
   cp "$output/comparison/$plot.png" "$output/gallery/comparison_$plot.png"
 done

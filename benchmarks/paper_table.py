@@ -18,6 +18,8 @@ from pathlib import Path
 from reprlib import repr
 from typing import Any
 
+from timelyfreeze.files import markdown_table
+
 DEFAULT_SPLIT = "default"
 # A pipeline batch of the paper's language models: 16 rows of 1024 tokens over 4 devices (Table 3).
 TOKENS_PER_DEVICE = 16 * 1024 / 4
@@ -145,7 +147,7 @@ def render(model: str, cases: Iterable[dict[str, Any]]) -> str:
         "schedule", "r_max", "batch, ms: planned", "paper", "frozen, ms: planned", "paper",
         "gain: planned", "paper", "limit", "freeze ratio: planned", "paper",
     ]  # fmt: skip
-    lines = [_line(heads), _line(["---"] * len(heads))]
+    rows = []
     sizes = set()
     for case in cases:
         measured = paper.rows.get(case["schedule"])
@@ -153,22 +155,20 @@ def render(model: str, cases: Iterable[dict[str, Any]]) -> str:
             continue
         if case["tokens_per_second"] is not None:
             sizes.add(round(case["tokens_per_second"] * case["frozen_step_ms"] / 1e3))
-        lines.append(
-            _line(
-                [
-                    case["schedule"],
-                    f"{case['max_freeze_ratio']:g}",
-                    f"{case['step_ms']:.1f}",
-                    f"{1e3 * TOKENS_PER_DEVICE / measured.tokens_per_second:.1f}",
-                    f"{case['frozen_step_ms']:.1f}",
-                    f"{1e3 * TOKENS_PER_DEVICE / measured.frozen_tokens_per_second:.1f}",
-                    f"{case['gain']:+.1%}",
-                    f"{measured.gain:+.1%}",
-                    f"{case['upper_bound_gain']:+.1%}",
-                    f"{case['mean_ratio']:.2f}",
-                    f"{measured.freeze_ratio:.2f}",
-                ]
-            )
+        rows.append(
+            [
+                case["schedule"],
+                f"{case['max_freeze_ratio']:g}",
+                f"{case['step_ms']:.1f}",
+                f"{1e3 * TOKENS_PER_DEVICE / measured.tokens_per_second:.1f}",
+                f"{case['frozen_step_ms']:.1f}",
+                f"{1e3 * TOKENS_PER_DEVICE / measured.frozen_tokens_per_second:.1f}",
+                f"{case['gain']:+.1%}",
+                f"{measured.gain:+.1%}",
+                f"{case['upper_bound_gain']:+.1%}",
+                f"{case['mean_ratio']:.2f}",
+                f"{measured.freeze_ratio:.2f}",
+            ]
         )
     about = (
         f"{model}; paper: {paper.source}. The paper's batches are its tokens/s: "
@@ -181,11 +181,7 @@ def render(model: str, cases: Iterable[dict[str, Any]]) -> str:
             f" PLANNED FOR ANOTHER BATCH, of {', '.join(map(str, sorted(sizes)))} tokens a device: "
             "times cannot be compared."
         )
-    return "\n".join([about, "", *lines])
-
-
-def _line(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
+    return "\n".join([about, "", markdown_table(heads, rows)])
 
 
 if __name__ == "__main__":

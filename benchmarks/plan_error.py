@@ -13,17 +13,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from prediction_table import Metrics, Times, metrics_of
+from prediction_table import excess, metrics_of
 
+from timelyfreeze.cli.options import status_of
 from timelyfreeze.compare.runs import FINISHED, Run, find_runs
+from timelyfreeze.files import markdown_lines
 from timelyfreeze.settings import ALL_OR_NOTHING, USE
-from timelyfreeze.whatif.answer import answer
-from timelyfreeze.whatif.bounds_file import BoundsFile, read_bounds_file
-from timelyfreeze.whatif.grid import Grid
-from timelyfreeze.whatif.splits import render_split
+from timelyfreeze.whatif import BoundsFile, Grid, answer, read_bounds_file, render_split
 
 HEAD = (
     "planned from", "run", "microbatches", "layers", "r_max", "batch without, planned", "measured",
@@ -39,44 +39,41 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("bounds", type=Path, nargs="+", metavar="BOUNDS")
     parser.add_argument("--runs", type=Path, nargs="+", required=True, metavar="RUN_FOLDER")
     options = parser.parse_args(arguments)
-    try:
-        files = [read_bounds_file(path) for path in options.bounds]
-        found = find_runs(options.runs)
-        runs = [run for run in found.runs if run.status == FINISHED]
-        for problem in found.unreadable:
-            print(f"not read: {problem}", file=sys.stderr)
-        if not runs:
-            raise ValueError("--runs has no finished run")
-        print(_row(HEAD))
-        print(_row(["---"] * len(HEAD)))
-        for file in files:
-            for run in runs:
-                print(_row(_cells(file, run)), flush=True)
-    except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return status_of(lambda: _table(options.bounds, options.runs))
+
+
+def _table(bounds: Sequence[Path], folders: Sequence[Path]) -> int:
+    files = [read_bounds_file(path) for path in bounds]
+    found = find_runs(folders)
+    runs = [run for run in found.runs if run.status == FINISHED]
+    for problem in found.unreadable:
+        print(f"not read: {problem}", file=sys.stderr)
+    if not runs:
+        raise ValueError("--runs has no finished run")
+    rows = ([name_of(file), *_cells(file, run)] for file in files for run in runs)
+    for line in markdown_lines(HEAD, rows):
+        print(line, flush=True)
     return 0
 
 
-def _cells(file: BoundsFile, run: Run) -> Iterator[str]:
+def _cells(file: BoundsFile, run: Run) -> list[str]:
     own = read_bounds_file(run.folder / "bounds.json")
     metrics = metrics_of(run)
-    unfrozen_ms, planned_ms = planned(file, own, metrics)
-    before = Times(unfrozen_ms, metrics.times["batch_unfrozen"].measured_ms)
-    after = Times(planned_ms, metrics.times["batch"].measured_ms)
-    yield from (name_of(file), metrics.schedule, str(own.n_microbatches))
-    yield render_split(own.notes.layers or ())
-    yield f"{metrics.max_freeze_ratio:g}"
-    for times in (before, after):
-        yield f"{times.predicted_ms:.1f}"
-        yield "-" if times.measured_ms is None else f"{times.measured_ms:.1f}"
-        yield "-" if times.error is None else f"{times.error:+.1%}"
-    yield f"{unfrozen_ms / planned_ms - 1.0:+.1%}"
-    known = before.measured_ms is not None and after.measured_ms is not None
-    yield f"{before.measured_ms / after.measured_ms - 1.0:+.1%}" if known else "-"
+    planned_ms = planned(file, own, metrics)
+    measured_ms = [metrics["batch_unfrozen_ms_measured"], metrics["batch_ms_measured"]]
+    cells = [metrics["schedule"], str(own.n_microbatches), render_split(own.notes.layers or ())]
+    cells.append(f"{metrics['max_freeze_ratio']:g}")
+    for predicted, measured in zip(planned_ms, measured_ms, strict=True):
+        cells += [f"{predicted:.1f}", "-" if measured is None else f"{measured:.1f}"]
+        cells.append(_percent(excess(measured, predicted)))
+    return [*cells, _percent(excess(*planned_ms)), _percent(excess(*measured_ms))]
 
 
-def planned(file: BoundsFile, own: BoundsFile, metrics: Metrics) -> tuple[float, float]:
+def _percent(fraction: float | None) -> str:
+    return "-" if fraction is None else f"{fraction:+.1%}"
+
+
+def planned(file: BoundsFile, own: BoundsFile, metrics: dict[str, Any]) -> tuple[float, float]:
     """Return the batch of a run as planned from another file, milliseconds.
 
     Args:
@@ -95,8 +92,8 @@ def planned(file: BoundsFile, own: BoundsFile, metrics: Metrics) -> tuple[float,
     case = answer(
         file,
         Grid(
-            schedules=(metrics.schedule,),
-            caps=(metrics.max_freeze_ratio,),
+            schedules=(metrics["schedule"],),
+            caps=(metrics["max_freeze_ratio"],),
             microbatches=(own.n_microbatches,),
             splits=(own.notes.layers or "default",),
             n_ranks=own.n_ranks,
@@ -112,10 +109,6 @@ def name_of(file: BoundsFile) -> str:
     """Return what a reader calls a bounds file."""
     kind = "run" if file.notes.stages is None else "profile"
     return f"{kind}: {file.notes.schedule}, {file.n_stages} stages x {file.n_microbatches}"
-
-
-def _row(cells: Sequence[str] | Iterator[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

@@ -18,26 +18,71 @@ or in the folder of --output.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import shlex
+import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from prediction_jobs import Settings, errors, parse_pipeline, plan_jobs
 from prediction_table import collect, render_csv, render_table
+from processes import SCHEDULES
 
-from timelyfreeze.cli.options import status_of
-from timelyfreeze.compare.command import (
-    find_any,
-    keep,
-    parse,
-    refuse_trainer_arguments,
-    run_process,
-)
-from timelyfreeze.compare.launch import Starter, conflicts, run_jobs, start
-from timelyfreeze.compare.runs import FoundRuns, Run
+from timelyfreeze.cli.options import number, status_of, whole
+from timelyfreeze.compare.command import keep, parse
+from timelyfreeze.compare.jobs import DEGREE, Job, Settings, errors
+from timelyfreeze.compare.launch import Starter, resumable, run_jobs, start
+from timelyfreeze.compare.runs import FoundRuns, Run, find_any
 
-SCHEDULES = ["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"]
+
+@dataclass(frozen=True)
+class Pipeline:
+    """How a pipeline runs: ``emulated`` in one process, or ``real``, a process for each rank."""
+
+    kind: str
+    ranks: int
+
+    @property
+    def name(self) -> str:
+        """As on the command line."""
+        return f"{self.kind}:{self.ranks}"
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether all ranks are in one process."""
+        return self.kind == "emulated"
+
+    @property
+    def n_processes(self) -> int:
+        """How many processes it has."""
+        return 1 if self.is_emulated else self.ranks
+
+
+def parse_pipeline(text: str) -> Pipeline:
+    """Read a pipeline such as ``emulated:4``; the type of an option."""
+    kind, _, ranks = text.partition(":")
+    if kind not in ("emulated", "real") or not ranks.isdecimal() or int(ranks) < 2:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is given; it must be emulated:N or real:N with 2 ranks or more"
+        )
+    return Pipeline(kind, int(ranks))
+
+
+def job_of(pipeline: Pipeline, schedule: str, cap: float, repeat: int) -> Job:
+    """Return a run to be made."""
+    return Job(
+        label=f"{pipeline.name} {schedule} r_max {cap:g} repeat {repeat}",
+        path=Path(pipeline.name.replace(":", "_"), schedule, f"r_{cap:g}", f"repeat_{repeat}"),
+        nproc=pipeline.n_processes,
+        keys={
+            "parallelism.pipeline_parallel_schedule": schedule,
+            "freezing.max_freeze_ratio": cap,
+            DEGREE: pipeline.ranks,
+            **({"emulation.enable": True} if pipeline.is_emulated else {}),
+        },
+        record={"schedule": schedule, "method": "timelyfreeze", "seed": None},
+    )
 
 
 def main(arguments: Sequence[str], *, starter: Starter = start) -> int:
@@ -48,11 +93,28 @@ def main(arguments: Sequence[str], *, starter: Starter = start) -> int:
     def work() -> int:
         if options.what == "run":
             return _run(options, trainer_arguments, command, starter)
-        refuse_trainer_arguments(trainer_arguments)
+        if trainer_arguments:
+            raise ValueError(f"-- {' '.join(trainer_arguments)}: table starts no trainer")
         _table(options.folders, options.output, command)
         return 0
 
-    return status_of(work)
+    with resumable():
+        return status_of(work)
+
+
+def add_run_options(run: argparse.ArgumentParser) -> None:
+    """Add what says which pipelines run."""
+    run.add_argument("config", type=Path, metavar="CONFIG", help="TOML file of all runs")
+    run.add_argument("output", type=Path, metavar="OUTPUT", help="folder of all runs")
+    run.add_argument(
+        "--pipelines",
+        type=parse_pipeline,
+        nargs="+",
+        default=[Pipeline("emulated", 4), Pipeline("real", 2)],
+        metavar="KIND:RANKS",
+        help="emulated:N in one process, real:N in N (default emulated:4 real:2)",
+    )
+    run.add_argument("--r-max", nargs="+", type=number(0.0, 1.0), default=[0.3, 0.5, 0.8])
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -61,18 +123,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="what", required=True)
     run = commands.add_parser("run", help="make the runs, then the table")
-    run.add_argument("config", type=Path, metavar="CONFIG", help="TOML file of all runs")
-    run.add_argument("output", type=Path, metavar="OUTPUT", help="folder of all runs")
-    run.add_argument(
-        "--pipelines",
-        nargs="+",
-        default=["emulated:4", "real:2"],
-        metavar="KIND:RANKS",
-        help="emulated:N in one process, real:N in N (default emulated:4 real:2)",
-    )
+    add_run_options(run)
     run.add_argument("--schedules", nargs="+", default=SCHEDULES)
-    run.add_argument("--r-max", nargs="+", type=float, default=[0.3, 0.5, 0.8])
-    run.add_argument("--repeats", type=int, default=1, help="runs of each setting (default 1)")
+    run.add_argument("--repeats", type=whole(1), default=1, help="runs of each setting (default 1)")
     table = commands.add_parser("table", help="the table of runs that were made before")
     table.add_argument("folders", type=Path, nargs="+", metavar="RUN_FOLDER")
     table.add_argument("--output", type=Path, help="folder for prediction.md and prediction.csv")
@@ -88,12 +141,14 @@ def _run(
     # The trainer starts in the repository, not where this script was started.
     settings = Settings(options.config.resolve(), trainer_arguments)
     output = options.output.resolve()
-    pipelines = [parse_pipeline(text) for text in options.pipelines]
-    jobs = plan_jobs(pipelines, options.schedules, options.r_max, options.repeats)
-    found = errors(jobs, settings) or list(conflicts(jobs, settings, output))
+    # What is set against each other, the same pipeline emulated and real, follows each other.
+    asked = itertools.product(
+        range(options.repeats), options.schedules, options.r_max, options.pipelines
+    )
+    jobs = [job_of(pipeline, schedule, cap, repeat) for repeat, schedule, cap, pipeline in asked]
+    found = errors(jobs, settings, ["emulation.enable", "freezing.method"])
     if found:
         raise ValueError("\n       ".join(found))
-    output.mkdir(parents=True, exist_ok=True)
     # So that an emulated rank computes as a real one does.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     failed = run_jobs(jobs, settings, output, starter=starter)
@@ -108,11 +163,11 @@ def _table(folders: Sequence[Path], output: Path | None, command: str) -> None:
         ValueError: If there are no runs.
     """
     found = find_any(folders)
-    metrics, problems = collect(found)
-    text = render_table(metrics, problems, _head(found, command))
+    runs, problems = collect(found)
+    text = render_table(runs, problems, _head(found, command))
     print(f"\n{text}", end="")
     if output is not None:
-        keep(output, [("prediction.md", text), ("prediction.csv", render_csv(metrics))])
+        keep(output, [("prediction.md", text), ("prediction.csv", render_csv(runs))])
 
 
 def _head(found: FoundRuns, command: str) -> str:
@@ -127,9 +182,11 @@ def _head(found: FoundRuns, command: str) -> str:
 
 
 def _place(run: Run) -> str:
-    known = [run.summary.get(key) for key in ("device", "model", "dataset")]
-    return ", ".join([*map(str, known), f"torch {run.summary.get('torch_version')}"])
+    told = run.told
+    if told is None:
+        return "unknown"
+    return f"{told.device}, {told.model}, {told.dataset}, torch {told.torch_version}"
 
 
 if __name__ == "__main__":
-    run_process(main)
+    sys.exit(main(sys.argv[1:]))

@@ -2,156 +2,116 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import math
-import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from reprlib import repr
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import pandas as pd
+
 from timelyfreeze.compare.groups import schedule_rank
-from timelyfreeze.compare.runs import FINISHED, FoundRuns, Run, is_number, read_object
+from timelyfreeze.compare.runs import FINISHED, SETTINGS, FoundRuns, Run
+from timelyfreeze.files import field_of, markdown_table, number_of, read_object, shown, whole_of
 
-SETTINGS = "settings.json"
-MISSING = "-"
-
-
-@dataclass(frozen=True)
-class Times:
-    """A time as it was predicted and as it was measured, milliseconds; None where not known."""
-
-    predicted_ms: float | None
-    measured_ms: float | None
-
-    @property
-    def error(self) -> float | None:
-        """By how much the measured time is above the predicted one, as a fraction of it."""
-        if not self.predicted_ms or self.measured_ms is None:
-            return None
-        return self.measured_ms / self.predicted_ms - 1.0
-
-
-@dataclass(frozen=True)
-class Metrics:
-    """What one run says of its predictions.
-
-    Attributes:
-        pipeline: ``emulated`` or ``real``, and the number of ranks.
-        schedule: Its name.
-        max_freeze_ratio: The cap of its plan.
-        folder: Where the run is.
-        times: By name of ``WHAT``.
-        gain: Gain in throughput of the step, as planned, and as measured.
-        failure: Why there is no plan.
-    """
-
-    pipeline: str
-    schedule: str
-    max_freeze_ratio: float
-    folder: Path
-    times: Mapping[str, Times]
-    gain: Times
-    failure: str | None = None
-
-    @property
-    def setting(self) -> tuple[str, str, float]:
-        """What repeats of a run fraction."""
-        return self.pipeline, self.schedule, self.max_freeze_ratio
-
-
+SETTING = ["pipeline", "schedule", "max_freeze_ratio"]
 WHAT = {
     "batch_unfrozen": "batch without freezing",
     "batch": "batch with",
     "step_unfrozen": "step without freezing",
     "step": "step with",
 }
+NUMBERS = [f"{name}_{part}" for name in WHAT for part in ("ms_predicted", "ms_measured", "error")]
+NUMBERS += ["step_gain_predicted", "step_gain_measured"]
+COLUMNS = [*SETTING, *NUMBERS, "folder", "failure"]
 
 
-def metrics_of(run: Run) -> Metrics:
-    """Return the metrics of a finished run, with its settings from beside its summary.
+def excess(value: float | None, base: float | None) -> float | None:
+    """Return by how much ``value`` is above ``base``, as a fraction; None if it is not known."""
+    return None if value is None or not base else value / base - 1.0
+
+
+def metrics_of(run: Run) -> dict[str, Any]:
+    """Return what a finished run says of its predictions, with its settings from beside it.
 
     An emulated pipeline is measured by its virtual clock.
+
+    Returns:
+        The entries of ``COLUMNS``; None for a number that is not known.
 
     Raises:
         OSError: If there are no settings.
         ValueError: If summary or settings lack what is needed.
     """
+    cap, ranks = _settings_of(run)
+    summary = run.summary
+    is_emulated = summary.emulated_ranks is not None
+    step_ms_unfrozen, step_ms = summary.step_ms_unfrozen, summary.step_ms
+    if is_emulated:
+        step_ms_unfrozen, step_ms = summary.virtual_step_ms_unfrozen, summary.virtual_step_ms
+    outside_ms, unfrozen_ms = summary.outside_ms, summary.batch_ms_unfrozen_predicted
+    known = unfrozen_ms is not None and outside_ms is not None
+    pairs = {
+        "batch_unfrozen": (unfrozen_ms, summary.batch_ms_unfrozen),
+        "batch": (summary.batch_ms_predicted, summary.batch_ms),
+        "step_unfrozen": (
+            summary.batches_per_step * unfrozen_ms + outside_ms if known else None,
+            step_ms_unfrozen,
+        ),
+        "step": (summary.step_ms_predicted, step_ms),
+    }
+    metrics: dict[str, Any] = {
+        "pipeline": f"{'emulated' if is_emulated else 'real'}, {ranks} ranks",
+        "schedule": run.schedule,
+        "max_freeze_ratio": cap,
+    }
+    for name, (predicted_ms, measured_ms) in pairs.items():
+        metrics[f"{name}_ms_predicted"] = predicted_ms
+        metrics[f"{name}_ms_measured"] = measured_ms
+        metrics[f"{name}_error"] = excess(measured_ms, predicted_ms)
+    for part, before, after in zip(
+        ("predicted", "measured"), pairs["step_unfrozen"], pairs["step"], strict=True
+    ):
+        metrics[f"step_gain_{part}"] = excess(before, after)
+    return metrics | {"folder": str(run.folder), "failure": summary.failure}
+
+
+def _settings_of(run: Run) -> tuple[float, int]:
+    """Return the cap of a run and its pipeline ranks."""
     settings = read_object(run.folder / SETTINGS)
     try:
-        cap = settings["freezing"]["max_freeze_ratio"]
-        ranks = settings["parallelism"]["pipeline_parallel_degree"]
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{SETTINGS} does not give {error}; it is not that of a run") from None
-    if isinstance(cap, list):
-        raise ValueError(
-            f"{SETTINGS}: max_freeze_ratio is {repr(cap)}; the table has one for all stages"
-        )
-    for key, value in (("max_freeze_ratio", cap), ("pipeline_parallel_degree", ranks)):
-        if not is_number(value) or not math.isfinite(value):
-            raise ValueError(f"{SETTINGS}: {key} is {repr(value)}; it must be a number")
-    summary = run.summary
-    is_emulated = summary.get("emulated_ranks") is not None
-    virtual = "virtual_" if is_emulated else ""
-    outside_ms, n_batches = summary.get("outside_ms"), summary.get("batches_per_step") or 1
-
-    def step_of(batch_ms: float | None) -> float | None:
-        known = batch_ms is not None and outside_ms is not None
-        return n_batches * batch_ms + outside_ms if known else None
-
-    unfrozen_ms = summary.get("batch_ms_unfrozen_predicted")
-    planned_ms = summary.get("batch_ms_predicted")
-    times = {
-        "batch_unfrozen": Times(unfrozen_ms, summary.get("batch_ms_unfrozen")),
-        "batch": Times(planned_ms, summary.get("batch_ms")),
-        "step_unfrozen": Times(step_of(unfrozen_ms), summary.get(f"{virtual}step_ms_unfrozen")),
-        "step": Times(summary.get("step_ms_predicted"), summary.get(f"{virtual}step_ms")),
-    }
-    before, after = times["step_unfrozen"], times["step"]
-    return Metrics(
-        pipeline=f"{'emulated' if is_emulated else 'real'}, {ranks} ranks",
-        schedule=run.schedule,
-        max_freeze_ratio=float(cap),
-        folder=run.folder,
-        times=times,
-        gain=Times(
-            _gain(before.predicted_ms, after.predicted_ms),
-            _gain(before.measured_ms, after.measured_ms),
-        ),
-        failure=summary.get("failure"),
-    )
+        freezing = field_of("", settings, "freezing")
+        parallelism = field_of("", settings, "parallelism")
+        cap = field_of("freezing", freezing, "max_freeze_ratio")
+        degree = field_of("parallelism", parallelism, "pipeline_parallel_degree")
+        if isinstance(cap, list):
+            raise ValueError(f"max_freeze_ratio is {shown(cap)}; the table has one for all stages")
+        return number_of("max_freeze_ratio", cap), whole_of("pipeline_parallel_degree", degree)
+    except ValueError as error:
+        raise ValueError(f"{SETTINGS}: {error}") from None
 
 
-def _gain(before_ms: float | None, after_ms: float | None) -> float | None:
-    return None if before_ms is None or not after_ms else before_ms / after_ms - 1.0
-
-
-def collect(found: FoundRuns) -> tuple[list[Metrics], list[str]]:
-    """Return the metrics of all finished runs, in the order of the table, and what is amiss."""
-    metrics, problems = [], [f"not read: {problem}" for problem in found.unreadable]
+def collect(found: FoundRuns) -> tuple[pd.DataFrame, list[str]]:
+    """Return a row of ``COLUMNS`` for each finished run, in order, and what is amiss."""
+    rows, problems = [], [f"not read: {problem}" for problem in found.unreadable]
     for run in found.runs:
         if run.status != FINISHED:
             problems.append(f"{run.status}: {run.folder}")
             continue
         try:
-            one = metrics_of(run)
+            rows.append(metrics_of(run))
         except (OSError, ValueError) as error:
             problems.append(f"not read: {run.folder}: {error}")
             continue
-        if one.failure is not None:
-            problems.append(f"no plan: {run.folder}: {one.failure}")
-        metrics.append(one)
-    return sorted(metrics, key=_position), problems
+        if rows[-1]["failure"] is not None:
+            problems.append(f"no plan: {run.folder}: {rows[-1]['failure']}")
+    rows.sort(key=_position)
+    runs = pd.DataFrame(rows, columns=COLUMNS)
+    return runs.astype(dict.fromkeys(NUMBERS, float)), problems
 
 
-def _position(one: Metrics) -> tuple[Any, ...]:
-    place = schedule_rank(one.schedule)
-    return one.pipeline, place, one.max_freeze_ratio, str(one.folder)
+def _position(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return row["pipeline"], schedule_rank(row["schedule"]), row["max_freeze_ratio"], row["folder"]
 
 
-def render_table(metrics: Sequence[Metrics], problems: Iterable[str], head: str) -> str:
+def render_table(runs: pd.DataFrame, problems: Iterable[str], head: str) -> str:
     """Return the tables as markdown: one row for each setting, then median and worst errors.
 
     Where a setting was run several times, a cell holds the median and the smallest and largest.
@@ -159,88 +119,52 @@ def render_table(metrics: Sequence[Metrics], problems: Iterable[str], head: str)
     titles = ["pipeline", "schedule", "r_max", "runs"]
     for title in WHAT.values():
         titles += [f"{title}, ms: predicted", "measured", "error"]
-    lines = [head.rstrip(), "", _line([*titles, "gain predicted", "measured"])]
-    lines.append("|" + "---|" * (len(titles) + 2))
-    for (pipeline, schedule, cap), group in _by_setting(metrics).items():
-        cells = [pipeline, schedule, f"{cap:g}", str(len(group))]
-        for name in WHAT:
-            times = [one.times[name] for one in group]
-            cells += [
-                _spread([t.predicted_ms for t in times], _ms),
-                _spread([t.measured_ms for t in times], _ms),
-                _spread([t.error for t in times], _percent),
-            ]
-        cells.append(_spread([one.gain.predicted_ms for one in group], _percent))
-        cells.append(_spread([one.gain.measured_ms for one in group], _percent))
-        lines.append(_line(cells))
+    titles += ["gain predicted", "measured"]
+    settings = [
+        [pipeline, schedule, f"{cap:g}", str(len(group)), *(_spread(group[n]) for n in NUMBERS)]
+        for (pipeline, schedule, cap), group in runs.groupby(SETTING, sort=False)
+    ]
+    names = ["pipeline", "what", "runs", "median", "worst", "worst in", "within 3%"]
+    lines = [head.rstrip(), "", markdown_table(titles, settings)]
     lines += ["", "Errors without their sign, over all runs:", ""]
-    lines += [_line(["pipeline", "what", "runs", "median", "worst", "worst in", "within 3%"])]
-    lines += ["|" + "---|" * 7, *map(_line, _errors(metrics))]
+    lines.append(markdown_table(names, _errors(runs)))
     lines += [f"\n- {problem}" for problem in problems]
     return "\n".join(lines) + "\n"
 
 
-def _by_setting(metrics: Iterable[Metrics]) -> dict[tuple[str, str, float], list[Metrics]]:
-    groups: dict[tuple[str, str, float], list[Metrics]] = {}
-    for one in metrics:
-        groups.setdefault(one.setting, []).append(one)
-    return groups
-
-
-def _errors(metrics: Sequence[Metrics]) -> Iterator[list[str]]:
-    for pipeline in dict.fromkeys(one.pipeline for one in metrics):
-        mine = [one for one in metrics if one.pipeline == pipeline]
+def _errors(runs: pd.DataFrame) -> list[list[str]]:
+    rows = []
+    for pipeline, mine in runs.groupby("pipeline", sort=False):
         for name, title in WHAT.items():
-            errors = [(one.times[name].error, one) for one in mine]
-            known = [(error, one) for error, one in errors if error is not None]
-            if not known:
-                continue
-            worst, where = max(known, key=lambda pair: abs(pair[0]))
-            within = sum(abs(error) <= 0.03 for error, _ in known)
-            yield [
-                pipeline,
-                title,
-                str(len(known)),
-                f"{statistics.median(abs(error) for error, _ in known):.1%}",
-                _percent(worst),
-                f"{where.schedule}, r_max {where.max_freeze_ratio:g}",
-                f"{within} of {len(known)}",
-            ]
+            errors = mine[f"{name}_error"].dropna()
+            if not errors.empty:
+                worst = mine.loc[errors.abs().idxmax()]
+                where = f"{worst['schedule']}, r_max {worst['max_freeze_ratio']:g}"
+                rows.append([pipeline, title, *error_cells(errors, where)])
+    return rows
 
 
-def _spread(values: Sequence[float | None], text: Callable[[float], str]) -> str:
-    known = [value for value in values if value is not None]
-    if not known:
-        return MISSING
-    middle = text(statistics.median(known))
-    return middle if len(known) == 1 else f"{middle} ({text(min(known))}..{text(max(known))})"
+def error_cells(errors: pd.Series[float], where: str | None = None) -> list[str]:
+    """Return how many errors there are, their median, the worst, and how many are small."""
+    sizes = errors.abs()
+    return [
+        str(len(errors)),
+        f"{sizes.median():.1%}",
+        f"{errors[sizes.idxmax()]:+.1%}",
+        *([] if where is None else [where]),
+        f"{(sizes <= 0.03).sum()} of {len(errors)}",
+    ]
 
 
-def _ms(value: float) -> str:
-    return f"{value:.1f}"
+def _spread(column: pd.Series[float]) -> str:
+    known = column.dropna()
+    if known.empty:
+        return "-"
+    text: Callable[[float], str] = ("{:.1f}" if "_ms_" in str(column.name) else "{:+.1%}").format
+    middle = text(known.median())
+    return middle if len(known) == 1 else f"{middle} ({text(known.min())}..{text(known.max())})"
 
 
-def _percent(value: float) -> str:
-    return f"{value:+.1%}"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def render_csv(metrics: Sequence[Metrics]) -> str:
+def render_csv(runs: pd.DataFrame) -> str:
     """Return every run as a row of CSV; what is not known is empty."""
-    buffer = io.StringIO()
-    columns = ["pipeline", "schedule", "max_freeze_ratio"]
-    for name in WHAT:
-        columns += [f"{name}_ms_predicted", f"{name}_ms_measured", f"{name}_error"]
-    columns += ["step_gain_predicted", "step_gain_measured", "folder"]
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(columns)
-    for one in metrics:
-        row: list[Any] = [one.pipeline, one.schedule, one.max_freeze_ratio]
-        for name in WHAT:
-            times = one.times[name]
-            row += [times.predicted_ms, times.measured_ms, times.error]
-        writer.writerow([*row, one.gain.predicted_ms, one.gain.measured_ms, one.folder])
-    return buffer.getvalue()
+    return runs.drop(columns="failure").to_csv(index=False, lineterminator="\n")

@@ -6,8 +6,8 @@ are of the same minutes as the measured batches: a machine that is slower in the
 the morning is so for all of them.
 
 A shared machine also changes its speed from one second to the next, by more than predictions may
-miss. So a pass's times are divided by how slow the machine was in it: by its forwards, which no
-freezing shortens, against the median of the same forwards over all batches.
+miss. So the times of a batch are divided by how slow the machine was in it: by its forwards, which
+no freezing shortens, against the median of the same forwards over all batches.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
+from prediction_table import excess
 
 from timelyfreeze.planning import (
     FreezePlan,
     RankTimes,
     bounds_from_times,
-    front_depths,
     plan_from_json,
     plan_from_ratios,
+    skip_depths,
 )
 from timelyfreeze.schedule import (
     Action,
@@ -48,15 +50,15 @@ from timelyfreeze.timing import (
 )
 
 # What a pipeline has done under one schedule.
-PASSES = "batches.json"
-# Modes of a pass besides plans, which are named by their cap.
+BATCHES = "batches.json"
+# What a batch froze, besides plans, which are named by their cap.
 NOTHING, EVERYTHING = "nothing", "everything"
 _PATTERNS: Mapping[str, Pattern] = {NOTHING: UNFROZEN, EVERYTHING: FROZEN}
 
 
 @dataclass(frozen=True)
 class RankBatch:
-    """What one rank saw of one pass; milliseconds."""
+    """What one rank saw of one batch; milliseconds."""
 
     durations_ms: Mapping[Action, float]
     span_ms: float
@@ -64,13 +66,13 @@ class RankBatch:
 
 @dataclass(frozen=True)
 class Turn:
-    """One pass.
+    """One batch.
 
     Attributes:
         mode: ``nothing``, ``everything``, or the cap of a plan, such as ``0.8``.
         round: Number of the round it belongs to; each has batches of every mode.
         ranks: What each process saw.
-        step_ms: The optimizer step that the pass was, milliseconds.
+        step_ms: The optimizer step that the batch was, milliseconds.
     """
 
     mode: str
@@ -79,7 +81,7 @@ class Turn:
     step_ms: float
 
     def slowed(self, factor: float) -> Turn:
-        """Return the pass on a machine that many times as slow."""
+        """Return the batch on a machine that many times as slow."""
         ranks = tuple(
             RankBatch({a: factor * ms for a, ms in r.durations_ms.items()}, factor * r.span_ms)
             for r in self.ranks
@@ -97,7 +99,7 @@ class Batches:
         machine: What it ran on.
         order: The order that ran.
         n_processors: As for ``play_batch``.
-        transfers_ms: Of each link, as measured before.
+        p2p_latency_ms: Of each link, as measured before.
         plans: By cap, as in ``Turn.mode``.
         turns: Warm batches, oldest first.
     """
@@ -107,7 +109,7 @@ class Batches:
     machine: str
     order: ScheduleOrder
     n_processors: float | None
-    transfers_ms: Mapping[tuple[int, int], float]
+    p2p_latency_ms: Mapping[tuple[int, int], float]
     plans: Mapping[str, FreezePlan]
     turns: tuple[Turn, ...]
 
@@ -130,19 +132,19 @@ class Outcome:
     unfrozen_step_ms: float
 
     @property
-    def error(self) -> float:
+    def error(self) -> float | None:
         """Measured batch over predicted, minus 1."""
-        return self.batch_ms[1] / self.batch_ms[0] - 1.0
+        return excess(*reversed(self.batch_ms))
 
     @property
-    def unfrozen_error(self) -> float:
+    def unfrozen_error(self) -> float | None:
         """Likewise with nothing frozen."""
-        return self.unfrozen_ms[1] / self.unfrozen_ms[0] - 1.0
+        return excess(*reversed(self.unfrozen_ms))
 
     @property
-    def step_error(self) -> float:
+    def step_error(self) -> float | None:
         """Likewise of the step under the plan."""
-        return self.step_ms[1] / self.step_ms[0] - 1.0
+        return excess(*reversed(self.step_ms))
 
 
 def at_equal_speed(batches: Batches) -> tuple[Batches, list[float]]:
@@ -160,12 +162,11 @@ def at_equal_speed(batches: Batches) -> tuple[Batches, list[float]]:
     untouched = _untouched(batches)
     if not untouched:
         raise ValueError("the plans shorten every forward, so none tells how slow the machine was")
-    rows = [
+    forwards = pd.DataFrame(
         {a: ms for rank in turn.ranks for a, ms in rank.durations_ms.items() if a in untouched}
         for turn in batches.turns
-    ]
-    middle_ms = median_of_each(rows)
-    drift = [statistics.median(row[a] / middle_ms[a] for a in middle_ms) for row in rows]
+    )
+    drift = (forwards / forwards.median()).median(axis="columns").tolist()
     turns = tuple(turn.slowed(1.0 / slow) for turn, slow in zip(batches.turns, drift, strict=True))
     return replace(batches, turns=turns), drift
 
@@ -176,15 +177,14 @@ def _untouched(batches: Batches) -> set[Action]:
     Where a stage and all in front of it are frozen whole, a forward keeps nothing for a backward
     and is shorter. With everything frozen that is the first stage.
     """
+    dag = build_dag(batches.order)
     depths: dict[int, int] = {}
     for plan in batches.plans.values():
-        dag = build_dag(batches.order)
-        for microbatch, depth in front_depths(dag, plan.ratios).items():
+        for microbatch, depth in skip_depths(dag, plan.ratios).items():
             depths[microbatch] = max(depth, depths.get(microbatch, 0))
-    actions = [action for rank in batches.order.ranks for action in rank]
     return {
         action
-        for action in actions
+        for action in dag.actions
         if action.kind is ActionKind.FORWARD
         and action.stage >= max(1, depths.get(action.microbatch, 0))
     }
@@ -203,14 +203,14 @@ def outcome(batches: Batches, cap: str, rounds: Iterable[int] | None = None) -> 
     """
     turns = _of_rounds(batches.turns, rounds)
     ranks = [_rank_times(turns, rank) for rank in range(len(turns[0].ranks))]
-    ranks[0] = replace(ranks[0], transfers_ms=batches.transfers_ms)
+    ranks[0] = replace(ranks[0], p2p_latency_ms=batches.p2p_latency_ms)
     _, bounds = bounds_from_times(ranks, batches.order, batches.n_processors)
     dag = build_dag(batches.order)
     plan = batches.plans[cap]
     # What can not be made faster, as measured this time, has ratio 0 by definition.
     ratios = np.where(bounds.max_ms > bounds.min_ms, [plan.ratio_of(a) for a in dag.actions], 0.0)
     predicted = plan_from_ratios(
-        dag, bounds, ratios, n_processors=batches.n_processors, uses_fronts=True
+        dag, bounds, ratios, n_processors=batches.n_processors, skips_grads=True
     )
     delays_ms = bounds.delays_ms(dag)
 
@@ -250,10 +250,7 @@ def resampled(batches: Batches, cap: str, n_samples: int, seed: int = 0) -> list
 def _of_rounds(turns: Sequence[Turn], rounds: Iterable[int] | None) -> list[Turn]:
     if rounds is None:
         return list(turns)
-    by_round: dict[int, list[Turn]] = {}
-    for turn in turns:
-        by_round.setdefault(turn.round, []).append(turn)
-    return [turn for number in rounds for turn in by_round[number]]
+    return [turn for number in rounds for turn in turns if turn.round == number]
 
 
 def _rank_times(turns: Sequence[Turn], rank: int) -> RankTimes:
@@ -276,33 +273,29 @@ def batches_from_json(text: str) -> Batches:
     """
     try:
         data: dict[str, Any] = json.loads(text)
-        turns = tuple(
-            Turn(
-                mode=turn["mode"],
-                round=int(turn["round"]),
-                ranks=tuple(
-                    RankBatch(
-                        {parse_action(a): float(ms) for a, ms in rank["durations_ms"].items()},
-                        float(rank["span_ms"]),
-                    )
-                    for rank in turn["ranks"]
-                ),
-                step_ms=float(turn["step_ms"]),
-            )
-            for turn in data["turns"]
-        )
         return Batches(
             pipeline=data["pipeline"],
             schedule=data["schedule"],
             machine=data["machine"],
             order=order_from_csv(data["order"]),
             n_processors=data["n_processors"],
-            transfers_ms={(a, b): float(ms) for a, b, ms in data["transfers_ms"]},
+            p2p_latency_ms={(a, b): float(ms) for a, b, ms in data["p2p_latency_ms"]},
             plans={cap: plan_from_json(plan) for cap, plan in data["plans"].items()},
-            turns=turns,
+            turns=tuple(map(_turn, data["turns"])),
         )
     except (
         *(LookupError, TypeError, AttributeError),
         *(ArithmeticError, RecursionError, ValueError),
     ) as error:
         raise ValueError(f"not the text of batches in turns: {error!r}") from error
+
+
+def _turn(plain: dict[str, Any]) -> Turn:
+    ranks = tuple(
+        RankBatch(
+            {parse_action(a): float(ms) for a, ms in rank["durations_ms"].items()},
+            float(rank["span_ms"]),
+        )
+        for rank in plain["ranks"]
+    )
+    return Turn(plain["mode"], int(plain["round"]), ranks, float(plain["step_ms"]))

@@ -1,28 +1,29 @@
 #!/usr/bin/env bash
 # Everything that waits for GPUs, in parts; each can be run alone.
 #
-#   scripts/gpu_checks.sh [OPTIONS] [PART ...]      default: every part that the machine and the options allow
+#   scripts/gpu_checks.sh [OPTIONS] [PART ...]      default: every part that the machine and the options allow,
+#                                                   in this order
 #
-# On one GPU:
 #   tests      what is marked gpu
-#   profile    Llama-3.2-1B and Llama-3-8B in the paper's shapes, in 4 and in 8 stages, one stage at a time (40 GB are
-#              enough); plans of the paper's four schedules at r_max 0.8, beside the paper's metrics
+#   pipeline   two GPUs or more: the default run over NCCL, the paired benchmarks, every freezing method once
 #   emulate    training steps of SmolLM2-135M and Llama-3.2-1B (80 GB), 4 ranks in one process: predicted and measured
-# On two or more:
-#   pipeline   the default run over NCCL, the paired benchmarks, every freezing method once
-#   memory     Llama-3.2-1B from random weights: the estimate, and what the GPUs held
-#   scores     SmolLM2-135M-Instruct, fine-tuned without and with freezing, and scored; needs MODEL, ROWS and QUESTIONS
+#   profile    Llama-3.2-1B and Llama-3-8B in the paper's shapes, in 4 and in 8 stages, one stage at a time (40 GB are
+#              enough); plans of the paper's four schedules at r_max 0.8, beside the paper's numbers
+#   memory     two GPUs or more: Llama-3.2-1B from random weights, the estimate, and what the GPUs held
+#   scores     two GPUs or more: SmolLM2-135M-Instruct, fine-tuned without and with freezing, and scored; needs --model,
+#              --examples and --questions
 #
 #   --gpus N             default: all visible ones
 #   --output FOLDER      default: outputs/gpu_checks; what is there already is not run again by emulate and scores
 #   --model FOLDER       Hugging Face folder of SmolLM2-135M-Instruct; emulate begins from random weights without it
-#   --rows FILE          its training rows: instruction, input, output
-#   --questions FOLDER   local questions, as for scripts/evaluate.sh --data-dir
+#   --examples FILE      its training examples: instruction, input, output
+#   --questions FOLDER   local questions, as for timelyfreeze evaluate --data-dir
 #   --small              the same commands with a tiny model and few steps, without a GPU too: to see that all of it
 #                        works before GPUs are rented
 #
 # Prints markdown tables; copy them into docs/results.md with the hardware's name. The folders in OUTPUT/profile without
-# settings.json go to profiles/, so that anyone can plan from them.
+# settings.json go to profiles/, so that anyone can plan from them. TIMELYFREEZE_PYTHON names a Python other than that
+# of .venv.
 set -euo pipefail
 
 source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
@@ -32,18 +33,18 @@ fail() {
   exit 2
 }
 
-gpus='' output=outputs/gpu_checks model='' rows='' questions='' small='' parts=()
+gpus='' output=outputs/gpu_checks model='' examples='' questions='' small='' parts=()
 while [ $# -gt 0 ]; do
   case $1 in
     -h | --help) usage 0 ;;
     --small) small=yes ;;
-    --gpus | --output | --model | --rows | --questions)
+    --gpus | --output | --model | --examples | --questions)
       [ $# -ge 2 ] || fail "$1 needs a value"
       case $1 in
         --gpus) gpus=$2 ;;
         --output) output=$(realpath -m "$2") ;;
         --model) model=$(realpath -m "$2") ;;
-        --rows) rows=$(realpath -m "$2") ;;
+        --examples) examples=$(realpath -m "$2") ;;
         --questions) questions=$(realpath -m "$2") ;;
       esac
       shift
@@ -54,7 +55,7 @@ while [ $# -gt 0 ]; do
   shift
 done
 [ -z "$model" ] || [ -d "$model" ] || fail "--model is '$model', which is no folder"
-[ -z "$rows" ] || [ -e "$rows" ] || fail "--rows is '$rows', which is neither a file nor a folder"
+[ -z "$examples" ] || [ -e "$examples" ] || fail "--examples is '$examples', which is neither a file nor a folder"
 [ -z "$questions" ] || [ -d "$questions" ] || fail "--questions is '$questions', which is no folder"
 [ ! -e "$output" ] || [ -d "$output" ] || fail "--output is '$output', which is no folder"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -64,15 +65,15 @@ if [ -z "$gpus" ]; then
 fi
 [[ $gpus =~ ^[0-9]+$ ]] || fail "--gpus is '$gpus'; it must be a number"
 [ "$gpus" -gt 0 ] || fail "no GPU is visible; --small tries everything without one"
-if [ -n "$model" ] && [ -z "$rows" ]; then
-  fail "--model is given and --rows is not; it needs rows to be trained on"
+if [ -n "$model" ] && [ -z "$examples" ]; then
+  fail "--model is given and --examples is not; it needs examples to be trained on"
 fi
 if [ ${#parts[@]} -eq 0 ]; then
-  parts=(tests profile emulate)
   if [ "$gpus" -ge 2 ]; then
-    parts+=(pipeline memory)
+    parts=(tests pipeline emulate profile memory)
     [ -z "$questions" ] || parts+=(scores)
   else
+    parts=(tests emulate profile)
     echo "One GPU is visible; pipeline, memory and scores need 2 or more and are left out." >&2
   fi
 fi
@@ -81,12 +82,12 @@ for part in "${parts[@]}"; do
     pipeline | memory) [ "$gpus" -ge 2 ] || fail "$part needs 2 GPUs or more; $gpus is visible" ;;
     scores)
       [ "$gpus" -ge 2 ] || fail "$part needs 2 GPUs or more; $gpus is visible"
-      [ -n "$model" ] && [ -n "$questions" ] || fail "$part needs --model, --rows and --questions"
+      [ -n "$model" ] && [ -n "$questions" ] || fail "$part needs --model, --examples and --questions"
       ;;
   esac
 done
-scripts/setup.sh dev
-export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+source scripts/environment.sh
+choose_python dev
 mkdir -p "$output"
 
 # Keys of the trainer that --small puts last, so that they win.
@@ -100,8 +101,12 @@ fi
 random_weights=(--checkpoint.no-enable --checkpoint.no-initial_load_in_hf --model.hf_assets_path=tests/assets/tokenizer
   --training.dataset_path=tests/assets/tiny_instruct)
 
+timelyfreeze() {
+  "$python" -m timelyfreeze "$@"
+}
+
 run_tests() {
-  .venv/bin/python -m pytest -m gpu tests/gpu
+  "$python" -m pytest -m gpu tests/gpu
 }
 
 run_profile() {
@@ -110,16 +115,16 @@ run_profile() {
   for name in Llama-3.2-1B:llama3_2_1b_alpaca_gpt4 Llama-3-8B:llama3_8b_openhermes; do
     config=${name#*:} name=${name%%:*}
     for schedule in 1F1B ZBVZeroBubble; do
-      scripts/profile_stages.sh "train_configs/$config.toml" --output "$output/profile/${config}_$schedule" \
+      timelyfreeze profile "train_configs/$config.toml" --output "$output/profile/${config}_$schedule" \
         "${options[@]}" -- --parallelism.pipeline_parallel_schedule="$schedule" "${tiny[@]}"
     done
     # Each schedule from stages as it has them: one a rank, or two.
     plans=("$output/profile/${config}_1F1B/plan.json" "$output/profile/${config}_ZBVZeroBubble/plan.json")
-    .venv/bin/python -m timelyfreeze plan "$output/profile/${config}_1F1B/bounds.json" --schedules GPipe 1F1B \
+    timelyfreeze plan "$output/profile/${config}_1F1B/bounds.json" --schedules GPipe 1F1B \
       --splits default balanced --json "${plans[0]}"
-    .venv/bin/python -m timelyfreeze plan "$output/profile/${config}_ZBVZeroBubble/bounds.json" \
+    timelyfreeze plan "$output/profile/${config}_ZBVZeroBubble/bounds.json" \
       --schedules Interleaved1F1B ZBVZeroBubble --splits default balanced --json "${plans[1]}"
-    .venv/bin/python benchmarks/paper_table.py "$name" "${plans[@]}" | tee "$output/profile/$config.md"
+    "$python" benchmarks/paper_table.py "$name" "${plans[@]}" | tee "$output/profile/$config.md"
   done
 }
 
@@ -130,15 +135,15 @@ run_emulate() {
     --training.global_batch_size=-1 --training.steps=100 --lr_scheduler.warmup_steps=10 --freezing.last_warmup_step=10
     --freezing.last_monitor_step=40 --freezing.last_ramp_step=44 --freezing.discard_batches=2)
   # Weights are read and nothing is saved, so that no run goes on from another.
-  [ -z "$model" ] || weights=(--model.hf_assets_path="$model" --training.dataset_path="$rows" --checkpoint.load_only)
+  [ -z "$model" ] || weights=(--model.hf_assets_path="$model" --training.dataset_path="$examples" --checkpoint.load_only)
   if [ -n "$small" ]; then
     schedules=(1F1B ZBVZeroBubble) weights=("${random_weights[@]}" --data.chat_template=plain)
   fi
   for config in smollm2_alpaca_gpt4 llama3_2_1b_alpaca_gpt4; do
     [ $config = smollm2_alpaca_gpt4 ] || weights=("${random_weights[@]}")
-    scripts/estimate_memory.sh "train_configs/$config.toml" --schedules "${schedules[@]}" -- --emulation.enable \
+    timelyfreeze estimate "train_configs/$config.toml" --schedules "${schedules[@]}" -- --emulation.enable \
       "${weights[@]}" "${keys[@]}" "${tiny[@]}"
-    .venv/bin/python benchmarks/prediction_error.py run "train_configs/$config.toml" "$output/emulate/$config" \
+    "$python" benchmarks/prediction_error.py run "train_configs/$config.toml" "$output/emulate/$config" \
       --pipelines emulated:4 --schedules "${schedules[@]}" --r-max 0.8 -- --validation.no-enable \
       "${weights[@]}" "${keys[@]}" "${short[@]}"
   done
@@ -152,12 +157,12 @@ run_pipeline() {
   if [ -n "$small" ]; then
     methods=(none timelyfreeze) schedules=(1F1B) modes=(all_or_nothing) ranks+=(--blocks 1 --steps 1)
   fi
-  NGPU=$gpus ./run_train.sh --parallelism.pipeline_parallel_degree="$gpus" --job.dump_folder="$output/default" \
-    "${bf16[@]}" "${short[@]}"
-  .venv/bin/python benchmarks/gain.py plain "${ranks[@]}" --schedules 1F1B ${small:+--training.seq_len=64}
-  .venv/bin/python benchmarks/gain.py gain "${ranks[@]}" --schedules "${schedules[@]}" --first-stage "${modes[@]}" \
+  timelyfreeze train train_configs/tiny_8m.toml --nproc "$gpus" --job.dump_folder="$output/default" \
+    --parallelism.pipeline_parallel_degree="$gpus" "${bf16[@]}" "${short[@]}"
+  "$python" benchmarks/gain.py gain "${ranks[@]}" --schedules "${schedules[@]}" --first-stage "${modes[@]}" \
     "${bf16[@]}" "${tiny[@]}"
-  .venv/bin/python timelyfreeze/compare/run_command.py run train_configs/compare_8m.toml "$output/comparison" --nproc "$gpus" \
+  "$python" benchmarks/gain.py plain "${ranks[@]}" --schedules 1F1B ${small:+--training.seq_len=64}
+  timelyfreeze compare run train_configs/compare_8m.toml "$output/comparison" --nproc "$gpus" \
     --schedules 1F1B --methods "${methods[@]}" -- "${bf16[@]}" --checkpoint.no-enable \
     --training.dataset_path=tests/assets/tiny_instruct --validation.dataset_path=tests/assets/tiny_instruct \
     --parallelism.pipeline_parallel_degree="$gpus" "${few[@]}" ${small:+--training.seq_len=64 --validation.no-enable}
@@ -169,27 +174,27 @@ run_memory() {
   for schedule in "${schedules[@]}"; do
     keys=(--parallelism.pipeline_parallel_degree="$gpus" --parallelism.pipeline_parallel_schedule="$schedule"
       --training.global_batch_size=-1 --freezing.method=none "${random_weights[@]}" "${tiny[@]}")
-    scripts/estimate_memory.sh train_configs/llama3_2_1b_alpaca_gpt4.toml -- "${keys[@]}"
-    CONFIG_FILE=train_configs/llama3_2_1b_alpaca_gpt4.toml NGPU=$gpus ./run_train.sh "${keys[@]}" --training.steps=6 \
+    timelyfreeze estimate train_configs/llama3_2_1b_alpaca_gpt4.toml -- "${keys[@]}"
+    timelyfreeze train train_configs/llama3_2_1b_alpaca_gpt4.toml --nproc "$gpus" "${keys[@]}" --training.steps=6 \
       --lr_scheduler.warmup_steps=2 --metrics.log_freq=1 --job.dump_folder="$output/memory_$schedule"
     grep -h peak_memory_gib "$output/memory_$schedule"/tb/*/summary.json
   done
 }
 
 run_scores() {
-  scripts/setup.sh eval
-  .venv/bin/python timelyfreeze/compare/run_command.py run train_configs/smollm2_alpaca_gpt4.toml "$output/smollm2" \
+  [ -n "${TIMELYFREEZE_PYTHON:-}" ] || scripts/setup.sh eval
+  timelyfreeze compare run train_configs/smollm2_alpaca_gpt4.toml "$output/smollm2" \
     --nproc "$gpus" --schedules 1F1B --methods none timelyfreeze timelyfreeze+apf autofreeze timelyfreeze+autofreeze \
     pipetransformer apf smartpipe lisa linear fixed --seeds 42 22 11 -- --training.steps=400 --validation.freq=50 \
     --checkpoint.interval=400 --lr_scheduler.warmup_steps=20 --freezing.last_warmup_step=20 \
     --freezing.last_monitor_step=40 --freezing.last_ramp_step=60 --model.hf_assets_path="$model" \
-    --training.dataset_path="$rows" --validation.dataset_path="$rows" \
+    --training.dataset_path="$examples" --validation.dataset_path="$examples" \
     --parallelism.pipeline_parallel_degree="$gpus"
-  scripts/evaluate.sh "$model" --data-dir "$questions" --output "$output/smollm2/before"
+  timelyfreeze evaluate "$model" --data-dir "$questions" --output "$output/smollm2/before"
   for run in "$output"/smollm2/1F1B/*/seed_42; do
-    scripts/evaluate.sh "$run" --data-dir "$questions"
+    timelyfreeze evaluate "$run" --data-dir "$questions"
   done
-  .venv/bin/python timelyfreeze/compare/run_command.py table "$output/smollm2"
+  timelyfreeze compare show "$output/smollm2" --output "$output/smollm2/comparison"
 }
 
 for part in "${parts[@]}"; do

@@ -1,5 +1,6 @@
 """Predictions against measurements: which runs are made, and what the table says of them."""
 
+import argparse
 import csv
 import io
 import json
@@ -8,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prediction_error import main
-from prediction_jobs import Pipeline, parse_pipeline
-from prediction_table import Times, collect, render_csv, render_table
+from prediction_error import Pipeline, main, parse_pipeline
+from prediction_table import collect, excess, render_csv, render_table
 
+from tests.benchmarks.turns import status_of
 from tests.timelyfreeze.compare.run_folders import keys_of, table_notes, write_run
 from timelyfreeze.compare.runs import find_runs
 
@@ -102,7 +103,7 @@ def test_pipelines_are_read_and_refused() -> None:
     assert parse_pipeline("emulated:4") == Pipeline("emulated", 4)
     assert parse_pipeline("real:2") == Pipeline("real", 2)
     for text in ("real", "real:", "real:1", "real:x", "both:2", "emulated:-2"):
-        with pytest.raises(ValueError, match="--pipelines has"):
+        with pytest.raises(argparse.ArgumentTypeError, match="with 2 ranks or more"):
             parse_pipeline(text)
 
 
@@ -158,10 +159,13 @@ def test_what_has_finished_is_not_run_again(
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        (["--r-max", "1.5"], "--r-max is 1.5; it must lie in [0, 1]"),
-        (["--repeats", "0"], "--repeats is below 1"),
+        (
+            ["--r-max", "1.5"],
+            "--r-max: '1.5' is given; it must be a number, 0 or more and",
+        ),
+        (["--repeats", "0"], "--repeats: '0' is given; it must be a whole number, 1 or more"),
         (["--schedules", "GPipe", "GPipe"], "asked for twice"),
-        (["--pipelines", "emulated"], "--pipelines has 'emulated'"),
+        (["--pipelines", "emulated"], "--pipelines: 'emulated' is given"),
         (["--", "--freezing.max-freeze-ratio=0.5"], "--freezing.max_freeze_ratio is among"),
         (["--", "--emulation.enable"], "--emulation.enable is among"),
     ],
@@ -170,7 +174,7 @@ def test_errors_are_told_before_anything_runs(
     more: list[str], says: str, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trainer = Trainer()
-    assert run(trainer, config, tmp_path / "out", *more) == 2
+    assert status_of(lambda: run(trainer, config, tmp_path / "out", *more)) == 2
     assert trainer.commands == []
     assert says in capsys.readouterr().err
 
@@ -185,9 +189,9 @@ def rows_of(folder: Path) -> tuple[list[list[dict[str, str]]], str]:
 
 
 def test_errors_are_measured_over_predicted() -> None:
-    assert Times(110.0, 121.0).error == pytest.approx(0.1)
-    assert Times(100.0, 97.0).error == pytest.approx(-0.03)
-    assert Times(None, 97.0).error is Times(100.0, None).error is Times(0.0, 1.0).error is None
+    assert excess(121.0, 110.0) == pytest.approx(0.1)
+    assert excess(97.0, 100.0) == pytest.approx(-0.03)
+    assert excess(97.0, None) is excess(None, 100.0) is excess(1.0, 0.0) is None
 
 
 def test_a_row_by_hand(tmp_path: Path) -> None:

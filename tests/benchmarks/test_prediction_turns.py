@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from prediction_turns import TABLE, main
-from turn_times import PASSES
+from turn_times import BATCHES
 
-from tests.benchmarks.turns import CAP, batches_text
+from tests.benchmarks.turns import CAP, batches_text, status_of
 
 SLOW_UNDER_THE_PLAN = {"nothing": [1.0, 1.0], "everything": [1.0, 1.0], CAP: [1.5, 1.5]}
 
@@ -30,7 +30,7 @@ class Starter:
             text = batches_text(
                 SLOW_UNDER_THE_PLAN, pipeline=task["pipeline"], schedule=task["schedule"]
             )
-            (Path(task["folder"]) / PASSES).write_text(text)
+            (Path(task["folder"]) / BATCHES).write_text(text)
         return self.status
 
 
@@ -100,8 +100,8 @@ def test_a_run_that_fails_is_named_and_the_rest_is_tabled(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--batches", "1"], "--batches is 1"),
-        (["--rounds", "0"], "--rounds is 0"),
+        (["--batches", "1"], "--batches: '1' is given"),
+        (["--rounds", "0"], "--rounds: '0' is given"),
         (["--pipelines", "real:1"], "real:1"),
     ],
 )
@@ -109,7 +109,7 @@ def test_errors_are_refused_before_anything_runs(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture, arguments: list, message: str
 ) -> None:
     starter = Starter()
-    assert run(config, tmp_path, *arguments, starter=starter) == 2
+    assert status_of(lambda: run(config, tmp_path, *arguments, starter=starter)) == 2
     assert message in capsys.readouterr().err
     assert starter.tasks == []
 
@@ -118,6 +118,6 @@ def test_an_empty_folder_and_a_missing_config_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     assert main(["table", str(tmp_path)]) == 2
-    assert PASSES in capsys.readouterr().err
+    assert BATCHES in capsys.readouterr().err
     assert run(tmp_path / "none.toml", tmp_path, starter=Starter()) == 2
     assert "none.toml" in capsys.readouterr().err

@@ -20,6 +20,14 @@ CAP = "0.5"
 OUTSIDE_MS = 0.5
 
 
+def status_of(main: Callable[[], int]) -> Any:
+    """The exit status of a command, argparse's included."""
+    try:
+        return main()
+    except SystemExit as error:
+        return error.code
+
+
 def backward_ms(mode: str, action: Action) -> float:
     """What a backward takes where nothing disturbs."""
     return 1.0 if mode == "everything" or (mode == CAP and action in PLANNED) else 2.0
@@ -31,7 +39,7 @@ def one_turn(
     drift: float,
     backward: Callable[[str, Action], float] = backward_ms,
 ) -> dict[str, Any]:
-    """A pass, as plain data, on a machine that is ``drift`` times as slow as usual."""
+    """A batch, as plain data, on a machine that is ``drift`` times as slow as usual."""
     durations = np.array(
         [1.0 if a.kind is ActionKind.FORWARD else backward(mode, a) for a in DAG.actions]
     )
@@ -74,7 +82,7 @@ def batches_text(
             "machine": "a machine",
             "order": order_to_csv(ORDER),
             "n_processors": None,
-            "transfers_ms": [],
+            "p2p_latency_ms": [],
             "plans": {CAP: plan_to_json(plan)},
             "turns": turns,
         }

@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 
 from tests.fuzz.mangling import DEEP, VALUES, fuzzed, mangled_bytes, mangled_json, message_of
 from tests.timelyfreeze.helpers.pipelines import hand_order
-from timelyfreeze.__main__ import main
+from timelyfreeze.cli.main import main as program
 from timelyfreeze.planning.plan import plan_from_json, plan_from_ratios, plan_to_json
 from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import ScheduleError, ScheduleOrder, order_from_csv, order_to_csv
-from timelyfreeze.timing.bounds import bounds_from_json, uniform_bounds
+from timelyfreeze.timing.bounds import uniform_bounds
+from timelyfreeze.timing.bounds_json import bounds_from_json
 from timelyfreeze.whatif.bounds_file import bounds_file_text, read_bounds_file
+from timelyfreeze.whatif.command import main
 from timelyfreeze.whatif.notes import PipelineNotes
 from timelyfreeze.whatif.times import StageTimes
 
@@ -155,6 +157,14 @@ def test_what_is_nested_without_end_is_refused(tmp_path: Path) -> None:
 
 # -- the command line ------------------------------------------------------------------------------
 
+
+def status_of(arguments: list[str]) -> object:
+    try:
+        return main(arguments)
+    except SystemExit as error:  # argparse
+        return error.code
+
+
 OPTIONS = {
     "--schedules": ["GPipe", "1F1B", "2F2B", "", "ZBVZeroBubble"],
     "--r-max": ["0.5", "1", "-1", "nan", "inf", "x", ""],
@@ -163,9 +173,9 @@ OPTIONS = {
     "--ranks": ["2", "1", "0", "-1", "4", "x", "999999999", "9" * 400],
     "--layers": ["4,3", "3,4,5", "0,0", "-1,2", "x"],
     "--first-stage": ["per_tensor", "all_or_nothing", "x"],
-    "--skip_input_grads": ["off", "use", "plan", "x"],
+    "--skip-input-grads": ["off", "use", "plan", "x"],
     "--processors": ["1.5", "0", "-1", "nan", "inf", "x"],
-    "--message-ms": ["0.5", "-1", "nan", "inf", "x", "1e308"],
+    "--p2p-overhead-ms": ["0.5", "-1", "nan", "inf", "x", "1e308"],
     "--batches": ["2", "0", "-1", "x", "9" * 400],
     "--outside-ms": ["1", "-1", "nan", "inf", "x", "1e308"],
     "--time-limit-s": ["5", "0", "-1", "nan", "inf", "x"],
@@ -188,14 +198,11 @@ def test_the_plan_command_ends_with_a_table_or_with_what_is_wrong(
 ) -> None:
     path = tmp_path_factory.mktemp("plan", numbered=True) / "bounds.json"
     path.write_text(text)
-    arguments = ["plan", str(path), "--schedules", "GPipe"]
+    arguments = [str(path), "--schedules", "GPipe"]
     for option, n in chosen.items():
         arguments += [option, OPTIONS[option][n % len(OPTIONS[option])]]
     capfd.readouterr()
-    try:
-        status = main(arguments)
-    except SystemExit as error:  # argparse
-        status = error.code
+    status = status_of(arguments)
     printed = capfd.readouterr()
     assert status in (0, 2)
     if status == 2:
@@ -211,14 +218,14 @@ def test_the_plan_command_ends_with_a_table_or_with_what_is_wrong(
         for o in ("--microbatches", "--ranks", "--batches")
         for v in ("999999999999", "9" * 400)
     ]
-    + [("--message-ms", "1e308"), ("--outside-ms", "1e308")],
+    + [("--p2p-overhead-ms", "1e308"), ("--outside-ms", "1e308")],
 )
 def test_a_pipeline_beyond_reason_takes_no_time(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], option: str, value: str
 ) -> None:
     path = tmp_path / "bounds.json"
     path.write_text(BOUNDS_TEXT)
-    assert main(["plan", str(path), "--schedules", "GPipe", option, value]) == 2
+    assert status_of([str(path), "--schedules", "GPipe", option, value]) == 2
     assert option in capfd.readouterr().err
 
 
@@ -240,7 +247,7 @@ def test_words_at_random_are_refused(
     monkeypatch.chdir(tmp_path)
     capfd.readouterr()
     try:
-        status = main([command, *words])
+        status = program([command, *words])
     except SystemExit as error:  # argparse
         status = error.code
     assert status == 2 or (command == "draw" and set(words) & {".", ""})

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from tests.fuzz.mangling import DEEP, SCALARS, fuzzed, mangled_bytes, mangled_json, message_of
 from tests.timelyfreeze.plots.folders import write_measured, write_plan, write_settings
 from timelyfreeze.__main__ import main
-from timelyfreeze.plots import gallery, run_curves, run_timelines, style
+from timelyfreeze.plots import gallery, run_timelines, style
 from timelyfreeze.records.counts import FrozenCount, read_counts, write_counts
 from timelyfreeze.records.losses import read_losses
 from timelyfreeze.records.responses import ResponseRow, read_responses, write_responses
@@ -40,7 +40,7 @@ DRAWN_FROM = {
     "settings.json": ["titles"],
     "response.json": ["response"],
 }
-DRAW: dict[str, Callable[[Path], Any]] = dict((*gallery.PICTURES, *gallery.TRACES))
+DRAW: dict[str, Callable[[Path], Any]] = dict((*gallery.PLOTS, *gallery.TRACES))
 
 
 @pytest.fixture(scope="module")
@@ -247,7 +247,7 @@ def test_the_others_are_drawn(
     """What is drawn is not looked at here."""
     folder = tmp_path / "run"
     shutil.copytree(whole, folder)
-    for module in (run_curves, run_timelines):
+    for module in (gallery, run_timelines):
         for function in [name for name in vars(module) if name.endswith("_metric")]:
             monkeypatch.setattr(module, function, lambda *_: Figure())
     monkeypatch.setattr(style, "save", lambda metric, output, title: (output / f"{title}.png",) * 2)

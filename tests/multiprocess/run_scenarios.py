@@ -15,18 +15,13 @@ decisions and plan.
 import importlib
 import itertools
 import logging
-import sys
 import zlib
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 import torch.distributed as dist
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from launcher import run_each_scenario
 
 from torchtitan.freezing.launch import prepare
@@ -103,7 +98,7 @@ def use_fake_clock(controller, machine):
         return factor * (free + work * (1.0 - saved) + 0.01 * action.microbatch)
 
     def drain():
-        from timelyfreeze.timing.record import BatchRecord
+        from timelyfreeze.timing.samples import BatchRecord
 
         records = []
         for record in real_drain():
@@ -270,8 +265,8 @@ def run(scenario, folder):
     if controller is not None and controller.plan is not None:
         plan = controller.plan
         seen["plan"] = dict(zip(map(str, plan.actions), plan.ratios.tolist(), strict=True))
-        links = controller.bounds.transfers_ms
-        seen["transfers_ms"] = {f"{a}>{b}": ms for (a, b), ms in links.items()}
+        links = controller.bounds.p2p_latency_ms
+        seen["p2p_latency_ms"] = {f"{a}>{b}": ms for (a, b), ms in links.items()}
         seen["message_bytes"] = {s.stage_index: s.message_bytes for s in controller._stages}
     if controller is not None:
         folder_of_run = trainer.metrics_processor.run_folder

@@ -9,7 +9,6 @@ import pytest
 from launcher import ROOT, arguments, merged, run_scenarios
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from timelyfreeze.__main__ import main as plan_from_bounds
 from timelyfreeze.planning.plan import plan_from_json
 from timelyfreeze.records.counts import read_counts
 from timelyfreeze.records.responses import read_responses
@@ -18,6 +17,7 @@ from timelyfreeze.records.timeline_file import timeline_file, timeline_from_json
 from timelyfreeze.schedule.order import order_from_csv, order_to_csv, parse_order
 from timelyfreeze.settings.phases import Phase
 from timelyfreeze.whatif.bounds_file import read_bounds_file
+from timelyfreeze.whatif.command import main as plan_from_bounds
 
 SHARED = ROOT.parent / "shared"
 SCHEDULES = ["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"]
@@ -39,7 +39,7 @@ def launch(*args, n_processes=4, timeout_s=200, config="train_configs/tiny_8m.to
         "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0",
         "-m", "torchtitan.freezing", f"--job.config_file={config}", *args,
     ]  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout_s
     )
@@ -98,7 +98,7 @@ def test_plan_bounds_and_order_lie_beside_the_run(default_run):
     file = read_bounds_file(folder / "bounds.json")
     assert (file.notes.schedule, file.notes.ranks, file.notes.layers) == ("1F1B", 4, (2, 3, 3, 2))
     assert file.notes.tokens_per_microbatch == 2 * settings["training"]["seq_len"]
-    assert plan_from_bounds(["plan", str(file.path), "--splits", "default", "balanced"]) == 0
+    assert plan_from_bounds([str(file.path), "--splits", "default", "balanced"]) == 0
 
 
 def test_tensorboard_has_the_metrics(default_run):

@@ -83,7 +83,7 @@ def runs(folder):
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_link_is_timed_both_ways_and_all_ranks_agree(runs, case):
-    first, *others = [seen["transfers_ms"] for seen in runs[case]]
+    first, *others = [seen["p2p_latency_ms"] for seen in runs[case]]
     assert set(first) == CASES[case][2]
     assert all(0.0 < ms < 1000.0 for ms in first.values())
     for link, ms in first.items():
@@ -103,15 +103,15 @@ def test_messages_have_the_size_of_what_stages_send(runs, case):
 @pytest.mark.parametrize("case", ["1F1B", "sharded"])
 def test_they_are_kept_beside_the_run(runs, case, folder):
     (path,) = (folder / case).glob("tb/*/bounds.json")
-    assert json.loads(path.read_text())["transfers_ms"] == runs[case][0]["transfers_ms"]
+    assert json.loads(path.read_text())["p2p_latency_ms"] == runs[case][0]["p2p_latency_ms"]
 
 
 def test_a_resumed_run_keeps_what_was_measured_or_measures_itself(runs):
     whole, after, before = (
-        runs[name][0]["transfers_ms"] for name in ("1F1B", "resumed after", "resumed before")
+        runs[name][0]["p2p_latency_ms"] for name in ("1F1B", "resumed after", "resumed before")
     )
     assert after == whole
     assert set(before) == set(whole)
     assert before != whole
     for name in ("resumed after", "resumed before"):
-        assert all(seen["transfers_ms"] == runs[name][0]["transfers_ms"] for seen in runs[name])
+        assert all(seen["p2p_latency_ms"] == runs[name][0]["p2p_latency_ms"] for seen in runs[name])

@@ -19,13 +19,15 @@ from turn_times import batches_from_json
 
 from tests.fuzz.mangling import DEEP, fuzzed, mangled_bytes, mangled_json, message_of
 from tests.timelyfreeze.compare.run_folders import write_record, write_run, write_scores
-from timelyfreeze.compare import run_command as compare_methods
-from timelyfreeze.compare import show_command as compare_runs
+from timelyfreeze.compare import command as compare
 from timelyfreeze.compare.runs import find_runs
+from timelyfreeze.files import header
+from timelyfreeze.records import StepRow
 from timelyfreeze.records.losses import read_losses
 from timelyfreeze.records.scores import scores_from_json
 from timelyfreeze.records.summary import RunSummary, summary_from_json, summary_to_json
 
+STEPS = "\n1,stable,1,1,1,,0,,,,,\n2,stable,2,1,1,,0.5,,,,,\n3,stable,3,1,1,,,,,,,\n"
 SETTINGS = {
     "freezing": {"max_freeze_ratio": 0.8},
     "parallelism": {"pipeline_parallel_degree": 2},
@@ -54,14 +56,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (run / "settings.json").write_text(json.dumps(SETTINGS))
     write_scores(folder / "apf", 0.5)
     write_record(folder / "apf", 0)
-    (folder / "apf/steps.csv").write_text("step,freeze_ratio\n1,0\n2,0.5\n3,\n")
+    (folder / "apf/steps.csv").write_text(",".join(header(StepRow)) + STEPS)
     return folder
 
 
 MAINS: dict[str, Callable[[Path], int]] = {
-    "compare_methods": lambda folder: compare_methods.main(["table", str(folder)]),
+    "compare_table": lambda folder: compare.main(["show", "--table", str(folder)]),
     "prediction_error": lambda folder: prediction_error.main(["table", str(folder)]),
-    "compare_runs": lambda folder: compare_runs.main([str(folder), "--output", str(folder)]),
+    "compare_show": lambda folder: compare.main(["show", str(folder), "--output", str(folder)]),
 }
 FILES = ["summary.json", "losses.csv", "settings.json", "scores.json", "steps.csv"]
 FILES += ["comparison_run.json"]
@@ -78,7 +80,7 @@ def test_a_broken_file_of_a_run_is_told_and_the_others_tabled(
     name: str,
 ) -> None:
     # What is drawn of them takes its time.
-    monkeypatch.setattr(compare_runs, "plots", lambda groups, terms: [])
+    monkeypatch.setattr(compare, "plots", lambda groups, terms: [])
     folder = tmp_path / "runs"
     shutil.copytree(whole, folder)
     path = folder / "apf" / name
@@ -95,7 +97,7 @@ def test_a_broken_file_of_a_run_is_told_and_the_others_tabled(
         status = MAINS[script](folder)
         said = capfd.readouterr()
         printed = said.out + said.err
-        assert status == (1 if script == "compare_runs" and "not read" in printed else 0)
+        assert status == (1 if script.startswith("compare") and "not read" in printed else 0)
         assert "1F1B" in printed or "not read" in printed
         assert len(said.err) < 2000
         if broken == DEEP.encode() and name in ("summary.json", "comparison_run.json"):
@@ -166,6 +168,7 @@ def test_what_are_no_passes_or_scores_is_refused(text: str) -> None:
 
 WORDS: list[Any] = [
     "table",
+    "show",
     "run",
     "-1",
     "x",
@@ -183,12 +186,11 @@ WORDS += ["--r-max", "nan", "--pipelines", "real:0", "emulated:x", "--seeds", ""
 @pytest.mark.parametrize(
     "main",
     [
-        compare_methods.main,
+        compare.main,
         prediction_error.main,
         prediction_turns.main,
         paper_table.main,
         plan_error.main,
-        compare_runs.main,
     ],
     ids=lambda main: main.__module__,
 )

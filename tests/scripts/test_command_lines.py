@@ -78,27 +78,18 @@ COMMANDS = {
             "--json": (["new.json"], [".", "no/such/x.json", "/dev/null/x"]),
         },
     ),
-    "benchmark solver": Command(
-        benchmark.main,
-        (benchmark, "time_solver"),
-        ["solver"],
-        {
-            "--schedules": SCHEDULE,
-            "--sizes": (["2x4", "64x256"], ["0x4", "4", "x", "-1x2", "1e9x9", "9" * 9 + "x2", ""]),
-            "--repeats": (["1", "9"], ["0", "-1", "x", "9" * 30]),
-        },
-    ),
     "solver_tries": Command(
         solver_tries.main,
         (solver_tries, "make_case"),
         [],
         {
-            "--schedule": SCHEDULE,
-            "--ranks": (["2", "16"], ["0", "-1", "x", "9" * 30]),
-            "--microbatches": (["16", "64"], ["0", "-1", "x", "9" * 30]),
+            "--schedules": SCHEDULE,
+            "--sizes": (["2x4", "64x256"], ["0x4", "4", "x", "-1x2", "1e9x9", "9" * 9 + "x2", ""]),
+            "--repeats": (["1", "9"], ["0", "-1", "x", "9" * 30]),
             "--noise": (["0", "0.05"], ["-1", "1", "nan", "inf", "x"]),
             "--limit": TIME,
-            "--ways": (["inside", "IPX"], ["x", ""]),
+            "--ways": (["clarabel", "IPM"], ["x", ""]),
+            "--json": (["new.json"], [".", "no/such/x.json", "/dev/null/x"]),
         },
     ),
     "soak": Command(
@@ -271,7 +262,7 @@ def test_words_at_random_are_refused(command: Command, capfd: pytest.CaptureFixt
     breaks()
 
 
-@pytest.mark.parametrize("command", ["benchmark", "prediction_turns"])
+@pytest.mark.parametrize("command", ["gain", "prediction_turns"])
 def test_what_only_torchrun_starts_is_not_for_people(command: str) -> None:
     worker = Path(benchmark.__file__).parent / f"{command.partition('_')[0]}_worker.py"
     done = subprocess.run([sys.executable, str(worker)], capture_output=True, text=True, timeout=60)

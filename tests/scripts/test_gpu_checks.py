@@ -69,8 +69,8 @@ def test_what_two_gpus_can_do(tmp_path: Path) -> None:
         (["--gpus", "1", "pipeline"], "pipeline needs 2 GPUs or more; 1 is visible"),
         (["--gpus", "some"], "--gpus is 'some'; it must be a number"),
         (["--gpus"], "--gpus needs a value"),
-        (["--gpus", "2", "scores"], "scores needs --model, --rows and --questions"),
-        (["--gpus", "1", "--model", "."], "--model is given and --rows is not"),
+        (["--gpus", "2", "scores"], "scores needs --model, --examples and --questions"),
+        (["--gpus", "1", "--model", "."], "--model is given and --examples is not"),
     ],
 )
 def test_an_error_is_told_before_anything_runs(arguments: list[str], message: str) -> None:

@@ -1,10 +1,6 @@
 """The library in a trainer of one's own, all stages in one process."""
 
-import logging
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,19 +13,16 @@ from tests.timelyfreeze.helpers.stages import (
     EVERY,
     FULL,
     N_MICROBATCHES,
-    SPLIT,
+    SINGLE,
+    Ran,
     assert_equal,
     expected,
     make_batch,
-    make_modules,
     modules_for,
     process_group,
     sum_loss,
 )
-from tests.timelyfreeze.helpers.stages import SINGLE, Ran
 from timelyfreeze import TimelyFreeze
-from timelyfreeze.policies.apf import Apf
-from timelyfreeze.policies.fixed import Fixed
 from timelyfreeze.runtime import FreezingStage, greet_other_ranks_alone, stages_of
 from timelyfreeze.schedule import Action
 from timelyfreeze.settings import Phase

@@ -1,17 +1,61 @@
-"""What commands that make runs and table them fraction: arguments, errors, and how they end."""
+"""Compares runs: makes them over methods, schedules and seeds, and shows what many have to say.
+
+    timelyfreeze compare run CONFIG.toml OUTPUT --methods none timelyfreeze apf
+        --schedules GPipe 1F1B --seeds 42 22 11 --nproc 4 [-- --training.steps=500 ...]
+    timelyfreeze compare show RUN [RUN ...] [--output FOLDER] [--reference RUN]
+
+run   trains one after another, all methods of a schedule and seed in a row. What OUTPUT already
+      has is not run again; a run that did not finish starts anew, and its old files move to
+      OUTPUT/set_aside. Ends with the table of all runs in OUTPUT, which goes to comparison.md
+      there as well, and single runs to comparison.csv. What follows -- goes to the trainer. Exit
+      status 1 if a run failed.
+show  reads what runs wrote, wherever they were made: RUN is the folder of a run, or one with runs
+      below it; every summary.json counts. Repeats, that is runs which differ in their seeds alone,
+      are averaged. The table is printed. FOLDER gets comparison.html, a page that needs no other
+      file, comparison.md, comparison.csv with all single runs, and each plot as PNG and SVG. Exit
+      status 1 if there were runs that could not be read; all others are compared.
+"""
 
 from __future__ import annotations
 
 import argparse
-import signal
+import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NoReturn
 
-from timelyfreeze.compare.runs import FoundRuns, find_runs
+from timelyfreeze.cli.options import status_of
+from timelyfreeze.compare.groups import compare, group
+from timelyfreeze.compare.jobs import Settings, errors, plan_jobs
+from timelyfreeze.compare.launch import Starter, resumable, run_jobs, start
+from timelyfreeze.compare.metrics import Terms
+from timelyfreeze.compare.page import render_html, render_markdown
+from timelyfreeze.compare.plots import KINDS, plots
+from timelyfreeze.compare.runs import FoundRuns, Run, find_any, find_runs
+from timelyfreeze.compare.table import Table, render_csv, tabulate
+from timelyfreeze.plots import style
+from timelyfreeze.records import WINDOW
 
 TRAINERS = "--"
+OUTPUT = Path("outputs/comparison")
+TITLE = "Runs compared"
+
+
+def main(arguments: Sequence[str], *, starter: Starter = start) -> int:
+    """Run or show, and return the exit status."""
+    options, trainer_arguments = parse(_parser(), arguments)
+
+    def work() -> int:
+        if options.window < 1:
+            raise ValueError(f"--window is {options.window}; it must be 1 or more")
+        if options.what == "run":
+            return _run(options, trainer_arguments, starter)
+        if trainer_arguments:
+            raise ValueError(f"{TRAINERS} {' '.join(trainer_arguments)}: show starts no trainer")
+        return _show(options)
+
+    with resumable():
+        return status_of(work)
 
 
 def parse(
@@ -23,42 +67,128 @@ def parse(
     return parser.parse_args(arguments[:split]), tuple(arguments[split + 1 :])
 
 
-def refuse_trainer_arguments(arguments: Sequence[str]) -> None:
-    """Raise where there are ``arguments`` for a trainer that will not be started.
-
-    Raises:
-        ValueError: If there are any.
-    """
-    if arguments:
-        raise ValueError(f"{TRAINERS} {' '.join(arguments)}: table starts no trainer")
-
-
-def find_any(folders: Sequence[Path]) -> FoundRuns:
-    """Return the runs below ``folders``.
-
-    Raises:
-        ValueError: If there are none, or one of ``folders`` is no folder.
-    """
-    found = find_runs(folders)
-    if not found.runs and not found.unreadable:
-        names = ", ".join(str(folder) for folder in folders)
-        raise ValueError(f"no summary.json below {names}; a run writes it when it ends")
-    return found
-
-
-def keep(output: Path, files: Iterable[tuple[str, str | bytes]]) -> None:
+def keep(output: Path, files: Iterable[tuple[str, str]]) -> None:
     """Write ``files``, names and contents, to the folder ``output``."""
     output.mkdir(parents=True, exist_ok=True)
     for name, content in files:
-        data = content.encode() if isinstance(content, str) else content
-        (output / name).write_bytes(data)
+        (output / name).write_bytes(content.encode())
 
 
-def run_process(main: Callable[[Sequence[str]], int]) -> NoReturn:
-    """Run ``main`` as a process that goes on from where it was interrupted."""
-    # Asked to end, it ends the run that is on its way as well.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except KeyboardInterrupt:
-        sys.exit("\ninterrupted; the same command goes on from here")
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="timelyfreeze compare",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="what", required=True)
+    run = commands.add_parser("run", help="make the runs, then the table")
+    run.add_argument("config", type=Path, metavar="CONFIG", help="TOML file of all runs")
+    run.add_argument("output", type=Path, metavar="OUTPUT", help="folder of all runs")
+    run.add_argument("--methods", nargs="+", required=True, help="values of freezing.method")
+    run.add_argument("--schedules", nargs="+", required=True, help="pipeline schedules")
+    run.add_argument("--seeds", nargs="+", type=int, default=[42])
+    run.add_argument("--nproc", type=int, default=4, help="processes of a run (default 4)")
+    show = commands.add_parser("show", help="table, plots and a page of runs that were made before")
+    show.add_argument("runs", type=Path, nargs="+", metavar="RUN")
+    show.add_argument("--output", type=Path, metavar="FOLDER",
+                      help=f"where everything goes (default {OUTPUT})")  # fmt: skip
+    show.add_argument("--table", action="store_true",
+                      help="the table alone, kept in a file only with --output")  # fmt: skip
+    show.add_argument("--reference", type=Path, metavar="RUN",
+                      help="run whose last loss the others are to reach")  # fmt: skip
+    show.add_argument("--title", default=TITLE, help=f"of the page (default {TITLE!r})")
+    for command in (run, show):
+        words = f"logged losses in a running mean (default {WINDOW})"
+        command.add_argument("--window", type=int, default=WINDOW, help=words)
+    return parser
+
+
+def _run(options: argparse.Namespace, trainer_arguments: tuple[str, ...], starter: Starter) -> int:
+    # The trainer starts in the repository, not where this command was started.
+    settings = Settings(options.config.resolve(), trainer_arguments)
+    output = options.output.resolve()
+    jobs = plan_jobs(options.methods, options.schedules, options.seeds, options.nproc)
+    found = errors(jobs, settings)
+    if options.nproc < 1:
+        found.append(f"--nproc is {options.nproc}; it must be 1 or more")
+    if found:
+        raise ValueError("\n       ".join(found))
+    failed = run_jobs(jobs, settings, output, starter=starter)
+    print()
+    _table(find_any([output]), output, Terms(options.window))
+    return 1 if failed else 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    """Write everything; return 1 if a run could not be read.
+
+    Raises:
+        ValueError: If there is nothing to compare, or an option is wrong.
+    """
+    output = OUTPUT if options.output is None and not options.table else options.output
+    if output is not None and output.exists() and not output.is_dir():
+        raise ValueError(f"--output is {output}, which is no folder")
+    found = find_any(options.runs)
+    for problem in found.unreadable:
+        print(f"not read: {problem}", file=sys.stderr)
+    if not found.runs:
+        raise ValueError("none of the runs can be read")
+    reference = None if options.reference is None else _reference(options.reference)
+    terms = Terms(options.window, reference)
+    table = _table(found, output, terms)
+    if not options.table:
+        _plots(found, output, terms, table, options.title)
+        print(f"\nthe page: {output / 'comparison.html'}")
+    return 1 if found.unreadable else 0
+
+
+def _table(found: FoundRuns, output: Path | None, terms: Terms) -> Table:
+    """Print the table, and keep it with the single runs where there is an ``output``."""
+    compared = compare(found.runs, terms)
+    table = tabulate(compared, found.unreadable, terms)
+    text = render_markdown(table, terms)
+    print(text, end="", flush=True)
+    if output is not None:
+        keep(output, [("comparison.md", text), ("comparison.csv", render_csv(compared))])
+    return table
+
+
+def _plots(found: FoundRuns, output: Path, terms: Terms, table: Table, title: str) -> None:
+    """Draw all plots, and write the page, and the Markdown once more with the plots in it."""
+    groups = group(compare(found.runs, terms))
+    _remove_plots(output)
+    shown, images = [], {}
+    for plot in plots(groups, terms):
+        shown.append(plot)
+        if plot.figure is not None:
+            png, _ = style.save(plot.figure, output, plot.name)
+            images[plot.name] = png.read_bytes()
+    page = render_html(title, table, groups, shown, images)
+    text = render_markdown(table, terms, shown)
+    keep(output, [("comparison.html", page), ("comparison.md", text)])
+
+
+def _reference(folder: Path) -> Run:
+    """Return the one run below ``folder``.
+
+    Raises:
+        ValueError: If there is another number of them, or it cannot be read.
+    """
+    found = find_runs([folder])
+    if found.unreadable:
+        raise ValueError(f"--reference cannot be read: {'; '.join(found.unreadable)}")
+    if len(found.runs) != 1:
+        raise ValueError(f"--reference {folder} holds {len(found.runs)} runs; name one of them")
+    return found.runs[0]
+
+
+def _remove_plots(output: Path) -> None:
+    """Remove plots that an earlier comparison left: of other runs, they would mislead."""
+    ours = re.compile(rf"({'|'.join(KINDS)})(_\d+)?\.(png|svg)")
+    for path in output.glob("*"):
+        if ours.fullmatch(path.name):
+            path.unlink()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

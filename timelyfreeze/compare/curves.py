@@ -1,17 +1,19 @@
-"""What repeats of a run have in common over time: means and spreads of curves."""
+"""What repeats of a run have in common: curves over time, and points of speed against quality."""
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from timelyfreeze.compare.groups import Group
-from timelyfreeze.compare.runs import Run
+import numpy as np
+import pandas as pd
+
+from timelyfreeze.compare.groups import Group, Spread
+from timelyfreeze.compare.runs import Points, Run
 from timelyfreeze.records import running_means
 
-Points = Sequence[tuple[float, float]]
+SPEED = "device_tokens_per_second"
 
 
 @dataclass(frozen=True)
@@ -44,12 +46,18 @@ def curves(group: Group, points: Callable[[Run], Points]) -> list[Curve]:
         group: Runs that repeat each other.
         points: Gives what is drawn of a run, nothing where it is not known.
     """
-    of_runs = [points(one.run) for one in group.finished]
+    of_runs = [points(run) for run in group.runs]
     numbers = [[(x, y) for x, y in found if math.isfinite(y)] for found in of_runs]
     known = [found for found in numbers if found]
     if len({len(found) for found in known}) > 1:
         return [_mean(group, [found]) for found in known]
     return [_mean(group, known)] if known else []
+
+
+def _mean(group: Group, found: Sequence[Points]) -> Curve:
+    xs, ys = np.moveaxis(np.array(found), 2, 0)  # each [repeats, points]
+    columns = (xs.mean(0), ys.mean(0), ys.min(0), ys.max(0))
+    return Curve(group, *(tuple(column.tolist()) for column in columns))
 
 
 def training_losses(window: int) -> Callable[[Run], Points]:
@@ -63,32 +71,60 @@ def training_losses(window: int) -> Callable[[Run], Points]:
     return points
 
 
-def validation_losses(run: Run) -> Points:
-    """Return losses of validations, by seconds of training."""
-    return run.validation_losses
-
-
-def freeze_ratios(run: Run) -> Points:
-    """Return freeze ratios, by step."""
-    return run.freeze_ratios
-
-
 def stage_ratios(group: Group) -> dict[int, float]:
     """Return the freeze ratio of each stage in the last step, mean over those that know it."""
-    values: dict[int, list[float]] = {}
-    for one in group.finished:
-        for stage, ratio in (one.run.summary.get("stage_ratios") or {}).items():
-            values.setdefault(int(stage), []).append(ratio)
-    return {stage: statistics.fmean(values[stage]) for stage in sorted(values)}
+    known = [run.summary.stage_ratios for run in group.runs if run.summary.stage_ratios]
+    means = pd.DataFrame(known).mean().sort_index()
+    return {int(stage): float(ratio) for stage, ratio in means.items()}
 
 
-def _mean(group: Group, found: Sequence[Points]) -> Curve:
-    at = list(zip(*found, strict=True))
-    ys = [[y for _, y in points] for points in at]
-    return Curve(
-        group=group,
-        xs=tuple(statistics.fmean(x for x, _ in points) for points in at),
-        ys=tuple(map(statistics.fmean, ys)),
-        lows=tuple(map(min, ys)),
-        highs=tuple(map(max, ys)),
-    )
+@dataclass(frozen=True)
+class Point:
+    """One group of repeats.
+
+    Attributes:
+        group: Whose it is.
+        x: Tokens per second of a device.
+        y: What is set against it.
+    """
+
+    group: Group
+    x: Spread
+    y: Spread
+
+
+def points(groups: Sequence[Group], key: str, error_key: str | None = None) -> list[Point]:
+    """Return the points of those ``groups`` that have a throughput and the metric called ``key``.
+
+    Args:
+        groups: Repeats.
+        key: Of the metric that is set against throughput.
+        error_key: Of its standard error in a single run; the spread is no smaller than that.
+    """
+    found = []
+    for group in groups:
+        x, y = group.spread(SPEED), group.spread(key)
+        # Of a run that diverged it is no number.
+        if x is None or y is None or not math.isfinite(x.mean + y.mean):
+            continue
+        error = None if error_key is None else group.spread(error_key)
+        if error is not None:
+            low, high = y.mean - error.mean, y.mean + error.mean
+            y = Spread(y.mean, min(y.low, low), max(y.high, high))
+        found.append(Point(group, x, y))
+    return found
+
+
+def front(points: Sequence[Point], *, low_is_good: bool) -> list[Point]:
+    """Return the points that no other beats in both metrics, by falling throughput.
+
+    Args:
+        points: Some groups.
+        low_is_good: Whether less of the second metric is better.
+    """
+    sign = -1.0 if low_is_good else 1.0
+    best: list[Point] = []
+    for point in sorted(points, key=lambda p: (-p.x.mean, -sign * p.y.mean)):
+        if not best or sign * point.y.mean > sign * best[-1].y.mean:
+            best.append(point)
+    return best

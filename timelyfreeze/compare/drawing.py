@@ -1,4 +1,4 @@
-"""How trade-offs, curves and ratios of stages are drawn: a panel for each schedule.
+"""How points, curves and ratios of stages are drawn: a panel for each schedule.
 
 The same method has the same colour everywhere, and its name stands beside what is drawn of it.
 """
@@ -6,6 +6,7 @@ The same method has the same colour everywhere, and its name stands beside what 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
@@ -14,11 +15,14 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from timelyfreeze.compare.curves import Curve
+from timelyfreeze.compare.curves import Curve, Point, front
 from timelyfreeze.compare.groups import SCHEDULES, Group
 from timelyfreeze.compare.labels import Label, label_ends, label_points, wrap
-from timelyfreeze.compare.tradeoffs import Point, front
 from timelyfreeze.plots import style
+
+T = TypeVar("T")
+# What is drawn, by schedule.
+Panels = Mapping[str, Sequence[T]]
 
 _COLORS = {
     "none": style.BLACK,
@@ -37,12 +41,21 @@ _PLAN = "timelyfreeze+"
 _RATIOS = LinearSegmentedColormap.from_list("ratios", ["#FFFFFF", style.SKY, style.BLUE])
 
 # Names are no formulas, whatever signs they have.
-_AS_WRITTEN = {"text.parse_math": False}
+_AS_WRITTEN: Any = {"text.parse_math": False}
 
 _TOP, _BOTTOM, _LEFT, _RIGHT = 0.4, 0.55, 0.75, 0.3  # inches around the axes of a panel
+_HEIGHT = 2.6  # inches, of the axes
 _HEAD = 0.65  # inches for the title
 _LABELS = 1.45  # inches for names right of curves
 _NARROW = 7.0  # inches, of a plot with one panel
+
+
+def by_schedule(found: Sequence[tuple[Group, T]]) -> dict[str, list[T]]:
+    """Return what was ``found`` by schedule, in the order of the table."""
+    panels: dict[str, list[T]] = {}
+    for group, one in found:
+        panels.setdefault(group.schedule, []).append(one)
+    return panels
 
 
 def color(method: str) -> str:
@@ -57,47 +70,33 @@ def line_style(method: str) -> str:
     return "--" if method.startswith(_PLAN) else "-"
 
 
-def marker(schedule: str) -> str:
-    """Return the marker of ``schedule``."""
-    return _MARKERS.get(schedule, _OTHER_MARKER)
-
-
 def draw_points(
-    panels: Mapping[str, Sequence[Point]],
-    *,
-    title: str,
-    place: str,
-    x_label: str,
-    y_label: str,
-    low_is_good: bool,
+    panels: Panels[Point], title: str, place: str, *, y_label: str, low_is_good: bool
 ) -> Figure:
-    """Draw trade-offs, better towards the upper right, with the front of what nothing beats.
+    """Draw quality against speed, better towards the upper right, and what nothing beats.
 
     Args:
         panels: Points by schedule; in all of them the same limits apply.
         title: Of the plot.
         place: Where the runs were made.
-        x_label: Of what is good if large.
-        y_label: Of the other.
+        y_label: Of what is set against speed.
         low_is_good: Whether the vertical axis is upside down.
     """
+    everything = [point for points in panels.values() for point in points]
+    x_limits = _limits([v for p in everything for v in (p.x.low, p.x.high)])
+    y_limits = _limits([v for p in everything for v in (p.y.low, p.y.high)])
     with style.house_style(), rc_context(_AS_WRITTEN):
-        figure, axes = _panels(list(panels), title, place, inner_height=2.6)
-        everything = [point for points in panels.values() for point in points]
-        x_limits = _limits([v for p in everything for v in (p.x.low, p.x.high)])
-        y_limits = _limits([v for p in everything for v in (p.y.low, p.y.high)])
+        figure, axes = _panels(list(panels), title, place)
         for one, (schedule, points) in zip(axes, panels.items(), strict=True):
             one.set(xlim=x_limits, ylim=y_limits[::-1] if low_is_good else y_limits)
-            one.set(xlabel=x_label, ylabel=y_label)
+            one.set(xlabel="tokens/s per device", ylabel=y_label)
             one.grid(visible=True)
             best = front(points, low_is_good=low_is_good)
             one.plot([p.x.mean for p in best], [p.y.mean for p in best],
                      color=style.GRID, linewidth=3.0, zorder=1)  # fmt: skip
             for point in points:
                 _draw_point(one, point, schedule)
-            names = [
-                Label(p.x.mean, p.y.mean, p.group.short_name, color(p.group.method)) for p in points
-            ]
+            names = [_label(p.group, p.x.mean, p.y.mean) for p in points]
             across = [((p.x.low, p.y.mean), (p.x.high, p.y.mean)) for p in points]
             along = [((p.x.mean, p.y.low), (p.x.mean, p.y.high)) for p in points]
             label_points(one, names, [*across, *along])
@@ -108,16 +107,17 @@ def draw_points(
 
 def _draw_point(axes: Axes, point: Point, schedule: str) -> None:
     method = point.group.method
+    is_planned = method.startswith(_PLAN)
     axes.errorbar(
         point.x.mean,
         point.y.mean,
         xerr=[[point.x.mean - point.x.low], [point.x.high - point.x.mean]],
         yerr=[[point.y.mean - point.y.low], [point.y.high - point.y.mean]],
-        fmt=marker(schedule),
+        fmt=_MARKERS.get(schedule, _OTHER_MARKER),
         markersize=7,
         markerfacecolor=color(method),
-        markeredgecolor=style.BLUE if method.startswith(_PLAN) else style.INK,
-        markeredgewidth=1.6 if method.startswith(_PLAN) else 0.8,
+        markeredgecolor=style.BLUE if is_planned else style.INK,
+        markeredgewidth=1.6 if is_planned else 0.8,
         ecolor=color(method),
         elinewidth=1.0,
         zorder=3,
@@ -125,15 +125,14 @@ def _draw_point(axes: Axes, point: Point, schedule: str) -> None:
 
 
 def draw_curves(
-    panels: Mapping[str, Sequence[Curve]],
-    *,
+    panels: Panels[Curve],
     title: str,
     place: str,
-    x_label: str,
-    y_label: str,
-    marks: Mapping[str, Sequence[Curve]],
-    target: tuple[float, str] | None = None,
+    *,
+    labels: tuple[str, str],
     y_limits: tuple[float, float],
+    marks: Panels[Curve] | None = None,
+    target: tuple[float, str] | None = None,
 ) -> Figure:
     """Draw curves with their spread over repeats, names at their ends.
 
@@ -141,30 +140,22 @@ def draw_curves(
         panels: Curves by schedule.
         title: Of the plot.
         place: Where the runs were made.
-        x_label: Of seconds or steps.
-        y_label: Of the other.
+        labels: Of the two axes.
+        y_limits: Of all panels.
         marks: What is drawn as single points beside them, by schedule.
         target: A height to be reached, and its name.
-        y_limits: Of all panels.
     """
     with style.house_style(), rc_context(_AS_WRITTEN):
-        figure, axes = _panels(list(panels), title, place, inner_height=2.6, names=_LABELS)
+        figure, axes = _panels(list(panels), title, place, names=_LABELS)
         for one, (schedule, drawn) in zip(axes, panels.items(), strict=True):
-            one.set(xlabel=x_label, ylabel=y_label)
+            one.set(xlabel=labels[0], ylabel=labels[1])
             one.grid(visible=True)
+            marker = _MARKERS.get(schedule, _OTHER_MARKER)
             for curve in drawn:
-                kind = {"color": color(curve.group.method), "linewidth": 1.5}
-                # What is one point only would be no line at all.
-                dot = marker(schedule) if len(curve.xs) == 1 else None
-                one.plot(
-                    curve.xs, curve.ys, linestyle=line_style(curve.group.method), marker=dot, **kind
-                )
-                if curve.lows != curve.highs:
-                    one.fill_between(curve.xs, curve.lows, curve.highs, alpha=0.12,
-                                     color=kind["color"], linewidth=0)  # fmt: skip
-            for curve in marks.get(schedule, ()):
-                one.plot(curve.xs, curve.ys, linestyle="none", marker=marker(schedule),
-                         markersize=3.5, markeredgewidth=0.4, markeredgecolor=style.INK,
+                _draw_curve(one, curve, marker)
+            for curve in (marks or {}).get(schedule, ()):
+                one.plot(curve.xs, curve.ys, linestyle="none", marker=marker, markersize=3.5,
+                         markeredgewidth=0.4, markeredgecolor=style.INK,
                          color=color(curve.group.method))  # fmt: skip
             if target is not None:
                 one.axhline(target[0], color=style.INK, linewidth=0.8, linestyle=":")
@@ -173,17 +164,25 @@ def draw_curves(
                              fontsize=style.SMALL_POINTS, color=style.INK,
                              bbox={"color": "white", "alpha": 0.8, "pad": 0.5})  # fmt: skip
             one.set(xlim=one.get_xlim(), ylim=y_limits)
-            names = [
-                Label(c.xs[-1], c.ys[-1], c.group.short_name, color(c.group.method)) for c in drawn
-            ]
-            label_ends(one, names)
+            label_ends(one, [_label(c.group, c.xs[-1], c.ys[-1]) for c in drawn])
     return figure
 
 
+def _draw_curve(axes: Axes, curve: Curve, marker: str) -> None:
+    method = curve.group.method
+    # What is one point only would be no line at all.
+    dot = marker if len(curve.xs) == 1 else None
+    axes.plot(curve.xs, curve.ys, linestyle=line_style(method), marker=dot, color=color(method),
+              linewidth=1.5)  # fmt: skip
+    if curve.lows != curve.highs:
+        axes.fill_between(curve.xs, curve.lows, curve.highs, alpha=0.12, color=color(method),
+                          linewidth=0)  # fmt: skip
+
+
 def draw_stages(
-    panels: Mapping[str, Sequence[tuple[Group, Mapping[int, float]]]], *, title: str, place: str
+    panels: Panels[tuple[Group, Mapping[int, float]]], title: str, place: str
 ) -> Figure:
-    """Draw freeze ratios as a table of colours: a row for each method, a column for each stage.
+    """Draw freeze ratios as a table of colours: a line for each method, a column for each stage.
 
     Args:
         panels: Groups with their ratios by stage, by schedule.
@@ -224,6 +223,10 @@ def _draw_ratios(
         axes.spines[side].set_visible(False)
 
 
+def _label(group: Group, x: float, y: float) -> Label:
+    return Label(x, y, group.short_name, color(group.method))
+
+
 def _limits(values: Sequence[float]) -> tuple[float, float]:
     """Return limits with room for names around ``values``."""
     low, high = min(values), max(values)
@@ -236,7 +239,7 @@ def _panels(
     title: str,
     place: str,
     *,
-    inner_height: float,
+    inner_height: float = _HEIGHT,
     left: float = _LEFT,
     names: float = 0.0,
 ) -> tuple[Figure, list[Axes]]:
@@ -253,19 +256,20 @@ def _panels(
     n_columns = min(2, len(schedules))
     n_rows = -(-len(schedules) // n_columns)
     width = style.WIDTH_INCHES if n_columns == 2 else _NARROW
-    height = _HEAD + n_rows * (_TOP + inner_height + _BOTTOM)
+    outer_height = _TOP + inner_height + _BOTTOM
+    height = _HEAD + n_rows * outer_height
     figure = Figure(figsize=(width, height))
     figure.text(0.02, 1 - 0.25 / height, title, fontsize=style.TITLE_POINTS + 2, weight="bold",
                 color=style.INK, va="center")  # fmt: skip
     figure.text(0.02, 1 - 0.52 / height, place, fontsize=style.TEXT_POINTS, va="center",
                 color=style.FAINT_INK)  # fmt: skip
     panel = width / n_columns
+    inner_width = panel - left - _RIGHT - names
     axes = []
     for i, schedule in enumerate(schedules):
         row, column = divmod(i, n_columns)
-        bottom = height - _HEAD - row * (_TOP + inner_height + _BOTTOM) - _TOP - inner_height
-        inner = panel - left - _RIGHT - names
-        box = [(column * panel + left) / width, bottom / height, inner / width]
-        axes.append(figure.add_axes((*box, inner_height / height)))
+        x, y = column * panel + left, height - _HEAD - row * outer_height - _TOP - inner_height
+        box = (x / width, y / height, inner_width / width, inner_height / height)
+        axes.append(figure.add_axes(box))
         axes[-1].set_title(schedule, loc="left", color=style.INK)
     return figure, axes

@@ -2,42 +2,36 @@
 
 Repeats share schedule, method, settings and the place where they ran; seeds may differ. Means and
 spreads are over repeats, in tables and in plots alike.
+
+A run's baseline is the run of method ``none`` with the same schedule and seed, in the same place,
+and with as much work in a step. Of several, the one that was started closest in time counts,
+because a machine is not equally fast all day.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
-from timelyfreeze.compare.metrics import COLUMNS, Metric, Terms, baselines, place, place_name
+import pandas as pd
+
+from timelyfreeze.compare.metrics import COLUMNS, Terms
 from timelyfreeze.compare.runs import FINISHED, Run
-from timelyfreeze.compare.settings import variants
+from timelyfreeze.compare.settings import variants, work_differs
 
 # In the paper's order, then the rest of torch's; others follow by name.
 SCHEDULES = (
     "GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble", "InterleavedZeroBubble", "DualPipeV",
 )  # fmt: skip
+# Metrics of runs that differ in one of these are neither averaged nor set against each other.
+PLACE = ("device", "n_devices", "model", "emulated_ranks")
 NO_PLACE = "-"
+_REPEAT = ["schedule", "method", "variant", "place"]
+_NAMES = ["schedule", "method", "seed", "status", "folder", "variant", "place"]
 _FEW_SETTINGS = 3
-
-
-@dataclass(frozen=True)
-class Compared:
-    """A run, what it is compared with, and its metrics by the key of their column.
-
-    Attributes:
-        run: The run.
-        baseline: The run without freezing that it is set against, None if there is none.
-        metrics: By the key of their column; empty if the run did not finish.
-        variant: The settings in which it differs from other runs of its method.
-    """
-
-    run: Run
-    baseline: Run | None
-    metrics: Mapping[str, Metric]
-    variant: str = ""
 
 
 @dataclass(frozen=True)
@@ -49,7 +43,7 @@ class Spread:
     high: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Group:
     """Runs that repeat each other.
 
@@ -58,14 +52,14 @@ class Group:
         method: The freezing method.
         variant: The settings in which they differ from other runs of the method.
         place: Where they ran, and which model; ``-`` if none of them finished.
-        members: The runs, those that finished first.
+        members: The runs, a line for each as ``compare`` gives them.
     """
 
     schedule: str
     method: str
     variant: str
     place: str
-    members: tuple[Compared, ...]
+    members: pd.DataFrame
 
     @property
     def name(self) -> str:
@@ -78,69 +72,65 @@ class Group:
         settings = self.variant.split(", ")
         if len(settings) <= _FEW_SETTINGS:
             return self.name
-        return ", ".join(
-            [self.method, *settings[:_FEW_SETTINGS], f"{len(settings) - _FEW_SETTINGS} more"]
-        )
+        more = f"{len(settings) - _FEW_SETTINGS} more"
+        return ", ".join([self.method, *settings[:_FEW_SETTINGS], more])
 
     @property
-    def finished(self) -> list[Compared]:
+    def finished(self) -> pd.DataFrame:
+        """The lines of runs that did all their steps."""
+        return self.members[self.members["status"] == FINISHED]
+
+    @property
+    def runs(self) -> list[Run]:
         """The runs that did all their steps."""
-        return [one for one in self.members if one.run.status == FINISHED]
+        return list(self.finished["run"])
 
     def spread(self, key: str) -> Spread | None:
         """Return mean and spread of a metric; None if no run knows it as a number."""
-        return spread(one.metrics.get(key) for one in self.finished)
+        numbers = [value for value in self.finished[key] if isinstance(value, int | float)]
+        if not numbers:
+            return None
+        return Spread(statistics.fmean(numbers), min(numbers), max(numbers))
 
 
-def spread(values: Iterable[Metric]) -> Spread | None:
-    """Return mean and spread of those ``values`` that are numbers; None if there are none."""
-    numbers = [value for value in values if isinstance(value, int | float)]
-    if not numbers:
-        return None
-    return Spread(statistics.fmean(numbers), min(numbers), max(numbers))
+def compare(runs: Sequence[Run], terms: Terms) -> pd.DataFrame:
+    """Return a line for each run, in the order of the table.
+
+    Columns are schedule, method, seed, status, folder, variant, place, run, baseline, and the keys
+    of ``COLUMNS``. Only runs that finished have a baseline and metrics; None for what is not known.
+    """
+    lines: list[dict[str, Any]] = []
+    for run, variant in zip(runs, _variants(runs), strict=True):
+        is_finished = run.status == FINISHED
+        baseline = _baseline(run, runs) if is_finished else None
+        metrics = {
+            one.key: one.of(run, baseline, terms) if is_finished else None for one in COLUMNS
+        }
+        names = (run.schedule, run.method, run.seed, run.status, run.folder, variant, place(run))
+        lines.append({**dict(zip(_NAMES, names, strict=True)), "run": run, "baseline": baseline})
+        lines[-1].update(metrics)
+    columns = [*_NAMES, "run", "baseline", *(one.key for one in COLUMNS)]
+    return pd.DataFrame(sorted(lines, key=_position), columns=columns, dtype=object)
 
 
-def compare(runs: Sequence[Run], terms: Terms) -> list[Compared]:
-    """Return every run with its metrics, in the order of the table; only finished runs have any."""
-    told = _variants(runs)
-    compared = [
-        Compared(
-            run,
-            baseline,
-            {column.key: column.metric(run, baseline, terms) for column in COLUMNS}
-            if run.status == FINISHED
-            else {},
-            variant,
-        )
-        for run, baseline, variant in zip(runs, baselines(runs), told, strict=True)
-    ]
-    return sorted(compared, key=_position)
-
-
-def group(compared: Sequence[Compared]) -> list[Group]:
+def group(compared: pd.DataFrame) -> list[Group]:
     """Return the groups of repeats, in the order of the table.
 
     A run that did not end may not know its place; it goes with the first group of its method.
     """
-    groups: dict[tuple[Any, ...], list[Compared]] = {}
-    for one in sorted(compared, key=lambda one: one.run.status != FINISHED):
-        what = (one.run.schedule, one.run.method)
-        key = (*what, one.variant, place(one.run))
-        if one.run.status != FINISHED:
-            alike = [known for known in groups if known[:2] == what]
-            same = [known for known in alike if known[2] == one.variant]
-            key = next(iter(same or alike), key)
-        groups.setdefault(key, []).append(one)
-    members = sorted(groups.values(), key=lambda ones: _position(ones[0])[:5])
+    homes = compared[_REPEAT].copy()
+    is_finished = compared["status"] == FINISHED
+    settled = homes[is_finished]
+    for i, (schedule, method, variant, _) in homes[~is_finished].iterrows():
+        alike = settled[(settled["schedule"] == schedule) & (settled["method"] == method)]
+        same = alike[alike["variant"] == variant]
+        home = (same if len(same) else alike)[:1]
+        homes.loc[i] = home.iloc[0] if len(home) else [schedule, method, variant, NO_PLACE]
+        settled = pd.concat([settled, homes.loc[[i]]])
+    keys = [homes[key] for key in _REPEAT]
     return [
-        Group(
-            schedule=ones[0].run.schedule,
-            method=ones[0].run.method,
-            variant=ones[0].variant,
-            place=place_name(ones[0].run) if ones[0].run.status == FINISHED else NO_PLACE,
-            members=tuple(ones),
-        )
-        for ones in members
+        Group(schedule, method, variant, place_name, members)
+        for (schedule, method, variant, place_name), members in compared.groupby(keys, sort=False)
     ]
 
 
@@ -150,27 +140,52 @@ def schedule_rank(schedule: str) -> tuple[int, str]:
     return SCHEDULES.index(schedule) if known else len(SCHEDULES), schedule
 
 
+def place(run: Run) -> str:
+    """Return the values of ``PLACE`` as a reader would put them."""
+    if run.told is None:
+        return NO_PLACE
+    ranks = run.summary.emulated_ranks
+    emulated = "" if ranks is None else f"{ranks} emulated ranks on "
+    return f"{emulated}{run.summary.n_devices} x {run.summary.device}, {run.summary.model}"
+
+
+def _baseline(run: Run, runs: Sequence[Run]) -> Run | None:
+    if run.method == "none":
+        return run
+    candidates = [
+        other
+        for other in runs
+        if other.method == "none"
+        and other.status == FINISHED
+        and (other.schedule, other.seed, place(other)) == (run.schedule, run.seed, place(run))
+        and not work_differs(other.settings, run.settings)
+    ]
+    started = _started(run)
+    return min(candidates, key=lambda other: abs(_started(other) - started), default=None)
+
+
+def _started(run: Run) -> float:
+    """Return the start of ``run`` in seconds."""
+    return datetime.fromisoformat(run.summary.started_at).timestamp()
+
+
 def _variants(runs: Sequence[Run]) -> list[str]:
     """Return of each run the settings that set it apart from its method's others in its place."""
-    alike: dict[tuple[Any, ...], list[int]] = {}
+    alike: dict[tuple[str, str], list[int]] = {}
     for i, run in enumerate(runs):
         alike.setdefault((run.method, place(run)), []).append(i)
     told = [""] * len(runs)
-    for (method, *_), members in alike.items():
+    for (method, _), members in alike.items():
         texts = variants(method, [runs[i].settings for i in members])
         for i, text in zip(members, texts, strict=True):
             told[i] = text
     return told
 
 
-def _position(one: Compared) -> tuple[Any, ...]:
+def _position(line: dict[str, Any]) -> tuple[Any, ...]:
     """Return what sorts runs: by schedule, of each none first."""
-    run = one.run
+    method, seed = line["method"], line["seed"]
     return (
-        schedule_rank(run.schedule),
-        run.method != "none",
-        run.method,
-        one.variant,
-        -1 if run.seed is None else run.seed,
-        str(run.folder),
-    )
+        schedule_rank(line["schedule"]), method != "none", method, line["variant"],
+        -1 if seed is None else seed, str(line["folder"]),
+    )  # fmt: skip

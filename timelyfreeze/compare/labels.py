@@ -1,6 +1,7 @@
 """Names beside points and at the ends of lines, where they cover nothing.
 
-Whoever reads a plot need not go to and fro between it and a legend.
+Whoever reads a plot need not go to and fro between it and a legend. ``adjustText`` was tried: it
+writes over bars and points, needs scipy, and never draws the same plot twice.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.text import Annotation
 from matplotlib.transforms import Bbox
 
 from timelyfreeze.plots import style
@@ -26,7 +27,6 @@ _LINE_SPACING = 1.3
 # What an overlap costs in any case, in pixels of distance.
 _OVERLAP = 200.0
 _WRAP_AT = 24
-
 
 # From one point to another.
 Line = tuple[tuple[float, float], tuple[float, float]]
@@ -57,13 +57,15 @@ def label_points(axes: Axes, labels: Sequence[Label], bars: Sequence[Line]) -> N
         labels: Their names.
         bars: What else is not to be written over, upright or level, in the units of the axes.
     """
-    renderer = FigureCanvasAgg(axes.figure).get_renderer()
-    pixels = axes.figure.dpi / 72.0
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    renderer = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]
+    pixels = figure.dpi / 72.0
     places = [axes.transData.transform((label.x, label.y)) for label in labels]
     taken = [Bbox([[x - 6, y - 6], [x + 6, y + 6]]) for x, y in places]
-    for start, end in bars:
-        (x0, y0), (x1, y1) = sorted(map(tuple, axes.transData.transform([start, end])))
-        taken.append(Bbox([[x0 - 1, min(y0, y1) - 1], [x1 + 1, max(y0, y1) + 1]]))
+    for ends in bars:
+        corners = axes.transData.transform(ends)
+        taken.append(Bbox([corners.min(axis=0) - 1, corners.max(axis=0) + 1]))
     inside = axes.get_window_extent(renderer)
     for label, (x, y) in zip(labels, places, strict=True):
         probe = axes.text(0, 0, wrap(label.text), fontsize=style.SMALL_POINTS)
@@ -72,13 +74,16 @@ def label_points(axes: Axes, labels: Sequence[Label], bars: Sequence[Line]) -> N
         options = []
         for radius, angle in itertools.product(_RADII, _DIRECTIONS):
             box = _beside(x, y, radius * pixels, angle, size.width, size.height)
-            # Any overlap is worse than being farther away.
             over = sum(_overlap(box, other) for other in taken) + _outside(box, inside)
+            # Any overlap is worse than being farther away.
             cost = _OVERLAP * (over > 0.0) + 2.0 * over
             options.append((cost + radius * pixels, radius, box))
         _, radius, box = min(options, key=lambda option: option[0])
         taken.append(box)
-        _write(axes, label, box, pixels, is_far=radius > _LEADS_FROM)
+        middle = (box.x0 + box.x1) / 2.0 - x, (box.y0 + box.y1) / 2.0 - y
+        lead = {"shrinkA": 0, "shrinkB": 4} if radius > _LEADS_FROM else None
+        _write(axes, label, (middle[0] / pixels, middle[1] / pixels), "offset points", lead,
+               ha="center", multialignment="left")  # fmt: skip
 
 
 def label_ends(axes: Axes, labels: Sequence[Label]) -> None:
@@ -86,30 +91,16 @@ def label_ends(axes: Axes, labels: Sequence[Label]) -> None:
 
     The limits of ``axes`` must not change afterwards.
     """
-    if not labels:
-        return
-    height = axes.get_position().height * axes.figure.get_figheight() * 72.0
+    height = axes.bbox.height * 72.0 / axes.figure.dpi
     low, high = axes.get_ylim()
     ordered = sorted(labels, key=lambda label: label.y)
     heights = [
         (wrap(label.text).count("\n") + 1) * style.SMALL_POINTS * _LINE_SPACING for label in ordered
     ]
     wanted = [height * (label.y - low) / (high - low) for label in ordered]
-    for label, place in zip(ordered, spread_out(wanted, heights, height), strict=True):
-        axes.annotate(
-            wrap(label.text),
-            xy=(label.x, label.y),
-            xytext=(1.06, place / height),
-            textcoords="axes fraction",
-            fontsize=style.SMALL_POINTS,
-            color=style.INK,
-            va="center",
-            annotation_clip=False,
-            arrowprops={
-                "arrowstyle": "-", "color": label.color, "linewidth": 0.6, "shrinkA": 1,
-                "shrinkB": 0, "relpos": (0.0, 0.5),
-            },
-        )  # fmt: skip
+    for label, middle in zip(ordered, spread_out(wanted, heights, height), strict=True):
+        lead = {"shrinkA": 1, "shrinkB": 0, "relpos": (0.0, 0.5)}
+        _write(axes, label, (1.06, middle / height), "axes fraction", lead)
 
 
 def spread_out(wanted: Sequence[float], heights: Sequence[float], room: float) -> list[float]:
@@ -122,27 +113,30 @@ def spread_out(wanted: Sequence[float], heights: Sequence[float], room: float) -
         heights: Of the texts.
         room: From 0 to here is room; a block too large for it sticks out at the top.
     """
+    tops = list(itertools.accumulate(heights))
+    # Where each text would begin, had all below it no height.
+    starts = [
+        at - top + height / 2.0 for at, top, height in zip(wanted, tops, heights, strict=True)
+    ]
+    blocks: list[list[int]] = []
 
     def start(block: Sequence[int]) -> float:
-        """Return where a block starts whose texts are on average where they should be."""
-        offsets = itertools.accumulate((heights[i] for i in block), initial=0.0)
-        starts = [wanted[i] - heights[i] / 2.0 - at for i, at in zip(block, offsets, strict=False)]
-        return max(0.0, min(sum(starts) / len(starts), room - size(block)))
+        below = tops[block[0]] - heights[block[0]]
+        mean = sum(starts[i] for i in block) / len(block) + below
+        return max(0.0, min(mean, room - sum(heights[i] for i in block)))
 
-    def size(block: Sequence[int]) -> float:
-        return sum(heights[i] for i in block)
-
-    blocks: list[list[int]] = []
     for i in range(len(wanted)):
         blocks.append([i])
-        while len(blocks) > 1 and start(blocks[-2]) + size(blocks[-2]) > start(blocks[-1]):
+        while len(blocks) > 1 and start(blocks[-2]) + sum(heights[j] for j in blocks[-2]) > start(
+            blocks[-1]
+        ):
             last = blocks.pop()
             blocks[-1] += last
-    middles = []
-    for block in blocks:
-        ends = itertools.accumulate((heights[i] for i in block), initial=start(block))
-        middles += [end + heights[i] / 2.0 for i, end in zip(block, ends, strict=False)]
-    return middles
+    return [
+        start(block) + tops[i] - heights[i] / 2.0 - (tops[block[0]] - heights[block[0]])
+        for block in blocks
+        for i in block
+    ]
 
 
 def _beside(x: float, y: float, distance: float, angle: float, width: float, height: float) -> Bbox:
@@ -156,30 +150,20 @@ def _beside(x: float, y: float, distance: float, angle: float, width: float, hei
 def _overlap(one: Bbox, other: Bbox) -> float:
     width = min(one.x1, other.x1) - max(one.x0, other.x0)
     height = min(one.y1, other.y1) - max(one.y0, other.y0)
-    return max(0.0, width) * max(0.0, height)
+    return float(max(0.0, width) * max(0.0, height))
 
 
 def _outside(box: Bbox, inside: Bbox) -> float:
-    return box.width * box.height - _overlap(box, inside)
+    return float(box.width * box.height) - _overlap(box, inside)
 
 
-def _write(axes: Axes, label: Label, box: Bbox, pixels: float, *, is_far: bool) -> Annotation:
-    x, y = axes.transData.transform((label.x, label.y))
-    middle = ((box.x0 + box.x1) / 2.0, (box.y0 + box.y1) / 2.0)
-    return axes.annotate(
-        wrap(label.text),
-        xy=(label.x, label.y),
-        xytext=((middle[0] - x) / pixels, (middle[1] - y) / pixels),
-        textcoords="offset points",
-        fontsize=style.SMALL_POINTS,
-        color=style.INK,
-        ha="center",
-        va="center",
-        multialignment="left",
-        annotation_clip=False,
-        arrowprops=(
-            {"arrowstyle": "-", "color": label.color, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 4}
-            if is_far
-            else None
-        ),
-    )
+def _write(
+    axes: Axes, label: Label, at: tuple[float, float], units: Any, lead: Any, **more: Any
+) -> None:
+    """Write a text with its middle at ``at``, and a line to its point where ``lead`` has a form."""
+    line = {"arrowstyle": "-", "color": label.color, "linewidth": 0.6}
+    axes.annotate(
+        wrap(label.text), (label.x, label.y), xytext=at, textcoords=units,
+        fontsize=style.SMALL_POINTS, color=style.INK, va="center", annotation_clip=False,
+        arrowprops=None if lead is None else {**line, **lead}, **more,
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The plots of a comparison: what many runs show, as figures of matplotlib.
+"""The plots of a comparison: what many runs show, as plots of matplotlib.
 
 A plot holds the runs of one place, that is devices and model, with a panel for each schedule:
 nothing shares axes that could not be compared. A plot whose data no run has says so, and has no
@@ -14,25 +14,44 @@ from typing import TypeVar
 
 from matplotlib.figure import Figure
 
-from timelyfreeze.compare.curves import (
-    Curve,
-    curves,
-    freeze_ratios,
-    stage_ratios,
-    training_losses,
-    validation_losses,
-)
-from timelyfreeze.compare.drawing import draw_curves, draw_points, draw_stages
+from timelyfreeze.compare.curves import Curve, Point, curves, points, stage_ratios, training_losses
+from timelyfreeze.compare.drawing import Panels, by_schedule, draw_curves, draw_points, draw_stages
 from timelyfreeze.compare.groups import NO_PLACE, Group
 from timelyfreeze.compare.metrics import Terms
-from timelyfreeze.compare.tradeoffs import Point, points
 from timelyfreeze.records import last_running_mean
 
 T = TypeVar("T")
-KINDS = (
-    "accuracy_throughput", "loss_throughput", "loss_seconds", "freeze_ratio_steps",
-    "freeze_ratio_stages",
-)  # fmt: skip
+_TRADE_OFF = (
+    "Better is up and to the right. Points are means over repeats, bars reach from the smallest to "
+    "the largest{error}; the broad grey line joins what nothing else beats in both."
+)
+# Title and caption by kind.
+_WORDS = {
+    "accuracy_throughput": (
+        "Accuracy against throughput",
+        _TRADE_OFF.format(error=", and at least one standard error of the questions"),
+    ),
+    "loss_throughput": ("Validation loss against throughput", _TRADE_OFF.format(error="")),
+    "loss_seconds": (
+        "Loss against seconds of training",
+        "Lines: running mean over {window} logged training losses, mean over repeats, with a band "
+        "from the smallest to the largest. Small points: validation losses. What lies above the "
+        "axes is of the first fifth of the training; losses that are no numbers are left out. "
+        "Seconds are those spent in training steps; of an emulated pipeline, by the process that "
+        "emulates it.",
+    ),
+    "freeze_ratio_steps": (
+        "Freeze ratio over steps",
+        "Fraction of the elements of all weights whose update was left out, step by step, mean "
+        "over repeats with a band from the smallest to the largest.",
+    ),
+    "freeze_ratio_stages": (
+        "Freeze ratio of each stage",
+        "As applied in the last step, mean over repeats: fraction of the elements whose update was "
+        "left out.",
+    ),
+}
+KINDS = tuple(_WORDS)
 
 
 @dataclass(frozen=True)
@@ -68,191 +87,142 @@ class Plot:
 def plots(groups: Sequence[Group], terms: Terms) -> Iterator[Plot]:
     """Yield all plots, place by place; those that have no data as well."""
     places = dict.fromkeys(one.place for one in groups if one.place != NO_PLACE)
-    for number, place in enumerate(places, 1):
-        mine = [one for one in groups if one.place == place]
-        for draw in (_accuracy, _validation, _losses, _ratios, _stages):
-            yield draw(mine, place, number, terms)
+    for number, name in enumerate(places, 1):
+        place = _Place(name, number, [one for one in groups if one.place == name], terms)
+        yield _accuracy(place)
+        yield _validation(place)
+        yield _losses(place)
+        yield _ratios(place)
+        yield _stages(place)
 
 
-def _accuracy(groups: Sequence[Group], place: str, number: int, terms: Terms) -> Plot:
-    asked = {one.run.scores.asked for g in groups for one in g.finished if one.run.scores}
-    found = points(groups, "accuracy", "accuracy_stderr") if len(asked) == 1 else []
-    missing = _without(groups, [p.group for p in found], "an average accuracy")
+@dataclass(frozen=True)
+class _Place:
+    """The runs of a place, and what their plots have in common."""
+
+    name: str
+    number: int
+    groups: Sequence[Group]
+    terms: Terms
+
+    @property
+    def freezing(self) -> list[Group]:
+        return [group for group in self.groups if group.method != "none"]
+
+    def plot(
+        self,
+        kind: str,
+        found: Sequence[tuple[Group, T, str]],
+        draw: Callable[[Panels[T], str, str], Figure],
+        missing: tuple[str, ...],
+    ) -> Plot:
+        """Return a plot.
+
+        Args:
+            kind: One of ``KINDS``.
+            found: Groups, what is drawn of them, and the same in words.
+            draw: Draws panels by schedule, under a title and the name of a place.
+            missing: What is not in it.
+        """
+        title, caption = _WORDS[kind]
+        told = "; ".join(f"{group.schedule} {group.name}{words}" for group, _, words in found)
+        panels = by_schedule([(group, one) for group, one, _ in found])
+        return Plot(
+            kind=kind,
+            number=self.number,
+            title=title,
+            place=self.name,
+            caption=caption.format(window=self.terms.window),
+            alt=f"{title}. {told}.",
+            figure=draw(panels, title, self.name) if found else None,
+            missing=missing,
+        )
+
+
+def _accuracy(place: _Place) -> Plot:
+    asked = {run.scores.asked for g in place.groups for run in g.runs if run.scores}
+    found = points(place.groups, "accuracy", "accuracy_stderr") if len(asked) == 1 else []
+    missing = _without(place.groups, [p.group for p in found], "an average accuracy")
     if len(asked) > 1:
         missing = ("the runs were asked different questions",)
-    return _trade_off(
-        found,
-        kind="accuracy_throughput",
-        number=number,
-        title="Accuracy against throughput",
-        place=place,
-        y_label="average accuracy, %",
-        low_is_good=False,
-        error=True,
-        missing=missing,
-    )
+    return _trade_off(place, "accuracy_throughput", found, "average accuracy, %", missing)
 
 
-def _validation(groups: Sequence[Group], place: str, number: int, terms: Terms) -> Plot:
-    found = points(groups, "validation_loss")
-    return _trade_off(
-        found,
-        kind="loss_throughput",
-        number=number,
-        title="Validation loss against throughput",
-        place=place,
-        y_label="validation loss, low at the top",
-        low_is_good=True,
-        missing=_without(groups, [p.group for p in found], "a validation loss that is a number"),
-    )
+def _validation(place: _Place) -> Plot:
+    found = points(place.groups, "validation_loss")
+    what = "a validation loss that is a number"
+    missing = _without(place.groups, [p.group for p in found], what)
+    label = "validation loss, low at the top"
+    return _trade_off(place, "loss_throughput", found, label, missing, low_is_good=True)
 
 
 def _trade_off(
-    found: Sequence[Point],
-    *,
+    place: _Place,
     kind: str,
-    number: int,
-    title: str,
-    place: str,
+    found: Sequence[Point],
     y_label: str,
-    low_is_good: bool,
     missing: tuple[str, ...],
-    error: bool = False,
+    *,
+    low_is_good: bool = False,
 ) -> Plot:
-    panels = _by_schedule(found, lambda point: point.group)
-    told = [
-        f"{p.group.schedule} {p.group.name}: {p.x.mean:,.0f} tokens/s, {p.y.mean:.3f}"
-        for p in found
+    def draw(panels: Panels[Point], title: str, place: str) -> Figure:
+        return draw_points(panels, title, place, y_label=y_label, low_is_good=low_is_good)
+
+    told = [(p.group, p, f": {p.x.mean:,.0f} tokens/s, {p.y.mean:.3f}") for p in found]
+    return place.plot(kind, told, draw, missing)
+
+
+def _losses(place: _Place) -> Plot:
+    window, reference = place.terms.window, place.terms.reference
+    drawn = [c for group in place.groups for c in curves(group, training_losses(window))]
+    marks = [
+        (c.group, c)
+        for group in place.groups
+        for c in curves(group, lambda run: run.validation_losses)
     ]
-    return Plot(
-        kind=kind,
-        number=number,
-        title=title,
-        place=place,
-        caption="Better is up and to the right. Points are means over repeats, bars reach from the "
-        "smallest to the largest"
-        + (", and at least one standard error of the questions" if error else "")
-        + "; the broad grey line joins what nothing else beats in both.",
-        alt=f"{title}. {'; '.join(told)}.",
-        figure=draw_points(
-            panels,
-            title=title,
-            place=place,
-            x_label="tokens/s per device",
-            y_label=y_label,
-            low_is_good=low_is_good,
-        )
-        if found
-        else None,
-        missing=missing,
-    )
-
-
-def _losses(groups: Sequence[Group], place: str, number: int, terms: Terms) -> Plot:
-    drawn = [c for group in groups for c in curves(group, training_losses(terms.window))]
-    marks = [c for group in groups for c in curves(group, validation_losses)]
-    reference, target = terms.reference, None
-    if reference is not None and _model_of(groups) == reference.summary.get("model"):
-        loss = last_running_mean(reference.losses, terms.window)
+    target = None
+    if reference and reference.summary.model == place.groups[0].runs[0].summary.model:
+        loss = last_running_mean(reference.losses, window)
         target = None if loss is None else (loss, f"where {reference.label} ends")
-    title = "Loss against seconds of training"
+
+    def draw(panels: Panels[Curve], title: str, place: str) -> Figure:
+        labels = ("seconds of training", "loss")
+        return draw_curves(panels, title, place, labels=labels, marks=by_schedule(marks),
+                           target=target, y_limits=_limits(drawn, target))  # fmt: skip
+
+    told = [(c.group, c, f" ends at {c.ys[-1]:.3f} after {c.xs[-1]:,.0f} s") for c in drawn]
+    missing = _without(place.groups, [c.group for c in drawn], f"{window} logged losses")
+    return place.plot("loss_seconds", told, draw, missing)
+
+
+def _ratios(place: _Place) -> Plot:
+    drawn = [c for group in place.freezing for c in curves(group, lambda run: run.freeze_ratios)]
+
+    def draw(panels: Panels[Curve], title: str, place: str) -> Figure:
+        labels = ("step", "freeze ratio")
+        return draw_curves(panels, title, place, labels=labels, y_limits=(-0.02, 1.02))
+
+    told = [(c.group, c, f" ends at {c.ys[-1]:.2f}") for c in drawn]
+    what = "freeze ratios by step (steps.csv)"
+    missing = _without(place.freezing, [c.group for c in drawn], what)
+    return place.plot("freeze_ratio_steps", told, draw, missing)
+
+
+def _stages(place: _Place) -> Plot:
+    known = [(group, ratios) for group in place.freezing if (ratios := stage_ratios(group))]
     told = [
-        f"{c.group.schedule} {c.group.name} ends at {c.ys[-1]:.3f} after {c.xs[-1]:,.0f} s"
-        for c in drawn
-    ]
-    return Plot(
-        kind="loss_seconds",
-        number=number,
-        title=title,
-        place=place,
-        caption=f"Lines: running mean over {terms.window} logged training losses, mean over "
-        "repeats, with a band from the smallest to the largest. Small points: validation losses. "
-        "What lies above the axes is of the first fifth of the training; losses that are no "
-        "numbers are left out. "
-        "Seconds are those spent in training steps; of an emulated pipeline, by the process that "
-        "emulates it.",
-        alt=f"{title}. {'; '.join(told)}.",
-        figure=draw_curves(
-            _by_schedule(drawn, lambda curve: curve.group),
-            title=title,
-            place=place,
-            x_label="seconds of training",
-            y_label="loss",
-            marks=_by_schedule(marks, lambda curve: curve.group),
-            target=target,
-            y_limits=_limits(drawn, target),
-        )
-        if drawn
-        else None,
-        missing=_without(groups, [c.group for c in drawn], f"{terms.window} logged losses"),
-    )
-
-
-def _ratios(groups: Sequence[Group], place: str, number: int, terms: Terms) -> Plot:
-    freezing = [group for group in groups if group.method != "none"]
-    drawn = [c for group in freezing for c in curves(group, freeze_ratios)]
-    title = "Freeze ratio over steps"
-    told = [f"{c.group.schedule} {c.group.name} ends at {c.ys[-1]:.2f}" for c in drawn]
-    return Plot(
-        kind="freeze_ratio_steps",
-        number=number,
-        title=title,
-        place=place,
-        caption="Fraction of the elements of all weights whose update was left out, step by step, "
-        "mean over repeats with a band from the smallest to the largest.",
-        alt=f"{title}. {'; '.join(told)}.",
-        figure=draw_curves(
-            _by_schedule(drawn, lambda curve: curve.group),
-            title=title,
-            place=place,
-            x_label="step",
-            y_label="freeze ratio",
-            marks={},
-            y_limits=(-0.02, 1.02),
-        )
-        if drawn
-        else None,
-        missing=_without(freezing, [c.group for c in drawn], "freeze ratios by step (steps.csv)"),
-    )
-
-
-def _stages(groups: Sequence[Group], place: str, number: int, terms: Terms) -> Plot:
-    freezing = [group for group in groups if group.method != "none"]
-    known = [(group, ratios) for group in freezing if (ratios := stage_ratios(group))]
-    title = "Freeze ratio of each stage"
-    told = [
-        f"{group.schedule} {group.name}: "
-        + ", ".join(f"stage {stage} {ratio:.2f}" for stage, ratio in ratios.items())
+        (group, (group, ratios), ": " + ", ".join(f"stage {i} {r:.2f}" for i, r in ratios.items()))
         for group, ratios in known
     ]
-    return Plot(
-        kind="freeze_ratio_stages",
-        number=number,
-        title=title,
-        place=place,
-        caption="As applied in the last step, mean over repeats: fraction of the elements whose "
-        "update was left out.",
-        alt=f"{title}. {'; '.join(told)}.",
-        figure=draw_stages(_by_schedule(known, lambda pair: pair[0]), title=title, place=place)
-        if known
-        else None,
-        missing=_without(freezing, [group for group, _ in known], "freeze ratios by stage"),
-    )
-
-
-def _by_schedule(found: Sequence[T], group_of: Callable[[T], Group]) -> dict[str, list[T]]:
-    """Return what was ``found`` by schedule, in the order of the table."""
-    panels: dict[str, list[T]] = {}
-    for one in found:
-        panels.setdefault(group_of(one).schedule, []).append(one)
-    return panels
+    missing = _without(place.freezing, [group for group, _ in known], "freeze ratios by stage")
+    return place.plot("freeze_ratio_stages", told, draw_stages, missing)
 
 
 def _without(groups: Sequence[Group], drawn: Sequence[Group], what: str) -> tuple[str, ...]:
     """Return a sentence that names the groups that lack ``what`` is drawn."""
     if not drawn:
         return (f"no run has {what}",)
-    names = [f"{g.schedule} {g.name}" for g in groups if g not in drawn and g.finished]
+    names = [f"{g.schedule} {g.name}" for g in groups if g not in drawn and g.runs]
     return (f"without {what}: {', '.join(names)}",) if names else ()
 
 
@@ -263,8 +233,3 @@ def _limits(drawn: Sequence[Curve], target: tuple[float, str] | None) -> tuple[f
     values = [y for y in late if math.isfinite(y)] or [0.0]
     room = 0.05 * (max(values) - min(values)) or 0.05
     return min(values) - room, max(values) + room
-
-
-def _model_of(groups: Sequence[Group]) -> str | None:
-    """Return the model of groups of one place."""
-    return groups[0].members[0].run.summary.get("model")

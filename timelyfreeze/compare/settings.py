@@ -1,15 +1,14 @@
 """In which settings runs differ: what makes them repeats of each other, or not comparable.
 
-A run leaves all of its configuration in ``settings.json``. Here it is flat: a key is the name of
-section and option, as on the command line.
+Settings are flat here: a key is the name of section and option, as on the command line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-SETTINGS = "settings.json"
+import pandas as pd
 
 # How long a step takes depends on these, apart from the freezing.
 WORK = ("model", "training", "parallelism", "activation_checkpoint", "compile", "quantize",
@@ -27,17 +26,6 @@ LEFT_OUT = frozenset(
 )  # fmt: skip
 
 Settings = Mapping[str, Any]
-
-
-def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested ``settings`` as one level of dotted keys."""
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value
-    return flat
 
 
 def work_differs(one: Settings, other: Settings) -> bool:
@@ -65,29 +53,23 @@ def variants(method: str, settings: Sequence[Settings]) -> list[str]:
     Returns:
         Text such as ``max_freeze_ratio 0.5``, empty where runs do not differ.
     """
-    values: dict[str, set[str]] = {}
-    for own in settings:
-        for key in _counting(method, own):
-            values.setdefault(key, set()).add(repr(own[key]))
+    counting = [{key: own[key] for key in own if _counts(key, method)} for own in settings]
+    written = pd.DataFrame([{key: repr(own[key]) for key in own} for own in counting])
+    apart = {key for key in written if written[key].nunique() > 1}
     return [
-        ", ".join(
-            f"{_name(key)} {own[key]}" for key in _counting(method, own) if len(values[key]) > 1
-        )
-        for own in settings
+        ", ".join(f"{_name(key)} {value}" for key, value in own.items() if key in apart)
+        for own in counting
     ]
 
 
-def _counting(method: str, settings: Settings) -> Iterator[str]:
-    """Yield the keys that may set runs of ``method`` apart."""
-    for key in settings:
-        section, *rest = key.split(".")
-        if section not in SECTIONS or key in LEFT_OUT:
-            continue
-        if section == "freezing" and method == "none":
-            continue
-        if section == "freezing" and len(rest) > 1 and rest[0] not in method.split("+"):
-            continue
-        yield key
+def _counts(key: str, method: str) -> bool:
+    """Return whether ``key`` may set runs of ``method`` apart."""
+    section, *rest = key.split(".")
+    if section not in SECTIONS or key in LEFT_OUT:
+        return False
+    if section != "freezing":
+        return True
+    return method != "none" and (len(rest) < 2 or rest[0] in method.split("+"))
 
 
 def _name(key: str) -> str:

@@ -1,36 +1,28 @@
-"""The table of a comparison: means over seeds as markdown, single runs as CSV."""
+"""The table of a comparison: means over seeds, what a reader must know, and single runs as CSV."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
-from timelyfreeze.compare.groups import Compared, Group, group
-from timelyfreeze.compare.metrics import COLUMNS, NEVER, PLACE, Column, Terms, place, place_name
-from timelyfreeze.compare.runs import BY_STAGE, FAILED, FINISHED, NUMBERS, TEXTS, UNFINISHED, Run
+import pandas as pd
+
+from timelyfreeze.compare.groups import PLACE, Group, group, place
+from timelyfreeze.compare.metrics import COLUMNS, NEVER, Column, Terms
+from timelyfreeze.compare.runs import FAILED, FINISHED, UNFINISHED, Run
+from timelyfreeze.records import RunSummary
 
 # A difference in one of these is told below the table.
 SAME = ("device", "n_devices", "torch_version", "config_file", "model", "dataset", "steps")
 MISSING = "-"
-_MANY_NAMES = 6
 NO_BASELINE = "no none run"
-
-HEAD = """\
-# Comparison
-
-Mean over seeds (min..max). *gain over none* compares with the run of method none of the same
-schedule and seed; tokens/s are those of the stable phase, for none of the whole run, and by the
-virtual clock where the pipeline is emulated. *seconds* is the time spent in training steps.
-*seconds to none's loss* is the time until the running mean over {window} logged training losses is
-as low as none's is at its end; *to the reference's loss*, as that of the run named below is.
-*points over none* is the difference in average accuracy to the run that the gain compares with.
-`-`: not known.
-"""
+_MANY_NAMES = 6
+# Columns of the CSV file, in front of the metrics and the rest of the summary.
+_FIRST = ["schedule", "method", "seed", "status", "folder", "settings"]
 
 
 @dataclass(frozen=True)
@@ -42,58 +34,52 @@ class Table:
     notes: tuple[str, ...]
 
 
-def tabulate(compared: Sequence[Compared], unreadable: Sequence[str], terms: Terms) -> Table:
+def tabulate(compared: pd.DataFrame, unreadable: Sequence[str], terms: Terms) -> Table:
     """Return the table of means over repeats, with its notes."""
     groups = group(compared)
-    has_places = len({place(one.run) for one in compared if one.run.status == FINISHED}) > 1
-    has_variants = any(one.variant for one in groups)
-    columns = [c for c in COLUMNS if not c.is_optional or _is_known(c, compared)]
-    titles = ["schedule", "method"]
-    titles += [*(["settings"] if has_variants else []), *(["on"] if has_places else []), "runs"]
-    rows = []
-    for one in groups:
-        names = [one.schedule, one.method]
-        names += [one.variant or MISSING] if has_variants else []
-        names += [one.place] if has_places else []
-        rows.append((*names, _counts(one), *(cell(one, column) for column in columns)))
-    notes = tuple(_notes(compared, unreadable, terms))
-    return Table((*titles, *(column.title for column in columns)), tuple(rows), notes)
+    columns = [c for c in COLUMNS if not c.is_optional or compared[c.key].notna().any()]
+    titles = ["schedule", "method", "settings", "on", "runs", *(c.title for c in columns)]
+    lines = [
+        [one.schedule, one.method, one.variant or MISSING, one.place, _counts(one)]
+        + [cell(one, column) for column in columns]
+        for one in groups
+    ]
+    table = pd.DataFrame(lines, columns=titles)
+    if not any(one.variant for one in groups):
+        table = table.drop(columns="settings")
+    if compared[compared["status"] == FINISHED]["place"].nunique() <= 1:
+        table = table.drop(columns="on")
+    rows = tuple(table.itertuples(index=False, name=None))
+    return Table(tuple(table.columns), rows, tuple(_notes(compared, unreadable, terms)))
 
 
-def render_table(table: Table, terms: Terms) -> str:
-    """Return ``table`` with its notes, as markdown."""
-    lines = [HEAD.format(window=terms.window), _line(table.titles)]
-    lines += ["|" + "---|" * len(table.titles), *map(_line, table.rows)]
-    notes = [f"- {note}" for note in table.notes]
-    return "\n".join([*lines, *(["", *notes] if notes else [])]) + "\n"
-
-
-def render_csv(compared: Sequence[Compared]) -> str:
+def render_csv(compared: pd.DataFrame) -> str:
     """Return a row of plain values for each run; what is not known is empty."""
-    known = {column.key for column in COLUMNS}
-    names = ["schedule", "method", "seed", "status", "folder", "settings"]
-    rest = [key for key in (*NUMBERS, *TEXTS) if key not in known and key not in names]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*names, *(column.key for column in COLUMNS), *rest, *BY_STAGE])
-    for one in compared:
-        run = one.run
-        ratios = [run.summary.get(key) for key in BY_STAGE]
-        writer.writerow(
-            [run.schedule, run.method, run.seed, run.status, run.folder, one.variant]
-            + [one.metrics.get(column.key) for column in COLUMNS]
-            + [run.summary.get(key) for key in rest]
-            + [None if by_stage is None else json.dumps(by_stage) for by_stage in ratios]
-        )
-    return text.getvalue()
+    known = {*_FIRST, *(column.key for column in COLUMNS)}
+    rest = [field.name for field in fields(RunSummary) if field.name not in known]
+    left = pd.DataFrame(
+        [{key: getattr(run.told, key, None) for key in rest} for run in compared["run"]],
+        columns=rest,
+        dtype=object,
+    )
+    table = pd.concat([compared.rename(columns={"variant": "settings"}), left], axis=1)
+    table = table[[*_FIRST, *(column.key for column in COLUMNS), *rest]]
+    return str(table.map(_plain).to_csv(index=False, lineterminator="\n"))
+
+
+def _plain(value: Any) -> str | None:
+    """Return a value as it stands in the CSV file; NaN is not left out as None is."""
+    if isinstance(value, dict):
+        return json.dumps(value)
+    return None if value is None else str(value)
 
 
 def cell(group: Group, column: Column) -> str:
-    """Return mean and spread of one metric over the runs of a row."""
+    """Return mean and spread of one metric over the runs of a line."""
     finished = group.finished
-    if column.needs_baseline and finished and not any(one.baseline for one in finished):
+    if column.needs_baseline and len(finished) and not finished["baseline"].notna().any():
         return NO_BASELINE
-    never = [one.metrics[column.key] for one in finished].count(NEVER)
+    never = int((finished[column.key] == NEVER).sum())
     spread = group.spread(column.key)
     if spread is None:
         return NEVER if never else MISSING
@@ -104,37 +90,31 @@ def cell(group: Group, column: Column) -> str:
     return f"{text}, {NEVER} in {never} of {len(finished)}" if never else text
 
 
-def _is_known(column: Column, compared: Sequence[Compared]) -> bool:
-    """Return whether a run has the metric."""
-    return any(one.metrics.get(column.key) is not None for one in compared)
-
-
 def _counts(group: Group) -> str:
     """Return how many runs the means are over, and how many did not end."""
-    counts = Counter(one.run.status for one in group.members)
+    counts = Counter(group.members["status"])
     others = [f"{counts[status]} {status}" for status in (FAILED, UNFINISHED) if counts[status]]
     return ", ".join([*([str(counts[FINISHED])] if counts[FINISHED] else []), *others])
 
 
-def _notes(compared: Sequence[Compared], unreadable: Sequence[str], terms: Terms) -> Iterator[str]:
+def _notes(compared: pd.DataFrame, unreadable: Sequence[str], terms: Terms) -> Iterator[str]:
     """Yield what a reader of the table has to know."""
-    finished = [one.run for one in compared if one.run.status == FINISHED]
+    done = compared[compared["status"] == FINISHED]
+    finished: list[Run] = list(done["run"])
     for key in SAME:
         yield from _difference(key, finished)
     yield from _difference_in_questions(finished)
     if terms.reference is not None:
         yield from _other_than_reference(terms.reference, finished)
-    without = [
-        one.run.label for one in compared if one.run.status == FINISHED and one.baseline is None
-    ]
+    without = [run.label for run in done[done["baseline"].isna()]["run"]]
     if without:
         same = f"schedule, seed, {', '.join(PLACE)} and work in a step"
         yield f"{NO_BASELINE} of the same {same}: {_names(without)}"
-    for one in compared:
-        if one.run.status != FINISHED:
-            yield f"{one.run.status}: {one.run.label}, in {one.run.folder}"
-        if one.run.summary.get("failure"):
-            yield f"{one.run.label}: {one.run.summary['failure']}"
+    for run in compared["run"]:
+        if run.status != FINISHED:
+            yield f"{run.status}: {run.label}, in {run.folder}"
+        if run.told is not None and run.told.failure:
+            yield f"{run.label}: {run.told.failure}"
     for problem in unreadable:
         yield f"not read: {problem}"
 
@@ -143,7 +123,7 @@ def _difference(key: str, runs: Sequence[Run]) -> Iterator[str]:
     """Yield a line that says which runs differ from most others in ``key``."""
     labels: dict[str, list[str]] = {}
     for run in runs:
-        value = run.summary.get(key)
+        value = getattr(run.summary, key)
         if key == "config_file" and value:
             # The same file lies elsewhere on another machine.
             value = Path(value).name
@@ -169,9 +149,9 @@ def _difference_in_questions(runs: Sequence[Run]) -> Iterator[str]:
 
 def _other_than_reference(reference: Run, runs: Sequence[Run]) -> Iterator[str]:
     """Yield lines that say what the reference is, and which runs cannot be compared with it."""
-    yield f"the reference: {reference.label}, on {place_name(reference)}, in {reference.folder}"
-    model = reference.summary.get("model")
-    others = [run.label for run in runs if run.summary.get("model") != model]
+    yield f"the reference: {reference.label}, on {place(reference)}, in {reference.folder}"
+    model = reference.summary.model
+    others = [run.label for run in runs if run.summary.model != model]
     if others:
         yield f"of another model than the reference, not held against it: {_names(others)}"
     away = [run.label for run in runs if run.label not in others and place(run) != place(reference)]
@@ -185,7 +165,3 @@ def _names(labels: Sequence[str]) -> str:
     if more <= 1:
         return ", ".join(labels)
     return f"{', '.join(labels[:_MANY_NAMES])} and {more} more"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"

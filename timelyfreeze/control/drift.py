@@ -42,7 +42,7 @@ def drifts(
         of observed over planned time: 1 where nothing has moved. Left out are stages and kinds of
         which nothing that takes time was seen.
     """
-    lead_ms = bounds.message_ms * receiving(dag)
+    lead_ms = bounds.p2p_overhead_ms * receiving(dag)
     planned = np.asarray(planned_ms, dtype=np.float64) - lead_ms
     least = _LEAST_SHARE * (bounds.max_ms - lead_ms)
     found: dict[Group, list[tuple[float, float]]] = {}
@@ -95,7 +95,7 @@ def moved_bounds(
     factors = np.array(
         [drift.get((a.stage, a.kind), by_stage.get(a.stage, 1.0)) for a in dag.actions]
     )
-    lead_ms = bounds.message_ms * receiving(dag)
+    lead_ms = bounds.p2p_overhead_ms * receiving(dag)
     return replace(
         bounds,
         min_ms=(bounds.min_ms - lead_ms) * factors + lead_ms,

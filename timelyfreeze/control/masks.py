@@ -86,8 +86,8 @@ class BatchMasks:
         ratio = self._plan.ratio(action, self._step)
         if ratio in (0.0, 1.0):
             return np.full(n, ratio == 1.0)
-        if stage < self._plan.front_depths(self._step).get(action.microbatch, 0):
-            return np.full(n, self._is_front_frozen(action.microbatch))
+        if stage < self._plan.skip_depths(self._step).get(action.microbatch, 0):
+            return np.full(n, self._is_skipped(action.microbatch))
         rng = self._rng(stage, action.microbatch)
         if stage == 0 and self._settings.first_stage == ALL_OR_NOTHING:
             return draw_all_or_nothing(units.tensors, ratio, rng)
@@ -99,25 +99,25 @@ class BatchMasks:
         """Return the microbatches for which no stage in front needs ``stage``'s input gradient.
 
         A policy alone decides for all microbatches and stages at once, so a frozen prefix is known
-        to every rank. Under a plan they are those whose front reaches beyond ``stage``. The first
-        stage behind a front would save a little too, but the plan's times are those of backwards
+        to every rank. Under a plan they are those whose skip depth reaches beyond ``stage``. The
+        first stage behind them would save a little too, but the plan's times are those of backwards
         that do compute the gradient, and this one is not idle.
         """
         if self._is_idle:
             return ()
         if self._plan is not None:
-            depths = self._plan.front_depths(self._step)
-            return {m for m, depth in depths.items() if stage < depth and self._is_front_frozen(m)}
+            depths = self._plan.skip_depths(self._step)
+            return {m for m, depth in depths.items() if stage < depth and self._is_skipped(m)}
         assert self._checks is not None  # the constructor saw to it
         return () if self._checks.first_live_stage < stage else self._microbatches
 
-    def _is_front_frozen(self, microbatch: int) -> bool:
-        """Return whether the current pass freezes the front of ``microbatch``, all of it or none.
+    def _is_skipped(self, microbatch: int) -> bool:
+        """Return whether the current batch freezes the skipped stages of ``microbatch``.
 
-        Every rank draws the same, from what is the first stage's generator. In the stable phase it
-        is always frozen.
+        It freezes all of them or none. Every rank draws the same, from what is the first stage's
+        generator. In the stable phase they are always frozen.
         """
-        assert self._plan is not None  # only a plan has fronts
+        assert self._plan is not None  # only a plan skips
         ratio = actual_freeze_ratio(1.0, self._step, self._settings.phases)
         return draw_whether(ratio, self._rng(0, microbatch))
 

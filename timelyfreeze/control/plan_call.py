@@ -29,7 +29,8 @@ def is_quick(n_actions: int, *, branches: bool = False) -> bool:
 
     Args:
         n_actions: Actions of the pipeline.
-        branches: Whether the plan looks for fronts, which takes seconds for any pipeline.
+        branches: Whether the plan looks for input gradients to skip, which takes seconds for any
+            pipeline.
     """
     return n_actions <= MOST_ACTIONS_AT_ONCE and not branches
 
@@ -40,7 +41,8 @@ def automatic_delay(n_actions: int, n_ramp_steps: int, *, branches: bool = False
     Args:
         n_actions: Actions of the pipeline.
         n_ramp_steps: T_f - T_m.
-        branches: Whether the plan looks for fronts, which takes seconds for any pipeline.
+        branches: Whether the plan looks for input gradients to skip, which takes seconds for any
+            pipeline.
 
     Returns:
         0 for a pipeline that is solved at once. Otherwise a tenth of the ramp, 1 at least, within

@@ -11,8 +11,8 @@ from timelyfreeze.planning import (
     FreezePlan,
     Solution,
     check_same_pipeline,
-    front_depths,
     plan_from_ratios,
+    skip_depths,
     solution_from_plain,
     solution_to_plain,
 )
@@ -60,9 +60,9 @@ class PlanInForce:
         self.bounds: DurationBounds | None = None
         self.switched_off: str | None = None
         self._last_followed_step: int | None = None
-        self._fronts: Mapping[int, int] = {}
+        self._skip_depths: Mapping[int, int] = {}
         self._phases = settings.phases
-        self._has_fronts = (
+        self._skips_grads = (
             effective_skip_input_grads(settings.first_stage, settings.skip_input_grads) != OFF
         )
         self._n_processors = n_processors
@@ -74,8 +74,8 @@ class PlanInForce:
         """Follow a plan from now on that was solved for this pipeline, the same on every rank."""
         self.order, self.dag = solution.order, solution.dag
         self.bounds, self.plan = solution.bounds, solution.plan
-        if self._has_fronts:
-            self._fronts = front_depths(self.dag, self.plan.ratios)
+        if self._skips_grads:
+            self._skip_depths = skip_depths(self.dag, self.plan.ratios)
         self._on_solved(self.plan, self.bounds)
         return self.plan
 
@@ -126,13 +126,13 @@ class PlanInForce:
             return 0.0
         return actual_freeze_ratio(self.plan.ratio_of(action), step, self._phases)
 
-    def front_depths(self, step: int) -> Mapping[int, int]:
-        """Return the plan's fronts at ``step`` (:mod:`timelyfreeze.planning.skipped_grads`), by microbatch.
+    def skip_depths(self, step: int) -> Mapping[int, int]:
+        """Return the plan's skip depths at ``step`` (``skipped_grads``), by microbatch.
 
         They are empty while no plan is followed, and where ``skip_input_grads`` is off.
         """
         is_followed = self._phases.ramp(step) > 0.0 and not self.is_off(step)
-        return self._fronts if is_followed else {}
+        return self._skip_depths if is_followed else {}
 
     def expected_batch_ms(self, step: int) -> float | None:
         """Predict the time of a batch under the ratios of ``step``.
@@ -172,7 +172,7 @@ class PlanInForce:
             bounds,
             self.plan.ratios,
             n_processors=self._n_processors,
-            uses_fronts=self._has_fronts,
+            skips_grads=self._skips_grads,
         )
 
     # -- checkpoint --------------------------------------------------------------------------------

@@ -47,8 +47,8 @@ from timelyfreeze.timing import (
 
 logger = logging.getLogger(__name__)
 
-# A plan that is solved anew freezes as little as it can. It need not be the faster one: fronts
-# (timelyfreeze.planning.skipped_grads) may come about by chance, unplanned. Less than this does not matter.
+# A plan that is solved anew freezes as little as it can. It need not be the faster one: input
+# gradients may be skipped by chance, unplanned. Less than this does not matter.
 _LEAST_IMPROVEMENT = 1e-3
 
 # Returns milliseconds by sending and receiving rank.
@@ -293,7 +293,7 @@ class Planner:
                 **self._monitoring.to_plain(),
                 Phase.STABLE.value: self._replanning.to_plain(),
             },
-            "transfers_ms": [[*link, ms] for link, ms in self._transfers_ms.items()],
+            "p2p_latency_ms": [[*link, ms] for link, ms in self._transfers_ms.items()],
             "failure": self.failure,
             "low_gains": self._replanning.n_low,
             "again": None,
@@ -318,7 +318,7 @@ class Planner:
         self._monitoring.load_plain(samples)
         stable = samples.get(Phase.STABLE.value, Samples().to_plain())
         self._replanning.load_plain(stable, state.get("low_gains", 0))
-        self._transfers_ms = {(a, b): ms for a, b, ms in state.get("transfers_ms", ())}
+        self._transfers_ms = {(a, b): ms for a, b, ms in state.get("p2p_latency_ms", ())}
         self.failure = state["failure"]
         again = state.get("again")
         self._again = again and (drift_from_plain(again["drift"]), again["due_step"])

@@ -175,10 +175,10 @@ def merge_replicas(states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     }
     links: dict[tuple[int, int], float] = {}
     for state in states:
-        for a, b, transfer_ms in state["planner"].get("transfers_ms", ()):
+        for a, b, transfer_ms in state["planner"].get("p2p_latency_ms", ()):
             links[a, b] = max(transfer_ms, links.get((a, b), 0.0))
-    transfers_ms = [[*link, transfer_ms] for link, transfer_ms in links.items()]
-    planner = {**merged["planner"], "samples": samples, "transfers_ms": transfers_ms}
+    p2p_latency_ms = [[*link, transfer_ms] for link, transfer_ms in links.items()]
+    planner = {**merged["planner"], "samples": samples, "p2p_latency_ms": p2p_latency_ms}
     return {**merged, "planner": planner}
 
 

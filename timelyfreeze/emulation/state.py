@@ -75,8 +75,8 @@ def merge_states(parts: Sequence[Mapping[str, Any]], order: ScheduleOrder) -> di
             for phase in state["planner"]["samples"]
         }
         # A rank timed the links to ranks of a higher number only.
-        links = [link for part in parts for link in part["planner"]["transfers_ms"]]
-        state["planner"] = {**state["planner"], "samples": samples, "transfers_ms": links}
+        links = [link for part in parts for link in part["planner"]["p2p_latency_ms"]]
+        state["planner"] = {**state["planner"], "samples": samples, "p2p_latency_ms": links}
     return state
 
 

@@ -1,5 +1,6 @@
 """Files as plain values: JSON that anyone may have written, CSV tables, safe replacement."""
 
+from timelyfreeze.files.markdown import markdown_lines, markdown_table
 from timelyfreeze.files.plain_json import (
     field_of,
     keys_of,
@@ -7,6 +8,8 @@ from timelyfreeze.files.plain_json import (
     listed,
     number_of,
     parse_json,
+    read_dataclass,
+    read_object,
     shown,
     truth_of,
     whole_of,
@@ -32,8 +35,12 @@ __all__ = [
     "keys_of",
     "list_of",
     "listed",
+    "markdown_lines",
+    "markdown_table",
     "number_of",
     "parse_json",
+    "read_dataclass",
+    "read_object",
     "read_table",
     "shown",
     "truth_of",

@@ -6,8 +6,10 @@ import json
 import math
 import reprlib
 import sys
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
@@ -15,6 +17,8 @@ _SHORT.maxdict = _SHORT.maxlist = 8
 _SHORT.maxlevel = 3
 _N_LISTED = 8
 _LARGEST = sys.float_info.max
+
+T = TypeVar("T")
 
 
 def shown(value: Any) -> str:
@@ -42,6 +46,105 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds an object.
+
+    Raises:
+        OSError: If there is no such file.
+        ValueError: If it holds anything else; names the file.
+    """
+    try:
+        value = parse_json(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path.name} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path.name} is {type(value).__name__}; it must be an object")
+    return value
+
+
+def read_dataclass(kind: type[T], values: Any, where: str = "") -> T:
+    """Build a dataclass from an object that was read from JSON.
+
+    Its fields may be texts, numbers, dataclasses, objects of these, and None where they allow it.
+    A number may be NaN or infinite, as a loss may be.
+
+    Args:
+        kind: The dataclass. Fields with a default may be missing in ``values``.
+        values: The object.
+        where: Its key, for messages; empty for the whole.
+
+    Raises:
+        ValueError: If a value is of another type, a field is unknown, or one is missing.
+    """
+    name = where or "the whole"
+    hints = get_type_hints(kind)
+    if unknown := sorted(set(keys_of(name, values)) - hints.keys()):
+        raise ValueError(f"{name} has unknown fields: {listed(unknown)}")
+    prefix = f"{where}." if where else ""
+    read = {key: _read_as(hints[key], value, prefix + key) for key, value in values.items()}
+    missing = [
+        field.name
+        for field in fields(kind)  # type: ignore[arg-type]
+        if field.name not in read and field.default is field.default_factory is MISSING
+    ]
+    if missing:
+        raise ValueError(f"{name} lacks {listed(missing)}")
+    return kind(**read)
+
+
+def _read_as(hint: Any, value: Any, where: str) -> Any:
+    kinds = get_args(hint) if get_origin(hint) is not Mapping else ()
+    if value is None and type(None) in kinds:
+        return None
+    kind = kinds[0] if kinds else hint
+    if is_dataclass(kind):
+        return read_dataclass(kind, value, where)  # type: ignore[arg-type]
+    inner = get_args(kind)[1:] if get_origin(kind) is Mapping else ()
+    if inner and is_dataclass(inner[0]):
+        return {
+            key: _read_as(inner[0], value[key], f"{where}.{key}") for key in keys_of(where, value)
+        }
+    words, fits = _FORMS[kind]
+    if not fits(value):
+        words += " or null" if type(None) in kinds else ""
+        raise ValueError(f"{where} is {shown(value)}; it must be {words}")
+    return {int(key): item for key, item in value.items()} if kind == Mapping[int, float] else value
+
+
+def _is_line(value: Any) -> bool:
+    # Half characters cannot be written, and tables have a line for each run.
+    return isinstance(value, str) and value.isprintable()
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return isinstance(value, float) or abs(value) <= _LARGEST
+
+
+def _is_whole(value: Any) -> bool:
+    return _is_number(value) and isinstance(value, int)
+
+
+def _object_of(
+    fits: Callable[[Any], bool], by: Callable[[str], bool] = bool
+) -> Callable[[Any], bool]:
+    return lambda value: (
+        isinstance(value, dict) and all(by(key) and fits(item) for key, item in value.items())
+    )
+
+
+# How a type is called in messages, and what fits it.
+_FORMS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
+    str: ("a text of one line", _is_line),
+    int: ("a whole number", _is_whole),
+    float: ("a number", _is_number),
+    Mapping[str, str]: ("an object of texts", _object_of(_is_line)),
+    Mapping[str, float]: ("an object of numbers", _object_of(_is_number)),
+    Mapping[int, float]: ("an object of numbers by stage", _object_of(_is_number, str.isdecimal)),
+}
 
 
 def field_of(where: str, holder: Any, key: str) -> Any:

@@ -5,7 +5,7 @@ from timelyfreeze.planning.lp import LpError, solve_freeze_ratios
 from timelyfreeze.planning.parent_death import end_with_parent
 from timelyfreeze.planning.plan import FreezePlan, plan_from_json, plan_from_ratios, plan_to_json
 from timelyfreeze.planning.program import FreezeLp, build_lp
-from timelyfreeze.planning.skipped_grads import front_depths
+from timelyfreeze.planning.skipped_grads import skip_depths
 from timelyfreeze.planning.solution import (
     RankTimes,
     Solution,
@@ -31,10 +31,10 @@ __all__ = [
     "build_lp",
     "check_same_pipeline",
     "end_with_parent",
-    "front_depths",
     "plan_from_json",
     "plan_from_ratios",
     "plan_to_json",
+    "skip_depths",
     "solution_from_plain",
     "solution_to_plain",
     "solve_freeze_ratios",

@@ -27,6 +27,8 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 _ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+# Not `-m`: the package imports this module before Python would run it.
+_START = f"from {__name__} import _answer_call; _answer_call()"
 
 
 class BackgroundError(RuntimeError):
@@ -56,7 +58,7 @@ class BackgroundCall(Generic[_T]):
             pickle.dump((function, args, kwargs), question)
             question.seek(0)
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(os.getpid())],
+                [sys.executable, "-c", _START, str(os.getpid())],
                 stdin=question,
                 stdout=self._answer,
                 env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -142,7 +144,3 @@ def _portable(error: Exception) -> Exception:
     except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error
-
-
-if __name__ == "__main__":
-    _answer_call()

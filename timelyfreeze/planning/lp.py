@@ -11,15 +11,16 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from timelyfreeze.planning.interior.precedence import PrecedenceRows
-from timelyfreeze.planning.interior.solver import solve_by_interior_point
+from timelyfreeze.planning.interior_point import solve_by_interior_point
 from timelyfreeze.planning.plan import FreezePlan, plan_from_ratios
+from timelyfreeze.planning.precedence import PrecedenceRows
 from timelyfreeze.planning.program import FreezeLp, LpError, build_lp
-from timelyfreeze.planning.skipped_grads import front_depths, shortened
+from timelyfreeze.planning.skipped_grads import shortened, skip_depths
 from timelyfreeze.schedule import PipelineDag
 from timelyfreeze.settings import OFF, PLAN
 from timelyfreeze.timing import DurationBounds, shared_processors, validate_bounds
@@ -32,7 +33,7 @@ logger = logging.getLogger(__name__)
 # the relative span of the action; a fraction of 1e-7 of a stage's elements is less than one tensor.
 _RATIO_TOLERANCE = 1e-7
 # Up to here the simplex method is the faster one, or takes a few tenths of a second at most.
-_MOST_ACTIONS_BY_SIMPLEX = 1024
+_MAX_ACTIONS_BY_SIMPLEX = 1024
 
 
 def solve_freeze_ratios(
@@ -52,9 +53,9 @@ def solve_freeze_ratios(
     lambda; here they are solved one after the other, first P_d, then the sum of ratios with P_d
     held at its optimum, so that no weight has to be chosen against the solver's tolerance.
 
-    Above 1,024 actions the program is solved from the inside (``interior``): the batch time is
-    then certified to be within 0.1% of the least, and freezing all that the caps allow is with_overhead
-    at 0.01% of the unfrozen batch.
+    Above 1,024 actions clarabel solves the program (``interior_point``): the batch time is then
+    certified to be within 0.1% of the least, and freezing all that the caps allow costs 0.01% of
+    the unfrozen batch.
 
     Args:
         dag: Precedence graph of A actions.
@@ -64,12 +65,13 @@ def solve_freeze_ratios(
         whole_stages: Stages of which an action is frozen whole or not at all. A fraction would be
             a probability there, and a batch whose actions are sometimes late is late more often
             than it is early; so their ratios are 0 or 1 and the promise is for every batch.
-        n_processors: How many ranks can compute at once, for ranks that fraction the cores of a CPU;
+        n_processors: How many ranks can compute at once, for ranks that share the cores of a CPU;
             durations are then processor times. None if each rank has a device of its own.
         time_limit_s: Limit on the time of each solve, seconds.
-        skip_input_grads: One of ``settings.SKIP_INPUT_GRADS``. With ``"use"`` backwards that nobody needs take no
-            time in the plan; with ``"plan"`` it looks for microbatches in which they are many
-            (``skip_program``), up to 1,024 actions. The first stage must be a whole one then.
+        skip_input_grads: One of ``settings.SKIP_INPUT_GRADS``. With ``"use"`` backwards that nobody
+            needs take no time in the plan; with ``"plan"`` it looks for microbatches in which they
+            are many (``skip_program``), up to 1,024 actions. The first stage must be a whole one
+            then.
 
     Returns:
         FreezePlan: Ratios, and the durations, start times and batch time that follow from them.
@@ -99,21 +101,21 @@ def solve_freeze_ratios(
         skip_input_grads != OFF,
     )
     plan = problem.solve({})
-    if skip_input_grads != PLAN or len(dag.actions) > _MOST_ACTIONS_BY_SIMPLEX:
+    if skip_input_grads != PLAN or len(dag.actions) > _MAX_ACTIONS_BY_SIMPLEX:
         return plan
     lp = build_lp(dag, bounds, max_freeze_ratio, n_processors)
     with _needing_highs():
-        from timelyfreeze.planning.skip_program import choose_fronts
-    depths = choose_fronts(lp, dag, bounds, time_limit_s)
+        from timelyfreeze.planning.skip_program import choose_skip_depths
+    depths = choose_skip_depths(lp, dag, bounds, time_limit_s)
     if not depths:
         return plan
-    other = problem.without_vain_fronts(problem.solve(depths))
+    other = problem.without_vain_skips(problem.solve(depths))
     return other if other.batch_ms < plan.batch_ms else plan
 
 
 @dataclass(frozen=True, eq=False)
 class _Problem:
-    """What :func:`solve_freeze_ratios` was asked, to be solved for given fronts."""
+    """What :func:`solve_freeze_ratios` was asked, to be solved for given skip depths."""
 
     dag: PipelineDag
     bounds: DurationBounds
@@ -121,7 +123,7 @@ class _Problem:
     whole_stages: Collection[int]
     n_processors: float | None
     time_limit_s: float
-    uses_fronts: bool
+    skips_grads: bool
 
     def plan(self, ratios: NDArray[np.float64]) -> FreezePlan:
         return plan_from_ratios(
@@ -129,16 +131,16 @@ class _Problem:
             self.bounds,
             ratios,
             n_processors=self.n_processors,
-            uses_fronts=self.uses_fronts,
+            skips_grads=self.skips_grads,
         )
 
     def solve(self, depths: Mapping[int, int]) -> FreezePlan:
-        """Return the best plan with these fronts, by microbatch; with none, those that come out."""
+        """Return the best plan with these skip depths; with none, those that come out."""
         dag = self.dag
         bounds = shortened(dag, self.bounds, depths)
         lp = build_lp(dag, bounds, self.max_freeze_ratio, self.n_processors)
         if depths:
-            lp = _with_fronts(lp, dag, depths)
+            lp = _with_skips(lp, dag, depths)
         raw = _solve(lp, self.time_limit_s)
         is_fraction = (raw > _RATIO_TOLERANCE) & (raw < 1.0 - _RATIO_TOLERANCE)
         undecided = [
@@ -172,12 +174,12 @@ class _Problem:
             plan = self._if_no_longer(plan, i)
         return plan
 
-    def without_vain_fronts(self, plan: FreezePlan) -> FreezePlan:
-        """Return the plan without the ends of fronts that do not shorten the batch."""
+    def without_vain_skips(self, plan: FreezePlan) -> FreezePlan:
+        """Return the plan without the last skipped stages that do not shorten the batch."""
         backward = {
             (a.stage, a.microbatch): i for i, a in enumerate(self.dag.actions) if a.kind.freezable
         }
-        for microbatch, depth in front_depths(self.dag, plan.ratios).items():
+        for microbatch, depth in skip_depths(self.dag, plan.ratios).items():
             for stage in reversed(range(1, depth)):
                 shorter = self._if_no_longer(plan, backward[stage, microbatch])
                 if shorter is plan:
@@ -192,18 +194,27 @@ class _Problem:
 
 
 def _solve(lp: FreezeLp, time_limit_s: float) -> NDArray[np.float64]:
-    """Return the R ratios: by simplex where that is quick, else from the inside."""
-    if lp.n_actions <= _MOST_ACTIONS_BY_SIMPLEX:
+    """Return the R ratios: by HiGHS where that is quick, else by clarabel if it is there."""
+    if lp.n_actions <= _MAX_ACTIONS_BY_SIMPLEX:
         return _simplex(lp, time_limit_s)
     deadline = time.monotonic() + time_limit_s
     try:
         return solve_by_interior_point(lp, time_limit_s)
+    except ImportError as error:
+        _recommend_clarabel(str(error))
+        return _simplex(lp, time_limit_s)
     except LpError as error:
         left_s = deadline - time.monotonic()
         if left_s <= 0.0:
             raise
         logger.warning("%s; the simplex method has %.0f s left", error, left_s)
         return _simplex(lp, left_s)
+
+
+@cache
+def _recommend_clarabel(problem: str) -> None:
+    """Say once what is missing; the cache is what keeps it from being said again."""
+    logger.info("a large pipeline is solved faster with `pip install clarabel` (%s)", problem)
 
 
 def _simplex(lp: FreezeLp, time_limit_s: float) -> NDArray[np.float64]:
@@ -250,8 +261,8 @@ def _decide(
     return replace(lp, column_lower=lower, column_upper=upper)
 
 
-def _with_fronts(lp: FreezeLp, dag: PipelineDag, depths: Mapping[int, int]) -> FreezeLp:
-    """Fix the ratios of fronts at 1, and all others of the first stage at 0."""
+def _with_skips(lp: FreezeLp, dag: PipelineDag, depths: Mapping[int, int]) -> FreezeLp:
+    """Fix the ratios of skipped backwards at 1, and all others of the first stage at 0."""
     lower, upper = lp.column_lower.copy(), lp.column_upper.copy()
     for k, i in enumerate(lp.freezable.tolist()):
         action = dag.actions[i]

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from timelyfreeze.files import field_of, number_of, parse_json, shown
-from timelyfreeze.planning.skipped_grads import behind_first, front_depths, idle_ms
+from timelyfreeze.planning.skipped_grads import idle_ms, skip_depths, skipped_actions
 from timelyfreeze.schedule import Action, PipelineDag, parse_action
 from timelyfreeze.timing import DurationBounds, play_batch, validate_bounds
 
@@ -91,7 +91,7 @@ def plan_from_ratios(
     ratios: ArrayLike,
     *,
     n_processors: float | None = None,
-    uses_fronts: bool = False,
+    skips_grads: bool = False,
 ) -> FreezePlan:
     """Work out what given freeze ratios do to the batch: Eq. 4 solved for w_i, then Eq. 5.
 
@@ -102,7 +102,7 @@ def plan_from_ratios(
         bounds: Bounds that fit ``dag``.
         ratios: Shape [A], in [0, 1]; 0 where ``min_ms == max_ms``, as Eq. 4 defines it.
         n_processors: How many ranks can compute at once; None if each has a device of its own.
-        uses_fronts: Whether backwards that nobody needs are left out (:mod:`timelyfreeze.planning.skipped_grads`).
+        skips_grads: Whether backwards that nobody needs are left out (``skipped_grads``).
 
     Returns:
         FreezePlan: Consistent in itself: start and batch times follow from its durations.
@@ -128,11 +128,11 @@ def plan_from_ratios(
     # In this form rounding makes no duration negative, and r = 1 gives min_ms to the last bit.
     durations = (1.0 - r) * bounds.max_ms + r * bounds.min_ms
     frozen = bounds.min_ms
-    if uses_fronts:
+    if skips_grads:
         nothing_ms = idle_ms(dag, bounds)
-        durations = np.where(behind_first(dag, front_depths(dag, r)), nothing_ms, durations)
-        everything = front_depths(dag, dag.freezable & (span > 0.0))
-        frozen = np.where(behind_first(dag, everything), nothing_ms, frozen)
+        durations = np.where(skipped_actions(dag, skip_depths(dag, r)), nothing_ms, durations)
+        everything = skip_depths(dag, dag.freezable & (span > 0.0))
+        frozen = np.where(skipped_actions(dag, everything), nothing_ms, frozen)
     delays = bounds.delays_ms(dag)
     start, batch_ms = play_batch(dag, durations, n_processors, delays)
     for array in (r, durations, start):

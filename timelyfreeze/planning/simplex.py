@@ -24,19 +24,17 @@ def solve_by_simplex(lp: FreezeLp, time_limit_s: float) -> NDArray[np.float64]:
     solver = load(lp, time_limit_s)
     cost = np.zeros(n_columns)
     cost[lp.n_actions] = 1.0
-    _set_cost(solver, cost)
-    _run(solver, lp, "least batch time")
+    minimise(solver, lp, cost, "least batch time")
 
     # P_d is held at the value just found: the first solution is feasible for the second program,
     # which starts from its basis.
     best = float(solver.getInfo().objective_function_value)
     cost[lp.n_actions] = 0.0
     cost[lp.n_actions + 1 :] = 1.0
-    _set_cost(solver, cost)
     for slack in _BATCH_TIME_SLACKS:
         solver.changeColBounds(lp.n_actions, 0.0, best * (1.0 + slack))
         try:
-            _run(solver, lp, "least freezing")
+            minimise(solver, lp, cost, "least freezing")
             break
         except LpError:
             retry = solver.getModelStatus() in _ROUNDING_STATUSES
@@ -71,11 +69,19 @@ def load(lp: FreezeLp, time_limit_s: float) -> highspy.Highs:
     return solver
 
 
-def _set_cost(solver: highspy.Highs, cost: NDArray[np.float64]) -> None:
+def minimise(solver: highspy.Highs, lp: FreezeLp, cost: NDArray[np.float64], goal: str) -> None:
+    """Minimise a cost of the columns.
+
+    Args:
+        solver: Has the program.
+        lp: The program.
+        cost: Shape [columns].
+        goal: What the cost stands for, to be told in errors.
+
+    Raises:
+        LpError: If the solver stops short of an optimum.
+    """
     solver.changeColsCost(len(cost), np.arange(len(cost), dtype=np.int32), cost)
-
-
-def _run(solver: highspy.Highs, lp: FreezeLp, goal: str) -> None:
     solver.run()
     model_status = solver.getModelStatus()
     if model_status != highspy.HighsModelStatus.kOptimal:

@@ -1,14 +1,15 @@
-"""Where fronts pay: the linear program with a variable for each backward that may be idle.
+"""Where skipped input gradients pay: a program with a variable for each backward that may be idle.
 
 Eq. 6 of arXiv:2602.05754 is given y_sm for every microbatch m and every stage s but the first: 1 if
-stages 0 to s are frozen whole for m (:mod:`timelyfreeze.planning.skipped_grads`), so that what is left of the
-backward at s, its input gradient, is left out too. With
+stages 0 to s are frozen whole for m (``skipped_grads``), so that what is left of the backward at s,
+its input gradient, is skipped too. With
 
     w_i = w_i^max - r_i (w_i^max - w_i^min) - y_i w_i^min,   y_sm <= r_sm,   y_sm <= y_(s-1)m,
 
-and r_0m in place of y_0m it stays linear. A fraction of y would be a probability, and fronts would
-be there in some batches only, so y, and r in the first stage, are whole numbers: HiGHS branches.
-With the fronts it finds, what remains is a program of the usual form. Notation: A actions, R
+and r_0m in place of y_0m it stays linear. A fraction of y would be a probability, and gradients
+would be skipped in some batches only, so y, and r in the first stage, are whole numbers: HiGHS
+branches.
+With the skip depths it finds, what remains is a program of the usual form. Notation: A actions, R
 freezable ones, S stages.
 """
 
@@ -34,25 +35,25 @@ _RELATIVE_GAP = 1e-3
 _LONGEST_SEARCH_S = 20.0
 
 
-def choose_fronts(
+def choose_skip_depths(
     lp: FreezeLp, dag: PipelineDag, bounds: DurationBounds, time_limit_s: float
 ) -> dict[int, int]:
-    """Return the fronts that make the batch end soonest, by microbatch: how many stages each has.
+    """Return the skip depths that make the batch end soonest, by microbatch.
 
     Args:
-        lp: The program without fronts.
+        lp: The program without skipped gradients.
         dag: Precedence graph of A actions.
         bounds: Bounds that ``lp`` was built from.
         time_limit_s: Limit on the solver's time, seconds.
 
     Returns:
-        Depths of at least 1; microbatches without a front are left out. Freezing the fronts whole
+        Depths of at least 1; the other microbatches are left out. Freezing these stages whole
         keeps every stage's budget. Empty if none was found in time.
     """
     pairs = _pairs(lp, dag)
     if not pairs:
         return {}
-    program = _with_fronts(lp, dag, bounds, pairs)
+    program = _with_skips(lp, dag, bounds, pairs)
     first = [
         (lp.n_actions + 1 + k, dag.actions[i].microbatch)
         for k, i in enumerate(lp.freezable.tolist())
@@ -78,7 +79,7 @@ def choose_fronts(
 
 
 def _pairs(lp: FreezeLp, dag: PipelineDag) -> list[tuple[int, int]]:
-    """Return the stages and microbatches that can be part of a front, the first stage left out."""
+    """Return the stages and microbatches whose gradients can be skipped; not the first stage."""
     can_freeze = lp.column_upper[lp.n_actions + 1 :] > 0.0
     free = {
         (dag.actions[i].stage, dag.actions[i].microbatch) for i in lp.freezable[can_freeze].tolist()
@@ -86,11 +87,11 @@ def _pairs(lp: FreezeLp, dag: PipelineDag) -> list[tuple[int, int]]:
     return sorted(
         (stage, microbatch)
         for stage, microbatch in free
-        if stage > 0 and all((front, microbatch) in free for front in range(stage))
+        if stage > 0 and all((earlier, microbatch) in free for earlier in range(stage))
     )
 
 
-def _with_fronts(
+def _with_skips(
     lp: FreezeLp, dag: PipelineDag, bounds: DurationBounds, pairs: list[tuple[int, int]]
 ) -> FreezeLp:
     """Return the program with a column y for each of ``pairs`` behind its ratios."""

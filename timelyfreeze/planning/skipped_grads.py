@@ -1,9 +1,9 @@
-"""Backwards that nobody needs: of microbatches in which all stages in front are frozen whole.
+"""Skipped input gradients: backwards that nobody needs, behind stages that are frozen whole.
 
-A stage computes the gradient of its input for the stages in front of it. Where all of those are
+A stage computes the gradient of its input for the stages before it. Where all of those are
 frozen whole for a microbatch, none of them has a use for it; and where the stage is frozen whole
-too, nothing is left of its backward. These leading stages are the *front* of a microbatch. Its
-depth is how many they are: with 3, stages 0, 1 and 2 do no backward for the microbatch.
+too, nothing is left of its backward. How many leading stages these are is the *skip depth* of a
+microbatch: with 3, stages 0, 1 and 2 do no backward for it.
 
 The linear program of arXiv:2602.05754 knows no such thing: there, a backward frozen whole still
 takes the time of its input gradient, in every stage. Notation: A actions, S stages.
@@ -21,7 +21,7 @@ from timelyfreeze.schedule import ActionKind, PipelineDag
 from timelyfreeze.timing import DurationBounds, receiving
 
 
-def front_depths(dag: PipelineDag, ratios: ArrayLike) -> dict[int, int]:
+def skip_depths(dag: PipelineDag, ratios: ArrayLike) -> dict[int, int]:
     """Return how many leading stages are frozen whole, by microbatch; those with none are left out.
 
     Args:
@@ -41,11 +41,12 @@ def front_depths(dag: PipelineDag, ratios: ArrayLike) -> dict[int, int]:
     return depths
 
 
-def behind_first(dag: PipelineDag, depths: Mapping[int, int]) -> NDArray[np.bool_]:
-    """Return which actions do nothing because of a front, shape [A].
+def skipped_actions(dag: PipelineDag, depths: Mapping[int, int]) -> NDArray[np.bool_]:
+    """Return which actions do nothing under given skip depths, shape [A].
 
-    They are the backwards of its stages, both halves of a split one. Those of the first stage are
-    not among them: it has no input gradient to leave out, and its bounds say what it takes.
+    They are the backwards of the leading stages, both halves of a split one. Those of the first
+    stage are not among them: it has no input gradient to leave out, and its bounds say what it
+    takes.
     """
     return np.array(
         [
@@ -59,18 +60,18 @@ def behind_first(dag: PipelineDag, depths: Mapping[int, int]) -> NDArray[np.bool
 
 def idle_ms(dag: PipelineDag, bounds: DurationBounds) -> NDArray[np.float64]:
     """Return what an action takes that does nothing, shape [A]: it still waits for its message."""
-    return np.where(receiving(dag), np.float64(bounds.message_ms), 0.0)
+    return np.where(receiving(dag), np.float64(bounds.p2p_overhead_ms), 0.0)
 
 
 def shortened(
     dag: PipelineDag, bounds: DurationBounds, depths: Mapping[int, int]
 ) -> DurationBounds:
-    """Return the bounds under which given fronts are nothing out of the ordinary.
+    """Return the bounds under which given skip depths are nothing out of the ordinary.
 
-    In them a backward of a front that is frozen whole takes what an idle action takes; the input
+    In them a skipped backward that is frozen whole takes what an idle action takes; the input
     half of a split one takes that in any case.
     """
-    idle = behind_first(dag, depths)
+    idle = skipped_actions(dag, depths)
     nothing_ms = idle_ms(dag, bounds)
     return replace(
         bounds,

@@ -1,4 +1,4 @@
-"""From measured times to a plan: the whole pass of the method, on plain values."""
+"""From measured times to a plan: the whole method, on plain values."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class RankTimes:
 
     Attributes:
         patterns: Times of actions and batches, by what the batches froze.
-        transfers_ms: What a message from one pipeline rank to another takes, by sender and
+        p2p_latency_ms: What a message from one pipeline rank to another takes, by sender and
             receiver, milliseconds, as far as this process knows.
     """
 
     patterns: tuple[PatternTimes, ...]
-    transfers_ms: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    p2p_latency_ms: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Solution:
 
 @dataclass(frozen=True)
 class SolverChoices:
-    """What a plan is solved under; each as for :func:`timelyfreeze.planning.lp.solve_freeze_ratios`.
+    """What a plan is solved under; each as for ``solve_freeze_ratios``.
 
     Attributes:
         max_freeze_ratio: Cap r_max, one number or one per stage.
@@ -152,16 +152,16 @@ def bounds_from_times(
             ", ".join(str(a) for a in bounds.pinned[:4]),
             key("monitor"),
         )
-    bounds = replace(bounds, transfers_ms=_slowest_transfers(ranks))
-    message_ms = _message_time(dag, bounds, ranks, n_processors)
-    return order, with_messages(dag, bounds, message_ms)
+    bounds = replace(bounds, p2p_latency_ms=_slowest_transfers(ranks))
+    p2p_overhead_ms = _message_time(dag, bounds, ranks, n_processors)
+    return order, with_messages(dag, bounds, p2p_overhead_ms)
 
 
 def _slowest_transfers(ranks: Sequence[RankTimes]) -> dict[tuple[int, int], float]:
-    """Merge what all ranks know of links; of replicas that fraction one, the slowest counts."""
+    """Merge what all ranks know of links; of replicas that share one, the slowest counts."""
     merged: dict[tuple[int, int], float] = {}
     for times in ranks:
-        for link, transfer_ms in times.transfers_ms.items():
+        for link, transfer_ms in times.p2p_latency_ms.items():
             merged[link] = max(transfer_ms, merged.get(link, 0.0))
     return merged
 
@@ -172,10 +172,10 @@ def _message_time(
     ranks: Sequence[RankTimes],
     n_processors: float | None,
 ) -> float:
-    """Return what a message costs: the mean of what the batches of all patterns say.
+    """Return the overhead of a message: the mean of what the batches of all patterns say.
 
-    The overhead depends on how busy the ranks are. Batches with nothing and with everything frozen are
-    the extremes, between which a planned one lies; half frozen ones lie between them too.
+    It depends on how busy the ranks are. Batches with nothing and with everything frozen are the
+    extremes, between which a planned one lies; half frozen ones lie between them too.
     """
     overheads_ms = []
     delays_ms = bounds.delays_ms(dag)

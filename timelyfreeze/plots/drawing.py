@@ -8,7 +8,7 @@ from pathlib import Path
 
 from timelyfreeze.files import write_whole
 
-PICTURES_FOLDER = "plots"
+PLOTS_FOLDER = "plots"
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ def draw_run(run_folder: Path, output: Path | None = None) -> Drawn:
     Raises:
         ValueError: If there is no such folder.
     """
-    from timelyfreeze.plots.gallery import PICTURES, TRACES
+    from timelyfreeze.plots.gallery import PLOTS, TRACES
     from timelyfreeze.plots.style import save
     from timelyfreeze.records import read_names
 
     if not run_folder.is_dir():
         raise ValueError(f"{run_folder} is no folder; a run writes one under its dump folder")
-    output = run_folder / PICTURES_FOLDER if output is None else output
+    output = run_folder / PLOTS_FOLDER if output is None else output
     files: list[Path] = []
     missing: dict[str, str] = {}
     broken: dict[str, str] = {}
@@ -50,7 +50,7 @@ def draw_run(run_folder: Path, output: Path | None = None) -> Drawn:
         read_names(run_folder)
     except ValueError as error:
         broken["titles"] = str(error)
-    for name, draw in PICTURES:
+    for name, draw in PLOTS:
         try:
             plot = draw(run_folder)
         except (ValueError, OSError) as error:

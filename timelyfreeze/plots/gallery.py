@@ -4,27 +4,77 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 from matplotlib.figure import Figure
 
-from timelyfreeze.plots.run_curves import (
-    draw_convergence,
-    draw_curves,
-    draw_histogram,
-    draw_loss,
-    draw_response,
-)
+from timelyfreeze.plots.convergence import convergence_figure
+from timelyfreeze.plots.curves import curves_figure
+from timelyfreeze.plots.histogram import histogram_figure
+from timelyfreeze.plots.loss import LossLine, loss_figure
+from timelyfreeze.plots.response import response_figure
 from timelyfreeze.plots.run_timelines import (
     draw_measured,
     draw_predicted,
     trace_measured,
     trace_predicted,
 )
+from timelyfreeze.records import counts, losses, responses, run_title, steps
+
+Row = TypeVar("Row")
+Draw = Callable[[Path], Figure | str]
+
+
+def _draws(
+    figure: Callable[[list[Row], str], Figure],
+    read: Callable[[Path], list[Row]],
+    reason: str,
+    is_known: Callable[[Row], Any] = lambda row: True,
+) -> Draw:
+    """Return what draws the rows of one file, or gives the reason if none of them is known."""
+
+    def draw(run_folder: Path) -> Figure | str:
+        try:
+            rows = read(run_folder)
+        except FileNotFoundError:
+            return reason
+        return figure(rows, run_title(run_folder)) if any(map(is_known, rows)) else reason
+
+    return draw
+
+
+draw_curves = _draws(
+    curves_figure,
+    steps.read_steps,
+    f"{steps.STEPS_FILE} has no step: the run ended before the first step was logged",
+)
+draw_convergence = _draws(
+    convergence_figure,
+    steps.read_steps,
+    f"{steps.STEPS_FILE} has neither kappa nor p_eff: nothing was frozen, or too few steps",
+    lambda row: row.kappa is not None or row.p_eff is not None,
+)
+draw_loss = _draws(
+    lambda rows, title: loss_figure([LossLine("this run", rows)], title),
+    losses.read_losses,
+    f"{losses.LOSSES_FILE} has no loss: none was logged",
+)
+draw_response = _draws(
+    response_figure,
+    responses.read_responses,
+    f"{responses.RESPONSES_FILE} has no backward: the run froze nothing, or has not ended",
+)
+draw_histogram = _draws(
+    histogram_figure,
+    counts.read_counts,
+    f"{counts.COUNTS_FILE} has no backward: freezing has not begun, or the run has not ended",
+    lambda row: row.backwards,
+)
 
 # Name of the files, and a function of the run folder: the plot, or why there is none. A file
 # that is there and cannot be read is a ValueError. What stands before the first "_" groups plots
 # in TensorBoard.
-PICTURES: tuple[tuple[str, Callable[[Path], Figure | str]], ...] = (
+PLOTS: tuple[tuple[str, Draw], ...] = (
     ("timeline_measured", draw_measured),
     ("timeline_predicted", draw_predicted),
     ("curves", draw_curves),

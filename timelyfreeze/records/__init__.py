@@ -29,8 +29,8 @@ from timelyfreeze.records.scores import (
     render_scores,
     scores_to_json,
 )
-from timelyfreeze.records.steps import STEPS_FILE, StepLog, StepRow
-from timelyfreeze.records.summary import RunSummary, summary_to_json
+from timelyfreeze.records.steps import STEPS_FILE, StepLog, StepRow, read_steps
+from timelyfreeze.records.summary import SUMMARY_FILE, RunSummary, read_summary, summary_to_json
 from timelyfreeze.records.timeline import (
     KIND_WORDS,
     Block,
@@ -58,6 +58,7 @@ __all__ = [
     "SCORES",
     "SKIPPED_STEPS",
     "STEPS_FILE",
+    "SUMMARY_FILE",
     "WINDOW",
     "Benchmark",
     "Block",
@@ -85,6 +86,8 @@ __all__ = [
     "read_losses",
     "read_names",
     "read_scores",
+    "read_steps",
+    "read_summary",
     "render_scores",
     "run_title",
     "running_means",

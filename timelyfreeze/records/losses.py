@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from timelyfreeze.files import MOST, Rules, check_row, header, shown
+from timelyfreeze.files import MOST, Rules, header, read_table
 
 LOSSES_FILE = "losses.csv"
 # A loss may be any number, or none.
@@ -47,23 +46,11 @@ def read_losses(run_folder: Path) -> list[LossRow]:
         OSError: If there are none.
         ValueError: If the file cannot be understood.
     """
-    path = run_folder / LOSSES_FILE
-    rows = []
-    with path.open(newline="") as file:
-        reader = csv.DictReader(file)
-        try:
-            if missing := set(header(LossRow)).difference(reader.fieldnames or ()):
-                raise ValueError(f"{sorted(missing)[0]} is missing")
-            for row in reader:
-                losses = _loss(row["train_loss"]), _loss(row["validation_loss"])
-                rows.append(LossRow(int(row["step"]), float(row["seconds"]), *losses))
-                check_row(rows[-1], _RULES)
-        except (KeyError, TypeError, ValueError, csv.Error) as error:
-            raise ValueError(
-                f"{path} cannot be read as step,seconds,train_loss,validation_loss: line "
-                f"{max(1, reader.line_num)}: {shown(str(error))}"
-            ) from error
-    return rows
+    try:
+        return read_table(run_folder / LOSSES_FILE, LossRow, _RULES)
+    except ValueError as error:
+        columns = ",".join(header(LossRow))
+        raise ValueError(f"{LOSSES_FILE} cannot be read as {columns}: {error}") from error
 
 
 def running_means(values: Sequence[float], window: int) -> list[float]:
@@ -101,7 +88,3 @@ def _mean(values: Sequence[float]) -> float:
         return statistics.fmean(values)
     except (OverflowError, ValueError):
         return math.nan
-
-
-def _loss(cell: str) -> float | None:
-    return float(cell) if cell else None

@@ -1,18 +1,22 @@
-"""The scores of one model as one value: what ``scores.json`` holds.
-
-Imports the standard library alone, so that scripts can read scores without lm-eval.
-"""
+"""The scores of one model as one value: what ``scores.json`` holds. Needs no lm-eval."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
-from timelyfreeze.files import listed, shown
+from timelyfreeze.files import (
+    field_of,
+    keys_of,
+    listed,
+    markdown_table,
+    parse_json,
+    read_dataclass,
+    shown,
+)
 from timelyfreeze.records.benchmarks import BENCHMARKS, BY_KEY, average_accuracy
 
 SCORES = "scores.json"
@@ -95,26 +99,20 @@ def scores_from_json(text: str) -> Scores:
         ValueError: If the text is no JSON object, lacks a field or has an unknown one, names an
             unknown benchmark, or holds an accuracy outside [0, 1] or of no questions.
     """
-    try:
-        values = json.loads(text)
-    except RecursionError as error:
-        raise ValueError(f"no JSON that can be read: {error}") from None
-    if not isinstance(values, dict):
-        raise ValueError(f"scores are a JSON object, not {type(values).__name__}")
+    values = parse_json(text)
+    found = field_of("scores", values, "benchmarks")
     values.pop("average", None)
-    found = values.get("benchmarks")
-    if not isinstance(found, dict):
-        raise ValueError(f"benchmarks is {shown(found)}; it must be an object")
-    if unknown := sorted(found.keys() - BY_KEY.keys()):
+    if unknown := sorted(set(keys_of("benchmarks", found)) - BY_KEY.keys()):
         raise ValueError(f"unknown benchmarks {listed(unknown)}; known: {', '.join(BY_KEY)}")
     for key, row in found.items():
         if isinstance(row, dict) and "accuracy" in row and not _is_fraction(row["accuracy"]):
             raise ValueError(f"{key}.accuracy is {shown(row['accuracy'])}; it must lie in [0, 1]")
-    benchmarks = {key: _read(Score, found[key], key) for key in BY_KEY if key in found}
-    for key, score in benchmarks.items():
+    ordered = {key: found[key] for key in BY_KEY if key in found}
+    scores = read_dataclass(Scores, {**values, "benchmarks": ordered}, "scores")
+    for key, score in scores.benchmarks.items():
         if score.n_questions < 1:
             raise ValueError(f"{key}.n_questions is {score.n_questions}; it must be 1 or more")
-    return _read(Scores, {**values, "benchmarks": benchmarks}, "scores")
+    return scores
 
 
 def read_scores(folder: Path) -> Scores | None:
@@ -136,52 +134,22 @@ def read_scores(folder: Path) -> Scores | None:
 
 def render_scores(scores: Scores) -> str:
     """Return a table of the scores in percent, as markdown."""
-    lines = [
-        "| benchmark | shots | metric | questions | accuracy, % |",
-        "|---|---|---|---|---|",
-    ]
+    rows = []
     for benchmark in BENCHMARKS:
         score = scores.benchmarks.get(benchmark.key)
         if score is None:
             continue
         error = "" if score.stderr is None else f" +- {100 * score.stderr:.2f}"
         title = benchmark.title + ("" if benchmark.counts else " (not in the average)")
-        lines.append(
-            f"| {title} | {score.n_shots} | {score.metric} | {score.n_questions:,} of "
-            f"{score.questions} | {100 * score.accuracy:.2f}{error} |"
-        )
+        questions = f"{score.n_questions:,} of {score.questions}"
+        accuracy = f"{100 * score.accuracy:.2f}{error}"
+        rows.append([title, str(score.n_shots), score.metric, questions, accuracy])
     if scores.average is not None:
-        lines.append(f"| average of four | | | | {100 * scores.average:.2f} |")
-    return "\n".join(lines) + "\n"
-
-
-def _read(kind: type, values: Any, what: str) -> Any:
-    """Build a dataclass from an object of exactly its fields, those with defaults aside."""
-    if not isinstance(values, dict):
-        raise ValueError(f"{what} is {shown(values)}; it must be an object")
-    if unknown := sorted(values.keys() - {field.name for field in fields(kind)}):
-        raise ValueError(f"{what} has unknown fields: {listed(unknown)}")
-    kinds = get_type_hints(kind)
-    for name, value in values.items():
-        if not _fits(value, kinds[name]):
-            raise ValueError(f"{what}.{name} is {shown(value)}, which is of another type")
-    try:
-        return kind(**values)
-    except TypeError as error:
-        raise ValueError(f"{what} is not complete: {error}") from None
+        rows.append(["average of four", "", "", "", f"{100 * scores.average:.2f}"])
+    header = ["benchmark", "shots", "metric", "questions", "accuracy, %"]
+    return markdown_table(header, rows) + "\n"
 
 
 def _is_fraction(value: Any) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and 0.0 <= value <= 1.0
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    """Return whether a value from JSON can stand in a field of the type ``kind``."""
-    kinds = [get_origin(one) or one for one in get_args(kind) or (kind,)]
-    if get_origin(kind) is Mapping:
-        return isinstance(value, dict)
-    if isinstance(value, int) and not isinstance(value, bool) and float in kinds:
-        return abs(value) <= sys.float_info.max
-    # Half characters cannot be written, and tables have a line for each row.
-    return type(value) in kinds and (not isinstance(value, str) or value.isprintable())

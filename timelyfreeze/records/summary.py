@@ -1,14 +1,17 @@
-"""The metrics of one run as one value: what ``summary.json`` holds and the report is made of.
-
-Imports the standard library alone, so that scripts can read summaries without a framework.
-"""
+"""The metrics of one run as one value: what ``summary.json`` holds and the report is made of."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
 from typing import Any
+
+from timelyfreeze.files import parse_json, read_dataclass, read_object, shown
+
+SUMMARY_FILE = "summary.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,12 +27,12 @@ class RunSummary:
         schedule: Pipeline schedule, or the name of the CSV file that holds it; None without a
             pipeline.
         seed: ``debug.seed``.
-        data_seed: ``data.seed``, where it has a say: rows of instruction data, shuffled.
+        data_seed: ``data.seed``, where it has a say: shuffled examples of instruction data.
         config_file: ``job.config_file``.
         model: Name and flavor, such as "llama3 8M".
         dataset: ``training.dataset``, and its path where one is set.
         n_devices: Processes of the run.
-        ranks_per_replica: Processes that fraction one batch.
+        ranks_per_replica: Processes that one batch is split among.
         batches_per_step: Pipeline batches of an optimizer step, on each replica.
         device: Name of the GPU, or of the processor with the number of usable cores.
         torch_version: Of the process that wrote this.
@@ -70,7 +73,8 @@ class RunSummary:
         average_freeze_ratio: Mean of all masks over steps, actions and elements.
         kappa: Median step of the stable phase over the median unfrozen one (Eq. 12 of the paper);
             of an emulation by the virtual clock.
-        p_eff: Fraction of the gradient energy that the stable phase updated, mean by energy (Eq. 28).
+        p_eff: Fraction of the gradient energy that the stable phase updated, mean by energy
+            (Eq. 28).
         kappa_over_p_eff: Below 1 where freezing gets to a loss sooner (Eq. 13).
         never_updated_tensors: Fraction of the model's tensors that no backward has reached since
             freezing began.
@@ -165,9 +169,6 @@ class RunSummary:
     ended_early: str | None = None
 
 
-_BY_STAGE = ("planned_stage_ratios", "stage_ratios")
-
-
 def summary_to_json(summary: RunSummary) -> str:
     """Return the summary as a flat JSON object, in the order of the fields.
 
@@ -177,55 +178,37 @@ def summary_to_json(summary: RunSummary) -> str:
     return json.dumps(asdict(summary), indent=2) + "\n"
 
 
-def summary_from_json(text: str) -> RunSummary:
+def summary_from_json(text: str | bytes) -> RunSummary:
     """Read what :func:`summary_to_json` wrote; a metric that is missing is None.
 
     Raises:
         ValueError: If the text is no JSON object, has unknown fields, values of another kind, or
             lacks a field that every run has.
     """
+    return _summary(parse_json(text))
+
+
+def read_summary(run_folder: Path) -> RunSummary:
+    """Read the summary of a run.
+
+    Raises:
+        OSError: If there is none.
+        ValueError: If it is none of a run; names the file and the key.
+    """
+    values = read_object(run_folder / SUMMARY_FILE)
     try:
-        values = json.loads(text)
-    except RecursionError:
-        raise ValueError("a run summary is a JSON object; this one is nested too deeply") from None
-    if not isinstance(values, dict):
-        raise ValueError(f"a run summary is a JSON object, not {type(values).__name__}")
-    kinds = {field.name: field.type for field in fields(RunSummary)}
-    if unknown := sorted(set(values) - set(kinds)):
-        raise ValueError(f"the run summary has unknown fields: {', '.join(unknown)[:200]}")
-    for name, value in values.items():
-        if not _fits(value, str(kinds[name])):
-            raise ValueError(
-                f"{name} of the run summary is {str(value)[:60]!r}; it must be "
-                f"{_WORDS[str(kinds[name])]}"
-            )
-    for name in _BY_STAGE:
-        if values.get(name) is not None:
-            values[name] = {int(stage): ratio for stage, ratio in values[name].items()}
+        return _summary(values)
+    except ValueError as error:
+        raise ValueError(f"{SUMMARY_FILE}: {error}") from None
+
+
+def _summary(values: Any) -> RunSummary:
+    summary = read_dataclass(RunSummary, values)
+    started = summary.started_at
     try:
-        return RunSummary(**values)
-    except TypeError as error:
-        raise ValueError(f"the run summary is not complete: {error}") from error
-
-
-_WORDS = {
-    "str": "a text",
-    "int": "a whole number",
-    "float": "a number",
-    "str | None": "a text or null",
-    "int | None": "a whole number or null",
-    "float | None": "a number or null",
-    "Mapping[int, float] | None": "an object of numbers by stage, or null",
-}
-_KINDS = {"str": str, "int": int, "float": (int, float), "None": type(None)}
-
-
-def _fits(value: Any, kind: str) -> bool:
-    """Return whether a value that was read from JSON can stand in a field of the type ``kind``."""
-    if isinstance(value, bool):
-        return False
-    if isinstance(value, dict):
-        return kind.startswith("Mapping") and all(
-            stage.isdecimal() and _fits(ratio, "float") for stage, ratio in value.items()
-        )
-    return any(isinstance(value, _KINDS[one]) for one in kind.split(" | ") if one in _KINDS)
+        zone = datetime.fromisoformat(started).tzinfo
+    except ValueError:
+        zone = None
+    if zone is None:
+        raise ValueError(f"started_at is {shown(started)}; it must be a time with offset")
+    return summary

@@ -204,7 +204,7 @@ def measured_timeline(
     phase: Phase,
     *,
     step: int | None = None,
-    transfers_ms: Mapping[tuple[int, int], float] | None = None,
+    p2p_latency_ms: Mapping[tuple[int, int], float] | None = None,
 ) -> Timeline:
     """Put together one pass from what each process saw of it.
 
@@ -212,7 +212,7 @@ def measured_timeline(
     has ended and arrived; messages in both directions leave a range of such settings, of which the
     middle is taken (:func:`timelyfreeze.timing.clock_alignment.clock_offsets`). What the plot shows as idle is
     each rank's own; how lanes lie to each other is right to half of what messages there and back
-    take beyond ``transfers_ms``. Where one process ran the actions of all ranks, as in an
+    take beyond ``p2p_latency_ms``. Where one process ran the actions of all ranks, as in an
     emulation, there is one clock and nothing to set.
 
     Args:
@@ -222,7 +222,7 @@ def measured_timeline(
             processes of a stage are numbered one after the other.
         phase: What the pass is an example of.
         step: Optimizer step of the pass.
-        transfers_ms: What messages between ranks take, as in ``DurationBounds``; None where that is
+        p2p_latency_ms: What messages between ranks take, as in ``DurationBounds``; None where that is
             not known.
 
     Raises:
@@ -245,7 +245,7 @@ def measured_timeline(
             rows[declared.stage_to_rank[action.stage]].append(action)
     dag = build_dag(build_order(rows))
     clocks = [process.intervals_ms for process in seen]
-    delays_ms = edge_delays(dag, transfers_ms or {})
+    delays_ms = edge_delays(dag, p2p_latency_ms or {})
     offsets = clock_offsets(min_distances(dag, clocks, delays_ms)).tolist()
     times = {
         action: (offset + start, offset + end)

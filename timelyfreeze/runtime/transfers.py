@@ -55,15 +55,15 @@ def measure_transfers(
     group = stages[0].group
     rank = dist.get_rank(group)
     message = torch.empty(n_bytes, dtype=torch.uint8, device=device)
-    transfers_ms: dict[tuple[int, int], float] = {}
+    p2p_latency_ms: dict[tuple[int, int], float] = {}
     for low, high in links:
         if rank == low:
-            transfers_ms[low, high] = transfers_ms[high, low] = _ask(message, high, group)
+            p2p_latency_ms[low, high] = p2p_latency_ms[high, low] = _ask(message, high, group)
         elif rank == high:
             _answer(message, low, group)
         # One link after the other: ranks may share cores, and links a wire.
         exchange.all_gather(None)
-    return transfers_ms
+    return p2p_latency_ms
 
 
 def _ask(message: torch.Tensor, peer: int, group: dist.ProcessGroup | None) -> float:

@@ -234,13 +234,13 @@ def check_durations(
 
 
 def edge_delays(
-    dag: PipelineDag, transfers_ms: Mapping[tuple[int, int], float]
+    dag: PipelineDag, p2p_latency_ms: Mapping[tuple[int, int], float]
 ) -> NDArray[np.float64]:
     """Return the time that the message along each edge takes.
 
     Args:
         dag: Precedence graph of E edges.
-        transfers_ms: By sending and receiving rank; 0 where missing. Edges within a rank carry no
+        p2p_latency_ms: By sending and receiving rank; 0 where missing. Edges within a rank carry no
             message.
 
     Returns:
@@ -248,7 +248,7 @@ def edge_delays(
     """
     links = dag.ranks[dag.edges]
     return np.array(
-        [0.0 if a == b else transfers_ms.get((a, b), 0.0) for a, b in links.tolist()],
+        [0.0 if a == b else p2p_latency_ms.get((a, b), 0.0) for a, b in links.tolist()],
         dtype=np.float64,
     )
 

@@ -9,13 +9,11 @@ from timelyfreeze.timing.batches import (
 )
 from timelyfreeze.timing.bounds import (
     DurationBounds,
-    bounds_from_json,
     bounds_from_samples,
-    bounds_to_json,
-    parse_link,
     uniform_bounds,
     validate_bounds,
 )
+from timelyfreeze.timing.bounds_json import bounds_from_json, bounds_to_json, parse_bounds
 from timelyfreeze.timing.clock_alignment import Intervals, clock_offsets, min_distances
 from timelyfreeze.timing.monitoring import (
     FROZEN,
@@ -35,8 +33,8 @@ from timelyfreeze.timing.processors import (
     shared_processors,
     usable_cores,
 )
-from timelyfreeze.timing.record import BatchRecord
 from timelyfreeze.timing.samples import (
+    BatchRecord,
     Samples,
     executed_order,
     median_of_each,
@@ -67,7 +65,7 @@ __all__ = [
     "message_time",
     "min_distances",
     "misreading",
-    "parse_link",
+    "parse_bounds",
     "pattern_of",
     "play_actions",
     "play_batch",

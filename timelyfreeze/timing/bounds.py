@@ -6,16 +6,13 @@ monitoring phase (Sec. 3.1). Notation: A actions.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from timelyfreeze.files import field_of, number_of, parse_json, shown
 from timelyfreeze.schedule import (
     Action,
     ActionKind,
@@ -23,10 +20,15 @@ from timelyfreeze.schedule import (
     check_delays,
     check_durations,
     edge_delays,
-    parse_action,
 )
 from timelyfreeze.settings import key
-from timelyfreeze.timing.shrinkage import less_noisy_medians
+
+# Standard deviation over median absolute deviation, and variance of a median over that of a mean,
+# of normal noise.
+_DEVIATION_OVER_MAD = 1.4826
+_MEDIAN_OVER_MEAN = math.pi / 2.0
+# With fewer medians around a mean, nothing is gained by moving them.
+_MIN_MEDIANS = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,21 +41,21 @@ class DurationBounds:
             changes nothing.
         pinned: Freezable actions that were measured no faster frozen than unfrozen, and whose
             bounds were therefore made equal. Whoever made the bounds should report them.
-        message_ms: How much of an action that works on what another rank has sent is the overhead of
+        p2p_overhead_ms: How much of an action that works on what another rank has sent is the overhead of
             that message; part of both bounds of such an action.
-        transfers_ms: What a message from one rank to another takes, by sender and receiver;
+        p2p_latency_ms: What a message from one rank to another takes, by sender and receiver;
             0 where it is missing.
     """
 
     min_ms: NDArray[np.float64]
     max_ms: NDArray[np.float64]
     pinned: tuple[Action, ...] = ()
-    message_ms: float = 0.0
-    transfers_ms: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    p2p_overhead_ms: float = 0.0
+    p2p_latency_ms: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
     def delays_ms(self, dag: PipelineDag) -> NDArray[np.float64]:
         """Return how long after its first action an edge's second may start, shape [E]."""
-        return edge_delays(dag, self.transfers_ms)
+        return edge_delays(dag, self.p2p_latency_ms)
 
 
 def validate_bounds(dag: PipelineDag, bounds: DurationBounds) -> None:
@@ -88,7 +90,7 @@ def bounds_from_samples(
 ) -> DurationBounds:
     """Turn the durations seen while monitoring into bounds, by the median over batches.
 
-    The median, because a pass that was held up (first allocation, garbage collection, another
+    The median, because a batch that was held up (first allocation, garbage collection, another
     process) is an outlier upwards and would pull a mean. Medians of a stage and kind then lose what
     is noise among them (:mod:`timelyfreeze.timing.shrinkage`). Actions that freezing cannot shorten did
     the same work in both halves, so their samples are pooled and both bounds equal.
@@ -125,7 +127,7 @@ def bounds_from_samples(
     pinned = tuple(a for a in dag.actions if a.kind.freezable and fast[a] >= slow[a])
     fast |= {action: slow[action] for action in pinned}
     low = [fast.get(action, slow[action]) for action in dag.actions]
-    return _bounds(low, [slow[action] for action in dag.actions], pinned)
+    return make_bounds(low, [slow[action] for action in dag.actions], pinned)
 
 
 def _medians(actions: Sequence[Action], samples: Sequence[Sequence[float]]) -> dict[Action, float]:
@@ -168,123 +170,20 @@ def uniform_bounds(
         if pair is None:
             raise ValueError(f"action {action} exists but no duration is given for {action.kind}")
         pairs.append(pair)
-    bounds = _bounds([low for low, _ in pairs], [high for _, high in pairs])
+    bounds = make_bounds([low for low, _ in pairs], [high for _, high in pairs])
     validate_bounds(dag, bounds)
     return bounds
 
 
-def bounds_to_json(dag: PipelineDag, bounds: DurationBounds) -> str:
-    """Write bounds as JSON, one line per action; undone exactly by ``bounds_from_json``.
-
-    Args:
-        dag: Precedence graph of A actions.
-        bounds: Bounds that fit ``dag``.
-
-    Returns:
-        str: An object with ``bounds`` (action to ``min_ms`` and ``max_ms``), ``pinned``,
-        ``message_ms`` and ``transfers_ms`` (by link: "0>1" from rank 0 to rank 1).
-
-    Raises:
-        ValueError: As ``validate_bounds``.
-    """
-    validate_bounds(dag, bounds)
-    rows = zip(dag.actions, bounds.min_ms.tolist(), bounds.max_ms.tolist(), strict=True)
-    table = ",\n".join(
-        f'    "{action}": {{"min_ms": {json.dumps(low)}, "max_ms": {json.dumps(high)}}}'
-        for action, low, high in rows
-    )
-    pinned = json.dumps([str(action) for action in bounds.pinned])
-    transfers = json.dumps({f"{a}>{b}": ms for (a, b), ms in bounds.transfers_ms.items()})
-    return (
-        f'{{\n  "bounds": {{\n{table}\n  }},\n  "pinned": {pinned},\n'
-        f'  "message_ms": {json.dumps(bounds.message_ms)},\n'
-        f'  "transfers_ms": {transfers}\n}}\n'
-    )
-
-
-def bounds_from_json(dag: PipelineDag, text: str) -> DurationBounds:
-    """Read bounds written by ``bounds_to_json`` and check that they belong to ``dag``.
-
-    Args:
-        dag: Precedence graph of A actions.
-        text: The JSON text; its rows may come in any order.
-
-    Returns:
-        DurationBounds: Bounds in the order of ``dag.actions``.
-
-    Raises:
-        ValueError: If the text has another form, its actions are not those of ``dag``, or
-            ``validate_bounds`` refuses the result. The message names the key and its value.
-    """
-    try:
-        data = parse_json(text)
-        table = {
-            parse_action(key): (
-                number_of(f"bounds.{key}.min_ms", field_of(f"bounds.{key}", row, "min_ms")),
-                number_of(f"bounds.{key}.max_ms", field_of(f"bounds.{key}", row, "max_ms")),
-            )
-            for key, row in _object("bounds", field_of("", data, "bounds")).items()
-        }
-        pinned = _pinned(field_of("", data, "pinned"), table)
-        # Files from before these were kept apart have neither.
-        message_ms = number_of("message_ms", data.get("message_ms", 0.0), least=0.0)
-        transfers_ms = {
-            parse_link(key): number_of(f"transfers_ms.{key}", ms, least=0.0)
-            for key, ms in _object("transfers_ms", data.get("transfers_ms", {})).items()
-        }
-    except ValueError as error:
-        raise ValueError(f"not the text of duration bounds: {error}") from error
-    odd = sorted(map(str, set(table) ^ set(dag.actions)))
-    if odd:
-        raise ValueError(
-            f"the bounds and the schedule do not have the same actions: {odd[0]} is in only one "
-            f"of them ({len(odd)} such actions); measure the bounds with this schedule"
-        )
-    bounds = _bounds(
-        [table[action][0] for action in dag.actions],
-        [table[action][1] for action in dag.actions],
-        pinned,
-    )
-    bounds = replace(bounds, message_ms=message_ms, transfers_ms=transfers_ms)
-    validate_bounds(dag, bounds)
-    return bounds
-
-
-def _object(where: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{where} is {shown(value)}; it must be an object")
-    return value
-
-
-def _pinned(names: Any, table: Mapping[Action, tuple[float, float]]) -> tuple[Action, ...]:
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"pinned is {shown(names)}; it must be a list of actions")
-    pinned = tuple(parse_action(name) for name in names)
-    if strange := [action for action in pinned if action not in table]:
-        raise ValueError(f"pinned has {strange[0]}, which is not among the bounds")
-    return pinned
-
-
-def _bounds(
+def make_bounds(
     low: Sequence[float], high: Sequence[float], pinned: tuple[Action, ...] = ()
 ) -> DurationBounds:
+    """Return bounds of arrays that cannot be written to, shape [A], milliseconds."""
     min_ms = np.array(low, dtype=np.float64)
     max_ms = np.array(high, dtype=np.float64)
     min_ms.setflags(write=False)
     max_ms.setflags(write=False)
     return DurationBounds(min_ms=min_ms, max_ms=max_ms, pinned=pinned)
-
-
-def parse_link(text: str) -> tuple[int, int]:
-    """Read a link between ranks as bounds files name it, such as "0>1".
-
-    Raises:
-        ValueError: If it is none.
-    """
-    sender, _, receiver = text.partition(">")
-    if not all(rank.isdecimal() and len(rank) < 10 for rank in (sender, receiver)):
-        raise ValueError(f'transfers_ms has {shown(text)}; it must name two ranks, like "0>1"')
-    return int(sender), int(receiver)
 
 
 def _check_samples(dag: PipelineDag, half: str, samples: Mapping[Action, Sequence[float]]) -> None:
@@ -304,3 +203,42 @@ def _check_samples(dag: PipelineDag, half: str, samples: Mapping[Action, Sequenc
                     f"action {action} has a {half} sample of {value} ms; a duration must be finite "
                     f"and not negative; if the clock misread once, choose a later {key('monitor')}"
                 )
+
+
+def less_noisy_medians(samples: Sequence[Sequence[float]]) -> NDArray[np.float64]:
+    """Return the median of each action of a group of alike ones, with less noise.
+
+    Medians of a few batches carry noise, and a solver that looks for the shortest batch finds
+    differences that are noise as readily as real ones: it freezes where a backward happened to look
+    long, and the batch comes out longer than planned. The microbatches of a stage do alike work, so
+    what sets their medians apart is noise unless it is larger than noise can be. Each median moves
+    towards the mean of its group by as much as noise explains (the estimator of James and Stein,
+    positive part). Where microbatches really differ, medians stay where they are. The noise of a
+    group is taken from how far samples lie from the median of their own action.
+
+    Args:
+        samples: Durations of each of k actions, at least one of each.
+
+    Returns:
+        NDArray[float64]: Shape [k]. The plain medians for fewer than 4 actions, for single samples,
+        whose noise nobody knows, and for samples without noise; all of them the same where noise
+        explains every difference.
+    """
+    medians = np.array([float(np.median(values)) for values in samples], dtype=np.float64)
+    counts = np.array([len(values) for values in samples], dtype=np.float64)
+    if len(medians) < _MIN_MEDIANS or counts.min() < 2:
+        return medians
+    distances = np.concatenate(
+        [
+            np.abs(np.asarray(values, dtype=np.float64) - median) * math.sqrt(n / (n - 1.0))
+            for values, median, n in zip(samples, medians, counts.tolist(), strict=True)
+        ]
+    )
+    deviation = _DEVIATION_OVER_MAD * float(np.median(distances))
+    noise = deviation**2 * _MEDIAN_OVER_MEAN / float(counts.mean())
+    mean = float(medians.mean())
+    spread = float(((medians - mean) ** 2).sum())
+    if spread == 0.0:
+        return medians
+    kept = max(0.0, 1.0 - (len(medians) - 3) * noise / spread)
+    return medians if kept == 1.0 else mean + kept * (medians - mean)

@@ -15,8 +15,7 @@ from typing import Any
 
 from timelyfreeze.schedule import Action
 from timelyfreeze.settings import MIXED, Phase, PhaseSchedule, key
-from timelyfreeze.timing.record import BatchRecord
-from timelyfreeze.timing.samples import Samples, Times, samples_from_plain
+from timelyfreeze.timing.samples import BatchRecord, Samples, Times, samples_from_plain
 
 # A stage's first live backward of a pass writes gradients that the later ones add to, which takes
 # longer. Blocks of several sizes take turns, so that it is not always the same microbatch.

@@ -69,17 +69,19 @@ def message_time(
     return low
 
 
-def with_messages(dag: PipelineDag, bounds: DurationBounds, message_ms: float) -> DurationBounds:
+def with_messages(
+    dag: PipelineDag, bounds: DurationBounds, p2p_overhead_ms: float
+) -> DurationBounds:
     """Return bounds in which each receiving action begins with its message.
 
     Freezing shortens no message: both bounds grow by the same.
     """
-    lead_ms = message_ms * receiving(dag)
+    lead_ms = p2p_overhead_ms * receiving(dag)
     return replace(
         bounds,
         min_ms=bounds.min_ms + lead_ms,
         max_ms=bounds.max_ms + lead_ms,
-        message_ms=bounds.message_ms + message_ms,
+        p2p_overhead_ms=bounds.p2p_overhead_ms + p2p_overhead_ms,
     )
 
 

@@ -9,10 +9,9 @@ from numpy.typing import NDArray
 
 from timelyfreeze.schedule import PipelineDag
 from timelyfreeze.timing import play_batch
+from timelyfreeze.whatif.grid import Split
 from timelyfreeze.whatif.layer_model import LayerModel
-from timelyfreeze.whatif.links import Links
-from timelyfreeze.whatif.splits import Split
-from timelyfreeze.whatif.times import bounds_from_times
+from timelyfreeze.whatif.times import Links, bounds_from_times
 
 # Beyond so many actions times splits in a round, the search for the best split stops at the most
 # even one: a round would take minutes.

@@ -1,21 +1,19 @@
 """Bounds files, read without the schedule they belong to.
 
 A training run and the profile save the same files: ``bounds.json``, and ``schedule.csv`` beside it.
-The bounds file may have one more entry, ``pipeline`` (``notes``), which older readers ignore.
+The bounds file may have one more entry, ``pipeline`` (``notes``).
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from timelyfreeze.files import parse_json, shown
+from timelyfreeze.files import parse_json
 from timelyfreeze.schedule import (
     Action,
     ActionKind,
@@ -23,12 +21,17 @@ from timelyfreeze.schedule import (
     ScheduleOrder,
     build_dag,
     order_from_csv,
-    parse_action,
 )
-from timelyfreeze.timing import DurationBounds, bounds_to_json, parse_link, receiving
-from timelyfreeze.whatif.links import Links
+from timelyfreeze.timing import DurationBounds, bounds_to_json, parse_bounds, play_batch, receiving
 from timelyfreeze.whatif.notes import PipelineNotes, notes_to_json, parse_notes
-from timelyfreeze.whatif.times import Pair, StageTimes, complete_times, median_pairs
+from timelyfreeze.whatif.times import (
+    Links,
+    Pair,
+    StageTimes,
+    bounds_from_times,
+    complete_times,
+    median_pairs,
+)
 
 PIPELINE = "pipeline"
 ORDER_FILE = "schedule.csv"
@@ -46,7 +49,7 @@ class BoundsFile:
         order: The order it belongs to, if that lies beside it.
         n_stages: Number of stages.
         n_microbatches: Number of microbatches.
-        links: What messages cost: their overhead, which is part of ``bounds``, and their way.
+        links: What messages cost: their overhead, which is part of ``bounds``, and their latency.
     """
 
     path: Path
@@ -78,7 +81,7 @@ class BoundsFile:
     @property
     def keeps_overhead(self) -> bool:
         """Whether nobody knows which actions have the overhead of a message in them."""
-        return self.links.message_ms > 0.0 and self.order is None
+        return self.links.p2p_overhead_ms > 0.0 and self.order is None
 
     @property
     def derived_kinds(self) -> str:
@@ -130,12 +133,16 @@ def read_bounds_file(path: Path) -> BoundsFile:
         raise ValueError(
             f'{path} is no bounds file: it has no object "bounds"; a run saves one as bounds.json'
         )
-    bounds = dict(_row(path, key, row) for key, row in data["bounds"].items())
+    try:
+        table = parse_bounds(data)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    bounds = table.pairs
     if not bounds:
         raise ValueError(f"{path}: bounds is empty")
     n_stages = 1 + max(action.stage for action in bounds)
     n_microbatches = 1 + max(action.microbatch for action in bounds)
-    _check_complete(path, bounds, n_stages, n_microbatches)
+    _check_bounds(path, bounds, n_stages, n_microbatches)
     notes = parse_notes(f"{path}: {PIPELINE}", data.get(PIPELINE, {}), n_stages)
     file = BoundsFile(
         path,
@@ -144,31 +151,16 @@ def read_bounds_file(path: Path) -> BoundsFile:
         _order_beside(path, bounds),
         n_stages,
         n_microbatches,
-        _links(path, data),
+        Links(table.p2p_overhead_ms, table.p2p_latency_ms),
     )
     if not file.keeps_overhead:
         _without_overhead(file)
     return file
 
 
-def _links(path: Path, data: Mapping[str, Any]) -> Links:
-    """Read what messages cost; files from before they were kept apart do not say."""
-    transfers = data.get("transfers_ms", {})
-    if not isinstance(transfers, dict):
-        raise ValueError(f"{path}: transfers_ms is {shown(transfers)}; it must be an object")
-    try:
-        links = {parse_link(key): key for key in transfers}
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-    return Links(
-        _time(f"{path}: message_ms", data.get("message_ms", 0.0)),
-        {link: _time(f"{path}: transfers_ms.{key}", transfers[key]) for link, key in links.items()},
-    )
-
-
 def _without_overhead(file: BoundsFile) -> dict[Action, Pair]:
     """Return the bounds without the overhead of messages, which a rounding error may miss."""
-    overhead_ms = file.links.message_ms
+    overhead_ms = file.links.p2p_overhead_ms
     if file.order is None or overhead_ms == 0.0:
         return dict(file.bounds)
     dag = build_dag(file.order)
@@ -179,7 +171,7 @@ def _without_overhead(file: BoundsFile) -> dict[Action, Pair]:
         if low < overhead_ms * (1.0 - 1e-9):
             raise ValueError(
                 f"{file.path}: bounds.{action}.min_ms is {low}, less than the overhead of the message "
-                f"in it (message_ms, {overhead_ms})"
+                f"in it (p2p_overhead_ms, {overhead_ms})"
             )
         found[action] = (max(low - overhead_ms, 0.0), max(high - overhead_ms, 0.0))
     return found
@@ -193,36 +185,18 @@ def _read(path: Path) -> str:
         raise ValueError(f"{path} cannot be read: {reason}") from error
 
 
-def _row(path: Path, key: str, row: Any) -> tuple[Action, Pair]:
-    where = f"{path}: bounds.{key}"
-    try:
-        action = parse_action(key)
-    except ValueError as error:
-        raise ValueError(f"{path}: bounds: {error}") from error
-    if not isinstance(row, dict):
-        raise ValueError(f"{where} is {shown(row)}; it needs min_ms and max_ms")
-    low, high = (_time(f"{where}.{name}", row.get(name)) for name in ("min_ms", "max_ms"))
-    if low > high:
-        raise ValueError(f"{where}: min_ms {low} is above max_ms {high}")
-    if low < high and not action.kind.freezable:
-        raise ValueError(
-            f"{where}: min_ms {low} and max_ms {high} differ; {action.kind.value} computes no "
-            "weight gradient, so both must be equal"
-        )
-    return action, (low, high)
-
-
-def _time(where: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{where} is {shown(value)}; it must be a number of milliseconds")
-    if not 0.0 <= value <= sys.float_info.max:
-        raise ValueError(f"{where} is {shown(value)}; it must be finite and not negative")
-    return float(value)
-
-
-def _check_complete(
+def _check_bounds(
     path: Path, bounds: Mapping[Action, Pair], n_stages: int, n_microbatches: int
 ) -> None:
+    for action, (low, high) in bounds.items():
+        where = f"{path}: bounds.{action}"
+        if low > high:
+            raise ValueError(f"{where}: min_ms {low} is above max_ms {high}")
+        if low < high and not action.kind.freezable:
+            raise ValueError(
+                f"{where}: min_ms {low} and max_ms {high} differ; {action.kind.value} computes no "
+                "weight gradient, so both must be equal"
+            )
     for stage in range(n_stages):
         for microbatch in range(n_microbatches):
             forward, full, inputs, weights = (Action(stage, k, microbatch) for k in ActionKind)
@@ -250,3 +224,41 @@ def _order_beside(path: Path, bounds: Mapping[Action, Pair]) -> ScheduleOrder | 
             f"one of them ({len(odd)} such actions); keep the two files of one run together"
         )
     return order
+
+
+@dataclass(frozen=True)
+class Recall:
+    """The measured pipeline as its bounds have it, and as times of stages have it.
+
+    Attributes:
+        measured_ms: Batch from the bounds, action by action, nothing frozen, milliseconds.
+        from_stages_ms: Batch from the times of stages.
+    """
+
+    measured_ms: float
+    from_stages_ms: float
+
+
+def recall(file: BoundsFile, n_processors: float | None = None) -> Recall | None:
+    """Compare what was measured with what times of stages make of it.
+
+    Microbatches of a stage are taken to be alike, and stages to be those of ``stage_times``; this
+    tells what that costs.
+
+    Args:
+        file: What was measured.
+        n_processors: As for ``play_batch``.
+
+    Returns:
+        The two batch times without freezing, or None where the order is not beside the file.
+    """
+    if file.order is None:
+        return None
+    dag = build_dag(file.order)
+    measured = np.array([file.bounds[action][1] for action in dag.actions])
+    modelled = bounds_from_times(dag, file.stage_times()).max_ms + file.links.lead_ms(dag)
+    delays = file.links.delays_ms(dag)
+    return Recall(
+        play_batch(dag, measured, n_processors, delays)[1],
+        play_batch(dag, modelled, n_processors, delays)[1],
+    )

@@ -1,14 +1,40 @@
-"""What is asked: a grid of schedules, caps, numbers of microbatches and splits."""
+"""What is asked and what comes of it: a grid of schedules, caps, microbatches and splits."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from timelyfreeze.settings import ALL_OR_NOTHING, USE
-from timelyfreeze.whatif.splits import Split
+
+# Number of layers of each stage.
+Split = tuple[int, ...]
 
 DEFAULT_SPLIT = "default"
 BEST_SPLIT = "balanced"
+
+
+def render_split(split: Sequence[int]) -> str:
+    """Return a split as text, such as "9,8,8,7"."""
+    return ",".join(map(str, split))
+
+
+def default_split(n_layers: int, n_stages: int) -> Split:
+    """Return how TorchTitan cuts a model by default.
+
+    Embedding and head count as a layer each; what does not divide goes to the stages in front.
+
+    Raises:
+        ValueError: If there are more stages than that makes units.
+    """
+    n_units = n_layers + 2
+    if not 2 <= n_stages <= n_units:
+        raise ValueError(f"{n_layers} layers cannot be cut into {n_stages} stages")
+    units = [n_units // n_stages + (stage < n_units % n_stages) for stage in range(n_stages)]
+    units[0] -= 1
+    units[-1] -= 1
+    return tuple(units)
 
 
 @dataclass(frozen=True)
@@ -25,7 +51,7 @@ class Grid:
         first_stage: How the first stage is frozen, one of ``settings.FIRST_STAGE_MODES``.
         skip_input_grads: What is done about backwards that nobody needs, one of ``settings.SKIP_INPUT_GRADS``.
         n_processors: How many ranks compute at once; None if each has a device of its own.
-        message_ms: Overhead of a message, added to what the bounds have of it.
+        p2p_overhead_ms: Overhead of a message, added to what the bounds have of it.
         batches: Pipeline batches in an optimizer step.
         outside_ms: Time of a step outside of its batches: optimizer, clipping, data.
         time_limit_s: Limit on the solver's time for a case, seconds.
@@ -39,7 +65,7 @@ class Grid:
     first_stage: str = ALL_OR_NOTHING
     skip_input_grads: str = USE
     n_processors: float | None = None
-    message_ms: float = 0.0
+    p2p_overhead_ms: float = 0.0
     batches: int = 1
     outside_ms: float = 0.0
     time_limit_s: float = 60.0
@@ -47,3 +73,94 @@ class Grid:
     def step_ms(self, batch_ms: float) -> float:
         """Return the time of a step of batches that take ``batch_ms``."""
         return self.batches * batch_ms + self.outside_ms
+
+
+@dataclass(frozen=True)
+class Case:
+    """One combination of the grid and what comes of it.
+
+    Attributes:
+        schedule: Name of the schedule.
+        n_microbatches: Microbatches of a batch.
+        batches: Batches of a step.
+        max_freeze_ratio: The cap r_max.
+        split: Its name, as asked for.
+        layers: Layers of each stage; None where the file does not tell.
+        step_ms: Step without freezing, milliseconds.
+        frozen_step_ms: Step under the plan.
+        all_frozen_step_ms: Step with everything frozen; no plan is faster.
+        mean_ratio: Mean planned ratio over all backwards.
+        stage_ratios: Mean planned ratio of each stage's backwards.
+        bubble: Fraction of the batch in which the ranks' devices, or the processors that they share,
+            have nothing to run, nothing frozen.
+        frozen_bubble: The same under the plan.
+        best_unfrozen_layers: Split that is fastest without freezing; None where layers are not known.
+        best_unfrozen_step_ms: Step of the best_unfrozen.
+        tokens_per_second: Under the plan, per device; None where the file does not tell the tokens
+            of a microbatch.
+    """
+
+    schedule: str
+    n_microbatches: int
+    batches: int
+    max_freeze_ratio: float
+    split: str
+    layers: Split | None
+    step_ms: float
+    frozen_step_ms: float
+    all_frozen_step_ms: float
+    mean_ratio: float
+    stage_ratios: tuple[float, ...]
+    bubble: float
+    frozen_bubble: float
+    best_unfrozen_layers: Split | None
+    best_unfrozen_step_ms: float | None
+    tokens_per_second: float | None
+
+    @property
+    def gain(self) -> float:
+        """Throughput gained over no freezing, as a fraction."""
+        return _gain(self.step_ms, self.frozen_step_ms)
+
+    @property
+    def upper_bound_gain(self) -> float:
+        """Throughput gained if everything were frozen."""
+        return _gain(self.step_ms, self.all_frozen_step_ms)
+
+    @property
+    def gain_over_best_unfrozen(self) -> float | None:
+        """Throughput gained over the best split without freezing."""
+        return (
+            None
+            if self.best_unfrozen_step_ms is None
+            else _gain(self.best_unfrozen_step_ms, self.frozen_step_ms)
+        )
+
+    @property
+    def frozen_microbatch_ms(self) -> float:
+        """Time of a step under the plan over its microbatches, to compare numbers of those."""
+        return self.frozen_step_ms / (self.batches * self.n_microbatches)
+
+    @property
+    def tokens_per_second_unfrozen(self) -> float | None:
+        """The same without freezing."""
+        if self.tokens_per_second is None:
+            return None
+        return self.tokens_per_second * self.frozen_step_ms / self.step_ms
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The cases of a grid.
+
+    Attributes:
+        cases: In the order of the grid.
+        notes: What was left out and why, and what the metrics rest on.
+    """
+
+    cases: tuple[Case, ...]
+    notes: tuple[str, ...]
+
+
+def _gain(before_ms: float, after_ms: float) -> float:
+    return before_ms / after_ms - 1.0 if after_ms > 0.0 else math.inf

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
-from timelyfreeze.whatif.splits import Split, render_split
+from timelyfreeze.whatif.grid import Split, render_split
 from timelyfreeze.whatif.times import StageTimes
 
 # What a measurement may be off by, as a fraction of a stage's forward and backward.

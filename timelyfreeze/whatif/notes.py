@@ -13,13 +13,16 @@ and in split backwards, and the overheads at which layers move (``layer_model.La
 from __future__ import annotations
 
 import json
-import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
-from timelyfreeze.files import listed, shown
+from timelyfreeze.files import keys_of, listed, number_of, shown, whole_of
 from timelyfreeze.settings import FIRST_STAGE_MODES, SKIP_INPUT_GRADS
 from timelyfreeze.whatif.times import StageTimes
+
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
@@ -70,38 +73,34 @@ def parse_notes(where: str, plain: Any, n_stages: int) -> PipelineNotes:
     Raises:
         ValueError: If a key is unknown, or its value is none of this key's.
     """
-    if not isinstance(plain, dict):
-        raise ValueError(f"{where} is {shown(plain)}; it must be an object")
     known = {field.name for field in fields(PipelineNotes)}
-    if unknown := sorted(set(plain) - known):
+    if unknown := sorted(set(keys_of(where, plain)) - known):
         raise ValueError(f"{where} has unknown keys: {listed(unknown)}; a newer version wrote it")
-    layers = _list(f"{where}.layers", plain.get("layers"), n_stages)
-    stages = _list(f"{where}.stages", plain.get("stages"), n_stages)
+
+    def read(key: str, parse: Callable[[str, Any], _Value]) -> _Value | None:
+        value = plain.get(key)
+        return None if value is None else parse(f"{where}.{key}", value)
+
+    def each(parse: Callable[[str, Any], _Value]) -> Callable[[str, Any], tuple[_Value, ...]]:
+        return lambda place, value: tuple(
+            parse(f"{place}[{i}]", one) for i, one in enumerate(_list(place, value, n_stages))
+        )
+
     return PipelineNotes(
-        schedule=_word(f"{where}.schedule", plain.get("schedule")),
-        ranks=_count(f"{where}.ranks", plain.get("ranks"), least=1),
-        processors=_positive(f"{where}.processors", plain.get("processors")),
-        first_stage=_word(f"{where}.first_stage", plain.get("first_stage"), FIRST_STAGE_MODES),
-        skip_input_grads=_word(
-            f"{where}.skip_input_grads", plain.get("skip_input_grads"), SKIP_INPUT_GRADS
-        ),
-        layers=None
-        if layers is None
-        else tuple(_count(f"{where}.layers[{i}]", n, least=0) or 0 for i, n in enumerate(layers)),
-        tokens_per_microbatch=_count(
-            f"{where}.tokens_per_microbatch", plain.get("tokens_per_microbatch"), least=1
-        ),
-        stages=None
-        if stages is None
-        else tuple(_times(f"{where}.stages[{i}]", row) for i, row in enumerate(stages)),
-        layer=_overheads(f"{where}.layer", plain.get("layer")),
-        fixed=_overheads(f"{where}.fixed", plain.get("fixed")),
+        schedule=read("schedule", _word),
+        ranks=read("ranks", _count),
+        processors=read("processors", _positive),
+        first_stage=read("first_stage", partial(_word, known=FIRST_STAGE_MODES)),
+        skip_input_grads=read("skip_input_grads", partial(_word, known=SKIP_INPUT_GRADS)),
+        layers=read("layers", each(whole_of)),
+        tokens_per_microbatch=read("tokens_per_microbatch", _count),
+        stages=read("stages", each(_times)),
+        layer=read("layer", _overheads),
+        fixed=read("fixed", _overheads),
     )
 
 
-def _word(where: str, value: Any, known: tuple[str, ...] | None = None) -> str | None:
-    if value is None:
-        return None
+def _word(where: str, value: Any, known: tuple[str, ...] | None = None) -> str:
     fits = isinstance(value, str) and (value.isprintable() if known is None else value in known)
     if not fits:
         raise ValueError(
@@ -110,56 +109,33 @@ def _word(where: str, value: Any, known: tuple[str, ...] | None = None) -> str |
     return str(value)
 
 
-def _count(where: str, value: Any, *, least: int) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{where} is {shown(value)}; it must be a whole number, {least} or more")
-    return value
+def _count(where: str, value: Any) -> int:
+    return whole_of(where, value, least=1, most=10**15)
 
 
-def _positive(where: str, value: Any) -> float | None:
-    if value is None:
-        return None
-    if (isinstance(value, bool) or not isinstance(value, int | float)) or not (
-        0 < value <= sys.float_info.max
-    ):
-        raise ValueError(f"{where} is {shown(value)}; it must be a number above 0")
-    return float(value)
+def _positive(where: str, value: Any) -> float:
+    number = number_of(where, value, least=0.0)
+    if number == 0.0:
+        raise ValueError(f"{where} is {shown(value)}; it must be above 0")
+    return number
 
 
-def _list(where: str, value: Any, length: int) -> list[Any] | None:
-    if value is None:
-        return None
+def _list(where: str, value: Any, length: int) -> list[Any]:
     if not isinstance(value, list) or len(value) != length:
         raise ValueError(f"{where} must be a list of {length}, one for each stage")
     return value
 
 
-def _overheads(where: str, value: Any) -> StageTimes | None:
+def _overheads(where: str, value: Any) -> StageTimes:
     """Read six numbers, which may be below 0: overheads are differences of times."""
-    if value is None:
-        return None
     names = [field.name for field in fields(StageTimes)]
     if not isinstance(value, dict) or set(value) != set(names):
         raise ValueError(f"{where} must have the keys {', '.join(names)}")
-    for name in names:
-        number = value[name]
-        if (
-            isinstance(number, bool)
-            or not isinstance(number, int | float)
-            or not abs(number) <= sys.float_info.max
-        ):
-            raise ValueError(
-                f"{where}.{name} is {shown(number)}; it must be a finite number of milliseconds"
-            )
-    return StageTimes(**{name: float(value[name]) for name in names})
+    return StageTimes(**{name: number_of(f"{where}.{name}", value[name]) for name in names})
 
 
 def _times(where: str, value: Any) -> StageTimes:
     times = _overheads(where, value)
-    if times is None:
-        raise ValueError(f"{where} is missing")
     if errors := times.errors():
         raise ValueError(f"{where}: {'; '.join(errors)}")
     return times

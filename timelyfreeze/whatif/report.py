@@ -6,21 +6,24 @@ import csv
 import io
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
-from timelyfreeze.whatif.bounds_file import BoundsFile
-from timelyfreeze.whatif.case import Answer, Case
-from timelyfreeze.whatif.grid import Grid
-from timelyfreeze.whatif.recall import Recall
-from timelyfreeze.whatif.splits import render_split
+from timelyfreeze.whatif.bounds_file import BoundsFile, Recall
+from timelyfreeze.whatif.grid import Answer, Case, Grid, render_split
 
 _LEGEND = (
-    "step, frozen, best_unfrozen: milliseconds of a step without freezing, under the plan, and of the best "
-    "split without freezing; bubble: idle fraction of the devices, without and with freezing"
+    "step, frozen, best without freezing: milliseconds of a step without freezing, under the plan, "
+    "and of the best split without freezing; upper bound: the gain with everything frozen; bubble: "
+    "idle fraction of the devices, without and with freezing"
 )
-
-# With more stages a terminal is too narrow for a metric of each; files have them all.
-_MOST_STAGES_SHOWN = 8
+# With more stages a terminal is too narrow for a value of each; files have them all.
+_MAX_STAGES_SHOWN = 8
+# What follows from the other values of a case.
+_DERIVED = (
+    "gain", "upper_bound_gain", "gain_over_best_unfrozen", "frozen_microbatch_ms",
+    "tokens_per_second_unfrozen",
+)  # fmt: skip
 
 
 def render(answer: Answer, title: str) -> str:
@@ -62,10 +65,10 @@ def title_of(file: BoundsFile, grid: Grid, recalled: Recall | None) -> str:
 
 
 def _fastest(cases: Sequence[Case]) -> str:
-    best = min(cases, key=lambda case: case.microbatch_ms)
+    best = min(cases, key=lambda case: case.frozen_microbatch_ms)
     return (
         f"shortest for each microbatch: {best.schedule}, {best.n_microbatches} microbatches, split "
-        f"{best.split_name}, r_max {best.max_freeze_ratio:g}: {best.microbatch_ms:.2f} ms"
+        f"{best.split}, r_max {best.max_freeze_ratio:g}: {best.frozen_microbatch_ms:.2f} ms"
     )
 
 
@@ -73,34 +76,34 @@ def _cells(case: Case) -> dict[str, str]:
     return {
         "schedule": case.schedule,
         "microbatches": str(case.n_microbatches),
-        "split": case.split_name,
+        "split": case.split,
         "layers": "" if case.layers is None else _split(case.layers),
         "r_max": f"{case.max_freeze_ratio:g}",
         "step": f"{case.step_ms:.1f}",
         "frozen": f"{case.frozen_step_ms:.1f}",
         "gain": f"{case.gain:+.1%}",
-        "limit": f"{case.upper_bound_gain:+.1%}",
+        "upper bound": f"{case.upper_bound_gain:+.1%}",
         "ratio": f"{case.mean_ratio:.2f}",
         "by stage": _ratios(case.stage_ratios),
         "bubble": f"{case.bubble:.1%} {case.frozen_bubble:.1%}",
         "tokens/s": "" if case.tokens_per_second is None else f"{case.tokens_per_second:.0f}",
-        "best_unfrozen": ""
+        "best without freezing": ""
         if case.best_unfrozen_step_ms is None or case.best_unfrozen_layers is None
         else f"{case.best_unfrozen_step_ms:.1f} {_split(case.best_unfrozen_layers)}",
-        "over best_unfrozen": ""
+        "over best": ""
         if case.gain_over_best_unfrozen is None
         else f"{case.gain_over_best_unfrozen:+.1%}",
     }
 
 
 def _split(layers: Sequence[int]) -> str:
-    if len(layers) <= _MOST_STAGES_SHOWN:
+    if len(layers) <= _MAX_STAGES_SHOWN:
         return render_split(layers)
     return f"{min(layers)} to {max(layers)}"
 
 
 def _ratios(ratios: Sequence[float]) -> str:
-    if len(ratios) <= _MOST_STAGES_SHOWN:
+    if len(ratios) <= _MAX_STAGES_SHOWN:
         return " ".join(f"{ratio:.2f}" for ratio in ratios)
     return f"{min(ratios):.2f} to {max(ratios):.2f}"
 
@@ -108,49 +111,20 @@ def _ratios(ratios: Sequence[float]) -> str:
 def plain_cases(answer: Answer) -> list[dict[str, Any]]:
     """Return every case as plain data; None stands for what is not known."""
     return [
-        {
-            "schedule": case.schedule,
-            "n_microbatches": case.n_microbatches,
-            "split": case.split_name,
-            "layers": None if case.layers is None else list(case.layers),
-            "max_freeze_ratio": case.max_freeze_ratio,
-            "step_ms": case.step_ms,
-            "frozen_step_ms": case.frozen_step_ms,
-            "all_frozen_step_ms": case.all_frozen_step_ms,
-            "gain": case.gain,
-            "upper_bound_gain": case.upper_bound_gain,
-            "mean_ratio": case.mean_ratio,
-            "stage_ratios": list(case.stage_ratios),
-            "bubble": case.bubble,
-            "frozen_bubble": case.frozen_bubble,
-            "frozen_microbatch_ms": case.microbatch_ms,
-            "tokens_per_second_unfrozen": case.tokens_per_second_unfrozen,
-            "tokens_per_second": case.tokens_per_second,
-            "best_unfrozen_layers": None
-            if case.best_unfrozen_layers is None
-            else list(case.best_unfrozen_layers),
-            "best_unfrozen_step_ms": case.best_unfrozen_step_ms,
-            "gain_over_best_unfrozen": case.gain_over_best_unfrozen,
-        }
-        for case in answer.cases
+        asdict(case) | {name: getattr(case, name) for name in _DERIVED} for case in answer.cases
     ]
 
 
 def to_json(answer: Answer, file: BoundsFile, grid: Grid, recalled: Recall | None) -> str:
     """Return everything as JSON: what was asked, the cases, and the notes."""
+    asked = ("schedules", "caps", "microbatches", "splits", "time_limit_s")
     plain = {
         "bounds": str(file.path),
-        "n_ranks": grid.n_ranks,
-        "first_stage": grid.first_stage,
-        "skip_input_grads": grid.skip_input_grads,
-        "n_processors": grid.n_processors,
-        "message_ms": grid.message_ms,
-        "batches": grid.batches,
-        "outside_ms": grid.outside_ms,
+        **{key: value for key, value in asdict(grid).items() if key not in asked},
         "measured_batch_ms": None if recalled is None else recalled.measured_ms,
         "measured_batch_ms_from_stages": None if recalled is None else recalled.from_stages_ms,
         "cases": plain_cases(answer),
-        "notes": list(answer.notes),
+        "notes": answer.notes,
     }
     return json.dumps(plain, indent=2) + "\n"
 
@@ -163,6 +137,6 @@ def to_csv(answer: Answer) -> str:
     writer.writeheader()
     for row in rows:
         writer.writerow(
-            {k: " ".join(map(str, v)) if isinstance(v, list) else v for k, v in row.items()}
+            {k: " ".join(map(str, v)) if isinstance(v, tuple) else v for k, v in row.items()}
         )
     return buffer.getvalue()

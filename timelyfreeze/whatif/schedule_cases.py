@@ -14,12 +14,17 @@ from timelyfreeze.settings import ALL_OR_NOTHING, effective_skip_input_grads
 from timelyfreeze.timing import DurationBounds, play_batch
 from timelyfreeze.whatif.best_unfrozen import best_split
 from timelyfreeze.whatif.bounds_file import BoundsFile
-from timelyfreeze.whatif.case import Case
-from timelyfreeze.whatif.grid import BEST_SPLIT, DEFAULT_SPLIT, Grid
+from timelyfreeze.whatif.grid import (
+    BEST_SPLIT,
+    DEFAULT_SPLIT,
+    Case,
+    Grid,
+    Split,
+    default_split,
+    render_split,
+)
 from timelyfreeze.whatif.layer_model import LayerModel
-from timelyfreeze.whatif.links import Links
-from timelyfreeze.whatif.splits import Split, default_split, render_split
-from timelyfreeze.whatif.times import StageTimes, bounds_from_times
+from timelyfreeze.whatif.times import Links, StageTimes, bounds_from_times
 
 
 @dataclass(frozen=True)
@@ -119,8 +124,8 @@ class ScheduleCases:
         """What messages cost: as measured, and what the grid adds to their overhead."""
         measured = self.file.links
         # Where it cannot be told apart, the measured overhead stays in the times of stages.
-        overhead_ms = 0.0 if self.file.keeps_overhead else measured.message_ms
-        return replace(measured, message_ms=overhead_ms + self.grid.message_ms)
+        overhead_ms = 0.0 if self.file.keeps_overhead else measured.p2p_overhead_ms
+        return replace(measured, p2p_overhead_ms=overhead_ms + self.grid.p2p_overhead_ms)
 
     def _case(
         self,
@@ -153,7 +158,7 @@ class ScheduleCases:
             n_microbatches=self.n_microbatches,
             batches=grid.batches,
             max_freeze_ratio=cap,
-            split_name=title,
+            split=title,
             layers=split,
             step_ms=grid.step_ms(plan.unfrozen_batch_ms),
             frozen_step_ms=frozen_step_ms,

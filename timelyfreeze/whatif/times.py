@@ -1,22 +1,26 @@
-"""How long the actions of a stage take, whatever the schedule and the microbatch.
+"""How long the actions of a stage and messages take, whatever the schedule and the microbatch.
 
 Bounds belong to one schedule: they name its actions. A question such as "what if the schedule were
 another" needs times that belong to a stage. Those of a full backward and of a split one follow from
 each other, as far as only one of the two was measured: the input half I takes what a backward takes
 with everything frozen, and the weight half W takes what freezing can save. The first stage sends no
 gradient, so its I takes nothing and its W does the whole backward.
+
+A microbatch stays as large as it was measured, and with it every message. What changes is how many
+there are and over which links they go.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import astuple, dataclass, field, fields, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from timelyfreeze.schedule import Action, ActionKind, PipelineDag
-from timelyfreeze.timing import DurationBounds
+from timelyfreeze.schedule import Action, ActionKind, PipelineDag, edge_delays
+from timelyfreeze.timing import DurationBounds, receiving, with_messages
 
 Pair = tuple[float, float]
 
@@ -178,3 +182,38 @@ def bounds_from_times(dag: PipelineDag, stages: Sequence[StageTimes]) -> Duratio
     )
     pairs.setflags(write=False)
     return DurationBounds(min_ms=pairs[:, 0], max_ms=pairs[:, 1])
+
+
+@dataclass(frozen=True)
+class Links:
+    """Overhead of a message, and what it takes on its way.
+
+    Attributes:
+        p2p_overhead_ms: Overhead, part of every action that works on what another rank has sent.
+        p2p_latency_ms: By sending and receiving rank, as measured. A link that was not measured takes
+            as long as the one in the middle of those that were.
+    """
+
+    p2p_overhead_ms: float = 0.0
+    p2p_latency_ms: Mapping[tuple[int, int], float] = field(default_factory=dict)
+
+    def lead_ms(self, dag: PipelineDag) -> NDArray[np.float64]:
+        """Return the part of each action that is the overhead of its message, shape [A]."""
+        return np.where(receiving(dag), np.float64(self.p2p_overhead_ms), 0.0)
+
+    def delays_ms(self, dag: PipelineDag) -> NDArray[np.float64]:
+        """Return what the message along each edge takes on its way, shape [E]."""
+        return edge_delays(dag, self.over(dag))
+
+    def over(self, dag: PipelineDag) -> dict[tuple[int, int], float]:
+        """Return what the links of a pipeline take, by sending and receiving rank."""
+        if not self.p2p_latency_ms:
+            return {}
+        others_ms = statistics.median(self.p2p_latency_ms.values())
+        links = {(a, b) for a, b in dag.ranks[dag.edges].tolist() if a != b}
+        return {link: self.p2p_latency_ms.get(link, others_ms) for link in sorted(links)}
+
+    def added_to(self, dag: PipelineDag, bounds: DurationBounds) -> DurationBounds:
+        """Return ``bounds`` that had no messages with these."""
+        with_overhead = with_messages(dag, bounds, self.p2p_overhead_ms)
+        return replace(with_overhead, p2p_latency_ms=self.over(dag))

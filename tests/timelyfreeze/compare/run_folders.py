@@ -68,7 +68,7 @@ def write_scores(folder: Path, accuracy: float, n_questions: int = 100) -> Path:
 
 
 def write_record(folder: Path, exit_status: int | None, **job: Any) -> Path:
-    """Write the record of a run that compare_methods.py started."""
+    """Write the record of a run that `compare run` started."""
     folder.mkdir(parents=True, exist_ok=True)
     record = {"schedule": "1F1B", "method": "apf", "seed": 42, **job, "exit_status": exit_status}
     (folder / "comparison_run.json").write_text(json.dumps(record))

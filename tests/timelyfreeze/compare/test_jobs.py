@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.timelyfreeze.compare.run_folders import keys_of
-from timelyfreeze.compare.jobs import ROOT, Job, Settings, command, environment
+from timelyfreeze.compare.jobs import ROOT, Settings, environment, plan_jobs, train_command
+
+(JOB,) = plan_jobs(["apf"], ["GPipe"], [7], 2)
 
 
 def test_the_command_of_a_run() -> None:
-    words = command(
-        Job("GPipe", "apf", 7), Settings(Path("small.toml"), 2, ("--a.b=c",)), Path("out")
-    )
+    words = train_command(JOB, Settings(Path("small.toml"), ("--a.b=c",)), Path("out"))
     assert words[:6] == [
         sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2",
         "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0",
@@ -41,7 +41,7 @@ def test_the_command_of_a_run() -> None:
     ],
 )
 def test_a_degree_that_is_given_holds(given: tuple[str, ...]) -> None:
-    words = command(Job("GPipe", "apf", 7), Settings(Path("small.toml"), 2, given), Path("out"))
+    words = train_command(JOB, Settings(Path("small.toml"), given), Path("out"))
     assert [word for word in words if re.match("--parallelism.*degree", word)] == [given[0]]
 
 

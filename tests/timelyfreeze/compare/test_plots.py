@@ -12,15 +12,16 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from tests.timelyfreeze.compare.run_folders import write_run, write_scores
-from timelyfreeze.compare.curves import curves, freeze_ratios, stage_ratios, training_losses
+from timelyfreeze.compare.curves import curves, front, points, stage_ratios, training_losses
 from timelyfreeze.compare.drawing import color, line_style
 from timelyfreeze.compare.groups import Group, Spread, compare, group
 from timelyfreeze.compare.labels import Label, label_points, spread_out
 from timelyfreeze.compare.metrics import Terms
 from timelyfreeze.compare.plots import KINDS, Plot, plots
-from timelyfreeze.compare.runs import find_runs, read_run
-from timelyfreeze.compare.settings import flatten, variants, work_differs
-from timelyfreeze.compare.tradeoffs import front, points
+from timelyfreeze.compare.runs import find_runs, flatten, read_run
+from timelyfreeze.compare.settings import variants, work_differs
+from timelyfreeze.files import header
+from timelyfreeze.records import StepRow
 
 
 def groups_of(folder: Path, window: int = 2) -> list[Group]:
@@ -42,8 +43,8 @@ def texts(axes: Axes) -> set[str]:
 
 
 def write_steps(folder: Path, ratios: Sequence[float | str]) -> None:
-    rows = [f"{step},stable,{ratio}" for step, ratio in enumerate(ratios, 1)]
-    (folder / "steps.csv").write_text("\n".join(["step,phase,freeze_ratio", *rows]) + "\n")
+    rows = [f"{step},stable,1,1,1,,{ratio},,,,," for step, ratio in enumerate(ratios, 1)]
+    (folder / "steps.csv").write_text("\n".join([",".join(header(StepRow)), *rows]) + "\n")
 
 
 # --- settings that set runs apart -----------------------------------------------------------------
@@ -142,7 +143,7 @@ def test_a_trade_off_has_a_panel_for_each_schedule_and_names_its_points(tmp_path
     assert "GPipe none: 100 tokens/s, 2.000" in plot.alt
 
 
-def test_accuracies_on_other_questions_fraction_no_plot(tmp_path: Path) -> None:
+def test_accuracies_on_other_questions_share_no_plot(tmp_path: Path) -> None:
     write_scores(write_run(tmp_path / "a", "none", tokens_per_second=1.0), 0.5)
     write_scores(write_run(tmp_path / "b", "apf", tokens_per_second=2.0), 0.6, n_questions=20)
     plot = drawn(tmp_path)["accuracy_throughput"]
@@ -174,7 +175,7 @@ def test_freeze_ratios_are_those_of_the_steps_that_know_theirs(tmp_path: Path) -
     write_steps(write_run(tmp_path / "a", "apf", stage_ratios={"1": 0.5, "0": 0.25}), ["", 0.5, 1])
     write_run(tmp_path / "b", "apf", seed=2, stage_ratios={"0": 0.75, "1": 0.5})
     (one,) = groups_of(tmp_path)
-    (curve,) = curves(one, freeze_ratios)
+    (curve,) = curves(one, lambda run: run.freeze_ratios)
     assert (curve.xs, curve.ys) == ((2.0, 3.0), (0.5, 1.0))
     assert stage_ratios(one) == {0: 0.5, 1: 0.5}
     plot = drawn(tmp_path)["freeze_ratio_stages"]
@@ -208,7 +209,7 @@ def test_a_run_that_diverged_spoils_no_plot(tmp_path: Path) -> None:
     assert [tuple(line.get_ydata()) for line in axes.lines][:2] == [(3.0, 2.0), (3.0, 2.0)]
 
 
-def test_what_is_missing_is_said_and_places_fraction_no_plot(tmp_path: Path) -> None:
+def test_what_is_missing_is_said_and_places_share_no_plot(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "apf", tokens_per_second=1.0)
     write_run(tmp_path / "b", "apf", tokens_per_second=1.0, device="some GPU", steps_done=3)
     write_run(tmp_path / "c", "apf", tokens_per_second=1.0, device="some GPU")

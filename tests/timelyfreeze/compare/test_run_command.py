@@ -11,9 +11,9 @@ import pytest
 
 from tests.timelyfreeze.compare.run_folders import keys_of, table_rows, write_run
 from timelyfreeze.compare import launch as comparison_launch
+from timelyfreeze.compare.command import main
 from timelyfreeze.compare.jobs import ROOT
 from timelyfreeze.compare.launch import duration, start
-from timelyfreeze.compare.run_command import main
 
 SPEEDS = {"none": 100.0, "apf": 125.0, "fixed": 150.0}
 
@@ -140,7 +140,7 @@ def test_an_unfinished_run_starts_anew_and_its_files_are_kept(config: Path, outp
 def test_an_interrupted_call_goes_on_where_it_stopped(config: Path, output: Path) -> None:
     trainer = Trainer()
     trainer.is_interrupted_at = "1F1B apf seed 42"
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(SystemExit, match="interrupted; the same command goes on from here"):
         run(trainer, config, output, methods="none apf fixed")
     trainer.is_interrupted_at = None
     assert run(trainer, config, output, methods="none apf fixed") == 0
@@ -227,14 +227,14 @@ def test_all_errors_are_told_before_anything_runs(
     ("more", "message"),
     [
         (["--window", "0"], "--window is 0; it must be 1 or more"),
-        (["--", "--a=b"], "table starts no trainer"),
+        (["--", "--a=b"], "show starts no trainer"),
         ([], "no summary.json below"),
     ],
 )
 def test_errors_of_table(
     tmp_path: Path, more: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["table", str(tmp_path), *more]) == 2
+    assert main(["show", "--table", str(tmp_path), *more]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -245,10 +245,10 @@ def test_table_reads_runs_made_elsewhere_and_leaves_them_alone(
     write_run(tmp_path / "there/b", "apf", tokens_per_second=110.0)
     before = sorted(tmp_path.rglob("*"))
     folders = [str(tmp_path / "here"), str(tmp_path / "there")]
-    assert main(["table", *folders]) == 0
+    assert main(["show", "--table", *folders]) == 0
     assert table_rows(capsys.readouterr().out)[1]["gain over none, %"] == "+10.0"
     assert sorted(tmp_path.rglob("*")) == before
-    assert main(["table", *folders, "--output", str(tmp_path / "new/one")]) == 0
+    assert main(["show", "--table", *folders, "--output", str(tmp_path / "new/one")]) == 0
     written = sorted(path.name for path in (tmp_path / "new/one").iterdir())
     assert written == ["comparison.csv", "comparison.md"]
 

@@ -10,7 +10,12 @@ import pytest
 from PIL import Image
 
 from tests.timelyfreeze.compare.run_folders import table_rows, write_record, write_run, write_scores
-from timelyfreeze.compare.show_command import main
+from timelyfreeze.compare import command
+
+
+def main(arguments: list[str]) -> int:
+    return command.main(["show", *arguments])
+
 
 EVIL = '<script>alert("1")</script> & "quoted" | $x$'
 
@@ -149,9 +154,7 @@ def test_what_cannot_be_read_is_named_and_the_others_are_compared(
     assert main([str(few), "--output", str(out)]) == 1
     captured = capsys.readouterr()
     first, second = captured.err.splitlines()
-    assert first == (
-        f"not read: {few}/none/1: summary.json names no method; it is not the summary of a run"
-    )
+    assert first == (f"not read: {few}/none/1: summary.json: the whole has unknown fields: some")
     assert "stage_ratios is {'first': 1}; it must be an object of numbers by stage" in second
     assert [row["runs"] for row in table_rows(captured.out)] == ["1", "1 failed", "1"]
     page = Page((out / "comparison.html").read_text())

@@ -94,7 +94,7 @@ def test_as_many_processes_keep_their_own_times() -> None:
 def test_the_slowest_process_counts_for_each_action_by_hand() -> None:
     def state(warm: list[dict[str, float]], spans: list[float], links: list[Any]) -> dict[str, Any]:
         samples = {"upper_bound": {"warm": warm, "cold": [], "spans_ms": spans}}
-        return {"applied": [1.0, 2], "planner": {"samples": samples, "transfers_ms": links}}
+        return {"applied": [1.0, 2], "planner": {"samples": samples, "p2p_latency_ms": links}}
 
     one = state([{"0F0": 1.0, "0B0": 9.0}, {"0F0": 2.0, "0B0": 4.0}], [10.0, 6.0], [[0, 1, 5.0]])
     other = state([{"0F0": 3.0, "0B0": 5.0}, {"0F0": 1.0, "0B0": 5.0}], [8.0, 7.0], [[0, 1, 6.0]])
@@ -105,7 +105,7 @@ def test_the_slowest_process_counts_for_each_action_by_hand() -> None:
         "cold": [],
         "spans_ms": [10.0, 7.0],
     }
-    assert merged["planner"]["transfers_ms"] == [[0, 1, 6.0]]
+    assert merged["planner"]["p2p_latency_ms"] == [[0, 1, 6.0]]
     assert merged["applied"] == [1.0, 2]
     other["planner"]["samples"]["upper_bound"]["warm"].pop()
     with pytest.raises(ValueError, match=r"have measured \[1, 2\] warm batches"):

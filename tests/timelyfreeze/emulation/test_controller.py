@@ -237,10 +237,10 @@ def test_mixed_monitoring_goes_both_ways(place: str) -> None:
 def test_links_that_any_rank_has_timed_are_kept() -> None:
     links = [[[0, 1, 2.0], [1, 0, 2.0]], [[1, 2, 3.0], [2, 1, 3.0]], []]
     parts = [
-        {"applied": [0.0, 0], "planner": {"samples": {}, "transfers_ms": mine}} for mine in links
+        {"applied": [0.0, 0], "planner": {"samples": {}, "p2p_latency_ms": mine}} for mine in links
     ]
     merged = merge_states(parts, one_f_one_b_order(3, 3))
-    assert merged["planner"]["transfers_ms"] == [*links[0], *links[1]]
+    assert merged["planner"]["p2p_latency_ms"] == [*links[0], *links[1]]
 
 
 @pytest.mark.parametrize("place", PLACES)

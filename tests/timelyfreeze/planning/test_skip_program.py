@@ -1,4 +1,4 @@
-"""Plans that look for fronts, against every choice of fronts there is."""
+"""Plans that look for input gradients to skip, against every choice there is."""
 
 import itertools
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.timelyfreeze.helpers.programs import noisy_bounds, scheduled
 from timelyfreeze.planning.lp import solve_freeze_ratios
 from timelyfreeze.planning.plan import FreezePlan
-from timelyfreeze.planning.skipped_grads import behind_first, front_depths
+from timelyfreeze.planning.skipped_grads import skip_depths, skipped_actions
 from timelyfreeze.schedule.dag import PipelineDag, build_dag, start_times
 from timelyfreeze.schedule.order import ScheduleOrder, parse_order
 from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
@@ -33,7 +33,7 @@ def solve(
     )
 
 
-def best_of_all_fronts(dag: PipelineDag, bounds: DurationBounds, cap: float) -> float:
+def best_of_all_depths(dag: PipelineDag, bounds: DurationBounds, cap: float) -> float:
     """Try every depth for every microbatch; the rest by the ordinary program with bounds by hand.
 
     Fixing a ratio at 1 is done in the bounds: the action takes its frozen time in any case, and the
@@ -48,14 +48,14 @@ def best_of_all_fronts(dag: PipelineDag, bounds: DurationBounds, cap: float) -> 
         for i, a in enumerate(dag.actions):
             if a.kind.value == "F":
                 continue
-            in_front = a.stage < depth[a.microbatch]
-            if in_front and a.stage > 0:
+            is_skipped = a.stage < depth[a.microbatch]
+            if is_skipped and a.stage > 0:
                 low[i] = high[i] = 0.0
-            elif in_front:
+            elif is_skipped:
                 high[i] = low[i]
             elif a.stage == 0:
                 low[i] = high[i]
-            used[a.stage] += in_front and a.kind.freezable
+            used[a.stage] += is_skipped and a.kind.freezable
         left = cap * len(microbatches) - used
         if (left < -1e-9).any():
             continue
@@ -70,11 +70,11 @@ def best_of_all_fronts(dag: PipelineDag, bounds: DurationBounds, cap: float) -> 
 @pytest.mark.parametrize(
     "order", [gpipe_order(2, 3), one_f_one_b_order(2, 4), one_f_one_b_order(3, 3), SPLIT]
 )
-def test_no_choice_of_fronts_is_better(order: ScheduleOrder, cap: float) -> None:
+def test_no_choice_of_depths_is_better(order: ScheduleOrder, cap: float) -> None:
     dag = build_dag(order)
     bounds = noisy_bounds(dag, 7)
     plan = solve(dag, bounds, cap, "plan")
-    best_ms = best_of_all_fronts(dag, bounds, cap)
+    best_ms = best_of_all_depths(dag, bounds, cap)
     assert plan.batch_ms == pytest.approx(best_ms, rel=2e-3)
 
 
@@ -85,7 +85,7 @@ def test_by_hand() -> None:
     # Rank 1: F0 F1 to 3, B1 to 6. Rank 0: B0, frozen, from 3 to 5, B1 from 6 to 9.
     plan = solve(dag, bounds, 0.5, "plan")
     assert plan.batch_ms == 9.0
-    assert front_depths(dag, plan.ratios) == {0: 2}
+    assert skip_depths(dag, plan.ratios) == {0: 2}
     # With its input gradient: B0 to 5, B1 to 8; B0 from 5 to 8, B1, frozen, to 10.
     assert solve(dag, bounds, 0.5, "off").batch_ms == 10.0
 
@@ -106,7 +106,7 @@ def test_a_plan_keeps_its_budgets_and_its_word(name: str, cap: float) -> None:
         assert set(first.tolist()) <= {0.0, 1.0}
         durations = (1.0 - plan.ratios) * bounds.max_ms + plan.ratios * bounds.min_ms
         if skip_input_grads != "off":
-            durations[behind_first(dag, front_depths(dag, plan.ratios))] = 0.0
+            durations[skipped_actions(dag, skip_depths(dag, plan.ratios))] = 0.0
         assert plan.batch_ms == pytest.approx(
             float(np.max(start_times(dag, durations) + durations))
         )
@@ -114,11 +114,11 @@ def test_a_plan_keeps_its_budgets_and_its_word(name: str, cap: float) -> None:
     assert np.array_equal(plans["use"].ratios, plans["off"].ratios)
 
 
-def test_no_end_of_a_front_is_frozen_in_vain() -> None:
+def test_no_last_skipped_stage_is_frozen_in_vain() -> None:
     dag = scheduled("1F1B", 4, 4)
     bounds = noisy_bounds(dag, 5)
     plan = solve(dag, bounds, 0.75, "plan")
-    depths = front_depths(dag, plan.ratios)
+    depths = skip_depths(dag, plan.ratios)
     assert max(depths.values()) > 1
     for microbatch, depth in depths.items():
         if depth == 1:
@@ -130,7 +130,7 @@ def test_no_end_of_a_front_is_frozen_in_vain() -> None:
         )
         ratios = np.where(np.arange(len(dag.actions)) == i, 0.0, plan.ratios)
         durations = (1.0 - ratios) * bounds.max_ms + ratios * bounds.min_ms
-        durations[behind_first(dag, front_depths(dag, ratios))] = 0.0
+        durations[skipped_actions(dag, skip_depths(dag, ratios))] = 0.0
         assert np.max(start_times(dag, durations) + durations) > plan.batch_ms
 
 
@@ -138,14 +138,14 @@ def test_messages_are_still_waited_for() -> None:
     dag = build_dag(one_f_one_b_order(2, 4))
     bounds = uniform_bounds(dag, forward_ms=1.0, backward_ms=(1.0, 2.0))
     plan = solve(dag, with_messages(dag, bounds, 0.5), 0.5, "plan")
-    idle = behind_first(dag, front_depths(dag, plan.ratios))
+    idle = skipped_actions(dag, skip_depths(dag, plan.ratios))
     assert idle.any()
     # The last stage receives no gradients.
     assert set(plan.durations_ms[idle].tolist()) == {0.0}
     dag = build_dag(one_f_one_b_order(3, 4))
     bounds = uniform_bounds(dag, forward_ms=1.0, backward_ms=(1.0, 2.0))
     plan = solve(dag, with_messages(dag, bounds, 0.5), 0.5, "plan")
-    idle = behind_first(dag, front_depths(dag, plan.ratios)) & (dag.stages == 1)
+    idle = skipped_actions(dag, skip_depths(dag, plan.ratios)) & (dag.stages == 1)
     assert set(plan.durations_ms[idle].tolist()) == {0.5}
 
 
@@ -169,10 +169,10 @@ def test_ranks_that_fraction_a_processor_gain_by_all_that_is_left_out(seed: int)
     assert plan.batch_ms <= float(bounds.max_ms.sum()) - both + 2e-3 * plan.batch_ms
 
 
-def test_a_pinned_backward_ends_every_front() -> None:
+def test_a_pinned_backward_ends_every_skip() -> None:
     dag = build_dag(one_f_one_b_order(3, 3))
     bounds = uniform_bounds(dag, forward_ms=1.0, backward_ms=(1.0, 2.0))
     low = np.where((dag.stages == 1) & dag.freezable, bounds.max_ms, bounds.min_ms)
     plan = solve(dag, DurationBounds(low, bounds.max_ms), 1.0, "plan")
-    assert set(front_depths(dag, plan.ratios).values()) <= {1}
+    assert set(skip_depths(dag, plan.ratios).values()) <= {1}
     assert not plan.ratios[dag.stages == 1].any()

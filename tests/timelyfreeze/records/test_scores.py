@@ -110,7 +110,7 @@ def test_a_folder_without_scores_has_none(tmp_path: Path) -> None:
         ({"benchmarks": []}, "benchmarks is []; it must be an object"),
         ({"benchmarks": {"squad": {}}}, "unknown benchmarks squad; known: mmlu, "),
         ({"benchmarks": {"mmlu": 0.3}}, "mmlu is 0.3; it must be an object"),
-        ({"benchmarks": {"mmlu": {"accuracy": 0.3}}}, "mmlu is not complete: "),
+        ({"benchmarks": {"mmlu": {"accuracy": 0.3}}}, "mmlu lacks stderr, n_questions, "),
         ({"step_": 3}, "scores has unknown fields: step_"),
         ({"\ud800": 3}, "scores has unknown fields: \\ud800"),
         ({"benchmarks": {"9" * 5000: {}}}, f"unknown benchmarks {'9' * 60}; known: "),

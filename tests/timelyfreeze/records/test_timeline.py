@@ -77,7 +77,7 @@ def test_the_batch_under_a_plan_is_shorter_by_what_it_freezes() -> None:
 def test_messages_take_their_time_between_ranks() -> None:
     dag = build_dag(TWO)
     bounds = replace(
-        uniform_bounds(dag, forward_ms=1.0, backward_ms=(1.0, 2.0)), transfers_ms={(0, 1): 0.25}
+        uniform_bounds(dag, forward_ms=1.0, backward_ms=(1.0, 2.0)), p2p_latency_ms={(0, 1): 0.25}
     )
     plan = plan_from_ratios(dag, bounds, np.zeros(len(dag.actions)))
     timeline, _ = predicted_timelines(dag, bounds, plan)

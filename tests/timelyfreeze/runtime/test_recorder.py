@@ -13,7 +13,7 @@ from timelyfreeze.runtime.recorder import (
     clock_for,
 )
 from timelyfreeze.schedule.actions import parse_action
-from timelyfreeze.timing.record import BatchRecord
+from timelyfreeze.timing.samples import BatchRecord
 
 F0, B0, F1 = map(parse_action, ("0F0", "0B0", "0F1"))
 

@@ -17,7 +17,7 @@ from timelyfreeze.schedule.actions import Action, parse_action
 from timelyfreeze.schedule.schedules import one_f_one_b_order
 from timelyfreeze.settings.phases import Phase
 from timelyfreeze.timing.batches import misreading
-from timelyfreeze.timing.record import BatchRecord
+from timelyfreeze.timing.samples import BatchRecord
 
 ORDER = one_f_one_b_order(2, 4)
 BAD = [math.nan, math.inf, -math.inf, -1.0]

@@ -13,12 +13,11 @@ from timelyfreeze.schedule.order import parse_order
 from timelyfreeze.schedule.schedules import one_f_one_b_order
 from timelyfreeze.timing.bounds import (
     DurationBounds,
-    bounds_from_json,
     bounds_from_samples,
-    bounds_to_json,
     uniform_bounds,
     validate_bounds,
 )
+from timelyfreeze.timing.bounds_json import bounds_from_json, bounds_to_json
 
 Samples = dict[Action, list[float]]
 

@@ -15,12 +15,12 @@ NONE = -np.inf
 
 
 def played(
-    order: ScheduleOrder, seed: int, transfers_ms: dict[tuple[int, int], float]
+    order: ScheduleOrder, seed: int, p2p_latency_ms: dict[tuple[int, int], float]
 ) -> dict[Action, tuple[float, float]]:
     """Times of all actions on one clock, and nobody waits longer than it has to."""
     dag = build_dag(order)
     durations_ms = np.random.default_rng(seed).uniform(0.5, 5.0, len(dag.actions))
-    start = start_times(dag, durations_ms, edge_delays(dag, transfers_ms))
+    start = start_times(dag, durations_ms, edge_delays(dag, p2p_latency_ms))
     pairs = zip(start.tolist(), (start + durations_ms).tolist(), strict=True)
     return dict(zip(dag.actions, pairs, strict=True))
 

@@ -25,13 +25,8 @@ from timelyfreeze.schedule.dag import (
 from timelyfreeze.schedule.order import parse_order
 from timelyfreeze.settings.phases import Phase
 from timelyfreeze.timing.batches import RankBatches, batch_times
-from timelyfreeze.timing.bounds import (
-    DurationBounds,
-    bounds_from_json,
-    bounds_to_json,
-    uniform_bounds,
-    validate_bounds,
-)
+from timelyfreeze.timing.bounds import DurationBounds, uniform_bounds, validate_bounds
+from timelyfreeze.timing.bounds_json import bounds_from_json, bounds_to_json
 from timelyfreeze.timing.p2p_costs import message_time
 from timelyfreeze.timing.processors import play_batch
 
@@ -172,7 +167,7 @@ def solve_by_hand(
 
     for i, j in dag.edges.tolist():
         crosses = dag.ranks[i] != dag.ranks[j]
-        delay = bounds.transfers_ms.get((int(dag.ranks[i]), int(dag.ranks[j])), 0.0)
+        delay = bounds.p2p_latency_ms.get((int(dag.ranks[i]), int(dag.ranks[j])), 0.0)
         # start_i + max_i - ratio_i span_i + delay <= start_j
         at_most(
             -bounds.max_ms[i] - (delay if crosses else 0.0),
@@ -199,7 +194,7 @@ def solve_by_hand(
 
 
 def with_links(dag: PipelineDag, bounds: DurationBounds, seed: int) -> DurationBounds:
-    return DurationBounds(bounds.min_ms, bounds.max_ms, transfers_ms=random_links(dag, seed))
+    return DurationBounds(bounds.min_ms, bounds.max_ms, p2p_latency_ms=random_links(dag, seed))
 
 
 @pytest.mark.slow
@@ -218,7 +213,7 @@ def test_from_the_inside_it_is_the_same_plan(
     monkeypatch: pytest.MonkeyPatch, name: str, cap: float
 ) -> None:
     """Large programs go to another solver; here a small one is sent there."""
-    monkeypatch.setattr(timelyfreeze.planning.lp, "_MOST_ACTIONS_BY_SIMPLEX", 0)
+    monkeypatch.setattr(timelyfreeze.planning.lp, "_MAX_ACTIONS_BY_SIMPLEX", 0)
 
     def refused(*_: object) -> None:
         raise AssertionError("the simplex method was asked")
@@ -272,7 +267,7 @@ def test_no_grid_point_is_better_with_messages(cap: float) -> None:
     dag = build_dag(LINE)
     plain = uniform_bounds(dag, forward_ms=1.0, backward_ms=(1.0, 2.0))
     links = {(0, 1): 0.5, (1, 0): 1.25}
-    bounds = DurationBounds(plain.min_ms, plain.max_ms, transfers_ms=links)
+    bounds = DurationBounds(plain.min_ms, plain.max_ms, p2p_latency_ms=links)
     plan = solve_freeze_ratios(dag, bounds, max_freeze_ratio=cap)
     free, found = np.flatnonzero(dag.freezable), []
     for point in itertools.product((0.0, 0.25, 0.5, 0.75, 1.0), repeat=len(free)):
@@ -290,7 +285,7 @@ def test_no_grid_point_is_better_with_messages(cap: float) -> None:
 def test_a_plan_takes_messages_into_account(seed: int, cap: float) -> None:
     dag = build_dag(random_order(seed))
     plain = random_bounds(dag, seed)
-    bounds = DurationBounds(plain.min_ms, plain.max_ms, transfers_ms=random_links(dag, seed))
+    bounds = DurationBounds(plain.min_ms, plain.max_ms, p2p_latency_ms=random_links(dag, seed))
     plan = solve_freeze_ratios(dag, bounds, max_freeze_ratio=cap)
     delays = bounds.delays_ms(dag)
     assert plan.batch_ms == pytest.approx(by_events(dag, plan.durations_ms, delays))
@@ -307,7 +302,7 @@ def test_slow_links_move_the_budget_to_where_it_helps() -> None:
     """With the messages as they are, only what the first stage does at the end is waited for."""
     dag = build_dag(parse_order(["0F0 0B0", "1F0 1B0"]))
     plain = uniform_bounds(dag, forward_ms=1.0, backward_ms=(1.0, 2.0))
-    slow = DurationBounds(plain.min_ms, plain.max_ms, transfers_ms={(0, 1): 7.0, (1, 0): 7.0})
+    slow = DurationBounds(plain.min_ms, plain.max_ms, p2p_latency_ms={(0, 1): 7.0, (1, 0): 7.0})
     plan = solve_freeze_ratios(dag, slow, max_freeze_ratio=0.5)
     assert plan.batch_ms == 1 + 7 + 1 + 1.5 + 7 + 1.5
     assert plan.unfrozen_batch_ms == 20.0
@@ -322,21 +317,21 @@ def test_a_overhead_is_what_transfers_leave_unexplained() -> None:
     assert message_time(dag, durations, measured_ms, None, delays) == 0.0
 
 
-def test_files_keep_transfers_and_old_files_have_none() -> None:
+def test_files_keep_what_messages_cost_and_need_not_say() -> None:
     dag = build_dag(LINE)
     plain = uniform_bounds(dag, forward_ms=1.0, backward_ms=(1.0, 2.0))
     links = {(0, 1): 0.1 + 0.2, (1, 0): 1e-9}
     text = bounds_to_json(
-        dag, DurationBounds(plain.min_ms, plain.max_ms, message_ms=0.25, transfers_ms=links)
+        dag, DurationBounds(plain.min_ms, plain.max_ms, p2p_overhead_ms=0.25, p2p_latency_ms=links)
     )
     again = bounds_from_json(dag, text)
-    assert (again.message_ms, again.transfers_ms) == (0.25, links)
+    assert (again.p2p_overhead_ms, again.p2p_latency_ms) == (0.25, links)
     new = bounds_to_json(dag, plain)
-    old = new.replace(',\n  "message_ms": 0.0,\n  "transfers_ms": {}', "")
+    old = new.replace(',\n  "p2p_overhead_ms": 0.0,\n  "p2p_latency_ms": {}', "")
     assert old != new
     again = bounds_from_json(dag, old)
-    assert (again.message_ms, again.transfers_ms) == (0.0, {})
-    with pytest.raises(ValueError, match="transfers"):
+    assert (again.p2p_overhead_ms, again.p2p_latency_ms) == (0.0, {})
+    with pytest.raises(ValueError, match="p2p_latency_ms"):
         bounds_from_json(dag, text.replace('"0>1"', '"0-1"'))
 
 
@@ -344,6 +339,6 @@ def test_files_keep_transfers_and_old_files_have_none() -> None:
 def test_refuses_transfers_that_make_no_sense(transfer_ms: float) -> None:
     dag = build_dag(LINE)
     plain = uniform_bounds(dag, forward_ms=1.0, backward_ms=(1.0, 2.0))
-    bounds = DurationBounds(plain.min_ms, plain.max_ms, transfers_ms={(0, 1): transfer_ms})
+    bounds = DurationBounds(plain.min_ms, plain.max_ms, p2p_latency_ms={(0, 1): transfer_ms})
     with pytest.raises(ValueError, match=r"the delay from 0F0 to 1F0 is"):
         validate_bounds(dag, bounds)

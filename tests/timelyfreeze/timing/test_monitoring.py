@@ -24,7 +24,7 @@ from timelyfreeze.timing.monitoring import (
     pattern_of,
 )
 from timelyfreeze.timing.p2p_costs import receiving
-from timelyfreeze.timing.record import BatchRecord
+from timelyfreeze.timing.samples import BatchRecord
 
 ORDER = one_f_one_b_order(2, 4)
 # Warm-up 1-2, mixed monitoring 3-8, ramp 9-12, then stable.
@@ -221,7 +221,7 @@ def test_the_overhead_of_a_message_is_found_in_mixed_batches(name: str, overhead
 
     ranks = mixed_rank_times(order, duration_ms, overhead_ms)
     bounds = solve_from_times(ranks, order, SolverChoices(0.5)).bounds
-    assert bounds.message_ms == pytest.approx(overhead_ms, abs=1e-6)
+    assert bounds.p2p_overhead_ms == pytest.approx(overhead_ms, abs=1e-6)
     # Taken for batches of another pattern, the same times would give another overhead.
     swapped = [
         RankTimes(
@@ -233,7 +233,7 @@ def test_the_overhead_of_a_message_is_found_in_mixed_batches(name: str, overhead
         for rank in ranks
     ]
     longer = solve_from_times(swapped, order, SolverChoices(0.5)).bounds
-    assert longer.message_ms > overhead_ms + 0.5
+    assert longer.p2p_overhead_ms > overhead_ms + 0.5
     assert np.all(longer.max_ms - longer.min_ms == pytest.approx(bounds.max_ms - bounds.min_ms))
 
 

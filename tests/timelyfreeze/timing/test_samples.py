@@ -7,8 +7,8 @@ import pytest
 from tests.timelyfreeze.helpers.pipelines import TWO_BY_TWO, hand_order, random_order
 from timelyfreeze.schedule.actions import Action, parse_action
 from timelyfreeze.schedule.order import ScheduleError, ScheduleOrder, parse_order
-from timelyfreeze.timing.record import BatchRecord
 from timelyfreeze.timing.samples import (
+    BatchRecord,
     Samples,
     executed_order,
     median_of_each,

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from timelyfreeze.timing.shrinkage import less_noisy_medians
+from timelyfreeze.timing.bounds import less_noisy_medians
 
 
 def group(truth: list[float], noise: float, n_samples: int, seed: int) -> list[list[float]]:

@@ -15,13 +15,12 @@ from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import ScheduleOrder, order_to_csv
 from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
 from timelyfreeze.settings.choices import PER_TENSOR
-from timelyfreeze.timing.bounds import DurationBounds, bounds_to_json
-from timelyfreeze.whatif.answer import answer
-from timelyfreeze.whatif.bounds_file import BoundsFile, bounds_file_text, read_bounds_file
-from timelyfreeze.whatif.case import Case
-from timelyfreeze.whatif.grid import BEST_SPLIT, DEFAULT_SPLIT, Grid
+from timelyfreeze.timing.bounds import DurationBounds
+from timelyfreeze.timing.bounds_json import bounds_to_json
+from timelyfreeze.whatif.answers import answer
+from timelyfreeze.whatif.bounds_file import BoundsFile, bounds_file_text, read_bounds_file, recall
+from timelyfreeze.whatif.grid import BEST_SPLIT, DEFAULT_SPLIT, Case, Grid
 from timelyfreeze.whatif.notes import PipelineNotes
-from timelyfreeze.whatif.recall import recall
 from timelyfreeze.whatif.times import StageTimes, bounds_from_times
 
 N_RANKS = 4
@@ -274,13 +273,13 @@ def test_a_step_has_its_batches_and_what_is_outside(even: BoundsFile) -> None:
     assert batch.best_unfrozen_step_ms is not None
     assert step.best_unfrozen_step_ms == pytest.approx(3 * batch.best_unfrozen_step_ms + 7.0)
     assert step.bubble == batch.bubble
-    assert step.microbatch_ms == pytest.approx(step.frozen_step_ms / 24)
+    assert step.frozen_microbatch_ms == pytest.approx(step.frozen_step_ms / 24)
     assert step.tokens_per_second == pytest.approx(1e3 * 100 * 24 / step.frozen_step_ms / 4)
 
 
 def test_messages_make_a_batch_longer(even: BoundsFile) -> None:
     (without,) = answer(even, grid(schedules=("GPipe",))).cases
-    (with_them,) = answer(even, grid(schedules=("GPipe",), message_ms=0.5)).cases
+    (with_them,) = answer(even, grid(schedules=("GPipe",), p2p_overhead_ms=0.5)).cases
     # On the longest path: each rank but the first receives M activations, each but the last M
     # gradients; rank 3 is reached after 3 messages, and works its M forwards with one each.
     order = gpipe_order(N_RANKS, 8)

@@ -21,8 +21,8 @@ from timelyfreeze.schedule.order import ScheduleOrder
 from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
 from timelyfreeze.whatif import best_unfrozen as best_unfrozen
 from timelyfreeze.whatif.best_unfrozen import best_split
+from timelyfreeze.whatif.grid import Split
 from timelyfreeze.whatif.layer_model import LayerModel, layer_model
-from timelyfreeze.whatif.splits import Split
 from timelyfreeze.whatif.times import StageTimes
 
 

@@ -16,12 +16,11 @@ from timelyfreeze.settings.choices import PER_TENSOR
 from timelyfreeze.timing.bounds import DurationBounds, uniform_bounds
 from timelyfreeze.timing.p2p_costs import with_messages
 from timelyfreeze.timing.processors import play_batch
-from timelyfreeze.whatif.answer import answer
-from timelyfreeze.whatif.bounds_file import BoundsFile, bounds_file_text, read_bounds_file
+from timelyfreeze.whatif.answers import answer
+from timelyfreeze.whatif.bounds_file import BoundsFile, bounds_file_text, read_bounds_file, recall
 from timelyfreeze.whatif.grid import DEFAULT_SPLIT, Grid
-from timelyfreeze.whatif.links import Links
 from timelyfreeze.whatif.notes import PipelineNotes
-from timelyfreeze.whatif.recall import recall
+from timelyfreeze.whatif.times import Links
 
 # F takes 2 ms, B 4 or 2; a message costs 0.5 ms and is 0.25 or 0.75 ms on its way.
 PRICE_MS = 0.5
@@ -36,7 +35,7 @@ def plain_bounds(dag: PipelineDag) -> DurationBounds:
 def saved(folder: Path, order: Any = ORDER, overhead_ms: float = PRICE_MS, **notes: Any) -> Path:
     dag = build_dag(order)
     bounds = with_messages(dag, plain_bounds(dag), overhead_ms)
-    bounds = replace(bounds, transfers_ms=TRANSFERS if overhead_ms else {})
+    bounds = replace(bounds, p2p_latency_ms=TRANSFERS if overhead_ms else {})
     path = folder / "bounds.json"
     path.write_text(bounds_file_text(dag, bounds, PipelineNotes(**notes)))
     (folder / "schedule.csv").write_text(order_to_csv(order))
@@ -123,7 +122,7 @@ def test_other_schedules_pay_as_well(file: BoundsFile) -> None:
 
 
 def test_what_is_told_comes_on_top(file: BoundsFile) -> None:
-    (case,) = answer(file, grid(message_ms=1.5)).cases
+    (case,) = answer(file, grid(p2p_overhead_ms=1.5)).cases
     assert case.step_ms == pytest.approx(gpipe_ms(3, 4, 1.0, PRICE_MS + 1.5))
 
 
@@ -146,11 +145,11 @@ def notes_of(file: BoundsFile, **asked: Any) -> str:
 
 def test_the_table_says_what_messages_cost(file: BoundsFile, tmp_path: Path) -> None:
     assert "a message costs 0.5 ms as measured; 0.25 to 0.75 ms on its way" in notes_of(file)
-    assert "0.5 ms as measured and 2 ms as told" in notes_of(file, message_ms=2.0)
+    assert "0.5 ms as measured and 2 ms as told" in notes_of(file, p2p_overhead_ms=2.0)
     silent = read_bounds_file(saved(tmp_path, overhead_ms=0.0))
     assert "messages between ranks cost nothing in these metrics" in notes_of(silent)
     assert "0 ms as measured and 2 ms as told; no link was timed" in notes_of(
-        silent, message_ms=2.0
+        silent, p2p_overhead_ms=2.0
     )
 
 
@@ -168,16 +167,20 @@ def test_without_the_order_the_overhead_stays_where_it_is(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [
-        ("message_ms", -1.0, "message_ms is -1.0; it must be finite and not negative"),
-        ("message_ms", "much", "message_ms is 'much'; it must be a number of milliseconds"),
+        ("p2p_overhead_ms", -1.0, "p2p_overhead_ms is -1.0; it must be 0 or more"),
         (
-            "message_ms",
+            "p2p_overhead_ms",
+            "much",
+            "p2p_overhead_ms is 'much'; it must be a number",
+        ),
+        (
+            "p2p_overhead_ms",
             3.0,
             "bounds.0B0.min_ms is 2.5, less than the overhead of the message in it",
         ),
-        ("transfers_ms", [1.0], "transfers_ms is [1.0]; it must be an object"),
-        ("transfers_ms", {"0-1": 1.0}, "transfers_ms has '0-1'; it must name two ranks"),
-        ("transfers_ms", {"0>1": None}, "transfers_ms.0>1 is None; it must be a number"),
+        ("p2p_latency_ms", [1.0], "p2p_latency_ms is [1.0]; it must be an object"),
+        ("p2p_latency_ms", {"0-1": 1.0}, "p2p_latency_ms has '0-1'; it must name two ranks"),
+        ("p2p_latency_ms", {"0>1": None}, "p2p_latency_ms.0>1 is None; it must be a number"),
     ],
 )
 def test_broken_files_are_refused(tmp_path: Path, key: str, value: Any, says: str) -> None:

@@ -3,7 +3,7 @@
 import pytest
 from torchtitan.distributed.pipeline_parallel import generate_llm_fqn_per_model_part
 
-from timelyfreeze.whatif.splits import default_split, render_split
+from timelyfreeze.whatif.grid import default_split, render_split
 
 
 @pytest.mark.parametrize("n_layers", [6, 10, 16, 32, 33])

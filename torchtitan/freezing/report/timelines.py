@@ -107,7 +107,7 @@ class TimelineRecord:
                 processes,
                 phase,
                 step=chosen.step,
-                transfers_ms=None if bounds is None else bounds.transfers_ms,
+                p2p_latency_ms=None if bounds is None else bounds.p2p_latency_ms,
             )
         except ValueError as error:
             logger.warning("There will be no timeline of phase %s: %s", phase.value, error)

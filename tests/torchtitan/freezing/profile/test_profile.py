@@ -14,14 +14,14 @@ import torch
 from torch import nn
 
 from tests.timelyfreeze.helpers.stages import process_group
-from timelyfreeze.__main__ import main as plan_main
 from timelyfreeze.runtime.recorder import HostClock
 from timelyfreeze.runtime.stage import FreezingStage
 from timelyfreeze.schedule.actions import ActionKind
 from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import order_from_csv
-from timelyfreeze.timing.bounds import bounds_from_json
+from timelyfreeze.timing.bounds_json import bounds_from_json
 from timelyfreeze.whatif.bounds_file import read_bounds_file
+from timelyfreeze.whatif.command import main as plan_main
 from torchtitan.freezing.config.job_config import JobConfig, job_config_class
 from torchtitan.freezing.config.layout import pipeline_order, stage_modules
 from torchtitan.freezing.profile.bench import Repeats
@@ -436,7 +436,7 @@ def test_two_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
     # Overheads of layers are measured, and on a busy machine may contradict each other; the measured
     # split is planned for in any case.
-    assert plan_main(["plan", str(folder / "bounds.json"), "--schedules", "1F1B", "GPipe"]) == 0
+    assert plan_main([str(folder / "bounds.json"), "--schedules", "1F1B", "GPipe"]) == 0
     assert "shortest for each microbatch" in capsys.readouterr().out
 
 

@@ -4,7 +4,7 @@ from timelyfreeze.control.collected import ObservedBatch
 from timelyfreeze.records.responses import ResponseRow
 from timelyfreeze.schedule.actions import parse_action
 from timelyfreeze.settings.phases import Phase
-from timelyfreeze.timing.record import BatchRecord
+from timelyfreeze.timing.samples import BatchRecord
 from torchtitan.freezing.report.response_sample import ResponseSample
 
 

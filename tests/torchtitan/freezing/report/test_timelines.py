@@ -13,7 +13,7 @@ from timelyfreeze.records.timeline_file import timeline_file, timeline_from_json
 from timelyfreeze.schedule.actions import parse_action
 from timelyfreeze.schedule.order import parse_order
 from timelyfreeze.settings.phases import Phase
-from timelyfreeze.timing.record import BatchRecord
+from timelyfreeze.timing.samples import BatchRecord
 from torchtitan.freezing.report.timelines import TimelineRecord, typical
 
 ORDER = parse_order(["0F0 0B0", "1F0 1B0"])

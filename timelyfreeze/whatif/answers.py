@@ -2,23 +2,23 @@
 
 Everything follows from one bounds file, without a device: times of stages become times of the
 actions of any schedule (``times``, ``layer_model``), and each case of the grid is solved
-as a run would solve it. Beside every case stands its best_unfrozen: the split that makes the batch shortest
-without freezing anything.
+as a run would solve it. Beside every case stands the split that makes the batch
+shortest without freezing anything.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from timelyfreeze.schedule import build_dag
+from timelyfreeze.schedule import ScheduleOrder, build_dag, gpipe_order, one_f_one_b_order
 from timelyfreeze.whatif.bounds_file import ORDER_FILE, BoundsFile
-from timelyfreeze.whatif.case import Answer, Case
-from timelyfreeze.whatif.grid import Grid
+from timelyfreeze.whatif.grid import Answer, Case, Grid, Split, render_split
 from timelyfreeze.whatif.layer_model import LayerModel, layer_model
-from timelyfreeze.whatif.orders import order_of, stages_in
 from timelyfreeze.whatif.schedule_cases import ScheduleCases, first_line
-from timelyfreeze.whatif.splits import Split, render_split
 from timelyfreeze.whatif.times import StageTimes
+
+# The order of every other schedule is torch's, whose import takes longer than planning.
+_OUR_OWN = {"gpipe": gpipe_order, "1f1b": one_f_one_b_order}
 
 
 def answer(file: BoundsFile, grid: Grid, layers: Split | None = None) -> Answer:
@@ -52,8 +52,8 @@ def answer(file: BoundsFile, grid: Grid, layers: Split | None = None) -> Answer:
     for schedule in grid.schedules:
         for n_microbatches in grid.microbatches:
             try:
-                n_stages = stages_in(schedule, grid.n_ranks, len(stages))
-                dag = build_dag(order_of(schedule, grid.n_ranks, n_stages, n_microbatches))
+                n_stages = _stages_in(schedule, grid.n_ranks, len(stages))
+                dag = build_dag(_order_of(schedule, grid.n_ranks, n_stages, n_microbatches))
             except ValueError as error:
                 notes.append(
                     f"left out {schedule}, {n_microbatches} microbatches: {first_line(error)}"
@@ -102,21 +102,59 @@ def _basis(file: BoundsFile) -> Iterator[str]:
 
 def _messages(file: BoundsFile, grid: Grid) -> Iterator[str]:
     """Say what messages between ranks cost in the table, and how much of that was measured."""
-    overhead_ms, links = file.links.message_ms, file.links.transfers_ms
-    if not links and overhead_ms + grid.message_ms == 0.0:
+    overhead_ms, links = file.links.p2p_overhead_ms, file.links.p2p_latency_ms
+    if not links and overhead_ms + grid.p2p_overhead_ms == 0.0:
         yield (
             "messages between ranks cost nothing in these metrics: no link was timed, as in a "
-            "profile, which sends none; tell a overhead with --message-ms"
+            "profile, which sends none; tell a overhead with --p2p-overhead-ms"
         )
         return
     way = "no link was timed"
     if links:
         low, high = min(links.values()), max(links.values())
         way = f"{low:.3g} to {high:.3g} ms on its way, as timed; other links as the median of these"
-    added = f" and {grid.message_ms:.3g} ms as told" if grid.message_ms else ""
+    added = f" and {grid.p2p_overhead_ms:.3g} ms as told" if grid.p2p_overhead_ms else ""
     yield f"a message costs {overhead_ms:.3g} ms as measured{added}; {way}"
     if file.keeps_overhead:
         yield (
             f"no {ORDER_FILE} lies beside {file.path.name}, so the measured overhead of messages "
             "stays in the times of the stages that had it"
         )
+
+
+def _stages_in(schedule: str, n_ranks: int, n_measured: int | None = None) -> int:
+    """Return how many stages a schedule has.
+
+    Args:
+        schedule: As in ``parallelism.pipeline_parallel_schedule``, in any case.
+        n_ranks: Pipeline ranks.
+        n_measured: A number of stages to keep to, where the schedule can have so many.
+
+    Raises:
+        ValueError: If the schedule is unknown, or one of a CSV file.
+    """
+    if schedule.lower() in _OUR_OWN:
+        return n_ranks
+    from timelyfreeze.runtime import known_schedules, places_stages_in_v, stages_per_rank
+
+    named = [name for name in known_schedules() if not name.startswith("PipelineSchedule")]
+    if schedule.lower() not in (name.lower() for name in named):
+        raise ValueError(f"{schedule!r} is no schedule; known: {', '.join(named)}")
+    default = (stages_per_rank(schedule) or 1) * n_ranks
+    if places_stages_in_v(schedule) or n_measured is None or n_measured % n_ranks:
+        return default
+    return n_measured if n_measured >= 2 * n_ranks else default
+
+
+def _order_of(schedule: str, n_ranks: int, n_stages: int, n_microbatches: int) -> ScheduleOrder:
+    """Return the order in which the ranks of a schedule work.
+
+    Raises:
+        ValueError: If the schedule cannot be built from these numbers.
+    """
+    own = _OUR_OWN.get(schedule.lower())
+    if own is not None:
+        return own(n_stages, n_microbatches)
+    from timelyfreeze.runtime import named_order
+
+    return named_order(schedule, n_ranks, n_microbatches, stages_per_rank=n_stages // n_ranks)

@@ -1,5 +1,11 @@
+import logging
+import math
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
+import clarabel
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,8 +20,8 @@ from tests.timelyfreeze.helpers.programs import (
     random_program,
     scheduled,
 )
-from timelyfreeze.planning.interior.solver import (
-    FREEZING_PRICE,
+from timelyfreeze.planning.interior_point import (
+    FREEZING_COST,
     solve_by_interior_point,
     solve_certified,
 )
@@ -40,7 +46,7 @@ def batch(dag: PipelineDag, bounds: DurationBounds, lp: FreezeLp, ratios: np.nda
 
 
 def check_as_good_as_simplex(dag: PipelineDag, bounds: DurationBounds, lp: FreezeLp) -> None:
-    """Every constraint kept; as short as the exact optimum but for the overhead on freezing, which is
+    """Every constraint kept; as short as the exact optimum but for the cost of freezing, which is
     at most 0.01% of the unfrozen batch; and freezing as little, to 0.1%.
     """
     found = solve_by_interior_point(lp, 60.0)
@@ -52,12 +58,12 @@ def check_as_good_as_simplex(dag: PipelineDag, bounds: DurationBounds, lp: Freez
     assert (frozen <= lp.caps + 1e-9).all()
     best_ms = batch(dag, bounds, lp, exact)
     unfrozen_ms = batch(dag, bounds, lp, np.zeros(len(found)))
-    assert batch(dag, bounds, lp, found) <= best_ms * (1.0 + 1e-5) + FREEZING_PRICE * unfrozen_ms
+    assert batch(dag, bounds, lp, found) <= best_ms * (1.0 + 1e-5) + FREEZING_COST * unfrozen_ms
     # The certificate is true, and good enough for the plan to be handed on.
     certified = solve_certified(lp, 60.0)
     assert certified.bound * lp.scale_ms <= best_ms * (1.0 + 1e-9)
     assert certified.end <= certified.bound * 1.001
-    # The overhead on freezing may buy less of it for time, and never more.
+    # The cost of freezing may buy less of it for time, and never more.
     assert found.sum() <= exact.sum() * (1.0 + 1e-3) + 1e-3
 
 
@@ -111,7 +117,7 @@ def test_odd_durations_with_slow_and_fast_links(name: str, kind: str) -> None:
     bounds = odd_bounds(dag)[kind]
     ways_ms = {link: rng.choice([0.0, 0.1, 20.0]) * bounds.max_ms.mean() for link in sorted(links)}
     for cap in (1.0, rng.choice([0.0, 0.01, 0.5, 1.0], dag.n_stages).tolist()):
-        linked = replace(bounds, transfers_ms=ways_ms)
+        linked = replace(bounds, p2p_latency_ms=ways_ms)
         check_as_good_as_simplex(dag, linked, build_lp(dag, linked, cap))
 
 
@@ -130,7 +136,7 @@ def test_some_ratios_decided_beforehand(seed: int) -> None:
 
 
 @pytest.mark.parametrize("n_processors", [1.0, 2.5])
-def test_ranks_that_fraction_processors(n_processors: float) -> None:
+def test_ranks_that_share_processors(n_processors: float) -> None:
     dag = scheduled("1F1B", 4, 8)
     bounds = noisy_bounds(dag, 2)
     lp = build_lp(dag, bounds, 0.7, n_processors)
@@ -174,7 +180,7 @@ def test_many_actions_are_solved_from_the_inside(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(timelyfreeze.planning.lp, "solve_by_interior_point", noted)
     small = solve_freeze_ratios(dag, bounds, max_freeze_ratio=0.8)
     assert asked == []
-    monkeypatch.setattr(timelyfreeze.planning.lp, "_MOST_ACTIONS_BY_SIMPLEX", len(dag.actions) - 1)
+    monkeypatch.setattr(timelyfreeze.planning.lp, "_MAX_ACTIONS_BY_SIMPLEX", len(dag.actions) - 1)
     large = solve_freeze_ratios(dag, bounds, max_freeze_ratio=0.8)
     assert asked == [len(dag.actions)]
     assert large.batch_ms == pytest.approx(small.batch_ms, rel=1e-4)
@@ -189,7 +195,7 @@ def test_where_it_fails_simplex_gets_the_time_that_is_left(
     dag = scheduled("1F1B", 4, 8)
     bounds = noisy_bounds(dag, 0)
     exact = solve_freeze_ratios(dag, bounds, max_freeze_ratio=0.8)
-    monkeypatch.setattr(timelyfreeze.planning.lp, "_MOST_ACTIONS_BY_SIMPLEX", 0)
+    monkeypatch.setattr(timelyfreeze.planning.lp, "_MAX_ACTIONS_BY_SIMPLEX", 0)
     monkeypatch.setattr(timelyfreeze.planning.lp, "solve_by_interior_point", fail)
     again = solve_freeze_ratios(dag, bounds, max_freeze_ratio=0.8)
     assert again.ratios.tolist() == exact.ratios.tolist()
@@ -198,21 +204,69 @@ def test_where_it_fails_simplex_gets_the_time_that_is_left(
         solve_freeze_ratios(dag, bounds, max_freeze_ratio=0.8, time_limit_s=1e-9)
 
 
-@pytest.mark.parametrize("broken", ["strip.Strip._factor", "newton.NewtonMatrix._factor_overheads"])
+@pytest.mark.parametrize("broken", ["an error", "an answer"])
 def test_whatever_breaks_in_the_arithmetic_leaves_it_to_simplex(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: str
 ) -> None:
-    def fail(*_: object) -> None:
-        raise np.linalg.LinAlgError("Singular matrix")
+    def fail(*_: object) -> SimpleNamespace:
+        if broken == "an error":
+            raise Exception("Singular matrix")  # clarabel raises no narrower class
+        return SimpleNamespace(solve=lambda: Answer(math.nan))
+
+    class Answer:
+        status, iterations = "NumericalError", 3
+
+        def __init__(self, number: float) -> None:
+            self.x, self.z = number, [number] * 10**4
 
     dag = scheduled("1F1B", 4, 16)
     bounds = noisy_bounds(dag, 0)
     exact = solve_freeze_ratios(dag, bounds, max_freeze_ratio=0.8)
-    monkeypatch.setattr(timelyfreeze.planning.lp, "_MOST_ACTIONS_BY_SIMPLEX", 0)
-    monkeypatch.setattr(f"timelyfreeze.planning.interior.{broken}", fail)
+    monkeypatch.setattr(timelyfreeze.planning.lp, "_MAX_ACTIONS_BY_SIMPLEX", 0)
+    monkeypatch.setattr(clarabel, "DefaultSolver", fail)
     again = solve_freeze_ratios(dag, bounds, max_freeze_ratio=0.8)
     assert again.ratios.tolist() == exact.ratios.tolist()
-    assert "ended with status 'Numerical difficulties: " in caplog.text
+    assert "ended with status 'Num" in caplog.text
+
+
+def test_an_answer_that_the_bound_does_not_confirm_is_not_handed_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing frozen, called an optimum: the lower bound sees through it."""
+
+    class Liar:
+        status, iterations = "Solved", 3
+
+        def __init__(self, _p: object, cost: np.ndarray, g: Any, h: np.ndarray, *_: Any) -> None:
+            self.x, self.z = np.zeros(len(cost)), np.ones(len(h))
+
+        def solve(self) -> "Liar":
+            return self
+
+    dag = scheduled("1F1B", 4, 16)
+    lp = build_lp(dag, noisy_bounds(dag, 0), 0.8)
+    monkeypatch.setattr(clarabel, "DefaultSolver", Liar)
+    with pytest.raises(LpError, match=r"'Solved', not within 0.1% of the optimum"):
+        solve_by_interior_point(lp, 60.0)
+
+
+@pytest.mark.parametrize("missing", ["clarabel", "scipy"])
+def test_without_clarabel_simplex_solves_and_it_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, missing: str
+) -> None:
+    dag = scheduled("1F1B", 4, 8)
+    bounds = noisy_bounds(dag, 0)
+    exact = solve_freeze_ratios(dag, bounds, max_freeze_ratio=0.8)
+    monkeypatch.setattr(timelyfreeze.planning.lp, "_MAX_ACTIONS_BY_SIMPLEX", 0)
+    monkeypatch.setitem(sys.modules, missing, None)
+    timelyfreeze.planning.lp._recommend_clarabel.cache_clear()
+    with caplog.at_level(logging.INFO, "timelyfreeze.planning.lp"):
+        for _ in range(2):
+            again = solve_freeze_ratios(dag, bounds, max_freeze_ratio=0.8)
+            assert again.ratios.tolist() == exact.ratios.tolist()
+    (record,) = caplog.records
+    assert record.levelname == "INFO"
+    assert "pip install clarabel" in record.getMessage()
 
 
 @given(seeds, st.sampled_from(CAPS))
@@ -222,7 +276,7 @@ def test_stages_frozen_whole(seed: int, cap: float) -> None:
     dag = build_dag(one_f_one_b_order(3, 5))
     bounds = noisy_bounds(dag, seed, noise=0.2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(timelyfreeze.planning.lp, "_MOST_ACTIONS_BY_SIMPLEX", 0)
+        patch.setattr(timelyfreeze.planning.lp, "_MAX_ACTIONS_BY_SIMPLEX", 0)
         plan = solve_freeze_ratios(dag, bounds, max_freeze_ratio=cap, whole_stages=(0,))
         free = solve_freeze_ratios(dag, bounds, max_freeze_ratio=cap)
     first = (dag.stages == 0) & dag.freezable

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.timelyfreeze.helpers.programs import random_program
-from timelyfreeze.planning.interior.precedence import PrecedenceRows
+from timelyfreeze.planning.precedence import PrecedenceRows
 from timelyfreeze.planning.program import FreezeLp, build_lp
 from timelyfreeze.schedule.dag import PipelineDag, build_dag, makespan, start_times
 from timelyfreeze.schedule.order import parse_order
@@ -93,13 +93,13 @@ def test_unfreezes_by_hand() -> None:
 
 
 @given(seeds, seeds)
-def test_raised_overheads_swallow_nothing(seed: int, other: int) -> None:
+def test_raised_duals_swallow_nothing(seed: int, other: int) -> None:
     dag, bounds, caps = random_program(seed)
     lp = build_lp(dag, bounds, caps)
     rng = np.random.default_rng(other)
-    overheads = rng.choice([0.0, 0.01, 1.0], lp.n_precedence)
-    raised = PrecedenceRows(lp).raised(overheads)
-    assert (raised >= overheads).all()
+    duals = rng.choice([0.0, 0.01, 1.0], lp.n_precedence)
+    raised = PrecedenceRows(lp).raised(duals)
+    assert (raised >= duals).all()
     row = np.repeat(np.arange(lp.n_precedence), np.diff(lp.row_start[: lp.n_precedence + 1]))
     of_times = lp.columns[: len(row)] < lp.n_actions
     arriving_less_leaving = np.bincount(

@@ -1,78 +1,54 @@
-"""One of the processes that ``benchmark.py plain`` and ``gain`` start: two trainers in turns.
+"""One of the processes that ``gain.py plain`` and ``gain`` start: two trainers in turns.
 
-torchrun starts it, with what to do as JSON: ``benchmark.launch`` says what is in it.
+torchrun starts it, with what to do as JSON: ``gain.launch`` says what is in it.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from processes import TimedTrainer, run_worker, write_on_first_rank
 
 PHASES = {"last_warmup_step": 4, "last_monitor_step": 36, "last_ramp_step": 38}
 
 
 def work(task: dict[str, Any]) -> None:
     """Run one pair; rank 0 writes the row."""
-    import torch.distributed as dist
-    from torchtitan.tools.logging import init_logger
-
-    init_logger()
     if task["kind"] == "plain":
         row = compare(task, Turns(task, "none", upstream=True), Turns(task, "none"))
     else:
         row = compare(task, Turns(task, "none"), Turns(task, task["method"]))
-    if dist.get_rank() == 0:
-        (Path(task["folder"]) / "row.json").write_text(json.dumps(row))
-    dist.barrier()
-    dist.destroy_process_group()
+    write_on_first_rank(Path(task["folder"]) / "row.json", row)
 
 
 class Turns:
-    """A trainer that runs a few steps at a time."""
+    """A trainer that runs a few steps at a time, past its ramp if it freezes."""
 
     def __init__(self, task: dict[str, Any], method: str, *, upstream: bool = False) -> None:
-        """Build the trainer and bring it past its first steps, or its ramp if it freezes."""
-        from torchtitan.protocols import train_spec
-
-        from torchtitan.freezing.launch import prepare
-
-        settings = {
+        keys = {
             "job.config_file": task["config"],
             "job.dump_folder": f"{task['folder']}/{method}{upstream}",
-            "metrics.log_freq": 1000000,
-            "training.steps": 1000000,
-            "lr_scheduler.total_steps": 10000,
             "parallelism.pipeline_parallel_degree": task["ranks"],
             "parallelism.pipeline_parallel_schedule": task["schedule"],
             "freezing.method": method,
             **{f"freezing.{key}": value for key, value in PHASES.items()},
         }
         if task["first_stage"]:
-            settings["freezing.first_stage"] = task["first_stage"]
+            keys["freezing.first_stage"] = task["first_stage"]
         if task["kind"] == "plain":
             # A data set and a flavor that upstream has too.
-            settings |= {
+            keys |= {
                 "training.dataset": "c4_test",
                 "training.dataset_path": "tests/assets/c4_test",
                 "model.flavor": "debugmodel",
             }
-        arguments = [f"--{key}={value}" for key, value in settings.items()]
-        config = prepare([*arguments, *task["settings"]])
-        if upstream:
-            from torchtitan.train import Trainer as Chosen
-
-            train_spec._extra_train_specs.clear()
-        else:
-            from torchtitan.freezing.trainer import FreezingTrainer as Chosen
-        self.trainer = Chosen(config)
-        self.data = self.trainer.batch_generator(self.trainer.dataloader)
+        self._timed = TimedTrainer(keys, task["settings"], upstream=upstream)
+        self.controller = self._timed.controller
         self.step_ms: list[float] = []
-        controller = getattr(self.trainer, "controller", None)
-        plans = controller is not None and controller.plans
+        plans = self.controller is not None and self.controller.plans
         self.run(PHASES["last_ramp_step"] + 2 if plans else PHASES["last_warmup_step"] + 3)
         self.step_ms.clear()
 
@@ -82,15 +58,12 @@ class Turns:
 
         dist.barrier()
         for _ in range(n_steps):
-            started = time.perf_counter()
-            self.trainer.step += 1
-            self.trainer.train_step(self.data)
-            self.step_ms.append(1e3 * (time.perf_counter() - started))
+            self.step_ms.append(self._timed.step_ms(self._timed.trainer.step + 1))
 
 
 def compare(task: dict[str, Any], before: Turns, after: Turns) -> dict[str, Any]:
     """Let two trainers take turns and describe the difference."""
-    controller = getattr(after.trainer, "controller", None)
+    controller = after.controller
     overhead = Overhead(controller) if controller is not None else None
     if controller is not None:
         controller.collect()
@@ -135,7 +108,7 @@ def describe_plan(plan: Any, batch_ms: float, ratio: float) -> dict[str, Any]:
         "error": f"{100 * (batch_ms / plan.batch_ms - 1):+.1f}%",
         "gain promised": f"{100 * plan.gain:+.1f}%",
         "kept": f"{(ratio - 1) / plan.gain:.0%}" if plan.gain > 0 else "-",
-        "limit": f"{100 * plan.upper_bound_gain:+.1f}%",
+        "upper bound": f"{100 * plan.upper_bound_gain:+.1f}%",
         "mean ratios": " ".join(f"{r:.2f}" for r in plan.stage_mean_ratios().values()),
     }
 
@@ -196,6 +169,4 @@ def _clock_cost_ms(recorder: Any, repeats: int = 2000) -> float:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("error: benchmark.py starts this in each of its processes; run that")
-    work(json.loads(sys.argv[1]))
+    run_worker("gain.py", work)

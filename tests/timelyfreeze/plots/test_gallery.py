@@ -9,7 +9,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from timelyfreeze.plots import run_curves
+from timelyfreeze.plots import gallery
 from timelyfreeze.plots.curves import running_medians, speeds
 from timelyfreeze.plots.loss import LossLine, loss_figure
 from timelyfreeze.plots.phases import Band, bands
@@ -21,11 +21,11 @@ from timelyfreeze.records.responses import ResponseRow, write_responses
 from timelyfreeze.records.steps import StepLog, StepRow
 
 DRAWN: dict[str, Callable[[Path], Figure | str]] = {
-    "curves": run_curves.draw_curves,
-    "loss": run_curves.draw_loss,
-    "convergence": run_curves.draw_convergence,
-    "response": run_curves.draw_response,
-    "histogram": run_curves.draw_histogram,
+    "curves": gallery.draw_curves,
+    "loss": gallery.draw_loss,
+    "convergence": gallery.draw_convergence,
+    "response": gallery.draw_response,
+    "histogram": gallery.draw_histogram,
 }
 
 

@@ -120,19 +120,19 @@ class PrecedenceRows:
                 start[self._after[e]] = max(start[self._after[e]], start[node] + length)
         return np.array(lowered)
 
-    def raised(self, overheads: Floats) -> Floats:
-        """Raise overheads of rows until, at every action, as much leaves as arrives.
+    def raised(self, duals: Floats) -> Floats:
+        """Raise dual values of rows until, at every action, as much leaves as arrives.
 
-        Overheads of rows are a flow along the edges. If no action swallows any of it, weak duality
-        costs nothing at the columns of start times, which know no upper bound.
+        They are a flow along the edges. Where no action keeps any of it, start times, which have no
+        upper bound, take nothing from the lower bound on P_d.
 
         Args:
-            overheads: At least 0, one for each row.
+            duals: At least 0, one for each row.
 
         Returns:
-            Overheads, none below what it was.
+            Dual values, none below what it was.
         """
-        flow = overheads.tolist()
+        flow = duals.tolist()
         arriving = [0.0] * self._n_nodes
         for node in self._order:
             rows = self._rows_from[node]

@@ -1,13 +1,13 @@
 """Trains for a given time with ranks that are killed at random, and beside it in peace.
 
-Usage: python benchmarks/soak.py OUTPUT --minutes 60
+Usage: python tests/multiprocess/soak.py OUTPUT --minutes 60
 
 The tiny model over 4 pipeline ranks on the CPU. One run is left alone; its memory and file handles
 must stay level. The other is the same run, but every so often a rank gets SIGKILL or torchrun
 SIGTERM, and it is started again until it has made all of its steps; in the end its weights must
 equal the first one's, bit for bit. Measured times never repeat, so both take times that follow from
-what was frozen (``tests/multiprocess/faulty_run.py``). Prints a table of metrics; ends with status
-1 if something leaked, was left behind or differs.
+what was frozen (``faulty_run.py``). Prints a table; ends with status 1 if something leaked, was left
+behind or differs.
 """
 
 from __future__ import annotations
@@ -28,21 +28,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests/multiprocess")]
+from faults import MARK, command_of, equal_weights, processes_left
+from launcher import ROOT
 
-from faults import MARK, command_of, equal_weights, processes_left  # noqa: E402
-
-from timelyfreeze.cli.options import require, require_place, status_of  # noqa: E402
+from timelyfreeze.cli.options import new_folder, number, whole
+from timelyfreeze.files import markdown_table
 
 N_RANKS = 4
 _CALIBRATION_STEPS = 60
 _SAMPLE_S = 2.0
 # Of the time that is given, for the undisturbed run; restarts and what is done twice need more.
-_SHARE_IN_PEACE = 0.35
+_FRACTION_IN_PEACE = 0.35
 # Growth from the second quarter of a run to its last that still counts as level.
-_MOST_GROWTH = 0.02
-_MOST_NEW_HANDLES = 2
+_MAX_GROWTH = 0.02
+_MAX_NEW_HANDLES = 2
 
 
 @dataclass
@@ -89,7 +88,7 @@ def train(folder: Path, n_steps: int, draw: random.Random | None, kill_every_s: 
     command = command_of({}, folder, n_processes=N_RANKS, **settings(n_steps, folder))
     while not (folder / "weights_0.pt").is_file():
         mark = uuid.uuid4().hex
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), MARK: mark}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", MARK: mark}
         job.starts += 1
         with (folder / f"output_{job.starts}.txt").open("w") as output:
             torchrun = subprocess.Popen(
@@ -169,28 +168,21 @@ def seconds_per_step(folder: Path) -> float:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run both, print the table."""
+    """Read the command line and do what it says."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("output", type=Path, help="folder for both runs; emptied")
-    parser.add_argument("--minutes", type=float, default=60.0, help="about how long it may take")
-    parser.add_argument("--kill-every", type=float, default=45.0, help="mean seconds between kills")
-    parser.add_argument("--seed", type=int, default=0, help="of the kills")
-    given = parser.parse_args(arguments)
-    return status_of(lambda: _soak(given))
+    add = parser.add_argument
+    add("output", type=new_folder, metavar="OUTPUT", help="folder for both runs; emptied")
+    minutes, seconds = (number(0.0, most, above=True) for most in (1e5, 1e6))
+    add("--minutes", type=minutes, default=60.0, help="about how long it may take")
+    add("--kill-every", type=seconds, default=45.0, help="mean seconds between kills")
+    add("--seed", type=whole(0, 2**64 - 1), default=0, help="of the kills")
+    return soak(parser.parse_args(arguments))
 
 
-def _soak(given: argparse.Namespace) -> int:
-    """Do what the options ask for.
-
-    Raises:
-        ValueError: If one of them is wrong.
-    """
-    require("--minutes", given.minutes, 0.0, 1e5, above=True)
-    require("--kill-every", given.kill_every, 0.0, 1e6, above=True)
-    require("--seed", given.seed, 0, 2**64 - 1)
-    require_place("OUTPUT", given.output, is_folder=True)
+def soak(given: argparse.Namespace) -> int:
+    """Run both, print the table and return the exit status."""
     step_s = seconds_per_step(given.output / "calibration")
-    n_steps = max(_CALIBRATION_STEPS, int(_SHARE_IN_PEACE * 60.0 * given.minutes / step_s))
+    n_steps = max(_CALIBRATION_STEPS, int(_FRACTION_IN_PEACE * 60.0 * given.minutes / step_s))
     print(f"{n_steps} steps of about {1e3 * step_s:.0f} ms", flush=True)
     peace = train(given.output / "in_peace", n_steps, None, 0.0)
     draw = random.Random(given.seed)
@@ -200,7 +192,6 @@ def _soak(given: argparse.Namespace) -> int:
     kills = ", ".join(f"{n} x {whom}" for whom, n in sorted(killed.kills.items())) or "none"
     rows = [
         ("", "in peace", "killed"),
-        ("---", "---", "---"),
         ("steps", n_steps, n_steps),
         ("seconds", f"{peace.seconds:.0f}", f"{killed.seconds:.0f}"),
         ("starts", peace.starts, killed.starts),
@@ -210,11 +201,10 @@ def _soak(given: argparse.Namespace) -> int:
         ("most file handles, second and last quarter", f"{handles[0]:g}, {handles[1]:g}", ""),
         ("final weights", "", "equal" if is_equal else "DIFFERENT"),
     ]
-    for row in rows:
-        print("| " + " | ".join(map(str, row)) + " |")
+    header, *lines = [[str(cell) for cell in row] for row in rows]
+    print(markdown_table(header, lines))
     is_level = (
-        memory[1] <= (1.0 + _MOST_GROWTH) * memory[0]
-        and handles[1] <= handles[0] + _MOST_NEW_HANDLES
+        memory[1] <= (1.0 + _MAX_GROWTH) * memory[0] and handles[1] <= handles[0] + _MAX_NEW_HANDLES
     )
     return 0 if is_equal and is_level and not peace.left_behind + killed.left_behind else 1
 

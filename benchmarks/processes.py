@@ -1,0 +1,146 @@
+"""Processes of a benchmark: how they are started, and the trainer in each of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from timelyfreeze.cli.options import wrong
+from timelyfreeze.files import shown
+from timelyfreeze.whatif.command import MAX_CELLS
+
+ROOT = Path(__file__).resolve().parents[1]
+SCHEDULES = ["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"]
+
+
+def schedule_name(text: str) -> str:
+    """Return the name of a schedule that torch knows; the type of an option."""
+    # Imported late: it loads torch, which --help does without.
+    from timelyfreeze.runtime import known_schedules
+
+    if text not in known_schedules():
+        raise wrong(text, f"must be one of {', '.join(known_schedules())}")
+    return text
+
+
+def require_pipeline(schedule: str, n_ranks: int, n_microbatches: int, options: str) -> None:
+    """Raise unless there can be such a pipeline, and its program can be solved.
+
+    Args:
+        schedule: Its name.
+        n_ranks: Pipeline ranks.
+        n_microbatches: Microbatches of a batch.
+        options: Which options say so, for the message.
+
+    Raises:
+        ValueError: If not.
+    """
+    from timelyfreeze.runtime import known_schedules, stages_per_rank
+
+    names = [name for name in known_schedules() if stages_per_rank(name) is not None]
+    if schedule not in names:
+        option = options.split(",")[0]
+        raise ValueError(f"{option} has {shown(schedule)}; known: {', '.join(names)}")
+    cells = n_ranks * n_microbatches
+    if n_ranks < 1 or n_microbatches < 1 or cells > MAX_CELLS:
+        raise ValueError(
+            f"{options}: {n_ranks} ranks and {n_microbatches} microbatches; each must be 1 or "
+            f"more, and their product at most {MAX_CELLS}"
+        )
+
+
+def command_of(worker: str, n_processes: int, task: Mapping[str, Any]) -> list[str]:
+    """Return the command that starts ``worker``, a script of this folder, with what to do."""
+    return [
+        sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={n_processes}",
+        "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0",
+        str(ROOT / "benchmarks" / worker), json.dumps(task),
+    ]  # fmt: skip
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of workers: one thread, as an emulated rank has."""
+    return {"OMP_NUM_THREADS": "1", **os.environ}
+
+
+def machine() -> str:
+    """Return what the times were measured on."""
+    import torch
+
+    from torchtitan.upstream.cpu_device import CpuDevice
+
+    device = torch.cuda if torch.cuda.is_available() else CpuDevice
+    return (
+        f"{device.get_device_name()}, {os.cpu_count()} cores, {platform.system()}, "
+        f"torch {torch.__version__}"
+    )
+
+
+def run_worker(starter: str, work: Callable[[dict[str, Any]], None]) -> None:
+    """Do, in a process that torchrun has started, what its one argument says in JSON."""
+    if len(sys.argv) != 2:
+        sys.exit(f"error: {starter} starts this in each of its processes; run that")
+    import torch.distributed as dist
+    from torchtitan.tools.logging import init_logger
+
+    init_logger()
+    work(json.loads(sys.argv[1]))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def write_on_first_rank(path: Path, content: Any) -> None:
+    """Write ``content`` as JSON, whole or not at all, in the process of rank 0."""
+    import torch.distributed as dist
+
+    if dist.get_rank() == 0:
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(content))
+        part.rename(path)
+
+
+class TimedTrainer:
+    """A trainer that runs one step after the other and never ends by itself.
+
+    Args:
+        keys: Configuration by key.
+        arguments: Further arguments of the trainer.
+        upstream: Whether it is TorchTitan's own instead of ours.
+    """
+
+    def __init__(
+        self, keys: Mapping[str, Any], arguments: Sequence[str], *, upstream: bool = False
+    ) -> None:
+        from torchtitan.protocols import train_spec
+
+        from torchtitan.freezing.launch import prepare
+
+        endless = {
+            "metrics.log_freq": 1000000,
+            "training.steps": 1000000,
+            "lr_scheduler.total_steps": 10000,
+        }
+        keys = {**endless, **keys}
+        config = prepare([*(f"--{key}={value}" for key, value in keys.items()), *arguments])
+        if upstream:
+            from torchtitan.train import Trainer as Chosen
+
+            train_spec._extra_train_specs.clear()
+        else:
+            from torchtitan.freezing.trainer import FreezingTrainer as Chosen
+        self.trainer: Any = Chosen(config)
+        self.controller = getattr(self.trainer, "controller", None)
+        self._data = self.trainer.batch_generator(self.trainer.dataloader)
+
+    def step_ms(self, step: int) -> float:
+        """Make a step as if it were number ``step`` and return how long it took."""
+        started = time.perf_counter()
+        self.trainer.step = step
+        self.trainer.train_step(self._data)
+        return 1e3 * (time.perf_counter() - started)

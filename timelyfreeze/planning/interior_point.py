@@ -1,0 +1,205 @@
+"""The program solved by the interior-point method of clarabel, for many thousand actions.
+
+The simplex method makes tens of thousands of steps there, an interior-point method 40 to 100. It
+ends beside a vertex, not on one. So its answer is moved onto 0 and 1 where that costs no time, and
+then compared with a lower bound that does not depend on the solver. A plan is at most
+``_MAX_ABOVE`` longer than the shortest batch, or there is none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from timelyfreeze.planning.lower_bound import improved_lower_bound
+from timelyfreeze.planning.precedence import PrecedenceRows
+from timelyfreeze.planning.program import FreezeLp, LpError
+
+Floats = NDArray[np.float64]
+
+# What all freezing together costs, relative to the batch without. The plan's batch is at most this
+# much longer than the shortest; none that is as short freezes less.
+FREEZING_COST = 1e-4
+_TOLERANCE = 1e-7
+_MAX_ABOVE = 1e-3
+# Ratios this near 1 become 1 where the budget has room.
+_NEARLY_ONE = 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class CertifiedRatios:
+    """Freeze ratios, and how good they are at least.
+
+    Attributes:
+        ratios: Shape [R].
+        end: P_d with these ratios, in the program's unit.
+        bound: A P_d that no ratios can beat.
+        n_steps: Steps of the solver.
+        status: The solver's word for how it ended.
+    """
+
+    ratios: Floats
+    end: float
+    bound: float
+    n_steps: int
+    status: str
+
+
+def solve_by_interior_point(lp: FreezeLp, time_limit_s: float) -> Floats:
+    """Minimise P_d plus a small cost of freezing.
+
+    Args:
+        lp: The program.
+        time_limit_s: Limit on the solver's time, seconds. What it has by then counts.
+
+    Returns:
+        Ratios, shape [R].
+
+    Raises:
+        ImportError: If clarabel, or scipy, cannot be imported.
+        LpError: If P_d is not within 0.1% of the optimum, certified.
+    """
+    found = solve_certified(lp, time_limit_s)
+    if not found.end <= found.bound * (1.0 + _MAX_ABOVE):
+        raise _stopped(lp, found.status)
+    return found.ratios
+
+
+def solve_certified(lp: FreezeLp, time_limit_s: float) -> CertifiedRatios:
+    """Minimise P_d plus a small cost of freezing, as far as it gets.
+
+    Args:
+        lp: The program.
+        time_limit_s: Limit on the solver's time, seconds; what it has by then is returned.
+
+    Returns:
+        CertifiedRatios: Within all constraints, and with a lower bound on P_d.
+
+    Raises:
+        ImportError: If clarabel, or scipy, cannot be imported.
+        LpError: If the solver has no numbers at all.
+    """
+    rows = PrecedenceRows(lp)
+    unfrozen = _end(lp, rows, np.zeros(len(lp.freezable)))
+    x, duals, answer = _minimise(lp, weighted_cost(lp, unfrozen), time_limit_s)
+    if not (np.isfinite(x).all() and np.isfinite(duals).all()):
+        raise _stopped(lp, str(answer.status))
+    ratios = _tidy(lp, rows, _within_budgets(lp, x[lp.n_actions + 1 :]))
+    return CertifiedRatios(
+        ratios=ratios,
+        end=_end(lp, rows, ratios),
+        bound=improved_lower_bound(lp, rows, duals, unfrozen),
+        n_steps=answer.iterations,
+        status=str(answer.status),
+    )
+
+
+def weighted_cost(lp: FreezeLp, unfrozen: float) -> Floats:
+    """Return the cost of each column: P_d, and a little for freezing.
+
+    Args:
+        lp: The program.
+        unfrozen: P_d without freezing.
+    """
+    cost = np.zeros(len(lp.column_lower))
+    cost[lp.n_actions] = 1.0
+    cost[lp.n_actions + 1 :] = FREEZING_COST * unfrozen / max(float(lp.caps.sum()), 1.0)
+    return cost
+
+
+def _minimise(lp: FreezeLp, cost: Floats, time_limit_s: float) -> tuple[Floats, Floats, Any]:
+    """Return columns, dual values of the rows, and clarabel's own answer."""
+    import clarabel
+    from scipy import sparse
+
+    # clarabel wants G x <= h. Columns that cannot move go to the right side.
+    free = np.flatnonzero(lp.column_lower < lp.column_upper)
+    x = np.where(lp.column_lower < lp.column_upper, 0.0, lp.column_lower)
+    sign = np.where(np.isfinite(lp.row_lower), -1.0, 1.0)
+    shape = len(lp.row_lower), len(lp.column_lower)
+    values = lp.values * np.repeat(sign, np.diff(lp.row_start))
+    matrix = sparse.csr_matrix((values, lp.columns, lp.row_start), shape)
+    right = np.where(sign < 0.0, -lp.row_lower, lp.row_upper) - matrix @ x
+    has_upper = np.isfinite(lp.column_upper[free])
+    # What waits for another action starts at 0 or later in any case.
+    inside = slice(lp.row_start[lp.n_precedence])
+    waits = np.bincount(lp.columns[inside], lp.values[inside] == 1.0, shape[1]) > 0.0
+    has_lower = ~(waits & (np.arange(shape[1]) <= lp.n_actions))[free]
+    unit = sparse.identity(len(free), format="csr")
+    g = sparse.vstack([matrix[:, free], -unit[has_lower], unit[has_upper]], format="csc")
+    h = np.concatenate([right, -lp.column_lower[free][has_lower], lp.column_upper[free][has_upper]])
+
+    settings = clarabel.DefaultSettings()
+    settings.verbose = False
+    settings.direct_solve_method = "faer"
+    settings.max_threads = 1
+    settings.time_limit = time_limit_s
+    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = _TOLERANCE
+    nothing = sparse.csc_matrix((len(free), len(free)))
+    cones = [clarabel.NonnegativeConeT(len(h))]
+    try:
+        answer = clarabel.DefaultSolver(nothing, cost[free], g, h, cones, settings).solve()
+    except Exception as error:  # clarabel has no narrower class
+        raise _stopped(lp, f"Numerical difficulties: {error}") from error
+    x[free] = answer.x
+    return x, -sign * np.array(answer.z)[: shape[0]], answer
+
+
+def _end(lp: FreezeLp, rows: PrecedenceRows, ratios: Floats) -> float:
+    """Return the least P_d for these ratios."""
+    end = float(rows.earliest(ratios)[-1])
+    for row in range(lp.n_precedence + lp.n_stages, len(lp.row_lower)):
+        inside = slice(lp.row_start[row], lp.row_start[row + 1])
+        coefficients = np.zeros(len(lp.column_lower))
+        coefficients[lp.columns[inside]] = lp.values[inside]
+        saved = coefficients[lp.n_actions + 1 :] @ ratios
+        end = max(end, (lp.row_lower[row] - saved) / coefficients[lp.n_actions])
+    return end
+
+
+def _within_budgets(lp: FreezeLp, ratios: Floats) -> Floats:
+    """Take away what the solver's tolerance let ratios exceed their bounds and budgets by."""
+    ratio = slice(lp.n_actions + 1, None)
+    lower = lp.column_lower[ratio]
+    ratios = np.clip(ratios, lower, lp.column_upper[ratio])
+    for budget, cap in zip(_budgets(lp), lp.caps, strict=True):
+        above, room = (ratios - lower)[budget], cap - lower[budget].sum()
+        if above.sum() > room:
+            ratios[budget] = lower[budget] + above * max(room, 0.0) / above.sum()
+    return ratios
+
+
+def _tidy(lp: FreezeLp, rows: PrecedenceRows, ratios: Floats) -> Floats:
+    """Move ratios from beside 0 and 1 onto it; the batch ends no later, and no budget is broken."""
+    if len(lp.row_lower) > lp.n_precedence + lp.n_stages:
+        return ratios  # ranks share processors: time on any of them may be what counts
+    ratio = slice(lp.n_actions + 1, None)
+    may_move = lp.column_lower[ratio] < lp.column_upper[ratio]
+    ratios = rows.unfreeze(ratios, may_move)
+    for budget, cap in zip(_budgets(lp), lp.caps, strict=True):
+        near = budget[may_move[budget] & (ratios[budget] > 1.0 - _NEARLY_ONE)]
+        near = near[np.argsort(-ratios[near], kind="stable")]
+        fits = np.cumsum(1.0 - ratios[near]) <= cap - ratios[budget].sum()
+        ratios[near[fits]] = 1.0
+    return rows.unfreeze(ratios, may_move)
+
+
+def _budgets(lp: FreezeLp) -> list[NDArray[np.int64]]:
+    """Return the ratios that each stage's budget counts."""
+    return [
+        lp.columns[lp.row_start[row] : lp.row_start[row + 1]].astype(np.int64) - lp.n_actions - 1
+        for row in range(lp.n_precedence, lp.n_precedence + lp.n_stages)
+    ]
+
+
+def _stopped(lp: FreezeLp, status: str) -> LpError:
+    status = "Time limit reached" if status == "MaxTime" else status
+    return LpError(
+        f"the freeze-ratio program (interior point) ended with status {status!r}, not within "
+        f"{_MAX_ABOVE:.1%} of the optimum; it has A={lp.n_actions} actions, E={lp.n_edges} edges, "
+        f"S={lp.n_stages} stages",
+        status=status,
+    )
