@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -24,22 +25,24 @@ V_SHAPED = ("ZBVZeroBubble", "DualPipeV")
 
 
 class Piece(nn.Module):
-    """The layers of one stage; the first has the embedding, the last the head."""
+    """The layers of one stage; the first has the embedding, the last the head.
 
-    def __init__(self, n_layers: int, width: int, *, is_first: bool, is_last: bool) -> None:
+    Layers have their numbers in the whole model, which policies go by.
+    """
+
+    def __init__(self, layers: range, width: int, *, is_first: bool, is_last: bool) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, width) if is_first else None
-        self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(width, 4, 4 * width, 0.0, batch_first=True, norm_first=True)
-            for _ in range(n_layers)
-        )
+        layer = partial(nn.TransformerEncoderLayer, batch_first=True, norm_first=True)
+        self.layers = nn.ModuleDict({str(n): layer(width, 4, 4 * width, 0.0) for n in layers})
         self.head = nn.Linear(width, VOCABULARY) if is_last else None
 
     def forward(self, hidden: Tensor) -> Tensor:
+        """Return hidden states, or logits from the last stage."""
         if self.embedding is not None:
             hidden = self.embedding(hidden)
         causal = nn.Transformer.generate_square_subsequent_mask(SEQUENCE, device=hidden.device)
-        for layer in self.layers:
+        for layer in self.layers.values():
             hidden = layer(hidden, src_mask=causal, is_causal=True)
         return hidden if self.head is None else self.head(hidden)
 
@@ -65,7 +68,8 @@ def build_schedule(args: argparse.Namespace, device: torch.device) -> tuple[obje
     for index in indexes:
         torch.manual_seed(index)
         is_last = index == n_stages - 1
-        piece = Piece(args.layers, args.width, is_first=index == 0, is_last=is_last)
+        layers = range(index * args.layers, (index + 1) * args.layers)
+        piece = Piece(layers, args.width, is_first=index == 0, is_last=is_last)
         modules.append(piece.to(device))
     stages = [
         PipelineStage(module, index, n_stages, device)
