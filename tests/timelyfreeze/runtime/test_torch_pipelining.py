@@ -443,3 +443,35 @@ def test_methods_the_stage_overrides_still_take_what_it_passes_on() -> None:
         method = getattr(PipelineStage, name, None)
         assert method is not None, f"torch {torch.__version__}: PipelineStage.{name} has moved"
         assert list(inspect.signature(method).parameters) == parameters, name
+
+
+def test_training_batches_and_their_losses_run_in_contexts_until_undone() -> None:
+    events: list[str] = []
+
+    @contextmanager
+    def noted(name: str) -> Iterator[None]:
+        events.append(f"{name} begins")
+        yield
+        events.append(f"{name} ends")
+
+    def loss_fn(logits: Any, labels: Any) -> Any:
+        events.append("loss")
+        return sum_loss(logits, labels)
+
+    with process_group():
+        pipeline = Pipeline(modules_for(GPIPE), GPIPE, loss_fn=loss_fn)
+        schedule = pipeline.schedule
+        undo = run_batches_in(schedule, lambda: noted("batch"), lambda: noted("loss"))
+        tokens, labels = make_batch()
+        schedule.step(tokens, target=labels)
+        one = ["loss begins", "loss", "loss ends"]
+        at_last = events[-1 - 3 * N_MICROBATCHES :]
+        assert events[0] == "batch begins"
+        assert at_last == [*one * N_MICROBATCHES, "batch ends"]
+        events.clear()
+        schedule.eval(tokens, target=labels)
+        assert "batch begins" not in events
+        undo()
+        events.clear()
+        schedule.step(tokens, target=labels)
+        assert set(events) == {"loss"}
