@@ -1,8 +1,8 @@
 """The phases of a run put to work: when to measure, when to plan, what to freeze now."""
 
+from timelyfreeze.control.build import attach_clocks, build_controller, processors_of
 from timelyfreeze.control.collected import CollectedMetrics, ObservedBatch
 from timelyfreeze.control.controller import FreezeController
-from timelyfreeze.control.policy_checks import checks_for
 from timelyfreeze.control.replica_states import (
     pipeline_error,
     rank_keys,
@@ -10,15 +10,20 @@ from timelyfreeze.control.replica_states import (
     stages_of_ranks,
     state_of,
 )
+from timelyfreeze.control.report import FreezeReport, Reporter
 from timelyfreeze.control.state import FreezingState
 
 __all__ = [
     "CollectedMetrics",
     "FreezeController",
+    "FreezeReport",
     "FreezingState",
     "ObservedBatch",
-    "checks_for",
+    "Reporter",
+    "attach_clocks",
+    "build_controller",
     "pipeline_error",
+    "processors_of",
     "rank_keys",
     "saved_states",
     "stages_of_ranks",

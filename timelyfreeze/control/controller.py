@@ -43,7 +43,7 @@ from timelyfreeze.runtime import (
     frozen_counts,
 )
 from timelyfreeze.schedule import Action, PipelineDag, ScheduleOrder, build_dag
-from timelyfreeze.settings import FreezeSettings, Phase
+from timelyfreeze.settings import FreezeSettings, Phase, key
 from timelyfreeze.timing import DurationBounds
 
 logger = logging.getLogger(__name__)
@@ -222,9 +222,9 @@ class FreezeController:
         if self.plan_missing and self._exchange.rank == 0 and not self._warned:
             self._warned = True
             logger.warning(
-                "Nothing is frozen: step %d is past freezing.last_monitor_step (%d) and there is "
-                "no plan (%s)",
+                "Nothing is frozen: step %d is past %s (%d) and there is no plan (%s)",
                 step,
+                key("monitor"),
                 self.settings.phases.last_monitor_step,
                 self.failure or "the run did not pass through the monitoring steps",
             )

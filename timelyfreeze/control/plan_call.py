@@ -16,6 +16,7 @@ from timelyfreeze.planning import (
     solution_to_plain,
 )
 from timelyfreeze.runtime import Exchange
+from timelyfreeze.settings import key
 
 logger = logging.getLogger(__name__)
 
@@ -119,9 +120,9 @@ class PlanCall:
             solution = call.result(self._patience_s)
         if not was_done:
             logger.warning(
-                "Training waited %.1f s for its plan; freezing.solver_delay_steps gives the solver "
-                "more steps",
+                "Training waited %.1f s for its plan; %s gives the solver more steps",
                 time.monotonic() - began,
+                key("solver_delay_steps"),
             )
         return solution
 

@@ -129,7 +129,7 @@ class PlanInForce:
     def skip_depths(self, step: int) -> Mapping[int, int]:
         """Return the plan's skip depths at ``step`` (``skipped_grads``), by microbatch.
 
-        They are empty while no plan is followed, and where ``freezing.skip_input_grads`` is off.
+        They are empty while no plan is followed, and where ``skip_input_grads`` is off.
         """
         is_followed = self._phases.ramp(step) > 0.0 and not self.is_off(step)
         return self._skip_depths if is_followed else {}

@@ -33,6 +33,7 @@ from timelyfreeze.settings import (
     FreezeSettings,
     Phase,
     effective_skip_input_grads,
+    key,
 )
 from timelyfreeze.timing import (
     BatchRecord,
@@ -238,7 +239,7 @@ class Planner:
         self._replanning.forget()
         if plan.gain < self._settings.min_gain:
             gain = f"{100 * plan.gain:+.1f}%"
-            least = f"freezing.min_gain ({self._settings.min_gain:g})"
+            least = f"{key('min_gain')} ({self._settings.min_gain:g})"
             self.in_force.switch_off(step, f"the plan promises {gain}, under {least}")
 
     def _without(self, reason: str, *, is_first: bool) -> None:

@@ -17,9 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from timelyfreeze.control.replica_states import begin_anew
 from timelyfreeze.policies import Check, Decision, FreezePolicy, Metric, ModelLayout, build_layout
 from timelyfreeze.runtime import ChangeMeter, Clock, Exchange, FreezingStage
-from timelyfreeze.settings import HOST, FreezeSettings, Phase, PhaseSchedule
+from timelyfreeze.settings import HOST, FreezeSettings, Phase, PhaseSchedule, key
 
 logger = logging.getLogger(__name__)
 
@@ -185,8 +186,8 @@ class PolicyChecks:
         if plain["policy"] != repr(self._policy):
             raise ValueError(
                 f"the checkpoint has a decision of {plain['policy']}, this run has "
-                f"{self._policy!r}; resume with the same freezing.method and settings, or, to "
-                'begin freezing anew, set checkpoint.exclude_from_loading = ["freezing"]'
+                f"{self._policy!r}; resume with the same {key('method')} and settings, or, "
+                f"{begin_anew()}"
             )
         frozen = np.zeros(len(self.layout.names), dtype=np.bool_)
         frozen[plain["frozen"]] = True

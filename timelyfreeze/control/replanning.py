@@ -15,7 +15,7 @@ from timelyfreeze.control.drift import Group, drifts, largest_move, moved_bounds
 from timelyfreeze.planning import FreezePlan
 from timelyfreeze.runtime import Exchange
 from timelyfreeze.schedule import ActionKind, PipelineDag
-from timelyfreeze.settings import FreezeSettings, Phase
+from timelyfreeze.settings import FreezeSettings, Phase, key
 from timelyfreeze.timing import (
     BatchRecord,
     DurationBounds,
@@ -173,7 +173,7 @@ class Replanning:
             return None
         return (
             f"the measured gain is {100 * found.gain:+.1f}% ({found.batch_ms:.1f} ms a batch, "
-            f"{found.unfrozen_batch_ms:.1f} ms without freezing), under freezing.min_gain "
+            f"{found.unfrozen_batch_ms:.1f} ms without freezing), under {key('min_gain')} "
             f"({self._settings.min_gain:g}) {self._n_low} times in a row"
         )
 

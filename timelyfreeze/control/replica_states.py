@@ -14,10 +14,15 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from timelyfreeze.schedule import Action, ScheduleOrder, order_from_csv, parse_action
+from timelyfreeze.settings import key
 from timelyfreeze.timing import median_of_each, samples_from_plain
 
 RANK_KEY = "rank_"
-BEGIN_ANEW = 'to begin freezing anew, set checkpoint.exclude_from_loading = ["freezing"]'
+
+
+def begin_anew() -> str:
+    """Return how a run goes on without the state of a checkpoint, the end of an error."""
+    return f"to begin freezing anew, {key('begin_anew')}"
 
 
 def rank_keys(keys: Collection[str]) -> list[str]:
@@ -36,7 +41,7 @@ def saved_states(state_dict: Mapping[str, Any]) -> list[dict[str, Any]]:
     if not keys or keys != [f"{RANK_KEY}{number}" for number in range(len(keys))]:
         raise ValueError(
             f"the checkpoint's freezing state has {sorted(state_dict)}, of which the states of "
-            f"processes must be {RANK_KEY}0, {RANK_KEY}1 and so on; {BEGIN_ANEW}"
+            f"processes must be {RANK_KEY}0, {RANK_KEY}1 and so on; {begin_anew()}"
         )
     return [json.loads(state_dict[key]) for key in keys]
 
@@ -65,15 +70,15 @@ def pipeline_error(
     if held is not None and len(set(held)) != n_ranks:
         return (
             f"the checkpoint was saved by a pipeline of {len(set(held))} ranks, which hold the "
-            f"stages {_listed(held)}; this run has parallelism.pipeline_parallel_degree {n_ranks}; "
-            f"resume with the same parallelism.pipeline_* keys, or, {BEGIN_ANEW}"
+            f"stages {_listed(held)}; this run has {key('n_ranks')} {n_ranks}; "
+            f"resume with {key('pipeline')}, or, {begin_anew()}"
         )
     saved = _saved_microbatches(states)
     if saved not in (None, n_microbatches):
         return (
             f"the checkpoint's times and plan are those of {saved} microbatches in a batch, this "
-            f"run has {n_microbatches}; resume with as many (training.local_batch_size / "
-            f"parallelism.pipeline_parallel_microbatch_size), or, {BEGIN_ANEW}"
+            f"run has {n_microbatches}; resume with as many "
+            f"({key('microbatches')}), or, {begin_anew()}"
         )
     return None
 
@@ -95,7 +100,7 @@ def check_same_pipeline(states: Sequence[Mapping[str, Any]], order: ScheduleOrde
     if held is not None and set(held) != set(ours):
         raise ValueError(
             f"the checkpoint's pipeline ranks hold the stages {_listed(held)}, those of this run "
-            f"{_listed(ours)}; resume with the same parallelism.pipeline_* keys, or, {BEGIN_ANEW}"
+            f"{_listed(ours)}; resume with {key('pipeline')}, or, {begin_anew()}"
         )
 
 
@@ -145,7 +150,7 @@ def state_of(
             return states[number]
         raise ValueError(
             f"the checkpoint was saved by {len(states)} processes, before they noted what they "
-            f"held, and this run has {n_processes}; resume with as many, or, {BEGIN_ANEW}"
+            f"held, and this run has {n_processes}; resume with as many, or, {begin_anew()}"
         )
     if len(states) == n_processes and held[number] == stages:
         return states[number]
@@ -188,7 +193,7 @@ def _merge_samples(replicas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if len(counts) > 1:
             raise ValueError(
                 f"processes of the checkpoint that hold the same stages have measured "
-                f"{sorted(counts)} {half} batches, and must have measured equally many; {BEGIN_ANEW}"
+                f"{sorted(counts)} {half} batches, and must have measured equally many; {begin_anew()}"
             )
         medians_ms = [median_of_each(getattr(samples_from_plain(s), half)) for s in replicas]
         merged[half] = [

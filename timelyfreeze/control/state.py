@@ -12,8 +12,8 @@ from timelyfreeze.control.batch_log import BatchLog
 from timelyfreeze.control.planner import Planner
 from timelyfreeze.control.policy_checks import PolicyChecks
 from timelyfreeze.control.replica_states import (
-    BEGIN_ANEW,
     RANK_KEY,
+    begin_anew,
     check_same_pipeline,
     rank_keys,
     saved_states,
@@ -21,6 +21,7 @@ from timelyfreeze.control.replica_states import (
 )
 from timelyfreeze.runtime import Exchange, UpdateMeter
 from timelyfreeze.schedule import ScheduleOrder
+from timelyfreeze.settings import key
 
 logger = logging.getLogger(__name__)
 
@@ -93,9 +94,9 @@ class FreezingState:
         wanted = {"planner": self.planner is not None, "policy": self.checks is not None}
         if any((part in states[0]) != is_wanted for part, is_wanted in wanted.items()):
             raise ValueError(
-                f"the checkpoint was saved under another freezing.method (it has the state of: "
+                f"the checkpoint was saved under another {key('method')} (it has the state of: "
                 f"{', '.join(sorted(set(states[0]) & set(wanted)))}); resume with the same one, "
-                f"or, {BEGIN_ANEW}"
+                f"or, {begin_anew()}"
             )
         state = self.own(states)
         total, count = state["applied"]

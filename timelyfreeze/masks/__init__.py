@@ -2,7 +2,6 @@
 
 from timelyfreeze.masks.budget import fit_to_ratio
 from timelyfreeze.masks.selection import (
-    N_SEEDS,
     ParameterTable,
     build_parameter_table,
     draw_all_or_nothing,
@@ -13,7 +12,6 @@ from timelyfreeze.masks.selection import (
 from timelyfreeze.masks.units import FreezeUnits, build_units
 
 __all__ = [
-    "N_SEEDS",
     "FreezeUnits",
     "ParameterTable",
     "build_parameter_table",

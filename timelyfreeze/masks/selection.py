@@ -14,8 +14,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-# Seeds lie in [0, N_SEEDS): they are words of 64 bits.
-N_SEEDS = 2**64
+from timelyfreeze.settings import N_SEEDS
 
 
 def mask_rng(
@@ -44,8 +43,7 @@ def mask_rng(
     words = (seed, step, batch_index, microbatch, stage)
     if min(words) < 0 or max(words) >= N_SEEDS:
         raise ValueError(
-            f"(seed, step, batch, microbatch, stage) is {words}; each must lie in [0, 2**64) "
-            "(the seed is freezing.seed)"
+            f"(seed, step, batch, microbatch, stage) is {words}; each must lie in [0, 2**64)"
         )
     key = np.array([seed, step], dtype=np.uint64)
     # The lowest counter word advances with every draw; the others stay what they are set to.

@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from timelyfreeze.schedule import PipelineDag
+from timelyfreeze.settings import key
 from timelyfreeze.timing import DurationBounds, shared_processors, validate_bounds
-
-RATIO_KEY = "freezing.max_freeze_ratio"
 
 
 class LpError(RuntimeError):
@@ -118,7 +117,7 @@ def build_lp(
     if scale == 0.0:
         raise ValueError(
             "every action lasts 0 ms; there is nothing to plan; measure again with a later "
-            "freezing.last_monitor_step"
+            f"{key('monitor')}"
         )
     n_actions, n_edges = len(dag.actions), len(dag.edges)
     longest = bounds.max_ms / scale
@@ -187,12 +186,12 @@ def _check_caps(dag: PipelineDag, max_freeze_ratio: float | Sequence[float]) -> 
     caps = np.asarray(max_freeze_ratio, dtype=np.float64)
     if caps.shape not in ((), (dag.n_stages,)):
         raise ValueError(
-            f"{RATIO_KEY} has shape {caps.shape}; it must be one number, or one for each of the "
+            f"{key('max_freeze_ratio')} has shape {caps.shape}; it must be one number, or one for each of the "
             f"{dag.n_stages} stages"
         )
     outside = caps[~((caps >= 0.0) & (caps <= 1.0))]
     if outside.size:
-        raise ValueError(f"{RATIO_KEY} is {float(outside[0])}; it must lie in [0, 1]")
+        raise ValueError(f"{key('max_freeze_ratio')} is {float(outside[0])}; it must lie in [0, 1]")
     return np.broadcast_to(caps, (dag.n_stages,))
 
 

@@ -18,7 +18,7 @@ from timelyfreeze.schedule import (
     order_from_csv,
     order_to_csv,
 )
-from timelyfreeze.settings import OFF, Phase
+from timelyfreeze.settings import OFF, Phase, key
 from timelyfreeze.timing import (
     DurationBounds,
     Pattern,
@@ -146,10 +146,11 @@ def bounds_from_times(
     if bounds.pinned and bounds.max_ms.any():  # a clock that stands still is told elsewhere
         logger.warning(
             "Freezing makes %d of %d backward actions no faster, as measured (%s ...); they are "
-            "left unfrozen. If that surprises you, raise freezing.last_monitor_step",
+            "left unfrozen. If that surprises you, raise %s",
             len(bounds.pinned),
             int(dag.freezable.sum()),
             ", ".join(str(a) for a in bounds.pinned[:4]),
+            key("monitor"),
         )
     bounds = replace(bounds, p2p_latency_ms=_slowest_transfers(ranks))
     p2p_overhead_ms = _message_time(dag, bounds, ranks, n_processors)
@@ -246,7 +247,6 @@ def check_same_pipeline(planned: ScheduleOrder, declared: ScheduleOrder) -> None
     if theirs != ours:
         raise ValueError(
             f"the checkpoint's freeze plan was made for another pipeline: {len(theirs)} actions, "
-            f"of which this run has {len(theirs & ours)}; resume with the same "
-            "parallelism.pipeline_* keys and batch sizes, or, to measure anew, set "
-            'checkpoint.exclude_from_loading = ["freezing"]'
+            f"of which this run has {len(theirs & ours)}; resume with "
+            f"{key('pipeline')} and batch sizes, or, to measure anew, {key('begin_anew')}"
         )

@@ -13,7 +13,7 @@ from timelyfreeze.policies import (
     smartpipe,
 )
 from timelyfreeze.policies.layout import ModelLayout, build_layout
-from timelyfreeze.policies.methods import parse_method
+from timelyfreeze.policies.methods import chosen_policy, parse_method
 from timelyfreeze.policies.policy import (
     NONE,
     Check,
@@ -23,6 +23,7 @@ from timelyfreeze.policies.policy import (
     Metric,
     Source,
     freezes_whole_layers,
+    register_policy,
     registered_policies,
 )
 
@@ -38,12 +39,14 @@ __all__ = [
     "apf",
     "autofreeze",
     "build_layout",
+    "chosen_policy",
     "fixed",
     "freezes_whole_layers",
     "linear",
     "lisa",
     "parse_method",
     "pipetransformer",
+    "register_policy",
     "registered_policies",
     "smartpipe",
 ]

@@ -46,6 +46,7 @@ from timelyfreeze.policies.policy import (
     Source,
     register_policy,
 )
+from timelyfreeze.settings import key
 
 UNTIL_UNSTABLE = "until_unstable"
 GROW_AND_HALVE = "grow_and_halve"
@@ -98,16 +99,16 @@ class Apf:
     def errors(self) -> Iterator[str]:
         """Yield what is wrong with the settings."""
         if not self.check_interval >= 1:
-            yield f"freezing.apf.check_interval is {self.check_interval}; it must be 1 or more"
+            yield f"{key('apf.check_interval')} is {self.check_interval}; it must be 1 or more"
         if not 0.0 <= self.threshold <= 1.0:
-            yield f"freezing.apf.threshold is {self.threshold}; it must lie in [0, 1]"
+            yield f"{key('apf.threshold')} is {self.threshold}; it must lie in [0, 1]"
         if not 0.0 <= self.alpha < 1.0:
-            yield f"freezing.apf.alpha is {self.alpha}; it must be 0 or more and below 1"
+            yield f"{key('apf.alpha')} is {self.alpha}; it must be 0 or more and below 1"
         if self.reduction not in REDUCTIONS:
-            yield (f"freezing.apf.reduction is {self.reduction!r}; known: {', '.join(REDUCTIONS)}")
+            yield (f"{key('apf.reduction')} is {self.reduction!r}; known: {', '.join(REDUCTIONS)}")
         if self.freezing_period not in FREEZING_PERIODS:
             yield (
-                f"freezing.apf.freezing_period is {self.freezing_period!r}; "
+                f"{key('apf.freezing_period')} is {self.freezing_period!r}; "
                 f"known: {', '.join(FREEZING_PERIODS)}"
             )
 

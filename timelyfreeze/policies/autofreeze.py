@@ -29,6 +29,7 @@ from timelyfreeze.policies.policy import (
     register_policy,
 )
 from timelyfreeze.policies.prefix import layer_norms, leading_run, relative_change
+from timelyfreeze.settings import key
 
 ABSOLUTE = "absolute"
 SIGNED = "signed"
@@ -69,14 +70,14 @@ class AutoFreeze:
         """Yield what is wrong with the settings."""
         if not self.check_interval >= 1:
             yield (
-                f"freezing.autofreeze.check_interval is {self.check_interval}; it must be 1 or more"
+                f"{key('autofreeze.check_interval')} is {self.check_interval}; it must be 1 or more"
             )
         if not 0.0 <= self.percentile <= 100.0:
-            yield f"freezing.autofreeze.percentile is {self.percentile}; it must lie in [0, 100]"
+            yield f"{key('autofreeze.percentile')} is {self.percentile}; it must lie in [0, 100]"
         if self.delta not in DELTAS:
-            yield f"freezing.autofreeze.delta is {self.delta!r}; known: {', '.join(DELTAS)}"
+            yield f"{key('autofreeze.delta')} is {self.delta!r}; known: {', '.join(DELTAS)}"
         if self.change not in CHANGES:
-            yield f"freezing.autofreeze.change is {self.change!r}; known: {', '.join(CHANGES)}"
+            yield f"{key('autofreeze.change')} is {self.change!r}; known: {', '.join(CHANGES)}"
 
     def start(self, check: Check) -> Decision:
         """Freeze nothing before there is a change."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from timelyfreeze.policies.policy import Check, Decision, register_policy
+from timelyfreeze.settings import key
 
 
 @register_policy("fixed", whole_layers=True)
@@ -22,7 +23,7 @@ class Fixed:
     def errors(self) -> Iterator[str]:
         """Yield what is wrong with the settings."""
         if not self.layers >= 0:
-            yield f"freezing.fixed.layers is {self.layers}; it must be 0 or more"
+            yield f"{key('fixed.layers')} is {self.layers}; it must be 0 or more"
 
     def start(self, check: Check) -> Decision:
         """Freeze the prefix.
@@ -32,7 +33,7 @@ class Fixed:
         """
         if self.layers > check.layout.n_layers:
             raise ValueError(
-                f"freezing.fixed.layers is {self.layers}; the model has {check.layout.n_layers}"
+                f"{key('fixed.layers')} is {self.layers}; the model has {check.layout.n_layers}"
             )
         return Decision(check.layout.prefix(self.layers), metrics={"frozen_layers": self.layers})
 

@@ -124,7 +124,7 @@ def build_layout(stages: Mapping[int, Sequence[tuple[str, int]]]) -> ModelLayout
     if inner != sorted(inner):
         raise ValueError(
             "the layers of the model are not in order from the first stage to the last; "
-            "freezing from the front needs them so (parallelism.module_fqns_per_model_part)"
+            "freezing from the front needs them so"
         )
     return ModelLayout(
         names=tuple(names),

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from timelyfreeze.policies.policy import Check, Decision, register_policy
+from timelyfreeze.settings import key
 
 
 @register_policy("linear", whole_layers=True)
@@ -30,13 +31,13 @@ class Linear:
     def errors(self) -> Iterator[str]:
         """Yield what is wrong with the settings."""
         if not self.check_interval >= 1:
-            yield f"freezing.linear.check_interval is {self.check_interval}; it must be 1 or more"
+            yield f"{key('linear.check_interval')} is {self.check_interval}; it must be 1 or more"
         if not self.layers_per_check >= 1:
             yield (
-                f"freezing.linear.layers_per_check is {self.layers_per_check}; it must be 1 or more"
+                f"{key('linear.layers_per_check')} is {self.layers_per_check}; it must be 1 or more"
             )
         if self.max_layers is not None and not self.max_layers >= 0:
-            yield f"freezing.linear.max_layers is {self.max_layers}; it must be 0 or more"
+            yield f"{key('linear.max_layers')} is {self.max_layers}; it must be 0 or more"
 
     def start(self, check: Check) -> Decision:
         """Freeze nothing yet.
@@ -46,7 +47,7 @@ class Linear:
         """
         if self.max_layers is not None and self.max_layers > check.layout.n_layers:
             raise ValueError(
-                f"freezing.linear.max_layers is {self.max_layers}; "
+                f"{key('linear.max_layers')} is {self.max_layers}; "
                 f"the model has {check.layout.n_layers}"
             )
         return self._prefix(check)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from timelyfreeze.policies.policy import Check, Decision, register_policy
+from timelyfreeze.settings import key
 
 
 @register_policy("lisa", whole_layers=True)
@@ -31,9 +32,9 @@ class Lisa:
     def errors(self) -> Iterator[str]:
         """Yield what is wrong with the settings."""
         if not self.check_interval >= 1:
-            yield f"freezing.lisa.check_interval is {self.check_interval}; it must be 1 or more"
+            yield f"{key('lisa.check_interval')} is {self.check_interval}; it must be 1 or more"
         if not self.active_layers >= 0:
-            yield f"freezing.lisa.active_layers is {self.active_layers}; it must be 0 or more"
+            yield f"{key('lisa.active_layers')} is {self.active_layers}; it must be 0 or more"
 
     def start(self, check: Check) -> Decision:
         """Draw the first blocks.
@@ -43,7 +44,7 @@ class Lisa:
         """
         if self.active_layers > check.layout.n_layers:
             raise ValueError(
-                f"freezing.lisa.active_layers is {self.active_layers}; "
+                f"{key('lisa.active_layers')} is {self.active_layers}; "
                 f"the model has {check.layout.n_layers}"
             )
         return self._draw(check)

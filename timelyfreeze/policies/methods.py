@@ -1,4 +1,4 @@
-"""Methods: what ``freezing.method`` can say.
+"""Methods: what ``method`` can say.
 
 A method answers two questions. *How much* is frozen in each backward: as a plan from measured times
 says, or as it comes. *Which* tensors: drawn at random, or as a policy says. Every policy can
@@ -7,9 +7,12 @@ answer the second alone, or have the first answered by the plan (arXiv:2602.0575
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
-from timelyfreeze.policies.policy import NONE, PLANNED, registered_policies
+from timelyfreeze.policies.policy import NONE, PLANNED, FreezePolicy, registered_policies
+from timelyfreeze.settings import key
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Method:
 
 
 def known_methods() -> list[str]:
-    """Return every value that ``freezing.method`` may have."""
+    """Return every value that ``method`` may have."""
     policies = sorted(registered_policies())
     return [NONE, PLANNED, *policies, *(f"{PLANNED}+{policy}" for policy in policies)]
 
@@ -44,10 +47,52 @@ def parse_method(text: str) -> Method | None:
         ValueError: If the name is unknown.
     """
     if text not in known_methods():
-        raise ValueError(f"freezing.method is {text!r}; known: {', '.join(known_methods())}")
+        raise ValueError(f"{key('method')} is {text!r}; known: {', '.join(known_methods())}")
     if text == NONE:
         return None
     if text == PLANNED:
         return Method(plans=True, policy=None)
     planned, plus, policy = text.rpartition("+")
     return Method(plans=bool(plus and planned), policy=policy)
+
+
+def chosen_policy(
+    method: str | FreezePolicy, policy: FreezePolicy | Mapping[str, Any] | None
+) -> tuple[bool, FreezePolicy | None]:
+    """Return whether a plan is made, and the policy that says which tensors to freeze.
+
+    Args:
+        method: A method's name, or a policy that decides alone.
+        policy: Settings of the policy that ``method`` names; or a policy of its own for
+            ``method = "timelyfreeze"``.
+
+    Raises:
+        ValueError: If the two do not go together, or a setting is unknown.
+    """
+    if not isinstance(method, str):
+        if policy is not None:
+            raise ValueError("policy is given, but method is a policy already; leave policy out")
+        return False, method
+    chosen = parse_method(method)
+    if chosen is None:
+        raise ValueError(f"method is {NONE!r}, which freezes nothing; train without TimelyFreeze")
+    if chosen.policy is None:
+        if isinstance(policy, Mapping):
+            raise ValueError(
+                f"policy is {dict(policy)}, but method {method!r} names no policy to set; write "
+                f'method = "{PLANNED}+<policy>", or hand over a policy'
+            )
+        return True, policy
+    kind = registered_policies()[chosen.policy]
+    if policy is None or isinstance(policy, Mapping):
+        known = [field.name for field in fields(kind)]
+        unknown = sorted(set(policy or {}) - set(known))
+        if unknown:
+            raise ValueError(f"policy has {', '.join(unknown)}; {chosen.policy} knows: {known}")
+        return chosen.plans, kind(**(policy or {}))
+    if not isinstance(policy, kind):
+        raise ValueError(
+            f"policy is {policy!r}, but method is {method!r}; it must be a {kind.__name__} or its "
+            "settings"
+        )
+    return chosen.plans, policy

@@ -28,6 +28,7 @@ from timelyfreeze.policies.policy import (
     register_policy,
 )
 from timelyfreeze.policies.prefix import grow, layer_norms, whole_layers
+from timelyfreeze.settings import key
 
 
 @register_policy("pipetransformer", whole_layers=True)
@@ -54,12 +55,12 @@ class PipeTransformer:
         """Yield what is wrong with the settings."""
         if not self.check_interval >= 1:
             yield (
-                f"freezing.pipetransformer.check_interval is {self.check_interval}; "
+                f"{key('pipetransformer.check_interval')} is {self.check_interval}; "
                 "it must be 1 or more"
             )
         if not 0.0 < self.alpha < 1.0:
             yield (
-                f"freezing.pipetransformer.alpha is {self.alpha}; it must be above 0 and below 1"
+                f"{key('pipetransformer.alpha')} is {self.alpha}; it must be above 0 and below 1"
             )
 
     def start(self, check: Check) -> Decision:

@@ -2,12 +2,13 @@
 
 A policy sees numbers and answers with a decision; both are plain frozen values, so every rule can
 be checked by hand. It knows neither stages nor processes: what to measure it states as data, and
-someone else measures (``timelyfreeze.signals``), exchanges and applies
+someone else measures (``timelyfreeze.runtime``), exchanges and applies
 (``timelyfreeze.control.policy_checks``). Notation: n tensors.
 
-To add a method, put a file into ``timelyfreeze/policies/`` with a frozen dataclass that has the
-members of :class:`FreezePolicy`, and register it. Its fields become the section
-``[freezing.<name>]`` of the configuration, the strings under them the help texts.
+To add a method, write a frozen dataclass that has the members of :class:`FreezePolicy`, and
+register it: in a file of ``timelyfreeze/policies/``, in the program that uses it, or in a
+distribution with an entry point of the group ``timelyfreeze.policies``. Its fields become the
+section ``[freezing.<name>]`` of the configuration, the strings under them the help texts.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass
 from enum import Enum
+from functools import cache
+from importlib.metadata import entry_points
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -24,6 +27,7 @@ from timelyfreeze.policies.layout import ModelLayout
 
 NONE = "none"
 PLANNED = "timelyfreeze"
+ENTRY_POINTS = "timelyfreeze.policies"
 
 _PolicyClass = TypeVar("_PolicyClass", bound=type)
 
@@ -127,7 +131,7 @@ _BY_LAYERS: set[str] = set()
 def register_policy(
     name: str, *, whole_layers: bool = False
 ) -> Callable[[_PolicyClass], _PolicyClass]:
-    """Make a policy class selectable as ``freezing.method = "<name>"``.
+    """Make a policy class selectable as ``method = "<name>"``.
 
     Args:
         name: Letters, digits and underscores, so that it can be a section of the configuration.
@@ -162,8 +166,31 @@ def register_policy(
 
 
 def registered_policies() -> dict[str, type]:
-    """Return every known policy class by name."""
+    """Return every known policy class by name, those of other distributions included.
+
+    Raises:
+        ValueError: If a distribution's entry point cannot be loaded, or registers nothing.
+    """
+    _load_entry_points()
     return dict(_POLICIES)
+
+
+@cache
+def _load_entry_points() -> None:
+    """Load what other distributions have in the group ``timelyfreeze.policies``, once."""
+    for point in entry_points(group=ENTRY_POINTS):
+        before = len(_POLICIES)
+        named = f"the entry point {point.name!r} ({point.value}) of {ENTRY_POINTS!r}"
+        named += f" in {point.dist.name} {point.dist.version}" if point.dist is not None else ""
+        try:
+            loaded = point.load()
+        except Exception as error:  # whatever somebody else's module may raise
+            raise ValueError(
+                f"{named} cannot be loaded: {type(error).__name__}: {error}; repair or remove that "
+                "distribution"
+            ) from error
+        if len(_POLICIES) == before and loaded not in _POLICIES.values():
+            raise ValueError(f"{named} registers no policy; decorate it with register_policy")
 
 
 def freezes_whole_layers(name: str) -> bool:

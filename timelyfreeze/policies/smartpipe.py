@@ -39,6 +39,7 @@ from timelyfreeze.policies.prefix import (
     relative_change,
     whole_layers,
 )
+from timelyfreeze.settings import key
 
 
 @register_policy("smartpipe", whole_layers=True)
@@ -69,12 +70,12 @@ class SmartPipe:
         """Yield what is wrong with the settings."""
         if not self.check_interval >= 1:
             yield (
-                f"freezing.smartpipe.check_interval is {self.check_interval}; it must be 1 or more"
+                f"{key('smartpipe.check_interval')} is {self.check_interval}; it must be 1 or more"
             )
         if not 0.0 < self.tau < np.inf:
-            yield f"freezing.smartpipe.tau is {self.tau}; it must be above 0 and finite"
+            yield f"{key('smartpipe.tau')} is {self.tau}; it must be above 0 and finite"
         if not 0.0 < self.rate < 1.0:
-            yield f"freezing.smartpipe.rate is {self.rate}; it must be above 0 and below 1"
+            yield f"{key('smartpipe.rate')} is {self.rate}; it must be above 0 and below 1"
 
     def start(self, check: Check) -> Decision:
         """Freeze nothing before there is a difference."""

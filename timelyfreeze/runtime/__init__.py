@@ -2,19 +2,21 @@
 
 from timelyfreeze.runtime.change_meter import ChangeMeter
 from timelyfreeze.runtime.compiled_blocks import CompiledBlocks
-from timelyfreeze.runtime.exchange import Exchange
+from timelyfreeze.runtime.exchange import Exchange, GridExchange
 from timelyfreeze.runtime.gradient_energy import GradientEnergy
 from timelyfreeze.runtime.masked_backward import masked_full_backward
 from timelyfreeze.runtime.recorder import ActionRecorder, Clock, clock_for
-from timelyfreeze.runtime.stage import NOTHING_FROZEN, FreezingStage
+from timelyfreeze.runtime.stage import NOTHING_FROZEN, FreezingStage, adopt_stages
 from timelyfreeze.runtime.tally import step_ratios
 from timelyfreeze.runtime.torch_pipelining import (
     forward_only,
     greet_other_ranks_alone,
+    has_loss,
     known_schedules,
     named_order,
     places_stages_in_v,
     read_order,
+    run_batches_in,
     run_in_order,
     splits_backward,
     stages_of,
@@ -32,18 +34,22 @@ __all__ = [
     "Exchange",
     "FreezingStage",
     "GradientEnergy",
+    "GridExchange",
     "RankUpdates",
     "UpdateMeter",
+    "adopt_stages",
     "clock_for",
     "forward_only",
     "frozen_counts",
     "greet_other_ranks_alone",
+    "has_loss",
     "known_schedules",
     "masked_full_backward",
     "measure_transfers",
     "named_order",
     "places_stages_in_v",
     "read_order",
+    "run_batches_in",
     "run_in_order",
     "splits_backward",
     "stages_of",

@@ -40,3 +40,36 @@ class Exchange:
         box = [value]
         dist.broadcast_object_list(box, group=self._group, group_src=0)
         return box[0]
+
+
+class GridExchange(Exchange):
+    """Collectives of all processes of a pipeline and of its replicas, by way of their groups.
+
+    Processes are numbered pipeline by pipeline.
+
+    Args:
+        pipeline: Group of the processes that hold the stages of one replica.
+        replicas: Group of the processes that hold the stages that this one holds: data-parallel
+            replicas, and those that split tensors between them.
+    """
+
+    def __init__(self, pipeline: dist.ProcessGroup | None, replicas: dist.ProcessGroup) -> None:
+        self._pipeline, self._replicas = Exchange(pipeline), Exchange(replicas)
+        self.rank = self._replicas.rank * self._pipeline.size + self._pipeline.rank
+        self.size = self._pipeline.size * self._replicas.size
+
+    def all_gather(self, value: Any) -> list[Any]:
+        """Return every process's value, in the order of their numbers, on every process."""
+        rows = self._replicas.all_gather(self._pipeline.all_gather(value))
+        return [value for row in rows for value in row]
+
+    def gather(self, value: Any) -> list[Any] | None:
+        """Return every process's value on process 0 and None elsewhere."""
+        row = self._pipeline.gather(value)
+        rows = None if row is None else self._replicas.gather(row)
+        return None if rows is None else [value for row in rows for value in row]
+
+    def broadcast(self, value: Any) -> Any:
+        """Return process 0's value on every process."""
+        first = self._replicas.broadcast(value) if self._pipeline.rank == 0 else None
+        return self._pipeline.broadcast(first)

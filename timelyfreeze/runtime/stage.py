@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn, no_grad, zeros_like
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
+from torch.nn.parallel import DistributedDataParallel
 
 from timelyfreeze.runtime.compiled_blocks import CompiledBlocks
 from timelyfreeze.runtime.masked_backward import (
@@ -26,6 +27,7 @@ from timelyfreeze.runtime.masked_backward import (
 from timelyfreeze.runtime.recorder import ActionRecorder
 from timelyfreeze.runtime.torch_pipelining import settle_unsharded_gradients
 from timelyfreeze.schedule import Action, ActionKind
+from timelyfreeze.settings import key
 
 NOTHING_FROZEN: Mapping[int, NDArray[np.bool_]] = {}
 
@@ -33,8 +35,8 @@ NOTHING_FROZEN: Mapping[int, NDArray[np.bool_]] = {}
 class FreezingStage(PipelineStage):
     """Pipeline stage whose backward skips the weight gradients of frozen parameters.
 
-    Construct it as any ``PipelineStage``, then :meth:`attach` a recorder. Before each pass,
-    :meth:`freeze` says what to freeze in it.
+    Construct it as any ``PipelineStage``, or make one of such (:func:`adopt_stages`); then
+    :meth:`attach` a recorder. Before each batch, :meth:`freeze` says what to freeze in it.
     """
 
     recorder: ActionRecorder | None = None
@@ -266,9 +268,9 @@ class FreezingStage(PipelineStage):
         embeddings = [m for m in self.submod.modules() if isinstance(m, nn.Embedding)]
         if not embeddings:
             raise ValueError(
-                'freezing.first_stage is "per_tensor", which needs an nn.Embedding in the first '
-                "stage, and "
-                f'{type(self.submod).__name__} has none there; set it to "all_or_nothing"'
+                f'{key("first_stage")} is "per_tensor", which needs an nn.Embedding in the first '
+                f"stage, and {type(self.submod).__name__} has none there; set it to "
+                '"all_or_nothing"'
             )
 
         def remember(module: nn.Module, inputs: Any, output: Tensor) -> None:
@@ -276,6 +278,33 @@ class FreezingStage(PipelineStage):
                 self._embedding_output = output
 
         embeddings[0].register_forward_hook(remember)
+
+
+def adopt_stages(stages: Sequence[Any]) -> list[FreezingStage]:
+    """Make plain pipeline stages freezing ones, in place; without a recorder nothing changes.
+
+    Raises:
+        ValueError: If one is no ``PipelineStage``, or replicates its gradients in a way that masked
+            backwards do not know.
+    """
+    for stage in stages:
+        kind, index = type(stage), getattr(stage, "stage_index", "?")
+        if not isinstance(stage, PipelineStage):
+            raise ValueError(
+                f"stage {index} is a {kind.__name__}; it must be a PipelineStage of "
+                "torch.distributed.pipelining"
+            )
+        if isinstance(stage.submod, DistributedDataParallel):
+            raise ValueError(
+                f"stage {index} is wrapped in DistributedDataParallel, which waits for the "
+                "gradients of frozen tensors; shard it with fully_shard, or reduce its gradients "
+                "yourself before the optimizer's step"
+            )
+        if not isinstance(stage, FreezingStage):
+            is_plain = kind is PipelineStage
+            both = None if is_plain else type(f"Freezing{kind.__name__}", (FreezingStage, kind), {})
+            stage.__class__ = both or FreezingStage
+    return list(stages)
 
 
 def _tensors(output: Any) -> list[Tensor]:

@@ -7,7 +7,7 @@ of them moves.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from timelyfreeze.schedule import (
     gpipe_order,
     one_f_one_b_order,
 )
+from timelyfreeze.settings import key
 
 _KINDS = {kind.value: kind for kind in ActionKind}
 
@@ -53,7 +54,7 @@ def read_order(schedule: Any) -> ScheduleOrder:
         return one_f_one_b_order(schedule._num_stages, schedule._n_microbatches)
     if not isinstance(schedule, torch_schedules._PipelineScheduleRuntime):
         raise ValueError(
-            f"parallelism.pipeline_parallel_schedule is {type(schedule).__name__}, whose order of "
+            f"{key('schedule')} is {type(schedule).__name__}, whose order of "
             "execution is unknown; use GPipe, 1F1B, Interleaved1F1B, InterleavedZeroBubble, "
             "ZBVZeroBubble, DualPipeV or a CSV schedule"
         )
@@ -152,6 +153,48 @@ def stages_of(schedule: Any) -> list[Any]:
     if isinstance(schedule, torch_schedules.PipelineScheduleSingle):
         return [schedule._stage]
     return list(schedule._stages)
+
+
+def has_loss(schedule: Any) -> bool:
+    """Return whether a schedule computes a loss, without which nothing is trained."""
+    return schedule._loss_fn is not None
+
+
+def run_batches_in(
+    schedule: Any,
+    around: Callable[[], AbstractContextManager[None]],
+    timed: Callable[[], AbstractContextManager[None]],
+) -> Callable[[], None]:
+    """Have every training batch of a schedule run in a context, and its losses in another.
+
+    Batches of ``schedule.eval`` run as before.
+
+    Args:
+        schedule: A schedule object of ``torch.distributed.pipelining``.
+        around: Makes what a batch runs in.
+        timed: Makes what each microbatch's loss is computed in.
+
+    Returns:
+        A function that puts everything back.
+    """
+    run, loss_fn = schedule._step_microbatches, schedule._loss_fn
+
+    def run_batch(*args: Any, **kwargs: Any) -> Any:
+        with around() if schedule._has_backward else nullcontext():
+            return run(*args, **kwargs)
+
+    def compute_loss(*args: Any, **kwargs: Any) -> Any:
+        with timed():
+            return loss_fn(*args, **kwargs)
+
+    def undo() -> None:
+        del schedule._step_microbatches
+        schedule._loss_fn = loss_fn
+
+    schedule._step_microbatches = run_batch
+    if loss_fn is not None:
+        schedule._loss_fn = compute_loss
+    return undo
 
 
 def run_in_order(schedule: Any, actions: Sequence[Action]) -> None:

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from timelyfreeze.schedule.actions import Action, ActionKind
 from timelyfreeze.schedule.order import ScheduleError, ScheduleOrder
+from timelyfreeze.settings import key
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
@@ -308,7 +309,7 @@ def _topological_order(actions: tuple[Action, ...], edges: NDArray[np.int64]) ->
         circle = " -> ".join(str(actions[i]) for i in _find_circle(edges, waiting))
         raise ScheduleError(
             f"the schedule would hang: each of these actions waits for the one before it: "
-            f"{circle}; reorder them (parallelism.pipeline_parallel_schedule_csv)"
+            f"{circle}; reorder them ({key('schedule_csv')})"
         )
     return np.array(order, dtype=np.int64)
 

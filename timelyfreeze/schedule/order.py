@@ -15,8 +15,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from timelyfreeze.schedule.actions import Action, ActionKind, parse_action
-
-SCHEDULE_CSV_KEY = "parallelism.pipeline_parallel_schedule_csv"
+from timelyfreeze.settings import key
 
 
 class ScheduleError(ValueError):
@@ -129,7 +128,7 @@ def order_from_csv(text: str) -> ScheduleOrder:
         rows = list(csv.reader(io.StringIO(text.rstrip())))
     except csv.Error as error:
         raise ScheduleError(
-            f"{error}; a schedule read from {SCHEDULE_CSV_KEY} has a row of actions for each rank"
+            f"{error}; a schedule read from {key('schedule_csv')} has a row of actions for each rank"
         ) from None
     return build_order([_parse_cells(rank, row) for rank, row in enumerate(rows)])
 
@@ -144,7 +143,7 @@ def _parse_cells(rank: int, cells: Iterable[str]) -> list[Action]:
         except ValueError as error:
             raise ScheduleError(
                 f"rank {rank}, position {position}: {error}; a schedule read from "
-                f"{SCHEDULE_CSV_KEY} may hold compute actions only"
+                f"{key('schedule_csv')} may hold compute actions only"
             ) from None
     return actions
 
@@ -158,7 +157,7 @@ def _error(message: str, order: ScheduleOrder) -> ScheduleError:
         for rank, row in enumerate(order.ranks)
     )
     return ScheduleError(
-        f"{message} (a schedule of your own is set by {SCHEDULE_CSV_KEY}); the order is:\n{grid}"
+        f"{message} (a schedule of your own is set by {key('schedule_csv')}); the order is:\n{grid}"
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from timelyfreeze.schedule.actions import Action, ActionKind
 from timelyfreeze.schedule.order import ScheduleOrder, build_order
+from timelyfreeze.settings import key
 
 
 def gpipe_order(n_stages: int, n_microbatches: int) -> ScheduleOrder:
@@ -67,13 +68,9 @@ def one_f_one_b_order(n_stages: int, n_microbatches: int) -> ScheduleOrder:
 
 def _check_counts(n_stages: int, n_microbatches: int, *, min_microbatches: int) -> None:
     if n_stages < 1:
-        raise ValueError(
-            f"the number of stages is {n_stages}; it must be at least 1 "
-            "(parallelism.pipeline_parallel_degree)"
-        )
+        raise ValueError(f"the number of stages is {n_stages}; it must be at least 1")
     if n_microbatches < min_microbatches:
         raise ValueError(
             f"the number of microbatches is {n_microbatches}; this schedule with {n_stages} stages "
-            f"needs at least {min_microbatches} (training.local_batch_size divided by "
-            "parallelism.pipeline_parallel_microbatch_size)"
+            f"needs at least {min_microbatches} ({key('microbatches')})"
         )

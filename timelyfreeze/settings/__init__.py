@@ -4,6 +4,7 @@ from timelyfreeze.settings.choices import (
     ALL_OR_NOTHING,
     FIRST_STAGE_MODES,
     HOST,
+    N_SEEDS,
     OFF,
     PER_TENSOR,
     PLAN,
@@ -11,9 +12,13 @@ from timelyfreeze.settings.choices import (
     USE,
     FreezeSettings,
     effective_skip_input_grads,
+    ratio_errors,
     replanning_errors,
+    seed_errors,
+    skip_errors,
     unknown_words,
 )
+from timelyfreeze.settings.names import arguments_named, key, name_arguments
 from timelyfreeze.settings.phases import (
     FREEZING_PHASES,
     MIXED,
@@ -28,6 +33,7 @@ __all__ = [
     "FREEZING_PHASES",
     "HOST",
     "MIXED",
+    "N_SEEDS",
     "OFF",
     "PER_TENSOR",
     "PLAN",
@@ -37,7 +43,13 @@ __all__ = [
     "Phase",
     "PhaseSchedule",
     "actual_freeze_ratio",
+    "arguments_named",
     "effective_skip_input_grads",
+    "key",
+    "name_arguments",
+    "ratio_errors",
     "replanning_errors",
+    "seed_errors",
+    "skip_errors",
     "unknown_words",
 ]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from timelyfreeze.settings.names import key
 from timelyfreeze.settings.phases import PhaseSchedule
 
 ALL_OR_NOTHING = "all_or_nothing"
@@ -22,10 +23,13 @@ HOST = "host"
 SCORE_MEMORIES = (DEVICE, HOST)
 SCORE_DTYPES = ("float32", "bfloat16")
 
+# Seeds are words of 64 bits.
+N_SEEDS = 2**64
+
 
 @dataclass(frozen=True)
 class FreezeSettings:
-    """What a user chooses; the ``[freezing]`` section of the configuration explains each value.
+    """What a user chooses; ``docs/library.md`` explains each value.
 
     Attributes:
         phases: Last steps of warm-up, monitoring and ramp.
@@ -102,9 +106,47 @@ def unknown_words(**words: str) -> Iterator[str]:
         "score_memory": SCORE_MEMORIES,
         "score_dtype": SCORE_DTYPES,
     }
-    for key, word in words.items():
-        if word not in known[key]:
-            yield f"freezing.{key} is {word!r}; known: {', '.join(known[key])}"
+    for name, word in words.items():
+        if word not in known[name]:
+            yield f"{key(name)} is {word!r}; known: {', '.join(known[name])}"
+
+
+def ratio_errors(max_freeze_ratio: float | Sequence[float], n_stages: int | None) -> Iterator[str]:
+    """Yield what is wrong with r_max.
+
+    Args:
+        max_freeze_ratio: One value, or one for each stage.
+        n_stages: Of the pipeline; None where that is not known yet.
+    """
+    name = key("max_freeze_ratio")
+    is_one = not isinstance(max_freeze_ratio, (list, tuple))
+    values = [max_freeze_ratio] if is_one else list(max_freeze_ratio)  # type: ignore[arg-type]
+    for value in values:
+        if not isinstance(value, (int, float)) or not 0.0 <= value <= 1.0:
+            yield f"{name} is {value!r}; it must lie in [0, 1]"
+    if not values:
+        yield f"{name} is []; it needs one value, or one for each stage"
+    elif not is_one and n_stages is not None and len(values) != n_stages:
+        yield (
+            f"{name} has {len(values)} values; it needs one, or one for each of the {n_stages} "
+            "stages"
+        )
+
+
+def seed_errors(seed: int) -> Iterator[str]:
+    """Yield what is wrong with the seed of the masks."""
+    if not 0 <= seed < N_SEEDS:
+        yield f"{key('seed')} is {seed}; it must be 0 or more and below 2**64"
+
+
+def skip_errors(first_stage: str, skip_input_grads: str) -> Iterator[str]:
+    """Say that a plan for skipped input gradients needs another kind of first stage."""
+    if (first_stage, skip_input_grads) == (PER_TENSOR, PLAN):
+        yield (
+            f'{key("skip_input_grads")} is "plan", but under {key("first_stage")} "per_tensor" '
+            'every stage needs its input gradients; set first_stage to "all_or_nothing" or '
+            'skip_input_grads to "off"'
+        )
 
 
 def replanning_errors(
@@ -120,16 +162,15 @@ def replanning_errors(
     delay = 0 if solver_delay_steps is None or not phases.measures else solver_delay_steps
     if delay < 0 or delay >= max(1, n_ramp_steps):
         yield (
-            f"freezing.solver_delay_steps is {delay}; it must be 0 or more and below the "
-            f"{n_ramp_steps} steps of the ramp (freezing.last_monitor_step to "
-            "freezing.last_ramp_step)"
+            f"{key('solver_delay_steps')} is {delay}; it must be 0 or more and below the "
+            f"{n_ramp_steps} steps of the ramp ({key('monitor')} to {key('ramp')})"
         )
     if replan_every < 0:
-        yield f"freezing.replan_every is {replan_every}; it must be 0 (never) or more"
+        yield f"{key('replan_every')} is {replan_every}; it must be 0 (never) or more"
     if not (math.isfinite(replan_threshold) and replan_threshold > 0.0):
-        yield f"freezing.replan_threshold is {replan_threshold}; it must be above 0 and finite"
+        yield f"{key('replan_threshold')} is {replan_threshold}; it must be above 0 and finite"
     if not (math.isfinite(min_gain) and min_gain >= -1.0):
         yield (
-            f"freezing.min_gain is {min_gain}; it must be -1 (freezing is never switched off) "
+            f"{key('min_gain')} is {min_gain}; it must be -1 (freezing is never switched off) "
             "or more, and finite"
         )

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from timelyfreeze.settings.names import key
+
 HALVES = "halves"
 MIXED = "mixed"
 MONITORING_WAYS = (HALVES, MIXED)
@@ -77,24 +79,21 @@ class PhaseSchedule:
         """Refuse boundaries that leave a phase without steps."""
         if self.monitoring not in MONITORING_WAYS:
             raise ValueError(
-                f"freezing.monitoring is {self.monitoring!r}; known: {', '.join(MONITORING_WAYS)}"
+                f"{key('monitoring')} is {self.monitoring!r}; known: {', '.join(MONITORING_WAYS)}"
             )
         if self.last_warmup_step < 0:
-            raise ValueError(
-                f"freezing.last_warmup_step is {self.last_warmup_step}; it must not be negative"
-            )
+            raise ValueError(f"{key('warmup')} is {self.last_warmup_step}; it must not be negative")
         if not self.measures and self.last_ramp_step == self.last_monitor_step:
             return
         if self.last_monitor_step < self.last_warmup_step + 2:
             raise ValueError(
-                f"freezing.last_monitor_step is {self.last_monitor_step}; it must be at least 2 "
-                f"above freezing.last_warmup_step ({self.last_warmup_step}), one step for each "
-                "bound"
+                f"{key('monitor')} is {self.last_monitor_step}; it must be at least 2 "
+                f"above {key('warmup')} ({self.last_warmup_step}), one step for each bound"
             )
         if self.last_ramp_step <= self.last_monitor_step:
             raise ValueError(
-                f"freezing.last_ramp_step is {self.last_ramp_step}; it must be above "
-                f"freezing.last_monitor_step ({self.last_monitor_step})"
+                f"{key('ramp')} is {self.last_ramp_step}; it must be above "
+                f"{key('monitor')} ({self.last_monitor_step})"
             )
 
     @staticmethod

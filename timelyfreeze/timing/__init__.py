@@ -17,16 +17,22 @@ from timelyfreeze.timing.bounds_json import bounds_from_json, bounds_to_json, pa
 from timelyfreeze.timing.clock_alignment import Intervals, clock_offsets, min_distances
 from timelyfreeze.timing.monitoring import (
     FROZEN,
-    PASSES_FOR_BOTH,
     UNFROZEN,
     Monitoring,
     Pattern,
     PatternTimes,
+    discard_errors,
     halves,
     pattern_of,
 )
 from timelyfreeze.timing.p2p_costs import message_time, receiving, with_messages
-from timelyfreeze.timing.processors import play_actions, play_batch, shared_processors
+from timelyfreeze.timing.processors import (
+    play_actions,
+    play_batch,
+    shared_cores,
+    shared_processors,
+    usable_cores,
+)
 from timelyfreeze.timing.samples import (
     BatchRecord,
     Samples,
@@ -38,7 +44,6 @@ from timelyfreeze.timing.samples import (
 
 __all__ = [
     "FROZEN",
-    "PASSES_FOR_BOTH",
     "UNFROZEN",
     "BatchRecord",
     "DurationBounds",
@@ -53,6 +58,7 @@ __all__ = [
     "bounds_from_samples",
     "bounds_to_json",
     "clock_offsets",
+    "discard_errors",
     "executed_order",
     "halves",
     "median_of_each",
@@ -66,10 +72,12 @@ __all__ = [
     "rank_batches",
     "receiving",
     "samples_from_plain",
+    "shared_cores",
     "shared_processors",
     "slowest_durations",
     "slowest_replica",
     "uniform_bounds",
+    "usable_cores",
     "validate_bounds",
     "with_messages",
 ]

@@ -21,8 +21,7 @@ from timelyfreeze.schedule import (
     check_durations,
     edge_delays,
 )
-
-MONITOR_KEY = "freezing.last_monitor_step"
+from timelyfreeze.settings import key
 
 # Standard deviation over median absolute deviation, and variance of a median over that of a mean,
 # of normal noise.
@@ -80,7 +79,7 @@ def validate_bounds(dag: PipelineDag, bounds: DurationBounds) -> None:
             rule = "it computes no weight gradient, so both must be equal"
         raise ValueError(
             f"action {dag.actions[i]}: {low[i]} ms frozen, {high[i]} ms unfrozen; {rule}; "
-            f"measure again with a later {MONITOR_KEY}"
+            f"measure again with a later {key('monitor')}"
         )
 
 
@@ -196,13 +195,13 @@ def _check_samples(dag: PipelineDag, half: str, samples: Mapping[Action, Sequenc
         if len(values) == 0:
             raise ValueError(
                 f"action {action} has no {half} sample; each action must run at least once in "
-                f"each half of the monitoring phase; choose a later {MONITOR_KEY}"
+                f"each half of the monitoring phase; choose a later {key('monitor')}"
             )
         for value in values:
             if not (math.isfinite(value) and value >= 0.0):
                 raise ValueError(
                     f"action {action} has a {half} sample of {value} ms; a duration must be finite "
-                    f"and not negative; if the clock misread once, choose a later {MONITOR_KEY}"
+                    f"and not negative; if the clock misread once, choose a later {key('monitor')}"
                 )
 
 

@@ -9,12 +9,12 @@ the microbatches.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from timelyfreeze.schedule import Action
-from timelyfreeze.settings import Phase, PhaseSchedule
+from timelyfreeze.settings import MIXED, Phase, PhaseSchedule, key
 from timelyfreeze.timing.samples import BatchRecord, Samples, Times, samples_from_plain
 
 # A stage's first live backward of a batch writes gradients that the later ones add to, which takes
@@ -57,6 +57,23 @@ PATTERNS: Mapping[str, Pattern] = {p.name: p for p in (UNFROZEN, FROZEN, *MIXED_
 
 # So many batches, one after the other, have a pattern and its opposite, with one in each step.
 PASSES_FOR_BOTH = 3
+
+
+def discard_errors(discard_batches: int, phases: PhaseSchedule) -> Iterator[str]:
+    """Say whether too few batches are left to measure both bounds, if a step has one batch."""
+    first, last = phases.last_warmup_step, phases.last_monitor_step
+    if phases.monitoring == MIXED:
+        most = last - first - PASSES_FOR_BOTH
+        rule = f"leave {PASSES_FOR_BOTH} of the {last - first} batches of mixed monitoring"
+    else:
+        n_batches = min(phases.last_upper_bound_step - first, last - phases.last_upper_bound_step)
+        most = n_batches - 1
+        rule = f"below the {n_batches} batches of each half of the monitoring steps"
+    if not 0 <= discard_batches <= most:
+        yield (
+            f"{key('discard_batches')} is {discard_batches}; it must be 0 or more and {rule}"
+            f" ({key('warmup')} {first} to {key('monitor')} {last})"
+        )
 
 
 def mixed_patterns(n_microbatches: int) -> tuple[Pattern, ...]:

@@ -10,11 +10,15 @@ to do, as an operating system's scheduler does.
 from __future__ import annotations
 
 import heapq
+import os
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from timelyfreeze.schedule import PipelineDag, check_delays, check_durations, start_times
+
+_CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def shared_processors(dag: PipelineDag, n_processors: float | None) -> float | None:
@@ -138,3 +142,27 @@ def _deliver(in_flight: list[tuple[float, int]], waiting_for: list[int], now: fl
     """Hand over what has arrived by ``now``."""
     while in_flight and in_flight[0][0] <= now:
         waiting_for[heapq.heappop(in_flight)[1]] -= 1
+
+
+def usable_cores() -> float:
+    """Return how many cores this process and its siblings may use.
+
+    That is the size of the affinity mask, or a container's quota if lower.
+    """
+    cores = float(len(os.sched_getaffinity(0)))
+    if _CGROUP_QUOTA.exists():
+        quota, period = _CGROUP_QUOTA.read_text().split()
+        if quota != "max":
+            cores = min(cores, int(quota) / int(period))
+    return cores
+
+
+def shared_cores(n_local_ranks: int, n_threads: int) -> float | None:
+    """Return how many of ``n_local_ranks`` compute at once; None if each has cores of its own.
+
+    With several threads in each rank (``OMP_NUM_THREADS``) processor time says little about how
+    long an action takes, so then ranks are taken as if they had their own cores; ``run_train.sh``
+    sets one thread where ranks outnumber cores.
+    """
+    cores = usable_cores()
+    return cores if n_threads == 1 and n_local_ranks > cores else None

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
-import torchtitan.distributed.pipeline_parallel as titan_pipeline
 from torch import nn
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.llama3.model.state_dict_adapter import Llama3StateDictAdapter
 from torchtitan.protocols.train_spec import TrainSpec
 from torchtitan.tools.logging import logger
 
-from timelyfreeze.policies import NONE
-from timelyfreeze.runtime import FreezingStage, greet_other_ranks_alone, stages_of
+from timelyfreeze.runtime import greet_other_ranks_alone, stages_of
 from torchtitan.data.document_attention import (
     DocumentTransformer,
     attention_error,
@@ -75,12 +71,10 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
         device: torch.device,
         *args: Any,
     ) -> Any:
-        emulates = config.emulation.enable
-        with _stage_class(FreezingStage if config.freezing.method != NONE or emulates else None):
-            build = upstream.pipelining_fn
-            if emulates:
-                build = partial(build_emulated_pipeline, build)
-            built = build(model, parallel_dims, config, device, *args)
+        build = upstream.pipelining_fn
+        if config.emulation.enable:
+            build = partial(build_emulated_pipeline, build)
+        built = build(model, parallel_dims, config, device, *args)
         greet_other_ranks_alone(stages_of(built[0]))
         autocast_stages(built[1], parallel_dims, config, device)
         evaluate_forwards_alone(built[0])
@@ -159,14 +153,3 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
         build_validator_fn=build_validator_fn if upstream.build_validator_fn else None,
         build_metrics_processor_fn=FreezingMetricsProcessor,
     )
-
-
-@contextmanager
-def _stage_class(stage_class: type | None) -> Iterator[None]:
-    """Make upstream's pipeline splitter build ``stage_class``; None leaves it alone."""
-    original = titan_pipeline.PipelineStage
-    titan_pipeline.PipelineStage = stage_class or original
-    try:
-        yield
-    finally:
-        titan_pipeline.PipelineStage = original

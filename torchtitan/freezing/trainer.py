@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -19,30 +18,33 @@ from torchtitan.distributed import utils as titan_dist
 from torchtitan.tools.logging import logger
 from torchtitan.train import Trainer
 
-from timelyfreeze.control import FreezeController, checks_for
+from timelyfreeze.control import (
+    FreezeController,
+    attach_clocks,
+    build_controller,
+    processors_of,
+)
 from timelyfreeze.emulation import EmulatedController, EmulatedRecorder
 from timelyfreeze.policies import NONE, parse_method
 from timelyfreeze.runtime import (
     ActionRecorder,
-    Exchange,
-    GradientEnergy,
+    adopt_stages,
     clock_for,
-    measure_transfers,
     read_order,
+    run_batches_in,
     stages_of,
 )
 from timelyfreeze.schedule import ScheduleOrder
-from timelyfreeze.settings import PER_TENSOR
+from timelyfreeze.settings import name_arguments
 from torchtitan.checkpoints.manager import CheckpointError, SafeCheckpointManager
 from torchtitan.data.document_attention import to_every_stage
 from torchtitan.freezing.checks import freeze_settings
-from torchtitan.freezing.config import JobConfig
+from torchtitan.freezing.config import JobConfig, toml_key
 from torchtitan.freezing.emulation.mesh import EmulatedDims
 from torchtitan.freezing.emulation.pipeline import as_one_process, emulated_order
 from torchtitan.freezing.emulation.record import EmulationRecord, OptimizerClock
 from torchtitan.freezing.report.progress import quiet_unless
 from torchtitan.freezing.stop_request import StopRequest
-from torchtitan.upstream.cpu_device import shared_cores
 from torchtitan.upstream.fixes import one_cast_for_all
 
 CHECKPOINT_KEY = "freezing"
@@ -59,6 +61,7 @@ class FreezingTrainer(Trainer):
     recorder: ActionRecorder | None = None
 
     def __init__(self, job_config: JobConfig) -> None:
+        name_arguments(toml_key)
         super().__init__(job_config)
         freezes, emulates = job_config.freezing.method != NONE, job_config.emulation.enable
         if freezes or emulates:
@@ -83,10 +86,9 @@ class FreezingTrainer(Trainer):
         return parallel_dims
 
     def _begin_recording(self) -> None:
-        """Put clocks on the stages of this process."""
-        method = parse_method(self.job_config.freezing.method)
-        self._n_processors = self._shared_processors()
+        """Put clocks on the stages of this process, and run each batch between masks."""
         emulates = self.job_config.emulation.enable
+        self._n_processors = self._shared_processors()
         # With several threads processor time says little about how long an action takes.
         lone = emulates and torch.get_num_threads() == 1
         clock = clock_for(self.device, shared=self._n_processors is not None, lone=lone)
@@ -94,14 +96,10 @@ class FreezingTrainer(Trainer):
             self.recorder = EmulatedRecorder(clock, self._declared_order())
         else:
             self.recorder = ActionRecorder(clock)
-        per_tensor = (
-            method is not None
-            and method.plans
-            and self.job_config.freezing.first_stage == PER_TENSOR
-        )
-        for stage in stages_of(self.pp_schedule):
-            stage.attach(self.recorder, per_tensor=per_tensor)
-        self.loss_fn.timed = self.recorder.measure_more
+        freezes = self.job_config.freezing.method != NONE
+        settings = freeze_settings(self.job_config.freezing) if freezes else None
+        attach_clocks(adopt_stages(stages_of(self.pp_schedule)), self.recorder, settings)
+        run_batches_in(self.pp_schedule, self._one_batch, self.recorder.measure_more)
 
     def _declared_order(self) -> ScheduleOrder:
         """Return the order of the pipeline's ranks, of which an emulation runs a merged one."""
@@ -120,56 +118,31 @@ class FreezingTrainer(Trainer):
         )
 
     def _build_controller(self) -> None:
-        method = parse_method(self.job_config.freezing.method)
+        freezing, emulates = self.job_config.freezing, self.job_config.emulation.enable
+        method = parse_method(freezing.method)
         assert method is not None  # the caller saw to it
         assert self.recorder is not None
-        settings = freeze_settings(self.job_config.freezing)
-        stages = stages_of(self.pp_schedule)
-        if any(stage.frozen_together for stage in stages):
-            logger.info(
-                "Blocks are compiled: each is frozen whole or not at all in a microbatch, other "
-                "tensors one by one"
-            )
-        exchange = Exchange()
-        checks = None
-        if method.policy is not None:
-            policy = getattr(self.job_config.freezing, method.policy)
-            checks = checks_for(stages, policy, settings, exchange, clock_for(self.device))
-        emulates = self.job_config.emulation.enable
-        order = self._declared_order()
-        self.controller = (EmulatedController if emulates else FreezeController)(
-            stages,
-            order,
-            settings,
+        self.controller = build_controller(
+            stages_of(self.pp_schedule),
+            self._declared_order(),
+            freeze_settings(freezing),
+            None if method.policy is None else getattr(freezing, method.policy),
             self.recorder,
-            exchange,
-            checks,
+            device=self.device,
             n_processors=self._n_processors,
             on_solved=partial(self.metrics_processor.save_plan, n_processors=self._n_processors),
             # Between stages of one process there are no links.
-            measure_transfers=dict
-            if emulates
-            else partial(measure_transfers, stages, order, exchange, self.device),
-            energy=GradientEnergy(
-                {s.stage_index: [p for _, p in s.named_stage_parameters()] for s in stages}
-            ),
+            transfers=dict if emulates else None,
+            measures_energy=True,
+            controller=EmulatedController if emulates else FreezeController,
         )
         self.checkpointer.states[CHECKPOINT_KEY] = self.controller
 
     def _shared_processors(self) -> float | None:
         """Return how many ranks of a pipeline compute at once; None if each has its own device."""
-        if self.device.type != "cpu" or self.job_config.emulation.enable:
+        if self.job_config.emulation.enable:
             return None
-        n_local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
-        cores = shared_cores(n_local_ranks, torch.get_num_threads())
-        if cores is None:
-            return None
-        logger.info(
-            "%d ranks share %g cores; the plan and its prediction take that into account",
-            n_local_ranks,
-            cores,
-        )
-        return cores * self.parallel_dims.pp / n_local_ranks
+        return processors_of(self.device, self.parallel_dims.pp)
 
     def batch_generator(self, data_iterable: Iterable[_Batch]) -> Iterator[_Batch]:
         """Yield upstream's batches, with padding taken out of the token counts."""
@@ -234,7 +207,7 @@ class FreezingTrainer(Trainer):
             return super().forward_backward_step(
                 input_dict=input_dict, labels=labels, global_valid_tokens=global_valid_tokens
             )
-        with self.loss_fn.divided_by(global_valid_tokens), one_cast_for_all(), self._one_batch():
+        with self.loss_fn.divided_by(global_valid_tokens), one_cast_for_all():
             return super().forward_backward_step(
                 input_dict=input_dict,
                 labels=labels,

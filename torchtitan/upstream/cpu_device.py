@@ -15,7 +15,6 @@ from typing import Any
 
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
-_CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -91,27 +90,3 @@ def _peak_resident_bytes() -> int:
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     return -1
-
-
-def usable_cores() -> float:
-    """Return how many cores this process and its siblings may use.
-
-    That is the size of the affinity mask, or a container's quota if lower.
-    """
-    cores = float(len(os.sched_getaffinity(0)))
-    if _CGROUP_QUOTA.exists():
-        quota, period = _CGROUP_QUOTA.read_text().split()
-        if quota != "max":
-            cores = min(cores, int(quota) / int(period))
-    return cores
-
-
-def shared_cores(n_local_ranks: int, n_threads: int) -> float | None:
-    """Return how many of ``n_local_ranks`` compute at once; None if each has cores of its own.
-
-    With several threads in each rank (``OMP_NUM_THREADS``) processor time says little about how
-    long an action takes, so then ranks are taken as if they had their own cores; ``run_train.sh``
-    sets one thread where ranks outnumber cores.
-    """
-    cores = usable_cores()
-    return cores if n_threads == 1 and n_local_ranks > cores else None

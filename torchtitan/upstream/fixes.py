@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
@@ -151,8 +151,6 @@ class PipelineLoss:
     def __init__(self, loss_fn: Callable[..., Tensor]) -> None:
         self._loss_fn = loss_fn
         self._n_tokens: Tensor | float = 1.0
-        # The loss belongs to the last stage's forward; whoever times actions puts its clock here.
-        self.timed: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @contextmanager
     def divided_by(self, n_tokens: Tensor | float) -> Iterator[None]:
@@ -165,8 +163,7 @@ class PipelineLoss:
 
     def __call__(self, prediction: Tensor, labels: Tensor, **kwargs: Any) -> Tensor:
         """Return the sum loss of one microbatch over the number of tokens of the step."""
-        with self.timed():
-            return self._loss_fn(prediction, labels, **kwargs) / self._n_tokens
+        return self._loss_fn(prediction, labels, **kwargs) / self._n_tokens
 
 
 def autocast_stages(

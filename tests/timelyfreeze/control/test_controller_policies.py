@@ -279,7 +279,7 @@ def test_without_a_plan_the_policy_freezes_nothing(
     ranks = planned(scattered())
     ranks.run(1, 12)
     assert warnings(caplog) == [
-        "Nothing is frozen: step 7 is past freezing.last_monitor_step (6) and there is no plan "
+        "Nothing is frozen: step 7 is past monitor (6) and there is no plan "
         "(every action lasts 0 ms)"
     ]
     for rank in (0, 1):
@@ -370,9 +370,9 @@ def test_a_checkpoint_of_another_method_is_refused(saved: str, resumed: str) -> 
         return
     with pytest.raises(
         ValueError,
-        match=r"the checkpoint was saved under another freezing\.method \(it has the state of: "
-        rf"{saved}\); resume with the same one, or, to begin freezing anew, set "
-        r'checkpoint\.exclude_from_loading = \["freezing"\]',
+        match=r"the checkpoint was saved under another method \(it has the state of: "
+        rf"{saved}\); resume with the same one, or, "
+        "to begin freezing anew, load the checkpoint without it",
     ):
         ranks.load(state)
 

@@ -167,8 +167,7 @@ def test_a_failed_solver_means_training_without_freezing(
     messages = warnings(caplog)
     assert len(messages) == 1, "one warning, from rank 0"
     assert set(messages) == {
-        "Nothing is frozen: step 7 is past freezing.last_monitor_step (6) and there is no plan "
-        f"({error})"
+        f"Nothing is frozen: step 7 is past monitor (6) and there is no plan ({error})"
     }
     ranks.run(11, 12)
     assert [controller.failure for controller in ranks.controllers] == [str(error)] * 2
@@ -224,7 +223,7 @@ def test_a_plan_of_other_actions_is_refused() -> None:
         ValueError,
         match=r"the checkpoint's freeze plan was made for another pipeline: 16 actions, of which "
         r"this run has 8; resume with the same parallelism\.pipeline_\* keys and batch sizes, or, "
-        r'to measure anew, set checkpoint\.exclude_from_loading = \["freezing"\]',
+        "to measure anew, load the checkpoint without it",
     ):
         after.load(before.saved())
 

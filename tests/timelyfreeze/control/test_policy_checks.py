@@ -322,8 +322,8 @@ def test_a_decision_of_another_policy_is_refused() -> None:
     with pytest.raises(
         ValueError,
         match=r"the checkpoint has a decision of StubPolicy\(.*\), this run has OtherPolicy\(.*\); "
-        r"resume with the same freezing\.method and settings, or, to begin freezing anew, set "
-        r'checkpoint\.exclude_from_loading = \["freezing"\]',
+        r"resume with the same method and settings, or, "
+        "to begin freezing anew, load the checkpoint without it",
     ):
         other.load_plain_state(state)
 

@@ -297,7 +297,7 @@ def test_freezing_that_brings_too_little_twice_is_switched_off_with_one_line(
     (first, second) = messages(caplog, "switched off")
     assert first == second, "one line of each rank, of which one is shown"
     assert first.startswith("Freezing is switched off from step 29 on: the measured gain is +0.0%")
-    assert "under freezing.min_gain (0.02) 2 times in a row" in first
+    assert "under min_gain (0.02) 2 times in a row" in first
     assert not messages(caplog, "phase off")
     for rank, controller in enumerate(ranks.controllers):
         given = list(ranks.masks(rank, 0))
@@ -354,7 +354,7 @@ def test_a_plan_that_promises_too_little_is_not_followed(caplog: pytest.LogCaptu
     ranks.run(1, 14)
     (line,) = set(messages(caplog, "switched off"))
     assert line.startswith("Freezing is switched off from step 7 on: the plan promises +")
-    assert line.endswith("under freezing.min_gain (5)")
+    assert line.endswith("under min_gain (5)")
     for rank, controller in enumerate(ranks.controllers):
         assert controller.plan is not None, "for the report"
         assert list(ranks.masks(rank, rank))[3 * 6 :] == [{}] * (3 * 8)

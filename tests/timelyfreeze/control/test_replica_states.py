@@ -127,7 +127,7 @@ def test_another_pipeline_is_refused(stop: int) -> None:
     state = ranks.saved()
     words = (
         r"saved by a pipeline of 2 ranks, which hold the stages 0 \| 1; this run has parallelism\."
-        r"pipeline_parallel_degree 4; resume .*exclude_from_loading"
+        r"a pipeline of size 4; resume .*load the checkpoint without it"
     )
     refused(state, one_f_one_b_order(4, 4), words)
 

@@ -154,7 +154,7 @@ def test_waiting_for_the_plan_is_told(caplog: pytest.LogCaptureFixture) -> None:
     ranks = Ranks(ORDER, solver_delay_steps=1)
     ranks.run(1, LAST + 1)  # steps here take no time, so the solver is not ready
     (message,) = [m for m in warnings(caplog) if "waited" in m]
-    assert "freezing.solver_delay_steps gives the solver more steps" in message
+    assert "solver_delay_steps gives the solver more steps" in message
     assert sum("due at the end of step 7" in r.getMessage() for r in caplog.records) == 2
     caplog.clear()
     patient = Ranks(ORDER, solver_delay_steps=2)

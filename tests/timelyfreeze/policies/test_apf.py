@@ -199,15 +199,15 @@ def test_it_measures_updates_with_its_alpha() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"check_interval": 0}, "freezing.apf.check_interval is 0; it must be 1 or more"),
-        ({"threshold": 2.0}, "freezing.apf.threshold is 2.0; it must lie in [0, 1]"),
-        ({"threshold": math.nan}, "freezing.apf.threshold is nan; it must lie in [0, 1]"),
-        ({"alpha": 1.0}, "freezing.apf.alpha is 1.0; it must be 0 or more and below 1"),
-        ({"alpha": math.nan}, "freezing.apf.alpha is nan; it must be 0 or more and below 1"),
-        ({"reduction": "max"}, "freezing.apf.reduction is 'max'; known: elements, sums"),
+        ({"check_interval": 0}, "apf.check_interval is 0; it must be 1 or more"),
+        ({"threshold": 2.0}, "apf.threshold is 2.0; it must lie in [0, 1]"),
+        ({"threshold": math.nan}, "apf.threshold is nan; it must lie in [0, 1]"),
+        ({"alpha": 1.0}, "apf.alpha is 1.0; it must be 0 or more and below 1"),
+        ({"alpha": math.nan}, "apf.alpha is nan; it must be 0 or more and below 1"),
+        ({"reduction": "max"}, "apf.reduction is 'max'; known: elements, sums"),
         (
             {"freezing_period": "ever"},
-            "freezing.apf.freezing_period is 'ever'; known: until_unstable, grow_and_halve",
+            "apf.freezing_period is 'ever'; known: until_unstable, grow_and_halve",
         ),
     ],
 )

@@ -136,7 +136,7 @@ def test_it_measures_what_delta_says() -> None:
     ],
 )
 def test_errors_are_named(keys: dict, rule: str) -> None:
-    assert only_error(AutoFreeze(**keys)) == f"freezing.autofreeze.{rule}"
+    assert only_error(AutoFreeze(**keys)) == f"autofreeze.{rule}"
 
 
 def test_sound_settings_have_no_errors() -> None:

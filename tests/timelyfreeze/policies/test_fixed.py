@@ -20,13 +20,13 @@ def test_a_resumed_run_keeps_what_was_frozen() -> None:
 
 
 def test_more_layers_than_there_are_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"freezing\.fixed\.layers is 6; the model has 5"):
+    with pytest.raises(ValueError, match=r"fixed\.layers is 6; the model has 5"):
         Fixed(6).start(Check(0, toy_layout(5), {}, 0))
 
 
 @pytest.mark.parametrize("layers", [-1, math.nan])
 def test_errors_are_named(layers: float) -> None:
-    message = f"freezing.fixed.layers is {layers}; it must be 0 or more"
+    message = f"fixed.layers is {layers}; it must be 0 or more"
     assert only_error(Fixed(layers)) == message  # type: ignore[arg-type]
 
 

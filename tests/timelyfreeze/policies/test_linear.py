@@ -34,7 +34,7 @@ def test_a_resumed_run_decides_the_same() -> None:
 
 
 def test_more_layers_than_there_are_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"freezing\.linear\.max_layers is 6; the model has 5"):
+    with pytest.raises(ValueError, match=r"linear\.max_layers is 6; the model has 5"):
         Linear(max_layers=6).start(Check(0, toy_layout(5), {}, 0))
 
 
@@ -52,7 +52,7 @@ def test_it_measures_nothing() -> None:
     ],
 )
 def test_errors_are_named(settings: dict, rule: str) -> None:
-    assert only_error(Linear(**settings)) == f"freezing.linear.{rule}"
+    assert only_error(Linear(**settings)) == f"linear.{rule}"
 
 
 def test_sound_settings_have_no_errors() -> None:

@@ -65,7 +65,7 @@ def test_a_resumed_run_decides_the_same() -> None:
 
 
 def test_a_model_with_too_few_blocks_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"freezing\.lisa\.active_layers is 5; the model has 4"):
+    with pytest.raises(ValueError, match=r"lisa\.active_layers is 5; the model has 4"):
         Lisa(active_layers=5).start(Check(0, toy_layout(4), {}, 0))
 
 
@@ -82,7 +82,7 @@ def test_it_measures_nothing() -> None:
     ],
 )
 def test_errors_are_named(settings: dict, rule: str) -> None:
-    assert only_error(Lisa(**settings)) == f"freezing.lisa.{rule}"
+    assert only_error(Lisa(**settings)) == f"lisa.{rule}"
 
 
 def test_sound_settings_have_no_errors() -> None:

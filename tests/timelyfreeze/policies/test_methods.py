@@ -1,4 +1,4 @@
-"""What ``freezing.method`` can say."""
+"""What ``method`` can say."""
 
 from dataclasses import dataclass
 
@@ -47,10 +47,10 @@ def test_every_policy_comes_alone_and_under_a_plan() -> None:
     ],
 )
 def test_an_unknown_name_is_told_with_all_that_are_known(text: str) -> None:
-    with pytest.raises(ValueError, match=r"^freezing\.method is .*; known: ") as error:
+    with pytest.raises(ValueError, match=r"^method is .*; known: ") as error:
         parse_method(text)
     told, listed = str(error.value).split("; known: ")
-    assert told == f"freezing.method is {text!r}"
+    assert told == f"method is {text!r}"
     assert {"none", "timelyfreeze", "apf", "timelyfreeze+apf"} < set(listed.split(", "))
     assert listed.split(", ") == known_methods()
 

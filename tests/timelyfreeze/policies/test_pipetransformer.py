@@ -121,7 +121,7 @@ def test_it_measures_the_gradient_of_one_step() -> None:
     ],
 )
 def test_errors_are_named(keys: dict, rule: str) -> None:
-    assert only_error(PipeTransformer(**keys)) == f"freezing.pipetransformer.{rule}"
+    assert only_error(PipeTransformer(**keys)) == f"pipetransformer.{rule}"
 
 
 def test_sound_settings_have_no_errors() -> None:

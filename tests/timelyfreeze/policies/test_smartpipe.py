@@ -172,7 +172,7 @@ def test_it_measures_sums_of_gradients_and_their_difference() -> None:
     ],
 )
 def test_errors_are_named(keys: dict, rule: str) -> None:
-    assert only_error(SmartPipe(**keys)) == f"freezing.smartpipe.{rule}"
+    assert only_error(SmartPipe(**keys)) == f"smartpipe.{rule}"
 
 
 def test_sound_settings_have_no_errors() -> None:

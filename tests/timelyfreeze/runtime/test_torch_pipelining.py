@@ -4,6 +4,7 @@ import inspect
 import itertools
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from tests.timelyfreeze.helpers.stages import (
+    GPIPE,
     N_MICROBATCHES,
     Pipeline,
     assert_equal,
     expected,
     make_batch,
     make_modules,
+    modules_for,
     process_group,
     random_masks,
     sum_loss,
@@ -33,6 +36,7 @@ from timelyfreeze.runtime.torch_pipelining import (
     named_order,
     places_stages_in_v,
     read_order,
+    run_batches_in,
     run_in_order,
     splits_backward,
     stages_of,
@@ -443,3 +447,35 @@ def test_methods_the_stage_overrides_still_take_what_it_passes_on() -> None:
         method = getattr(PipelineStage, name, None)
         assert method is not None, f"torch {torch.__version__}: PipelineStage.{name} has moved"
         assert list(inspect.signature(method).parameters) == parameters, name
+
+
+def test_training_batches_and_their_losses_run_in_contexts_until_undone() -> None:
+    events: list[str] = []
+
+    @contextmanager
+    def noted(name: str) -> Iterator[None]:
+        events.append(f"{name} begins")
+        yield
+        events.append(f"{name} ends")
+
+    def loss_fn(logits: Any, labels: Any) -> Any:
+        events.append("loss")
+        return sum_loss(logits, labels)
+
+    with process_group():
+        pipeline = Pipeline(modules_for(GPIPE), GPIPE, loss_fn=loss_fn)
+        schedule = pipeline.schedule
+        undo = run_batches_in(schedule, lambda: noted("batch"), lambda: noted("loss"))
+        tokens, labels = make_batch()
+        schedule.step(tokens, target=labels)
+        one = ["loss begins", "loss", "loss ends"]
+        at_last = events[-1 - 3 * N_MICROBATCHES :]
+        assert events[0] == "batch begins"
+        assert at_last == [*one * N_MICROBATCHES, "batch ends"]
+        events.clear()
+        schedule.eval(tokens, target=labels)
+        assert "batch begins" not in events
+        undo()
+        events.clear()
+        schedule.step(tokens, target=labels)
+        assert set(events) == {"loss"}

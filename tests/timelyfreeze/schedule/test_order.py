@@ -54,7 +54,7 @@ def test_properties_of_a_v_shape() -> None:
 def test_refuses(rows: list[str], message: str) -> None:
     with pytest.raises(ScheduleError, match=re.escape(message)) as error:
         parse_order(rows)
-    assert "parallelism.pipeline_parallel_schedule_csv" in str(error.value)
+    assert "the schedule's CSV file" in str(error.value)
 
 
 def test_refuses_negative_numbers() -> None:

@@ -103,7 +103,7 @@ def test_without_a_plan_warm_up_is_followed_by_the_stable_phase(last_warmup_step
 
 
 def test_without_a_plan_the_warm_up_is_checked() -> None:
-    with pytest.raises(ValueError, match=r"freezing\.last_warmup_step is -1; it must not be neg"):
+    with pytest.raises(ValueError, match=r"warmup is -1; it must not be neg"):
         PhaseSchedule.unplanned(-1)
 
 
@@ -121,15 +121,15 @@ def test_learning_steps_are_those_after_warm_up_in_which_not_everything_is_froze
 @pytest.mark.parametrize(
     ("boundaries", "message"),
     [
-        ((-1, 4, 8), "freezing.last_warmup_step is -1"),
-        ((4, 5, 8), r"freezing.last_monitor_step is 5.*freezing.last_warmup_step \(4\)"),
-        ((4, 3, 8), "freezing.last_monitor_step is 3"),
-        ((4, 8, 8), r"freezing.last_ramp_step is 8.*freezing.last_monitor_step \(8\)"),
-        ((4, 8, 7), "freezing.last_ramp_step is 7"),
+        ((-1, 4, 8), "warmup is -1"),
+        ((4, 5, 8), r"monitor is 5.*warmup \(4\)"),
+        ((4, 3, 8), "monitor is 3"),
+        ((4, 8, 8), r"ramp is 8.*monitor \(8\)"),
+        ((4, 8, 7), "ramp is 7"),
         # Equal to the one before, but not all three: neither planned nor unplanned.
-        ((4, 4, 8), r"freezing.last_monitor_step is 4.*freezing.last_warmup_step \(4\)"),
-        ((4, 4, 3), "freezing.last_monitor_step is 4"),
-        ((-1, -1, -1), "freezing.last_warmup_step is -1"),
+        ((4, 4, 8), r"monitor is 4.*warmup \(4\)"),
+        ((4, 4, 3), "monitor is 4"),
+        ((-1, -1, -1), "warmup is -1"),
     ],
 )
 def test_refuses_boundaries(boundaries: tuple[int, int, int], message: str) -> None:
@@ -163,5 +163,5 @@ def test_refuses_other_arguments() -> None:
     for phase in (Phase.STABLE, Phase.OFF):
         with pytest.raises(ValueError, match=f"'{phase.value}' has no last step"):
             phases.last_step_of(phase)
-    with pytest.raises(ValueError, match=r"freezing.monitoring is 'half'; known: halves, mixed"):
+    with pytest.raises(ValueError, match=r"monitoring is 'half'; known: halves, mixed"):
         PhaseSchedule(1, 3, 5, "half")

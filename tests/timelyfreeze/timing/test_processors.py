@@ -1,4 +1,6 @@
+import os
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +10,13 @@ from hypothesis import strategies as st
 from tests.timelyfreeze.helpers.pipelines import hand_order, random_order, simulate
 from timelyfreeze.schedule.dag import build_dag, makespan, start_times
 from timelyfreeze.schedule.order import parse_order
-from timelyfreeze.timing.processors import play_batch, shared_processors
+from timelyfreeze.timing import processors
+from timelyfreeze.timing.processors import (
+    play_batch,
+    shared_cores,
+    shared_processors,
+    usable_cores,
+)
 
 SEEDS = st.integers(0, 10**6)
 
@@ -110,3 +118,39 @@ def test_durations_are_checked() -> None:
             play_batch(dag, [1.0, -1.0, *[1.0] * 6], n_processors)
         with pytest.raises(ValueError, match=r"durations_ms has shape \(3,\)"):
             play_batch(dag, [1.0] * 3, n_processors)
+
+
+@pytest.mark.parametrize(
+    ("quota", "affinity", "cores"),
+    [
+        ("max 100000", 8, 8.0),
+        ("150000 100000", 8, 1.5),
+        ("50000 100000", 8, 0.5),
+        ("900000 100000", 8, 8.0),
+        (None, 3, 3.0),
+    ],
+)
+def test_usable_cores_are_the_lower_of_affinity_and_quota(
+    quota: str | None,
+    affinity: int,
+    cores: float,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "cpu.max"
+    if quota is not None:
+        path.write_text(quota + "\n")
+    monkeypatch.setattr(processors, "_CGROUP_QUOTA", path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(affinity)))
+    assert usable_cores() == cores
+
+
+@pytest.mark.parametrize(
+    ("n_ranks", "n_threads", "shared"),
+    [(4, 1, 2.0), (3, 1, 2.0), (2, 1, None), (1, 1, None), (4, 2, None)],
+)
+def test_cores_are_shared_by_more_ranks_than_cores_with_one_thread_each(
+    n_ranks: int, n_threads: int, shared: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processors, "usable_cores", lambda: 2.0)
+    assert shared_cores(n_ranks, n_threads) == shared

@@ -1,5 +1,4 @@
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -9,7 +8,7 @@ import pytest
 import torch
 
 from torchtitan.upstream import cpu_device
-from torchtitan.upstream.cpu_device import CpuDevice, shared_cores, usable_cores
+from torchtitan.upstream.cpu_device import CpuDevice
 
 LARGE = 256 * 1024 * 1024
 
@@ -93,39 +92,3 @@ def test_a_kernel_that_refuses_a_reset_does_no_harm(
     CpuDevice.reset_peak_memory_stats()
     monkeypatch.setattr(cpu_device, "_STATUS", tmp_path / "status")
     assert CpuDevice.memory_stats()["active_bytes.all.peak"] == -1
-
-
-@pytest.mark.parametrize(
-    ("quota", "affinity", "cores"),
-    [
-        ("max 100000", 8, 8.0),
-        ("150000 100000", 8, 1.5),
-        ("50000 100000", 8, 0.5),
-        ("900000 100000", 8, 8.0),
-        (None, 3, 3.0),
-    ],
-)
-def test_usable_cores_are_the_lower_of_affinity_and_quota(
-    quota: str | None,
-    affinity: int,
-    cores: float,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "cpu.max"
-    if quota is not None:
-        path.write_text(quota + "\n")
-    monkeypatch.setattr(cpu_device, "_CGROUP_QUOTA", path)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(affinity)))
-    assert usable_cores() == cores
-
-
-@pytest.mark.parametrize(
-    ("n_ranks", "n_threads", "shared"),
-    [(4, 1, 2.0), (3, 1, 2.0), (2, 1, None), (1, 1, None), (4, 2, None)],
-)
-def test_cores_are_shared_by_more_ranks_than_cores_with_one_thread_each(
-    n_ranks: int, n_threads: int, shared: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cpu_device, "usable_cores", lambda: 2.0)
-    assert shared_cores(n_ranks, n_threads) == shared

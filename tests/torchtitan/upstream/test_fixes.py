@@ -261,26 +261,6 @@ def test_an_exception_does_not_leave_the_division_behind() -> None:
     assert loss_fn(torch.ones(2), torch.zeros(2)).item() == 2.0
 
 
-def test_whoever_times_actions_sees_the_loss() -> None:
-    events: list[str] = []
-
-    class Timed:
-        def __enter__(self) -> None:
-            events.append("start")
-
-        def __exit__(self, *args: Any) -> None:
-            events.append("end")
-
-    def loss(prediction: Tensor, labels: Tensor) -> Tensor:
-        events.append("loss")
-        return prediction.sum()
-
-    loss_fn = PipelineLoss(loss)
-    loss_fn.timed = Timed
-    loss_fn(torch.ones(1), torch.ones(1))
-    assert events == ["start", "loss", "end"]
-
-
 # -- metrics ---------------------------------------------------------------------------------------
 
 

@@ -12,11 +12,12 @@ from pathlib import Path
 from timelyfreeze.control import pipeline_error, rank_keys, saved_states
 from timelyfreeze.files import write_obstacle
 from timelyfreeze.policies import NONE
+from timelyfreeze.settings import arguments_named
 from torchtitan.checkpoints.finished import damage, finished_steps, saved_keys, saved_values
 from torchtitan.data.turns import is_instruct_dataset
 from torchtitan.freezing.checks.parallel import data_parallel_degree
 from torchtitan.freezing.checks.pipeline import n_microbatches
-from torchtitan.freezing.config import JobConfig
+from torchtitan.freezing.config import JobConfig, toml_key
 
 _FREEZING, _DATA = "freezing", "dataloader"
 _WORLD_SIZE = f"{_DATA}.world_size"
@@ -98,8 +99,10 @@ def _pipeline_errors(config: JobConfig, folder: Path, keys: list[str]) -> Iterat
     values = saved_values(folder, [prefix + name for name in names])
     states = saved_states({key.removeprefix(prefix): text for key, text in values.items()})
     n_ranks, n = config.parallelism.pipeline_parallel_degree, n_microbatches(config)
-    # Where keys contradict each other, that is reported as an error of its own.
-    if n is not None and (error := pipeline_error(states, n_ranks, n)) is not None:
+    with arguments_named(toml_key):
+        # Where keys contradict each other, that is reported as an error of its own.
+        error = None if n is None else pipeline_error(states, n_ranks, n)
+    if error is not None:
         yield f"{str(folder)!r}: {error}"
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from timelyfreeze.settings import arguments_named
 from torchtitan.freezing.checks.checkpoints import checkpoint_errors, output_errors
 from torchtitan.freezing.checks.data import data_errors, example_errors, validation_errors
 from torchtitan.freezing.checks.freezing import freezing_errors
 from torchtitan.freezing.checks.models import device_errors, model_errors, tokenizer_errors
 from torchtitan.freezing.checks.parallel import float8_errors, parallel_errors
 from torchtitan.freezing.checks.pipeline import emulation_errors, length_errors, pipeline_errors
-from torchtitan.freezing.config import JobConfig
+from torchtitan.freezing.config import JobConfig, toml_key
 from torchtitan.freezing.report.losses import reference_errors
 
 
@@ -30,25 +31,26 @@ def check(job_config: JobConfig, *, trains: bool = False) -> None:
     Raises:
         ConfigError: Naming every error found.
     """
-    errors = [
-        *length_errors(job_config),
-        *pipeline_errors(job_config),
-        *emulation_errors(job_config),
-        *([] if job_config.emulation.enable else parallel_errors(job_config)),
-        *model_errors(job_config),
-        *float8_errors(job_config),
-        *data_errors(job_config),
-        *validation_errors(job_config),
-        *freezing_errors(job_config),
-        *reference_errors(job_config),
-    ]
-    if trains:
-        errors += [
-            *device_errors(job_config),
-            *tokenizer_errors(job_config),
-            *checkpoint_errors(job_config),
-            *output_errors(job_config),
+    with arguments_named(toml_key):
+        errors = [
+            *length_errors(job_config),
+            *pipeline_errors(job_config),
+            *emulation_errors(job_config),
+            *([] if job_config.emulation.enable else parallel_errors(job_config)),
+            *model_errors(job_config),
+            *float8_errors(job_config),
+            *data_errors(job_config),
+            *validation_errors(job_config),
+            *freezing_errors(job_config),
+            *reference_errors(job_config),
         ]
+        if trains:
+            errors += [
+                *device_errors(job_config),
+                *tokenizer_errors(job_config),
+                *checkpoint_errors(job_config),
+                *output_errors(job_config),
+            ]
     if errors:
         raise ConfigError(join_errors(errors))
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
-from timelyfreeze.masks import N_SEEDS
 from timelyfreeze.policies import freezes_whole_layers, parse_method
 from timelyfreeze.runtime import stages_per_rank
 from timelyfreeze.settings import (
-    MIXED,
-    PER_TENSOR,
-    PLAN,
     FreezeSettings,
     PhaseSchedule,
+    ratio_errors,
     replanning_errors,
+    seed_errors,
+    skip_errors,
     unknown_words,
 )
-from timelyfreeze.timing import PASSES_FOR_BOTH
+from timelyfreeze.timing import discard_errors
 from torchtitan.freezing.checks.parallel import COMPILED, NOT_COMPILED, compiles_blocks
 from torchtitan.freezing.checks.pipeline import is_known, order_splits_backward
 from torchtitan.freezing.config import Freezing, JobConfig
@@ -71,7 +69,7 @@ def freezing_errors(config: JobConfig) -> Iterator[str]:
         return
     if method.plans:
         yield from _phase_errors(config)
-        yield from _ratio_errors(config)
+        yield from ratio_errors(freezing.max_freeze_ratio, _n_stages(config))
         yield from _solver_errors(config)
     else:
         yield from _warmup_errors(config)
@@ -83,31 +81,9 @@ def freezing_errors(config: JobConfig) -> Iterator[str]:
         score_memory=freezing.score_memory,
         score_dtype=freezing.score_dtype,
     )
-    if (freezing.first_stage, freezing.skip_input_grads) == (PER_TENSOR, PLAN):
-        yield (
-            'freezing.skip_input_grads is "plan", but under freezing.first_stage "per_tensor" '
-            'every stage needs its input gradients; set first_stage to "all_or_nothing" or '
-            'skip_input_grads to "off"'
-        )
-    if not 0 <= freezing.seed < N_SEEDS:
-        yield f"freezing.seed is {freezing.seed}; it must be 0 or more and below 2**64"
+    yield from skip_errors(freezing.first_stage, freezing.skip_input_grads)
+    yield from seed_errors(freezing.seed)
     yield from _unsupported(config)
-
-
-def _ratio_errors(config: JobConfig) -> Iterator[str]:
-    ratio = config.freezing.max_freeze_ratio
-    values = ratio if isinstance(ratio, list) else [ratio]
-    for value in values:
-        if not isinstance(value, (int, float)) or not 0.0 <= value <= 1.0 or math.isnan(value):
-            yield f"freezing.max_freeze_ratio is {value!r}; it must lie in [0, 1]"
-    n_stages = _n_stages(config)
-    if ratio == []:
-        yield "freezing.max_freeze_ratio is []; it needs one value, or one for each stage"
-    elif isinstance(ratio, list) and n_stages is not None and len(ratio) != n_stages:
-        yield (
-            f"freezing.max_freeze_ratio has {len(ratio)} values; it needs one, or one for each of "
-            f"the {n_stages} stages"
-        )
 
 
 def _n_stages(config: JobConfig) -> int | None:
@@ -178,7 +154,7 @@ def _phase_errors(config: JobConfig) -> Iterator[str]:
             f"freezing.last_monitor_step is {freezing.last_monitor_step}; it must lie before "
             f"training.steps ({config.training.steps}), or nothing is ever frozen"
         )
-    yield from _discard_errors(freezing, phases)
+    yield from discard_errors(freezing.discard_batches, phases)
     yield from replanning_errors(
         phases=phases,
         solver_delay_steps=freezing.solver_delay_steps,
@@ -192,23 +168,6 @@ def _phase_errors(config: JobConfig) -> Iterator[str]:
             f"freezing.solver_delay_steps is {delay}; the plan would come at step "
             f"{freezing.last_monitor_step + delay}, which must lie before training.steps "
             f"({config.training.steps})"
-        )
-
-
-def _discard_errors(freezing: Freezing, phases: PhaseSchedule) -> Iterator[str]:
-    """Find out whether enough batches are left to measure both bounds, if a step has one."""
-    first, last = freezing.last_warmup_step, freezing.last_monitor_step
-    if phases.monitoring == MIXED:
-        highest = last - first - PASSES_FOR_BOTH
-        rule = f"leave {PASSES_FOR_BOTH} of the {last - first} batches of mixed monitoring"
-    else:
-        n_batches = min(phases.last_upper_bound_step - first, last - phases.last_upper_bound_step)
-        highest = n_batches - 1
-        rule = f"below the {n_batches} batches of each half of the monitoring steps"
-    if not 0 <= freezing.discard_batches <= highest:
-        yield (
-            f"freezing.discard_batches is {freezing.discard_batches}; it must be 0 or more and "
-            f"{rule} (freezing.last_warmup_step {first} to freezing.last_monitor_step {last})"
         )
 
 

@@ -1,6 +1,12 @@
 """The configuration of a run, and the pipeline that it describes."""
 
-from torchtitan.freezing.config.job_config import Freezing, JobConfig, Model, job_config_class
+from torchtitan.freezing.config.job_config import (
+    Freezing,
+    JobConfig,
+    Model,
+    job_config_class,
+    toml_key,
+)
 from torchtitan.freezing.config.layout import examples_of_microbatch, pipeline_order, stage_modules
 from torchtitan.freezing.config.notes import count_layers, pipeline_notes
 
@@ -14,4 +20,5 @@ __all__ = [
     "pipeline_notes",
     "pipeline_order",
     "stage_modules",
+    "toml_key",
 ]

@@ -190,6 +190,25 @@ class JobConfig(TitanJobConfig):
     report: Report = field(default_factory=Report)
 
 
+# Where keys are called otherwise than arguments of the library, or stand in another section.
+_KEYS = {
+    "warmup": "freezing.last_warmup_step",
+    "monitor": "freezing.last_monitor_step",
+    "ramp": "freezing.last_ramp_step",
+    "begin_anew": 'set checkpoint.exclude_from_loading = ["freezing"]',
+    "microbatches": "training.local_batch_size / parallelism.pipeline_parallel_microbatch_size",
+    "n_ranks": "parallelism.pipeline_parallel_degree",
+    "pipeline": "the same parallelism.pipeline_* keys",
+    "schedule": "parallelism.pipeline_parallel_schedule",
+    "schedule_csv": "parallelism.pipeline_parallel_schedule_csv",
+}
+
+
+def toml_key(argument: str) -> str:
+    """Return the key that stands for an argument of the library."""
+    return _KEYS.get(argument, f"freezing.{argument}")
+
+
 def job_config_class() -> type[JobConfig]:
     """Return the configuration with a section ``[freezing.<name>]`` for every registered policy."""
     sections = [

@@ -128,7 +128,7 @@ def _title(job_config) -> str:
 def _device() -> str:
     import torchtitan.tools.utils as titan_tools
 
-    from torchtitan.upstream.cpu_device import usable_cores
+    from timelyfreeze.timing import usable_cores
 
     name = titan_tools.device_module.get_device_name(titan_tools.device_module.current_device())
     return f"{name}, {usable_cores():g} cores" if titan_tools.device_type == "cpu" else str(name)

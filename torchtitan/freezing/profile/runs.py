@@ -20,12 +20,12 @@ from torchtitan.protocols.train_spec import get_train_spec
 
 from timelyfreeze.schedule import ActionKind, ScheduleOrder
 from timelyfreeze.settings import unknown_words
+from timelyfreeze.timing import shared_cores, usable_cores
 from torchtitan.freezing.checks import compiles_blocks, schedule_errors, size_errors
 from torchtitan.freezing.config import JobConfig, count_layers, pipeline_order, stage_modules
 from torchtitan.freezing.profile.bench import Bench, Repeats
 from torchtitan.freezing.profile.response import Response
 from torchtitan.freezing.spec import build_train_spec
-from torchtitan.upstream.cpu_device import shared_cores, usable_cores
 
 _OTHER_PARALLELISMS = (
     "tensor_parallel_degree",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,7 @@ from timelyfreeze.runtime import (
     FreezingStage,
     clock_for,
     greet_other_ranks_alone,
+    run_batches_in,
 )
 from timelyfreeze.schedule import ActionKind
 from torchtitan.upstream.fixes import PipelineLoss
@@ -127,8 +129,7 @@ class LoneStage:
         self._loss = PipelineLoss(loss_fn if is_last else _sum)
         self._schedules: dict[bool, Any] = {}
         self.table = self.attach(per_tensor=False)
-        if is_last:
-            self._loss.timed = self._recorder.measure_more
+        self._times_loss = is_last
 
     def attach(self, *, per_tensor: bool) -> ParameterTable:
         """Attach clocks and masks, once more for a first stage that shall keep its chain."""
@@ -149,7 +150,7 @@ class LoneStage:
         self.stage.freeze({_MICROBATCH: mask} if mask.any() else NOTHING_FROZEN)
         schedule = self._schedule(split)
         tokens, labels = self._microbatch.tokens, self._microbatch.labels
-        with self._loss.divided_by(labels.numel()), self._recorder.recorded_batch():
+        with self._loss.divided_by(labels.numel()):
             schedule.step(tokens, target=labels, losses=[], return_outputs=False)
         self.stage.freeze_nothing()
         return self.stage.applied_ratios[_MICROBATCH]
@@ -171,6 +172,8 @@ class LoneStage:
             self._schedules[split] = schedule(
                 self._stages, n_microbatches=1, loss_fn=self._loss, scale_grads=False
             )
+            timed = self._recorder.measure_more if self._times_loss else nullcontext
+            run_batches_in(self._schedules[split], self._recorder.recorded_batch, timed)
         return self._schedules[split]
 
 

@@ -15,10 +15,10 @@ from torchtitan.distributed import ParallelDims
 from timelyfreeze.control import CollectedMetrics, FreezeController
 from timelyfreeze.records import SKIPPED_STEPS, NeverUpdated, RunSummary, kappa_over_p_eff
 from timelyfreeze.settings import Phase
+from timelyfreeze.timing import usable_cores
 from torchtitan.data.turns import is_instruct_dataset
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.report.text import by_virtual_clock
-from torchtitan.upstream.cpu_device import usable_cores
 
 _MIB = 1024**2
 _GIB = 1024**3

@@ -1,0 +1,354 @@
+"""Freezing in a trainer of one's own, on ``torch.distributed.pipelining``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from timelyfreeze.control import (
+    FreezeReport,
+    Reporter,
+    attach_clocks,
+    build_controller,
+    processors_of,
+)
+from timelyfreeze.planning import FreezePlan
+from timelyfreeze.policies import FreezePolicy, Source, chosen_policy
+from timelyfreeze.runtime import (
+    ActionRecorder,
+    Exchange,
+    FreezingStage,
+    GridExchange,
+    adopt_stages,
+    clock_for,
+    has_loss,
+    read_order,
+    run_batches_in,
+    stages_of,
+)
+from timelyfreeze.settings import (
+    ALL_OR_NOTHING,
+    USE,
+    FreezeSettings,
+    Phase,
+    PhaseSchedule,
+    ratio_errors,
+    seed_errors,
+    skip_errors,
+)
+from timelyfreeze.timing import DurationBounds, discard_errors
+
+# Every so many steps what was measured is exchanged, so that it does not pile up.
+_COLLECT_EVERY = 50
+
+
+class TimelyFreeze:
+    """Measures a pipeline's batches, plans what to freeze, and freezes it.
+
+    ::
+
+        freezer = TimelyFreeze(schedule, warmup=60, monitor=100, ramp=200)
+        for t, batch in enumerate(batches, start=1):
+            with freezer.step(t):
+                schedule.step(batch)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    Every rank builds one and uses it alike. ``docs/library.md`` tells more.
+
+    Args:
+        schedule: A schedule of ``torch.distributed.pipelining`` with a loss function. Its stages,
+            plain or not, become freezing ones in place; parallelisms must have been applied.
+        warmup: Last step of the warm-up, in which nothing is frozen; 0 for none.
+        monitor: Last step of monitoring; at its end the plan is made. Without a plan it has no
+            meaning, like ``ramp``.
+        ramp: Last step of the ramp, over which freeze ratios grow to those of the plan.
+        max_freeze_ratio: Cap on the mean freeze ratio of a stage's backwards, in [0, 1]; one value,
+            or one for each stage.
+        method: "timelyfreeze", the name of a policy, "timelyfreeze+<policy>", or a policy, which
+            then decides alone.
+        policy: Settings of the policy that ``method`` names, or for "timelyfreeze" a policy.
+        monitoring: "halves" or "mixed", in which every step learns.
+        seed: Of the masks; the same on every rank.
+        first_stage: "all_or_nothing" or "per_tensor".
+        skip_input_grads: "off", "use" or "plan".
+        discard_batches: Batches left out of measurements after each change of phase.
+        solver_time_limit_s: Seconds after which the solver gives up.
+        solver_delay_steps: Steps that training goes on while the plan is solved; None to let the
+            size of the pipeline decide.
+        replan_every: Steps of the stable phase after which times are compared with the plan's;
+            0 for never.
+        replan_threshold: Fraction by which times must have moved for a new plan.
+        min_gain: Throughput, as a fraction, that freezing must bring to stay switched on.
+        score_memory: "device" or "host", for the vectors of policies.
+        score_dtype: "float32" or "bfloat16", for the same.
+        optimizer: What steps the weights of this rank, one or several. Policies that watch
+            gradients need it: they look at them right after its step.
+        pipeline_group: The processes of this pipeline; None for the group of the stages.
+        data_parallel_group: The processes that hold the same stages as this one: replicas, and
+            those that split tensors between them. Where neither group is named, all processes of
+            the default group take part.
+        device: Where the stages compute; None for what they say.
+        on_plan: Called on every rank with each new plan and its bounds.
+
+    Raises:
+        ValueError: If an argument breaks its rule, or the pipeline cannot be frozen.
+    """
+
+    def __init__(
+        self,
+        schedule: Any,
+        *,
+        warmup: int = 60,
+        monitor: int = 100,
+        ramp: int = 200,
+        max_freeze_ratio: float | Sequence[float] = 0.8,
+        method: str | FreezePolicy = "timelyfreeze",
+        policy: FreezePolicy | Mapping[str, Any] | None = None,
+        monitoring: str = "halves",
+        seed: int = 42,
+        first_stage: str = ALL_OR_NOTHING,
+        skip_input_grads: str = USE,
+        discard_batches: int = 2,
+        solver_time_limit_s: float = 60.0,
+        solver_delay_steps: int | None = None,
+        replan_every: int = 100,
+        replan_threshold: float = 0.1,
+        min_gain: float = 0.02,
+        score_memory: str = "device",
+        score_dtype: str = "float32",
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+        pipeline_group: dist.ProcessGroup | None = None,
+        data_parallel_group: dist.ProcessGroup | None = None,
+        device: torch.device | str | None = None,
+        on_plan: Callable[[FreezePlan, DurationBounds], None] | None = None,
+    ) -> None:
+        plans, chosen = chosen_policy(method, policy)
+        phases = PhaseSchedule.unplanned(warmup)
+        if plans:
+            phases = PhaseSchedule(warmup, monitor, ramp, monitoring)
+        one_ratio = isinstance(max_freeze_ratio, (int, float))
+        settings = FreezeSettings(
+            phases,
+            max_freeze_ratio if one_ratio else tuple(max_freeze_ratio),  # type: ignore[arg-type]
+            seed,
+            first_stage,
+            skip_input_grads,
+            discard_batches,
+            solver_time_limit_s,
+            solver_delay_steps,
+            replan_every,
+            replan_threshold,
+            min_gain,
+            score_memory,
+            score_dtype,
+        )
+        order = read_order(schedule)
+        errors = list(_errors(settings, plans=plans, n_stages=order.n_stages))
+        watches = chosen is not None and chosen.measurement is not None
+        if watches and optimizer is None and chosen.measurement.source is not Source.UPDATES:  # type: ignore[union-attr]
+            errors.append(
+                f"optimizer is None; {chosen!r} watches gradients, which have to be read between "
+                "the optimizer's step and zero_grad, so hand over the optimizer"
+            )
+        if not has_loss(schedule):
+            errors.append("schedule has no loss_fn; without one there is no backward to freeze")
+        if errors:
+            raise ValueError("; ".join(errors))
+        stages = adopt_stages(stages_of(schedule))
+        self._exchange = _exchange(stages, pipeline_group, data_parallel_group)
+        where = torch.device(stages[0].device if device is None else device)
+        n_processors = processors_of(where, order.n_ranks)
+        recorder = ActionRecorder(clock_for(where, shared=n_processors is not None))
+        attach_clocks(stages, recorder, settings)
+        self._controller = build_controller(
+            stages,
+            order,
+            settings,
+            chosen,
+            recorder,
+            device=where,
+            exchange=self._exchange,
+            n_processors=n_processors,
+            on_solved=on_plan or (lambda plan, bounds: None),
+        )
+        self._stages = stages
+        self._reporter = Reporter(self._controller)
+        self._undo: list[Callable[[], None]] = [
+            run_batches_in(schedule, self._one_batch, recorder.measure_more)
+        ]
+        self._step = 0
+        self._is_inside = False
+        self._is_open = False
+        self._watch(optimizer)
+
+    # -- the step ----------------------------------------------------------------------------------
+
+    @contextmanager
+    def step(self, t: int) -> Iterator[None]:
+        """Run the batches of an optimizer step, one or several ``schedule.step(...)``, inside.
+
+        The step ends, for policies and for the plan, after the optimizer's step if an optimizer was
+        handed over, otherwise where the next one begins. Then ranks may talk to each other.
+
+        Args:
+            t: Number of the step, from 1; after a resume where the run had stopped.
+
+        Raises:
+            RuntimeError: Inside another step.
+            ValueError: If ``t`` is below 1.
+        """
+        if self._is_inside:
+            raise RuntimeError(f"step {t} begins inside step {self._step}")
+        self._end_step()
+        self._controller.begin_step(t)
+        self._step, self._is_open, self._is_inside = t, True, True
+        try:
+            yield
+        finally:
+            self._is_inside = False
+
+    def _one_batch(self) -> AbstractContextManager[None]:
+        if not self._is_inside:
+            raise RuntimeError(
+                "schedule.step(...) was called outside of `with freezer.step(t):`; put it inside, "
+                "or call freezer.close() to train without freezing"
+            )
+        return self._controller.one_batch()
+
+    def _end_step(self) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._controller.end_step()
+        if self._step % _COLLECT_EVERY == 0:
+            self._reporter.collect()
+
+    def _watch(
+        self, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
+    ) -> None:
+        """End each step once all optimizers have made theirs."""
+        optimizers: list[Any] = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
+        optimizers = [each for each in optimizers if each is not None]
+        done: set[int] = set()
+
+        def after_step(stepped: torch.optim.Optimizer, *args: Any) -> None:
+            done.add(id(stepped))
+            if len(done) == len(optimizers):
+                done.clear()
+                self._end_step()
+
+        for each in optimizers:
+            self._undo.append(each.register_step_post_hook(after_step).remove)
+
+    # -- what is known -----------------------------------------------------------------------------
+
+    @property
+    def plan(self) -> FreezePlan | None:
+        """The plan, once there is one."""
+        return self._controller.plan
+
+    @property
+    def bounds(self) -> DurationBounds | None:
+        """The measured times that it was made from."""
+        return self._controller.bounds
+
+    @property
+    def phase(self) -> Phase:
+        """The phase of the current step; of the first one before any."""
+        return self._controller.phase if self._step else self._controller.settings.phases.phase(1)
+
+    def report(self) -> FreezeReport:
+        """Return what was measured and planned; every rank must call this together.
+
+        Call it between two steps. It waits for the device.
+        """
+        self._end_step()
+        return self._reporter.report(self._step)
+
+    # -- checkpoint --------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint should hold; every rank must call this together.
+
+        Returns:
+            Texts, of all ranks on every rank, and this rank's vectors of policies, tensors.
+        """
+        self._end_step()
+        mine = self._controller.state_dict()
+        texts = {name: value for name, value in mine.items() if isinstance(value, str)}
+        for theirs in self._exchange.all_gather(texts):
+            mine |= theirs
+        return mine
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` returned; call it before the first step.
+
+        Raises:
+            ValueError: If it is the state of another pipeline or of another method.
+        """
+        self._controller.load_state_dict(state_dict)
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End what runs in the background, and let the schedule run as it did before."""
+        self._controller.close()
+        while self._undo:
+            self._undo.pop()()
+        for stage in self._stages:
+            stage.recorder = None
+
+    def __enter__(self) -> TimelyFreeze:
+        """Return itself, to be closed at the end of the block."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close."""
+        self.close()
+
+
+def _errors(settings: FreezeSettings, *, plans: bool, n_stages: int) -> Iterator[str]:
+    """Yield which of the numbers break their rules, beyond those that the settings refuse."""
+    phases = settings.phases
+    yield from seed_errors(settings.seed)
+    if not plans:
+        return
+    yield from ratio_errors(settings.max_freeze_ratio, n_stages)
+    yield from skip_errors(settings.first_stage, settings.skip_input_grads)
+    if not phases.measures:
+        yield f"monitor is {phases.last_monitor_step}, as warmup; a plan needs steps to measure in"
+    else:
+        yield from discard_errors(settings.discard_batches, phases)
+    if not settings.solver_time_limit_s > 0:
+        yield f"solver_time_limit_s is {settings.solver_time_limit_s}; it must be above 0"
+
+
+def _exchange(
+    stages: Sequence[FreezingStage],
+    pipeline_group: dist.ProcessGroup | None,
+    data_parallel_group: dist.ProcessGroup | None,
+) -> Exchange:
+    if data_parallel_group is not None:
+        return GridExchange(pipeline_group or stages[0].group, data_parallel_group)
+    if pipeline_group is None:
+        return Exchange()
+    parameters = [p for stage in stages for p in stage.submod.parameters()]
+    if any(isinstance(p, DTensor) and p.device_mesh.size() > 1 for p in parameters):
+        raise ValueError(
+            "pipeline_group is given and data_parallel_group is None, but parameters are split "
+            "between processes, which have to freeze the same; name the group of the processes "
+            "that hold the same stages"
+        )
+    return Exchange(pipeline_group)

@@ -1,0 +1,132 @@
+"""Puts a controller together for the stages that a schedule drives on this rank."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from timelyfreeze.control.controller import FreezeController
+from timelyfreeze.control.planner import TransferMeter
+from timelyfreeze.control.policy_checks import checks_for
+from timelyfreeze.planning import FreezePlan
+from timelyfreeze.policies import FreezePolicy
+from timelyfreeze.runtime import (
+    ActionRecorder,
+    Exchange,
+    FreezingStage,
+    GradientEnergy,
+    clock_for,
+    measure_transfers,
+)
+from timelyfreeze.schedule import ScheduleOrder
+from timelyfreeze.settings import PER_TENSOR, FreezeSettings
+from timelyfreeze.timing import DurationBounds, shared_cores
+
+logger = logging.getLogger(__name__)
+
+
+def attach_clocks(
+    stages: Sequence[FreezingStage],
+    recorder: ActionRecorder,
+    settings: FreezeSettings | None = None,
+) -> None:
+    """Have stages time their actions, and accept masks as ``settings`` want them.
+
+    Args:
+        stages: This rank's, parallelisms applied.
+        recorder: Where times go.
+        settings: The user's choices; None to freeze nothing.
+    """
+    per_tensor = (
+        settings is not None and settings.phases.measures and settings.first_stage == PER_TENSOR
+    )
+    for stage in stages:
+        stage.attach(recorder, per_tensor=per_tensor)
+
+
+def build_controller(
+    stages: Sequence[FreezingStage],
+    order: ScheduleOrder,
+    settings: FreezeSettings,
+    policy: FreezePolicy | None,
+    recorder: ActionRecorder,
+    *,
+    device: torch.device,
+    exchange: Exchange | None = None,
+    n_processors: float | None = None,
+    on_solved: Callable[[FreezePlan, DurationBounds], None] = lambda plan, bounds: None,
+    transfers: TransferMeter | None = None,
+    measures_energy: bool = False,
+    controller: type[FreezeController] = FreezeController,
+) -> FreezeController:
+    """Return a controller; every rank must call this together.
+
+    Args:
+        stages: This rank's, clocks attached.
+        order: Declared order of the whole pipeline.
+        settings: The user's choices; with monitoring steps if a plan is to be made.
+        policy: Says which tensors to freeze; None to draw at random.
+        recorder: What the stages' times go to.
+        device: Where they compute.
+        exchange: Talks to the other ranks; None for the default group.
+        n_processors: How many of a pipeline's ranks compute at once; None if each has a device of
+            its own.
+        on_solved: Called on every rank with each new plan and its bounds.
+        transfers: Times the links between ranks; None to do it by messages.
+        measures_energy: Whether gradients are measured, for p_eff.
+        controller: What to build.
+
+    Raises:
+        ValueError: If the policy's settings are wrong or it refuses the model.
+    """
+    if any(stage.frozen_together for stage in stages):
+        logger.info(
+            "Blocks are compiled: each is frozen whole or not at all in a microbatch, other "
+            "tensors one by one"
+        )
+    exchange = exchange or Exchange()
+    checks = None
+    if policy is not None:
+        checks = checks_for(stages, policy, settings, exchange, clock_for(device))
+    energy = None
+    if measures_energy:
+        parameters = {s.stage_index: [p for _, p in s.named_stage_parameters()] for s in stages}
+        energy = GradientEnergy(parameters)
+    return controller(
+        stages,
+        order,
+        settings,
+        recorder,
+        exchange,
+        checks,
+        n_processors=n_processors,
+        on_solved=on_solved,
+        measure_transfers=transfers or partial(measure_transfers, stages, order, exchange, device),
+        energy=energy,
+    )
+
+
+def processors_of(device: torch.device, n_ranks: int) -> float | None:
+    """Return how many ranks of a pipeline compute at once; None if each has its own device.
+
+    Args:
+        device: Where the ranks compute.
+        n_ranks: Of a pipeline.
+    """
+    if device.type != "cpu":
+        return None
+    n_local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
+    cores = shared_cores(n_local_ranks, torch.get_num_threads())
+    if cores is None:
+        return None
+    logger.info(
+        "%d ranks share %g cores; the plan and its prediction take that into account",
+        n_local_ranks,
+        cores,
+    )
+    return cores * n_ranks / n_local_ranks

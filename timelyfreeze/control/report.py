@@ -1,0 +1,133 @@
+"""What freezing has done so far, in a few numbers and in words."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from timelyfreeze.control.collected import CollectedMetrics
+from timelyfreeze.control.controller import FreezeController
+from timelyfreeze.settings import Phase
+
+# Of each phase as many of the last batches count.
+_KEPT = 256
+
+
+@dataclass(frozen=True)
+class FreezeReport:
+    """What a run has measured and planned up to now, the same on every rank.
+
+    Attributes:
+        step: The last step that was begun.
+        phase: Its phase.
+        batch_ms: Median time of the last batches of each phase that has been measured.
+        unfrozen_batch_ms: What the plan predicts without freezing; None without a plan.
+        planned_batch_ms: What it predicts with its ratios.
+        frozen_batch_ms: What it predicts with everything frozen: the upper bound of the gain.
+        planned_ratios: Mean planned freeze ratio of each stage's backwards.
+        applied_ratios: Mean frozen fraction of each stage's backwards, in the last step collected.
+        average_freeze_ratio: Mean frozen fraction since the run began.
+        without: Why nothing is frozen by a plan, where that is so.
+    """
+
+    step: int
+    phase: Phase
+    batch_ms: Mapping[Phase, float]
+    unfrozen_batch_ms: float | None
+    planned_batch_ms: float | None
+    frozen_batch_ms: float | None
+    planned_ratios: Mapping[int, float]
+    applied_ratios: Mapping[int, float]
+    average_freeze_ratio: float
+    without: str | None
+
+    @property
+    def measured_unfrozen_ms(self) -> float | None:
+        """Median time of a batch that freezes nothing; None if none was measured."""
+        return self.batch_ms.get(Phase.UPPER_BOUND, self.batch_ms.get(Phase.WARMUP))
+
+    @property
+    def measured_frozen_ms(self) -> float | None:
+        """Median time of a batch of the stable phase; None before."""
+        return self.batch_ms.get(Phase.STABLE)
+
+    def __str__(self) -> str:
+        """Return the report as text, a line for each subject."""
+        lines = [f"TimelyFreeze, step {self.step}, phase {self.phase.value}"]
+        lines.append(
+            f"batch measured   {_ms(self.measured_unfrozen_ms)} without freezing, "
+            f"{_ms(self.measured_frozen_ms)} with{self._gain()}"
+        )
+        if self.planned_batch_ms is not None:
+            lines.append(
+                f"batch predicted  {_ms(self.unfrozen_batch_ms)} without freezing, "
+                f"{_ms(self.planned_batch_ms)} with; {_ms(self.frozen_batch_ms)} with everything "
+                "frozen"
+            )
+            lines.append(f"planned ratios   {_ratios(self.planned_ratios)}")
+        if self.applied_ratios:
+            lines.append(f"applied ratios   {_ratios(self.applied_ratios)}")
+        lines.append(f"average ratio    {self.average_freeze_ratio:.2f} since the run began")
+        if self.without is not None:
+            lines.append(f"nothing is frozen by a plan: {self.without}")
+        return "\n".join(lines)
+
+    def _gain(self) -> str:
+        before, after = self.measured_unfrozen_ms, self.measured_frozen_ms
+        if before is None or after is None or after <= 0.0:
+            return ""
+        return f" ({100 * (before / after - 1.0):+.1f}% throughput)"
+
+
+class Reporter:
+    """Collects what a report is made of, before it becomes too much.
+
+    Args:
+        controller: Measures.
+    """
+
+    def __init__(self, controller: FreezeController) -> None:
+        self._controller = controller
+        self._batch_ms: dict[Phase, deque[float]] = {}
+
+    def collect(self) -> CollectedMetrics:
+        """Exchange what was measured since the last time; every rank must call this together."""
+        metrics = self._controller.collect()
+        for phase, times_ms in metrics.batch_ms.items():
+            self._batch_ms.setdefault(phase, deque(maxlen=_KEPT)).extend(times_ms)
+        return metrics
+
+    def report(self, step: int) -> FreezeReport:
+        """Return what is known now; every rank must call this together.
+
+        Args:
+            step: The last step that was begun, 1 or more.
+        """
+        controller, metrics = self._controller, self.collect()
+        plan = controller.plan
+        return FreezeReport(
+            step=step,
+            phase=controller.phase,
+            batch_ms={
+                phase: statistics.median(times_ms)
+                for phase, times_ms in self._batch_ms.items()
+                if times_ms
+            },
+            unfrozen_batch_ms=None if plan is None else plan.unfrozen_batch_ms,
+            planned_batch_ms=None if plan is None else plan.batch_ms,
+            frozen_batch_ms=None if plan is None else plan.frozen_batch_ms,
+            planned_ratios={} if plan is None else plan.stage_mean_ratios(),
+            applied_ratios=metrics.applied_stage_ratios,
+            average_freeze_ratio=metrics.average_freeze_ratio,
+            without=controller.switched_off or controller.failure,
+        )
+
+
+def _ms(time_ms: float | None) -> str:
+    return "not measured" if time_ms is None else f"{time_ms:.1f} ms"
+
+
+def _ratios(ratios: Mapping[int, float]) -> str:
+    return " ".join(f"{stage}:{ratio:.2f}" for stage, ratio in ratios.items())

@@ -1,0 +1,52 @@
+"""What messages call an argument of the library: as its reader does.
+
+Whoever calls the library knows ``monitor``, whoever wrote a configuration file knows
+``freezing.last_monitor_step``. The latter's trainer says so once, for its process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+# Where something else than an argument of ours has to be changed.
+_ELSEWHERE = {
+    "begin_anew": "load the checkpoint without it",
+    "microbatches": "n_microbatches of the schedule",
+    "n_ranks": "a pipeline of size",
+    "pipeline": "the same stages on each rank",
+    "schedule_csv": "the schedule's CSV file",
+}
+Naming = Callable[[str], str]
+
+
+def _as_the_library_does(argument: str) -> str:
+    return _ELSEWHERE.get(argument, argument)
+
+
+_naming: list[Naming] = [_as_the_library_does]
+
+
+def key(argument: str) -> str:
+    """Return what the reader of a message calls ``argument``.
+
+    Args:
+        argument: An argument of :class:`timelyfreeze.TimelyFreeze`; with a dot, a setting of a
+            policy, as in ``apf.threshold``; or one of the few words for what is not ours.
+    """
+    return _naming[-1](argument)
+
+
+def name_arguments(naming: Naming) -> None:
+    """Have messages call arguments what ``naming`` returns, from now on."""
+    _naming[-1] = naming
+
+
+@contextmanager
+def arguments_named(naming: Naming) -> Iterator[None]:
+    """Have messages call arguments what ``naming`` returns, inside the block."""
+    _naming.append(naming)
+    try:
+        yield
+    finally:
+        _naming.pop()
