@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from timelyfreeze.files import listed, shown
+from timelyfreeze.files import keys_of, listed, number_of, shown
 from timelyfreeze.records.benchmarks import BENCHMARKS, BY_KEY, average_accuracy
 
 SCORES = "scores.json"
@@ -56,6 +56,8 @@ class Scores:
         versions: Of lm-eval, transformers and torch.
         evaluated_at: ISO 8601 time with offset.
         benchmarks: Scores by the key of their benchmark.
+        further: Metrics of other tasks of lm-eval, by task and by lm-eval's name of the metric.
+        options: Further options that lm-eval was given.
     """
 
     model: str
@@ -67,6 +69,8 @@ class Scores:
     versions: Mapping[str, str]
     evaluated_at: str
     benchmarks: Mapping[str, Score]
+    further: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    options: str = ""
 
     @property
     def average(self) -> float | None:
@@ -80,7 +84,8 @@ class Scores:
             f"{BY_KEY[key].title} {score.questions} {score.n_questions:,}"
             for key, score in self.benchmarks.items()
         )
-        return f"{'hub' if self.source == HUB else 'local files'}: {names}"
+        place = "hub" if self.source == HUB else "local files"
+        return f"{place}: {names}" + (f", with {self.options}" if self.options else "")
 
 
 def scores_to_json(scores: Scores) -> str:
@@ -114,7 +119,12 @@ def scores_from_json(text: str) -> Scores:
     for key, score in benchmarks.items():
         if score.n_questions < 1:
             raise ValueError(f"{key}.n_questions is {score.n_questions}; it must be 1 or more")
-    return _read(Scores, {**values, "benchmarks": benchmarks}, "scores")
+    scores: Scores = _read(Scores, {**values, "benchmarks": benchmarks}, "scores")
+    for task, metrics in scores.further.items():
+        where = f"further.{listed([task])}"
+        for name in keys_of(where, metrics):
+            number_of(f"{where}.{listed([name])}", metrics[name])
+    return scores
 
 
 def read_scores(folder: Path) -> Scores | None:
@@ -135,23 +145,31 @@ def read_scores(folder: Path) -> Scores | None:
 
 
 def render_scores(scores: Scores) -> str:
-    """Return a table of the scores in percent, as markdown."""
-    lines = [
-        "| benchmark | shots | metric | questions | accuracy, % |",
-        "|---|---|---|---|---|",
-    ]
+    """Return tables as markdown: the benchmarks in percent, then metrics as lm-eval gives them."""
+    lines = []
     for benchmark in BENCHMARKS:
         score = scores.benchmarks.get(benchmark.key)
         if score is None:
             continue
-        error = "" if score.stderr is None else f" +- {100 * score.stderr:.2f}"
+        spread = "" if score.stderr is None else f" +- {100 * score.stderr:.2f}"
         title = benchmark.title + ("" if benchmark.counts else " (not in the average)")
         lines.append(
             f"| {title} | {score.n_shots} | {score.metric} | {score.n_questions:,} of "
-            f"{score.questions} | {100 * score.accuracy:.2f}{error} |"
+            f"{score.questions} | {100 * score.accuracy:.2f}{spread} |"
         )
     if scores.average is not None:
         lines.append(f"| average of four | | | | {100 * scores.average:.2f} |")
+    if lines:
+        head = "| benchmark | shots | metric | questions | accuracy, % |"
+        lines = [head, "|---|---|---|---|---|", *lines]
+    if scores.further:
+        lines += [""] * bool(lines) + ["| task | metric | value |", "|---|---|---|"]
+    for task, metrics in scores.further.items():
+        for name, value in metrics.items():
+            if "_stderr," not in name:
+                error = metrics.get(name.replace(",", "_stderr,", 1))
+                text = f"{value:.4g}" + ("" if error is None else f" +- {error:.2g}")
+                lines.append(f"| {task} | {name} | {text} |")
     return "\n".join(lines) + "\n"
 
 

@@ -1,8 +1,8 @@
 """Sequences of instruction data for fine-tuning, in a stream that is resumable to the example.
 
-Only answers are learned (see ``torchtitan.data.turns``). A example is encoded on its own while
-training. A sequence of ``seq_len`` tokens is one example and padding, or, packed, as many examples as fit
-(see ``torchtitan.data.packing``); either way no answer sees another example.
+Only answers are learned (see ``torchtitan.data.turns``). An example is encoded on its own while
+training. A sequence of ``seq_len`` tokens is one example and padding, or, packed, as many examples
+as fit (see ``torchtitan.data.sequences``); either way no answer sees another example.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,9 +17,8 @@ from torchtitan.tools.logging import logger
 from torchtitan.data.chat_template import ChatTemplate
 from torchtitan.data.examples import InstructExamples
 from torchtitan.data.messages import MessageReader
-from torchtitan.data.packing import WINDOW_ROWS
-from torchtitan.data.sequences import ExampleSequences, Sample
-from torchtitan.data.split import ALL_ROWS, ExampleSplit
+from torchtitan.data.sequences import WINDOW_EXAMPLES, ExampleSequences, Sample
+from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit
 from torchtitan.data.stream import (
     EpochPlace,
     ExampleStream,
@@ -35,23 +34,24 @@ class InstructDataset(IterableDataset, Stateful):
 
     An epoch is a pass over all examples of the split, in its order or in a permutation drawn from
     ``(shuffle_seed, epoch)``, the same on all ranks. Epochs follow each other in one stream
-    (:mod:`torchtitan.data.stream`), of which rank r of D takes every D-th example from the r-th on; of W
-    loader workers, worker w counts as rank r W + w of D W. So the stream does not depend on who
-    reads it, and any number of ranks can go on where others have stopped: see :meth:`remaining`.
+    (:mod:`torchtitan.data.stream`), of which rank r of D takes every D-th example from the r-th on;
+    of W loader workers, worker w counts as rank r W + w of D W. So the stream does not depend on
+    who reads it, and any number of ranks can go on where others have stopped: see
+    :meth:`remaining`.
 
     A finite stream (``infinite=False``) is one epoch. It is cut to equal fractions, so that no rank
     runs dry before another: up to D - 1 (D W - 1) examples are left out.
 
-    A example none of whose answer tokens fits into ``seq_len`` is dropped, counted, and reported at the
-    end of the epoch. An endless stream goes on to the next example. A finite one finds these examples
-    before it starts, by encoding all examples once: dropped on the way, they would make one rank's
-    share shorter than another's.
+    An example none of whose answer tokens fits into ``seq_len`` is dropped, counted, and reported
+    at the end of the epoch. An endless stream goes on to the next example. A finite one finds these
+    examples before it starts, by encoding all examples once: dropped on the way, they would make
+    one rank's part shorter than another's.
 
     Iterating anew starts at the first example, unless ``load_state_dict`` or ``go_on`` was called
     since.
 
-    Packed sequences are made of :data:`WINDOW_ROWS` examples of the fraction at a time, all of one epoch.
-    Ranks do not have equally many of them: packing is for endless streams.
+    Packed sequences are made of :data:`WINDOW_EXAMPLES` examples of a rank's part at a time, all of
+    one epoch. Ranks do not have equally many of them: packing is for endless streams.
 
     Args:
         examples: The data set.
@@ -64,7 +64,7 @@ class InstructDataset(IterableDataset, Stateful):
         shuffle_seed: Seed of the permutations, at least 0; None keeps the order.
         section: Config section that messages name.
         split: Which examples to read.
-        template: Makes a example's text of its messages; None takes turns as they are.
+        template: Makes an example's text of its messages; None takes turns as they are.
         packing: Put several examples into a sequence.
 
     Attributes:
@@ -76,9 +76,9 @@ class InstructDataset(IterableDataset, Stateful):
         ``"positions"``, int64 [T], too: see :class:`PackedSequence`.
 
     Raises:
-        ValueError: If an argument is out of range, there are fewer examples than ranks, or every example of
-            an epoch is dropped.
-        DataExampleError: If the formatter or the template refuses a example.
+        ValueError: If an argument is out of range, there are fewer examples than ranks, or every
+            example of an epoch is dropped.
+        DataExampleError: If the formatter or the template refuses an example.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class InstructDataset(IterableDataset, Stateful):
         infinite: bool = True,
         shuffle_seed: int | None = None,
         section: str = "training",
-        split: ExampleSplit = ALL_ROWS,
+        split: ExampleSplit = ALL_EXAMPLES,
         template: ChatTemplate | None = None,
         packing: bool = False,
     ) -> None:
@@ -109,7 +109,7 @@ class InstructDataset(IterableDataset, Stateful):
         self.sequences = ExampleSequences(
             examples, formatter, tokenizer, seq_len, template, packing
         )
-        self._n_rows = len(examples)
+        self._n_examples = len(examples)
         self._seq_len = seq_len
         self._dp_rank = dp_rank
         self._dp_world_size = dp_world_size
@@ -117,7 +117,7 @@ class InstructDataset(IterableDataset, Stateful):
         self._shuffle_seed = shuffle_seed
         self._seq_len_key = f"{section}.seq_len"
         self._split = split
-        self._window = WINDOW_ROWS if packing else 1
+        self._window = WINDOW_EXAMPLES if packing else 1
         self._indices = split.indices(len(examples))
         self._fitting: np.ndarray | None = None
         self._orders: dict[int, np.ndarray] = {}
@@ -160,8 +160,8 @@ class InstructDataset(IterableDataset, Stateful):
         usable = self._usable()
         if len(usable) < n_readers:
             raise ValueError(
-                f"the data set has {len(usable)} usable examples, fewer than the {n_readers} readers "
-                "(data-parallel ranks times loader workers); use fewer ranks or more data"
+                f"the data set has {len(usable)} usable examples, fewer than the {n_readers} "
+                "readers (data-parallel ranks times loader workers); use fewer ranks or more data"
             )
         return len(usable) // n_readers
 
@@ -259,7 +259,7 @@ class InstructDataset(IterableDataset, Stateful):
     def _identity(self) -> dict[str, Any]:
         """What must be the same for a position to mean the same example."""
         return {
-            "examples": self._n_rows,
+            "examples": self._n_examples,
             "shuffle_seed": self._shuffle_seed,
             "infinite": self.infinite,
             "validation_fraction": self._split.validation_fraction,
@@ -376,7 +376,8 @@ class InstructDataset(IterableDataset, Stateful):
         Raises:
             ValueError: If it belongs to others.
         """
-        # Checkpoints from before examples could be held out or packed: they read all examples, one by one.
+        # Checkpoints from before examples could be held out or packed: they read all examples, one
+        # by one.
         before = {"validation_fraction": 0.0, "held_out": False, "packing": None, "in_window": 0}
         saved = {**before, **state}
         for name, value in self._identity().items():

@@ -11,9 +11,9 @@ from typing import NamedTuple
 class ExampleStream:
     """Numbers of the examples that nobody had read when the readers began, ascending.
 
-    Number g stands for the example at place g mod n of epoch g div n, in the order of that epoch; n is
-    the number of examples. So a number means the same example whoever reads it. Of R readers, r takes every
-    R-th number from the r-th on.
+    Number g stands for the example at place g mod n of epoch g div n, in the order of that epoch; n
+    is the number of examples. So a number means the same example whoever reads it. Of R readers, r
+    takes every R-th number from the r-th on.
 
     Attributes:
         start: All numbers from here on are in the stream.

@@ -125,7 +125,7 @@ def test_a_resumed_stream_is_the_stream_that_never_stopped(
     too_long: set[int],
     data: st.DataObject,
 ) -> None:
-    count += len(too_long) * world_size  # so that every rank has a example that fits
+    count += len(too_long) * world_size  # so that every rank has an example that fits
     rank = data.draw(st.integers(0, world_size - 1))
     kwargs = {"dp_rank": rank, "dp_world_size": world_size, "shuffle_seed": seed}
     kwargs["infinite"] = infinite

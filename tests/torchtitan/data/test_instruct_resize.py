@@ -224,7 +224,7 @@ def test_old_states_leave_what_they_had_not_read(
 
 
 def test_old_states_within_a_window_leave_the_rest_of_it() -> None:
-    """Examples of four tokens, three in a sequence, windows of two sequences; the first was read."""
+    """Examples of four tokens, three in a sequence, windows of two sequences; one was read."""
     packed = {"packing": "12 tokens, no template", "in_window": 1, "shuffle_seed": None}
     state = old_state(12, 0, 0, 2, seed=0) | packed
     data = make([3] * 12, 1, 2, window=6)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torchtitan.data.split import ALL_ROWS, ExampleSplit, fraction_error, is_same_data_set
+from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit, fraction_error, is_same_data_set
 from torchtitan.data.turns import INSTRUCT_DATASETS, is_instruct_dataset
 from torchtitan.freezing.config import JobConfig
 
@@ -14,7 +14,7 @@ def validation_split(config: JobConfig) -> ExampleSplit:
     fraction = config.data.validation_fraction
     if fraction > 0 and _reads_training_data(config):
         return ExampleSplit(fraction, held_out=True)
-    return ALL_ROWS
+    return ALL_EXAMPLES
 
 
 def reads_training_examples(config: JobConfig) -> bool:
