@@ -19,13 +19,7 @@ from torchtitan.data.examples import InstructExamples
 from torchtitan.data.messages import MessageReader
 from torchtitan.data.sequences import WINDOW_EXAMPLES, ExampleSequences, Sample
 from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit
-from torchtitan.data.stream import (
-    EpochPlace,
-    ExampleStream,
-    ReaderPlace,
-    remaining,
-    remaining_of_epochs,
-)
+from torchtitan.data.stream import ExampleStream, ReaderPlace, remaining
 from torchtitan.data.turns import Formatter
 
 
@@ -288,21 +282,20 @@ class InstructDataset(IterableDataset, Stateful):
             ValueError: If the state belongs to another data set or order, or cannot be gone on from
                 by as many readers; then :meth:`remaining` tells what they have left.
         """
+        self._require_same(state_dict)
         n_readers = self._reader()[1]
-        saved = self._as_one_stream(self._checked(state_dict), n_readers)
-        dp_world_size = state_dict.get("dp_world_size", self._dp_world_size)
-        if saved is None or saved["readers"] != n_readers or dp_world_size != self._dp_world_size:
+        if state_dict["readers"] != n_readers:
             raise ValueError(
                 f"this is the state of one of other readers than these {n_readers}; "
                 "remaining() tells what all of them together have left"
             )
-        self._begin(ExampleStream(saved["start"], tuple(saved["left"])))
-        self._taken = saved["taken"]
-        self._in_window = saved["in_window"]
-        self._epoch = saved["epoch"]
-        self._seen = saved["seen"]
-        self._dropped = saved["dropped"]
-        self._shortened = saved["shortened"]
+        self._begin(ExampleStream(state_dict["start"], tuple(state_dict["left"])))
+        self._taken = state_dict["taken"]
+        self._in_window = state_dict["in_window"]
+        self._epoch = state_dict["epoch"]
+        self._seen = state_dict["seen"]
+        self._dropped = state_dict["dropped"]
+        self._shortened = state_dict["shortened"]
         self._resumed = True
 
     def continues(self, states: Sequence[Mapping[str, Any]], n_readers: int) -> bool:
@@ -311,8 +304,9 @@ class InstructDataset(IterableDataset, Stateful):
         Raises:
             ValueError: If they belong to another data set or order.
         """
-        every = [self._as_one_stream(self._checked(state), n_readers) for state in states]
-        return all(state is not None and state["readers"] == n_readers for state in every)
+        for state in states:
+            self._require_same(state)
+        return all(state["readers"] == n_readers for state in states)
 
     def go_on(self, stream: ExampleStream) -> None:
         """Let the next iteration begin with the first example of ``stream``."""
@@ -331,17 +325,14 @@ class InstructDataset(IterableDataset, Stateful):
             ValueError: If the states belong to another data set or order, or not together.
         """
         n_readers = len(states)
-        every = [self._checked(state) for state in states]
-        joined = [s for s in (self._as_one_stream(s, n_readers) for s in every) if s is not None]
-        if not joined:
-            places = [self._place_in_epoch(state, r, n_readers) for r, state in enumerate(every)]
-            return remaining_of_epochs(len(self._usable()), places)
-        start, left = joined[0]["start"], joined[0]["left"]
+        for state in states:
+            self._require_same(state)
+        start, left = states[0]["start"], states[0]["left"]
         together = {"readers": n_readers, "start": start, "left": left}
-        if len(joined) < n_readers or any(s | together != s for s in joined):
+        if any({**state, **together} != state for state in states):
             raise ValueError("these are not the states of all readers of one stream")
         stream = ExampleStream(start, tuple(left))
-        places = [self._place(stream, state, r, n_readers) for r, state in enumerate(joined)]
+        places = [self._place(stream, state, r, n_readers) for r, state in enumerate(states)]
         return remaining(stream, places)
 
     def _place(
@@ -354,15 +345,6 @@ class InstructDataset(IterableDataset, Stateful):
         kept = self._kept(window, state["in_window"])
         return ReaderPlace(state["taken"] + len(window), kept)
 
-    def _place_in_epoch(self, state: Mapping[str, Any], reader: int, n_readers: int) -> EpochPlace:
-        """Return how far a reader had come where epochs did not join."""
-        epoch, position, n_examples = state["epoch"], state["position"], len(self._usable())
-        if not state["in_window"]:
-            return EpochPlace(epoch, position)
-        end = min(position + self._window, n_examples // n_readers)
-        window = [epoch * n_examples + reader + k * n_readers for k in range(position, end)]
-        return EpochPlace(epoch, end, self._kept(window, state["in_window"]))
-
     def _kept(self, window: Sequence[int], n_handed_out: int) -> list[int]:
         """Return which numbers of a window are in none of its first sequences."""
         examples = {number: self.sequences.encode(self._index(number)) for number in window}
@@ -370,41 +352,12 @@ class InstructDataset(IterableDataset, Stateful):
         sequences = self.sequences.dealt([examples[number] for number in usable])
         return [usable[place] for sequence in sequences[n_handed_out:] for place in sequence]
 
-    def _checked(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a state of this data set and order, with what was added to states later.
-
-        Raises:
-            ValueError: If it belongs to others.
-        """
-        # Checkpoints from before examples could be held out or packed: they read all examples, one
-        # by one.
-        before = {"validation_fraction": 0.0, "held_out": False, "packing": None, "in_window": 0}
-        saved = {**before, **state}
+    def _require_same(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError if a state belongs to another data set or order."""
         for name, value in self._identity().items():
-            if saved[name] != value:
+            if state.get(name) != value:
                 raise ValueError(
-                    f"the checkpoint's data loader has {name} = {saved[name]!r}, this run has "
+                    f"the checkpoint's data loader has {name} = {state.get(name)!r}, this run has "
                     f"{value!r}; to start the data anew, add 'dataloader' to "
                     "checkpoint.exclude_from_loading"
                 )
-        return saved
-
-    def _as_one_stream(self, state: dict[str, Any], n_readers: int) -> dict[str, Any] | None:
-        """Return a state as states are now; None if it was one of epochs that did not join.
-
-        Epochs used to be dealt out anew each, without the examples that were not enough for all.
-        """
-        if "taken" in state:
-            return state
-        n_examples = len(self._usable())
-        if n_examples % n_readers:
-            return None
-        fraction = n_examples // n_readers
-        window = min(self._window, fraction - state["position"]) if state["in_window"] else 0
-        return state | {
-            "readers": n_readers,
-            "start": 0,
-            "left": [],
-            "taken": state["epoch"] * fraction + state["position"],
-            "seen": state["position"] + window,
-        }

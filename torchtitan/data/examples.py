@@ -177,7 +177,7 @@ def _read_local(path: Path, fields: Sequence[str], key: str) -> InstructExamples
 def _read_files(
     files: tuple[Path, ...], states: tuple[tuple[int, int], ...], fields: tuple[str, ...]
 ) -> InstructExamples:
-    """Return the examples of files; by ``states`` they are known to be those that were read before."""
+    """Return the examples of files; ``states`` tell whether they are those read before."""
     examples: list[dict[str, Any]] = []
     numbers = array("Q")
     counts: list[tuple[str, int]] = []

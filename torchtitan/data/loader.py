@@ -1,4 +1,4 @@
-"""Batches of instruction data: a loader whose place any number of ranks and workers can go on from."""
+"""Batches of instruction data, from a loader that any number of ranks and workers can resume."""
 
 from __future__ import annotations
 
@@ -178,8 +178,8 @@ def build_instruct_dataloader(
         require_a_batch(count, batch_size, section, split)
         if count % batch_size:
             logger.info(
-                f"The last {count % batch_size} of a reader's {count} examples do not fill a batch of "
-                f"{section}.local_batch_size = {batch_size} and are left out"
+                f"The last {count % batch_size} of a reader's {count} examples do not fill a batch "
+                f"of {section}.local_batch_size = {batch_size} and are left out"
             )
     return ResizableDataloader(
         dataset_,
@@ -193,12 +193,12 @@ def build_instruct_dataloader(
 def examples_of_a_reader(
     dataset: InstructDataset, dp_rank: int, dp_world_size: int, num_workers: int
 ) -> int:
-    """Count the examples of an epoch that each loader worker of ``dp_rank`` reads; one without any."""
+    """Count the examples of an epoch that each loader worker reads; without any, the rank."""
     return dataset.examples_of_a_reader(dp_world_size * max(1, num_workers))
 
 
 def require_a_batch(count: int, batch_size: int, section: str, split: ExampleSplit) -> None:
-    """Refuse a reader's share that is smaller than a batch.
+    """Refuse a reader's part that is smaller than a batch.
 
     Raises:
         ValueError: Naming the keys of ``section``.

@@ -1,4 +1,4 @@
-"""What is said in an example of instruction data: messages, before any template makes text of them."""
+"""What is said in an example of instruction data: messages, before a template makes a text."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

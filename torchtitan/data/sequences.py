@@ -110,7 +110,7 @@ class ExampleSequences:
 
     @property
     def packed_as(self) -> str | None:
-        """What a window's sequences depend on besides its examples; None where a window is an example."""
+        """What a window's sequences depend on besides its examples; None without packing."""
         if not self._packing:
             return None
         template = "no template" if self._template is None else self._template.name

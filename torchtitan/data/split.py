@@ -1,4 +1,4 @@
-"""Which examples of an instruction data set are trained on, and which are held out for validation."""
+"""Which examples of instruction data are trained on, and which are held out for validation."""
 
 import os
 from dataclasses import dataclass

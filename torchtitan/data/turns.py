@@ -24,7 +24,7 @@ IGNORE_INDEX = -100
 
 
 class Turn(NamedTuple):
-    """A piece of an example: who speaks, the text as the model reads it, and whether it is learned."""
+    """A piece of an example: who speaks, the text that the model reads, whether it is learned."""
 
     role: str
     text: str
@@ -70,7 +70,7 @@ def format_sharegpt(example: dict[str, Any]) -> list[Turn]:
 
 @dataclass(frozen=True)
 class InstructSpec:
-    """A kind of instruction data: hub name by default, fields it reads, example -> turns, messages."""
+    """A kind of instruction data: its name on the hub, its fields, example -> turns, messages."""
 
     default_path: str
     fields: tuple[str, ...]
