@@ -42,7 +42,7 @@ ALLOWED = {
         "read_metadata",
     ): "torch's reader of safetensors headers, which are JSON",
     (
-        "torchtitan/data/resizable_loader.py",
+        "torchtitan/data/loader.py",
         "pickle",
     ): "the data loader's place in a checkpoint, which TorchTitan pickles: read by an unpickler "
     "that refuses every name, so that nothing can be called",

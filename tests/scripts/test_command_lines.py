@@ -111,7 +111,7 @@ COMMANDS = {
             "--step": COUNT,
             "--data-dir": ([], ["/no/such", "a_file", "x" * 5000]),
             "--limit": COUNT,
-            "--benchmarks": (["hellaswag"], ["x", "", "x" * 5000]),
+            "--tasks": (["hellaswag", "mmlu,hellaswag"], ["mmlu,,x", "", "x" * 5000]),
             "--device": (["cpu"], ["cuda:99", "x", "cuda:-1", "", "cpu:x"]),
             "--dtype": (["float32"], ["float8", "x", ""]),
             "--batch-size": (["8", "auto"], ["0", "-1", "1.5", "x", "9" * 30, ""]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from timelyfreeze.files import (
     keys_of,
     listed,
     markdown_table,
+    number_of,
     parse_json,
     read_dataclass,
     shown,
@@ -60,6 +61,8 @@ class Scores:
         versions: Of lm-eval, transformers and torch.
         evaluated_at: ISO 8601 time with offset.
         benchmarks: Scores by the key of their benchmark.
+        further: Metrics of other tasks of lm-eval, by task and by lm-eval's name of the metric.
+        options: Further options that lm-eval was given.
     """
 
     model: str
@@ -71,6 +74,8 @@ class Scores:
     versions: Mapping[str, str]
     evaluated_at: str
     benchmarks: Mapping[str, Score]
+    further: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    options: str = ""
 
     @property
     def average(self) -> float | None:
@@ -84,7 +89,8 @@ class Scores:
             f"{BY_KEY[key].title} {score.questions} {score.n_questions:,}"
             for key, score in self.benchmarks.items()
         )
-        return f"{'hub' if self.source == HUB else 'local files'}: {names}"
+        place = "hub" if self.source == HUB else "local files"
+        return f"{place}: {names}" + (f", with {self.options}" if self.options else "")
 
 
 def scores_to_json(scores: Scores) -> str:
@@ -112,6 +118,10 @@ def scores_from_json(text: str) -> Scores:
     for key, score in scores.benchmarks.items():
         if score.n_questions < 1:
             raise ValueError(f"{key}.n_questions is {score.n_questions}; it must be 1 or more")
+    for task, metrics in scores.further.items():
+        where = f"further.{listed([task])}"
+        for name in keys_of(where, metrics):
+            number_of(f"{where}.{listed([name])}", metrics[name])
     return scores
 
 
@@ -133,21 +143,32 @@ def read_scores(folder: Path) -> Scores | None:
 
 
 def render_scores(scores: Scores) -> str:
-    """Return a table of the scores in percent, as markdown."""
+    """Return tables as markdown: the benchmarks in percent, then metrics as lm-eval gives them."""
     rows = []
     for benchmark in BENCHMARKS:
         score = scores.benchmarks.get(benchmark.key)
         if score is None:
             continue
-        error = "" if score.stderr is None else f" +- {100 * score.stderr:.2f}"
+        spread = "" if score.stderr is None else f" +- {100 * score.stderr:.2f}"
         title = benchmark.title + ("" if benchmark.counts else " (not in the average)")
         questions = f"{score.n_questions:,} of {score.questions}"
-        accuracy = f"{100 * score.accuracy:.2f}{error}"
+        accuracy = f"{100 * score.accuracy:.2f}{spread}"
         rows.append([title, str(score.n_shots), score.metric, questions, accuracy])
     if scores.average is not None:
         rows.append(["average of four", "", "", "", f"{100 * scores.average:.2f}"])
     header = ["benchmark", "shots", "metric", "questions", "accuracy, %"]
-    return markdown_table(header, rows) + "\n"
+    tables = [markdown_table(header, rows)] if rows else []
+    if further := list(_further_rows(scores)):
+        tables.append(markdown_table(["task", "metric", "value"], further))
+    return "\n\n".join(tables) + "\n"
+
+
+def _further_rows(scores: Scores) -> Iterator[list[str]]:
+    for task, metrics in scores.further.items():
+        for name, value in metrics.items():
+            if "_stderr," not in name:
+                error = metrics.get(name.replace(",", "_stderr,", 1))
+                yield [task, name, f"{value:.4g}" + ("" if error is None else f" +- {error:.2g}")]
 
 
 def _is_fraction(value: Any) -> bool:

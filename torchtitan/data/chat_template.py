@@ -3,8 +3,8 @@
 A template is a Jinja program, as transformers keeps it in a tokenizer's folder, and is run in
 Jinja's sandbox with what transformers gives it: ``messages``, ``add_generation_prompt``, the
 tokenizer's special tokens and ``raise_exception``. Two things differ. There are no tools or
-documents. And there is no ``strftime_now``: examples that carry today's date would differ from one day
-to the next, so templates that ask whether it exists (Llama 3.1 and 3.2) write their own date.
+documents. And there is no ``strftime_now``: examples that carry today's date would differ from one
+day to the next, so templates that ask whether it exists (Llama 3.1 and 3.2) write their own date.
 """
 
 from __future__ import annotations

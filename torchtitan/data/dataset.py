@@ -1,8 +1,8 @@
 """Sequences of instruction data for fine-tuning, in a stream that is resumable to the example.
 
-Only answers are learned (see ``torchtitan.data.turns``). A example is encoded on its own while
-training. A sequence of ``seq_len`` tokens is one example and padding, or, packed, as many examples as fit
-(see ``torchtitan.data.packing``); either way no answer sees another example.
+Only answers are learned (see ``torchtitan.data.turns``). An example is encoded on its own while
+training. A sequence of ``seq_len`` tokens is one example and padding, or, packed, as many examples
+as fit (see ``torchtitan.data.sequences``); either way no answer sees another example.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,16 +17,9 @@ from torchtitan.tools.logging import logger
 from torchtitan.data.chat_template import ChatTemplate
 from torchtitan.data.examples import InstructExamples
 from torchtitan.data.messages import MessageReader
-from torchtitan.data.packing import WINDOW_ROWS
-from torchtitan.data.sequences import ExampleSequences, Sample
-from torchtitan.data.split import ALL_ROWS, ExampleSplit
-from torchtitan.data.stream import (
-    EpochPlace,
-    ExampleStream,
-    ReaderPlace,
-    remaining,
-    remaining_of_epochs,
-)
+from torchtitan.data.sequences import WINDOW_EXAMPLES, ExampleSequences, Sample
+from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit
+from torchtitan.data.stream import ExampleStream, ReaderPlace, remaining
 from torchtitan.data.turns import Formatter
 
 
@@ -35,23 +28,24 @@ class InstructDataset(IterableDataset, Stateful):
 
     An epoch is a pass over all examples of the split, in its order or in a permutation drawn from
     ``(shuffle_seed, epoch)``, the same on all ranks. Epochs follow each other in one stream
-    (:mod:`torchtitan.data.stream`), of which rank r of D takes every D-th example from the r-th on; of W
-    loader workers, worker w counts as rank r W + w of D W. So the stream does not depend on who
-    reads it, and any number of ranks can go on where others have stopped: see :meth:`remaining`.
+    (:mod:`torchtitan.data.stream`), of which rank r of D takes every D-th example from the r-th on;
+    of W loader workers, worker w counts as rank r W + w of D W. So the stream does not depend on
+    who reads it, and any number of ranks can go on where others have stopped: see
+    :meth:`remaining`.
 
     A finite stream (``infinite=False``) is one epoch. It is cut to equal fractions, so that no rank
     runs dry before another: up to D - 1 (D W - 1) examples are left out.
 
-    A example none of whose answer tokens fits into ``seq_len`` is dropped, counted, and reported at the
-    end of the epoch. An endless stream goes on to the next example. A finite one finds these examples
-    before it starts, by encoding all examples once: dropped on the way, they would make one rank's
-    share shorter than another's.
+    An example none of whose answer tokens fits into ``seq_len`` is dropped, counted, and reported
+    at the end of the epoch. An endless stream goes on to the next example. A finite one finds these
+    examples before it starts, by encoding all examples once: dropped on the way, they would make
+    one rank's part shorter than another's.
 
     Iterating anew starts at the first example, unless ``load_state_dict`` or ``go_on`` was called
     since.
 
-    Packed sequences are made of :data:`WINDOW_ROWS` examples of the fraction at a time, all of one epoch.
-    Ranks do not have equally many of them: packing is for endless streams.
+    Packed sequences are made of :data:`WINDOW_EXAMPLES` examples of a rank's part at a time, all of
+    one epoch. Ranks do not have equally many of them: packing is for endless streams.
 
     Args:
         examples: The data set.
@@ -64,7 +58,7 @@ class InstructDataset(IterableDataset, Stateful):
         shuffle_seed: Seed of the permutations, at least 0; None keeps the order.
         section: Config section that messages name.
         split: Which examples to read.
-        template: Makes a example's text of its messages; None takes turns as they are.
+        template: Makes an example's text of its messages; None takes turns as they are.
         packing: Put several examples into a sequence.
 
     Attributes:
@@ -76,9 +70,9 @@ class InstructDataset(IterableDataset, Stateful):
         ``"positions"``, int64 [T], too: see :class:`PackedSequence`.
 
     Raises:
-        ValueError: If an argument is out of range, there are fewer examples than ranks, or every example of
-            an epoch is dropped.
-        DataExampleError: If the formatter or the template refuses a example.
+        ValueError: If an argument is out of range, there are fewer examples than ranks, or every
+            example of an epoch is dropped.
+        DataExampleError: If the formatter or the template refuses an example.
     """
 
     def __init__(
@@ -92,7 +86,7 @@ class InstructDataset(IterableDataset, Stateful):
         infinite: bool = True,
         shuffle_seed: int | None = None,
         section: str = "training",
-        split: ExampleSplit = ALL_ROWS,
+        split: ExampleSplit = ALL_EXAMPLES,
         template: ChatTemplate | None = None,
         packing: bool = False,
     ) -> None:
@@ -109,7 +103,7 @@ class InstructDataset(IterableDataset, Stateful):
         self.sequences = ExampleSequences(
             examples, formatter, tokenizer, seq_len, template, packing
         )
-        self._n_rows = len(examples)
+        self._n_examples = len(examples)
         self._seq_len = seq_len
         self._dp_rank = dp_rank
         self._dp_world_size = dp_world_size
@@ -117,7 +111,7 @@ class InstructDataset(IterableDataset, Stateful):
         self._shuffle_seed = shuffle_seed
         self._seq_len_key = f"{section}.seq_len"
         self._split = split
-        self._window = WINDOW_ROWS if packing else 1
+        self._window = WINDOW_EXAMPLES if packing else 1
         self._indices = split.indices(len(examples))
         self._fitting: np.ndarray | None = None
         self._orders: dict[int, np.ndarray] = {}
@@ -160,8 +154,8 @@ class InstructDataset(IterableDataset, Stateful):
         usable = self._usable()
         if len(usable) < n_readers:
             raise ValueError(
-                f"the data set has {len(usable)} usable examples, fewer than the {n_readers} readers "
-                "(data-parallel ranks times loader workers); use fewer ranks or more data"
+                f"the data set has {len(usable)} usable examples, fewer than the {n_readers} "
+                "readers (data-parallel ranks times loader workers); use fewer ranks or more data"
             )
         return len(usable) // n_readers
 
@@ -259,7 +253,7 @@ class InstructDataset(IterableDataset, Stateful):
     def _identity(self) -> dict[str, Any]:
         """What must be the same for a position to mean the same example."""
         return {
-            "examples": self._n_rows,
+            "examples": self._n_examples,
             "shuffle_seed": self._shuffle_seed,
             "infinite": self.infinite,
             "validation_fraction": self._split.validation_fraction,
@@ -288,21 +282,20 @@ class InstructDataset(IterableDataset, Stateful):
             ValueError: If the state belongs to another data set or order, or cannot be gone on from
                 by as many readers; then :meth:`remaining` tells what they have left.
         """
+        self._require_same(state_dict)
         n_readers = self._reader()[1]
-        saved = self._as_one_stream(self._checked(state_dict), n_readers)
-        dp_world_size = state_dict.get("dp_world_size", self._dp_world_size)
-        if saved is None or saved["readers"] != n_readers or dp_world_size != self._dp_world_size:
+        if state_dict["readers"] != n_readers:
             raise ValueError(
                 f"this is the state of one of other readers than these {n_readers}; "
                 "remaining() tells what all of them together have left"
             )
-        self._begin(ExampleStream(saved["start"], tuple(saved["left"])))
-        self._taken = saved["taken"]
-        self._in_window = saved["in_window"]
-        self._epoch = saved["epoch"]
-        self._seen = saved["seen"]
-        self._dropped = saved["dropped"]
-        self._shortened = saved["shortened"]
+        self._begin(ExampleStream(state_dict["start"], tuple(state_dict["left"])))
+        self._taken = state_dict["taken"]
+        self._in_window = state_dict["in_window"]
+        self._epoch = state_dict["epoch"]
+        self._seen = state_dict["seen"]
+        self._dropped = state_dict["dropped"]
+        self._shortened = state_dict["shortened"]
         self._resumed = True
 
     def continues(self, states: Sequence[Mapping[str, Any]], n_readers: int) -> bool:
@@ -311,8 +304,9 @@ class InstructDataset(IterableDataset, Stateful):
         Raises:
             ValueError: If they belong to another data set or order.
         """
-        every = [self._as_one_stream(self._checked(state), n_readers) for state in states]
-        return all(state is not None and state["readers"] == n_readers for state in every)
+        for state in states:
+            self._require_same(state)
+        return all(state["readers"] == n_readers for state in states)
 
     def go_on(self, stream: ExampleStream) -> None:
         """Let the next iteration begin with the first example of ``stream``."""
@@ -331,17 +325,14 @@ class InstructDataset(IterableDataset, Stateful):
             ValueError: If the states belong to another data set or order, or not together.
         """
         n_readers = len(states)
-        every = [self._checked(state) for state in states]
-        joined = [s for s in (self._as_one_stream(s, n_readers) for s in every) if s is not None]
-        if not joined:
-            places = [self._place_in_epoch(state, r, n_readers) for r, state in enumerate(every)]
-            return remaining_of_epochs(len(self._usable()), places)
-        start, left = joined[0]["start"], joined[0]["left"]
+        for state in states:
+            self._require_same(state)
+        start, left = states[0]["start"], states[0]["left"]
         together = {"readers": n_readers, "start": start, "left": left}
-        if len(joined) < n_readers or any(s | together != s for s in joined):
+        if any({**state, **together} != state for state in states):
             raise ValueError("these are not the states of all readers of one stream")
         stream = ExampleStream(start, tuple(left))
-        places = [self._place(stream, state, r, n_readers) for r, state in enumerate(joined)]
+        places = [self._place(stream, state, r, n_readers) for r, state in enumerate(states)]
         return remaining(stream, places)
 
     def _place(
@@ -354,15 +345,6 @@ class InstructDataset(IterableDataset, Stateful):
         kept = self._kept(window, state["in_window"])
         return ReaderPlace(state["taken"] + len(window), kept)
 
-    def _place_in_epoch(self, state: Mapping[str, Any], reader: int, n_readers: int) -> EpochPlace:
-        """Return how far a reader had come where epochs did not join."""
-        epoch, position, n_examples = state["epoch"], state["position"], len(self._usable())
-        if not state["in_window"]:
-            return EpochPlace(epoch, position)
-        end = min(position + self._window, n_examples // n_readers)
-        window = [epoch * n_examples + reader + k * n_readers for k in range(position, end)]
-        return EpochPlace(epoch, end, self._kept(window, state["in_window"]))
-
     def _kept(self, window: Sequence[int], n_handed_out: int) -> list[int]:
         """Return which numbers of a window are in none of its first sequences."""
         examples = {number: self.sequences.encode(self._index(number)) for number in window}
@@ -370,40 +352,12 @@ class InstructDataset(IterableDataset, Stateful):
         sequences = self.sequences.dealt([examples[number] for number in usable])
         return [usable[place] for sequence in sequences[n_handed_out:] for place in sequence]
 
-    def _checked(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a state of this data set and order, with what was added to states later.
-
-        Raises:
-            ValueError: If it belongs to others.
-        """
-        # Checkpoints from before examples could be held out or packed: they read all examples, one by one.
-        before = {"validation_fraction": 0.0, "held_out": False, "packing": None, "in_window": 0}
-        saved = {**before, **state}
+    def _require_same(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError if a state belongs to another data set or order."""
         for name, value in self._identity().items():
-            if saved[name] != value:
+            if state.get(name) != value:
                 raise ValueError(
-                    f"the checkpoint's data loader has {name} = {saved[name]!r}, this run has "
+                    f"the checkpoint's data loader has {name} = {state.get(name)!r}, this run has "
                     f"{value!r}; to start the data anew, add 'dataloader' to "
                     "checkpoint.exclude_from_loading"
                 )
-        return saved
-
-    def _as_one_stream(self, state: dict[str, Any], n_readers: int) -> dict[str, Any] | None:
-        """Return a state as states are now; None if it was one of epochs that did not join.
-
-        Epochs used to be dealt out anew each, without the examples that were not enough for all.
-        """
-        if "taken" in state:
-            return state
-        n_examples = len(self._usable())
-        if n_examples % n_readers:
-            return None
-        fraction = n_examples // n_readers
-        window = min(self._window, fraction - state["position"]) if state["in_window"] else 0
-        return state | {
-            "readers": n_readers,
-            "start": 0,
-            "left": [],
-            "taken": state["epoch"] * fraction + state["position"],
-            "seen": state["position"] + window,
-        }

@@ -19,7 +19,7 @@ from torch import Tensor
 from torchtitan.models.llama3.model.args import TransformerModelArgs
 from torchtitan.models.llama3.model.model import Attention, Transformer, apply_rotary_emb
 
-from torchtitan.data.packing import POSITIONS
+from torchtitan.data.sequences import POSITIONS
 
 
 def document_mask(positions: Tensor) -> Tensor:
@@ -111,14 +111,14 @@ def attention_error(model_cls: type, flavor: str, model_args: Any) -> str | None
     if model_args.attn_type != "sdpa":
         return (
             f"data.packing is true, and model.flavor {flavor!r} has attn_type "
-            f"{model_args.attn_type!r}, which ends a example at every end token, also within a "
+            f"{model_args.attn_type!r}, which ends an example at every end token, also within a "
             "conversation; use a flavor with 'sdpa'"
         )
     return None
 
 
 def conversation_error(flavor: str, model_args: Any) -> str | None:
-    """Return why a model cannot read conversations, a example to a sequence, or None."""
+    """Return why a model cannot read conversations, an example to a sequence, or None."""
     if getattr(model_args, "attn_mask_type", "causal") != "block_causal":
         return None
     return (

@@ -1,7 +1,7 @@
 """Examples of instruction data: from a local file, a folder of files, or the hub.
 
-Local files are read here rather than through ``datasets`` so that an error names the very example. The
-examples are not encoded: ``torchtitan.data.dataset`` does that while training.
+Local files are read here rather than through ``datasets`` so that an error names the very example.
+The examples are not encoded: ``torchtitan.data.dataset`` does that while training.
 """
 
 import gzip
@@ -30,7 +30,7 @@ _KINDS = {
 
 
 class FieldError(ValueError):
-    """A example breaks the shape of its data set; raised by formatters, which do not know the place.
+    """An example breaks the shape of its data set; formatters, which raise it, know no place.
 
     Args:
         field: Name of the field, such as ``output`` or ``conversations[2].from``.
@@ -44,12 +44,12 @@ class FieldError(ValueError):
 
 
 class DataExampleError(ValueError):
-    """A example of a data set cannot be used.
+    """An example of a data set cannot be used.
 
     Args:
         file: File or hub name.
-        example: Line number from 1 for jsonl, index from 0 for json, parquet and the hub; None when the
-            file as a whole cannot be read.
+        example: Line number from 1 for jsonl, index from 0 for json, parquet and the hub; None when
+            the file as a whole cannot be read.
         problem: What was found and what was expected.
         field: Name of the field, or None when the example as a whole is broken.
     """
@@ -72,8 +72,10 @@ class InstructExamples:
 
     Args:
         examples: A list of dictionaries, or a hub data set, which stays on disk.
-        files: ``(name, examples)`` for each source in order; the counts add up to ``len(examples)``.
-        numbers: Example number of every example in its source; None where that is the index (the hub).
+        files: ``(name, examples)`` for each source in order; the counts add up to
+            ``len(examples)``.
+        numbers: Example number of every example in its source; None where that is the index (the
+            hub).
     """
 
     examples: Sequence[dict[str, Any]]
@@ -143,7 +145,7 @@ def read_examples(
     Raises:
         FileNotFoundError: If a local path does not exist, or a folder holds no data file.
         ValueError: If a file's suffix is not known, or there are no examples.
-        DataExampleError: If a example is not valid JSON, not an object, or lacks a field.
+        DataExampleError: If an example is not valid JSON, not an object, or lacks a field.
     """
     if is_local_path(path, key=key):
         return _read_local(Path(path).expanduser(), fields, key)
@@ -169,12 +171,13 @@ def _read_local(path: Path, fields: Sequence[str], key: str) -> InstructExamples
     return examples
 
 
-# Examples are looked at before processes start, and again by the loaders of training and validation.
+# Examples are looked at before processes start, and again by the loaders of training and
+# validation.
 @lru_cache(maxsize=2)
 def _read_files(
     files: tuple[Path, ...], states: tuple[tuple[int, int], ...], fields: tuple[str, ...]
 ) -> InstructExamples:
-    """Return the examples of files; by ``states`` they are known to be those that were read before."""
+    """Return the examples of files; ``states`` tell whether they are those read before."""
     examples: list[dict[str, Any]] = []
     numbers = array("Q")
     counts: list[tuple[str, int]] = []

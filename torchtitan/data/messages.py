@@ -1,4 +1,4 @@
-"""What is said in a example of instruction data: messages, before any template makes text of them."""
+"""What is said in an example of instruction data: messages, before a template makes a text."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -22,7 +22,8 @@ class Message(NamedTuple):
     Args:
         role: "system", "user" or "assistant"; what an assistant says is learned.
         content: What is said.
-        context: What an instruction is about, where a example keeps that apart (Alpaca's ``input``).
+        context: What an instruction is about, where an example keeps that apart (Alpaca's
+            ``input``).
     """
 
     role: str

@@ -1,17 +1,24 @@
-"""What examples of instruction data become: tokens, and sequences of one example or, packed, of several."""
+"""Sequences of instruction data: of one example or, packed, of several; and as text for people.
+
+Examples are packed in windows of consecutive examples of a stream. What a window becomes depends on
+its examples alone, so a stream is resumed by the number of its window and of the sequence in it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from torchtitan.components.tokenizer import BaseTokenizer
 
 from torchtitan.data.chat_template import ChatTemplate, ChatTemplateError
 from torchtitan.data.examples import DataExampleError, FieldError, InstructExamples
 from torchtitan.data.messages import Message, MessageReader
-from torchtitan.data.packing import POSITIONS, join_rows, pack
 from torchtitan.data.turns import (
+    IGNORE_INDEX,
     EncodedExample,
     Formatter,
     Turn,
@@ -20,7 +27,15 @@ from torchtitan.data.turns import (
     pad_id,
 )
 
-Sample = tuple[dict[str, torch.Tensor], torch.Tensor]
+Sample = tuple[dict[str, Tensor], Tensor]
+# The loader's name, and the model's, for the place of each token in its example.
+POSITIONS = "positions"
+
+# Examples packed together: enough that what stays empty in a window's last sequences is little, and
+# few enough that encoding them is no pause.
+WINDOW_EXAMPLES = 128
+# The margin of a sequence as text.
+READ, LEARNED = "        | ", "learned | "
 
 
 class ExampleSequences:
@@ -85,7 +100,7 @@ class ExampleSequences:
                 "input": example.input_ids,
                 "n_tokens": _count(example.n_tokens),
             }, example.labels
-        packed = join_rows(examples, self._seq_len, pad_id(self._tokenizer))
+        packed = join_examples(examples, self._seq_len, pad_id(self._tokenizer))
         inputs = {
             "input": packed.input_ids,
             "n_tokens": _count(packed.n_tokens),
@@ -95,12 +110,131 @@ class ExampleSequences:
 
     @property
     def packed_as(self) -> str | None:
-        """What a window's sequences depend on besides its examples; None where a window is a example."""
+        """What a window's sequences depend on besides its examples; None without packing."""
         if not self._packing:
             return None
         template = "no template" if self._template is None else self._template.name
         return f"{self._seq_len} tokens, {template}"
 
 
-def _count(n_tokens: int) -> torch.Tensor:
+def _count(n_tokens: int) -> Tensor:
     return torch.tensor(n_tokens, dtype=torch.int64)
+
+
+class PackedSequence(NamedTuple):
+    """Examples one behind the other; T is ``seq_len``.
+
+    Args:
+        input_ids: int64, [T], padded on the right.
+        labels: int64, [T], the next token of the same example where it is learned, else -100.
+        positions: int64, [T], the place of each token in its example, from 0; the padding counts as
+            one more example.
+        n_tokens: Number of input tokens that are no padding.
+    """
+
+    input_ids: Tensor
+    labels: Tensor
+    positions: Tensor
+    n_tokens: int
+
+
+def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """Choose which examples share a sequence, by first fit, longest examples first.
+
+    No example is split. An example goes into the first sequence that has room for it.
+
+    Args:
+        lengths: Tokens of each example, each from 1 to ``capacity``.
+        capacity: Tokens of a sequence.
+
+    Returns:
+        For each sequence the places of its examples in ``lengths``, ascending; sequences are in the
+        order of their first examples, each place is in one of them.
+
+    Raises:
+        ValueError: If a length is out of range.
+    """
+    rooms: list[int] = []
+    sequences: list[list[int]] = []
+    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
+        length = lengths[place]
+        if not 1 <= length <= capacity:
+            raise ValueError(f"example {place} has {length} tokens; it must have 1 to {capacity}")
+        number = next((n for n, room in enumerate(rooms) if length <= room), len(rooms))
+        if number == len(rooms):
+            rooms.append(capacity)
+            sequences.append([])
+        rooms[number] -= length
+        sequences[number].append(place)
+    return sorted(sorted(sequence) for sequence in sequences)
+
+
+def join_examples(examples: Sequence[EncodedExample], seq_len: int, pad_id: int) -> PackedSequence:
+    """Put examples one behind the other and fill up with padding.
+
+    Args:
+        examples: At least one, together at most ``seq_len`` tokens.
+        seq_len: T.
+        pad_id: Fills the input behind the examples.
+    """
+    input_ids = torch.full((seq_len,), pad_id, dtype=torch.int64)
+    labels = torch.full((seq_len,), IGNORE_INDEX, dtype=torch.int64)
+    positions = torch.empty(seq_len, dtype=torch.int64)
+    start = 0
+    for example in examples:
+        end = start + example.n_tokens
+        input_ids[start:end] = example.input_ids[: example.n_tokens]
+        labels[start:end] = example.labels[: example.n_tokens]
+        positions[start:end] = torch.arange(example.n_tokens)
+        start = end
+    positions[start:] = torch.arange(seq_len - start)
+    return PackedSequence(input_ids, labels, positions, start)
+
+
+def sequence_text(
+    inputs: dict[str, Tensor], labels: Tensor, decode: Callable[[list[int]], str]
+) -> str:
+    """Return the examples of a sequence line by line; learned text is marked in the margin.
+
+    Args:
+        inputs: ``"input"``, int64 [T]; ``"n_tokens"``, int64 []; ``"positions"``, int64 [T], if
+            packed. As an instruction data set yields them.
+        labels: int64, [T].
+        decode: From token ids to text, special tokens included.
+
+    Returns:
+        A heading with the number of examples and tokens, then each example. Padding is only
+        counted.
+    """
+    ids, n_tokens = inputs["input"], int(inputs["n_tokens"])
+    positions = inputs.get(POSITIONS, torch.arange(len(ids)))
+    starts = (positions[:n_tokens] == 0).nonzero().flatten().tolist()
+    n_learned = int((labels != IGNORE_INDEX).sum())
+    lines = [
+        f"{len(starts)} {'example' if len(starts) == 1 else 'examples'}, {n_tokens} tokens and "
+        f"{len(ids) - n_tokens} of padding; {n_learned} targets"
+    ]
+    for start, end in zip(starts, [*starts[1:], n_tokens], strict=True):
+        lines.append("")
+        lines += _example_lines(ids[start:end].tolist(), labels[start:end].tolist(), decode)
+    return "\n".join(lines)
+
+
+def _example_lines(
+    ids: Sequence[int], labels: Sequence[int], decode: Callable[[list[int]], str]
+) -> Iterator[str]:
+    """Yield the lines of one example; a label belongs to the token behind its place."""
+    tokens = [
+        (False, ids[0]),
+        *((label != IGNORE_INDEX, token) for label, token in _next(ids, labels)),
+    ]
+    for learned, run in groupby(tokens, key=lambda token: token[0]):
+        text = decode([token for _, token in run])
+        for line in text.removesuffix("\n").split("\n"):
+            yield (LEARNED if learned else READ) + line
+
+
+def _next(ids: Sequence[int], labels: Sequence[int]) -> Iterator[tuple[int, int]]:
+    yield from zip(labels, ids[1:], strict=False)
+    if labels[-1] != IGNORE_INDEX:  # the last target is no input any more
+        yield labels[-1], labels[-1]

@@ -1,4 +1,4 @@
-"""Which examples of an instruction data set are trained on, and which are held out for validation."""
+"""Which examples of instruction data are trained on, and which are held out for validation."""
 
 import os
 from dataclasses import dataclass
@@ -23,11 +23,12 @@ def fraction_error(validation_fraction: float) -> str | None:
 class ExampleSplit:
     """One of the two parts of a data set.
 
-    Which examples are held out depends on the number of examples and the fraction alone. Those of a smaller
-    share are among those of a larger one.
+    Which examples are held out depends on the number of examples and the fraction alone. Those of a
+    smaller fraction are among those of a larger one.
 
     Attributes:
-        validation_fraction: Fraction of the examples that is held out, in [0, 1); rounded to whole examples.
+        validation_fraction: Fraction of the examples that is held out, in [0, 1); rounded to whole
+            examples.
         held_out: Whether this is the held-out part, not the one to train on.
 
     Raises:
@@ -63,7 +64,7 @@ class ExampleSplit:
         return order[:n_held_out] if self.held_out else np.sort(order[n_held_out:])
 
 
-ALL_ROWS = ExampleSplit()
+ALL_EXAMPLES = ExampleSplit()
 
 
 def is_same_data_set(

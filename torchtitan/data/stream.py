@@ -11,9 +11,9 @@ from typing import NamedTuple
 class ExampleStream:
     """Numbers of the examples that nobody had read when the readers began, ascending.
 
-    Number g stands for the example at place g mod n of epoch g div n, in the order of that epoch; n is
-    the number of examples. So a number means the same example whoever reads it. Of R readers, r takes every
-    R-th number from the r-th on.
+    Number g stands for the example at place g mod n of epoch g div n, in the order of that epoch; n
+    is the number of examples. So a number means the same example whoever reads it. Of R readers, r
+    takes every R-th number from the r-th on.
 
     Attributes:
         start: All numbers from here on are in the stream.
@@ -41,14 +41,6 @@ class ReaderPlace(NamedTuple):
     kept: Collection[int] = ()
 
 
-class EpochPlace(NamedTuple):
-    """How far a reader had come where each epoch was dealt out anew; ``kept`` as above."""
-
-    epoch: int
-    position: int
-    kept: Collection[int] = ()
-
-
 def remaining(stream: ExampleStream, readers: Sequence[ReaderPlace]) -> ExampleStream:
     """Return what all readers together have not handed out, for any number of others."""
     n = len(readers)
@@ -57,32 +49,7 @@ def remaining(stream: ExampleStream, readers: Sequence[ReaderPlace]) -> ExampleS
     unread = {stream.number(place) for first in firsts for place in range(first, end, n)}
     for reader in readers:
         unread.update(reader.kept)
-    return _joined(unread, stream.number(end))
-
-
-def remaining_of_epochs(n_examples: int, readers: Sequence[EpochPlace]) -> ExampleStream:
-    """Return the same of checkpoints from before the stream went on from epoch to epoch.
-
-    Examples that no reader would have got, since there were not enough for all, are in it.
-
-    Args:
-        n_examples: Examples of an epoch.
-        readers: All of them, in order.
-    """
-    last = max(reader.epoch for reader in readers)
-    unread = set()
-    for r, reader in enumerate(readers):
-        unread.update(reader.kept)
-        for epoch in range(reader.epoch, last + 1):
-            position = reader.position if epoch == reader.epoch else 0
-            places = range(r + position * len(readers), n_examples, len(readers))
-            unread.update(epoch * n_examples + place for place in places)
-    return _joined(unread, (last + 1) * n_examples)
-
-
-def _joined(unread: Collection[int], start: int) -> ExampleStream:
-    """Return the stream of ``unread`` and all from ``start`` on, in the fewest numbers."""
-    left = sorted(unread)
+    start, left = stream.number(end), sorted(unread)
     while left and left[-1] == start - 1:
         start = left.pop()
     return ExampleStream(start, tuple(left))

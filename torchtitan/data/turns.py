@@ -1,8 +1,8 @@
-"""From a example to tokens: what each kind of instruction data looks like to the model.
+"""From an example to tokens: what each kind of instruction data looks like to the model.
 
-Each kind of data has a reader, from a example to messages, and a formatter, from a example to turns in our
-own plain format. ``encode_example`` makes tokens and labels of turns, ``encode_chat`` of messages and a
-chat template. A new kind of data is a new entry of ``INSTRUCT_DATASETS``.
+Each kind of data has a reader, from an example to messages, and a formatter, from an example to
+turns in our own plain format. ``encode_example`` makes tokens and labels of turns, ``encode_chat``
+of messages and a chat template. A new kind of data is a new entry of ``INSTRUCT_DATASETS``.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ IGNORE_INDEX = -100
 
 
 class Turn(NamedTuple):
-    """A piece of a example: who speaks, the text as the model reads it, and whether it is learned."""
+    """A piece of an example: who speaks, the text that the model reads, whether it is learned."""
 
     role: str
     text: str
@@ -70,7 +70,7 @@ def format_sharegpt(example: dict[str, Any]) -> list[Turn]:
 
 @dataclass(frozen=True)
 class InstructSpec:
-    """A kind of instruction data: hub name by default, fields it reads, example -> turns, messages."""
+    """A kind of instruction data: its name on the hub, its fields, example -> turns, messages."""
 
     default_path: str
     fields: tuple[str, ...]
@@ -99,7 +99,7 @@ def has_turns(name: str) -> bool:
 
 
 class EncodedExample(NamedTuple):
-    """A example as tokens; T is ``seq_len``.
+    """An example as tokens; T is ``seq_len``.
 
     Args:
         input_ids: int64, [T], padded on the right.
@@ -123,7 +123,8 @@ def encode_example(turns: list[Turn], tokenizer: BaseTokenizer, seq_len: int) ->
     """Encode turns for next-token prediction, cut or padded to ``seq_len``.
 
     Each turn is encoded on its own, so that no token spans a prompt and an answer. The tokenizer's
-    end token follows each answer and is learned with it; its begin token, if any, opens the example.
+    end token follows each answer and is learned with it; its begin token, if any, opens the
+    example.
 
     Args:
         turns: Pieces of the example in order.
@@ -189,7 +190,7 @@ def encode_chat(
 def _next_token_example(
     ids: list[int], learned: list[bool], tokenizer: BaseTokenizer, seq_len: int
 ) -> EncodedExample:
-    """Make a example of a text's tokens; ``learned`` says which of them are targets."""
+    """Make an example of a text's tokens; ``learned`` says which of them are targets."""
     n_tokens = min(max(len(ids) - 1, 0), seq_len)
     input_ids = torch.full((seq_len,), pad_id(tokenizer), dtype=torch.int64)
     labels = torch.full((seq_len,), IGNORE_INDEX, dtype=torch.int64)

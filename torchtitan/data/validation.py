@@ -26,7 +26,7 @@ from torchtitan.data.loader import (
     examples_of_a_reader,
     require_a_batch,
 )
-from torchtitan.data.split import ALL_ROWS, ExampleSplit
+from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit
 from torchtitan.data.turns import IGNORE_INDEX
 
 Batch = tuple[dict[str, Tensor], Tensor]
@@ -133,14 +133,14 @@ def build_instruct_validator(
     dp_world_size: int,
     dp_rank: int,
     tokenizer: Any,
-    split: ExampleSplit = ALL_ROWS,
+    split: ExampleSplit = ALL_EXAMPLES,
     template: ChatTemplate | None = None,
     **kwargs: Any,
 ) -> InstructValidator:
     """Build the validator of an instruction data set.
 
-    Examples are never packed here: that changes no loss, and only with a example for each sequence do all
-    ranks have equally many batches.
+    Examples are never packed here: that changes no loss, and only with an example for each sequence
+    do all ranks have equally many batches.
 
     Args:
         job_config: Its section ``[validation]`` names the data set and the batches.

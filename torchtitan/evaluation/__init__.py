@@ -1,1 +1,1 @@
-"""Scores of a model, with lm-eval."""
+"""Scores of a model: lm-eval's own command line, started for a run or a Hugging Face folder."""

@@ -1,137 +1,130 @@
-"""lm-eval as this project uses it: one model, one benchmark at a time.
-
-Needs the packages of the extra ``eval``.
-"""
+"""lm-eval's own command line: what it is given, and what its results say."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from dataclasses import dataclass
-from importlib.metadata import version
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
-from lm_eval import simple_evaluate
-from lm_eval.api.model import LM
-from lm_eval.tasks import TaskManager
-
 from timelyfreeze.records import Benchmark, Score
-from torchtitan.evaluation.questions import LocalQuestions, questions_from
+from torchtitan.evaluation.questions import lm_eval_tasks, write_tasks
 
 # lm-eval's name of a metric ends in the filter that answers went through.
 FILTER = "none"
+# Runs lm-eval with arguments and additions to the environment; ValueError if it fails.
+Runner = Callable[[Sequence[str], Mapping[str, str]], None]
 
 
-@dataclass(frozen=True)
-class Harness:
-    """A loaded model with lm-eval's tasks.
+def run_lm_eval(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Run ``python -m lm_eval``; its messages go to the terminal.
 
-    Attributes:
-        lm: The model, as lm-eval wants it.
-        tasks: lm-eval's register of tasks.
-        dtype: Type that the model computes in.
-        device: Where it computes.
-        local: Where questions are; None for the hub.
-        limit: Questions of each benchmark, or all if None; see ``Benchmark.limit_of_task``.
+    Raises:
+        ValueError: If it is not installed, or fails.
     """
-
-    lm: LM
-    tasks: TaskManager
-    dtype: str
-    device: str
-    local: LocalQuestions | None = None
-    limit: int | None = None
-
-    def score(self, benchmark: Benchmark) -> Score:
-        """Ask the questions of a benchmark.
-
-        Raises:
-            ValueError: If local questions are missing or broken.
-        """
-        local = self.local
-        with nullcontext() if local is None else questions_from(local):
-            results = simple_evaluate(
-                model=self.lm,
-                tasks=[benchmark.task],
-                num_fewshot=benchmark.n_shots,
-                limit=benchmark.limit_of_task(self.limit),
-                task_manager=self.tasks,
-                log_samples=False,
-            )
-        questions = benchmark.split if local is None else local.file(benchmark.key).name
-        return read_score(results, benchmark, questions)
+    lm_eval_tasks()
+    command = [sys.executable, "-m", "lm_eval", *arguments]
+    status = subprocess.run(command, env={**os.environ, **environment}, check=False).returncode
+    if status != 0:
+        raise ValueError(f"{' '.join(command)} ended with status {status}")
 
 
-def read_score(results: dict[str, Any], benchmark: Benchmark, questions: str) -> Score:
+def ask(
+    arguments: Mapping[str, object],
+    further: Sequence[str],
+    results: Path,
+    runner: Runner,
+    local: Mapping[str, Path] | None = None,
+) -> dict[str, Any]:
+    """Ask a model the questions of one task, and return the results that lm-eval has written.
+
+    Args:
+        arguments: Options of lm-eval and their values; those with None are left out.
+        further: More of them, as they are.
+        results: Folder for lm-eval's files; replaced.
+        runner: Runs lm-eval.
+        local: Files of questions by their split; None for the hub.
+
+    Raises:
+        ValueError: If questions are broken, lm-eval fails, or it has written no results.
+    """
+    shutil.rmtree(results, ignore_errors=True)
+    given = {**arguments, "--output_path": results}
+    environment = {"TOKENIZERS_PARALLELISM": os.environ.get("TOKENIZERS_PARALLELISM", "false")}
+    with TemporaryDirectory() as folder:
+        if local is not None:
+            write_tasks(local, str(arguments["--tasks"]), Path(folder))
+            given["--include_path"] = folder
+            environment |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": f"{folder}/cache"}
+        words = [word for name, value in given.items() if value is not None
+                 for word in (name, str(value))]  # fmt: skip
+        runner(["run", *words, *further], environment)
+    written = sorted(results.rglob("results_*.json"))
+    if not written:  # lm-eval only logs that it could not write them
+        raise ValueError(f"lm-eval has written no results_*.json below {results}")
+    return dict(json.loads(written[-1].read_text()))
+
+
+def check_tasks(tasks: Sequence[str], further: Sequence[str], runner: Runner) -> None:
+    """Have lm-eval say which of ``tasks`` it does not know; patterns and files are not checked.
+
+    Raises:
+        ValueError: If there are some.
+    """
+    names = [task for task in tasks if not re.search(r"[*?\[]|\.yaml$", task)]
+    if names:
+        pairs = pairwise(further)
+        places = [word for pair in pairs if pair[0] == "--include_path" for word in pair]
+        runner(["validate", "--tasks", ",".join(names), *places], {})
+
+
+def read_score(results: Mapping[str, Any], benchmark: Benchmark, questions: str) -> Score:
     """Return what lm-eval's ``results`` of one benchmark say.
 
     Raises:
         ValueError: If the metric that is wanted is not among them.
     """
-    metrics = results["results"][benchmark.task]
+    metrics = _numbers(results["results"][benchmark.task])
     name = f"{benchmark.metric},{FILTER}"
     if name not in metrics:
         raise ValueError(f"lm-eval gives no {name!r} for {benchmark.task}; it gives {[*metrics]}")
-    others = {
-        key.removesuffix(f",{FILTER}"): float(value)
-        for key, value in metrics.items()
-        if key.endswith(f",{FILTER}")
-        and key != name
-        and "_stderr" not in key
-        and isinstance(value, int | float)
-    }
     return Score(
-        accuracy=float(metrics[name]),
-        stderr=_number(metrics.get(f"{benchmark.metric}_stderr,{FILTER}")),
+        accuracy=metrics.pop(name),
+        stderr=metrics.pop(f"{benchmark.metric}_stderr,{FILTER}", None),
         n_questions=sum(counts["effective"] for counts in results["n-samples"].values()),
         questions=questions,
-        n_shots=benchmark.n_shots,
+        n_shots=max(results["n-shot"].values()),
         metric=f"{benchmark.task} {benchmark.metric}",
-        others=others,
+        others={
+            key.removesuffix(f",{FILTER}"): value
+            for key, value in metrics.items()
+            if key.endswith(f",{FILTER}") and "_stderr" not in key
+        },
     )
 
 
-def load_harness(
-    folder: Path,
-    *,
-    local: LocalQuestions | None,
-    limit: int | None,
-    device: str | None,
-    dtype: str | None,
-    batch_size: str | None,
-) -> Harness:
-    """Load a Hugging Face folder.
+def read_metrics(results: Mapping[str, Any], task: str) -> dict[str, dict[str, float]]:
+    """Return all numbers of lm-eval's ``results`` by task and metric, as lm-eval names them.
 
-    Args:
-        folder: The model with its tokenizer.
-        local: Where questions are; None for the hub.
-        limit: Questions of each benchmark, or all if None; see ``Benchmark.limit_of_task``.
-        device: Such as ``cuda:1``; None for the first GPU, or the CPU where there is none.
-        dtype: Such as ``float32``; None for bfloat16 on a GPU and float32 on a CPU.
-        batch_size: A number, or ``auto`` for the largest that fits; None for that on a GPU and 8 on
-            a CPU.
+    Of a group that has metrics of its own, those alone.
     """
-    from lm_eval.models.huggingface import HFLM
-
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    on_cpu = device == "cpu"
-    dtype = dtype or ("float32" if on_cpu else "bfloat16")
-    lm = HFLM(
-        pretrained=str(folder),
-        device=device,
-        dtype=dtype,
-        batch_size=batch_size or (8 if on_cpu else "auto"),
-    )
-    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else device
-    return Harness(lm, TaskManager(), dtype, name, local, limit)
+    found = {name: _numbers(metrics) for name, metrics in results["results"].items()}
+    own = {task: found[task]} if found.get(task) else found
+    return {name: metrics for name, metrics in own.items() if metrics}
 
 
-def versions() -> dict[str, str]:
-    """Return the versions that scores depend on."""
-    return {name: version(name) for name in ("lm_eval", "transformers", "torch")}
-
-
-def _number(value: Any) -> float | None:
-    """Return ``value``, or None where lm-eval has put a text for what it did not compute."""
-    return float(value) if isinstance(value, int | float) else None
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return what is a metric and was computed: lm-eval has texts, counts and NaN among them."""
+    return {
+        name: float(value)
+        for name, value in metrics.items()
+        if "," in name and isinstance(value, int | float) and math.isfinite(value)
+    }

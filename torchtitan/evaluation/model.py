@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-SCRIPTS = Path(__file__).resolve().parent
-EXPORT = SCRIPTS / "export_hf.sh"
-SUMMARY, SETTINGS = "summary.json", "settings.json"
-
-# Runs a command and returns what it wrote to its standard output.
-Runner = Callable[[Sequence[str]], str]
+SETTINGS = "settings.json"
+# Writes the checkpoint of a run at a step as a Hugging Face folder, and returns the folder.
+Exporter = Callable[[Path, int], Path]
 
 
 @dataclass(frozen=True)
@@ -31,32 +26,25 @@ class Model:
     step: int | None = None
 
 
-def run_command(command: Sequence[str]) -> str:
-    """Run ``command``; its messages go to the terminal.
+def export(run: Path, step: int) -> Path:
+    """Export a checkpoint of a run; the import is late because it loads the trainer's model."""
+    from torchtitan.hf.export import export_run
 
-    Raises:
-        ValueError: If it fails.
-    """
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode != 0:
-        sys.stderr.write(done.stdout)
-        raise ValueError(f"{' '.join(command)} ended with status {done.returncode}")
-    return done.stdout
+    return export_run(run, step)
 
 
-def find_model(path: Path, step: int | None = None, runner: Runner = run_command) -> Model:
+def find_model(path: Path, step: int | None = None, exporter: Exporter = export) -> Model:
     """Return the model that ``path`` stands for, exported where it is a run.
 
     Args:
         path: A Hugging Face folder, the folder of a run, or the dump folder of a single run.
         step: The run's checkpoint; None for the last.
-        runner: Runs ``export_hf.sh``, whose last line of output is the exported folder. What was
-            exported before is not exported again.
+        exporter: Called unless the checkpoint was exported before.
 
     Raises:
         ValueError: If ``path`` is neither, the run has no such checkpoint, or the export fails.
     """
-    if is_hf_folder(path):
+    if _is_hf_folder(path):
         if step is not None:
             raise ValueError(
                 f"--step is {step}, but {path} is a Hugging Face folder, which holds one model; "
@@ -66,7 +54,7 @@ def find_model(path: Path, step: int | None = None, runner: Runner = run_command
     # Imported late: --help need not wait for torch.
     from torchtitan.checkpoints.finished import checkpoint_folder, finished_steps, read_run_settings
 
-    run = find_run(path)
+    run = _find_run(path)
     checkpoints = checkpoint_folder(run, read_run_settings(run))
     steps = sorted(finished_steps(checkpoints))
     if not steps:
@@ -78,39 +66,19 @@ def find_model(path: Path, step: int | None = None, runner: Runner = run_command
         raise ValueError(f"--step is {step}; the run has checkpoints of steps {known}")
     chosen = steps[-1] if step is None else step
     exported = run / f"hf_step-{chosen}"
-    if is_hf_folder(exported):
-        return Model(exported, run, chosen)
-    if not EXPORT.exists():
-        raise ValueError(
-            f"{path} is a run, and there is no {EXPORT.name} beside this script to export it; "
-            "name a Hugging Face folder"
-        )
-    lines = runner([str(EXPORT), str(run), str(chosen)]).split("\n")
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    folder = Path(last)
-    if not last or not is_hf_folder(folder):
-        raise ValueError(
-            f"the last line of {EXPORT.name} is {last!r}; it must name the folder that it exported"
-        )
-    return Model(folder, run, chosen)
+    return Model(exported if _is_hf_folder(exported) else exporter(run, chosen), run, chosen)
 
 
-def is_hf_folder(path: Path) -> bool:
-    """Return whether ``path`` holds a model that transformers can load."""
+def _is_hf_folder(path: Path) -> bool:
     return (path / "config.json").is_file()
 
 
-def find_run(path: Path) -> Path:
-    """Return the folder of the run at ``path`` or below it.
-
-    Raises:
-        ValueError: If there is none, or more than one.
-    """
+def _find_run(path: Path) -> Path:
+    """Return the folder of the only run at ``path`` or below it."""
     if not path.is_dir():
         raise ValueError(f"{path} is not a folder; name a run or a Hugging Face folder")
-    if (path / SUMMARY).is_file() or (path / SETTINGS).is_file():
-        return path
-    found = sorted(file.parent for file in path.rglob(SETTINGS))
+    found = [path] if (path / SETTINGS).is_file() else []
+    found = found or sorted(file.parent for file in path.rglob(SETTINGS))
     if not found:
         raise ValueError(
             f"{path} has neither config.json, as a Hugging Face folder, nor {SETTINGS}, as a run"

@@ -1,179 +1,154 @@
-"""Questions from local files, put where lm-eval would read a data set of the hub.
+"""Questions from local files, as task files for lm-eval's ``--include_path``.
 
-lm-eval's tasks are loaded by name and stay as they are: prompts, examples, metrics. Only the call
-that fetches a data set is answered from here, so nothing but the source can differ.
+A task file includes lm-eval's own and changes where examples are read, nothing else, so prompts
+and metrics are lm-eval's. The examples are read and written anew because lm-eval tells of broken
+ones without file or line, and has a task for each subject of MMLU, which one file holds.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import datasets
+from timelyfreeze.files import listed, shown
+from timelyfreeze.records import BY_KEY
 
 ENDINGS = (".jsonl", ".jsonl.gz")
-FIELDS = {
-    "mmlu": ("question", "choices", "answer", "subject"),
-    "hellaswag": ("activity_label", "ctx_a", "ctx_b", "endings", "label"),
-    "arc_challenge": ("question", "choices", "answerKey"),
-    "truthfulqa_mc": ("question", "mc1_targets", "mc2_targets"),
-}
 
 
 @dataclass(frozen=True)
 class Source:
-    """What files stand for a data set of the hub.
+    """Which files hold a benchmark.
 
     Attributes:
-        files: First part of the files' names.
-        asked: Split that lm-eval asks questions from.
-        examples: Splits that lm-eval takes solved examples from, or loads for that.
-        config: The data set's configuration; None where each stands for a subject.
+        files: First part of their names; the rest is the split.
+        fields: What each line has.
+        tasks: lm-eval's task files, below its folder of tasks; several for MMLU alone.
+        shots: Split that solved examples are taken from, if any are shown.
+        changes: Further keys of the task that have to change.
     """
 
     files: str
-    asked: str
-    examples: tuple[str, ...] = ()
-    config: str | None = None
+    fields: tuple[str, ...]
+    tasks: str
+    shots: str | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
 
 
-# By the name that lm-eval's tasks have for the data set.
+_MMLU = ("question", "choices", "answer", "subject")
+_HELLASWAG = ("activity_label", "ctx_a", "ctx_b", "endings", "label")
+_ARC = ("question", "choices", "answerKey")
+_TRUTH = ("truthfulqa_mc", ("question", "mc1_targets", "mc2_targets"))
 SOURCES = {
-    "cais/mmlu": Source("mmlu", "test", ("dev",)),
-    "Rowan/hellaswag": Source("hellaswag", "validation", ("train",)),
-    "allenai/ai2_arc": Source("arc_challenge", "test", ("train",), "ARC-Challenge"),
-    "truthfulqa/truthful_qa": Source("truthfulqa_mc", "validation", (), "multiple_choice"),
+    "mmlu": Source("mmlu", _MMLU, "mmlu/default/mmlu_*.yaml", "dev"),
+    # Nothing is drawn from HellaSwag's training split, as it is asked without examples.
+    "hellaswag": Source(
+        "hellaswag", _HELLASWAG, "hellaswag/hellaswag.yaml", changes={"training_split": None}
+    ),
+    "arc_challenge": Source("arc_challenge", _ARC, "arc/arc_challenge.yaml", "train"),
+    "truthfulqa_mc1": Source(*_TRUTH, "truthfulqa/truthfulqa_mc1.yaml"),
+    "truthfulqa_mc2": Source(*_TRUTH, "truthfulqa/truthfulqa_mc2.yaml"),
 }
-OF_BENCHMARK = {
-    "mmlu": "cais/mmlu",
-    "hellaswag": "Rowan/hellaswag",
-    "arc_challenge": "allenai/ai2_arc",
-    "truthfulqa_mc1": "truthfulqa/truthful_qa",
-    "truthfulqa_mc2": "truthfulqa/truthful_qa",
-}
-# Needed by name, but never drawn from: HellaSwag is asked without examples.
-UNUSED = {("Rowan/hellaswag", "train")}
 
 
-@dataclass(frozen=True)
-class LocalQuestions:
-    """The files of a folder that hold benchmarks, ``<name>_<split>.jsonl`` or ``.jsonl.gz``.
+def find_files(folder: Path, tasks: Iterable[str]) -> dict[str, dict[str, Path]]:
+    """Return the files of tasks, by the split that each stands for, the one asked first.
 
-    Where a benchmark has no file of the split that lm-eval asks from, its validation rows are
-    asked instead.
-    """
+    Where there is no file of the split that lm-eval asks from, the validation split is asked.
 
-    folder: Path
-    _rows: dict[Path, list[dict[str, Any]]] = field(default_factory=dict, repr=False)
-
-    def file(self, benchmark: str) -> Path:
-        """Return the file whose rows are asked.
-
-        Raises:
-            ValueError: If there is none.
-        """
-        source = SOURCES[OF_BENCHMARK[benchmark]]
-        return self._find(source.files, dict.fromkeys([source.asked, "validation"]))
-
-    def errors(self, benchmarks: Sequence[str]) -> list[str]:
-        """Return what is missing in the folder, a line for each file."""
-        if not self.folder.is_dir():
-            return [f"--data-dir is {str(self.folder)!r}, which is not a folder"]
-        found = []
-        for benchmark in benchmarks:
-            name = OF_BENCHMARK[benchmark]
-            source = SOURCES[name]
-            needed = [
-                dict.fromkeys([source.asked, "validation"]),
-                *([split] for split in source.examples if (name, split) not in UNUSED),
-            ]
-            for splits in needed:
-                try:
-                    self._find(source.files, splits)
-                except ValueError as error:
-                    found.append(str(error))
-        return list(dict.fromkeys(found))
-
-    def load(self, path: str, name: str | None = None, **_options: Any) -> datasets.DatasetDict:
-        """Answer ``datasets.load_dataset`` for the data sets of the benchmarks.
-
-        Args:
-            path: Name of the data set on the hub.
-            name: Its configuration; for MMLU the subject.
-
-        Raises:
-            ValueError: If lm-eval asks for something else, or a file is missing or broken.
-        """
-        source = SOURCES.get(path)
-        if source is None or (source.config is not None and name != source.config):
-            raise ValueError(
-                f"lm-eval asks for the data set {path!r} ({name}), of which --data-dir knows no "
-                f"files; known: {', '.join(SOURCES)}"
-            )
-        asked = self._find(source.files, dict.fromkeys([source.asked, "validation"]))
-        splits = {source.asked: self._select(asked, source, name)}
-        for split in source.examples:
-            if (path, split) in UNUSED:
-                # Empty, so that nothing can be drawn from the questions themselves.
-                splits[split] = splits[source.asked].select([])
-            else:
-                splits[split] = self._select(self._find(source.files, [split]), source, name)
-        return datasets.DatasetDict(splits)
-
-    def _select(self, path: Path, source: Source, name: str | None) -> datasets.Dataset:
-        """Return the rows of ``path``; of MMLU those of one subject, in the order of the file."""
-        rows = self._read(path, FIELDS[source.files])
-        if source.files == "mmlu":
-            rows = [row for row in rows if row["subject"] == name]
-            if not rows:
-                raise ValueError(f"{path} has no rows of the subject {name!r}")
-        return datasets.Dataset.from_list(rows)
-
-    def _read(self, path: Path, needed: Sequence[str]) -> list[dict[str, Any]]:
-        if path not in self._rows:
-            self._rows[path] = list(_read_rows(path, needed))
-        return self._rows[path]
-
-    def _find(self, files: str, splits: Mapping[str, None] | Sequence[str]) -> Path:
-        names = [f"{files}_{split}{ending}" for split in splits for ending in ENDINGS]
-        for name in names:
-            if (self.folder / name).is_file():
-                return self.folder / name
-        raise ValueError(f"{self.folder} has none of {', '.join(names)}")
-
-
-@contextmanager
-def questions_from(local: LocalQuestions) -> Iterator[None]:
-    """Answer ``datasets.load_dataset`` from ``local`` while in this context."""
-    original = datasets.load_dataset
-    datasets.load_dataset = local.load
-    try:
-        yield
-    finally:
-        datasets.load_dataset = original
-
-
-def _read_rows(path: Path, needed: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a file of JSON lines.
+    Args:
+        folder: With ``<name>_<split>.jsonl`` or ``.jsonl.gz``.
+        tasks: Keys of benchmarks.
 
     Raises:
-        ValueError: If a line is no object or lacks a field; the line is named.
+        ValueError: If files are missing, all of which are named, or a task is another one.
     """
+    if not os.path.isdir(folder):
+        raise ValueError(f"--data-dir is {shown(str(folder))}, which is not a folder")
+    found: dict[str, dict[str, Path]] = {}
+    missing = []
+    for task in tasks:
+        if task not in SOURCES:
+            raise ValueError(
+                f"--data-dir knows no files for {shown(task)}; known: {', '.join(SOURCES)}. "
+                "For others write task files of lm-eval, and name them after -- --include_path"
+            )
+        source, asked, found[task] = SOURCES[task], BY_KEY[task].split, {}
+        wanted = {asked: dict.fromkeys([asked, "validation"])}
+        if source.shots:
+            wanted[source.shots] = {source.shots: None}
+        for split, places in wanted.items():
+            names = [f"{source.files}_{place}{ending}" for place in places for ending in ENDINGS]
+            there = [folder / name for name in names if (folder / name).is_file()]
+            if there:
+                found[task][split] = there[0]
+            else:
+                missing.append(f"{folder} has none of {', '.join(names)}")
+    if missing:
+        raise ValueError("\n       ".join(dict.fromkeys(missing)))
+    return found
+
+
+def write_tasks(files: Mapping[str, Path], task: str, folder: Path) -> None:
+    """Write task files that ask the local questions of a benchmark.
+
+    Args:
+        files: See :func:`find_files`.
+        task: Key of the benchmark.
+        folder: An empty one, for ``--include_path``.
+
+    Raises:
+        ValueError: If a file is broken, or MMLU lacks a subject.
+    """
+    source = SOURCES[task]
+    examples = {split: list(_read_lines(path, source.fields)) for split, path in files.items()}
+    for original in sorted(lm_eval_tasks().glob(source.tasks)):
+        data_files = {}
+        for split, of_split in examples.items():
+            if task == "mmlu":
+                subject = original.stem.removeprefix("mmlu_")
+                of_split = [one for one in of_split if one["subject"] == subject]
+                if not of_split:
+                    raise ValueError(f"{files[split]} has nothing of the subject {subject!r}")
+            file = folder / f"{original.stem}_{split}.jsonl"
+            file.write_text("".join(json.dumps(one) + "\n" for one in of_split))
+            data_files[split] = str(file)
+        place = {"dataset_name": None, "dataset_kwargs": {"data_files": data_files}}
+        changed = {"include": str(original), "dataset_path": "json", **place, **source.changes}
+        # JSON is YAML.
+        (folder / original.name).write_text(json.dumps(changed, indent=2))
+
+
+def lm_eval_tasks() -> Path:
+    """Return lm-eval's folder of tasks, without the seconds that importing it takes.
+
+    Raises:
+        ValueError: If lm-eval is not installed.
+    """
+    spec = find_spec("lm_eval")
+    if spec is None or spec.origin is None:
+        raise ValueError("lm-eval is not installed: pip install 'timelyfreeze[eval]'")
+    return Path(spec.origin).parent / "tasks"
+
+
+def _read_lines(path: Path, needed: Iterable[str]) -> Iterator[dict[str, Any]]:
     with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
+                example = json.loads(line)
             except ValueError as error:
                 raise ValueError(f"{path}, line {number} is not JSON: {error}") from None
-            if not isinstance(row, dict):
-                raise ValueError(f"{path}, line {number} is {type(row).__name__}, not an object")
-            if missing := [name for name in needed if name not in row]:
-                raise ValueError(f"{path}, line {number} lacks {', '.join(missing)}")
-            yield row
+            if not isinstance(example, dict):
+                kind = type(example).__name__
+                raise ValueError(f"{path}, line {number} is {kind}, not an object")
+            if missing := [name for name in needed if name not in example]:
+                raise ValueError(f"{path}, line {number} lacks {listed(missing)}")
+            yield example

@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
         return _refuse(str(error))
     from torchtitan.protocols.train_spec import get_train_spec
 
-    from torchtitan.data.sample_text import sequence_text
+    from torchtitan.data.sequences import sequence_text
     from torchtitan.data.turns import is_instruct_dataset
 
     if not is_instruct_dataset(config.training.dataset):

@@ -13,7 +13,6 @@ from torchtitan.freezing.config import JobConfig
 from torchtitan.hf.llama_args import model_args
 from torchtitan.hf.llama_config import read_config
 from torchtitan.hf.llama_flavors import LLAMA_FLAVORS
-from torchtitan.hf.rope import with_rope_settings
 
 LLAMA = "llama3"
 FROM_FOLDER = "hf"
@@ -80,3 +79,30 @@ def chosen_args(job_config: JobConfig, upstream: Mapping[str, Any]) -> Any:
     if model.vocab_size is not None:
         args = replace(args, vocab_size=model.vocab_size)
     return args
+
+
+def with_rope_settings(model_args: Any, job_config: JobConfig) -> Any:
+    """Return ``model_args`` with the RoPE scaling that the configuration asks for.
+
+    Upstream's llama3 always applies Llama 3.1's scaling by 8, which is wrong for Llama 2, Llama 3,
+    SmolLM2 (1) and Llama 3.2 (32). Unset keys keep the flavor's values.
+    """
+    model = job_config.model
+    wanted = {
+        name: value
+        for name, value in {
+            "scaling_factor": model.rope_scaling_factor,
+            "low_freq_factor": model.rope_low_freq_factor,
+            "high_freq_factor": model.rope_high_freq_factor,
+            "original_max_position_embeddings": model.rope_original_max_position_embeddings,
+        }.items()
+        if value is not None
+    }
+    if not wanted:
+        return model_args
+    if not hasattr(model_args, "rope_scaling_args"):
+        raise ValueError(
+            f"model.rope_* is set but model.name is {job_config.model.name!r}, which has no RoPE "
+            "scaling; remove the keys"
+        )
+    return replace(model_args, rope_scaling_args=replace(model_args.rope_scaling_args, **wanted))

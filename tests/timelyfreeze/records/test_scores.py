@@ -112,6 +112,8 @@ def test_a_folder_without_scores_has_none(tmp_path: Path) -> None:
         ({"benchmarks": {"mmlu": 0.3}}, "mmlu is 0.3; it must be an object"),
         ({"benchmarks": {"mmlu": {"accuracy": 0.3}}}, "mmlu lacks stderr, n_questions, "),
         ({"step_": 3}, "scores has unknown fields: step_"),
+        ({"further": {"gsm8k": 3}}, "further.gsm8k is 3; it must be an object"),
+        ({"further": {"gsm8k": {"em,x": "1"}}}, "further.gsm8k.em,x is '1'; it must be a number"),
         ({"\ud800": 3}, "scores has unknown fields: \\ud800"),
         ({"benchmarks": {"9" * 5000: {}}}, f"unknown benchmarks {'9' * 60}; known: "),
     ],

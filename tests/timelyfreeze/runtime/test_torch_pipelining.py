@@ -15,7 +15,6 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from tests.timelyfreeze.helpers.stages import (
-    GPIPE,
     N_MICROBATCHES,
     Pipeline,
     assert_equal,
@@ -463,7 +462,11 @@ def test_training_batches_and_their_losses_run_in_contexts_until_undone() -> Non
         return sum_loss(logits, labels)
 
     with process_group():
-        pipeline = Pipeline(modules_for(GPIPE), GPIPE, loss_fn=loss_fn)
+        pipeline = Pipeline(
+            modules_for(torch_schedules.ScheduleGPipe),
+            torch_schedules.ScheduleGPipe,
+            loss_fn=loss_fn,
+        )
         schedule = pipeline.schedule
         undo = run_batches_in(schedule, lambda: noted("batch"), lambda: noted("loss"))
         tokens, labels = make_batch()

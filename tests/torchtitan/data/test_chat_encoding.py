@@ -52,7 +52,7 @@ def template_of(name: str, tokenizer: HuggingFaceTokenizer) -> ChatTemplate:
 
 
 def tokens_of(example: EncodedExample) -> list[int]:
-    """The tokens of a example that was not cut; the last one is only predicted."""
+    """The tokens of an example that was not cut; the last one is only predicted."""
     assert example.n_cut == 0
     ids = example.input_ids[: example.n_tokens].tolist()
     last = int(example.labels[example.n_tokens - 1])
@@ -308,7 +308,7 @@ def test_the_loader_takes_a_template(tokenizer: HuggingFaceTokenizer) -> None:
     assert text.startswith("<|im_start|>user\n")
 
 
-def test_a_example_that_the_template_refuses_is_named(
+def test_an_example_that_the_template_refuses_is_named(
     tmp_path: Path, tokenizer: HuggingFaceTokenizer
 ) -> None:
     path = tmp_path / "examples.jsonl"

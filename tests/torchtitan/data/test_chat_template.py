@@ -72,7 +72,7 @@ CASES = [
         "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n[[ Hello \n<|im_end|>]]\n"
         "<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n[[Ciao<|im_end|>]]\n",
     ),
-    # Two answers in a example, one at the beginning, and a question at the end.
+    # Two answers in an example, one at the beginning, and a question at the end.
     (
         "chatml",
         [SAY, BYE, ASK],

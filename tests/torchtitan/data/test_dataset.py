@@ -125,7 +125,7 @@ def test_a_resumed_stream_is_the_stream_that_never_stopped(
     too_long: set[int],
     data: st.DataObject,
 ) -> None:
-    count += len(too_long) * world_size  # so that every rank has a example that fits
+    count += len(too_long) * world_size  # so that every rank has an example that fits
     rank = data.draw(st.integers(0, world_size - 1))
     kwargs = {"dp_rank": rank, "dp_world_size": world_size, "shuffle_seed": seed}
     kwargs["infinite"] = infinite
@@ -175,18 +175,8 @@ def test_which_part_of_the_examples_is_read_belongs_to_the_state() -> None:
     state = make(5, split=ExampleSplit(0.4)).state_dict()
     with pytest.raises(ValueError, match="has held_out = False, this run has True"):
         make(5, split=ExampleSplit(0.4, held_out=True)).load_state_dict(state)
-
-
-def test_a_state_from_before_examples_could_be_held_out_is_one_of_all_examples() -> None:
-    data = make(5)
-    assert numbers(iter(data), 3) == [0, 1, 2]
-    old = data.state_dict()
-    del old["validation_fraction"], old["held_out"]
-    resumed = make(5)
-    resumed.load_state_dict(old)
-    assert numbers(iter(resumed), 3) == [3, 4, 0]
     with pytest.raises(ValueError, match=r"has validation_fraction = 0\.0, this run has 0\.2"):
-        make(5, split=ExampleSplit(0.2)).load_state_dict(old)
+        make(5, split=ExampleSplit(0.2)).load_state_dict(make(5).state_dict())
 
 
 @pytest.mark.parametrize("infinite", [True, False])

@@ -15,7 +15,7 @@ from torchtitan.data.document_attention import (
     document_mask,
     to_every_stage,
 )
-from torchtitan.data.packing import join_rows
+from torchtitan.data.sequences import join_examples
 from torchtitan.data.turns import IGNORE_INDEX, EncodedExample
 
 VOCABULARY = 31
@@ -51,7 +51,7 @@ def example_of(length: int, seed: int) -> EncodedExample:
 ROWS = [
     [example_of(n, 100 * i + j) for j, n in enumerate(group)] for i, group in enumerate(LENGTHS)
 ]
-PACKED = [join_rows(group, SEQ_LEN, pad_id=3) for group in ROWS]
+PACKED = [join_examples(group, SEQ_LEN, pad_id=3) for group in ROWS]
 
 
 def sum_loss(logits: Tensor, labels: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Reading examples: every container gives the same examples, and a broken example is named to the line."""
+"""Reading examples: every container gives the same ones, and a broken one is named to the line."""
 
 import gzip
 import json
@@ -86,8 +86,8 @@ def test_empty_lines_are_no_examples_but_count_as_lines(tmp_path: Path) -> None:
         (
             b'{"instruction": "x", "reply": "y"}',
             "output",
-            "line 3: field 'output' is missing; expected ['instruction', 'output'], the example has "
-            "['instruction', 'reply']",
+            "line 3: field 'output' is missing; expected ['instruction', 'output'], the example "
+            "has ['instruction', 'reply']",
         ),
     ],
 )

@@ -8,7 +8,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -154,90 +153,6 @@ def test_what_is_left_by_hand() -> None:
     # Two readers of these: 4 7 9 ... and 5 8 10 ...
     assert remaining(stream, [ReaderPlace(2), ReaderPlace(0)]) == ExampleStream(8, (5,))
     assert remaining(stream, [ReaderPlace(0), ReaderPlace(1)]) == ExampleStream(7, (4,))
-
-
-# -- states from before epochs joined --------------------------------------------------------------
-
-
-def old_fraction(count: int, epoch: int, reader: int, n_readers: int, seed: int) -> list[int]:
-    """What a reader read in an epoch then."""
-    order = np.random.default_rng([seed, epoch]).permutation(count).tolist()
-    return order[: count // n_readers * n_readers][reader::n_readers]
-
-
-def old_state(count: int, epoch: int, position: int, n_readers: int, seed: int) -> dict[str, Any]:
-    return {
-        "examples": count,
-        "shuffle_seed": seed,
-        "dp_world_size": n_readers,
-        "infinite": True,
-        "validation_fraction": 0.0,
-        "held_out": False,
-        "packing": None,
-        "epoch": epoch,
-        "position": position,
-        "in_window": 0,
-        "dropped": 0,
-        "shortened": 0,
-    }
-
-
-@pytest.mark.parametrize("position", [0, 2, 4])
-def test_an_old_state_goes_on_as_it_would_have(position: int) -> None:
-    data = make([1] * 12, 1, 3, shuffle_seed=5)
-    data.load_state_dict(old_state(12, 2, position, 3, seed=5))
-    epochs = [old_fraction(12, epoch, 1, 3, seed=5) for epoch in (2, 3, 4)]
-    assert (
-        taken(data, 12 - position) == [example for epoch in epochs for example in epoch][position:]
-    )
-
-
-@given(
-    count=st.integers(5, 20),
-    n_readers=st.integers(1, 5),
-    places=st.lists(st.tuples(st.integers(0, 1), st.integers(0, 20)), min_size=5, max_size=5),
-)
-@settings(max_examples=80, deadline=None)
-def test_old_states_leave_what_they_had_not_read(
-    count: int, n_readers: int, places: list[tuple[int, int]]
-) -> None:
-    fraction = count // n_readers
-    ends = [(epoch, position % (fraction + 1)) for epoch, position in places[:n_readers]]
-    read: Counter[int] = Counter()
-    for reader, (epoch, position) in enumerate(ends):
-        if epoch:
-            read.update(old_fraction(count, 0, reader, n_readers, seed=1))
-        read.update(old_fraction(count, epoch, reader, n_readers, seed=1)[:position])
-    states = [old_state(count, *end, n_readers, seed=1) for end in ends]
-    data = make([1] * count, shuffle_seed=1)
-    data.go_on(data.remaining(states))
-    rest = taken(data, 3 * count - read.total())
-    # What was not enough for all readers was passed over with the epoch before.
-    passed_over = Counter[int]()
-    if all(epoch for epoch, _ in ends):
-        order = np.random.default_rng([1, 0]).permutation(count).tolist()
-        passed_over.update(order[fraction * n_readers :])
-        rest = rest[: len(rest) - len(passed_over)]
-    elif any(epoch for epoch, _ in ends):
-        return  # some of them are, which the next test sees by hand
-    assert read + Counter(rest) + passed_over == dict.fromkeys(range(count), 3)
-
-
-def test_old_states_within_a_window_leave_the_rest_of_it() -> None:
-    """Examples of four tokens, three in a sequence, windows of two sequences; the first was read."""
-    packed = {"packing": "12 tokens, no template", "in_window": 1, "shuffle_seed": None}
-    state = old_state(12, 0, 0, 2, seed=0) | packed
-    data = make([3] * 12, 1, 2, window=6)
-    data.load_state_dict(state)
-    assert [examples_in(inputs) for inputs, _ in itertools.islice(data, 2)] == [
-        [7, 9, 11],
-        [1, 3, 5],
-    ]
-    # Of 13 examples one is left over, so that epochs do not join.
-    first, other = (old_state(13, 0, 0, 2, seed=0) | packed for _ in range(2))
-    other["in_window"] = 0
-    data = make([3] * 13, window=6)
-    assert data.remaining([first, other]) == ExampleStream(5, (1, 3)), "0, 2 and 4 were read"
 
 
 # -- loaders ---------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchtitan.data.split import ALL_ROWS, ExampleSplit, fraction_error, is_same_data_set
+from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit, fraction_error, is_same_data_set
 
 SHARES = st.floats(0.0, 0.95)
 
@@ -39,9 +39,9 @@ def test_held_out_examples_are_always_the_same_and_from_everywhere() -> None:
 
 
 def test_without_a_fraction_everything_is_trained_on() -> None:
-    assert ALL_ROWS.indices(4).tolist() == [0, 1, 2, 3]
+    assert ALL_EXAMPLES.indices(4).tolist() == [0, 1, 2, 3]
     assert ExampleSplit(0.0, held_out=True).indices(4).tolist() == []
-    assert ALL_ROWS.indices(4).dtype == np.int64
+    assert ALL_EXAMPLES.indices(4).dtype == np.int64
 
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.0, 1.5, float("nan")])

@@ -16,7 +16,7 @@ from torchtitan.components.tokenizer import HuggingFaceTokenizer
 
 from torchtitan.data import validation as instruct_validation
 from torchtitan.data.dataset import InstructDataset
-from torchtitan.data.split import ALL_ROWS, ExampleSplit
+from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit
 from torchtitan.data.turns import IGNORE_INDEX, INSTRUCT_DATASETS
 from torchtitan.data.validation import InstructValidator, build_instruct_validator
 from torchtitan.freezing.config.job_config import JobConfig
@@ -82,7 +82,7 @@ def examples(tmp_path: Path) -> str:
 
 
 def build(
-    examples: str, processor: Any = None, split: ExampleSplit = ALL_ROWS, **changes: Any
+    examples: str, processor: Any = None, split: ExampleSplit = ALL_EXAMPLES, **changes: Any
 ) -> InstructValidator:
     config = JobConfig()
     settings = {"dataset": "alpaca", "dataset_path": examples, "seq_len": SEQ_LEN}

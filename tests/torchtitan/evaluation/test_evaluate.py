@@ -1,8 +1,7 @@
-"""The command line of evaluate.py, with a stand-in for the model."""
+"""The command line of `timelyfreeze evaluate`, with a stand-in for lm-eval."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,10 +9,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.timelyfreeze.compare.run_folders import table_rows
 from tests.torchtitan.evaluation.question_files import write_questions
-from timelyfreeze.records.benchmarks import Benchmark
-from timelyfreeze.records.scores import Score, read_scores
-from torchtitan.evaluation import model as evaluation_model
-from torchtitan.evaluation.command import Settings, main
+from timelyfreeze.records.benchmarks import BENCHMARKS
+from timelyfreeze.records.scores import read_scores
+from torchtitan.evaluation.command import main
+from torchtitan.evaluation.harness import run_lm_eval
 
 ACCURACY = {
     "mmlu": 0.25,
@@ -22,45 +21,63 @@ ACCURACY = {
     "truthfulqa_mc1": 0.125,
     "truthfulqa_mc2": 0.75,
 }
+FURTHER = {"exact_match,strict": 0.5, "exact_match_stderr,strict": 0.25, "word_perplexity,none": 9}
 
 
 class StandIn:
-    """A model with known accuracies; fails at a benchmark if asked to."""
-
-    dtype, device = "float32", "cpu"
+    """lm-eval with known results; fails at a task if asked to, and knows no other than gsm8k."""
 
     def __init__(self, fails_at: str | None = None) -> None:
         self.fails_at = fails_at
-        self.opened: list[tuple[Path, Settings]] = []
+        self.validated: list[str] = []
+        self.asked: list[dict[str, str]] = []
+        self.environments: list[Mapping[str, str]] = []
+        self.further: list[str] = []
 
-    def __call__(self, folder: Path, settings: Settings) -> tuple["StandIn", dict[str, str]]:
-        self.opened.append((folder, settings))
-        return self, {"lm_eval": "0.0"}
-
-    def score(self, benchmark: Benchmark) -> Score:
-        if benchmark.key == self.fails_at:
+    def __call__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        command, *words = arguments
+        if command == "validate":
+            self.validated += words
+            if words[1] != "gsm8k":
+                raise ValueError("not known")
+            return
+        at = words.index("--log_samples") if "--log_samples" in words else len(words)
+        self.further = words[at:]
+        options = dict(zip(words[:at:2], words[1:at:2], strict=True))
+        task = options["--tasks"]
+        if task == self.fails_at:
             raise ValueError("no rows")
-        return Score(ACCURACY[benchmark.key], None, 10, "test", benchmark.n_shots, "acc")
+        self.asked.append(options)
+        self.environments.append(environment)
+        metrics: dict[str, object] = {"alias": task, "acc,none": ACCURACY.get(task)}
+        results = {
+            "results": {task: metrics if task in ACCURACY else {"alias": task, **FURTHER}},
+            "n-samples": {task: {"original": 20, "effective": 10}},
+            "n-shot": {task: int(options.get("--num_fewshot", 3))},
+            "lm_eval_version": "0.0",
+            "transformers_version": "0.1",
+        }
+        folder = Path(options["--output_path"], "a_model")
+        folder.mkdir(parents=True)
+        (folder / "results_2026.json").write_text(json.dumps(results))
 
 
 @pytest.fixture
 def hf_folder(tmp_path: Path) -> Path:
-    folder = tmp_path / "model"
+    folder = tmp_path / "a,model"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
     return folder
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def run(tmp_path: Path) -> Path:
     folder = tmp_path / "outputs/tb/a_run"
     folder.mkdir(parents=True)
     settings = {"metrics": {"save_tb_folder": "tb"}, "checkpoint": {"folder": "checkpoint"}}
     (folder / "settings.json").write_text(json.dumps(settings))
     (tmp_path / "outputs/checkpoint/step-60").mkdir(parents=True)
     (tmp_path / "outputs/checkpoint/step-60/.metadata").touch()
-    (tmp_path / "export_hf.sh").touch()
-    monkeypatch.setattr(evaluation_model, "EXPORT", tmp_path / "export_hf.sh")
     return folder
 
 
@@ -68,13 +85,23 @@ def test_scores_of_a_folder_stand_in_the_folder(
     hf_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stand_in = StandIn()
-    assert main([str(hf_folder)], opener=stand_in) == 0
-    assert stand_in.opened == [(hf_folder, Settings())]
+    assert main([str(hf_folder), "--device", "cpu"], runner=stand_in) == 0
+    assert stand_in.validated == []
+    for options, benchmark in zip(stand_in.asked, BENCHMARKS, strict=True):
+        assert json.loads(options.pop("--model_args")) == {
+            "pretrained": str(hf_folder), "dtype": "float32",
+        }  # fmt: skip
+        assert options == {
+            "--model": "hf", "--tasks": benchmark.task, "--num_fewshot": str(benchmark.n_shots),
+            "--device": "cpu", "--batch_size": "8",
+            "--output_path": str(hf_folder / "lm_eval" / benchmark.key),
+        }  # fmt: skip
     scores = read_scores(hf_folder)
     assert scores is not None
     assert {key: score.accuracy for key, score in scores.benchmarks.items()} == ACCURACY
     assert scores.average == 0.3125
     assert (scores.source, scores.limit, scores.step) == ("hub", None, None)
+    assert (scores.versions["lm_eval"], scores.versions["transformers"]) == ("0.0", "0.1")
     rows = table_rows(capsys.readouterr().out)
     assert [(row["benchmark"], row["accuracy, %"]) for row in rows] == [
         ("MMLU", "25.00"), ("HellaSwag", "50.00"), ("ARC-C", "37.50"), ("TruthfulQA", "12.50"),
@@ -83,30 +110,68 @@ def test_scores_of_a_folder_stand_in_the_folder(
 
 
 def test_scores_of_a_run_stand_beside_it_and_in_its_tensorboard(run: Path, hf_folder: Path) -> None:
-    def runner(command: Sequence[str]) -> str:
-        assert list(command[1:]) == [str(run), "60"]
-        return f"{hf_folder}\n"
+    def exporter(folder: Path, step: int) -> Path:
+        assert (folder, step) == (run, 60)
+        return hf_folder
 
     stand_in = StandIn()
-    assert main([str(run), "--limit", "3"], opener=stand_in, runner=runner) == 0
-    assert stand_in.opened == [(hf_folder, replace(Settings(), limit=3))]
+    assert main([str(run), "--limit", "3"], runner=stand_in, exporter=exporter) == 0
+    assert [options["--limit"] for options in stand_in.asked] == ["1", "3", "3", "3", "3"]
     scores = read_scores(run)
     assert scores is not None
     assert (scores.step, scores.limit, scores.model) == (60, 3, str(hf_folder))
     assert read_scores(hf_folder) is None
+    expected = {**ACCURACY, "average": 0.3125}
+    assert tensorboard(run) == {
+        f"accuracy(%)/{key}": [(60, 100 * value)] for key, value in expected.items()
+    }
+
+
+def tensorboard(run: Path) -> dict[str, list[tuple[int, float]]]:
     events = EventAccumulator(str(run)).Reload()
-    found = {
+    return {
         tag: [(event.step, event.value) for event in events.Scalars(tag)]
         for tag in events.Tags()["scalars"]
     }
-    expected = {**ACCURACY, "average": 0.3125}
-    assert found == {f"accuracy(%)/{key}": [(60, 100 * value)] for key, value in expected.items()}
+
+
+def test_any_task_of_lm_eval_is_scored(
+    run: Path, hf_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_in = StandIn()
+    arguments = [str(run), "--tasks", "gsm8k,hellaswag", "--limit", "5", "--", "--log_samples",
+                 "--include_path", "tasks"]  # fmt: skip
+    assert main(arguments, runner=stand_in, exporter=lambda *_: hf_folder) == 0
+    assert stand_in.validated == ["--tasks", "gsm8k", "--include_path", "tasks"]
+    assert [options["--tasks"] for options in stand_in.asked] == ["hellaswag", "gsm8k"]
+    assert "--num_fewshot" not in stand_in.asked[1]
+    assert stand_in.asked[1]["--limit"] == "5"
+    assert stand_in.further == ["--log_samples", "--include_path", "tasks"]
+    scores = read_scores(run)
+    assert scores is not None
+    assert scores.further == {"gsm8k": FURTHER}
+    assert scores.options == "--log_samples --include_path tasks"
+    assert scores.asked.endswith(", with --log_samples --include_path tasks")
+    printed = capsys.readouterr().out
+    assert "| gsm8k | exact_match,strict | 0.5 +- 0.25 |\n" in printed
+    assert "| gsm8k | word_perplexity,none | 9 |\n" in printed
+    assert tensorboard(run)["lm_eval/gsm8k/word_perplexity,none"] == [(60, 9.0)]
+
+
+def test_a_task_that_lm_eval_does_not_know_is_told_before_the_export(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_in = StandIn()
+    arguments = [str(run), "--tasks", "squadx"]
+    assert main(arguments, runner=stand_in, exporter=lambda *_: pytest.fail("exported")) == 2
+    assert capsys.readouterr().err == "error: not known\n"
+    assert stand_in.asked == []
 
 
 def test_what_was_asked_before_a_failure_is_kept(
     hf_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([str(hf_folder)], opener=StandIn(fails_at="arc_challenge")) == 2
+    assert main([str(hf_folder)], runner=StandIn(fails_at="arc_challenge")) == 2
     scores = read_scores(hf_folder)
     assert scores is not None
     assert list(scores.benchmarks) == ["mmlu", "hellaswag"]
@@ -114,11 +179,18 @@ def test_what_was_asked_before_a_failure_is_kept(
     assert capsys.readouterr().err == "error: no rows\n"
 
 
+def test_results_that_lm_eval_could_not_write_are_told(
+    hf_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(hf_folder)], runner=lambda *_: None) == 2
+    assert "lm-eval has written no results_*.json below " in capsys.readouterr().err
+
+
 def test_some_benchmarks_give_no_average(
     hf_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = [str(hf_folder), "--output", str(tmp_path / "new/place"), "--benchmarks"]
-    assert main([*arguments, "truthfulqa_mc1", "hellaswag"], opener=StandIn()) == 0
+    arguments = [str(hf_folder), "--output", str(tmp_path / "new/place"), "--tasks"]
+    assert main([*arguments, "truthfulqa_mc1,hellaswag"], runner=StandIn()) == 0
     printed = capsys.readouterr()
     assert printed.err == "No average: mmlu, arc_challenge left out\n"
     assert "average" not in printed.out.replace("not in the average", "")
@@ -128,32 +200,34 @@ def test_some_benchmarks_give_no_average(
 
 
 def test_local_questions_are_looked_for_before_a_model_is_loaded(
-    hf_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    hf_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("lm_eval", reason="its task files are included")
     files = write_questions(tmp_path / "files")
     stand_in = StandIn()
-    assert main([str(hf_folder), "--data-dir", str(files)], opener=stand_in) == 0
-    assert stand_in.opened[0][1].data_dir == files
+    arguments = [str(hf_folder), "--data-dir", str(files)]
+    assert main([*arguments, "--tasks", "hellaswag"], runner=stand_in) == 0
+    assert stand_in.environments[0]["HF_HUB_OFFLINE"] == "1"
+    assert not Path(stand_in.asked[0]["--include_path"]).exists()
     scores = read_scores(hf_folder)
     assert scores is not None
     assert scores.source == str(files)
+    assert scores.benchmarks["hellaswag"].questions == "hellaswag_validation.jsonl.gz"
     (files / "mmlu_dev.jsonl").unlink()
     (files / "arc_challenge_train.jsonl").unlink()
     capsys.readouterr()
-    assert main([str(hf_folder), "--data-dir", str(files)], opener=stand_in) == 2
+    assert main(arguments, runner=stand_in) == 2
     error = capsys.readouterr().err
     assert "none of mmlu_dev.jsonl" in error
     assert "none of arc_challenge_train.jsonl" in error
-    assert len(stand_in.opened) == 1
+    assert len(stand_in.asked) == 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--limit", "0"], "--limit is 0; it must be 1 or more"),
-        (["--benchmarks", "mmlu", "squad"], "--benchmarks has squad; known: mmlu, hellaswag"),
+        (["--tasks", "mmlu,,squad"], "--tasks has ''; it must be names with commas between"),
         (["--step", "5"], "--step is 5, but "),
     ],
 )
@@ -161,9 +235,9 @@ def test_errors_are_told(
     arguments: list[str], message: str, hf_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stand_in = StandIn()
-    assert main([str(hf_folder), *arguments], opener=stand_in) == 2
+    assert main([str(hf_folder), *arguments], runner=stand_in) == 2
     assert f"error: {message}" in capsys.readouterr().err
-    assert stand_in.opened == []
+    assert stand_in.asked == []
 
 
 def test_an_output_that_is_a_file_is_told_at_once(
@@ -171,6 +245,13 @@ def test_an_output_that_is_a_file_is_told_at_once(
 ) -> None:
     (tmp_path / "file").touch()
     stand_in = StandIn()
-    assert main([str(hf_folder), "--output", str(tmp_path / "file")], opener=stand_in) == 2
+    assert main([str(hf_folder), "--output", str(tmp_path / "file")], runner=stand_in) == 2
     assert f"error: --output is {tmp_path / 'file'}: " in capsys.readouterr().err
-    assert stand_in.opened == []
+    assert stand_in.asked == []
+
+
+@pytest.mark.slow
+def test_an_lm_eval_that_fails_is_told() -> None:
+    pytest.importorskip("lm_eval")
+    with pytest.raises(ValueError, match=r"-m lm_eval run --odd ended with status 2"):
+        run_lm_eval(["run", "--odd"], {})

@@ -22,14 +22,24 @@ from lm_eval.tasks import TaskManager
 
 from tests.torchtitan.evaluation.question_files import mmlu_row, write_questions, write_rows
 from timelyfreeze.records.benchmarks import BENCHMARKS, BY_KEY
-from torchtitan.evaluation.harness import Harness, load_harness, read_score
-from torchtitan.evaluation.questions import OF_BENCHMARK, SOURCES, LocalQuestions, questions_from
+from timelyfreeze.records.scores import Score, read_scores
+from torchtitan.evaluation.command import main
+from torchtitan.evaluation.harness import read_score
+from torchtitan.evaluation.questions import SOURCES, find_files, lm_eval_tasks, write_tasks
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
 REAL = ROOT.parent / "shared" / "data" / "eval"
 TASKS = TaskManager()
+# What lm-eval's tasks call the data set on the hub, and its configuration.
+HUB = {
+    "mmlu": ("cais/mmlu", None),
+    "hellaswag": ("Rowan/hellaswag", "default"),
+    "arc_challenge": ("allenai/ai2_arc", "ARC-Challenge"),
+    "truthfulqa_mc1": ("truthfulqa/truthful_qa", "multiple_choice"),
+    "truthfulqa_mc2": ("truthfulqa/truthful_qa", "multiple_choice"),
+}
 
 
 class Oracle(LM):
@@ -51,18 +61,41 @@ class Oracle(LM):
         pytest.fail("multiple choice asks for likelihoods of continuations alone")
 
 
-def asked(task: str, n_shots: int) -> list[tuple[str, str]]:
+def asked(task: str, n_shots: int, tasks: TaskManager = TASKS) -> list[tuple[str, str]]:
     """Prompts and continuations of lm-eval's task, in lm-eval's order."""
     lm = Oracle()
     simple_evaluate(
-        model=lm, tasks=[task], num_fewshot=n_shots, task_manager=TASKS, log_samples=False
+        model=lm, tasks=[task], num_fewshot=n_shots, task_manager=tasks, log_samples=False
     )
     return lm.asked
 
 
-def prompts(folder: Path, task: str, n_shots: int) -> list[tuple[str, str]]:
-    with questions_from(LocalQuestions(folder)):
-        return asked(task, n_shots)
+def local_tasks(files: Path, folder: Path) -> TaskManager:
+    """lm-eval's tasks, with local questions for all benchmarks."""
+    for key, of_task in find_files(files, list(BY_KEY)).items():
+        (folder / key).mkdir(parents=True)
+        write_tasks(of_task, key, folder / key)
+    return TaskManager(include_path=folder)
+
+
+@pytest.fixture(scope="module")
+def made_up(tmp_path_factory: pytest.TempPathFactory) -> TaskManager:
+    """Questions made up here, of all subjects."""
+    folder = tmp_path_factory.mktemp("made_up")
+    return local_tasks(write_questions(folder / "files", subjects=subjects()), folder / "tasks")
+
+
+def score(key: str, tasks: TaskManager, limit: int | None = None) -> Score:
+    benchmark = BY_KEY[key]
+    results = simple_evaluate(
+        model=Oracle(rule),
+        tasks=[benchmark.task],
+        num_fewshot=benchmark.n_shots,
+        limit=benchmark.limit_of_task(limit),
+        task_manager=tasks,
+        log_samples=False,
+    )
+    return read_score(results, benchmark, "a file")
 
 
 def subjects() -> list[str]:
@@ -82,7 +115,7 @@ def subjects() -> list[str]:
 # -- prompts by hand -------------------------------------------------------------------------------
 
 
-def test_mmlu_shows_five_examples_of_the_subject(tmp_path: Path) -> None:
+def test_mmlu_shows_five_examples_of_the_subject(made_up: TaskManager) -> None:
     shown = [
         f"What is part {n} of anatomy (dev)?\nA. anatomy p{n}\nB. anatomy q{n}\nC. anatomy r{n}\n"
         f"D. anatomy s{n}\nAnswer: {'ABCD'[n % 4]}\n\n"
@@ -93,27 +126,27 @@ def test_mmlu_shows_five_examples_of_the_subject(tmp_path: Path) -> None:
         "D. anatomy s0\nAnswer:"
     )
     head = "The following are multiple choice questions (with answers) about anatomy.\n\n"
-    found = prompts(write_questions(tmp_path), "mmlu_anatomy", 5)
+    found = asked("mmlu_anatomy", 5, made_up)
     assert found[:4] == [(head + "".join(shown) + question, f" {letter}") for letter in "ABCD"]
     assert len(found) == 12
 
 
-def test_hellaswag_shows_none_and_cleans_its_text(tmp_path: Path) -> None:
-    found = prompts(write_questions(tmp_path), "hellaswag", 0)
+def test_hellaswag_shows_none_and_cleans_its_text(made_up: TaskManager) -> None:
+    found = asked("hellaswag", 0, made_up)
     assert found[4:8] == [
         ("Juggling: A man holds 1 balls. He", f" throws {n} of 1. Then he rests.") for n in range(4)
     ]
     assert len(found) == 12
 
 
-def test_arc_draws_ten_examples_with_lm_evals_seed(tmp_path: Path) -> None:
+def test_arc_draws_ten_examples_with_lm_evals_seed(made_up: TaskManager) -> None:
     drawn = random.Random(1234).sample(range(12), 10)
     shown = [
         f"Question: Which stone of train {n} is heaviest?\nAnswer: stone {n % 4} of {n}\n\n"
         for n in drawn
     ]
     question = "Question: Which stone of validation 0 is heaviest?\nAnswer:"
-    found = prompts(write_questions(tmp_path), "arc_challenge", 10)
+    found = asked("arc_challenge", 10, made_up)
     assert found[:4] == [("".join(shown) + question, f" stone {n} of 0") for n in range(4)]
     assert len(found) == 12
 
@@ -125,8 +158,10 @@ def test_arc_draws_ten_examples_with_lm_evals_seed(tmp_path: Path) -> None:
         ("truthfulqa_mc2", [" 2 legs.", " It has legs.", " Nine.", " None."]),
     ],
 )
-def test_truthfulqa_has_its_fixed_opening(tmp_path: Path, task: str, answers: list[str]) -> None:
-    found = prompts(write_questions(tmp_path), task, 0)[-len(answers) :]
+def test_truthfulqa_has_its_fixed_opening(
+    made_up: TaskManager, task: str, answers: list[str]
+) -> None:
+    found = asked(task, 0, made_up)[-len(answers) :]
     assert [answer for _, answer in found] == answers
     (prompt,) = {prompt for prompt, _ in found}
     *opening, last = prompt.split("\n\n")
@@ -143,22 +178,31 @@ def write_hub(folder: Path, files: Path, names: Iterable[str]) -> None:
 
     ``load_dataset`` takes a folder of that name before it looks on the hub.
     """
-    local = LocalQuestions(files)
-    for path, source in SOURCES.items():
+    for key, of_task in find_files(files, list(BY_KEY)).items():
+        path, config = HUB[key]
         configs = []
-        for name in names if source.config is None and source.files == "mmlu" else [source.config]:
-            loaded = local.load(path, name)
+        for name in names if config is None else [config]:
+            rows = {split: read_rows(file) for split, file in of_task.items()}
+            if config is None:
+                rows = {
+                    s: [row for row in all_ if row["subject"] == name] for s, all_ in rows.items()
+                }
+            if key == "hellaswag":
+                rows["train"] = rows["validation"]  # lm-eval looks for it; nobody draws from it
             parts = []
-            for split, rows in loaded.items():
-                # Read from a file, a data set without rows has no columns. Nobody draws from it.
-                rows = loaded[source.asked] if rows.num_rows == 0 else rows
-                place = folder / path / (name or "default") / f"{split}.jsonl"
+            for split, of_split in rows.items():
+                place = folder / path / name / f"{split}.jsonl"
                 place.parent.mkdir(parents=True, exist_ok=True)
-                write_rows(place, rows.to_list())
+                write_rows(place, of_split)
                 parts.append({"split": split, "path": f"{place.parent.name}/{place.name}"})
-            configs.append({"config_name": name or "default", "data_files": parts})
+            configs.append({"config_name": name, "data_files": parts})
         card = f"---\nconfigs: {json.dumps(configs)}\n---\n"
         (folder / path / "README.md").write_text(card)
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
 
 
 def check_equal_prompts(
@@ -166,14 +210,13 @@ def check_equal_prompts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     write_hub(hub, files, names)
+    local = local_tasks(files, hub.parent / "tasks")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", hub / "cache")
     monkeypatch.chdir(hub)
     for task, n_shots in tasks:
         alone = asked(task, n_shots)
-        with questions_from(LocalQuestions(files)):
-            ours = asked(task, n_shots)
         assert len(alone) > 0
-        assert ours == alone, task
+        assert asked(task, n_shots, local) == alone, task
 
 
 def test_prompts_are_those_of_lm_eval_left_alone(
@@ -181,7 +224,7 @@ def test_prompts_are_those_of_lm_eval_left_alone(
 ) -> None:
     tasks = [("mmlu_anatomy", 5), ("mmlu_virology", 5), ("hellaswag", 0), ("arc_challenge", 10),
              ("truthfulqa_mc1", 0), ("truthfulqa_mc2", 0)]  # fmt: skip
-    files = write_questions(tmp_path / "files")
+    files = write_questions(tmp_path / "files", subjects=subjects())
     check_equal_prompts(files, tmp_path / "hub", ["anatomy", "virology"], tasks, monkeypatch)
 
 
@@ -195,11 +238,8 @@ def test_real_prompts_are_those_of_lm_eval_left_alone(
     files = tmp_path / "files"
     files.mkdir()
     for path in REAL.glob("*.jsonl*"):
-        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
-            rows = [json.loads(line) for line in file]
-        if path.name.startswith("mmlu"):
-            rows = [row for row in rows if row["subject"] in some]
-        elif "_validation" in path.name:
+        rows = read_rows(path)
+        if "_validation" in path.name and not path.name.startswith("mmlu"):
             rows = rows[:100]
         write_rows(files / path.name, rows)
     check_equal_prompts(files, tmp_path / "hub", some, tasks, monkeypatch)
@@ -215,23 +255,22 @@ def rule(_prompt: str, answer: str) -> float:
     return -1.0 if answer == " None." else -9.0
 
 
-def test_accuracies_by_hand(tmp_path: Path) -> None:
-    files = write_questions(tmp_path, subjects=subjects())
-    harness = Harness(Oracle(rule), TASKS, "float32", "cpu", LocalQuestions(files))
-    scores = {benchmark.key: harness.score(benchmark) for benchmark in BENCHMARKS}
+def test_accuracies_by_hand(made_up: TaskManager) -> None:
+    scores = {benchmark.key: score(benchmark.key, made_up) for benchmark in BENCHMARKS}
     for key in ("mmlu", "hellaswag", "arc_challenge", "truthfulqa_mc1"):
         assert scores[key].accuracy == pytest.approx(1 / 3), key
     # Mass of the right answers, 1 legs and It has legs, among all four.
     wrong = 2 * math.exp(-9) / (3 * math.exp(-9) + math.exp(-1))
     right = (1 + math.exp(-9)) / (1 + 2 * math.exp(-9) + math.exp(-1))
     assert scores["truthfulqa_mc2"].accuracy == pytest.approx((2 * wrong + right) / 3)
-    assert {key: score.n_questions for key, score in scores.items()} == {
+    assert {key: found.n_questions for key, found in scores.items()} == {
         "mmlu": 57 * 3, "hellaswag": 3, "arc_challenge": 3, "truthfulqa_mc1": 3,
         "truthfulqa_mc2": 3,
     }  # fmt: skip
     # Standard error of the mean of 1, 0, 0.
     assert scores["hellaswag"].stderr == pytest.approx(1 / 3)
-    assert scores["hellaswag"].questions == "hellaswag_validation.jsonl.gz"
+    assert scores["hellaswag"].n_shots == 0
+    assert (scores["mmlu"].n_shots, scores["arc_challenge"].n_shots) == (5, 10)
     assert scores["hellaswag"].others.keys() == {"acc_norm"}
     assert scores["mmlu"].metric == "mmlu acc"
 
@@ -239,24 +278,21 @@ def test_accuracies_by_hand(tmp_path: Path) -> None:
 def test_mmlu_weighs_questions_not_subjects(tmp_path: Path) -> None:
     names = subjects()
     assert len(names) == 57
-    files = write_questions(tmp_path, subjects=names)
+    files = write_questions(tmp_path / "files", subjects=names)
     rows = [mmlu_row(name, "validation", n) for name in names for n in range(3)]
     # Nine more questions of one subject, all of which have the answer A.
     rows += [mmlu_row("anatomy", "validation", 4 * n) for n in range(9)]
     write_rows(files / "mmlu_validation.jsonl", rows)
-    harness = Harness(Oracle(rule), TASKS, "float32", "cpu", LocalQuestions(files))
-    score = harness.score(BY_KEY["mmlu"])
-    assert score.n_questions == 57 * 3 + 9
-    assert score.accuracy == pytest.approx((57 + 9) / (57 * 3 + 9))
+    found = score("mmlu", local_tasks(files, tmp_path / "tasks"))
+    assert found.n_questions == 57 * 3 + 9
+    assert found.accuracy == pytest.approx((57 + 9) / (57 * 3 + 9))
 
 
 @pytest.mark.parametrize(("limit", "of_mmlu"), [(2, 57), (57, 57), (58, 2 * 57)])
-def test_the_limit_is_for_each_benchmark(tmp_path: Path, limit: int, of_mmlu: int) -> None:
+def test_the_limit_is_for_each_benchmark(made_up: TaskManager, limit: int, of_mmlu: int) -> None:
     """Every subject of MMLU is asked as much, so it may be a few questions more."""
-    files = write_questions(tmp_path, subjects=subjects())
-    harness = Harness(Oracle(rule), TASKS, "float32", "cpu", LocalQuestions(files), limit=limit)
-    assert harness.score(BY_KEY["mmlu"]).n_questions == of_mmlu
-    hellaswag = harness.score(BY_KEY["hellaswag"])
+    assert score("mmlu", made_up, limit).n_questions == of_mmlu
+    hellaswag = score("hellaswag", made_up, limit)
     assert hellaswag.n_questions == min(limit, 3)
     if limit == 2:
         assert hellaswag.accuracy == 0.5
@@ -276,15 +312,26 @@ def test_every_benchmark_asks_the_hub_for_a_data_set_we_know() -> None:
     for benchmark in BENCHMARKS:
         task = "mmlu_anatomy" if benchmark.key == "mmlu" else benchmark.task
         cfg = TASKS._factory._load_full_config(TASKS.task_index[task])
-        assert cfg["dataset_path"] == OF_BENCHMARK[benchmark.key]
+        assert cfg["dataset_path"] == HUB[benchmark.key][0]
         asks_test = cfg.get("test_split") is not None
         assert (cfg["test_split"] if asks_test else cfg["validation_split"]) == benchmark.split
+
+
+def test_the_task_files_that_are_included_are_those_of_the_tasks() -> None:
+    for key, source in SOURCES.items():
+        files = {
+            TASKS.task_index[path.stem].yaml_path for path in lm_eval_tasks().glob(source.tasks)
+        }
+        assert files == set(lm_eval_tasks().glob(source.tasks))
+        assert len(files) == BY_KEY[key].n_tasks
 
 
 # -- a model of transformers -----------------------------------------------------------------------
 
 
-def test_a_small_model_is_scored_as_its_logits_say(tmp_path: Path) -> None:
+def test_a_small_model_is_scored_as_its_logits_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import torch
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -301,10 +348,21 @@ def test_a_small_model_is_scored_as_its_logits_say(tmp_path: Path) -> None:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     files = write_questions(tmp_path / "files", n_asked=8)
-    harness = load_harness(
-        folder, local=LocalQuestions(files), limit=None, device="cpu", dtype=None, batch_size="3"
+    # A task of our own shows that any can be asked.
+    (tmp_path / "own.yaml").write_text(
+        f"include: {lm_eval_tasks()}/hellaswag/hellaswag.yaml\ntask: own\ndataset_path: json\n"
+        f"dataset_kwargs: {{data_files: {{validation: {files}/hellaswag_validation.jsonl.gz}}}}\n"
+        "training_split: null\n"
     )
-    assert (harness.dtype, harness.device) == ("float32", "cpu")
+    arguments = ["--data-dir", str(files), "--tasks", "hellaswag", "--device", "cpu"]
+    assert main([str(folder), *arguments, "--batch-size", "3"]) == 0
+    scores = read_scores(folder)
+    assert (scores.dtype, scores.device) == ("float32", "cpu")
+    accuracy = scores.benchmarks["hellaswag"].accuracy
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    own = [str(folder), "--tasks", "own", "--output", str(tmp_path / "own"), "--device", "cpu"]
+    assert main([*own, "--", "--include_path", str(tmp_path)]) == 0
+    assert read_scores(tmp_path / "own").further["own"]["acc,none"] == accuracy
 
     n_right = 0
     for n in range(8):
@@ -319,4 +377,4 @@ def test_a_small_model_is_scored_as_its_logits_say(tmp_path: Path) -> None:
             positions = range(len(prompt), len(both))
             likelihoods.append(sum(float(logits[i - 1, both[i]]) for i in positions))
         n_right += likelihoods.index(max(likelihoods)) == n % 4
-    assert harness.score(BY_KEY["hellaswag"]).accuracy == n_right / 8
+    assert accuracy == n_right / 8

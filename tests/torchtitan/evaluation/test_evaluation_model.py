@@ -6,29 +6,25 @@ from pathlib import Path
 
 import pytest
 
-from torchtitan.evaluation import model as evaluation_model
-from torchtitan.evaluation.model import Model, find_model, run_command
+from torchtitan.evaluation.model import Model, find_model
 
 
 class Exporter:
-    """Stands for export_hf.sh: writes a folder and names it last."""
+    """Stands for the export: writes a folder and names it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.commands: list[list[str]] = []
+        self.exported: list[tuple[Path, int]] = []
 
-    def __call__(self, command: Sequence[str]) -> str:
-        self.commands.append(list(command))
+    def __call__(self, run: Path, step: int) -> Path:
+        self.exported.append((run, step))
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "config.json").write_text("{}")
-        return f"Reading tensors\n{self.folder}\n\n"
+        return self.folder
 
 
 @pytest.fixture
-def exporter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Exporter:
-    script = tmp_path / "export_hf.sh"
-    script.touch()
-    monkeypatch.setattr(evaluation_model, "EXPORT", script)
+def exporter(tmp_path: Path) -> Exporter:
     return Exporter(tmp_path / "exported")
 
 
@@ -47,7 +43,7 @@ def write_run(dump: Path, name: str = "20261121_1F1B_none", steps: Sequence[int]
 def test_a_hugging_face_folder_is_taken_as_it_is(tmp_path: Path, exporter: Exporter) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert find_model(tmp_path, None, exporter) == Model(tmp_path)
-    assert exporter.commands == []
+    assert exporter.exported == []
     with pytest.raises(ValueError, match=r"--step is 3, but .* is a Hugging Face folder"):
         find_model(tmp_path, 3, exporter)
 
@@ -58,10 +54,7 @@ def test_the_last_checkpoint_of_a_run_is_exported(tmp_path: Path, exporter: Expo
     (tmp_path / "outputs/checkpoint/step-2000").mkdir()
     assert find_model(run, None, exporter) == Model(exporter.folder, run, 1000)
     assert find_model(run, 90, exporter).step == 90
-    assert [command[1:] for command in exporter.commands] == [
-        [str(run), "1000"],
-        [str(run), "90"],
-    ]
+    assert exporter.exported == [(run, 1000), (run, 90)]
 
 
 def test_what_was_exported_before_is_not_exported_again(tmp_path: Path, exporter: Exporter) -> None:
@@ -69,7 +62,7 @@ def test_what_was_exported_before_is_not_exported_again(tmp_path: Path, exporter
     (run / "hf_step-90").mkdir()
     (run / "hf_step-90/config.json").write_text("{}")
     assert find_model(run, 90, exporter) == Model(run / "hf_step-90", run, 90)
-    assert exporter.commands == []
+    assert exporter.exported == []
     assert find_model(run, 200, exporter).folder == exporter.folder
 
 
@@ -88,16 +81,7 @@ def test_a_run_without_the_checkpoint_is_refused(tmp_path: Path, exporter: Expor
     run = write_run(tmp_path / "b")
     with pytest.raises(ValueError, match=r"b/checkpoint has no finished checkpoint .*\.enable"):
         find_model(run, None, exporter)
-    assert exporter.commands == []
-
-
-@pytest.mark.parametrize("printed", ["", "\n", "done\n", "/nowhere\n"])
-def test_an_export_that_names_no_folder_is_told(
-    printed: str, tmp_path: Path, exporter: Exporter
-) -> None:
-    run = write_run(tmp_path / "outputs", steps=(10,))
-    with pytest.raises(ValueError, match=r"the last line of export_hf.sh is .*; it must name"):
-        find_model(run, None, lambda _command: printed)
+    assert exporter.exported == []
 
 
 def test_what_is_neither_is_refused(tmp_path: Path, exporter: Exporter) -> None:
@@ -105,15 +89,6 @@ def test_what_is_neither_is_refused(tmp_path: Path, exporter: Exporter) -> None:
         find_model(tmp_path / "none", None, exporter)
     with pytest.raises(ValueError, match=r"has neither config.json, .* nor settings.json"):
         find_model(tmp_path, None, exporter)
-
-
-def test_without_an_exporter_a_run_cannot_be_scored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(evaluation_model, "EXPORT", tmp_path / "export_hf.sh")
-    run = write_run(tmp_path / "outputs", steps=(10,))
-    with pytest.raises(ValueError, match=r"there is no export_hf.sh .* name a Hugging Face folder"):
-        find_model(run)
 
 
 @pytest.mark.parametrize(
@@ -131,9 +106,3 @@ def test_broken_settings_are_named(
     (run / "settings.json").write_text(text)
     with pytest.raises(ValueError, match=message):
         find_model(run, None, exporter)
-
-
-def test_a_command_that_fails_is_told() -> None:
-    assert run_command(["sh", "-c", "echo yes"]) == "yes\n"
-    with pytest.raises(ValueError, match="sh -c exit 3 ended with status 3"):
-        run_command(["sh", "-c", "exit 3"])

@@ -1,12 +1,13 @@
-"""Local files as data sets, without lm-eval."""
+"""Local files as task files, without lm-eval: a folder stands for that of its tasks."""
 
 import json
 from pathlib import Path
+from typing import Any
 
-import datasets
 import pytest
 
 from tests.torchtitan.evaluation.question_files import (
+    SUBJECTS,
     arc_row,
     hellaswag_row,
     mmlu_row,
@@ -15,65 +16,93 @@ from tests.torchtitan.evaluation.question_files import (
     write_rows,
 )
 from timelyfreeze.records.benchmarks import BENCHMARKS
-from torchtitan.evaluation.questions import OF_BENCHMARK, SOURCES, LocalQuestions, questions_from
+from torchtitan.evaluation import questions
+from torchtitan.evaluation.questions import SOURCES, find_files, write_tasks
+
+KEYS = [benchmark.key for benchmark in BENCHMARKS]
 
 
 @pytest.fixture
-def local(tmp_path: Path) -> LocalQuestions:
-    return LocalQuestions(write_questions(tmp_path))
+def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    tasks = tmp_path / "lm_eval/tasks"
+    for source in SOURCES.values():
+        for name in SUBJECTS if "*" in source.tasks else ["*"]:
+            file = tasks / source.tasks.replace("*", name)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch()
+    monkeypatch.setattr(questions, "lm_eval_tasks", lambda: tasks)
+    return write_questions(tmp_path / "files")
 
 
-def test_every_benchmark_has_a_source_whose_split_is_the_one_lm_eval_asks() -> None:
-    assert {benchmark.key for benchmark in BENCHMARKS} == OF_BENCHMARK.keys()
-    for benchmark in BENCHMARKS:
-        assert SOURCES[OF_BENCHMARK[benchmark.key]].asked == benchmark.split
+def load(local: Path, key: str, task: str) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """A task file, and the rows of each split that it names."""
+    folder = local.parent / f"written_{key}"
+    folder.mkdir(exist_ok=True)
+    write_tasks(find_files(local, [key])[key], key, folder)
+    found = json.loads((folder / f"{task}.yaml").read_text())
+    files = found.pop("dataset_kwargs")["data_files"]
+    rows = {
+        split: [json.loads(line) for line in Path(file).read_text().splitlines()]
+        for split, file in files.items()
+    }
+    return found, rows
 
 
-def test_a_subject_has_its_rows_in_the_order_of_the_file(local: LocalQuestions) -> None:
-    splits = local.load(path="cais/mmlu", name="virology")
-    assert set(splits) == {"test", "dev"}
-    assert splits["test"].to_list() == [mmlu_row("virology", "validation", n) for n in range(3)]
-    assert splits["dev"].to_list() == [mmlu_row("virology", "dev", n) for n in range(12)]
-    with pytest.raises(ValueError, match="no rows of the subject 'astrology'"):
-        local.load(path="cais/mmlu", name="astrology")
+def test_every_benchmark_has_a_source() -> None:
+    assert set(KEYS) == SOURCES.keys()
 
 
-def test_rows_are_those_of_the_files(local: LocalQuestions) -> None:
-    arc = local.load(path="allenai/ai2_arc", name="ARC-Challenge")
-    assert arc["test"].to_list() == [arc_row("validation", n) for n in range(3)]
-    assert arc["train"].to_list() == [arc_row("train", n) for n in range(12)]
-    truth = local.load(path="truthfulqa/truthful_qa", name="multiple_choice")
-    assert truth["validation"].to_list() == [truthfulqa_row(n) for n in range(3)]
-    swag = local.load(path="Rowan/hellaswag", name=None)
-    assert swag["validation"].to_list() == [hellaswag_row(n) for n in range(3)]
-    assert swag["train"].num_rows == 0
-    assert swag["train"].column_names == swag["validation"].column_names
+def test_a_subject_has_its_rows_in_the_order_of_the_file(local: Path) -> None:
+    task, splits = load(local, "mmlu", "mmlu_virology")
+    assert task == {
+        "include": str(local.parent / "lm_eval/tasks/mmlu/default/mmlu_virology.yaml"),
+        "dataset_path": "json",
+        "dataset_name": None,
+    }
+    assert splits["test"] == [mmlu_row("virology", "validation", n) for n in range(3)]
+    assert splits["dev"] == [mmlu_row("virology", "dev", n) for n in range(12)]
+    (local.parent / "lm_eval/tasks/mmlu/default/mmlu_astrology.yaml").touch()
+    with pytest.raises(ValueError, match="nothing of the subject 'astrology'"):
+        load(local, "mmlu", "mmlu_virology")
 
 
-def test_the_split_that_lm_eval_asks_comes_first(local: LocalQuestions, tmp_path: Path) -> None:
-    assert local.file("arc_challenge").name == "arc_challenge_validation.jsonl"
-    write_rows(tmp_path / "arc_challenge_test.jsonl", [arc_row("test", 7)])
-    assert local.file("arc_challenge").name == "arc_challenge_test.jsonl"
-    asked = local.load(path="allenai/ai2_arc", name="ARC-Challenge")["test"]
-    assert asked.to_list() == [arc_row("test", 7)]
+def test_rows_are_those_of_the_files(local: Path) -> None:
+    _, arc = load(local, "arc_challenge", "arc_challenge")
+    assert arc == {
+        "test": [arc_row("validation", n) for n in range(3)],
+        "train": [arc_row("train", n) for n in range(12)],
+    }
+    _, truth = load(local, "truthfulqa_mc1", "truthfulqa_mc1")
+    assert truth == {"validation": [truthfulqa_row(n) for n in range(3)]}
+    task, swag = load(local, "hellaswag", "hellaswag")
+    assert swag == {"validation": [hellaswag_row(n) for n in range(3)]}
+    assert task["training_split"] is None
 
 
-def test_missing_files_are_all_named(local: LocalQuestions, tmp_path: Path) -> None:
-    keys = [benchmark.key for benchmark in BENCHMARKS]
-    assert local.errors(keys) == []
+def test_the_split_that_lm_eval_asks_comes_first(local: Path) -> None:
+    files = find_files(local, ["arc_challenge"])["arc_challenge"]
+    assert files["test"].name == "arc_challenge_validation.jsonl"
+    write_rows(local / "arc_challenge_test.jsonl", [arc_row("test", 7)])
+    files = find_files(local, ["arc_challenge"])["arc_challenge"]
+    assert files["test"].name == "arc_challenge_test.jsonl"
+    assert load(local, "arc_challenge", "arc_challenge")[1]["test"] == [arc_row("test", 7)]
+
+
+def test_missing_files_are_all_named(local: Path) -> None:
+    assert list(find_files(local, KEYS)) == KEYS
     for name in ("mmlu_dev", "hellaswag_validation", "truthfulqa_mc_validation"):
-        (path,) = tmp_path.glob(f"{name}.*")
+        (path,) = local.glob(f"{name}.*")
         path.unlink()
-    assert local.errors(keys) == [
-        f"{tmp_path} has none of mmlu_dev.jsonl, mmlu_dev.jsonl.gz",
-        f"{tmp_path} has none of hellaswag_validation.jsonl, hellaswag_validation.jsonl.gz",
-        f"{tmp_path} has none of truthfulqa_mc_validation.jsonl, truthfulqa_mc_validation.jsonl.gz",
+    with pytest.raises(ValueError, match="has none of") as told:
+        find_files(local, KEYS)
+    assert [line.strip() for line in str(told.value).split("\n")] == [
+        f"{local} has none of mmlu_dev.jsonl, mmlu_dev.jsonl.gz",
+        f"{local} has none of hellaswag_validation.jsonl, hellaswag_validation.jsonl.gz",
+        f"{local} has none of truthfulqa_mc_validation.jsonl, truthfulqa_mc_validation.jsonl.gz",
     ]
-    assert local.errors(["arc_challenge"]) == []
-    missing = tmp_path / "none"
-    assert LocalQuestions(missing).errors(keys) == [
-        f"--data-dir is '{missing}', which is not a folder"
-    ]
+    assert find_files(local, ["arc_challenge"])
+    with pytest.raises(ValueError, match="--data-dir is 'no/such', which is not a folder"):
+        find_files(Path("no/such"), KEYS)
 
 
 @pytest.mark.parametrize(
@@ -84,28 +113,14 @@ def test_missing_files_are_all_named(local: LocalQuestions, tmp_path: Path) -> N
         (json.dumps({"id": "x", "question": "Why?"}), "line 2 lacks choices, answerKey"),
     ],
 )
-def test_a_broken_line_is_named(
-    local: LocalQuestions, tmp_path: Path, line: str, message: str
-) -> None:
-    path = tmp_path / "arc_challenge_train.jsonl"
+def test_a_broken_line_is_named(local: Path, line: str, message: str) -> None:
+    path = local / "arc_challenge_train.jsonl"
     path.write_text(json.dumps(arc_row("train", 0)) + "\n" + line + "\n")
     with pytest.raises(ValueError, match=f"arc_challenge_train.jsonl, {message}"):
-        local.load(path="allenai/ai2_arc", name="ARC-Challenge")
+        load(local, "arc_challenge", "arc_challenge")
 
 
-@pytest.mark.parametrize(
-    ("path", "name"), [("squad", None), ("allenai/ai2_arc", "ARC-Easy"), ("truthfulqa/x", None)]
-)
-def test_other_data_sets_are_refused(local: LocalQuestions, path: str, name: str | None) -> None:
-    with pytest.raises(ValueError, match=f"lm-eval asks for the data set '{path}'"):
-        local.load(path=path, name=name)
-
-
-def test_the_hub_is_back_afterwards(local: LocalQuestions) -> None:
-    before = datasets.load_dataset
-    with questions_from(local):
-        assert datasets.load_dataset == local.load
-    assert datasets.load_dataset is before
-    with pytest.raises(ValueError, match="squad"), questions_from(local):
-        datasets.load_dataset("squad")
-    assert datasets.load_dataset is before
+@pytest.mark.parametrize("task", ["squad", "arc_easy", "truthfulqa_gen"])
+def test_other_tasks_are_refused(local: Path, task: str) -> None:
+    with pytest.raises(ValueError, match=f"--data-dir knows no files for '{task}'; known: mmlu, "):
+        find_files(local, ["mmlu", task])

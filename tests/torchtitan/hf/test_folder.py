@@ -73,7 +73,7 @@ def test_a_tensor_may_lie_in_one_file_only(tmp_path: Path) -> None:
     ("content", "words"),
     [
         (b"", "is no whole safetensors file"),
-        (b"version https://example.com/lfs", "header would be"),
+        (b"version https://example.com/lfs", r"is no whole .*: .*header too large"),
         (struct.pack("<Q", 5) + b"[1,2]", "is no whole safetensors file"),
         (struct.pack("<Q", 50) + b"{}", "is no whole safetensors file"),
     ],
@@ -87,7 +87,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: bytes, words
 def test_a_file_cut_short_is_refused(tmp_path: Path) -> None:
     path = write_folder(tmp_path, FAMILIES["llama3"]) / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(ValueError, match="10 bytes are missing at its end"):
+    with pytest.raises(ValueError, match=r"is no whole .*: .*file not fully covered"):
         stored_tensors(tmp_path)
 
 

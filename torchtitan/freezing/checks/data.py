@@ -8,7 +8,7 @@ from typing import Any
 from torchtitan.data.examples import is_local_path, read_examples
 from torchtitan.data.messages import require_messages
 from torchtitan.data.named_templates import PLAIN, build_chat_template, template_error
-from torchtitan.data.split import ALL_ROWS, ExampleSplit, fraction_error, is_same_data_set
+from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit, fraction_error, is_same_data_set
 from torchtitan.data.turns import INSTRUCT_DATASETS, is_instruct_dataset
 from torchtitan.freezing.checks.pipeline import n_microbatches
 from torchtitan.freezing.config import JobConfig
@@ -86,7 +86,7 @@ def validation_split(config: JobConfig) -> ExampleSplit:
     fraction = config.data.validation_fraction
     if fraction > 0 and _reads_training_data(config):
         return ExampleSplit(fraction, held_out=True)
-    return ALL_ROWS
+    return ALL_EXAMPLES
 
 
 def reads_training_examples(config: JobConfig) -> bool:

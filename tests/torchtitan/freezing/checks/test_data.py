@@ -5,7 +5,7 @@ import pytest
 
 from tests.torchtitan.helpers.chat_tokenizers import GUEST, tokenizer_folder
 from tests.torchtitan.helpers.job_configs import make_job_config
-from torchtitan.data.split import ALL_ROWS, ExampleSplit
+from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit
 from torchtitan.freezing.checks import ConfigError, check
 from torchtitan.freezing.checks.data import (
     data_errors,
@@ -196,7 +196,7 @@ def test_validation_reads_what_training_holds_out() -> None:
 
 def test_validation_on_all_examples_of_the_training_data_is_noticed() -> None:
     same = held_out_config(data__validation_fraction=0.0)
-    assert validation_split(same) == ALL_ROWS
+    assert validation_split(same) == ALL_EXAMPLES
     assert reads_training_examples(same)
 
 
@@ -204,5 +204,5 @@ def test_other_data_is_read_as_a_whole() -> None:
     other = held_out_config(
         data__validation_fraction=0.0, validation__dataset_path="other/examples"
     )
-    assert validation_split(other) == ALL_ROWS
+    assert validation_split(other) == ALL_EXAMPLES
     assert not reads_training_examples(other)

@@ -11,7 +11,7 @@ from torchtitan.models.llama3.model.args import RoPEScalingArgs
 from torchtitan.models.llama3.model.model import precompute_freqs_cis
 
 from torchtitan.freezing.config.job_config import JobConfig
-from torchtitan.hf.rope import with_rope_settings
+from torchtitan.hf.flavors import with_rope_settings
 
 DIM, LENGTH, THETA = 64, 48, 500000.0
 

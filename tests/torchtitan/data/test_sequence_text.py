@@ -5,7 +5,7 @@ import pytest
 import torch
 from torchtitan.protocols import train_spec
 
-from torchtitan.data.sample_text import sequence_text
+from torchtitan.data.sequences import sequence_text
 from torchtitan.data.turns import IGNORE_INDEX
 from torchtitan.freezing import samples as show_samples
 
