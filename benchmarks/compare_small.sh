@@ -7,7 +7,7 @@
 # BASE_ROWS, once; then every method fine-tunes it on ROWS. Called again, it goes on where it stopped.
 # Nothing else should run on the machine meanwhile.
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/../scripts/usage.sh"
 case ${1:-} in -h | --help) usage 0 ;; esac
 [ $# -ge 3 ] || refuse "BASE_ROWS, ROWS and OUTPUT are needed"
 expect_first -f BASE_ROWS "$1"

@@ -7,7 +7,7 @@
 # one core, JOBS of them at a time (default 2). Runs that OUTPUT has are not made again. Plots go to OUTPUT/gallery; copy
 # them to docs/gallery once they have been looked at.
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/../scripts/usage.sh"
 expect_options "" "$@"
 [ $# -gt 0 ] && [ "$1" != -- ] || refuse "OUTPUT is missing"
 output=$(realpath -m "$1")

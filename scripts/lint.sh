@@ -5,7 +5,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
 expect_options "" "$@"
 [ $# -eq 0 ] || refuse "'$1': it takes no argument"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-scripts/setup.sh dev
-.venv/bin/ruff check .
-.venv/bin/ruff format --check .
-.venv/bin/mypy
+source scripts/environment.sh
+choose_python dev
+"$python" -m ruff check .
+"$python" -m ruff format --check .
+"$python" -m mypy

@@ -15,12 +15,21 @@ case $extra in
 esac
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-project=.${extra:+[$extra]}
+project=.[titan${extra:+,$extra}]
 stamp=.venv/.installed${extra:+-$extra}
 stamps=("$stamp")
 # An environment with an extra in it serves those who want none.
 [ -n "$extra" ] || stamps+=(.venv/.installed-*)
 wanted=$(cat pyproject.toml constraints.txt | sha256sum | cut -d' ' -f1)
+# Several hosts, or several runs, may start at once in one shared folder: one installs, the others wait.
+exec 9> .venv.lock
+if ! flock --nonblock 9; then
+  echo "Waiting for another process that makes .venv"
+  flock --timeout 1800 9 || {
+    echo "error: .venv.lock is held, or this file system knows no locks; run scripts/setup.sh once on one host first" >&2
+    exit 1
+  }
+fi
 for done in "${stamps[@]}"; do
   if [ -f "$done" ] && [ "$(cat "$done")" = "$wanted" ]; then
     exit 0

@@ -13,13 +13,13 @@ case ${1:-} in
   all) marks="not gpu"; shift ;;
   *) marks="not long and not gpu" ;;
 esac
-scripts/setup.sh dev
-export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+source scripts/environment.sh
+choose_python dev
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 status=0 chosen=no
 run() {
   local result=0
-  .venv/bin/python -m pytest --durations=10 "$@" || result=$?
+  "$python" -m pytest --durations=10 "$@" || result=$?
   case $result in
     0) chosen=yes ;;
     5) ;; # nothing was chosen, which one of the two parts may be

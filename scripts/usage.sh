@@ -44,15 +44,3 @@ expect_first() {
     -d) [ -d "$1" ] || refuse "$name is '$1', which is no folder" ;;
   esac
 }
-
-# expect_config FOLDER ARGUMENT ...: sets config to the first argument, a file from where the script is called or else
-# from FOLDER, as run_train.sh has it, and goes to FOLDER.
-expect_config() {
-  local folder=$1
-  config=${2:-}
-  if [ -f "$config" ]; then
-    config=$(realpath "$config")
-  fi
-  cd "$folder"
-  expect_first -f CONFIG.toml ${config:+"$config"}
-}

@@ -16,9 +16,13 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-DEPENDENCIES = [Requirement(text) for text in PROJECT["dependencies"]]
-DEVELOPMENT = [Requirement(text) for text in PROJECT["optional-dependencies"]["dev"]]
-EVALUATION = [Requirement(text) for text in PROJECT["optional-dependencies"]["eval"]]
+EXTRAS = {
+    extra: [Requirement(text) for text in texts if not text.startswith("timelyfreeze")]
+    for extra, texts in PROJECT["optional-dependencies"].items()
+}
+LIBRARY = [Requirement(text) for text in PROJECT["dependencies"]]
+DEPENDENCIES = [*LIBRARY, *EXTRAS["titan"], *EXTRAS["plots"]]
+DEVELOPMENT, EVALUATION = EXTRAS["dev"], EXTRAS["eval"]
 # Import names that differ from what a package is called in the index.
 PACKAGES = {"PIL": "pillow", "yaml": "pyyaml"}
 
@@ -98,6 +102,10 @@ def test_dependencies_hold_what_torchtitan_imports_without_asking_for_it() -> No
     missing = needed - declared - {"torchtitan"}
     assert missing == {"torch", "triton"}
     assert missing <= {canonicalize_name(requirement.name) for requirement in DEPENDENCIES}
+
+
+def test_the_library_needs_three_packages() -> None:
+    assert {requirement.name for requirement in LIBRARY} == {"torch", "numpy", "highspy"}
 
 
 @pytest.mark.parametrize("package", ["timelyfreeze", "torchtitan"])

@@ -67,7 +67,7 @@ def run_with(fault, folder, *, n_processes=2, timeout_s=240, **settings):
     folder.mkdir(parents=True, exist_ok=True)
     command = command_of(fault, folder, n_processes=n_processes, **settings)
     mark = uuid.uuid4().hex
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), MARK: mark}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", MARK: mark}
     # Not into a file, whose size a fault may limit.
     with subprocess.Popen(
         command,

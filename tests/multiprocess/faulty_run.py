@@ -25,12 +25,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from hanging_solver import hang
 from run_scenarios import add_tiny_flavor, fix_weights, use_fake_clock
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from torchtitan.freezing.launch import launch
 

@@ -58,7 +58,7 @@ def run_scenarios(folder, n_processes, scenarios, *, timeout_s=300, script="run_
         str(ROOT / "tests/multiprocess" / script),
         str(folder / "scenarios.json"), str(folder),
     ]  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout_s
     )

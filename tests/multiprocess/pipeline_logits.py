@@ -9,16 +9,11 @@ it holds, the ends of the model if they are its own, and the logits if it has th
 """
 
 import shutil
-import sys
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint import HuggingFaceStorageReader
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from launcher import run_each_scenario
+from torch.distributed.checkpoint import HuggingFaceStorageReader
 
 from torchtitan.freezing.launch import prepare
 

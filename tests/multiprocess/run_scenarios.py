@@ -15,18 +15,13 @@ decisions and plan.
 import importlib
 import itertools
 import logging
-import sys
 import zlib
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 import torch.distributed as dist
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from launcher import run_each_scenario
 
 from torchtitan.freezing.launch import prepare

@@ -39,7 +39,7 @@ def launch(*args, n_processes=4, timeout_s=200, config="train_configs/tiny_8m.to
         "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0",
         "-m", "torchtitan.freezing", f"--job.config_file={config}", *args,
     ]  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout_s
     )

@@ -29,7 +29,7 @@ def start(folder, n_processes, *launcher):
         sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={n_processes}", *launcher,
         "-m", "torchtitan.freezing", *arguments(**SETTINGS), f"--job.dump_folder={folder}",
     ]  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True,

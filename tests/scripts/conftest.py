@@ -1,14 +1,6 @@
-"""The scripts import their helpers as they do when started: from their own folder."""
+"""Benchmarks are scripts; tests of command lines import them from their folder."""
 
 import sys
 from pathlib import Path
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out what imports lm-eval where slow tests are not wanted: that alone takes seconds."""
-    unwanted = "not slow" in config.option.markexpr
-    return True if unwanted and collection_path.name == "test_evaluation_harness.py" else None
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))

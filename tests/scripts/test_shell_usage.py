@@ -1,26 +1,25 @@
 """Arguments of shell scripts: wrong ones end with status 2 before the environment is even made."""
 
-import argparse
 import os
-import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from torchtitan.evaluation import command as evaluate
-from torchtitan.freezing.memory import command as estimate_memory
-from torchtitan.freezing.profile import command as profile
-
 ROOT = Path(__file__).resolve().parents[2]
 STARTED = 77
+# Nothing is activated.
+CLEAN = {k: v for k, v in os.environ.items() if k not in ("VIRTUAL_ENV", "CONDA_PREFIX")}
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """A copy of all scripts; the one that makes the environment says that it was reached."""
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts", ignore=shutil.ignore_patterns("*.py"))
+    (tmp_path / "benchmarks").mkdir()
+    for script in (ROOT / "benchmarks").glob("*.sh"):
+        shutil.copy(script, tmp_path / "benchmarks")
     shutil.copy(ROOT / "run_train.sh", tmp_path)
     (tmp_path / "scripts/setup.sh").write_text(f"#!/bin/sh\necho started >&2\nexit {STARTED}\n")
     (tmp_path / "train_configs").mkdir()
@@ -34,7 +33,7 @@ def run(place: Path, script: str, *arguments: str, **variables: str) -> tuple[in
     done = subprocess.run(
         ["bash", f"{place}/{script}", *arguments],
         cwd=place,
-        env={**os.environ, **variables},
+        env={**CLEAN, **variables},
         capture_output=True,
         text=True,
         timeout=20,
@@ -44,33 +43,24 @@ def run(place: Path, script: str, *arguments: str, **variables: str) -> tuple[in
 
 # What is wrong, and what is said of it.
 WRONG: list[tuple[str, list[str], str]] = [
-    ("evaluate.sh", [], "RUN_OR_FOLDER is missing"),
-    ("evaluate.sh", ["/no/such"], "RUN_OR_FOLDER is '/no/such', which is no folder"),
-    ("evaluate.sh", ["a_folder", "--odd", "1"], "--odd is no option; known: --step"),
-    ("evaluate.sh", ["--limit", "20"], "RUN_OR_FOLDER is missing: it comes first"),
-    ("export_hf.sh", [], "RUN is missing"),
-    ("export_hf.sh", ["a_file"], "RUN is 'a_file', which is no folder"),
-    ("export_hf.sh", ["a_folder", "3", "--odd=1"], "--odd=1 is no option; known: --output"),
-    ("estimate_memory.sh", [], "CONFIG.toml is missing"),
-    ("estimate_memory.sh", ["a_folder"], "CONFIG.toml is 'a_folder', which is no file"),
-    ("estimate_memory.sh", ["a_file", "--odd"], "--odd is no option"),
-    ("profile_stages.sh", [], "CONFIG.toml is missing"),
-    ("profile_stages.sh", ["no.toml"], "CONFIG.toml is 'no.toml', which is no file"),
-    ("profile_stages.sh", ["a_file", "--odd", "--", "--x"], "--odd is no option"),
-    ("compare_small.sh", ["a_file", "a_file"], "BASE_ROWS, ROWS and OUTPUT are needed"),
-    ("compare_small.sh", ["a_file", "no", "out"], "ROWS is 'no', which is no file"),
-    ("compare_small.sh", ["a_file", "a_file", "a_file"], "OUTPUT is 'a_file', which is no folder"),
-    ("make_gallery.sh", [], "OUTPUT is missing"),
-    ("make_gallery.sh", ["--", "--x"], "OUTPUT is missing"),
-    ("make_gallery.sh", ["a_file"], "a_file', which is no folder"),
-    ("make_gallery.sh", ["out", "more"], "'more' follows OUTPUT"),
-    ("make_gallery.sh", ["out", "--odd"], "--odd is no option"),
-    ("gpu_checks.sh", ["--odd"], "'--odd' is no part and no option"),
-    ("gpu_checks.sh", ["--model", "no", "--rows", "a_file"], "which is no folder"),
-    ("gpu_checks.sh", ["--rows", "no"], "which is neither a file nor a folder"),
-    ("gpu_checks.sh", ["--questions", "a_file"], "which is no folder"),
-    ("gpu_checks.sh", ["--output", "a_file", "--small"], "which is no folder"),
-    ("lint.sh", ["x"], "'x': it takes no argument"),
+    ("benchmarks/compare_small.sh", ["a_file", "a_file"], "BASE_ROWS, ROWS and OUTPUT are needed"),
+    ("benchmarks/compare_small.sh", ["a_file", "no", "out"], "ROWS is 'no', which is no file"),
+    (
+        "benchmarks/compare_small.sh",
+        ["a_file", "a_file", "a_file"],
+        "OUTPUT is 'a_file', which is no folder",
+    ),
+    ("benchmarks/make_gallery.sh", [], "OUTPUT is missing"),
+    ("benchmarks/make_gallery.sh", ["--", "--x"], "OUTPUT is missing"),
+    ("benchmarks/make_gallery.sh", ["a_file"], "a_file', which is no folder"),
+    ("benchmarks/make_gallery.sh", ["out", "more"], "'more' follows OUTPUT"),
+    ("benchmarks/make_gallery.sh", ["out", "--odd"], "--odd is no option"),
+    ("scripts/gpu_checks.sh", ["--odd"], "'--odd' is no part and no option"),
+    ("scripts/gpu_checks.sh", ["--model", "no", "--rows", "a_file"], "which is no folder"),
+    ("scripts/gpu_checks.sh", ["--rows", "no"], "which is neither a file nor a folder"),
+    ("scripts/gpu_checks.sh", ["--questions", "a_file"], "which is no folder"),
+    ("scripts/gpu_checks.sh", ["--output", "a_file", "--small"], "which is no folder"),
+    ("scripts/lint.sh", ["x"], "'x': it takes no argument"),
 ]
 
 
@@ -78,7 +68,7 @@ WRONG: list[tuple[str, list[str], str]] = [
 def test_wrong_arguments_end_before_anything_starts(
     place: Path, script: str, arguments: list[str], message: str
 ) -> None:
-    status, said = run(place, f"scripts/{script}", *arguments)
+    status, said = run(place, script, *arguments)
     assert status == 2, said
     assert "error: " in said
     assert message in said
@@ -89,10 +79,6 @@ def test_wrong_arguments_end_before_anything_starts(
 @pytest.mark.parametrize(
     ("script", "arguments"),
     [
-        ("scripts/evaluate.sh", ["a_folder", "--limit", "-1", "--dtype=x"]),
-        ("scripts/export_hf.sh", ["a_folder", "3", "--dtype", "bfloat16"]),
-        ("scripts/estimate_memory.sh", ["a_file", "--device-gib", "48", "--", "--model.flavor=x"]),
-        ("scripts/profile_stages.sh", ["train_configs/tiny_8m.toml", "--repeats=1", "--", "--x"]),
         ("benchmarks/compare_small.sh", ["a_file", "a_file", "out", "--nproc", "2"]),
         ("benchmarks/make_gallery.sh", ["out", "--", "--training.steps=3"]),
         ("scripts/gpu_checks.sh", ["--small", "--output", "out", "tests"]),
@@ -107,15 +93,18 @@ def test_right_arguments_start(place: Path, script: str, arguments: list[str]) -
 @pytest.mark.parametrize(
     "script",
     [
-        *("evaluate", "export_hf", "estimate_memory", "profile_stages", "compare_small"),
-        *("make_gallery", "gpu_checks", "lint", "setup"),
+        "benchmarks/compare_small",
+        "benchmarks/make_gallery",
+        "scripts/gpu_checks",
+        "scripts/lint",
+        "scripts/setup",
     ],
 )
 def test_usage_is_the_head_of_the_script(place: Path, script: str) -> None:
     shutil.copy(ROOT / "scripts/setup.sh", place / "scripts/setup.sh")
-    head = (place / f"scripts/{script}.sh").read_text().splitlines()[1].removeprefix("# ")
+    head = (place / f"{script}.sh").read_text().splitlines()[1].removeprefix("# ")
     for flag in ("--help", "-h"):
-        status, said = run(place, f"scripts/{script}.sh", flag)
+        status, said = run(place, f"{script}.sh", flag)
         assert status == 0
         assert said.startswith(head)
         assert "set -euo" not in said
@@ -133,24 +122,64 @@ def test_there_are_no_other_environments(place: Path, arguments: list[str], word
 
 
 @pytest.mark.parametrize("n", ["0", "-1", "x", "1.5", "nan", "9" * 30, " "])
-def test_a_number_of_processes_that_is_none_is_told(place: Path, n: str) -> None:
-    status, said = run(place, "run_train.sh", NGPU=n)
-    assert (status, f"NGPU is '{n}'" in said) == (2, True)
+def test_a_number_of_jobs_that_is_none_is_told(place: Path, n: str) -> None:
     assert run(place, "benchmarks/make_gallery.sh", "out", JOBS=n)[0] == 2
 
 
-@pytest.mark.parametrize(
-    ("script", "parser"),
-    [
-        ("evaluate.sh", evaluate._parser()),
-        ("estimate_memory.sh", estimate_memory._parser()),
-        ("profile_stages.sh", profile._parser()),
-    ],
-)
-def test_a_script_knows_the_options_of_what_it_starts(
-    script: str, parser: argparse.ArgumentParser
-) -> None:
-    text = (ROOT / "scripts" / script).read_text()
-    known = re.findall(r'expect_options "([^"]*)"', text)[0].split()
-    taken = [option for action in parser._actions for option in action.option_strings]
-    assert {*known, "-h", "--help"} == set(taken)
+def activated(place: Path, has_project: bool) -> Path:
+    """An environment that is activated: its Python says whether it has the project."""
+    python = place / "own/bin/python"
+    python.parent.mkdir(parents=True)
+    # Asked whether it has something, it answers; asked to run the project, it says that it was.
+    python.write_text(f'#!/bin/sh\n[ "$1" != -c ] || exit {int(not has_project)}\necho "own $*"\n')
+    python.chmod(0o755)
+    return python
+
+
+def test_a_python_of_ones_own_is_taken_and_nothing_is_made(place: Path) -> None:
+    python = activated(place, has_project=True)
+    status, said = run(place, "run_train.sh", "--a.b=c", TIMELYFREEZE_PYTHON=str(python))
+    config = place / "train_configs/tiny_8m.toml"
+    assert (status, said) == (0, f"own -m timelyfreeze train {config} --a.b=c\n")
+    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        status, said = run(place, "run_train.sh", **{variable: str(place / "own")})
+        assert (status, said.split()[0]) == (0, "own")
+
+
+def test_an_environment_without_the_project_is_not_taken(place: Path) -> None:
+    python = activated(place, has_project=False)
+    assert run(place, "run_train.sh", VIRTUAL_ENV=str(place / "own"))[0] == STARTED
+    status, said = run(place, "run_train.sh", TIMELYFREEZE_PYTHON=str(python))
+    assert status == 2
+    assert f"TIMELYFREEZE_PYTHON is '{python}'; it must be a Python that has torch" in said
+
+
+# Installs for as long as it takes a second host to come; it must not begin before the first ends.
+SLOW_PIP = """#!/bin/sh
+case "$*" in
+  "-m venv .venv") mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
+  *"pip install"*) echo begin >> log; sleep 2; echo end >> log ;;
+esac
+"""
+
+
+def test_two_hosts_that_start_at_once_make_the_environment_once(place: Path) -> None:
+    shutil.copy(ROOT / "scripts/setup.sh", place / "scripts/setup.sh")
+    for name in ("pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, place)
+    (place / "python").write_text(SLOW_PIP)
+    (place / "python").chmod(0o755)
+    hosts = [
+        subprocess.Popen(
+            ["bash", "scripts/setup.sh"],
+            cwd=place,
+            env={**os.environ, "PYTHON": str(place / "python")},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    said = [host.communicate(timeout=60)[0] for host in hosts]
+    assert [host.returncode for host in hosts] == [0, 0]
+    assert (place / "log").read_text().split() == ["begin", "end"]
+    assert sum("Waiting for another process" in text for text in said) == 1

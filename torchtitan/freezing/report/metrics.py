@@ -102,7 +102,7 @@ class FreezingMetricsProcessor(MetricsProcessor):
         self._guard = OutputGuard(self.run_folder)
         self._watch = FiniteWatch()
         self._loss_curve = LossCurve(self.run_folder / "losses.csv") if self._is_shown else None
-        step_log = run_steps.StepLog(self.run_folder / run_steps.FILE) if self._is_shown else None
+        step_log = run_steps.StepLog(self.run_folder / run_steps.STEPS_FILE) if self._is_shown else None
         self._steps = StepRecord(
             step_log,
             self._start.ranks_per_replica,

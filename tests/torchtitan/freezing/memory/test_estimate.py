@@ -350,7 +350,7 @@ def measured_peak(n_rows: int) -> int:
     done = subprocess.run(
         [sys.executable, str(ROOT / "tests/torchtitan/helpers/memory_peak.py"), str(n_rows), "128"],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=True,

@@ -1,0 +1,79 @@
+"""A wheel in a fresh environment: the library alone, then training, planning and drawing."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+ASSETS = ROOT / "tests/assets"
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
+
+STEPS = [
+    "--training.steps=14", "--freezing.last_warmup_step=2", "--freezing.last_monitor_step=8",
+    "--freezing.last_ramp_step=11", "--lr_scheduler.warmup_steps=2", "--emulation.enable",
+    f"--model.hf_assets_path={ASSETS / 'tokenizer'}",
+]  # fmt: skip
+
+
+def run(*command: object, cwd: Path) -> str:
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    done = subprocess.run(
+        list(map(str, command)), cwd=cwd, capture_output=True, text=True, timeout=900,
+        env={**environment, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=ROOT)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of a fresh environment that has the library and what it needs."""
+    folder = tmp_path_factory.mktemp("environment")
+    run(sys.executable, "-m", "venv", folder, cwd=folder)
+    install(folder / "bin/python", str(wheel))
+    return folder / "bin/python"
+
+
+def install(python: Path, what: str) -> None:
+    constraints = ROOT / "constraints.txt"
+    run(python, "-m", "pip", "install", "-q", "-c", constraints, what, cwd=python.parent)
+
+
+def test_a_wheel_trains_plans_and_draws(python: Path, wheel: Path, tmp_path: Path) -> None:
+    command = python.parent / "timelyfreeze"
+    # The library alone: no TorchTitan, no matplotlib.
+    shutil.copytree(ROOT / "profiles/tiny_8m_1F1B", tmp_path / "profile")
+    said = run(command, "plan", "profile/bounds.json", "--schedules", "1F1B", cwd=tmp_path)
+    assert "1F1B" in said
+    done = subprocess.run(
+        [command, "draw", "."], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert 'pip install "timelyfreeze[plots]"' in done.stderr
+    # With what training needs, from a folder that is not the repository.
+    install(python, f"{wheel}[titan]")
+    config = tmp_path / "x.toml"
+    text = (ROOT / "train_configs/tiny_8m.toml").read_text()
+    config.write_text(text.replace("tests/assets", str(ASSETS)))
+    said = run(command, "train", config, "--nproc", "1", *STEPS, cwd=tmp_path)
+    assert "Run report" in said
+    (summary,) = tmp_path.glob("outputs/**/summary.json")
+    assert json.loads(summary.read_text())
+    run(command, "draw", summary.parent, cwd=tmp_path)
+    assert list(summary.parent.glob("plots/*.png"))
+    run(command, "plan", summary.parent / "bounds.json", cwd=tmp_path)
+    where = run(python, "-c", "import torchtitan.freezing as f; print(f.__file__)", cwd=tmp_path)
+    assert Path(where.strip()).is_relative_to(python.parents[1])

@@ -1,0 +1,86 @@
+"""The command: its map, and what it says of words that are no command."""
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from timelyfreeze.cli.main import COMMANDS, main, usage
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_the_map_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    said = capsys.readouterr().out
+    assert [line.split()[0] for line in said.splitlines() if line.startswith("  ")] == [*COMMANDS]
+    assert set(COMMANDS) == {
+        "train", "plan", "profile", "draw", "compare", "evaluate", "export", "estimate", "samples",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("words", [["odd"], ["--odd"], [""], ["-x", "plan"]])
+def test_other_words_are_told(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert f"{words[0]!r} is no command" in capsys.readouterr().err
+
+
+def test_without_a_command_the_map_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert usage() in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_tells_its_options_under_its_own_name(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([name, "--help"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: timelyfreeze {name}")
+
+
+def test_a_command_whose_extra_is_not_installed_names_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for module in [m for m in sys.modules if m.startswith("timelyfreeze.plots")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "timelyfreeze.plots.command", None)
+    monkeypatch.setattr(
+        "timelyfreeze.cli.main.import_module",
+        lambda name: (_ for _ in ()).throw(ModuleNotFoundError("no", name="matplotlib")),
+    )
+    assert main(["draw", "x"]) == 2
+    assert 'needs matplotlib, which is not installed: pip install "timelyfreeze[plots]"' in (
+        capsys.readouterr().err
+    )
+
+
+def test_the_map_loads_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom timelyfreeze.cli.main import main\nmain(['--help'])\n"
+        "print([m for m in ('torch', 'numpy', 'highspy', 'matplotlib') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.endswith("[]\n")
+
+
+@pytest.mark.skipif(find_spec("torchtitan") is None, reason="TorchTitan is not installed")
+def test_our_part_of_torchtitan_is_found_from_every_folder(tmp_path: Path) -> None:
+    code = (
+        "import importlib.util as u, torchtitan.freezing, torchtitan.train\n"
+        "print(torchtitan.freezing.__file__, u.find_spec('torchtitan').loader is not None)"
+    )
+    for folder in (tmp_path, ROOT):
+        done = subprocess.run(
+            [sys.executable, "-c", f"from timelyfreeze import overlay; overlay.install()\n{code}"],
+            cwd=folder, capture_output=True, text=True, timeout=120,
+            env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        file, is_package = done.stdout.split()
+        assert (Path(file), is_package) == (ROOT / "torchtitan/freezing/__init__.py", "True")

@@ -1,0 +1,106 @@
+"""How a run is started: the command, its environment, and what is refused before."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from timelyfreeze.cli import train
+from timelyfreeze.cli.environment import count_gpus, run_environment
+
+
+class Started(Exception):
+    """Torchrun would run now."""
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+    """What would be started, from a folder with a TOML file and on a host without GPUs."""
+    seen: dict[str, Any] = {}
+
+    def execve(path: str, command: list[str], environment: dict[str, str]) -> None:
+        seen.update(path=path, command=command, environment=environment)
+        raise Started
+
+    monkeypatch.setattr(os, "execve", execve)
+    monkeypatch.setattr("timelyfreeze.cli.train.count_gpus", lambda base: 0)
+    monkeypatch.delenv("NGPU", raising=False)
+    monkeypatch.delenv("TORCHRUN_ARGS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.toml").write_text("")
+    return seen
+
+
+def test_torchrun_takes_the_place_of_the_command(started: dict[str, Any]) -> None:
+    with pytest.raises(Started):
+        train.main(["x.toml", "--nproc", "2", "--training.steps=3", "--quiet"])
+    assert started["path"] == sys.executable
+    assert started["command"] == [
+        sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2",
+        "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0", "-m", "timelyfreeze.cli.worker",
+        "--job.config_file", "x.toml", "--training.steps=3", "--quiet",
+    ]  # fmt: skip
+    assert started["environment"]["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_several_hosts_and_processes_come_from_variables_too(
+    started: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NGPU", "3")
+    monkeypatch.setenv("TORCHRUN_ARGS", "--nnodes=2 --node_rank=1")
+    with pytest.raises(Started):
+        train.main(["x.toml"])
+    assert started["command"][3:6] == ["--nproc_per_node=3", "--nnodes=2", "--node_rank=1"]
+
+
+@pytest.mark.parametrize("n", ["0", "-1", "x", "1.5", "nan", "9" * 30, " "])
+def test_a_number_of_processes_that_is_none_is_told(
+    started: dict[str, Any], n: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train.main(["x.toml", f"--nproc={n}"]) == 2
+    assert f"--nproc (NGPU) is '{n}'; it must be" in capsys.readouterr().err
+    assert not started
+
+
+@pytest.mark.parametrize("path", ["no.toml", ".", ""])
+def test_a_configuration_that_is_no_file_is_told(
+    started: dict[str, Any], path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train.main([path]) == 2
+    assert f"CONFIG is {str(Path(path))!r}, which is no file" in capsys.readouterr().err
+
+
+def test_too_few_gpus_are_told(
+    started: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("timelyfreeze.cli.train.count_gpus", lambda base: 2)
+    with pytest.raises(Started):
+        train.main(["x.toml", "--nproc=4"])
+    assert "Using the CPU: 4 processes were asked for and 2 GPUs are visible" in (
+        capsys.readouterr().out
+    )
+
+
+def test_processes_divide_the_cores_among_themselves_where_gpus_are_too_few() -> None:
+    base = {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "0,1"}
+    own = run_environment(base, 2, n_gpus=2, n_cores=8)
+    assert own["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert "OMP_NUM_THREADS" not in own
+    assert own["PATH"] == "/bin"
+    shared = run_environment(base, 4, n_gpus=2, n_cores=10)
+    assert (shared["CUDA_VISIBLE_DEVICES"], shared["OMP_NUM_THREADS"]) == ("", "2")
+    assert run_environment(base, 4, n_gpus=0, n_cores=2)["OMP_NUM_THREADS"] == "1"
+
+
+def test_what_the_user_has_set_stays() -> None:
+    base = {"OMP_NUM_THREADS": "3", "TOKENIZERS_PARALLELISM": "true"}
+    variables = run_environment(base, 2, n_gpus=0, n_cores=8)
+    assert {key: variables[key] for key in base} == base
+    assert variables["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+
+
+@pytest.mark.parametrize(("visible", "n"), [("0,1,2", 3), ("", 0), ("GPU-x", 1), (" ", 0)])
+def test_gpus_are_those_that_are_visible(visible: str, n: int) -> None:
+    assert count_gpus({"CUDA_VISIBLE_DEVICES": visible}) == n

@@ -1,0 +1,89 @@
+"""The map of the product: every command, and the module that it is in."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+
+from timelyfreeze import overlay
+from timelyfreeze.cli.environment import DEFAULTS
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: its module, which has ``main(arguments)``, and what it does."""
+
+    module: str
+    summary: str
+    extra: str = "titan"
+
+
+COMMANDS = {
+    "train": Command("timelyfreeze.cli.train", "train with a TOML file over a pipeline"),
+    "estimate": Command(
+        "torchtitan.freezing.memory.command", "what each rank's memory will hold; no GPU needed"
+    ),
+    "samples": Command("torchtitan.freezing.samples", "what the model reads, and what it learns"),
+    "profile": Command(
+        "torchtitan.freezing.profile.command", "time each stage of a pipeline alone on one device"
+    ),
+    "plan": Command(
+        "timelyfreeze.whatif.command",
+        "from measured times: what freezing brings for any schedule, cap or split",
+        extra="",
+    ),
+    "draw": Command("timelyfreeze.plots.command", "plots and traces of a run", extra="plots"),
+    "compare": Command(
+        "timelyfreeze.compare.command", "run methods side by side; show what runs say", "plots"
+    ),
+    "export": Command("torchtitan.hf.export", "a run's weights as a Hugging Face folder"),
+    "evaluate": Command(
+        "torchtitan.evaluation.command", "scores of a run or a folder, with lm-eval", extra="eval"
+    ),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command that ``arguments`` name and return the exit status."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help"):
+        print(usage())
+        return 0 if words else 2
+    if words[0] not in COMMANDS:
+        print(f"error: {words[0]!r} is no command\n\n{usage()}", file=sys.stderr)
+        return 2
+    command = COMMANDS[words[0]]
+    overlay.install()  # also where the project is not installed
+    os.environ.update({**DEFAULTS, **os.environ})
+    try:
+        run: Callable[[Sequence[str]], int] = import_module(command.module).main
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] == "timelyfreeze":
+            raise
+        print(
+            f"error: timelyfreeze {words[0]} needs {error.name}, which is not installed: "
+            f'pip install "timelyfreeze[{command.extra}]"',
+            file=sys.stderr,
+        )
+        return 2
+    return run(words[1:])
+
+
+def usage() -> str:
+    """Return the map of the product."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name.ljust(width)}  {command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: timelyfreeze COMMAND ...",
+            "",
+            "Fine-tune over a pipeline, and freeze where the schedule says that it pays.",
+            "",
+            *lines,
+            "",
+            "timelyfreeze COMMAND --help tells the options of a command.",
+        ]
+    )

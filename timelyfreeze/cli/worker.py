@@ -1,0 +1,11 @@
+"""What torchrun starts in each process of a run."""
+
+from __future__ import annotations
+
+import runpy
+
+from timelyfreeze import overlay
+
+if __name__ == "__main__":
+    overlay.install()  # also where the project is not installed
+    runpy.run_module("torchtitan.freezing", run_name="__main__", alter_sys=True)
