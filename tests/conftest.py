@@ -1,4 +1,4 @@
-"""What all tests fraction."""
+"""What all tests share."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Runs of a pipeline of two ranks under every kind of parallelism, which several files fraction."""
+"""Runs of a pipeline of two ranks under every kind of parallelism, which several files share."""
 
 import itertools
 from dataclasses import dataclass, field
@@ -58,7 +58,7 @@ class Kind:
 
     Attributes:
         n_replicas: Processes of a stage that see rows of their own.
-        n_tp: Processes that fraction the tensors of a layer.
+        n_tp: Processes that share the tensors of a layer.
         n_rows: Rows of a microbatch in each replica.
         keys: Settings.
     """

@@ -26,6 +26,7 @@ from timelyfreeze.planning.parent_death import end_with_parent
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
+_CHILD = f"from {__name__} import _answer_call; _answer_call()"
 _ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
@@ -56,7 +57,7 @@ class BackgroundCall(Generic[_T]):
             pickle.dump((function, args, kwargs), question)
             question.seek(0)
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(os.getpid())],
+                [sys.executable, "-c", _CHILD, str(os.getpid())],
                 stdin=question,
                 stdout=self._answer,
                 env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -142,7 +143,3 @@ def _portable(error: Exception) -> Exception:
     except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error
-
-
-if __name__ == "__main__":
-    _answer_call()
