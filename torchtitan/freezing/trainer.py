@@ -36,7 +36,7 @@ from timelyfreeze.schedule import ScheduleOrder
 from timelyfreeze.settings import PER_TENSOR
 from torchtitan.checkpoints.manager import CheckpointError, SafeCheckpointManager
 from torchtitan.data.document_attention import to_every_stage
-from torchtitan.freezing.checks.configuration import freeze_settings
+from torchtitan.freezing.checks import freeze_settings
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.emulation.mesh import EmulatedDims
 from torchtitan.freezing.emulation.pipeline import as_one_process, emulated_order

@@ -18,6 +18,7 @@ from torchtitan.models.llama3.model.args import TransformerModelArgs
 
 from timelyfreeze.emulation.turns import merge_ranks
 from timelyfreeze.schedule import Action, ActionKind, ScheduleOrder
+from torchtitan.freezing.checks import size_errors
 from torchtitan.freezing.config import (
     JobConfig,
     examples_of_microbatch,
@@ -25,7 +26,6 @@ from torchtitan.freezing.config import (
     stage_modules,
 )
 from torchtitan.freezing.memory.activations import ModuleBytes, module_bytes
-from torchtitan.freezing.profile.checks import size_errors
 from torchtitan.hf.flavors import LLAMA, chosen_args
 
 # Adam and AdamW, the optimizers that upstream has, keep two running means.

@@ -127,9 +127,10 @@ def _speed(summary: RunSummary) -> Iterator[tuple[str, str]]:
         )
     if summary.all_frozen_batch_ms is not None:
         yield (
-            "limit, everything frozen",
-            f"{summary.all_frozen_batch_ms:,.1f} ms a batch, {_number(summary.upper_bound_gain, '+.1%')}; "
-            f"the plan promises {_number(summary.planned_gain, '+.1%')}",
+            "upper bound, everything frozen",
+            f"{summary.all_frozen_batch_ms:,.1f} ms a batch, "
+            f"{_number(summary.upper_bound_gain, '+.1%')}; the plan promises "
+            f"{_number(summary.planned_gain, '+.1%')}",
         )
 
 
@@ -175,7 +176,7 @@ def _freezing(summary: RunSummary, counts: Sequence[FrozenCount]) -> list[str]:
 
 
 def _stages(summary: RunSummary, counts: Sequence[FrozenCount]) -> list[str]:
-    """Return the table of stages; its shares are by element."""
+    """Return the table of stages; its ratios are by element."""
     planned, applied = summary.planned_stage_ratios or {}, summary.stage_ratios or {}
     since = {stage: _frozen_ratio(counts, stage) for stage in {count.stage for count in counts}}
     ranks = {count.stage: str(count.rank) for count in counts}
@@ -208,7 +209,7 @@ def _frozen_ratio(counts: Sequence[FrozenCount], stage: int) -> float | None:
 def _hardware(summary: RunSummary) -> Iterator[tuple[str, str]]:
     yield "device", summary.device
     yield "processes", str(summary.n_devices)
-    yield "processes that fraction a batch", str(summary.ranks_per_replica)
+    yield "processes that share a batch", str(summary.ranks_per_replica)
     yield "torch", summary.torch_version
 
 

@@ -130,8 +130,8 @@ def _batches(summary: RunSummary) -> Iterator[str]:
         )
     if summary.all_frozen_batch_ms is not None:
         yield (
-            f"limit                    {summary.all_frozen_batch_ms:.1f} ms a batch with everything "
-            f"frozen ({100 * summary.upper_bound_gain:+.1f}%); the plan reaches "
+            f"upper bound              {summary.all_frozen_batch_ms:.1f} ms a batch with "
+            f"everything frozen ({100 * summary.upper_bound_gain:+.1f}%); the plan reaches "
             f"{100 * summary.planned_gain:+.1f}%"
         )
 
