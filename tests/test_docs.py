@@ -39,7 +39,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_files_and_tests_that_are_named_exist(page: Path) -> None:
     text = page.read_text()
-    code = [*QUOTED.findall(text), *(line for _, body in FENCE.findall(text) for line in [body])]
+    code = [*QUOTED.findall(text), *(body for _, body in FENCE.findall(text))]
     places = {place for part in code for place in _places(part)}
     tests = {word for part in QUOTED.findall(text) for word in re.findall(r"^test_\w+$", part)}
     assert not [place for place in sorted(places) if not (ROOT / place).exists()]
@@ -106,7 +106,7 @@ def _test_names() -> set[str]:
 
 def _named_keys(text: str) -> Iterator[tuple[str, ...]]:
     """Yield the keys of the configuration that a page names, in text, on commands and in TOML."""
-    sections = {field.name for field in fields(job_config_class())}
+    sections = {field.name for field in fields(_configuration())}
     for language, body in FENCE.findall(text):
         if language == "toml":
             yield from _leaves(tomllib.loads(body))
@@ -128,8 +128,12 @@ def _leaves(table: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple
             yield (*path, name)
 
 
+_configuration = cache(job_config_class)
+
+
+@cache
 def _is_key(path: tuple[str, ...]) -> bool:
-    cls: Any = job_config_class()
+    cls: Any = _configuration()
     for name in path:
         if not is_dataclass(cls) or name not in {field.name for field in fields(cls)}:
             # A boolean is switched off by --section.no_key.
