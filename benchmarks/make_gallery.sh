@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the runs and the plots of docs/gallery.md, again or on another machine.
+# Makes the runs and the plots of docs/plots.md, again or on another machine.
 #
 # Usage: benchmarks/make_gallery.sh OUTPUT [-- --section.key=value ...]
 #
