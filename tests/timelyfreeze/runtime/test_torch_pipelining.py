@@ -4,6 +4,7 @@ import inspect
 import itertools
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.timelyfreeze.helpers.stages import (
     expected,
     make_batch,
     make_modules,
+    modules_for,
     process_group,
     random_masks,
     sum_loss,
@@ -33,6 +35,7 @@ from timelyfreeze.runtime.torch_pipelining import (
     named_order,
     places_stages_in_v,
     read_order,
+    run_batches_in,
     run_in_order,
     splits_backward,
     stages_of,
@@ -386,7 +389,7 @@ def test_a_schedule_without_all_the_stages_cannot_run_a_merged_order() -> None:
 def test_another_object_is_no_schedule() -> None:
     with pytest.raises(
         ValueError,
-        match=r"parallelism\.pipeline_parallel_schedule is str, whose order of execution is "
+        match=r"^schedule is str, whose order of execution is "
         "unknown; use GPipe, 1F1B, Interleaved1F1B",
     ):
         read_order("1F1B")
@@ -459,7 +462,11 @@ def test_training_batches_and_their_losses_run_in_contexts_until_undone() -> Non
         return sum_loss(logits, labels)
 
     with process_group():
-        pipeline = Pipeline(modules_for(GPIPE), GPIPE, loss_fn=loss_fn)
+        pipeline = Pipeline(
+            modules_for(torch_schedules.ScheduleGPipe),
+            torch_schedules.ScheduleGPipe,
+            loss_fn=loss_fn,
+        )
         schedule = pipeline.schedule
         undo = run_batches_in(schedule, lambda: noted("batch"), lambda: noted("loss"))
         tokens, labels = make_batch()
