@@ -30,13 +30,13 @@ from processes import (
     schedule_name,
 )
 
-from timelyfreeze.cli.options import (
+from timelyfreeze.files import markdown_table
+from timelyfreeze.files.options import (
     existing_file,
     new_file,
     status_of,
     whole,
 )
-from timelyfreeze.files import markdown_table
 from timelyfreeze.policies import parse_method
 from timelyfreeze.settings import FIRST_STAGE_MODES
 

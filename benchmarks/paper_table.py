@@ -3,7 +3,7 @@
 
     python benchmarks/paper_table.py Llama-3-8B PLAN.json [PLAN.json ...]
 
-PLAN.json is what ``python -m timelyfreeze plan ... --json PLAN.json`` writes, from a profile of the
+PLAN.json is what ``timelyfreeze plan ... --json PLAN.json`` writes, from a profile of the
 paper's run (``train_configs/``). Splits other than the default are left out.
 """
 
@@ -15,13 +15,13 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from reprlib import repr
 from typing import Any
 
-from timelyfreeze.files import markdown_table
+from timelyfreeze.files import markdown_table, number_of, shown
+from timelyfreeze.files.options import status_of
 
 DEFAULT_SPLIT = "default"
-# A pipeline batch of the paper's language models: 16 rows of 1024 tokens over 4 devices (Table 3).
+# A batch of the paper's language models: 16 examples of 1024 tokens over 4 devices (Table 3).
 TOKENS_PER_DEVICE = 16 * 1024 / 4
 
 
@@ -51,7 +51,7 @@ class PaperTable:
     """One table of arXiv:2602.05754.
 
     Attributes:
-        source: Where the metrics stand, and the devices they were measured on.
+        source: Where the numbers stand, and the devices they were measured on.
         rows: By schedule.
     """
 
@@ -59,11 +59,11 @@ class PaperTable:
     rows: dict[str, PaperRow]
 
 
-# Copied by hand.
-FIGURES = (
+METRICS = (
     "max_freeze_ratio", "step_ms", "frozen_step_ms", "gain", "upper_bound_gain", "mean_ratio",
     "tokens_per_second",
 )  # fmt: skip
+# Copied by hand.
 PAPER = {
     "Llama-3.2-1B": PaperTable(
         "Table 4, 4 x A6000",
@@ -94,13 +94,13 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("model", choices=sorted(PAPER))
     parser.add_argument("plans", type=Path, nargs="+", metavar="PLAN.json")
     options = parser.parse_args(arguments)
-    try:
+
+    def work() -> int:
         cases = [case for path in options.plans for case in read_cases(path)]
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(render(options.model, cases))
-    return 0
+        print(render(options.model, cases))
+        return 0
+
+    return status_of(work)
 
 
 def read_cases(path: Path) -> list[dict[str, Any]]:
@@ -119,20 +119,16 @@ def read_cases(path: Path) -> list[dict[str, Any]]:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(
-            f"{path} is not what `python -m timelyfreeze plan --json` writes: {error!r}"
+            f"{path} is not what `timelyfreeze plan --json` writes: {error!r}"
         ) from None
 
 
 def _require_metrics(case: dict[str, Any]) -> None:
     if not isinstance(case["schedule"], str):
-        raise ValueError(f"schedule is {repr(case['schedule'])}")
-    for key in FIGURES:
-        value = case[key]
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if key == "tokens_per_second" and value is None:
-            continue
-        if not is_number or not abs(value) <= sys.float_info.max:
-            raise ValueError(f"{key} is {repr(value)}; it must be a finite number")
+        raise ValueError(f"schedule is {shown(case['schedule'])}")
+    for key in METRICS:
+        if key != "tokens_per_second" or case[key] is not None:
+            number_of(key, case[key])
 
 
 def render(model: str, cases: Iterable[dict[str, Any]]) -> str:
@@ -145,10 +141,9 @@ def render(model: str, cases: Iterable[dict[str, Any]]) -> str:
     paper = PAPER[model]
     heads = [
         "schedule", "r_max", "batch, ms: planned", "paper", "frozen, ms: planned", "paper",
-        "gain: planned", "paper", "limit", "freeze ratio: planned", "paper",
+        "gain: planned", "paper", "upper bound", "freeze ratio: planned", "paper",
     ]  # fmt: skip
-    rows = []
-    sizes = set()
+    rows, sizes = [], set()
     for case in cases:
         measured = paper.rows.get(case["schedule"])
         if measured is None:

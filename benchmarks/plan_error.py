@@ -19,9 +19,9 @@ from typing import Any
 
 from prediction_table import excess, metrics_of
 
-from timelyfreeze.cli.options import status_of
 from timelyfreeze.compare.runs import FINISHED, Run, find_runs
 from timelyfreeze.files import markdown_lines
+from timelyfreeze.files.options import status_of
 from timelyfreeze.settings import ALL_OR_NOTHING, USE
 from timelyfreeze.whatif import BoundsFile, Grid, answer, read_bounds_file, render_split
 

@@ -41,10 +41,10 @@ from turn_times import (
     resampled,
 )
 
-from timelyfreeze.cli.options import status_of, whole
 from timelyfreeze.compare.command import parse
 from timelyfreeze.compare.launch import Starter, start
 from timelyfreeze.files import markdown_table
+from timelyfreeze.files.options import status_of, whole
 
 TABLE = "turns.md"
 N_SAMPLES = 40

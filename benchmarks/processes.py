@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from timelyfreeze.cli.options import wrong
 from timelyfreeze.files import shown
+from timelyfreeze.files.options import wrong
 from timelyfreeze.whatif.command import MAX_CELLS
 
 ROOT = Path(__file__).resolve().parents[1]

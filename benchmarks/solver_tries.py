@@ -28,8 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 from processes import require_pipeline
 
-from timelyfreeze.cli.options import new_file, number, status_of, whole
 from timelyfreeze.files import shown
+from timelyfreeze.files.options import new_file, number, status_of, whole
 from timelyfreeze.planning import FreezeLp, build_lp, solve_freeze_ratios
 from timelyfreeze.planning import simplex as highs
 from timelyfreeze.planning.interior_point import (

@@ -65,9 +65,7 @@ def test_another_file_is_refused(
 ) -> None:
     (tmp_path / "x.json").write_text(text)
     assert main(["Llama-3-8B", str(tmp_path / "x.json")]) == 2
-    assert "x.json is not what `python -m timelyfreeze plan --json` writes" in (
-        capsys.readouterr().err
-    )
+    assert "x.json is not what `timelyfreeze plan --json` writes" in (capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz.mangling import DEEP, VALUES, fuzzed, mangled_bytes, message_of
 from tests.torchtitan.helpers.job_configs import config
-from torchtitan.freezing.checks.configuration import ConfigError, check, freeze_settings
+from torchtitan.freezing.checks import ConfigError, check, freeze_settings
 from torchtitan.freezing.config.job_config import JobConfig, job_config_class
 from torchtitan.freezing.config_file import form_errors, read_config, read_toml
 from torchtitan.freezing.launch import launch

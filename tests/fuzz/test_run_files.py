@@ -24,7 +24,7 @@ from timelyfreeze.records.steps import StepLog, StepRow, read_steps
 from timelyfreeze.records.timeline_file import timeline_from_json
 from timelyfreeze.records.title import read_names, run_title
 from timelyfreeze.settings.phases import Phase
-from torchtitan.freezing.report.reference import read_reference
+from torchtitan.freezing.report.losses import read_reference
 
 PHASES = ["warmup", "upper_bound", "lower_bound", "ramp", "stable", "stable"]
 # What is drawn from a file, besides the titles.

@@ -36,7 +36,7 @@ from tests.make_assets.tables import (
     SUBJECTS,
     TIMES,
 )
-from timelyfreeze.cli.options import status_of
+from timelyfreeze.files.options import status_of
 
 SEED = 20260
 VOCAB_SIZE = 2048

@@ -6,8 +6,8 @@ The tiny model over 4 pipeline ranks on the CPU. One run is left alone; its memo
 must stay level. The other is the same run, but every so often a rank gets SIGKILL or torchrun
 SIGTERM, and it is started again until it has made all of its steps; in the end its weights must
 equal the first one's, bit for bit. Measured times never repeat, so both take times that follow from
-what was frozen (``faulty_run.py``). Prints a table; ends with status 1 if something leaked, was left
-behind or differs.
+what was frozen (``faulty_run.py``). Prints a table; ends with status 1 if something leaked, was
+left behind or differs.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from pathlib import Path
 from faults import MARK, command_of, equal_weights, processes_left
 from launcher import ROOT
 
-from timelyfreeze.cli.options import new_folder, number, whole
 from timelyfreeze.files import markdown_table
+from timelyfreeze.files.options import new_folder, number, whole
 
 N_RANKS = 4
 _CALIBRATION_STEPS = 60

@@ -384,7 +384,8 @@ def test_the_default_run_needs_one_flag(default_run):
         assert output.count(f"step: {step:2}  ") == 1
     report = (folder / "report.txt").read_text()
     assert "emulated                 4 ranks in one process" in report
-    for line in ("without freezing", "with freezing", "gain", "limit", "as run on one device"):
+    lines = ("without freezing", "with freezing", "gain", "upper bound", "as run on one device")
+    for line in lines:
         assert any(text.startswith(line) for text in report.splitlines()), line
     assert order_from_csv((folder / "schedule.csv").read_text()).n_ranks == 4
 
@@ -411,18 +412,18 @@ def test_tensorboard_has_virtual_and_real_metrics(default_run):
     _, folder = default_run
     events = EventAccumulator(str(folder))
     events.Reload()
-    real = [e.value for e in events.Scalars("emulation/real_batch_time(ms)")]
-    virtual = [e.value for e in events.Scalars("emulation/virtual_batch_time(ms)")]
+    real = [e.value for e in events.Scalars("freezing/emulation/real_batch_ms")]
+    virtual = [e.value for e in events.Scalars("freezing/emulation/virtual_batch_ms")]
     assert len(real) == len(virtual) >= 6
     assert all(0 < v < r for v, r in zip(virtual, real, strict=True))
     tags = set(events.Tags()["scalars"])
     assert {
-        "emulation/virtual_throughput(tps)",
-        "emulation/virtual_step_time(ms)",
+        "freezing/emulation/virtual_tokens_per_second",
+        "freezing/emulation/virtual_step_ms",
         "throughput(tps)",
-        "batch_time/measured(ms)",
-        "batch_time/predicted(ms)",
-        *(f"freezing_actual_ratio/stage_{s}" for s in range(4)),
+        "freezing/batch_ms/measured",
+        "freezing/batch_ms/predicted",
+        *(f"freezing/applied_ratio/stage_{s}" for s in range(4)),
     } <= tags
 
 

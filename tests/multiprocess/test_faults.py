@@ -147,7 +147,7 @@ def test_without_a_solver_and_then_without_rows(tmp_path):
     told = json.loads(last_run_file(tmp_path, "summary.json"))
     assert "highspy" in told["failure"]
     assert told["average_freeze_ratio"] < 0.5, "but for the lower bound"
-    assert told["ended_early"] == "no more rows after step 10 of 13; its checkpoint is saved"
+    assert told["ended_early"] == "no more examples after step 10 of 13; its checkpoint is saved"
     assert told["steps_done"] == 10
     assert (tmp_path / "checkpoint/step-10/.metadata").is_file()
 

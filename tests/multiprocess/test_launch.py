@@ -66,7 +66,7 @@ def test_report_names_gain_prediction_limit_and_files(default_run):
     output, folder = default_run
     for line in [
         "without freezing", "with freezing", "gain", "batch without freezing",
-        "batch with freezing", "limit", "planned freeze ratio", "average freeze ratio", str(folder),
+        "batch with freezing", "upper bound", "planned freeze ratio", "average freeze ratio", str(folder),
     ]:  # fmt: skip
         assert sum(text.startswith(line) or line in text for text in output.splitlines()) >= 1, line
     assert (folder / "report.txt").read_text().strip() in output
@@ -108,9 +108,9 @@ def test_tensorboard_has_the_metrics(default_run):
     tags = set(events.Tags()["scalars"])
     assert {
         "loss_metrics/global_avg_loss", "throughput(tps)", "grad_norm", "freezing/phase",
-        "freezing/average_freeze_ratio", "batch_time/measured(ms)", "batch_time/predicted(ms)",
-        *(f"freezing_expected_ratio/stage_{s}" for s in range(4)),
-        *(f"freezing_actual_ratio/stage_{s}" for s in range(4)),
+        "freezing/average_ratio", "freezing/batch_ms/measured", "freezing/batch_ms/predicted",
+        *(f"freezing/planned_ratio/stage_{s}" for s in range(4)),
+        *(f"freezing/applied_ratio/stage_{s}" for s in range(4)),
     } <= tags  # fmt: skip
     assert [e.value for e in events.Scalars("freezing/phase")] == [0, 0, 1, 2, 2, 3, 4, 4]
     assert "settings/text_summary" in events.Tags()["tensors"]
@@ -137,7 +137,9 @@ def test_the_run_has_drawn_its_timelines(default_run):
     assert json.loads((plots / "trace_measured.json").read_text())["traceEvents"]
     events = EventAccumulator(str(folder))
     events.Reload()
-    assert {"timeline/measured", "timeline/predicted"} <= set(events.Tags()["images"])
+    assert {"freezing/timeline/measured", "freezing/timeline/predicted"} <= set(
+        events.Tags()["images"]
+    )
 
 
 def test_errors_are_reported_once_before_any_process_group(tmp_path):

@@ -42,7 +42,7 @@ FIGURES = {
     "emulated_ranks": 2,
     "failure": None,
 }
-NUMBERS = dict.fromkeys(paper_table.FIGURES, 0.5)
+NUMBERS = dict.fromkeys(paper_table.METRICS, 0.5)
 CASES = {"cases": [{"schedule": "GPipe", "split": "default", **NUMBERS}]}
 
 

@@ -124,7 +124,7 @@ COMMANDS = {
         {"--device-gib": (["0.5", "80"], ["0", "-1", "nan", "inf", "x"])},
     ),
     "show_samples": Command(
-        show_samples.main,
+        lambda arguments: show_samples.main([CONFIG, *arguments]),
         (torchtitan.freezing.launch, "prepare"),
         [],
         {"--samples": (["0", "7"], ["-1", "nan", "1.5", "x", ""])},

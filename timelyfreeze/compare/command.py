@@ -24,7 +24,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from timelyfreeze.cli.options import status_of
 from timelyfreeze.compare.groups import compare, group
 from timelyfreeze.compare.jobs import Settings, errors, plan_jobs
 from timelyfreeze.compare.launch import Starter, resumable, run_jobs, start
@@ -33,6 +32,7 @@ from timelyfreeze.compare.page import render_html, render_markdown
 from timelyfreeze.compare.plots import KINDS, plots
 from timelyfreeze.compare.runs import FoundRuns, Run, find_any, find_runs
 from timelyfreeze.compare.table import Table, render_csv, tabulate
+from timelyfreeze.files.options import status_of
 from timelyfreeze.plots import style
 from timelyfreeze.records import WINDOW
 

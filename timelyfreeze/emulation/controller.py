@@ -1,4 +1,9 @@
-"""The freeze controller of a pipeline whose ranks are all in this process."""
+"""The controller of an emulated pipeline, and its state in a checkpoint: as ranks would save it.
+
+A controller that holds all ranks has one state; a checkpoint has one for each rank. Both directions
+are here, so that a run may go on in the other form: emulated on one device, or on a device for each
+rank. States are the plain data of ``FreezeController``.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,121 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from timelyfreeze.control import FreezeController, FreezingState, stages_of_ranks, state_of
-from timelyfreeze.emulation.state import merge_states, split_state
+from timelyfreeze.emulation.turns import virtual_batch
+from timelyfreeze.schedule import Action, ScheduleOrder, build_dag, parse_action
+
+# Parts of a state that have an entry for each stage of the rank.
+_BY_STAGE = {"tally", "energy"}
+
+
+def split_state(state: Mapping[str, Any], order: ScheduleOrder) -> list[dict[str, Any]]:
+    """Return what each rank would have saved.
+
+    Action times go to the rank that holds the stage, and every rank's span of a batch is what the
+    virtual clock says, counts and gradient energies of a stage too. Sums of the average freeze
+    ratio are added over ranks when read, so the first rank gets them whole. Everything else is the
+    same on all ranks.
+
+    Args:
+        state: State of a controller that holds all ranks.
+        order: Declared order of the pipeline.
+
+    Returns:
+        list[dict[str, Any]]: One state for each rank, undone by ``merge_states``.
+    """
+    parts = [
+        {**state, "applied": state["applied"] if rank == 0 else [0.0, 0]}
+        for rank in range(order.n_ranks)
+    ]
+    for kind in _BY_STAGE & state.keys():
+        for rank, part in enumerate(parts):
+            of_stage = state[kind].items()
+            part[kind] = {s: v for s, v in of_stage if order.stage_to_rank[int(s)] == rank}
+    if "planner" in state:
+        phases = {
+            phase: _split_samples(samples, order)
+            for phase, samples in state["planner"]["samples"].items()
+        }
+        for rank, part in enumerate(parts):
+            mine = {phase: ranks[rank] for phase, ranks in phases.items()}
+            part["planner"] = {**state["planner"], "samples": mine}
+    return parts
+
+
+def merge_states(parts: Sequence[Mapping[str, Any]], order: ScheduleOrder) -> dict[str, Any]:
+    """Return the state of a controller that holds all ranks.
+
+    Args:
+        parts: State of each rank, in the order of ranks.
+        order: Declared order of the pipeline.
+
+    Returns:
+        dict[str, Any]: Times of all ranks batch by batch; a batch lasts what the virtual clock
+        says, whether messages were measured or not.
+
+    Raises:
+        ValueError: If ranks have measured different numbers of batches, or not all actions.
+    """
+    state = dict(parts[0])
+    state["applied"] = [sum(part["applied"][i] for part in parts) for i in (0, 1)]
+    for kind in _BY_STAGE & state.keys():
+        state[kind] = {stage: value for part in parts for stage, value in part[kind].items()}
+    if "planner" in state:
+        samples = {
+            phase: _merge_samples([part["planner"]["samples"][phase] for part in parts], order)
+            for phase in state["planner"]["samples"]
+        }
+        # A rank timed the links to ranks of a higher number only.
+        links = [link for part in parts for link in part["planner"]["p2p_latency_ms"]]
+        state["planner"] = {**state["planner"], "samples": samples, "p2p_latency_ms": links}
+    return state
+
+
+def _split_samples(samples: Mapping[str, Any], order: ScheduleOrder) -> list[dict[str, Any]]:
+    dag = build_dag(order)
+    spans_ms = [virtual_batch(dag, _parsed(times)).spans_ms for times in samples["warm"]]
+    return [
+        {
+            "warm": [_of_rank(times, order, rank) for times in samples["warm"]],
+            "cold": [_of_rank(times, order, rank) for times in samples["cold"]],
+            "spans_ms": [spans[rank] for spans in spans_ms],
+        }
+        for rank in range(order.n_ranks)
+    ]
+
+
+def _of_rank(times: Mapping[str, float], order: ScheduleOrder, rank: int) -> dict[str, float]:
+    return {
+        text: time_ms
+        for text, time_ms in times.items()
+        if order.stage_to_rank[parse_action(text).stage] == rank
+    }
+
+
+def _merge_samples(ranks: Sequence[Mapping[str, Any]], order: ScheduleOrder) -> dict[str, Any]:
+    def together(half: str) -> list[dict[str, float]]:
+        counts = [len(samples[half]) for samples in ranks]
+        if len(set(counts)) > 1:
+            raise ValueError(
+                f"the ranks of the checkpoint have measured {counts} {half} batches; ranks of one "
+                "pipeline measure equally many"
+            )
+        return [
+            {text: time_ms for times in batches for text, time_ms in times.items()}
+            for batches in zip(*(samples[half] for samples in ranks), strict=True)
+        ]
+
+    dag = build_dag(order)
+    warm = together("warm")
+    return {
+        "warm": warm,
+        "cold": together("cold"),
+        "spans_ms": [virtual_batch(dag, _parsed(times)).batch_ms for times in warm],
+    }
+
+
+def _parsed(times: Mapping[str, float]) -> dict[Action, float]:
+    return {parse_action(text): time_ms for text, time_ms in times.items()}
 
 
 class EmulatedState(FreezingState):

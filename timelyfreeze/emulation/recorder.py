@@ -12,7 +12,7 @@ from timelyfreeze.timing import BatchRecord
 
 @dataclass(frozen=True)
 class EmulatedBatch:
-    """What one pass took; milliseconds.
+    """What one batch took; milliseconds.
 
     Attributes:
         virtual_ms: With a device for each rank, by the virtual clock.
@@ -26,8 +26,8 @@ class EmulatedBatch:
 class EmulatedRecorder(ActionRecorder):
     """Times the actions of all ranks of a pipeline, which run here one at a time.
 
-    A record's span and intervals are the virtual clock's: since the pass's first action, as on
-    devices of their own. What the pass really took is kept beside it.
+    A record's span and intervals are the virtual clock's: since the batch's first action, as on
+    devices of their own. What the batch really took is kept beside it.
 
     Args:
         clock: Takes the marks.

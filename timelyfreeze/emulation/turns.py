@@ -55,7 +55,7 @@ def merge_ranks(order: ScheduleOrder) -> tuple[Action, ...]:
 
 @dataclass(frozen=True)
 class VirtualBatch:
-    """One pass as the ranks' own devices would have run it.
+    """One batch as the ranks' own devices would have run it.
 
     Attributes:
         batch_ms: From the start of the first action to the end of the last, milliseconds.
@@ -69,7 +69,7 @@ class VirtualBatch:
 
 
 def virtual_batch(dag: PipelineDag, durations_ms: Mapping[Action, float]) -> VirtualBatch:
-    """Play a pass through on a clock that all ranks fraction, each action lasting as measured.
+    """Play a batch through on a clock that all ranks share, each action lasting as measured.
 
     An action starts once all that it waits for has ended; passing results on takes no time.
 
@@ -78,7 +78,7 @@ def virtual_batch(dag: PipelineDag, durations_ms: Mapping[Action, float]) -> Vir
         durations_ms: Measured time of each action, milliseconds.
 
     Returns:
-        VirtualBatch: When the pass ends, and each rank's part of it.
+        VirtualBatch: When the batch ends, and each rank's part of it.
 
     Raises:
         ValueError: If an action was not measured, or a duration is negative or not finite.
@@ -86,7 +86,7 @@ def virtual_batch(dag: PipelineDag, durations_ms: Mapping[Action, float]) -> Vir
     missing = [str(action) for action in dag.actions if action not in durations_ms]
     if missing:
         raise ValueError(
-            f"{len(missing)} of {len(dag.actions)} actions of the pass have no time: "
+            f"{len(missing)} of {len(dag.actions)} actions of the batch have no time: "
             f"{', '.join(missing[:4])} ..."
         )
     durations = np.array([durations_ms[action] for action in dag.actions], dtype=np.float64)

@@ -22,8 +22,8 @@ def fit_to_ratio(
 ) -> NDArray[np.bool_]:
     """Bring a policy's choice to a freeze ratio: Algorithm 2 of arXiv:2602.05754, App. C.2.
 
-    If the choice is just the ratio's fraction of elements, it stands. If it is less, live tensors are
-    frozen besides, drawn uniformly; if it is more, frozen ones are drawn to stay live. The paper
+    If the choice has just the ratio's part of the elements, it stands. If it has less, live tensors
+    are frozen besides, drawn uniformly; if more, frozen ones are drawn to stay live. The paper
     counts single elements and rounds down; here whole tensors are drawn, each of those in question
     with the same probability, such that the expected number of frozen elements is the ratio's
     exactly and a draw stays near it (see :func:`timelyfreeze.masks.selection.draw_uniform`).

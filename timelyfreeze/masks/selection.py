@@ -30,8 +30,8 @@ def mask_rng(
     Args:
         seed: Seed of the run.
         step: Optimizer step.
-        batch_index: Pass within the step (gradient accumulation).
-        microbatch: Microbatch within the pass.
+        batch_index: Batch within the step (gradient accumulation).
+        microbatch: Microbatch within the batch.
         stage: Pipeline stage.
 
     Returns:
@@ -43,7 +43,7 @@ def mask_rng(
     words = (seed, step, batch_index, microbatch, stage)
     if min(words) < 0 or max(words) >= N_SEEDS:
         raise ValueError(
-            f"(seed, step, pass, microbatch, stage) is {words}; each must lie in [0, 2**64)"
+            f"(seed, step, batch, microbatch, stage) is {words}; each must lie in [0, 2**64)"
         )
     key = np.array([seed, step], dtype=np.uint64)
     # The lowest counter word advances with every draw; the others stay what they are set to.
@@ -124,7 +124,7 @@ def build_parameter_table(named_sizes: Iterable[tuple[str, int]]) -> ParameterTa
 def draw_uniform(
     table: ParameterTable, ratio: float, rng: np.random.Generator
 ) -> NDArray[np.bool_]:
-    """Draw which tensors to freeze: each with probability ``ratio``, and about that fraction in all.
+    """Draw which tensors to freeze: each with probability ``ratio``, and about that ratio in all.
 
     Pivotal sampling, balanced on the number of elements. Each tensor starts with the probability
     ``ratio``; tensors meet in pairs, and probability moves from one to the other until one of the
@@ -185,7 +185,7 @@ def draw_uniform(
             continue
         base += (-excess if frozen[carried] else deficit) / rest
         if not 0.0 < base < 1.0:
-            # The limit was met to the last bit, so what is left is decided as well.
+            # The bound was met to the last bit, so what is left is decided as well.
             for i in order[position:]:
                 frozen[i] = base >= 0.5
             break

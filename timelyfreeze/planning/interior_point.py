@@ -142,7 +142,9 @@ def _minimise(lp: FreezeLp, cost: Floats, time_limit_s: float) -> tuple[Floats, 
     cones = [clarabel.NonnegativeConeT(len(h))]
     try:
         answer = clarabel.DefaultSolver(nothing, cost[free], g, h, cones, settings).solve()
-    except Exception as error:  # clarabel has no narrower class
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # clarabel has no narrower class, and a panic is no Exception
         raise _stopped(lp, f"Numerical difficulties: {error}") from error
     x[free] = answer.x
     return x, -sign * np.array(answer.z)[: shape[0]], answer

@@ -3,7 +3,7 @@
 Measured where metrics are logged, from the gradients of that step, which costs one more read of
 them. What was frozen in the step is made up for: a tensor that n of M backwards have reached has
 about n / M of its gradient, so its norm counts M / n times. That is exact where microbatches agree.
-Where they do not, the sum of a few is longer than its fraction, so the energy of tensors that are
+Where they do not, the sum of a few is longer than its part, so the energy of tensors that are
 frozen often comes out too large, and p_eff too small rather than too large. A tensor that no
 backward of the step has reached keeps the energy that it had. Each measurement counts as much as
 all before it together, which halves what chance does to one of them.

@@ -80,7 +80,7 @@ class FreezeTally:
         self._phase = phase
 
     def add_batch(self, masks: Mapping[int, Mapping[int, NDArray[np.bool_]]]) -> None:
-        """Take note of a pass.
+        """Take note of a batch.
 
         Args:
             masks: What it froze, by stage and microbatch; microbatches that are missing froze

@@ -42,7 +42,7 @@ class UpdateMeter:
 
     Args:
         tables: Tensors of the rank's stages.
-        n_microbatches: Of a pass.
+        n_microbatches: Of a batch.
         energy: Measures their gradients; None to do without p_eff.
     """
 
@@ -61,7 +61,7 @@ class UpdateMeter:
         self._tally.begin_step(step, phase)
 
     def add_batch(self, masks: Mapping[int, Mapping[int, NDArray[np.bool_]]]) -> None:
-        """Take note of what a pass froze, by stage and microbatch."""
+        """Take note of what a batch froze, by stage and microbatch."""
         self._tally.add_batch(masks)
 
     def end_step(self) -> None:

@@ -35,7 +35,7 @@ class Action:
     Attributes:
         stage: Pipeline stage, from 0.
         kind: Forward, full backward, or one half of a split backward.
-        microbatch: Microbatch within the pass, from 0.
+        microbatch: Microbatch within the batch, from 0.
     """
 
     stage: int

@@ -23,7 +23,7 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 @dataclass(frozen=True, eq=False)
 class PipelineDag:
-    """Precedence graph of one pass. Every array over actions follows the order of ``actions``.
+    """Precedence graph of one batch. Every array over actions follows the order of ``actions``.
 
     Attributes:
         actions: The A nodes, rank by rank in execution order.

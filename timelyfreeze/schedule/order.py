@@ -24,7 +24,7 @@ class ScheduleError(ValueError):
 
 @dataclass(frozen=True)
 class ScheduleOrder:
-    """Compute actions of one pass, per rank and in execution order.
+    """Compute actions of one batch, per rank and in execution order.
 
     Made by ``build_order``, which checks what the properties below rely on.
 
@@ -46,7 +46,7 @@ class ScheduleOrder:
 
     @cached_property
     def n_microbatches(self) -> int:
-        """Number of microbatches M in a pass."""
+        """Number of microbatches M in a batch."""
         return 1 + max(action.microbatch for row in self.ranks for action in row)
 
     @cached_property

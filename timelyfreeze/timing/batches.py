@@ -19,7 +19,7 @@ class RankBatches:
     """One rank's batches since the last collection.
 
     Attributes:
-        batches: Phase (its value) and span in milliseconds of each pass, oldest first; the same
+        batches: Phase (its value) and span in milliseconds of each batch, oldest first; the same
             phases on every rank.
         durations_ms: Median time of each of the rank's actions over these batches, milliseconds.
     """
@@ -29,7 +29,7 @@ class RankBatches:
 
 
 def misreading(durations_ms: Mapping[Action, float], span_ms: float) -> str | None:
-    """Return what a clock cannot have shown in a pass of a rank; None if all of it can be.
+    """Return what a clock cannot have shown in a batch of a rank; None if all of it can be.
 
     Args:
         durations_ms: Time of each action, milliseconds.
@@ -39,7 +39,7 @@ def misreading(durations_ms: Mapping[Action, float], span_ms: float) -> str | No
         if not (math.isfinite(time_ms) and time_ms >= 0.0):
             return f"{action} took {time_ms:g} ms"
     if not (math.isfinite(span_ms) and span_ms >= 0.0):
-        return f"a pass took {span_ms:g} ms"
+        return f"a batch took {span_ms:g} ms"
     return None
 
 
@@ -49,7 +49,7 @@ def rank_batches(batches: Sequence[tuple[Phase, Mapping[Action, float], float]])
     All of them are left out then, since ranks' batches are matched by their number.
 
     Args:
-        batches: Phase, time of each action and span of each pass, oldest first; milliseconds.
+        batches: Phase, time of each action and span of each batch, oldest first; milliseconds.
     """
     if any(misreading(durations_ms, span_ms) is not None for _, durations_ms, span_ms in batches):
         return RankBatches((), {})
@@ -71,7 +71,7 @@ def slowest_durations(ranks: Sequence[RankBatches]) -> dict[Action, float]:
 def batch_times(
     dag: PipelineDag, ranks: Sequence[RankBatches], delays_ms: ArrayLike | None = None
 ) -> dict[Phase, tuple[float, ...]]:
-    """Return the time in milliseconds of each pass's batch, by phase, oldest first.
+    """Return the time in milliseconds of each batch, by phase, oldest first.
 
     Ranks share no clock. A rank's span runs from the start of its first action to the end of its
     last; a batch runs from the start of the first rank's first action. The distance between the two
@@ -82,7 +82,7 @@ def batch_times(
     Args:
         dag: Precedence graph that holds every action of ``ranks``.
         ranks: One entry per process; replicas may repeat actions, of which the slower counts.
-        delays_ms: What messages take on their way, as in ``start_times``; None for nothing.
+        delays_ms: Latency of messages, as in ``start_times``; None for nothing.
 
     Returns:
         Milliseconds of each batch that every rank has seen.

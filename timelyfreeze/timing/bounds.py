@@ -41,10 +41,10 @@ class DurationBounds:
             changes nothing.
         pinned: Freezable actions that were measured no faster frozen than unfrozen, and whose
             bounds were therefore made equal. Whoever made the bounds should report them.
-        p2p_overhead_ms: How much of an action that works on what another rank has sent is the overhead of
-            that message; part of both bounds of such an action.
-        p2p_latency_ms: What a message from one rank to another takes, by sender and receiver;
-            0 where it is missing.
+        p2p_overhead_ms: How much of an action that works on what another rank has sent is the
+            overhead of that message; part of both bounds of such an action.
+        p2p_latency_ms: Of a message from one rank to another, by sender and receiver; 0 where it
+            is missing.
     """
 
     min_ms: NDArray[np.float64]
@@ -92,8 +92,8 @@ def bounds_from_samples(
 
     The median, because a batch that was held up (first allocation, garbage collection, another
     process) is an outlier upwards and would pull a mean. Medians of a stage and kind then lose what
-    is noise among them (:mod:`timelyfreeze.timing.shrinkage`). Actions that freezing cannot shorten did
-    the same work in both halves, so their samples are pooled and both bounds equal.
+    is noise among them (``less_noisy_medians``). Actions that freezing cannot shorten did the same
+    work in both halves, so their samples are pooled and both bounds equal.
 
     A freezable action that was not faster frozen than unfrozen cannot be sped up as far as the
     measurement can tell. It is pinned to its unfrozen median and listed in ``pinned``; swapping

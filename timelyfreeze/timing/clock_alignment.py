@@ -1,9 +1,9 @@
-"""Clocks of processes that fraction none, brought together by what must have come before what.
+"""Clocks of several processes, brought together by what must have come before what.
 
 A process tells when each of its actions began and ended, but only since a moment of its own (CUDA
 events, or another host). What it receives from another was sent before it was received, so each
-message says how far apart the two clocks lie at least, and a message the other way round how far at
-most. Notation: N clocks.
+message gives a lower bound on the distance of the two clocks, and one in the other direction an
+upper bound. Notation: N clocks.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ def min_distances(
     missing = [str(action) for action in dag.actions if action not in holder]
     if missing:
         raise ValueError(
-            f"{len(missing)} of {len(dag.actions)} actions of the pass were seen by no process, "
+            f"{len(missing)} of {len(dag.actions)} actions of the batch were seen by no process, "
             f"such as {missing[0]}"
         )
     delays = np.zeros(len(dag.edges)) if delays_ms is None else check_delays(dag, delays_ms)
-    least = np.full((len(clocks), len(clocks)), -np.inf)
+    distances = np.full((len(clocks), len(clocks)), -np.inf)
     for (i, j), delay in zip(dag.edges.tolist(), delays.tolist(), strict=True):
         before, after = dag.actions[i], dag.actions[j]
         a, b = holder[before], holder[after]
         if a != b:
             distance = clocks[a][before][1] + delay - clocks[b][after][0]
-            least[a, b] = max(least[a, b], distance)
-    return least
+            distances[a, b] = max(distances[a, b], distance)
+    return distances
 
 
 def clock_offsets(min_ms: ArrayLike) -> NDArray[np.float64]:
@@ -62,7 +62,7 @@ def clock_offsets(min_ms: ArrayLike) -> NDArray[np.float64]:
     are shortest paths, and the middle between them, which keeps the rules too, is returned: where
     messages take equally long in both directions, it is right. Where no offsets keep all rules
     (delays that were assumed too long, clocks that run unevenly), every rule gives way by the same
-    amount, the least that helps: the largest mean over a circle of rules.
+    amount, the smallest that helps: the largest mean over a circle of rules.
 
     Args:
         min_ms: Shape [N, N], milliseconds; minus infinity for no rule.
@@ -73,9 +73,9 @@ def clock_offsets(min_ms: ArrayLike) -> NDArray[np.float64]:
     Raises:
         ValueError: If rules do not tie every clock to the first from both sides.
     """
-    least = np.array(min_ms, dtype=np.float64)
-    np.fill_diagonal(least, -np.inf)
-    paths = least - max(0.0, _largest_cycle_mean(least))
+    distances = np.array(min_ms, dtype=np.float64)
+    np.fill_diagonal(distances, -np.inf)
+    paths = distances - max(0.0, _largest_cycle_mean(distances))
     np.fill_diagonal(paths, 0.0)
     for via in range(len(paths)):
         paths = np.maximum(paths, paths[:, via, None] + paths[None, via, :])

@@ -1,9 +1,9 @@
-"""What a pass freezes while monitoring, and the times that are collected meanwhile.
+"""What a batch freezes while monitoring, and the times that are collected meanwhile.
 
 Both bounds of a backward are measured with all of a stage frozen and with nothing frozen. The paper
 does the one in all batches and then the other in all batches; the second half changes no weights.
-Mixed monitoring does both in every pass: some backwards are frozen whole, the others not at all,
-and the next pass has it the other way round. Every step then learns, each tensor from about half of
+Mixed monitoring does both in every batch: some backwards are frozen whole, the others not at all,
+and the next batch does the opposite. Every step then learns, each tensor from about half of
 the microbatches.
 """
 
@@ -17,14 +17,14 @@ from timelyfreeze.schedule import Action
 from timelyfreeze.settings import MIXED, Phase, PhaseSchedule, key
 from timelyfreeze.timing.samples import BatchRecord, Samples, Times, samples_from_plain
 
-# A stage's first live backward of a pass writes gradients that the later ones add to, which takes
+# A stage's first live backward of a batch writes gradients that the later ones add to, which takes
 # longer. Blocks of several sizes take turns, so that it is not always the same microbatch.
 _BLOCKS = (1, 2, 4)
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """Which backwards of a pass are frozen whole; the others are not frozen at all.
+    """Which backwards of a batch are frozen whole; the others are not frozen at all.
 
     Attributes:
         name: As it stands in checkpoints.
@@ -39,7 +39,7 @@ class Pattern:
     def freezes(self, action: Action) -> bool:
         """Return whether ``action`` belongs to the frozen ones; a forward only counts with them.
 
-        Neighbouring stages differ, so with two stages or more something is live in each pass.
+        Neighbouring stages differ, so with two stages or more something is live in each batch.
         """
         if self.block == 0:
             return self.side == 1
@@ -55,7 +55,7 @@ MIXED_PATTERNS = tuple(
 )
 PATTERNS: Mapping[str, Pattern] = {p.name: p for p in (UNFROZEN, FROZEN, *MIXED_PATTERNS)}
 
-# Any so many batches in a row have a pattern and its opposite among them, if each step has one pass.
+# So many batches, one after the other, have a pattern and its opposite, with one in each step.
 PASSES_FOR_BOTH = 3
 
 
@@ -89,15 +89,15 @@ def mixed_patterns(n_microbatches: int) -> tuple[Pattern, ...]:
 def pattern_of(
     phases: PhaseSchedule, step: int, batch_index: int, n_microbatches: int
 ) -> Pattern | None:
-    """Return what a pass freezes while monitoring.
+    """Return what a batch freezes while monitoring.
 
     In mixed monitoring, opposite patterns follow each other: in the batches of a step, and in the
-    same pass of two steps.
+    same batch of two steps.
 
     Args:
         phases: Boundaries of the run.
         step: Optimizer step, from 1.
-        batch_index: Number of the pass in its step, from 0.
+        batch_index: Number of the batch in its step, from 0.
         n_microbatches: Of a pipeline batch.
 
     Returns:
@@ -118,7 +118,7 @@ class PatternTimes:
     Attributes:
         pattern: What they froze.
         times: Durations of each action, actions in the order of execution.
-        spans_ms: Start of the first action to end of the last, of each pass.
+        spans_ms: Start of the first action to end of the last, of each batch.
     """
 
     pattern: Pattern
@@ -138,7 +138,7 @@ class Monitoring:
         return not self._samples
 
     def add(self, pattern: Pattern, record: BatchRecord, *, is_cold: bool) -> None:
-        """Take note of a pass.
+        """Take note of a batch.
 
         Args:
             pattern: What it froze.
@@ -150,8 +150,7 @@ class Monitoring:
     def times(self) -> tuple[PatternTimes, ...]:
         """Return what was measured, one entry for each pattern that was seen.
 
-        Cold batches stand in only where there are no warm ones to take their place: those of another
-        mixed pattern do.
+        Cold batches count only where there are no warm ones, of it or of another mixed pattern.
         """
         mixed_is_warm = any(s.warm for name, s in self._samples.items() if PATTERNS[name].block)
         return tuple(

@@ -42,7 +42,7 @@ def message_time(
         durations_ms: Measured duration of each action, shape [A], milliseconds.
         measured_ms: Measured time of the batch that consists of them, milliseconds.
         n_processors: How many ranks can compute at once; None if each has a device of its own.
-        delays_ms: What messages take on their way, shape [E], milliseconds; None for nothing.
+        delays_ms: Latency of messages, shape [E], milliseconds; None for nothing.
 
     Returns:
         float: Milliseconds. 0 if the actions explain the batch, or if no message crosses ranks.
@@ -61,7 +61,7 @@ def message_time(
     missing_ms = measured_ms - batch_ms(0.0)
     if missing_ms <= 0.0 or not receives.any():
         return 0.0
-    # A batch waits for one message at least, so one cannot cost more than all that is missing.
+    # A batch waits for one message or more, so one cannot cost more than all that is missing.
     low, high = 0.0, missing_ms
     for _ in range(_BISECTIONS):
         middle = 0.5 * (low + high)

@@ -1,4 +1,4 @@
-"""Ranks that fraction processors: what a batch takes when there are fewer cores than ranks.
+"""Ranks that share processors: what a batch takes when there are fewer cores than ranks.
 
 On GPUs every rank has a device of its own and a batch takes as long as the longest path through its
 graph. On a machine with fewer cores than ranks, ranks that are ready at the same time slow each
@@ -99,7 +99,7 @@ def _play_shared(
     successors: list[list[tuple[int, float]]] = [[] for _ in dag.actions]
     for (before, after), delay in zip(dag.edges.tolist(), delays.tolist(), strict=True):
         successors[before].append((after, delay))
-    on_their_way: list[tuple[float, int]] = []  # arrival and the action that waits for it
+    in_flight: list[tuple[float, int]] = []  # arrival and the action that waits for it
     left = durations.tolist()
     start = [-1.0] * len(left)
     end = [0.0] * len(left)
@@ -111,9 +111,9 @@ def _play_shared(
             return np.array(start), np.array(end)
         ready = [head for head in heads if waiting_for[head] == 0]
         if not ready:
-            # The graph has no cycle, so something is on its way.
-            now = on_their_way[0][0]
-            _deliver(on_their_way, waiting_for, now)
+            # The graph has no cycle, so a message is in flight.
+            now = in_flight[0][0]
+            _deliver(in_flight, waiting_for, now)
             continue
         for head in ready:
             if start[head] < 0.0:
@@ -121,8 +121,8 @@ def _play_shared(
         drift = max(1.0, len(ready) / n_processors)
         step = min(left[head] for head in ready)
         then = now + step * drift
-        if on_their_way and on_their_way[0][0] < then:
-            then = on_their_way[0][0]
+        if in_flight and in_flight[0][0] < then:
+            then = in_flight[0][0]
             step = (then - now) / drift
         now = then
         for head in ready:
@@ -132,16 +132,16 @@ def _play_shared(
                 position[dag.ranks[head]] += 1
                 for after, delay in successors[head]:
                     if delay > 0.0:
-                        heapq.heappush(on_their_way, (now + delay, after))
+                        heapq.heappush(in_flight, (now + delay, after))
                     else:
                         waiting_for[after] -= 1
-        _deliver(on_their_way, waiting_for, now)
+        _deliver(in_flight, waiting_for, now)
 
 
-def _deliver(on_their_way: list[tuple[float, int]], waiting_for: list[int], now: float) -> None:
+def _deliver(in_flight: list[tuple[float, int]], waiting_for: list[int], now: float) -> None:
     """Hand over what has arrived by ``now``."""
-    while on_their_way and on_their_way[0][0] <= now:
-        waiting_for[heapq.heappop(on_their_way)[1]] -= 1
+    while in_flight and in_flight[0][0] <= now:
+        waiting_for[heapq.heappop(in_flight)[1]] -= 1
 
 
 def usable_cores() -> float:

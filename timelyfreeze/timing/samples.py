@@ -34,7 +34,7 @@ class BatchRecord:
 class Samples:
     """One rank's action times in one half of the monitoring phase; cold batches are kept apart.
 
-    Each pass is a mapping from action to milliseconds in the order of execution.
+    Each batch is a mapping from action to milliseconds in the order of execution.
 
     Attributes:
         warm: Durations of the batches that count.
@@ -47,7 +47,7 @@ class Samples:
     spans_ms: list[float] = field(default_factory=list)
 
     def add(self, record: BatchRecord, *, is_cold: bool) -> None:
-        """Take note of one pass.
+        """Take note of one batch.
 
         Args:
             record: What the recorder saw.

@@ -109,12 +109,14 @@ def _messages(file: BoundsFile, grid: Grid) -> Iterator[str]:
             "profile, which sends none; tell a overhead with --p2p-overhead-ms"
         )
         return
-    way = "no link was timed"
+    latency = "no link was timed"
     if links:
         low, high = min(links.values()), max(links.values())
-        way = f"{low:.3g} to {high:.3g} ms on its way, as timed; other links as the median of these"
+        latency = (
+            f"its latency is {low:.3g} to {high:.3g} ms, as timed; other links have the median"
+        )
     added = f" and {grid.p2p_overhead_ms:.3g} ms as told" if grid.p2p_overhead_ms else ""
-    yield f"a message costs {overhead_ms:.3g} ms as measured{added}; {way}"
+    yield f"a message costs {overhead_ms:.3g} ms as measured{added}; {latency}"
     if file.keeps_overhead:
         yield (
             f"no {ORDER_FILE} lies beside {file.path.name}, so the measured overhead of messages "

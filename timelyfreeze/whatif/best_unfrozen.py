@@ -15,7 +15,7 @@ from timelyfreeze.whatif.times import Links, bounds_from_times
 
 # Beyond so many actions times splits in a round, the search for the best split stops at the most
 # even one: a round would take minutes.
-_MOST_ACTIONS_IN_ROUND = 2_000_000
+_MAX_ACTIONS_IN_ROUND = 2_000_000
 _FREE = Links()
 
 
@@ -51,14 +51,14 @@ def best_split(
         longest = bounds_from_times(dag, model.times(split)).max_ms + lead
         return play_batch(dag, longest, n_processors, delays)[1]
 
-    least = _min_layers(model, dag.n_stages)
-    starts = [_even_split(model, dag, least), *also]
+    min_layers = _min_layers(model, dag.n_stages)
+    starts = [_even_split(model, dag, min_layers), *also]
     best_ms, best = min((batch_ms(split), split) for split in starts)
-    if len(dag.actions) * dag.n_stages**2 > _MOST_ACTIONS_IN_ROUND:
+    if len(dag.actions) * dag.n_stages**2 > _MAX_ACTIONS_IN_ROUND:
         return best
     while True:
         found_ms, found = min(
-            ((batch_ms(split), split) for split in _neighbours(best, least)),
+            ((batch_ms(split), split) for split in _neighbours(best, min_layers)),
             default=(best_ms, best),
         )
         if found_ms >= best_ms:
@@ -66,10 +66,10 @@ def best_split(
         best_ms, best = found_ms, found
 
 
-def _neighbours(split: Split, least: Split) -> Iterator[Split]:
+def _neighbours(split: Split, min_layers: Split) -> Iterator[Split]:
     """Yield every split that differs by one layer moved."""
     for giver in range(len(split)):
-        if split[giver] <= least[giver]:
+        if split[giver] <= min_layers[giver]:
             continue
         for taker in range(len(split)):
             if taker != giver:
@@ -81,25 +81,25 @@ def _neighbours(split: Split, least: Split) -> Iterator[Split]:
 
 def _min_layers(model: LayerModel, n_stages: int) -> Split:
     """Return the smallest number of layers with which each stage's times are possible."""
-    least = []
+    needed = []
     for index in range(n_stages):
         n = 0 if index in (0, n_stages - 1) else 1
         while n < model.n_layers and model.stage(index, n_stages, n).errors():
             n += 1
-        least.append(n)
-    if sum(least) > model.n_layers:
+        needed.append(n)
+    if sum(needed) > model.n_layers:
         raise ValueError(f"{model.n_layers} layers are too few for {n_stages} stages")
-    return tuple(least)
+    return tuple(needed)
 
 
-def _even_split(model: LayerModel, dag: PipelineDag, least: Split) -> Split:
+def _even_split(model: LayerModel, dag: PipelineDag, min_layers: Split) -> Split:
     """Hand out layers one by one, each to the rank that then has least to do.
 
     Layers are alike, so this keeps the work of the most loaded rank as small as can be.
     """
     n_stages = dag.n_stages
     rank_of = _ranks_of_stages(dag)
-    split = list(least)
+    split = list(min_layers)
 
     def work_ms(stage: int, n_layers: int) -> float:
         times = model.stage(stage, n_stages, n_layers)

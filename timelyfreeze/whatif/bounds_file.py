@@ -170,8 +170,8 @@ def _without_overhead(file: BoundsFile) -> dict[Action, Pair]:
         low, high = file.bounds[action]
         if low < overhead_ms * (1.0 - 1e-9):
             raise ValueError(
-                f"{file.path}: bounds.{action}.min_ms is {low}, less than the overhead of the message "
-                f"in it (p2p_overhead_ms, {overhead_ms})"
+                f"{file.path}: bounds.{action}.min_ms is {low}, less than the overhead of the "
+                f"message in it (p2p_overhead_ms, {overhead_ms})"
             )
         found[action] = (max(low - overhead_ms, 0.0), max(high - overhead_ms, 0.0))
     return found

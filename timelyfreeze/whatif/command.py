@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from timelyfreeze.cli.options import number, status_of, whole
+from timelyfreeze.files.options import number, status_of, whole
 from timelyfreeze.settings import ALL_OR_NOTHING, FIRST_STAGE_MODES, SKIP_INPUT_GRADS, USE
 from timelyfreeze.whatif.answers import answer
 from timelyfreeze.whatif.bounds_file import BoundsFile, read_bounds_file, recall

@@ -49,7 +49,8 @@ class Grid:
             another), ``BEST_SPLIT`` (fastest without freezing), or layers of each stage.
         n_ranks: Pipeline ranks.
         first_stage: How the first stage is frozen, one of ``settings.FIRST_STAGE_MODES``.
-        skip_input_grads: What is done about backwards that nobody needs, one of ``settings.SKIP_INPUT_GRADS``.
+        skip_input_grads: What is done about input gradients that nobody needs, one of
+            ``settings.SKIP_INPUT_GRADS``.
         n_processors: How many ranks compute at once; None if each has a device of its own.
         p2p_overhead_ms: Overhead of a message, added to what the bounds have of it.
         batches: Pipeline batches in an optimizer step.
@@ -91,11 +92,12 @@ class Case:
         all_frozen_step_ms: Step with everything frozen; no plan is faster.
         mean_ratio: Mean planned ratio over all backwards.
         stage_ratios: Mean planned ratio of each stage's backwards.
-        bubble: Fraction of the batch in which the ranks' devices, or the processors that they share,
-            have nothing to run, nothing frozen.
+        bubble: Fraction of the batch in which the ranks' devices, or the processors that they
+            share, have nothing to run, nothing frozen.
         frozen_bubble: The same under the plan.
-        best_unfrozen_layers: Split that is fastest without freezing; None where layers are not known.
-        best_unfrozen_step_ms: Step of the best_unfrozen.
+        best_unfrozen_layers: Split that is fastest without freezing; None where layers are not
+            known.
+        best_unfrozen_step_ms: Step of that split.
         tokens_per_second: Under the plan, per device; None where the file does not tell the tokens
             of a microbatch.
     """

@@ -180,8 +180,8 @@ def layer_overheads(
         n_layers: How many more is, 2 or more.
 
     Returns:
-        Overhead of a layer and overhead of a stage without layers. They give ``many`` exactly. Where
-        layers cost nothing, as frozen weight gradients, noise can make the larger stage the faster
+        Overhead of a layer, and of a stage without layers. They give ``many`` exactly. Where layers
+        cost nothing, as frozen weight gradients, noise can make the larger stage the faster
         one; the overhead is then 0.
 
     Raises:
@@ -200,7 +200,7 @@ def layer_overheads(
     layer = StageTimes(**overheads)
     if errors := layer.errors():
         raise ValueError(
-            f"the overhead of a layer comes out impossible: {'; '.join(errors)}; measure again on a "
-            "quiet machine, with more --repeats"
+            f"the overhead of a layer comes out impossible: {'; '.join(errors)}; measure again on "
+            "a quiet machine, with more --repeats"
         )
     return layer, many.plus(layer, -n_layers)

@@ -35,7 +35,8 @@ class PipelineNotes:
         processors: How many of them compute at once; times are then processor times. None if each
             has a device of its own.
         first_stage: How the first stage was frozen: one of ``settings.FIRST_STAGE_MODES``.
-        skip_input_grads: What is done about backwards that nobody needs: one of ``settings.SKIP_INPUT_GRADS``.
+        skip_input_grads: What is done about input gradients that nobody needs: one of
+            ``settings.SKIP_INPUT_GRADS``.
         layers: Number of layers of each stage.
         tokens_per_microbatch: Tokens of a microbatch, padding included.
         stages: Times of each stage, in full and in split backwards.

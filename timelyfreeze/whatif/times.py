@@ -29,7 +29,7 @@ Pair = tuple[float, float]
 class StageTimes:
     """Milliseconds that the actions of one stage take for one microbatch.
 
-    Also the overhead of a part of a stage, such as a layer, and differences of such; sums of overheads
+    Also the overhead of a part of a stage, such as a layer, and differences of such; sums of these
     need not be possible times, which ``errors`` tells.
 
     Attributes:
@@ -186,12 +186,12 @@ def bounds_from_times(dag: PipelineDag, stages: Sequence[StageTimes]) -> Duratio
 
 @dataclass(frozen=True)
 class Links:
-    """Overhead of a message, and what it takes on its way.
+    """Overhead and latency of messages.
 
     Attributes:
         p2p_overhead_ms: Overhead, part of every action that works on what another rank has sent.
-        p2p_latency_ms: By sending and receiving rank, as measured. A link that was not measured takes
-            as long as the one in the middle of those that were.
+        p2p_latency_ms: By sending and receiving rank, as measured. A link that was not measured
+            has the median of those that were.
     """
 
     p2p_overhead_ms: float = 0.0
@@ -202,7 +202,7 @@ class Links:
         return np.where(receiving(dag), np.float64(self.p2p_overhead_ms), 0.0)
 
     def delays_ms(self, dag: PipelineDag) -> NDArray[np.float64]:
-        """Return what the message along each edge takes on its way, shape [E]."""
+        """Return the latency of the message along each edge, shape [E]."""
         return edge_delays(dag, self.over(dag))
 
     def over(self, dag: PipelineDag) -> dict[tuple[int, int], float]:

@@ -21,8 +21,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
-from timelyfreeze.cli.options import require
 from timelyfreeze.files import listed, shown
+from timelyfreeze.files.options import require
 from timelyfreeze.records import (
     AVERAGED,
     BENCHMARKS,

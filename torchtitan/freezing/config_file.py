@@ -19,7 +19,7 @@ from typing import Any
 from torchtitan.config import ConfigManager
 
 from timelyfreeze.files import shown
-from torchtitan.freezing.checks.configuration import ConfigError, join_errors
+from torchtitan.freezing.checks import ConfigError, join_errors
 from torchtitan.freezing.config import JobConfig, job_config_class
 
 _FILE_KEYS = ("--job.config_file", "--job.config-file")

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from torchtitan.protocols import train_spec as titan_spec
 
 from timelyfreeze.planning import end_with_parent
-from torchtitan.freezing.checks.configuration import ConfigError, check, check_examples, join_errors
+from torchtitan.freezing.checks import ConfigError, check, check_examples, join_errors
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.config_file import read_config
 from torchtitan.upstream import fixes as upstream_fixes
@@ -96,9 +96,9 @@ def prepare(args: Sequence[str]) -> JobConfig:
 
     spelled_out = ["--report.quiet" if arg == "--quiet" else arg for arg in args]
     job_config = read_config(spelled_out)
-    check(job_config, trains=True)
     name = job_config.model.name
     titan_spec._extra_train_specs.pop(name, None)
+    check(job_config, trains=True)
     try:
         train_spec = build_train_spec(titan_spec.get_train_spec(name), job_config)
     except ValueError as error:

@@ -24,7 +24,7 @@ from torchtitan.data.named_templates import build_chat_template
 from torchtitan.data.split import ExampleSplit
 from torchtitan.data.turns import has_turns, is_instruct_dataset
 from torchtitan.data.validation import build_instruct_validator
-from torchtitan.freezing.checks.validation import reads_training_examples, validation_split
+from torchtitan.freezing.checks import reads_training_examples, validation_split
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.emulation.pipeline import build_emulated_pipeline
 from torchtitan.freezing.report.metrics import FreezingMetricsProcessor
@@ -128,8 +128,8 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
             return upstream.build_validator_fn(job_config=job_config, **kwargs)
         if reads_training_examples(job_config):
             logger.warning(
-                "Validation reads the examples that are trained on; data.validation_fraction holds some "
-                "of them out"
+                "Validation reads the examples that are trained on; data.validation_fraction holds "
+                "some of them out"
             )
         return build_instruct_validator(
             job_config=job_config,

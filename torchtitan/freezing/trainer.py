@@ -24,8 +24,7 @@ from timelyfreeze.control import (
     build_controller,
     processors_of,
 )
-from timelyfreeze.emulation.controller import EmulatedController
-from timelyfreeze.emulation.recorder import EmulatedRecorder
+from timelyfreeze.emulation import EmulatedController, EmulatedRecorder
 from timelyfreeze.policies import NONE, parse_method
 from timelyfreeze.runtime import (
     ActionRecorder,
@@ -39,7 +38,7 @@ from timelyfreeze.schedule import ScheduleOrder
 from timelyfreeze.settings import name_arguments
 from torchtitan.checkpoints.manager import CheckpointError, SafeCheckpointManager
 from torchtitan.data.document_attention import to_every_stage
-from torchtitan.freezing.checks.configuration import freeze_settings
+from torchtitan.freezing.checks import freeze_settings
 from torchtitan.freezing.config import JobConfig, toml_key
 from torchtitan.freezing.emulation.mesh import EmulatedDims
 from torchtitan.freezing.emulation.pipeline import as_one_process, emulated_order

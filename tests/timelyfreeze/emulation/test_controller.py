@@ -23,9 +23,8 @@ from tests.timelyfreeze.helpers.ranks import (
 )
 from tests.timelyfreeze.helpers.stub_policy import StubMeter, StubPolicy
 from timelyfreeze.control.policy_checks import PolicyChecks
-from timelyfreeze.emulation.controller import EmulatedController
+from timelyfreeze.emulation.controller import EmulatedController, merge_states, split_state
 from timelyfreeze.emulation.recorder import EmulatedRecorder
-from timelyfreeze.emulation.state import merge_states, split_state
 from timelyfreeze.emulation.turns import merge_ranks
 from timelyfreeze.policies.policy import FreezePolicy
 from timelyfreeze.schedule.actions import Action, parse_action

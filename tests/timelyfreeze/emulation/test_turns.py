@@ -188,7 +188,7 @@ def test_one_rank_has_no_gaps() -> None:
 def test_an_action_without_a_time_is_named() -> None:
     order = parse_order(TWO_BY_TWO)
     times = {a: 1.0 for row in order.ranks for a in row if a.stage == 0}
-    with pytest.raises(ValueError, match="4 of 8 actions of the pass have no time: 1F0, 1F1"):
+    with pytest.raises(ValueError, match="4 of 8 actions of the batch have no time: 1F0, 1F1"):
         virtual_batch(build_dag(order), times)
 
 

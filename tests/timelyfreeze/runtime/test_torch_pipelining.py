@@ -15,6 +15,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from tests.timelyfreeze.helpers.stages import (
+    GPIPE,
     N_MICROBATCHES,
     Pipeline,
     assert_equal,

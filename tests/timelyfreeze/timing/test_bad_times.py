@@ -215,4 +215,4 @@ def test_what_a_clock_cannot_have_shown() -> None:
     assert misreading({ACTION: 0.0}, 0.0) is None
     assert misreading({ACTION: 1.5}, 2.0) is None
     assert misreading({ACTION: math.nan}, 2.0) == "1B2 took nan ms"
-    assert misreading({ACTION: 1.0}, -2.0) == "a pass took -2 ms"
+    assert misreading({ACTION: 1.0}, -2.0) == "a batch took -2 ms"

@@ -185,7 +185,7 @@ def test_every_step_learns_in_every_tensor() -> None:
 def mixed_rank_times(
     order: ScheduleOrder, duration_ms: Callable[[Action, bool], float], overhead_ms: float
 ) -> list[RankTimes]:
-    """What ranks measure whose receiving actions begin ``overhead_ms`` late, which no clock sees."""
+    """What ranks measure whose receiving actions begin ``overhead_ms`` late; no clock sees it."""
     solution = solve_from_times(
         [
             RankTimes(

@@ -83,8 +83,8 @@ def test_more_processors_never_make_a_batch_longer(seed: int) -> None:
 def test_two_ranks_on_one_and_a_half_processors_by_hand() -> None:
     """Alone a rank runs at full speed; both together each at 3/4.
 
-    0F0 alone until 2. Then 0F1 (3) and 1F0 (6) fraction: 3 of work take 4, so 0F1 ends at 6 and 1F0
-    has 3 left, alone until 9. 1F1 (1) until 10, 1B0 (2) until 12. Then 1B1 (3) and 0B0 (6) fraction:
+    0F0 alone until 2. Then 0F1 (3) and 1F0 (6) share: 3 of work take 4, so 0F1 ends at 6 and 1F0
+    has 3 left, alone until 9. 1F1 (1) until 10, 1B0 (2) until 12. Then 1B1 (3) and 0B0 (6) share:
     1B1 ends at 16 with 3 of 0B0 left, until 19; 0B1 (1) until 20.
     """
     dag = build_dag(parse_order(["0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1"]))

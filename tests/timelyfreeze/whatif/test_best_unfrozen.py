@@ -70,7 +70,7 @@ def test_ranks_with_several_stages_are_made_even() -> None:
 def test_where_a_search_would_take_too_long_the_fullest_rank_has_least_to_do(
     head: tuple[float, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(best_unfrozen, "_MOST_ACTIONS_IN_ROUND", 0)
+    monkeypatch.setattr(best_unfrozen, "_MAX_ACTIONS_IN_ROUND", 0)
     last = MIDDLE.plus(StageTimes(head[0], head[1], head[1] / 2, head[1] / 2, head[1] / 2, 0.0))
     model = layer_model([FIRST, MIDDLE, MIDDLE, last], [3, 3, 3, 3])
     order = hand_order("interleaved")

@@ -144,7 +144,7 @@ def notes_of(file: BoundsFile, **asked: Any) -> str:
 
 
 def test_the_table_says_what_messages_cost(file: BoundsFile, tmp_path: Path) -> None:
-    assert "a message costs 0.5 ms as measured; 0.25 to 0.75 ms on its way" in notes_of(file)
+    assert "a message costs 0.5 ms as measured; its latency is 0.25 to 0.75 ms" in notes_of(file)
     assert "0.5 ms as measured and 2 ms as told" in notes_of(file, p2p_overhead_ms=2.0)
     silent = read_bounds_file(saved(tmp_path, overhead_ms=0.0))
     assert "messages between ranks cost nothing in these metrics" in notes_of(silent)

@@ -68,8 +68,8 @@ def test_the_command_shows_what_is_learned(
     ]
     examples.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     arguments = [
+        "train_configs/tiny_8m.toml",
         "--samples=1",
-        "--job.config_file=train_configs/tiny_8m.toml",
         f"--training.dataset_path={examples}",
         "--data.no_shuffle",
         "--data.packing",

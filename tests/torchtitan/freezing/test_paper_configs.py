@@ -11,7 +11,7 @@ import torch
 from torchtitan.config import ConfigManager
 from torchtitan.protocols.train_spec import get_train_spec
 
-from torchtitan.freezing.checks.configuration import check, n_microbatches
+from torchtitan.freezing.checks import check, n_microbatches
 from torchtitan.freezing.config.job_config import JobConfig, job_config_class
 from torchtitan.freezing.memory.estimate import estimate_memory
 from torchtitan.freezing.spec import build_train_spec

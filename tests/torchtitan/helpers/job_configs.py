@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from torchtitan.freezing.checks.configuration import ConfigError, check
+from torchtitan.freezing.checks import ConfigError, check
 from torchtitan.freezing.config.job_config import JobConfig, job_config_class
 
 

@@ -170,7 +170,7 @@ def test_an_a6000_has_its_own_peak(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_no_lspci")
 def test_a_cpu_has_no_mfu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards ``get_peak_flops``, which takes a CPU for an A100 too."""
-    from torchtitan.freezing.report.output_guard import OutputGuard
+    from torchtitan.freezing.report.run_folder import OutputGuard
     from torchtitan.freezing.report.tensorboard import RunTensorBoard
 
     monkeypatch.setattr(titan_tools, "device_type", "cpu")

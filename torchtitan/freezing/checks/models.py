@@ -1,4 +1,4 @@
-"""Finds what keeps a model's weights from being loaded before any process has to try."""
+"""Finds models that cannot be cut into stages, weights that cannot be loaded, and tokenizers."""
 
 from __future__ import annotations
 
@@ -6,35 +6,107 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
+from torchtitan.components.tokenizer import HuggingFaceTokenizer
+from torchtitan.distributed.pipeline_parallel import pipeline_llm
+from torchtitan.experiments import _supported_experiments
+from torchtitan.models import _supported_models
 from torchtitan.models.llama3 import llama3_args
+from torchtitan.protocols.train_spec import TrainSpec, get_train_spec
 
+from timelyfreeze.files import parse_json, shown
 from torchtitan.checkpoints.finished import finished_steps
+from torchtitan.data.named_templates import special_tokens
+from torchtitan.data.turns import pad_id
+from torchtitan.freezing.checks.data import tokenizer_template_errors
+from torchtitan.freezing.checks.pipeline import pipeline_errors
 from torchtitan.freezing.config import JobConfig, Model
+from torchtitan.freezing.emulation.pipeline import emulated_order
 from torchtitan.hf.flavors import FROM_FOLDER, LLAMA, chosen_args, weights_folder
 from torchtitan.hf.folder import stored_tensors, tensor_errors
 from torchtitan.hf.llama_args import config_of
 from torchtitan.hf.llama_config import differences, read_config, read_settings
 
 _LOADS = "checkpoint.initial_load_in_hf is true"
+# Upstream reads the first of these that is there, and the settings if they are.
+_VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt")
+_SETTINGS = "tokenizer_config.json"
+_SAMPLE = "What is 2 + 2?\nFour."
+_MAX_CHARACTERS = 300
+_PANIC = "PanicException"
 
 
 def model_errors(config: JobConfig) -> Iterator[str]:
     """Say what is wrong with the model that is asked for and with the folder of its weights."""
-    yield from _rope_errors(config.model)
-    if config.model.name != LLAMA:
-        yield from _tied_elsewhere(config)
-        return
-    if config.model.flavor == FROM_FOLDER:
+    yield from _number_errors(config.model)
+    name = config.model.name
+    if config.model.flavor == FROM_FOLDER and name == LLAMA:
         try:
             read_config(weights_folder(config))
         except ValueError as error:
             yield f'model.flavor is "{FROM_FOLDER}", and {error}'
             return
-    if config.checkpoint.initial_load_in_hf:
+    try:
+        spec = get_train_spec(name)
+    except ImportError as error:
+        yield f"model.name is {name!r}, which cannot be imported ({error}); install what it needs"
+        return
+    except ValueError:
+        known = ", ".join(sorted([*_supported_models, *_supported_experiments]))
+        yield f"model.name is {name!r}; known: {known}"
+        return
+    yield from _stage_errors(config, spec)
+    if name != LLAMA:
+        yield from _tied_elsewhere(config)
+    elif config.checkpoint.initial_load_in_hf:
         yield from _loading_errors(config)
 
 
-def _rope_errors(model: Model) -> Iterator[str]:
+def _stage_errors(config: JobConfig, spec: TrainSpec) -> Iterator[str]:
+    """Say why the model cannot be cut into the stages of the pipeline."""
+    degree, model = config.parallelism.pipeline_parallel_degree, config.model
+    if degree <= 1:
+        return
+    if spec.pipelining_fn is None:
+        yield (
+            f"model.name is {model.name!r} and parallelism.pipeline_parallel_degree is {degree}; "
+            "upstream cannot cut this model into stages, so the degree must be 1"
+        )
+    elif spec.pipelining_fn is pipeline_llm and not any(pipeline_errors(config)):
+        try:
+            n_layers = chosen_args(config, spec.model_args).n_layers
+        except ValueError as error:
+            yield str(error)
+            return
+        try:
+            emulated_order(config, n_layers)
+        except ValueError as error:
+            yield (
+                f"parallelism.pipeline_parallel_schedule is "
+                f"{config.parallelism.pipeline_parallel_schedule!r}, and the {n_layers} layers of "
+                f"model.flavor {model.flavor!r} make other stages: {error}"
+            )
+
+
+def device_errors(config: JobConfig) -> Iterator[str]:
+    """Say that this machine cannot compute the model."""
+    model = config.model
+    if torch.accelerator.is_available():
+        return
+    try:
+        args = chosen_args(config, get_train_spec(model.name).model_args)
+    except (ImportError, ValueError):
+        return  # told by model_errors
+    if hasattr(args, "moe_args") and getattr(args, "moe_enabled", True):
+        yield (
+            f"model.flavor {model.flavor!r} of {model.name!r} has experts; torch counts the tokens "
+            "of each on accelerators only, so it needs one"
+        )
+
+
+def _number_errors(model: Model) -> Iterator[str]:
+    if model.vocab_size is not None and model.vocab_size < 1:
+        yield f"model.vocab_size is {model.vocab_size}; it must be 1 or more"
     for name in ("rope_scaling_factor", "rope_low_freq_factor", "rope_high_freq_factor"):
         value = getattr(model, name)
         if value is not None and not 0.0 < value < math.inf:
@@ -99,3 +171,80 @@ def _tied_elsewhere(config: JobConfig) -> Iterator[str]:
             f"model.name {LLAMA!r} only: the file has no output layer of its own; use a folder "
             "saved with tie_word_embeddings = false"
         )
+
+
+def tokenizer_errors(config: JobConfig) -> Iterator[str]:
+    """Say why the tokenizer of ``model.hf_assets_path`` cannot be used."""
+    folder = Path(config.model.hf_assets_path)
+    key = f"model.hf_assets_path is {str(folder)!r}"
+    if not folder.is_dir():
+        yield f"{key}, which is no folder; it must hold the tokenizer"
+        return
+    found = next((name for name in _VOCABULARIES if (folder / name).is_file()), None)
+    if found is None:
+        yield f"{key}, which holds no tokenizer ({', '.join(_VOCABULARIES)})"
+        return
+    errors = [f"{key}, and its {error}" for error in _unread(folder, found)]
+    yield from errors
+    if not errors:
+        yield from _unusable(config, key, found)
+
+
+def _unread(folder: Path, found: str) -> Iterator[str]:
+    """Say which file is no JSON object, as if it were half-written."""
+    for name in (found, _SETTINGS):
+        path = folder / name
+        if path.suffix != ".json" or not path.is_file():
+            continue
+        try:
+            value = parse_json(path.read_bytes())
+        except (OSError, ValueError) as error:
+            yield f"{name} cannot be read: {error}; fetch or copy it again"
+            continue
+        if not isinstance(value, dict):
+            yield f"{name} is {type(value).__name__}; it must be an object"
+
+
+def _unusable(config: JobConfig, key: str, found: str) -> Iterator[str]:
+    """Say what keeps the tokenizer from being loaded, from encoding, or from serving the model."""
+    folder = config.model.hf_assets_path
+    try:
+        tokenizer = HuggingFaceTokenizer(folder)
+        ids = tokenizer.encode(_SAMPLE, add_bos=True, add_eos=True)
+        tokenizer.decode(ids)
+        tokens = tokenizer.tokenizer.get_vocab(with_added_tokens=True)
+        special_tokens(tokenizer)
+        filler = pad_id(tokenizer)
+    # Whatever is wrong with its values: the tokenizers library raises bare exceptions, or what is
+    # none of them where its own code panics; upstream takes settings to be of the types it expects.
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != _PANIC:
+            raise
+        yield (
+            f"{key}, whose tokenizer cannot be used ({found}, {_SETTINGS}): "
+            f"{type(error).__name__}: {str(error)[:_MAX_CHARACTERS]}"
+        )
+        return
+    if not ids:
+        yield f"{key}, whose {found} makes no token of the text {_SAMPLE!r}"
+        return
+    largest = max([*ids, filler, *tokens.values()])
+    n_examples = _n_embeddings(config)
+    if n_examples is not None and largest >= n_examples:
+        name = next((token for token, i in tokens.items() if i == largest), "")
+        yield (
+            f"{key}, whose {found} has token {shown(name)} with id {largest}; model.flavor "
+            f"{config.model.flavor!r} has {n_examples} embeddings, so ids must be below that; set "
+            f"model.vocab_size to {largest + 1} or more, or choose the model's own tokenizer"
+        )
+    yield from tokenizer_template_errors(config, tokenizer)
+
+
+def _n_embeddings(config: JobConfig) -> int | None:
+    """Return how many tokens the model knows; None where that is told elsewhere, or not known."""
+    if config.model.name != LLAMA:
+        return None
+    try:
+        return int(chosen_args(config, llama3_args).vocab_size)
+    except ValueError:
+        return None

@@ -1,18 +1,24 @@
-"""Finds degrees of parallelism that upstream cannot combine before a process group starts.
+"""Finds degrees of parallelism, compiled blocks and float8 that cannot be combined.
 
-Upstream asserts most of them once all processes have met, and one only when the model is built.
+Upstream asserts most of it once all processes have met, and some only when the model is built.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Iterator
 from math import prod
 
 import torch
+from torchtitan.tools.utils import has_cuda_capability
 
-from torchtitan.freezing.checks.compile import tensor_parallel_errors
 from torchtitan.freezing.config import JobConfig
+
+COMPILED = 'compile.components has "model"'
+NOT_COMPILED = 'compile.enable = false or components = ["loss"]'
+LINEAR = "quantize.linear.float8"
+GROUPED = "quantize.grouped_mm.float8"
 
 _DEGREES = (
     "pipeline_parallel_degree",
@@ -36,27 +42,30 @@ def parallel_errors(config: JobConfig) -> Iterator[str]:
     yield from wrong
     if wrong:
         return
-    divisor = degrees["tensor_parallel_degree"]
-    if degrees["context_parallel_degree"] > 1:
-        divisor *= 2 * degrees["context_parallel_degree"]
+    tensors, contexts = degrees["tensor_parallel_degree"], degrees["context_parallel_degree"]
+    divisor = tensors * (2 * contexts if contexts > 1 else 1)
     if config.training.seq_len % divisor:
         yield (
             f"training.seq_len is {config.training.seq_len}; tensor and context parallelism cut "
             f"sequences, so it must be a multiple of {divisor}"
         )
-    if (degree := degrees["context_parallel_degree"]) > 1 and not torch.accelerator.is_available():
+    if contexts > 1 and not torch.accelerator.is_available():
         yield (
-            f"parallelism.context_parallel_degree is {degree}; torch has attention over several "
+            f"parallelism.context_parallel_degree is {contexts}; torch has attention over several "
             "processes for accelerators only, so it must be 1 on a CPU"
         )
-    yield from tensor_parallel_errors(config)
+    if compiles_blocks(config) and tensors > 1:
+        yield (
+            f"parallelism.tensor_parallel_degree is {tensors} and {COMPILED}; this torch fails in "
+            f"the backward of a compiled block whose tensors are split, so set {NOT_COMPILED}"
+        )
     n_processes = _n_processes(config)
     if n_processes is not None:
         yield from _count_errors(degrees, shard, n_processes)
         shard = n_processes // prod(degrees.values()) if shard == -1 else shard
-    is_pipeline = degrees["pipeline_parallel_degree"] > 1
     replicas = degrees["data_parallel_replicate_degree"]
-    if is_pipeline and replicas > 1 and shard == 1 and degrees["context_parallel_degree"] == 1:
+    is_pipeline = degrees["pipeline_parallel_degree"] > 1
+    if is_pipeline and replicas > 1 and shard == 1 and contexts == 1:
         yield (
             f"parallelism.data_parallel_replicate_degree is {replicas} and {_SHARD} is 1; upstream "
             "replicates a pipeline's stages only where they are sharded too: shard them over "
@@ -96,3 +105,33 @@ def _n_processes(config: JobConfig) -> int | None:
     """Return how many processes torchrun has started; None where nothing has, or it pretends."""
     text = os.environ.get("WORLD_SIZE", "")
     return int(text) if text.isdecimal() and config.comm.mode == "default" else None
+
+
+def compiles_blocks(config: JobConfig) -> bool:
+    """Return whether the blocks of the model are compiled, each with a single backward."""
+    return config.compile.enable and "model" in config.compile.components
+
+
+def float8_errors(config: JobConfig) -> Iterator[str]:
+    """Yield what is wrong with the float8 converters of ``model.converters``."""
+    converters = config.model.converters
+    asked = [name for name in (LINEAR, GROUPED) if name in converters]
+    if asked and importlib.util.find_spec("torchao") is None:
+        yield f"model.converters has {asked[0]!r}, which needs the package torchao; install it"
+    if LINEAR in converters and not has_cuda_capability(8, 9):
+        if not config.quantize.linear.float8.emulate:
+            yield (
+                f"model.converters has {LINEAR!r}, which needs a GPU of compute capability 8.9 or "
+                f"more; elsewhere set {LINEAR}.emulate = true, to try it slowly"
+            )
+        elif compiles_blocks(config):
+            yield (
+                f"{LINEAR}.emulate is true and {COMPILED}; without a GPU of compute capability "
+                f"8.9 float8 is emulated in eager blocks only, so set {NOT_COMPILED}"
+            )
+    degree = config.parallelism.pipeline_parallel_degree
+    if GROUPED in converters and degree > 1:
+        yield (
+            f"model.converters has {GROUPED!r} and parallelism.pipeline_parallel_degree is "
+            f"{degree}; upstream has it for a single stage only, so remove it"
+        )

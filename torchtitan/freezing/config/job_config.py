@@ -1,4 +1,4 @@
-"""The configuration: TorchTitan's, plus sections for freezing, data, emulation, plots; RoPE.
+"""The configuration: TorchTitan's, and sections for freezing, data, emulation, plots, report.
 
 The string under a field is its documentation and its ``--help``. Annotations are evaluated here (no
 ``from __future__ import annotations``): upstream's manager looks at the types of nested sections.
@@ -31,8 +31,8 @@ class Freezing:
 
     monitoring: str = "halves"
     """How both are measured. "halves": first the one and then the other, as the paper does; steps
-    with everything frozen change no weights. "mixed": in every pass some backwards are frozen whole
-    and the others not at all, and the next pass has it the other way round, so that every step
+    with everything frozen change no weights. "mixed": in every batch some backwards are frozen
+    whole and the others not at all, in the next batch the other way round, so that every step
     learns."""
 
     last_ramp_step: int = 200
@@ -50,40 +50,40 @@ class Freezing:
     first_stage: str = "all_or_nothing"
     """How the first stage, which has no input gradient to compute, is frozen. "all_or_nothing": for
     a microbatch either whole or not at all, with the ratio as probability. "per_tensor": tensor by
-    tensor as in other stages, with the chain of gradients always run down to the embedding, so that
-    time falls linearly with the ratio, but not to zero."""
+    tensor as in other stages. Gradients then always run down to the embedding, so that time falls
+    linearly with the ratio, but not to zero."""
 
     skip_input_grads: str = "use"
-    """What to do about backwards that nobody needs: where all stages in front are frozen whole for
-    a microbatch, a stage that is frozen whole too has no gradient to hand on. "off": run them
-    anyway. "use": leave them out, and count on it in the plan. "plan": let the plan look for such
-    microbatches as well. That shortens batches most, because microbatches are then dropped from
-    the backward altogether; see docs/method.md before you use it. Has no effect where the first
-    stage keeps its chain."""
+    """Where all earlier stages are frozen whole for a microbatch, a stage that is frozen whole too
+    need not compute input gradients: nobody uses them. "off": compute them anyway. "use": skip
+    them, and count on it in the plan. "plan": let the plan look for such microbatches as well. That
+    shortens batches most, because these microbatches have no backward at all; see docs/method.md
+    before you use it. Has no effect with first_stage "per_tensor"."""
 
     discard_batches: int = 2
-    """Batches not measured after each change of phase: the first ones run cold."""
+    """Pipeline batches left out of measurements after each change of phase: the first ones are
+    slower."""
 
     solver_time_limit_s: float = 60.0
     """Give up solving after this many seconds and train on without freezing."""
 
     solver_delay_steps: int | None = None
     """Steps that training goes on while the ratios are solved in the background. 0 waits for them.
-    Unset: 0 up to 1,024 actions, which take a fraction of a second; above, and with skip_input_grads
-    "plan", a tenth of the ramp."""
+    Unset: 0 up to 1,024 actions, which take a fraction of a second; above, and with
+    skip_input_grads "plan", a tenth of the ramp."""
 
     replan_every: int = 100
     """After so many steps of the stable phase, again and again, the times of the last batches are
     compared with those that the plan was made from. 0 for never."""
 
     replan_threshold: float = 0.1
-    """Share by which the times of a stage's forwards or backwards must have moved for the ratios to
-    be solved again."""
+    """Fraction by which the times of a stage's forwards or backwards must have changed for the
+    ratios to be solved again."""
 
     min_gain: float = 0.02
-    """Throughput, as a fraction, that freezing must bring: 0.02 is 2%. Where the plan promises
-    less, or two re-measurements in a example find less, freezing is switched off for the rest of the
-    run. -1 never switches it off."""
+    """Smallest gain in throughput, as a fraction: 0.02 is 2%. Where the plan promises less, or two
+    checks of replan_every in a row find less, freezing is switched off for the rest of the run. -1
+    never switches it off."""
 
     score_memory: str = "device"
     """Where policies keep the vectors their scores are made from (weights at the last check, sums
@@ -110,12 +110,13 @@ class Data:
     examples these are depends on no seed."""
 
     chat_template: str = "plain"
-    """How the messages of a example become text: "plain" (our own, with headers in words), "tokenizer"
-    (the chat template in model.hf_assets_path), "alpaca", "llama2", "llama3" or "chatml"."""
+    """How the messages of an example become text: "plain" (our own, with headers in words),
+    "tokenizer" (the chat template in model.hf_assets_path), "alpaca", "llama2", "llama3" or
+    "chatml"."""
 
     packing: bool = False
-    """Put several examples into one sequence of training.seq_len tokens, without attention from one to
-    another; otherwise each example is padded to that length. training.local_batch_size counts
+    """Put several examples into one sequence of training.seq_len tokens, without attention from one
+    to another; otherwise each example is padded to that length. training.local_batch_size counts
     sequences."""
 
 
@@ -137,7 +138,7 @@ class Plots:
     """Draw timelines and curves into the folder "plots" of the run, and show them in
     TensorBoard: whenever a phase has been measured, and at the end. A process of its own draws, at
     the lowest priority; training does not wait for it. Without, draw them later from the run's
-    files: python -m timelyfreeze draw RUN_FOLDER."""
+    files: timelyfreeze draw RUN_FOLDER."""
 
 
 @dataclass
@@ -148,7 +149,7 @@ class Report:
     """Print only warnings, errors and where the report is. --quiet is short for it."""
 
     reference_run: str | None = None
-    """Folder of another run: the report tells when this one got to the training loss that the
+    """Folder of another run: the report tells when this run reached the training loss that the
     other ended with."""
 
 

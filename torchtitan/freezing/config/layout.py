@@ -13,7 +13,11 @@ from torchtitan.freezing.config.job_config import JobConfig
 
 
 def stage_modules(config: JobConfig, n_layers: int) -> list[list[str]]:
-    """Return the names of the modules of each stage, cut as upstream cuts."""
+    """Return the names of the modules of each stage, cut as upstream cuts.
+
+    Raises:
+        ValueError: If the model has too few layers for the stages.
+    """
     parallelism = config.parallelism
     if parallelism.module_fqns_per_model_part is not None:
         return parallelism.module_fqns_per_model_part
@@ -25,7 +29,14 @@ def stage_modules(config: JobConfig, n_layers: int) -> list[list[str]]:
         n_stages *= _default_stages_per_rank(config)
         if per_stage is not None:
             n_stages = math.ceil((n_layers + first + last) / per_stage)
-    return generate_llm_fqn_per_model_part(n_stages, n_layers, first, last)
+    try:
+        return generate_llm_fqn_per_model_part(n_stages, n_layers, first, last)
+    except ValueError as error:
+        raise ValueError(
+            f"a model of {n_layers} layers cannot be cut into {n_stages} stages ({error}); change "
+            "parallelism.pipeline_parallel_degree, pipeline_parallel_layers_per_stage, "
+            "pipeline_parallel_first_stage_less_layers or pipeline_parallel_last_stage_less_layers"
+        ) from error
 
 
 def _default_stages_per_rank(config: JobConfig) -> int:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torchtitan.tools.logging import logger
 
-from timelyfreeze.emulation.turns import merge_ranks
+from timelyfreeze.emulation import merge_ranks
 from timelyfreeze.runtime import run_in_order
 from timelyfreeze.schedule import ScheduleOrder
 from torchtitan.freezing.config import JobConfig, pipeline_order, stage_modules

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from timelyfreeze.emulation.recorder import EmulatedBatch, EmulatedRecorder
+from timelyfreeze.emulation import EmulatedBatch, EmulatedRecorder
 from timelyfreeze.records import SKIPPED_STEPS
 from timelyfreeze.runtime import Clock
 from timelyfreeze.settings import Phase
@@ -144,10 +144,13 @@ class EmulationRecord:
         virtual_ms = sum(step.virtual_ms for step in steps)
         n_tokens = sum(step.n_tokens for step in steps)
         return {
-            "emulation/virtual_throughput(tps)": 1e3 * n_tokens / virtual_ms / self._n_ranks,
-            "emulation/virtual_step_time(ms)": virtual_ms / len(steps),
-            "emulation/virtual_batch_time(ms)": statistics.median(b.virtual_ms for b in batches),
-            "emulation/real_batch_time(ms)": statistics.median(b.real_ms for b in batches),
+            "freezing/emulation/virtual_tokens_per_second": 1e3
+            * n_tokens
+            / virtual_ms
+            / self._n_ranks,
+            "freezing/emulation/virtual_step_ms": virtual_ms / len(steps),
+            "freezing/emulation/virtual_batch_ms": statistics.median(b.virtual_ms for b in batches),
+            "freezing/emulation/real_batch_ms": statistics.median(b.real_ms for b in batches),
         }
 
     def take_steps(self) -> list[tuple[Phase | None, float]]:

@@ -1,13 +1,4 @@
-#!/usr/bin/env python3
-"""Says before launch what each rank's memory will hold, and whether it fits. Needs no GPU.
-
-    scripts/estimate_memory.sh CONFIG.toml [--schedules GPipe 1F1B ...] [--device-gib 48 140]
-        [-- --section.key=value ...]
-
-What follows -- goes to the configuration, as with ./run_train.sh. Without --schedules the one of
-the configuration is taken. A rank fits if 2 GiB are left over, for the device's context,
-communication and fragments. Exit status 1 if something does not fit a size that was asked for.
-"""
+"""``timelyfreeze estimate``: what each rank's memory will hold. Needs no GPU and no launch."""
 
 from __future__ import annotations
 
@@ -66,10 +57,18 @@ def main(arguments: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="timelyfreeze estimate",
+        usage="%(prog)s CONFIG.toml [--schedules GPipe 1F1B ...] [--device-gib 48 140 ...] "
+        "[-- --section.key=value ...]",
+        description="Says what each rank's memory will hold, and whether it fits. A rank fits if 2 "
+        "GiB are left over, for the device's context, communication and fragments. What follows -- "
+        "changes the configuration. The exit status is 1 if something does not fit a size that was "
+        "asked for.",
     )
     parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file of the run")
-    parser.add_argument("--schedules", nargs="+", help="schedules to try one after the other")
+    parser.add_argument(
+        "--schedules", nargs="+", help="to try one after the other; that of CONFIG if not given"
+    )
     parser.add_argument(
         "--device-gib", nargs="+", type=float, default=[], help="memory of a device, GiB"
     )
@@ -77,18 +76,19 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _title(job_config) -> str:
+    from torchtitan.freezing.config import examples_of_microbatch
+
     training, parallelism = job_config.training, job_config.parallelism
-    pipeline = parallelism.pipeline_parallel_degree > 1
-    n_rows = (
-        parallelism.pipeline_parallel_microbatch_size if pipeline else training.local_batch_size
-    )
+    n_ranks = parallelism.pipeline_parallel_degree
+    n_examples = examples_of_microbatch(job_config)
     schedule = parallelism.pipeline_parallel_schedule_csv or parallelism.pipeline_parallel_schedule
     return (
         f"{job_config.model.flavor}, "
-        + (f"{schedule} over {parallelism.pipeline_parallel_degree} ranks, " if pipeline else "")
+        + (f"{schedule} over {n_ranks} ranks, " if n_ranks > 1 else "")
         + ("emulated in one process, " if job_config.emulation.enable else "")
-        + f"{training.local_batch_size // n_rows} microbatches of {n_rows} x {training.seq_len} "
-        f"tokens, weights {training.dtype}, computing in {training.mixed_precision_param}"
+        + f"{training.local_batch_size // n_examples} microbatches of {n_examples} x "
+        f"{training.seq_len} tokens, weights {training.dtype}, computing in "
+        f"{training.mixed_precision_param}"
     )
 
 
@@ -105,7 +105,3 @@ def render(ranks, names) -> str:
             f"| {name} | " + " | ".join(f"{metric / GIB:.2f}" for metric in metrics) + " |"
         )
     return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

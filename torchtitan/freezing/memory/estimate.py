@@ -16,8 +16,9 @@ from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.models.llama3 import Transformer, llama3_args
 from torchtitan.models.llama3.model.args import TransformerModelArgs
 
-from timelyfreeze.emulation.turns import merge_ranks
+from timelyfreeze.emulation import merge_ranks
 from timelyfreeze.schedule import Action, ActionKind, ScheduleOrder
+from torchtitan.freezing.checks import size_errors
 from torchtitan.freezing.config import (
     JobConfig,
     examples_of_microbatch,
@@ -25,7 +26,6 @@ from torchtitan.freezing.config import (
     stage_modules,
 )
 from torchtitan.freezing.memory.activations import ModuleBytes, module_bytes
-from torchtitan.freezing.profile.checks import size_errors
 from torchtitan.hf.flavors import LLAMA, chosen_args
 
 # Adam and AdamW, the optimizers that upstream has, keep two running means.
@@ -143,19 +143,19 @@ def peak_bytes(
         kept: Bytes that a forward of a stage leaves until its backward or weight backward is done.
         kept_between_halves: Bytes that an input backward adds until then.
     """
-    held = most = 0
+    held = peak = 0
     split = {(a.stage, a.microbatch) for a in actions if a.kind is ActionKind.INPUT_BACKWARD}
     for action in actions:
         if action.kind is ActionKind.FORWARD:
             held += kept(action.stage)
         elif action.kind is ActionKind.INPUT_BACKWARD:
             held += kept_between_halves(action.stage)
-        most = max(most, held)
+        peak = max(peak, held)
         if action.kind in (ActionKind.FULL_BACKWARD, ActionKind.WEIGHT_BACKWARD):
             held -= kept(action.stage)
             if (action.stage, action.microbatch) in split:
                 held -= kept_between_halves(action.stage)
-    return most
+    return peak
 
 
 def parameter_shapes(args: TransformerModelArgs) -> dict[str, list[torch.Size]]:

@@ -1,14 +1,12 @@
-"""Entry point: ``python -m torchtitan.freezing.profile.command CONFIG.toml``; see docs/planning.md.
+"""``timelyfreeze profile``: each stage of a configuration, timed alone on this device.
 
-Measures each stage of a configuration alone on this device, one after the other, so that a pipeline
-can be planned for devices that are not at hand.
+So a pipeline can be planned for devices that are not at hand; see docs/planning.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         overheads = profile_overheads(profile)
     except ValueError as error:  # what was measured is worth keeping all the same
-        print(f"warning: the overhead of a layer is left out: {error}", file=sys.stderr)
+        print(f"warning: what a layer takes is left out: {error}", file=sys.stderr)
     name = f"{job_config.model.flavor}_{job_config.parallelism.pipeline_parallel_schedule}"
     folder = options.output or Path("outputs/profiles") / free_name(name, Path("outputs/profiles"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -67,17 +65,16 @@ def main(arguments: Sequence[str]) -> int:
     (folder / "schedule.csv").write_text(order_to_csv(profile.order))
     (folder / "response.json").write_text(response_text(profile, repeats, _about(job_config)))
     (folder / "settings.json").write_text(json.dumps(job_config.to_dict(), indent=2) + "\n")
-    python = os.path.relpath(sys.executable)
-    print(f"\nSaved in {folder}. Plan from it:")
-    print(f"  {python} -m timelyfreeze plan {folder}/bounds.json")
+    print(f"\nSaved in {folder}. Plan from it:\n  timelyfreeze plan {folder}/bounds.json")
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m torchtitan.freezing.profile.command",
+        prog="timelyfreeze profile",
+        usage="%(prog)s CONFIG.toml [options] [-- --section.key=value ...]",
         description="Times each stage of a configuration alone on this device. What follows -- "
-        "goes to the configuration, as with ./run_train.sh.",
+        "changes the configuration.",
     )
     parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file of the run")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="where the files go")
@@ -101,12 +98,9 @@ def _check(options: argparse.Namespace) -> None:
         ValueError: Naming option, value and rule.
     """
     _ratios(options.ratios)
-    for name, value, least in (
-        ("--warmup", options.warmup, 0),
-        ("--repeats", options.repeats, 1),
-    ):
-        if value < least:
-            raise ValueError(f"{name} is {value}; it must be {least} or more")
+    for name, value, lowest in (("--warmup", options.warmup, 0), ("--repeats", options.repeats, 1)):
+        if value < lowest:
+            raise ValueError(f"{name} is {value}; it must be {lowest} or more")
     if options.output is not None and (obstacle := write_obstacle(options.output)) is not None:
         raise ValueError(f"--output is {str(options.output)!r}, and {obstacle}")
 
@@ -125,8 +119,9 @@ def _title(job_config) -> str:
     return (
         f"{job_config.model.flavor}, {parallelism.pipeline_parallel_schedule} over "
         f"{parallelism.pipeline_parallel_degree} ranks, microbatches of "
-        f"{examples_of_microbatch(job_config)} x {training.seq_len} tokens, weights {training.dtype}, "
-        f"computing in {training.mixed_precision_param}; {_device()}; medians in milliseconds"
+        f"{examples_of_microbatch(job_config)} x {training.seq_len} tokens, weights "
+        f"{training.dtype}, computing in {training.mixed_precision_param}; {_device()}; medians in "
+        "milliseconds"
     )
 
 
@@ -152,7 +147,3 @@ def _about(job_config) -> dict[str, object]:
         "torch_version": torch.__version__,
         "measured_at": datetime.now().astimezone().isoformat(timespec="seconds"),
     }
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

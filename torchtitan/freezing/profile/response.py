@@ -1,6 +1,6 @@
 """Backward time against freeze ratio, and how far it is from the straight line that a plan assumes.
 
-Figure 15 of arXiv:2602.05754, with metrics: a plan takes a backward to be
+As in Figure 15 of arXiv:2602.05754: a plan takes a backward to be
 w(r) = w_max - r (w_max - w_min), a line through what was measured with nothing and with everything
 frozen. Here the points in between are measured too.
 """
@@ -70,7 +70,7 @@ class Line:
         fit_unfrozen_ms: Least-squares line through all medians, at ratio 0.
         fit_frozen_ms: The same at ratio 1.
         fit_residual_ms: The largest distance of a median from it.
-        r_squared: Fraction of the medians' variance that it explains; 1 if there is none to explain.
+        r_squared: Fraction of the medians' variance that it explains; 1 if there is none.
     """
 
     unfrozen_ms: float
@@ -126,7 +126,7 @@ class Response:
     """What was measured of one stage under one way of freezing it.
 
     Attributes:
-        stage: The stage; None for one that was made only to overhead a layer.
+        stage: The stage; None for one that was made only to measure what a layer takes.
         n_layers: How many layers it has.
         first_stage: For the first stage, which of ``settings.FIRST_STAGE_MODES`` it ran under.
         forward_ms: Times of F, over all batches.

@@ -19,12 +19,21 @@ import torchtitan.tools.utils as titan_tools
 from torchtitan.protocols.train_spec import get_train_spec
 
 from timelyfreeze.schedule import ActionKind, ScheduleOrder
+from timelyfreeze.settings import unknown_words
 from timelyfreeze.timing import shared_cores, usable_cores
+from torchtitan.freezing.checks import compiles_blocks, schedule_errors, size_errors
 from torchtitan.freezing.config import JobConfig, count_layers, pipeline_order, stage_modules
 from torchtitan.freezing.profile.bench import Bench, Repeats
-from torchtitan.freezing.profile.checks import model_not_covered, not_covered
 from torchtitan.freezing.profile.response import Response
 from torchtitan.freezing.spec import build_train_spec
+
+_OTHER_PARALLELISMS = (
+    "tensor_parallel_degree",
+    "context_parallel_degree",
+    "expert_parallel_degree",
+    "data_parallel_shard_degree",
+    "data_parallel_replicate_degree",
+)
 
 
 @dataclass(frozen=True)
@@ -36,7 +45,7 @@ class Profile:
         layers: Layers of each stage.
         n_layers: Layers of the model.
         responses: Of each stage; two of the first stage, one for each way to freeze it.
-        probes: Of stages in the middle with 1 layer and with more, to overhead a layer.
+        probes: Of stages in the middle with 1 layer and with more, which tell what a layer takes.
         peak_bytes: The most that the device's allocator held, by stage; -1 where it tells none.
         n_processors: How many ranks of a run on this host would compute at once; None if each has
             a device, or cores, of its own.
@@ -65,12 +74,12 @@ def profile_stages(
         ValueError: If the configuration is of a kind that is not covered, or its keys contradict
             each other; all reasons are named.
     """
-    reasons = list(not_covered(job_config))
+    reasons = list(_not_covered(job_config))
     if reasons:
         raise ValueError("; ".join(reasons))
     spec = build_train_spec(get_train_spec(job_config.model.name), job_config)
     model_args: Any = spec.model_args[job_config.model.flavor]
-    if reasons := list(model_not_covered(job_config, model_args)):
+    if reasons := list(_model_not_covered(job_config, model_args)):
         raise ValueError("; ".join(reasons))
     model_args.update_from_config(job_config)
     modules = stage_modules(job_config, model_args.n_layers)
@@ -104,6 +113,51 @@ def profile_stages(
         tuple(peaks),
         n_processors,
     )
+
+
+def _not_covered(config: JobConfig) -> Iterator[str]:
+    """Say what about a configuration keeps its stages from being profiled."""
+    parallelism, training = config.parallelism, config.training
+    for key in _OTHER_PARALLELISMS:
+        # A shard degree of -1 takes what is left, which is 1 where the pipeline has all ranks.
+        if getattr(parallelism, key) > 1:
+            yield (
+                f"parallelism.{key} is {getattr(parallelism, key)}; a stage is profiled on one "
+                "device, so it must be 1"
+            )
+    yield from size_errors(config)
+    if parallelism.pipeline_parallel_degree < 2:
+        yield (
+            f"parallelism.pipeline_parallel_degree is {parallelism.pipeline_parallel_degree}; a "
+            "pipeline has 2 ranks or more"
+        )
+    yield from schedule_errors(config)
+    if compiles_blocks(config):
+        yield (
+            'compile.components has "model": a compiled block has one backward, from which no '
+            "single tensor can be left out; set compile.enable = false"
+        )
+    if config.data.packing:
+        yield "data.packing is true; profiled sequences hold one document each, so it must be false"
+    if training.enable_cpu_offload:
+        yield "training.enable_cpu_offload is true; it belongs to sharding, so it must be false"
+    yield from unknown_words(first_stage=config.freezing.first_stage)
+
+
+def _model_not_covered(config: JobConfig, model_args: Any) -> Iterator[str]:
+    """Say the same about the model that it asks for."""
+    for name in ("n_layers", "dim", "vocab_size"):
+        if not hasattr(model_args, name):
+            yield (
+                f"model.name is {config.model.name!r}, whose description has no {name}; profiled "
+                "are language models of layers that are alike"
+            )
+    attention = getattr(model_args, "attn_type", "sdpa")
+    if attention != "sdpa":
+        yield (
+            f"model.flavor {config.model.flavor!r} has {attention} attention, whose masks come "
+            "from the data; choose a flavor with sdpa"
+        )
 
 
 def _backwards(config: JobConfig, order: ScheduleOrder) -> tuple[bool, ...]:

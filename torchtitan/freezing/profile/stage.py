@@ -1,6 +1,6 @@
 """One stage of a pipeline, alone on a device, run as a real schedule of torch runs it.
 
-Two modules that do next to nothing stand in for the rest of the pipeline, one in front and one
+Two modules that do next to nothing stand in for the rest of the pipeline, one before it and one
 behind, all in one process. So the stage is the one that trains, its backwards are frozen by the
 same masks, and its actions are timed by the same recorder.
 """
@@ -36,7 +36,7 @@ from timelyfreeze.runtime import (
 from timelyfreeze.schedule import ActionKind
 from torchtitan.upstream.fixes import PipelineLoss
 
-_MICROBATCH = 0  # each pass has one
+_MICROBATCH = 0  # each batch has one
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Microbatch:
     """What goes into the pipeline, and the shape of what travels between stages.
 
     Attributes:
-        tokens: Token ids, shape [rows, tokens of a row].
+        tokens: Token ids, shape [sequences, tokens of a sequence].
         labels: Target ids, of the same shape.
         width: Last dimension of what one stage sends to the next.
         dtype: Its type.
@@ -91,7 +91,7 @@ def profile_clock(device: torch.device) -> Clock:
 class LoneStage:
     """A stage between stand-ins for its neighbours.
 
-    Needs a process group of one rank. Gradients are kept from pass to pass, as a batch of many
+    Needs a process group of one rank. Gradients are kept from one batch to the next, as one of many
     microbatches adds them up.
 
     Args:
@@ -159,7 +159,7 @@ class LoneStage:
         """Wait for the device and hand out the batches since the last call, oldest first.
 
         Returns:
-            Milliseconds of the stage's actions by kind, for each pass.
+            Milliseconds of the stage's actions by kind, for each batch.
         """
         return [
             {action.kind: duration_ms for action, duration_ms in record.durations_ms.items()}

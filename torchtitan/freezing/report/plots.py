@@ -5,13 +5,15 @@ from __future__ import annotations
 import struct
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensorboard.compat.proto.summary_pb2 import Summary
 from torchtitan.tools.logging import logger
 
 from timelyfreeze.planning import BackgroundCall
-from timelyfreeze.plots.drawing import Drawn, draw_run
+
+if TYPE_CHECKING:
+    from timelyfreeze.plots.drawing import Drawn
 
 # Drawing takes seconds; a run that has ended waits for it no longer than this.
 LONGEST_WAIT_S = 300.0
@@ -29,6 +31,10 @@ class RunPlots:
     """
 
     def __init__(self, run_folder: Path, writer: Any | None) -> None:
+        # Imported here: of what imports this module only a run that draws needs matplotlib.
+        from timelyfreeze.plots.drawing import draw_run
+
+        self._draw_run = draw_run
         self._run_folder = run_folder
         self._writer = writer
         self._call: BackgroundCall[Drawn] | None = None
@@ -62,7 +68,7 @@ class RunPlots:
     def _begin(self) -> None:
         if self._is_due and self._call is None and not self._has_failed:
             self._is_due = False
-            self._call = BackgroundCall(draw_run, self._run_folder)
+            self._call = BackgroundCall(self._draw_run, self._run_folder)
 
     def _wait(self, step: int) -> None:
         deadline = time.monotonic() + LONGEST_WAIT_S
@@ -98,8 +104,7 @@ class RunPlots:
     def _warn(self, reason: str) -> None:
         if not self._has_failed:
             logger.warning(
-                "Plots of this run could not be drawn (%s); draw them later: "
-                "python -m timelyfreeze draw %s",
+                "Plots of this run could not be drawn (%s); draw them later: timelyfreeze draw %s",
                 reason,
                 self._run_folder,
             )
@@ -107,8 +112,8 @@ class RunPlots:
 
 
 def tag_of(file: Path) -> str:
-    """Return the tag of a plot: "timeline/measured" for timeline_measured.png."""
-    return file.stem.replace("_", "/", 1)
+    """Return the tag of a plot: "freezing/timeline/measured" for timeline_measured.png."""
+    return "freezing/" + file.stem.replace("_", "/", 1)
 
 
 def image_summary(tag: str, png: bytes) -> Summary:

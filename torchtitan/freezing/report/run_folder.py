@@ -1,10 +1,13 @@
-"""One folder per run, under a name that says what ran."""
+"""One folder per run, under a name that says what ran, and a run that goes on when it is full."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+
+from torchtitan.tools.logging import logger
 
 from timelyfreeze.runtime import Exchange
 from torchtitan.freezing.config import JobConfig
@@ -64,3 +67,32 @@ def number_former(folder: Path, names: Iterable[str]) -> None:
 def numbered(file: Path, number: int) -> Path:
     """Return the name that ``file`` has once it is the ``number``-th former one."""
     return file.with_stem(f"{file.stem}_{number}")
+
+
+class OutputGuard:
+    """Turns a full disk into one warning: a curve that has a gap is no reason to lose a night.
+
+    Checkpoints do not come through here; without them a run has nothing to show.
+
+    Args:
+        folder: The run's own folder, for the warning.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._has_warned = False
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Write inside; what fails for the file system's reasons is told once."""
+        try:
+            yield
+        except OSError as error:
+            if not self._has_warned:
+                self._has_warned = True
+                logger.warning(
+                    "The run's files in %s cannot be written (%s); training goes on, and metrics "
+                    "are missing there from now on",
+                    self._folder,
+                    error.strerror or error,
+                )

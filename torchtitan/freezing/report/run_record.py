@@ -18,7 +18,7 @@ from timelyfreeze.settings import Phase
 from timelyfreeze.timing import usable_cores
 from torchtitan.data.turns import is_instruct_dataset
 from torchtitan.freezing.config import JobConfig
-from torchtitan.freezing.report.reference import Reference
+from torchtitan.freezing.report.text import by_virtual_clock
 
 _MIB = 1024**2
 _GIB = 1024**3
@@ -203,16 +203,15 @@ def _planned(
 def with_convergence(
     summary: RunSummary, p_eff: float | None, still: NeverUpdated | None
 ) -> RunSummary:
-    """Return ``summary`` with what freezing means for learning.
+    """Return ``summary``, which has all times, with what freezing means for learning.
 
     Args:
-        summary: With all times filled in.
+        summary: The run so far.
         p_eff: Average effective update probability of the stable phase.
         still: How much of the model was never updated.
     """
-    before_ms, after_ms = summary.step_ms_unfrozen, summary.step_ms
-    if summary.emulated_ranks is not None:
-        before_ms, after_ms = summary.virtual_step_ms_unfrozen, summary.virtual_step_ms
+    clock = summary if summary.emulated_ranks is None else by_virtual_clock(summary)
+    before_ms, after_ms = clock.step_ms_unfrozen, clock.step_ms
     kappa = after_ms / before_ms if before_ms and after_ms else None
     return replace(
         summary,
@@ -221,24 +220,6 @@ def with_convergence(
         kappa_over_p_eff=kappa_over_p_eff(kappa, p_eff),
         never_updated_tensors=None if still is None else still.tensors,
         never_updated_elements=None if still is None else still.elements,
-    )
-
-
-def with_reference(summary: RunSummary, reference: Reference, seconds: float | None) -> RunSummary:
-    """Return ``summary`` held against another run.
-
-    Args:
-        summary: With all that this run has.
-        reference: The other run.
-        seconds: When this run got to its loss; None if never.
-    """
-    return replace(
-        summary,
-        reference_run=str(reference.folder),
-        reference_device=reference.device,
-        reference_loss=reference.loss,
-        reference_seconds=reference.seconds,
-        seconds_to_reference_loss=seconds,
     )
 
 
@@ -254,6 +235,8 @@ def summary_at_start(
         device_type: Such as "cuda" or "cpu".
     """
     training, parallelism, data = job_config.training, job_config.parallelism, job_config.data
+    replicas = parallel_dims.world_size // parallel_dims.non_data_parallel_size
+    n_examples = training.local_batch_size * replicas
     csv = parallelism.pipeline_parallel_schedule_csv
     schedule = Path(csv).name if csv else parallelism.pipeline_parallel_schedule
     is_shuffled = is_instruct_dataset(training.dataset) and data.shuffle
@@ -269,16 +252,10 @@ def summary_at_start(
         dataset=f"{training.dataset}: {path}" if path else training.dataset,
         n_devices=parallel_dims.world_size,
         ranks_per_replica=parallel_dims.non_data_parallel_size,
-        batches_per_step=_batches_per_step(job_config, parallel_dims),
+        # A global batch size below 1 stands for one batch on each replica.
+        batches_per_step=max(1, training.global_batch_size // n_examples),
         device=f"{device_name}{cores}",
         torch_version=torch.__version__,
         steps=training.steps,
         started_at=datetime.now().astimezone().isoformat(timespec="seconds"),
     )
-
-
-def _batches_per_step(job_config: JobConfig, parallel_dims: ParallelDims) -> int:
-    training = job_config.training
-    replicas = parallel_dims.world_size // parallel_dims.non_data_parallel_size
-    # A global batch size below 1 stands for one batch on each replica.
-    return max(1, training.global_batch_size // (training.local_batch_size * replicas))

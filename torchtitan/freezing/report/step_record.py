@@ -24,7 +24,7 @@ class StepRecord:
 
     Args:
         log: Where rows go; None on ranks that write nothing.
-        ranks_per_replica: Processes that fraction a batch.
+        ranks_per_replica: Processes that share a batch.
         emulates: Whether kappa is that of the virtual clock.
         writing: What rows are written in.
 
@@ -95,9 +95,9 @@ class StepRecord:
         if phase is Phase.STABLE and metrics.energy is not None and p_eff is not None:
             self._stable.append((p_eff, metrics.energy.total))
         tags = {
-            "convergence/kappa": kappa,
-            "convergence/p_eff": p_eff,
-            "convergence/kappa_over_p_eff": kappa_over_p_eff(kappa, p_eff),
+            "freezing/kappa": kappa,
+            "freezing/p_eff": p_eff,
+            "freezing/kappa_over_p_eff": kappa_over_p_eff(kappa, p_eff),
         }
         return {tag: value for tag, value in tags.items() if value is not None}
 

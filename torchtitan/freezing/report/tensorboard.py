@@ -1,4 +1,4 @@
-"""TensorBoard files of a run: its metrics, in groups, and what runs are told apart by."""
+"""What TensorBoard shows of a run: metrics by tag, in groups, and what runs are told apart by."""
 
 from __future__ import annotations
 
@@ -9,59 +9,105 @@ from typing import Any
 from torch.utils.tensorboard.summary import hparams
 from torchtitan.components.metrics import TensorBoardLogger
 
+from timelyfreeze.control import CollectedMetrics, FreezeController
 from timelyfreeze.records import RunSummary
+from timelyfreeze.settings import Phase
 from torchtitan.freezing.config import JobConfig
-from torchtitan.freezing.report.output_guard import OutputGuard
+from torchtitan.freezing.report.run_folder import OutputGuard
 
-# The custom scalars tab takes what stands between a line's first parenthesis and its last for the
-# run, and draws no line of a tag that has one. Such metrics are written for it under other tags.
-CHARTED = {
-    "throughput(tps)": "speed/tokens_per_second",
-    "batch_time/measured(ms)": "speed/batch_ms_measured",
-    "batch_time/predicted(ms)": "speed/batch_ms_predicted",
-    "emulation/virtual_throughput(tps)": "speed/virtual_tokens_per_second",
-    "emulation/virtual_step_time(ms)": "speed/virtual_step_ms",
+_MIB = 1024**2
+# A curve needs numbers.
+PHASE_NUMBERS = {
+    Phase.WARMUP: 0.0,
+    Phase.UPPER_BOUND: 1.0,
+    Phase.MIXED: 1.5,  # both bounds at once
+    Phase.LOWER_BOUND: 2.0,
+    Phase.RAMP: 3.0,
+    Phase.STABLE: 4.0,
+    Phase.OFF: 5.0,
 }
 
-# The custom scalars tab: charts by group. Tags are regular expressions there.
-LAYOUT: dict[str, dict[str, list[Any]]] = {
+
+def logged_metrics(
+    controller: FreezeController, metrics: CollectedMetrics, predicted_ms: float | None
+) -> dict[str, float]:
+    """Return the metrics of a logged step; what is not known has no tag.
+
+    Args:
+        controller: Says what the step was for and what it was to freeze.
+        metrics: What all ranks have measured since the last time.
+        predicted_ms: Time of a batch of this step, as predicted.
+    """
+    logged = {
+        "freezing/phase": PHASE_NUMBERS[controller.phase],
+        "freezing/average_ratio": metrics.average_freeze_ratio,
+    }
+    for stage, ratio in controller.expected_stage_ratios().items():
+        logged[f"freezing/planned_ratio/stage_{stage}"] = ratio
+    for stage, ratio in metrics.applied_stage_ratios.items():
+        logged[f"freezing/applied_ratio/stage_{stage}"] = ratio
+    for name, metric in metrics.policy.items():
+        logged[f"freezing/policy/{name}"] = metric
+    if metrics.score_ms_per_step is not None and metrics.score_bytes is not None:
+        logged["freezing/score_time_ms"] = metrics.score_ms_per_step
+        logged["freezing/score_memory_mib"] = metrics.score_bytes / _MIB
+    latest = metrics.batch_ms.get(controller.phase)
+    if latest:
+        logged["freezing/batch_ms/measured"] = sorted(latest)[len(latest) // 2]
+    if predicted_ms is not None:
+        logged["freezing/batch_ms/predicted"] = predicted_ms
+    if metrics.drift is not None:
+        logged["freezing/drift"] = metrics.drift
+    return logged
+
+
+# The custom scalars tab draws no line of a tag that has a parenthesis. Upstream's throughput has
+# one and is written a second time, under the tag behind it.
+THROUGHPUT = ("throughput(tps)", "freezing/tokens_per_second")
+
+# The custom scalars tab: lines of each chart, by group. Tags are regular expressions there.
+_CHARTS = {
     "speed": {
-        "tokens/s per device": ["Multiline", [r"^speed/(virtual_)?tokens_per_second$"]],
-        "batch, ms, measured and predicted": ["Multiline", [r"^speed/batch_ms_.*"]],
-        "machine, times as slow as when measured": ["Multiline", [r"^batch_time/drift$"]],
-        "step of an emulated pipeline, ms": ["Multiline", [r"^speed/virtual_step_ms$"]],
+        "tokens/s per device": [r"^freezing/(emulation/virtual_)?tokens_per_second$"],
+        "batch, ms, measured and predicted": [r"^freezing/batch_ms/.*"],
+        "machine, times as slow as when measured": [r"^freezing/drift$"],
+        "step of an emulated pipeline, ms": [r"^freezing/emulation/virtual_step_ms$"],
     },
     "freezing": {
-        "frozen in the step, by stage": ["Multiline", [r"^freezing_actual_ratio/.*"]],
-        "planned for the step, by stage": ["Multiline", [r"^freezing_expected_ratio/.*"]],
-        "mean so far": ["Multiline", [r"^freezing/average_freeze_ratio$"]],
-        "phase": ["Multiline", [r"^freezing/phase$"]],
+        "frozen in the step, by stage": [r"^freezing/applied_ratio/.*"],
+        "planned for the step, by stage": [r"^freezing/planned_ratio/.*"],
+        "mean so far": [r"^freezing/average_ratio$"],
+        "phase": [r"^freezing/phase$"],
     },
     "convergence": {
-        "kappa and p_eff": ["Multiline", [r"^convergence/(kappa|p_eff)$"]],
-        "kappa / p_eff": ["Multiline", [r"^convergence/kappa_over_p_eff$"]],
+        "kappa and p_eff": [r"^freezing/(kappa|p_eff)$"],
+        "kappa / p_eff": [r"^freezing/kappa_over_p_eff$"],
     },
     "loss": {
         "training and validation": [
-            "Multiline",
-            [r"^loss_metrics/global_avg_loss$", r"^validation_metrics/loss$"],
+            r"^loss_metrics/global_avg_loss$",
+            r"^validation_metrics/loss$",
         ],
-        "gradient norm": ["Multiline", [r"^grad_norm$"]],
+        "gradient norm": [r"^grad_norm$"],
     },
+}
+LAYOUT = {
+    group: {title: ["Multiline", tags] for title, tags in charts.items()}
+    for group, charts in _CHARTS.items()
 }
 
 # Metrics of a summary that the table of runs has, by tag.
 FINAL = {
-    "final/tokens_per_second": "tokens_per_second",
-    "final/batch_time(ms)": "batch_ms",
-    "final/train_loss": "train_loss",
-    "final/validation_loss": "validation_loss",
-    "final/average_freeze_ratio": "average_freeze_ratio",
-    "final/kappa": "kappa",
-    "final/p_eff": "p_eff",
-    "final/kappa_over_p_eff": "kappa_over_p_eff",
-    "final/seconds": "seconds",
-    "final/peak_memory(GiB)": "peak_memory_gib",
+    "freezing/final/tokens_per_second": "tokens_per_second",
+    "freezing/final/batch_ms": "batch_ms",
+    "freezing/final/train_loss": "train_loss",
+    "freezing/final/validation_loss": "validation_loss",
+    "freezing/final/average_ratio": "average_freeze_ratio",
+    "freezing/final/kappa": "kappa",
+    "freezing/final/p_eff": "p_eff",
+    "freezing/final/kappa_over_p_eff": "kappa_over_p_eff",
+    "freezing/final/seconds": "seconds",
+    "freezing/final/peak_memory_gib": "peak_memory_gib",
 }
 
 
@@ -89,7 +135,9 @@ class RunTensorBoard(TensorBoardLogger):
     def log(self, metrics: dict[str, Any], step: int) -> None:
         """Write the finite metrics."""
         known = {k: v for k, v in metrics.items() if not (isinstance(v, float) and math.isnan(v))}
-        known |= {CHARTED[name]: value for name, value in known.items() if name in CHARTED}
+        upstreams, ours = THROUGHPUT
+        if upstreams in known:
+            known[ours] = known[upstreams]
         with self._guard.writing():
             super().log(known, step)
 

@@ -25,7 +25,7 @@ def render_report(summary: RunSummary, run_folder: Path) -> str:
             f"emulated                 {summary.emulated_ranks} ranks in one process; times are "
             "those of a device for each rank, without communication"
         )
-        summary = _by_virtual_clock(summary)
+        summary = by_virtual_clock(summary)
     lines += _unfrozen_run(summary) if summary.method == "none" else _frozen_run(summary)
     lines += _on_one_device(as_run)
     if summary.validation_loss is not None:
@@ -42,7 +42,8 @@ def render_report(summary: RunSummary, run_folder: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _by_virtual_clock(summary: RunSummary) -> RunSummary:
+def by_virtual_clock(summary: RunSummary) -> RunSummary:
+    """Return the summary of an emulated run with its steps as devices would have taken them."""
     return replace(
         summary,
         tokens_per_second_unfrozen=summary.virtual_tokens_per_second_unfrozen,
@@ -130,8 +131,8 @@ def _batches(summary: RunSummary) -> Iterator[str]:
         )
     if summary.all_frozen_batch_ms is not None:
         yield (
-            f"limit                    {summary.all_frozen_batch_ms:.1f} ms a batch with everything "
-            f"frozen ({100 * summary.upper_bound_gain:+.1f}%); the plan reaches "
+            f"upper bound              {summary.all_frozen_batch_ms:.1f} ms a batch with "
+            f"everything frozen ({100 * summary.upper_bound_gain:+.1f}%); the plan reaches "
             f"{100 * summary.planned_gain:+.1f}%"
         )
 

@@ -9,7 +9,7 @@ from tests.torchtitan.helpers.job_configs import config, errors
 from timelyfreeze.schedule.order import order_to_csv
 from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
 from timelyfreeze.settings.phases import PhaseSchedule
-from torchtitan.freezing.checks.configuration import (
+from torchtitan.freezing.checks import (
     ConfigError,
     check,
     freeze_settings,
@@ -62,7 +62,7 @@ def test_a_configuration_without_errors_passes(changes: dict[str, Any]) -> None:
 
 ZERO_BUBBLE = {"parallelism__pipeline_parallel_schedule": "InterleavedZeroBubble"}
 
-MISTAKES: list[tuple[dict[str, Any], list[str]]] = [
+ERRORS: list[tuple[dict[str, Any], list[str]]] = [
     (
         {"parallelism__pipeline_parallel_schedule": "2F2B"},
         ["parallelism.pipeline_parallel_schedule is '2F2B'", "known: GPipe, 1F1B, Interleaved1F1B"],
@@ -164,6 +164,7 @@ MISTAKES: list[tuple[dict[str, Any], list[str]]] = [
         {
             "freezing__max_freeze_ratio": [0.5] * 4,
             "parallelism__module_fqns_per_model_part": [["a"], ["b"], ["c"]],
+            "parallelism__pipeline_parallel_degree": 3,
         },
         ["freezing.max_freeze_ratio has 4 values", "one for each of the 3 stages"],
     ),
@@ -224,7 +225,7 @@ MISTAKES: list[tuple[dict[str, Any], list[str]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("changes", "texts"), MISTAKES, ids=lambda value: str(value)[:60])
+@pytest.mark.parametrize(("changes", "texts"), ERRORS, ids=lambda value: str(value)[:60])
 def test_an_error_is_told_with_its_key_its_value_and_the_rule(
     changes: dict[str, Any], texts: list[str]
 ) -> None:

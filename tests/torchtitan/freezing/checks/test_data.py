@@ -5,8 +5,14 @@ import pytest
 
 from tests.torchtitan.helpers.chat_tokenizers import GUEST, tokenizer_folder
 from tests.torchtitan.helpers.job_configs import make_job_config
-from torchtitan.freezing.checks.configuration import ConfigError, check
-from torchtitan.freezing.checks.data import data_errors
+from torchtitan.data.split import ALL_ROWS, ExampleSplit
+from torchtitan.freezing.checks import ConfigError, check
+from torchtitan.freezing.checks.data import (
+    data_errors,
+    reads_training_examples,
+    validation_errors,
+    validation_split,
+)
 from torchtitan.freezing.config.job_config import JobConfig
 
 
@@ -76,3 +82,127 @@ def test_the_template_of_a_folder_must_be_there(tmp_path: Path) -> None:
 def test_they_are_among_the_checks_of_a_run() -> None:
     with pytest.raises(ConfigError, match=r"data\.chat_template is 'x'; known"):
         check(config(data__chat_template="x"))
+
+
+def held_out_config(**changes: Any) -> JobConfig:
+    """Training and validation on the same examples, a tenth held out, then the changes."""
+    values = {
+        "training__dataset": "alpaca",
+        "training__dataset_path": "some/examples",
+        "training__seq_len": 128,
+        "training__local_batch_size": 16,
+        "parallelism__pipeline_parallel_degree": 2,
+        "parallelism__pipeline_parallel_microbatch_size": 2,
+        "validation__enable": True,
+        "validation__dataset": "alpaca",
+        "validation__dataset_path": "some/examples",
+        "validation__seq_len": 128,
+        "validation__local_batch_size": 8,
+        "data__validation_fraction": 0.1,
+        **changes,
+    }
+    return make_job_config(**values)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"validation__seq_len": 64, "validation__local_batch_size": 24},
+        {"data__validation_fraction": 0.0},
+        {"data__validation_fraction": 0.0, "validation__dataset": "c4_test"},
+        {"data__validation_fraction": 0.0, "training__dataset": "c4_test"},
+        # Held out for a validation that runs another time, or elsewhere.
+        {"validation__enable": False, "validation__dataset": "c4_test"},
+        {"validation__enable": False, "validation__seq_len": 4096, "validation__freq": 0},
+        {"parallelism__pipeline_parallel_degree": 1, "validation__local_batch_size": 3},
+    ],
+)
+def test_a_sound_validation_has_no_errors(changes: dict[str, Any]) -> None:
+    assert list(validation_errors(held_out_config(**changes))) == []
+
+
+def test_upstreams_defaults_have_no_errors() -> None:
+    assert list(validation_errors(JobConfig())) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        (
+            {"data__validation_fraction": 1.0},
+            ["data.validation_fraction is 1.0", "must lie in [0, 1)"],
+        ),
+        (
+            {"data__validation_fraction": -0.5, "validation__enable": False},
+            ["data.validation_fraction is -0.5", "must lie in [0, 1)"],
+        ),
+        (
+            {"training__dataset": "c4", "validation__enable": False},
+            ["data.validation_fraction is 0.1", "training.dataset is 'c4'", "alpaca, sharegpt"],
+        ),
+        (
+            {"validation__dataset_path": "other/examples"},
+            [
+                "data.validation_fraction is 0.1",
+                "'other/examples'",
+                "'some/examples'",
+                "set it to 0, or name",
+            ],
+        ),
+        (
+            {"validation__dataset": "c4_test", "validation__dataset_path": None},
+            ["data.validation_fraction is 0.1", "'c4_test'", "no one reads what is held out"],
+        ),
+        ({"validation__freq": 0}, ["validation.freq is 0; it must be 1 or more"]),
+        (
+            {"validation__seq_len": 2048},
+            ["validation.seq_len is 2048", "training.seq_len (128)"],
+        ),
+        (
+            {"validation__local_batch_size": 12},
+            ["validation.local_batch_size is 12", "so 8 (training.local_batch_size /"],
+        ),
+        (
+            {"validation__local_batch_size": 0},
+            ["validation.local_batch_size is 0; it must be 1 or more"],
+        ),
+    ],
+)
+def test_an_error_of_validation_is_told_with_key_value_and_rule(
+    changes: dict[str, Any], parts: list[str]
+) -> None:
+    (error,) = validation_errors(held_out_config(**changes))
+    for part in parts:
+        assert part in error
+
+
+def test_all_errors_are_told_at_once() -> None:
+    found = list(validation_errors(held_out_config(validation__freq=0, validation__seq_len=999)))
+    assert len(found) == 2
+
+
+def test_microbatches_that_do_not_fit_are_told_elsewhere() -> None:
+    """``checks`` refuses a microbatch size that does not divide the batch."""
+    for size in (0, 3):
+        changes = {"parallelism__pipeline_parallel_microbatch_size": size}
+        assert list(validation_errors(held_out_config(**changes))) == []
+
+
+def test_validation_reads_what_training_holds_out() -> None:
+    assert validation_split(held_out_config()) == ExampleSplit(0.1, held_out=True)
+    assert not reads_training_examples(held_out_config())
+
+
+def test_validation_on_all_examples_of_the_training_data_is_noticed() -> None:
+    same = held_out_config(data__validation_fraction=0.0)
+    assert validation_split(same) == ALL_ROWS
+    assert reads_training_examples(same)
+
+
+def test_other_data_is_read_as_a_whole() -> None:
+    other = held_out_config(
+        data__validation_fraction=0.0, validation__dataset_path="other/examples"
+    )
+    assert validation_split(other) == ALL_ROWS
+    assert not reads_training_examples(other)

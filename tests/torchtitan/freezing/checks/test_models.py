@@ -1,16 +1,19 @@
 """Errors about models and their weights, found from the configuration and the folder alone."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torchtitan.models.llama3 import llama3_args
+from torchtitan.protocols.train_spec import get_train_spec
 
 from tests.torchtitan.helpers.hf_models import FAMILIES, write_folder
-from torchtitan.freezing.checks.configuration import ConfigError, check
-from torchtitan.freezing.checks.models import model_errors
+from tests.torchtitan.helpers.job_configs import config, make_job_config
+from torchtitan.freezing.checks import ConfigError, check
+from torchtitan.freezing.checks.models import device_errors, model_errors, tokenizer_errors
 from torchtitan.freezing.config.job_config import JobConfig, job_config_class
 from torchtitan.hf.flavors import chosen_args, known_flavors
 from torchtitan.hf.llama_args import config_of
@@ -18,7 +21,7 @@ from torchtitan.hf.llama_config import read_config
 from torchtitan.hf.llama_flavors import LLAMA_FLAVORS
 
 
-def config(folder: Path | str = "", **changes: Any) -> JobConfig:
+def hf_config(folder: Path | str = "", **changes: Any) -> JobConfig:
     job_config = job_config_class()()
     values = {
         "model__name": "llama3",
@@ -51,7 +54,7 @@ def claim(folder: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_whole_folder_is_loaded_with_the_flavor_it_describes(tmp_path: Path, family: str) -> None:
     folder = write_folder(tmp_path, FAMILIES[family], n_files=2)
-    job_config = config(folder)
+    job_config = hf_config(folder)
     check(job_config)
     args = chosen_args(job_config, llama3_args)
     assert config_of(args).intermediate_size == FAMILIES[family]["intermediate_size"]
@@ -61,10 +64,10 @@ def test_a_whole_folder_is_loaded_with_the_flavor_it_describes(tmp_path: Path, f
 def test_the_folder_of_initial_load_path_comes_first(tmp_path: Path) -> None:
     weights = write_folder(tmp_path / "weights", FAMILIES["llama3"])
     tokenizer = write_folder(tmp_path / "tokenizer", FAMILIES["smollm2"])
-    job_config = config(tokenizer, checkpoint__initial_load_path=str(weights))
+    job_config = hf_config(tokenizer, checkpoint__initial_load_path=str(weights))
     assert list(model_errors(job_config)) == []
     assert chosen_args(job_config, llama3_args).dim == 64
-    job_config = config(
+    job_config = hf_config(
         tokenizer,
         checkpoint__initial_load_path=str(weights),
         checkpoint__initial_load_in_hf=False,
@@ -74,7 +77,7 @@ def test_the_folder_of_initial_load_path_comes_first(tmp_path: Path) -> None:
 
 def test_each_difference_from_the_flavor_is_listed(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, FAMILIES["smollm2"])
-    error = the_error(config(folder, model__flavor="SmolLM2-135M"))
+    error = the_error(hf_config(folder, model__flavor="SmolLM2-135M"))
     for words in (
         "hidden_size is 48, not 576",
         "intermediate_size is 128, not 1536",
@@ -89,39 +92,39 @@ def test_each_difference_from_the_flavor_is_listed(tmp_path: Path) -> None:
         assert words in error
     assert "rope_theta" not in error
     with pytest.raises(ConfigError, match="hidden_size is 48"):
-        check(config(folder, model__flavor="SmolLM2-135M"))
+        check(hf_config(folder, model__flavor="SmolLM2-135M"))
 
 
 def test_upstreams_scaling_by_8_does_not_pass_for_llama_3(tmp_path: Path) -> None:
     """Only the RoPE tells Llama 3 from 3.1: the weights would load and the logits be wrong."""
     folder = write_folder(tmp_path, FAMILIES["llama3"])
-    error = the_error(config(folder, model__rope_scaling_factor=8.0))
+    error = the_error(hf_config(folder, model__rope_scaling_factor=8.0))
     assert "rope_scaling is unscaled, not 8 (low 1, high 4, original length 8192)" in error
 
 
 def test_another_vocabulary_is_a_difference(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, FAMILIES["llama3"])
-    assert "vocab_size is 2048, not 2050" in the_error(config(folder, model__vocab_size=2050))
+    assert "vocab_size is 2048, not 2050" in the_error(hf_config(folder, model__vocab_size=2050))
 
 
 def test_weights_are_not_looked_at_unless_they_are_loaded(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, FAMILIES["smollm2"])
-    job_config = config(folder, model__flavor="Llama-2-7B", checkpoint__initial_load_in_hf=False)
+    job_config = hf_config(folder, model__flavor="Llama-2-7B", checkpoint__initial_load_in_hf=False)
     assert list(model_errors(job_config)) == []
 
 
 def test_the_flavor_hf_needs_a_model_it_can_read(tmp_path: Path) -> None:
-    assert "has no config.json" in the_error(config(tmp_path))
+    assert "has no config.json" in the_error(hf_config(tmp_path))
     folder = claim(write_folder(tmp_path / "other", FAMILIES["llama3"]), model_type="mistral")
     for loads in (True, False):
-        error = the_error(config(folder, checkpoint__initial_load_in_hf=loads))
+        error = the_error(hf_config(folder, checkpoint__initial_load_in_hf=loads))
         assert 'model.flavor is "hf"' in error
         assert "model_type is 'mistral'" in error
 
 
 def test_nothing_is_loaded_without_checkpoints(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, FAMILIES["llama3"])
-    error = the_error(config(folder, checkpoint__enable=False))
+    error = the_error(hf_config(folder, checkpoint__enable=False))
     assert "checkpoint.enable is false" in error
 
 
@@ -129,13 +132,13 @@ def test_an_unfinished_checkpoint_does_not_pass_for_weights(tmp_path: Path) -> N
     """The run begins with the folder's weights then, so these have to be there."""
     step = tmp_path / "outputs" / "checkpoint" / "step-10"
     step.mkdir(parents=True)
-    assert "has no config.json" in the_error(config(tmp_path))
+    assert "has no config.json" in the_error(hf_config(tmp_path))
     folder = write_folder(tmp_path, FAMILIES["llama3"])
-    assert list(model_errors(config(folder))) == []
+    assert list(model_errors(hf_config(folder))) == []
 
 
 def test_a_run_that_resumes_does_not_need_the_weights(tmp_path: Path) -> None:
-    job_config = config(tmp_path, model__flavor="8M")
+    job_config = hf_config(tmp_path, model__flavor="8M")
     assert "has no config.json" in the_error(job_config)
     step = tmp_path / "outputs" / "checkpoint" / "step-10"
     step.mkdir(parents=True)
@@ -146,26 +149,26 @@ def test_a_run_that_resumes_does_not_need_the_weights(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_whole_is_refused(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, FAMILIES["llama3"], n_files=2)
     (folder / "model-00001-of-00002.safetensors").unlink()
-    assert "lacks model-00001-of-00002.safetensors" in the_error(config(folder))
+    assert "lacks model-00001-of-00002.safetensors" in the_error(hf_config(folder))
 
 
 def test_weights_must_be_what_the_configuration_says(tmp_path: Path) -> None:
     folder = claim(write_folder(tmp_path, FAMILIES["llama3"]), num_hidden_layers=7)
-    assert "it lacks model.layers.6.self_attn.q_proj.weight" in the_error(config(folder))
+    assert "it lacks model.layers.6.self_attn.q_proj.weight" in the_error(hf_config(folder))
     claim(folder, num_hidden_layers=5)
-    assert "for which the model has no place" in the_error(config(folder))
+    assert "for which the model has no place" in the_error(hf_config(folder))
 
 
 @pytest.mark.parametrize("flavor", LLAMA_FLAVORS)
 def test_a_flavor_by_name_is_known(flavor: str) -> None:
-    job_config = config(model__flavor=flavor, checkpoint__initial_load_in_hf=False)
+    job_config = hf_config(model__flavor=flavor, checkpoint__initial_load_in_hf=False)
     args = chosen_args(job_config, llama3_args)
     assert config_of(args).vocab_size == LLAMA_FLAVORS[flavor].vocab_size
     assert flavor in known_flavors(job_config, llama3_args)
 
 
 def test_an_unknown_flavor_is_refused_with_those_there_are() -> None:
-    job_config = config(model__flavor="Llama-9", checkpoint__initial_load_in_hf=False)
+    job_config = hf_config(model__flavor="Llama-9", checkpoint__initial_load_in_hf=False)
     with pytest.raises(ValueError, match=r"model\.flavor is 'Llama-9'") as error:
         chosen_args(job_config, llama3_args)
     assert "Llama-3.2-1B" in str(error.value)
@@ -174,7 +177,7 @@ def test_an_unknown_flavor_is_refused_with_those_there_are() -> None:
 
 def test_a_caller_gets_a_description_of_its_own() -> None:
     """Trainers write the sequence length into it."""
-    job_config = config(model__flavor="8M", checkpoint__initial_load_in_hf=False)
+    job_config = hf_config(model__flavor="8M", checkpoint__initial_load_in_hf=False)
     chosen_args(job_config, llama3_args).max_seq_len = 7
     assert chosen_args(job_config, llama3_args).max_seq_len != 7
 
@@ -184,16 +187,147 @@ def test_a_tied_model_of_another_kind_is_refused(key: str, tmp_path: Path) -> No
     """Without the refusal, upstream fails on a missing output layer once all processes run."""
     (tmp_path / "config.json").write_text('{"tie_word_embeddings": true}')
     loading = {"model__name": "qwen3", "model__flavor": "0.6B", key: str(tmp_path)}
-    error = the_error(config("elsewhere", **loading))
+    error = the_error(hf_config("elsewhere", **loading))
     assert repr(str(tmp_path)) in error
     assert "tie_word_embeddings = false" in error
     (tmp_path / "config.json").write_text('{"tie_word_embeddings": false}')
-    assert list(model_errors(config("elsewhere", **loading))) == []
+    assert list(model_errors(hf_config("elsewhere", **loading))) == []
     (tmp_path / "config.json").unlink()
-    assert list(model_errors(config("elsewhere", **loading))) == []
+    assert list(model_errors(hf_config("elsewhere", **loading))) == []
 
 
 def test_a_tied_llama_is_not_refused(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, FAMILIES["llama32"], dtype=torch.bfloat16)
     assert read_config(folder).tie_word_embeddings
-    assert list(model_errors(config(folder))) == []
+    assert list(model_errors(hf_config(folder))) == []
+
+
+ASSETS = Path(__file__).parents[3] / "assets" / "tokenizer"
+
+
+def errors(folder: Path) -> list[str]:
+    return list(tokenizer_errors(make_job_config(model__hf_assets_path=str(folder))))
+
+
+def test_a_whole_tokenizer_is_fine() -> None:
+    assert errors(ASSETS) == []
+
+
+def test_a_missing_one_is_told(tmp_path: Path) -> None:
+    assert errors(tmp_path / "no") == [
+        f"model.hf_assets_path is {str(tmp_path / 'no')!r}, which is no folder; it must hold the "
+        "tokenizer"
+    ]
+    assert "which holds no tokenizer (tokenizer.json, " in errors(tmp_path)[0]
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("fraction", [0.0, 0.5, 0.99])
+def test_a_half_written_one_is_told(name: str, fraction: float, tmp_path: Path) -> None:
+    folder = tmp_path / "tokenizer"
+    shutil.copytree(ASSETS, folder)
+    text = (ASSETS / name).read_bytes().rstrip()
+    (folder / name).write_bytes(text[: int(fraction * len(text))])
+    (error,) = errors(folder)
+    assert f"and its {name} cannot be read: " in error
+
+
+def test_it_is_among_the_checks_of_a_run_that_trains(tmp_path: Path) -> None:
+    config = make_job_config(model__hf_assets_path=str(tmp_path))
+    check(config)
+    with pytest.raises(ConfigError, match="holds no tokenizer"):
+        check(config, trains=True)
+
+
+def test_one_of_another_model_is_told_by_its_ids(tmp_path: Path) -> None:
+    few = make_job_config(model__hf_assets_path=str(ASSETS), model__vocab_size=100)
+    (error,) = tokenizer_errors(few)
+    assert "with id 2047; model.flavor 'debugmodel' has 100 embeddings" in error
+    assert "set model.vocab_size to 2048 or more" in error
+    # Few tokens, but numbers that leave a gap.
+    text = json.loads((ASSETS / "tokenizer.json").read_text())
+    shutil.copytree(ASSETS, tmp_path / "t")
+    text["model"]["vocab"] = {**text["model"]["vocab"], "zebra": 5000}
+    (tmp_path / "t/tokenizer.json").write_text(json.dumps(text))
+    (error,) = errors(tmp_path / "t")
+    assert "has token 'zebra' with id 5000" in error
+
+
+def test_a_template_that_the_tokenizer_cannot_write_is_told(tmp_path: Path) -> None:
+    config = make_job_config(
+        model__hf_assets_path=str(ASSETS),
+        training__dataset="alpaca",
+        data__chat_template="llama3",
+    )
+    (error,) = tokenizer_errors(config)
+    assert "data.chat_template is 'llama3'" in error
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gpt_oss", "flux", "vlm"])
+def test_a_model_that_upstream_cannot_cut_has_no_pipeline(name: str) -> None:
+    assert get_train_spec(name).pipelining_fn is None
+    (error,) = model_errors(config(model__name=name))
+    assert f"model.name is {name!r} and parallelism.pipeline_parallel_degree is 4" in error
+    assert "the degree must be 1" in error
+    one = config(model__name=name, parallelism__pipeline_parallel_degree=1)
+    assert list(model_errors(one)) == []
+
+
+@pytest.mark.parametrize("name", ["llama3", "llama4", "deepseek_v3", "llama3_ft"])
+def test_a_model_that_upstream_cuts_may_have_a_pipeline(name: str) -> None:
+    changes = {"parallelism__pipeline_parallel_degree": 2, "model__name": name}
+    assert list(model_errors(config(**changes, model__flavor="debugmodel"))) == []
+
+
+def test_an_unknown_model_and_one_that_cannot_be_imported_are_named() -> None:
+    (error,) = model_errors(config(model__name="lama3"))
+    assert "model.name is 'lama3'; known: autoparallel" in error
+    (error,) = model_errors(config(model__name="autoparallel.llama3"))
+    assert "model.name is 'autoparallel.llama3', which cannot be imported" in error
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"degree": 16}, "a model of 10 layers cannot be cut into 16 stages"),
+        ({"layers_per_stage": 2}, "the model is cut into 6 stages, which"),
+        ({"layers_per_stage": 1}, "12 stages and the schedule (1F1B) has 4"),
+        ({"schedule": "ZBVZeroBubble", "layers_per_stage": 1}, "exactly 2 stages per rank"),
+        ({"schedule": "Interleaved1F1B", "layers_per_stage": 3}, "num_stages_per_rank >= 2"),
+    ],
+)
+def test_layers_that_do_not_make_the_schedules_stages_are_told(
+    changes: dict[str, Any], part: str
+) -> None:
+    values = {f"parallelism__pipeline_parallel_{key}": value for key, value in changes.items()}
+    (error,) = model_errors(config(model__flavor="8M", **values))
+    assert part in error
+    name = changes.get("schedule", "1F1B")
+    assert f"parallelism.pipeline_parallel_schedule is {name!r}, and the 10 layers of" in error
+
+
+@pytest.mark.parametrize(
+    ("name", "flavor", "has_experts"),
+    [
+        ("deepseek_v3", "debugmodel", True),
+        ("llama4", "debugmodel", True),
+        ("qwen3", "debugmodel_moe", True),
+        ("qwen3", "debugmodel", False),
+        ("llama3", "8M", False),
+    ],
+)
+def test_experts_need_an_accelerator(
+    name: str, flavor: str, has_experts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = config(model__name=name, model__flavor=flavor)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    errors = list(device_errors(asked))
+    assert len(errors) == has_experts
+    assert all(f"model.flavor {flavor!r} of {name!r} has experts" in error for error in errors)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    assert list(device_errors(asked)) == []
+
+
+def test_torch_still_cannot_count_the_tokens_of_experts_on_a_cpu() -> None:
+    with pytest.raises(NotImplementedError, match="histogram_cpu"):
+        torch.histc(torch.zeros(4, dtype=torch.int64), bins=2, min=0, max=2)

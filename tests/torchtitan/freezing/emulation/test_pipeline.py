@@ -13,7 +13,7 @@ from torchtitan.models.llama3.model.args import TransformerModelArgs
 from torchtitan.models.llama3.model.model import Transformer
 
 from tests.timelyfreeze.helpers.stages import process_group, sum_loss
-from tests.torchtitan.freezing.checks.test_configuration import config
+from tests.torchtitan.helpers.job_configs import config
 from timelyfreeze.emulation.turns import merge_ranks
 from timelyfreeze.runtime.torch_pipelining import named_order, read_order, stages_of
 from timelyfreeze.schedule.order import order_to_csv

@@ -77,10 +77,10 @@ def test_a_step_has_the_virtual_batch_in_place_of_the_real_one() -> None:
     run = Run()
     run.step(40.0, 100.0, seconds=0.12)
     assert run.record.metrics() == {
-        "emulation/virtual_throughput(tps)": pytest.approx(100 / 0.06 / 2),
-        "emulation/virtual_step_time(ms)": pytest.approx(60.0),
-        "emulation/virtual_batch_time(ms)": 40.0,
-        "emulation/real_batch_time(ms)": 100.0,
+        "freezing/emulation/virtual_tokens_per_second": pytest.approx(100 / 0.06 / 2),
+        "freezing/emulation/virtual_step_ms": pytest.approx(60.0),
+        "freezing/emulation/virtual_batch_ms": 40.0,
+        "freezing/emulation/real_batch_ms": 100.0,
     }
 
 
@@ -89,7 +89,7 @@ def test_a_step_of_several_batches_saves_in_each() -> None:
     run.batches((40.0, 100.0), (50.0, 120.0))
     run.end_step(0.25)
     # 250 - 60 - 70
-    assert run.record.metrics()["emulation/virtual_step_time(ms)"] == pytest.approx(120.0)
+    assert run.record.metrics()["freezing/emulation/virtual_step_ms"] == pytest.approx(120.0)
 
 
 def test_the_step_that_is_logged_has_not_ended_and_comes_next_time() -> None:
@@ -99,17 +99,17 @@ def test_the_step_that_is_logged_has_not_ended_and_comes_next_time() -> None:
     run.end_step(0.12)
     run.batches((20.0, 50.0))
     first = run.record.metrics()
-    assert first["emulation/virtual_batch_time(ms)"] == 40.0
+    assert first["freezing/emulation/virtual_batch_ms"] == 40.0
     assert run.record.metrics() == {}, "nothing new"
     run.end_step(0.05)
-    assert run.record.metrics()["emulation/virtual_step_time(ms)"] == pytest.approx(20.0)
+    assert run.record.metrics()["freezing/emulation/virtual_step_ms"] == pytest.approx(20.0)
 
 
 def test_only_the_slowest_ranks_optimizer_counts() -> None:
     # Stages 0 and 3 lie on rank 0: 12 ms; stages 1 and 2 on rank 1: 7 ms.
     run = Run(optimizers_ms=(10.0, 3.0, 4.0, 2.0), stage_to_rank=(0, 1, 1, 0))
     run.step(40.0, 100.0, seconds=0.14)
-    assert run.record.metrics()["emulation/virtual_step_time(ms)"] == pytest.approx(140 - 60 - 7)
+    assert run.record.metrics()["freezing/emulation/virtual_step_ms"] == pytest.approx(140 - 60 - 7)
 
 
 def test_the_speed_is_that_of_each_emulated_device() -> None:
@@ -117,7 +117,9 @@ def test_the_speed_is_that_of_each_emulated_device() -> None:
     for n_tokens in (300, 500):
         run.step(50.0, 200.0, seconds=0.2, n_tokens=n_tokens)
     # 800 tokens in 100 ms on four devices
-    assert run.record.metrics()["emulation/virtual_throughput(tps)"] == pytest.approx(2000.0)
+    assert run.record.metrics()["freezing/emulation/virtual_tokens_per_second"] == pytest.approx(
+        2000.0
+    )
 
 
 def test_the_summary_leaves_out_cold_steps_and_takes_medians() -> None:

@@ -64,7 +64,10 @@ def test_a_run_with_freezing(tmp_path: Path) -> None:
     assert rows["with freezing"] == "1,250"
     assert rows["step with freezing"] == "predicted 150.0 ms, measured 160.0 ms (+6.7%)"
     assert rows["batch without freezing"] == "predicted 90.0 ms, measured 99.0 ms (+10.0%)"
-    assert rows["limit, everything frozen"] == "60.0 ms a batch, +50.0%; the plan promises +16.0%"
+    assert (
+        rows["upper bound, everything frozen"]
+        == "60.0 ms a batch, +50.0%; the plan promises +16.0%"
+    )
     assert rows["seconds of training"] == "1,234.5"
     assert rows["peak memory"] == "1.50 GiB"
     assert rows["kappa / p_eff: time to a loss, of the run without freezing"] == "1.60"
@@ -83,7 +86,7 @@ def test_what_was_not_measured_is_said(tmp_path: Path) -> None:
     assert "There is no freeze plan: status 'Time limit reached'." in page
     assert rows["gain"] == rows["batch with freezing"] == rows["peak memory"] == "not measured"
     assert rows["tensors never updated since freezing began"] == "freezing has not begun"
-    assert "limit, everything" not in page
+    assert "upper bound, everything" not in page
     assert "None" not in page.replace("None yet.", "")
     assert "None yet." in page
 

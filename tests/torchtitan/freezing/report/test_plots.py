@@ -80,7 +80,7 @@ def test_finished_plots_are_shown_as_they_are(tmp_path: Path, calls: list[StubCa
     run.show(20)
     run.show(30)
     writer.close()
-    assert images(tmp_path) == {"timeline/measured": [(20, 7, 3, tiny_png(7, 3))]}
+    assert images(tmp_path) == {"freezing/timeline/measured": [(20, 7, 3, tiny_png(7, 3))]}
 
 
 def test_a_plot_that_has_not_changed_is_shown_once(tmp_path: Path, calls: list[StubCall]) -> None:
@@ -93,7 +93,8 @@ def test_a_plot_that_has_not_changed_is_shown_once(tmp_path: Path, calls: list[S
         calls[-1].end(Drawn((file,), {}, {}))
         run.show(step)
     writer.close()
-    assert [(step, width) for step, width, _, _ in images(tmp_path)["curves"]] == [(0, 5), (2, 6)]
+    curves = images(tmp_path)["freezing/curves"]
+    assert [(step, width) for step, width, _, _ in curves] == [(0, 5), (2, 6)]
 
 
 def test_one_process_draws_at_a_time_and_what_is_new_is_not_forgotten(
@@ -123,7 +124,7 @@ def test_a_process_that_fails_is_one_warning_and_nothing_more_is_drawn(
     assert len(calls) == 1
     (record,) = caplog.records
     assert "out of paint" in record.message
-    assert f"python -m timelyfreeze draw {tmp_path}" in record.message
+    assert f"timelyfreeze draw {tmp_path}" in record.message
 
 
 def test_a_broken_file_is_told_and_the_rest_is_shown(
@@ -138,7 +139,7 @@ def test_a_broken_file_is_told_and_the_rest_is_shown(
     run.show(1)
     writer.close()
     assert "timeline_measured: not the text of a timeline" in caplog.text
-    assert list(images(tmp_path)) == ["timeline/predicted"]
+    assert list(images(tmp_path)) == ["freezing/timeline/predicted"]
 
 
 @pytest.mark.slow
@@ -169,6 +170,6 @@ def test_closing_ends_the_process(tmp_path: Path, calls: list[StubCall]) -> None
 
 
 def test_tags_put_plots_of_a_kind_together() -> None:
-    assert tag_of(Path("timeline_measured.png")) == "timeline/measured"
-    assert tag_of(Path("curves.png")) == "curves"
+    assert tag_of(Path("timeline_measured.png")) == "freezing/timeline/measured"
+    assert tag_of(Path("curves.png")) == "freezing/curves"
     assert image_summary("a/b", tiny_png(300, 200)).value[0].image.width == 300

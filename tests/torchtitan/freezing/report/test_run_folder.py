@@ -1,5 +1,11 @@
+import logging
+from pathlib import Path
+
+import pytest
+
 from torchtitan.freezing.config.job_config import JobConfig
-from torchtitan.freezing.report.run_folder import describe, free_name, number_former
+from torchtitan.freezing.report.losses import LossCurve
+from torchtitan.freezing.report.run_folder import OutputGuard, describe, free_name, number_former
 
 
 def test_two_runs_of_one_name_get_two_folders(tmp_path):
@@ -47,3 +53,26 @@ def test_files_of_one_plan_fraction_a_number(tmp_path):
         *("plan_1.json", "plan_2.json", "bounds_2.json")
     }
     assert (tmp_path / "plan_1.json").read_text() == "somebody's"
+
+
+FULL = Path("/dev/full")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="no device that is always full")
+def test_a_full_disk_is_told_once_and_training_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    guard = OutputGuard(tmp_path)
+    curve = LossCurve(tmp_path / "losses.csv")
+    curve._path = FULL
+    for step in (1, 2):
+        with guard.writing():
+            curve.add_train(step, 1.0, 2.0)
+    (record,) = [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert str(tmp_path) in record.getMessage()
+    assert "No space left on device" in record.getMessage()
+
+
+def test_what_is_not_the_file_systems_fault_is_not_swallowed(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="ours"), OutputGuard(tmp_path).writing():
+        raise ValueError("ours")

@@ -58,13 +58,13 @@ def test_kappa_and_p_eff_are_told_as_they_are_known(tmp_path: Path) -> None:
     tags = steps.log(9, 5.0, Phase.STABLE, metrics({}, PassedEnergy(1.0, 2.0)))
     assert tags == pytest.approx(
         {
-            "convergence/kappa": 0.6,
-            "convergence/p_eff": 0.5,
-            "convergence/kappa_over_p_eff": 1.2,
+            "freezing/kappa": 0.6,
+            "freezing/p_eff": 0.5,
+            "freezing/kappa_over_p_eff": 1.2,
         }
     )
     assert steps.log(10, 5.0, Phase.STABLE, metrics({}, PassedEnergy(6.0, 6.0))) == {
-        "convergence/p_eff": 1.0
+        "freezing/p_eff": 1.0
     }
     # (0.5 * 2 + 1 * 6) / 8
     assert steps.p_eff == 0.875
@@ -104,7 +104,7 @@ def test_an_emulations_kappa_is_by_the_virtual_clock(tmp_path: Path) -> None:
         end(steps, step, Phase.STABLE, 900.0)
     steps.add_virtual([(Phase.STABLE, ms) for ms in (7.0, 7.0, 10.0, 30.0)])
     tags = steps.log(8, 4.0, Phase.STABLE, metrics({}))
-    assert tags == {"convergence/kappa": 0.5}
+    assert tags == {"freezing/kappa": 0.5}
     steps.close()
     rows = read_steps(tmp_path)
     assert [row.virtual_step_ms for row in rows] == [90.0, 90.0, 40.0, 7.0, 7.0, 10.0, 30.0]
@@ -114,7 +114,7 @@ def test_an_emulations_kappa_is_by_the_virtual_clock(tmp_path: Path) -> None:
 def test_ranks_that_write_nothing_still_tell(tmp_path: Path) -> None:
     steps = StepRecord(None, 2, emulates=False)
     assert steps.log(1, math.nan, Phase.WARMUP, metrics({}, PassedEnergy(0.0, 0.0))) == {
-        "convergence/p_eff": 1.0
+        "freezing/p_eff": 1.0
     }
     end(steps, 1, Phase.WARMUP, 5.0)
     assert list(tmp_path.iterdir()) == []

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -9,9 +10,18 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import plugin_data_pb2
 
 from tests.torchtitan.helpers.summaries import make_summary
+from timelyfreeze.control.collected import CollectedMetrics
+from timelyfreeze.settings.phases import Phase
 from torchtitan.freezing.config.job_config import JobConfig
-from torchtitan.freezing.report.output_guard import OutputGuard
-from torchtitan.freezing.report.tensorboard import CHARTED, LAYOUT, RunTensorBoard, hyperparameters
+from torchtitan.freezing.report.run_folder import OutputGuard
+from torchtitan.freezing.report.tensorboard import (
+    LAYOUT,
+    PHASE_NUMBERS,
+    THROUGHPUT,
+    RunTensorBoard,
+    hyperparameters,
+    logged_metrics,
+)
 
 
 def config() -> JobConfig:
@@ -53,9 +63,11 @@ def test_charts_stand_in_groups_and_match_their_tags(events: EventAccumulator) -
         for group, of in LAYOUT.items()
     }
     wanted = {
-        *CHARTED.values(), "batch_time/drift", "freezing_actual_ratio/stage_3",
-        "freezing_expected_ratio/stage_0", "freezing/average_freeze_ratio", "freezing/phase",
-        "convergence/kappa", "convergence/p_eff", "convergence/kappa_over_p_eff",
+        "freezing/tokens_per_second", "freezing/batch_ms/measured", "freezing/batch_ms/predicted",
+        "freezing/emulation/virtual_tokens_per_second", "freezing/emulation/virtual_step_ms",
+        "freezing/drift", "freezing/applied_ratio/stage_3",
+        "freezing/planned_ratio/stage_0", "freezing/average_ratio", "freezing/phase",
+        "freezing/kappa", "freezing/p_eff", "freezing/kappa_over_p_eff",
         "loss_metrics/global_avg_loss", "validation_metrics/loss", "grad_norm",
     }  # fmt: skip
     patterns = [pattern for of in charts.values() for tags in of.values() for pattern in tags]
@@ -65,9 +77,9 @@ def test_charts_stand_in_groups_and_match_their_tags(events: EventAccumulator) -
 
 
 def test_what_the_tab_cannot_draw_has_a_tag_that_it_can(events: EventAccumulator) -> None:
-    (written,) = events.Scalars("speed/tokens_per_second")
+    (written,) = events.Scalars("freezing/tokens_per_second")
     assert (written.step, written.value) == (1, 100.0)
-    assert all(re.search(r"[()]", tag) for tag in CHARTED)
+    assert re.search(r"[()]", THROUGHPUT[0])
 
 
 def hparams_of(events: EventAccumulator, name: str) -> plugin_data_pb2.HParamsPluginData:
@@ -82,19 +94,19 @@ def test_runs_can_be_told_apart_by_their_settings(events: EventAccumulator) -> N
     assert values["training.steps"].number_value == config().training.steps
     assert values["emulation.enable"].bool_value is False
     experiment = hparams_of(events, "experiment").experiment
-    assert "final/tokens_per_second" in [m.name.tag for m in experiment.metric_infos]
+    assert "freezing/final/tokens_per_second" in [m.name.tag for m in experiment.metric_infos]
     end = hparams_of(events, "session_end_info").session_end_info
     assert end.status == 1  # success
 
 
 def test_what_a_run_ended_with_is_there_as_far_as_it_is_known(events: EventAccumulator) -> None:
-    tags = [tag for tag in events.Tags()["scalars"] if tag.startswith("final/")]
+    tags = [tag for tag in events.Tags()["scalars"] if tag.startswith("freezing/final/")]
     assert sorted(tags) == [
-        "final/kappa_over_p_eff",
-        "final/seconds",
-        "final/tokens_per_second",
+        "freezing/final/kappa_over_p_eff",
+        "freezing/final/seconds",
+        "freezing/final/tokens_per_second",
     ]
-    (speed,) = events.Scalars("final/tokens_per_second")
+    (speed,) = events.Scalars("freezing/final/tokens_per_second")
     assert (speed.step, speed.value) == (90, 250.0)
 
 
@@ -112,3 +124,47 @@ def test_settings_that_have_no_say_are_left_out() -> None:
     policy.freezing.method = "apf"
     assert "freezing.max_freeze_ratio" not in hyperparameters(policy)
     assert "freezing.last_warmup_step" in hyperparameters(policy)
+
+
+def controller(phase: Phase) -> SimpleNamespace:
+    return SimpleNamespace(phase=phase, expected_stage_ratios=lambda: {0: 0.5, 1: 0.25})
+
+
+def test_what_is_known_has_a_tag() -> None:
+    metrics = CollectedMetrics(
+        {Phase.STABLE: (90.0, 110.0, 100.0), Phase.RAMP: (7.0,)},
+        {0: 0.4},
+        0.3,
+        score_ms_per_step=1.5,
+        score_bytes=2**20,
+        policy={"frozen_layers": 2.0},
+        drift=1.25,
+    )
+    assert logged_metrics(controller(Phase.STABLE), metrics, 80.0) == {
+        "freezing/phase": 4.0,
+        "freezing/average_ratio": 0.3,
+        "freezing/planned_ratio/stage_0": 0.5,
+        "freezing/planned_ratio/stage_1": 0.25,
+        "freezing/applied_ratio/stage_0": 0.4,
+        "freezing/policy/frozen_layers": 2.0,
+        "freezing/score_time_ms": 1.5,
+        "freezing/score_memory_mib": 1.0,
+        "freezing/batch_ms/measured": 100.0,
+        "freezing/batch_ms/predicted": 80.0,
+        "freezing/drift": 1.25,
+    }
+
+
+def test_what_is_not_known_has_none() -> None:
+    metrics = CollectedMetrics({Phase.RAMP: (7.0,)}, {}, 0.0)
+    assert logged_metrics(controller(Phase.WARMUP), metrics, None) == {
+        "freezing/phase": 0.0,
+        "freezing/average_ratio": 0.0,
+        "freezing/planned_ratio/stage_0": 0.5,
+        "freezing/planned_ratio/stage_1": 0.25,
+    }
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_every_phase_has_a_number_of_its_own(phase: Phase) -> None:
+    assert list(PHASE_NUMBERS.values()).count(PHASE_NUMBERS[phase]) == 1

@@ -58,7 +58,7 @@ def test_the_report_of_a_planned_run() -> None:
         "batch with freezing      predicted 77.5 ms, measured 77.5 ms (+0.0%)",
         "step with freezing       predicted 164.0 ms, measured 160.0 ms (-2.4%); "
         "86.5 ms outside of batches",
-        "limit                    60.0 ms a batch with everything frozen (+50.0%); "
+        "upper bound              60.0 ms a batch with everything frozen (+50.0%); "
         "the plan reaches +16.1%",
         "planned freeze ratio     stage 0: 0.12 1: 0.50",
         *APPLIED_LINES,
@@ -174,7 +174,7 @@ def test_what_was_never_measured_is_not_made_up() -> None:
         "batch without freezing   predicted 90.0 ms, not measured",
         "batch with freezing      predicted 77.5 ms, not measured",
         "step with freezing       predicted 164.0 ms, not measured; 86.5 ms outside of batches",
-        "limit                    60.0 ms a batch with everything frozen (+50.0%); "
+        "upper bound              60.0 ms a batch with everything frozen (+50.0%); "
         "the plan reaches +16.1%",
         "planned freeze ratio     stage 0: 0.12 1: 0.50",
     ]

@@ -1,17 +1,24 @@
-"""Timelines that a run measures: of each phase the most typical pass, as all ranks saw it."""
+"""What a run keeps of its batches: timelines of typical ones, and a sample of the backwards."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
+import numpy as np
 from torchtitan.tools.logging import logger
 
 from timelyfreeze.control import FreezeController, ObservedBatch
 from timelyfreeze.files import write_whole
-from timelyfreeze.records import SeenBatch, measured_timeline, timeline_file, timeline_to_json
+from timelyfreeze.records import (
+    ResponseRow,
+    SeenBatch,
+    measured_timeline,
+    timeline_file,
+    timeline_to_json,
+)
 from timelyfreeze.runtime import Exchange
 from timelyfreeze.settings import Phase
 from torchtitan.freezing.report.run_folder import number_former
@@ -57,7 +64,7 @@ class TimelineRecord:
         self._written: set[Phase] = set()
 
     def add(self, observed: ObservedBatch) -> None:
-        """Take note of a pass of this rank; all ranks run the same ones."""
+        """Take note of a batch of this rank; all ranks run the same ones."""
         phase = self._current = observed.phase
         is_wanted = phase is not Phase.RAMP and phase not in self._written
         if is_wanted and not observed.is_cold and observed.record.intervals_ms:
@@ -119,11 +126,70 @@ class TimelineRecord:
 
 
 def typical(spans_ms: list[list[float]]) -> int:
-    """Return which pass has the median time, as the slowest rank saw it.
+    """Return which batch has the median time, as the slowest rank saw it.
 
     Args:
-        spans_ms: Of each rank the span of each pass, milliseconds.
+        spans_ms: Of each rank the span of each batch, milliseconds.
     """
     slowest = [max(spans) for spans in zip(*spans_ms, strict=True)]
     by_time = sorted(range(len(slowest)), key=lambda i: slowest[i])
     return by_time[(len(by_time) - 1) // 2]
+
+
+# Kept of each stage, kind and phase.
+N_KEPT = 120
+
+
+class ResponseSample:
+    """A fair sample of each stage's backwards in each phase, by Vitter's algorithm R.
+
+    What is kept depends on the order of batches alone, so a repeated run keeps the same ones.
+    Batches that run cold are left out.
+
+    Args:
+        n_kept: Number to keep of each stage, kind and phase.
+    """
+
+    def __init__(self, n_kept: int = N_KEPT) -> None:
+        self._n_kept = n_kept
+        self._kept: dict[tuple[int, str, str], list[ResponseRow]] = {}
+        self._n_seen: dict[tuple[int, str, str], int] = {}
+        self._rng = np.random.default_rng(0)
+
+    def add(self, observed: ObservedBatch) -> None:
+        """Take note of a batch."""
+        if observed.is_cold:
+            return
+        for action, fraction in observed.fractions.items():
+            row = ResponseRow(
+                stage=action.stage,
+                kind=action.kind.value,
+                phase=observed.phase.value,
+                microbatch=action.microbatch,
+                fraction=fraction,
+                duration_ms=observed.record.durations_ms[action],
+                cut=int(action in observed.cut),
+            )
+            self._offer(row)
+
+    def _offer(self, row: ResponseRow) -> None:
+        key = (row.stage, row.kind, row.phase)
+        kept = self._kept.setdefault(key, [])
+        n_seen = self._n_seen[key] = self._n_seen.get(key, 0) + 1
+        if n_seen <= self._n_kept:
+            kept.append(row)
+            return
+        place = int(self._rng.integers(n_seen))
+        if place < self._n_kept:
+            kept[place] = row
+
+    def by_stage(self) -> dict[int, list[ResponseRow]]:
+        """Return what is kept, by stage."""
+        stages: dict[int, list[ResponseRow]] = {}
+        for row in self._rows():
+            stages.setdefault(row.stage, []).append(row)
+        return stages
+
+    def _rows(self) -> Iterator[ResponseRow]:
+        for key in sorted(self._kept):
+            yield from self._kept[key]

@@ -12,7 +12,7 @@ from tests.torchtitan.helpers.job_configs import config, errors
 from timelyfreeze.policies.methods import known_methods
 from timelyfreeze.policies.policy import registered_policies
 from timelyfreeze.settings.phases import PhaseSchedule
-from torchtitan.freezing.checks.configuration import check, freeze_settings
+from torchtitan.freezing.checks import check, freeze_settings
 from torchtitan.freezing.config.job_config import job_config_class
 
 

@@ -1,13 +1,73 @@
 """A reference run of seven logged losses: means of five are 5, 4 and 3.2, at 5, 6 and 7 seconds."""
 
+import csv
 import json
+import math
 from pathlib import Path
 
 import pytest
 
-from torchtitan.freezing.checks.configuration import ConfigError, check
+from timelyfreeze.settings.phases import Phase
+from torchtitan.freezing.checks import ConfigError, check
 from torchtitan.freezing.config.job_config import JobConfig
-from torchtitan.freezing.report.reference import Reference, read_reference, seconds_to_loss_of
+from torchtitan.freezing.report.losses import (
+    FiniteWatch,
+    LossCurve,
+    Reference,
+    read_reference,
+    seconds_to_loss_of,
+)
+
+
+def test_every_row_is_on_disk_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "losses.csv"
+    curve = LossCurve(path)
+    assert path.read_text() == "step,seconds,train_loss,validation_loss\n"
+    curve.add_train(1, 0.5, 7.625)
+    assert path.read_text().splitlines()[1:] == ["1,0.500,7.625,"]
+    curve.add_validation(1, 0.5, 7.25)
+    curve.add_train(10, 12.3456, 0.1)
+    assert path.read_text().splitlines()[1:] == [
+        "1,0.500,7.625,",
+        "1,0.500,,7.25",
+        "10,12.346,0.1,",
+    ]
+
+
+def test_losses_keep_all_their_digits(tmp_path: Path) -> None:
+    curve = LossCurve(tmp_path / "losses.csv")
+    curve.add_train(3, 1.0, 1 / 3)
+    curve.add_train(4, 2.0, float("nan"))
+    with (tmp_path / "losses.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert float(rows[0]["train_loss"]) == 1 / 3
+    assert rows[0]["validation_loss"] == ""
+    assert rows[1]["train_loss"] == "nan"
+
+
+@pytest.mark.parametrize(
+    ("loss", "norm"),
+    [(math.nan, 1.0), (math.inf, 1.0), (2.0, math.nan), (2.0, -math.inf), (math.nan, math.nan)],
+)
+def test_a_spell_is_told_once_with_what_was_frozen(loss: float, norm: float) -> None:
+    watch = FiniteWatch()
+    assert watch.note(1, 2.0, 1.0, Phase.RAMP, {0: 0.1}) is None
+    warning = watch.note(2, loss, norm, Phase.STABLE, {0: 0.25, 1: 0.8})
+    assert warning is not None
+    assert warning.startswith(f"Step 2 has loss {loss:g} and gradient norm {norm:g}, in freezing ")
+    assert "phase stable, frozen of each stage: 0:0.25 1:0.80" in warning
+    assert "freezing.max_freeze_ratio" in warning
+    assert watch.note(3, loss, norm, Phase.STABLE, {0: 0.25}) is None
+    assert watch.note(4, 2.0, 1.0, Phase.STABLE, {0: 0.25}) is None
+    assert watch.note(5, loss, norm, Phase.STABLE, {0: 0.25}) is not None, "another spell"
+
+
+def test_without_freezing_nothing_is_said_of_it() -> None:
+    warning = FiniteWatch().note(7, math.nan, 1.0)
+    assert warning is not None
+    assert "freezing" not in warning
+    assert "optimizer.lr" in warning
+
 
 LOSSES = [7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 2.0]
 HEAD = "step,seconds,train_loss,validation_loss\n"

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from torchtitan.config import ConfigManager
 
-from tests.torchtitan.freezing.checks.test_configuration import config, errors
-from torchtitan.freezing.checks.configuration import check
+from tests.torchtitan.helpers.job_configs import config, errors
+from torchtitan.freezing.checks import check
 from torchtitan.freezing.config.job_config import job_config_class
 
 EMULATED = {"emulation__enable": True}

@@ -1,0 +1,209 @@
+"""Finds errors in ``[freezing]``: phases that leave no room, settings that cannot work here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from timelyfreeze.policies import freezes_whole_layers, parse_method
+from timelyfreeze.runtime import stages_per_rank
+from timelyfreeze.settings import (
+    FreezeSettings,
+    PhaseSchedule,
+    ratio_errors,
+    replanning_errors,
+    seed_errors,
+    skip_errors,
+    unknown_words,
+)
+from timelyfreeze.timing import discard_errors
+from torchtitan.freezing.checks.parallel import COMPILED, NOT_COMPILED, compiles_blocks
+from torchtitan.freezing.checks.pipeline import is_known, order_splits_backward
+from torchtitan.freezing.config import Freezing, JobConfig
+
+# Upstream sets the second one after step 1. A run that resumes at a later step keeps the first.
+_WAITS = ("train_timeout_seconds", "init_timeout_seconds")
+
+
+def freeze_settings(freezing: Freezing) -> FreezeSettings:
+    """Return the checked ``[freezing]`` section as the library wants it."""
+    ratio = freezing.max_freeze_ratio
+    method = parse_method(freezing.method)
+    return FreezeSettings(
+        phases=_phases_of(freezing)
+        if method is None or method.plans
+        else PhaseSchedule.unplanned(freezing.last_warmup_step),
+        max_freeze_ratio=tuple(map(float, ratio)) if isinstance(ratio, list) else float(ratio),
+        seed=freezing.seed,
+        first_stage=freezing.first_stage,
+        skip_input_grads=freezing.skip_input_grads,
+        discard_batches=freezing.discard_batches,
+        solver_time_limit_s=freezing.solver_time_limit_s,
+        solver_delay_steps=freezing.solver_delay_steps,
+        replan_every=freezing.replan_every,
+        replan_threshold=freezing.replan_threshold,
+        min_gain=freezing.min_gain,
+        score_memory=freezing.score_memory,
+        score_dtype=freezing.score_dtype,
+    )
+
+
+def _phases_of(freezing: Freezing) -> PhaseSchedule:
+    """Return the phases of a method that plans; raise ``ValueError`` if they break a rule."""
+    return PhaseSchedule(
+        freezing.last_warmup_step,
+        freezing.last_monitor_step,
+        freezing.last_ramp_step,
+        freezing.monitoring,
+    )
+
+
+def freezing_errors(config: JobConfig) -> Iterator[str]:
+    """Yield what is wrong with ``[freezing]``: key, value and rule."""
+    freezing = config.freezing
+    try:
+        method = parse_method(freezing.method)
+    except ValueError as error:
+        yield str(error)
+        return
+    if method is None:
+        return
+    if method.plans:
+        yield from _phase_errors(config)
+        yield from ratio_errors(freezing.max_freeze_ratio, _n_stages(config))
+        yield from _solver_errors(config)
+    else:
+        yield from _warmup_errors(config)
+    if method.policy is not None:
+        yield from getattr(freezing, method.policy).errors()
+    yield from unknown_words(
+        first_stage=freezing.first_stage,
+        skip_input_grads=freezing.skip_input_grads,
+        score_memory=freezing.score_memory,
+        score_dtype=freezing.score_dtype,
+    )
+    yield from skip_errors(freezing.first_stage, freezing.skip_input_grads)
+    yield from seed_errors(freezing.seed)
+    yield from _unsupported(config)
+
+
+def _n_stages(config: JobConfig) -> int | None:
+    """Return how many stages the pipeline will have, where the configuration alone tells."""
+    parallelism = config.parallelism
+    if parallelism.module_fqns_per_model_part is not None:
+        return len(parallelism.module_fqns_per_model_part)
+    if parallelism.pipeline_parallel_layers_per_stage is not None:
+        return None
+    per_rank = stages_per_rank(parallelism.pipeline_parallel_schedule)
+    return None if per_rank is None else per_rank * parallelism.pipeline_parallel_degree
+
+
+def _unsupported(config: JobConfig) -> Iterator[str]:
+    """Name combinations with freezing that cannot work."""
+    method = config.freezing.method
+    if config.parallelism.pipeline_parallel_degree <= 1:
+        yield (
+            "parallelism.pipeline_parallel_degree is "
+            f"{config.parallelism.pipeline_parallel_degree}; freezing.method {method!r} needs a "
+            "pipeline of 2 ranks or more"
+        )
+        return
+    if compiles_blocks(config):
+        yield from _compiled_errors(config)
+    if config.optimizer.early_step_in_backward:
+        yield (
+            "optimizer.early_step_in_backward is true; freezing needs gradients of all "
+            "microbatches before the optimizer steps, so it must be false"
+        )
+    known = is_known(config.parallelism.pipeline_parallel_schedule)
+    if known and config.activation_checkpoint.mode != "none" and order_splits_backward(config):
+        yield (
+            f"activation_checkpoint.mode is {config.activation_checkpoint.mode!r}; torch cannot "
+            f"split the backward of {config.parallelism.pipeline_parallel_schedule} through "
+            'recomputed layers, so it must be "none"'
+        )
+
+
+def _warmup_errors(config: JobConfig) -> Iterator[str]:
+    """Yield what is wrong with the phases of a method that makes no plan."""
+    last = config.freezing.last_warmup_step
+    if not 0 <= last < config.training.steps:
+        yield (
+            f"freezing.last_warmup_step is {last}; it must be 0 or more and lie before "
+            f"training.steps ({config.training.steps}), or nothing is ever frozen"
+        )
+    if config.freezing.discard_batches < 0:
+        yield f"freezing.discard_batches is {config.freezing.discard_batches}; it must be 0 or more"
+
+
+def _phase_errors(config: JobConfig) -> Iterator[str]:
+    """Yield what is wrong with the phases of a method that plans, and with when it plans."""
+    freezing = config.freezing
+    try:
+        phases = _phases_of(freezing)
+    except ValueError as error:
+        yield str(error)
+        return
+    if not phases.measures:
+        yield (
+            f"freezing.last_monitor_step is {freezing.last_monitor_step}, as last_warmup_step; "
+            f"freezing.method {freezing.method!r} needs steps in between to measure in"
+        )
+        return
+    if freezing.last_monitor_step >= config.training.steps:
+        yield (
+            f"freezing.last_monitor_step is {freezing.last_monitor_step}; it must lie before "
+            f"training.steps ({config.training.steps}), or nothing is ever frozen"
+        )
+    yield from discard_errors(freezing.discard_batches, phases)
+    yield from replanning_errors(
+        phases=phases,
+        solver_delay_steps=freezing.solver_delay_steps,
+        replan_every=freezing.replan_every,
+        replan_threshold=freezing.replan_threshold,
+        min_gain=freezing.min_gain,
+    )
+    delay = freezing.solver_delay_steps or 0
+    if delay > 0 and freezing.last_monitor_step + delay >= config.training.steps:
+        yield (
+            f"freezing.solver_delay_steps is {delay}; the plan would come at step "
+            f"{freezing.last_monitor_step + delay}, which must lie before training.steps "
+            f"({config.training.steps})"
+        )
+
+
+def _solver_errors(config: JobConfig) -> Iterator[str]:
+    """Yield what is wrong with the limits of a method that plans.
+
+    One rank solves; once the plan is due, the others wait for it in a collective. Where that ended
+    first, a solver that takes long would end the run, instead of costing its plan.
+    """
+    limit_s, comm = config.freezing.solver_time_limit_s, config.comm
+    if not limit_s > 0:
+        yield f"freezing.solver_time_limit_s is {limit_s}; it must be above 0"
+        return
+    if config.emulation.enable or comm.mode != "default":
+        return  # nobody waits for another process
+    for name in _WAITS:
+        if limit_s >= getattr(comm, name):
+            yield (
+                f"freezing.solver_time_limit_s is {limit_s}; it must be below comm.{name} "
+                f"({getattr(comm, name)}), for which the other ranks wait for the plan: raise that "
+                "one or lower this one"
+            )
+
+
+def _compiled_errors(config: JobConfig) -> Iterator[str]:
+    """Say that a method freezes parts of compiled blocks, or measures while they compile."""
+    name = config.freezing.method
+    method = parse_method(name)
+    policy = None if method is None else method.policy
+    if policy is not None and not freezes_whole_layers(policy):
+        yield (
+            f"{COMPILED}: a compiled block has one backward, from which no single tensor can be "
+            f"left out, as {policy} does; freezing.method {name!r} needs {NOT_COMPILED}"
+        )
+    if method is not None and method.plans and config.freezing.discard_batches == 0:
+        yield (
+            f"freezing.discard_batches is 0 and {COMPILED}; the first batches of a phase compile "
+            "and must not be measured, so it must be 1 or more"
+        )

@@ -1,0 +1,244 @@
+"""Everything that a run writes down: the files of its folder, and the summary at its end."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+from torchtitan.tools.logging import logger
+
+from timelyfreeze.control import FreezeController, ObservedBatch
+from timelyfreeze.planning import FreezePlan, plan_to_json
+from timelyfreeze.records import (
+    STEPS_FILE,
+    FrozenCount,
+    RunSummary,
+    StepLog,
+    never_updated,
+    summary_to_json,
+    write_counts,
+    write_responses,
+)
+from timelyfreeze.runtime import Exchange
+from timelyfreeze.schedule import order_to_csv
+from timelyfreeze.timing import DurationBounds
+from timelyfreeze.whatif.bounds_file import bounds_file_text
+from torchtitan.freezing.config import JobConfig, pipeline_notes
+from torchtitan.freezing.emulation.record import EmulationRecord
+from torchtitan.freezing.report.batches import ResponseSample, TimelineRecord
+from torchtitan.freezing.report.losses import LossCurve, read_reference
+from torchtitan.freezing.report.page import render_page
+from torchtitan.freezing.report.run_folder import OutputGuard, number_former
+from torchtitan.freezing.report.run_record import RunRecord, with_convergence
+from torchtitan.freezing.report.step_record import StepRecord
+from torchtitan.freezing.report.tensorboard import logged_metrics
+from torchtitan.freezing.report.text import render_report
+
+
+class RunRecorder:
+    """Collects what a run tells of itself, on every rank, and writes it on the one that is shown.
+
+    Args:
+        job_config: The run's configuration.
+        start: What is known of the run before its first step.
+        folder: Of the run.
+        guard: What files are written in.
+        writes: Whether this rank writes.
+        n_layers: Layers of the model; None for a model that does not count them.
+
+    Attributes:
+        record: What this process has seen of its run.
+    """
+
+    def __init__(
+        self,
+        job_config: JobConfig,
+        start: RunSummary,
+        folder: Path,
+        guard: OutputGuard,
+        *,
+        writes: bool,
+        n_layers: int | None,
+    ) -> None:
+        self.record = RunRecord()
+        self._config = job_config
+        self._start = start
+        self._folder = folder
+        self._guard = guard
+        self._writes = writes
+        self._n_layers = n_layers
+        self._controller: FreezeController | None = None
+        self._emulation: EmulationRecord | None = None
+        self._timelines: TimelineRecord | None = None
+        self._responses = ResponseSample()
+        self._logged_loss: float | None = None
+        self._loss_curve = LossCurve(folder / "losses.csv") if writes else None
+        self._steps = StepRecord(
+            StepLog(folder / STEPS_FILE) if writes else None,
+            start.ranks_per_replica,
+            emulates=job_config.emulation.enable,
+            writing=guard.writing,
+        )
+        name = job_config.report.reference_run
+        # Read before the run, so that what becomes of it meanwhile does no harm.
+        self._reference = read_reference(Path(name)) if name is not None and writes else None
+
+    @property
+    def latest_kappa(self) -> float | None:
+        """Time of a step over that of an unfrozen one; None before freezing began."""
+        return self._steps.latest_kappa
+
+    def begin(
+        self, controller: FreezeController | None, emulation: EmulationRecord | None = None
+    ) -> None:
+        """Begin to record.
+
+        Args:
+            controller: None for a run without freezing.
+            emulation: None where every rank has its own process.
+        """
+        self._controller, self._emulation = controller, emulation
+        self._write("settings.json", json.dumps(self._config.to_dict(), indent=2) + "\n")
+        if controller is not None:
+            self._timelines = TimelineRecord(
+                controller,
+                Exchange(),
+                self._folder,
+                writes=self._writes,
+                writing=self._guard.writing,
+            )
+            controller.on_batch = self._add_batch
+            self._write("schedule.csv", order_to_csv(controller.order))
+
+    def _add_batch(self, observed: ObservedBatch) -> None:
+        self._responses.add(observed)
+        if self._timelines is not None:
+            self._timelines.add(observed)
+
+    def save_plan(
+        self, plan: FreezePlan, bounds: DurationBounds, n_processors: float | None = None
+    ) -> None:
+        """Keep what was measured and what was solved beside the run.
+
+        What an earlier plan was made from, and that plan, get a number and stay.
+        """
+        assert self._controller is not None
+        order = self._controller.order
+        notes = pipeline_notes(self._config, order, self._n_layers, n_processors)
+        self._write("schedule.csv", order_to_csv(order))
+        self.record.begin_plan()
+        if self._writes:
+            number_former(self._folder, ("bounds.json", "plan.json"))
+        self._write("bounds.json", bounds_file_text(self._controller.dag, bounds, notes))
+        self._write("plan.json", plan_to_json(plan))
+        if self._timelines is not None:
+            self._timelines.begin_plan()
+
+    def log(self, step: int, loss: float, grad_norm: float) -> dict[str, float]:
+        """Take note of a logged step and return its metrics of freezing, by tag.
+
+        All ranks come here at the same steps.
+        """
+        controller, extra = self._controller, {}
+        if controller is None:
+            self._steps.log(step, loss)
+        else:
+            # What undoes the clipping of gradients.
+            max_norm, is_finite = self._config.training.max_norm, math.isfinite(grad_norm)
+            metrics = controller.collect(max(1.0, grad_norm / max_norm) if is_finite else None)
+            self.record.add_batches(metrics)
+            predicted_ms = controller.expected_batch_ms()
+            extra |= logged_metrics(controller, metrics, predicted_ms)
+            extra |= self._steps.log(step, loss, controller.phase, metrics, predicted_ms)
+        if self._emulation is not None:
+            extra |= self._emulation.metrics()
+            self._steps.add_virtual(self._emulation.take_steps())
+        self.record.add_loss(step, loss)
+        self._logged_loss = loss
+        return extra
+
+    def collect_timelines(self, *, is_last: bool = False) -> bool:
+        """Write timelines of phases that are over, on all ranks; return whether there was one."""
+        return self._timelines is not None and self._timelines.collect(is_last=is_last)
+
+    def log_validation(self, step: int, loss: float) -> None:
+        """Take note of a validation."""
+        self.record.add_validation_loss(loss)
+        if self._loss_curve is not None:
+            with self._guard.writing():
+                self._loss_curve.add_validation(step, self.record.seconds, loss)
+
+    def end_step(self, step: int, seconds: float, n_tokens: int) -> None:
+        """Take note of a finished step."""
+        phase = None if self._controller is None else self._controller.phase
+        self.record.add_step(step, phase, seconds, n_tokens)
+        self._steps.end_step(step, phase, seconds, self.record.seconds, n_tokens)
+        if self._emulation is not None:
+            self._emulation.add_step(phase, seconds, n_tokens)
+        # A loss is logged before its step has ended and its time is known.
+        if self._loss_curve is not None and self._logged_loss is not None:
+            with self._guard.writing():
+                self._loss_curve.add_train(step, self.record.seconds, self._logged_loss)
+        self._logged_loss = None
+
+    def end(self, ended_early: str | None) -> tuple[RunSummary, list[FrozenCount], str]:
+        """Gather what is still out and write all but the page; every rank comes here.
+
+        Args:
+            ended_early: Why the run ends before its last step; None if it does not.
+
+        Returns:
+            The summary, how often each tensor was frozen, and the short report.
+        """
+        counts: list[FrozenCount] = []
+        if self._controller is not None:
+            metrics = self._controller.collect()
+            self.record.add_batches(metrics)
+            self._steps.add_ratios(metrics)
+            counts = self._save_frozen(self._controller)
+        self.collect_timelines(is_last=True)
+        peaks = Exchange().all_gather(self.record.peak_memory_gib)
+        peak_memory_gib = max((peak for peak in peaks if peak is not None), default=None)
+        emulated = None
+        if self._emulation is not None:
+            emulated = self._emulation.summarize(freezes=self._controller is not None)
+            self._steps.add_virtual(self._emulation.take_steps())
+        self._steps.close()
+        summary = self.record.summarize(self._start, self._controller, peak_memory_gib, emulated)
+        summary = with_convergence(summary, self._steps.p_eff, never_updated(counts))
+        if self._reference is not None:
+            summary = replace(summary, **self._reference.compared(self._folder))
+        summary = replace(summary, ended_early=ended_early)
+        text = render_report(summary, self._folder)
+        self._write("summary.json", summary_to_json(summary))
+        self._write("report.txt", text)
+        return summary, counts, text
+
+    def write_page(self, summary: RunSummary, counts: list[FrozenCount]) -> None:
+        """Write the page, which lists the files that are there."""
+        page = render_page(summary, self._config.to_dict(), self._folder, counts)
+        self._write("report.md", page)
+
+    def _save_frozen(self, controller: FreezeController) -> list[FrozenCount]:
+        """Write how often each tensor was frozen and what that saved; all ranks come here."""
+        counts = controller.frozen_counts()
+        everyone = Exchange().all_gather(self._responses.by_stage())
+        by_stage = {stage: rows for rank in reversed(everyone) for stage, rows in rank.items()}
+        if self._writes:
+            rows = [row for _, of_stage in sorted(by_stage.items()) for row in of_stage]
+            with self._guard.writing():
+                write_counts(self._folder, counts)
+                write_responses(self._folder, rows)
+        return counts
+
+    def close(self) -> None:
+        """Write what is still out."""
+        self._steps.close()
+
+    def _write(self, name: str, text: str) -> None:
+        if self._writes:
+            with self._guard.writing():
+                (self._folder / name).write_text(text)
+            logger.debug("Wrote %s", self._folder / name)
