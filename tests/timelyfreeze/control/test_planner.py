@@ -222,7 +222,7 @@ def test_a_plan_of_other_actions_is_refused() -> None:
     with pytest.raises(
         ValueError,
         match=r"the checkpoint's freeze plan was made for another pipeline: 16 actions, of which "
-        r"this run has 8; resume with the same parallelism\.pipeline_\* keys and batch sizes, or, "
+        r"this run has 8; resume with the same stages on each rank and batch sizes, or, "
         "to measure anew, load the checkpoint without it",
     ):
         after.load(before.saved())

@@ -126,7 +126,7 @@ def test_another_pipeline_is_refused(stop: int) -> None:
     ranks.run(1, stop)
     state = ranks.saved()
     words = (
-        r"saved by a pipeline of 2 ranks, which hold the stages 0 \| 1; this run has parallelism\."
+        r"saved by a pipeline of 2 ranks, which hold the stages 0 \| 1; this run has "
         r"a pipeline of size 4; resume .*load the checkpoint without it"
     )
     refused(state, one_f_one_b_order(4, 4), words)
@@ -144,7 +144,9 @@ def test_a_pipeline_that_lays_its_stages_otherwise_is_refused() -> None:
 def test_other_microbatches_are_refused(stop: int, n_microbatches: int) -> None:
     ranks = Ranks(ORDER)
     ranks.run(1, stop)
-    words = rf"those of 4 microbatches in a batch, this run has {n_microbatches}; .*_batch_size / "
+    words = (
+        rf"those of 4 microbatches in a batch, this run has {n_microbatches}; .*n_microbatches of "
+    )
     refused(ranks.saved(), one_f_one_b_order(2, n_microbatches), words, n_replicas=2)
 
 

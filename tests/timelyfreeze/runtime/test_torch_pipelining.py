@@ -389,7 +389,7 @@ def test_a_schedule_without_all_the_stages_cannot_run_a_merged_order() -> None:
 def test_another_object_is_no_schedule() -> None:
     with pytest.raises(
         ValueError,
-        match=r"parallelism\.pipeline_parallel_schedule is str, whose order of execution is "
+        match=r"^schedule is str, whose order of execution is "
         "unknown; use GPipe, 1F1B, Interleaved1F1B",
     ):
         read_order("1F1B")
