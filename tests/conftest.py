@@ -4,7 +4,7 @@ import os
 
 from hypothesis import settings
 
-from timelyfreeze import overlay
+from timelyfreeze.cli import overlay
 
 overlay.install()
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
-from timelyfreeze import overlay
+from timelyfreeze.cli import overlay
 from timelyfreeze.cli.environment import DEFAULTS
 
 

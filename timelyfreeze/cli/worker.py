@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import runpy
 
-from timelyfreeze import overlay
+from timelyfreeze.cli import overlay
 
 if __name__ == "__main__":
     overlay.install()  # also where the project is not installed

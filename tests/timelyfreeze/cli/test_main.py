@@ -77,7 +77,7 @@ def test_our_part_of_torchtitan_is_found_from_every_folder(tmp_path: Path) -> No
     )
     for folder in (tmp_path, ROOT):
         done = subprocess.run(
-            [sys.executable, "-c", f"from timelyfreeze import overlay; overlay.install()\n{code}"],
+            [sys.executable, "-c", f"from timelyfreeze.cli import overlay; overlay.install()\n{code}"],
             cwd=folder, capture_output=True, text=True, timeout=120,
             env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
         )  # fmt: skip

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 RELEASE = "torchtitan"
-OURS = str(Path(__file__).resolve().parents[1] / RELEASE)
+OURS = str(Path(__file__).resolve().parents[2] / RELEASE)
 
 
 class _Finder(MetaPathFinder):
