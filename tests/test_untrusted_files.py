@@ -50,9 +50,18 @@ ALLOWED = {
         "torchtitan/checkpoints/finished.py",
         "pickle",
     ): "the type of an error; values are read by torch.load with weights_only=True",
-    ("timelyfreeze/__init__.py", "import_module"): "rooms of this package, by a table in that file",
-    ("timelyfreeze/cli/main.py", "import_module"): "our commands, by a table in that file",
-    ("timelyfreeze/cli/worker.py", "runpy.run_module"): "torchtitan.freezing, and nothing else",
+    (
+        "timelyfreeze/__init__.py",
+        "import_module",
+    ): "rooms of this package by the table in that file, which no file adds to",
+    (
+        "timelyfreeze/cli/main.py",
+        "import_module",
+    ): "our commands by the table in that file, which no file adds to",
+    (
+        "timelyfreeze/cli/worker.py",
+        "runpy.run_module",
+    ): "torchtitan.freezing, named in the code, and nothing else",
     **{
         ("torchtitan/hf/weights.py", call): "a checkpoint of one's own run: torch keeps its table "
         "of contents as a pickle. docs/inputs.md says to take none from others, and that weights "

@@ -102,6 +102,15 @@ def _read_as(hint: Any, value: Any, where: str) -> Any:
     if is_dataclass(kind):
         return read_dataclass(kind, value, where)  # type: ignore[arg-type]
     inner = get_args(kind)[1:] if get_origin(kind) is Mapping else ()
+    if inner and get_origin(inner[0]) is Mapping:
+        number = get_args(inner[0])[1]
+        return {
+            key: {
+                name: _read_as(number, value[key][name], f"{where}.{key}.{name}")
+                for name in keys_of(f"{where}.{key}", value[key])
+            }
+            for key in keys_of(where, value)
+        }
     if inner and is_dataclass(inner[0]):
         return {
             key: _read_as(inner[0], value[key], f"{where}.{key}") for key in keys_of(where, value)

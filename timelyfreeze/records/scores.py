@@ -13,7 +13,6 @@ from timelyfreeze.files import (
     keys_of,
     listed,
     markdown_table,
-    number_of,
     parse_json,
     read_dataclass,
     shown,
@@ -118,10 +117,6 @@ def scores_from_json(text: str) -> Scores:
     for key, score in scores.benchmarks.items():
         if score.n_questions < 1:
             raise ValueError(f"{key}.n_questions is {score.n_questions}; it must be 1 or more")
-    for task, metrics in scores.further.items():
-        where = f"further.{listed([task])}"
-        for name in keys_of(where, metrics):
-            number_of(f"{where}.{listed([name])}", metrics[name])
     return scores
 
 

@@ -306,7 +306,7 @@ def test_a_policys_decision_and_vectors_go_both_ways(phases: str) -> None:
 def test_a_checkpoint_of_fewer_ranks_is_refused() -> None:
     two, four = EmulatedRanks(ORDERS["1F1B"]), EmulatedRanks(ORDERS["1F1B of four"])
     two.run(1, 3)
-    with pytest.raises(ValueError, match=r"by a pipeline of 2 ranks, .*pipeline_parallel_degree 4"):
+    with pytest.raises(ValueError, match=r"by a pipeline of 2 ranks, .*a pipeline of size 4"):
         four.controller.load_state_dict(two.saved())
 
 
