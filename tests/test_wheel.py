@@ -67,7 +67,7 @@ def test_a_wheel_trains_plans_and_draws(python: Path, wheel: Path, tmp_path: Pat
     install(python, f"{wheel}[titan]")
     config = tmp_path / "x.toml"
     text = (ROOT / "train_configs/tiny_8m.toml").read_text()
-    config.write_text(text.replace("tests/assets", str(ASSETS)))
+    config.write_text(text.replace("./tests/assets", str(ASSETS)))
     said = run(command, "train", config, "--nproc", "1", *STEPS, cwd=tmp_path)
     assert "Run report" in said
     (summary,) = tmp_path.glob("outputs/**/summary.json")

@@ -60,16 +60,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.update({**DEFAULTS, **os.environ})
     try:
         run: Callable[[Sequence[str]], int] = import_module(command.module).main
+        return run(words[1:])
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] == "timelyfreeze":
+        missing = (error.name or "timelyfreeze").split(".")[0]
+        if missing == "timelyfreeze":
             raise
         print(
-            f"error: timelyfreeze {words[0]} needs {error.name}, which is not installed: "
+            f"error: timelyfreeze {words[0]} needs {missing}, which is not installed: "
             f'pip install "timelyfreeze[{command.extra}]"',
             file=sys.stderr,
         )
         return 2
-    return run(words[1:])
 
 
 def usage() -> str:

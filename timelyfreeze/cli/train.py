@@ -62,8 +62,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="timelyfreeze train",
         description="Train with a TOML file over a pipeline of processes, one for each GPU.",
-        epilog="Further arguments are keys of the configuration, --section.key=value; they win over "
-        "the file. docs/configuration.md lists them.",
+        epilog="Further arguments are keys of the configuration, --section.key=value; they win "
+        "over the file. docs/configuration.md lists them.",
         allow_abbrev=False,
     )
     parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file")
@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
         "--nproc",
         default=os.environ.get("NGPU", "4"),
         metavar="N",
-        help="processes on this host; the CPU is used if there are fewer GPUs (default: $NGPU, or 4)",
+        help="processes on this host; on the CPU if there are fewer GPUs (default: $NGPU, or 4)",
     )
     parser.add_argument(
         "--torchrun",

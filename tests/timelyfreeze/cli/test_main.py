@@ -69,6 +69,7 @@ def test_the_map_loads_nothing_heavy() -> None:
     assert done.stdout.endswith("[]\n")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("torchtitan") is None, reason="TorchTitan is not installed")
 def test_our_part_of_torchtitan_is_found_from_every_folder(tmp_path: Path) -> None:
     code = (
