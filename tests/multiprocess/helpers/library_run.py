@@ -1,22 +1,16 @@
 """Trains with the library alone, two pipelines of two ranks each, and notes what it froze.
 
-Usage: torchrun --nproc_per_node=4 tests/multiprocess/library_run.py SCENARIOS.json OUTPUT_FOLDER
+Usage: torchrun --nproc_per_node=4 tests/multiprocess/helpers/library_run.py SCENARIOS.json OUTPUT_FOLDER
 
 A scenario is {"name", "schedule", "arguments"}. Each rank writes whether the gradients of every
 step were those of a plain chain of the same modules times the masks, to the last bit.
 """
 
-import sys
-from pathlib import Path
-
 import torch
 import torch.distributed as dist
+from launcher import run_each_scenario
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from launcher import run_each_scenario
 
 from tests.timelyfreeze.helpers.stages import (
     N_MICROBATCHES,

@@ -57,7 +57,7 @@ def command_of(fault, folder, *, n_processes=2, **settings):
     return [
         sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={n_processes}",
         "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0",
-        str(ROOT / "tests/multiprocess/faulty_run.py"), str(folder / "fault.json"),
+        str(ROOT / "tests/multiprocess/helpers/faulty_run.py"), str(folder / "fault.json"),
         *arguments(**{k: v for k, v in settings.items() if v is not False}),
     ]  # fmt: skip
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 SCHEDULES = [
     "GPipe",
@@ -55,7 +55,7 @@ def run_scenarios(folder, n_processes, scenarios, *, timeout_s=300, script="run_
     command = [
         sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={n_processes}",
         "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0",
-        str(ROOT / "tests/multiprocess" / script),
+        str(ROOT / "tests/multiprocess/helpers" / script),
         str(folder / "scenarios.json"), str(folder),
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -1,6 +1,6 @@
 """Trains for a given time with ranks that are killed at random, and beside it in peace.
 
-Usage: python tests/multiprocess/soak.py OUTPUT --minutes 60
+Usage: python tests/multiprocess/helpers/soak.py OUTPUT --minutes 60
 
 The tiny model over 4 pipeline ranks on the CPU. One run is left alone; its memory and file handles
 must stay level. The other is the same run, but every so often a rank gets SIGKILL or torchrun

@@ -1,6 +1,6 @@
 """One process of a training run that something happens to.
 
-Usage: torchrun --nproc_per_node=N tests/multiprocess/faulty_run.py FAULT.json ARGUMENTS
+Usage: torchrun --nproc_per_node=N tests/multiprocess/helpers/faulty_run.py FAULT.json ARGUMENTS
 
 It is the entry point that users start, but for three things: weights and measured times depend on
 names alone, so that runs can be compared bit for bit; the fault happens; and a run that comes to
