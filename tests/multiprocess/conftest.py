@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-here = Path(__file__).parent
-sys.path[:0] = [str(here / "helpers"), str(here)]
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent / "helpers"))
 
 from hybrids import Case, Runs
 
