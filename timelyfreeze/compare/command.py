@@ -25,8 +25,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from timelyfreeze.compare.groups import compare, group
-from timelyfreeze.compare.jobs import Settings, errors, plan_jobs
-from timelyfreeze.compare.launch import Starter, resumable, run_jobs, start
+from timelyfreeze.compare.jobs import (
+    Settings,
+    Starter,
+    errors,
+    plan_jobs,
+    resumable,
+    run_jobs,
+    start,
+)
 from timelyfreeze.compare.metrics import Terms
 from timelyfreeze.compare.page import render_html, render_markdown
 from timelyfreeze.compare.plots import KINDS, plots
