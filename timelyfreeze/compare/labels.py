@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -113,29 +114,16 @@ def spread_out(wanted: Sequence[float], heights: Sequence[float], room: float) -
         heights: Of the texts.
         room: From 0 to here is room; a block too large for it sticks out at the top.
     """
-    tops = list(itertools.accumulate(heights))
-    # Where each text would begin, had all below it no height.
-    starts = [
-        at - top + height / 2.0 for at, top, height in zip(wanted, tops, heights, strict=True)
-    ]
-    blocks: list[list[int]] = []
-
-    def start(block: Sequence[int]) -> float:
-        below = tops[block[0]] - heights[block[0]]
-        mean = sum(starts[i] for i in block) / len(block) + below
-        return max(0.0, min(mean, room - sum(heights[i] for i in block)))
-
-    for i in range(len(wanted)):
-        blocks.append([i])
-        while len(blocks) > 1 and start(blocks[-2]) + sum(heights[j] for j in blocks[-2]) > start(
-            blocks[-1]
-        ):
-            last = blocks.pop()
-            blocks[-1] += last
+    n = len(wanted)
+    below = [sum(heights[:i]) for i in range(n)]
+    # Where each text would begin, had all below it no height: these are not to fall.
+    starts = [wanted[i] - heights[i] / 2.0 - below[i] for i in range(n)]
+    means = {(i, j): statistics.fmean(starts[i : j + 1]) for i in range(n) for j in range(i, n)}
+    rising = [max(min(means[i, j] for j in range(k, n)) for i in range(k + 1)) for k in range(n)]
+    last = max(0.0, room - sum(heights))
     return [
-        start(block) + tops[i] - heights[i] / 2.0 - (tops[block[0]] - heights[block[0]])
-        for block in blocks
-        for i in block
+        min(max(start, 0.0), last) + low + height / 2.0
+        for start, low, height in zip(rising, below, heights, strict=True)
     ]
 
 
