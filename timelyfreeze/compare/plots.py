@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from timelyfreeze.compare.curves import Curve, Point, curves, points, stage_ratios, training_losses
 from timelyfreeze.compare.drawing import Panels, by_schedule, draw_curves, draw_points, draw_stages
 from timelyfreeze.compare.groups import NO_PLACE, Group
 from timelyfreeze.compare.metrics import Terms
+from timelyfreeze.plots import style
 from timelyfreeze.records import last_running_mean
 
 T = TypeVar("T")
@@ -128,6 +130,9 @@ class _Place:
         title, caption = _WORDS[kind]
         told = "; ".join(f"{group.schedule} {group.name}{words}" for group, _, words in found)
         panels = by_schedule([(group, one) for group, one, _ in found])
+        # Names are no formulas, whatever signs they have.
+        with style.house_style(), rc_context({"text.parse_math": False}):
+            figure = draw(panels, title, self.name) if found else None
         return Plot(
             kind=kind,
             number=self.number,
@@ -135,7 +140,7 @@ class _Place:
             place=self.name,
             caption=caption.format(window=self.terms.window),
             alt=f"{title}. {told}.",
-            figure=draw(panels, title, self.name) if found else None,
+            figure=figure,
             missing=missing,
         )
 
