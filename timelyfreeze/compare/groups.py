@@ -121,7 +121,7 @@ def compare(runs: Sequence[Run], terms: Terms) -> pd.DataFrame:
     lines: list[dict[str, Any]] = []
     for run in runs:
         names = (run.schedule, run.method, run.seed, run.status, run.folder, told[run.folder])
-        line = dict(zip(_NAMES, (*names, place(run), run), strict=True))
+        line: dict[str, Any] = dict(zip(_NAMES, (*names, place(run), run), strict=True))
         if run.status == FINISHED:
             baseline = _baseline(run, runs)
             metrics = {column.key: column.of(run, baseline, terms) for column in COLUMNS}
@@ -148,8 +148,8 @@ def group(compared: pd.DataFrame) -> list[Group]:
         settled = pd.concat([settled, homes.loc[[i]]])
     keys = [homes[key] for key in _REPEAT]
     return [
-        Group(schedule, method, variant, place_name, members)
-        for (schedule, method, variant, place_name), members in compared.groupby(keys, sort=False)
+        Group(schedule, method, variant, home, members)
+        for (schedule, method, variant, home), members in compared.groupby(keys, sort=False)
     ]
 
 

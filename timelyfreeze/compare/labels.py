@@ -1,7 +1,7 @@
 """Names beside points and at the ends of lines, where they cover nothing.
 
 Whoever reads a plot need not go to and fro between it and a legend. ``adjustText`` was tried: it
-writes over bars and points, needs scipy, and never draws the same plot twice.
+writes over bars and points, and never draws the same plot twice.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def label_points(axes: Axes, labels: Sequence[Label], bars: Sequence[Line]) -> N
         options = []
         for radius, angle in itertools.product(_RADII, _DIRECTIONS):
             box = _beside(x, y, radius * pixels, angle, size.width, size.height)
-            over = sum(_overlap(box, other) for other in taken) + _outside(box, inside)
+            outside = box.width * box.height - _overlap(box, inside)
+            over = sum(_overlap(box, other) for other in taken) + outside
             # Any overlap is worse than being farther away.
             cost = _OVERLAP * (over > 0.0) + 2.0 * over
             options.append((cost + radius * pixels, radius, box))
@@ -139,10 +140,6 @@ def _overlap(one: Bbox, other: Bbox) -> float:
     width = min(one.x1, other.x1) - max(one.x0, other.x0)
     height = min(one.y1, other.y1) - max(one.y0, other.y0)
     return float(max(0.0, width) * max(0.0, height))
-
-
-def _outside(box: Bbox, inside: Bbox) -> float:
-    return float(box.width * box.height) - _overlap(box, inside)
 
 
 def _write(

@@ -92,11 +92,7 @@ def plots(groups: Sequence[Group], terms: Terms) -> Iterator[Plot]:
     places = dict.fromkeys(one.place for one in groups if one.place != NO_PLACE)
     for number, name in enumerate(places, 1):
         place = _Place(name, number, [one for one in groups if one.place == name], terms)
-        yield _accuracy(place)
-        yield _validation(place)
-        yield _losses(place)
-        yield _ratios(place)
-        yield _stages(place)
+        yield from (draw(place) for draw in (_accuracy, _validation, _losses, _ratios, _stages))
 
 
 @dataclass(frozen=True)
@@ -119,30 +115,16 @@ class _Place:
         draw: Callable[[Panels[T], str, str], Figure],
         missing: tuple[str, ...],
     ) -> Plot:
-        """Return a plot.
-
-        Args:
-            kind: One of ``KINDS``.
-            found: Groups, what is drawn of them, and the same in words.
-            draw: Draws panels by schedule, under a title and the name of a place.
-            missing: What is not in it.
-        """
+        """Return a plot of what was ``found``: groups, what is drawn of them, the same in words."""
         title, caption = _WORDS[kind]
+        caption = caption.format(window=self.terms.window)
         told = "; ".join(f"{group.schedule} {group.name}{words}" for group, _, words in found)
         panels = by_schedule([(group, one) for group, one, _ in found])
         # Names are no formulas, whatever signs they have.
         with style.house_style(), rc_context({"text.parse_math": False}):
             figure = draw(panels, title, self.name) if found else None
-        return Plot(
-            kind=kind,
-            number=self.number,
-            title=title,
-            place=self.name,
-            caption=caption.format(window=self.terms.window),
-            alt=f"{title}. {told}.",
-            figure=figure,
-            missing=missing,
-        )
+        alt = f"{title}. {told}."
+        return Plot(kind, self.number, title, self.name, caption, alt, figure, missing)
 
 
 def _accuracy(place: _Place) -> Plot:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -55,15 +55,12 @@ def tabulate(compared: pd.DataFrame, unreadable: Sequence[str], terms: Terms) ->
 
 def render_csv(compared: pd.DataFrame) -> str:
     """Return a row of plain values for each run; what is not known is empty."""
-    known = {*_FIRST, *(column.key for column in COLUMNS)}
-    rest = [field.name for field in fields(RunSummary) if field.name not in known]
-    left = pd.DataFrame(
-        [{key: getattr(run.told, key, None) for key in rest} for run in compared["run"]],
-        columns=rest,
-        dtype=object,
-    )
-    table = pd.concat([compared.rename(columns={"variant": "settings"}), left], axis=1)
-    table = table[[*_FIRST, *(column.key for column in COLUMNS), *rest]]
+    keys = [*_FIRST, *(column.key for column in COLUMNS)]
+    table = compared.rename(columns={"variant": "settings"})[keys]
+    for field in fields(RunSummary):
+        if field.name not in keys:
+            values = [getattr(run.told, field.name, None) for run in compared["run"]]
+            table[field.name] = pd.Series(values, index=table.index, dtype=object)
     return str(table.map(_plain).to_csv(index=False, lineterminator="\n"))
 
 
@@ -121,13 +118,14 @@ def _notes(compared: pd.DataFrame, unreadable: Sequence[str], terms: Terms) -> I
 
 def _difference(key: str, runs: Sequence[Run]) -> Iterator[str]:
     """Yield a line that says which runs differ from most others in ``key``."""
-    labels: dict[str, list[str]] = {}
-    for run in runs:
-        value = getattr(run.summary, key)
-        if key == "config_file" and value:
-            # The same file lies elsewhere on another machine.
-            value = Path(value).name
-        labels.setdefault("unknown" if value is None else str(value), []).append(run.label)
+
+    def value(run: Run) -> str:
+        known = getattr(run.summary, key)
+        # The same file lies elsewhere on another machine.
+        known = Path(known).name if key == "config_file" and known else known
+        return "unknown" if known is None else str(known)
+
+    labels = _labels_by(value, runs)
     if len(labels) > 1:
         common = max(labels, key=lambda value: len(labels[value]))
         others = [f"{value} in {_names(labels[value])}" for value in labels if value != common]
@@ -136,15 +134,20 @@ def _difference(key: str, runs: Sequence[Run]) -> Iterator[str]:
 
 def _difference_in_questions(runs: Sequence[Run]) -> Iterator[str]:
     """Yield a line that says which runs were asked what, where not all were asked the same."""
-    labels: dict[str, list[str]] = {}
-    for run in runs:
-        if run.scores is not None:
-            labels.setdefault(run.scores.asked, []).append(run.label)
+    labels = _labels_by(lambda run: run.scores.asked if run.scores else "", runs)
+    without = labels.pop("", [])
     if len(labels) > 1:
         told = "; ".join(f"{_names(names)}: {asked}" for asked, names in labels.items())
         yield f"questions differ, so accuracies cannot be compared: {told}"
-    if labels and (without := [run.label for run in runs if run.scores is None]):
+    if labels and without:
         yield f"not evaluated: {_names(without)}"
+
+
+def _labels_by(value: Callable[[Run], str], runs: Sequence[Run]) -> dict[str, list[str]]:
+    labels: dict[str, list[str]] = {}
+    for run in runs:
+        labels.setdefault(value(run), []).append(run.label)
+    return labels
 
 
 def _other_than_reference(reference: Run, runs: Sequence[Run]) -> Iterator[str]:
