@@ -161,11 +161,12 @@ def draw_stages(panels: Panels[StageRatios], title: str, place: str) -> Figure:
     figure, axes = _panels(list(panels), title, place, inner_height=row_height * tallest,
                            left=0.075 * longest + 0.3)  # fmt: skip
     for one, rows in zip(axes, panels.values(), strict=True):
-        _draw_ratios(one, rows, tallest)
+        _draw_ratios(one, rows)
+        one.set_ylim(tallest - 0.5, -0.5)
     return figure
 
 
-def _draw_ratios(axes: Axes, rows: Sequence[StageRatios], tallest: int) -> None:
+def _draw_ratios(axes: Axes, rows: Sequence[StageRatios]) -> None:
     n_stages = 1 + max(stage for _, ratios in rows for stage in ratios)
     for row, (_, ratios) in enumerate(rows):
         for stage, ratio in ratios.items():
@@ -176,7 +177,7 @@ def _draw_ratios(axes: Axes, rows: Sequence[StageRatios], tallest: int) -> None:
                 axes.text(stage, row, f"{ratio:.2f}", ha="center", va="center",
                           fontsize=style.SMALL_POINTS if n_stages > 8 else style.TEXT_POINTS - 1,
                           color="white" if ratio > 0.7 else style.INK)  # fmt: skip
-    axes.set(xlim=(-0.5, n_stages - 0.5), ylim=(tallest - 0.5, -0.5), xlabel="stage")
+    axes.set(xlim=(-0.5, n_stages - 0.5), xlabel="stage")
     names = [wrap(group.short_name) for group, _ in rows]
     axes.set_yticks(range(len(rows)), names, fontsize=style.SMALL_POINTS + 1)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=16))

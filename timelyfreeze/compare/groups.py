@@ -14,7 +14,7 @@ import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -179,12 +179,12 @@ def _baseline(run: Run, runs: Sequence[Run]) -> Run | None:
         and (other.schedule, other.seed, place(other)) == (run.schedule, run.seed, place(run))
         and not work_differs(other.settings, run.settings)
     ]
-    started = datetime.fromisoformat(run.summary.started_at)
+    started = _started(run)
+    return min(candidates, key=lambda other: abs(_started(other) - started), default=None)
 
-    def gap(other: Run) -> timedelta:
-        return abs(datetime.fromisoformat(other.summary.started_at) - started)
 
-    return min(candidates, key=gap, default=None)
+def _started(run: Run) -> datetime:
+    return datetime.fromisoformat(run.summary.started_at)
 
 
 def _variants(runs: Sequence[Run]) -> dict[Path, str]:
@@ -225,12 +225,8 @@ def variants(method: str, settings: Sequence[Settings]) -> list[str]:
     Seeds, schedules and the options of other methods count for nothing, and for ``none`` no option
     of the freezing.
 
-    Args:
-        method: Of all the runs.
-        settings: Of each run, flat; empty if they are not known.
-
-    Returns:
-        Text such as ``max_freeze_ratio 0.5``, empty where runs do not differ.
+    Settings are flat, and empty where they are not known. The text is such as ``max_freeze_ratio
+    0.5``, and empty where runs do not differ.
     """
     counting = [{key: own[key] for key in own if _counts(key, method)} for own in settings]
     written = pd.DataFrame([{key: repr(own[key]) for key in own} for own in counting])
@@ -243,9 +239,8 @@ def variants(method: str, settings: Sequence[Settings]) -> list[str]:
 
 def _counts(key: str, method: str) -> bool:
     """Return whether ``key`` may set runs of ``method`` apart."""
-    section, *rest = key.split(".")
+    section, *options = key.split(".")
     if section not in SECTIONS or key in LEFT_OUT:
         return False
-    if section != "freezing":
-        return True
-    return method != "none" and (len(rest) < 2 or rest[0] in method.split("+"))
+    is_of_other = len(options) > 1 and options[0] not in method.split("+")
+    return section != "freezing" or (method != "none" and not is_of_other)

@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -107,18 +108,15 @@ def plan_jobs(
 
 
 def errors(jobs: Sequence[Job], settings: Settings, fixed: Iterable[str] = ()) -> list[str]:
-    """Return what is wrong with what was asked for, one message for each error.
+    """Return a message for each error in what was asked for.
 
-    Args:
-        jobs: The runs.
-        settings: What they have in common.
-        fixed: Keys besides those of the jobs that the trainer's arguments may not set.
+    ``fixed`` are keys besides those of the jobs that the trainer's arguments may not set.
     """
     found = []
     if not settings.config.is_file():
         found.append(f"CONFIG is {str(settings.config)!r}; it must be a TOML file")
-    labels = [job.label for job in jobs]
-    if twice := sorted({label for label in labels if labels.count(label) > 1}):
+    labels = Counter(job.label for job in jobs)
+    if twice := sorted(label for label in labels if labels[label] > 1):
         found.append(f"asked for twice: {', '.join(twice)}; name each once")
     ours = {"job.config_file", "job.dump_folder", *fixed}.union(*(job.keys for job in jobs))
     found += [
@@ -132,9 +130,7 @@ def start(arguments: Sequence[str], variables: Mapping[str, str], log: Path) -> 
     """Run a command in the repository, its output in ``log``, and return its exit status."""
     with (
         log.open("w") as file,
-        subprocess.Popen(
-            arguments, cwd=ROOT, env=variables, stdout=file, stderr=subprocess.STDOUT
-        ) as process,
+        subprocess.Popen(arguments, cwd=ROOT, env=variables, stdout=file, stderr=file) as process,
     ):
         try:
             return process.wait()
@@ -224,7 +220,13 @@ def _same(job: Job, settings: Settings) -> dict[str, Any]:
 def _run_one(job: Job, settings: Settings, output: Path, starter: Starter) -> int:
     """Make one run from its first step, keep its record, and return its exit status."""
     folder = output / job.path
-    _set_aside(folder, output / SET_ASIDE / job.path)
+    # What an unfinished run left goes out of the way, its checkpoints above all: the next run would
+    # go on from them, and measure a part only.
+    if folder.is_dir():
+        places = (output / SET_ASIDE / f"{job.path}_{i}" for i in count(1))
+        aside = next(place for place in places if not place.exists())
+        aside.parent.mkdir(parents=True, exist_ok=True)
+        folder.rename(aside)
     folder.mkdir(parents=True)
 
     def keep(exit_status: int | None) -> None:
@@ -243,21 +245,8 @@ def _is_finished(folder: Path) -> bool:
     return folder.is_dir() and any(run.status == FINISHED for run in find_runs([folder]).runs)
 
 
-def _set_aside(old: Path, place: Path) -> None:
-    """Move what an unfinished run left in ``old`` to ``place`` with the first number that is free.
-
-    Its checkpoints above all: the next run would go on from them, and measure a part only.
-    """
-    if old.is_dir():
-        new = next(path for i in count(1) if not (path := Path(f"{place}_{i}")).exists())
-        new.parent.mkdir(parents=True, exist_ok=True)
-        old.rename(new)
-
-
 def duration(seconds: float) -> str:
     """Return ``seconds`` in the unit that a reader would use."""
     if seconds < 90:
         return f"{seconds:.0f} s"
-    if seconds < 90 * 60:
-        return f"{seconds / 60:.0f} minutes"
-    return f"{seconds / 3600:.1f} hours"
+    return f"{seconds / 60:.0f} minutes" if seconds < 90 * 60 else f"{seconds / 3600:.1f} hours"

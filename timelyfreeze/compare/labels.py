@@ -49,14 +49,9 @@ def wrap(text: str) -> str:
 
 
 def label_points(axes: Axes, labels: Sequence[Label], bars: Sequence[Line]) -> None:
-    """Write each text near its point, over neither points nor other texts if there is room.
+    """Write each text near its point, over no point, bar or other text if there is room.
 
-    The limits of ``axes`` must not change afterwards.
-
-    Args:
-        axes: Where the points are.
-        labels: Their names.
-        bars: What else is not to be written over, upright or level, in the units of the axes.
+    Bars are upright or level. The limits of ``axes`` must not change afterwards.
     """
     figure = axes.get_figure(root=True)
     assert figure is not None
@@ -110,10 +105,7 @@ def spread_out(wanted: Sequence[float], heights: Sequence[float], room: float) -
 
     Texts that would overlap form a block around the mean of where they should be.
 
-    Args:
-        wanted: Middles in ascending order.
-        heights: Of the texts.
-        room: From 0 to here is room; a block too large for it sticks out at the top.
+    ``wanted`` ascends; ``room`` begins at 0, and texts too high for it stick out at the top.
     """
     n = len(wanted)
     below = [sum(heights[:i]) for i in range(n)]

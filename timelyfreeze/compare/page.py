@@ -30,31 +30,16 @@ as low as none's is at its end; *to the reference's loss*, as that of the run na
 *points over none* is the difference in average accuracy to the run that the gain compares with.
 `-`: not known."""
 _TEMPLATES = Environment(
-    loader=FileSystemLoader(Path(__file__).parent),
-    autoescape=lambda name: name is not None and ".html" in name,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    keep_trailing_newline=True,
-)
+    loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined,
+    trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+)  # fmt: skip
 
 
 def render_html(
-    title: str,
-    table: Table,
-    groups: Sequence[Group],
-    plots: Sequence[Plot],
+    title: str, table: Table, groups: Sequence[Group], plots: Sequence[Plot],
     images: Mapping[str, bytes],
-) -> str:
-    """Return the page as HTML.
-
-    Args:
-        title: Its heading.
-        table: Of means over repeats.
-        groups: The repeats.
-        plots: What there is to see, and what there is not.
-        images: PNG files by the name of their plot.
-    """
+) -> str:  # fmt: skip
+    """Return the page as HTML; ``images`` are PNG files by the name of their plot."""
     kinds = [[plot for plot in plots if plot.kind == kind] for kind in KINDS]
     return _TEMPLATES.get_template("page.html.j2").render(
         title=title,

@@ -45,10 +45,9 @@ def tabulate(compared: pd.DataFrame, unreadable: Sequence[str], terms: Terms) ->
         for one in groups
     ]
     table = pd.DataFrame(lines, columns=titles)
-    if not any(one.variant for one in groups):
-        table = table.drop(columns="settings")
-    if compared[compared["status"] == FINISHED]["place"].nunique() <= 1:
-        table = table.drop(columns="on")
+    n_places = compared[compared["status"] == FINISHED]["place"].nunique()
+    needless = {"settings": not any(one.variant for one in groups), "on": n_places <= 1}
+    table = table.drop(columns=[title for title in needless if needless[title]])
     rows = tuple(table.itertuples(index=False, name=None))
     return Table(tuple(table.columns), rows, tuple(_notes(compared, unreadable, terms)))
 
@@ -154,17 +153,15 @@ def _other_than_reference(reference: Run, runs: Sequence[Run]) -> Iterator[str]:
     """Yield lines that say what the reference is, and which runs cannot be compared with it."""
     yield f"the reference: {reference.label}, on {place(reference)}, in {reference.folder}"
     model = reference.summary.model
-    others = [run.label for run in runs if run.summary.model != model]
-    if others:
+    if others := [run.label for run in runs if run.summary.model != model]:
         yield f"of another model than the reference, not held against it: {_names(others)}"
-    away = [run.label for run in runs if run.label not in others and place(run) != place(reference)]
-    if away:
+    alike = [run for run in runs if run.summary.model == model]
+    if away := [run.label for run in alike if place(run) != place(reference)]:
         yield f"not on the reference's devices, its loss in their own seconds: {_names(away)}"
 
 
 def _names(labels: Sequence[str]) -> str:
     """Return ``labels`` as a list, the first ones if there are many."""
     more = len(labels) - _MANY_NAMES
-    if more <= 1:
-        return ", ".join(labels)
-    return f"{', '.join(labels[:_MANY_NAMES])} and {more} more"
+    few = ", ".join(labels[:_MANY_NAMES])
+    return ", ".join(labels) if more <= 1 else f"{few} and {more} more"
