@@ -30,8 +30,16 @@ from prediction_table import collect, render_csv, render_table
 from processes import SCHEDULES
 
 from timelyfreeze.compare.command import keep, parse
-from timelyfreeze.compare.jobs import DEGREE, Job, Settings, errors
-from timelyfreeze.compare.launch import Starter, resumable, run_jobs, start
+from timelyfreeze.compare.jobs import (
+    DEGREE,
+    Job,
+    Settings,
+    Starter,
+    errors,
+    resumable,
+    run_jobs,
+    start,
+)
 from timelyfreeze.compare.runs import FoundRuns, Run, find_any
 from timelyfreeze.files.options import number, status_of, whole
 

@@ -24,9 +24,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from timelyfreeze.compare.groups import compare, group
-from timelyfreeze.compare.jobs import Settings, errors, plan_jobs
-from timelyfreeze.compare.launch import Starter, resumable, run_jobs, start
+from timelyfreeze.compare import jobs
+from timelyfreeze.compare.groups import Group, compare, group
 from timelyfreeze.compare.metrics import Terms
 from timelyfreeze.compare.page import render_html, render_markdown
 from timelyfreeze.compare.plots import KINDS, plots
@@ -41,7 +40,7 @@ OUTPUT = Path("outputs/comparison")
 TITLE = "Runs compared"
 
 
-def main(arguments: Sequence[str], *, starter: Starter = start) -> int:
+def main(arguments: Sequence[str], *, starter: jobs.Starter = jobs.start) -> int:
     """Run or show, and return the exit status."""
     options, trainer_arguments = parse(_parser(), arguments)
 
@@ -54,7 +53,7 @@ def main(arguments: Sequence[str], *, starter: Starter = start) -> int:
             raise ValueError(f"{TRAINERS} {' '.join(trainer_arguments)}: show starts no trainer")
         return _show(options)
 
-    with resumable():
+    with jobs.resumable():
         return status_of(work)
 
 
@@ -103,17 +102,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(options: argparse.Namespace, trainer_arguments: tuple[str, ...], starter: Starter) -> int:
+def _run(options: argparse.Namespace, arguments: tuple[str, ...], starter: jobs.Starter) -> int:
     # The trainer starts in the repository, not where this command was started.
-    settings = Settings(options.config.resolve(), trainer_arguments)
+    settings = jobs.Settings(options.config.resolve(), arguments)
     output = options.output.resolve()
-    jobs = plan_jobs(options.methods, options.schedules, options.seeds, options.nproc)
-    found = errors(jobs, settings)
+    asked = jobs.plan_jobs(options.methods, options.schedules, options.seeds, options.nproc)
+    found = jobs.errors(asked, settings)
     if options.nproc < 1:
         found.append(f"--nproc is {options.nproc}; it must be 1 or more")
     if found:
         raise ValueError("\n       ".join(found))
-    failed = run_jobs(jobs, settings, output, starter=starter)
+    failed = jobs.run_jobs(asked, settings, output, starter=starter)
     print()
     _table(find_any([output]), output, Terms(options.window))
     return 1 if failed else 0
@@ -133,16 +132,25 @@ def _show(options: argparse.Namespace) -> int:
         print(f"not read: {problem}", file=sys.stderr)
     if not found.runs:
         raise ValueError("none of the runs can be read")
-    reference = None if options.reference is None else _reference(options.reference)
-    terms = Terms(options.window, reference)
-    table = _table(found, output, terms)
+    terms = Terms(options.window, options.reference and _reference(options.reference))
+    table, groups = _table(found, output, terms)
     if not options.table:
-        _plots(found, output, terms, table, options.title)
+        _page(table, groups, output, terms, options.title)
         print(f"\nthe page: {output / 'comparison.html'}")
     return 1 if found.unreadable else 0
 
 
-def _table(found: FoundRuns, output: Path | None, terms: Terms) -> Table:
+def _reference(folder: Path) -> Run:
+    """Return the one run below ``folder``; it is an error if there is none, or more."""
+    found = find_runs([folder])
+    if found.unreadable:
+        raise ValueError(f"--reference cannot be read: {'; '.join(found.unreadable)}")
+    if len(found.runs) != 1:
+        raise ValueError(f"--reference {folder} holds {len(found.runs)} runs; name one of them")
+    return found.runs[0]
+
+
+def _table(found: FoundRuns, output: Path | None, terms: Terms) -> tuple[Table, list[Group]]:
     """Print the table, and keep it with the single runs where there is an ``output``."""
     compared = compare(found.runs, terms)
     table = tabulate(compared, found.unreadable, terms)
@@ -150,13 +158,16 @@ def _table(found: FoundRuns, output: Path | None, terms: Terms) -> Table:
     print(text, end="", flush=True)
     if output is not None:
         keep(output, [("comparison.md", text), ("comparison.csv", render_csv(compared))])
-    return table
+    return table, group(compared)
 
 
-def _plots(found: FoundRuns, output: Path, terms: Terms, table: Table, title: str) -> None:
+def _page(table: Table, groups: Sequence[Group], output: Path, terms: Terms, title: str) -> None:
     """Draw all plots, and write the page, and the Markdown once more with the plots in it."""
-    groups = group(compare(found.runs, terms))
-    _remove_plots(output)
+    # Plots that an earlier comparison left, of other runs, would mislead.
+    ours = re.compile(rf"({'|'.join(KINDS)})(_\d+)?\.(png|svg)")
+    for path in output.glob("*"):
+        if ours.fullmatch(path.name):
+            path.unlink()
     shown, images = [], {}
     for plot in plots(groups, terms):
         shown.append(plot)
@@ -166,29 +177,3 @@ def _plots(found: FoundRuns, output: Path, terms: Terms, table: Table, title: st
     page = render_html(title, table, groups, shown, images)
     text = render_markdown(table, terms, shown)
     keep(output, [("comparison.html", page), ("comparison.md", text)])
-
-
-def _reference(folder: Path) -> Run:
-    """Return the one run below ``folder``.
-
-    Raises:
-        ValueError: If there is another number of them, or it cannot be read.
-    """
-    found = find_runs([folder])
-    if found.unreadable:
-        raise ValueError(f"--reference cannot be read: {'; '.join(found.unreadable)}")
-    if len(found.runs) != 1:
-        raise ValueError(f"--reference {folder} holds {len(found.runs)} runs; name one of them")
-    return found.runs[0]
-
-
-def _remove_plots(output: Path) -> None:
-    """Remove plots that an earlier comparison left: of other runs, they would mislead."""
-    ours = re.compile(rf"({'|'.join(KINDS)})(_\d+)?\.(png|svg)")
-    for path in output.glob("*"):
-        if ours.fullmatch(path.name):
-            path.unlink()
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

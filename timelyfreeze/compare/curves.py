@@ -18,15 +18,7 @@ SPEED = "device_tokens_per_second"
 
 @dataclass(frozen=True)
 class Curve:
-    """A curve of one group of repeats.
-
-    Attributes:
-        group: Whose it is.
-        xs: Seconds or steps, ascending.
-        ys: Means over repeats.
-        lows: Smallest of the repeats at each point.
-        highs: Largest of the repeats at each point.
-    """
+    """Means of a group of repeats over seconds or steps, with the smallest and largest of them."""
 
     group: Group
     xs: tuple[float, ...]
@@ -41,13 +33,8 @@ def curves(group: Group, points: Callable[[Run], Points]) -> list[Curve]:
     Repeats fit together if they have as many points; the first points of all make one point, and so
     on, at the mean of their places: a step does not take equally long in all of them. What is no
     number, as the losses of a run that diverged, is left out.
-
-    Args:
-        group: Runs that repeat each other.
-        points: Gives what is drawn of a run, nothing where it is not known.
     """
-    of_runs = [points(run) for run in group.runs]
-    numbers = [[(x, y) for x, y in found if math.isfinite(y)] for found in of_runs]
+    numbers = [[(x, y) for x, y in points(run) if math.isfinite(y)] for run in group.runs]
     known = [found for found in numbers if found]
     if len({len(found) for found in known}) > 1:
         return [_mean(group, [found]) for found in known]
@@ -80,13 +67,7 @@ def stage_ratios(group: Group) -> dict[int, float]:
 
 @dataclass(frozen=True)
 class Point:
-    """One group of repeats.
-
-    Attributes:
-        group: Whose it is.
-        x: Tokens per second of a device.
-        y: What is set against it.
-    """
+    """Tokens per second of a device in a group of repeats, and what is set against it."""
 
     group: Group
     x: Spread
@@ -96,10 +77,7 @@ class Point:
 def points(groups: Sequence[Group], key: str, error_key: str | None = None) -> list[Point]:
     """Return the points of those ``groups`` that have a throughput and the metric called ``key``.
 
-    Args:
-        groups: Repeats.
-        key: Of the metric that is set against throughput.
-        error_key: Of its standard error in a single run; the spread is no smaller than that.
+    The spread is no smaller than the standard error of single runs, the metric ``error_key``.
     """
     found = []
     for group in groups:
@@ -107,7 +85,7 @@ def points(groups: Sequence[Group], key: str, error_key: str | None = None) -> l
         # Of a run that diverged it is no number.
         if x is None or y is None or not math.isfinite(x.mean + y.mean):
             continue
-        error = None if error_key is None else group.spread(error_key)
+        error = group.spread(error_key) if error_key else None
         if error is not None:
             low, high = y.mean - error.mean, y.mean + error.mean
             y = Spread(y.mean, min(y.low, low), max(y.high, high))
@@ -116,12 +94,7 @@ def points(groups: Sequence[Group], key: str, error_key: str | None = None) -> l
 
 
 def front(points: Sequence[Point], *, low_is_good: bool) -> list[Point]:
-    """Return the points that no other beats in both metrics, by falling throughput.
-
-    Args:
-        points: Some groups.
-        low_is_good: Whether less of the second metric is better.
-    """
+    """Return the points that no other beats in both metrics, by falling throughput."""
     sign = -1.0 if low_is_good else 1.0
     best: list[Point] = []
     for point in sorted(points, key=lambda p: (-p.x.mean, -sign * p.y.mean)):

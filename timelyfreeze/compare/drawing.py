@@ -6,9 +6,8 @@ The same method has the same colour everywhere, and its name stands beside what 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
@@ -23,28 +22,19 @@ from timelyfreeze.plots import style
 T = TypeVar("T")
 # What is drawn, by schedule.
 Panels = Mapping[str, Sequence[T]]
+StageRatios = tuple[Group, Mapping[int, float]]
 
 _COLORS = {
-    "none": style.BLACK,
-    "timelyfreeze": style.BLUE,
-    "apf": style.ORANGE,
-    "autofreeze": style.GREEN,
-    "pipetransformer": style.VERMILLION,
-    "smartpipe": style.SKY,
-    "fixed": style.FAINT_INK,
-    "linear": style.PURPLE,
-    "lisa": style.YELLOW,
-}
+    "none": style.BLACK, "timelyfreeze": style.BLUE, "apf": style.ORANGE,
+    "autofreeze": style.GREEN, "pipetransformer": style.VERMILLION, "smartpipe": style.SKY,
+    "fixed": style.FAINT_INK, "linear": style.PURPLE, "lisa": style.YELLOW,
+}  # fmt: skip
 _MARKERS = dict(zip(SCHEDULES, ("o", "s", "^", "D", "v", "P"), strict=True))
 _OTHER_MARKER = "X"
 _PLAN = "timelyfreeze+"
 _RATIOS = LinearSegmentedColormap.from_list("ratios", ["#FFFFFF", style.SKY, style.BLUE])
 
-# Names are no formulas, whatever signs they have.
-_AS_WRITTEN: Any = {"text.parse_math": False}
-
-_TOP, _BOTTOM, _LEFT, _RIGHT = 0.4, 0.55, 0.75, 0.3  # inches around the axes of a panel
-_HEIGHT = 2.6  # inches, of the axes
+_TOP, _BOTTOM, _RIGHT = 0.4, 0.55, 0.3  # inches around the axes of a panel
 _HEAD = 0.65  # inches for the title
 _LABELS = 1.45  # inches for names right of curves
 _NARROW = 7.0  # inches, of a plot with one panel
@@ -75,53 +65,38 @@ def draw_points(
 ) -> Figure:
     """Draw quality against speed, better towards the upper right, and what nothing beats.
 
-    Args:
-        panels: Points by schedule; in all of them the same limits apply.
-        title: Of the plot.
-        place: Where the runs were made.
-        y_label: Of what is set against speed.
-        low_is_good: Whether the vertical axis is upside down.
+    The same limits apply to all panels; with ``low_is_good`` the vertical axis is upside down.
     """
     everything = [point for points in panels.values() for point in points]
     x_limits = _limits([v for p in everything for v in (p.x.low, p.x.high)])
     y_limits = _limits([v for p in everything for v in (p.y.low, p.y.high)])
-    with style.house_style(), rc_context(_AS_WRITTEN):
-        figure, axes = _panels(list(panels), title, place)
-        for one, (schedule, points) in zip(axes, panels.items(), strict=True):
-            one.set(xlim=x_limits, ylim=y_limits[::-1] if low_is_good else y_limits)
-            one.set(xlabel="tokens/s per device", ylabel=y_label)
-            one.grid(visible=True)
-            best = front(points, low_is_good=low_is_good)
-            one.plot([p.x.mean for p in best], [p.y.mean for p in best],
-                     color=style.GRID, linewidth=3.0, zorder=1)  # fmt: skip
-            for point in points:
-                _draw_point(one, point, schedule)
-            names = [_label(p.group, p.x.mean, p.y.mean) for p in points]
-            across = [((p.x.low, p.y.mean), (p.x.high, p.y.mean)) for p in points]
-            along = [((p.x.mean, p.y.low), (p.x.mean, p.y.high)) for p in points]
-            label_points(one, names, [*across, *along])
-            one.set_title("better: up and to the right", loc="right", color=style.FAINT_INK,
-                          fontsize=style.SMALL_POINTS)  # fmt: skip
+    figure, axes = _panels(list(panels), title, place)
+    for one, (schedule, points) in zip(axes, panels.items(), strict=True):
+        one.set(xlim=x_limits, ylim=y_limits[::-1] if low_is_good else y_limits,
+                xlabel="tokens/s per device", ylabel=y_label)  # fmt: skip
+        one.grid(visible=True)
+        best = front(points, low_is_good=low_is_good)
+        one.plot([p.x.mean for p in best], [p.y.mean for p in best],
+                 color=style.GRID, linewidth=3.0, zorder=1)  # fmt: skip
+        for point in points:
+            _draw_point(one, point, schedule)
+        bars = [((p.x.low, p.y.mean), (p.x.high, p.y.mean)) for p in points]
+        bars += [((p.x.mean, p.y.low), (p.x.mean, p.y.high)) for p in points]
+        label_points(one, [_label(p.group, p.x.mean, p.y.mean) for p in points], bars)
+        one.set_title("better: up and to the right", loc="right", color=style.FAINT_INK,
+                      fontsize=style.SMALL_POINTS)  # fmt: skip
     return figure
 
 
 def _draw_point(axes: Axes, point: Point, schedule: str) -> None:
-    method = point.group.method
-    is_planned = method.startswith(_PLAN)
+    x, y, method = point.x, point.y, point.group.method
+    edge, width = (style.BLUE, 1.6) if method.startswith(_PLAN) else (style.INK, 0.8)
     axes.errorbar(
-        point.x.mean,
-        point.y.mean,
-        xerr=[[point.x.mean - point.x.low], [point.x.high - point.x.mean]],
-        yerr=[[point.y.mean - point.y.low], [point.y.high - point.y.mean]],
-        fmt=_MARKERS.get(schedule, _OTHER_MARKER),
-        markersize=7,
-        markerfacecolor=color(method),
-        markeredgecolor=style.BLUE if is_planned else style.INK,
-        markeredgewidth=1.6 if is_planned else 0.8,
-        ecolor=color(method),
-        elinewidth=1.0,
-        zorder=3,
-    )
+        x.mean, y.mean,
+        xerr=[[x.mean - x.low], [x.high - x.mean]], yerr=[[y.mean - y.low], [y.high - y.mean]],
+        fmt=_MARKERS.get(schedule, _OTHER_MARKER), markersize=7, markerfacecolor=color(method),
+        markeredgecolor=edge, markeredgewidth=width, ecolor=color(method), elinewidth=1.0, zorder=3,
+    )  # fmt: skip
 
 
 def draw_curves(
@@ -145,65 +120,53 @@ def draw_curves(
         marks: What is drawn as single points beside them, by schedule.
         target: A height to be reached, and its name.
     """
-    with style.house_style(), rc_context(_AS_WRITTEN):
-        figure, axes = _panels(list(panels), title, place, names=_LABELS)
-        for one, (schedule, drawn) in zip(axes, panels.items(), strict=True):
-            one.set(xlabel=labels[0], ylabel=labels[1])
-            one.grid(visible=True)
-            marker = _MARKERS.get(schedule, _OTHER_MARKER)
-            for curve in drawn:
-                _draw_curve(one, curve, marker)
-            for curve in (marks or {}).get(schedule, ()):
-                one.plot(curve.xs, curve.ys, linestyle="none", marker=marker, markersize=3.5,
-                         markeredgewidth=0.4, markeredgecolor=style.INK,
-                         color=color(curve.group.method))  # fmt: skip
-            if target is not None:
-                one.axhline(target[0], color=style.INK, linewidth=0.8, linestyle=":")
-                one.annotate(target[1], (0.01, target[0]), xycoords=("axes fraction", "data"),
-                             xytext=(0, 2), textcoords="offset points",
-                             fontsize=style.SMALL_POINTS, color=style.INK,
-                             bbox={"color": "white", "alpha": 0.8, "pad": 0.5})  # fmt: skip
-            one.set(xlim=one.get_xlim(), ylim=y_limits)
-            label_ends(one, [_label(c.group, c.xs[-1], c.ys[-1]) for c in drawn])
+    figure, axes = _panels(list(panels), title, place, names=_LABELS)
+    for one, (schedule, drawn) in zip(axes, panels.items(), strict=True):
+        one.set(xlabel=labels[0], ylabel=labels[1])
+        one.grid(visible=True)
+        marker = _MARKERS.get(schedule, _OTHER_MARKER)
+        for curve in drawn:
+            _draw_curve(one, curve, marker)
+        for curve in (marks or {}).get(schedule, ()):
+            one.plot(curve.xs, curve.ys, linestyle="none", marker=marker, markersize=3.5,
+                     markeredgewidth=0.4, markeredgecolor=style.INK,
+                     color=color(curve.group.method))  # fmt: skip
+        if target is not None:
+            one.axhline(target[0], color=style.INK, linewidth=0.8, linestyle=":")
+            one.annotate(target[1], (0.01, target[0]), xycoords=("axes fraction", "data"),
+                         xytext=(0, 2), textcoords="offset points", color=style.INK,
+                         fontsize=style.SMALL_POINTS,
+                         bbox={"color": "white", "alpha": 0.8, "pad": 0.5})  # fmt: skip
+        one.set(xlim=one.get_xlim(), ylim=y_limits)
+        label_ends(one, [_label(c.group, c.xs[-1], c.ys[-1]) for c in drawn])
     return figure
 
 
 def _draw_curve(axes: Axes, curve: Curve, marker: str) -> None:
     method = curve.group.method
     # What is one point only would be no line at all.
-    dot = marker if len(curve.xs) == 1 else None
-    axes.plot(curve.xs, curve.ys, linestyle=line_style(method), marker=dot, color=color(method),
-              linewidth=1.5)  # fmt: skip
+    axes.plot(curve.xs, curve.ys, linestyle=line_style(method), color=color(method), linewidth=1.5,
+              marker=marker if len(curve.xs) == 1 else None)  # fmt: skip
     if curve.lows != curve.highs:
         axes.fill_between(curve.xs, curve.lows, curve.highs, alpha=0.12, color=color(method),
                           linewidth=0)  # fmt: skip
 
 
-def draw_stages(
-    panels: Panels[tuple[Group, Mapping[int, float]]], title: str, place: str
-) -> Figure:
-    """Draw freeze ratios as a table of colours: a line for each method, a column for each stage.
-
-    Args:
-        panels: Groups with their ratios by stage, by schedule.
-        title: Of the plot.
-        place: Where the runs were made.
-    """
+def draw_stages(panels: Panels[StageRatios], title: str, place: str) -> Figure:
+    """Draw freeze ratios as a table of colours: a line for each method, a column for each stage."""
     tallest = max(len(rows) for rows in panels.values())
     names = [wrap(group.short_name) for rows in panels.values() for group, _ in rows]
     longest = max(len(line) for name in names for line in name.split("\n"))
     row_height = 0.14 * max(name.count("\n") + 1 for name in names) + 0.12
-    with style.house_style(), rc_context(_AS_WRITTEN):
-        left, height = 0.075 * longest + 0.3, row_height * tallest
-        figure, axes = _panels(list(panels), title, place, inner_height=height, left=left)
-        for one, rows in zip(axes, panels.values(), strict=True):
-            _draw_ratios(one, rows, tallest)
+    figure, axes = _panels(list(panels), title, place, inner_height=row_height * tallest,
+                           left=0.075 * longest + 0.3)  # fmt: skip
+    for one, rows in zip(axes, panels.values(), strict=True):
+        _draw_ratios(one, rows)
+        one.set_ylim(tallest - 0.5, -0.5)
     return figure
 
 
-def _draw_ratios(
-    axes: Axes, rows: Sequence[tuple[Group, Mapping[int, float]]], tallest: int
-) -> None:
+def _draw_ratios(axes: Axes, rows: Sequence[StageRatios]) -> None:
     n_stages = 1 + max(stage for _, ratios in rows for stage in ratios)
     for row, (_, ratios) in enumerate(rows):
         for stage, ratio in ratios.items():
@@ -214,13 +177,12 @@ def _draw_ratios(
                 axes.text(stage, row, f"{ratio:.2f}", ha="center", va="center",
                           fontsize=style.SMALL_POINTS if n_stages > 8 else style.TEXT_POINTS - 1,
                           color="white" if ratio > 0.7 else style.INK)  # fmt: skip
-    axes.set(xlim=(-0.5, n_stages - 0.5), ylim=(tallest - 0.5, -0.5), xlabel="stage")
+    axes.set(xlim=(-0.5, n_stages - 0.5), xlabel="stage")
     names = [wrap(group.short_name) for group, _ in rows]
     axes.set_yticks(range(len(rows)), names, fontsize=style.SMALL_POINTS + 1)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=16))
     axes.tick_params(length=0)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["left", "bottom"]].set_visible(False)
 
 
 def _label(group: Group, x: float, y: float) -> Label:
@@ -235,29 +197,17 @@ def _limits(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _panels(
-    schedules: Sequence[str],
-    title: str,
-    place: str,
-    *,
-    inner_height: float = _HEIGHT,
-    left: float = _LEFT,
-    names: float = 0.0,
-) -> tuple[Figure, list[Axes]]:
+    schedules: Sequence[str], title: str, place: str, *,
+    inner_height: float = 2.6, left: float = 0.75, names: float = 0.0,
+) -> tuple[Figure, list[Axes]]:  # fmt: skip
     """Return a figure with axes for each schedule, two in a row.
 
-    Args:
-        schedules: Titles of the panels.
-        title: Of the figure.
-        place: Below the title.
-        inner_height: Of the axes, inches.
-        left: Room left of the axes, inches.
-        names: Room right of the axes for names, inches.
+    Height and room left of the axes are inches, and ``names`` that for names right of them.
     """
     n_columns = min(2, len(schedules))
     n_rows = -(-len(schedules) // n_columns)
     width = style.WIDTH_INCHES if n_columns == 2 else _NARROW
-    outer_height = _TOP + inner_height + _BOTTOM
-    height = _HEAD + n_rows * outer_height
+    height = _HEAD + n_rows * (_TOP + inner_height + _BOTTOM)
     figure = Figure(figsize=(width, height))
     figure.text(0.02, 1 - 0.25 / height, title, fontsize=style.TITLE_POINTS + 2, weight="bold",
                 color=style.INK, va="center")  # fmt: skip
@@ -268,8 +218,8 @@ def _panels(
     axes = []
     for i, schedule in enumerate(schedules):
         row, column = divmod(i, n_columns)
-        x, y = column * panel + left, height - _HEAD - row * outer_height - _TOP - inner_height
-        box = (x / width, y / height, inner_width / width, inner_height / height)
-        axes.append(figure.add_axes(box))
+        top = height - _HEAD - row * (_TOP + inner_height + _BOTTOM) - _TOP
+        x, y = (column * panel + left) / width, (top - inner_height) / height
+        axes.append(figure.add_axes((x, y, inner_width / width, inner_height / height)))
         axes[-1].set_title(schedule, loc="left", color=style.INK)
     return figure, axes

@@ -10,17 +10,18 @@ because a machine is not equally fast all day.
 
 from __future__ import annotations
 
+import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from timelyfreeze.compare.metrics import COLUMNS, Terms
 from timelyfreeze.compare.runs import FINISHED, Run
-from timelyfreeze.compare.settings import variants, work_differs
 
 # In the paper's order, then the rest of torch's; others follow by name.
 SCHEDULES = (
@@ -30,8 +31,25 @@ SCHEDULES = (
 PLACE = ("device", "n_devices", "model", "emulated_ranks")
 NO_PLACE = "-"
 _REPEAT = ["schedule", "method", "variant", "place"]
-_NAMES = ["schedule", "method", "seed", "status", "folder", "variant", "place"]
+_NAMES = ["schedule", "method", "seed", "status", "folder", "variant", "place", "run"]
 _FEW_SETTINGS = 3
+
+# Flat: a key is the name of section and option, as on the command line.
+Settings = Mapping[str, Any]
+# How long a step takes depends on these, apart from the freezing.
+WORK = ("model", "training", "parallelism", "activation_checkpoint", "compile", "quantize",
+        "emulation")  # fmt: skip
+SECTIONS = (*WORK, "optimizer", "lr_scheduler", "data", "freezing")
+# What a comparison varies by itself, where files lie, and what changes no metric.
+LEFT_OUT = frozenset({
+    "freezing.method", "freezing.seed", "data.seed", "training.seed",
+    "parallelism.pipeline_parallel_schedule", "parallelism.pipeline_parallel_schedule_csv",
+    "training.dataset_path", "training.gc_freq", "training.gc_debug", "model.hf_assets_path",
+    "model.tokenizer_path", "model.print_after_conversion",
+    "parallelism.pipeline_parallel_expert_parallel_overlap",
+})  # fmt: skip
+# Readers know options of these sections without their section.
+_SHORT = re.compile(r"^(freezing|parallelism|training)\.")
 
 
 @dataclass(frozen=True)
@@ -94,23 +112,24 @@ class Group:
 
 
 def compare(runs: Sequence[Run], terms: Terms) -> pd.DataFrame:
-    """Return a line for each run, in the order of the table.
+    """Return a line for each run, in the order of the table: by schedule, of each none first.
 
     Columns are schedule, method, seed, status, folder, variant, place, run, baseline, and the keys
     of ``COLUMNS``. Only runs that finished have a baseline and metrics; None for what is not known.
     """
+    told = _variants(runs)
     lines: list[dict[str, Any]] = []
-    for run, variant in zip(runs, _variants(runs), strict=True):
-        is_finished = run.status == FINISHED
-        baseline = _baseline(run, runs) if is_finished else None
-        metrics = {
-            one.key: one.of(run, baseline, terms) if is_finished else None for one in COLUMNS
-        }
-        names = (run.schedule, run.method, run.seed, run.status, run.folder, variant, place(run))
-        lines.append({**dict(zip(_NAMES, names, strict=True)), "run": run, "baseline": baseline})
-        lines[-1].update(metrics)
-    columns = [*_NAMES, "run", "baseline", *(one.key for one in COLUMNS)]
-    return pd.DataFrame(sorted(lines, key=_position), columns=columns, dtype=object)
+    for run in runs:
+        names = (run.schedule, run.method, run.seed, run.status, run.folder, told[run.folder])
+        line: dict[str, Any] = dict(zip(_NAMES, (*names, place(run), run), strict=True))
+        if run.status == FINISHED:
+            baseline = _baseline(run, runs)
+            metrics = {column.key: column.of(run, baseline, terms) for column in COLUMNS}
+            line |= {"baseline": baseline, **metrics}
+        lines.append(line)
+    columns = [*_NAMES, "baseline", *(column.key for column in COLUMNS)]
+    lines = [{key: line.get(key) for key in columns} for line in sorted(lines, key=_position)]
+    return pd.DataFrame(lines, columns=columns, dtype=object)
 
 
 def group(compared: pd.DataFrame) -> list[Group]:
@@ -129,8 +148,8 @@ def group(compared: pd.DataFrame) -> list[Group]:
         settled = pd.concat([settled, homes.loc[[i]]])
     keys = [homes[key] for key in _REPEAT]
     return [
-        Group(schedule, method, variant, place_name, members)
-        for (schedule, method, variant, place_name), members in compared.groupby(keys, sort=False)
+        Group(schedule, method, variant, home, members)
+        for (schedule, method, variant, home), members in compared.groupby(keys, sort=False)
     ]
 
 
@@ -164,28 +183,64 @@ def _baseline(run: Run, runs: Sequence[Run]) -> Run | None:
     return min(candidates, key=lambda other: abs(_started(other) - started), default=None)
 
 
-def _started(run: Run) -> float:
-    """Return the start of ``run`` in seconds."""
-    return datetime.fromisoformat(run.summary.started_at).timestamp()
+def _started(run: Run) -> datetime:
+    return datetime.fromisoformat(run.summary.started_at)
 
 
-def _variants(runs: Sequence[Run]) -> list[str]:
-    """Return of each run the settings that set it apart from its method's others in its place."""
-    alike: dict[tuple[str, str], list[int]] = {}
-    for i, run in enumerate(runs):
-        alike.setdefault((run.method, place(run)), []).append(i)
-    told = [""] * len(runs)
-    for (method, _), members in alike.items():
-        texts = variants(method, [runs[i].settings for i in members])
-        for i, text in zip(members, texts, strict=True):
-            told[i] = text
-    return told
+def _variants(runs: Sequence[Run]) -> dict[Path, str]:
+    """Return by folder the settings that set a run apart from its method's others in its place."""
+    alike: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        alike.setdefault((run.method, place(run)), []).append(run)
+    return {
+        run.folder: text
+        for (method, _), members in alike.items()
+        for run, text in zip(members, variants(method, [r.settings for r in members]), strict=True)
+    }
 
 
 def _position(line: dict[str, Any]) -> tuple[Any, ...]:
-    """Return what sorts runs: by schedule, of each none first."""
     method, seed = line["method"], line["seed"]
     return (
         schedule_rank(line["schedule"]), method != "none", method, line["variant"],
         -1 if seed is None else seed, str(line["folder"]),
     )  # fmt: skip
+
+
+def work_differs(one: Settings, other: Settings) -> bool:
+    """Tell whether steps of two runs have something else to do, as far as both are known.
+
+    How many steps there are is no part of it.
+    """
+    return any(
+        key in other and other[key] != value
+        for key, value in one.items()
+        if key.split(".")[0] in WORK and key not in LEFT_OUT and key != "training.steps"
+    )
+
+
+def variants(method: str, settings: Sequence[Settings]) -> list[str]:
+    """Return of each run the settings in which it differs from other runs of its method.
+
+    Seeds, schedules and the options of other methods count for nothing, and for ``none`` no option
+    of the freezing.
+
+    Settings are flat, and empty where they are not known. The text is such as ``max_freeze_ratio
+    0.5``, and empty where runs do not differ.
+    """
+    counting = [{key: own[key] for key in own if _counts(key, method)} for own in settings]
+    written = pd.DataFrame([{key: repr(own[key]) for key in own} for own in counting])
+    apart = {key for key in written if written[key].nunique() > 1}
+    return [
+        ", ".join(f"{_SHORT.sub('', key)} {value}" for key, value in own.items() if key in apart)
+        for own in counting
+    ]
+
+
+def _counts(key: str, method: str) -> bool:
+    """Return whether ``key`` may set runs of ``method`` apart."""
+    section, *options = key.split(".")
+    if section not in SECTIONS or key in LEFT_OUT:
+        return False
+    is_of_other = len(options) > 1 and options[0] not in method.split("+")
+    return section != "freezing" or (method != "none" and not is_of_other)

@@ -1,18 +1,53 @@
-"""The runs that a comparison asks for, and how each is started."""
+"""The runs that a comparison asks for, made one after another where they are not finished yet.
+
+A run has a folder of its own below the output, which is its ``job.dump_folder`` and holds its log
+and its record. The record says how the run was started, so that runs of other settings are not
+taken for runs of these.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import signal
+import statistics
+import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+from timelyfreeze.cli import run_environment, train_command
+from timelyfreeze.compare.runs import FINISHED, RECORD, SET_ASIDE, find_runs
+from timelyfreeze.files import read_object
+
 ROOT = Path(__file__).resolve().parents[2]
 DEGREE = "parallelism.pipeline_parallel_degree"
-_SEEDS = ("debug.seed", "data.seed", "freezing.seed")
+LOG = "train.log"
+TAIL_LINES = 25
+
+# From a command, its environment and its log file to the exit status.
+Starter = Callable[[Sequence[str], Mapping[str, str], Path], int]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the runs of a comparison have in common: TOML file and arguments of the trainer."""
+
+    config: Path
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def keys(self) -> set[str]:
+        """Keys that the arguments set, spelled as in the TOML file."""
+        flags = (word.split("=")[0] for word in self.arguments if word.startswith("--"))
+        return {flag.removeprefix("--").replace("-", "_") for flag in flags}
 
 
 @dataclass(frozen=True)
@@ -33,28 +68,17 @@ class Job:
     keys: Mapping[str, Any]
     record: Mapping[str, Any]
 
+    def command(self, settings: Settings, folder: Path) -> list[str]:
+        """Return the command that makes the run in ``folder``.
 
-@dataclass(frozen=True)
-class Settings:
-    """What the runs of a comparison have in common.
-
-    Attributes:
-        config: The TOML file.
-        arguments: Further arguments of the trainer.
-    """
-
-    config: Path
-    arguments: tuple[str, ...] = ()
-
-    def to_record(self) -> dict[str, Any]:
-        """Return what must be equal for two runs to belong to one comparison.
-
-        The file's content counts, not its place.
+        The pipeline is as deep as there are processes, unless the job or the trainer's arguments
+        say otherwise.
         """
-        return {
-            "config_sha256": hashlib.sha256(self.config.read_bytes()).hexdigest(),
-            "arguments": list(self.arguments),
-        }
+        keys = {"job.dump_folder": folder, **self.keys}
+        if DEGREE not in settings.keys:
+            keys.setdefault(DEGREE, self.nproc)
+        words = (f"--{key}" if value is True else f"--{key}={value}" for key, value in keys.items())
+        return train_command(settings.config, self.nproc, [*words, *settings.arguments])
 
 
 def plan_jobs(
@@ -73,7 +97,7 @@ def plan_jobs(
             keys={
                 "freezing.method": method,
                 "parallelism.pipeline_parallel_schedule": schedule,
-                **dict.fromkeys(_SEEDS, seed),
+                **dict.fromkeys(("debug.seed", "data.seed", "freezing.seed"), seed),
             },
             record={"schedule": schedule, "method": method, "seed": seed},
         )
@@ -84,69 +108,145 @@ def plan_jobs(
 
 
 def errors(jobs: Sequence[Job], settings: Settings, fixed: Iterable[str] = ()) -> list[str]:
-    """Return what is wrong with what was asked for, one message for each error.
+    """Return a message for each error in what was asked for.
 
-    Args:
-        jobs: The runs.
-        settings: What they have in common.
-        fixed: Keys besides those of the jobs that the trainer's arguments may not set.
+    ``fixed`` are keys besides those of the jobs that the trainer's arguments may not set.
     """
     found = []
     if not settings.config.is_file():
         found.append(f"CONFIG is {str(settings.config)!r}; it must be a TOML file")
-    labels = [job.label for job in jobs]
-    if twice := sorted({label for label in labels if labels.count(label) > 1}):
+    labels = Counter(job.label for job in jobs)
+    if twice := sorted(label for label in labels if labels[label] > 1):
         found.append(f"asked for twice: {', '.join(twice)}; name each once")
     ours = {"job.config_file", "job.dump_folder", *fixed}.union(*(job.keys for job in jobs))
     found += [
         f"--{key} is among the trainer's arguments; each run has its own, leave it out"
-        for key in sorted(ours & given_keys(settings.arguments))
+        for key in sorted(ours & settings.keys)
     ]
     return found
 
 
-def given_keys(arguments: Iterable[str]) -> set[str]:
-    """Return the keys that trainer ``arguments`` set, spelled as in the TOML file."""
-    flags = (argument.split("=")[0] for argument in arguments if argument.startswith("--"))
-    return {flag.removeprefix("--").replace("-", "_") for flag in flags}
+def start(arguments: Sequence[str], variables: Mapping[str, str], log: Path) -> int:
+    """Run a command in the repository, its output in ``log``, and return its exit status."""
+    with (
+        log.open("w") as file,
+        subprocess.Popen(arguments, cwd=ROOT, env=variables, stdout=file, stderr=file) as process,
+    ):
+        try:
+            return process.wait()
+        except BaseException:
+            # torchrun ends its workers when it is asked to end, not when it is killed.
+            process.terminate()
+            process.wait()
+            raise
 
 
-def train_command(job: Job, settings: Settings, folder: Path) -> list[str]:
-    """Return the command that makes the run of ``job`` in ``folder``.
+@contextmanager
+def resumable() -> Iterator[None]:
+    """Make a command that is told to stop end the run on its way too, and say how to go on."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.exit("\ninterrupted; the same command goes on from here")
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
-    The pipeline is as deep as there are processes, unless the job or the trainer's arguments say
-    otherwise.
+
+def run_jobs(
+    jobs: Sequence[Job], settings: Settings, output: Path, *, starter: Starter = start
+) -> list[Job]:
+    """Make those of the runs that are not finished, print how it goes, return those that failed.
+
+    Raises:
+        ValueError: If ``output`` has finished runs of other settings.
     """
-    keys = {"job.config_file": settings.config, "job.dump_folder": folder, **job.keys}
-    if DEGREE not in given_keys(settings.arguments):
-        keys.setdefault(DEGREE, job.nproc)
-    return [
-        sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={job.nproc}",
-        "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0", "-m", "torchtitan.freezing",
-        *(f"--{key}" if value is True else f"--{key}={value}" for key, value in keys.items()),
-        *settings.arguments,
-    ]  # fmt: skip
+    if found := list(_conflicts(jobs, settings, output)):
+        raise ValueError("\n       ".join(found))
+    output.mkdir(parents=True, exist_ok=True)
+    done = {job.path for job in jobs if _is_finished(output / job.path)}
+    failed: list[Job] = []
+    seconds: list[float] = []
+    for number, job in enumerate(jobs, 1):
+        print(f"[{number}/{len(jobs)}] {job.label}: ", end="", flush=True)
+        if job.path in done:
+            print("finished before", flush=True)
+            continue
+        print("...", end="", flush=True)
+        started = time.monotonic()
+        status = _run_one(job, settings, output, starter)
+        seconds.append(time.monotonic() - started)
+        left = len(jobs) - len(done) - len(seconds)
+        to_go = f"{duration(statistics.fmean(seconds) * left)} to go"
+        if status == 0 and _is_finished(output / job.path):
+            print(f" {duration(seconds[-1])}, {to_go}", flush=True)
+            continue
+        failed.append(job)
+        reason = f"exit status {status}" if status else "no summary of all steps"
+        print(f" failed after {duration(seconds[-1])} ({reason}), {to_go}")
+        log = output / job.path / LOG
+        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+        print("\n    ".join([f"  the end of {log}:", *lines[-TAIL_LINES:]]), flush=True)
+    return failed
 
 
-def environment(
-    base: Mapping[str, str], *, nproc: int, n_gpus: int, n_cores: int
-) -> dict[str, str]:
-    """Return the environment of a run, by the rules of ``run_train.sh``.
+def _conflicts(jobs: Sequence[Job], settings: Settings, output: Path) -> Iterator[str]:
+    """Yield a message for each finished run in ``output`` that was made with other settings.
 
-    Args:
-        base: The environment that the command was started in.
-        nproc: Processes of a run. With fewer GPUs than that, all of them use the CPU.
-        n_gpus: GPUs that a run could use.
-        n_cores: Cores that are shared among the processes on a CPU.
+    Runs without a record were not started here; nothing is known against them.
     """
-    before = base.get("PYTHONPATH")
-    variables = {
-        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
-        "TOKENIZERS_PARALLELISM": "false",
-        **base,
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{before}" if before else str(ROOT),
+    for job in jobs:
+        path = output / job.path / RECORD
+        if not (path.is_file() and _is_finished(output / job.path)):
+            continue
+        before = read_object(path).get("settings") or {}
+        for key, value in _same(job, settings).items():
+            if before.get(key) != value:
+                yield (
+                    f"{job.label} in {output} was run with {key} {before.get(key)}, "
+                    f"asked for is {value}; choose another OUTPUT"
+                )
+
+
+def _same(job: Job, settings: Settings) -> dict[str, Any]:
+    """Return what makes two runs one: the configuration's content counts, not its place."""
+    return {
+        "config_sha256": hashlib.sha256(settings.config.read_bytes()).hexdigest(),
+        "arguments": list(settings.arguments),
+        "nproc": job.nproc,
     }
-    if n_gpus < nproc:
-        variables["CUDA_VISIBLE_DEVICES"] = ""
-        variables.setdefault("OMP_NUM_THREADS", str(max(1, n_cores // nproc)))
-    return variables
+
+
+def _run_one(job: Job, settings: Settings, output: Path, starter: Starter) -> int:
+    """Make one run from its first step, keep its record, and return its exit status."""
+    folder = output / job.path
+    # What an unfinished run left goes out of the way, its checkpoints above all: the next run would
+    # go on from them, and measure a part only.
+    if folder.is_dir():
+        places = (output / SET_ASIDE / f"{job.path}_{i}" for i in count(1))
+        aside = next(place for place in places if not place.exists())
+        aside.parent.mkdir(parents=True, exist_ok=True)
+        folder.rename(aside)
+    folder.mkdir(parents=True)
+
+    def keep(exit_status: int | None) -> None:
+        record = {**job.record, "settings": _same(job, settings), "exit_status": exit_status}
+        (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n")
+
+    keep(None)
+    environment = run_environment(os.environ, job.nproc)
+    status = starter(job.command(settings, folder), environment, folder / LOG)
+    keep(status)
+    return status
+
+
+def _is_finished(folder: Path) -> bool:
+    """Tell whether a run in ``folder`` did all its steps."""
+    return folder.is_dir() and any(run.status == FINISHED for run in find_runs([folder]).runs)
+
+
+def duration(seconds: float) -> str:
+    """Return ``seconds`` in the unit that a reader would use."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} minutes" if seconds < 90 * 60 else f"{seconds / 3600:.1f} hours"

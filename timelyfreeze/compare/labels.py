@@ -1,13 +1,14 @@
 """Names beside points and at the ends of lines, where they cover nothing.
 
 Whoever reads a plot need not go to and fro between it and a legend. ``adjustText`` was tried: it
-writes over bars and points, needs scipy, and never draws the same plot twice.
+writes over bars and points, and never draws the same plot twice.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,14 +49,9 @@ def wrap(text: str) -> str:
 
 
 def label_points(axes: Axes, labels: Sequence[Label], bars: Sequence[Line]) -> None:
-    """Write each text near its point, over neither points nor other texts if there is room.
+    """Write each text near its point, over no point, bar or other text if there is room.
 
-    The limits of ``axes`` must not change afterwards.
-
-    Args:
-        axes: Where the points are.
-        labels: Their names.
-        bars: What else is not to be written over, upright or level, in the units of the axes.
+    Bars are upright or level. The limits of ``axes`` must not change afterwards.
     """
     figure = axes.get_figure(root=True)
     assert figure is not None
@@ -74,7 +70,8 @@ def label_points(axes: Axes, labels: Sequence[Label], bars: Sequence[Line]) -> N
         options = []
         for radius, angle in itertools.product(_RADII, _DIRECTIONS):
             box = _beside(x, y, radius * pixels, angle, size.width, size.height)
-            over = sum(_overlap(box, other) for other in taken) + _outside(box, inside)
+            outside = box.width * box.height - _overlap(box, inside)
+            over = sum(_overlap(box, other) for other in taken) + outside
             # Any overlap is worse than being farther away.
             cost = _OVERLAP * (over > 0.0) + 2.0 * over
             options.append((cost + radius * pixels, radius, box))
@@ -108,34 +105,18 @@ def spread_out(wanted: Sequence[float], heights: Sequence[float], room: float) -
 
     Texts that would overlap form a block around the mean of where they should be.
 
-    Args:
-        wanted: Middles in ascending order.
-        heights: Of the texts.
-        room: From 0 to here is room; a block too large for it sticks out at the top.
+    ``wanted`` ascends; ``room`` begins at 0, and texts too high for it stick out at the top.
     """
-    tops = list(itertools.accumulate(heights))
-    # Where each text would begin, had all below it no height.
-    starts = [
-        at - top + height / 2.0 for at, top, height in zip(wanted, tops, heights, strict=True)
-    ]
-    blocks: list[list[int]] = []
-
-    def start(block: Sequence[int]) -> float:
-        below = tops[block[0]] - heights[block[0]]
-        mean = sum(starts[i] for i in block) / len(block) + below
-        return max(0.0, min(mean, room - sum(heights[i] for i in block)))
-
-    for i in range(len(wanted)):
-        blocks.append([i])
-        while len(blocks) > 1 and start(blocks[-2]) + sum(heights[j] for j in blocks[-2]) > start(
-            blocks[-1]
-        ):
-            last = blocks.pop()
-            blocks[-1] += last
+    n = len(wanted)
+    below = [sum(heights[:i]) for i in range(n)]
+    # Where each text would begin, had all below it no height: these are not to fall.
+    starts = [wanted[i] - heights[i] / 2.0 - below[i] for i in range(n)]
+    means = {(i, j): statistics.fmean(starts[i : j + 1]) for i in range(n) for j in range(i, n)}
+    rising = [max(min(means[i, j] for j in range(k, n)) for i in range(k + 1)) for k in range(n)]
+    last = max(0.0, room - sum(heights))
     return [
-        start(block) + tops[i] - heights[i] / 2.0 - (tops[block[0]] - heights[block[0]])
-        for block in blocks
-        for i in block
+        min(max(start, 0.0), last) + low + height / 2.0
+        for start, low, height in zip(rising, below, heights, strict=True)
     ]
 
 
@@ -151,10 +132,6 @@ def _overlap(one: Bbox, other: Bbox) -> float:
     width = min(one.x1, other.x1) - max(one.x0, other.x0)
     height = min(one.y1, other.y1) - max(one.y0, other.y0)
     return float(max(0.0, width) * max(0.0, height))
-
-
-def _outside(box: Bbox, inside: Bbox) -> float:
-    return float(box.width * box.height) - _overlap(box, inside)
 
 
 def _write(

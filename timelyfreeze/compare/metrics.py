@@ -20,12 +20,7 @@ Metric = float | str | None
 
 @dataclass(frozen=True)
 class Terms:
-    """What a comparison was asked for.
-
-    Attributes:
-        window: Logged losses in a running mean.
-        reference: The run whose last loss is to be reached, None if there is none.
-    """
+    """Logged losses in a running mean, and the run whose last loss the others are to reach."""
 
     window: int = WINDOW
     reference: Run | None = None
@@ -57,18 +52,15 @@ class Column:
 
     def of(self, run: Run, baseline: Run | None, terms: Terms) -> Metric:
         """Return the value of a finished run."""
-        if self.metric is None:
-            value: Metric = getattr(run.summary, self.key)
-            return value
-        return self.metric(run, baseline, terms)
+        own: Metric = getattr(run.summary, self.key, None)
+        return own if self.metric is None else self.metric(run, baseline, terms)
 
 
 def tokens_per_second(run: Run) -> float | None:
     """Return the throughput of a device, of an emulated one where the pipeline is emulated."""
-    summary = run.summary
-    if summary.emulated_ranks is None:
-        return summary.tokens_per_second
-    return summary.virtual_tokens_per_second
+    told = run.summary
+    is_real = told.emulated_ranks is None
+    return told.tokens_per_second if is_real else told.virtual_tokens_per_second
 
 
 def seconds_to_loss(run: Run, other: Run | None, window: int) -> Metric:
@@ -87,16 +79,8 @@ def seconds_to_loss(run: Run, other: Run | None, window: int) -> Metric:
     return NEVER if seconds is None else seconds
 
 
-def average_accuracy(run: Run) -> float | None:
-    """Return the mean accuracy of a run in percent."""
-    average = None if run.scores is None else run.scores.average
-    return None if average is None else 100 * average
-
-
 def _percent_above(value: float | None, reference: float | None) -> float | None:
-    if value is None or not reference:
-        return None
-    return 100 * (value / reference - 1)
+    return None if value is None or not reference else 100 * (value / reference - 1)
 
 
 def _gain(run: Run, baseline: Run | None, _terms: Terms) -> Metric:
@@ -122,6 +106,11 @@ def _accuracy(key: str) -> Measure:
     return metric
 
 
+def _average_accuracy(run: Run | None) -> float | None:
+    average = None if run is None or run.scores is None else run.scores.average
+    return None if average is None else 100 * average
+
+
 def _average_error(run: Run, _baseline: Run | None, _terms: Terms) -> Metric:
     """Return the standard error of the average accuracy over the questions, in points.
 
@@ -142,12 +131,11 @@ def _average_error(run: Run, _baseline: Run | None, _terms: Terms) -> Metric:
 
 def _points_over_none(run: Run, baseline: Run | None, _terms: Terms) -> Metric:
     """Return the difference in average accuracy, where both were asked the same."""
-    if baseline is None or run.scores is None or baseline.scores is None:
+    own, other = _average_accuracy(run), _average_accuracy(baseline)
+    if baseline is None or own is None or other is None:
         return None
-    own, other = average_accuracy(run), average_accuracy(baseline)
-    if run.scores.asked != baseline.scores.asked or own is None or other is None:
-        return None
-    return own - other
+    asked = [one.scores and one.scores.asked for one in (run, baseline)]
+    return own - other if asked[0] == asked[1] else None
 
 
 COLUMNS = (
@@ -177,7 +165,7 @@ COLUMNS = (
         for benchmark in BENCHMARKS
     ),
     Column("accuracy", "average accuracy, %", ".2f",
-           lambda run, _baseline, _terms: average_accuracy(run), is_optional=True),
+           lambda run, _baseline, _terms: _average_accuracy(run), is_optional=True),
     Column("accuracy_stderr", "its standard error", ".2f", _average_error, is_optional=True),
     Column("accuracy_points", "points over none", "+.2f", _points_over_none, needs_baseline=True,
            is_optional=True),

@@ -20,32 +20,26 @@ from timelyfreeze.files import markdown_table
 
 # Columns in front that hold names.
 _TEXTS = frozenset({"schedule", "method", "settings", "on", "runs"})
+_HEAD = """# Comparison
+
+Mean over seeds (min..max). *gain over none* compares with the run of method none of the same
+schedule and seed; tokens/s are those of the stable phase, for none of the whole run, and by the
+virtual clock where the pipeline is emulated. *seconds* is the time spent in training steps.
+*seconds to none's loss* is the time until the running mean over {window} logged training losses is
+as low as none's is at its end; *to the reference's loss*, as that of the run named below is.
+*points over none* is the difference in average accuracy to the run that the gain compares with.
+`-`: not known."""
 _TEMPLATES = Environment(
-    loader=FileSystemLoader(Path(__file__).parent),
-    autoescape=lambda name: name is not None and ".html" in name,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    keep_trailing_newline=True,
-)
+    loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined,
+    trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+)  # fmt: skip
 
 
 def render_html(
-    title: str,
-    table: Table,
-    groups: Sequence[Group],
-    plots: Sequence[Plot],
+    title: str, table: Table, groups: Sequence[Group], plots: Sequence[Plot],
     images: Mapping[str, bytes],
-) -> str:
-    """Return the page as HTML.
-
-    Args:
-        title: Its heading.
-        table: Of means over repeats.
-        groups: The repeats.
-        plots: What there is to see, and what there is not.
-        images: PNG files by the name of their plot.
-    """
+) -> str:  # fmt: skip
+    """Return the page as HTML; ``images`` are PNG files by the name of their plot."""
     kinds = [[plot for plot in plots if plot.kind == kind] for kind in KINDS]
     return _TEMPLATES.get_template("page.html.j2").render(
         title=title,
@@ -61,7 +55,13 @@ def render_html(
 
 def render_markdown(table: Table, terms: Terms, plots: Sequence[Plot] = ()) -> str:
     """Return the table with its notes, and the plots with what is not in them, as Markdown."""
-    text = markdown_table(table.titles, table.rows)
-    return _TEMPLATES.get_template("page.md.j2").render(
-        window=terms.window, table=text, notes=table.notes, plots=plots
-    )
+    parts = [_HEAD.format(window=terms.window), markdown_table(table.titles, table.rows)]
+    if table.notes:
+        parts.append("\n".join(f"- {note}" for note in table.notes))
+    for plot in plots:
+        parts.append(f"## {plot.title}, {plot.place}")
+        if plot.figure is not None:
+            parts += [f"![{plot.title}]({plot.name}.png)", plot.caption]
+        if plot.missing:
+            parts.append("\n".join(f"- not shown: {missing}" for missing in plot.missing))
+    return "\n\n".join(parts) + "\n"

@@ -10,14 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from timelyfreeze.compare.curves import Curve, Point, curves, points, stage_ratios, training_losses
 from timelyfreeze.compare.drawing import Panels, by_schedule, draw_curves, draw_points, draw_stages
 from timelyfreeze.compare.groups import NO_PLACE, Group
 from timelyfreeze.compare.metrics import Terms
+from timelyfreeze.plots import style
 from timelyfreeze.records import last_running_mean
 
 T = TypeVar("T")
@@ -89,11 +92,7 @@ def plots(groups: Sequence[Group], terms: Terms) -> Iterator[Plot]:
     places = dict.fromkeys(one.place for one in groups if one.place != NO_PLACE)
     for number, name in enumerate(places, 1):
         place = _Place(name, number, [one for one in groups if one.place == name], terms)
-        yield _accuracy(place)
-        yield _validation(place)
-        yield _losses(place)
-        yield _ratios(place)
-        yield _stages(place)
+        yield from (draw(place) for draw in (_accuracy, _validation, _losses, _ratios, _stages))
 
 
 @dataclass(frozen=True)
@@ -116,112 +115,87 @@ class _Place:
         draw: Callable[[Panels[T], str, str], Figure],
         missing: tuple[str, ...],
     ) -> Plot:
-        """Return a plot.
-
-        Args:
-            kind: One of ``KINDS``.
-            found: Groups, what is drawn of them, and the same in words.
-            draw: Draws panels by schedule, under a title and the name of a place.
-            missing: What is not in it.
-        """
+        """Return a plot of what was ``found``: groups, what is drawn of them, the same in words."""
         title, caption = _WORDS[kind]
+        caption = caption.format(window=self.terms.window)
         told = "; ".join(f"{group.schedule} {group.name}{words}" for group, _, words in found)
         panels = by_schedule([(group, one) for group, one, _ in found])
-        return Plot(
-            kind=kind,
-            number=self.number,
-            title=title,
-            place=self.name,
-            caption=caption.format(window=self.terms.window),
-            alt=f"{title}. {told}.",
-            figure=draw(panels, title, self.name) if found else None,
-            missing=missing,
-        )
+        # Names are no formulas, whatever signs they have.
+        with style.house_style(), rc_context({"text.parse_math": False}):
+            figure = draw(panels, title, self.name) if found else None
+        alt = f"{title}. {told}."
+        return Plot(kind, self.number, title, self.name, caption, alt, figure, missing)
 
 
 def _accuracy(place: _Place) -> Plot:
     asked = {run.scores.asked for g in place.groups for run in g.runs if run.scores}
-    found = points(place.groups, "accuracy", "accuracy_stderr") if len(asked) == 1 else []
-    missing = _without(place.groups, [p.group for p in found], "an average accuracy")
+    found = _trade_off(place, "accuracy", "accuracy_stderr") if len(asked) <= 1 else []
+    missing = _without(place.groups, found, "an average accuracy")
     if len(asked) > 1:
         missing = ("the runs were asked different questions",)
-    return _trade_off(place, "accuracy_throughput", found, "average accuracy, %", missing)
+    draw = partial(draw_points, y_label="average accuracy, %", low_is_good=False)
+    return place.plot("accuracy_throughput", found, draw, missing)
 
 
 def _validation(place: _Place) -> Plot:
-    found = points(place.groups, "validation_loss")
-    what = "a validation loss that is a number"
-    missing = _without(place.groups, [p.group for p in found], what)
-    label = "validation loss, low at the top"
-    return _trade_off(place, "loss_throughput", found, label, missing, low_is_good=True)
+    found = _trade_off(place, "validation_loss")
+    missing = _without(place.groups, found, "a validation loss that is a number")
+    draw = partial(draw_points, y_label="validation loss, low at the top", low_is_good=True)
+    return place.plot("loss_throughput", found, draw, missing)
 
 
 def _trade_off(
-    place: _Place,
-    kind: str,
-    found: Sequence[Point],
-    y_label: str,
-    missing: tuple[str, ...],
-    *,
-    low_is_good: bool = False,
-) -> Plot:
-    def draw(panels: Panels[Point], title: str, place: str) -> Figure:
-        return draw_points(panels, title, place, y_label=y_label, low_is_good=low_is_good)
-
-    told = [(p.group, p, f": {p.x.mean:,.0f} tokens/s, {p.y.mean:.3f}") for p in found]
-    return place.plot(kind, told, draw, missing)
+    place: _Place, key: str, error_key: str | None = None
+) -> list[tuple[Group, Point, str]]:
+    found = points(place.groups, key, error_key)
+    return [(p.group, p, f": {p.x.mean:,.0f} tokens/s, {p.y.mean:.3f}") for p in found]
 
 
 def _losses(place: _Place) -> Plot:
     window, reference = place.terms.window, place.terms.reference
     drawn = [c for group in place.groups for c in curves(group, training_losses(window))]
-    marks = [
-        (c.group, c)
-        for group in place.groups
-        for c in curves(group, lambda run: run.validation_losses)
-    ]
+    marks = [c for g in place.groups for c in curves(g, lambda run: run.validation_losses)]
     target = None
     if reference and reference.summary.model == place.groups[0].runs[0].summary.model:
         loss = last_running_mean(reference.losses, window)
         target = None if loss is None else (loss, f"where {reference.label} ends")
-
-    def draw(panels: Panels[Curve], title: str, place: str) -> Figure:
-        labels = ("seconds of training", "loss")
-        return draw_curves(panels, title, place, labels=labels, marks=by_schedule(marks),
-                           target=target, y_limits=_limits(drawn, target))  # fmt: skip
-
-    told = [(c.group, c, f" ends at {c.ys[-1]:.3f} after {c.xs[-1]:,.0f} s") for c in drawn]
-    missing = _without(place.groups, [c.group for c in drawn], f"{window} logged losses")
-    return place.plot("loss_seconds", told, draw, missing)
+    draw = partial(
+        draw_curves,
+        labels=("seconds of training", "loss"),
+        y_limits=_limits(drawn, target),
+        marks=by_schedule([(c.group, c) for c in marks]),
+        target=target,
+    )
+    found = [(c.group, c, f" ends at {c.ys[-1]:.3f} after {c.xs[-1]:,.0f} s") for c in drawn]
+    missing = _without(place.groups, found, f"{window} logged losses")
+    return place.plot("loss_seconds", found, draw, missing)
 
 
 def _ratios(place: _Place) -> Plot:
     drawn = [c for group in place.freezing for c in curves(group, lambda run: run.freeze_ratios)]
-
-    def draw(panels: Panels[Curve], title: str, place: str) -> Figure:
-        labels = ("step", "freeze ratio")
-        return draw_curves(panels, title, place, labels=labels, y_limits=(-0.02, 1.02))
-
-    told = [(c.group, c, f" ends at {c.ys[-1]:.2f}") for c in drawn]
-    what = "freeze ratios by step (steps.csv)"
-    missing = _without(place.freezing, [c.group for c in drawn], what)
-    return place.plot("freeze_ratio_steps", told, draw, missing)
+    found = [(c.group, c, f" ends at {c.ys[-1]:.2f}") for c in drawn]
+    missing = _without(place.freezing, found, "freeze ratios by step (steps.csv)")
+    draw = partial(draw_curves, labels=("step", "freeze ratio"), y_limits=(-0.02, 1.02))
+    return place.plot("freeze_ratio_steps", found, draw, missing)
 
 
 def _stages(place: _Place) -> Plot:
     known = [(group, ratios) for group in place.freezing if (ratios := stage_ratios(group))]
-    told = [
+    found = [
         (group, (group, ratios), ": " + ", ".join(f"stage {i} {r:.2f}" for i, r in ratios.items()))
         for group, ratios in known
     ]
-    missing = _without(place.freezing, [group for group, _ in known], "freeze ratios by stage")
-    return place.plot("freeze_ratio_stages", told, draw_stages, missing)
+    missing = _without(place.freezing, found, "freeze ratios by stage")
+    return place.plot("freeze_ratio_stages", found, draw_stages, missing)
 
 
-def _without(groups: Sequence[Group], drawn: Sequence[Group], what: str) -> tuple[str, ...]:
+def _without(
+    groups: Sequence[Group], found: Sequence[tuple[Group, Any, str]], what: str
+) -> tuple[str, ...]:
     """Return a sentence that names the groups that lack ``what`` is drawn."""
-    if not drawn:
+    if not found:
         return (f"no run has {what}",)
+    drawn = [group for group, *_ in found]
     names = [f"{g.schedule} {g.name}" for g in groups if g not in drawn and g.runs]
     return (f"without {what}: {', '.join(names)}",) if names else ()
 

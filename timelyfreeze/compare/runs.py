@@ -8,7 +8,7 @@ tells of runs that never came to writing a summary.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -104,21 +104,20 @@ def find_runs(folders: Iterable[Path]) -> FoundRuns:
     for folder in folders:
         if not folder.is_dir():
             raise ValueError(f"{folder} is not a folder; name folders that hold runs")
-    runs: list[Run] = []
     unreadable: list[str] = []
-    for path in _below(folders, SUMMARY_FILE):
-        try:
-            runs.append(read_run(path.parent))
-        except (OSError, ValueError) as error:
-            unreadable.append(f"{path.parent}: {error}")
-    for path in _below(folders, RECORD):
-        place = path.parent
-        try:
-            recorded = _recorded_run(place)
-        except (OSError, ValueError) as error:
-            unreadable.append(f"{place}: {error}")
-            continue
-        own = [i for i, run in enumerate(runs) if run.folder.is_relative_to(place)]
+
+    def read(name: str, reader: Callable[[Path], Run]) -> Iterator[Run]:
+        paths = {path.resolve() for folder in folders for path in folder.rglob(name)
+                 if SET_ASIDE not in path.relative_to(folder).parts}  # fmt: skip
+        for path in sorted(paths):
+            try:
+                yield reader(path.parent)
+            except (OSError, ValueError) as error:
+                unreadable.append(f"{path.parent}: {error}")
+
+    runs = list(read(SUMMARY_FILE, read_run))
+    for recorded in read(RECORD, _recorded_run):
+        own = [i for i, run in enumerate(runs) if run.folder.is_relative_to(recorded.folder)]
         if not own:
             runs.append(recorded)
         elif all(runs[i].status != FINISHED for i in own):
@@ -148,7 +147,7 @@ def read_run(folder: Path) -> Run:
         ValueError: If a file does not hold what it should; the key or the line is named.
     """
     summary = read_summary(folder)
-    logged = read_losses(folder) if (folder / LOSSES_FILE).exists() else []
+    losses = read_losses(folder) if (folder / LOSSES_FILE).exists() else []
     steps = read_steps(folder) if (folder / STEPS_FILE).exists() else []
     settings = read_object(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
     return Run(
@@ -158,26 +157,24 @@ def read_run(folder: Path) -> Run:
         schedule=summary.schedule or "-",
         seed=summary.seed,
         told=summary,
-        losses=[(row.seconds, row.train_loss) for row in logged if row.train_loss is not None],
+        losses=_known((row.seconds, row.train_loss) for row in losses),
         scores=read_scores(folder),
-        validation_losses=[
-            (row.seconds, row.validation_loss) for row in logged if row.validation_loss is not None
-        ],
-        freeze_ratios=[
-            (row.step, row.freeze_ratio) for row in steps if row.freeze_ratio is not None
-        ],
+        validation_losses=_known((row.seconds, row.validation_loss) for row in losses),
+        freeze_ratios=_known((row.step, row.freeze_ratio) for row in steps),
         settings=flatten(settings),
     )
+
+
+def _known(points: Iterable[tuple[float, float | None]]) -> Points:
+    return [(x, y) for x, y in points if y is not None]
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested ``settings`` as one level of dotted keys, as on the command line."""
     flat: dict[str, Any] = {}
     for name, value in settings.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value
+        is_section = isinstance(value, Mapping)
+        flat |= flatten(value, f"{prefix}{name}.") if is_section else {prefix + name: value}
     return flat
 
 
@@ -201,14 +198,3 @@ def _recorded_run(place: Path) -> Run:
         raise ValueError(f"{RECORD}: {error}") from None
     status = UNFINISHED if record.exit_status is None else FAILED
     return Run(place, status, record.method, record.schedule, record.seed)
-
-
-def _below(folders: Iterable[Path], name: str) -> list[Path]:
-    """Return the files called ``name`` below ``folders``, each once."""
-    found = {
-        path.resolve()
-        for folder in folders
-        for path in folder.rglob(name)
-        if SET_ASIDE not in path.relative_to(folder).parts
-    }
-    return sorted(found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -45,25 +45,21 @@ def tabulate(compared: pd.DataFrame, unreadable: Sequence[str], terms: Terms) ->
         for one in groups
     ]
     table = pd.DataFrame(lines, columns=titles)
-    if not any(one.variant for one in groups):
-        table = table.drop(columns="settings")
-    if compared[compared["status"] == FINISHED]["place"].nunique() <= 1:
-        table = table.drop(columns="on")
+    n_places = compared[compared["status"] == FINISHED]["place"].nunique()
+    needless = {"settings": not any(one.variant for one in groups), "on": n_places <= 1}
+    table = table.drop(columns=[title for title in needless if needless[title]])
     rows = tuple(table.itertuples(index=False, name=None))
     return Table(tuple(table.columns), rows, tuple(_notes(compared, unreadable, terms)))
 
 
 def render_csv(compared: pd.DataFrame) -> str:
     """Return a row of plain values for each run; what is not known is empty."""
-    known = {*_FIRST, *(column.key for column in COLUMNS)}
-    rest = [field.name for field in fields(RunSummary) if field.name not in known]
-    left = pd.DataFrame(
-        [{key: getattr(run.told, key, None) for key in rest} for run in compared["run"]],
-        columns=rest,
-        dtype=object,
-    )
-    table = pd.concat([compared.rename(columns={"variant": "settings"}), left], axis=1)
-    table = table[[*_FIRST, *(column.key for column in COLUMNS), *rest]]
+    keys = [*_FIRST, *(column.key for column in COLUMNS)]
+    table = compared.rename(columns={"variant": "settings"})[keys]
+    for field in fields(RunSummary):
+        if field.name not in keys:
+            values = [getattr(run.told, field.name, None) for run in compared["run"]]
+            table[field.name] = pd.Series(values, index=table.index, dtype=object)
     return str(table.map(_plain).to_csv(index=False, lineterminator="\n"))
 
 
@@ -121,13 +117,14 @@ def _notes(compared: pd.DataFrame, unreadable: Sequence[str], terms: Terms) -> I
 
 def _difference(key: str, runs: Sequence[Run]) -> Iterator[str]:
     """Yield a line that says which runs differ from most others in ``key``."""
-    labels: dict[str, list[str]] = {}
-    for run in runs:
-        value = getattr(run.summary, key)
-        if key == "config_file" and value:
-            # The same file lies elsewhere on another machine.
-            value = Path(value).name
-        labels.setdefault("unknown" if value is None else str(value), []).append(run.label)
+
+    def value(run: Run) -> str:
+        known = getattr(run.summary, key)
+        # The same file lies elsewhere on another machine.
+        known = Path(known).name if key == "config_file" and known else known
+        return "unknown" if known is None else str(known)
+
+    labels = _labels_by(value, runs)
     if len(labels) > 1:
         common = max(labels, key=lambda value: len(labels[value]))
         others = [f"{value} in {_names(labels[value])}" for value in labels if value != common]
@@ -136,32 +133,35 @@ def _difference(key: str, runs: Sequence[Run]) -> Iterator[str]:
 
 def _difference_in_questions(runs: Sequence[Run]) -> Iterator[str]:
     """Yield a line that says which runs were asked what, where not all were asked the same."""
-    labels: dict[str, list[str]] = {}
-    for run in runs:
-        if run.scores is not None:
-            labels.setdefault(run.scores.asked, []).append(run.label)
+    labels = _labels_by(lambda run: run.scores.asked if run.scores else "", runs)
+    without = labels.pop("", [])
     if len(labels) > 1:
         told = "; ".join(f"{_names(names)}: {asked}" for asked, names in labels.items())
         yield f"questions differ, so accuracies cannot be compared: {told}"
-    if labels and (without := [run.label for run in runs if run.scores is None]):
+    if labels and without:
         yield f"not evaluated: {_names(without)}"
+
+
+def _labels_by(value: Callable[[Run], str], runs: Sequence[Run]) -> dict[str, list[str]]:
+    labels: dict[str, list[str]] = {}
+    for run in runs:
+        labels.setdefault(value(run), []).append(run.label)
+    return labels
 
 
 def _other_than_reference(reference: Run, runs: Sequence[Run]) -> Iterator[str]:
     """Yield lines that say what the reference is, and which runs cannot be compared with it."""
     yield f"the reference: {reference.label}, on {place(reference)}, in {reference.folder}"
     model = reference.summary.model
-    others = [run.label for run in runs if run.summary.model != model]
-    if others:
+    if others := [run.label for run in runs if run.summary.model != model]:
         yield f"of another model than the reference, not held against it: {_names(others)}"
-    away = [run.label for run in runs if run.label not in others and place(run) != place(reference)]
-    if away:
+    alike = [run for run in runs if run.summary.model == model]
+    if away := [run.label for run in alike if place(run) != place(reference)]:
         yield f"not on the reference's devices, its loss in their own seconds: {_names(away)}"
 
 
 def _names(labels: Sequence[str]) -> str:
     """Return ``labels`` as a list, the first ones if there are many."""
     more = len(labels) - _MANY_NAMES
-    if more <= 1:
-        return ", ".join(labels)
-    return f"{', '.join(labels[:_MANY_NAMES])} and {more} more"
+    few = ", ".join(labels[:_MANY_NAMES])
+    return ", ".join(labels) if more <= 1 else f"{few} and {more} more"

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.timelyfreeze.compare.run_folders import keys_of, table_rows, write_run
-from timelyfreeze.compare import launch as comparison_launch
+from timelyfreeze.compare import jobs as comparison_jobs
 from timelyfreeze.compare.command import main
-from timelyfreeze.compare.jobs import ROOT
-from timelyfreeze.compare.launch import duration, start
+from timelyfreeze.compare.jobs import ROOT, duration, start
 
 SPEEDS = {"none": 100.0, "apf": 125.0, "fixed": 150.0}
 
@@ -270,7 +269,7 @@ def test_an_interrupt_ends_the_process(tmp_path: Path, monkeypatch: pytest.Monke
                 raise KeyboardInterrupt
             return super().wait(timeout)
 
-    monkeypatch.setattr(comparison_launch.subprocess, "Popen", Interrupted)
+    monkeypatch.setattr(comparison_jobs.subprocess, "Popen", Interrupted)
     with pytest.raises(KeyboardInterrupt):
         start([sys.executable, "-c", "import time; time.sleep(600)"], {}, tmp_path / "train.log")
     assert started[0].returncode == -signal.SIGTERM
@@ -294,7 +293,7 @@ def test_time_to_go_is_that_of_the_runs_still_to_make(
     capsys.readouterr()
     # Two runs of 30 and 50 s; read at the start and the end of each.
     clock = iter([0.0, 30.0, 100.0, 150.0])
-    monkeypatch.setattr(comparison_launch.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(comparison_jobs.time, "monotonic", lambda: next(clock))
     run(Trainer(), config, output, methods="none fixed apf")
     assert re.findall(r"^\[.*", capsys.readouterr().out, re.M) == [
         "[1/3] 1F1B none seed 42: ... 30 s, 30 s to go",
