@@ -110,8 +110,7 @@ def _word(where: str, value: Any, known: tuple[str, ...] | None = None) -> str:
     return str(value)
 
 
-def _count(where: str, value: Any) -> int:
-    return whole_of(where, value, least=1, most=10**15)
+_count = partial(whole_of, least=1, most=10**15)
 
 
 def _positive(where: str, value: Any) -> float:

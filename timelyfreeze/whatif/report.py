@@ -33,19 +33,8 @@ def render(answer: Answer, title: str) -> str:
     table = [columns, *([row[name] for name in columns] for row in rows)]
     widths = [max(len(row[i]) for row in table) for i in range(len(columns))]
     lines = ["  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in table]
-    return "\n".join(
-        [
-            title,
-            "",
-            lines[0],
-            "  ".join("-" * width for width in widths),
-            *lines[1:],
-            "",
-            _LEGEND,
-            _fastest(answer.cases),
-            *answer.notes,
-        ]
-    )
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join([title, "", *lines, "", _LEGEND, _fastest(answer.cases), *answer.notes])
 
 
 def title_of(file: BoundsFile, grid: Grid, recalled: Recall | None) -> str:
@@ -55,11 +44,11 @@ def title_of(file: BoundsFile, grid: Grid, recalled: Recall | None) -> str:
         f"planning for {grid.n_ranks} ranks"
     ]
     if recalled is not None:
-        from_stages_ms = recalled.from_stages_ms
-        off = from_stages_ms / recalled.measured_ms - 1.0
+        measured_ms, from_stages_ms = recalled.measured_ms, recalled.from_stages_ms
         lines.append(
-            f"the measured pipeline without freezing: {recalled.measured_ms:.1f} ms a batch from "
-            f"its actions, {from_stages_ms:.1f} ms ({off:+.1%}) from the times of its stages"
+            f"the measured pipeline without freezing: {measured_ms:.1f} ms a batch from its "
+            f"actions, {from_stages_ms:.1f} ms ({from_stages_ms / measured_ms - 1.0:+.1%}) from "
+            "the times of its stages"
         )
     return "\n".join(lines)
 
@@ -73,6 +62,7 @@ def _fastest(cases: Sequence[Case]) -> str:
 
 
 def _cells(case: Case) -> dict[str, str]:
+    best_ms, over_best = case.best_unfrozen_step_ms, case.gain_over_best_unfrozen
     return {
         "schedule": case.schedule,
         "microbatches": str(case.n_microbatches),
@@ -88,11 +78,9 @@ def _cells(case: Case) -> dict[str, str]:
         "bubble": f"{case.bubble:.1%} {case.frozen_bubble:.1%}",
         "tokens/s": "" if case.tokens_per_second is None else f"{case.tokens_per_second:.0f}",
         "best without freezing": ""
-        if case.best_unfrozen_step_ms is None or case.best_unfrozen_layers is None
-        else f"{case.best_unfrozen_step_ms:.1f} {_split(case.best_unfrozen_layers)}",
-        "over best": ""
-        if case.gain_over_best_unfrozen is None
-        else f"{case.gain_over_best_unfrozen:+.1%}",
+        if best_ms is None
+        else f"{best_ms:.1f} {_split(case.best_unfrozen_layers or ())}",
+        "over best": "" if over_best is None else f"{over_best:+.1%}",
     }
 
 
