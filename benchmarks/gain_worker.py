@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +122,7 @@ class Overhead:
         """Wrap the controller's methods in clocks."""
         self.ms, self.n_steps = 0.0, 0
         for name in ("begin_step", "end_step", "_masks"):
-            self._wrap(controller, name)
+            setattr(controller, name, self._timed(getattr(controller, name), name))
         self._clock_ms = _clock_cost_ms(controller._recorder)
         measure = controller._recorder.measure
 
@@ -132,9 +132,7 @@ class Overhead:
 
         controller._recorder.measure = counted
 
-    def _wrap(self, owner: Any, name: str) -> None:
-        method = getattr(owner, name)
-
+    def _timed(self, method: Callable[..., Any], name: str) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
             started = time.perf_counter()
             try:
@@ -143,7 +141,7 @@ class Overhead:
                 self.ms += 1e3 * (time.perf_counter() - started)
                 self.n_steps += name == "begin_step"
 
-        setattr(owner, name, timed)
+        return timed
 
 
 def _clock_cost_ms(recorder: Any, repeats: int = 2000) -> float:

@@ -30,7 +30,15 @@ import pandas as pd
 from prediction_error import add_run_options
 from prediction_table import error_cells, excess
 from processes import SCHEDULES, command_of, environment, schedule_name
-from turn_times import BATCHES, Batches, at_equal_speed, batches_from_json, outcome, resampled
+from turn_times import (
+    BATCHES,
+    Batches,
+    Outcome,
+    at_equal_speed,
+    batches_from_json,
+    outcome,
+    resampled,
+)
 
 from timelyfreeze.compare.command import parse
 from timelyfreeze.compare.launch import Starter, start
@@ -52,7 +60,8 @@ def main(arguments: Sequence[str], *, starter: Starter = start) -> int:
 
     def work() -> int:
         failed = options.what == "run" and _run(options, trainer_arguments, starter)
-        _table(options.output)
+        with _quiet():
+            _table(options.output)
         return 1 if failed else 0
 
     return status_of(work)
@@ -114,9 +123,8 @@ def _table(output: Path) -> None:
         measured = batches_from_json(file.read_text())
         equal, drift = at_equal_speed(measured)
         for cap in measured.plans:
-            with _quiet():
-                found = outcome(equal, cap)
-                rows.append(_row(measured, equal, cap, drift))
+            found = outcome(equal, cap)
+            rows.append(_row(measured, equal, cap, found, drift))
             kinds = {"batch without": found.unfrozen_error, "batch with": found.error}
             if not _is_emulated(measured):
                 kinds["step with"] = found.step_error
@@ -146,20 +154,18 @@ def _is_emulated(batches: Batches) -> bool:
     return batches.pipeline.startswith("emulated")
 
 
-def _row(measured: Batches, equal: Batches, cap: str, drift: Sequence[float]) -> list[str]:
-    found = outcome(equal, cap)
+def _row(
+    measured: Batches, equal: Batches, cap: str, found: Outcome, drift: Sequence[float]
+) -> list[str]:
     again = [one.error for one in resampled(equal, cap, N_SAMPLES)]
     low, high = np.quantile(again, [0.05, 0.95])
     slow, slower = np.quantile(drift, [0.1, 0.9])
     is_emulated = _is_emulated(measured)
     before_ms = found.unfrozen_ms[1] if is_emulated else found.unfrozen_step_ms
     after_ms = (found.batch_ms if is_emulated else found.step_ms)[1]
+    n_batches = str(len(measured.times_ms.loc[cap]))
     return [
-        measured.pipeline,
-        measured.schedule,
-        cap,
-        str(len(measured.times_ms.loc[cap])),
-        f"{slow:.2f}..{slower:.2f}",
+        *(measured.pipeline, measured.schedule, cap, n_batches, f"{slow:.2f}..{slower:.2f}"),
         *(f"{ms:.1f}" for ms in found.unfrozen_ms),
         f"{found.unfrozen_error:+.1%}",
         *(f"{ms:.1f}" for ms in found.batch_ms),

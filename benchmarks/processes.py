@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from timelyfreeze.cli import run_environment
-from timelyfreeze.files import shown
 from timelyfreeze.files.options import wrong
-from timelyfreeze.whatif.command import MAX_CELLS
 
 ROOT = Path(__file__).resolve().parents[1]
 SCHEDULES = ["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"]
@@ -28,26 +26,6 @@ def schedule_name(text: str) -> str:
     if text not in known_schedules():
         raise wrong(text, f"must be one of {', '.join(known_schedules())}")
     return text
-
-
-def require_pipeline(schedule: str, n_ranks: int, n_microbatches: int, options: str) -> None:
-    """Raise unless there can be such a pipeline, and its program can be solved.
-
-    Raises:
-        ValueError: If not; ``options`` names the options that ask for it.
-    """
-    from timelyfreeze.runtime import known_schedules, stages_per_rank
-
-    names = [name for name in known_schedules() if stages_per_rank(name) is not None]
-    if schedule not in names:
-        option = options.split(",")[0]
-        raise ValueError(f"{option} has {shown(schedule)}; known: {', '.join(names)}")
-    cells = n_ranks * n_microbatches
-    if n_ranks < 1 or n_microbatches < 1 or cells > MAX_CELLS:
-        raise ValueError(
-            f"{options}: {n_ranks} ranks and {n_microbatches} microbatches; each must be 1 or "
-            f"more, and their product at most {MAX_CELLS}"
-        )
 
 
 def command_of(worker: str, n_processes: int, task: Mapping[str, Any]) -> list[str]:

@@ -27,7 +27,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from processes import require_pipeline
 
 from timelyfreeze.files import shown
 from timelyfreeze.files.options import new_file, number, status_of, whole
@@ -38,9 +37,10 @@ from timelyfreeze.planning.interior_point import (
     solve_certified,
     weighted_cost,
 )
-from timelyfreeze.runtime import named_order, stages_per_rank
+from timelyfreeze.runtime import known_schedules, named_order, stages_per_rank
 from timelyfreeze.schedule import PipelineDag, build_dag, makespan
 from timelyfreeze.timing import DurationBounds
+from timelyfreeze.whatif.command import MAX_CELLS
 
 Floats = NDArray[np.float64]
 
@@ -154,7 +154,7 @@ def main(arguments: Sequence[str]) -> int:
 def _try(options: argparse.Namespace) -> int:
     pipelines = [(name, *_size(size)) for name in options.schedules for size in options.sizes]
     for pipeline in pipelines:
-        require_pipeline(*pipeline, "--schedules, --sizes")
+        _require_pipeline(*pipeline)
     kept: list[dict[str, Any]] = []
     for pipeline, seed in itertools.product(pipelines, range(options.repeats)):
         case = make_case(*pipeline, seed, options.noise)
@@ -167,6 +167,18 @@ def _try(options: argparse.Namespace) -> int:
     if options.json is not None:
         options.json.write_text(json.dumps(kept, indent=2) + "\n")
     return 0
+
+
+def _require_pipeline(schedule: str, n_ranks: int, n_microbatches: int) -> None:
+    """Raise unless there can be such a pipeline, and its program can be solved."""
+    names = [name for name in known_schedules() if stages_per_rank(name) is not None]
+    if schedule not in names:
+        raise ValueError(f"--schedules has {shown(schedule)}; known: {', '.join(names)}")
+    if min(n_ranks, n_microbatches) < 1 or n_ranks * n_microbatches > MAX_CELLS:
+        raise ValueError(
+            f"--schedules, --sizes: {n_ranks} ranks and {n_microbatches} microbatches; each must "
+            f"be 1 or more, and their product at most {MAX_CELLS}"
+        )
 
 
 def _size(text: str) -> tuple[int, int]:

@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -210,14 +211,8 @@ def _order_beside(path: Path, bounds: Mapping[Action, Pair]) -> ScheduleOrder | 
     return order
 
 
-@dataclass(frozen=True)
-class Recall:
-    """The measured pipeline as its bounds have it, and as times of stages have it.
-
-    Attributes:
-        measured_ms: Batch from the bounds, action by action, nothing frozen, milliseconds.
-        from_stages_ms: Batch from the times of stages.
-    """
+class Recall(NamedTuple):
+    """The measured batch from its bounds and from times of stages, nothing frozen, milliseconds."""
 
     measured_ms: float
     from_stages_ms: float
