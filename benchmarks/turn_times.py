@@ -91,9 +91,8 @@ class Outcome:
 
     Attributes:
         unfrozen_ms: Predicted and measured batch with nothing frozen.
-        batch_ms: Predicted and measured batch under the plan.
-        step_ms: Predicted and measured step under the plan: the batch and what an unfrozen step
-            takes besides its batch.
+        batch_ms: The same under the plan.
+        step_ms: The same of the step: the batch and what an unfrozen step takes besides.
         unfrozen_step_ms: Measured step with nothing frozen.
     """
 
@@ -119,13 +118,9 @@ class Outcome:
 
 
 def at_equal_speed(batches: Batches) -> tuple[Batches, list[float]]:
-    """Return the turns as on a machine that never changes its speed, and how slow each was.
+    """Return the batches as on a machine that never changes its speed, and the drift of each.
 
-    Args:
-        batches: Turns as measured.
-
-    Returns:
-        The same turns divided by their drift, and the drift of each, 1.0 being the median.
+    They are divided by their drift: how slow the machine was in them, 1.0 being the median.
 
     Raises:
         ValueError: If the plans leave no forward untouched.
@@ -155,10 +150,10 @@ def _untouched(batches: Batches) -> list[Action]:
 
 
 def outcome(batches: Batches, cap: str, rounds: Iterable[int] | None = None) -> Outcome:
-    """Predict the batch under a plan from the turns beside it.
+    """Predict the batch under a plan from the batches beside it.
 
     Args:
-        batches: Turns, as measured or at equal speed.
+        batches: As measured or at equal speed.
         cap: Names the plan.
         rounds: Those to take, one as often as it is named; None for all.
 

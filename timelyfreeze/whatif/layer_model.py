@@ -53,9 +53,9 @@ class LayerModel:
     def stage(self, index: int, n_stages: int, n_layers: int) -> StageTimes:
         """Return what stage ``index`` of ``n_stages`` would take with ``n_layers`` layers.
 
-        Times may come out impossible, below 0 for example, where a stage gives more layers than its
-        measured time holds; ``StageTimes.errors`` tells. A backward that comes out no faster
-        frozen is taken as unfrozen; ``pinned`` tells.
+        Times may come out impossible, such as below 0 where a stage gives more layers than its
+        measured time holds; ``StageTimes.errors`` tells. ``pinned`` tells where a backward that
+        came out no faster frozen is taken as unfrozen.
         """
         return self._stage(index, n_stages, n_layers).pinned()
 
@@ -163,17 +163,15 @@ def layer_model(
 def layer_overheads(
     one: StageTimes, many: StageTimes, n_layers: int
 ) -> tuple[StageTimes, StageTimes]:
-    """Find the overhead of a layer and the fixed overhead of a stage from stages of two sizes.
+    """Find the overhead of a layer, and of a stage without layers, from stages of two sizes.
+
+    They give ``many`` exactly. Where layers cost nothing, as frozen weight gradients, noise can
+    make the larger stage the faster one; the overhead is then 0.
 
     Args:
         one: Times of a stage in the middle with one layer.
-        many: Times of one with more.
-        n_layers: How many more is, 2 or more.
-
-    Returns:
-        Overhead of a layer, and of a stage without layers. They give ``many`` exactly. Where layers
-        cost nothing, as frozen weight gradients, noise can make the larger stage the faster
-        one; the overhead is then 0.
+        many: Times of one with ``n_layers``, 2 or more.
+        n_layers: Layers of the larger stage.
 
     Raises:
         ValueError: If the larger stage is faster by more than noise explains.

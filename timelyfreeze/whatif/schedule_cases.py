@@ -52,8 +52,7 @@ class ScheduleCases:
 
     def cases(self) -> Iterator[Case | str]:
         """Yield cases, and notes on those that cannot be built or that noise has a hand in."""
-        best_unfrozen: Split | None = None
-        why_none = "layers cannot be moved"
+        best_unfrozen, why_none = None, "layers cannot be moved"
         try:
             best_unfrozen = self._best_unfrozen()
         except ValueError as error:
@@ -81,10 +80,8 @@ class ScheduleCases:
                     yield self._left_out(f"{title}, r_max {cap:g}", error)
 
     def _left_out(self, split: str, error: Exception) -> str:
-        return (
-            f"left out {self.schedule}, {self.n_microbatches} microbatches, split {split}: "
-            f"{first_line(error)}"
-        )
+        where = f"{self.schedule}, {self.n_microbatches} microbatches, split {split}"
+        return f"left out {where}: {first_line(error)}"
 
     def _split(self, name: str | Split, best_unfrozen: Split | None) -> Split | None:
         """Return layers of each stage; None stands for the split as measured."""
