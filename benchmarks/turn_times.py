@@ -66,6 +66,7 @@ class Batches:
         schedule: Its name.
         machine: What it ran on.
         order: The order that ran.
+        actions: Of each process, in the order of execution; an emulated pipeline has one process.
         n_processors: As for ``play_batch``.
         p2p_latency_ms: Of each link, as measured before.
         plans: By cap, as a batch's mode names it.
@@ -79,6 +80,7 @@ class Batches:
     schedule: str
     machine: str
     order: ScheduleOrder
+    actions: tuple[tuple[Action, ...], ...]
     n_processors: float | None
     p2p_latency_ms: Mapping[tuple[int, int], float]
     plans: Mapping[str, FreezePlan]
@@ -165,7 +167,7 @@ def outcome(batches: Batches, cap: str, rounds: Iterable[int] | None = None) -> 
         rows = times_ms.groupby(level="round").indices
         times_ms = times_ms.iloc[np.concatenate([rows[number] for number in rounds])]
     modes = dict(list(times_ms.groupby(level="mode")))
-    ranks = [_rank_times(modes, rank, batches.order) for rank in range(batches.order.n_ranks)]
+    ranks = [_rank_times(modes, rank, mine) for rank, mine in enumerate(batches.actions)]
     ranks[0] = replace(ranks[0], p2p_latency_ms=batches.p2p_latency_ms)
     _, bounds = bounds_from_times(ranks, batches.order, batches.n_processors)
     dag = build_dag(batches.order)
@@ -183,7 +185,7 @@ def outcome(batches: Batches, cap: str, rounds: Iterable[int] | None = None) -> 
                 tuple((Phase.STABLE.value, ms) for ms in modes[mode][span_of(rank)]),
                 modes[mode][list(actions)].median().to_dict(),
             )
-            for rank, actions in enumerate(batches.order.ranks)
+            for rank, actions in enumerate(batches.actions)
         ]
         return float(np.median(batch_times(dag, rows, delays_ms)[Phase.STABLE]))
 
@@ -210,11 +212,13 @@ def span_of(rank: int) -> str:
     return f"span of rank {rank}"
 
 
-def _rank_times(modes: Mapping[str, pd.DataFrame], rank: int, order: ScheduleOrder) -> RankTimes:
+def _rank_times(
+    modes: Mapping[str, pd.DataFrame], rank: int, actions: Iterable[Action]
+) -> RankTimes:
     patterns = []
     for mode, pattern in _PATTERNS.items():
         mine = modes[mode]
-        times = {action: mine[action].dropna().tolist() for action in order.ranks[rank]}
+        times = {action: mine[action].dropna().tolist() for action in actions}
         patterns.append(PatternTimes(pattern, times, tuple(mine[span_of(rank)])))
     return RankTimes(tuple(patterns))
 
@@ -237,12 +241,15 @@ def batches_from_json(text: str) -> Batches:
         times_ms = pd.DataFrame(rows.values(), pd.MultiIndex.from_tuples(rows, names=names))
         if missing := {NOTHING, EVERYTHING, *plans} - set(times_ms.index.get_level_values("mode")):
             raise ValueError(f"no batch froze {listed(sorted(missing))}")
-        spans = map(span_of, range(order.n_ranks))
+        first = data["turns"][0]["ranks"]
+        actions = tuple(tuple(map(parse_action, seen["durations_ms"])) for seen in first)
+        spans = map(span_of, range(len(actions)))
         return Batches(
             pipeline=data["pipeline"],
             schedule=data["schedule"],
             machine=data["machine"],
             order=order,
+            actions=actions,
             n_processors=data["n_processors"],
             p2p_latency_ms={(a, b): float(ms) for a, b, ms in data["p2p_latency_ms"]},
             plans=plans,
