@@ -26,13 +26,7 @@ from torchtitan.models.llama3.infra.parallelize import apply_compile
 from torchtitan.models.llama3.model.args import TransformerModelArgs
 from torchtitan.models.llama3.model.model import Transformer
 
-from timelyfreeze.masks import (
-    FreezeUnits,
-    build_parameter_table,
-    build_units,
-    draw_uniform,
-    mask_rng,
-)
+from timelyfreeze.masks import build_parameter_table, build_units, draw_uniform, mask_rng
 from timelyfreeze.runtime import CompiledBlocks, masked_full_backward
 
 
@@ -62,7 +56,7 @@ class Runner:
         for i, (name, _) in enumerate(named):
             of_block.setdefault(name.split(".")[1], []).append(i)
         blocks = list(of_block.values()) if whole_blocks else []
-        self.units: FreezeUnits = build_units(build_parameter_table(named), blocks)
+        self.units = build_units(build_parameter_table(named), blocks)
         self._compiled = CompiledBlocks(stage)
 
     def run(
@@ -87,16 +81,11 @@ class Runner:
 def build_runners(arguments: argparse.Namespace, device: torch.device) -> dict[str, Runner]:
     """Return the three ways, with equal weights."""
     torch.manual_seed(0)
-    model = Transformer(
-        TransformerModelArgs(
-            dim=arguments.dim,
-            n_layers=arguments.layers,
-            n_heads=8,
-            n_kv_heads=4,
-            vocab_size=64,
-            max_seq_len=arguments.length,
-        )
-    )
+    sizes = {
+        "dim": arguments.dim, "n_layers": arguments.layers, "n_heads": 8, "n_kv_heads": 4,
+        "vocab_size": 64, "max_seq_len": arguments.length,
+    }  # fmt: skip
+    model = Transformer(TransformerModelArgs(**sizes))
     with torch.no_grad():
         model.init_weights()
     model.to(device)
@@ -138,13 +127,12 @@ def measure(arguments: argparse.Namespace) -> Iterator[str]:
     for (name, ratio), runs in times.items():
         forward, backward = zip(*runs, strict=True)
         both = [sum(run) for run in runs]
-        yield (
-            f"{ratio:5.2f}  {name:16s}  {_spread(forward)}  {_spread(backward)}  {_spread(both)}"
-        )
+        spreads = "  ".join(map(_spread, (forward, backward, both)))
+        yield f"{ratio:5.2f}  {name:16s}  {spreads}"
 
 
 def _spread(times_ms: Sequence[float]) -> str:
-    """Return mean and quartiles; with whole blocks a median would show one of few shares alone."""
+    """Return mean and quartiles; with whole blocks a median would show one of few ratios alone."""
     low, high = np.percentile(times_ms, [25, 75])
     return f"{statistics.fmean(times_ms):6.1f} ({low:5.1f}-{high:5.1f})"
 
@@ -154,13 +142,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", default="inductor")
     parser.add_argument("--ratios", type=float, nargs="+", default=[0.0, 0.5, 0.8])
-    for name, default in (
-        ("dim", 256),
-        ("layers", 5),
-        ("rows", 4),
-        ("length", 256),
-        ("repeats", 15),
-    ):
+    sizes = {"dim": 256, "layers": 5, "rows": 4, "length": 256, "repeats": 15}
+    for name, default in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     for line in measure(parser.parse_args(arguments)):
         print(line, flush=True)

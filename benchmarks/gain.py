@@ -21,22 +21,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from processes import (
-    ROOT,
-    SCHEDULES,
-    command_of,
-    environment,
-    machine,
-    schedule_name,
-)
+from processes import ROOT, SCHEDULES, command_of, environment, machine, schedule_name
 
 from timelyfreeze.files import markdown_table
-from timelyfreeze.files.options import (
-    existing_file,
-    new_file,
-    status_of,
-    whole,
-)
+from timelyfreeze.files.options import existing_file, new_file, status_of, whole
 from timelyfreeze.policies import parse_method
 from timelyfreeze.settings import FIRST_STAGE_MODES
 
@@ -75,27 +63,22 @@ def _config(text: str) -> str:
 
 
 def _measure(options: argparse.Namespace, settings: list[str]) -> int:
-    """Do what the options ask for.
-
-    Raises:
-        ValueError: If one of them is wrong.
-    """
     rows = [
         launch(options, schedule, first_stage, settings)
         for first_stage in (options.first_stage if options.what == "gain" else [""])
         for schedule in options.schedules
     ]
-    print_table(rows)
+    names = list(_cells(rows[0]))
+    table = markdown_table(names, [[str(row[name]) for name in names] for row in rows])
+    print(f"\n{machine()}\n\n{table}")
     if options.json:
         options.json.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=2) + "\n")
     return 0
 
 
-def print_table(rows: list[dict[str, Any]]) -> None:
-    """Print ``rows`` as a markdown table under the machine's description."""
-    print(f"\n{machine()}\n")
-    names = [name for name in rows[0] if not isinstance(rows[0][name], list)]
-    print(markdown_table(names, [[str(row[name]) for name in names] for row in rows]))
+def _cells(row: dict[str, Any]) -> dict[str, Any]:
+    """Return what of a row is printed; the ratio of each turn is not."""
+    return {name: value for name, value in row.items() if not isinstance(value, list)}
 
 
 def launch(
@@ -103,26 +86,23 @@ def launch(
 ) -> dict[str, Any]:
     """Run one pair of trainers under torchrun and return the row that its rank 0 wrote."""
     with tempfile.TemporaryDirectory() as folder:
-        task = {name: getattr(options, name) for name in ("method", "ranks", "blocks", "steps")}
-        task |= {
-            "kind": options.what,
-            "schedule": schedule,
-            "first_stage": first_stage,
-            "config": options.config,
-            "settings": settings,
-            "folder": folder,
+        task = {
+            name: getattr(options, name)
+            for name in ("what", "method", "ranks", "blocks", "steps", "config")
         }
+        task |= {"schedule": schedule, "first_stage": first_stage}
+        task |= {"settings": settings, "folder": folder}
         done = subprocess.run(
             command_of("gain_worker.py", options.ranks, task),
             cwd=ROOT,
-            env=environment(),
+            env=environment(options.ranks),
             capture_output=True,
             text=True,
         )
         if done.returncode:
             sys.exit(f"{schedule} failed:\n{done.stdout[-3000:]}\n{done.stderr[-5000:]}")
         row: dict[str, Any] = json.loads((Path(folder) / "row.json").read_text())
-    print(json.dumps({k: v for k, v in row.items() if not isinstance(v, list)}), flush=True)
+    print(json.dumps(_cells(row)), flush=True)
     return row
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,9 @@ PHASES = {"last_warmup_step": 4, "last_monitor_step": 36, "last_ramp_step": 38}
 
 def work(task: dict[str, Any]) -> None:
     """Run one pair; rank 0 writes the row."""
-    if task["kind"] == "plain":
-        row = compare(task, Turns(task, "none", upstream=True), Turns(task, "none"))
-    else:
-        row = compare(task, Turns(task, "none"), Turns(task, task["method"]))
+    is_plain = task["what"] == "plain"
+    before = Turns(task, "none", upstream=is_plain)
+    row = compare(task, before, Turns(task, "none" if is_plain else task["method"]))
     write_on_first_rank(Path(task["folder"]) / "row.json", row)
 
 
@@ -38,7 +38,7 @@ class Turns:
         }
         if task["first_stage"]:
             keys["freezing.first_stage"] = task["first_stage"]
-        if task["kind"] == "plain":
+        if task["what"] == "plain":
             # A data set and a flavor that upstream has too.
             keys |= {
                 "training.dataset": "c4_test",
@@ -63,42 +63,40 @@ class Turns:
 
 def compare(task: dict[str, Any], before: Turns, after: Turns) -> dict[str, Any]:
     """Let two trainers take turns and describe the difference."""
-    controller = after.controller
+    controller, n_steps, median = after.controller, task["steps"], statistics.median
     overhead = Overhead(controller) if controller is not None else None
     if controller is not None:
         controller.collect()
     ratios = []
     for _ in range(task["blocks"]):
-        before.run(task["steps"])
-        after.run(task["steps"])
-        ratios.append(
-            statistics.median(before.step_ms[-task["steps"] :])
-            / statistics.median(after.step_ms[-task["steps"] :])
-        )
+        before.run(n_steps)
+        after.run(n_steps)
+        ratios.append(median(before.step_ms[-n_steps:]) / median(after.step_ms[-n_steps:]))
     row: dict[str, Any] = {"schedule": task["schedule"]}
     if controller is not None:
         row["method"] = task["method"]
         if controller.plans:
             row["first stage"] = task["first_stage"]
-    low, high = min(ratios), max(ratios)
-    middle = statistics.median(ratios)
-    row["before, ms/step"] = round(statistics.median(before.step_ms), 1)
-    row["after, ms/step"] = round(statistics.median(after.step_ms), 1)
-    row["tokens/s ratio (min..max)"] = f"{middle:.3f} ({low:.3f}..{high:.3f})"
+    ratio = median(ratios)
+    row["before, ms/step"] = round(median(before.step_ms), 1)
+    row["after, ms/step"] = round(median(after.step_ms), 1)
+    row["tokens/s ratio (min..max)"] = f"{ratio:.3f} ({min(ratios):.3f}..{max(ratios):.3f})"
     row["ratios"] = ratios
     if controller is None or overhead is None:
         return row
     metrics = controller.collect()
-    batch_ms = statistics.median(ms for values in metrics.batch_ms.values() for ms in values)
+    batch_ms = median(ms for values in metrics.batch_ms.values() for ms in values)
     row["batch measured, ms"] = round(batch_ms, 1)
-    row["gain measured"] = f"{100 * (middle - 1):+.1f}%"
+    row["gain measured"] = f"{100 * (ratio - 1):+.1f}%"
     if controller.plans:
-        row |= describe_plan(controller.plan, batch_ms, middle)
-    ratios_now = metrics.applied_stage_ratios.values()
-    row["ratios applied"] = " ".join(f"{ratio:.2f}" for ratio in ratios_now)
-    fraction = overhead.ms / overhead.n_steps / statistics.median(after.step_ms)
-    row["overhead"] = f"{100 * fraction:.2f}%"
+        row |= describe_plan(controller.plan, batch_ms, ratio)
+    row["ratios applied"] = _two_digits(metrics.applied_stage_ratios.values())
+    row["overhead"] = f"{100 * overhead.ms / overhead.n_steps / median(after.step_ms):.2f}%"
     return row
+
+
+def _two_digits(ratios: Iterable[float]) -> str:
+    return " ".join(f"{ratio:.2f}" for ratio in ratios)
 
 
 def describe_plan(plan: Any, batch_ms: float, ratio: float) -> dict[str, Any]:
@@ -109,7 +107,7 @@ def describe_plan(plan: Any, batch_ms: float, ratio: float) -> dict[str, Any]:
         "gain promised": f"{100 * plan.gain:+.1f}%",
         "kept": f"{(ratio - 1) / plan.gain:.0%}" if plan.gain > 0 else "-",
         "upper bound": f"{100 * plan.upper_bound_gain:+.1f}%",
-        "mean ratios": " ".join(f"{r:.2f}" for r in plan.stage_mean_ratios().values()),
+        "mean ratios": _two_digits(plan.stage_mean_ratios().values()),
     }
 
 
@@ -122,14 +120,9 @@ class Overhead:
 
     def __init__(self, controller: Any) -> None:
         """Wrap the controller's methods in clocks."""
-        self.ms = 0.0
-        self.n_steps = 0
-        for owner, name in [
-            (controller, "begin_step"),
-            (controller, "end_step"),
-            (controller, "_masks"),
-        ]:
-            self._wrap(owner, name)
+        self.ms, self.n_steps = 0.0, 0
+        for name in ("begin_step", "end_step", "_masks"):
+            setattr(controller, name, self._timed(getattr(controller, name), name))
         self._clock_ms = _clock_cost_ms(controller._recorder)
         measure = controller._recorder.measure
 
@@ -139,9 +132,7 @@ class Overhead:
 
         controller._recorder.measure = counted
 
-    def _wrap(self, owner: Any, name: str) -> None:
-        method = getattr(owner, name)
-
+    def _timed(self, method: Callable[..., Any], name: str) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
             started = time.perf_counter()
             try:
@@ -150,7 +141,7 @@ class Overhead:
                 self.ms += 1e3 * (time.perf_counter() - started)
                 self.n_steps += name == "begin_step"
 
-        setattr(owner, name, timed)
+        return timed
 
 
 def _clock_cost_ms(recorder: Any, repeats: int = 2000) -> float:

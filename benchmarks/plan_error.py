@@ -74,34 +74,29 @@ def _percent(fraction: float | None) -> str:
 
 
 def planned(file: BoundsFile, own: BoundsFile, metrics: dict[str, Any]) -> tuple[float, float]:
-    """Return the batch of a run as planned from another file, milliseconds.
+    """Return the batch of a run as planned from another file, without and with freezing, in ms.
 
     Args:
         file: What was measured elsewhere.
         own: The run's bounds file, of which the shape of the pipeline counts, and no time.
         metrics: The run's schedule and cap.
 
-    Returns:
-        Without freezing, and under the plan.
-
     Raises:
         ValueError: If the file does not tell it.
     """
     if own.n_ranks is None:
         raise ValueError(f"{own.path} does not say how many ranks it has")
-    case = answer(
-        file,
-        Grid(
-            schedules=(metrics["schedule"],),
-            caps=(metrics["max_freeze_ratio"],),
-            microbatches=(own.n_microbatches,),
-            splits=(own.notes.layers or "default",),
-            n_ranks=own.n_ranks,
-            first_stage=own.notes.first_stage or ALL_OR_NOTHING,
-            skip_input_grads=own.notes.skip_input_grads or USE,
-            n_processors=own.notes.processors,
-        ),
-    ).cases[0]
+    grid = Grid(
+        schedules=(metrics["schedule"],),
+        caps=(metrics["max_freeze_ratio"],),
+        microbatches=(own.n_microbatches,),
+        splits=(own.notes.layers or "default",),
+        n_ranks=own.n_ranks,
+        first_stage=own.notes.first_stage or ALL_OR_NOTHING,
+        skip_input_grads=own.notes.skip_input_grads or USE,
+        n_processors=own.notes.processors,
+    )
+    case = answer(file, grid).cases[0]
     return case.step_ms, case.frozen_step_ms
 
 

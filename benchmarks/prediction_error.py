@@ -40,7 +40,7 @@ from timelyfreeze.compare.jobs import (
     run_jobs,
     start,
 )
-from timelyfreeze.compare.runs import FoundRuns, Run, find_any
+from timelyfreeze.compare.runs import Run, find_any
 from timelyfreeze.files.options import number, status_of, whole
 
 
@@ -55,6 +55,11 @@ class Pipeline:
     def name(self) -> str:
         """As on the command line."""
         return f"{self.kind}:{self.ranks}"
+
+    @property
+    def folder(self) -> str:
+        """What its folder of runs is called."""
+        return f"{self.kind}_{self.ranks}"
 
     @property
     def is_emulated(self) -> bool:
@@ -81,7 +86,7 @@ def job_of(pipeline: Pipeline, schedule: str, cap: float, repeat: int) -> Job:
     """Return a run to be made."""
     return Job(
         label=f"{pipeline.name} {schedule} r_max {cap:g} repeat {repeat}",
-        path=Path(pipeline.name.replace(":", "_"), schedule, f"r_{cap:g}", f"repeat_{repeat}"),
+        path=Path(pipeline.folder, schedule, f"r_{cap:g}", f"repeat_{repeat}"),
         nproc=pipeline.n_processes,
         keys={
             "parallelism.pipeline_parallel_schedule": schedule,
@@ -141,21 +146,17 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(
-    options: argparse.Namespace,
-    trainer_arguments: tuple[str, ...],
-    command: str,
-    starter: Starter,
+    options: argparse.Namespace, trainer: tuple[str, ...], command: str, starter: Starter
 ) -> int:
     # The trainer starts in the repository, not where this script was started.
-    settings = Settings(options.config.resolve(), trainer_arguments)
+    settings = Settings(options.config.resolve(), trainer)
     output = options.output.resolve()
     # What is set against each other, the same pipeline emulated and real, follows each other.
     asked = itertools.product(
         range(options.repeats), options.schedules, options.r_max, options.pipelines
     )
     jobs = [job_of(pipeline, schedule, cap, repeat) for repeat, schedule, cap, pipeline in asked]
-    found = errors(jobs, settings, ["emulation.enable", "freezing.method"])
-    if found:
+    if found := errors(jobs, settings, ["emulation.enable", "freezing.method"]):
         raise ValueError("\n       ".join(found))
     # So that an emulated rank computes as a real one does.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -165,28 +166,20 @@ def _run(
 
 
 def _table(folders: Sequence[Path], output: Path | None, command: str) -> None:
-    """Print the table of the runs below ``folders`` and keep it in ``output``.
-
-    Raises:
-        ValueError: If there are no runs.
-    """
+    """Print the table of the runs below ``folders`` and keep it in ``output``."""
     found = find_any(folders)
     runs, problems = collect(found)
-    text = render_table(runs, problems, _head(found, command))
-    print(f"\n{text}", end="")
-    if output is not None:
-        keep(output, [("prediction.md", text), ("prediction.csv", render_csv(runs))])
-
-
-def _head(found: FoundRuns, command: str) -> str:
-    """Return what the runs were made on, and the command."""
-    return (
+    head = (
         "# Predicted and measured\n\n"
         f"`{command}`\n\n"
         f"{', '.join(dict.fromkeys(map(_place, found.runs)))}. Milliseconds; an error is measured "
         "over predicted, minus 1. Of several runs the median (smallest..largest). An emulated "
         "pipeline is measured by its virtual clock.\n"
     )
+    text = render_table(runs, problems, head)
+    print(f"\n{text}", end="")
+    if output is not None:
+        keep(output, [("prediction.md", text), ("prediction.csv", render_csv(runs))])
 
 
 def _place(run: Run) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pandas as pd
@@ -31,10 +31,8 @@ def excess(value: float | None, base: float | None) -> float | None:
 def metrics_of(run: Run) -> dict[str, Any]:
     """Return what a finished run says of its predictions, with its settings from beside it.
 
-    An emulated pipeline is measured by its virtual clock.
-
-    Returns:
-        The entries of ``COLUMNS``; None for a number that is not known.
+    An emulated pipeline is measured by its virtual clock. The keys are those of ``COLUMNS``; a
+    number that is not known is None.
 
     Raises:
         OSError: If there are no settings.
@@ -43,19 +41,17 @@ def metrics_of(run: Run) -> dict[str, Any]:
     cap, ranks = _settings_of(run)
     summary = run.summary
     is_emulated = summary.emulated_ranks is not None
-    step_ms_unfrozen, step_ms = summary.step_ms_unfrozen, summary.step_ms
+    steps_ms = summary.step_ms_unfrozen, summary.step_ms
     if is_emulated:
-        step_ms_unfrozen, step_ms = summary.virtual_step_ms_unfrozen, summary.virtual_step_ms
+        steps_ms = summary.virtual_step_ms_unfrozen, summary.virtual_step_ms
     outside_ms, unfrozen_ms = summary.outside_ms, summary.batch_ms_unfrozen_predicted
     known = unfrozen_ms is not None and outside_ms is not None
+    predicted_ms = summary.batches_per_step * unfrozen_ms + outside_ms if known else None
     pairs = {
         "batch_unfrozen": (unfrozen_ms, summary.batch_ms_unfrozen),
         "batch": (summary.batch_ms_predicted, summary.batch_ms),
-        "step_unfrozen": (
-            summary.batches_per_step * unfrozen_ms + outside_ms if known else None,
-            step_ms_unfrozen,
-        ),
-        "step": (summary.step_ms_predicted, step_ms),
+        "step_unfrozen": (predicted_ms, steps_ms[0]),
+        "step": (summary.step_ms_predicted, steps_ms[1]),
     }
     metrics: dict[str, Any] = {
         "pipeline": f"{'emulated' if is_emulated else 'real'}, {ranks} ranks",
@@ -66,10 +62,8 @@ def metrics_of(run: Run) -> dict[str, Any]:
         metrics[f"{name}_ms_predicted"] = predicted_ms
         metrics[f"{name}_ms_measured"] = measured_ms
         metrics[f"{name}_error"] = excess(measured_ms, predicted_ms)
-    for part, before, after in zip(
-        ("predicted", "measured"), pairs["step_unfrozen"], pairs["step"], strict=True
-    ):
-        metrics[f"step_gain_{part}"] = excess(before, after)
+    for i, part in enumerate(("predicted", "measured")):
+        metrics[f"step_gain_{part}"] = excess(pairs["step_unfrozen"][i], pairs["step"][i])
     return metrics | {"folder": str(run.folder), "failure": summary.failure}
 
 
@@ -102,13 +96,12 @@ def collect(found: FoundRuns) -> tuple[pd.DataFrame, list[str]]:
             continue
         if rows[-1]["failure"] is not None:
             problems.append(f"no plan: {run.folder}: {rows[-1]['failure']}")
-    rows.sort(key=_position)
-    runs = pd.DataFrame(rows, columns=COLUMNS)
-    return runs.astype(dict.fromkeys(NUMBERS, float)), problems
+    runs = pd.DataFrame(rows, columns=COLUMNS).astype(dict.fromkeys(NUMBERS, float))
+    return runs.sort_values([*SETTING, "folder"], key=_sort_key, ignore_index=True), problems
 
 
-def _position(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return row["pipeline"], schedule_rank(row["schedule"]), row["max_freeze_ratio"], row["folder"]
+def _sort_key(column: pd.Series[Any]) -> pd.Series[Any]:
+    return column.map(schedule_rank) if column.name == "schedule" else column
 
 
 def render_table(runs: pd.DataFrame, problems: Iterable[str], head: str) -> str:
@@ -147,13 +140,8 @@ def _errors(runs: pd.DataFrame) -> list[list[str]]:
 def error_cells(errors: pd.Series[float], where: str | None = None) -> list[str]:
     """Return how many errors there are, their median, the worst, and how many are small."""
     sizes = errors.abs()
-    return [
-        str(len(errors)),
-        f"{sizes.median():.1%}",
-        f"{errors[sizes.idxmax()]:+.1%}",
-        *([] if where is None else [where]),
-        f"{(sizes <= 0.03).sum()} of {len(errors)}",
-    ]
+    cells = [str(len(errors)), f"{sizes.median():.1%}", f"{errors[sizes.idxmax()]:+.1%}"]
+    return [*cells, *([where] if where else []), f"{(sizes <= 0.03).sum()} of {len(errors)}"]
 
 
 def _spread(column: pd.Series[float]) -> str:

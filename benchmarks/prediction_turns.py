@@ -24,7 +24,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -61,7 +60,8 @@ def main(arguments: Sequence[str], *, starter: Starter = start) -> int:
 
     def work() -> int:
         failed = options.what == "run" and _run(options, trainer_arguments, starter)
-        _table(options.output)
+        with _quiet():
+            _table(options.output)
         return 1 if failed else 0
 
     return status_of(work)
@@ -91,27 +91,23 @@ def _run(options: argparse.Namespace, trainer: Sequence[str], starter: Starter) 
     failed = False
     for schedule in options.schedules:
         for pipeline in options.pipelines:
-            folder = options.output.resolve() / f"{pipeline.kind}_{pipeline.ranks}" / schedule
+            folder = options.output.resolve() / pipeline.folder / schedule
             if (folder / BATCHES).exists():
                 continue
             folder.mkdir(parents=True, exist_ok=True)
             print(f"{pipeline.name} {schedule} ...", end="", flush=True)
             began = time.perf_counter()
             task = {
-                "config": str(options.config.resolve()),
-                "folder": str(folder),
-                "pipeline": pipeline.name,
-                "schedule": schedule,
-                "caps": options.r_max,
-                "rounds": options.rounds,
-                "batches": options.batches,
-                "trainer": list(trainer),
-            }
+                "config": str(options.config.resolve()), "folder": str(folder),
+                "pipeline": pipeline.name, "schedule": schedule, "caps": options.r_max,
+                "rounds": options.rounds, "batches": options.batches, "trainer": list(trainer),
+            }  # fmt: skip
             command = command_of("prediction_worker.py", pipeline.n_processes, task)
-            status = starter(command, environment(), folder / "train.log")
+            log, variables = folder / "train.log", environment(pipeline.n_processes)
+            status = starter(command, variables, log)
             print(f" {time.perf_counter() - began:.0f} s", flush=True)
             if status:
-                print(f"failed with status {status}; see {folder / 'train.log'}", file=sys.stderr)
+                print(f"failed with status {status}; see {log}", file=sys.stderr)
                 failed = True
     return failed
 
@@ -122,19 +118,18 @@ def _table(output: Path) -> None:
     if not files:
         raise ValueError(f"no {BATCHES} below {output}; `run` writes it")
     rows: list[list[str]] = []
-    errors: list[dict[str, Any]] = []
+    errors: list[tuple[str, str, float | None]] = []
     for file in files:
         measured = batches_from_json(file.read_text())
         equal, drift = at_equal_speed(measured)
         for cap in measured.plans:
-            with _quiet():
-                found = outcome(equal, cap)
-                rows.append(_row(measured, cap, drift, found, equal))
+            found = outcome(equal, cap)
+            rows.append(_row(measured, equal, cap, found, drift))
             kinds = {"batch without": found.unfrozen_error, "batch with": found.error}
             if not _is_emulated(measured):
                 kinds["step with"] = found.step_error
-            errors += [{"pipeline": measured.pipeline, "what": k, "e": e} for k, e in kinds.items()]
-    groups = pd.DataFrame(errors).groupby(["pipeline", "what"], sort=False)["e"]
+            errors += [(measured.pipeline, what, error) for what, error in kinds.items()]
+    groups = pd.DataFrame(errors).groupby([0, 1], sort=False)[2]
     summary = [[*what, *error_cells(group)] for what, group in groups]
     names = ["pipeline", "what", "settings", "median", "worst", "within 3%"]
     lines = [measured.machine, "", markdown_table(TITLES, rows), "", markdown_table(names, summary)]
@@ -160,20 +155,17 @@ def _is_emulated(batches: Batches) -> bool:
 
 
 def _row(
-    measured: Batches, cap: str, drift: Sequence[float], found: Outcome, equal: Batches
+    measured: Batches, equal: Batches, cap: str, found: Outcome, drift: Sequence[float]
 ) -> list[str]:
-    again = resampled(equal, cap, N_SAMPLES)
-    low, high = np.quantile([one.error for one in again], [0.05, 0.95])
+    again = [one.error for one in resampled(equal, cap, N_SAMPLES)]
+    low, high = np.quantile(again, [0.05, 0.95])
     slow, slower = np.quantile(drift, [0.1, 0.9])
     is_emulated = _is_emulated(measured)
     before_ms = found.unfrozen_ms[1] if is_emulated else found.unfrozen_step_ms
     after_ms = (found.batch_ms if is_emulated else found.step_ms)[1]
+    n_batches = str(len(measured.times_ms.loc[cap]))
     return [
-        measured.pipeline,
-        measured.schedule,
-        cap,
-        str(sum(turn.mode == cap for turn in measured.turns)),
-        f"{slow:.2f}..{slower:.2f}",
+        *(measured.pipeline, measured.schedule, cap, n_batches, f"{slow:.2f}..{slower:.2f}"),
         *(f"{ms:.1f}" for ms in found.unfrozen_ms),
         f"{found.unfrozen_error:+.1%}",
         *(f"{ms:.1f}" for ms in found.batch_ms),

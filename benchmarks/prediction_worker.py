@@ -61,14 +61,7 @@ def _batches(timed: TimedTrainer, task: dict[str, Any]) -> dict[str, Any] | None
             dist.barrier()
             made += [(mode, number, i, timed.step_ms(step)) for i in range(task["batches"])]
     controller.collect()
-    mine = [
-        {
-            "durations_ms": {str(a): ms for a, ms in one.record.durations_ms.items()},
-            "span_ms": one.record.span_ms,
-        }
-        for one in seen
-    ]
-    everyone = exchange.gather(mine)
+    everyone = exchange.gather([_plain(one.record) for one in seen])
     if everyone is None:
         return None
     turns = [
@@ -88,6 +81,11 @@ def _batches(timed: TimedTrainer, task: dict[str, Any]) -> dict[str, Any] | None
     }
 
 
+def _plain(record: Any) -> dict[str, Any]:
+    durations_ms = {str(action): ms for action, ms in record.durations_ms.items()}
+    return {"durations_ms": durations_ms, "span_ms": record.span_ms}
+
+
 def _solutions(controller: Any, caps: Sequence[float], exchange: Any) -> dict[str, Any]:
     """Solve for each cap, on rank 0, from the bounds that monitoring has given."""
     from timelyfreeze.planning import solution_from_plain, solution_to_plain, solve_from_bounds
@@ -97,9 +95,8 @@ def _solutions(controller: Any, caps: Sequence[float], exchange: Any) -> dict[st
         plain = None
         if exchange.rank == 0:
             choices = replace(controller.solver_choices, max_freeze_ratio=cap)
-            plain = solution_to_plain(
-                solve_from_bounds(controller.order, controller.bounds, choices)
-            )
+            solution = solve_from_bounds(controller.order, controller.bounds, choices)
+            plain = solution_to_plain(solution)
         solved[f"{cap:g}"] = solution_from_plain(exchange.broadcast(plain))
     return solved
 

@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from timelyfreeze.files import shown
+from timelyfreeze.cli import run_environment
 from timelyfreeze.files.options import wrong
-from timelyfreeze.whatif.command import MAX_CELLS
 
 ROOT = Path(__file__).resolve().parents[1]
 SCHEDULES = ["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"]
@@ -29,32 +28,6 @@ def schedule_name(text: str) -> str:
     return text
 
 
-def require_pipeline(schedule: str, n_ranks: int, n_microbatches: int, options: str) -> None:
-    """Raise unless there can be such a pipeline, and its program can be solved.
-
-    Args:
-        schedule: Its name.
-        n_ranks: Pipeline ranks.
-        n_microbatches: Microbatches of a batch.
-        options: Which options say so, for the message.
-
-    Raises:
-        ValueError: If not.
-    """
-    from timelyfreeze.runtime import known_schedules, stages_per_rank
-
-    names = [name for name in known_schedules() if stages_per_rank(name) is not None]
-    if schedule not in names:
-        option = options.split(",")[0]
-        raise ValueError(f"{option} has {shown(schedule)}; known: {', '.join(names)}")
-    cells = n_ranks * n_microbatches
-    if n_ranks < 1 or n_microbatches < 1 or cells > MAX_CELLS:
-        raise ValueError(
-            f"{options}: {n_ranks} ranks and {n_microbatches} microbatches; each must be 1 or "
-            f"more, and their product at most {MAX_CELLS}"
-        )
-
-
 def command_of(worker: str, n_processes: int, task: Mapping[str, Any]) -> list[str]:
     """Return the command that starts ``worker``, a script of this folder, with what to do."""
     return [
@@ -64,9 +37,9 @@ def command_of(worker: str, n_processes: int, task: Mapping[str, Any]) -> list[s
     ]  # fmt: skip
 
 
-def environment() -> dict[str, str]:
-    """Return the environment of workers: one thread, as an emulated rank has."""
-    return {"OMP_NUM_THREADS": "1", **os.environ}
+def environment(n_processes: int) -> dict[str, str]:
+    """Return the environment of so many workers: one thread each, as an emulated rank has."""
+    return run_environment({"OMP_NUM_THREADS": "1", **os.environ}, n_processes)
 
 
 def machine() -> str:
@@ -121,12 +94,9 @@ class TimedTrainer:
 
         from torchtitan.freezing.launch import prepare
 
-        endless = {
-            "metrics.log_freq": 1000000,
-            "training.steps": 1000000,
-            "lr_scheduler.total_steps": 10000,
-        }
-        keys = {**endless, **keys}
+        many = 1_000_000
+        endless = {"metrics.log_freq": many, "training.steps": many}
+        keys = {**endless, "lr_scheduler.total_steps": 10_000, **keys}
         config = prepare([*(f"--{key}={value}" for key, value in keys.items()), *arguments])
         if upstream:
             from torchtitan.train import Trainer as Chosen

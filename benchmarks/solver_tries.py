@@ -13,6 +13,7 @@ the limit: HiGHS counts time on the wall, and does not always look at it.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import re
@@ -26,7 +27,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from processes import require_pipeline
 
 from timelyfreeze.files import shown
 from timelyfreeze.files.options import new_file, number, status_of, whole
@@ -37,9 +37,10 @@ from timelyfreeze.planning.interior_point import (
     solve_certified,
     weighted_cost,
 )
-from timelyfreeze.runtime import named_order, stages_per_rank
+from timelyfreeze.runtime import known_schedules, named_order, stages_per_rank
 from timelyfreeze.schedule import PipelineDag, build_dag, makespan
 from timelyfreeze.timing import DurationBounds
+from timelyfreeze.whatif.command import MAX_CELLS
 
 Floats = NDArray[np.float64]
 
@@ -124,14 +125,12 @@ def time_ways(case: Case, ways: Sequence[str], limit_s: float) -> list[dict[str,
         process = multiprocessing.Process(target=_attempt, args=(way, case, limit_s, there))
         process.start()
         process.join()
-        row = {"actions": len(case.dag.actions), "rows": len(case.lp.row_lower), "solver": way}
+        found: tuple[Any, ...] = (f"no answer in {limit_s:g}", "", "", "")
         if here.poll():
             seconds, batch_ms, mean = here.recv()
-            above = f"{batch_ms / bound_ms - 1.0:.4%}"
-            row |= {"s": f"{seconds:.3f}", "batch": batch_ms, "above": above, "mean ratio": mean}
-        else:
-            row |= {"s": f"no answer in {limit_s:g}", "batch": "", "above": "", "mean ratio": ""}
-        rows.append(row)
+            found = f"{seconds:.3f}", batch_ms, f"{batch_ms / bound_ms - 1.0:.4%}", mean
+        size = {"actions": len(case.dag.actions), "rows": len(case.lp.row_lower), "solver": way}
+        rows.append(size | dict(zip(("s", "batch", "above", "mean ratio"), found, strict=True)))
     return rows
 
 
@@ -140,42 +139,46 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--schedules", nargs="+", default=["1F1B"])
-    parser.add_argument("--sizes", nargs="+", default=["16x64"], help="RANKSxMICROBATCHES")
-    parser.add_argument(
-        "--repeats", type=whole(1, 1000), default=1, help="random durations for each of them"
-    )
-    parser.add_argument(
-        "--noise", type=number(0, 0.2), default=0.05, help="more would make times negative"
-    )
-    parser.add_argument(
-        "--limit", type=number(0, 1e6, above=True), default=60.0, help="seconds for each solver"
-    )
-    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
-    parser.add_argument("--json", type=new_file)
+    add, seconds = parser.add_argument, number(0, 1e6, above=True)
+    add("--schedules", nargs="+", default=["1F1B"])
+    add("--sizes", nargs="+", default=["16x64"], help="RANKSxMICROBATCHES")
+    add("--repeats", type=whole(1, 1000), default=1, help="random durations for each of them")
+    add("--noise", type=number(0, 0.2), default=0.05, help="more would make times negative")
+    add("--limit", type=seconds, default=60.0, help="seconds for each solver")
+    add("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
+    add("--json", type=new_file)
     options = parser.parse_args(arguments)
     return status_of(lambda: _try(options))
 
 
 def _try(options: argparse.Namespace) -> int:
-    pipelines = [
-        (schedule, *_size(size)) for schedule in options.schedules for size in options.sizes
-    ]
+    pipelines = [(name, *_size(size)) for name in options.schedules for size in options.sizes]
     for pipeline in pipelines:
-        require_pipeline(*pipeline, "--schedules, --sizes")
+        _require_pipeline(*pipeline)
     kept: list[dict[str, Any]] = []
-    for pipeline in pipelines:
-        for seed in range(options.repeats):
-            case = make_case(*pipeline, seed, options.noise)
-            name = {"pipeline": "{} {}x{}".format(*pipeline), "seed": seed}
-            for row in time_ways(case, options.ways, options.limit):
-                if not kept:
-                    print("| " + " | ".join(name | row) + " |\n|" + "---|" * len(name | row))
-                kept.append(name | row)
-                print("| " + " | ".join(map(str, kept[-1].values())) + " |", flush=True)
+    for pipeline, seed in itertools.product(pipelines, range(options.repeats)):
+        case = make_case(*pipeline, seed, options.noise)
+        name = {"pipeline": "{} {}x{}".format(*pipeline), "seed": seed}
+        for row in time_ways(case, options.ways, options.limit):
+            if not kept:
+                print("| " + " | ".join(name | row) + " |\n|" + "---|" * len(name | row))
+            kept.append(name | row)
+            print("| " + " | ".join(map(str, kept[-1].values())) + " |", flush=True)
     if options.json is not None:
         options.json.write_text(json.dumps(kept, indent=2) + "\n")
     return 0
+
+
+def _require_pipeline(schedule: str, n_ranks: int, n_microbatches: int) -> None:
+    """Raise unless there can be such a pipeline, and its program can be solved."""
+    names = [name for name in known_schedules() if stages_per_rank(name) is not None]
+    if schedule not in names:
+        raise ValueError(f"--schedules has {shown(schedule)}; known: {', '.join(names)}")
+    if min(n_ranks, n_microbatches) < 1 or n_ranks * n_microbatches > MAX_CELLS:
+        raise ValueError(
+            f"--schedules, --sizes: {n_ranks} ranks and {n_microbatches} microbatches; each must "
+            f"be 1 or more, and their product at most {MAX_CELLS}"
+        )
 
 
 def _size(text: str) -> tuple[int, int]:

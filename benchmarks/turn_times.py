@@ -12,9 +12,8 @@ no freezing shortens, against the median of the same forwards over all batches.
 
 from __future__ import annotations
 
-import json
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +21,7 @@ import numpy as np
 import pandas as pd
 from prediction_table import excess
 
+from timelyfreeze.files import listed, parse_json
 from timelyfreeze.planning import (
     FreezePlan,
     RankTimes,
@@ -46,72 +46,45 @@ from timelyfreeze.timing import (
     PatternTimes,
     RankBatches,
     batch_times,
-    median_of_each,
 )
 
 # What a pipeline has done under one schedule.
 BATCHES = "batches.json"
 # What a batch froze, besides plans, which are named by their cap.
 NOTHING, EVERYTHING = "nothing", "everything"
+# The column of what the optimizer step of a batch took.
+STEP = "step"
 _PATTERNS: Mapping[str, Pattern] = {NOTHING: UNFROZEN, EVERYTHING: FROZEN}
 
 
 @dataclass(frozen=True)
-class RankBatch:
-    """What one rank saw of one batch; milliseconds."""
-
-    durations_ms: Mapping[Action, float]
-    span_ms: float
-
-
-@dataclass(frozen=True)
-class Turn:
-    """One batch.
-
-    Attributes:
-        mode: ``nothing``, ``everything``, or the cap of a plan, such as ``0.8``.
-        round: Number of the round it belongs to; each has batches of every mode.
-        ranks: What each process saw.
-        step_ms: The optimizer step that the batch was, milliseconds.
-    """
-
-    mode: str
-    round: int
-    ranks: tuple[RankBatch, ...]
-    step_ms: float
-
-    def slowed(self, factor: float) -> Turn:
-        """Return the batch on a machine that many times as slow."""
-        ranks = tuple(
-            RankBatch({a: factor * ms for a, ms in r.durations_ms.items()}, factor * r.span_ms)
-            for r in self.ranks
-        )
-        return replace(self, ranks=ranks, step_ms=factor * self.step_ms)
-
-
-@dataclass(frozen=True)
 class Batches:
-    """All turns of one pipeline.
+    """All batches of one pipeline.
 
     Attributes:
         pipeline: Such as ``real:2``.
         schedule: Its name.
         machine: What it ran on.
         order: The order that ran.
+        actions: Of each process, in the order of execution; an emulated pipeline has one process.
         n_processors: As for ``play_batch``.
         p2p_latency_ms: Of each link, as measured before.
-        plans: By cap, as in ``Turn.mode``.
-        turns: Warm batches, oldest first.
+        plans: By cap, as a batch's mode names it.
+        times_ms: A row for each warm batch, oldest first, milliseconds. The index has its mode
+            (``nothing``, ``everything``, or the cap of a plan, such as ``0.8``), its round and its
+            number; each round has batches of every mode. Columns are ``STEP``, ``span_of`` each
+            rank, and the actions.
     """
 
     pipeline: str
     schedule: str
     machine: str
     order: ScheduleOrder
+    actions: tuple[tuple[Action, ...], ...]
     n_processors: float | None
     p2p_latency_ms: Mapping[tuple[int, int], float]
     plans: Mapping[str, FreezePlan]
-    turns: tuple[Turn, ...]
+    times_ms: pd.DataFrame
 
 
 @dataclass(frozen=True)
@@ -120,9 +93,8 @@ class Outcome:
 
     Attributes:
         unfrozen_ms: Predicted and measured batch with nothing frozen.
-        batch_ms: Predicted and measured batch under the plan.
-        step_ms: Predicted and measured step under the plan: the batch and what an unfrozen step
-            takes besides its batch.
+        batch_ms: The same under the plan.
+        step_ms: The same of the step: the batch and what an unfrozen step takes besides.
         unfrozen_step_ms: Measured step with nothing frozen.
     """
 
@@ -148,13 +120,9 @@ class Outcome:
 
 
 def at_equal_speed(batches: Batches) -> tuple[Batches, list[float]]:
-    """Return the turns as on a machine that never changes its speed, and how slow each was.
+    """Return the batches as on a machine that never changes its speed, and the drift of each.
 
-    Args:
-        batches: Turns as measured.
-
-    Returns:
-        The same turns divided by their drift, and the drift of each, 1.0 being the median.
+    They are divided by their drift: how slow the machine was in them, 1.0 being the median.
 
     Raises:
         ValueError: If the plans leave no forward untouched.
@@ -162,47 +130,44 @@ def at_equal_speed(batches: Batches) -> tuple[Batches, list[float]]:
     untouched = _untouched(batches)
     if not untouched:
         raise ValueError("the plans shorten every forward, so none tells how slow the machine was")
-    forwards = pd.DataFrame(
-        {a: ms for rank in turn.ranks for a, ms in rank.durations_ms.items() if a in untouched}
-        for turn in batches.turns
-    )
-    drift = (forwards / forwards.median()).median(axis="columns").tolist()
-    turns = tuple(turn.slowed(1.0 / slow) for turn, slow in zip(batches.turns, drift, strict=True))
-    return replace(batches, turns=turns), drift
+    forwards = batches.times_ms[untouched]
+    drift = (forwards / forwards.median()).median(axis="columns")
+    return replace(batches, times_ms=batches.times_ms.div(drift, axis="index")), drift.tolist()
 
 
-def _untouched(batches: Batches) -> set[Action]:
+def _untouched(batches: Batches) -> list[Action]:
     """Return the forwards that are the same in every mode.
 
     Where a stage and all in front of it are frozen whole, a forward keeps nothing for a backward
     and is shorter. With everything frozen that is the first stage.
     """
     dag = build_dag(batches.order)
-    depths: dict[int, int] = {}
-    for plan in batches.plans.values():
-        for microbatch, depth in skip_depths(dag, plan.ratios).items():
-            depths[microbatch] = max(depth, depths.get(microbatch, 0))
-    return {
+    depths = [skip_depths(dag, plan.ratios) for plan in batches.plans.values()]
+    return [
         action
         for action in dag.actions
         if action.kind is ActionKind.FORWARD
-        and action.stage >= max(1, depths.get(action.microbatch, 0))
-    }
+        and action.stage >= max([1, *(depth.get(action.microbatch, 0) for depth in depths)])
+    ]
 
 
 def outcome(batches: Batches, cap: str, rounds: Iterable[int] | None = None) -> Outcome:
-    """Predict the batch under a plan from the turns beside it.
+    """Predict the batch under a plan from the batches beside it.
 
     Args:
-        batches: Turns, as measured or at equal speed.
+        batches: As measured or at equal speed.
         cap: Names the plan.
         rounds: Those to take, one as often as it is named; None for all.
 
     Raises:
         ValueError: If times are missing or make no sense.
     """
-    turns = _of_rounds(batches.turns, rounds)
-    ranks = [_rank_times(turns, rank) for rank in range(len(turns[0].ranks))]
+    times_ms = batches.times_ms
+    if rounds is not None:
+        rows = times_ms.groupby(level="round").indices
+        times_ms = times_ms.iloc[np.concatenate([rows[number] for number in rounds])]
+    modes = dict(list(times_ms.groupby(level="mode")))
+    ranks = [_rank_times(modes, rank, mine) for rank, mine in enumerate(batches.actions)]
     ranks[0] = replace(ranks[0], p2p_latency_ms=batches.p2p_latency_ms)
     _, bounds = bounds_from_times(ranks, batches.order, batches.n_processors)
     dag = build_dag(batches.order)
@@ -215,21 +180,17 @@ def outcome(batches: Batches, cap: str, rounds: Iterable[int] | None = None) -> 
     delays_ms = bounds.delays_ms(dag)
 
     def measured_ms(mode: str) -> float:
-        mine = [turn for turn in turns if turn.mode == mode]
         rows = [
             RankBatches(
-                tuple((Phase.STABLE.value, turn.ranks[rank].span_ms) for turn in mine),
-                median_of_each([turn.ranks[rank].durations_ms for turn in mine]),
+                tuple((Phase.STABLE.value, ms) for ms in modes[mode][span_of(rank)]),
+                modes[mode][list(actions)].median().to_dict(),
             )
-            for rank in range(len(ranks))
+            for rank, actions in enumerate(batches.actions)
         ]
         return float(np.median(batch_times(dag, rows, delays_ms)[Phase.STABLE]))
 
     unfrozen_ms, batch_ms = measured_ms(NOTHING), measured_ms(cap)
-    steps_ms = {
-        mode: statistics.median(turn.step_ms for turn in turns if turn.mode == mode)
-        for mode in (NOTHING, cap)
-    }
+    steps_ms = {mode: float(modes[mode][STEP].median()) for mode in (NOTHING, cap)}
     outside_ms = max(0.0, steps_ms[NOTHING] - unfrozen_ms)
     return Outcome(
         unfrozen_ms=(predicted.unfrozen_batch_ms, unfrozen_ms),
@@ -241,27 +202,24 @@ def outcome(batches: Batches, cap: str, rounds: Iterable[int] | None = None) -> 
 
 def resampled(batches: Batches, cap: str, n_samples: int, seed: int = 0) -> list[Outcome]:
     """Return outcomes of rounds drawn with replacement: how far chance alone moves one."""
-    rounds = sorted({turn.round for turn in batches.turns})
-    random = np.random.default_rng(seed)
-    draws = random.choice(rounds, size=(n_samples, len(rounds)))
+    rounds = sorted(set(batches.times_ms.index.get_level_values("round")))
+    draws = np.random.default_rng(seed).choice(rounds, size=(n_samples, len(rounds)))
     return [outcome(batches, cap, draw.tolist()) for draw in draws]
 
 
-def _of_rounds(turns: Sequence[Turn], rounds: Iterable[int] | None) -> list[Turn]:
-    if rounds is None:
-        return list(turns)
-    return [turn for number in rounds for turn in turns if turn.round == number]
+def span_of(rank: int) -> str:
+    """Return the column of what a rank's part of a batch took."""
+    return f"span of rank {rank}"
 
 
-def _rank_times(turns: Sequence[Turn], rank: int) -> RankTimes:
+def _rank_times(
+    modes: Mapping[str, pd.DataFrame], rank: int, actions: Iterable[Action]
+) -> RankTimes:
     patterns = []
     for mode, pattern in _PATTERNS.items():
-        mine = [turn.ranks[rank] for turn in turns if turn.mode == mode]
-        times: dict[Action, list[float]] = {}
-        for one in mine:
-            for action, ms in one.durations_ms.items():
-                times.setdefault(action, []).append(ms)
-        patterns.append(PatternTimes(pattern, times, tuple(one.span_ms for one in mine)))
+        mine = modes[mode]
+        times = {action: mine[action].dropna().tolist() for action in actions}
+        patterns.append(PatternTimes(pattern, times, tuple(mine[span_of(rank)])))
     return RankTimes(tuple(patterns))
 
 
@@ -272,30 +230,39 @@ def batches_from_json(text: str) -> Batches:
         ValueError: If the text has another form.
     """
     try:
-        data: dict[str, Any] = json.loads(text)
+        data: dict[str, Any] = parse_json(text)
+        order = order_from_csv(data["order"])
+        plans = {cap: plan_from_json(plan) for cap, plan in data["plans"].items()}
+        rows = {
+            (turn["mode"], int(turn["round"]), i): _times_of(turn)
+            for i, turn in enumerate(data["turns"])
+        }
+        names = ["mode", "round", "number"]
+        times_ms = pd.DataFrame(rows.values(), pd.MultiIndex.from_tuples(rows, names=names))
+        if missing := {NOTHING, EVERYTHING, *plans} - set(times_ms.index.get_level_values("mode")):
+            raise ValueError(f"no batch froze {listed(sorted(missing))}")
+        first = data["turns"][0]["ranks"]
+        actions = tuple(tuple(map(parse_action, seen["durations_ms"])) for seen in first)
+        spans = map(span_of, range(len(actions)))
         return Batches(
             pipeline=data["pipeline"],
             schedule=data["schedule"],
             machine=data["machine"],
-            order=order_from_csv(data["order"]),
+            order=order,
+            actions=actions,
             n_processors=data["n_processors"],
             p2p_latency_ms={(a, b): float(ms) for a, b, ms in data["p2p_latency_ms"]},
-            plans={cap: plan_from_json(plan) for cap, plan in data["plans"].items()},
-            turns=tuple(map(_turn, data["turns"])),
+            plans=plans,
+            times_ms=times_ms[[STEP, *spans, *itertools.chain.from_iterable(order.ranks)]],
         )
-    except (
-        *(LookupError, TypeError, AttributeError),
-        *(ArithmeticError, RecursionError, ValueError),
-    ) as error:
+    except (LookupError, TypeError, AttributeError, ArithmeticError, ValueError) as error:
         raise ValueError(f"not the text of batches in turns: {error!r}") from error
 
 
-def _turn(plain: dict[str, Any]) -> Turn:
-    ranks = tuple(
-        RankBatch(
-            {parse_action(a): float(ms) for a, ms in rank["durations_ms"].items()},
-            float(rank["span_ms"]),
-        )
-        for rank in plain["ranks"]
-    )
-    return Turn(plain["mode"], int(plain["round"]), ranks, float(plain["step_ms"]))
+def _times_of(turn: dict[str, Any]) -> dict[str | Action, float]:
+    """Return a row of ``Batches.times_ms``."""
+    row: dict[str | Action, float] = {STEP: float(turn["step_ms"])}
+    for rank, seen in enumerate(turn["ranks"]):
+        row[span_of(rank)] = float(seen["span_ms"])
+        row |= {parse_action(a): float(ms) for a, ms in seen["durations_ms"].items()}
+    return row

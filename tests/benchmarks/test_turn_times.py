@@ -9,7 +9,7 @@ from tests.benchmarks.turns import CAP, OUTSIDE_MS, PLANNED, backward_ms, batche
 from timelyfreeze.schedule.actions import Action
 
 STEADY = {mode: [1.0] * 3 for mode in ("nothing", "everything", CAP)}
-# Half as fast again whenever the plan is in force, with one pass that is slower still.
+# Half as fast again whenever the plan is in force, with one batch that is slower still.
 DRIFTING = {"nothing": [1.0, 1.0, 1.0], "everything": [1.0, 1.5, 1.0], CAP: [1.5, 1.5, 3.0]}
 
 

@@ -1,13 +1,8 @@
-"""What if: the batch under other schedules, caps, numbers of microbatches and splits.
-
-Everything follows from one bounds file, without a device: times of stages become times of the
-actions of any schedule (``times``, ``layer_model``), and each case of the grid is solved
-as a run would solve it. Beside every case stands the split that makes the batch
-shortest without freezing anything.
-"""
+"""What if: every case of a grid, worked out from one bounds file without a device."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 from timelyfreeze.schedule import ScheduleOrder, build_dag, gpipe_order, one_f_one_b_order
@@ -35,36 +30,33 @@ def answer(file: BoundsFile, grid: Grid, layers: Split | None = None) -> Answer:
     Raises:
         ValueError: If no case can be built, or ``layers`` contradicts the file.
     """
-    stages = file.stage_times()
+    stages, known = file.stage_times(), file.notes.layers
     if layers is not None and len(layers) != len(stages):
         raise ValueError(
             f"--layers has {len(layers)} stages ({render_split(layers)}); times are those of "
             f"{len(stages)}"
         )
-    if layers is not None and file.notes.layers not in (None, layers):
+    if layers is not None and known not in (None, layers):
         raise ValueError(
             f"--layers is {render_split(layers)}; {file.path.name} says that stages have "
-            f"{render_split(file.notes.layers or ())} layers"
+            f"{render_split(known or ())} layers"
         )
-    model, notes = _model(file, stages, layers or file.notes.layers)
+    model, notes = _model(file, stages, layers or known)
     notes = [*_basis(file), *_messages(file, grid), *notes]
     cases: list[Case] = []
-    for schedule in grid.schedules:
-        for n_microbatches in grid.microbatches:
-            try:
-                n_stages = _stages_in(schedule, grid.n_ranks, len(stages))
-                dag = build_dag(_order_of(schedule, grid.n_ranks, n_stages, n_microbatches))
-            except ValueError as error:
-                notes.append(
-                    f"left out {schedule}, {n_microbatches} microbatches: {first_line(error)}"
-                )
-                continue
-            table = ScheduleCases(file, grid, schedule, n_microbatches, dag, stages, model)
-            for found in table.cases():
-                if isinstance(found, Case):
-                    cases.append(found)
-                elif found not in notes:
-                    notes.append(found)
+    for schedule, n_microbatches in itertools.product(grid.schedules, grid.microbatches):
+        try:
+            order = _order_of(schedule, grid.n_ranks, len(stages), n_microbatches)
+            dag = build_dag(order)
+        except ValueError as error:
+            notes.append(f"left out {schedule}, {n_microbatches} microbatches: {first_line(error)}")
+            continue
+        table = ScheduleCases(file, grid, schedule, n_microbatches, dag, stages, model)
+        for found in table.cases():
+            if isinstance(found, Case):
+                cases.append(found)
+            elif found not in notes:
+                notes.append(found)
     if not cases:
         raise ValueError("nothing can be planned:\n" + "\n".join(f"  - {n}" for n in notes))
     return Answer(tuple(cases), tuple(notes))
@@ -106,7 +98,7 @@ def _messages(file: BoundsFile, grid: Grid) -> Iterator[str]:
     if not links and overhead_ms + grid.p2p_overhead_ms == 0.0:
         yield (
             "messages between ranks cost nothing in these metrics: no link was timed, as in a "
-            "profile, which sends none; tell a overhead with --p2p-overhead-ms"
+            "profile, which sends none; tell an overhead with --p2p-overhead-ms"
         )
         return
     latency = "no link was timed"
@@ -124,39 +116,29 @@ def _messages(file: BoundsFile, grid: Grid) -> Iterator[str]:
         )
 
 
-def _stages_in(schedule: str, n_ranks: int, n_measured: int | None = None) -> int:
-    """Return how many stages a schedule has.
+def _order_of(schedule: str, n_ranks: int, n_measured: int, n_microbatches: int) -> ScheduleOrder:
+    """Return the order in which the ranks of a schedule work.
 
-    Args:
-        schedule: As in ``parallelism.pipeline_parallel_schedule``, in any case.
-        n_ranks: Pipeline ranks.
-        n_measured: A number of stages to keep to, where the schedule can have so many.
+    It has as many stages as were measured, where the schedule can have so many.
 
     Raises:
-        ValueError: If the schedule is unknown, or one of a CSV file.
+        ValueError: If the schedule is unknown, one of a CSV file, or cannot be built from these
+            numbers.
     """
-    if schedule.lower() in _OUR_OWN:
-        return n_ranks
-    from timelyfreeze.runtime import known_schedules, places_stages_in_v, stages_per_rank
+    own = _OUR_OWN.get(schedule.lower())
+    if own is not None:
+        return own(n_ranks, n_microbatches)
+    from timelyfreeze.runtime import (
+        known_schedules,
+        named_order,
+        places_stages_in_v,
+        stages_per_rank,
+    )
 
     named = [name for name in known_schedules() if not name.startswith("PipelineSchedule")]
     if schedule.lower() not in (name.lower() for name in named):
         raise ValueError(f"{schedule!r} is no schedule; known: {', '.join(named)}")
-    default = (stages_per_rank(schedule) or 1) * n_ranks
-    if places_stages_in_v(schedule) or n_measured is None or n_measured % n_ranks:
-        return default
-    return n_measured if n_measured >= 2 * n_ranks else default
-
-
-def _order_of(schedule: str, n_ranks: int, n_stages: int, n_microbatches: int) -> ScheduleOrder:
-    """Return the order in which the ranks of a schedule work.
-
-    Raises:
-        ValueError: If the schedule cannot be built from these numbers.
-    """
-    own = _OUR_OWN.get(schedule.lower())
-    if own is not None:
-        return own(n_stages, n_microbatches)
-    from timelyfreeze.runtime import named_order
-
-    return named_order(schedule, n_ranks, n_microbatches, stages_per_rank=n_stages // n_ranks)
+    per_rank = stages_per_rank(schedule) or 1
+    if not (places_stages_in_v(schedule) or n_measured % n_ranks or n_measured < 2 * n_ranks):
+        per_rank = n_measured // n_ranks
+    return named_order(schedule, n_ranks, n_microbatches, stages_per_rank=per_rank)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
-
-import numpy as np
-from numpy.typing import NDArray
 
 from timelyfreeze.schedule import PipelineDag
 from timelyfreeze.timing import play_batch
@@ -53,30 +51,25 @@ def best_split(
 
     min_layers = _min_layers(model, dag.n_stages)
     starts = [_even_split(model, dag, min_layers), *also]
-    best_ms, best = min((batch_ms(split), split) for split in starts)
+    best = min((batch_ms(split), split) for split in starts)
     if len(dag.actions) * dag.n_stages**2 > _MAX_ACTIONS_IN_ROUND:
-        return best
+        return best[1]
     while True:
-        found_ms, found = min(
-            ((batch_ms(split), split) for split in _neighbours(best, min_layers)),
-            default=(best_ms, best),
-        )
-        if found_ms >= best_ms:
-            return best
-        best_ms, best = found_ms, found
+        nearby = ((batch_ms(split), split) for split in _neighbours(best[1], min_layers))
+        found = min(nearby, default=best)
+        if found[0] >= best[0]:
+            return best[1]
+        best = found
 
 
 def _neighbours(split: Split, min_layers: Split) -> Iterator[Split]:
     """Yield every split that differs by one layer moved."""
-    for giver in range(len(split)):
-        if split[giver] <= min_layers[giver]:
-            continue
-        for taker in range(len(split)):
-            if taker != giver:
-                moved = list(split)
-                moved[giver] -= 1
-                moved[taker] += 1
-                yield tuple(moved)
+    for giver, taker in itertools.permutations(range(len(split)), 2):
+        if split[giver] > min_layers[giver]:
+            moved = list(split)
+            moved[giver] -= 1
+            moved[taker] += 1
+            yield tuple(moved)
 
 
 def _min_layers(model: LayerModel, n_stages: int) -> Split:
@@ -97,32 +90,23 @@ def _even_split(model: LayerModel, dag: PipelineDag, min_layers: Split) -> Split
 
     Layers are alike, so this keeps the work of the most loaded rank as small as can be.
     """
-    n_stages = dag.n_stages
-    rank_of = _ranks_of_stages(dag)
-    split = list(min_layers)
+    n_stages, split = dag.n_stages, list(min_layers)
+    rank_of = dict(zip(dag.stages.tolist(), dag.ranks.tolist(), strict=True))
 
     def work_ms(stage: int, n_layers: int) -> float:
         times = model.stage(stage, n_stages, n_layers)
         return times.forward_ms + times.backward_ms
 
-    load = np.zeros(int(rank_of.max()) + 1)
+    def load_with_one_more(stage: int) -> float:
+        more_ms = work_ms(stage, split[stage] + 1) - work_ms(stage, split[stage])
+        return load[rank_of[stage]] + more_ms
+
+    load = dict.fromkeys(rank_of.values(), 0.0)
     for stage, n in enumerate(split):
         load[rank_of[stage]] += work_ms(stage, n)
     for _ in range(model.n_layers - sum(split)):
         # The least loaded rank, and on it the stage with the fewest layers.
-        stage = min(
-            range(n_stages),
-            key=lambda s: (
-                load[rank_of[s]] + work_ms(s, split[s] + 1) - work_ms(s, split[s]),
-                split[s],
-            ),
-        )
-        load[rank_of[stage]] += work_ms(stage, split[stage] + 1) - work_ms(stage, split[stage])
+        stage = min(range(n_stages), key=lambda s: (load_with_one_more(s), split[s]))
+        load[rank_of[stage]] = load_with_one_more(stage)
         split[stage] += 1
     return tuple(split)
-
-
-def _ranks_of_stages(dag: PipelineDag) -> NDArray[np.int64]:
-    ranks = np.zeros(dag.n_stages, dtype=np.int64)
-    ranks[dag.stages] = dag.ranks
-    return ranks

@@ -6,10 +6,12 @@ The bounds file may have one more entry, ``pipeline`` (``notes``).
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -95,15 +97,7 @@ class BoundsFile:
 
 
 def bounds_file_text(dag: PipelineDag, bounds: DurationBounds, notes: PipelineNotes) -> str:
-    """Write bounds together with notes; ``bounds.bounds_from_json`` reads the bounds of it.
-
-    Args:
-        dag: Precedence graph of A actions.
-        bounds: Bounds that fit ``dag``.
-        notes: What else is known.
-
-    Returns:
-        str: JSON, one line for each action.
+    """Write bounds that fit ``dag``, and notes, as JSON; ``bounds_from_json`` reads the bounds.
 
     Raises:
         ValueError: As ``bounds_to_json``.
@@ -123,12 +117,11 @@ def read_bounds_file(path: Path) -> BoundsFile:
     text = _read(path)
     try:
         data = parse_json(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f"{path}: line {error.lineno}, column {error.colno}: {error.msg}; a bounds file is JSON"
-        ) from error
     except ValueError as error:
-        raise ValueError(f"{path}: {error}; a bounds file is JSON") from error
+        told: object = error
+        if isinstance(error, json.JSONDecodeError):
+            told = f"line {error.lineno}, column {error.colno}: {error.msg}"
+        raise ValueError(f"{path}: {told}; a bounds file is JSON") from error
     if not isinstance(data, dict) or not isinstance(data.get("bounds"), dict):
         raise ValueError(
             f'{path} is no bounds file: it has no object "bounds"; a run saves one as bounds.json'
@@ -144,15 +137,9 @@ def read_bounds_file(path: Path) -> BoundsFile:
     n_microbatches = 1 + max(action.microbatch for action in bounds)
     _check_bounds(path, bounds, n_stages, n_microbatches)
     notes = parse_notes(f"{path}: {PIPELINE}", data.get(PIPELINE, {}), n_stages)
-    file = BoundsFile(
-        path,
-        bounds,
-        notes,
-        _order_beside(path, bounds),
-        n_stages,
-        n_microbatches,
-        Links(table.p2p_overhead_ms, table.p2p_latency_ms),
-    )
+    links = Links(table.p2p_overhead_ms, table.p2p_latency_ms)
+    order = _order_beside(path, bounds)
+    file = BoundsFile(path, bounds, notes, order, n_stages, n_microbatches, links)
     if not file.keeps_overhead:
         _without_overhead(file)
     return file
@@ -197,16 +184,14 @@ def _check_bounds(
                 f"{where}: min_ms {low} and max_ms {high} differ; {action.kind.value} computes no "
                 "weight gradient, so both must be equal"
             )
-    for stage in range(n_stages):
-        for microbatch in range(n_microbatches):
-            forward, full, inputs, weights = (Action(stage, k, microbatch) for k in ActionKind)
-            if forward not in bounds:
-                raise ValueError(f"{path}: bounds has no {forward}")
-            split = inputs in bounds and weights in bounds
-            if (full in bounds) == split or (inputs in bounds) != (weights in bounds):
-                raise ValueError(
-                    f"{path}: bounds must have either {full} or both {inputs} and {weights}"
-                )
+    for stage, microbatch in itertools.product(range(n_stages), range(n_microbatches)):
+        forward, full, inputs, weights = (Action(stage, k, microbatch) for k in ActionKind)
+        if forward not in bounds:
+            raise ValueError(f"{path}: bounds has no {forward}")
+        if (inputs in bounds) != (weights in bounds) or (full in bounds) == (inputs in bounds):
+            raise ValueError(
+                f"{path}: bounds must have either {full} or both {inputs} and {weights}"
+            )
 
 
 def _order_beside(path: Path, bounds: Mapping[Action, Pair]) -> ScheduleOrder | None:
@@ -226,31 +211,18 @@ def _order_beside(path: Path, bounds: Mapping[Action, Pair]) -> ScheduleOrder | 
     return order
 
 
-@dataclass(frozen=True)
-class Recall:
-    """The measured pipeline as its bounds have it, and as times of stages have it.
-
-    Attributes:
-        measured_ms: Batch from the bounds, action by action, nothing frozen, milliseconds.
-        from_stages_ms: Batch from the times of stages.
-    """
+class Recall(NamedTuple):
+    """The measured batch from its bounds and from times of stages, nothing frozen, milliseconds."""
 
     measured_ms: float
     from_stages_ms: float
 
 
 def recall(file: BoundsFile, n_processors: float | None = None) -> Recall | None:
-    """Compare what was measured with what times of stages make of it.
+    """Compare what was measured with what times of stages make of it, nothing frozen.
 
     Microbatches of a stage are taken to be alike, and stages to be those of ``stage_times``; this
-    tells what that costs.
-
-    Args:
-        file: What was measured.
-        n_processors: As for ``play_batch``.
-
-    Returns:
-        The two batch times without freezing, or None where the order is not beside the file.
+    tells what that costs. None where the order is not beside the file.
     """
     if file.order is None:
         return None

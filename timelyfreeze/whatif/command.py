@@ -35,14 +35,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("bounds", type=Path, metavar="BOUNDS", help="bounds.json of a run")
     add = parser.add_argument_group("the grid").add_argument
     add("--schedules", nargs="+", default=PAPERS, help="default: %(default)s")
-    add(
-        "--r-max", nargs="+", type=number(0.0, 1.0), default=[0.8], metavar="R",
-        help="default: %(default)s",
-    )  # fmt: skip
-    add(
-        "--microbatches", nargs="+", type=whole(1), metavar="M",
-        help="default: as many as were measured",
-    )  # fmt: skip
+    ratio, measured = number(0.0, 1.0), "default: as many as were measured"
+    add("--r-max", nargs="+", type=ratio, default=[0.8], metavar="R", help="default: %(default)s")
+    add("--microbatches", nargs="+", type=whole(1), metavar="M", help=measured)
     add(
         "--splits", nargs="+", type=_split, default=[DEFAULT_SPLIT], metavar="SPLIT",
         help=f"{DEFAULT_SPLIT}: as measured, or TorchTitan's cut for another number of stages; "
@@ -70,17 +65,14 @@ def _parser() -> argparse.ArgumentParser:
         help="overhead of a message between ranks, added to what was measured: a training run on "
         "real ranks measures it, a profile does not",
     )  # fmt: skip
-    add(
-        "--batches", type=whole(1), default=1, metavar="N",
-        help="pipeline batches in an optimizer step",
-    )  # fmt: skip
+    batches = "pipeline batches in an optimizer step"
+    add("--batches", type=whole(1), default=1, metavar="N", help=batches)
     add(
         "--outside-ms", type=milliseconds, default=0.0, metavar="MS",
         help="time of a step outside of its batches: optimizer, clipping, data",
     )  # fmt: skip
-    add(
-        "--time-limit-s", type=positive, default=60.0, metavar="S", help="for the solver, each case"
-    )
+    limit = "for the solver, each case"
+    add("--time-limit-s", type=positive, default=60.0, metavar="S", help=limit)
     add = parser.add_argument_group("files").add_argument
     add("--json", type=Path, metavar="FILE", help="everything, for programs")
     add("--csv", type=Path, metavar="FILE", help="a row for each case")

@@ -132,11 +132,8 @@ class Case:
     @property
     def gain_over_best_unfrozen(self) -> float | None:
         """Throughput gained over the best split without freezing."""
-        return (
-            None
-            if self.best_unfrozen_step_ms is None
-            else _gain(self.best_unfrozen_step_ms, self.frozen_step_ms)
-        )
+        best_ms = self.best_unfrozen_step_ms
+        return None if best_ms is None else _gain(best_ms, self.frozen_step_ms)
 
     @property
     def frozen_microbatch_ms(self) -> float:

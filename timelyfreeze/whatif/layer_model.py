@@ -16,6 +16,7 @@ run it is the time of the stages in the middle over their layers, and the fixed 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -52,9 +53,9 @@ class LayerModel:
     def stage(self, index: int, n_stages: int, n_layers: int) -> StageTimes:
         """Return what stage ``index`` of ``n_stages`` would take with ``n_layers`` layers.
 
-        Times may come out impossible, below 0 for example, where a stage gives more layers than its
-        measured time holds; ``StageTimes.errors`` tells. A backward that comes out no faster
-        frozen is taken as unfrozen; ``pinned`` tells.
+        Times may come out impossible, such as below 0 where a stage gives more layers than its
+        measured time holds; ``StageTimes.errors`` tells. ``pinned`` tells where a backward that
+        came out no faster frozen is taken as unfrozen.
         """
         return self._stage(index, n_stages, n_layers).pinned()
 
@@ -63,7 +64,7 @@ class LayerModel:
 
         Freezing shortens every backward, so there noise has the better of the measurements.
         """
-        stages = [self._stage(index, len(split), n) for index, n in enumerate(split)]
+        stages = (self._stage(index, len(split), n) for index, n in enumerate(split))
         return [
             index
             for index, times in enumerate(stages)
@@ -83,12 +84,12 @@ class LayerModel:
         """Return the first stage with ``moved`` more layers; its W does the whole backward."""
         overhead = replace(self.layer, input_ms=0.0, weight_ms=self.layer.backward_ms)
         times = measured.plus(overhead, moved)
+        left = _fraction(measured.frozen_backward_ms, measured.backward_ms)
+        left_of_w = _fraction(measured.frozen_weight_ms, measured.weight_ms)
         return replace(
             times,
-            frozen_backward_ms=_fraction(measured.frozen_backward_ms, measured.backward_ms)
-            * times.backward_ms,
-            frozen_weight_ms=_fraction(measured.frozen_weight_ms, measured.weight_ms)
-            * times.weight_ms,
+            frozen_backward_ms=left * times.backward_ms,
+            frozen_weight_ms=left_of_w * times.weight_ms,
         )
 
     def times(self, split: Sequence[int]) -> tuple[StageTimes, ...]:
@@ -102,24 +103,21 @@ class LayerModel:
                 stages, a stage in the middle without layers, or a stage whose times would be
                 impossible.
         """
+        name = f"the split {render_split(split)}"
         if len(split) < 2:
-            raise ValueError(f"the split {render_split(split)} has fewer than 2 stages")
+            raise ValueError(f"{name} has fewer than 2 stages")
         if sum(split) != self.n_layers:
-            raise ValueError(
-                f"the split {render_split(split)} has {sum(split)} layers; the model has "
-                f"{self.n_layers}"
-            )
+            raise ValueError(f"{name} has {sum(split)} layers; the model has {self.n_layers}")
         if min(split) < 0 or min(split[1:-1], default=1) < 1:
             raise ValueError(
-                f"the split {render_split(split)} leaves a stage without layers; only the first "
-                "and the last, which have embedding and head, can do without"
+                f"{name} leaves a stage without layers; only the first and the last, which have "
+                "embedding and head, can do without"
             )
         stages = tuple(self.stage(index, len(split), n) for index, n in enumerate(split))
         for index, times in enumerate(stages):
             if errors := times.errors():
                 raise ValueError(
-                    f"the split {render_split(split)} is out of the measurements' reach: stage "
-                    f"{index}: {'; '.join(errors)}"
+                    f"{name} is out of the measurements' reach: stage {index}: {'; '.join(errors)}"
                 )
         return stages
 
@@ -139,12 +137,8 @@ def layer_model(
     Args:
         stages: Measured times of the stages.
         layers: How many layers each has.
-        layer: Overhead of a layer, if it was measured; otherwise it comes from the stages in the
-            middle.
-        fixed: Overhead of a stage without layers, if it was measured; otherwise 0.
-
-    Returns:
-        LayerModel: The model.
+        layer: Overhead of a layer; None to take it from the stages in the middle.
+        fixed: Overhead of a stage without layers; None for 0.
 
     Raises:
         ValueError: If the numbers of stages differ, or the overhead of a layer is not known and
@@ -162,27 +156,22 @@ def layer_model(
                 f"{len(stages)} stages with {render_split(layers)} layers do not tell what a layer "
                 "takes: each has an end of the model in it"
             )
-        total = StageTimes()
-        for times in stages[1:-1]:
-            total = total.plus(times)
-        layer = total.over(n_middle)
+        layer = functools.reduce(StageTimes.plus, stages[1:-1]).over(n_middle)
     return LayerModel(tuple(stages), tuple(layers), layer, fixed or StageTimes())
 
 
 def layer_overheads(
     one: StageTimes, many: StageTimes, n_layers: int
 ) -> tuple[StageTimes, StageTimes]:
-    """Find the overhead of a layer and the fixed overhead of a stage from stages of two sizes.
+    """Find the overhead of a layer, and of a stage without layers, from stages of two sizes.
+
+    They give ``many`` exactly. Where layers cost nothing, as frozen weight gradients, noise can
+    make the larger stage the faster one; the overhead is then 0.
 
     Args:
         one: Times of a stage in the middle with one layer.
-        many: Times of one with more.
-        n_layers: How many more is, 2 or more.
-
-    Returns:
-        Overhead of a layer, and of a stage without layers. They give ``many`` exactly. Where layers
-        cost nothing, as frozen weight gradients, noise can make the larger stage the faster
-        one; the overhead is then 0.
+        many: Times of one with ``n_layers``, 2 or more.
+        n_layers: Layers of the larger stage.
 
     Raises:
         ValueError: If the larger stage is faster by more than noise explains.

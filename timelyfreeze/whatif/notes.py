@@ -102,16 +102,13 @@ def parse_notes(where: str, plain: Any, n_stages: int) -> PipelineNotes:
 
 
 def _word(where: str, value: Any, known: tuple[str, ...] | None = None) -> str:
-    fits = isinstance(value, str) and (value.isprintable() if known is None else value in known)
-    if not fits:
-        raise ValueError(
-            f"{where} is {shown(value)}; known: {', '.join(known or ('any printable word',))}"
-        )
-    return str(value)
+    if not isinstance(value, str) or not (value in known if known else value.isprintable()):
+        words = ", ".join(known or ("any printable word",))
+        raise ValueError(f"{where} is {shown(value)}; known: {words}")
+    return value
 
 
-def _count(where: str, value: Any) -> int:
-    return whole_of(where, value, least=1, most=10**15)
+_count = partial(whole_of, least=1, most=10**15)
 
 
 def _positive(where: str, value: Any) -> float:

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from timelyfreeze.whatif.bounds_file import BoundsFile, Recall
-from timelyfreeze.whatif.grid import Answer, Case, Grid, render_split
+from timelyfreeze.whatif.grid import Answer, Case, Grid
 
 _LEGEND = (
     "step, frozen, best without freezing: milliseconds of a step without freezing, under the plan, "
@@ -33,19 +33,8 @@ def render(answer: Answer, title: str) -> str:
     table = [columns, *([row[name] for name in columns] for row in rows)]
     widths = [max(len(row[i]) for row in table) for i in range(len(columns))]
     lines = ["  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in table]
-    return "\n".join(
-        [
-            title,
-            "",
-            lines[0],
-            "  ".join("-" * width for width in widths),
-            *lines[1:],
-            "",
-            _LEGEND,
-            _fastest(answer.cases),
-            *answer.notes,
-        ]
-    )
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join([title, "", *lines, "", _LEGEND, _fastest(answer.cases), *answer.notes])
 
 
 def title_of(file: BoundsFile, grid: Grid, recalled: Recall | None) -> str:
@@ -55,11 +44,11 @@ def title_of(file: BoundsFile, grid: Grid, recalled: Recall | None) -> str:
         f"planning for {grid.n_ranks} ranks"
     ]
     if recalled is not None:
-        from_stages_ms = recalled.from_stages_ms
-        off = from_stages_ms / recalled.measured_ms - 1.0
+        measured_ms, from_stages_ms = recalled.measured_ms, recalled.from_stages_ms
         lines.append(
-            f"the measured pipeline without freezing: {recalled.measured_ms:.1f} ms a batch from "
-            f"its actions, {from_stages_ms:.1f} ms ({off:+.1%}) from the times of its stages"
+            f"the measured pipeline without freezing: {measured_ms:.1f} ms a batch from its "
+            f"actions, {from_stages_ms:.1f} ms ({from_stages_ms / measured_ms - 1.0:+.1%}) from "
+            "the times of its stages"
         )
     return "\n".join(lines)
 
@@ -73,56 +62,48 @@ def _fastest(cases: Sequence[Case]) -> str:
 
 
 def _cells(case: Case) -> dict[str, str]:
+    best_layers = _each(case.best_unfrozen_layers or (), "d", ",")
+    best_ms, over_best = case.best_unfrozen_step_ms, case.gain_over_best_unfrozen
     return {
         "schedule": case.schedule,
         "microbatches": str(case.n_microbatches),
         "split": case.split,
-        "layers": "" if case.layers is None else _split(case.layers),
+        "layers": "" if case.layers is None else _each(case.layers, "d", ","),
         "r_max": f"{case.max_freeze_ratio:g}",
         "step": f"{case.step_ms:.1f}",
         "frozen": f"{case.frozen_step_ms:.1f}",
         "gain": f"{case.gain:+.1%}",
         "upper bound": f"{case.upper_bound_gain:+.1%}",
         "ratio": f"{case.mean_ratio:.2f}",
-        "by stage": _ratios(case.stage_ratios),
+        "by stage": _each(case.stage_ratios, ".2f", " "),
         "bubble": f"{case.bubble:.1%} {case.frozen_bubble:.1%}",
         "tokens/s": "" if case.tokens_per_second is None else f"{case.tokens_per_second:.0f}",
-        "best without freezing": ""
-        if case.best_unfrozen_step_ms is None or case.best_unfrozen_layers is None
-        else f"{case.best_unfrozen_step_ms:.1f} {_split(case.best_unfrozen_layers)}",
-        "over best": ""
-        if case.gain_over_best_unfrozen is None
-        else f"{case.gain_over_best_unfrozen:+.1%}",
+        "best without freezing": "" if best_ms is None else f"{best_ms:.1f} {best_layers}",
+        "over best": "" if over_best is None else f"{over_best:+.1%}",
     }
 
 
-def _split(layers: Sequence[int]) -> str:
-    if len(layers) <= _MAX_STAGES_SHOWN:
-        return render_split(layers)
-    return f"{min(layers)} to {max(layers)}"
-
-
-def _ratios(ratios: Sequence[float]) -> str:
-    if len(ratios) <= _MAX_STAGES_SHOWN:
-        return " ".join(f"{ratio:.2f}" for ratio in ratios)
-    return f"{min(ratios):.2f} to {max(ratios):.2f}"
+def _each(values: Sequence[float], form: str, between: str) -> str:
+    """Return a value for each stage, or their range where a row is too narrow for that."""
+    if len(values) <= _MAX_STAGES_SHOWN:
+        return between.join(format(value, form) for value in values)
+    return f"{min(values):{form}} to {max(values):{form}}"
 
 
 def plain_cases(answer: Answer) -> list[dict[str, Any]]:
     """Return every case as plain data; None stands for what is not known."""
-    return [
-        asdict(case) | {name: getattr(case, name) for name in _DERIVED} for case in answer.cases
-    ]
+    return [asdict(c) | {name: getattr(c, name) for name in _DERIVED} for c in answer.cases]
 
 
 def to_json(answer: Answer, file: BoundsFile, grid: Grid, recalled: Recall | None) -> str:
     """Return everything as JSON: what was asked, the cases, and the notes."""
     asked = ("schedules", "caps", "microbatches", "splits", "time_limit_s")
+    measured_ms, from_stages_ms = (None, None) if recalled is None else recalled
     plain = {
         "bounds": str(file.path),
         **{key: value for key, value in asdict(grid).items() if key not in asked},
-        "measured_batch_ms": None if recalled is None else recalled.measured_ms,
-        "measured_batch_ms_from_stages": None if recalled is None else recalled.from_stages_ms,
+        "measured_batch_ms": measured_ms,
+        "measured_batch_ms_from_stages": from_stages_ms,
         "cases": plain_cases(answer),
         "notes": answer.notes,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -51,8 +52,7 @@ class ScheduleCases:
 
     def cases(self) -> Iterator[Case | str]:
         """Yield cases, and notes on those that cannot be built or that noise has a hand in."""
-        best_unfrozen: Split | None = None
-        why_none = "layers cannot be moved"
+        best_unfrozen, why_none = None, "layers cannot be moved"
         try:
             best_unfrozen = self._best_unfrozen()
         except ValueError as error:
@@ -80,10 +80,8 @@ class ScheduleCases:
                     yield self._left_out(f"{title}, r_max {cap:g}", error)
 
     def _left_out(self, split: str, error: Exception) -> str:
-        return (
-            f"left out {self.schedule}, {self.n_microbatches} microbatches, split {split}: "
-            f"{first_line(error)}"
-        )
+        where = f"{self.schedule}, {self.n_microbatches} microbatches, split {split}"
+        return f"left out {where}: {first_line(error)}"
 
     def _split(self, name: str | Split, best_unfrozen: Split | None) -> Split | None:
         """Return layers of each stage; None stands for the split as measured."""
@@ -107,10 +105,12 @@ class ScheduleCases:
     def _best_unfrozen(self) -> Split | None:
         if self.model is None:
             return None
-        also = []
-        for start in (self.model.layers, _default_or_none(self.model, self.dag.n_stages)):
-            if start is not None and len(start) == self.dag.n_stages:
-                also.append(start)
+        starts = [self.model.layers]
+        with suppress(ValueError):
+            default = default_split(self.model.n_layers, self.dag.n_stages)
+            self.model.times(default)
+            starts.append(default)
+        also = [split for split in starts if len(split) == self.dag.n_stages]
         return best_split(self.model, self.dag, self.grid.n_processors, also, self._links)
 
     def _bounds(self, split: Split | None) -> DurationBounds:
@@ -145,14 +145,16 @@ class ScheduleCases:
             time_limit_s=grid.time_limit_s,
             skip_input_grads=effective_skip_input_grads(grid.first_stage, grid.skip_input_grads),
         )
-        best_unfrozen_ms = None
+        best_unfrozen_ms, tokens_per_second = None, None
         if best_unfrozen is not None:
             best = self._bounds(best_unfrozen)
             played = play_batch(dag, best.max_ms, grid.n_processors, best.delays_ms(dag))
             best_unfrozen_ms = grid.step_ms(played[1])
         frozen_step_ms = grid.step_ms(plan.batch_ms)
         tokens = self.file.notes.tokens_per_microbatch
-        n_tokens = None if tokens is None else tokens * self.n_microbatches * grid.batches
+        if tokens is not None:
+            n_tokens = tokens * self.n_microbatches * grid.batches
+            tokens_per_second = 1e3 * n_tokens / frozen_step_ms / grid.n_ranks
         return Case(
             schedule=self.schedule,
             n_microbatches=self.n_microbatches,
@@ -169,9 +171,7 @@ class ScheduleCases:
             frozen_bubble=self._bubble(plan.durations_ms, plan.batch_ms),
             best_unfrozen_layers=best_unfrozen,
             best_unfrozen_step_ms=best_unfrozen_ms,
-            tokens_per_second=None
-            if n_tokens is None
-            else 1e3 * n_tokens / frozen_step_ms / grid.n_ranks,
+            tokens_per_second=tokens_per_second,
         )
 
     def _bubble(self, durations_ms: NDArray[np.float64], batch_ms: float) -> float:
@@ -179,15 +179,6 @@ class ScheduleCases:
         n_ranks = self.grid.n_ranks
         n_processors = min(self.grid.n_processors or n_ranks, n_ranks)
         return 1.0 - float(durations_ms.sum()) / (n_processors * batch_ms)
-
-
-def _default_or_none(model: LayerModel, n_stages: int) -> Split | None:
-    try:
-        split = default_split(model.n_layers, n_stages)
-        model.times(split)
-    except ValueError:
-        return None
-    return split
 
 
 def first_line(error: Exception) -> str:

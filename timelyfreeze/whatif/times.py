@@ -70,7 +70,7 @@ class StageTimes:
     def pinned(self) -> StageTimes:
         """Return the times with backwards that are no faster frozen taken as unfrozen.
 
-        As ``bounds.bounds_from_samples`` takes measured ones: as far as anybody can tell, freezing
+        As ``timing.bounds_from_samples`` takes measured ones: as far as anybody can tell, freezing
         does not shorten them. W, a small difference of larger times, may even come out below 0; it
         is then 0.
         """
@@ -92,10 +92,8 @@ class StageTimes:
         for kind in (ActionKind.FULL_BACKWARD, ActionKind.WEIGHT_BACKWARD):
             frozen_ms, unfrozen_ms = self.bounds_of(kind)
             if frozen_ms > unfrozen_ms:
-                found.append(
-                    f"{kind.value} would take {frozen_ms:.4g} ms frozen and {unfrozen_ms:.4g} ms "
-                    "unfrozen"
-                )
+                times = f"{frozen_ms:.4g} ms frozen and {unfrozen_ms:.4g} ms unfrozen"
+                found.append(f"{kind.value} would take {times}")
         return found
 
 
@@ -103,69 +101,41 @@ def complete_times(pairs: Mapping[ActionKind, Pair], *, is_first: bool) -> Stage
     """Fill in the kinds that were not measured.
 
     Args:
-        pairs: (shortest, longest) duration by kind: F, and B or both I and W, milliseconds.
+        pairs: (shortest, longest) duration by kind: F, and B or both I and W, milliseconds. What
+            of these is missing comes from the rest.
         is_first: Whether the stage is the first, whose I has nothing to do.
-
-    Returns:
-        StageTimes: What was measured as it is; of B on the one side and I and W on the other, what
-        is missing from the rest.
 
     Raises:
         ValueError: If F is missing, or neither B nor both I and W are there.
     """
-    full = pairs.get(ActionKind.FULL_BACKWARD)
-    inputs = pairs.get(ActionKind.INPUT_BACKWARD)
-    weights = pairs.get(ActionKind.WEIGHT_BACKWARD)
-    if ActionKind.FORWARD not in pairs:
+    forward, full, inputs, weights = map(pairs.get, ActionKind)
+    if forward is None:
         raise ValueError("no F; a stage has a forward")
-    if full is None and (inputs is None or weights is None):
-        raise ValueError("neither B nor both I and W; a stage has a backward, full or split")
-    if full is None:
-        assert inputs is not None
-        assert weights is not None
-        full = (inputs[0] + weights[0], inputs[0] + weights[1])
     if inputs is None or weights is None:
+        if full is None:
+            raise ValueError("neither B nor both I and W; a stage has a backward, full or split")
         half_ms = 0.0 if is_first else full[0]
         inputs, weights = (half_ms, half_ms), (full[0] - half_ms, full[1] - half_ms)
-    return StageTimes(
-        forward_ms=pairs[ActionKind.FORWARD][0],
-        backward_ms=full[1],
-        frozen_backward_ms=full[0],
-        input_ms=inputs[0],
-        weight_ms=weights[1],
-        frozen_weight_ms=weights[0],
-    )
+    elif full is None:
+        full = (inputs[0] + weights[0], inputs[0] + weights[1])
+    return StageTimes(forward[0], full[1], full[0], inputs[0], weights[1], weights[0])
 
 
 def median_pairs(bounds: Mapping[Action, Pair], stage: int) -> dict[ActionKind, Pair]:
-    """Return a stage's (shortest, longest) durations by kind, medians over its microbatches.
-
-    Args:
-        bounds: (shortest, longest) duration of every action of a schedule, milliseconds.
-        stage: The stage.
-    """
+    """Return a stage's (shortest, longest) durations by kind, medians over its microbatches."""
     by_kind: dict[ActionKind, list[Pair]] = {}
     for action, pair in bounds.items():
         if action.stage == stage:
             by_kind.setdefault(action.kind, []).append(pair)
+    median = statistics.median
     return {
-        kind: (
-            statistics.median(low for low, _ in pairs),
-            statistics.median(high for _, high in pairs),
-        )
+        kind: (median(low for low, _ in pairs), median(high for _, high in pairs))
         for kind, pairs in by_kind.items()
     }
 
 
 def bounds_from_times(dag: PipelineDag, stages: Sequence[StageTimes]) -> DurationBounds:
     """Give every action of a schedule the times of its stage.
-
-    Args:
-        dag: Precedence graph of A actions.
-        stages: Times of each stage.
-
-    Returns:
-        DurationBounds: Bounds in the order of ``dag.actions``.
 
     Raises:
         ValueError: If the number of stages differs, or a stage's times are impossible.

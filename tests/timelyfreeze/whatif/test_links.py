@@ -23,7 +23,7 @@ from timelyfreeze.whatif.notes import PipelineNotes
 from timelyfreeze.whatif.times import Links
 
 # F takes 2 ms, B 4 or 2; a message costs 0.5 ms and is 0.25 or 0.75 ms on its way.
-PRICE_MS = 0.5
+OVERHEAD_MS = 0.5
 TRANSFERS = {(0, 1): 0.25, (1, 0): 0.25, (1, 2): 0.75, (2, 1): 0.75}
 ORDER = gpipe_order(3, 4)
 
@@ -32,7 +32,7 @@ def plain_bounds(dag: PipelineDag) -> DurationBounds:
     return uniform_bounds(dag, forward_ms=2.0, backward_ms=(2.0, 4.0))
 
 
-def saved(folder: Path, order: Any = ORDER, overhead_ms: float = PRICE_MS, **notes: Any) -> Path:
+def saved(folder: Path, order: Any = ORDER, overhead_ms: float = OVERHEAD_MS, **notes: Any) -> Path:
     dag = build_dag(order)
     bounds = with_messages(dag, plain_bounds(dag), overhead_ms)
     bounds = replace(bounds, p2p_latency_ms=TRANSFERS if overhead_ms else {})
@@ -93,7 +93,7 @@ def test_the_overhead_is_no_part_of_a_stage(file: BoundsFile) -> None:
 def test_the_measured_pipeline_comes_back(file: BoundsFile) -> None:
     recalled = recall(file)
     assert recalled is not None
-    assert recalled.measured_ms == pytest.approx(gpipe_ms(3, 4, 0.25 + 0.75, PRICE_MS))
+    assert recalled.measured_ms == pytest.approx(gpipe_ms(3, 4, 0.25 + 0.75, OVERHEAD_MS))
     assert recalled.from_stages_ms == pytest.approx(recalled.measured_ms)
     (case,) = answer(file, grid()).cases
     assert case.step_ms == pytest.approx(recalled.measured_ms)
@@ -101,7 +101,7 @@ def test_the_measured_pipeline_comes_back(file: BoundsFile) -> None:
 
 def test_more_microbatches_send_more_and_more_ranks_have_more_links(file: BoundsFile) -> None:
     (case,) = answer(file, grid(microbatches=(8,))).cases
-    assert case.step_ms == pytest.approx(gpipe_ms(3, 8, 1.0, PRICE_MS))
+    assert case.step_ms == pytest.approx(gpipe_ms(3, 8, 1.0, OVERHEAD_MS))
     # A fourth rank: its link is as the median of the others, 0.5 ms.
     deeper = answer(file, grid(n_ranks=4, splits=((2, 2, 1, 1),)))
     alike = answer(file, grid(n_ranks=2, splits=((3, 3),)))
@@ -112,7 +112,7 @@ def test_more_microbatches_send_more_and_more_ranks_have_more_links(file: Bounds
 
 
 def test_other_schedules_pay_as_well(file: BoundsFile) -> None:
-    one_way = Links(PRICE_MS, TRANSFERS)
+    one_way = Links(OVERHEAD_MS, TRANSFERS)
     dag = build_dag(one_f_one_b_order(3, 4))
     longest = plain_bounds(dag).max_ms + one_way.lead_ms(dag)
     (case,) = answer(file, grid(schedules=("1F1B",))).cases
@@ -123,7 +123,7 @@ def test_other_schedules_pay_as_well(file: BoundsFile) -> None:
 
 def test_what_is_told_comes_on_top(file: BoundsFile) -> None:
     (case,) = answer(file, grid(p2p_overhead_ms=1.5)).cases
-    assert case.step_ms == pytest.approx(gpipe_ms(3, 4, 1.0, PRICE_MS + 1.5))
+    assert case.step_ms == pytest.approx(gpipe_ms(3, 4, 1.0, OVERHEAD_MS + 1.5))
 
 
 def test_stages_on_one_rank_send_nothing(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_without_the_order_the_overhead_stays_where_it_is(tmp_path: Path) -> Non
     assert [stage.forward_ms for stage in file.stage_times()] == [2.0, 2.5, 2.5]
     found = answer(file, grid())
     # It is not paid twice.
-    assert found.cases[0].step_ms == pytest.approx(gpipe_ms(3, 4, 1.0, PRICE_MS))
+    assert found.cases[0].step_ms == pytest.approx(gpipe_ms(3, 4, 1.0, OVERHEAD_MS))
     assert "no schedule.csv lies beside bounds.json" in "\n".join(found.notes)
 
 
