@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -15,15 +15,13 @@ from timelyfreeze.whatif.layer_model import layer_overheads
 from timelyfreeze.whatif.times import Pair, StageTimes, complete_times
 from torchtitan.freezing.config import JobConfig, pipeline_notes
 from torchtitan.freezing.profile.bench import Repeats
-from torchtitan.freezing.profile.response import Line, Response, fit_line, spread
+from torchtitan.freezing.profile.response import Response, fit_line, spread
 from torchtitan.freezing.profile.runs import Profile
 
 
 def chosen_responses(profile: Profile, first_stage: str) -> list[Response]:
     """Return one response for each stage, of the first stage the one measured that way."""
-    return [
-        response for response in profile.responses if response.first_stage in (None, first_stage)
-    ]
+    return [r for r in profile.responses if r.first_stage in (None, first_stage)]
 
 
 def profile_bounds(
@@ -135,12 +133,8 @@ def _plain(response: Response) -> dict[str, Any]:
             kind.value: {
                 "line": asdict(fit_line(points)),
                 "points": [
-                    {
-                        "ratio": point.ratio,
-                        "fraction": point.fraction,
-                        **asdict(spread(point.times_ms)),
-                    }
-                    for point in points
+                    {"ratio": p.ratio, "fraction": p.fraction, **asdict(spread(p.times_ms))}
+                    for p in points
                 ],
             }
             for kind, points in response.curves.items()
@@ -148,31 +142,20 @@ def _plain(response: Response) -> dict[str, Any]:
     }
 
 
-def render_heading() -> str:
-    """Return the head of the table that :func:`render` fills."""
-    names = [
-        "stage",
-        "layers",
-        "F",
-        "I",
-        "action",
-        "unfrozen",
-        "frozen",
-        "farthest from line",
-        "R2",
-    ]
-    return "| " + " | ".join(names) + " |\n" + "| --- " * len(names) + "|"
+HEADING = (
+    "stage", "layers", "F", "I", "action", "unfrozen", "frozen", "farthest from line", "R2"
+)  # fmt: skip
 
 
-def render(response: Response) -> str:
-    """Return the rows of one response, milliseconds."""
+def table_rows(response: Response) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of one response below ``HEADING``, milliseconds."""
     name = "probe" if response.stage is None else str(response.stage)
     if response.first_stage is not None:
         name += f" {response.first_stage}"
-    rows = []
     for kind, points in response.curves.items():
         line = fit_line(points)
-        cells = [
+        miss = f"{line.largest_miss_ms:+.2f} ({line.largest_miss:+.1%})"
+        yield (
             name,
             str(response.n_layers),
             f"{spread(response.forward_ms).median_ms:.2f}",
@@ -180,14 +163,6 @@ def render(response: Response) -> str:
             kind.value,
             f"{line.unfrozen_ms:.2f}",
             f"{line.frozen_ms:.2f}",
-            _miss(line, len(points)),
+            "two points" if len(points) == 2 else miss,
             f"{line.r_squared:.4f}",
-        ]
-        rows.append("| " + " | ".join(cells) + " |")
-    return "\n".join(rows)
-
-
-def _miss(line: Line, n_points: int) -> str:
-    if n_points == 2:
-        return "two points"
-    return f"{line.largest_miss_ms:+.2f} ({line.largest_miss:+.1%})"
+        )

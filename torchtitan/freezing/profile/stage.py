@@ -114,9 +114,9 @@ class LoneStage:
         device = microbatch.tokens.device
         modules: list[nn.Module] = [module]
         if not is_first:
-            modules.insert(0, _Front(microbatch))
+            modules.insert(0, _Neighbour(microbatch, is_first=True))
         if not is_last:
-            modules.append(_Back(microbatch))
+            modules.append(_Neighbour(microbatch, is_first=False))
         place = modules.index(module)
         self._microbatch = microbatch
         self._recorder = ActionRecorder(profile_clock(device))
@@ -177,41 +177,20 @@ class LoneStage:
         return self._schedules[split]
 
 
-class _Front(nn.Module):
-    """Sends noise of the shape that stages send, whatever the tokens are."""
+class _Neighbour(nn.Module):
+    """Sends noise of the shape that stages send, or, as the last stage, gets such a gradient."""
 
-    def __init__(self, microbatch: Microbatch) -> None:
+    def __init__(self, microbatch: Microbatch, *, is_first: bool) -> None:
         super().__init__()
-        self.scale = nn.Parameter(_one(microbatch))
-        self.register_buffer("noise", _noise(microbatch))
+        tokens, kind = microbatch.tokens, {"dtype": microbatch.dtype}
+        self._is_first = is_first
+        self.scale = nn.Parameter(torch.ones((), device=tokens.device, **kind))
+        noise = torch.randn(*tokens.shape, microbatch.width, device=tokens.device, **kind)
+        self.register_buffer("noise", noise)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.noise * self.scale
-
-
-class _Back(nn.Module):
-    """Takes what a stage sends; the gradient that comes back is noise."""
-
-    def __init__(self, microbatch: Microbatch) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(_one(microbatch))
-        self.register_buffer("noise", _noise(microbatch))
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return hidden * self.noise * self.scale
-
-
-def _one(microbatch: Microbatch) -> Tensor:
-    return torch.ones((), dtype=microbatch.dtype, device=microbatch.tokens.device)
-
-
-def _noise(microbatch: Microbatch) -> Tensor:
-    return torch.randn(
-        *microbatch.tokens.shape,
-        microbatch.width,
-        dtype=microbatch.dtype,
-        device=microbatch.tokens.device,
-    )
+    def forward(self, received: Tensor) -> Tensor:
+        # Whatever the tokens are, they are not looked at.
+        return self.noise * self.scale if self._is_first else received * self.noise * self.scale
 
 
 def _sum(output: Tensor, labels: Tensor) -> Tensor:

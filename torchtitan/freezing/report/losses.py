@@ -132,22 +132,21 @@ def read_reference(folder: Path) -> Reference:
     Raises:
         ValueError: If there is no such run, or it has not logged losses enough.
     """
+    key = f"{_KEY} is {str(folder)!r}, which"
     if not folder.is_dir():
-        raise ValueError(f"{_KEY} is {str(folder)!r}, which is no folder; name that of a run")
+        raise ValueError(f"{key} is no folder; name that of a run")
     if not (folder / LOSSES_FILE).is_file():
-        raise ValueError(
-            f"{_KEY} is {str(folder)!r}, which has no {LOSSES_FILE}; name that of a run"
-        )
+        raise ValueError(f"{key} has no {LOSSES_FILE}; name that of a run")
     try:
         curve = training_curve(folder)
     except (ValueError, OSError) as error:
-        raise ValueError(f"{_KEY} is {str(folder)!r}, which cannot be read: {error}") from error
+        raise ValueError(f"{key} cannot be read: {error}") from error
     loss = last_running_mean(curve, WINDOW)
     seconds = None if loss is None else seconds_to_reach(curve, loss, WINDOW)
     if loss is None or seconds is None:
         raise ValueError(
-            f"{_KEY} is {str(folder)!r}, which has {len(curve)} logged training losses; its last "
-            f"{WINDOW} must be there and be numbers"
+            f"{key} has {len(curve)} logged training losses; its last {WINDOW} must be there and "
+            "be numbers"
         )
     return Reference(folder, loss, seconds, _device(folder))
 

@@ -54,7 +54,7 @@ def render_page(
         run_folder: Where the run's files are.
         counts: How often each tensor was frozen; empty without freezing.
     """
-    clock = summary if summary.emulated_ranks is None else by_virtual_clock(summary)
+    clock = by_virtual_clock(summary)
     before_ms, after_ms = clock.step_ms_unfrozen, clock.step_ms
     method = "no freezing" if summary.method == "none" else summary.method
     # A cell of a table has no line break, and no bar of its own.

@@ -210,7 +210,7 @@ def with_convergence(
         p_eff: Average effective update probability of the stable phase.
         still: How much of the model was never updated.
     """
-    clock = summary if summary.emulated_ranks is None else by_virtual_clock(summary)
+    clock = by_virtual_clock(summary)
     before_ms, after_ms = clock.step_ms_unfrozen, clock.step_ms
     kappa = after_ms / before_ms if before_ms and after_ms else None
     return replace(
