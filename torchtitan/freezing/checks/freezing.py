@@ -17,7 +17,12 @@ from timelyfreeze.settings import (
 )
 from timelyfreeze.timing import discard_errors
 from torchtitan.freezing.checks.parallel import COMPILED, NOT_COMPILED, compiles_blocks
-from torchtitan.freezing.checks.pipeline import is_known, order_splits_backward
+from torchtitan.freezing.checks.pipeline import (
+    is_known,
+    order_splits_backward,
+    recompute_error,
+    too_small,
+)
 from torchtitan.freezing.config import Freezing, JobConfig
 
 # Upstream sets the second one after step 1. A run that resumes at a later step keeps the first.
@@ -116,11 +121,7 @@ def _unsupported(config: JobConfig) -> Iterator[str]:
         )
     known = is_known(config.parallelism.pipeline_parallel_schedule)
     if known and config.activation_checkpoint.mode != "none" and order_splits_backward(config):
-        yield (
-            f"activation_checkpoint.mode is {config.activation_checkpoint.mode!r}; torch cannot "
-            f"split the backward of {config.parallelism.pipeline_parallel_schedule} through "
-            'recomputed layers, so it must be "none"'
-        )
+        yield recompute_error(config)
 
 
 def _warmup_errors(config: JobConfig) -> Iterator[str]:
@@ -131,8 +132,7 @@ def _warmup_errors(config: JobConfig) -> Iterator[str]:
             f"freezing.last_warmup_step is {last}; it must be 0 or more and lie before "
             f"training.steps ({config.training.steps}), or nothing is ever frozen"
         )
-    if config.freezing.discard_batches < 0:
-        yield f"freezing.discard_batches is {config.freezing.discard_batches}; it must be 0 or more"
+    yield from too_small(config, "freezing.discard_batches", lowest=0)
 
 
 def _phase_errors(config: JobConfig) -> Iterator[str]:

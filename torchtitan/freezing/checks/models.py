@@ -19,8 +19,8 @@ from torchtitan.checkpoints.finished import finished_steps
 from torchtitan.data.named_templates import special_tokens
 from torchtitan.data.turns import pad_id
 from torchtitan.freezing.checks.data import tokenizer_template_errors
-from torchtitan.freezing.checks.pipeline import pipeline_errors
-from torchtitan.freezing.config import JobConfig, Model
+from torchtitan.freezing.checks.pipeline import pipeline_errors, too_small
+from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.emulation.pipeline import emulated_order
 from torchtitan.hf.flavors import FROM_FOLDER, LLAMA, chosen_args, weights_folder
 from torchtitan.hf.folder import stored_tensors, tensor_errors
@@ -38,7 +38,7 @@ _PANIC = "PanicException"
 
 def model_errors(config: JobConfig) -> Iterator[str]:
     """Say what is wrong with the model that is asked for and with the folder of its weights."""
-    yield from _number_errors(config.model)
+    yield from _number_errors(config)
     name = config.model.name
     if config.model.flavor == FROM_FOLDER and name == LLAMA:
         try:
@@ -104,16 +104,14 @@ def device_errors(config: JobConfig) -> Iterator[str]:
         )
 
 
-def _number_errors(model: Model) -> Iterator[str]:
-    if model.vocab_size is not None and model.vocab_size < 1:
-        yield f"model.vocab_size is {model.vocab_size}; it must be 1 or more"
+def _number_errors(config: JobConfig) -> Iterator[str]:
+    model = config.model
+    yield from too_small(config, "model.vocab_size")
     for name in ("rope_scaling_factor", "rope_low_freq_factor", "rope_high_freq_factor"):
         value = getattr(model, name)
         if value is not None and not 0.0 < value < math.inf:
             yield f"model.{name} is {value}; it must be above 0 and finite"
-    length = model.rope_original_max_position_embeddings
-    if length is not None and length < 1:
-        yield f"model.rope_original_max_position_embeddings is {length}; it must be 1 or more"
+    yield from too_small(config, "model.rope_original_max_position_embeddings")
     low, high = model.rope_low_freq_factor, model.rope_high_freq_factor
     if low is not None and high is not None and low >= high:
         yield (

@@ -18,7 +18,7 @@ from torchtitan.models.llama3.model.args import TransformerModelArgs
 
 from timelyfreeze.emulation import merge_ranks
 from timelyfreeze.schedule import Action, ActionKind, ScheduleOrder
-from torchtitan.freezing.checks import size_errors
+from torchtitan.freezing.checks import peer_errors, size_errors
 from torchtitan.freezing.config import (
     JobConfig,
     examples_of_microbatch,
@@ -109,20 +109,7 @@ def estimate_memory(job_config: JobConfig) -> list[RankMemory]:
 def _not_covered(config: JobConfig) -> Iterator[str]:
     if config.model.name != LLAMA:
         yield f"model.name is {config.model.name!r}; memory is estimated for {LLAMA!r}"
-    parallelism = config.parallelism
-    for key in (
-        "tensor_parallel_degree",
-        "context_parallel_degree",
-        "expert_parallel_degree",
-        "data_parallel_shard_degree",
-        "data_parallel_replicate_degree",
-    ):
-        # A shard degree of -1 takes what is left, which is 1 where the pipeline has all ranks.
-        if getattr(parallelism, key) > 1:
-            yield (
-                f"parallelism.{key} is {getattr(parallelism, key)}; memory is estimated for "
-                "pipeline parallelism alone, so it must be 1"
-            )
+    yield from peer_errors(config, "memory is estimated for pipeline parallelism alone")
     if config.activation_checkpoint.mode not in ("none", "full"):
         yield (
             f"activation_checkpoint.mode is {config.activation_checkpoint.mode!r}; memory is "

@@ -21,19 +21,17 @@ from torchtitan.protocols.train_spec import get_train_spec
 from timelyfreeze.schedule import ActionKind, ScheduleOrder
 from timelyfreeze.settings import unknown_words
 from timelyfreeze.timing import shared_cores, usable_cores
-from torchtitan.freezing.checks import compiles_blocks, schedule_errors, size_errors
+from torchtitan.freezing.checks import (
+    compiles_blocks,
+    peer_errors,
+    recompute_error,
+    schedule_errors,
+    size_errors,
+)
 from torchtitan.freezing.config import JobConfig, count_layers, pipeline_order, stage_modules
 from torchtitan.freezing.profile.bench import Bench, Repeats
 from torchtitan.freezing.profile.response import Response
 from torchtitan.freezing.spec import build_train_spec
-
-_OTHER_PARALLELISMS = (
-    "tensor_parallel_degree",
-    "context_parallel_degree",
-    "expert_parallel_degree",
-    "data_parallel_shard_degree",
-    "data_parallel_replicate_degree",
-)
 
 
 @dataclass(frozen=True)
@@ -118,13 +116,7 @@ def profile_stages(
 def _not_covered(config: JobConfig) -> Iterator[str]:
     """Say what about a configuration keeps its stages from being profiled."""
     parallelism, training = config.parallelism, config.training
-    for key in _OTHER_PARALLELISMS:
-        # A shard degree of -1 takes what is left, which is 1 where the pipeline has all ranks.
-        if getattr(parallelism, key) > 1:
-            yield (
-                f"parallelism.{key} is {getattr(parallelism, key)}; a stage is profiled on one "
-                "device, so it must be 1"
-            )
+    yield from peer_errors(config, "a stage is profiled on one device")
     yield from size_errors(config)
     if parallelism.pipeline_parallel_degree < 2:
         yield (
@@ -166,11 +158,7 @@ def _backwards(config: JobConfig, order: ScheduleOrder) -> tuple[bool, ...]:
     if config.activation_checkpoint.mode == "none":
         return (False, True)
     if ActionKind.WEIGHT_BACKWARD in kinds:
-        raise ValueError(
-            f"activation_checkpoint.mode is {config.activation_checkpoint.mode!r}; torch cannot "
-            f"split the backward of {config.parallelism.pipeline_parallel_schedule} through "
-            'recomputed layers, so it must be "none"'
-        )
+        raise ValueError(recompute_error(config))
     return (False,)
 
 

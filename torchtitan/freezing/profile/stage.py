@@ -7,7 +7,6 @@ same masks, and its actions are timed by the same recorder.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -56,36 +55,12 @@ class Microbatch:
     dtype: torch.dtype
 
 
-class ProcessorClock:
-    """Processor time of this process, for a CPU and a rank of one thread.
-
-    Other processes of the machine do not count, and a training run whose ranks share cores measures
-    the same.
-    """
-
-    gaps_are_work = False  # what lies between two actions is the stand-ins'
-
-    def mark(self) -> float:
-        """Return the processor time so far in milliseconds."""
-        return time.process_time() * 1e3
-
-    def wait(self, mark: float) -> None:
-        """Return at once: a mark of the host has always been reached."""
-
-    def work_ms(self, start: float, end: float) -> float:
-        """Return ``end - start``."""
-        return end - start
-
-    def elapsed_ms(self, start: float, end: float) -> float:
-        """Return ``end - start``."""
-        return end - start
-
-
 def profile_clock(device: torch.device) -> Clock:
-    """Return the clock of a training run: events on a GPU; on a CPU see :class:`ProcessorClock`."""
-    if device.type == "cpu" and torch.get_num_threads() == 1:
-        return ProcessorClock()
-    return clock_for(device)
+    """Return the clock of a training run; on a CPU and with one thread that of processor time.
+
+    So other processes of the machine do not count, as where ranks of a training run share cores.
+    """
+    return clock_for(device, lone=torch.get_num_threads() == 1)
 
 
 class LoneStage:
