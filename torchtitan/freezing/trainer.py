@@ -140,9 +140,8 @@ class FreezingTrainer(Trainer):
 
     def _shared_processors(self) -> float | None:
         """Return how many ranks of a pipeline compute at once; None if each has its own device."""
-        if self.job_config.emulation.enable:
-            return None
-        return processors_of(self.device, self.parallel_dims.pp)
+        emulates = self.job_config.emulation.enable
+        return None if emulates else processors_of(self.device, self.parallel_dims.pp)
 
     def batch_generator(self, data_iterable: Iterable[_Batch]) -> Iterator[_Batch]:
         """Yield upstream's batches, with padding taken out of the token counts."""
@@ -312,7 +311,10 @@ class FreezingTrainer(Trainer):
         """
         super().load_state_dict(state_dict)
         if ALL_TOKENS in state_dict:
-            rank, size = self._replica()
+            rank, size = 0, 1
+            if self.parallel_dims.dp_enabled:
+                mesh = self.parallel_dims.get_mesh("batch")
+                rank, size = mesh.get_local_rank(), mesh.size()
             whole, rest = divmod(int(state_dict[ALL_TOKENS]), size)
             self.ntokens_seen = whole + (rank < rest)
 
@@ -321,13 +323,6 @@ class FreezingTrainer(Trainer):
             return self.ntokens_seen
         mine = torch.tensor(self.ntokens_seen, dtype=torch.int64, device=self.device)
         return int(titan_dist.dist_sum(mine, self.parallel_dims.get_mesh("batch")))
-
-    def _replica(self) -> tuple[int, int]:
-        """Return which data-parallel rank this is, and of how many."""
-        if not self.parallel_dims.dp_enabled:
-            return 0, 1
-        mesh = self.parallel_dims.get_mesh("batch")
-        return mesh.get_local_rank(), mesh.size()
 
     def close(self) -> None:
         """End what runs in the background, then what upstream has opened."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 
 from timelyfreeze.policies import freezes_whole_layers, parse_method
 from timelyfreeze.runtime import stages_per_rank
@@ -25,6 +26,7 @@ from torchtitan.freezing.checks.pipeline import (
 )
 from torchtitan.freezing.config import Freezing, JobConfig
 
+_COPIED = {field.name for field in fields(FreezeSettings)} - {"phases", "max_freeze_ratio"}
 # Upstream sets the second one after step 1. A run that resumes at a later step keeps the first.
 _WAITS = ("train_timeout_seconds", "init_timeout_seconds")
 
@@ -38,17 +40,7 @@ def freeze_settings(freezing: Freezing) -> FreezeSettings:
         if method is None or method.plans
         else PhaseSchedule.unplanned(freezing.last_warmup_step),
         max_freeze_ratio=tuple(map(float, ratio)) if isinstance(ratio, list) else float(ratio),
-        seed=freezing.seed,
-        first_stage=freezing.first_stage,
-        skip_input_grads=freezing.skip_input_grads,
-        discard_batches=freezing.discard_batches,
-        solver_time_limit_s=freezing.solver_time_limit_s,
-        solver_delay_steps=freezing.solver_delay_steps,
-        replan_every=freezing.replan_every,
-        replan_threshold=freezing.replan_threshold,
-        min_gain=freezing.min_gain,
-        score_memory=freezing.score_memory,
-        score_dtype=freezing.score_dtype,
+        **{name: getattr(freezing, name) for name in _COPIED},
     )
 
 

@@ -76,14 +76,13 @@ def _title(job_config) -> str:
     from torchtitan.freezing.config import examples_of_microbatch
 
     training, parallelism = job_config.training, job_config.parallelism
-    n_ranks = parallelism.pipeline_parallel_degree
-    n_examples = examples_of_microbatch(job_config)
+    n_ranks, n_examples = parallelism.pipeline_parallel_degree, examples_of_microbatch(job_config)
     schedule = parallelism.pipeline_parallel_schedule_csv or parallelism.pipeline_parallel_schedule
+    pipeline = f"{schedule} over {n_ranks} ranks, " if n_ranks > 1 else ""
+    emulated = "emulated in one process, " if job_config.emulation.enable else ""
     return (
-        f"{job_config.model.flavor}, "
-        + (f"{schedule} over {n_ranks} ranks, " if n_ranks > 1 else "")
-        + ("emulated in one process, " if job_config.emulation.enable else "")
-        + f"{training.local_batch_size // n_examples} microbatches of {n_examples} x "
+        f"{job_config.model.flavor}, {pipeline}{emulated}"
+        f"{training.local_batch_size // n_examples} microbatches of {n_examples} x "
         f"{training.seq_len} tokens, weights {training.dtype}, computing in "
         f"{training.mixed_precision_param}"
     )

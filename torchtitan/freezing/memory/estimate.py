@@ -22,9 +22,9 @@ from torchtitan.freezing.checks import peer_errors, size_errors
 from torchtitan.freezing.config import (
     JobConfig,
     examples_of_microbatch,
-    pipeline_order,
     stage_modules,
 )
+from torchtitan.freezing.emulation.pipeline import emulated_order
 from torchtitan.freezing.memory.activations import ModuleBytes, module_bytes
 from torchtitan.hf.flavors import LLAMA, chosen_args
 
@@ -77,16 +77,11 @@ def estimate_memory(job_config: JobConfig) -> list[RankMemory]:
         ValueError: If the run is of a kind that is not covered, or its keys contradict each other;
             all reasons are named.
     """
-    reasons = list(_not_covered(job_config))
-    if reasons:
+    if reasons := list(_not_covered(job_config)):
         raise ValueError("; ".join(reasons))
     args = chosen_args(job_config, llama3_args)
     stages = stage_modules(job_config, args.n_layers)
-    order = pipeline_order(job_config, args.n_layers)
-    if order.n_stages != len(stages):
-        raise ValueError(
-            f"the schedule has {order.n_stages} stages and the model is cut into {len(stages)}"
-        )
+    order = emulated_order(job_config, args.n_layers)
     dtype = TORCH_DTYPE_MAP[job_config.training.dtype]
     mixed = TORCH_DTYPE_MAP[job_config.training.mixed_precision_param]
     kept = module_bytes(

@@ -19,7 +19,7 @@ import torchtitan.tools.utils as titan_tools
 from torchtitan.protocols.train_spec import get_train_spec
 
 from timelyfreeze.schedule import ActionKind, ScheduleOrder
-from timelyfreeze.settings import unknown_words
+from timelyfreeze.settings import arguments_named, unknown_words
 from timelyfreeze.timing import shared_cores, usable_cores
 from torchtitan.freezing.checks import (
     compiles_blocks,
@@ -28,7 +28,8 @@ from torchtitan.freezing.checks import (
     schedule_errors,
     size_errors,
 )
-from torchtitan.freezing.config import JobConfig, count_layers, pipeline_order, stage_modules
+from torchtitan.freezing.config import JobConfig, count_layers, stage_modules, toml_key
+from torchtitan.freezing.emulation.pipeline import emulated_order
 from torchtitan.freezing.profile.bench import Bench, Repeats
 from torchtitan.freezing.profile.response import Response
 from torchtitan.freezing.spec import build_train_spec
@@ -72,7 +73,8 @@ def profile_stages(
         ValueError: If the configuration is of a kind that is not covered, or its keys contradict
             each other; all reasons are named.
     """
-    reasons = list(_not_covered(job_config))
+    with arguments_named(toml_key):
+        reasons = list(_not_covered(job_config))
     if reasons:
         raise ValueError("; ".join(reasons))
     spec = build_train_spec(get_train_spec(job_config.model.name), job_config)
@@ -81,20 +83,12 @@ def profile_stages(
         raise ValueError("; ".join(reasons))
     model_args.update_from_config(job_config)
     modules = stage_modules(job_config, model_args.n_layers)
-    order = pipeline_order(job_config, model_args.n_layers)
-    if order.n_stages != len(modules):
-        raise ValueError(
-            f"the schedule has {order.n_stages} stages and the model is cut into {len(modules)}"
-        )
+    order = emulated_order(job_config, model_args.n_layers)
     splits = _backwards(job_config, order)
     with _quiet_process(job_config):
         bench = Bench(job_config, spec, model_args, repeats, splits, report)
-        responses: list[Response] = []
-        peaks: list[int] = []
-        for stage, names in enumerate(modules):
-            measured, peak_bytes = bench.measure(stage, names, len(modules))
-            responses += measured
-            peaks.append(peak_bytes)
+        stages = [bench.measure(i, names, len(modules)) for i, names in enumerate(modules)]
+        responses = [response for measured, _ in stages for response in measured]
         layers = count_layers(modules)
         middle = [r for r in responses if r.stage in range(1, len(modules) - 1) and r.n_layers > 1]
         many = middle[0] if middle else bench.probe(max(2, *layers))
@@ -103,13 +97,13 @@ def profile_stages(
         if titan_tools.device_type == "cpu":
             n_processors = shared_cores(order.n_ranks, torch.get_num_threads())
     return Profile(
-        order,
-        layers,
-        model_args.n_layers,
-        tuple(responses),
-        probes,
-        tuple(peaks),
-        n_processors,
+        order=order,
+        layers=layers,
+        n_layers=model_args.n_layers,
+        responses=tuple(responses),
+        probes=probes,
+        peak_bytes=tuple(peak_bytes for _, peak_bytes in stages),
+        n_processors=n_processors,
     )
 
 

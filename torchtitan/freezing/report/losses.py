@@ -30,8 +30,6 @@ from timelyfreeze.records import (
 from timelyfreeze.settings import Phase
 from torchtitan.freezing.config import JobConfig
 
-COLUMNS = ("step", "seconds", "train_loss", "validation_loss")
-
 
 class LossCurve:
     """Appends rows to a CSV file.
@@ -42,7 +40,7 @@ class LossCurve:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._append(",".join(COLUMNS))
+        self._append("step,seconds,train_loss,validation_loss")
 
     def add_train(self, step: int, seconds: float, loss: float) -> None:
         """Append a logged training loss."""
@@ -88,10 +86,8 @@ class FiniteWatch:
         text = f"Step {step} has loss {loss:g} and gradient norm {grad_norm:g}"
         mend = "resume from a checkpoint before it, with a lower optimizer.lr or another debug.seed"
         if phase is not None:
-            ratios = " ".join(f"{s}:{ratio:.2f}" for s, ratio in (stage_ratios or {}).items())
-            text += (
-                f", in freezing phase {phase.value}, frozen of each stage: {ratios or 'unknown'}"
-            )
+            ratios = " ".join(f"{s}:{r:.2f}" for s, r in (stage_ratios or {}).items()) or "unknown"
+            text += f", in freezing phase {phase.value}, frozen of each stage: {ratios}"
             mend += ", or a lower freezing.max_freeze_ratio"
         return f"{text}; weights that are not finite stay so: {mend}"
 
