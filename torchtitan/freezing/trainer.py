@@ -92,10 +92,9 @@ class FreezingTrainer(Trainer):
         # With several threads processor time says little about how long an action takes.
         lone = emulates and torch.get_num_threads() == 1
         clock = clock_for(self.device, shared=self._n_processors is not None, lone=lone)
-        if emulates:
-            self.recorder = EmulatedRecorder(clock, self._declared_order())
-        else:
-            self.recorder = ActionRecorder(clock)
+        self.recorder = (
+            EmulatedRecorder(clock, self._declared_order()) if emulates else ActionRecorder(clock)
+        )
         freezes = self.job_config.freezing.method != NONE
         settings = freeze_settings(self.job_config.freezing) if freezes else None
         attach_clocks(adopt_stages(stages_of(self.pp_schedule)), self.recorder, settings)
@@ -288,9 +287,8 @@ class FreezingTrainer(Trainer):
         if isinstance(self.checkpointer, SafeCheckpointManager):
             saved = self.checkpointer.save_now(self.step, last_step=ran_out)
         stopped_by = None if self._stop is None else self._stop.settled()
-        why = (
-            "no more examples" if ran_out or stopped_by is None else f"stopped by {stopped_by.name}"
-        )
+        is_signal = not ran_out and stopped_by is not None
+        why = f"stopped by {stopped_by.name}" if is_signal else "no more examples"
         return f"{why} after step {self.step} of {n_steps}{saved}"
 
     def state_dict(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -227,22 +228,15 @@ def _unusable(config: JobConfig, key: str, found: str) -> Iterator[str]:
         yield f"{key}, whose {found} makes no token of the text {_SAMPLE!r}"
         return
     largest = max([*ids, filler, *tokens.values()])
-    n_examples = _n_embeddings(config)
-    if n_examples is not None and largest >= n_examples:
+    n_embeddings = None  # of other models, and where it is not known, that is told elsewhere
+    with suppress(ValueError):
+        if config.model.name == LLAMA:
+            n_embeddings = chosen_args(config, llama3_args).vocab_size
+    if n_embeddings is not None and largest >= n_embeddings:
         name = next((token for token, i in tokens.items() if i == largest), "")
         yield (
             f"{key}, whose {found} has token {shown(name)} with id {largest}; model.flavor "
-            f"{config.model.flavor!r} has {n_examples} embeddings, so ids must be below that; set "
-            f"model.vocab_size to {largest + 1} or more, or choose the model's own tokenizer"
+            f"{config.model.flavor!r} has {n_embeddings} embeddings, so ids must be below that; "
+            f"set model.vocab_size to {largest + 1} or more, or choose the model's own tokenizer"
         )
     yield from tokenizer_template_errors(config, tokenizer)
-
-
-def _n_embeddings(config: JobConfig) -> int | None:
-    """Return how many tokens the model knows; None where that is told elsewhere, or not known."""
-    if config.model.name != LLAMA:
-        return None
-    try:
-        return int(chosen_args(config, llama3_args).vocab_size)
-    except ValueError:
-        return None

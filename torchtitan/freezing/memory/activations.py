@@ -69,9 +69,6 @@ def module_bytes(
         dtype: Type of the parameters.
         autocast: Type that stages compute in under autocast; None without autocast.
         recompute: Whether blocks keep their input alone and run again in the backward.
-
-    Returns:
-        ModuleBytes: Numbers of bytes.
     """
     n_tokens = n_rows * seq_len
     compute = autocast or dtype

@@ -126,7 +126,6 @@ def peak_bytes(
         kept_between_halves: Bytes that an input backward adds until then.
     """
     held = peak = 0
-    split = {(a.stage, a.microbatch) for a in actions if a.kind is ActionKind.INPUT_BACKWARD}
     for action in actions:
         if action.kind is ActionKind.FORWARD:
             held += kept(action.stage)
@@ -135,8 +134,8 @@ def peak_bytes(
         peak = max(peak, held)
         if action.kind in (ActionKind.FULL_BACKWARD, ActionKind.WEIGHT_BACKWARD):
             held -= kept(action.stage)
-            if (action.stage, action.microbatch) in split:
-                held -= kept_between_halves(action.stage)
+        if action.kind is ActionKind.WEIGHT_BACKWARD:  # the second half of a split backward
+            held -= kept_between_halves(action.stage)
     return peak
 
 
@@ -164,14 +163,10 @@ def _rank_memory(
     """Return what a device holds that runs ``actions`` of the order, one after the other."""
     held = sorted({action.stage for action in actions})
     modules = [module for stage in held for module in stages[stage]]
-    tensors = [shape.numel() for module in modules for shape in shapes[module]]
+    tensors = [(module, shape) for module in modules for shape in shapes[module]]
+    sizes = [shape.numel() for _, shape in tensors]
     # An embedding is looked up as it is, and norms stay in float32.
-    linear = [
-        shape.numel()
-        for module in modules
-        for shape in shapes[module]
-        if len(shape) == 2 and module != _INPUT
-    ]
+    linear = [s.numel() for module, s in tensors if len(s) == 2 and module != _INPUT]
     last = order.n_stages - 1
 
     def forward_bytes(stage: int) -> int:
@@ -187,7 +182,7 @@ def _rank_memory(
         sum(shape.numel() for module in stages[stage] for shape in shapes[module]) for stage in held
     )
     n_neighbours = sum((stage > 0) + (stage < last) for stage in held)
-    parameters = sum(tensors) * dtype.itemsize
+    parameters = sum(sizes) * dtype.itemsize
     return RankMemory(
         parameters=parameters,
         gradients=parameters,
@@ -195,7 +190,7 @@ def _rank_memory(
         casts=sum(linear) * cast_bytes,
         activations=peak_bytes(actions, forward_bytes, between_halves),
         messages=n_neighbours * order.n_microbatches * kept.hidden if last else 0,
-        scratch=max(tensors) * dtype.itemsize
+        scratch=max(sizes) * dtype.itemsize
         + (2 * kept.logits if last in held else 0)
         + kept.recomputed
         + (largest if config.optimizer.implementation == "foreach" else 0),

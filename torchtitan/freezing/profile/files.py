@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from timelyfreeze.schedule import Action, ActionKind, PipelineDag, build_dag
+from timelyfreeze.schedule import ActionKind, PipelineDag, build_dag
 from timelyfreeze.settings import ALL_OR_NOTHING
 from timelyfreeze.timing import DurationBounds, bounds_from_samples
 from timelyfreeze.whatif.bounds_file import bounds_file_text
@@ -27,21 +27,15 @@ def chosen_responses(profile: Profile, first_stage: str) -> list[Response]:
 def profile_bounds(
     profile: Profile, first_stage: str = ALL_OR_NOTHING
 ) -> tuple[PipelineDag, DurationBounds]:
-    """Return the bounds that a run of the profiled schedule would have measured, without messages.
+    """Return the graph of the profiled schedule and the bounds that a run would have measured.
 
-    Args:
-        profile: What was measured.
-        first_stage: How the first stage is frozen.
-
-    Returns:
-        The graph of the schedule, and medians for each of its actions.
+    Times of messages are left out. ``first_stage`` says how the first stage is frozen.
     """
     dag = build_dag(profile.order)
     stages = chosen_responses(profile, first_stage)
-    unfrozen: dict[Action, tuple[float, ...]] = {}
-    frozen: dict[Action, tuple[float, ...]] = {}
-    for action in dag.actions:
-        frozen[action], unfrozen[action] = _samples(stages[action.stage], action.kind)
+    samples = {action: _samples(stages[action.stage], action.kind) for action in dag.actions}
+    unfrozen = {action: high for action, (_, high) in samples.items()}
+    frozen = {action: low for action, (low, _) in samples.items()}
     return dag, bounds_from_samples(dag, unfrozen, frozen)
 
 
@@ -57,10 +51,8 @@ def _samples(response: Response, kind: ActionKind) -> tuple[tuple[float, ...], t
 def stage_times(response: Response) -> StageTimes:
     """Return the medians of a stage as times of its actions, whatever the schedule."""
     pairs: dict[ActionKind, Pair] = {}
-    kinds = [ActionKind.FORWARD, *response.curves]
-    if response.input_ms:
-        kinds.append(ActionKind.INPUT_BACKWARD)
-    for kind in kinds:
+    halves = [ActionKind.INPUT_BACKWARD] if response.input_ms else []
+    for kind in [ActionKind.FORWARD, *response.curves, *halves]:
         low, high = (spread(times).median_ms for times in _samples(response, kind))
         pairs[kind] = (min(low, high), high)  # no faster frozen: as ``bounds_from_samples``
     return complete_times(pairs, is_first=response.stage == 0)
@@ -87,10 +79,7 @@ def profile_overheads(profile: Profile) -> Overheads:
 def bounds_text(profile: Profile, job_config: JobConfig, overheads: Overheads | None) -> str:
     """Return the bounds file, with everything noted that planning for other pipelines needs.
 
-    Args:
-        profile: What was measured.
-        job_config: The configuration of the profile.
-        overheads: What layers cost, or None where that could not be told.
+    ``overheads`` is None where they could not be told.
     """
     first_stage = job_config.freezing.first_stage
     dag, bounds = profile_bounds(profile, first_stage)
@@ -106,10 +95,7 @@ def bounds_text(profile: Profile, job_config: JobConfig, overheads: Overheads | 
 def response_text(profile: Profile, repeats: Repeats, about: Mapping[str, Any]) -> str:
     """Return the responses as JSON: every point with its spread, and the lines through them.
 
-    Args:
-        profile: What was measured.
-        repeats: How often.
-        about: What else to say: configuration, device, versions.
+    ``about`` is what else to say: configuration, device, versions.
     """
     plain = {
         **about,

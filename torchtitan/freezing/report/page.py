@@ -91,16 +91,15 @@ def _stages(summary: RunSummary, counts: Sequence[FrozenCount]) -> list[dict[str
             "rank": ranks.get(stage, ""),
             "planned": planned.get(stage),
             "applied": applied.get(stage),
-            "since": _frozen_ratio(counts, stage),
+            "since": _frozen_ratio([count for count in counts if count.stage == stage]),
         }
         for stage in sorted({*planned, *applied, *ranks})
     ]
 
 
-def _frozen_ratio(counts: Sequence[FrozenCount], stage: int) -> float | None:
-    of_stage = [count for count in counts if count.stage == stage]
-    total = sum(count.elements * count.backwards for count in of_stage)
-    return sum(count.elements * count.times_frozen for count in of_stage) / total if total else None
+def _frozen_ratio(counts: Sequence[FrozenCount]) -> float | None:
+    total = sum(count.elements * count.backwards for count in counts)
+    return sum(count.elements * count.times_frozen for count in counts) / total if total else None
 
 
 def _settings(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -113,9 +112,10 @@ def _settings(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key in _FREEZING_SETTINGS if method != "none" else ("method",):
         if key in freezing:
             yield f"freezing.{key}", str(freezing[key])
-    policy = freezing.get(method.removeprefix("timelyfreeze+"))
+    name = method.removeprefix("timelyfreeze+")
+    policy = freezing.get(name)
     for key, value in policy.items() if isinstance(policy, Mapping) else ():
-        yield f"freezing.{method.removeprefix('timelyfreeze+')}.{key}", str(value)
+        yield f"freezing.{name}.{key}", str(value)
 
 
 # -- words -----------------------------------------------------------------------------------------
