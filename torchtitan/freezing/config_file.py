@@ -71,14 +71,13 @@ def read_toml(path: str) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
             return tomllib.load(file)
-    except (OSError, ValueError, RecursionError) as error:
-        if isinstance(error, OSError):
-            why = f"cannot be read: {error.strerror}"
-        elif isinstance(error, RecursionError):
-            why = "is no TOML: it is nested too deeply"
-        else:
-            why = f"is no TOML: {error}"
-        raise ConfigError(join_errors([f"job.config_file is {path!r}, which {why}"])) from error
+    except OSError as error:
+        why = f"cannot be read: {error.strerror}"
+    except RecursionError:
+        why = "is no TOML: it is nested too deeply"
+    except ValueError as error:
+        why = f"is no TOML: {error}"
+    raise ConfigError(join_errors([f"job.config_file is {path!r}, which {why}"]))
 
 
 def form_errors(section: type, table: dict[str, Any], prefix: str = "") -> Iterator[str]:

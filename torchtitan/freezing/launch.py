@@ -13,6 +13,7 @@ import signal
 import time
 import warnings
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 from torchtitan.protocols import train_spec as titan_spec
 
@@ -65,7 +66,7 @@ def launch(args: Sequence[str], local_rank: int) -> int:
     from torchtitan.freezing.trainer import FreezingTrainer
 
     # Upstream's main function would parse the command line again, without our sections.
-    titan_train.ConfigManager = lambda: _Parsed(job_config)
+    titan_train.ConfigManager = lambda: SimpleNamespace(parse_args=lambda: job_config)
     titan_train.main(FreezingTrainer)
     return 0
 
@@ -105,13 +106,3 @@ def prepare(args: Sequence[str]) -> JobConfig:
         raise ConfigError(join_errors([str(error)])) from error
     titan_spec.register_train_spec(name, train_spec)
     return job_config
-
-
-class _Parsed:
-    """Stands in for the configuration manager of upstream's main function."""
-
-    def __init__(self, job_config: JobConfig) -> None:
-        self._job_config = job_config
-
-    def parse_args(self) -> JobConfig:
-        return self._job_config

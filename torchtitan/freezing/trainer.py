@@ -92,10 +92,9 @@ class FreezingTrainer(Trainer):
         # With several threads processor time says little about how long an action takes.
         lone = emulates and torch.get_num_threads() == 1
         clock = clock_for(self.device, shared=self._n_processors is not None, lone=lone)
-        if emulates:
-            self.recorder = EmulatedRecorder(clock, self._declared_order())
-        else:
-            self.recorder = ActionRecorder(clock)
+        self.recorder = (
+            EmulatedRecorder(clock, self._declared_order()) if emulates else ActionRecorder(clock)
+        )
         freezes = self.job_config.freezing.method != NONE
         settings = freeze_settings(self.job_config.freezing) if freezes else None
         attach_clocks(adopt_stages(stages_of(self.pp_schedule)), self.recorder, settings)
@@ -140,9 +139,8 @@ class FreezingTrainer(Trainer):
 
     def _shared_processors(self) -> float | None:
         """Return how many ranks of a pipeline compute at once; None if each has its own device."""
-        if self.job_config.emulation.enable:
-            return None
-        return processors_of(self.device, self.parallel_dims.pp)
+        emulates = self.job_config.emulation.enable
+        return None if emulates else processors_of(self.device, self.parallel_dims.pp)
 
     def batch_generator(self, data_iterable: Iterable[_Batch]) -> Iterator[_Batch]:
         """Yield upstream's batches, with padding taken out of the token counts."""
@@ -289,9 +287,8 @@ class FreezingTrainer(Trainer):
         if isinstance(self.checkpointer, SafeCheckpointManager):
             saved = self.checkpointer.save_now(self.step, last_step=ran_out)
         stopped_by = None if self._stop is None else self._stop.settled()
-        why = (
-            "no more examples" if ran_out or stopped_by is None else f"stopped by {stopped_by.name}"
-        )
+        is_signal = not ran_out and stopped_by is not None
+        why = f"stopped by {stopped_by.name}" if is_signal else "no more examples"
         return f"{why} after step {self.step} of {n_steps}{saved}"
 
     def state_dict(self) -> dict[str, Any]:
@@ -312,7 +309,10 @@ class FreezingTrainer(Trainer):
         """
         super().load_state_dict(state_dict)
         if ALL_TOKENS in state_dict:
-            rank, size = self._replica()
+            rank, size = 0, 1
+            if self.parallel_dims.dp_enabled:
+                mesh = self.parallel_dims.get_mesh("batch")
+                rank, size = mesh.get_local_rank(), mesh.size()
             whole, rest = divmod(int(state_dict[ALL_TOKENS]), size)
             self.ntokens_seen = whole + (rank < rest)
 
@@ -321,13 +321,6 @@ class FreezingTrainer(Trainer):
             return self.ntokens_seen
         mine = torch.tensor(self.ntokens_seen, dtype=torch.int64, device=self.device)
         return int(titan_dist.dist_sum(mine, self.parallel_dims.get_mesh("batch")))
-
-    def _replica(self) -> tuple[int, int]:
-        """Return which data-parallel rank this is, and of how many."""
-        if not self.parallel_dims.dp_enabled:
-            return 0, 1
-        mesh = self.parallel_dims.get_mesh("batch")
-        return mesh.get_local_rank(), mesh.size()
 
     def close(self) -> None:
         """End what runs in the background, then what upstream has opened."""

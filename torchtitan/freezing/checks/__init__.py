@@ -8,8 +8,13 @@ from torchtitan.freezing.checks.configuration import (
 )
 from torchtitan.freezing.checks.data import reads_training_examples, validation_split
 from torchtitan.freezing.checks.freezing import freeze_settings
-from torchtitan.freezing.checks.parallel import compiles_blocks
-from torchtitan.freezing.checks.pipeline import n_microbatches, schedule_errors, size_errors
+from torchtitan.freezing.checks.parallel import compiles_blocks, peer_errors
+from torchtitan.freezing.checks.pipeline import (
+    n_microbatches,
+    recompute_error,
+    schedule_errors,
+    size_errors,
+)
 
 __all__ = [
     "ConfigError",
@@ -19,7 +24,9 @@ __all__ = [
     "freeze_settings",
     "join_errors",
     "n_microbatches",
+    "peer_errors",
     "reads_training_examples",
+    "recompute_error",
     "schedule_errors",
     "size_errors",
     "validation_split",

@@ -57,12 +57,13 @@ def _resumed_errors(load_step: int, folder: Path, finished: dict[int, Path]) -> 
     problem = damage(finished[step])
     if problem is None:
         return
-    former = [s for s in sorted(finished) if s < step and damage(finished[s]) is None]
-    instead = f"checkpoint.load_step = {former[-1]} resumes from the one before" if former else ""
+    former = [s for s in finished if s < step and damage(finished[s]) is None]
+    resume = ""
+    if former:
+        resume = f"checkpoint.load_step = {max(former)} resumes from the one before, or "
     yield (
-        f"the checkpoint {str(finished[step])!r} is damaged: {problem}; "
-        + (f"{instead}, or move" if instead else "move")
-        + " the folder away"
+        f"the checkpoint {str(finished[step])!r} is damaged: {problem}; {resume}move the folder "
+        "away"
     )
 
 

@@ -72,15 +72,11 @@ def check_examples(job_config: JobConfig) -> None:
 _LONG_WORD = re.compile(r"[^\s'\",]{600,}")
 
 
-def _beginning(word: re.Match[str]) -> str:
-    return f"{word[0][:100]}... ({len(word[0])} characters)"
-
-
 def join_errors(errors: Sequence[str]) -> str:
     """Return the message of an error that tells of ``errors``, a line for each."""
-    return (
-        "The configuration has "
-        + ("an error" if len(errors) == 1 else f"{len(errors)} errors")
-        + ":\n"
-        + "\n".join(f"  - {_LONG_WORD.sub(_beginning, error)}" for error in errors)
-    )
+    number = "an error" if len(errors) == 1 else f"{len(errors)} errors"
+    lines = [
+        _LONG_WORD.sub(lambda word: f"{word[0][:100]}... ({len(word[0])} characters)", error)
+        for error in errors
+    ]
+    return f"The configuration has {number}:\n" + "\n".join(f"  - {line}" for line in lines)

@@ -10,15 +10,14 @@ from torchtitan.data.messages import require_messages
 from torchtitan.data.named_templates import PLAIN, build_chat_template, template_error
 from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit, fraction_error, is_same_data_set
 from torchtitan.data.turns import INSTRUCT_DATASETS, is_instruct_dataset
-from torchtitan.freezing.checks.pipeline import n_microbatches
+from torchtitan.freezing.checks.pipeline import n_microbatches, too_small
 from torchtitan.freezing.config import JobConfig
 
 
 def data_errors(config: JobConfig) -> Iterator[str]:
     """Yield what is wrong with ``[data]`` besides its fraction: key, value and rule."""
     yield from _template_errors(config)
-    if config.data.seed < 0:
-        yield f"data.seed is {config.data.seed}; it must be 0 or more"
+    yield from too_small(config, "data.seed", lowest=0)
     if config.data.packing:
         yield from _packing_errors(config)
 
@@ -100,17 +99,16 @@ def validation_errors(config: JobConfig) -> Iterator[str]:
     if not config.validation.enable:
         return
     validation, training = config.validation, config.training
-    if validation.freq < 1:
-        yield f"validation.freq is {validation.freq}; it must be 1 or more"
+    yield from too_small(config, "validation.freq")
     if validation.seq_len > training.seq_len:
         yield (
             f"validation.seq_len is {validation.seq_len}; it must be at most training.seq_len "
             f"({training.seq_len}), the length that the model is built for"
         )
-    if validation.local_batch_size < 1:
-        yield f"validation.local_batch_size is {validation.local_batch_size}; it must be 1 or more"
-    elif (
-        config.parallelism.pipeline_parallel_degree > 1
+    yield from too_small(config, "validation.local_batch_size")
+    if (
+        validation.local_batch_size > 0
+        and config.parallelism.pipeline_parallel_degree > 1
         and (n := n_microbatches(config))
         and validation.local_batch_size % n
     ):

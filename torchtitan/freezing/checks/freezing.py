@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 
 from timelyfreeze.policies import freezes_whole_layers, parse_method
 from timelyfreeze.runtime import stages_per_rank
@@ -17,9 +18,15 @@ from timelyfreeze.settings import (
 )
 from timelyfreeze.timing import discard_errors
 from torchtitan.freezing.checks.parallel import COMPILED, NOT_COMPILED, compiles_blocks
-from torchtitan.freezing.checks.pipeline import is_known, order_splits_backward
+from torchtitan.freezing.checks.pipeline import (
+    is_known,
+    order_splits_backward,
+    recompute_error,
+    too_small,
+)
 from torchtitan.freezing.config import Freezing, JobConfig
 
+_COPIED = {field.name for field in fields(FreezeSettings)} - {"phases", "max_freeze_ratio"}
 # Upstream sets the second one after step 1. A run that resumes at a later step keeps the first.
 _WAITS = ("train_timeout_seconds", "init_timeout_seconds")
 
@@ -33,17 +40,7 @@ def freeze_settings(freezing: Freezing) -> FreezeSettings:
         if method is None or method.plans
         else PhaseSchedule.unplanned(freezing.last_warmup_step),
         max_freeze_ratio=tuple(map(float, ratio)) if isinstance(ratio, list) else float(ratio),
-        seed=freezing.seed,
-        first_stage=freezing.first_stage,
-        skip_input_grads=freezing.skip_input_grads,
-        discard_batches=freezing.discard_batches,
-        solver_time_limit_s=freezing.solver_time_limit_s,
-        solver_delay_steps=freezing.solver_delay_steps,
-        replan_every=freezing.replan_every,
-        replan_threshold=freezing.replan_threshold,
-        min_gain=freezing.min_gain,
-        score_memory=freezing.score_memory,
-        score_dtype=freezing.score_dtype,
+        **{name: getattr(freezing, name) for name in _COPIED},
     )
 
 
@@ -116,11 +113,7 @@ def _unsupported(config: JobConfig) -> Iterator[str]:
         )
     known = is_known(config.parallelism.pipeline_parallel_schedule)
     if known and config.activation_checkpoint.mode != "none" and order_splits_backward(config):
-        yield (
-            f"activation_checkpoint.mode is {config.activation_checkpoint.mode!r}; torch cannot "
-            f"split the backward of {config.parallelism.pipeline_parallel_schedule} through "
-            'recomputed layers, so it must be "none"'
-        )
+        yield recompute_error(config)
 
 
 def _warmup_errors(config: JobConfig) -> Iterator[str]:
@@ -131,8 +124,7 @@ def _warmup_errors(config: JobConfig) -> Iterator[str]:
             f"freezing.last_warmup_step is {last}; it must be 0 or more and lie before "
             f"training.steps ({config.training.steps}), or nothing is ever frozen"
         )
-    if config.freezing.discard_batches < 0:
-        yield f"freezing.discard_batches is {config.freezing.discard_batches}; it must be 0 or more"
+    yield from too_small(config, "freezing.discard_batches", lowest=0)
 
 
 def _phase_errors(config: JobConfig) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -19,8 +20,8 @@ from torchtitan.checkpoints.finished import finished_steps
 from torchtitan.data.named_templates import special_tokens
 from torchtitan.data.turns import pad_id
 from torchtitan.freezing.checks.data import tokenizer_template_errors
-from torchtitan.freezing.checks.pipeline import pipeline_errors
-from torchtitan.freezing.config import JobConfig, Model
+from torchtitan.freezing.checks.pipeline import pipeline_errors, too_small
+from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.emulation.pipeline import emulated_order
 from torchtitan.hf.flavors import FROM_FOLDER, LLAMA, chosen_args, weights_folder
 from torchtitan.hf.folder import stored_tensors, tensor_errors
@@ -38,7 +39,7 @@ _PANIC = "PanicException"
 
 def model_errors(config: JobConfig) -> Iterator[str]:
     """Say what is wrong with the model that is asked for and with the folder of its weights."""
-    yield from _number_errors(config.model)
+    yield from _number_errors(config)
     name = config.model.name
     if config.model.flavor == FROM_FOLDER and name == LLAMA:
         try:
@@ -104,16 +105,14 @@ def device_errors(config: JobConfig) -> Iterator[str]:
         )
 
 
-def _number_errors(model: Model) -> Iterator[str]:
-    if model.vocab_size is not None and model.vocab_size < 1:
-        yield f"model.vocab_size is {model.vocab_size}; it must be 1 or more"
+def _number_errors(config: JobConfig) -> Iterator[str]:
+    model = config.model
+    yield from too_small(config, "model.vocab_size")
     for name in ("rope_scaling_factor", "rope_low_freq_factor", "rope_high_freq_factor"):
         value = getattr(model, name)
         if value is not None and not 0.0 < value < math.inf:
             yield f"model.{name} is {value}; it must be above 0 and finite"
-    length = model.rope_original_max_position_embeddings
-    if length is not None and length < 1:
-        yield f"model.rope_original_max_position_embeddings is {length}; it must be 1 or more"
+    yield from too_small(config, "model.rope_original_max_position_embeddings")
     low, high = model.rope_low_freq_factor, model.rope_high_freq_factor
     if low is not None and high is not None and low >= high:
         yield (
@@ -229,22 +228,15 @@ def _unusable(config: JobConfig, key: str, found: str) -> Iterator[str]:
         yield f"{key}, whose {found} makes no token of the text {_SAMPLE!r}"
         return
     largest = max([*ids, filler, *tokens.values()])
-    n_examples = _n_embeddings(config)
-    if n_examples is not None and largest >= n_examples:
+    n_embeddings = None  # of other models, and where it is not known, that is told elsewhere
+    with suppress(ValueError):
+        if config.model.name == LLAMA:
+            n_embeddings = chosen_args(config, llama3_args).vocab_size
+    if n_embeddings is not None and largest >= n_embeddings:
         name = next((token for token, i in tokens.items() if i == largest), "")
         yield (
             f"{key}, whose {found} has token {shown(name)} with id {largest}; model.flavor "
-            f"{config.model.flavor!r} has {n_examples} embeddings, so ids must be below that; set "
-            f"model.vocab_size to {largest + 1} or more, or choose the model's own tokenizer"
+            f"{config.model.flavor!r} has {n_embeddings} embeddings, so ids must be below that; "
+            f"set model.vocab_size to {largest + 1} or more, or choose the model's own tokenizer"
         )
     yield from tokenizer_template_errors(config, tokenizer)
-
-
-def _n_embeddings(config: JobConfig) -> int | None:
-    """Return how many tokens the model knows; None where that is told elsewhere, or not known."""
-    if config.model.name != LLAMA:
-        return None
-    try:
-        return int(chosen_args(config, llama3_args).vocab_size)
-    except ValueError:
-        return None

@@ -86,6 +86,14 @@ def data_parallel_degree(config: JobConfig) -> int | None:
     return None if shard is None else parallelism.data_parallel_replicate_degree * shard
 
 
+def peer_errors(config: JobConfig, why: str) -> Iterator[str]:
+    """Say which parallelism there is besides that of the pipeline, and why it cannot be."""
+    for key in (*_DEGREES[1:], _SHARD, "expert_parallel_degree"):
+        # A shard degree of -1 takes what is left, which is 1 where the pipeline has all ranks.
+        if (degree := getattr(config.parallelism, key)) > 1:
+            yield f"parallelism.{key} is {degree}; {why}, so it must be 1"
+
+
 def _count_errors(degrees: dict[str, int], shard: int, n_processes: int) -> Iterator[str]:
     product = prod(degrees.values())
     names = " x ".join(f"{name} ({n})" for name, n in degrees.items() if n > 1) or "1"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 
 import torch
@@ -60,8 +61,7 @@ def size_errors(config: JobConfig) -> Iterator[str]:
     """Say which sizes of a configuration make no pipeline, or none that anyone could run."""
     parallelism, training = config.parallelism, config.training
     n_ranks = parallelism.pipeline_parallel_degree
-    if n_ranks < 1:
-        yield f"parallelism.pipeline_parallel_degree is {n_ranks}; it must be 1 or more"
+    yield from too_small(config, "parallelism.pipeline_parallel_degree")
     yield from length_errors(config)
     if n_ranks <= 1 or training.local_batch_size < 1:
         return
@@ -75,9 +75,24 @@ def size_errors(config: JobConfig) -> Iterator[str]:
 
 def length_errors(config: JobConfig) -> Iterator[str]:
     """Say that a batch or its sequences hold nothing."""
-    for name in ("seq_len", "local_batch_size"):
-        if (value := getattr(config.training, name)) < 1:
-            yield f"training.{name} is {value}; it must be 1 or more"
+    yield from too_small(config, "training.seq_len", "training.local_batch_size")
+
+
+def too_small(config: JobConfig, *keys: str, lowest: int = 1) -> Iterator[str]:
+    """Say which of the keys, "section.name", have a number below the lowest allowed."""
+    for key in keys:
+        value = attrgetter(key)(config)
+        if value is not None and value < lowest:
+            yield f"{key} is {value}; it must be {lowest} or more"
+
+
+def recompute_error(config: JobConfig) -> str:
+    """Return the error of a split backward in a model that recomputes layers."""
+    return (
+        f"activation_checkpoint.mode is {config.activation_checkpoint.mode!r}; torch cannot split "
+        f"the backward of {config.parallelism.pipeline_parallel_schedule} through recomputed "
+        'layers, so it must be "none"'
+    )
 
 
 def n_microbatches(config: JobConfig) -> int | None:

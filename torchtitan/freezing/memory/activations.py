@@ -10,12 +10,12 @@ The casts of weights that autocast makes are not counted: all microbatches share
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torchtitan.tools.utils as titan_tools
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torchtitan.components.loss import cross_entropy_loss
@@ -69,14 +69,11 @@ def module_bytes(
         dtype: Type of the parameters.
         autocast: Type that stages compute in under autocast; None without autocast.
         recompute: Whether blocks keep their input alone and run again in the backward.
-
-    Returns:
-        ModuleBytes: Numbers of bytes.
     """
     n_tokens = n_rows * seq_len
     compute = autocast or dtype
     casting = nullcontext() if autocast is None else torch.autocast("cpu", dtype=autocast)
-    with FakeTensorMode(), _default_dtype(dtype):
+    with FakeTensorMode(), titan_tools.set_default_dtype(dtype):
         x = torch.empty(n_rows, seq_len, args.dim, requires_grad=True)
         # Other kinds of attention keep what fused attention keeps, and need masks to run.
         block = TransformerBlock(0, replace(args, attn_type="sdpa"))
@@ -142,16 +139,6 @@ def _kept(
 
 def _key(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
-
-
-@contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 # -- kernels of a GPU ------------------------------------------------------------------------------

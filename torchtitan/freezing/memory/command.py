@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
+from timelyfreeze.files import markdown_table
+
 GIB = 1024**3
 
 
@@ -41,16 +43,11 @@ def main(arguments: Sequence[str]) -> int:
         names = ["all ranks"] if emulated else [f"rank {rank}" for rank in range(len(ranks))]
         print(render(ranks, names))
         for size in options.device_gib:
-            crowded = [
-                name
-                for name, memory in zip(names, ranks, strict=True)
-                if not memory.fits(size * GIB)
-            ]
+            pairs = zip(names, ranks, strict=True)
+            crowded = [name for name, memory in pairs if not memory.fits(size * GIB)]
             all_fit = all_fit and not crowded
-            print(
-                f"{size:g} GiB a device: "
-                + (f"too small for {', '.join(crowded)}" if crowded else "fits")
-            )
+            verdict = f"too small for {', '.join(crowded)}" if crowded else "fits"
+            print(f"{size:g} GiB a device: {verdict}")
         print()
     return 0 if all_fit else 1
 
@@ -79,14 +76,13 @@ def _title(job_config) -> str:
     from torchtitan.freezing.config import examples_of_microbatch
 
     training, parallelism = job_config.training, job_config.parallelism
-    n_ranks = parallelism.pipeline_parallel_degree
-    n_examples = examples_of_microbatch(job_config)
+    n_ranks, n_examples = parallelism.pipeline_parallel_degree, examples_of_microbatch(job_config)
     schedule = parallelism.pipeline_parallel_schedule_csv or parallelism.pipeline_parallel_schedule
+    pipeline = f"{schedule} over {n_ranks} ranks, " if n_ranks > 1 else ""
+    emulated = "emulated in one process, " if job_config.emulation.enable else ""
     return (
-        f"{job_config.model.flavor}, "
-        + (f"{schedule} over {n_ranks} ranks, " if n_ranks > 1 else "")
-        + ("emulated in one process, " if job_config.emulation.enable else "")
-        + f"{training.local_batch_size // n_examples} microbatches of {n_examples} x "
+        f"{job_config.model.flavor}, {pipeline}{emulated}"
+        f"{training.local_batch_size // n_examples} microbatches of {n_examples} x "
         f"{training.seq_len} tokens, weights {training.dtype}, computing in "
         f"{training.mixed_precision_param}"
     )
@@ -95,13 +91,10 @@ def _title(job_config) -> str:
 def render(ranks, names) -> str:
     """Return a markdown table, a row for each device, in GiB."""
     parts = [field.name for field in fields(ranks[0])]
-    lines = [
-        "| GiB | " + " | ".join([*parts, "total"]) + " |",
-        "| --- " * (len(parts) + 2) + "|",
-    ]
-    for name, memory in zip(names, ranks, strict=True):
-        metrics = [getattr(memory, part) for part in parts] + [memory.total]
-        lines.append(
-            f"| {name} | " + " | ".join(f"{metric / GIB:.2f}" for metric in metrics) + " |"
-        )
-    return "\n".join(lines)
+    return markdown_table(
+        ["GiB", *parts, "total"],
+        (
+            [name, *(f"{getattr(memory, part) / GIB:.2f}" for part in [*parts, "total"])]
+            for name, memory in zip(names, ranks, strict=True)
+        ),
+    )

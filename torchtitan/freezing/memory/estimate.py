@@ -18,13 +18,13 @@ from torchtitan.models.llama3.model.args import TransformerModelArgs
 
 from timelyfreeze.emulation import merge_ranks
 from timelyfreeze.schedule import Action, ActionKind, ScheduleOrder
-from torchtitan.freezing.checks import size_errors
+from torchtitan.freezing.checks import peer_errors, size_errors
 from torchtitan.freezing.config import (
     JobConfig,
     examples_of_microbatch,
-    pipeline_order,
     stage_modules,
 )
+from torchtitan.freezing.emulation.pipeline import emulated_order
 from torchtitan.freezing.memory.activations import ModuleBytes, module_bytes
 from torchtitan.hf.flavors import LLAMA, chosen_args
 
@@ -77,16 +77,11 @@ def estimate_memory(job_config: JobConfig) -> list[RankMemory]:
         ValueError: If the run is of a kind that is not covered, or its keys contradict each other;
             all reasons are named.
     """
-    reasons = list(_not_covered(job_config))
-    if reasons:
+    if reasons := list(_not_covered(job_config)):
         raise ValueError("; ".join(reasons))
     args = chosen_args(job_config, llama3_args)
     stages = stage_modules(job_config, args.n_layers)
-    order = pipeline_order(job_config, args.n_layers)
-    if order.n_stages != len(stages):
-        raise ValueError(
-            f"the schedule has {order.n_stages} stages and the model is cut into {len(stages)}"
-        )
+    order = emulated_order(job_config, args.n_layers)
     dtype = TORCH_DTYPE_MAP[job_config.training.dtype]
     mixed = TORCH_DTYPE_MAP[job_config.training.mixed_precision_param]
     kept = module_bytes(
@@ -109,20 +104,7 @@ def estimate_memory(job_config: JobConfig) -> list[RankMemory]:
 def _not_covered(config: JobConfig) -> Iterator[str]:
     if config.model.name != LLAMA:
         yield f"model.name is {config.model.name!r}; memory is estimated for {LLAMA!r}"
-    parallelism = config.parallelism
-    for key in (
-        "tensor_parallel_degree",
-        "context_parallel_degree",
-        "expert_parallel_degree",
-        "data_parallel_shard_degree",
-        "data_parallel_replicate_degree",
-    ):
-        # A shard degree of -1 takes what is left, which is 1 where the pipeline has all ranks.
-        if getattr(parallelism, key) > 1:
-            yield (
-                f"parallelism.{key} is {getattr(parallelism, key)}; memory is estimated for "
-                "pipeline parallelism alone, so it must be 1"
-            )
+    yield from peer_errors(config, "memory is estimated for pipeline parallelism alone")
     if config.activation_checkpoint.mode not in ("none", "full"):
         yield (
             f"activation_checkpoint.mode is {config.activation_checkpoint.mode!r}; memory is "
@@ -144,7 +126,6 @@ def peak_bytes(
         kept_between_halves: Bytes that an input backward adds until then.
     """
     held = peak = 0
-    split = {(a.stage, a.microbatch) for a in actions if a.kind is ActionKind.INPUT_BACKWARD}
     for action in actions:
         if action.kind is ActionKind.FORWARD:
             held += kept(action.stage)
@@ -153,8 +134,8 @@ def peak_bytes(
         peak = max(peak, held)
         if action.kind in (ActionKind.FULL_BACKWARD, ActionKind.WEIGHT_BACKWARD):
             held -= kept(action.stage)
-            if (action.stage, action.microbatch) in split:
-                held -= kept_between_halves(action.stage)
+        if action.kind is ActionKind.WEIGHT_BACKWARD:  # the second half of a split backward
+            held -= kept_between_halves(action.stage)
     return peak
 
 
@@ -182,14 +163,10 @@ def _rank_memory(
     """Return what a device holds that runs ``actions`` of the order, one after the other."""
     held = sorted({action.stage for action in actions})
     modules = [module for stage in held for module in stages[stage]]
-    tensors = [shape.numel() for module in modules for shape in shapes[module]]
+    tensors = [(module, shape) for module in modules for shape in shapes[module]]
+    sizes = [shape.numel() for _, shape in tensors]
     # An embedding is looked up as it is, and norms stay in float32.
-    linear = [
-        shape.numel()
-        for module in modules
-        for shape in shapes[module]
-        if len(shape) == 2 and module != _INPUT
-    ]
+    linear = [s.numel() for module, s in tensors if len(s) == 2 and module != _INPUT]
     last = order.n_stages - 1
 
     def forward_bytes(stage: int) -> int:
@@ -205,7 +182,7 @@ def _rank_memory(
         sum(shape.numel() for module in stages[stage] for shape in shapes[module]) for stage in held
     )
     n_neighbours = sum((stage > 0) + (stage < last) for stage in held)
-    parameters = sum(tensors) * dtype.itemsize
+    parameters = sum(sizes) * dtype.itemsize
     return RankMemory(
         parameters=parameters,
         gradients=parameters,
@@ -213,7 +190,7 @@ def _rank_memory(
         casts=sum(linear) * cast_bytes,
         activations=peak_bytes(actions, forward_bytes, between_halves),
         messages=n_neighbours * order.n_microbatches * kept.hidden if last else 0,
-        scratch=max(tensors) * dtype.itemsize
+        scratch=max(sizes) * dtype.itemsize
         + (2 * kept.logits if last in held else 0)
         + kept.recomputed
         + (largest if config.optimizer.implementation == "foreach" else 0),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -39,22 +40,6 @@ class Repeats:
     ratios: tuple[float, ...]
     cold: int
     kept: int
-
-
-class _Place:
-    """Stands in for the device mesh of a pipeline with one stage a rank, seen from one rank."""
-
-    def __init__(self, stage: int, n_stages: int) -> None:
-        self._stage, self._n_stages = stage, n_stages
-
-    def get_local_rank(self) -> int:
-        return self._stage
-
-    def size(self) -> int:
-        return self._n_stages
-
-    def get_group(self, name: str) -> None:
-        """Return None, which torch takes for the default group."""
 
 
 class Bench:
@@ -120,8 +105,14 @@ class Bench:
         config = self._config
         place = 0 if is_first else 1
         modules = [names if i == place else [] for i in range(place + (1 if is_last else 2))]
+        # Stands in for the device mesh of a pipeline with one stage a rank, seen from one rank.
+        mesh = SimpleNamespace(
+            get_local_rank=lambda: place,
+            size=lambda: len(modules),
+            get_group=lambda name: None,  # which torch takes for the default group
+        )
         _, (part,) = titan_pipeline.pipeline_module_split(
-            self._model, cast(Any, _Place(place, len(modules))), "1F1B", self._device, modules
+            self._model, cast(Any, mesh), "1F1B", self._device, modules
         )
         part = self._spec.parallelize_fn(part, self._dims, config)
         autocast_stages([part], self._dims, config, self._device)
@@ -160,14 +151,13 @@ class Bench:
         curves = {}
         for split in self._splits:
             kind = ActionKind.WEIGHT_BACKWARD if split else ActionKind.FULL_BACKWARD
-            curves[kind] = tuple(
-                Point(
-                    ratio,
-                    tuple(fraction for (s, r, fraction), _ in batches if (s, r) == (split, ratio)),
-                    tuple(times[kind] for (s, r, _), times in batches if (s, r) == (split, ratio)),
-                )
+            points = {
+                ratio: [
+                    (f, times[kind]) for (s, r, f), times in batches if (s, r) == (split, ratio)
+                ]
                 for ratio in ratios
-            )
+            }
+            curves[kind] = tuple(Point(r, *zip(*pairs, strict=True)) for r, pairs in points.items())
         return Response(
             stage=stage,
             n_layers=n_layers,

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from timelyfreeze.files import write_obstacle
+from timelyfreeze.files import markdown_lines, markdown_table, write_obstacle
 
 DEFAULT_RATIOS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
@@ -34,22 +34,25 @@ def main(arguments: Sequence[str]) -> int:
     from torchtitan.freezing.config_file import read_config
     from torchtitan.freezing.profile.bench import Repeats
     from torchtitan.freezing.profile.files import (
+        HEADING,
         bounds_text,
         profile_overheads,
-        render,
-        render_heading,
         response_text,
+        table_rows,
     )
+    from torchtitan.freezing.profile.response import Response
     from torchtitan.freezing.profile.runs import profile_stages
     from torchtitan.freezing.report.run_folder import free_name
+
+    def show(response: Response) -> None:
+        _, _, *rows = markdown_lines(HEADING, table_rows(response))
+        print(*rows, sep="\n", flush=True)
 
     try:
         repeats = Repeats(_ratios(options.ratios), options.warmup, options.repeats)
         job_config = read_config([f"--job.config_file={options.config}", *arguments[split + 1 :]])
-        print(f"{_title(job_config)}\n\n{render_heading()}", flush=True)
-        profile = profile_stages(
-            job_config, repeats, lambda response: print(render(response), flush=True)
-        )
+        print(f"{_title(job_config)}\n\n{markdown_table(HEADING, [])}", flush=True)
+        profile = profile_stages(job_config, repeats, show)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from timelyfreeze.schedule import Action, ActionKind, PipelineDag, build_dag
+from timelyfreeze.schedule import ActionKind, PipelineDag, build_dag
 from timelyfreeze.settings import ALL_OR_NOTHING
 from timelyfreeze.timing import DurationBounds, bounds_from_samples
 from timelyfreeze.whatif.bounds_file import bounds_file_text
@@ -15,35 +15,27 @@ from timelyfreeze.whatif.layer_model import layer_overheads
 from timelyfreeze.whatif.times import Pair, StageTimes, complete_times
 from torchtitan.freezing.config import JobConfig, pipeline_notes
 from torchtitan.freezing.profile.bench import Repeats
-from torchtitan.freezing.profile.response import Line, Response, fit_line, spread
+from torchtitan.freezing.profile.response import Response, fit_line, spread
 from torchtitan.freezing.profile.runs import Profile
 
 
 def chosen_responses(profile: Profile, first_stage: str) -> list[Response]:
     """Return one response for each stage, of the first stage the one measured that way."""
-    return [
-        response for response in profile.responses if response.first_stage in (None, first_stage)
-    ]
+    return [r for r in profile.responses if r.first_stage in (None, first_stage)]
 
 
 def profile_bounds(
     profile: Profile, first_stage: str = ALL_OR_NOTHING
 ) -> tuple[PipelineDag, DurationBounds]:
-    """Return the bounds that a run of the profiled schedule would have measured, without messages.
+    """Return the graph of the profiled schedule and the bounds that a run would have measured.
 
-    Args:
-        profile: What was measured.
-        first_stage: How the first stage is frozen.
-
-    Returns:
-        The graph of the schedule, and medians for each of its actions.
+    Times of messages are left out. ``first_stage`` says how the first stage is frozen.
     """
     dag = build_dag(profile.order)
     stages = chosen_responses(profile, first_stage)
-    unfrozen: dict[Action, tuple[float, ...]] = {}
-    frozen: dict[Action, tuple[float, ...]] = {}
-    for action in dag.actions:
-        frozen[action], unfrozen[action] = _samples(stages[action.stage], action.kind)
+    samples = {action: _samples(stages[action.stage], action.kind) for action in dag.actions}
+    unfrozen = {action: high for action, (_, high) in samples.items()}
+    frozen = {action: low for action, (low, _) in samples.items()}
     return dag, bounds_from_samples(dag, unfrozen, frozen)
 
 
@@ -59,10 +51,8 @@ def _samples(response: Response, kind: ActionKind) -> tuple[tuple[float, ...], t
 def stage_times(response: Response) -> StageTimes:
     """Return the medians of a stage as times of its actions, whatever the schedule."""
     pairs: dict[ActionKind, Pair] = {}
-    kinds = [ActionKind.FORWARD, *response.curves]
-    if response.input_ms:
-        kinds.append(ActionKind.INPUT_BACKWARD)
-    for kind in kinds:
+    halves = [ActionKind.INPUT_BACKWARD] if response.input_ms else []
+    for kind in [ActionKind.FORWARD, *response.curves, *halves]:
         low, high = (spread(times).median_ms for times in _samples(response, kind))
         pairs[kind] = (min(low, high), high)  # no faster frozen: as ``bounds_from_samples``
     return complete_times(pairs, is_first=response.stage == 0)
@@ -89,10 +79,7 @@ def profile_overheads(profile: Profile) -> Overheads:
 def bounds_text(profile: Profile, job_config: JobConfig, overheads: Overheads | None) -> str:
     """Return the bounds file, with everything noted that planning for other pipelines needs.
 
-    Args:
-        profile: What was measured.
-        job_config: The configuration of the profile.
-        overheads: What layers cost, or None where that could not be told.
+    ``overheads`` is None where they could not be told.
     """
     first_stage = job_config.freezing.first_stage
     dag, bounds = profile_bounds(profile, first_stage)
@@ -108,10 +95,7 @@ def bounds_text(profile: Profile, job_config: JobConfig, overheads: Overheads | 
 def response_text(profile: Profile, repeats: Repeats, about: Mapping[str, Any]) -> str:
     """Return the responses as JSON: every point with its spread, and the lines through them.
 
-    Args:
-        profile: What was measured.
-        repeats: How often.
-        about: What else to say: configuration, device, versions.
+    ``about`` is what else to say: configuration, device, versions.
     """
     plain = {
         **about,
@@ -135,12 +119,8 @@ def _plain(response: Response) -> dict[str, Any]:
             kind.value: {
                 "line": asdict(fit_line(points)),
                 "points": [
-                    {
-                        "ratio": point.ratio,
-                        "fraction": point.fraction,
-                        **asdict(spread(point.times_ms)),
-                    }
-                    for point in points
+                    {"ratio": p.ratio, "fraction": p.fraction, **asdict(spread(p.times_ms))}
+                    for p in points
                 ],
             }
             for kind, points in response.curves.items()
@@ -148,31 +128,20 @@ def _plain(response: Response) -> dict[str, Any]:
     }
 
 
-def render_heading() -> str:
-    """Return the head of the table that :func:`render` fills."""
-    names = [
-        "stage",
-        "layers",
-        "F",
-        "I",
-        "action",
-        "unfrozen",
-        "frozen",
-        "farthest from line",
-        "R2",
-    ]
-    return "| " + " | ".join(names) + " |\n" + "| --- " * len(names) + "|"
+HEADING = (
+    "stage", "layers", "F", "I", "action", "unfrozen", "frozen", "farthest from line", "R2"
+)  # fmt: skip
 
 
-def render(response: Response) -> str:
-    """Return the rows of one response, milliseconds."""
+def table_rows(response: Response) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of one response below ``HEADING``, milliseconds."""
     name = "probe" if response.stage is None else str(response.stage)
     if response.first_stage is not None:
         name += f" {response.first_stage}"
-    rows = []
     for kind, points in response.curves.items():
         line = fit_line(points)
-        cells = [
+        miss = f"{line.largest_miss_ms:+.2f} ({line.largest_miss:+.1%})"
+        yield (
             name,
             str(response.n_layers),
             f"{spread(response.forward_ms).median_ms:.2f}",
@@ -180,14 +149,6 @@ def render(response: Response) -> str:
             kind.value,
             f"{line.unfrozen_ms:.2f}",
             f"{line.frozen_ms:.2f}",
-            _miss(line, len(points)),
+            "two points" if len(points) == 2 else miss,
             f"{line.r_squared:.4f}",
-        ]
-        rows.append("| " + " | ".join(cells) + " |")
-    return "\n".join(rows)
-
-
-def _miss(line: Line, n_points: int) -> str:
-    if n_points == 2:
-        return "two points"
-    return f"{line.largest_miss_ms:+.2f} ({line.largest_miss:+.1%})"
+        )

@@ -19,21 +19,20 @@ import torchtitan.tools.utils as titan_tools
 from torchtitan.protocols.train_spec import get_train_spec
 
 from timelyfreeze.schedule import ActionKind, ScheduleOrder
-from timelyfreeze.settings import unknown_words
+from timelyfreeze.settings import arguments_named, unknown_words
 from timelyfreeze.timing import shared_cores, usable_cores
-from torchtitan.freezing.checks import compiles_blocks, schedule_errors, size_errors
-from torchtitan.freezing.config import JobConfig, count_layers, pipeline_order, stage_modules
+from torchtitan.freezing.checks import (
+    compiles_blocks,
+    peer_errors,
+    recompute_error,
+    schedule_errors,
+    size_errors,
+)
+from torchtitan.freezing.config import JobConfig, count_layers, stage_modules, toml_key
+from torchtitan.freezing.emulation.pipeline import emulated_order
 from torchtitan.freezing.profile.bench import Bench, Repeats
 from torchtitan.freezing.profile.response import Response
 from torchtitan.freezing.spec import build_train_spec
-
-_OTHER_PARALLELISMS = (
-    "tensor_parallel_degree",
-    "context_parallel_degree",
-    "expert_parallel_degree",
-    "data_parallel_shard_degree",
-    "data_parallel_replicate_degree",
-)
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,8 @@ def profile_stages(
         ValueError: If the configuration is of a kind that is not covered, or its keys contradict
             each other; all reasons are named.
     """
-    reasons = list(_not_covered(job_config))
+    with arguments_named(toml_key):
+        reasons = list(_not_covered(job_config))
     if reasons:
         raise ValueError("; ".join(reasons))
     spec = build_train_spec(get_train_spec(job_config.model.name), job_config)
@@ -83,20 +83,12 @@ def profile_stages(
         raise ValueError("; ".join(reasons))
     model_args.update_from_config(job_config)
     modules = stage_modules(job_config, model_args.n_layers)
-    order = pipeline_order(job_config, model_args.n_layers)
-    if order.n_stages != len(modules):
-        raise ValueError(
-            f"the schedule has {order.n_stages} stages and the model is cut into {len(modules)}"
-        )
+    order = emulated_order(job_config, model_args.n_layers)
     splits = _backwards(job_config, order)
     with _quiet_process(job_config):
         bench = Bench(job_config, spec, model_args, repeats, splits, report)
-        responses: list[Response] = []
-        peaks: list[int] = []
-        for stage, names in enumerate(modules):
-            measured, peak_bytes = bench.measure(stage, names, len(modules))
-            responses += measured
-            peaks.append(peak_bytes)
+        stages = [bench.measure(i, names, len(modules)) for i, names in enumerate(modules)]
+        responses = [response for measured, _ in stages for response in measured]
         layers = count_layers(modules)
         middle = [r for r in responses if r.stage in range(1, len(modules) - 1) and r.n_layers > 1]
         many = middle[0] if middle else bench.probe(max(2, *layers))
@@ -105,26 +97,20 @@ def profile_stages(
         if titan_tools.device_type == "cpu":
             n_processors = shared_cores(order.n_ranks, torch.get_num_threads())
     return Profile(
-        order,
-        layers,
-        model_args.n_layers,
-        tuple(responses),
-        probes,
-        tuple(peaks),
-        n_processors,
+        order=order,
+        layers=layers,
+        n_layers=model_args.n_layers,
+        responses=tuple(responses),
+        probes=probes,
+        peak_bytes=tuple(peak_bytes for _, peak_bytes in stages),
+        n_processors=n_processors,
     )
 
 
 def _not_covered(config: JobConfig) -> Iterator[str]:
     """Say what about a configuration keeps its stages from being profiled."""
     parallelism, training = config.parallelism, config.training
-    for key in _OTHER_PARALLELISMS:
-        # A shard degree of -1 takes what is left, which is 1 where the pipeline has all ranks.
-        if getattr(parallelism, key) > 1:
-            yield (
-                f"parallelism.{key} is {getattr(parallelism, key)}; a stage is profiled on one "
-                "device, so it must be 1"
-            )
+    yield from peer_errors(config, "a stage is profiled on one device")
     yield from size_errors(config)
     if parallelism.pipeline_parallel_degree < 2:
         yield (
@@ -166,11 +152,7 @@ def _backwards(config: JobConfig, order: ScheduleOrder) -> tuple[bool, ...]:
     if config.activation_checkpoint.mode == "none":
         return (False, True)
     if ActionKind.WEIGHT_BACKWARD in kinds:
-        raise ValueError(
-            f"activation_checkpoint.mode is {config.activation_checkpoint.mode!r}; torch cannot "
-            f"split the backward of {config.parallelism.pipeline_parallel_schedule} through "
-            'recomputed layers, so it must be "none"'
-        )
+        raise ValueError(recompute_error(config))
     return (False,)
 
 

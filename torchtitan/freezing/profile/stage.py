@@ -7,7 +7,6 @@ same masks, and its actions are timed by the same recorder.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -56,36 +55,12 @@ class Microbatch:
     dtype: torch.dtype
 
 
-class ProcessorClock:
-    """Processor time of this process, for a CPU and a rank of one thread.
-
-    Other processes of the machine do not count, and a training run whose ranks share cores measures
-    the same.
-    """
-
-    gaps_are_work = False  # what lies between two actions is the stand-ins'
-
-    def mark(self) -> float:
-        """Return the processor time so far in milliseconds."""
-        return time.process_time() * 1e3
-
-    def wait(self, mark: float) -> None:
-        """Return at once: a mark of the host has always been reached."""
-
-    def work_ms(self, start: float, end: float) -> float:
-        """Return ``end - start``."""
-        return end - start
-
-    def elapsed_ms(self, start: float, end: float) -> float:
-        """Return ``end - start``."""
-        return end - start
-
-
 def profile_clock(device: torch.device) -> Clock:
-    """Return the clock of a training run: events on a GPU; on a CPU see :class:`ProcessorClock`."""
-    if device.type == "cpu" and torch.get_num_threads() == 1:
-        return ProcessorClock()
-    return clock_for(device)
+    """Return the clock of a training run; on a CPU and with one thread that of processor time.
+
+    So other processes of the machine do not count, as where ranks of a training run share cores.
+    """
+    return clock_for(device, lone=torch.get_num_threads() == 1)
 
 
 class LoneStage:
@@ -114,9 +89,9 @@ class LoneStage:
         device = microbatch.tokens.device
         modules: list[nn.Module] = [module]
         if not is_first:
-            modules.insert(0, _Front(microbatch))
+            modules.insert(0, _Neighbour(microbatch, is_first=True))
         if not is_last:
-            modules.append(_Back(microbatch))
+            modules.append(_Neighbour(microbatch, is_first=False))
         place = modules.index(module)
         self._microbatch = microbatch
         self._recorder = ActionRecorder(profile_clock(device))
@@ -177,41 +152,20 @@ class LoneStage:
         return self._schedules[split]
 
 
-class _Front(nn.Module):
-    """Sends noise of the shape that stages send, whatever the tokens are."""
+class _Neighbour(nn.Module):
+    """Sends noise of the shape that stages send, or, as the last stage, gets such a gradient."""
 
-    def __init__(self, microbatch: Microbatch) -> None:
+    def __init__(self, microbatch: Microbatch, *, is_first: bool) -> None:
         super().__init__()
-        self.scale = nn.Parameter(_one(microbatch))
-        self.register_buffer("noise", _noise(microbatch))
+        tokens, kind = microbatch.tokens, {"dtype": microbatch.dtype}
+        self._is_first = is_first
+        self.scale = nn.Parameter(torch.ones((), device=tokens.device, **kind))
+        noise = torch.randn(*tokens.shape, microbatch.width, device=tokens.device, **kind)
+        self.register_buffer("noise", noise)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.noise * self.scale
-
-
-class _Back(nn.Module):
-    """Takes what a stage sends; the gradient that comes back is noise."""
-
-    def __init__(self, microbatch: Microbatch) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(_one(microbatch))
-        self.register_buffer("noise", _noise(microbatch))
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return hidden * self.noise * self.scale
-
-
-def _one(microbatch: Microbatch) -> Tensor:
-    return torch.ones((), dtype=microbatch.dtype, device=microbatch.tokens.device)
-
-
-def _noise(microbatch: Microbatch) -> Tensor:
-    return torch.randn(
-        *microbatch.tokens.shape,
-        microbatch.width,
-        dtype=microbatch.dtype,
-        device=microbatch.tokens.device,
-    )
+    def forward(self, received: Tensor) -> Tensor:
+        # Whatever the tokens are, they are not looked at.
+        return self.noise * self.scale if self._is_first else received * self.noise * self.scale
 
 
 def _sum(output: Tensor, labels: Tensor) -> Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
+import statistics
+from collections import Counter, deque
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -132,8 +133,7 @@ def typical(spans_ms: list[list[float]]) -> int:
         spans_ms: Of each rank the span of each batch, milliseconds.
     """
     slowest = [max(spans) for spans in zip(*spans_ms, strict=True)]
-    by_time = sorted(range(len(slowest)), key=lambda i: slowest[i])
-    return by_time[(len(by_time) - 1) // 2]
+    return slowest.index(statistics.median_low(slowest))
 
 
 # Kept of each stage, kind and phase.
@@ -153,7 +153,7 @@ class ResponseSample:
     def __init__(self, n_kept: int = N_KEPT) -> None:
         self._n_kept = n_kept
         self._kept: dict[tuple[int, str, str], list[ResponseRow]] = {}
-        self._n_seen: dict[tuple[int, str, str], int] = {}
+        self._n_seen: Counter[tuple[int, str, str]] = Counter()
         self._rng = np.random.default_rng(0)
 
     def add(self, observed: ObservedBatch) -> None:
@@ -175,21 +175,15 @@ class ResponseSample:
     def _offer(self, row: ResponseRow) -> None:
         key = (row.stage, row.kind, row.phase)
         kept = self._kept.setdefault(key, [])
-        n_seen = self._n_seen[key] = self._n_seen.get(key, 0) + 1
-        if n_seen <= self._n_kept:
+        self._n_seen[key] += 1
+        if self._n_seen[key] <= self._n_kept:
             kept.append(row)
-            return
-        place = int(self._rng.integers(n_seen))
-        if place < self._n_kept:
+        elif (place := int(self._rng.integers(self._n_seen[key]))) < self._n_kept:
             kept[place] = row
 
     def by_stage(self) -> dict[int, list[ResponseRow]]:
         """Return what is kept, by stage."""
         stages: dict[int, list[ResponseRow]] = {}
-        for row in self._rows():
-            stages.setdefault(row.stage, []).append(row)
-        return stages
-
-    def _rows(self) -> Iterator[ResponseRow]:
         for key in sorted(self._kept):
-            yield from self._kept[key]
+            stages.setdefault(key[0], []).extend(self._kept[key])
+        return stages

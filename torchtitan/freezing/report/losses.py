@@ -30,8 +30,6 @@ from timelyfreeze.records import (
 from timelyfreeze.settings import Phase
 from torchtitan.freezing.config import JobConfig
 
-COLUMNS = ("step", "seconds", "train_loss", "validation_loss")
-
 
 class LossCurve:
     """Appends rows to a CSV file.
@@ -42,7 +40,7 @@ class LossCurve:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._append(",".join(COLUMNS))
+        self._append("step,seconds,train_loss,validation_loss")
 
     def add_train(self, step: int, seconds: float, loss: float) -> None:
         """Append a logged training loss."""
@@ -88,10 +86,8 @@ class FiniteWatch:
         text = f"Step {step} has loss {loss:g} and gradient norm {grad_norm:g}"
         mend = "resume from a checkpoint before it, with a lower optimizer.lr or another debug.seed"
         if phase is not None:
-            ratios = " ".join(f"{s}:{ratio:.2f}" for s, ratio in (stage_ratios or {}).items())
-            text += (
-                f", in freezing phase {phase.value}, frozen of each stage: {ratios or 'unknown'}"
-            )
+            ratios = " ".join(f"{s}:{r:.2f}" for s, r in (stage_ratios or {}).items()) or "unknown"
+            text += f", in freezing phase {phase.value}, frozen of each stage: {ratios}"
             mend += ", or a lower freezing.max_freeze_ratio"
         return f"{text}; weights that are not finite stay so: {mend}"
 
@@ -132,22 +128,21 @@ def read_reference(folder: Path) -> Reference:
     Raises:
         ValueError: If there is no such run, or it has not logged losses enough.
     """
+    key = f"{_KEY} is {str(folder)!r}, which"
     if not folder.is_dir():
-        raise ValueError(f"{_KEY} is {str(folder)!r}, which is no folder; name that of a run")
+        raise ValueError(f"{key} is no folder; name that of a run")
     if not (folder / LOSSES_FILE).is_file():
-        raise ValueError(
-            f"{_KEY} is {str(folder)!r}, which has no {LOSSES_FILE}; name that of a run"
-        )
+        raise ValueError(f"{key} has no {LOSSES_FILE}; name that of a run")
     try:
         curve = training_curve(folder)
     except (ValueError, OSError) as error:
-        raise ValueError(f"{_KEY} is {str(folder)!r}, which cannot be read: {error}") from error
+        raise ValueError(f"{key} cannot be read: {error}") from error
     loss = last_running_mean(curve, WINDOW)
     seconds = None if loss is None else seconds_to_reach(curve, loss, WINDOW)
     if loss is None or seconds is None:
         raise ValueError(
-            f"{_KEY} is {str(folder)!r}, which has {len(curve)} logged training losses; its last "
-            f"{WINDOW} must be there and be numbers"
+            f"{key} has {len(curve)} logged training losses; its last {WINDOW} must be there and "
+            "be numbers"
         )
     return Reference(folder, loss, seconds, _device(folder))
 

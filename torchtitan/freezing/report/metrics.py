@@ -49,9 +49,8 @@ class FreezingMetricsProcessor(MetricsProcessor):
         )
         super().__init__(without_tensorboard, parallel_dims)
         self.job_config = job_config
-        self._is_shown = dist.get_rank() == titan_metrics._get_metrics_rank(
-            parallel_dims, job_config
-        )
+        shown_rank = titan_metrics._get_metrics_rank(parallel_dims, job_config)
+        self._is_shown = dist.get_rank() == shown_rank
         self.run_folder = make_run_folder(job_config, create=self._is_shown)
         if not sys.stdout.isatty():
             self.color = NoColor()
@@ -73,19 +72,17 @@ class FreezingMetricsProcessor(MetricsProcessor):
             job_config.training.steps, shown=self._is_shown and not self._is_quiet
         )
         self._tensorboard: RunTensorBoard | None = None
-        if job_config.metrics.enable_tensorboard:
-            self._open_tensorboard(job_config)
+        all_ranks = job_config.metrics.save_for_all_ranks
+        if job_config.metrics.enable_tensorboard and (self._is_shown or all_ranks):
+            self._open_tensorboard(f"rank_{dist.get_rank()}" if all_ranks else "")
         self._plots: RunPlots | None = None
         if self._is_shown and job_config.plots.enable:
             board = self._tensorboard
             self._plots = RunPlots(self.run_folder, None if board is None else board.writer)
 
-    def _open_tensorboard(self, job_config: JobConfig) -> None:
-        all_ranks = job_config.metrics.save_for_all_ranks
-        if not (self._is_shown or all_ranks):
-            return
-        folder = self.run_folder / f"rank_{dist.get_rank()}" if all_ranks else self.run_folder
-        self._tensorboard = RunTensorBoard(str(folder), job_config, self._guard)
+    def _open_tensorboard(self, name: str) -> None:
+        folder = str(self.run_folder / name)
+        self._tensorboard = RunTensorBoard(folder, self.job_config, self._guard)
         loggers = LoggerContainer()
         loggers.add_logger(self.logger)
         loggers.add_logger(self._tensorboard)
@@ -114,10 +111,8 @@ class FreezingMetricsProcessor(MetricsProcessor):
         extra_metrics: dict[str, Any] | None = None,
     ) -> None:
         """Log upstream's metrics and those of freezing; all ranks come here at the same steps."""
-        extra = {
-            **(extra_metrics or {}),
-            **self._recorder.log(step, global_avg_loss, grad_norm),
-        }
+        ours = self._recorder.log(step, global_avg_loss, grad_norm)
+        extra = {**(extra_metrics or {}), **ours}
         self._draw(step)
         self._warn_unless_finite(step, global_avg_loss, grad_norm)
         self._note_peak_memory()

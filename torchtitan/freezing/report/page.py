@@ -54,7 +54,7 @@ def render_page(
         run_folder: Where the run's files are.
         counts: How often each tensor was frozen; empty without freezing.
     """
-    clock = summary if summary.emulated_ranks is None else by_virtual_clock(summary)
+    clock = by_virtual_clock(summary)
     before_ms, after_ms = clock.step_ms_unfrozen, clock.step_ms
     method = "no freezing" if summary.method == "none" else summary.method
     # A cell of a table has no line break, and no bar of its own.
@@ -91,16 +91,15 @@ def _stages(summary: RunSummary, counts: Sequence[FrozenCount]) -> list[dict[str
             "rank": ranks.get(stage, ""),
             "planned": planned.get(stage),
             "applied": applied.get(stage),
-            "since": _frozen_ratio(counts, stage),
+            "since": _frozen_ratio([count for count in counts if count.stage == stage]),
         }
         for stage in sorted({*planned, *applied, *ranks})
     ]
 
 
-def _frozen_ratio(counts: Sequence[FrozenCount], stage: int) -> float | None:
-    of_stage = [count for count in counts if count.stage == stage]
-    total = sum(count.elements * count.backwards for count in of_stage)
-    return sum(count.elements * count.times_frozen for count in of_stage) / total if total else None
+def _frozen_ratio(counts: Sequence[FrozenCount]) -> float | None:
+    total = sum(count.elements * count.backwards for count in counts)
+    return sum(count.elements * count.times_frozen for count in counts) / total if total else None
 
 
 def _settings(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -113,9 +112,10 @@ def _settings(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key in _FREEZING_SETTINGS if method != "none" else ("method",):
         if key in freezing:
             yield f"freezing.{key}", str(freezing[key])
-    policy = freezing.get(method.removeprefix("timelyfreeze+"))
+    name = method.removeprefix("timelyfreeze+")
+    policy = freezing.get(name)
     for key, value in policy.items() if isinstance(policy, Mapping) else ():
-        yield f"freezing.{method.removeprefix('timelyfreeze+')}.{key}", str(value)
+        yield f"freezing.{name}.{key}", str(value)
 
 
 # -- words -----------------------------------------------------------------------------------------

@@ -124,8 +124,5 @@ def image_summary(tag: str, png: bytes) -> Summary:
         png: Content of a PNG file.
     """
     width, height = struct.unpack(">II", png[16:24])  # of the header chunk, always the first
-    n_channels = 3
-    image = Summary.Image(
-        height=height, width=width, colorspace=n_channels, encoded_image_string=png
-    )
+    image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=png)
     return Summary(value=[Summary.Value(tag=tag, image=image)])

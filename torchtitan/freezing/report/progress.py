@@ -54,7 +54,9 @@ def status_text(status: Status) -> str:
     """Return the status in words, the most important first; unknown things are left out."""
     parts = []
     if status.phase is not None:
-        parts.append(_WORDS[status.phase] + _steps_left(status.steps_left_in_phase))
+        left = status.steps_left_in_phase
+        words = {0: "last step", 1: "1 more step"}.get(left, f"{left} more steps")
+        parts.append(_WORDS[status.phase] + ("" if left is None else f" ({words})"))
     if status.loss is not None:
         parts.append(f"loss {status.loss:.3f}")
     if status.tokens_per_second is not None:
@@ -64,13 +66,6 @@ def status_text(status: Status) -> str:
     if status.seconds_left is not None:
         parts.append(f"{duration_text(status.seconds_left)} left")
     return ", ".join(parts)
-
-
-def _steps_left(left: int | None) -> str:
-    if left is None:
-        return ""
-    words = {0: "last step", 1: "1 more step"}
-    return f" ({words.get(left, f'{left} more steps')})"
 
 
 def duration_text(seconds: float) -> str:
@@ -131,11 +126,9 @@ class Progress:
 
     def end_step(self, step: int, seconds: float, controller: FreezeController | None) -> None:
         """Show where the run is after a step; without freezing there is no controller."""
-        phase = left = None
-        if controller is not None:
-            phase = controller.phase
-            if phase not in (Phase.STABLE, Phase.OFF):  # these last to the end
-                left = controller.settings.phases.last_step_of(phase) - step
+        phase, left = None if controller is None else controller.phase, None
+        if controller is not None and phase not in (Phase.STABLE, Phase.OFF):  # last to the end
+            left = controller.settings.phases.last_step_of(phase) - step
         status = replace(self._status, phase=phase, steps_left_in_phase=left)
         self._status = self._pace.add(status, step, seconds)
         self.show(step, self._status)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from itertools import chain, count
 from pathlib import Path
 
 from torchtitan.tools.logging import logger
@@ -42,11 +43,8 @@ def describe(job_config: JobConfig) -> str:
 
 def free_name(name: str, place: Path) -> str:
     """Return ``name``, with a number behind it if ``place`` already has one of that name."""
-    candidate, count = name, 1
-    while (place / candidate).exists():
-        count += 1
-        candidate = f"{name}_{count}"
-    return candidate
+    names = chain([name], (f"{name}_{number}" for number in count(2)))
+    return next(free for free in names if not (place / free).exists())
 
 
 def number_former(folder: Path, names: Iterable[str]) -> None:
@@ -57,9 +55,7 @@ def number_former(folder: Path, names: Iterable[str]) -> None:
         names: Files that belong together and get the same number; a missing one is passed over.
     """
     files = [folder / name for name in names if (folder / name).exists()]
-    number = 1
-    while any(numbered(file, number).exists() for file in files):
-        number += 1
+    number = next(n for n in count(1) if not any(numbered(file, n).exists() for file in files))
     for file in files:
         file.rename(numbered(file, number))
 

@@ -110,16 +110,15 @@ class RunRecord:
             peak_memory_gib: Largest of all ranks.
             emulated: Fields that an emulation has measured by its own clock.
         """
-        before = self._median_seconds([Phase.WARMUP, Phase.UPPER_BOUND])
-        after = self._median_seconds([None] if controller is None else [Phase.STABLE])
-        since_off = self._median_seconds([Phase.OFF])
+        before_ms = self._median_step_ms([Phase.WARMUP, Phase.UPPER_BOUND])
+        after_ms = self._median_step_ms([None] if controller is None else [Phase.STABLE])
         measured: dict[str, Any] = {
             "steps_done": self._last_step,
-            "tokens_per_second_unfrozen": self._speed(before, start.ranks_per_replica),
-            "tokens_per_second": self._speed(after, start.ranks_per_replica),
-            "step_ms_unfrozen": None if before is None else 1e3 * before,
-            "step_ms": None if after is None else 1e3 * after,
-            "step_ms_off": None if since_off is None else 1e3 * since_off,
+            "tokens_per_second_unfrozen": self._speed(before_ms, start.ranks_per_replica),
+            "tokens_per_second": self._speed(after_ms, start.ranks_per_replica),
+            "step_ms_unfrozen": before_ms,
+            "step_ms": after_ms,
+            "step_ms_off": self._median_step_ms([Phase.OFF]),
             "outside_ms": self._outside_ms(start.batches_per_step),
             "batch_ms_unfrozen": self._median_batch_ms([Phase.UPPER_BOUND, Phase.WARMUP]),
             "batch_ms": self._median_batch_ms([Phase.STABLE]),
@@ -142,9 +141,9 @@ class RunRecord:
             measured |= _planned(controller, start.batches_per_step, measured["outside_ms"])
         return replace(start, **measured)
 
-    def _median_seconds(self, phases: Sequence[Phase | None]) -> float | None:
+    def _median_step_ms(self, phases: Sequence[Phase | None]) -> float | None:
         counted = [s for phase in phases for s in self._step_seconds.get(phase, [])[SKIPPED_STEPS:]]
-        return statistics.median(counted) if counted else None
+        return 1e3 * statistics.median(counted) if counted else None
 
     def _outside_ms(self, batches_per_step: int) -> float | None:
         """Return what a step takes besides its batches, with all weights updated.
@@ -152,26 +151,24 @@ class RunRecord:
         0 at least: medians of few steps may say that the parts took longer than the whole.
         """
         for phase in (Phase.UPPER_BOUND, Phase.MIXED):
-            step, batches_ms = self._median_seconds([phase]), self._batch_ms.get(phase)
-            if step is not None and batches_ms:
-                return max(0.0, 1e3 * step - batches_per_step * statistics.median(batches_ms))
+            step_ms, batches_ms = self._median_step_ms([phase]), self._batch_ms.get(phase)
+            if step_ms is not None and batches_ms:
+                return max(0.0, step_ms - batches_per_step * statistics.median(batches_ms))
         return None
 
-    def _speed(self, step_seconds: float | None, ranks: int) -> float | None:
+    def _speed(self, step_ms: float | None, ranks: int) -> float | None:
         """Return tokens/s per device at the run's mean number of tokens in a step.
 
         The mean, so that uneven padding does not show as speed.
         """
-        if step_seconds is None:
+        if step_ms is None:
             return None
-        return self._n_tokens / self._n_steps / step_seconds / ranks
+        return 1e3 * self._n_tokens / self._n_steps / step_ms / ranks
 
     def _median_batch_ms(self, phases: Sequence[Phase]) -> float | None:
         """Return the median over the first of ``phases`` that was measured."""
-        for phase in phases:
-            if self._batch_ms.get(phase):
-                return statistics.median(self._batch_ms[phase])
-        return None
+        measured = (self._batch_ms[phase] for phase in phases if self._batch_ms.get(phase))
+        return next(map(statistics.median, measured), None)
 
     def _train_loss(self) -> float | None:
         if not self._losses:
@@ -210,7 +207,7 @@ def with_convergence(
         p_eff: Average effective update probability of the stable phase.
         still: How much of the model was never updated.
     """
-    clock = summary if summary.emulated_ranks is None else by_virtual_clock(summary)
+    clock = by_virtual_clock(summary)
     before_ms, after_ms = clock.step_ms_unfrozen, clock.step_ms
     kappa = after_ms / before_ms if before_ms and after_ms else None
     return replace(

@@ -104,15 +104,7 @@ class StepRecord:
     def end_step(
         self, step: int, phase: Phase | None, seconds: float, total_seconds: float, n_tokens: int
     ) -> None:
-        """Take note of a finished step.
-
-        Args:
-            step: Its number.
-            phase: Its phase; None for a run without freezing.
-            seconds: What it took.
-            total_seconds: What all steps so far took.
-            n_tokens: Tokens it learned from.
-        """
+        """Take note of a finished step; ``total_seconds`` is what all steps so far took."""
         if not self._emulates:
             self._kappa.add(phase, 1e3 * seconds)
         self._ended.append(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any
 
 from torch.utils.tensorboard.summary import hparams
 from torchtitan.components.metrics import TensorBoardLogger
 
 from timelyfreeze.control import CollectedMetrics, FreezeController
+from timelyfreeze.files import markdown_table
 from timelyfreeze.records import RunSummary
 from timelyfreeze.settings import Phase
 from torchtitan.freezing.config import JobConfig
@@ -42,23 +44,22 @@ def logged_metrics(
         "freezing/phase": PHASE_NUMBERS[controller.phase],
         "freezing/average_ratio": metrics.average_freeze_ratio,
     }
-    for stage, ratio in controller.expected_stage_ratios().items():
-        logged[f"freezing/planned_ratio/stage_{stage}"] = ratio
-    for stage, ratio in metrics.applied_stage_ratios.items():
-        logged[f"freezing/applied_ratio/stage_{stage}"] = ratio
-    for name, metric in metrics.policy.items():
-        logged[f"freezing/policy/{name}"] = metric
+    for group, values in {
+        "planned_ratio/stage_": controller.expected_stage_ratios(),
+        "applied_ratio/stage_": metrics.applied_stage_ratios,
+        "policy/": metrics.policy,
+    }.items():
+        logged |= {f"freezing/{group}{name}": value for name, value in values.items()}
     if metrics.score_ms_per_step is not None and metrics.score_bytes is not None:
         logged["freezing/score_time_ms"] = metrics.score_ms_per_step
         logged["freezing/score_memory_mib"] = metrics.score_bytes / _MIB
     latest = metrics.batch_ms.get(controller.phase)
-    if latest:
-        logged["freezing/batch_ms/measured"] = sorted(latest)[len(latest) // 2]
-    if predicted_ms is not None:
-        logged["freezing/batch_ms/predicted"] = predicted_ms
-    if metrics.drift is not None:
-        logged["freezing/drift"] = metrics.drift
-    return logged
+    known = {
+        "freezing/batch_ms/measured": sorted(latest)[len(latest) // 2] if latest else None,
+        "freezing/batch_ms/predicted": predicted_ms,
+        "freezing/drift": metrics.drift,
+    }
+    return logged | {tag: value for tag, value in known.items() if value is not None}
 
 
 # The custom scalars tab draws no line of a tag that has a parenthesis. Upstream's throughput has
@@ -97,18 +98,11 @@ LAYOUT = {
 }
 
 # Metrics of a summary that the table of runs has, by tag.
-FINAL = {
-    "freezing/final/tokens_per_second": "tokens_per_second",
-    "freezing/final/batch_ms": "batch_ms",
-    "freezing/final/train_loss": "train_loss",
-    "freezing/final/validation_loss": "validation_loss",
-    "freezing/final/average_ratio": "average_freeze_ratio",
-    "freezing/final/kappa": "kappa",
-    "freezing/final/p_eff": "p_eff",
-    "freezing/final/kappa_over_p_eff": "kappa_over_p_eff",
-    "freezing/final/seconds": "seconds",
-    "freezing/final/peak_memory_gib": "peak_memory_gib",
-}
+_FINAL = (
+    "tokens_per_second", "batch_ms", "train_loss", "validation_loss", "average_freeze_ratio",
+    "kappa", "p_eff", "kappa_over_p_eff", "seconds", "peak_memory_gib",
+)  # fmt: skip
+FINAL = {"freezing/final/" + name.replace("freeze_ratio", "ratio"): name for name in _FINAL}
 
 
 class RunTensorBoard(TensorBoardLogger):
@@ -156,37 +150,29 @@ class RunTensorBoard(TensorBoardLogger):
             super().close()
 
 
+_ALWAYS = (
+    "freezing.method", "training.dataset", "training.steps", "training.local_batch_size",
+    "training.seq_len", "optimizer.lr", "debug.seed", "emulation.enable",
+)  # fmt: skip
+_OF_PIPELINES = ("pipeline_parallel_degree", "pipeline_parallel_microbatch_size")
+_OF_PLANS = ("max_freeze_ratio", "monitoring", "skip_input_grads", "first_stage")
+
+
 def hyperparameters(job_config: JobConfig) -> dict[str, bool | float | str]:
     """Return what runs are filtered by; keys that are unset, or have no say, are left out."""
-    training, parallelism, freezing = (
-        job_config.training,
-        job_config.parallelism,
-        job_config.freezing,
-    )
-    values: dict[str, Any] = {
-        "freezing.method": freezing.method,
-        "model": f"{job_config.model.name} {job_config.model.flavor}",
-        "training.dataset": training.dataset,
-        "training.steps": training.steps,
-        "training.local_batch_size": training.local_batch_size,
-        "training.seq_len": training.seq_len,
-        "optimizer.lr": job_config.optimizer.lr,
-        "debug.seed": job_config.debug.seed,
-        "emulation.enable": job_config.emulation.enable,
-    }
-    if parallelism.pipeline_parallel_degree > 1:
+    parallelism, method = job_config.parallelism, job_config.freezing.method
+    is_pipeline = parallelism.pipeline_parallel_degree > 1
+    keys = [
+        *_ALWAYS,
+        *(f"parallelism.{key}" for key in _OF_PIPELINES if is_pipeline),
+        *(["freezing.last_warmup_step"] if method != "none" else []),
+        *(f"freezing.{key}" for key in _OF_PLANS if method.startswith("timelyfreeze")),
+    ]
+    values = {key: attrgetter(key)(job_config) for key in keys}
+    values["model"] = f"{job_config.model.name} {job_config.model.flavor}"
+    if is_pipeline:
         csv = parallelism.pipeline_parallel_schedule_csv
         values["schedule"] = csv or parallelism.pipeline_parallel_schedule
-        values["parallelism.pipeline_parallel_degree"] = parallelism.pipeline_parallel_degree
-        values["parallelism.pipeline_parallel_microbatch_size"] = (
-            parallelism.pipeline_parallel_microbatch_size
-        )
-    if freezing.method != "none":
-        values["freezing.last_warmup_step"] = freezing.last_warmup_step
-    if freezing.method.startswith("timelyfreeze"):
-        values["freezing.max_freeze_ratio"] = freezing.max_freeze_ratio
-        for key in ("monitoring", "skip_input_grads", "first_stage"):
-            values[f"freezing.{key}"] = getattr(freezing, key)
     return {
         name: value if isinstance(value, (bool, int, float, str)) else str(value)
         for name, value in values.items()
@@ -196,9 +182,9 @@ def hyperparameters(job_config: JobConfig) -> dict[str, bool | float | str]:
 
 def _as_table(settings: Mapping[str, Any]) -> str:
     """Return the settings as a markdown table, which TensorBoard's text tab renders."""
-    rows = [
-        f"| {section}.{key} | {value} |"
+    rows = (
+        (f"{section}.{key}", str(value))
         for section, values in settings.items()
         for key, value in (values.items() if isinstance(values, dict) else [("", values)])
-    ]
-    return "\n".join(["| key | value |", "| --- | --- |", *rows])
+    )
+    return markdown_table(["key", "value"], rows)
