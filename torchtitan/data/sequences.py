@@ -14,16 +14,14 @@ import torch
 from torch import Tensor
 from torchtitan.components.tokenizer import BaseTokenizer
 
-from torchtitan.data.chat_template import ChatTemplate, ChatTemplateError
-from torchtitan.data.examples import DataExampleError, FieldError, InstructExamples
-from torchtitan.data.messages import Message, MessageReader
+from torchtitan.data.examples import InstructExamples
+from torchtitan.data.messages import MessageReader
 from torchtitan.data.turns import (
     IGNORE_INDEX,
     EncodedExample,
     Formatter,
-    Turn,
-    encode_chat,
-    encode_example,
+    Template,
+    encode,
     pad_id,
 )
 
@@ -47,7 +45,7 @@ class ExampleSequences:
         formatter: Formatter | MessageReader,
         tokenizer: BaseTokenizer,
         seq_len: int,
-        template: ChatTemplate | None,
+        template: Template,
         packing: bool,
     ) -> None:
         self._examples = examples
@@ -57,34 +55,18 @@ class ExampleSequences:
         self._template = template
         self._packing = packing
 
-    def turns(self, index: int) -> list[Turn] | list[Message]:
-        """The turns of the example at ``index`` of the data set; with a template its messages."""
-        try:
-            return self._formatter(self._examples[index])
-        except FieldError as error:
-            raise DataExampleError(
-                *self._examples.place(index), error.problem, error.field
-            ) from error
-
     def encode(self, index: int) -> EncodedExample:
         """The tokens of the example at ``index`` of the data set."""
-        turns = self.turns(index)
-        if self._template is None:
-            return encode_example(turns, self._tokenizer, self._seq_len)
-        try:
-            return encode_chat(turns, self._template, self._tokenizer, self._seq_len)
-        except ChatTemplateError as error:
-            raise DataExampleError(*self._examples.place(index), str(error)) from error
+        return self._examples.read(
+            index,
+            lambda example: encode(
+                self._formatter(example), self._template, self._tokenizer, self._seq_len
+            ),
+        )
 
     def check(self, index: int) -> None:
         """Raise DataExampleError if the example at ``index`` of the data set cannot be used."""
-        turns = self.turns(index)
-        if self._template is None:
-            return
-        try:
-            self._template.mark(turns)
-        except ChatTemplateError as error:
-            raise DataExampleError(*self._examples.place(index), str(error)) from error
+        self._examples.read(index, lambda example: self._template.mark(self._formatter(example)))
 
     def dealt(self, examples: Sequence[EncodedExample]) -> list[list[int]]:
         """Return which of a window's examples go into each of its sequences."""
@@ -96,29 +78,16 @@ class ExampleSequences:
         """Return the sequence of examples that go together."""
         if not self._packing:
             (example,) = examples
-            return {
-                "input": example.input_ids,
-                "n_tokens": _count(example.n_tokens),
-            }, example.labels
+            inputs = {"input": example.input_ids, "n_tokens": torch.tensor(example.n_tokens)}
+            return inputs, example.labels
         packed = join_examples(examples, self._seq_len, pad_id(self._tokenizer))
-        inputs = {
-            "input": packed.input_ids,
-            "n_tokens": _count(packed.n_tokens),
-            POSITIONS: packed.positions,
-        }
-        return inputs, packed.labels
+        inputs = {"input": packed.input_ids, "n_tokens": torch.tensor(packed.n_tokens)}
+        return inputs | {POSITIONS: packed.positions}, packed.labels
 
     @property
     def packed_as(self) -> str | None:
         """What a window's sequences depend on besides its examples; None without packing."""
-        if not self._packing:
-            return None
-        template = "no template" if self._template is None else self._template.name
-        return f"{self._seq_len} tokens, {template}"
-
-
-def _count(n_tokens: int) -> Tensor:
-    return torch.tensor(n_tokens, dtype=torch.int64)
+        return f"{self._seq_len} tokens, {self._template.name}" if self._packing else None
 
 
 class PackedSequence(NamedTuple):
