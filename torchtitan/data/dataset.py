@@ -55,7 +55,7 @@ class InstructDataset(IterableDataset, Stateful):
     who reads it, and any number of ranks can go on where others have stopped: see
     :meth:`remaining`.
 
-    A finite stream (``infinite=False``) is one epoch. It is cut to equal fractions, so that no rank
+    A finite stream (``infinite=False``) is one epoch. It is cut to equal parts, so that no rank
     runs dry before another: up to D - 1 (D W - 1) examples are left out.
 
     An example none of whose answer tokens fits into ``seq_len`` is dropped, counted, and reported
@@ -146,8 +146,7 @@ class InstructDataset(IterableDataset, Stateful):
 
     def _begin(self, stream: ExampleStream) -> None:
         """Be at the first example of ``stream``."""
-        self._stream = stream
-        self._at = _Progress()
+        self._stream, self._at = stream, _Progress()
 
     def _reader(self) -> tuple[int, int]:
         """Return the number of this reader, and how many there are."""

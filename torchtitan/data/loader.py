@@ -124,24 +124,12 @@ def build_instruct_dataloader(
     packing: bool = False,
     **dataloader_kwargs: Any,
 ) -> ResizableDataloader:
-    """Build the loader of a data set of :data:`INSTRUCT_DATASETS`.
+    """Build the loader of instruction data.
 
-    Args:
-        dp_world_size: Number of data-parallel ranks.
-        dp_rank: This rank's number among them.
-        tokenizer: See :func:`encode_example`.
-        dataset: Name in :data:`INSTRUCT_DATASETS`, in any case.
-        dataset_path: Local file or folder, or hub name; None takes the default hub name.
-        seq_len: Tokens of a sequence, T.
-        batch_size: Sequences of a batch, B.
-        infinite: Start over after the last example.
-        shuffle_seed: See :class:`InstructDataset`.
-        section: Config section that names the data set in errors.
-        split: Which examples to read.
-        template: Makes tokens of examples.
-        packing: See :class:`InstructDataset`.
-        **dataloader_kwargs: For ``StatefulDataLoader``. ``drop_last`` is True unless given: a
-            pipeline schedule cannot run a batch of another size.
+    ``dataset`` is a name in :data:`INSTRUCT_DATASETS`, in any case, ``dataset_path`` a local file
+    or folder, a hub name, or None for the default hub name; ``batch_size`` counts sequences. Other
+    arguments are those of :class:`InstructDataset`, or for ``StatefulDataLoader``: ``drop_last`` is
+    True unless given, since a pipeline schedule cannot run a batch of another size.
 
     Returns:
         ResizableDataloader: Batches of ``({"input": [B, T], "n_tokens": [B]}, labels [B, T])``,

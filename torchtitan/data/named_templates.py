@@ -20,14 +20,8 @@ from torchtitan.data.turns import PLAIN_TEMPLATE, Template
 PLAIN = PLAIN_TEMPLATE.name
 FROM_TOKENIZER = "tokenizer"
 
-SPECIAL_TOKENS = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
+SPECIAL_TOKENS = tuple(
+    f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 )
 
 
