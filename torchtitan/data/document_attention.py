@@ -84,10 +84,7 @@ class DocumentTransformer(Transformer):
             layer.attention = DocumentAttention(model_args)
 
     def forward(
-        self,
-        tokens: Tensor,
-        attention_masks: Tensor | None = None,
-        positions: Tensor | None = None,
+        self, tokens: Tensor, attention_masks: Tensor | None = None, positions: Tensor | None = None
     ) -> Tensor:
         """Compute a stage's output, or the logits.
 

@@ -16,12 +16,7 @@ from torchtitan.data.chat_template import ChatTemplate
 from torchtitan.data.dataset import InstructDataset
 from torchtitan.data.examples import read_examples
 from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit
-from torchtitan.data.turns import (
-    INSTRUCT_DATASETS,
-    PLAIN_TEMPLATE,
-    Template,
-    is_instruct_dataset,
-)
+from torchtitan.data.turns import INSTRUCT_DATASETS, PLAIN_TEMPLATE, Template, is_instruct_dataset
 
 RANK_KEY = "dp_rank_"
 

@@ -17,14 +17,7 @@ from torchtitan.components.tokenizer import BaseTokenizer
 
 from torchtitan.data.examples import InstructExamples
 from torchtitan.data.messages import MessageReader
-from torchtitan.data.turns import (
-    IGNORE_INDEX,
-    EncodedExample,
-    Formatter,
-    Template,
-    encode,
-    pad_id,
-)
+from torchtitan.data.turns import IGNORE_INDEX, EncodedExample, Formatter, Template, encode, pad_id
 
 Sample = tuple[dict[str, Tensor], Tensor]
 # The loader's name, and the model's, for the place of each token in its example.

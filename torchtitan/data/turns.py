@@ -12,12 +12,7 @@ import torch
 from torchtitan.components.tokenizer import BaseTokenizer, HuggingFaceTokenizer
 
 from torchtitan.data.chat_template import ChatTemplate
-from torchtitan.data.messages import (
-    Message,
-    MessageReader,
-    alpaca_messages,
-    sharegpt_messages,
-)
+from torchtitan.data.messages import Message, MessageReader, alpaca_messages, sharegpt_messages
 
 IGNORE_INDEX = -100
 

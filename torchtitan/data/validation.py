@@ -20,10 +20,7 @@ from torchtitan.distributed import utils as titan_dist
 from torchtitan.tools import utils as titan_tools
 from torchtitan.tools.logging import logger
 
-from torchtitan.data.loader import (
-    build_instruct_dataloader,
-    require_a_batch,
-)
+from torchtitan.data.loader import build_instruct_dataloader, require_a_batch
 from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit
 from torchtitan.data.turns import IGNORE_INDEX, PLAIN_TEMPLATE, Template
 

@@ -219,8 +219,7 @@ def _describes(source: Mapping[str, Any], config: LlamaConfig) -> bool:
 def main(arguments: Sequence[str]) -> int:
     """Export as the command line says and return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="timelyfreeze export",
-        description="Writes a run's weights as a Hugging Face folder.",
+        prog="timelyfreeze export", description="Writes a run's weights as a Hugging Face folder."
     )
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="folder named by the run's report")
