@@ -160,7 +160,7 @@ def test_a_template_that_fails_is_refused_by_name(source: str) -> None:
         "{{ messages.append(1) }}",
     ],
 )
-def test_a_template_gets_no_more_than_its_fraction(source: str) -> None:
+def test_a_template_gets_no_more_than_its_share(source: str) -> None:
     message = message_of(lambda: ChatTemplate("mine", source, {}).mark([Message("user", "a")]))
     assert "chat template 'mine'" in str(message)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import pickle
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -12,6 +11,8 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint import FileSystemReader
+
+from timelyfreeze.files import read_object
 
 METADATA = ".metadata"
 INDEX_FILE = "model.safetensors.index.json"  # of a Hugging Face folder
@@ -27,16 +28,12 @@ def read_run_settings(run: Path) -> dict[str, Any]:
     Raises:
         ValueError: If there is none, or it is no JSON object.
     """
-    path = run / SETTINGS_FILE
     try:
-        settings = json.loads(path.read_text())
+        return read_object(run / SETTINGS_FILE)
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+        raise ValueError(f"{run / SETTINGS_FILE} cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
-    if not isinstance(settings, dict):
-        raise ValueError(f"{path} is {type(settings).__name__}; it must be an object")
-    return settings
+        raise ValueError(f"{run}: {error}") from None
 
 
 def checkpoint_folder(run: Path, settings: Mapping[str, Any]) -> Path:

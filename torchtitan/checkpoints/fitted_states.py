@@ -8,6 +8,8 @@ a tensor that was never updated.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -29,20 +31,6 @@ class Resizable(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from what was loaded."""
         ...
-
-
-class _Fitted:
-    """A state for a checkpoint that has certain keys of it."""
-
-    def __init__(self, state: Resizable, keys: Collection[str]) -> None:
-        self._keys = keys
-        self._state = state
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._state.state_to_load(self._keys)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._state.load_state_dict(state_dict)
 
 
 class _FittedOptimizers:
@@ -93,7 +81,10 @@ def fitted_states(states: Mapping[str, Any], keys: Sequence[str]) -> dict[str, A
     fitted = dict(states)
     for name, state in states.items():
         if isinstance(state, Resizable):
-            fitted[name] = _Fitted(state, of(name))
+            fitted[name] = SimpleNamespace(
+                state_dict=partial(state.state_to_load, of(name)),
+                load_state_dict=state.load_state_dict,
+            )
         elif name == OPTIMIZER and isinstance(state, OptimizersContainer):
             held = of(name)
             # Without any state it is a checkpoint of something else, which torch tells.

@@ -68,7 +68,7 @@ class SafeCheckpointManager(CheckpointManager):
     def dcp_load(
         self, state_dict: dict[str, Any], checkpoint_id: str, from_hf: bool, from_quantized: bool
     ) -> None:
-        """Load as upstream does, but what the checkpoint has (:mod:`torchtitan.checkpoints.fitted_states`)."""
+        """Load as upstream does, but what the checkpoint has (:func:`fitted_states`)."""
         if not from_hf:
             state_dict = fitted_states(state_dict, saved_keys(Path(checkpoint_id)))
         super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)

@@ -18,8 +18,9 @@ from typing import Any, NamedTuple, NoReturn
 import jinja2
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from torchtitan.components.tokenizer import HuggingFaceTokenizer
 
-from timelyfreeze.files import parse_json, shown
+from timelyfreeze.files import read_object, shown
 from torchtitan.data.messages import Message
 
 TEMPLATE_FILE = "chat_template.jinja"
@@ -120,6 +121,34 @@ class ChatTemplate:
             answers.append((len(before), max(len(before), len(until.rstrip()))))
         return ChatText(text, tuple(answers))
 
+    def tokens(
+        self, messages: Sequence[Message], tokenizer: HuggingFaceTokenizer
+    ) -> tuple[list[int], list[bool]]:
+        """Return the tokens of a conversation, and which of them are learned.
+
+        The text is encoded as a whole, as transformers does, so that a tokenizer that treats the
+        beginning of a text in its own way meets one beginning. No token is added. Learned are
+        tokens that begin within an answer or the mark that ends it.
+
+        Raises:
+            ChatTemplateError: As in :meth:`mark`.
+        """
+        chat = self.mark(messages)
+        encoding = tokenizer.tokenizer.encode(chat.text, add_special_tokens=False)
+        ids, offsets = encoding.ids, encoding.offsets  # lists made anew at each access
+        learned = [False] * len(ids)
+        token = 0
+        for start, end in chat.answers:
+            for place in range(token, len(learned)):
+                first, last = offsets[place]
+                if first >= end:
+                    break
+                token = place + 1
+                # The second rule is for blanks before the answer: tokenizers that trim offsets
+                # leave such a token with none of its characters, where the answer starts.
+                learned[place] = first >= start and last > start
+        return ids, learned
+
     def end_of_answer(self) -> str:
         """Return what follows an answer and is learned with it; empty where nothing marks its end.
 
@@ -156,12 +185,11 @@ def template_in_folder(folder: str | Path) -> str | None:
             raise ChatTemplateError(f"{file} cannot be read: {error}") from error
     config = Path(folder) / CONFIG_FILE
     try:
-        settings = parse_json(config.read_text("utf-8"))
+        entry = read_object(config).get("chat_template")
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise ChatTemplateError(f"{config} is not JSON: {error}") from error
-    entry = settings.get("chat_template") if isinstance(settings, dict) else None
+        raise ChatTemplateError(f"{folder}: {error}") from error
     if entry is None or isinstance(entry, str):
         return entry
     if isinstance(entry, list) and all(isinstance(each, dict) for each in entry):

@@ -6,6 +6,8 @@ as fit (see ``torchtitan.data.sequences``); either way no answer sees another ex
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,13 +16,33 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.tools.logging import logger
 
-from torchtitan.data.chat_template import ChatTemplate
 from torchtitan.data.examples import InstructExamples
 from torchtitan.data.messages import MessageReader
 from torchtitan.data.sequences import WINDOW_EXAMPLES, ExampleSequences, Sample
 from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit
 from torchtitan.data.stream import ExampleStream, ReaderPlace, remaining
-from torchtitan.data.turns import Formatter
+from torchtitan.data.turns import PLAIN_TEMPLATE, Formatter, Template
+
+
+@dataclass
+class _Progress:
+    """How far a reader is.
+
+    Attributes:
+        taken: Examples of the windows behind it.
+        in_window: Sequences handed out of the window that it is in.
+        epoch: The epoch of the counts that follow, or None before the first example.
+        seen: Examples of the epoch so far, those of the whole window included.
+        dropped: Those of them without an answer token within ``seq_len``.
+        shortened: Those of them that were cut.
+    """
+
+    taken: int = 0
+    in_window: int = 0
+    epoch: int | None = None
+    seen: int = 0
+    dropped: int = 0
+    shortened: int = 0
 
 
 class InstructDataset(IterableDataset, Stateful):
@@ -33,7 +55,7 @@ class InstructDataset(IterableDataset, Stateful):
     who reads it, and any number of ranks can go on where others have stopped: see
     :meth:`remaining`.
 
-    A finite stream (``infinite=False``) is one epoch. It is cut to equal fractions, so that no rank
+    A finite stream (``infinite=False``) is one epoch. It is cut to equal parts, so that no rank
     runs dry before another: up to D - 1 (D W - 1) examples are left out.
 
     An example none of whose answer tokens fits into ``seq_len`` is dropped, counted, and reported
@@ -49,8 +71,8 @@ class InstructDataset(IterableDataset, Stateful):
 
     Args:
         examples: The data set.
-        formatter: Example -> turns, or with a template example -> messages.
-        tokenizer: See :func:`encode_example`, and with a template :func:`encode_chat`.
+        formatter: Example -> turns, or with a chat template example -> messages.
+        tokenizer: See :func:`encode`.
         seq_len: T, at least 1.
         dp_rank: Data-parallel rank, in [0, dp_world_size).
         dp_world_size: Number of data-parallel ranks, D.
@@ -58,7 +80,7 @@ class InstructDataset(IterableDataset, Stateful):
         shuffle_seed: Seed of the permutations, at least 0; None keeps the order.
         section: Config section that messages name.
         split: Which examples to read.
-        template: Makes an example's text of its messages; None takes turns as they are.
+        template: Makes tokens of what an example says.
         packing: Put several examples into a sequence.
 
     Attributes:
@@ -87,7 +109,7 @@ class InstructDataset(IterableDataset, Stateful):
         shuffle_seed: int | None = None,
         section: str = "training",
         split: ExampleSplit = ALL_EXAMPLES,
-        template: ChatTemplate | None = None,
+        template: Template = PLAIN_TEMPLATE,
         packing: bool = False,
     ) -> None:
         if seq_len < 1:
@@ -113,11 +135,10 @@ class InstructDataset(IterableDataset, Stateful):
         self._split = split
         self._window = WINDOW_EXAMPLES if packing else 1
         self._indices = split.indices(len(examples))
-        self._fitting: np.ndarray | None = None
         self._orders: dict[int, np.ndarray] = {}
         self._begin(ExampleStream())
         self._resumed = False
-        if template is None and tokenizer.eos_id is None:
+        if template is PLAIN_TEMPLATE and tokenizer.eos_id is None:
             logger.warning(
                 "The tokenizer has no end token (eos_token in tokenizer_config.json); "
                 "the model will not learn where an answer ends"
@@ -125,15 +146,7 @@ class InstructDataset(IterableDataset, Stateful):
 
     def _begin(self, stream: ExampleStream) -> None:
         """Be at the first example of ``stream``."""
-        self._stream = stream
-        # Examples of the windows behind this reader, then sequences of the window that it is in.
-        self._taken = 0
-        self._in_window = 0
-        # What examples of this epoch have met so far, those of the whole window included.
-        self._epoch: int | None = None
-        self._seen = 0
-        self._dropped = 0
-        self._shortened = 0
+        self._stream, self._at = stream, _Progress()
 
     def _reader(self) -> tuple[int, int]:
         """Return the number of this reader, and how many there are."""
@@ -141,9 +154,15 @@ class InstructDataset(IterableDataset, Stateful):
         workers, worker_id = (1, 0) if worker is None else (worker.num_workers, worker.id)
         return self._dp_rank * workers + worker_id, self._dp_world_size * workers
 
+    @cached_property
     def _usable(self) -> np.ndarray:
         """Indices of the examples of an epoch, int64, in the order of the split."""
-        return self._indices if self.infinite else self._examples_that_fit()
+        if self.infinite:
+            return self._indices
+        fits = [self.sequences.encode(int(i)).has_target for i in self._indices]
+        usable = self._indices[np.array(fits, dtype=bool)]
+        self._report(_Progress(seen=len(fits), dropped=len(fits) - len(usable)), "the data set")
+        return usable
 
     def examples_of_a_reader(self, n_readers: int) -> int:
         """Return how many examples of an epoch each of ``n_readers`` gets at least.
@@ -151,31 +170,24 @@ class InstructDataset(IterableDataset, Stateful):
         Raises:
             ValueError: If there are fewer examples than readers.
         """
-        usable = self._usable()
-        if len(usable) < n_readers:
+        usable = len(self._usable)
+        if usable < n_readers:
             raise ValueError(
-                f"the data set has {len(usable)} usable examples, fewer than the {n_readers} "
-                "readers (data-parallel ranks times loader workers); use fewer ranks or more data"
+                f"the data set has {usable} usable examples, fewer than the {n_readers} readers "
+                "(data-parallel ranks times loader workers); use fewer ranks or more data"
             )
-        return len(usable) // n_readers
+        return usable // n_readers
 
     def _index(self, number: int) -> int:
         """Return which example of the data set a number of the stream stands for."""
-        epoch, place = divmod(number, len(self._usable()))
+        epoch, place = divmod(number, len(self._usable))
         if self._shuffle_seed is None:
-            return int(self._usable()[place])
+            return int(self._usable[place])
         if epoch not in self._orders:
             # Seeded with both numbers: epochs then have unrelated orders, and none needs the last.
             generator = np.random.default_rng([self._shuffle_seed, epoch])
-            self._orders = {epoch: generator.permutation(self._usable())}
+            self._orders = {epoch: generator.permutation(self._usable)}
         return int(self._orders[epoch][place])
-
-    def _examples_that_fit(self) -> np.ndarray:
-        if self._fitting is None:
-            fits = [self.sequences.encode(int(i)).has_target for i in self._indices]
-            self._fitting = self._indices[np.array(fits, dtype=bool)]
-            self._report_drops(len(fits) - len(self._fitting), 0, len(fits), "the data set")
-        return self._fitting
 
     def __iter__(self) -> Iterator[Sample]:
         """Yield sequences, from the first or from where the loaded state was."""
@@ -185,14 +197,14 @@ class InstructDataset(IterableDataset, Stateful):
         readers = self._reader()
         most = self.examples_of_a_reader(readers[1])
         if not self.infinite:
-            left = len(self._stream.left) + len(self._usable()) - self._stream.start
+            left = len(self._stream.left) + len(self._usable) - self._stream.start
             most = left // readers[1]
-        while self.infinite or self._taken < most:
-            window = self._window_at(self._stream, self._taken, *readers)
-            epoch = window[0] // len(self._usable())
-            if epoch != self._epoch:
+        while self.infinite or self._at.taken < most:
+            window = self._window_at(self._stream, self._at.taken, *readers)
+            epoch = window[0] // len(self._usable)
+            if epoch != self._at.epoch:
                 self._report_epoch()
-                self._epoch, self._seen, self._dropped, self._shortened = epoch, 0, 0, 0
+                self._at = _Progress(self._at.taken, self._at.in_window, epoch)
             yield from self._rest_of_window(window)
         self._report_epoch()
 
@@ -200,7 +212,7 @@ class InstructDataset(IterableDataset, Stateful):
         self, stream: ExampleStream, taken: int, reader: int, n_readers: int
     ) -> list[int]:
         """Return the numbers that a reader takes next: a window full, all of one epoch."""
-        n_examples = len(self._usable())
+        n_examples = len(self._usable)
         numbers = [stream.number(reader + (taken + i) * n_readers) for i in range(self._window)]
         return [number for number in numbers if number // n_examples == numbers[0] // n_examples]
 
@@ -208,47 +220,47 @@ class InstructDataset(IterableDataset, Stateful):
         """Yield what is left of a window, and leave it behind."""
         examples = [self.sequences.encode(self._index(number)) for number in window]
         usable = [example for example in examples if example.has_target]
-        if not self._in_window:
-            self._seen += len(examples)
-            self._shortened += sum(example.n_cut > 0 for example in examples)
-            self._dropped += len(examples) - len(usable)
+        if not self._at.in_window:
+            self._at.seen += len(examples)
+            self._at.shortened += sum(example.n_cut > 0 for example in examples)
+            self._at.dropped += len(examples) - len(usable)
         sequences = self.sequences.dealt(usable)
-        for number in range(self._in_window, len(sequences)):
+        for number in range(self._at.in_window, len(sequences)):
             # Counted before a sequence is handed out, since a checkpoint is taken after that.
-            self._in_window = number + 1
-            if self._in_window == len(sequences):
+            self._at.in_window = number + 1
+            if self._at.in_window == len(sequences):
                 self._leave(window)
             yield self.sequences.sample([usable[place] for place in sequences[number]])
         if not sequences:
             self._leave(window)
 
     def _leave(self, window: Sequence[int]) -> None:
-        self._taken += len(window)
-        self._in_window = 0
+        self._at.taken += len(window)
+        self._at.in_window = 0
 
     def _report_epoch(self) -> None:
         """Tell what became of the examples of the epoch that ends."""
-        if self._epoch is not None:
-            place = f"epoch {self._epoch} of rank {self._dp_rank}"
-            is_whole = self._seen >= self.examples_of_a_reader(self._reader()[1])
-            self._report_drops(self._dropped, self._shortened, self._seen, place, is_whole=is_whole)
+        if self._at.epoch is not None:
+            is_whole = self._at.seen >= self.examples_of_a_reader(self._reader()[1])
+            place = f"epoch {self._at.epoch} of rank {self._dp_rank}"
+            self._report(self._at, place, is_whole=is_whole)
 
-    def _report_drops(
-        self, dropped: int, shortened: int, seen: int, place: str, *, is_whole: bool = True
-    ) -> None:
+    def _report(self, at: _Progress, place: str, *, is_whole: bool = True) -> None:
         limit = f"{self._seq_len_key} = {self._seq_len}"
-        if dropped == seen and is_whole:
+        if at.dropped == at.seen and is_whole:
             raise ValueError(
-                f"{place}: none of {seen} examples has an answer token within {limit}; raise "
+                f"{place}: none of {at.seen} examples has an answer token within {limit}; raise "
                 f"{self._seq_len_key}"
             )
-        if dropped:
+        if at.dropped:
             logger.warning(
-                f"{place}: {dropped} of {seen} examples dropped, because none of their answer lies "
-                f"within {limit}; raise {self._seq_len_key} to keep them"
+                f"{place}: {at.dropped} of {at.seen} examples dropped, because none of their "
+                f"answer lies within {limit}; raise {self._seq_len_key} to keep them"
             )
-        if shortened > dropped:
-            logger.info(f"{place}: {shortened - dropped} of {seen} examples cut at {limit}")
+        if at.shortened > at.dropped:
+            logger.info(
+                f"{place}: {at.shortened - at.dropped} of {at.seen} examples cut at {limit}"
+            )
 
     def _identity(self) -> dict[str, Any]:
         """What must be the same for a position to mean the same example."""
@@ -267,12 +279,7 @@ class InstructDataset(IterableDataset, Stateful):
             "readers": self._reader()[1],
             "start": self._stream.start,
             "left": list(self._stream.left),
-            "taken": self._taken,
-            "in_window": self._in_window,
-            "epoch": self._epoch,
-            "seen": self._seen,
-            "dropped": self._dropped,
-            "shortened": self._shortened,
+            **vars(self._at),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -290,12 +297,7 @@ class InstructDataset(IterableDataset, Stateful):
                 "remaining() tells what all of them together have left"
             )
         self._begin(ExampleStream(state_dict["start"], tuple(state_dict["left"])))
-        self._taken = state_dict["taken"]
-        self._in_window = state_dict["in_window"]
-        self._epoch = state_dict["epoch"]
-        self._seen = state_dict["seen"]
-        self._dropped = state_dict["dropped"]
-        self._shortened = state_dict["shortened"]
+        self._at = _Progress(**{name: state_dict[name] for name in vars(self._at)})
         self._resumed = True
 
     def continues(self, states: Sequence[Mapping[str, Any]], n_readers: int) -> bool:
@@ -338,19 +340,15 @@ class InstructDataset(IterableDataset, Stateful):
     def _place(
         self, stream: ExampleStream, state: Mapping[str, Any], reader: int, n_readers: int
     ) -> ReaderPlace:
-        """Return how far a reader has come in the stream."""
+        """Return how far a reader has come in the stream, and what it kept of its window."""
         if not state["in_window"]:
             return ReaderPlace(state["taken"])
         window = self._window_at(stream, state["taken"], reader, n_readers)
-        kept = self._kept(window, state["in_window"])
-        return ReaderPlace(state["taken"] + len(window), kept)
-
-    def _kept(self, window: Sequence[int], n_handed_out: int) -> list[int]:
-        """Return which numbers of a window are in none of its first sequences."""
         examples = {number: self.sequences.encode(self._index(number)) for number in window}
         usable = [number for number in window if examples[number].has_target]
         sequences = self.sequences.dealt([examples[number] for number in usable])
-        return [usable[place] for sequence in sequences[n_handed_out:] for place in sequence]
+        kept = [usable[place] for part in sequences[state["in_window"] :] for place in part]
+        return ReaderPlace(state["taken"] + len(window), kept)
 
     def _require_same(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError if a state belongs to another data set or order."""

@@ -84,10 +84,7 @@ class DocumentTransformer(Transformer):
             layer.attention = DocumentAttention(model_args)
 
     def forward(
-        self,
-        tokens: Tensor,
-        attention_masks: Tensor | None = None,
-        positions: Tensor | None = None,
+        self, tokens: Tensor, attention_masks: Tensor | None = None, positions: Tensor | None = None
     ) -> Tensor:
         """Compute a stage's output, or the logits.
 
@@ -131,16 +128,8 @@ def conversation_error(flavor: str, model_args: Any) -> str | None:
 def to_every_stage(
     extra_inputs: dict[str, Tensor], extra_kwargs: dict[str, Any]
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Move ``positions`` to what all pipeline stages get; upstream hands inputs to the first.
-
-    Args:
-        extra_inputs: What the loader gives besides tokens.
-        extra_kwargs: What every stage gets.
-
-    Returns:
-        Both, as they should be.
-    """
-    if POSITIONS not in extra_inputs:
-        return extra_inputs, extra_kwargs
-    rest = {name: value for name, value in extra_inputs.items() if name != POSITIONS}
-    return rest, extra_kwargs | {POSITIONS: extra_inputs[POSITIONS]}
+    """Move ``positions`` from what the first pipeline stage gets to what all stages get."""
+    first, every = {}, dict(extra_kwargs)
+    for name, value in extra_inputs.items():
+        (every if name == POSITIONS else first)[name] = value
+    return first, every

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torchtitan.tools.logging import logger
 
-SUFFIXES = (".jsonl.gz", ".jsonl", ".json", ".parquet")
+T = TypeVar("T")
 _KINDS = {
     dict: "an object",
     list: "a list",
@@ -95,6 +95,19 @@ class InstructExamples:
         """Whether the examples are a hub data set, of which none has been looked at."""
         return self.numbers is None
 
+    def read(self, index: int, reader: Callable[[dict[str, Any]], T]) -> T:
+        """Return what ``reader`` makes of the example at ``index``.
+
+        Raises:
+            DataExampleError: With the example's place, where ``reader`` raises a ValueError.
+        """
+        try:
+            return reader(self.examples[index])
+        except FieldError as error:
+            raise DataExampleError(*self.place(index), error.problem, error.field) from error
+        except ValueError as error:
+            raise DataExampleError(*self.place(index), str(error)) from error
+
     def place(self, index: int) -> tuple[str, int]:
         """File and example number of the example at ``index``."""
         number = index if self.numbers is None else self.numbers[index]
@@ -155,11 +168,6 @@ def read_examples(
 
 def _read_local(path: Path, fields: Sequence[str], key: str) -> InstructExamples:
     files = _data_files(path, key)
-    for file in files:
-        if not file.name.endswith(SUFFIXES):
-            raise ValueError(
-                f"{key} is {str(file)!r}; a data file must end in one of {', '.join(SUFFIXES)}"
-            )
     try:
         states = tuple((state.st_size, state.st_mtime_ns) for state in map(os.stat, files))
     except OSError as error:
@@ -184,7 +192,8 @@ def _read_files(
     for file in files:
         before = len(examples)
         try:
-            for number, example in _reader(file)(file, fields):
+            reader = next(r for suffix, r in _READERS.items() if file.name.endswith(suffix))
+            for number, example in reader(file, fields):
                 _require_fields(example, fields, str(file), number)
                 examples.append({field: example[field] for field in fields})
                 numbers.append(number)
@@ -208,7 +217,11 @@ def _read_hub(name: str, fields: Sequence[str], key: str) -> InstructExamples:
 
 def _data_files(path: Path, key: str) -> list[Path]:
     if path.is_file():
-        return [path]
+        if path.name.endswith(SUFFIXES):
+            return [path]
+        raise ValueError(
+            f"{key} is {str(path)!r}; a data file must end in one of {', '.join(SUFFIXES)}"
+        )
     if not path.is_dir():
         raise FileNotFoundError(f"{key} is {str(path)!r}, which is neither a file nor a folder")
     try:
@@ -225,16 +238,6 @@ def _data_files(path: Path, key: str) -> list[Path]:
         others = [entry.name for entry in entries if entry not in files]
         logger.info(f"{path}: {len(others)} other file(s) left alone, such as {others[0]}")
     return files
-
-
-def _reader(
-    file: Path,
-) -> Callable[[Path, Sequence[str]], Iterator[tuple[int, dict[str, Any]]]]:
-    if file.name.endswith((".jsonl", ".jsonl.gz")):
-        return _read_jsonl
-    if file.name.endswith(".json"):
-        return _read_json
-    return _read_parquet
 
 
 def _read_jsonl(file: Path, fields: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -278,6 +281,15 @@ def _read_parquet(file: Path, fields: Sequence[str]) -> Iterator[tuple[int, dict
         raise DataExampleError(str(file), None, problem) from error
 
 
+_READERS: dict[str, Callable[[Path, Sequence[str]], Iterator[tuple[int, dict[str, Any]]]]] = {
+    ".jsonl.gz": _read_jsonl,
+    ".jsonl": _read_jsonl,
+    ".json": _read_json,
+    ".parquet": _read_parquet,
+}
+SUFFIXES = tuple(_READERS)
+
+
 def _parse(data: bytes, file: str, number: int | None) -> Any:
     try:
         return json.loads(data.decode("utf-8"))
@@ -290,17 +302,12 @@ def _parse(data: bytes, file: str, number: int | None) -> Any:
 
 def _require_fields(example: Any, fields: Sequence[str], file: str, number: int) -> None:
     if not isinstance(example, dict):
-        raise DataExampleError(
-            file, number, f"is {kind_of(example)}; expected an object with {list(fields)}"
-        )
+        problem = f"is {kind_of(example)}; expected an object with {list(fields)}"
+        raise DataExampleError(file, number, problem)
     for field in fields:
         if field not in example:
-            raise DataExampleError(
-                file,
-                number,
-                f"is missing; expected {list(fields)}, the example has {list(example)}",
-                field,
-            )
+            problem = f"is missing; expected {list(fields)}, the example has {list(example)}"
+            raise DataExampleError(file, number, problem, field)
 
 
 def kind_of(value: Any) -> str:

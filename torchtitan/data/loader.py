@@ -16,7 +16,7 @@ from torchtitan.data.chat_template import ChatTemplate
 from torchtitan.data.dataset import InstructDataset
 from torchtitan.data.examples import read_examples
 from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit
-from torchtitan.data.turns import INSTRUCT_DATASETS, is_instruct_dataset
+from torchtitan.data.turns import INSTRUCT_DATASETS, PLAIN_TEMPLATE, Template, is_instruct_dataset
 
 RANK_KEY = "dp_rank_"
 
@@ -115,28 +115,16 @@ def build_instruct_dataloader(
     shuffle_seed: int | None = None,
     section: str = "training",
     split: ExampleSplit = ALL_EXAMPLES,
-    template: ChatTemplate | None = None,
+    template: Template = PLAIN_TEMPLATE,
     packing: bool = False,
     **dataloader_kwargs: Any,
 ) -> ResizableDataloader:
-    """Build the loader of a data set of :data:`INSTRUCT_DATASETS`.
+    """Build the loader of instruction data.
 
-    Args:
-        dp_world_size: Number of data-parallel ranks.
-        dp_rank: This rank's number among them.
-        tokenizer: See :func:`encode_example`.
-        dataset: Name in :data:`INSTRUCT_DATASETS`, in any case.
-        dataset_path: Local file or folder, or hub name; None takes the default hub name.
-        seq_len: Tokens of a sequence, T.
-        batch_size: Sequences of a batch, B.
-        infinite: Start over after the last example.
-        shuffle_seed: See :class:`InstructDataset`.
-        section: Config section that names the data set in errors.
-        split: Which examples to read.
-        template: The chat template; None takes our own plain format.
-        packing: See :class:`InstructDataset`.
-        **dataloader_kwargs: For ``StatefulDataLoader``. ``drop_last`` is True unless given: a
-            pipeline schedule cannot run a batch of another size.
+    ``dataset`` is a name in :data:`INSTRUCT_DATASETS`, in any case, ``dataset_path`` a local file
+    or folder, a hub name, or None for the default hub name; ``batch_size`` counts sequences. Other
+    arguments are those of :class:`InstructDataset`, or for ``StatefulDataLoader``: ``drop_last`` is
+    True unless given, since a pipeline schedule cannot run a batch of another size.
 
     Returns:
         ResizableDataloader: Batches of ``({"input": [B, T], "n_tokens": [B]}, labels [B, T])``,
@@ -156,7 +144,7 @@ def build_instruct_dataloader(
     )
     dataset_ = InstructDataset(
         examples=examples,
-        formatter=spec.formatter if template is None else spec.messages,
+        formatter=spec.messages if isinstance(template, ChatTemplate) else spec.formatter,
         tokenizer=tokenizer,
         seq_len=seq_len,
         dp_rank=dp_rank,
@@ -172,9 +160,8 @@ def build_instruct_dataloader(
         dataset_.sequences.check(index)  # better now than hours into a run
     dataloader_kwargs.setdefault("drop_last", True)
     if not infinite and dataloader_kwargs["drop_last"]:
-        count = examples_of_a_reader(
-            dataset_, dp_rank, dp_world_size, dataloader_kwargs.get("num_workers", 0)
-        )
+        workers = max(1, dataloader_kwargs.get("num_workers", 0))
+        count = dataset_.examples_of_a_reader(dp_world_size * workers)
         require_a_batch(count, batch_size, section, split)
         if count % batch_size:
             logger.info(
@@ -188,13 +175,6 @@ def build_instruct_dataloader(
         batch_size=batch_size,
         **dataloader_kwargs,
     )
-
-
-def examples_of_a_reader(
-    dataset: InstructDataset, dp_rank: int, dp_world_size: int, num_workers: int
-) -> int:
-    """Count the examples of an epoch that each loader worker reads; without any, the rank."""
-    return dataset.examples_of_a_reader(dp_world_size * max(1, num_workers))
 
 
 def require_a_batch(count: int, batch_size: int, section: str, split: ExampleSplit) -> None:

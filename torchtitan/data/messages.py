@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from torchtitan.data.examples import DataExampleError, FieldError, InstructExamples, kind_of
+from torchtitan.data.examples import FieldError, InstructExamples, kind_of
 
 SPEAKERS = {
     "system": "system",
@@ -82,10 +82,7 @@ def require_messages(examples: InstructExamples, reader: MessageReader) -> None:
         DataExampleError: Naming the place and the field of the first that cannot.
     """
     for index in range(len(examples)):
-        try:
-            reader(examples[index])
-        except FieldError as error:
-            raise DataExampleError(*examples.place(index), error.problem, error.field) from error
+        examples.read(index, reader)
 
 
 def _text(example: dict[str, Any], field: str, place: str = "") -> str:

@@ -15,18 +15,13 @@ from torchtitan.data.chat_template import (
     ChatTemplateError,
     template_in_folder,
 )
+from torchtitan.data.turns import PLAIN_TEMPLATE, Template
 
-PLAIN = "plain"
+PLAIN = PLAIN_TEMPLATE.name
 FROM_TOKENIZER = "tokenizer"
 
-SPECIAL_TOKENS = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
+SPECIAL_TOKENS = tuple(
+    f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 )
 
 
@@ -132,8 +127,8 @@ def template_error(name: str, folder: str) -> str | None:
     return None
 
 
-def build_chat_template(name: str, tokenizer: BaseTokenizer, folder: str) -> ChatTemplate | None:
-    """Return the template that ``data.chat_template`` names; None for "plain", which is none.
+def build_chat_template(name: str, tokenizer: BaseTokenizer, folder: str) -> Template:
+    """Return the template that ``data.chat_template`` names.
 
     Args:
         name: The value of the key.
@@ -145,7 +140,7 @@ def build_chat_template(name: str, tokenizer: BaseTokenizer, folder: str) -> Cha
             does not have, or cannot render a question and its answer.
     """
     if name == PLAIN:
-        return None
+        return PLAIN_TEMPLATE
     if message := template_error(name, folder):
         raise ChatTemplateError(message)
     if not isinstance(tokenizer, HuggingFaceTokenizer):

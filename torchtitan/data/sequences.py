@@ -7,25 +7,17 @@ its examples alone, so a stream is resumed by the number of its window and of th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torchtitan.components.tokenizer import BaseTokenizer
 
-from torchtitan.data.chat_template import ChatTemplate, ChatTemplateError
-from torchtitan.data.examples import DataExampleError, FieldError, InstructExamples
-from torchtitan.data.messages import Message, MessageReader
-from torchtitan.data.turns import (
-    IGNORE_INDEX,
-    EncodedExample,
-    Formatter,
-    Turn,
-    encode_chat,
-    encode_example,
-    pad_id,
-)
+from torchtitan.data.examples import InstructExamples
+from torchtitan.data.messages import MessageReader
+from torchtitan.data.turns import IGNORE_INDEX, EncodedExample, Formatter, Template, encode, pad_id
 
 Sample = tuple[dict[str, Tensor], Tensor]
 # The loader's name, and the model's, for the place of each token in its example.
@@ -38,87 +30,49 @@ WINDOW_EXAMPLES = 128
 READ, LEARNED = "        | ", "learned | "
 
 
+@dataclass(frozen=True)
 class ExampleSequences:
     """Makes sequences of examples; arguments are those of ``InstructDataset``."""
 
-    def __init__(
-        self,
-        examples: InstructExamples,
-        formatter: Formatter | MessageReader,
-        tokenizer: BaseTokenizer,
-        seq_len: int,
-        template: ChatTemplate | None,
-        packing: bool,
-    ) -> None:
-        self._examples = examples
-        self._formatter = formatter
-        self._tokenizer = tokenizer
-        self._seq_len = seq_len
-        self._template = template
-        self._packing = packing
-
-    def turns(self, index: int) -> list[Turn] | list[Message]:
-        """The turns of the example at ``index`` of the data set; with a template its messages."""
-        try:
-            return self._formatter(self._examples[index])
-        except FieldError as error:
-            raise DataExampleError(
-                *self._examples.place(index), error.problem, error.field
-            ) from error
+    examples: InstructExamples
+    formatter: Formatter | MessageReader
+    tokenizer: BaseTokenizer
+    seq_len: int
+    template: Template
+    packing: bool
 
     def encode(self, index: int) -> EncodedExample:
         """The tokens of the example at ``index`` of the data set."""
-        turns = self.turns(index)
-        if self._template is None:
-            return encode_example(turns, self._tokenizer, self._seq_len)
-        try:
-            return encode_chat(turns, self._template, self._tokenizer, self._seq_len)
-        except ChatTemplateError as error:
-            raise DataExampleError(*self._examples.place(index), str(error)) from error
+
+        def encoded(example: dict[str, Any]) -> EncodedExample:
+            return encode(self.formatter(example), self.template, self.tokenizer, self.seq_len)
+
+        return self.examples.read(index, encoded)
 
     def check(self, index: int) -> None:
         """Raise DataExampleError if the example at ``index`` of the data set cannot be used."""
-        turns = self.turns(index)
-        if self._template is None:
-            return
-        try:
-            self._template.mark(turns)
-        except ChatTemplateError as error:
-            raise DataExampleError(*self._examples.place(index), str(error)) from error
+        self.examples.read(index, lambda example: self.template.mark(self.formatter(example)))
 
     def dealt(self, examples: Sequence[EncodedExample]) -> list[list[int]]:
         """Return which of a window's examples go into each of its sequences."""
-        if not self._packing:
+        if not self.packing:
             return [[place] for place in range(len(examples))]
-        return pack([example.n_tokens for example in examples], self._seq_len)
+        return pack([example.n_tokens for example in examples], self.seq_len)
 
     def sample(self, examples: Sequence[EncodedExample]) -> Sample:
         """Return the sequence of examples that go together."""
-        if not self._packing:
+        if not self.packing:
             (example,) = examples
-            return {
-                "input": example.input_ids,
-                "n_tokens": _count(example.n_tokens),
-            }, example.labels
-        packed = join_examples(examples, self._seq_len, pad_id(self._tokenizer))
-        inputs = {
-            "input": packed.input_ids,
-            "n_tokens": _count(packed.n_tokens),
-            POSITIONS: packed.positions,
-        }
-        return inputs, packed.labels
+            inputs = {"input": example.input_ids, "n_tokens": torch.tensor(example.n_tokens)}
+            return inputs, example.labels
+        packed = join_examples(examples, self.seq_len, pad_id(self.tokenizer))
+        inputs = {"input": packed.input_ids, "n_tokens": torch.tensor(packed.n_tokens)}
+        return inputs | {POSITIONS: packed.positions}, packed.labels
 
     @property
     def packed_as(self) -> str | None:
         """What a window's sequences depend on besides its examples; None without packing."""
-        if not self._packing:
-            return None
-        template = "no template" if self._template is None else self._template.name
-        return f"{self._seq_len} tokens, {template}"
-
-
-def _count(n_tokens: int) -> Tensor:
-    return torch.tensor(n_tokens, dtype=torch.int64)
+        return f"{self.seq_len} tokens, {self.template.name}" if self.packing else None
 
 
 class PackedSequence(NamedTuple):
@@ -224,17 +178,10 @@ def _example_lines(
     ids: Sequence[int], labels: Sequence[int], decode: Callable[[list[int]], str]
 ) -> Iterator[str]:
     """Yield the lines of one example; a label belongs to the token behind its place."""
-    tokens = [
-        (False, ids[0]),
-        *((label != IGNORE_INDEX, token) for label, token in _next(ids, labels)),
-    ]
+    tokens = list(zip([False, *(label != IGNORE_INDEX for label in labels)], ids, strict=False))
+    if labels[-1] != IGNORE_INDEX:  # the last target is no input any more
+        tokens.append((True, labels[-1]))
     for learned, run in groupby(tokens, key=lambda token: token[0]):
         text = decode([token for _, token in run])
         for line in text.removesuffix("\n").split("\n"):
             yield (LEARNED if learned else READ) + line
-
-
-def _next(ids: Sequence[int], labels: Sequence[int]) -> Iterator[tuple[int, int]]:
-    yield from zip(labels, ids[1:], strict=False)
-    if labels[-1] != IGNORE_INDEX:  # the last target is no input any more
-        yield labels[-1], labels[-1]

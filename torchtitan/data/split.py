@@ -72,13 +72,8 @@ def is_same_data_set(
 ) -> bool:
     """Return whether two pairs of ``dataset`` and ``dataset_path`` name the same examples.
 
-    A path may be spelled in several ways; a missing one means the default of its data set.
-
-    Args:
-        dataset: Name in ``INSTRUCT_DATASETS``, in any case; under another name nothing is the same.
-        dataset_path: Local path or hub name, or None.
-        other: The other data set's name.
-        other_path: The other data set's path.
+    A path may be spelled in several ways; a missing one means the default of its data set. Of names
+    that are not in ``INSTRUCT_DATASETS``, in any case, none is the same.
     """
     dataset, other = dataset.lower(), other.lower()
     if dataset != other or dataset not in INSTRUCT_DATASETS:

@@ -1,11 +1,10 @@
 """From an example to tokens: what each kind of instruction data looks like to the model.
 
-Each kind of data has a reader, from an example to messages, and a formatter, from an example to
-turns in our own plain format. ``encode_example`` makes tokens and labels of turns, ``encode_chat``
-of messages and a chat template. A new kind of data is a new entry of ``INSTRUCT_DATASETS``.
+Each kind of data has a reader, from an example to messages for chat templates, and a formatter,
+from an example to turns for the plain format. A new kind is a new entry of ``INSTRUCT_DATASETS``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,12 +12,7 @@ import torch
 from torchtitan.components.tokenizer import BaseTokenizer, HuggingFaceTokenizer
 
 from torchtitan.data.chat_template import ChatTemplate
-from torchtitan.data.messages import (
-    Message,
-    MessageReader,
-    alpaca_messages,
-    sharegpt_messages,
-)
+from torchtitan.data.messages import Message, MessageReader, alpaca_messages, sharegpt_messages
 
 IGNORE_INDEX = -100
 
@@ -119,49 +113,47 @@ class EncodedExample(NamedTuple):
         return bool((self.labels != IGNORE_INDEX).any())
 
 
-def encode_example(turns: list[Turn], tokenizer: BaseTokenizer, seq_len: int) -> EncodedExample:
-    """Encode turns for next-token prediction, cut or padded to ``seq_len``.
+class PlainTemplate:
+    """Our own plain format, for any tokenizer: turns instead of messages, no special tokens.
 
     Each turn is encoded on its own, so that no token spans a prompt and an answer. The tokenizer's
-    end token follows each answer and is learned with it; its begin token, if any, opens the
-    example.
-
-    Args:
-        turns: Pieces of the example in order.
-        tokenizer: Its ``eos_id`` or ``bos_id`` may be None; that token is then left out.
-        seq_len: T, at least 1.
-
-    Returns:
-        EncodedExample: See there. If no answer fits, every label is -100.
+    end token follows each answer and is learned with it; its begin token opens the example. Either
+    is left out where the tokenizer has none.
     """
-    bos, eos = getattr(tokenizer, "bos_id", None), tokenizer.eos_id
-    ids = [] if bos is None else [bos]
-    learned = [False] * len(ids)
-    for turn in turns:
-        piece = _encode_piece(tokenizer, turn.text)
-        if turn.is_target and eos is not None:
-            piece.append(eos)
-        ids += piece
-        learned += [turn.is_target] * len(piece)
-    return _next_token_example(ids, learned, tokenizer, seq_len)
+
+    name = "plain"
+
+    def mark(self, turns: list[Turn]) -> list[Turn]:
+        """Return ``turns``, which say themselves what is learned."""
+        return turns
+
+    def tokens(self, turns: list[Turn], tokenizer: BaseTokenizer) -> tuple[list[int], list[bool]]:
+        """Return the tokens of ``turns``, and which of them are learned."""
+        bos, eos = getattr(tokenizer, "bos_id", None), tokenizer.eos_id
+        ids = [] if bos is None else [bos]
+        learned = [False] * len(ids)
+        for turn in turns:
+            piece = _encode_piece(tokenizer, turn.text)
+            if turn.is_target and eos is not None:
+                piece.append(eos)
+            ids += piece
+            learned += [turn.is_target] * len(piece)
+        return ids, learned
 
 
-def encode_chat(
-    messages: Sequence[Message],
-    template: ChatTemplate,
-    tokenizer: HuggingFaceTokenizer,
-    seq_len: int,
+PLAIN_TEMPLATE = PlainTemplate()
+Template = PlainTemplate | ChatTemplate
+
+
+def encode(
+    said: list[Turn] | list[Message], template: Template, tokenizer: BaseTokenizer, seq_len: int
 ) -> EncodedExample:
-    """Encode a conversation as its chat template writes it, cut or padded to ``seq_len``.
-
-    The text is encoded as a whole, as transformers does, so that a tokenizer that treats the
-    beginning of a text in its own way meets one beginning. No token is added. Learned are tokens
-    that begin within an answer or the mark that ends it.
+    """Encode an example for next-token prediction, cut or padded to ``seq_len``.
 
     Args:
-        messages: The conversation.
-        template: Writes the text and says where in it the answers are.
-        tokenizer: Must tell which characters a token stands for.
+        said: Turns for the plain format, messages for a chat template.
+        template: Writes tokens and says which are learned.
+        tokenizer: A Hugging Face one for a chat template.
         seq_len: T, at least 1.
 
     Returns:
@@ -170,27 +162,7 @@ def encode_chat(
     Raises:
         ChatTemplateError: If the template refuses the conversation.
     """
-    chat = template.mark(messages)
-    encoding = tokenizer.tokenizer.encode(chat.text, add_special_tokens=False)
-    ids, offsets = encoding.ids, encoding.offsets  # lists made anew at each access
-    learned = [False] * len(ids)
-    token = 0
-    for start, end in chat.answers:
-        for place in range(token, len(learned)):
-            first, last = offsets[place]
-            if first >= end:
-                break
-            token = place + 1
-            # The second rule is for blanks before the answer: tokenizers that trim offsets leave
-            # such a token with none of its characters, where the answer starts.
-            learned[place] = first >= start and last > start
-    return _next_token_example(ids, learned, tokenizer, seq_len)
-
-
-def _next_token_example(
-    ids: list[int], learned: list[bool], tokenizer: BaseTokenizer, seq_len: int
-) -> EncodedExample:
-    """Make an example of a text's tokens; ``learned`` says which of them are targets."""
+    ids, learned = template.tokens(said, tokenizer)
     n_tokens = min(max(len(ids) - 1, 0), seq_len)
     input_ids = torch.full((seq_len,), pad_id(tokenizer), dtype=torch.int64)
     labels = torch.full((seq_len,), IGNORE_INDEX, dtype=torch.int64)

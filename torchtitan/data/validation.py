@@ -20,14 +20,9 @@ from torchtitan.distributed import utils as titan_dist
 from torchtitan.tools import utils as titan_tools
 from torchtitan.tools.logging import logger
 
-from torchtitan.data.chat_template import ChatTemplate
-from torchtitan.data.loader import (
-    build_instruct_dataloader,
-    examples_of_a_reader,
-    require_a_batch,
-)
+from torchtitan.data.loader import build_instruct_dataloader, require_a_batch
 from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit
-from torchtitan.data.turns import IGNORE_INDEX
+from torchtitan.data.turns import IGNORE_INDEX, PLAIN_TEMPLATE, Template
 
 Batch = tuple[dict[str, Tensor], Tensor]
 
@@ -134,7 +129,7 @@ def build_instruct_validator(
     dp_rank: int,
     tokenizer: Any,
     split: ExampleSplit = ALL_EXAMPLES,
-    template: ChatTemplate | None = None,
+    template: Template = PLAIN_TEMPLATE,
     **kwargs: Any,
 ) -> InstructValidator:
     """Build the validator of an instruction data set.
@@ -146,7 +141,7 @@ def build_instruct_validator(
         job_config: Its section ``[validation]`` names the data set and the batches.
         dp_world_size: Number of data-parallel ranks.
         dp_rank: This rank's number among them.
-        tokenizer: See :func:`torchtitan.data.turns.encode_example`.
+        tokenizer: See :func:`torchtitan.data.turns.encode`.
         split: Which examples of the data set to read.
         template: The chat template, as in training.
         **kwargs: What upstream's validator takes besides.
@@ -155,7 +150,7 @@ def build_instruct_validator(
         ValueError: If the examples do not fill a batch, or as in ``build_instruct_dataloader``.
     """
     validation = job_config.validation
-    workers = validation.dataloader.num_workers
+    workers = max(1, validation.dataloader.num_workers)
     loader = build_instruct_dataloader(
         dp_world_size=dp_world_size,
         dp_rank=dp_rank,
@@ -172,7 +167,7 @@ def build_instruct_validator(
         generator=torch.Generator(),
         **vars(validation.dataloader),
     )
-    count = examples_of_a_reader(loader.dataset, dp_rank, dp_world_size, workers)
+    count = loader.dataset.examples_of_a_reader(dp_world_size * workers)
     require_a_batch(count, validation.local_batch_size, "validation", split)
     logger.info(f"Validation reads {count} examples for each reader")
     return InstructValidator(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from torch.distributed.checkpoint import HuggingFaceStorageReader
@@ -64,11 +65,4 @@ def _from_embedding(item: ReadItem) -> ReadItem:
     source = item.storage_index
     if source.fqn != HEAD:
         return item
-    return ReadItem(
-        type=item.type,
-        dest_index=item.dest_index,
-        dest_offsets=item.dest_offsets,
-        storage_index=MetadataIndex(EMBEDDING, source.offset, source.index),
-        storage_offsets=item.storage_offsets,
-        lengths=item.lengths,
-    )
+    return replace(item, storage_index=MetadataIndex(EMBEDDING, source.offset, source.index))

@@ -44,15 +44,9 @@ MAX_FILE_BYTES = 5 * 10**9
 _HEAD, _EMBEDDING = "output.weight", "tok_embeddings.weight"
 # What transformers reads beside config.json and the weights.
 _COMPANIONS = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "generation_config.json",
+    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json"),
+    *("added_tokens.json", "vocab.json", "merges.txt"),
+    *("chat_template.jinja", "generation_config.json"),
 )
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -164,21 +158,14 @@ def export_run(
     part.mkdir(parents=True)
     weights = StoredWeights(exportable.checkpoint)
     names = _names_to_write(exportable, weights)
-    weights.write(
-        part,
-        names,
-        LlamaAdapter(exportable.model_args, None).to_hf,
-        dtype=dtype,
-        max_file_bytes=max_file_bytes,
-    )
+    translate = LlamaAdapter(exportable.model_args, None).to_hf
+    weights.write(part, names, translate, dtype=dtype, max_file_bytes=max_file_bytes)
     config = replace(config_of(exportable.model_args), tie_word_embeddings=_HEAD not in names)
     settings = hf_settings(config, exportable.source, dtype or weights.dtype(_EMBEDDING))
     (part / CONFIG_FILE).write_text(json.dumps(settings, indent=2) + "\n")
     # A model whose weights were loaded from elsewhere may have its tokenizer in another place.
-    for place in (
-        weights_folder(exportable.job_config),
-        Path(exportable.job_config.model.hf_assets_path),
-    ):
+    job_config = exportable.job_config
+    for place in (weights_folder(job_config), Path(job_config.model.hf_assets_path)):
         for name in _COMPANIONS:
             if (place / name).is_file():
                 shutil.copyfile(place / name, part / name)
@@ -232,28 +219,18 @@ def _describes(source: Mapping[str, Any], config: LlamaConfig) -> bool:
 def main(arguments: Sequence[str]) -> int:
     """Export as the command line says and return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="timelyfreeze export",
-        description="Writes a run's weights as a Hugging Face folder.",
+        prog="timelyfreeze export", description="Writes a run's weights as a Hugging Face folder."
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder named by the run's report")
-    parser.add_argument(
-        "step", type=int, nargs="?", metavar="STEP", help="step of the checkpoint; default: last"
-    )
-    parser.add_argument("--output", type=Path, help="folder to write; default: RUN/hf_step-STEP")
-    parser.add_argument(
-        "--dtype",
-        choices=sorted(TORCH_DTYPE_MAP),
-        help="type of the weights; default: as trained",
-    )
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="folder named by the run's report")
+    add("step", type=int, nargs="?", metavar="STEP", help="of the checkpoint; default: last")
+    add("--output", type=Path, help="folder to write; default: RUN/hf_step-STEP")
+    add("--dtype", choices=sorted(TORCH_DTYPE_MAP), help="of the weights; default: as trained")
     options = parser.parse_args(arguments)
     init_logger()
+    dtype = TORCH_DTYPE_MAP[options.dtype] if options.dtype else None
     try:
-        folder = export_run(
-            options.run,
-            options.step,
-            output=options.output,
-            dtype=TORCH_DTYPE_MAP[options.dtype] if options.dtype else None,
-        )
+        folder = export_run(options.run, options.step, output=options.output, dtype=dtype)
     except (ExportError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

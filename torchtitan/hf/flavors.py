@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,33 @@ from torchtitan.models.llama3.model.args import RoPEScalingArgs, TransformerMode
 
 from torchtitan.freezing.config import JobConfig
 from torchtitan.hf.llama_args import model_args
-from torchtitan.hf.llama_config import read_config
-from torchtitan.hf.llama_flavors import LLAMA_FLAVORS
+from torchtitan.hf.llama_config import LlamaConfig, RopeScaling, read_config
 
 LLAMA = "llama3"
 FROM_FOLDER = "hf"
+
+# LLaMA models as their publishers' config.json describe them.
+_LLAMA_31_SCALING = RopeScaling(8.0, 1.0, 4.0, 8192)
+_LLAMA_32_SCALING = RopeScaling(32.0, 1.0, 4.0, 8192)
+# Widths of the model and of its feed-forwards; layers; heads of queries and of keys; words; epsilon
+# of the norms, base and scaling of the rotary embeddings; context length; tied embeddings.
+_SMOLLM2 = LlamaConfig(576, 1536, 30, 9, 3, 49152, 1e-5, 100000.0, None, 8192, True)
+_LLAMA_2_7B = LlamaConfig(4096, 11008, 32, 32, 32, 32000, 1e-5, 10000.0, None, 4096)
+_LLAMA_2_13B = LlamaConfig(5120, 13824, 40, 40, 40, 32000, 1e-5, 10000.0, None, 4096)
+_LLAMA_3_8B = LlamaConfig(4096, 14336, 32, 32, 8, 128256, 1e-5, 500000.0, None, 8192)
+_LLAMA_31_8B = replace(_LLAMA_3_8B, rope_scaling=_LLAMA_31_SCALING, max_position_embeddings=131072)
+_LLAMA_32_1B = LlamaConfig(
+    2048, 8192, 16, 32, 8, 128256, 1e-5, 500000.0, _LLAMA_32_SCALING, 131072, True
+)
+
+LLAMA_FLAVORS = {
+    "SmolLM2-135M": _SMOLLM2,
+    "Llama-3.2-1B": _LLAMA_32_1B,
+    "Llama-3-8B": _LLAMA_3_8B,
+    "Llama-3.1-8B": _LLAMA_31_8B,
+    "Llama-2-7B": _LLAMA_2_7B,
+    "Llama-2-13B": _LLAMA_2_13B,
+}
 
 EXTRA_FLAVORS = {
     LLAMA: {
@@ -87,17 +109,11 @@ def with_rope_settings(model_args: Any, job_config: JobConfig) -> Any:
     Upstream's llama3 always applies Llama 3.1's scaling by 8, which is wrong for Llama 2, Llama 3,
     SmolLM2 (1) and Llama 3.2 (32). Unset keys keep the flavor's values.
     """
-    model = job_config.model
-    wanted = {
-        name: value
-        for name, value in {
-            "scaling_factor": model.rope_scaling_factor,
-            "low_freq_factor": model.rope_low_freq_factor,
-            "high_freq_factor": model.rope_high_freq_factor,
-            "original_max_position_embeddings": model.rope_original_max_position_embeddings,
-        }.items()
-        if value is not None
+    given = {
+        field.name: getattr(job_config.model, f"rope_{field.name}")
+        for field in fields(RoPEScalingArgs)
     }
+    wanted = {name: value for name, value in given.items() if value is not None}
     if not wanted:
         return model_args
     if not hasattr(model_args, "rope_scaling_args"):

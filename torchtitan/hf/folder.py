@@ -75,7 +75,9 @@ def _tensors_in(file: Path) -> Iterator[tuple[str, StoredTensor]]:
                 tensor = opened.get_slice(name)
                 yield name, StoredTensor(file.name, tensor.get_dtype(), tuple(tensor.get_shape()))
     except (OSError, ValueError, SafetensorError) as error:
-        raise ValueError(f"{str(file)!r} is no whole safetensors file: {error}") from error
+        # The error may be as long as the file.
+        problem = f"is no whole safetensors file: {str(error)[:200]}"
+        raise ValueError(f"{str(file)!r} {problem}") from error
 
 
 def tensor_errors(config: LlamaConfig, tensors: Mapping[str, StoredTensor]) -> Iterator[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
+
 from torchtitan.models.llama3.model.args import RoPEScalingArgs, TransformerModelArgs
 
 from torchtitan.hf.llama_config import LlamaConfig, RopeScaling
@@ -34,14 +36,7 @@ def model_args(config: LlamaConfig) -> TransformerModelArgs:
         multiple_of=1,
         norm_eps=config.rms_norm_eps,
         rope_theta=config.rope_theta,
-        rope_scaling_args=RoPEScalingArgs(scaling_factor=1.0)
-        if scaling is None
-        else RoPEScalingArgs(
-            scaling_factor=scaling.factor,
-            low_freq_factor=scaling.low_freq_factor,
-            high_freq_factor=scaling.high_freq_factor,
-            original_max_position_embeddings=scaling.original_max_position_embeddings,
-        ),
+        rope_scaling_args=RoPEScalingArgs(*(astuple(scaling) if scaling else (1.0,))),
         max_seq_len=config.max_position_embeddings,
     )
 
@@ -63,11 +58,6 @@ def config_of(args: TransformerModelArgs) -> LlamaConfig:
         rope_theta=float(args.rope_theta),
         rope_scaling=None
         if scaling.scaling_factor == 1.0
-        else RopeScaling(
-            float(scaling.scaling_factor),
-            float(scaling.low_freq_factor),
-            float(scaling.high_freq_factor),
-            scaling.original_max_position_embeddings,
-        ),
+        else RopeScaling(*map(float, astuple(scaling)[:3]), astuple(scaling)[3]),
         max_position_embeddings=args.max_seq_len,
     )

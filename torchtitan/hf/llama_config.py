@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from timelyfreeze.files import parse_json, shown
+from timelyfreeze.files import read_object, shown
 
 CONFIG_FILE = "config.json"
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
+_SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "vocab_size",
+)
 # What transformers takes where config.json has no such key.
 _DEFAULTS = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 2048}
 # Neither changes what the weights mean: the length is a limit for training.seq_len, and tied
@@ -67,14 +74,11 @@ def read_settings(folder: Path) -> dict[str, Any]:
     """
     path = folder / CONFIG_FILE
     try:
-        settings = parse_json(path.read_text())
+        return read_object(path)
     except FileNotFoundError:
         raise ValueError(f"{str(folder)!r} has no {CONFIG_FILE}") from None
     except (OSError, ValueError) as error:
         raise ValueError(f"{str(path)!r} cannot be read: {error}") from error
-    if not isinstance(settings, dict):
-        raise ValueError(f"{str(path)!r} holds {type(settings).__name__}, not an object")
-    return settings
 
 
 def parse_config(settings: Mapping[str, Any]) -> LlamaConfig:
@@ -86,92 +90,68 @@ def parse_config(settings: Mapping[str, Any]) -> LlamaConfig:
     Raises:
         ValueError: Naming everything for which upstream's llama3 has no place.
     """
-    problems = list(_unsupported(settings))
-    if problems:
+    given = {key: value for key, value in settings.items() if value is not None}
+    given = {**_DEFAULTS, "num_key_value_heads": given.get("num_attention_heads"), **given}
+    if problems := list(_unsupported(given)):
         raise ValueError("; ".join(problems))
-    rope = _rope_settings(settings)
+    rope = _rope_settings(given)
+    scaled = rope["rope_type"] == "llama3" and float(rope["factor"]) != 1.0
+    scaling = {field.name: float(rope[field.name]) for field in fields(RopeScaling) if scaled}
+    if scaled:
+        scaling["original_max_position_embeddings"] = int(rope["original_max_position_embeddings"])
     return LlamaConfig(
-        hidden_size=settings["hidden_size"],
-        intermediate_size=settings["intermediate_size"],
-        num_hidden_layers=settings["num_hidden_layers"],
-        num_attention_heads=settings["num_attention_heads"],
-        num_key_value_heads=_n_kv_heads(settings),
-        vocab_size=settings["vocab_size"],
-        rms_norm_eps=float(_value(settings, "rms_norm_eps")),
-        rope_theta=float(rope.get("rope_theta", _DEFAULTS["rope_theta"])),
-        rope_scaling=_scaling(rope),
-        max_position_embeddings=int(_value(settings, "max_position_embeddings")),
-        tie_word_embeddings=bool(settings.get("tie_word_embeddings", False)),
+        **{key: given[key] for key in (*_SIZES, "num_key_value_heads")},
+        rms_norm_eps=float(given["rms_norm_eps"]),
+        rope_theta=float(rope["rope_theta"]),
+        rope_scaling=RopeScaling(**scaling) if scaled else None,
+        max_position_embeddings=int(given["max_position_embeddings"]),
+        tie_word_embeddings=bool(given.get("tie_word_embeddings", False)),
     )
 
 
-def _value(settings: Mapping[str, Any], key: str) -> Any:
-    value = settings.get(key)
-    return _DEFAULTS[key] if value is None else value
-
-
-def _n_kv_heads(settings: Mapping[str, Any]) -> int:
-    n_kv_heads = settings.get("num_key_value_heads")
-    return settings["num_attention_heads"] if n_kv_heads is None else n_kv_heads
-
-
-def _rope_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _rope_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return rope_theta, rope_type and the scaling's keys in one, as transformers 5 has them."""
-    rope = dict(settings.get("rope_parameters") or settings.get("rope_scaling") or {})
-    if rope.get("rope_theta") is None and settings.get("rope_theta") is not None:
-        rope["rope_theta"] = settings["rope_theta"]
-    rope.setdefault("rope_type", rope.get("type", "default"))
-    return rope
+    rope = dict(given.get("rope_parameters") or given.get("rope_scaling") or {})
+    if rope.get("rope_theta") is None:
+        rope["rope_theta"] = given["rope_theta"]
+    return {"rope_type": rope.get("type", "default"), **rope}
 
 
-def _scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
-    if rope["rope_type"] == "default" or float(rope["factor"]) == 1.0:
-        return None
-    return RopeScaling(
-        float(rope["factor"]),
-        float(rope["low_freq_factor"]),
-        float(rope["high_freq_factor"]),
-        int(rope["original_max_position_embeddings"]),
-    )
-
-
-def _unsupported(settings: Mapping[str, Any]) -> Iterator[str]:
-    needed = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+def _unsupported(given: Mapping[str, Any]) -> Iterator[str]:
     missing = [
-        key
-        for key in (*needed, "vocab_size")
-        if type(settings.get(key)) is not int or not 1 <= settings[key] < 2**31
+        key for key in _SIZES if type(given.get(key)) is not int or not 1 <= given[key] < 2**31
     ]
     for key in missing:
-        yield f"{key} is {shown(settings.get(key))}; it must be a whole number, 1 or more"
-    for key in ("rms_norm_eps", "max_position_embeddings"):
-        value = settings.get(key)
-        if value is not None and not _is_positive(value):
-            yield f"{key} is {shown(value)}; it must be a number above 0"
-    kind = settings.get("model_type", "llama")
-    if kind != "llama":
-        yield f'model_type is {shown(kind)}; it must be "llama"'
-    if settings.get("hidden_act", "silu") != "silu":
-        yield f'hidden_act is {shown(settings["hidden_act"])}; it must be "silu"'
+        yield f"{key} is {shown(given.get(key))}; it must be a whole number, 1 or more"
+    yield from _not_positive(given, ("rms_norm_eps", "max_position_embeddings"))
+    for key, only in (("model_type", "llama"), ("hidden_act", "silu")):
+        if given.get(key, only) != only:
+            yield f'{key} is {shown(given[key])}; it must be "{only}"'
     for key in ("attention_bias", "mlp_bias"):
-        if settings.get(key):
+        if given.get(key):
             yield f"{key} is true; upstream's llama3 has no biases, so it must be false"
-    if settings.get("quantization_config"):
+    if given.get("quantization_config"):
         yield "quantization_config is set; only weights that are not quantized can be trained"
     for key in ("rope_parameters", "rope_scaling"):
-        if not isinstance(settings.get(key) or {}, dict):
-            yield f"{key} is {shown(settings[key])}; it must be an object"
+        if not isinstance(given.get(key) or {}, dict):
+            yield f"{key} is {shown(given[key])}; it must be an object"
             return
-    yield from _unsupported_rope(_rope_settings(settings))
+    rope = _rope_settings(given)
+    yield from _not_positive(rope, ("rope_theta",))
+    if rope["rope_type"] == "llama3":
+        names = [field.name for field in fields(RopeScaling)]
+        yield from _not_positive(rope, names, 'rope_type is "llama3" and its ')
+    elif rope["rope_type"] != "default":
+        yield f'rope_type is {shown(rope["rope_type"])}; it must be "default" or "llama3"'
     if missing:
         return
-    heads, n_kv_heads = settings["num_attention_heads"], _n_kv_heads(settings)
-    if settings["hidden_size"] % heads:
+    heads, n_kv_heads = given["num_attention_heads"], given["num_key_value_heads"]
+    if given["hidden_size"] % heads:
         yield f"num_attention_heads is {heads}; it must divide hidden_size"
-    elif settings.get("head_dim") not in (None, settings["hidden_size"] // heads):
+    elif (width := given["hidden_size"] // heads) != given.get("head_dim", width):
         yield (
-            f"head_dim is {shown(settings['head_dim'])}; it must be hidden_size / "
-            f"num_attention_heads ({settings['hidden_size'] // heads})"
+            f"head_dim is {shown(given['head_dim'])}; it must be hidden_size / "
+            f"num_attention_heads ({width})"
         )
     if type(n_kv_heads) is not int or n_kv_heads < 1 or heads % n_kv_heads:
         yield (
@@ -180,24 +160,12 @@ def _unsupported(settings: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _is_positive(value: Any) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and 0 < value <= sys.float_info.max
-
-
-def _unsupported_rope(rope: Mapping[str, Any]) -> Iterator[str]:
-    kind, theta = rope["rope_type"], rope.get("rope_theta")
-    if theta is not None and not _is_positive(theta):
-        yield f"rope_theta is {shown(theta)}; it must be a number above 0"
-    if kind == "llama3":
-        for scaling_field in fields(RopeScaling):
-            if not _is_positive(rope.get(scaling_field.name)):
-                yield (
-                    f'rope_type is "llama3" and its {scaling_field.name} is '
-                    f"{shown(rope.get(scaling_field.name))}; it must be a number above 0"
-                )
-    elif kind != "default":
-        yield f'rope_type is {shown(kind)}; it must be "default" or "llama3"'
+def _not_positive(values: Mapping[str, Any], keys: Iterable[str], lead: str = "") -> Iterator[str]:
+    for key in keys:
+        value = values.get(key)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (is_number and 0 < value <= sys.float_info.max):
+            yield f"{lead}{key} is {shown(value)}; it must be a number above 0"
 
 
 def read_config(folder: Path) -> LlamaConfig:
@@ -245,12 +213,7 @@ def _text(value: Any) -> str:
 
 def to_settings(config: LlamaConfig) -> dict[str, Any]:
     """Return the contents of a ``config.json`` for ``config``, readable by every transformers."""
-    scaling = config.rope_scaling
-    plain = {
-        field.name: getattr(config, field.name)
-        for field in fields(config)
-        if field.name != "rope_scaling"
-    }
+    scaling = config.rope_scaling and {"rope_type": "llama3", **vars(config.rope_scaling)}
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -258,13 +221,8 @@ def to_settings(config: LlamaConfig) -> dict[str, Any]:
         "attention_bias": False,
         "mlp_bias": False,
         "head_dim": config.head_dim,
-        **plain,
-        "rope_scaling": None
-        if scaling is None
-        else {
-            "rope_type": "llama3",
-            **{field.name: getattr(scaling, field.name) for field in fields(scaling)},
-        },
+        **vars(config),
+        "rope_scaling": scaling,
     }
 
 
@@ -275,23 +233,24 @@ def tensor_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
     """
     width, ff = config.hidden_size, config.intermediate_size
     kv_width = config.num_key_value_heads * config.head_dim
-    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, width)}
+    of_a_layer = {
+        "self_attn.q_proj": (width, width),
+        "self_attn.k_proj": (kv_width, width),
+        "self_attn.v_proj": (kv_width, width),
+        "self_attn.o_proj": (width, width),
+        "mlp.gate_proj": (ff, width),
+        "mlp.up_proj": (ff, width),
+        "mlp.down_proj": (width, ff),
+        "input_layernorm": (width,),
+        "post_attention_layernorm": (width,),
+    }
+    shapes: dict[str, tuple[int, ...]] = {
+        EMBEDDING: (config.vocab_size, width),
+        "model.norm.weight": (width,),
+    }
     for layer in range(config.num_hidden_layers):
-        shapes |= {
-            f"model.layers.{layer}.{name}.weight": shape
-            for name, shape in {
-                "self_attn.q_proj": (width, width),
-                "self_attn.k_proj": (kv_width, width),
-                "self_attn.v_proj": (kv_width, width),
-                "self_attn.o_proj": (width, width),
-                "mlp.gate_proj": (ff, width),
-                "mlp.up_proj": (ff, width),
-                "mlp.down_proj": (width, ff),
-                "input_layernorm": (width,),
-                "post_attention_layernorm": (width,),
-            }.items()
-        }
-    shapes["model.norm.weight"] = (width,)
+        for name, shape in of_a_layer.items():
+            shapes[f"model.layers.{layer}.{name}.weight"] = shape
     if not config.tie_word_embeddings:
         shapes[HEAD] = (config.vocab_size, width)
     return shapes

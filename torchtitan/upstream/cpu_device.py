@@ -32,8 +32,10 @@ class CpuDevice:
         return 1
 
     @staticmethod
-    def set_device(device: Any) -> None:
-        """Do nothing: there is one device."""
+    def synchronize(device: Any = None) -> None:
+        """Do nothing: there is one device, and its work is done when a call returns."""
+
+    set_device = empty_cache = synchronize
 
     @staticmethod
     def current_device() -> int:
@@ -41,21 +43,9 @@ class CpuDevice:
         return 0
 
     @staticmethod
-    def synchronize(device: Any = None) -> None:
-        """Do nothing: CPU work is done when a call returns."""
-
-    @staticmethod
-    def empty_cache() -> None:
-        """Do nothing: there is no caching allocator to trim."""
-
-    @staticmethod
     def get_device_name(device: Any = None) -> str:
         """Return the processor's model name."""
-        if _CPUINFO.exists():
-            for line in _CPUINFO.read_text().splitlines():
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
-        return platform.processor() or platform.machine()
+        return _entry(_CPUINFO, "model name") or platform.processor() or platform.machine()
 
     @staticmethod
     def get_device_properties(device: Any = None) -> SimpleNamespace:
@@ -67,7 +57,8 @@ class CpuDevice:
     @staticmethod
     def memory_stats(device: Any = None) -> dict[str, int]:
         """Return the peak resident set in bytes, under the CUDA allocator's names."""
-        peak = _peak_resident_bytes()
+        resident_kb = _entry(_STATUS, "VmHWM")  # such as "1234 kB"
+        peak = int(resident_kb.split()[0]) * 1024 if resident_kb else -1
         return {
             "active_bytes.all.peak": peak,
             "reserved_bytes.all.peak": peak,
@@ -84,9 +75,7 @@ class CpuDevice:
             return  # the peak then stays that of the whole run
 
 
-def _peak_resident_bytes() -> int:
-    if _STATUS.exists():
-        for line in _STATUS.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    return -1
+def _entry(file: Path, key: str) -> str | None:
+    """Return what the first line of ``file`` that begins with ``key`` has behind its colon."""
+    lines = file.read_text().splitlines() if file.exists() else []
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(key)), None)

@@ -60,11 +60,15 @@ def _patch(
 ) -> None:
     """Replace ``module.name`` by ``wrap(original)``, also where upstream imported it by name."""
     original = getattr(module, name)
-    wrapped = wrap(original)
-    for other in list(sys.modules.values()):
-        is_upstream = getattr(other, "__name__", "").startswith("torchtitan")
-        if is_upstream and getattr(other, name, None) is original:
-            setattr(other, name, wrapped)
+    _replace(name, original, wrap(original))
+
+
+def _replace(name: str, original: Any, new: Any) -> None:
+    """Give every module of upstream that has ``original`` under ``name`` another value."""
+    for module in list(sys.modules.values()):
+        is_upstream = getattr(module, "__name__", "").startswith("torchtitan")
+        if is_upstream and getattr(module, name, None) is original:
+            setattr(module, name, new)
 
 
 # -- devices ---------------------------------------------------------------------------------------
@@ -76,14 +80,8 @@ def _use_cpu() -> None:
     Upstream falls back to "cuda" on any machine (``tools/utils.py``) and reads its memory
     statistics from the CUDA allocator.
     """
-    cuda_name, cuda_module = titan_tools.device_type, titan_tools.device_module
-    for module in list(sys.modules.values()):
-        if not getattr(module, "__name__", "").startswith("torchtitan"):
-            continue
-        if getattr(module, "device_type", None) is cuda_name:
-            module.device_type = "cpu"
-        if getattr(module, "device_module", None) is cuda_module:
-            module.device_module = CpuDevice
+    _replace("device_type", titan_tools.device_type, "cpu")
+    _replace("device_module", titan_tools.device_module, CpuDevice)
 
 
 def reduce_by_sum_on_cpu(module: nn.Module) -> nn.Module:

@@ -179,9 +179,7 @@ def test_dropped_and_cut_examples_are_counted_once_whatever_is_resumed(
 
 def test_a_state_of_other_sequences_is_refused() -> None:
     state = make([1, 2, 3]).state_dict()
-    with pytest.raises(
-        ValueError, match="has packing = '12 tokens, no template', this run has None"
-    ):
+    with pytest.raises(ValueError, match="has packing = '12 tokens, plain', this run has None"):
         make([1, 2, 3], packing=False).load_state_dict(state)
     with pytest.raises(ValueError, match="has packing = None"):
         make([1, 2, 3]).load_state_dict(make([1, 2, 3], packing=False).state_dict())

@@ -15,8 +15,10 @@ from torchtitan.data.examples import FieldError, read_examples
 from torchtitan.data.turns import (
     IGNORE_INDEX,
     INSTRUCT_DATASETS,
+    PLAIN_TEMPLATE,
+    EncodedExample,
     Turn,
-    encode_example,
+    encode,
     format_alpaca,
     format_sharegpt,
     is_instruct_dataset,
@@ -26,6 +28,10 @@ ROOT = Path(__file__).parents[3]
 SHARED = ROOT.parent / "shared"
 ASSETS = ROOT / "tests" / "assets"
 END = "<|end|>"
+
+
+def encode_example(turns: list[Turn], tokenizer: BaseTokenizer, seq_len: int) -> EncodedExample:
+    return encode(turns, PLAIN_TEMPLATE, tokenizer, seq_len)
 
 
 def tiny_tokenizer() -> HuggingFaceTokenizer:

@@ -16,6 +16,7 @@ from torchtitan.components.tokenizer import HuggingFaceTokenizer
 
 from torchtitan.data import validation as instruct_validation
 from torchtitan.data.dataset import InstructDataset
+from torchtitan.data.examples import InstructExamples
 from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit
 from torchtitan.data.turns import IGNORE_INDEX, INSTRUCT_DATASETS
 from torchtitan.data.validation import InstructValidator, build_instruct_validator
@@ -107,6 +108,7 @@ def build(
 def mean_loss_by_hand(model: Model, examples: str, indices: range) -> tuple[float, float]:
     """The mean over target tokens, and the mean over batches of two examples, in numpy."""
     entries = [json.loads(line) for line in Path(examples).read_text().splitlines()]
+    entries = InstructExamples(entries, ((examples, len(entries)),))
     dataset = InstructDataset(entries, INSTRUCT_DATASETS["alpaca"].formatter, TOKENIZER, SEQ_LEN)
     table = model.table.weight.detach().numpy().astype(np.float64)
     losses = []

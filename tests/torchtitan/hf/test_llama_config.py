@@ -11,6 +11,7 @@ import torch
 from torchtitan.models.llama3 import Transformer, llama3_args
 from torchtitan.models.llama3.model.model import FeedForward
 
+from torchtitan.hf.flavors import LLAMA_FLAVORS
 from torchtitan.hf.llama_args import config_of, feed_forward_size, model_args
 from torchtitan.hf.llama_config import (
     RopeScaling,
@@ -20,7 +21,6 @@ from torchtitan.hf.llama_config import (
     tensor_shapes,
     to_settings,
 )
-from torchtitan.hf.llama_flavors import LLAMA_FLAVORS
 
 # Published numbers of parameters; a tied output layer counts once.
 N_PARAMETERS = {
@@ -205,7 +205,7 @@ def test_a_folder_without_a_model_says_so(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has no config\.json"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(ValueError, match="holds list, not an object"):
+    with pytest.raises(ValueError, match="is list; it must be an object"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ValueError, match="cannot be read"):

@@ -22,8 +22,7 @@ from torchtitan.freezing.memory.estimate import (
     parameter_shapes,
     peak_bytes,
 )
-from torchtitan.hf.flavors import chosen_args
-from torchtitan.hf.llama_flavors import LLAMA_FLAVORS
+from torchtitan.hf.flavors import LLAMA_FLAVORS, chosen_args
 
 pytestmark = pytest.mark.slow
 
