@@ -129,13 +129,7 @@ class FreezeController:
         self._warned = False
         self._log = BatchLog(recorder, exchange.rank)
         self._state = self.state_type(
-            order,
-            tuple(sorted(tables)),
-            exchange,
-            self._planner,
-            checks,
-            self._updates,
-            self._log,
+            order, tuple(sorted(tables)), exchange, self._planner, checks, self._updates, self._log
         )
         self._phase: Phase | None = None
         self._batches_in_phase = 0

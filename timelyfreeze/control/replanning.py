@@ -132,11 +132,7 @@ class Replanning:
         self._recent = Samples()
 
     def measure(
-        self,
-        dag: PipelineDag,
-        measured: DurationBounds,
-        bounds: DurationBounds,
-        plan: FreezePlan,
+        self, dag: PipelineDag, measured: DurationBounds, bounds: DurationBounds, plan: FreezePlan
     ) -> DriftCheck | None:
         """Compare the batches since the last time with the plan; every rank must call this.
 

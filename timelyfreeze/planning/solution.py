@@ -167,10 +167,7 @@ def _slowest_transfers(ranks: Sequence[RankTimes]) -> dict[tuple[int, int], floa
 
 
 def _message_time(
-    dag: PipelineDag,
-    bounds: DurationBounds,
-    ranks: Sequence[RankTimes],
-    n_processors: float | None,
+    dag: PipelineDag, bounds: DurationBounds, ranks: Sequence[RankTimes], n_processors: float | None
 ) -> float:
     """Return the overhead of a message: the mean of what the batches of all patterns say.
 

@@ -56,11 +56,7 @@ def loss_figure(lines: Sequence[LossLine], title: str = "") -> Figure:
             axes.grid(axis="y")
             axes.set_xlim(left=0)
         figure.suptitle(title, x=0.01, ha="left")
-        figure.legend(
-            *left.get_legend_handles_labels(),
-            loc="outside lower center",
-            ncols=2,
-        )
+        figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure
 
 

@@ -60,12 +60,7 @@ def bands(rows: Sequence[StepRow]) -> list[Band]:
 
 
 def draw_by_phase(
-    axes: Axes,
-    rows: Sequence[StepRow],
-    values: Sequence[float | None],
-    *,
-    label: str,
-    **look: Any,
+    axes: Axes, rows: Sequence[StepRow], values: Sequence[float | None], *, label: str, **look: Any
 ) -> None:
     """Draw a curve over steps that breaks where a phase ends: what follows is another regime.
 

@@ -226,10 +226,7 @@ def _draw_critical_path(ax: Axes, timeline: Timeline) -> None:
     for before, after in pairwise(stretches):
         down = np.sign(after[0].rank - before[0].rank) * _LANE_HEIGHT / 2
         lines.append(
-            [
-                (before[-1].end_ms, before[0].rank + down),
-                (after[0].start_ms, after[0].rank - down),
-            ]
+            [(before[-1].end_ms, before[0].rank + down), (after[0].start_ms, after[0].rank - down)]
         )
     ax.add_collection(LineCollection(lines, colors=BLACK, linewidths=_OUTLINE, zorder=4))
 

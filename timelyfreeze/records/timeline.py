@@ -162,10 +162,7 @@ class SeenBatch:
 
 
 def predicted_timelines(
-    dag: PipelineDag,
-    bounds: DurationBounds,
-    plan: FreezePlan,
-    n_processors: float | None = None,
+    dag: PipelineDag, bounds: DurationBounds, plan: FreezePlan, n_processors: float | None = None
 ) -> tuple[Timeline, Timeline]:
     """Return the batch that a plan was made for: without freezing, and under the plan.
 

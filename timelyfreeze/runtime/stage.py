@@ -83,10 +83,7 @@ class FreezingStage(PipelineStage):
         return [(wrappers.sub("", name), p) for name, p in self.submod.named_parameters()]
 
     def freeze(
-        self,
-        masks: Mapping[int, NDArray[np.bool_]],
-        *,
-        without_input_grads: Collection[int] = (),
+        self, masks: Mapping[int, NDArray[np.bool_]], *, without_input_grads: Collection[int] = ()
     ) -> None:
         """Set what the coming pass freezes.
 

@@ -220,9 +220,7 @@ def run_in_order(schedule: Any, actions: Sequence[Action]) -> None:
     order = {
         0: [
             torch_schedules._Action(
-                action.stage,
-                torch_schedules._ComputationType(action.kind.value),
-                action.microbatch,
+                action.stage, torch_schedules._ComputationType(action.kind.value), action.microbatch
             )
             for action in actions
         ]

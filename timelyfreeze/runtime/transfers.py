@@ -29,10 +29,7 @@ def pipeline_links(order: ScheduleOrder) -> list[tuple[int, int]]:
 
 
 def measure_transfers(
-    stages: Sequence[FreezingStage],
-    order: ScheduleOrder,
-    exchange: Exchange,
-    device: torch.device,
+    stages: Sequence[FreezingStage], order: ScheduleOrder, exchange: Exchange, device: torch.device
 ) -> dict[tuple[int, int], float]:
     """Time a message of the size that stages send over every link of the pipeline.
 

@@ -205,10 +205,7 @@ def _check_stages(order: ScheduleOrder) -> None:
 
 
 def _check_microbatch(
-    order: ScheduleOrder,
-    position: dict[Action, tuple[int, int]],
-    stage: int,
-    microbatch: int,
+    order: ScheduleOrder, position: dict[Action, tuple[int, int]], stage: int, microbatch: int
 ) -> None:
     """Check the actions of one (stage, microbatch): which exist, and in which order they run."""
     forward, full, inputs, weights = (Action(stage, kind, microbatch) for kind in ActionKind)
