@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass
 from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
-from timelyfreeze.control.collected import Applied, Cut, ObservedBatch, ratios_by_action
+from timelyfreeze.control.collected import (
+    Applied,
+    BatchSummary,
+    Cut,
+    ObservedBatch,
+    ratios_by_action,
+)
 from timelyfreeze.runtime import ActionRecorder
 from timelyfreeze.settings import Phase
-from timelyfreeze.timing import BatchRecord, Pattern, RankBatches, misreading, rank_batches
+from timelyfreeze.timing import BatchRecord, Pattern, misreading, rank_batches
 
 logger = logging.getLogger(__name__)
 
@@ -37,25 +43,6 @@ class LoggedBatch:
     is_cold: bool
     applied: Applied
     cut: Cut
-
-
-@dataclass(frozen=True)
-class BatchSummary:
-    """What has been measured since it was last told.
-
-    Attributes:
-        batches: Warm batches, as the other ranks want them.
-        phases: Which phases they belong to.
-        applied_stage_ratios: Mean frozen fraction of each stage's backwards in the current step.
-        applied_total: Sum and number of frozen fractions since the run began.
-        mask_hashes: Of all masks since then, by stage; equal masks have equal ones.
-    """
-
-    batches: RankBatches
-    phases: Set[Phase]
-    applied_stage_ratios: dict[int, float]
-    applied_total: tuple[float, int]
-    mask_hashes: Mapping[int, int]
 
 
 class BatchLog:
@@ -99,9 +86,7 @@ class BatchLog:
 
     def end_step(self) -> None:
         """Leave the step."""
-        fractions = [
-            fraction for per_stage in self._step_applied.values() for fraction in per_stage
-        ]
+        fractions = [each for per_stage in self._step_applied.values() for each in per_stage]
         total, count = self.applied_total
         self.applied_total = (total + sum(fractions), count + len(fractions))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from numpy.typing import ArrayLike
@@ -56,25 +56,38 @@ def ratios_by_action(record: BatchRecord, applied: Applied) -> dict[Action, floa
 
 
 @dataclass(frozen=True)
+class BatchSummary:
+    """What a rank has measured since it was last told.
+
+    Attributes:
+        batches: Warm batches, as the other ranks want them.
+        phases: Which phases they belong to.
+        applied_stage_ratios: Mean frozen fraction of each stage's backwards in the current step.
+        applied_total: Sum and number of frozen fractions since the run began.
+        mask_hashes: Of all masks since then, by stage; equal masks have equal ones.
+    """
+
+    batches: RankBatches
+    phases: Set[Phase]
+    applied_stage_ratios: dict[int, float]
+    applied_total: tuple[float, int]
+    mask_hashes: Mapping[int, int]
+
+
+@dataclass(frozen=True)
 class RankMetrics:
     """What one rank tells the others when metrics are collected.
 
     Attributes:
-        batches: Its batches since the last collection.
-        applied_stage_ratios: Mean frozen fraction of its stages' backwards in the current step.
-        applied_total: Sum and number of frozen fractions since the run began.
+        log: Its batches since the last collection.
         score: Time a step spent on a policy's scores, milliseconds, and their bytes; None without
             a policy.
         updates: What is left of the updates of its tensors.
-        mask_hashes: Of all masks since the last collection, by stage.
     """
 
-    batches: RankBatches
-    applied_stage_ratios: Mapping[int, float]
-    applied_total: tuple[float, int]
+    log: BatchSummary
     score: tuple[float, int] | None
     updates: RankUpdates
-    mask_hashes: Mapping[int, int]
 
 
 @dataclass(frozen=True)
@@ -83,8 +96,8 @@ class CollectedMetrics:
 
     Attributes:
         batch_ms: Time of each measured batch, by phase, oldest first.
-        applied_stage_ratios: Mean frozen fraction of elements of each stage's backwards in the current
-            step.
+        applied_stage_ratios: Mean frozen fraction of elements of each stage's backwards in the
+            current step.
         average_freeze_ratio: Mean of the mask over steps, actions and elements since the run began
             (Sec. 4.2).
         score_ms_per_step: Time a step spent on a policy's scores since the last collection, on the
@@ -129,14 +142,14 @@ def collected(
     """
     applied: dict[int, list[float]] = {}
     for rank in ranks:
-        for stage, fraction in rank.applied_stage_ratios.items():
+        for stage, fraction in rank.log.applied_stage_ratios.items():
             applied.setdefault(stage, []).append(fraction)
-    total = sum(rank.applied_total[0] for rank in ranks)
-    count = sum(rank.applied_total[1] for rank in ranks)
+    total = sum(rank.log.applied_total[0] for rank in ranks)
+    count = sum(rank.log.applied_total[1] for rank in ranks)
     scores = [rank.score for rank in ranks if rank.score is not None]
     energies = [rank.updates.energy for rank in ranks if rank.updates.energy is not None]
     return CollectedMetrics(
-        batch_ms=batch_times(dag, [rank.batches for rank in ranks], delays_ms),
+        batch_ms=batch_times(dag, [rank.log.batches for rank in ranks], delays_ms),
         applied_stage_ratios={s: sum(v) / len(v) for s, v in sorted(applied.items())},
         average_freeze_ratio=total / count if count else 0.0,
         score_ms_per_step=max((ms for ms, _ in scores), default=None),
@@ -162,7 +175,7 @@ def check_same_masks(ranks: Sequence[RankMetrics]) -> None:
     """
     first: dict[int, tuple[int, int]] = {}
     for number, rank in enumerate(ranks):
-        for stage, mask_hash in rank.mask_hashes.items():
+        for stage, mask_hash in rank.log.mask_hashes.items():
             other, expected = first.setdefault(stage, (number, mask_hash))
             if mask_hash != expected:
                 raise RuntimeError(

@@ -332,28 +332,22 @@ class FreezeController:
             gradient_scale: What the gradients of the current step, which must still be there, have
                 to be multiplied with to undo clipping; None to measure none.
 
-        Returns:
-            The metrics of the whole pipeline, the same on every rank.
-
         Raises:
             RuntimeError: If processes that hold the same stage have frozen different tensors.
         """
         self._drain()
         checks, log = self._checks, self._log.take()
         mine = RankMetrics(
-            log.batches,
-            log.applied_stage_ratios,
-            log.applied_total,
+            log,
             None if checks is None else (checks.take_ms_per_step(), checks.n_bytes),
             self._updates.take(gradient_scale, self._drawn_ratio),
-            log.mask_hashes,
         )
         ranks: list[RankMetrics] = self._exchange.all_gather(mine)
         check_same_masks(ranks)
         drift = None
-        is_known = all(rank.batches.batches for rank in ranks)
+        is_known = all(rank.log.batches.batches for rank in ranks)
         if self._in_force is not None and log.phases == {Phase.STABLE} and is_known:
-            drift = self._in_force.drift([rank.batches for rank in ranks])
+            drift = self._in_force.drift([rank.log.batches for rank in ranks])
         return collected(
             self.dag,
             ranks,

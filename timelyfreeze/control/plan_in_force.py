@@ -189,7 +189,7 @@ class PlanInForce:
         return state
 
     def load_plain_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`plain_state` returned, in this version or before plans were remade.
+        """Restore what :meth:`plain_state` returned.
 
         Raises:
             ValueError: If the plan was made for another pipeline.

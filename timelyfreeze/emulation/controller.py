@@ -29,9 +29,6 @@ def split_state(state: Mapping[str, Any], order: ScheduleOrder) -> list[dict[str
     Args:
         state: State of a controller that holds all ranks.
         order: Declared order of the pipeline.
-
-    Returns:
-        list[dict[str, Any]]: One state for each rank, undone by ``merge_states``.
     """
     parts = [
         {**state, "applied": state["applied"] if rank == 0 else [0.0, 0]}

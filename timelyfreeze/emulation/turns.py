@@ -77,9 +77,6 @@ def virtual_batch(dag: PipelineDag, durations_ms: Mapping[Action, float]) -> Vir
         dag: Precedence graph of A actions on N ranks.
         durations_ms: Measured time of each action, milliseconds.
 
-    Returns:
-        VirtualBatch: When the batch ends, and each rank's part of it.
-
     Raises:
         ValueError: If an action was not measured, or a duration is negative or not finite.
     """

@@ -34,9 +34,6 @@ def mask_rng(
         microbatch: Microbatch within the batch.
         stage: Pipeline stage.
 
-    Returns:
-        np.random.Generator: Fresh, at the start of its stream.
-
     Raises:
         ValueError: If an argument is not in [0, 2**64).
     """
@@ -101,9 +98,6 @@ def build_parameter_table(named_sizes: Iterable[tuple[str, int]]) -> ParameterTa
 
     Args:
         named_sizes: Parameter name and number of elements of the whole tensor (not of a shard).
-
-    Returns:
-        ParameterTable: In the order given.
 
     Raises:
         ValueError: If a name occurs twice or a size is below 1.

@@ -18,7 +18,6 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, BinaryIO, Generic, ParamSpec, TypeVar
 
 from timelyfreeze.planning.parent_death import end_with_parent
@@ -108,12 +107,7 @@ class BackgroundCall(Generic[_T]):
         """Return itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Cancel what still runs."""
         self.cancel()
 

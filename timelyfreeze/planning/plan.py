@@ -165,9 +165,6 @@ def plan_from_json(text: str) -> FreezePlan:
     Args:
         text: The JSON text.
 
-    Returns:
-        FreezePlan: The same plan, every number to the last bit.
-
     Raises:
         ValueError: If the text has another form; the message names the key and its value.
     """

@@ -91,9 +91,6 @@ def solve_from_times(
         declared: What the schedule says it runs. If something else ran, that counts.
         choices: What the plan is solved under.
 
-    Returns:
-        Solution: The order that ran, its graph, the bounds with message times, and the plan.
-
     Raises:
         ValueError: If times are missing or make no sense.
         LpError: If the solver ends without an optimum.

@@ -25,9 +25,6 @@ def curves_figure(rows: Sequence[StepRow], title: str = "") -> Figure:
         rows: Steps of the run.
         title: Stands above, such as what ran.
 
-    Returns:
-        Figure: For ``style.save``.
-
     Raises:
         ValueError: If there is no step.
     """

@@ -22,9 +22,6 @@ def histogram_figure(counts: Sequence[FrozenCount], title: str = "") -> Figure:
         counts: Every tensor of the model.
         title: Stands above.
 
-    Returns:
-        Figure: For ``style.save``.
-
     Raises:
         ValueError: If freezing has not begun.
     """

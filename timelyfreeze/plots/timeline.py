@@ -25,11 +25,11 @@ from timelyfreeze.plots.style import (
     LANE,
     PURPLE,
     SKY,
-    SMALL_POINTS,
     TEXT_POINTS,
     TITLE_POINTS,
     VERMILLION,
     YELLOW,
+    annotate,
     house_style,
 )
 from timelyfreeze.records import KIND_WORDS, Block, Timeline
@@ -65,9 +65,6 @@ def timeline_figure(timelines: Sequence[Timeline], title: str = "") -> Figure:
     Args:
         timelines: The batch without freezing first: later ones are compared with it.
         title: Stands above all, such as the schedule.
-
-    Returns:
-        Figure: For ``style.save``.
 
     Raises:
         ValueError: If there is nothing to draw.
@@ -142,17 +139,8 @@ def _draw_batch(ax: Axes, timeline: Timeline, lane_inches: float, points_per_ms:
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
     for rank, fraction in enumerate(timeline.rank_bubbles):
-        ax.annotate(
-            f"{100 * fraction:.0f}% idle",
-            (1.0, rank),
-            xytext=(4, 0),
-            xycoords=("axes fraction", "data"),
-            textcoords="offset points",
-            va="center",
-            fontsize=SMALL_POINTS,
-            color=FAINT_INK,
-            annotation_clip=False,
-        )
+        place = ("axes fraction", "data")
+        annotate(ax, f"{100 * fraction:.0f}% idle", (1.0, rank), place, shift=(4, 0), va="center")
 
 
 # -- blocks ----------------------------------------------------------------------------------------

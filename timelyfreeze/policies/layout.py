@@ -87,9 +87,6 @@ def build_layout(stages: Mapping[int, Sequence[tuple[str, int]]]) -> ModelLayout
     Args:
         stages: For every stage, names and numbers of elements of its parameters, in order.
 
-    Returns:
-        ModelLayout: In the order of stages.
-
     Raises:
         ValueError: If a name occurs twice, a layer is spread over places that are not next to each
             other, or no name has a number.

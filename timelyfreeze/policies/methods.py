@@ -40,9 +40,6 @@ def parse_method(text: str) -> Method | None:
     Args:
         text: ``none``, ``timelyfreeze``, the name of a policy, or ``timelyfreeze+<policy>``.
 
-    Returns:
-        Method: None for ``none``.
-
     Raises:
         ValueError: If the name is unknown.
     """

@@ -296,9 +296,6 @@ def critical_positions(
         dag: Precedence graph of A actions and E edges.
         end_ms: When each action ended, shape [A].
         delays_ms: What messages along the edges take, shape [E].
-
-    Returns:
-        From the first action of the chain to the last.
     """
     end = np.asarray(end_ms, dtype=np.float64)
     delays = {

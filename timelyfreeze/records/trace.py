@@ -30,9 +30,6 @@ def trace_to_json(timelines: Sequence[Timeline]) -> str:
 
     Args:
         timelines: Shown from top to bottom in this order.
-
-    Returns:
-        The text of the file.
     """
     lines = ",\n".join(json.dumps(event) for event in trace_events(timelines))
     return f'{{"displayTimeUnit": "ms", "traceEvents": [\n{lines}\n]}}\n'

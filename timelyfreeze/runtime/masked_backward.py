@@ -80,9 +80,6 @@ def accumulation_nodes(parameters: Iterable[Tensor]) -> set[Node]:
 
     Args:
         parameters: Leaf tensors that require grad.
-
-    Returns:
-        One node for each distinct parameter.
     """
     nodes = set()
     for parameter in parameters:
@@ -107,9 +104,6 @@ def drop_frozen(
     Args:
         param_groups: What torch's input half of a split backward left to the weight half.
         frozen_nodes: From ``accumulation_nodes``.
-
-    Returns:
-        The groups with at least one live parameter, in their order.
     """
     kept = []
     for group in param_groups:

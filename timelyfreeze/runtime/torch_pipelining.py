@@ -41,9 +41,6 @@ def read_order(schedule: Any) -> ScheduleOrder:
     Args:
         schedule: A schedule object of ``torch.distributed.pipelining``.
 
-    Returns:
-        ScheduleOrder: One row per pipeline rank, compute actions only.
-
     Raises:
         ValueError: If the schedule's type is unknown, or (as ``ScheduleError``) its order is not
             valid.
@@ -72,9 +69,6 @@ def named_order(
         n_ranks: Pipeline ranks, 1 or more.
         n_microbatches: Microbatches of a pass.
         stages_per_rank: 1 for GPipe and 1F1B, 2 or more for the others.
-
-    Returns:
-        ScheduleOrder: One row per pipeline rank, compute actions only.
 
     Raises:
         ValueError: If torch or our generators cannot build the schedule from these numbers.
@@ -173,9 +167,6 @@ def run_batches_in(
         schedule: A schedule object of ``torch.distributed.pipelining``.
         around: Makes what a batch runs in.
         timed: Makes what each microbatch's loss is computed in.
-
-    Returns:
-        A function that puts everything back.
     """
     run, loss_fn = schedule._step_microbatches, schedule._loss_fn
 

@@ -78,9 +78,6 @@ def build_dag(order: ScheduleOrder) -> PipelineDag:
     Args:
         order: A checked schedule.
 
-    Returns:
-        PipelineDag: Actions, edges and a topological order.
-
     Raises:
         ScheduleError: If the actions wait for each other in a circle, so that the schedule would
             hang; the message names the actions of one circle.
@@ -158,9 +155,6 @@ def makespan(
         dag: Precedence graph of A actions and E edges.
         durations_ms: Duration of each action, shape [A], milliseconds.
         delays_ms: As in ``start_times``.
-
-    Returns:
-        float: Milliseconds from the start of the batch.
 
     Raises:
         ValueError: As ``start_times``.

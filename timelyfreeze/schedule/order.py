@@ -62,9 +62,6 @@ def build_order(ranks: Sequence[Sequence[Action]]) -> ScheduleOrder:
     Args:
         ranks: For each pipeline rank, its compute actions in execution order.
 
-    Returns:
-        ScheduleOrder: The same actions, known to be complete and ordered within each rank.
-
     Raises:
         ScheduleError: If a rank is empty; the stages are not 0..S-1, each on exactly one rank; a
             (stage, microbatch) lacks its forward or its backward (one B, or one I and one W),
@@ -91,9 +88,6 @@ def parse_order(rows: Sequence[str]) -> ScheduleOrder:
     Args:
         rows: For each rank a text such as ``"0F0 0F1 0B0 0B1"``.
 
-    Returns:
-        ScheduleOrder: The checked order.
-
     Raises:
         ScheduleError: If a word is not an action, or the order fails ``build_order``.
 
@@ -117,9 +111,6 @@ def order_from_csv(text: str) -> ScheduleOrder:
 
     Args:
         text: Rows of actions. Empty cells are bubbles and are skipped; blank lines at the end too.
-
-    Returns:
-        ScheduleOrder: The checked order.
 
     Raises:
         ScheduleError: If a cell is not an action, or the order fails ``build_order``.

@@ -149,9 +149,6 @@ class PhaseSchedule:
         Args:
             step: Optimizer step t, from 1.
 
-        Returns:
-            Phase: The phase the step belongs to.
-
         Raises:
             ValueError: If ``step`` is below 1.
         """

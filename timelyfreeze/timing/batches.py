@@ -83,9 +83,6 @@ def batch_times(
         dag: Precedence graph that holds every action of ``ranks``.
         ranks: One entry per process; replicas may repeat actions, of which the slower counts.
         delays_ms: Latency of messages, as in ``start_times``; None for nothing.
-
-    Returns:
-        Milliseconds of each batch that every rank has seen.
     """
     durations_ms = np.zeros(len(dag.actions))
     for action, duration_ms in slowest_durations(ranks).items():

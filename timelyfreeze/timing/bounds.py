@@ -104,9 +104,6 @@ def bounds_from_samples(
         unfrozen: Durations of each action while nothing was frozen, milliseconds.
         frozen: Durations of each action while everything was frozen, milliseconds.
 
-    Returns:
-        DurationBounds: Medians in the order of ``dag.actions``.
-
     Raises:
         ValueError: If an action of the DAG has no sample in one of the halves, a sampled action is
             not in the DAG, or a sample is negative or not finite.
@@ -150,9 +147,6 @@ def uniform_bounds(
         backward_ms: (all frozen, nothing frozen) of B, milliseconds.
         input_ms: Duration of I, milliseconds.
         weight_ms: (all frozen, nothing frozen) of W, milliseconds.
-
-    Returns:
-        DurationBounds: Bounds in the order of ``dag.actions``.
 
     Raises:
         ValueError: If the DAG has a kind for which no duration is given, or ``validate_bounds``

@@ -95,9 +95,6 @@ def bounds_from_json(dag: PipelineDag, text: str) -> DurationBounds:
         dag: Precedence graph of A actions.
         text: The JSON text; its rows may come in any order.
 
-    Returns:
-        DurationBounds: Bounds in the order of ``dag.actions``.
-
     Raises:
         ValueError: If the text has another form, its actions are not those of ``dag``, or
             ``validate_bounds`` refuses the result. The message names the key and its value.

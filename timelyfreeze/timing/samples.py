@@ -114,9 +114,6 @@ def executed_order(ranks: Sequence[Times], declared: ScheduleOrder) -> ScheduleO
         ranks: Times of each process, actions in the order of execution; replicas may repeat.
         declared: What the schedule says it runs.
 
-    Returns:
-        ScheduleOrder: One row per rank of ``declared``.
-
     Raises:
         ValueError: If what was executed is no complete pipeline (as ``ScheduleError``).
     """
