@@ -26,12 +26,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LoggedBatch:
-    """What is known of a pass before its times are read.
+    """What is known of a batch before its times are read.
 
     Attributes:
         step: Optimizer step it was part of.
         phase: What the step was for.
-        pattern: What it froze, if it was a pass of monitoring.
+        pattern: What it froze, if it was a batch of monitoring.
         is_cold: Whether it is one of the first batches after a change of phase or of plan.
         applied: What its masks really froze.
         cut: Microbatches whose input gradients were left out.
@@ -71,13 +71,13 @@ class BatchLog:
         self._step_applied = {}
 
     def add(self, logged: LoggedBatch) -> None:
-        """Take note of a pass that the recorder has just finished."""
+        """Take note of a batch that the recorder has just finished."""
         self._unread.append(logged)
         for stage, fractions in logged.applied.items():
             self._step_applied.setdefault(stage, []).extend(fractions.values())
 
     def add_masks(self, masks: Mapping[int, Mapping[int, NDArray[np.bool_]]]) -> None:
-        """Take note of what a pass is to freeze, by stage and microbatch."""
+        """Take note of what a batch is to freeze, by stage and microbatch."""
         for stage, of_stage in masks.items():
             mask_hash = self._mask_hashes.get(stage, 0)
             for microbatch, mask in sorted(of_stage.items()):
@@ -93,8 +93,7 @@ class BatchLog:
     def read(self) -> list[tuple[ObservedBatch, Pattern | None]]:
         """Wait for the device and return the batches since the last call, oldest first.
 
-        Returns:
-            Each pass, and what it froze if it was one of monitoring.
+        With each comes what it froze if it was one of monitoring.
         """
         found = []
         for logged, record in zip(self._unread, self._recorder.drain(), strict=True):

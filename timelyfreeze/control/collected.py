@@ -42,12 +42,7 @@ class ObservedBatch:
 
 
 def ratios_by_action(record: BatchRecord, applied: Applied) -> dict[Action, float]:
-    """Return the frozen fraction of each freezable action of ``record``.
-
-    Args:
-        record: A pass of one rank.
-        applied: What was frozen in that pass, of the rank's stages.
-    """
+    """Return the frozen fraction of each freezable action of one rank's batch."""
     return {
         action: applied[action.stage][action.microbatch]
         for action in record.durations_ms
@@ -131,15 +126,7 @@ def collected(
     policy: Mapping[str, float],
     drift: float | None,
 ) -> CollectedMetrics:
-    """Put together what the ranks tell.
-
-    Args:
-        dag: Precedence graph that holds every action of ``ranks``.
-        ranks: One entry per process.
-        delays_ms: As for :func:`batch_times`.
-        policy: As in the result, as is ``drift``.
-        drift: See there.
-    """
+    """Put together what the ranks, one entry per process, tell; see :func:`batch_times`."""
     applied: dict[int, list[float]] = {}
     for rank in ranks:
         for stage, fraction in rank.log.applied_stage_ratios.items():
@@ -166,9 +153,6 @@ def check_same_masks(ranks: Sequence[RankMetrics]) -> None:
 
     Masks are a pure function of what all of them know. Should they ever differ, gradients of
     different tensors would be reduced with each other, or a reduction would wait for ever.
-
-    Args:
-        ranks: One entry per process, in the order of their numbers.
 
     Raises:
         RuntimeError: If two processes differ, with both and the stage.

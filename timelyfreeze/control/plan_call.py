@@ -37,14 +37,8 @@ def is_quick(n_actions: int, *, branches: bool = False) -> bool:
 def automatic_delay(n_actions: int, n_ramp_steps: int, *, branches: bool = False) -> int:
     """Return after how many steps a plan is taken, where the user leaves that open.
 
-    Args:
-        n_actions: As for :func:`is_quick`, like ``branches``.
-        n_ramp_steps: T_f - T_m.
-        branches: See there.
-
-    Returns:
-        0 for a pipeline that is solved at once. Otherwise a tenth of the ramp, 1 at least, within
-        which ratios would be small anyway; but never all of the ramp.
+    0 for a pipeline that is solved at once (:func:`is_quick`). Otherwise a tenth of the ramp, 1 at
+    least, within which ratios would be small anyway; but never all of its T_f - T_m steps.
     """
     if is_quick(n_actions, branches=branches):
         return 0

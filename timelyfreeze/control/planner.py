@@ -111,14 +111,7 @@ class Planner:
     def add(
         self, phase: Phase, pattern: Pattern | None, record: BatchRecord, *, cold: bool
     ) -> None:
-        """Take note of a pass.
-
-        Args:
-            phase: What its step was for.
-            pattern: What it froze, if it was a pass of monitoring.
-            record: What the recorder saw.
-            cold: Whether it is one of the first batches after a change of phase.
-        """
+        """Take note of a batch; ``pattern`` is what it froze if it was one of monitoring."""
         if pattern is not None and self.in_force.plan is None:
             self._monitoring.add(pattern, record, is_cold=cold)
         if phase is Phase.STABLE and self.in_force.plan is not None:

@@ -29,9 +29,9 @@ from timelyfreeze.timing import (
 )
 
 # As many of the last batches count, so that times are recent and a checkpoint stays small.
-_MOST_PASSES = 32
+_MOST_BATCHES = 32
 # A median of fewer says little.
-_FEWEST_PASSES = 5
+_FEWEST_BATCHES = 5
 # One re-measurement may fall into a bad moment of the machine.
 _LOW_IN_A_ROW = 2
 
@@ -122,13 +122,13 @@ class Replanning:
     @property
     def has_enough(self) -> bool:
         """Whether there are enough batches to judge by; the same on every rank."""
-        return len(self._recent.warm) >= _FEWEST_PASSES
+        return len(self._recent.warm) >= _FEWEST_BATCHES
 
     def add(self, record: BatchRecord, *, is_cold: bool) -> None:
-        """Take note of a pass of the stable phase."""
+        """Take note of a batch of the stable phase."""
         if not is_cold and self._settings.replan_every > 0:
             self._recent.add(record, is_cold=False)
-            self._recent.keep_last(_MOST_PASSES)
+            self._recent.keep_last(_MOST_BATCHES)
 
     def forget(self) -> None:
         """Forget the batches: another plan is in force."""
@@ -170,7 +170,7 @@ class Replanning:
         )
 
     def to_plain(self) -> dict[str, Any]:
-        """Return passes as plain data for a checkpoint."""
+        """Return batches as plain data for a checkpoint."""
         return self._recent.to_plain()
 
     def load_plain(self, batches: Mapping[str, Any], n_low: int) -> None:

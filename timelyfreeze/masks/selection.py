@@ -198,8 +198,7 @@ def _settle_equals(
         frozen: Receives the decisions.
 
     Returns:
-        tuple[int | None, float]: The undecided tensor and its probability, or None if all are
-        decided.
+        The undecided tensor and its probability, or None if all are decided.
     """
     carried: int | None = None
     chance = 0.0
@@ -229,22 +228,11 @@ def _settle_equals(
 def draw_all_or_nothing(
     table: ParameterTable, ratio: float, rng: np.random.Generator
 ) -> NDArray[np.bool_]:
-    """Freeze the whole stage with probability ``ratio``, else nothing.
+    """Freeze the whole stage with probability ``ratio``, else nothing; bool, shape [n].
 
     For a stage whose backward only becomes shorter when all of it is frozen: the first one has no
     gradient to send on, and one live tensor near its input keeps its whole chain running. Each
-    tensor's probability is ``ratio``, as in ``draw_uniform``.
-
-    Args:
-        table: The n tensors of the stage.
-        ratio: Actual freeze ratio, in [0, 1]. 0 and 1 are exact and use no random numbers.
-        rng: Generator, from ``mask_rng``.
-
-    Returns:
-        NDArray[bool]: Shape [n]; all True or all False.
-
-    Raises:
-        ValueError: If ``ratio`` is not in [0, 1].
+    tensor's probability is ``ratio``, in [0, 1]; arguments and errors as for ``draw_uniform``.
     """
     return np.full(len(table.names), draw_whether(ratio, rng))
 
@@ -260,14 +248,7 @@ def draw_whether(ratio: float, rng: np.random.Generator) -> bool:
 
 
 def frozen_ratio(table: ParameterTable, mask: NDArray[np.bool_]) -> float:
-    """Fraction of the elements of a stage that a mask freezes.
-
-    Args:
-        table: The n tensors of the stage.
-        mask: Shape [n]; True where the tensor is frozen.
-
-    Returns:
-        float: In [0, 1]; 0 for a stage without parameters.
+    """Fraction of a stage's elements that a mask, shape [n], freezes; 0 for one without parameters.
 
     Raises:
         ValueError: If the shape of ``mask`` is not [n].

@@ -1,8 +1,7 @@
 """From times to freeze ratios: the linear program, its solvers, and the plan that comes out."""
 
-from timelyfreeze.planning.background import BackgroundCall, BackgroundError
+from timelyfreeze.planning.background import BackgroundCall, BackgroundError, end_with_parent
 from timelyfreeze.planning.lp import LpError, solve_freeze_ratios
-from timelyfreeze.planning.parent_death import end_with_parent
 from timelyfreeze.planning.plan import FreezePlan, plan_from_json, plan_from_ratios, plan_to_json
 from timelyfreeze.planning.program import FreezeLp, build_lp
 from timelyfreeze.planning.skipped_grads import skip_depths

@@ -24,11 +24,7 @@ _FREEZING = {phase.value for phase in FREEZING_PHASES}
 
 
 def convergence_figure(rows: Sequence[StepRow], title: str = "") -> Figure:
-    """Draw what a step costs, what it updates, and what both come to.
-
-    Args:
-        rows: Steps of the run.
-        title: Stands above.
+    """Draw what a step of a run costs, what it updates, and what both come to.
 
     Raises:
         ValueError: If neither of the two was measured.

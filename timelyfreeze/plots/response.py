@@ -48,12 +48,11 @@ class AssumedLine:
 def assumed_lines(rows: Sequence[ResponseRow]) -> dict[str, AssumedLine]:
     """Return the lines through what was measured with nothing and with everything frozen.
 
+    They are by the way that the stage was frozen, which a profile names for the first stage and is
+    "" elsewhere. A way of which one end was not measured is left out.
+
     Args:
         rows: Of one stage and kind. Those of monitoring count, or of a profile.
-
-    Returns:
-        One line by the way that the stage was frozen, which a profile names for the first stage and
-        is "" elsewhere. A way of which one end was not measured is left out.
     """
     ways: dict[str, list[ResponseRow]] = {}
     for row in rows:
@@ -77,10 +76,6 @@ def response_figure(rows: Sequence[ResponseRow], title: str = "") -> Figure:
     """Draw each backward's time against the fraction of elements that it froze.
 
     Late microbatches are darker than early ones. The line is what a plan assumes.
-
-    Args:
-        rows: Backwards of a run, or the medians of a profile.
-        title: Stands above.
 
     Raises:
         ValueError: If there is no backward.

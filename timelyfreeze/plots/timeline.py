@@ -110,9 +110,7 @@ def _figure_width(timelines: Sequence[Timeline]) -> float:
 def batch_title(timeline: Timeline, reference: Timeline | None) -> str:
     """Return what stands above a batch: what it is, its time and its bubbles.
 
-    Args:
-        timeline: The batch.
-        reference: The batch that it is compared with; None for the first one.
+    The first one has no ``reference``; others are compared with it.
     """
     text = f"{timeline.origin.capitalize()}, {timeline.words}: "
     text += f"batch {timeline.batch_ms:.4g} ms"

@@ -1,4 +1,4 @@
-"""The backward that skips work: stages, masked backwards, clocks. Private names of torch are in ``torch_pipelining`` alone."""
+"""The backward that skips work; private names of torch are in ``torch_pipelining`` alone."""
 
 from timelyfreeze.runtime.change_meter import ChangeMeter
 from timelyfreeze.runtime.compiled_blocks import CompiledBlocks

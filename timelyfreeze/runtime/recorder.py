@@ -150,7 +150,7 @@ class ActionRecorder:
 
     @contextmanager
     def recorded_batch(self) -> Iterator[None]:
-        """Record the actions that run inside as one pass; a pass that raises is discarded."""
+        """Record the actions that run inside as one batch; a batch that raises is discarded."""
         self._current = []
         try:
             yield

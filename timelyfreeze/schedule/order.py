@@ -109,8 +109,7 @@ def order_to_csv(order: ScheduleOrder) -> str:
 def order_from_csv(text: str) -> ScheduleOrder:
     """Read an order from CSV, one row per rank; the layout of torch's compute-only schedule files.
 
-    Args:
-        text: Rows of actions. Empty cells are bubbles and are skipped; blank lines at the end too.
+    Empty cells are bubbles and are skipped; blank lines at the end too.
 
     Raises:
         ScheduleError: If a cell is not an action, or the order fails ``build_order``.
@@ -119,7 +118,8 @@ def order_from_csv(text: str) -> ScheduleOrder:
         rows = list(csv.reader(io.StringIO(text.rstrip())))
     except csv.Error as error:
         raise ScheduleError(
-            f"{error}; a schedule read from {key('schedule_csv')} has a row of actions for each rank"
+            f"{error}; a schedule read from {key('schedule_csv')} has a row of actions for each "
+            "rank"
         ) from None
     return build_order([_parse_cells(rank, row) for rank, row in enumerate(rows)])
 

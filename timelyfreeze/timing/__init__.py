@@ -5,6 +5,7 @@ from timelyfreeze.timing.batches import (
     batch_times,
     misreading,
     rank_batches,
+    slowest,
     slowest_durations,
 )
 from timelyfreeze.timing.bounds import (
@@ -48,6 +49,6 @@ __all__ = [
     "bounds_from_samples", "bounds_to_json", "clock_offsets", "discard_errors",
     "executed_order", "halves", "median_of_each", "message_time", "min_distances", "misreading",
     "parse_bounds", "pattern_of", "play_actions", "play_batch", "rank_batches", "receiving",
-    "samples_from_plain", "shared_cores", "shared_processors", "slowest_durations",
+    "samples_from_plain", "shared_cores", "shared_processors", "slowest", "slowest_durations",
     "slowest_replica", "uniform_bounds", "usable_cores", "validate_bounds", "with_messages",
 ]  # fmt: skip

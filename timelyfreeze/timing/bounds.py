@@ -61,10 +61,6 @@ class DurationBounds:
 def validate_bounds(dag: PipelineDag, bounds: DurationBounds) -> None:
     """Check that ``bounds`` fits ``dag``.
 
-    Args:
-        dag: Precedence graph of A actions.
-        bounds: The bounds to check.
-
     Raises:
         ValueError: If a shape is not [A]; a bound is negative or not finite; ``min_ms`` exceeds
             ``max_ms``; or the two differ for an action that freezing cannot shorten.
