@@ -59,13 +59,7 @@ def held_stages(states: Sequence[Mapping[str, Any]]) -> list[tuple[int, ...]] | 
 def pipeline_error(
     states: Sequence[Mapping[str, Any]], n_ranks: int, n_microbatches: int
 ) -> str | None:
-    """Return why a pipeline of this size cannot go on from ``states``; None if it can.
-
-    Args:
-        states: Of all processes.
-        n_ranks: Ranks of this run's pipeline.
-        n_microbatches: Microbatches of one of its batches.
-    """
+    """Return why a pipeline of this size cannot go on from all processes' states; None if it can."""
     held = held_stages(states)
     if held is not None and len(set(held)) != n_ranks:
         return (

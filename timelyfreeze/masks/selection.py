@@ -25,14 +25,8 @@ def mask_rng(
     Every data-parallel replica, and a run resumed from a checkpoint, therefore draws the same
     masks without exchanging or storing any state. Philox is a counter-based generator: the
     arguments fill its key and the upper words of its counter, so two backwards never share a
-    stream, and there is no mixing of seeds that could collide.
-
-    Args:
-        seed: Seed of the run.
-        step: Optimizer step.
-        batch_index: Batch within the step (gradient accumulation).
-        microbatch: Microbatch within the batch.
-        stage: Pipeline stage.
+    stream, and there is no mixing of seeds that could collide. Several batches in a step come from
+    gradient accumulation.
 
     Raises:
         ValueError: If an argument is not in [0, 2**64).
