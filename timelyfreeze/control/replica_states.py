@@ -59,7 +59,7 @@ def held_stages(states: Sequence[Mapping[str, Any]]) -> list[tuple[int, ...]] | 
 def pipeline_error(
     states: Sequence[Mapping[str, Any]], n_ranks: int, n_microbatches: int
 ) -> str | None:
-    """Return why a pipeline of this size cannot go on from all processes' states; None if it can."""
+    """Return why a pipeline of this size cannot go on from all the states; None if it can."""
     held = held_stages(states)
     if held is not None and len(set(held)) != n_ranks:
         return (
