@@ -14,18 +14,7 @@ from timelyfreeze.control.report import FreezeReport, Reporter
 from timelyfreeze.control.state import FreezingState
 
 __all__ = [
-    "CollectedMetrics",
-    "FreezeController",
-    "FreezeReport",
-    "FreezingState",
-    "ObservedBatch",
-    "Reporter",
-    "attach_clocks",
-    "build_controller",
-    "pipeline_error",
-    "processors_of",
-    "rank_keys",
-    "saved_states",
-    "stages_of_ranks",
-    "state_of",
-]
+    "CollectedMetrics", "FreezeController", "FreezeReport", "FreezingState", "ObservedBatch",
+    "Reporter", "attach_clocks", "build_controller", "pipeline_error", "processors_of",
+    "rank_keys", "saved_states", "stages_of_ranks", "state_of",
+]  # fmt: skip

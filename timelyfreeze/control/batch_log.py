@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass
 from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
-from timelyfreeze.control.collected import Applied, Cut, ObservedBatch, ratios_by_action
+from timelyfreeze.control.collected import (
+    Applied,
+    BatchSummary,
+    Cut,
+    ObservedBatch,
+    ratios_by_action,
+)
 from timelyfreeze.runtime import ActionRecorder
 from timelyfreeze.settings import Phase
-from timelyfreeze.timing import BatchRecord, Pattern, RankBatches, misreading, rank_batches
+from timelyfreeze.timing import BatchRecord, Pattern, misreading, rank_batches
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class LoggedBatch:
-    """What is known of a pass before its times are read.
+    """What is known of a batch before its times are read.
 
     Attributes:
         step: Optimizer step it was part of.
         phase: What the step was for.
-        pattern: What it froze, if it was a pass of monitoring.
+        pattern: What it froze, if it was a batch of monitoring.
         is_cold: Whether it is one of the first batches after a change of phase or of plan.
         applied: What its masks really froze.
         cut: Microbatches whose input gradients were left out.
@@ -37,25 +43,6 @@ class LoggedBatch:
     is_cold: bool
     applied: Applied
     cut: Cut
-
-
-@dataclass(frozen=True)
-class BatchSummary:
-    """What has been measured since it was last told.
-
-    Attributes:
-        batches: Warm batches, as the other ranks want them.
-        phases: Which phases they belong to.
-        applied_stage_ratios: Mean frozen fraction of each stage's backwards in the current step.
-        applied_total: Sum and number of frozen fractions since the run began.
-        mask_hashes: Of all masks since then, by stage; equal masks have equal ones.
-    """
-
-    batches: RankBatches
-    phases: Set[Phase]
-    applied_stage_ratios: dict[int, float]
-    applied_total: tuple[float, int]
-    mask_hashes: Mapping[int, int]
 
 
 class BatchLog:
@@ -84,13 +71,13 @@ class BatchLog:
         self._step_applied = {}
 
     def add(self, logged: LoggedBatch) -> None:
-        """Take note of a pass that the recorder has just finished."""
+        """Take note of a batch that the recorder has just finished."""
         self._unread.append(logged)
         for stage, fractions in logged.applied.items():
             self._step_applied.setdefault(stage, []).extend(fractions.values())
 
     def add_masks(self, masks: Mapping[int, Mapping[int, NDArray[np.bool_]]]) -> None:
-        """Take note of what a pass is to freeze, by stage and microbatch."""
+        """Take note of what a batch is to freeze, by stage and microbatch."""
         for stage, of_stage in masks.items():
             mask_hash = self._mask_hashes.get(stage, 0)
             for microbatch, mask in sorted(of_stage.items()):
@@ -99,17 +86,14 @@ class BatchLog:
 
     def end_step(self) -> None:
         """Leave the step."""
-        fractions = [
-            fraction for per_stage in self._step_applied.values() for fraction in per_stage
-        ]
+        fractions = [each for per_stage in self._step_applied.values() for each in per_stage]
         total, count = self.applied_total
         self.applied_total = (total + sum(fractions), count + len(fractions))
 
     def read(self) -> list[tuple[ObservedBatch, Pattern | None]]:
         """Wait for the device and return the batches since the last call, oldest first.
 
-        Returns:
-            Each pass, and what it froze if it was one of monitoring.
+        With each comes what it froze if it was one of monitoring.
         """
         found = []
         for logged, record in zip(self._unread, self._recorder.drain(), strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from numpy.typing import ArrayLike
@@ -42,12 +42,7 @@ class ObservedBatch:
 
 
 def ratios_by_action(record: BatchRecord, applied: Applied) -> dict[Action, float]:
-    """Return the frozen fraction of each freezable action of ``record``.
-
-    Args:
-        record: A pass of one rank.
-        applied: What was frozen in that pass, of the rank's stages.
-    """
+    """Return the frozen fraction of each freezable action of one rank's batch."""
     return {
         action: applied[action.stage][action.microbatch]
         for action in record.durations_ms
@@ -56,25 +51,38 @@ def ratios_by_action(record: BatchRecord, applied: Applied) -> dict[Action, floa
 
 
 @dataclass(frozen=True)
+class BatchSummary:
+    """What a rank has measured since it was last told.
+
+    Attributes:
+        batches: Warm batches, as the other ranks want them.
+        phases: Which phases they belong to.
+        applied_stage_ratios: Mean frozen fraction of each stage's backwards in the current step.
+        applied_total: Sum and number of frozen fractions since the run began.
+        mask_hashes: Of all masks since then, by stage; equal masks have equal ones.
+    """
+
+    batches: RankBatches
+    phases: Set[Phase]
+    applied_stage_ratios: dict[int, float]
+    applied_total: tuple[float, int]
+    mask_hashes: Mapping[int, int]
+
+
+@dataclass(frozen=True)
 class RankMetrics:
     """What one rank tells the others when metrics are collected.
 
     Attributes:
-        batches: Its batches since the last collection.
-        applied_stage_ratios: Mean frozen fraction of its stages' backwards in the current step.
-        applied_total: Sum and number of frozen fractions since the run began.
+        log: Its batches since the last collection.
         score: Time a step spent on a policy's scores, milliseconds, and their bytes; None without
             a policy.
         updates: What is left of the updates of its tensors.
-        mask_hashes: Of all masks since the last collection, by stage.
     """
 
-    batches: RankBatches
-    applied_stage_ratios: Mapping[int, float]
-    applied_total: tuple[float, int]
+    log: BatchSummary
     score: tuple[float, int] | None
     updates: RankUpdates
-    mask_hashes: Mapping[int, int]
 
 
 @dataclass(frozen=True)
@@ -83,8 +91,8 @@ class CollectedMetrics:
 
     Attributes:
         batch_ms: Time of each measured batch, by phase, oldest first.
-        applied_stage_ratios: Mean frozen fraction of elements of each stage's backwards in the current
-            step.
+        applied_stage_ratios: Mean frozen fraction of elements of each stage's backwards in the
+            current step.
         average_freeze_ratio: Mean of the mask over steps, actions and elements since the run began
             (Sec. 4.2).
         score_ms_per_step: Time a step spent on a policy's scores since the last collection, on the
@@ -118,25 +126,17 @@ def collected(
     policy: Mapping[str, float],
     drift: float | None,
 ) -> CollectedMetrics:
-    """Put together what the ranks tell.
-
-    Args:
-        dag: Precedence graph that holds every action of ``ranks``.
-        ranks: One entry per process.
-        delays_ms: As for :func:`batch_times`.
-        policy: As in the result, as is ``drift``.
-        drift: See there.
-    """
+    """Put together what the ranks, one entry per process, tell; see :func:`batch_times`."""
     applied: dict[int, list[float]] = {}
     for rank in ranks:
-        for stage, fraction in rank.applied_stage_ratios.items():
+        for stage, fraction in rank.log.applied_stage_ratios.items():
             applied.setdefault(stage, []).append(fraction)
-    total = sum(rank.applied_total[0] for rank in ranks)
-    count = sum(rank.applied_total[1] for rank in ranks)
+    total = sum(rank.log.applied_total[0] for rank in ranks)
+    count = sum(rank.log.applied_total[1] for rank in ranks)
     scores = [rank.score for rank in ranks if rank.score is not None]
     energies = [rank.updates.energy for rank in ranks if rank.updates.energy is not None]
     return CollectedMetrics(
-        batch_ms=batch_times(dag, [rank.batches for rank in ranks], delays_ms),
+        batch_ms=batch_times(dag, [rank.log.batches for rank in ranks], delays_ms),
         applied_stage_ratios={s: sum(v) / len(v) for s, v in sorted(applied.items())},
         average_freeze_ratio=total / count if count else 0.0,
         score_ms_per_step=max((ms for ms, _ in scores), default=None),
@@ -154,15 +154,12 @@ def check_same_masks(ranks: Sequence[RankMetrics]) -> None:
     Masks are a pure function of what all of them know. Should they ever differ, gradients of
     different tensors would be reduced with each other, or a reduction would wait for ever.
 
-    Args:
-        ranks: One entry per process, in the order of their numbers.
-
     Raises:
         RuntimeError: If two processes differ, with both and the stage.
     """
     first: dict[int, tuple[int, int]] = {}
     for number, rank in enumerate(ranks):
-        for stage, mask_hash in rank.mask_hashes.items():
+        for stage, mask_hash in rank.log.mask_hashes.items():
             other, expected = first.setdefault(stage, (number, mask_hash))
             if mask_hash != expected:
                 raise RuntimeError(

@@ -76,7 +76,7 @@ class FreezeController:
 
     Attributes:
         state_type: Saves and restores what the controller knows.
-        on_batch: Called with each pass once its times are read, oldest first; set it to look on.
+        on_batch: Called with each batch once its times are read, oldest first; set it to look on.
 
     Raises:
         ValueError: If there is neither a plan to make nor a policy.
@@ -129,13 +129,7 @@ class FreezeController:
         self._warned = False
         self._log = BatchLog(recorder, exchange.rank)
         self._state = self.state_type(
-            order,
-            tuple(sorted(tables)),
-            exchange,
-            self._planner,
-            checks,
-            self._updates,
-            self._log,
+            order, tuple(sorted(tables)), exchange, self._planner, checks, self._updates, self._log
         )
         self._phase: Phase | None = None
         self._batches_in_phase = 0
@@ -201,11 +195,7 @@ class FreezeController:
     # -- the step ----------------------------------------------------------------------------------
 
     def begin_step(self, step: int) -> None:
-        """Enter an optimizer step.
-
-        Args:
-            step: Number of the step, from 1.
-        """
+        """Enter optimizer step ``step``; they count from 1."""
         self._step = step
         self._batch_index = 0
         self._log.begin_step()
@@ -293,13 +283,9 @@ class FreezeController:
     # -- what to freeze ----------------------------------------------------------------------------
 
     def planned_ratio(self, action: Action) -> float:
-        """Return the fraction of ``action``'s parameters to freeze in the current step.
+        """Return the fraction in [0, 1] of a backward's parameters to freeze in the current step.
 
-        Args:
-            action: A backward of the schedule.
-
-        Returns:
-            float: In [0, 1]; by the plan and Eq. 9, or what a policy chose that decides alone.
+        It follows from the plan and Eq. 9, or is what a policy chose that decides alone.
 
         Raises:
             ValueError: If the plan does not know the action.
@@ -321,11 +307,7 @@ class FreezeController:
         return {stage: sum(ratios) / len(ratios) for stage, ratios in sorted(sums.items())}
 
     def expected_batch_ms(self) -> float | None:
-        """Predict the time of a batch under the current step's ratios.
-
-        Returns:
-            Milliseconds, or None as long as there are no bounds.
-        """
+        """Predict the time of a batch under the current step's ratios, ms; None without bounds."""
         return None if self._in_force is None else self._in_force.expected_batch_ms(self._step)
 
     def collect(self, gradient_scale: float | None = None) -> CollectedMetrics:
@@ -338,28 +320,22 @@ class FreezeController:
             gradient_scale: What the gradients of the current step, which must still be there, have
                 to be multiplied with to undo clipping; None to measure none.
 
-        Returns:
-            The metrics of the whole pipeline, the same on every rank.
-
         Raises:
             RuntimeError: If processes that hold the same stage have frozen different tensors.
         """
         self._drain()
         checks, log = self._checks, self._log.take()
         mine = RankMetrics(
-            log.batches,
-            log.applied_stage_ratios,
-            log.applied_total,
+            log,
             None if checks is None else (checks.take_ms_per_step(), checks.n_bytes),
             self._updates.take(gradient_scale, self._drawn_ratio),
-            log.mask_hashes,
         )
         ranks: list[RankMetrics] = self._exchange.all_gather(mine)
         check_same_masks(ranks)
         drift = None
-        is_known = all(rank.batches.batches for rank in ranks)
+        is_known = all(rank.log.batches.batches for rank in ranks)
         if self._in_force is not None and log.phases == {Phase.STABLE} and is_known:
-            drift = self._in_force.drift([rank.batches for rank in ranks])
+            drift = self._in_force.drift([rank.log.batches for rank in ranks])
         return collected(
             self.dag,
             ranks,

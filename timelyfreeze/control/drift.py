@@ -18,8 +18,8 @@ from timelyfreeze.timing import DurationBounds, receiving
 
 Group = tuple[int, ActionKind]
 
-# Of a backward that takes less than this fraction of its unfrozen time, what is left is bookkeeping:
-# it may well take thrice as long as before, and says nothing of the work that is not there.
+# Of a backward that takes less than this fraction of its unfrozen time, what is left is
+# bookkeeping: it may take thrice as long as before, and says nothing of the work that is not there.
 _LEAST_SHARE = 0.1
 
 
@@ -54,16 +54,11 @@ def drifts(
 
 
 def forward_drift(drift: Mapping[Group, float]) -> float | None:
-    """Return how much longer forwards take than planned: the median over stages.
+    """Return how much longer forwards take than planned: the median over stages of :func:`drifts`.
 
     No freezing shortens them but in the first stage, which counts only where there is no other: one
-    that is frozen whole keeps nothing for a backward.
-
-    Args:
-        drift: As :func:`drifts` returns it.
-
-    Returns:
-        1 where the machine is as fast as it was; None if no forward was seen.
+    that is frozen whole keeps nothing for a backward. 1 where the machine is as fast as it was;
+    None if no forward was seen.
     """
     forwards = {stage: f for (stage, kind), f in drift.items() if kind is ActionKind.FORWARD}
     behind = [factor for stage, factor in forwards.items() if stage > 0]

@@ -1,4 +1,4 @@
-"""What a pass freezes in each backward: a pure function of step, pass, plan, decision and seed.
+"""What a batch freezes in each backward: a pure function of step, batch, plan, decision and seed.
 
 How much follows from the phase and the plan, which tensors from the policy or a draw. Replicas and
 resumed runs come to the same masks without talking.
@@ -28,7 +28,7 @@ from timelyfreeze.timing import pattern_of
 
 
 class BatchMasks:
-    """The masks of one pass on this rank.
+    """The masks of one batch on this rank.
 
     Args:
         settings: The user's choices.
@@ -37,10 +37,10 @@ class BatchMasks:
         plan: Says how much to freeze; None for a policy alone.
         checks: Say which tensors; None to draw at random. One of the two is there.
         step: Optimizer step, from 1.
-        batch_index: Number of the pass in its step, from 0.
+        batch_index: Number of the batch in its step, from 0.
 
     Attributes:
-        pattern: What the pass freezes, if it is one of monitoring.
+        pattern: What the batch freezes, if it is one of monitoring.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class BatchMasks:
         return {m: mask for m, mask in masks.items() if mask.any()} or NOTHING_FROZEN
 
     def _mask(self, action: Action) -> NDArray[np.bool_]:
-        """Return what the current pass freezes in one backward, bool, shape [n]."""
+        """Return what the current batch freezes in one backward, bool, shape [n]."""
         stage = action.stage
         units = self._units[stage]
         n = len(units.tensors.names)

@@ -29,8 +29,7 @@ def is_quick(n_actions: int, *, branches: bool = False) -> bool:
 
     Args:
         n_actions: Actions of the pipeline.
-        branches: Whether the plan looks for input gradients to skip, which takes seconds for any
-            pipeline.
+        branches: Whether the plan looks for input gradients to skip, which always takes seconds.
     """
     return n_actions <= MOST_ACTIONS_AT_ONCE and not branches
 
@@ -38,15 +37,8 @@ def is_quick(n_actions: int, *, branches: bool = False) -> bool:
 def automatic_delay(n_actions: int, n_ramp_steps: int, *, branches: bool = False) -> int:
     """Return after how many steps a plan is taken, where the user leaves that open.
 
-    Args:
-        n_actions: Actions of the pipeline.
-        n_ramp_steps: T_f - T_m.
-        branches: Whether the plan looks for input gradients to skip, which takes seconds for any
-            pipeline.
-
-    Returns:
-        0 for a pipeline that is solved at once. Otherwise a tenth of the ramp, 1 at least, within
-        which ratios would be small anyway; but never all of the ramp.
+    0 for a pipeline that is solved at once (:func:`is_quick`). Otherwise a tenth of the ramp, 1 at
+    least, within which ratios would be small anyway; but never all of its T_f - T_m steps.
     """
     if is_quick(n_actions, branches=branches):
         return 0

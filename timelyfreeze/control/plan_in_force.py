@@ -106,15 +106,10 @@ class PlanInForce:
     # -- what it says ------------------------------------------------------------------------------
 
     def ratio(self, action: Action, step: int) -> float:
-        """Return the freeze ratio that ``action`` has at ``step``, Eq. 9 included.
+        """Return the freeze ratio in [0, 1] that a backward has at ``step``, Eq. 9 included.
 
-        Args:
-            action: A backward of the schedule.
-            step: Optimizer step, from 1.
-
-        Returns:
-            float: In [0, 1]; 1 while the lower bound is measured, 0.5 in mixed monitoring as the
-            mean over opposite batches, 0 where there is no plan or freezing is switched off.
+        It is 1 while the lower bound is measured, 0.5 in mixed monitoring as the mean over opposite
+        batches, and 0 where there is no plan or freezing is switched off.
 
         Raises:
             ValueError: If the plan does not know the action.
@@ -135,11 +130,9 @@ class PlanInForce:
         return self._skip_depths if is_followed else {}
 
     def expected_batch_ms(self, step: int) -> float | None:
-        """Predict the time of a batch under the ratios of ``step``.
+        """Predict the time of a batch under the ratios of ``step``, milliseconds.
 
-        Returns:
-            Milliseconds, or None as long as there are no bounds, and in mixed monitoring, where one
-            batch is not like another.
+        None without bounds, and in mixed monitoring, where one batch is not like another.
         """
         phase = self._phases.phase(step)
         if self.bounds is None or self.plan is None or phase is Phase.MIXED:
@@ -154,11 +147,7 @@ class PlanInForce:
         return play_batch(self.dag, durations_ms, self._n_processors, delays_ms)[1]
 
     def drift(self, ranks: Sequence[RankBatches]) -> float | None:
-        """Return how much longer forwards take than in the bounds; None without a plan.
-
-        Args:
-            ranks: Stable batches of every process.
-        """
+        """Return how much longer stable forwards take than in the bounds; None without a plan."""
         if self.plan is None or self.bounds is None:
             return None
         observed_ms = slowest_durations(ranks)
@@ -189,7 +178,7 @@ class PlanInForce:
         return state
 
     def load_plain_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`plain_state` returned, in this version or before plans were remade.
+        """Restore what :meth:`plain_state` returned.
 
         Raises:
             ValueError: If the plan was made for another pipeline.

@@ -97,6 +97,8 @@ class Planner:
                 settings.first_stage, settings.skip_input_grads
             ),
         )
+        self._n_actions = len(self.in_force.dag.actions)
+        self._branches = self.choices.skip_input_grads == PLAN
         self._monitoring = Monitoring()
         self._transfers_ms: Mapping[tuple[int, int], float] = {}
         self._replanning = Replanning(settings, exchange, n_processors)
@@ -109,14 +111,7 @@ class Planner:
     def add(
         self, phase: Phase, pattern: Pattern | None, record: BatchRecord, *, cold: bool
     ) -> None:
-        """Take note of a pass.
-
-        Args:
-            phase: What its step was for.
-            pattern: What it froze, if it was a pass of monitoring.
-            record: What the recorder saw.
-            cold: Whether it is one of the first batches after a change of phase.
-        """
+        """Take note of a batch; ``pattern`` is what it froze if it was one of monitoring."""
         if pattern is not None and self.in_force.plan is None:
             self._monitoring.add(pattern, record, is_cold=cold)
         if phase is Phase.STABLE and self.in_force.plan is not None:
@@ -174,14 +169,6 @@ class Planner:
         return automatic_delay(self._n_actions, n_ramp_steps, branches=self._branches)
 
     @property
-    def _n_actions(self) -> int:
-        return len(self.in_force.dag.actions)
-
-    @property
-    def _branches(self) -> bool:
-        return self.choices.skip_input_grads == PLAN
-
-    @property
     def _has_times_alone(self) -> bool:
         """Whether times have been measured of which nothing has become yet."""
         return self.in_force.plan is None and self.failure is None and not self._monitoring.is_empty
@@ -218,7 +205,14 @@ class Planner:
         again, self._again = self._again, None
         self._monitoring.clear()
         if isinstance(answer, str):
-            self._without(answer, is_first=again is None)
+            if again is None:
+                self.failure = answer
+            elif self._exchange.rank == 0:
+                logger.warning(
+                    "Times have moved, but solving again brought no plan (%s); the one in force "
+                    "stays",
+                    answer,
+                )
             return
         if self.in_force.plan is None or again is None:
             plan = self.in_force.adopt(answer)
@@ -241,15 +235,6 @@ class Planner:
             gain = f"{100 * plan.gain:+.1f}%"
             least = f"{key('min_gain')} ({self._settings.min_gain:g})"
             self.in_force.switch_off(step, f"the plan promises {gain}, under {least}")
-
-    def _without(self, reason: str, *, is_first: bool) -> None:
-        if is_first:
-            self.failure = reason
-        elif self._exchange.rank == 0:
-            logger.warning(
-                "Times have moved, but solving again brought no plan (%s); the one in force stays",
-                reason,
-            )
 
     def follow(self, solution: Solution) -> None:
         """Put a plan in force that was made elsewhere; every rank must be given the same.
@@ -307,7 +292,7 @@ class Planner:
         return state
 
     def load_plain_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`plain_state` returned, in this version or before plans were remade.
+        """Restore what :meth:`plain_state` returned.
 
         Raises:
             ValueError: If the plan was made for another pipeline.

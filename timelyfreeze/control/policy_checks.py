@@ -211,14 +211,9 @@ def checks_for(
     exchange: Exchange,
     clock: Clock,
 ) -> PolicyChecks:
-    """Set up a policy for the stages of a rank; every rank must call this together.
+    """Set up a policy for a rank's stages, recorders attached; every rank must call this together.
 
-    Args:
-        stages: The rank's stages, recorders attached.
-        policy: The rule.
-        settings: The user's choices.
-        exchange: Talks to the other ranks, once here: everyone's names and sizes.
-        clock: Times the scoring.
+    Everyone's names and sizes are exchanged once here; ``clock`` times the scoring.
 
     Raises:
         ValueError: As :class:`PolicyChecks` and :func:`timelyfreeze.policies.layout.build_layout`.

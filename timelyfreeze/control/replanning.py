@@ -29,9 +29,9 @@ from timelyfreeze.timing import (
 )
 
 # As many of the last batches count, so that times are recent and a checkpoint stays small.
-_MOST_PASSES = 32
+_MOST_BATCHES = 32
 # A median of fewer says little.
-_FEWEST_PASSES = 5
+_FEWEST_BATCHES = 5
 # One re-measurement may fall into a bad moment of the machine.
 _LOW_IN_A_ROW = 2
 
@@ -100,6 +100,9 @@ class Replanning:
         settings: The user's choices.
         exchange: Talks to the other ranks.
         n_processors: As for :func:`check_drift`.
+
+    Attributes:
+        n_low: How many times in a row the gain was too low.
     """
 
     def __init__(
@@ -109,7 +112,7 @@ class Replanning:
         self._exchange = exchange
         self._n_processors = n_processors
         self._recent = Samples()
-        self._n_low = 0
+        self.n_low = 0
 
     def looks_at(self, step: int) -> bool:
         """Return whether times are compared at the end of ``step``, if there are enough."""
@@ -119,35 +122,25 @@ class Replanning:
     @property
     def has_enough(self) -> bool:
         """Whether there are enough batches to judge by; the same on every rank."""
-        return len(self._recent.warm) >= _FEWEST_PASSES
+        return len(self._recent.warm) >= _FEWEST_BATCHES
 
     def add(self, record: BatchRecord, *, is_cold: bool) -> None:
-        """Take note of a pass of the stable phase."""
+        """Take note of a batch of the stable phase."""
         if not is_cold and self._settings.replan_every > 0:
             self._recent.add(record, is_cold=False)
-            self._recent.keep_last(_MOST_PASSES)
+            self._recent.keep_last(_MOST_BATCHES)
 
     def forget(self) -> None:
         """Forget the batches: another plan is in force."""
         self._recent = Samples()
 
     def measure(
-        self,
-        dag: PipelineDag,
-        measured: DurationBounds,
-        bounds: DurationBounds,
-        plan: FreezePlan,
+        self, dag: PipelineDag, measured: DurationBounds, bounds: DurationBounds, plan: FreezePlan
     ) -> DriftCheck | None:
         """Compare the batches since the last time with the plan; every rank must call this.
 
-        Args:
-            dag: As for :func:`check_drift`, like all of them.
-            measured: Likewise.
-            bounds: Likewise.
-            plan: Likewise.
-
-        Returns:
-            The same on every rank; None if the clock of one of them misread.
+        Arguments are those of :func:`check_drift`. What it returns is the same on every rank; None
+        if the clock of one of them misread.
         """
         recent = zip(self._recent.warm, self._recent.spans_ms, strict=True)
         everyone = self._exchange.gather(
@@ -158,9 +151,8 @@ class Replanning:
             found = check_drift(dag, measured, bounds, plan, everyone, self._n_processors)
         self.forget()
         agreed: DriftCheck | None = self._exchange.broadcast(found)
-        if agreed is None:
-            return None
-        self._n_low = self._n_low + 1 if agreed.gain < self._settings.min_gain else 0
+        if agreed is not None:
+            self.n_low = self.n_low + 1 if agreed.gain < self._settings.min_gain else 0
         return agreed
 
     def has_moved(self, found: DriftCheck) -> bool:
@@ -169,27 +161,22 @@ class Replanning:
 
     def why_not(self, found: DriftCheck) -> str | None:
         """Return why freezing does not pay, once it has not for long enough."""
-        if self._n_low < _LOW_IN_A_ROW:
+        if self.n_low < _LOW_IN_A_ROW:
             return None
         return (
             f"the measured gain is {100 * found.gain:+.1f}% ({found.batch_ms:.1f} ms a batch, "
             f"{found.unfrozen_batch_ms:.1f} ms without freezing), under {key('min_gain')} "
-            f"({self._settings.min_gain:g}) {self._n_low} times in a row"
+            f"({self._settings.min_gain:g}) {self.n_low} times in a row"
         )
 
     def to_plain(self) -> dict[str, Any]:
-        """Return passes as plain data for a checkpoint."""
+        """Return batches as plain data for a checkpoint."""
         return self._recent.to_plain()
-
-    @property
-    def n_low(self) -> int:
-        """How many times in a row the gain was too low; for a checkpoint."""
-        return self._n_low
 
     def load_plain(self, batches: Mapping[str, Any], n_low: int) -> None:
         """Restore what :meth:`to_plain` and :attr:`n_low` returned."""
         self._recent = samples_from_plain(batches)
-        self._n_low = n_low
+        self.n_low = n_low
 
 
 def drift_to_plain(drift: Mapping[Group, float]) -> list[list[Any]]:

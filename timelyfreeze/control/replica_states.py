@@ -2,7 +2,7 @@
 
 Each process saves its own, ``rank_<number>``: what it measured is its own. All else is the same on
 every process that holds the same stages: replicas, and those that split a stage between them. So
-where as many processes go on, each takes its own state; otherwise one that all of a stage fraction, in
+where as many processes go on, each takes its own state; otherwise one that all of a stage share, in
 which the slowest process's times count, as they do in a plan. States are the plain data of
 ``FreezeController``.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 from timelyfreeze.schedule import Action, ScheduleOrder, order_from_csv, parse_action
 from timelyfreeze.settings import key
-from timelyfreeze.timing import median_of_each, samples_from_plain
+from timelyfreeze.timing import median_of_each, samples_from_plain, slowest
 
 RANK_KEY = "rank_"
 
@@ -59,13 +59,7 @@ def held_stages(states: Sequence[Mapping[str, Any]]) -> list[tuple[int, ...]] | 
 def pipeline_error(
     states: Sequence[Mapping[str, Any]], n_ranks: int, n_microbatches: int
 ) -> str | None:
-    """Return why a pipeline of this size cannot go on from ``states``; None if it can.
-
-    Args:
-        states: Of all processes.
-        n_ranks: Ranks of this run's pipeline.
-        n_microbatches: Microbatches of one of its batches.
-    """
+    """Return why a pipeline of this size cannot go on from all the states; None if it can."""
     held = held_stages(states)
     if held is not None and len(set(held)) != n_ranks:
         return (
@@ -84,14 +78,10 @@ def pipeline_error(
 
 
 def check_same_pipeline(states: Sequence[Mapping[str, Any]], order: ScheduleOrder) -> None:
-    """Refuse states of a pipeline with other stages, or of other microbatches.
-
-    Args:
-        states: Of all processes.
-        order: Declared order of this run's pipeline.
+    """Refuse states of all processes of a pipeline with other stages, or of other microbatches.
 
     Raises:
-        ValueError: Naming what differs.
+        ValueError: Naming what differs from the declared order.
     """
     error = pipeline_error(states, order.n_ranks, order.n_microbatches)
     if error is not None:
@@ -158,10 +148,7 @@ def state_of(
 
 
 def merge_replicas(states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return one state for all processes that hold the same stages.
-
-    Args:
-        states: Of processes that hold them, at least one.
+    """Return one state for all processes that hold the same stages, of which there is one at least.
 
     Raises:
         ValueError: If they have measured different numbers of batches.
@@ -173,10 +160,10 @@ def merge_replicas(states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         phase: _merge_samples([state["planner"]["samples"][phase] for state in states])
         for phase in merged["planner"]["samples"]
     }
-    links: dict[tuple[int, int], float] = {}
-    for state in states:
-        for a, b, transfer_ms in state["planner"].get("p2p_latency_ms", ()):
-            links[a, b] = max(transfer_ms, links.get((a, b), 0.0))
+    links = slowest(
+        {(a, b): transfer_ms for a, b, transfer_ms in state["planner"].get("p2p_latency_ms", ())}
+        for state in states
+    )
     p2p_latency_ms = [[*link, transfer_ms] for link, transfer_ms in links.items()]
     planner = {**merged["planner"], "samples": samples, "p2p_latency_ms": p2p_latency_ms}
     return {**merged, "planner": planner}
@@ -193,7 +180,8 @@ def _merge_samples(replicas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if len(counts) > 1:
             raise ValueError(
                 f"processes of the checkpoint that hold the same stages have measured "
-                f"{sorted(counts)} {half} batches, and must have measured equally many; {begin_anew()}"
+                f"{sorted(counts)} {half} batches, and must have measured equally many; "
+                f"{begin_anew()}"
             )
         medians_ms = [median_of_each(getattr(samples_from_plain(s), half)) for s in replicas]
         merged[half] = [
@@ -207,7 +195,7 @@ def _merge_samples(replicas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _slowest_times(
     batches: Sequence[Mapping[str, float]], medians_ms: Sequence[Mapping[Action, float]]
 ) -> dict[str, float]:
-    """Return the times of one pass: of each action, on the process whose median is highest."""
+    """Return the times of one batch: of each action, on the process whose median is highest."""
     times = {}
     for text in dict.fromkeys(text for one in batches for text in one):
         action = parse_action(text)

@@ -100,11 +100,7 @@ class Reporter:
         return metrics
 
     def report(self, step: int) -> FreezeReport:
-        """Return what is known now; every rank must call this together.
-
-        Args:
-            step: The last step that was begun, 1 or more.
-        """
+        """Return what is known after the last begun step; every rank must call this together."""
         controller, metrics = self._controller, self.collect()
         plan = controller.plan
         return FreezeReport(

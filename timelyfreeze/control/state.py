@@ -51,14 +51,12 @@ class FreezingState:
     log: BatchLog
 
     def save(self) -> dict[str, Any]:
-        """Return the state that a checkpoint holds.
+        """Return ``{"rank_<r>": text}`` for a checkpoint.
 
-        Returns:
-            ``{"rank_<r>": text}``, the text being JSON with the planner's state, the policy's
-            decision, sums of the average freeze ratio, counts of what was frozen and gradient
-            energies: they go under a key of this rank's own, since samples differ from rank to
-            rank. Besides, ``"score.<kind>.<parameter>"`` with a tensor for each vector that scores
-            are made from.
+        The text is JSON with the planner's state, the policy's decision, sums of the average freeze
+        ratio, counts of what was frozen and gradient energies: under a key of this rank's own,
+        since samples differ from rank to rank. Besides, ``"score.<kind>.<parameter>"`` with a
+        tensor for each vector that scores are made from.
         """
         state: dict[str, Any] = {
             "applied": list(self.log.applied_total),
@@ -75,11 +73,7 @@ class FreezingState:
         }
 
     def wanted(self, keys: Collection[str]) -> dict[str, Any]:
-        """Return what to load of a checkpoint: the states of all processes, and score vectors.
-
-        Args:
-            keys: What the checkpoint's freezing state has.
-        """
+        """Return what to load of a state with ``keys``: those of all processes, score vectors."""
         mine = [f"{RANK_KEY}{self.exchange.rank}"]
         return {**dict.fromkeys(rank_keys(keys) or mine, ""), **self._tensors()}
 
@@ -114,11 +108,7 @@ class FreezingState:
         return {self.exchange.rank: state}
 
     def own(self, states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Return the state that this process goes on from.
-
-        Args:
-            states: Of all processes that have saved one.
-        """
+        """Return the state that this process goes on from, of those of all that have saved one."""
         if len(states) != self.exchange.size:
             logger.info(
                 "Freezing goes on with %d processes where %d have stopped; of the times that they "

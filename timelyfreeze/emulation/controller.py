@@ -19,19 +19,12 @@ _BY_STAGE = {"tally", "energy"}
 
 
 def split_state(state: Mapping[str, Any], order: ScheduleOrder) -> list[dict[str, Any]]:
-    """Return what each rank would have saved.
+    """Return what each rank would have saved, given the state of a controller that holds all ranks.
 
     Action times go to the rank that holds the stage, and every rank's span of a batch is what the
     virtual clock says, counts and gradient energies of a stage too. Sums of the average freeze
     ratio are added over ranks when read, so the first rank gets them whole. Everything else is the
-    same on all ranks.
-
-    Args:
-        state: State of a controller that holds all ranks.
-        order: Declared order of the pipeline.
-
-    Returns:
-        list[dict[str, Any]]: One state for each rank, undone by ``merge_states``.
+    same on all ranks. ``merge_states`` undoes it.
     """
     parts = [
         {**state, "applied": state["applied"] if rank == 0 else [0.0, 0]}
@@ -53,15 +46,10 @@ def split_state(state: Mapping[str, Any], order: ScheduleOrder) -> list[dict[str
 
 
 def merge_states(parts: Sequence[Mapping[str, Any]], order: ScheduleOrder) -> dict[str, Any]:
-    """Return the state of a controller that holds all ranks.
+    """Return the state of a controller that holds all ranks, of their states in order.
 
-    Args:
-        parts: State of each rank, in the order of ranks.
-        order: Declared order of the pipeline.
-
-    Returns:
-        dict[str, Any]: Times of all ranks batch by batch; a batch lasts what the virtual clock
-        says, whether messages were measured or not.
+    Times of all ranks are put together batch by batch; a batch lasts what the virtual clock says,
+    whether messages were measured or not.
 
     Raises:
         ValueError: If ranks have measured different numbers of batches, or not all actions.

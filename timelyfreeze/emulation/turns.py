@@ -37,13 +37,6 @@ def merge_ranks(order: ScheduleOrder) -> tuple[Action, ...]:
     gradient took equally long, so activations of about as many microbatches are alive at once as in
     the pipeline itself. No action takes no time, so none starts before, or as, one that it needs.
 
-    Args:
-        order: A checked schedule.
-
-    Returns:
-        tuple[Action, ...]: Every action once: after all that it needs, those of a rank in their own
-        order.
-
     Raises:
         ScheduleError: If the schedule would hang.
     """
@@ -69,16 +62,9 @@ class VirtualBatch:
 
 
 def virtual_batch(dag: PipelineDag, durations_ms: Mapping[Action, float]) -> VirtualBatch:
-    """Play a batch through on a clock that all ranks share, each action lasting as measured.
+    """Play a batch through on a clock that all ranks share, each action lasting as measured, ms.
 
     An action starts once all that it waits for has ended; passing results on takes no time.
-
-    Args:
-        dag: Precedence graph of A actions on N ranks.
-        durations_ms: Measured time of each action, milliseconds.
-
-    Returns:
-        VirtualBatch: When the batch ends, and each rank's part of it.
 
     Raises:
         ValueError: If an action was not measured, or a duration is negative or not finite.

@@ -26,26 +26,8 @@ from timelyfreeze.files.table import (
 )
 
 __all__ = [
-    "MOST",
-    "Rules",
-    "append_rows",
-    "check_row",
-    "field_of",
-    "header",
-    "keys_of",
-    "list_of",
-    "listed",
-    "markdown_lines",
-    "markdown_table",
-    "number_of",
-    "parse_json",
-    "read_dataclass",
-    "read_object",
-    "read_table",
-    "shown",
-    "truth_of",
-    "whole_of",
-    "write_obstacle",
-    "write_table",
-    "write_whole",
-]
+    "MOST", "Rules", "append_rows", "check_row", "field_of", "header", "keys_of", "list_of",
+    "listed", "markdown_lines", "markdown_table", "number_of", "parse_json", "read_dataclass",
+    "read_object", "read_table", "shown", "truth_of", "whole_of", "write_obstacle",
+    "write_table", "write_whole",
+]  # fmt: skip

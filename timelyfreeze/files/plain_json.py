@@ -152,17 +152,13 @@ _FORMS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
     float: ("a number", _is_number),
     Mapping[str, str]: ("an object of texts", _object_of(_is_line)),
     Mapping[str, float]: ("an object of numbers", _object_of(_is_number)),
+    Mapping[str, Mapping[str, float]]: ("an object", lambda value: isinstance(value, dict)),
     Mapping[int, float]: ("an object of numbers by stage", _object_of(_is_number, str.isdecimal)),
 }
 
 
 def field_of(where: str, holder: Any, key: str) -> Any:
-    """Return what an object that was read from JSON has under ``key``.
-
-    Args:
-        where: Key of the object, for messages; empty for the whole.
-        holder: The object.
-        key: Which of its entries.
+    """Return the entry ``key`` of an object from JSON, itself under ``where``; "" for the whole.
 
     Raises:
         ValueError: If it is no object or has no such key.
@@ -221,13 +217,7 @@ def truth_of(where: str, value: Any) -> bool:
 
 
 def number_of(where: str, value: Any, *, least: float = -math.inf, most: float = math.inf) -> float:
-    """Return a number that was read from JSON, as a float.
-
-    Args:
-        where: File and key, for messages.
-        value: What stands there.
-        least: Smallest allowed.
-        most: Largest allowed.
+    """Return a number that was read from JSON at ``where``, as a float.
 
     Raises:
         ValueError: If it is no number, not finite, or outside of the limits.

@@ -74,11 +74,7 @@ def read_table(path: Path, kind: type[Row], rules: Rules | None = None) -> list[
 
 
 def check_row(row: Any, rules: Rules) -> None:
-    """Raise if a row has a value that its column cannot have.
-
-    Args:
-        row: Of a dataclass, with values of the types that it says.
-        rules: As for :func:`read_table`.
+    """Raise if a row, of a dataclass, has a value that its column cannot have (:func:`read_table`).
 
     Raises:
         ValueError: Naming the column, the value and the rule.

@@ -12,13 +12,6 @@ from timelyfreeze.masks.selection import (
 from timelyfreeze.masks.units import FreezeUnits, build_units
 
 __all__ = [
-    "FreezeUnits",
-    "ParameterTable",
-    "build_parameter_table",
-    "build_units",
-    "draw_all_or_nothing",
-    "draw_uniform",
-    "draw_whether",
-    "fit_to_ratio",
-    "mask_rng",
-]
+    "FreezeUnits", "ParameterTable", "build_parameter_table", "build_units",
+    "draw_all_or_nothing", "draw_uniform", "draw_whether", "fit_to_ratio", "mask_rng",
+]  # fmt: skip

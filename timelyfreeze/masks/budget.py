@@ -30,12 +30,10 @@ def fit_to_ratio(
 
     Args:
         table: The n tensors of the stage.
-        chosen: What the policy would freeze, bool, shape [n].
+        chosen: What the policy would freeze, bool, shape [n]. What is returned contains it, or is
+            part of it.
         ratio: Actual freeze ratio, in [0, 1].
         rng: Generator, from ``mask_rng``.
-
-    Returns:
-        NDArray[bool]: Shape [n]; a superset of ``chosen`` or a subset of it.
 
     Raises:
         ValueError: If ``ratio`` is not in [0, 1] or the shape is not [n].

@@ -25,17 +25,8 @@ def mask_rng(
     Every data-parallel replica, and a run resumed from a checkpoint, therefore draws the same
     masks without exchanging or storing any state. Philox is a counter-based generator: the
     arguments fill its key and the upper words of its counter, so two backwards never share a
-    stream, and there is no mixing of seeds that could collide.
-
-    Args:
-        seed: Seed of the run.
-        step: Optimizer step.
-        batch_index: Batch within the step (gradient accumulation).
-        microbatch: Microbatch within the batch.
-        stage: Pipeline stage.
-
-    Returns:
-        np.random.Generator: Fresh, at the start of its stream.
+    stream, and there is no mixing of seeds that could collide. Several batches in a step come from
+    gradient accumulation.
 
     Raises:
         ValueError: If an argument is not in [0, 2**64).
@@ -101,9 +92,6 @@ def build_parameter_table(named_sizes: Iterable[tuple[str, int]]) -> ParameterTa
 
     Args:
         named_sizes: Parameter name and number of elements of the whole tensor (not of a shard).
-
-    Returns:
-        ParameterTable: In the order given.
 
     Raises:
         ValueError: If a name occurs twice or a size is below 1.
@@ -204,8 +192,7 @@ def _settle_equals(
         frozen: Receives the decisions.
 
     Returns:
-        tuple[int | None, float]: The undecided tensor and its probability, or None if all are
-        decided.
+        The undecided tensor and its probability, or None if all are decided.
     """
     carried: int | None = None
     chance = 0.0
@@ -235,22 +222,11 @@ def _settle_equals(
 def draw_all_or_nothing(
     table: ParameterTable, ratio: float, rng: np.random.Generator
 ) -> NDArray[np.bool_]:
-    """Freeze the whole stage with probability ``ratio``, else nothing.
+    """Freeze the whole stage with probability ``ratio``, else nothing; bool, shape [n].
 
     For a stage whose backward only becomes shorter when all of it is frozen: the first one has no
     gradient to send on, and one live tensor near its input keeps its whole chain running. Each
-    tensor's probability is ``ratio``, as in ``draw_uniform``.
-
-    Args:
-        table: The n tensors of the stage.
-        ratio: Actual freeze ratio, in [0, 1]. 0 and 1 are exact and use no random numbers.
-        rng: Generator, from ``mask_rng``.
-
-    Returns:
-        NDArray[bool]: Shape [n]; all True or all False.
-
-    Raises:
-        ValueError: If ``ratio`` is not in [0, 1].
+    tensor's probability is ``ratio``, in [0, 1]; arguments and errors as for ``draw_uniform``.
     """
     return np.full(len(table.names), draw_whether(ratio, rng))
 
@@ -266,14 +242,7 @@ def draw_whether(ratio: float, rng: np.random.Generator) -> bool:
 
 
 def frozen_ratio(table: ParameterTable, mask: NDArray[np.bool_]) -> float:
-    """Fraction of the elements of a stage that a mask freezes.
-
-    Args:
-        table: The n tensors of the stage.
-        mask: Shape [n]; True where the tensor is frozen.
-
-    Returns:
-        float: In [0, 1]; 0 for a stage without parameters.
+    """Fraction of a stage's elements that a mask, shape [n], freezes; 0 for one without parameters.
 
     Raises:
         ValueError: If the shape of ``mask`` is not [n].

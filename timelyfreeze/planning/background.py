@@ -10,6 +10,7 @@ What goes in and comes out is pickled; function and arguments must be importable
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pickle
 import signal
@@ -18,10 +19,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, BinaryIO, Generic, ParamSpec, TypeVar
-
-from timelyfreeze.planning.parent_death import end_with_parent
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -29,6 +27,8 @@ _T = TypeVar("_T")
 _ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 # Not `-m`: the package imports this module before Python would run it.
 _START = f"from {__name__} import _answer_call; _answer_call()"
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class BackgroundError(RuntimeError):
@@ -108,14 +108,22 @@ class BackgroundCall(Generic[_T]):
         """Return itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Cancel what still runs."""
         self.cancel()
+
+
+def end_with_parent(parent_pid: int, with_signal: signal.Signals) -> None:
+    """Have the kernel send this process a signal when its parent ends; on Linux only.
+
+    Whoever is killed by SIGKILL ends nothing itself, so its children would go on without it. If the
+    parent has ended already, the signal is sent now.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, with_signal.value, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        os.kill(os.getpid(), with_signal)
 
 
 def _answer_call() -> None:

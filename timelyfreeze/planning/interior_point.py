@@ -49,14 +49,11 @@ class CertifiedRatios:
 
 
 def solve_by_interior_point(lp: FreezeLp, time_limit_s: float) -> Floats:
-    """Minimise P_d plus a small cost of freezing.
+    """Minimise P_d plus a small cost of freezing; return the R ratios.
 
     Args:
         lp: The program.
         time_limit_s: Limit on the solver's time, seconds. What it has by then counts.
-
-    Returns:
-        Ratios, shape [R].
 
     Raises:
         ImportError: If clarabel, or scipy, cannot be imported.
@@ -69,14 +66,9 @@ def solve_by_interior_point(lp: FreezeLp, time_limit_s: float) -> Floats:
 
 
 def solve_certified(lp: FreezeLp, time_limit_s: float) -> CertifiedRatios:
-    """Minimise P_d plus a small cost of freezing, as far as it gets.
+    """Minimise P_d as :func:`solve_by_interior_point` does, as far as it gets by the time limit.
 
-    Args:
-        lp: The program.
-        time_limit_s: Limit on the solver's time, seconds; what it has by then is returned.
-
-    Returns:
-        CertifiedRatios: Within all constraints, and with a lower bound on P_d.
+    The ratios are within all constraints, and there is a lower bound on P_d.
 
     Raises:
         ImportError: If clarabel, or scipy, cannot be imported.

@@ -16,17 +16,13 @@ Floats = NDArray[np.float64]
 
 
 def lower_bound(lp: FreezeLp, duals: Floats, latest: float) -> float:
-    """Return what P_d cannot fall below.
+    """Return what P_d cannot fall below: the optimum if ``duals`` are those of an optimum.
 
     Args:
         lp: The program.
         duals: Shape [rows]; above 0 for a lower bound of a row, below 0 for an upper one. Those of
             the other sign count for nothing.
         latest: A time that no start time needs to exceed; P_d without freezing.
-
-    Returns:
-        float: At most the P_d of every solution of the program, and the optimum if ``duals`` are
-        those of an optimum.
     """
     has_lower = np.isfinite(lp.row_lower)
     used = np.where(has_lower, np.maximum(duals, 0.0), np.minimum(duals, 0.0))
@@ -38,14 +34,7 @@ def lower_bound(lp: FreezeLp, duals: Floats, latest: float) -> float:
 
 
 def improved_lower_bound(lp: FreezeLp, rows: PrecedenceRows, duals: Floats, latest: float) -> float:
-    """Return ``lower_bound`` of duals that are nearly optimal, moved to where they lose least.
-
-    Args:
-        lp: The program.
-        rows: Its precedence rows.
-        duals: As for ``lower_bound``.
-        latest: As for ``lower_bound``.
-    """
+    """Return ``lower_bound`` of duals that are nearly optimal, moved to where they lose least."""
     duals = duals.copy()
     duals[: lp.n_precedence] = rows.raised(np.maximum(duals[: lp.n_precedence], 0.0))
     # What arrives at P_d may be what P_d costs, and no more.

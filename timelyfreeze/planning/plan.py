@@ -47,13 +47,7 @@ class FreezePlan:
         return dict(zip(self.actions, self.ratios.tolist(), strict=True))
 
     def ratio_of(self, action: Action) -> float:
-        """Expected freeze ratio of ``action``; 0 for one that cannot be frozen.
-
-        Args:
-            action: An action of the schedule.
-
-        Returns:
-            float: In [0, 1].
+        """Expected freeze ratio of ``action``, in [0, 1]; 0 for one that cannot be frozen.
 
         Raises:
             ValueError: If the plan does not know the action.
@@ -160,13 +154,7 @@ def plan_to_json(plan: FreezePlan) -> str:
 
 
 def plan_from_json(text: str) -> FreezePlan:
-    """Read a plan written by ``plan_to_json``.
-
-    Args:
-        text: The JSON text.
-
-    Returns:
-        FreezePlan: The same plan, every number to the last bit.
+    """Read a plan written by ``plan_to_json``, every number to the last bit.
 
     Raises:
         ValueError: If the text has another form; the message names the key and its value.

@@ -87,7 +87,7 @@ class PrecedenceRows:
     def unfreeze(
         self, ratios: Floats, may_fall: NDArray[np.bool_], *, whole: bool = False
     ) -> Floats:
-        """Lower ratios as far as the batch ends no later.
+        """Lower ratios, shape [R], as far as the batch ends no later.
 
         In the order of execution, each action takes the time that it finds before the latest start
         of what follows it. Afterwards no ratio can fall alone.
@@ -96,9 +96,6 @@ class PrecedenceRows:
             ratios: Shape [R].
             may_fall: Which of them may change.
             whole: Whether they fall to 0 or not at all.
-
-        Returns:
-            Ratios, shape [R], none above what it was.
         """
         latest = self.latest(ratios, float(self.earliest(ratios)[-1])).tolist()
         start = [0.0] * self._n_nodes
@@ -121,16 +118,10 @@ class PrecedenceRows:
         return np.array(lowered)
 
     def raised(self, duals: Floats) -> Floats:
-        """Raise dual values of rows until, at every action, as much leaves as arrives.
+        """Raise dual values of rows, none below 0, until at every action as much leaves as arrives.
 
         They are a flow along the edges. Where no action keeps any of it, start times, which have no
         upper bound, take nothing from the lower bound on P_d.
-
-        Args:
-            duals: At least 0, one for each row.
-
-        Returns:
-            Dual values, none below what it was.
         """
         flow = duals.tolist()
         arriving = [0.0] * self._n_nodes

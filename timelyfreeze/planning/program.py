@@ -186,8 +186,8 @@ def _check_caps(dag: PipelineDag, max_freeze_ratio: float | Sequence[float]) -> 
     caps = np.asarray(max_freeze_ratio, dtype=np.float64)
     if caps.shape not in ((), (dag.n_stages,)):
         raise ValueError(
-            f"{key('max_freeze_ratio')} has shape {caps.shape}; it must be one number, or one for each of the "
-            f"{dag.n_stages} stages"
+            f"{key('max_freeze_ratio')} has shape {caps.shape}; it must be one number, or one for "
+            f"each of the {dag.n_stages} stages"
         )
     outside = caps[~((caps >= 0.0) & (caps <= 1.0))]
     if outside.size:

@@ -70,13 +70,7 @@ def load(lp: FreezeLp, time_limit_s: float) -> highspy.Highs:
 
 
 def minimise(solver: highspy.Highs, lp: FreezeLp, cost: NDArray[np.float64], goal: str) -> None:
-    """Minimise a cost of the columns.
-
-    Args:
-        solver: Has the program.
-        lp: The program.
-        cost: Shape [columns].
-        goal: What the cost stands for, to be told in errors.
+    """Minimise a cost of the columns; ``goal`` says in errors what it stands for.
 
     Raises:
         LpError: If the solver stops short of an optimum.

@@ -38,17 +38,15 @@ _LONGEST_SEARCH_S = 20.0
 def choose_skip_depths(
     lp: FreezeLp, dag: PipelineDag, bounds: DurationBounds, time_limit_s: float
 ) -> dict[int, int]:
-    """Return the skip depths that make the batch end soonest, by microbatch.
+    """Return the skip depths, 1 or more, that make the batch end soonest, by microbatch.
+
+    Freezing these stages whole keeps every stage's budget. Empty if none was found in time.
 
     Args:
         lp: The program without skipped gradients.
         dag: Precedence graph of A actions.
         bounds: Bounds that ``lp`` was built from.
         time_limit_s: Limit on the solver's time, seconds.
-
-    Returns:
-        Depths of at least 1; the other microbatches are left out. Freezing these stages whole
-        keeps every stage's budget. Empty if none was found in time.
     """
     pairs = _pairs(lp, dag)
     if not pairs:

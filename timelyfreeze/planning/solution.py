@@ -31,6 +31,7 @@ from timelyfreeze.timing import (
     executed_order,
     halves,
     message_time,
+    slowest,
     slowest_replica,
     with_messages,
 )
@@ -91,9 +92,6 @@ def solve_from_times(
         declared: What the schedule says it runs. If something else ran, that counts.
         choices: What the plan is solved under.
 
-    Returns:
-        Solution: The order that ran, its graph, the bounds with message times, and the plan.
-
     Raises:
         ValueError: If times are missing or make no sense.
         LpError: If the solver ends without an optimum.
@@ -124,13 +122,7 @@ def bounds_from_times(
 ) -> tuple[ScheduleOrder, DurationBounds]:
     """Return the order that ran, and its bounds with what messages take.
 
-    Args:
-        ranks: Times of every process; data-parallel replicas may repeat actions.
-        declared: What the schedule says it runs. If something else ran, that counts.
-        n_processors: How many ranks of the pipeline can compute at once, or None.
-
-    Raises:
-        ValueError: If times are missing or make no sense.
+    Arguments and errors are those of :func:`solve_from_times`.
     """
     order = executed_order([rank.patterns[0].times for rank in ranks if rank.patterns], declared)
     if order != declared:
@@ -152,25 +144,13 @@ def bounds_from_times(
             ", ".join(str(a) for a in bounds.pinned[:4]),
             key("monitor"),
         )
-    bounds = replace(bounds, p2p_latency_ms=_slowest_transfers(ranks))
+    bounds = replace(bounds, p2p_latency_ms=slowest(rank.p2p_latency_ms for rank in ranks))
     p2p_overhead_ms = _message_time(dag, bounds, ranks, n_processors)
     return order, with_messages(dag, bounds, p2p_overhead_ms)
 
 
-def _slowest_transfers(ranks: Sequence[RankTimes]) -> dict[tuple[int, int], float]:
-    """Merge what all ranks know of links; of replicas that share one, the slowest counts."""
-    merged: dict[tuple[int, int], float] = {}
-    for times in ranks:
-        for link, transfer_ms in times.p2p_latency_ms.items():
-            merged[link] = max(transfer_ms, merged.get(link, 0.0))
-    return merged
-
-
 def _message_time(
-    dag: PipelineDag,
-    bounds: DurationBounds,
-    ranks: Sequence[RankTimes],
-    n_processors: float | None,
+    dag: PipelineDag, bounds: DurationBounds, ranks: Sequence[RankTimes], n_processors: float | None
 ) -> float:
     """Return the overhead of a message: the mean of what the batches of all patterns say.
 
@@ -233,11 +213,7 @@ def solution_from_plain(plain: Mapping[str, str]) -> Solution:
 
 
 def check_same_pipeline(planned: ScheduleOrder, declared: ScheduleOrder) -> None:
-    """Refuse a saved plan that was made for another pipeline.
-
-    Args:
-        planned: The order that the plan was made for.
-        declared: What this run's schedule says it runs; another order of the same actions will do.
+    """Refuse a saved plan that was made for another pipeline; another order of its actions will do.
 
     Raises:
         ValueError: If their actions differ.

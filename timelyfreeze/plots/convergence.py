@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -13,9 +12,9 @@ from timelyfreeze.plots.style import (
     BLUE,
     INK,
     ORANGE,
-    SMALL_POINTS,
     VERMILLION,
     WIDTH_INCHES,
+    annotate,
     house_style,
 )
 from timelyfreeze.records import StepRow, kappa_over_p_eff
@@ -25,14 +24,7 @@ _FREEZING = {phase.value for phase in FREEZING_PHASES}
 
 
 def convergence_figure(rows: Sequence[StepRow], title: str = "") -> Figure:
-    """Draw what a step costs, what it updates, and what both come to.
-
-    Args:
-        rows: Steps of the run.
-        title: Stands above.
-
-    Returns:
-        Figure: For ``style.save``.
+    """Draw what a step of a run costs, what it updates, and what both come to.
 
     Raises:
         ValueError: If neither of the two was measured.
@@ -51,42 +43,17 @@ def convergence_figure(rows: Sequence[StepRow], title: str = "") -> Figure:
         above, below = figure.subplots(2, 1, sharex=True)
         shade_phases(above, rows)
         shade_phases(below, rows, named=False)
-        look: dict[str, Any] = {"ms": 3, "lw": 1.4}
-        draw_by_phase(
-            above, rows, kappa, label="kappa: time of a step", color=BLUE, marker="o", **look
-        )
-        draw_by_phase(
-            above,
-            rows,
-            p_eff,
-            label="p_eff: gradient energy that is updated",
-            color=ORANGE,
-            marker="s",
-            **look,
-        )
+        for axes, values, label, color, marker in (
+            (above, kappa, "kappa: time of a step", BLUE, "o"),
+            (above, p_eff, "p_eff: gradient energy that is updated", ORANGE, "s"),
+            (below, ratios, "kappa / p_eff: time to a loss", VERMILLION, "D"),
+        ):
+            draw_by_phase(axes, rows, values, label=label, color=color, marker=marker, ms=3, lw=1.4)
         above.set_ylim(bottom=0)
         above.set_ylabel("fraction of the unfrozen step")
-        draw_by_phase(
-            below,
-            rows,
-            ratios,
-            label="kappa / p_eff: time to a loss",
-            color=VERMILLION,
-            marker="D",
-            **look,
-        )
         below.axhline(1.0, color=INK, lw=0.9, ls=(0, (4, 3)))
-        below.annotate(
-            "below this line freezing gets to a loss sooner",
-            (0.0, 1.0),
-            xycoords=("axes fraction", "data"),
-            xytext=(4, -3),
-            textcoords="offset points",
-            ha="left",
-            va="top",
-            fontsize=SMALL_POINTS,
-            color=INK,
-        )
+        text, place = "below this line freezing gets to a loss sooner", ("axes fraction", "data")
+        annotate(below, text, (0.0, 1.0), place, shift=(4, -3), color=INK, ha="left", va="top")
         below.set_ylim(bottom=0, top=max([1.4, *(1.08 * ratio for ratio in known)]))
         below.set_ylabel("of the run without freezing")
         below.set_xlabel("optimizer step")

@@ -21,13 +21,6 @@ def curves_figure(rows: Sequence[StepRow], title: str = "") -> Figure:
     Of an emulation, steps are those of the virtual clock. Throughput is drawn pale step by step,
     and as the median of ``_WINDOW`` steps of a phase, so that single steps do not hide the course.
 
-    Args:
-        rows: Steps of the run.
-        title: Stands above, such as what ran.
-
-    Returns:
-        Figure: For ``style.save``.
-
     Raises:
         ValueError: If there is no step.
     """

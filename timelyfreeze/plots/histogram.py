@@ -16,14 +16,7 @@ _MOST_COLUMNS = 4
 
 
 def histogram_figure(counts: Sequence[FrozenCount], title: str = "") -> Figure:
-    """Draw for each rank how many of its tensors were frozen how often.
-
-    Args:
-        counts: Every tensor of the model.
-        title: Stands above.
-
-    Returns:
-        Figure: For ``style.save``.
+    """Draw for each rank how many of the model's tensors were frozen how often.
 
     Raises:
         ValueError: If freezing has not begun.

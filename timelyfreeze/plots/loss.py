@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -37,9 +38,6 @@ def loss_figure(lines: Sequence[LossLine], title: str = "") -> Figure:
         lines: The run first; others, such as a reference, behind it.
         title: Stands above.
 
-    Returns:
-        Figure: For ``style.save``.
-
     Raises:
         ValueError: If no run has a loss.
     """
@@ -56,11 +54,7 @@ def loss_figure(lines: Sequence[LossLine], title: str = "") -> Figure:
             axes.grid(axis="y")
             axes.set_xlim(left=0)
         figure.suptitle(title, x=0.01, ha="left")
-        figure.legend(
-            *left.get_legend_handles_labels(),
-            loc="outside lower center",
-            ncols=2,
-        )
+        figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure
 
 
@@ -75,26 +69,12 @@ def _draw(left: Axes, right: Axes, line: LossLine, number: int) -> None:
         label += f", mean of {window} logged"
     validated = [row for row in line.rows if row.validation_loss is not None]
     validations = [row.validation_loss for row in validated if row.validation_loss is not None]
-    for axes, ends in (
-        (left, [float(row.step) for row in trained]),
-        (right, [row.seconds for row in trained]),
-    ):
+    point: Any = {"color": color, "marker": "o", "ms": 4, "lw": 0, "mec": FAINT_INK, "mew": 0.5}
+    for axes, place in ((left, "step"), (right, "seconds")):
+        ends = [float(getattr(row, place)) for row in trained]
         if window > 1:
             axes.plot(ends, losses, color=color, lw=0.7, alpha=0.35)
         axes.plot(ends[window - 1 :], means, color=color, ls=dash, lw=1.8, label=label)
-    for axes, at in (
-        (left, [float(row.step) for row in validated]),
-        (right, [row.seconds for row in validated]),
-    ):
         if validated:
-            axes.plot(
-                at,
-                validations,
-                color=color,
-                marker="o",
-                ms=4,
-                lw=0,
-                mec=FAINT_INK,
-                mew=0.5,
-                label=f"{line.label}: validation",
-            )
+            at = [float(getattr(row, place)) for row in validated]
+            axes.plot(at, validations, label=f"{line.label}: validation", **point)

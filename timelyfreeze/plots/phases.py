@@ -9,7 +9,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from timelyfreeze.plots.style import FAINT_INK, SMALL_POINTS
+from timelyfreeze.plots.style import FAINT_INK, annotate
 from timelyfreeze.records import StepRow
 from timelyfreeze.settings import Phase
 
@@ -60,12 +60,7 @@ def bands(rows: Sequence[StepRow]) -> list[Band]:
 
 
 def draw_by_phase(
-    axes: Axes,
-    rows: Sequence[StepRow],
-    values: Sequence[float | None],
-    *,
-    label: str,
-    **look: Any,
+    axes: Axes, rows: Sequence[StepRow], values: Sequence[float | None], *, label: str, **look: Any
 ) -> None:
     """Draw a curve over steps that breaks where a phase ends: what follows is another regime.
 
@@ -98,17 +93,7 @@ def shade_phases(axes: Axes, rows: Sequence[StepRow], *, named: bool = True) -> 
         axes.axvspan(begin, end, color=_SHADES[band.phase], lw=0, zorder=0)
         axes.axvline(begin, color=FAINT_INK, lw=0.5, zorder=0.5)
         if named:
-            axes.annotate(
-                WORDS[band.phase],
-                ((begin + end) / 2, 1.0),
-                xycoords=("data", "axes fraction"),
-                xytext=(0, 3),
-                textcoords="offset points",
-                ha="center",
-                va="bottom",
-                fontsize=SMALL_POINTS,
-                color=FAINT_INK,
-                annotation_clip=False,
-            )
+            at, place = ((begin + end) / 2, 1.0), ("data", "axes fraction")
+            annotate(axes, WORDS[band.phase], at, place, shift=(0, 3), ha="center", va="bottom")
     if rows:
         axes.set_xlim(rows[0].step - 0.5, rows[-1].step + 0.5)

@@ -17,9 +17,9 @@ from timelyfreeze.plots.style import (
     BLUE,
     FAINT_INK,
     ORANGE,
-    SMALL_POINTS,
     VERMILLION,
     WIDTH_INCHES,
+    annotate,
     house_style,
 )
 from timelyfreeze.records import ResponseRow
@@ -48,12 +48,11 @@ class AssumedLine:
 def assumed_lines(rows: Sequence[ResponseRow]) -> dict[str, AssumedLine]:
     """Return the lines through what was measured with nothing and with everything frozen.
 
+    They are by the way that the stage was frozen, which a profile names for the first stage and is
+    "" elsewhere. A way of which one end was not measured is left out.
+
     Args:
         rows: Of one stage and kind. Those of monitoring count, or of a profile.
-
-    Returns:
-        One line by the way that the stage was frozen, which a profile names for the first stage and
-        is "" elsewhere. A way of which one end was not measured is left out.
     """
     ways: dict[str, list[ResponseRow]] = {}
     for row in rows:
@@ -77,13 +76,6 @@ def response_figure(rows: Sequence[ResponseRow], title: str = "") -> Figure:
     """Draw each backward's time against the fraction of elements that it froze.
 
     Late microbatches are darker than early ones. The line is what a plan assumes.
-
-    Args:
-        rows: Backwards of a run, or the medians of a profile.
-        title: Stands above.
-
-    Returns:
-        Figure: For ``style.save``.
 
     Raises:
         ValueError: If there is no backward.
@@ -125,7 +117,7 @@ def _draw_stage(axes: Axes, rows: Sequence[ResponseRow]) -> None:
         of_kind = [row for row in rows if row.kind == kind]
         if not of_kind:
             continue
-        whole = [row for row in of_kind if not row.cut]
+        whole, cut = ([r for r in of_kind if bool(r.cut) is is_cut] for is_cut in (False, True))
         # No edges: hundreds of points lie close together.
         axes.scatter(
             [row.fraction for row in whole],
@@ -136,7 +128,6 @@ def _draw_stage(axes: Axes, rows: Sequence[ResponseRow]) -> None:
             linewidths=0,
         )
         axes.plot([], [], color=color, marker=marker, ms=4, lw=0, label=word)
-        cut = [row for row in of_kind if row.cut]
         if cut:
             axes.plot(
                 [row.fraction for row in cut],
@@ -180,12 +171,4 @@ def _leave_out_outliers(axes: Axes, times_ms: Sequence[float]) -> None:
     beyond = sum(time_ms > top_ms for time_ms in times_ms)
     axes.set_ylim(0, top_ms if top_ms > 0.0 else None)
     if beyond:
-        axes.annotate(
-            f"{beyond} slower",
-            (1.0, 1.0),
-            xycoords="axes fraction",
-            ha="right",
-            va="top",
-            fontsize=SMALL_POINTS,
-            color=FAINT_INK,
-        )
+        annotate(axes, f"{beyond} slower", (1.0, 1.0), "axes fraction", ha="right", va="top")

@@ -102,10 +102,7 @@ def _figure(run_folder: Path, timelines: Sequence[Timeline]) -> Figure:
 
 def _measured(run_folder: Path) -> list[Timeline]:
     """Return what was measured, in the order of phases."""
-    timelines = []
-    for file in timeline_files(run_folder):
-        timelines.append(_of(file, timeline_from_json))
-    return timelines
+    return [_of(file, timeline_from_json) for file in timeline_files(run_folder)]
 
 
 def _no_measured(run_folder: Path) -> str:

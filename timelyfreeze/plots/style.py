@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -76,6 +77,31 @@ def house_style() -> Iterator[None]:
         yield
 
 
+def annotate(
+    axes: Axes,
+    text: str,
+    at: tuple[float, float],
+    within: str | tuple[str, str],
+    *,
+    shift: tuple[float, float] = (0, 0),
+    color: str = FAINT_INK,
+    **look: Any,
+) -> None:
+    """Write small text beside a place of a plot.
+
+    Args:
+        axes: Where.
+        text: What.
+        at: The place.
+        within: What the place is measured in, as matplotlib's ``xycoords``.
+        shift: From the place to the text, points.
+        color: Of the text.
+        look: Alignment and the like, as for ``Axes.annotate``.
+    """
+    look |= {"fontsize": SMALL_POINTS, "color": color, "annotation_clip": False}
+    axes.annotate(text, at, shift, xycoords=within, textcoords="offset points", **look)
+
+
 def save(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
     """Write a plot as PNG and SVG; whoever reads meanwhile sees the old files or the new ones.
 
@@ -83,9 +109,6 @@ def save(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
         figure: What to save.
         folder: Where; made if it does not exist.
         name: File name without ending.
-
-    Returns:
-        The two files.
     """
     svg = io.BytesIO()
     with house_style():

@@ -25,11 +25,11 @@ from timelyfreeze.plots.style import (
     LANE,
     PURPLE,
     SKY,
-    SMALL_POINTS,
     TEXT_POINTS,
     TITLE_POINTS,
     VERMILLION,
     YELLOW,
+    annotate,
     house_style,
 )
 from timelyfreeze.records import KIND_WORDS, Block, Timeline
@@ -65,9 +65,6 @@ def timeline_figure(timelines: Sequence[Timeline], title: str = "") -> Figure:
     Args:
         timelines: The batch without freezing first: later ones are compared with it.
         title: Stands above all, such as the schedule.
-
-    Returns:
-        Figure: For ``style.save``.
 
     Raises:
         ValueError: If there is nothing to draw.
@@ -113,9 +110,7 @@ def _figure_width(timelines: Sequence[Timeline]) -> float:
 def batch_title(timeline: Timeline, reference: Timeline | None) -> str:
     """Return what stands above a batch: what it is, its time and its bubbles.
 
-    Args:
-        timeline: The batch.
-        reference: The batch that it is compared with; None for the first one.
+    The first one has no ``reference``; others are compared with it.
     """
     text = f"{timeline.origin.capitalize()}, {timeline.words}: "
     text += f"batch {timeline.batch_ms:.4g} ms"
@@ -142,17 +137,8 @@ def _draw_batch(ax: Axes, timeline: Timeline, lane_inches: float, points_per_ms:
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
     for rank, fraction in enumerate(timeline.rank_bubbles):
-        ax.annotate(
-            f"{100 * fraction:.0f}% idle",
-            (1.0, rank),
-            xytext=(4, 0),
-            xycoords=("axes fraction", "data"),
-            textcoords="offset points",
-            va="center",
-            fontsize=SMALL_POINTS,
-            color=FAINT_INK,
-            annotation_clip=False,
-        )
+        place = ("axes fraction", "data")
+        annotate(ax, f"{100 * fraction:.0f}% idle", (1.0, rank), place, shift=(4, 0), va="center")
 
 
 # -- blocks ----------------------------------------------------------------------------------------
@@ -226,10 +212,7 @@ def _draw_critical_path(ax: Axes, timeline: Timeline) -> None:
     for before, after in pairwise(stretches):
         down = np.sign(after[0].rank - before[0].rank) * _LANE_HEIGHT / 2
         lines.append(
-            [
-                (before[-1].end_ms, before[0].rank + down),
-                (after[0].start_ms, after[0].rank - down),
-            ]
+            [(before[-1].end_ms, before[0].rank + down), (after[0].start_ms, after[0].rank - down)]
         )
     ax.add_collection(LineCollection(lines, colors=BLACK, linewidths=_OUTLINE, zorder=4))
 

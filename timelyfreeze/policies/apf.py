@@ -172,9 +172,6 @@ def _next_periods(
         stable: Whether the score is below the threshold, shape [n].
         periods: For how many checks a tensor was last frozen, shape [n].
         left: For how many more checks it stays frozen, 0 for live ones, shape [n].
-
-    Returns:
-        The new periods and the new numbers of checks left.
     """
     judged = left == 0
     periods = np.where(judged, np.where(stable, periods + 1, periods // 2), periods)

@@ -1,6 +1,6 @@
 """The whole model as freezing methods see it: every tensor, its stage and its layer, in one order.
 
-A pipeline rank holds a few stages; a method that freezes the front of the model, or a fraction of all
+A pipeline rank holds a few stages; a method that freezes the front of the model, or a part of all
 tensors, needs to know the others' too. Notation: n tensors, L layers (transformer blocks).
 """
 
@@ -40,16 +40,10 @@ class ModelLayout:
         return np.flatnonzero(self.stages == stage)
 
     def prefix(self, n_layers: int) -> NDArray[np.bool_]:
-        """Mark the tensors of the first layers.
+        """Mark the tensors of the first ``n_layers`` transformer blocks; bool, shape [n].
 
         The embedding goes with the first layer: while it is trained, the chain of input gradients
         has to run through everything behind it, and freezing the front would save little.
-
-        Args:
-            n_layers: How many transformer blocks from the front, in [0, L].
-
-        Returns:
-            NDArray[bool]: Shape [n].
 
         Raises:
             ValueError: If there are not so many layers.
@@ -63,14 +57,7 @@ class ModelLayout:
         return self.layers < n_layers
 
     def layer_sums(self, values: ArrayLike) -> NDArray[np.float64]:
-        """Add up a number per tensor to one per transformer block.
-
-        Args:
-            values: Shape [n].
-
-        Returns:
-            NDArray[float64]: Shape [L]; embedding and head are left out.
-        """
+        """Add up a number per tensor, shape [n], to one per transformer block, shape [L]."""
         in_blocks = (self.layers >= 0) & (self.layers < self.n_layers)
         sums = np.zeros(self.n_layers, dtype=np.float64)
         np.add.at(sums, self.layers[in_blocks], np.asarray(values, dtype=np.float64)[in_blocks])
@@ -87,21 +74,12 @@ def build_layout(stages: Mapping[int, Sequence[tuple[str, int]]]) -> ModelLayout
     Args:
         stages: For every stage, names and numbers of elements of its parameters, in order.
 
-    Returns:
-        ModelLayout: In the order of stages.
-
     Raises:
         ValueError: If a name occurs twice, a layer is spread over places that are not next to each
             other, or no name has a number.
     """
-    names: list[str] = []
-    sizes: list[int] = []
-    stage_of: list[int] = []
-    for stage in sorted(stages):
-        for name, size in stages[stage]:
-            names.append(name)
-            sizes.append(size)
-            stage_of.append(stage)
+    tensors = [(stage, name, size) for stage in sorted(stages) for name, size in stages[stage]]
+    names = [name for _, name, _ in tensors]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"parameter {twice!r} is in the model twice; names must be unique")
@@ -128,8 +106,8 @@ def build_layout(stages: Mapping[int, Sequence[tuple[str, int]]]) -> ModelLayout
         )
     return ModelLayout(
         names=tuple(names),
-        sizes=_read_only(sizes),
-        stages=_read_only(stage_of),
+        sizes=_read_only([size for _, _, size in tensors]),
+        stages=_read_only([stage for stage, _, _ in tensors]),
         layers=_read_only(layers),
         n_layers=len(order),
     )

@@ -35,13 +35,7 @@ def known_methods() -> list[str]:
 
 
 def parse_method(text: str) -> Method | None:
-    """Read a method's name.
-
-    Args:
-        text: ``none``, ``timelyfreeze``, the name of a policy, or ``timelyfreeze+<policy>``.
-
-    Returns:
-        Method: None for ``none``.
+    """Read a method: ``none``, ``timelyfreeze``, a policy, or ``timelyfreeze+<policy>``.
 
     Raises:
         ValueError: If the name is unknown.

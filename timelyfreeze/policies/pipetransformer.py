@@ -7,7 +7,7 @@ Models", 2021. At check T the prefix has the length (Sec. 3.1, Eq. 1)
 
 with g_l the gradient of block l in the step of the check. Where the equation leaves a choice:
 
-- It is kept as a real number and its whole part is frozen; see :func:`timelyfreeze.policies.prefix.grow`.
+- It is kept as a real number and its whole part is frozen; see :func:`grow` (``prefix``).
 - The argmin counts layers up to and with the block of the smallest norm. Counting those in front of
   it only, the first block could never be frozen as long as its own norm is the smallest.
 """
@@ -34,7 +34,7 @@ from timelyfreeze.settings import key
 @register_policy("pipetransformer", whole_layers=True)
 @dataclass(frozen=True)
 class PipeTransformer:
-    """Freeze a fraction of the live blocks at each check, no further than the smallest gradient norm.
+    """Freeze a fraction of the live blocks at each check, no further than the smallest gradient.
 
     The last block always stays live. The paper calls alpha = 1/3 conservative, with accuracy as
     without freezing or better; 2/5 and 1/2 were faster and lost a little.

@@ -138,9 +138,6 @@ def register_policy(
         whole_layers: Whether each of its decisions freezes all tensors of a transformer block or
             none. Only then can it be used with blocks that are compiled.
 
-    Returns:
-        A decorator that returns the class as it is.
-
     Raises:
         ValueError: If the name is taken or unfit, or the class is not a dataclass.
     """

@@ -22,30 +22,17 @@ _ROUNDING = 1e-9
 
 
 def layer_norms(layout: ModelLayout, square_sums: ArrayLike) -> NDArray[np.float64]:
-    """Norm of each transformer block, all its tensors taken as one vector.
-
-    Args:
-        layout: The n tensors of the model.
-        square_sums: Sum of squares of each tensor, shape [n].
-
-    Returns:
-        NDArray[float64]: Shape [L].
-    """
+    """Norm of each of the L blocks as one vector, from its tensors' sums of squares, shape [n]."""
     return np.sqrt(layout.layer_sums(square_sums))
 
 
 def relative_change(
     change: NDArray[np.float64], before: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Divide a change by what was there before.
+    """Divide a change, shape [m], by what was there before, which is not negative.
 
-    Args:
-        change: Shape [m].
-        before: Shape [m], not negative.
-
-    Returns:
-        NDArray[float64]: Shape [m]. Where there was nothing before: 0 if there is no change, else
-            ``LARGEST_CHANGE``, whatever the sign: what has only begun to move is not stable.
+    Where there was nothing before, it is 0 if there is no change, else ``LARGEST_CHANGE``, whatever
+    the sign: what has only begun to move is not stable.
     """
     ratios = np.where(change == 0.0, 0.0, LARGEST_CHANGE)
     return np.divide(change, before, out=ratios, where=before != 0.0)
@@ -65,27 +52,19 @@ def grow(length: float, n_layers: int, rate: float, wanted: int) -> float:
     good once ``rate`` times the live layers is below 1.
 
     Args:
-        length: Length of the prefix so far, in layers, in [0, L].
+        length: Length of the prefix so far, in layers, in [0, L]; it never becomes less.
         n_layers: L.
         rate: Fraction of the live layers that one check may freeze at most, in (0, 1).
         wanted: Layers that the measure of the method would freeze.
-
-    Returns:
-        float: The new length, never less than ``length``.
     """
     bound = length + rate * (n_layers - length)
     return min(bound, max(float(wanted), length))
 
 
 def whole_layers(length: float, n_layers: int) -> int:
-    """Return how many layers a prefix of real-valued length freezes.
+    """Return how many layers a prefix of real-valued length, from :func:`grow`, freezes.
 
-    Args:
-        length: As :func:`grow` returns it.
-        n_layers: L.
-
-    Returns:
-        int: Whole layers, at most L - 1: a bounded prefix comes ever closer to L without reaching
-            it, until its distance is lost in rounding.
+    They are at most L - 1: a bounded prefix comes ever closer to L without reaching it, until its
+    distance is lost in rounding.
     """
     return min(math.floor(length + _ROUNDING), n_layers - 1)

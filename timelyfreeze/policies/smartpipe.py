@@ -7,7 +7,7 @@ Sec. III. At check K a live block l has the gradient norm difference (Definition
 
 with g_K the sum of its gradients since the check before. The live blocks from the front with
 eta_l below tau, up to the first that is not, are candidates (Definition 3); of the live blocks, no
-more than a fraction lambda is frozen at a check (Definition 4, Eq. 4, whose length is kept as a real
+more than a fraction lambda is frozen at a check (Definition 4, Eq. 4, whose length is a real
 number; see :func:`timelyfreeze.policies.prefix.grow`). What is frozen stays frozen.
 
 The paper reads a small eta as a block that has learned. Two values help to choose tau: eta is 0 for

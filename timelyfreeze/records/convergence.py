@@ -67,13 +67,10 @@ def passed_energy(update_frequency: ArrayLike, energy: ArrayLike) -> PassedEnerg
 
 
 def mean_p_eff(measured: Iterable[tuple[float, float]]) -> float | None:
-    """Return the average effective update probability, Eq. 28.
+    """Return the average effective update probability, Eq. 28; None if there was no energy.
 
     Args:
         measured: p_eff and total gradient energy of each moment it was measured at.
-
-    Returns:
-        Their mean by energy; None if there was no energy.
     """
     pairs = list(measured)
     total = sum(energy for _, energy in pairs)

@@ -59,10 +59,9 @@ def running_means(values: Sequence[float], window: int) -> list[float]:
 
 
 def last_running_mean(curve: Sequence[tuple[float, float]], window: int) -> float | None:
-    """Return the loss that a curve of (seconds, loss) ends with.
+    """Return the mean of the last ``window`` losses of a curve of (seconds, loss).
 
-    Returns:
-        Mean of the last ``window`` losses; None if there are fewer, or it is not finite.
+    None if there are fewer, or it is not finite.
     """
     means = running_means([loss for _, loss in curve], window)
     return means[-1] if means and math.isfinite(means[-1]) else None
@@ -73,9 +72,7 @@ def seconds_to_reach(
 ) -> float | None:
     """Return when the running mean of a curve of (seconds, loss) comes down to ``target``.
 
-    Returns:
-        Seconds of the last loss of the first ``window`` whose mean is not above the target; None
-        if there is none.
+    That is at the last loss of the first ``window`` whose mean is not above it; else None.
     """
     means = running_means([loss for _, loss in curve], window)
     ends = [seconds for seconds, _ in curve[window - 1 :]]

@@ -1,7 +1,7 @@
 """Timelines: what every rank of a pipeline did, or would do, in one batch, and when.
 
 A timeline is what plots and traces are made of. It is either predicted, from a plan and the
-bounds it was made from, or measured, from one pass as all ranks saw it.
+bounds it was made from, or measured, from one batch as all ranks saw it.
 """
 
 from __future__ import annotations
@@ -162,10 +162,7 @@ class SeenBatch:
 
 
 def predicted_timelines(
-    dag: PipelineDag,
-    bounds: DurationBounds,
-    plan: FreezePlan,
-    n_processors: float | None = None,
+    dag: PipelineDag, bounds: DurationBounds, plan: FreezePlan, n_processors: float | None = None
 ) -> tuple[Timeline, Timeline]:
     """Return the batch that a plan was made for: without freezing, and under the plan.
 
@@ -206,24 +203,24 @@ def measured_timeline(
     step: int | None = None,
     p2p_latency_ms: Mapping[tuple[int, int], float] | None = None,
 ) -> Timeline:
-    """Put together one pass from what each process saw of it.
+    """Put together one batch from what each process saw of it.
 
     Processes share no clock. Their clocks are set so that nothing begins before what it waits for
     has ended and arrived; messages in both directions leave a range of such settings, of which the
-    middle is taken (:func:`timelyfreeze.timing.clock_alignment.clock_offsets`). What the plot shows as idle is
-    each rank's own; how lanes lie to each other is right to half of what messages there and back
-    take beyond ``p2p_latency_ms``. Where one process ran the actions of all ranks, as in an
-    emulation, there is one clock and nothing to set.
+    middle is taken (``clock_offsets``). What the plot shows as idle is each rank's own; how lanes
+    lie to each other is right to half of what messages there and back take beyond
+    ``p2p_latency_ms``. Where one process ran the actions of all ranks, as in an emulation, there is
+    one clock and nothing to set.
 
     Args:
         declared: Tells which rank holds each stage; the order that ran takes its place.
         processes: Every process of the run, in the order of their numbers. Of data-parallel
             replicas the first to hold a stage counts, which is one and the same replica where
             processes of a stage are numbered one after the other.
-        phase: What the pass is an example of.
-        step: Optimizer step of the pass.
-        p2p_latency_ms: What messages between ranks take, as in ``DurationBounds``; None where that is
-            not known.
+        phase: What the batch is an example of.
+        step: Optimizer step of the batch.
+        p2p_latency_ms: What messages between ranks take, as in ``DurationBounds``; None where
+            that is not known.
 
     Raises:
         ValueError: If the processes together did not see every action of a pipeline once.
@@ -292,16 +289,8 @@ def critical_positions(
     """Return the chain of actions that the batch waited for, by position in ``dag.actions``.
 
     From the action that ends last, back to the one it waited for longest, and so on. Unlike
-    ``dag.critical_path`` it looks at when actions ended and not at how long they take, so it holds
-    for measured batches and for ranks that fraction processors.
-
-    Args:
-        dag: Precedence graph of A actions and E edges.
-        end_ms: When each action ended, shape [A].
-        delays_ms: What messages along the edges take, shape [E].
-
-    Returns:
-        From the first action of the chain to the last.
+    ``dag.critical_path`` it looks at when actions ended, shape [A], and not at how long they take,
+    so it holds for measured batches and for ranks that share processors.
     """
     end = np.asarray(end_ms, dtype=np.float64)
     delays = {

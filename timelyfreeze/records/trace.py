@@ -26,14 +26,7 @@ _NS_PER_US = 1e3
 
 
 def trace_to_json(timelines: Sequence[Timeline]) -> str:
-    """Write timelines as one trace, an event a line.
-
-    Args:
-        timelines: Shown from top to bottom in this order.
-
-    Returns:
-        The text of the file.
-    """
+    """Write timelines, shown from top to bottom, as one trace, an event a line."""
     lines = ",\n".join(json.dumps(event) for event in trace_events(timelines))
     return f'{{"displayTimeUnit": "ms", "traceEvents": [\n{lines}\n]}}\n'
 

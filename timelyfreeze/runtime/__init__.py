@@ -1,4 +1,4 @@
-"""The backward that skips work: stages, masked backwards, clocks. Private names of torch are in ``torch_pipelining`` alone."""
+"""The backward that skips work; private names of torch are in ``torch_pipelining`` alone."""
 
 from timelyfreeze.runtime.change_meter import ChangeMeter
 from timelyfreeze.runtime.compiled_blocks import CompiledBlocks
@@ -26,33 +26,10 @@ from timelyfreeze.runtime.transfers import measure_transfers
 from timelyfreeze.runtime.update_meter import RankUpdates, UpdateMeter, frozen_counts
 
 __all__ = [
-    "NOTHING_FROZEN",
-    "ActionRecorder",
-    "ChangeMeter",
-    "Clock",
-    "CompiledBlocks",
-    "Exchange",
-    "FreezingStage",
-    "GradientEnergy",
-    "GridExchange",
-    "RankUpdates",
-    "UpdateMeter",
-    "adopt_stages",
-    "clock_for",
-    "forward_only",
-    "frozen_counts",
-    "greet_other_ranks_alone",
-    "has_loss",
-    "known_schedules",
-    "masked_full_backward",
-    "measure_transfers",
-    "named_order",
-    "places_stages_in_v",
-    "read_order",
-    "run_batches_in",
-    "run_in_order",
-    "splits_backward",
-    "stages_of",
-    "stages_per_rank",
-    "step_ratios",
-]
+    "NOTHING_FROZEN", "ActionRecorder", "ChangeMeter", "Clock", "CompiledBlocks", "Exchange",
+    "FreezingStage", "GradientEnergy", "GridExchange", "RankUpdates", "UpdateMeter",
+    "adopt_stages", "clock_for", "forward_only", "frozen_counts", "greet_other_ranks_alone",
+    "has_loss", "known_schedules", "masked_full_backward", "measure_transfers", "named_order",
+    "places_stages_in_v", "read_order", "run_batches_in", "run_in_order", "splits_backward",
+    "stages_of", "stages_per_rank", "step_ratios",
+]  # fmt: skip

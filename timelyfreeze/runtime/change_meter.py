@@ -43,18 +43,14 @@ class ChangeMeter:
         self._names = [name for name, _ in named_parameters]
         self._parameters = [parameter for _, parameter in named_parameters]
         self._measurement = measurement
-        kinds = []
-        if measurement.source is Source.UPDATES:
-            kinds.append("weights")
-        if measurement.source is Source.GRADIENTS:
-            kinds.append("sum")
-        if Metric.MEAN_ABS_SUM in measurement.metrics:
-            kinds.append("mean")
-        if Metric.DIFFERENCE_SQUARE_SUM in measurement.metrics:
-            kinds.append("previous")
-        self._vectors = {
-            kind: [_zeros(p, on_host, dtype) for p in self._parameters] for kind in kinds
+        is_kept = {
+            "weights": measurement.source is Source.UPDATES,
+            "sum": measurement.source is Source.GRADIENTS,
+            "mean": Metric.MEAN_ABS_SUM in measurement.metrics,
+            "previous": Metric.DIFFERENCE_SQUARE_SUM in measurement.metrics,
         }
+        kinds = [kind for kind, kept in is_kept.items() if kept]
+        self._vectors = {k: [_zeros(p, on_host, dtype) for p in self._parameters] for k in kinds}
 
     @property
     def n_bytes(self) -> int:
@@ -81,8 +77,7 @@ class ChangeMeter:
     def take(self) -> dict[Metric, list[float]]:
         """Take the metrics of the interval that ends now and begin the next.
 
-        Returns:
-            For each metric one number per parameter, over all of a sharded tensor.
+        Each has one number per parameter, over all of a sharded tensor.
         """
         rows = [self._take_one(i) for i in range(len(self._parameters))]
         columns = torch.stack([torch.stack(row) for row in rows])

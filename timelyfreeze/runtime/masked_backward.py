@@ -73,16 +73,10 @@ def _differentiable(outputs: Any, grads: Any) -> Iterator[tuple[Tensor, Tensor |
 
 
 def accumulation_nodes(parameters: Iterable[Tensor]) -> set[Node]:
-    """Return the graph nodes that add gradients to ``parameters``.
+    """Return the graph nodes that add gradients to ``parameters``, leaves that require grad.
 
     Autograd makes such a node when a parameter is first used and keeps one per parameter; a view is
     the public way to reach it.
-
-    Args:
-        parameters: Leaf tensors that require grad.
-
-    Returns:
-        One node for each distinct parameter.
     """
     nodes = set()
     for parameter in parameters:
@@ -97,19 +91,12 @@ def accumulation_nodes(parameters: Iterable[Tensor]) -> set[Node]:
 def drop_frozen(
     param_groups: Sequence[dict[str, Any]], frozen_nodes: set[Node]
 ) -> list[dict[str, Any]]:
-    """Leave only live parameters in the groups that a split backward's weight pass works through.
+    """Leave only live parameters in the groups that a split backward's weight half works through.
 
     A group collects the parameters reached from the same intermediate nodes, as *nodes*, in no
-    order that lines up with the module's parameters; so they are told apart by node. A group
-    without a live parameter is left out with all its work. Groups are copied, the caller's stay as
-    they are.
-
-    Args:
-        param_groups: What torch's input half of a split backward left to the weight half.
-        frozen_nodes: From ``accumulation_nodes``.
-
-    Returns:
-        The groups with at least one live parameter, in their order.
+    order that lines up with the module's parameters; so they are told apart by node
+    (``accumulation_nodes``). A group without a live parameter is left out with all its work. Groups
+    are copied, the caller's stay as they are.
     """
     kept = []
     for group in param_groups:

@@ -53,17 +53,15 @@ class HostClock:
     def wait(self, mark: float) -> None:
         """Return at once: a host mark has always been reached."""
 
-    def work_ms(self, start: float, end: float) -> float:
-        """Return ``end - start``: on a core of its own a rank always works."""
-        return end - start
-
     def elapsed_ms(self, start: float, end: float) -> float:
         """Return ``end - start``."""
         return end - start
 
+    work_ms = elapsed_ms  # on a core of its own a rank always works
+
 
 class SharedHostClock:
-    """A CPU clock for ranks that fraction cores.
+    """A CPU clock for ranks that share cores.
 
     Work is the process's processor time: the time a rank waits for a core, or sleeps until a
     message comes, is not part of its actions, but what it spends on messages is, since other ranks
@@ -113,13 +111,11 @@ class CudaClock:
         """Wait until the stream has passed the event."""
         mark.synchronize()
 
-    def work_ms(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        """Return the device time between two events."""
-        return float(start.elapsed_time(end))
-
     def elapsed_ms(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
         """Return the device time between two events."""
         return float(start.elapsed_time(end))
+
+    work_ms = elapsed_ms
 
 
 def clock_for(device: torch.device, *, shared: bool = False, lone: bool = False) -> Clock:
@@ -154,7 +150,7 @@ class ActionRecorder:
 
     @contextmanager
     def recorded_batch(self) -> Iterator[None]:
-        """Record the actions that run inside as one pass; a pass that raises is discarded."""
+        """Record the actions that run inside as one batch; a batch that raises is discarded."""
         self._current = []
         try:
             yield
@@ -188,11 +184,7 @@ class ActionRecorder:
             yield
 
     def drain(self) -> list[BatchRecord]:
-        """Wait for the device where it lags behind and hand out what was recorded.
-
-        Returns:
-            The batches finished since the last call, oldest first.
-        """
+        """Wait for the device where it lags behind and hand out the batches, oldest first."""
         finished, self._finished = self._finished, []
         if finished:
             self._clock.wait(finished[-1][-1][2])

@@ -83,12 +83,9 @@ class FreezingStage(PipelineStage):
         return [(wrappers.sub("", name), p) for name, p in self.submod.named_parameters()]
 
     def freeze(
-        self,
-        masks: Mapping[int, NDArray[np.bool_]],
-        *,
-        without_input_grads: Collection[int] = (),
+        self, masks: Mapping[int, NDArray[np.bool_]], *, without_input_grads: Collection[int] = ()
     ) -> None:
-        """Set what the coming pass freezes.
+        """Set what the coming batch freezes.
 
         Args:
             masks: For each microbatch a mask, shape [n_parameters], in the order of
@@ -103,7 +100,7 @@ class FreezingStage(PipelineStage):
         self.applied_ratios = {}
 
     def freeze_nothing(self) -> None:
-        """Forget the masks of the last pass, keeping what it reported as applied."""
+        """Forget the masks of the last batch, keeping what it reported as applied."""
         self._masks = NOTHING_FROZEN
         self._without_input_grads = ()
         self._chain_ends.clear()
@@ -247,7 +244,7 @@ class FreezingStage(PipelineStage):
         return list(self.submod.parameters())
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
-        """Reduce the pass's gradients over data-parallel replicas, masked ones included."""
+        """Reduce the batch's gradients over data-parallel replicas, masked ones included."""
         if self._active and isinstance(self.submod, FSDPModule):
             settle_unsharded_gradients(self.submod)
         super().perform_reduce_grad(grad_scale_factor)

@@ -1,7 +1,7 @@
 """The one place that touches private names of torch's pipelining and FSDP.
 
-Written against torch 2.11 to 2.13; ``tests/timelyfreeze/runtime/test_torch_pipelining.py`` fails when one
-of them moves.
+Written against torch 2.11 to 2.13; ``tests/timelyfreeze/runtime/test_torch_pipelining.py`` fails
+when one of them moves.
 """
 
 from __future__ import annotations
@@ -30,19 +30,13 @@ _KINDS = {kind.value: kind for kind in ActionKind}
 
 
 def read_order(schedule: Any) -> ScheduleOrder:
-    """Return the order in which a torch schedule object executes compute actions.
+    """Return the order in which a torch schedule object executes compute actions, a row per rank.
 
     Multi-stage and CSV schedules carry their order as data, with sends, receives, shard handling,
     idle steps and overlap containers in between; those are filtered out and containers flattened.
     GPipe and 1F1B run hand-written loops beside which torch keeps an order for drawing; in 2.13 the
     one of 1F1B differs on the last rank from what the loop does, so for these two the order comes
     from our own generators, which follow the loops.
-
-    Args:
-        schedule: A schedule object of ``torch.distributed.pipelining``.
-
-    Returns:
-        ScheduleOrder: One row per pipeline rank, compute actions only.
 
     Raises:
         ValueError: If the schedule's type is unknown, or (as ``ScheduleError``) its order is not
@@ -70,11 +64,8 @@ def named_order(
     Args:
         schedule_name: As in ``parallelism.pipeline_parallel_schedule``, in any case.
         n_ranks: Pipeline ranks, 1 or more.
-        n_microbatches: Microbatches of a pass.
+        n_microbatches: Microbatches of a batch.
         stages_per_rank: 1 for GPipe and 1F1B, 2 or more for the others.
-
-    Returns:
-        ScheduleOrder: One row per pipeline rank, compute actions only.
 
     Raises:
         ValueError: If torch or our generators cannot build the schedule from these numbers.
@@ -117,13 +108,10 @@ def known_schedules() -> tuple[str, ...]:
 
 
 def stages_per_rank(schedule_name: str) -> int | None:
-    """Return how many stages upstream gives each rank by default.
+    """Return how many stages, 1 or 2, upstream gives each rank by default; None if unknown.
 
     Args:
         schedule_name: As in ``parallelism.pipeline_parallel_schedule``, in any case.
-
-    Returns:
-        1 or 2, or None for an unknown schedule.
     """
     if schedule_name.lower() not in (name.lower() for name in SCHEDULES):
         return None
@@ -165,17 +153,9 @@ def run_batches_in(
     around: Callable[[], AbstractContextManager[None]],
     timed: Callable[[], AbstractContextManager[None]],
 ) -> Callable[[], None]:
-    """Have every training batch of a schedule run in a context, and its losses in another.
+    """Have every training batch of a schedule run in ``around()``, and each loss in ``timed()``.
 
-    Batches of ``schedule.eval`` run as before.
-
-    Args:
-        schedule: A schedule object of ``torch.distributed.pipelining``.
-        around: Makes what a batch runs in.
-        timed: Makes what each microbatch's loss is computed in.
-
-    Returns:
-        A function that puts everything back.
+    Batches of ``schedule.eval`` run as before. What is returned puts everything back.
     """
     run, loss_fn = schedule._step_microbatches, schedule._loss_fn
 
@@ -203,7 +183,7 @@ def run_in_order(schedule: Any, actions: Sequence[Action]) -> None:
     Args:
         schedule: A multi-stage schedule object of ``torch.distributed.pipelining`` that was built
             in a group of one rank.
-        actions: Every action of a pass, each after all that it needs.
+        actions: Every action of a batch, each after all that it needs.
 
     Raises:
         ValueError: If the schedule's stages are not those of ``actions``, or it is of a kind that
@@ -220,9 +200,7 @@ def run_in_order(schedule: Any, actions: Sequence[Action]) -> None:
     order = {
         0: [
             torch_schedules._Action(
-                action.stage,
-                torch_schedules._ComputationType(action.kind.value),
-                action.microbatch,
+                action.stage, torch_schedules._ComputationType(action.kind.value), action.microbatch
             )
             for action in actions
         ]
@@ -232,13 +210,10 @@ def run_in_order(schedule: Any, actions: Sequence[Action]) -> None:
 
 
 def greet_other_ranks_alone(stages: Iterable[Any]) -> None:
-    """Keep stages from sending a first message to their own rank, which gloo refuses.
+    """Keep new stages from sending a first message to their own rank, which gloo refuses.
 
-    Before the first pass torch 2.11 lets every stage exchange a number with its neighbours, also
+    Before the first batch torch 2.11 lets every stage exchange a number with its neighbours, also
     where these are on the same rank. torch 2.13 leaves that out.
-
-    Args:
-        stages: Pipeline stages that have not run yet.
     """
     for stage in stages:
         stage._get_init_p2p_neighbors_ops = partial(_to_others, stage._get_init_p2p_neighbors_ops)
@@ -259,9 +234,6 @@ def forward_only(schedule: Any) -> Iterator[None]:
     What remains is sent and received in the order in which it was before, on every rank, so a
     schedule that cannot hang does not begin to. FSDP's parameters are gathered before a stage's
     first forward and let go after its last.
-
-    Args:
-        schedule: A schedule object of ``torch.distributed.pipelining``.
     """
     order = getattr(schedule, "pipeline_order_with_comms", None)
     if order is None:
@@ -315,10 +287,7 @@ def settle_unsharded_gradients(module: FSDPModule) -> None:
 
     A weight pass that leaves a parameter out in one microbatch and not in another leaves its
     gradient partly in the unsharded parameter and partly in the accumulator, which FSDP2's own
-    reduction asserts against.
-
-    Args:
-        module: The sharded module, between its last backward and the reduction.
+    reduction asserts against. Call it between a module's last backward and the reduction.
     """
     for state in fully_shard.state(module)._state_ctx.all_states:
         groups = getattr(state, "_fsdp_param_groups", None)  # a list since torch 2.13

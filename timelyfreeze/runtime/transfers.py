@@ -2,7 +2,7 @@
 
 Ranks share no clock, so a message is sent there and back and half of that time counts. Nobody
 computes meanwhile, and no other message is on its way but those of data-parallel replicas: what a
-busy rank adds to a message is not its way but its overhead, which :mod:`timelyfreeze.timing.p2p_costs` finds.
+busy rank adds to a message is its overhead, which :mod:`timelyfreeze.timing.p2p_costs` finds.
 """
 
 from __future__ import annotations
@@ -29,20 +29,11 @@ def pipeline_links(order: ScheduleOrder) -> list[tuple[int, int]]:
 
 
 def measure_transfers(
-    stages: Sequence[FreezingStage],
-    order: ScheduleOrder,
-    exchange: Exchange,
-    device: torch.device,
+    stages: Sequence[FreezingStage], order: ScheduleOrder, exchange: Exchange, device: torch.device
 ) -> dict[tuple[int, int], float]:
     """Time a message of the size that stages send over every link of the pipeline.
 
     Every rank must call this at the same time, between two batches.
-
-    Args:
-        stages: This rank's stages, after a training batch.
-        order: The pipeline's order.
-        exchange: Talks to all ranks.
-        device: Where messages lie.
 
     Returns:
         Milliseconds by sending and receiving rank, both ways, of the links that this rank timed:

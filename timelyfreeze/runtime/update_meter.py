@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from timelyfreeze.masks import ParameterTable
 from timelyfreeze.records import FrozenCount, PassedEnergy, passed_energy
 from timelyfreeze.runtime.gradient_energy import GradientEnergy
 from timelyfreeze.runtime.tally import Count, FreezeTally, StepFreezing
-from timelyfreeze.settings import Phase
 
 
 @dataclass(frozen=True)
@@ -37,8 +35,8 @@ class StageCount:
     count: Count
 
 
-class UpdateMeter:
-    """Follows the updates of a rank's tensors along the steps.
+class UpdateMeter(FreezeTally):
+    """Follows the updates of a rank's tensors along the steps: their counts, and gradient energy.
 
     Args:
         tables: Tensors of the rank's stages.
@@ -52,21 +50,8 @@ class UpdateMeter:
         n_microbatches: int,
         energy: GradientEnergy | None,
     ) -> None:
-        self._tables = tables
-        self._tally = FreezeTally(tables, n_microbatches)
+        super().__init__(tables, n_microbatches)
         self._energy = energy
-
-    def begin_step(self, step: int, phase: Phase) -> None:
-        """Begin a step."""
-        self._tally.begin_step(step, phase)
-
-    def add_batch(self, masks: Mapping[int, Mapping[int, NDArray[np.bool_]]]) -> None:
-        """Take note of what a batch froze, by stage and microbatch."""
-        self._tally.add_batch(masks)
-
-    def end_step(self) -> None:
-        """End a step."""
-        self._tally.end_step()
 
     def take(
         self, gradient_scale: float | None, drawn_ratio: Callable[[int], float | None]
@@ -79,7 +64,7 @@ class UpdateMeter:
             drawn_ratio: Gives the probability that the current step's masks freeze a tensor of a
                 stage, mean over its backwards; None where masks are not drawn evenly.
         """
-        return RankUpdates(self._tally.take_steps(), self._passed(gradient_scale, drawn_ratio))
+        return RankUpdates(self.take_steps(), self._passed(gradient_scale, drawn_ratio))
 
     def _passed(
         self, gradient_scale: float | None, drawn_ratio: Callable[[int], float | None]
@@ -89,12 +74,12 @@ class UpdateMeter:
         Energies are those from before this step where there are any: what a step's masks have left
         of its gradients goes together with these masks.
         """
-        recent = self._tally.take_recent()
+        recent = self.take_recent()
         if self._energy is None:
             return None
         is_first = not self._energy.is_complete
         if gradient_scale is not None and is_first:
-            self._energy.measure(self._tally.step, gradient_scale)
+            self._energy.measure(self.step, gradient_scale)
         passed = PassedEnergy(0.0, 0.0)
         for stage, count in recent.items():
             ratio = drawn_ratio(stage)
@@ -102,19 +87,19 @@ class UpdateMeter:
             frequency = count.update_frequency if ratio is None else drawn
             passed += passed_energy(frequency, self._energy.energy[stage])
         if gradient_scale is not None and not is_first:
-            self._energy.measure(self._tally.step, gradient_scale)
+            self._energy.measure(self.step, gradient_scale)
         return passed
 
     def counts(self) -> dict[int, StageCount]:
         """Return how often each tensor was frozen since freezing began, by stage."""
-        since = self._tally.since_freezing.items()
+        since = self.since_freezing.items()
         return {stage: StageCount(self._tables[stage], count) for stage, count in since}
 
     # -- checkpoint --------------------------------------------------------------------------------
 
     def plain_state(self) -> dict[str, Any]:
         """Return ``{"tally": ..., "energy": ...}``, each with an entry for every stage."""
-        state = {"tally": self._tally.plain_state()}
+        state = {"tally": super().plain_state()}
         if self._energy is not None:
             state["energy"] = self._energy.plain_state()
         return state
@@ -125,7 +110,7 @@ class UpdateMeter:
         Checkpoints from before this was kept have neither part; counts begin anew then.
         """
         if "tally" in plain:
-            self._tally.load_plain_state(plain["tally"])
+            super().load_plain_state(plain["tally"])
         if self._energy is not None and "energy" in plain:
             self._energy.load_plain_state(plain["energy"])
 

@@ -22,23 +22,8 @@ from timelyfreeze.schedule.order import (
 from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
 
 __all__ = [
-    "Action",
-    "ActionKind",
-    "PipelineDag",
-    "ScheduleError",
-    "ScheduleOrder",
-    "build_dag",
-    "build_order",
-    "check_delays",
-    "check_durations",
-    "critical_path",
-    "edge_delays",
-    "gpipe_order",
-    "makespan",
-    "one_f_one_b_order",
-    "order_from_csv",
-    "order_to_csv",
-    "parse_action",
-    "parse_order",
-    "start_times",
-]
+    "Action", "ActionKind", "PipelineDag", "ScheduleError", "ScheduleOrder", "build_dag",
+    "build_order", "check_delays", "check_durations", "critical_path", "edge_delays",
+    "gpipe_order", "makespan", "one_f_one_b_order", "order_from_csv", "order_to_csv",
+    "parse_action", "parse_order", "start_times",
+]  # fmt: skip

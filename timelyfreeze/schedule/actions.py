@@ -57,9 +57,6 @@ def parse_action(text: str) -> Action:
     Args:
         text: Stage, one of the letters F, B, I, W, microbatch; for example ``3B5``.
 
-    Returns:
-        Action: The action that prints as ``text``.
-
     Raises:
         ValueError: If ``text`` has another form.
 

@@ -78,9 +78,6 @@ def build_dag(order: ScheduleOrder) -> PipelineDag:
     Args:
         order: A checked schedule.
 
-    Returns:
-        PipelineDag: Actions, edges and a topological order.
-
     Raises:
         ScheduleError: If the actions wait for each other in a circle, so that the schedule would
             hang; the message names the actions of one circle.
@@ -152,19 +149,7 @@ def start_times(
 def makespan(
     dag: PipelineDag, durations_ms: ArrayLike, delays_ms: ArrayLike | None = None
 ) -> float:
-    """Batch time P_d: when the last action finishes.
-
-    Args:
-        dag: Precedence graph of A actions and E edges.
-        durations_ms: Duration of each action, shape [A], milliseconds.
-        delays_ms: As in ``start_times``.
-
-    Returns:
-        float: Milliseconds from the start of the batch.
-
-    Raises:
-        ValueError: As ``start_times``.
-    """
+    """Batch time P_d, milliseconds: when the last action finishes; arguments as ``start_times``."""
     start = start_times(dag, durations_ms, delays_ms)
     return float(np.max(start + np.asarray(durations_ms, np.float64)))
 
@@ -175,18 +160,7 @@ def critical_path(
     """A chain of actions, each starting as the one before arrives, that lasts the whole batch.
 
     Where several chains are equally long, the one found depends only on the order of ``actions``.
-
-    Args:
-        dag: Precedence graph of A actions.
-        durations_ms: Duration of each action, shape [A], milliseconds.
-        delays_ms: As in ``start_times``.
-
-    Returns:
-        tuple[Action, ...]: From the first action of the chain to the last; durations, and delays
-        between them, sum to ``makespan``.
-
-    Raises:
-        ValueError: As ``start_times``.
+    Durations, and delays between them, sum to ``makespan``; arguments as ``start_times``.
     """
     finish = start_times(dag, durations_ms, delays_ms) + np.asarray(durations_ms, np.float64)
     delays = _delays_before(dag, delays_ms)
@@ -205,18 +179,11 @@ def critical_path(
 def check_durations(
     dag: PipelineDag, durations_ms: ArrayLike, name: str = "durations_ms"
 ) -> NDArray[np.float64]:
-    """Return ``durations_ms`` as a float64 array after checking it against ``dag``.
-
-    Args:
-        dag: Precedence graph of A actions.
-        durations_ms: One number per action.
-        name: What to call the numbers in an error.
-
-    Returns:
-        NDArray[float64]: Shape [A], milliseconds.
+    """Return ``durations_ms`` as a float64 array, shape [A], after checking it against ``dag``.
 
     Raises:
-        ValueError: If the shape is not [A], or a number is negative or not finite.
+        ValueError: If the shape is not [A], or a number is negative or not finite. Its text calls
+            them ``name``.
     """
     durations = np.asarray(durations_ms, dtype=np.float64)
     if durations.shape != (len(dag.actions),):
@@ -236,15 +203,12 @@ def check_durations(
 def edge_delays(
     dag: PipelineDag, p2p_latency_ms: Mapping[tuple[int, int], float]
 ) -> NDArray[np.float64]:
-    """Return the time that the message along each edge takes.
+    """Return the time that the message along each edge takes, shape [E], milliseconds.
 
     Args:
         dag: Precedence graph of E edges.
         p2p_latency_ms: By sending and receiving rank; 0 where missing. Edges within a rank carry no
             message.
-
-    Returns:
-        NDArray[float64]: Shape [E], milliseconds.
     """
     links = dag.ranks[dag.edges]
     return np.array(

@@ -62,9 +62,6 @@ def build_order(ranks: Sequence[Sequence[Action]]) -> ScheduleOrder:
     Args:
         ranks: For each pipeline rank, its compute actions in execution order.
 
-    Returns:
-        ScheduleOrder: The same actions, known to be complete and ordered within each rank.
-
     Raises:
         ScheduleError: If a rank is empty; the stages are not 0..S-1, each on exactly one rank; a
             (stage, microbatch) lacks its forward or its backward (one B, or one I and one W),
@@ -91,9 +88,6 @@ def parse_order(rows: Sequence[str]) -> ScheduleOrder:
     Args:
         rows: For each rank a text such as ``"0F0 0F1 0B0 0B1"``.
 
-    Returns:
-        ScheduleOrder: The checked order.
-
     Raises:
         ScheduleError: If a word is not an action, or the order fails ``build_order``.
 
@@ -115,11 +109,7 @@ def order_to_csv(order: ScheduleOrder) -> str:
 def order_from_csv(text: str) -> ScheduleOrder:
     """Read an order from CSV, one row per rank; the layout of torch's compute-only schedule files.
 
-    Args:
-        text: Rows of actions. Empty cells are bubbles and are skipped; blank lines at the end too.
-
-    Returns:
-        ScheduleOrder: The checked order.
+    Empty cells are bubbles and are skipped; blank lines at the end too.
 
     Raises:
         ScheduleError: If a cell is not an action, or the order fails ``build_order``.
@@ -128,7 +118,8 @@ def order_from_csv(text: str) -> ScheduleOrder:
         rows = list(csv.reader(io.StringIO(text.rstrip())))
     except csv.Error as error:
         raise ScheduleError(
-            f"{error}; a schedule read from {key('schedule_csv')} has a row of actions for each rank"
+            f"{error}; a schedule read from {key('schedule_csv')} has a row of actions for each "
+            "rank"
         ) from None
     return build_order([_parse_cells(rank, row) for rank, row in enumerate(rows)])
 
@@ -205,10 +196,7 @@ def _check_stages(order: ScheduleOrder) -> None:
 
 
 def _check_microbatch(
-    order: ScheduleOrder,
-    position: dict[Action, tuple[int, int]],
-    stage: int,
-    microbatch: int,
+    order: ScheduleOrder, position: dict[Action, tuple[int, int]], stage: int, microbatch: int
 ) -> None:
     """Check the actions of one (stage, microbatch): which exist, and in which order they run."""
     forward, full, inputs, weights = (Action(stage, kind, microbatch) for kind in ActionKind)

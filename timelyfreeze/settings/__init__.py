@@ -28,28 +28,9 @@ from timelyfreeze.settings.phases import (
 )
 
 __all__ = [
-    "ALL_OR_NOTHING",
-    "FIRST_STAGE_MODES",
-    "FREEZING_PHASES",
-    "HOST",
-    "MIXED",
-    "N_SEEDS",
-    "OFF",
-    "PER_TENSOR",
-    "PLAN",
-    "SKIP_INPUT_GRADS",
-    "USE",
-    "FreezeSettings",
-    "Phase",
-    "PhaseSchedule",
-    "actual_freeze_ratio",
-    "arguments_named",
-    "effective_skip_input_grads",
-    "key",
-    "name_arguments",
-    "ratio_errors",
-    "replanning_errors",
-    "seed_errors",
-    "skip_errors",
+    "ALL_OR_NOTHING", "FIRST_STAGE_MODES", "FREEZING_PHASES", "HOST", "MIXED", "N_SEEDS", "OFF",
+    "PER_TENSOR", "PLAN", "SKIP_INPUT_GRADS", "USE", "FreezeSettings", "Phase", "PhaseSchedule",
+    "actual_freeze_ratio", "arguments_named", "effective_skip_input_grads", "key",
+    "name_arguments", "ratio_errors", "replanning_errors", "seed_errors", "skip_errors",
     "unknown_words",
-]
+]  # fmt: skip

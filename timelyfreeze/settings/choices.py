@@ -36,16 +36,16 @@ class FreezeSettings:
         max_freeze_ratio: r_max in [0, 1], for all stages or one value for each.
         seed: Seed of the masks, at least 0.
         first_stage: One of ``FIRST_STAGE_MODES``.
-        skip_input_grads: What to do about backwards that nobody needs (:mod:`timelyfreeze.planning.skipped_grads`), one of
-            ``SKIP_INPUT_GRADS``: run them, leave them out, or plan for them too. Only where the first stage
-            is frozen all or nothing; a chain that is kept needs all of them.
+        skip_input_grads: What to do about backwards that nobody needs, one of
+            ``SKIP_INPUT_GRADS``: run them, leave them out, or plan for them too. Only where the
+            first stage is frozen all or nothing; a chain that is kept needs all of them.
         discard_batches: Batches left out of all measurements after each change of phase.
         solver_time_limit_s: Seconds after which the solver gives up.
         solver_delay_steps: Steps that training goes on while the plan is solved; None to let the
             size of the pipeline decide.
         replan_every: Steps of the stable phase after which times are compared with the plan's,
             again and again; 0 for never.
-        replan_threshold: Share by which times must have moved for the plan to be solved anew.
+        replan_threshold: Fraction by which times must have moved for the plan to be solved anew.
         min_gain: Throughput, as a fraction, that freezing must bring to stay switched on.
         score_memory: Where policies' vectors live, one of ``SCORE_MEMORIES``.
         score_dtype: What they are kept in, one of ``SCORE_DTYPES``.
@@ -98,7 +98,7 @@ def unknown_words(**words: str) -> Iterator[str]:
     """Yield what is wrong with settings that have a fixed choice of words.
 
     Args:
-        **words: Some of ``first_stage``, ``skip_input_grads``, ``score_memory`` and ``score_dtype``.
+        **words: Some of ``first_stage``, ``skip_input_grads``, ``score_memory``, ``score_dtype``.
     """
     known = {
         "first_stage": FIRST_STAGE_MODES,

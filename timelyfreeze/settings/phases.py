@@ -98,14 +98,7 @@ class PhaseSchedule:
 
     @staticmethod
     def unplanned(last_warmup_step: int) -> PhaseSchedule:
-        """Return the phases of a method that makes no plan: warm-up, then stable.
-
-        Args:
-            last_warmup_step: T_w.
-
-        Raises:
-            ValueError: If it is negative.
-        """
+        """Return the phases of a method that makes no plan: warm-up up to T_w >= 0, then stable."""
         return PhaseSchedule(last_warmup_step, last_warmup_step, last_warmup_step)
 
     @property
@@ -119,13 +112,7 @@ class PhaseSchedule:
         return (self.last_warmup_step + self.last_monitor_step) // 2
 
     def last_step_of(self, phase: Phase) -> int:
-        """Last step of ``phase``.
-
-        Args:
-            phase: Any phase but STABLE and OFF.
-
-        Returns:
-            int: The step, counted from 1; for a phase without steps that of the phase before.
+        """Last step of ``phase``; for a phase without steps that of the phase before.
 
         Raises:
             ValueError: For STABLE and OFF, which last as long as the run does.
@@ -146,12 +133,6 @@ class PhaseSchedule:
     def phase(self, step: int) -> Phase:
         """Phase of optimizer step ``step``.
 
-        Args:
-            step: Optimizer step t, from 1.
-
-        Returns:
-            Phase: The phase the step belongs to.
-
         Raises:
             ValueError: If ``step`` is below 1.
         """
@@ -162,11 +143,7 @@ class PhaseSchedule:
     def ramp(self, step: int) -> float:
         """Fraction of the plan that applies at ``step``: Eq. 9 without the factor r_i.
 
-        Args:
-            step: Optimizer step t, from 1.
-
-        Returns:
-            float: min(1, (t - T_m) / (T_f - T_m)), and 0 up to T_m, when there is no plan yet.
+        It is min(1, (t - T_m) / (T_f - T_m)), and 0 up to T_m, when there is no plan yet.
 
         Raises:
             ValueError: If ``step`` is below 1.
@@ -179,15 +156,9 @@ class PhaseSchedule:
         return (step - self.last_monitor_step) / (self.last_ramp_step - self.last_monitor_step)
 
     def learning_steps(self, step: int) -> int:
-        """Count the steps after warm-up, up to and with ``step``, that change weights.
+        """Count the steps after warm-up, up to and with ``step``, that change weights; 0 up to T_w.
 
         All do but those of a lower-bound half, in which every tensor is frozen.
-
-        Args:
-            step: Optimizer step t, from 1.
-
-        Returns:
-            int: 0 up to T_w.
 
         Raises:
             ValueError: If ``step`` is below 1.
@@ -201,7 +172,7 @@ class PhaseSchedule:
 
 
 def actual_freeze_ratio(ratio: float, step: int, phases: PhaseSchedule) -> float:
-    """Actual freeze ratio AFR of an action at a step, Eq. 9.
+    """Actual freeze ratio of an action at a step, Eq. 9: min(r_i, r_i (t - T_m) / (T_f - T_m)).
 
     It speaks of planned freezing only, so it is 0 up to T_m; that the lower-bound half of
     monitoring freezes everything follows from the phase, not from a plan.
@@ -210,9 +181,6 @@ def actual_freeze_ratio(ratio: float, step: int, phases: PhaseSchedule) -> float
         ratio: Expected freeze ratio r_i of the action, in [0, 1].
         step: Optimizer step t, from 1.
         phases: Boundaries of the run.
-
-    Returns:
-        float: min(r_i, r_i (t - T_m) / (T_f - T_m)) after T_m, else 0.
 
     Raises:
         ValueError: If ``ratio`` is not in [0, 1] or ``step`` is below 1.

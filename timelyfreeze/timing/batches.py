@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -12,6 +13,8 @@ from numpy.typing import ArrayLike
 from timelyfreeze.schedule import Action, PipelineDag, start_times
 from timelyfreeze.settings import Phase
 from timelyfreeze.timing.samples import median_of_each
+
+_Key = TypeVar("_Key")
 
 
 @dataclass(frozen=True)
@@ -59,13 +62,18 @@ def rank_batches(batches: Sequence[tuple[Phase, Mapping[Action, float], float]])
     )
 
 
+def slowest(processes: Iterable[Mapping[_Key, float]]) -> dict[_Key, float]:
+    """Merge times that several processes measured; of replicas the slowest counts, milliseconds."""
+    merged: dict[_Key, float] = {}
+    for times_ms in processes:
+        for key, time_ms in times_ms.items():
+            merged[key] = max(time_ms, merged.get(key, 0.0))
+    return merged
+
+
 def slowest_durations(ranks: Sequence[RankBatches]) -> dict[Action, float]:
     """Merge the durations of all ranks; of replicas the slower counts, milliseconds."""
-    merged: dict[Action, float] = {}
-    for rank in ranks:
-        for action, duration_ms in rank.durations_ms.items():
-            merged[action] = max(duration_ms, merged.get(action, 0.0))
-    return merged
+    return slowest(rank.durations_ms for rank in ranks)
 
 
 def batch_times(
@@ -83,9 +91,6 @@ def batch_times(
         dag: Precedence graph that holds every action of ``ranks``.
         ranks: One entry per process; replicas may repeat actions, of which the slower counts.
         delays_ms: Latency of messages, as in ``start_times``; None for nothing.
-
-    Returns:
-        Milliseconds of each batch that every rank has seen.
     """
     durations_ms = np.zeros(len(dag.actions))
     for action, duration_ms in slowest_durations(ranks).items():

@@ -61,10 +61,6 @@ class DurationBounds:
 def validate_bounds(dag: PipelineDag, bounds: DurationBounds) -> None:
     """Check that ``bounds`` fits ``dag``.
 
-    Args:
-        dag: Precedence graph of A actions.
-        bounds: The bounds to check.
-
     Raises:
         ValueError: If a shape is not [A]; a bound is negative or not finite; ``min_ms`` exceeds
             ``max_ms``; or the two differ for an action that freezing cannot shorten.
@@ -103,9 +99,6 @@ def bounds_from_samples(
         dag: Precedence graph of A actions.
         unfrozen: Durations of each action while nothing was frozen, milliseconds.
         frozen: Durations of each action while everything was frozen, milliseconds.
-
-    Returns:
-        DurationBounds: Medians in the order of ``dag.actions``.
 
     Raises:
         ValueError: If an action of the DAG has no sample in one of the halves, a sampled action is
@@ -150,9 +143,6 @@ def uniform_bounds(
         backward_ms: (all frozen, nothing frozen) of B, milliseconds.
         input_ms: Duration of I, milliseconds.
         weight_ms: (all frozen, nothing frozen) of W, milliseconds.
-
-    Returns:
-        DurationBounds: Bounds in the order of ``dag.actions``.
 
     Raises:
         ValueError: If the DAG has a kind for which no duration is given, or ``validate_bounds``

@@ -32,13 +32,8 @@ class BoundsTable:
 def bounds_to_json(dag: PipelineDag, bounds: DurationBounds) -> str:
     """Write bounds as JSON, one line per action; undone exactly by ``bounds_from_json``.
 
-    Args:
-        dag: Precedence graph of A actions.
-        bounds: Bounds that fit ``dag``.
-
-    Returns:
-        str: An object with ``bounds`` (action to ``min_ms`` and ``max_ms``), ``pinned``,
-        ``p2p_overhead_ms`` and ``p2p_latency_ms`` (by link: "0>1" from rank 0 to rank 1).
+    An object with ``bounds`` (action to ``min_ms`` and ``max_ms``), ``pinned``, ``p2p_overhead_ms``
+    and ``p2p_latency_ms`` (by link: "0>1" from rank 0 to rank 1).
 
     Raises:
         ValueError: As ``validate_bounds``.
@@ -59,10 +54,7 @@ def bounds_to_json(dag: PipelineDag, bounds: DurationBounds) -> str:
 
 
 def parse_bounds(data: Any) -> BoundsTable:
-    """Read what ``bounds_to_json`` wrote; all but ``bounds`` may be missing.
-
-    Args:
-        data: What the JSON holds.
+    """Read what the JSON of ``bounds_to_json`` holds; all but ``bounds`` may be missing.
 
     Raises:
         ValueError: If it has another form. The message names the key and its value.
@@ -89,14 +81,7 @@ def parse_bounds(data: Any) -> BoundsTable:
 
 
 def bounds_from_json(dag: PipelineDag, text: str) -> DurationBounds:
-    """Read bounds written by ``bounds_to_json`` and check that they belong to ``dag``.
-
-    Args:
-        dag: Precedence graph of A actions.
-        text: The JSON text; its rows may come in any order.
-
-    Returns:
-        DurationBounds: Bounds in the order of ``dag.actions``.
+    """Read bounds written by ``bounds_to_json``, rows in any order, and see that they fit ``dag``.
 
     Raises:
         ValueError: If the text has another form, its actions are not those of ``dag``, or

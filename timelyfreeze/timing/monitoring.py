@@ -89,7 +89,7 @@ def mixed_patterns(n_microbatches: int) -> tuple[Pattern, ...]:
 def pattern_of(
     phases: PhaseSchedule, step: int, batch_index: int, n_microbatches: int
 ) -> Pattern | None:
-    """Return what a batch freezes while monitoring.
+    """Return what a batch freezes while monitoring; None in a step of another phase.
 
     In mixed monitoring, opposite patterns follow each other: in the batches of a step, and in the
     same batch of two steps.
@@ -99,9 +99,6 @@ def pattern_of(
         step: Optimizer step, from 1.
         batch_index: Number of the batch in its step, from 0.
         n_microbatches: Of a pipeline batch.
-
-    Returns:
-        Pattern: None in a step of another phase.
     """
     phase = phases.phase(step)
     if phase is Phase.MIXED:
@@ -138,13 +135,7 @@ class Monitoring:
         return not self._samples
 
     def add(self, pattern: Pattern, record: BatchRecord, *, is_cold: bool) -> None:
-        """Take note of a batch.
-
-        Args:
-            pattern: What it froze.
-            record: What the recorder saw.
-            is_cold: Whether it is one of the first batches after a change of phase.
-        """
+        """Take note of a batch that froze ``pattern``; cold: the first after a change of phase."""
         self._samples.setdefault(pattern.name, Samples()).add(record, is_cold=is_cold)
 
     def times(self) -> tuple[PatternTimes, ...]:
@@ -175,11 +166,9 @@ class Monitoring:
 
 
 def halves(times: tuple[PatternTimes, ...]) -> tuple[Times, Times]:
-    """Sort one process's times of actions into unfrozen and frozen ones.
+    """Sort one process's times of actions into unfrozen and frozen ones, milliseconds.
 
-    Returns:
-        Unfrozen and frozen durations, milliseconds, actions in the order of execution as far as
-        the patterns show it.
+    Actions are in the order of execution as far as the patterns show it.
     """
     unfrozen: dict[Action, list[float]] = {}
     frozen: dict[Action, list[float]] = {}

@@ -35,7 +35,7 @@ def message_time(
 ) -> float:
     """Find what each message costs: the lead of receiving actions that explains a measured batch.
 
-    Messages of a pipeline all have one size, so they get one metric.
+    Messages of a pipeline all have one size, so they get one number.
 
     Args:
         dag: Precedence graph of A actions.

@@ -72,12 +72,8 @@ def play_actions(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Play one batch through as ``play_batch`` does, and tell when each action ends too.
 
-    Returns:
-        Start and end time of each action, shape [A] both, milliseconds; further apart than the
-        action's duration where ranks had to share processors meanwhile.
-
-    Raises:
-        ValueError: As ``play_batch``.
+    Start and end are milliseconds, shape [A] both; further apart than the action's duration where
+    ranks had to share processors meanwhile. Errors as ``play_batch``.
     """
     shared = shared_processors(dag, n_processors)
     if shared is None:

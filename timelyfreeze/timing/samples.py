@@ -47,12 +47,7 @@ class Samples:
     spans_ms: list[float] = field(default_factory=list)
 
     def add(self, record: BatchRecord, *, is_cold: bool) -> None:
-        """Take note of one batch.
-
-        Args:
-            record: What the recorder saw.
-            is_cold: Whether it is one of the first batches after a change of phase.
-        """
+        """Take note of one batch; cold ones are the first after a change of phase."""
         (self.cold if is_cold else self.warm).append(record.durations_ms)
         if not is_cold:
             self.spans_ms.append(record.span_ms)
@@ -62,11 +57,9 @@ class Samples:
         del self.warm[:-n], self.spans_ms[:-n]
 
     def per_action(self) -> dict[Action, list[float]]:
-        """Sort the times by action.
+        """Sort the times by action, milliseconds, oldest first.
 
-        Returns:
-            Milliseconds of each action over the warm batches, oldest first; over the cold ones
-            where a stop left no others.
+        Those of the warm batches; of the cold ones where a stop left no others.
         """
         return _by_action(self.warm or self.cold)
 
@@ -89,15 +82,9 @@ def samples_from_plain(plain: Mapping[str, Any]) -> Samples:
 
 
 def slowest_replica(ranks: Sequence[Times]) -> dict[Action, Sequence[float]]:
-    """Merge the times of all ranks; of replicas that ran the same action, the slowest counts.
+    """Merge the times of all ranks, ms; of replicas the one whose median is highest counts.
 
     Replicas meet at every gradient reduction, so the slowest one decides when a step ends.
-
-    Args:
-        ranks: Times of each process, milliseconds.
-
-    Returns:
-        For each action the times of the process whose median is highest.
     """
     merged: dict[Action, Sequence[float]] = {}
     for times in ranks:
@@ -113,9 +100,6 @@ def executed_order(ranks: Sequence[Times], declared: ScheduleOrder) -> ScheduleO
     Args:
         ranks: Times of each process, actions in the order of execution; replicas may repeat.
         declared: What the schedule says it runs.
-
-    Returns:
-        ScheduleOrder: One row per rank of ``declared``.
 
     Raises:
         ValueError: If what was executed is no complete pipeline (as ``ScheduleError``).
