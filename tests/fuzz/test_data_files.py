@@ -1,4 +1,4 @@
-"""Instruction data that was cut, flipped or written wrongly: taken, or named by file and example."""
+"""Instruction data that was cut, flipped or written wrongly: taken, or named with its example."""
 
 from __future__ import annotations
 

@@ -324,7 +324,7 @@ def test_every_schedule_runs_through_all_phases(four_ranks, schedule):
 
 @pytest.mark.parametrize("schedule", SCHEDULES + OTHERS)
 def test_what_is_applied_follows_the_plan(four_ranks, schedule):
-    """The frozen fraction misses the planned ratio by less than one tensor of each size of the stage.
+    """The frozen fraction misses the planned ratio by less than a tensor of each size of the stage.
 
     In the stable phase. A first stage is frozen whole or not at all.
     """

@@ -1,8 +1,9 @@
 """A run that goes on with more replicas, and then with fewer, equals one that never stopped.
 
-Two replicas with microbatches of one example see what a plain pipeline sees with microbatches of two
-examples (see ``test_hybrid``): so the same run can go on in either form. Stopped twice, in two phases,
-it has to see the same examples in the same steps, freeze the same tensors and come to the same weights.
+Two replicas with microbatches of one example see what a plain pipeline sees with microbatches of
+two examples (see ``test_hybrid``): so the same run can go on in either form. Stopped twice, in two
+phases, it has to see the same examples in the same steps, freeze the same tensors and come to the
+same weights.
 """
 
 import itertools
@@ -152,7 +153,7 @@ def hybrid(folder):
 
 
 def test_all_replicas_end_where_the_examples_of_one_do(folder, larger):
-    """Without being told, the one with more examples would wait for the other until a time limit."""
+    """Without being told, the one with more examples would wait for the other to a time limit."""
     assert [len(seen["losses"]) for seen in larger[ENDING]] == [3] * 4
     assert [seen["step"] for seen in larger[ENDING]] == [3] * 4
     assert (folder / "larger" / ENDING / "checkpoint" / "step-3" / ".metadata").is_file()

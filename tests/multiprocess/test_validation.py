@@ -172,7 +172,7 @@ def test_replicas_fraction_the_examples_and_agree_on_the_loss(two_ranks, one_ran
 
 
 def test_held_out_examples_are_not_trained_on(one_rank, folder):
-    """The first examples of training differ with and without a fraction, and so does the validation."""
+    """Training begins otherwise with and without a fraction, and so does the validation."""
     left, right = one_rank["single"][0], one_rank["all examples"][0]
     assert not bool((left["batches"][0] == right["batches"][0]).all())
     assert validation_losses(folder / "one", "single") != validation_losses(

@@ -1,6 +1,7 @@
 """Trains with the library alone, two pipelines of two ranks each, and notes what it froze.
 
-Usage: torchrun --nproc_per_node=4 tests/multiprocess/helpers/library_run.py SCENARIOS.json OUTPUT_FOLDER
+Usage: torchrun --nproc_per_node=4 tests/multiprocess/helpers/library_run.py SCENARIOS.json
+    OUTPUT_FOLDER
 
 A scenario is {"name", "schedule", "arguments"}. Each rank writes whether the gradients of every
 step were those of a plain chain of the same modules times the masks, to the last bit.

@@ -1,6 +1,7 @@
 """Loads Hugging Face folders into pipelines, trains a little if asked to, and writes the logits.
 
-Usage: torchrun --nproc_per_node=N tests/multiprocess/helpers/pipeline_logits.py SCENARIOS.json OUTPUT
+Usage: torchrun --nproc_per_node=N tests/multiprocess/helpers/pipeline_logits.py SCENARIOS.json
+    OUTPUT
 
 A scenario is {"name", "args", "tokens": file of ids or null, "steps": to train, "save": bool}, with
 "resumes": the name of an earlier one whose run goes on, its last checkpoint taken away. Each rank

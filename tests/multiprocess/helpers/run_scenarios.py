@@ -1,6 +1,7 @@
 """Runs several small training runs one after the other in one torchrun and writes what happened.
 
-Usage: torchrun --nproc_per_node=N tests/multiprocess/helpers/run_scenarios.py SCENARIOS.json OUTPUT_FOLDER
+Usage: torchrun --nproc_per_node=N tests/multiprocess/helpers/run_scenarios.py SCENARIOS.json
+    OUTPUT_FOLDER
 
 A scenario is {"name", "args", "upstream": bool, "fixed_weights": bool, "fake_clock": bool,
 "machine": what the fake clock shows, "module": name of a file beside this one that is imported

@@ -76,9 +76,10 @@ def test_our_part_of_torchtitan_is_found_from_every_folder(tmp_path: Path) -> No
         "import importlib.util as u, torchtitan.freezing, torchtitan.train\n"
         "print(torchtitan.freezing.__file__, u.find_spec('torchtitan').loader is not None)"
     )
+    overlay = "from timelyfreeze.cli import overlay; overlay.install()"
     for folder in (tmp_path, ROOT):
         done = subprocess.run(
-            [sys.executable, "-c", f"from timelyfreeze.cli import overlay; overlay.install()\n{code}"],
+            [sys.executable, "-c", f"{overlay}\n{code}"],
             cwd=folder, capture_output=True, text=True, timeout=120,
             env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
         )  # fmt: skip

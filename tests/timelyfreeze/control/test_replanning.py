@@ -361,7 +361,8 @@ def test_a_plan_that_promises_too_little_is_not_followed(caplog: pytest.LogCaptu
         assert controller.phase is Phase.OFF
 
 
-# -- what batches say -------------------------------------------------------------------------------
+# -- what batches say
+# -------------------------------------------------------------------------------
 
 
 def test_gain_is_that_over_batches_that_moved_with_what_is_not_frozen() -> None:

@@ -199,7 +199,8 @@ def test_equal_tensors_are_counted_out() -> None:
 
 
 def test_roles_fraction_the_freezing() -> None:
-    # Three roles of the same size, eight tensors each: neither may freeze much more than its fraction.
+    # Three roles of the same size, eight tensors each: neither may freeze much more than its
+    # fraction.
     table = middle_stage()
     hits = draws(table, 0.3, 1000)
     for role in ("w1", "w2", "w3"):

@@ -433,8 +433,8 @@ def test_two_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert json.loads((folder / "settings.json").read_text())["training"]["seq_len"] == 16
     assert read_bounds_file(folder / "bounds.json").notes.first_stage == "per_tensor"
 
-    # Overheads of layers are measured, and on a busy machine may contradict each other; the measured
-    # split is planned for in any case.
+    # Overheads of layers are measured, and on a busy machine may contradict each other; the
+    # measured split is planned for in any case.
     assert plan_main([str(folder / "bounds.json"), "--schedules", "1F1B", "GPipe"]) == 0
     assert "shortest for each microbatch" in capsys.readouterr().out
 
