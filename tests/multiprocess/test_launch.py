@@ -66,7 +66,8 @@ def test_report_names_gain_prediction_limit_and_files(default_run):
     output, folder = default_run
     for line in [
         "without freezing", "with freezing", "gain", "batch without freezing",
-        "batch with freezing", "upper bound", "planned freeze ratio", "average freeze ratio", str(folder),
+        "batch with freezing", "upper bound", "planned freeze ratio",
+        "average freeze ratio", str(folder),
     ]:  # fmt: skip
         assert sum(text.startswith(line) or line in text for text in output.splitlines()) >= 1, line
     assert (folder / "report.txt").read_text().strip() in output
