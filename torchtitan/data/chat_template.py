@@ -189,7 +189,7 @@ def template_in_folder(folder: str | Path) -> str | None:
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise ChatTemplateError(f"{folder}: {error}") from error
+        raise ChatTemplateError(f"{config.parent}/{error}") from error
     if entry is None or isinstance(entry, str):
         return entry
     if isinstance(entry, list) and all(isinstance(each, dict) for each in entry):
