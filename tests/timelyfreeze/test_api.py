@@ -152,7 +152,7 @@ def test_a_batch_outside_of_a_step_is_refused_until_it_is_closed() -> None:
         loop.schedule.step(tokens, target=labels)
     inside = pytest.raises(RuntimeError, match="step 2 begins inside step 1")
     with loop.freezer.step(1), inside, loop.freezer.step(2):
-        pass
+        pytest.fail("step 2 began inside step 1")
     run = type(loop.schedule)._step_microbatches
     with loop.freezer as freezer:
         assert freezer is loop.freezer
@@ -291,7 +291,7 @@ def test_arguments_are_refused_by_their_own_names(arguments: Any, message: str) 
 
 def test_stages_of_any_kind_are_adopted_or_refused() -> None:
     class Own(PipelineStage):
-        pass
+        """A stage that a user's spec has built."""
 
     schedule = plain_schedule(make_modules())
     stages = stages_of(schedule)
