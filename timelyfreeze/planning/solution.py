@@ -73,6 +73,8 @@ class SolverChoices:
         n_processors: How many ranks of the pipeline can compute at once, or None.
         time_limit_s: Limit on the solver's time, seconds.
         skip_input_grads: What becomes of backwards that nobody needs.
+        caps_each: Whether the cap holds for each action.
+        measured_ratio: Freeze ratio of what was measured as frozen, in (0, 1].
     """
 
     max_freeze_ratio: float | tuple[float, ...]
@@ -80,6 +82,8 @@ class SolverChoices:
     n_processors: float | None = None
     time_limit_s: float = 60.0
     skip_input_grads: str = OFF
+    caps_each: bool = False
+    measured_ratio: float = 1.0
 
 
 def solve_from_times(
@@ -97,6 +101,7 @@ def solve_from_times(
         LpError: If the solver ends without an optimum.
     """
     order, bounds = bounds_from_times(ranks, declared, choices.n_processors)
+    bounds = replace(bounds, measured_ratio=choices.measured_ratio)
     return solve_from_bounds(order, bounds, choices)
 
 
@@ -113,6 +118,7 @@ def solve_from_bounds(
         n_processors=choices.n_processors,
         time_limit_s=choices.time_limit_s,
         skip_input_grads=choices.skip_input_grads,
+        caps_each=choices.caps_each,
     )
     return Solution(order, dag, bounds, plan)
 

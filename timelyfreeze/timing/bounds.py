@@ -45,6 +45,9 @@ class DurationBounds:
             overhead of that message; part of both bounds of such an action.
         p2p_latency_ms: Of a message from one rank to another, by sender and receiver; 0 where it
             is missing.
+        measured_ratio: Freeze ratio in (0, 1] at which ``min_ms`` was measured: 1 where everything
+            was frozen, less where a part of the tokens was left out. Ratios go up to here, and
+            durations fall linearly on the way.
     """
 
     min_ms: NDArray[np.float64]
@@ -52,6 +55,7 @@ class DurationBounds:
     pinned: tuple[Action, ...] = ()
     p2p_overhead_ms: float = 0.0
     p2p_latency_ms: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    measured_ratio: float = 1.0
 
     def delays_ms(self, dag: PipelineDag) -> NDArray[np.float64]:
         """Return how long after its first action an edge's second may start, shape [E]."""
@@ -63,8 +67,11 @@ def validate_bounds(dag: PipelineDag, bounds: DurationBounds) -> None:
 
     Raises:
         ValueError: If a shape is not [A]; a bound is negative or not finite; ``min_ms`` exceeds
-            ``max_ms``; or the two differ for an action that freezing cannot shorten.
+            ``max_ms``; the two differ for an action that freezing cannot shorten; or
+            ``measured_ratio`` is not in (0, 1].
     """
+    if not 0.0 < bounds.measured_ratio <= 1.0:
+        raise ValueError(f"measured_ratio is {bounds.measured_ratio}; it must lie in (0, 1]")
     low = check_durations(dag, bounds.min_ms, "min_ms")
     high = check_durations(dag, bounds.max_ms, "max_ms")
     check_delays(dag, bounds.delays_ms(dag))

@@ -21,19 +21,21 @@ class BoundsTable:
         pinned: As in ``DurationBounds``.
         p2p_overhead_ms: As in ``DurationBounds``.
         p2p_latency_ms: As in ``DurationBounds``.
+        measured_ratio: As in ``DurationBounds``.
     """
 
     pairs: Mapping[Action, tuple[float, float]]
     pinned: tuple[Action, ...]
     p2p_overhead_ms: float
     p2p_latency_ms: Mapping[tuple[int, int], float]
+    measured_ratio: float
 
 
 def bounds_to_json(dag: PipelineDag, bounds: DurationBounds) -> str:
     """Write bounds as JSON, one line per action; undone exactly by ``bounds_from_json``.
 
-    An object with ``bounds`` (action to ``min_ms`` and ``max_ms``), ``pinned``, ``p2p_overhead_ms``
-    and ``p2p_latency_ms`` (by link: "0>1" from rank 0 to rank 1).
+    An object with ``bounds`` (action to ``min_ms`` and ``max_ms``), ``pinned``, ``p2p_overhead_ms``,
+    ``p2p_latency_ms`` (by link: "0>1" from rank 0 to rank 1) and ``measured_ratio``.
 
     Raises:
         ValueError: As ``validate_bounds``.
@@ -49,7 +51,8 @@ def bounds_to_json(dag: PipelineDag, bounds: DurationBounds) -> str:
     return (
         f'{{\n  "bounds": {{\n{table}\n  }},\n  "pinned": {pinned},\n'
         f'  "p2p_overhead_ms": {json.dumps(bounds.p2p_overhead_ms)},\n'
-        f'  "p2p_latency_ms": {latency}\n}}\n'
+        f'  "p2p_latency_ms": {latency},\n'
+        f'  "measured_ratio": {json.dumps(bounds.measured_ratio)}\n}}\n'
     )
 
 
@@ -77,6 +80,7 @@ def parse_bounds(data: Any) -> BoundsTable:
             _link(key): number_of(f"p2p_latency_ms.{key}", latency[key], least=0.0)
             for key in keys_of("p2p_latency_ms", latency)
         },
+        number_of("measured_ratio", data.get("measured_ratio", 1.0), least=0.0, most=1.0),
     )
 
 
@@ -102,6 +106,7 @@ def bounds_from_json(dag: PipelineDag, text: str) -> DurationBounds:
         make_bounds(low, high, table.pinned),
         p2p_overhead_ms=table.p2p_overhead_ms,
         p2p_latency_ms=table.p2p_latency_ms,
+        measured_ratio=table.measured_ratio,
     )
     validate_bounds(dag, bounds)
     return bounds

@@ -1,0 +1,197 @@
+"""Linear layers whose backward products can be computed from a sample of their tokens.
+
+Notation: N tokens (all of a microbatch), y = x W^T, dy the gradient that arrives at y. Two products
+make the backward, dX = dy W and dW = dy^T x; either can be taken of a part of the tokens, so that
+its mean over draws stays what it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.nn import functional
+
+from timelyfreeze.sampling.draw import draw_tokens, inclusion_probabilities, n_kept
+
+
+@dataclass(frozen=True, eq=False)
+class TokenSample:
+    """How one microbatch's backward is sampled in a stage of L linear layers.
+
+    Attributes:
+        ratio: Fraction of tokens that weight gradients leave out, in [0, 1).
+        input_ratio: Fraction of tokens that input gradients leave out, in [0, 1).
+        numbers: Uniform random numbers, shape [L, 2]: for the weight and the input gradient.
+    """
+
+    ratio: float
+    input_ratio: float
+    numbers: NDArray[np.float64]
+
+
+class TokenSampler:
+    """What the linear layers of a stage share: the sample of the microbatch at hand.
+
+    One thread runs one action of a stage at a time, so layers read here what the stage has set, in
+    the forward, in the backward and where activations are computed again.
+
+    Attributes:
+        n_layers: L, layers that are sampled.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.n_layers = 0
+        self._sample: TokenSample | None = None
+        self._wants_inputs = self._wants_weights = True
+        self._last: tuple[Tensor, Tensor] | None = None
+        for layer in module.modules():
+            if type(layer) is nn.Linear:
+                _adopt(layer, self, self.n_layers)
+                self.n_layers += 1
+
+    @contextmanager
+    def sampling(
+        self, sample: TokenSample | None, *, inputs: bool = True, weights: bool = True
+    ) -> Iterator[None]:
+        """Run one action.
+
+        Args:
+            sample: The microbatch's; None to compute everything exactly.
+            inputs: Whether a backward is after the gradients of inputs.
+            weights: Whether a backward is after the gradients of weights. The halves of a split
+                backward run the same graph twice, so a layer has to be told which one it is.
+        """
+        self._sample, self._wants_inputs, self._wants_weights = sample, inputs, weights
+        try:
+            yield
+        finally:
+            self._sample, self._wants_inputs, self._wants_weights = None, True, True
+            self._last = None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the action at hand belongs to a microbatch that is sampled."""
+        return self._sample is not None
+
+    def gradients(
+        self, layer: int, x: Tensor, weight: Tensor, dy: Tensor, needs: tuple[bool, bool]
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Return dX and dW of a layer, None for what is not wanted; ``x`` and ``dy`` have N rows."""
+        sample = self._sample
+        sizes = None
+        dx = dw = None
+        if sample is not None:
+            sizes = _row_norms(dy)
+        if self._wants_inputs and needs[0]:
+            dx = _input_gradient(weight, dy, sizes, sample, layer)
+        if self._wants_weights and needs[1]:
+            terms = None if sizes is None else sizes * self._norms_of(x)
+            dw = _weight_gradient(x, dy, terms, sample, layer)
+        return dx, dw
+
+    def _norms_of(self, x: Tensor) -> Tensor:
+        """Return the norms of a layer's input, which neighbouring layers often share.
+
+        The tensor is kept with them until the action ends, so that no other can take its place in
+        memory meanwhile.
+        """
+        if self._last is not None:
+            known, norms = self._last
+            if known.data_ptr() == x.data_ptr() and known.shape == x.shape:
+                return norms
+        norms = _row_norms(x)
+        self._last = (x, norms)
+        return norms
+
+
+class SampledLinear(nn.Linear):
+    """A linear layer that a :class:`TokenSampler` has adopted."""
+
+    sampler: TokenSampler
+    number: int
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x W^T + b, as the base class does."""
+        if not self.sampler.is_on or not torch.is_grad_enabled():
+            return super().forward(x)
+        weight, bias = self.weight, self.bias
+        device = x.device.type
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+            x, weight = x.to(dtype), weight.to(dtype)
+        y = _SampledProduct.apply(x, weight, self.sampler, self.number)
+        return y if bias is None else y + bias
+
+
+class _SampledProduct(Function):
+    """y = x W^T with the backward of a :class:`TokenSampler`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, sampler: TokenSampler, number: int) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.sampler, ctx.number = sampler, number
+        return functional.linear(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        x, weight = ctx.saved_tensors
+        dx, dw = ctx.sampler.gradients(
+            ctx.number,
+            x.reshape(-1, x.shape[-1]),
+            weight,
+            dy.reshape(-1, dy.shape[-1]),
+            ctx.needs_input_grad[:2],
+        )
+        return None if dx is None else dx.view(x.shape), dw, None, None
+
+
+def _adopt(layer: nn.Linear, sampler: TokenSampler, number: int) -> None:
+    layer.__class__ = SampledLinear
+    layer.sampler, layer.number = sampler, number
+
+
+def _row_norms(rows: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float32)
+
+
+def _input_gradient(
+    weight: Tensor, dy: Tensor, sizes: Tensor | None, sample: TokenSample | None, layer: int
+) -> Tensor:
+    n_drawn = len(dy) if sample is None else n_kept(len(dy), sample.input_ratio)
+    if sample is None or sizes is None or n_drawn == len(dy):
+        return dy.mm(weight)
+    probabilities = inclusion_probabilities(sizes, n_drawn)
+    kept, factors = draw_tokens(probabilities, n_drawn, float(sample.numbers[layer, 1]))
+    rows = _scaled(dy[kept], factors).mm(weight)
+    # Empty places of the draw repeat a position; they go to a row behind the last one.
+    targets = torch.where(factors > 0.0, kept, len(dy))
+    return rows.new_zeros(len(dy) + 1, weight.shape[1]).index_copy_(0, targets, rows)[:-1]
+
+
+def _weight_gradient(
+    x: Tensor, dy: Tensor, terms: Tensor | None, sample: TokenSample | None, layer: int
+) -> Tensor:
+    n_drawn = len(dy) if sample is None else n_kept(len(dy), sample.ratio)
+    if sample is None or terms is None or n_drawn == len(dy):
+        return dy.t().mm(x)
+    probabilities = inclusion_probabilities(terms, n_drawn)
+    kept, factors = draw_tokens(probabilities, n_drawn, float(sample.numbers[layer, 0]))
+    rows, columns = dy[kept], x[kept]
+    if rows.shape[1] <= columns.shape[1]:
+        rows = _scaled(rows, factors)
+    else:
+        columns = _scaled(columns, factors)
+    return rows.t().mm(columns)
+
+
+def _scaled(rows: Tensor, factors: Tensor) -> Tensor:
+    """Return rows times factors, rounded once to the precision of the rows."""
+    return (rows * factors.unsqueeze(1)).to(rows.dtype)
