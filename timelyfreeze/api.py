@@ -33,6 +33,7 @@ from timelyfreeze.runtime import (
 )
 from timelyfreeze.settings import (
     ALL_OR_NOTHING,
+    TENSORS,
     USE,
     FreezeSettings,
     Phase,
@@ -40,6 +41,7 @@ from timelyfreeze.settings import (
     ratio_errors,
     seed_errors,
     skip_errors,
+    token_errors,
 )
 from timelyfreeze.timing import DurationBounds, discard_errors
 
@@ -68,8 +70,11 @@ class TimelyFreeze:
         monitor: Last step of monitoring; at its end the plan is made. Without a plan it has no
             meaning, like ``ramp``.
         ramp: Last step of the ramp, over which freeze ratios grow to those of the plan.
-        max_freeze_ratio: Cap on the mean freeze ratio of a stage's backwards, in [0, 1]; one value,
-            or one for each stage.
+        unit: "tensors", or "tokens" to leave out tokens of all weight gradients instead.
+        max_freeze_ratio: Cap in [0, 1], one value or one for each stage: of tensors on the mean
+            freeze ratio of a stage's backwards, of tokens on each backward.
+        sample_input_gradients: For tokens: fraction of a backward's ratio that its input gradients
+            are sampled with.
         method: "timelyfreeze", the name of a policy, "timelyfreeze+<policy>", or a policy, which
             then decides alone.
         policy: Settings of the policy that ``method`` names, or for "timelyfreeze" a policy.
@@ -107,7 +112,9 @@ class TimelyFreeze:
         warmup: int = 60,
         monitor: int = 100,
         ramp: int = 200,
+        unit: str = TENSORS,
         max_freeze_ratio: float | Sequence[float] = 0.8,
+        sample_input_gradients: float = 0.0,
         method: str | FreezePolicy = "timelyfreeze",
         policy: FreezePolicy | Mapping[str, Any] | None = None,
         monitoring: str = "halves",
@@ -135,7 +142,9 @@ class TimelyFreeze:
         one_ratio = isinstance(max_freeze_ratio, (int, float))
         settings = FreezeSettings(
             phases,
+            unit,
             max_freeze_ratio if one_ratio else tuple(max_freeze_ratio),  # type: ignore[arg-type]
+            sample_input_gradients,
             seed,
             first_stage,
             skip_input_grads,
@@ -320,6 +329,9 @@ def _errors(settings: FreezeSettings, *, plans: bool, n_stages: int) -> Iterator
     if not plans:
         return
     yield from ratio_errors(settings.max_freeze_ratio, n_stages)
+    yield from token_errors(
+        settings.unit, settings.max_freeze_ratio, settings.sample_input_gradients
+    )
     yield from skip_errors(settings.first_stage, settings.skip_input_grads)
     if not phases.measures:
         yield f"monitor is {phases.last_monitor_step}, as warmup; a plan needs steps to measure in"

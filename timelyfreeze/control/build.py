@@ -42,11 +42,12 @@ def attach_clocks(
         recorder: Where times go.
         settings: The user's choices; None to freeze nothing.
     """
-    per_tensor = (
-        settings is not None and settings.phases.measures and settings.first_stage == PER_TENSOR
-    )
+    per_tensor = tokens = False
+    if settings is not None and settings.phases.measures:
+        tokens = settings.samples_tokens
+        per_tensor = settings.first_stage == PER_TENSOR and not tokens
     for stage in stages:
-        stage.attach(recorder, per_tensor=per_tensor)
+        stage.attach(recorder, per_tensor=per_tensor, samples_tokens=tokens)
 
 
 def build_controller(

@@ -231,6 +231,8 @@ class FreezeController:
         for stage in self._stages:
             index = stage.stage_index
             stage.freeze(by_stage[index], without_input_grads=cut[index])
+            if self.settings.samples_tokens:
+                stage.sample(masks.samples_of_stage(index, self.dag, stage.n_sampled_layers))
         try:
             with self._recorder.recorded_batch():
                 yield
@@ -354,7 +356,8 @@ class FreezeController:
 
     def _drawn_ratio(self, stage: int) -> float | None:
         """Return the probability that a tensor of ``stage`` is frozen, if tensors are drawn."""
-        if self._checks is not None or self.phase not in (Phase.RAMP, Phase.STABLE):
+        is_drawn = self._checks is None and not self.settings.samples_tokens
+        if not is_drawn or self.phase not in (Phase.RAMP, Phase.STABLE):
             return None
         ratios = [
             self.planned_ratio(a) for a in self.dag.actions if a.kind.freezable and a.stage == stage

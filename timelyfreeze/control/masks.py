@@ -22,8 +22,9 @@ from timelyfreeze.masks import (
     mask_rng,
 )
 from timelyfreeze.runtime import NOTHING_FROZEN
+from timelyfreeze.sampling import TokenSample
 from timelyfreeze.schedule import Action, PipelineDag
-from timelyfreeze.settings import ALL_OR_NOTHING, FreezeSettings, Phase, actual_freeze_ratio
+from timelyfreeze.settings import FreezeSettings, Phase, actual_freeze_ratio
 from timelyfreeze.timing import pattern_of
 
 
@@ -66,11 +67,38 @@ class BatchMasks:
 
     def of_stage(self, stage: int, dag: PipelineDag) -> Mapping[int, NDArray[np.bool_]]:
         """Return the masks of one stage by microbatch; those that freeze nothing are left out."""
-        if self._is_idle:
+        if self._is_idle or self._settings.samples_tokens:
             return NOTHING_FROZEN
-        backwards = [a for a in dag.actions if a.kind.freezable and a.stage == stage]
+        backwards = _backwards(dag, stage)
         masks = {action.microbatch: self._mask(action) for action in backwards}
         return {m: mask for m, mask in masks.items() if mask.any()} or NOTHING_FROZEN
+
+    def samples_of_stage(
+        self, stage: int, dag: PipelineDag, n_layers: int
+    ) -> Mapping[int, TokenSample]:
+        """Return how one stage's backwards are sampled, by microbatch; exact ones are left out.
+
+        Args:
+            stage: Index of the stage.
+            dag: The pipeline's graph.
+            n_layers: Layers of the stage that are sampled.
+        """
+        if self._is_idle or not self._settings.samples_tokens:
+            return {}
+        samples = {}
+        for action in _backwards(dag, stage):
+            ratio = self._token_ratio(action)
+            if ratio > 0.0:
+                numbers = self._rng(stage, action.microbatch).random((n_layers, 2))
+                inputs = ratio * self._settings.sample_input_gradients
+                samples[action.microbatch] = TokenSample(ratio, inputs, numbers)
+        return samples
+
+    def _token_ratio(self, action: Action) -> float:
+        assert self._plan is not None  # only a plan says how much to sample
+        if self.pattern is not None:
+            return self._settings.measured_ratio if self.pattern.freezes(action) else 0.0
+        return self._plan.ratio(action, self._step)
 
     def _mask(self, action: Action) -> NDArray[np.bool_]:
         """Return what the current batch freezes in one backward, bool, shape [n]."""
@@ -89,7 +117,7 @@ class BatchMasks:
         if stage < self._plan.skip_depths(self._step).get(action.microbatch, 0):
             return np.full(n, self._is_skipped(action.microbatch))
         rng = self._rng(stage, action.microbatch)
-        if stage == 0 and self._settings.first_stage == ALL_OR_NOTHING:
+        if stage == 0 and self._settings.freezes_first_stage_whole:
             return draw_all_or_nothing(units.tensors, ratio, rng)
         if chosen is None:
             return units.spread(draw_uniform(units.table, ratio, rng))
@@ -123,3 +151,7 @@ class BatchMasks:
 
     def _rng(self, stage: int, microbatch: int) -> np.random.Generator:
         return mask_rng(self._settings.seed, self._step, self._batch_index, microbatch, stage)
+
+
+def _backwards(dag: PipelineDag, stage: int) -> list[Action]:
+    return [a for a in dag.actions if a.kind.freezable and a.stage == stage]

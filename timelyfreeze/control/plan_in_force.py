@@ -17,13 +17,7 @@ from timelyfreeze.planning import (
     solution_to_plain,
 )
 from timelyfreeze.schedule import Action, PipelineDag, ScheduleOrder, build_dag
-from timelyfreeze.settings import (
-    OFF,
-    FreezeSettings,
-    Phase,
-    actual_freeze_ratio,
-    effective_skip_input_grads,
-)
+from timelyfreeze.settings import OFF, FreezeSettings, Phase, actual_freeze_ratio
 from timelyfreeze.timing import DurationBounds, RankBatches, play_batch, slowest_durations
 
 logger = logging.getLogger(__name__)
@@ -62,9 +56,8 @@ class PlanInForce:
         self._last_followed_step: int | None = None
         self._skip_depths: Mapping[int, int] = {}
         self._phases = settings.phases
-        self._skips_grads = (
-            effective_skip_input_grads(settings.first_stage, settings.skip_input_grads) != OFF
-        )
+        self._measured_ratio = settings.measured_ratio
+        self._skips_grads = settings.skips_input_grads != OFF
         self._n_processors = n_processors
         self._on_solved = on_solved
 
@@ -108,15 +101,17 @@ class PlanInForce:
     def ratio(self, action: Action, step: int) -> float:
         """Return the freeze ratio in [0, 1] that a backward has at ``step``, Eq. 9 included.
 
-        It is 1 while the lower bound is measured, 0.5 in mixed monitoring as the mean over opposite
-        batches, and 0 where there is no plan or freezing is switched off.
+        It is 1 (for tokens their cap) while the lower bound is measured, half of that in mixed
+        monitoring as the mean over opposite batches, and 0 where there is no plan or freezing is
+        switched off.
 
         Raises:
             ValueError: If the plan does not know the action.
         """
         phase = self._phases.phase(step)
         if phase.monitors:
-            return {Phase.LOWER_BOUND: 1.0, Phase.MIXED: 0.5}.get(phase, 0.0)
+            part = {Phase.LOWER_BOUND: 1.0, Phase.MIXED: 0.5}.get(phase, 0.0)
+            return part * self._measured_ratio
         if self.plan is None or self.is_off(step) or phase is Phase.WARMUP:
             return 0.0
         return actual_freeze_ratio(self.plan.ratio_of(action), step, self._phases)

@@ -27,14 +27,7 @@ from timelyfreeze.planning import (
 )
 from timelyfreeze.runtime import Exchange
 from timelyfreeze.schedule import ScheduleOrder
-from timelyfreeze.settings import (
-    ALL_OR_NOTHING,
-    PLAN,
-    FreezeSettings,
-    Phase,
-    effective_skip_input_grads,
-    key,
-)
+from timelyfreeze.settings import PLAN, FreezeSettings, Phase, key
 from timelyfreeze.timing import (
     BatchRecord,
     DurationBounds,
@@ -90,12 +83,12 @@ class Planner:
         self._measure_transfers = measure_transfers
         self.choices = SolverChoices(
             max_freeze_ratio=settings.max_freeze_ratio,
-            whole_stages=(0,) if settings.first_stage == ALL_OR_NOTHING else (),
+            whole_stages=(0,) if settings.freezes_first_stage_whole else (),
             n_processors=n_processors,
             time_limit_s=settings.solver_time_limit_s,
-            skip_input_grads=effective_skip_input_grads(
-                settings.first_stage, settings.skip_input_grads
-            ),
+            skip_input_grads=settings.skips_input_grads,
+            caps_each=settings.samples_tokens,
+            measured_ratio=settings.measured_ratio,
         )
         self._n_actions = len(self.in_force.dag.actions)
         self._branches = self.choices.skip_input_grads == PLAN

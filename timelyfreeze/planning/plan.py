@@ -118,8 +118,8 @@ def plan_from_ratios(
     if bad.size:
         i = int(bad[0])
         raise ValueError(
-            f"action {dag.actions[i]} has freeze ratio {r[i]}; it must lie in [0, {most:g}], and be "
-            f"0 where freezing saves nothing (here it saves {span[i]} ms)"
+            f"action {dag.actions[i]} has freeze ratio {r[i]}; it must lie in [0, {most:g}], and "
+            f"be 0 where freezing saves nothing (here it saves {span[i]} ms)"
         )
     # In this form rounding makes no duration negative, and the largest r gives min_ms to the last
     # bit.

@@ -26,6 +26,7 @@ from timelyfreeze.runtime.masked_backward import (
 )
 from timelyfreeze.runtime.recorder import ActionRecorder
 from timelyfreeze.runtime.torch_pipelining import settle_unsharded_gradients
+from timelyfreeze.sampling import TokenSample, TokenSampler
 from timelyfreeze.schedule import Action, ActionKind
 from timelyfreeze.settings import key
 
@@ -42,7 +43,9 @@ class FreezingStage(PipelineStage):
     recorder: ActionRecorder | None = None
     _keeps_graph = True
 
-    def attach(self, recorder: ActionRecorder, *, per_tensor: bool = False) -> None:
+    def attach(
+        self, recorder: ActionRecorder, *, per_tensor: bool = False, samples_tokens: bool = False
+    ) -> None:
         """Start timing actions with ``recorder`` and accept masks.
 
         Names and sizes of the parameters are looked up now: call this after parallelisms have been
@@ -53,6 +56,7 @@ class FreezingStage(PipelineStage):
             per_tensor: For the first stage only: run the chain of input gradients down to the
                 embedding's output even where nothing near it is live, so that backward time falls
                 linearly with the freeze ratio.
+            samples_tokens: Prepare the linear layers for samples of their tokens.
 
         Raises:
             ValueError: If ``per_tensor`` is asked of a first stage without an embedding.
@@ -65,6 +69,8 @@ class FreezingStage(PipelineStage):
         self.frozen_together = self._blocks.positions
         self._masks = NOTHING_FROZEN
         self._without_input_grads: Collection[int] = ()
+        self._sampler = TokenSampler(self.submod) if samples_tokens else None
+        self._samples: Mapping[int, TokenSample] = {}
         self._postponed: dict[int, dict[str, Any]] = {}
         self._microbatch = -1
         self.applied_ratios: dict[int, float] = {}
@@ -81,6 +87,19 @@ class FreezingStage(PipelineStage):
         """
         wrappers = re.compile(r"_checkpoint_wrapped_module\.|_orig_mod\.")
         return [(wrappers.sub("", name), p) for name, p in self.submod.named_parameters()]
+
+    @property
+    def n_sampled_layers(self) -> int:
+        """Number of layers whose products can be computed from a sample of the tokens."""
+        return 0 if self._sampler is None else self._sampler.n_layers
+
+    def sample(self, samples: Mapping[int, TokenSample]) -> None:
+        """Set how the coming batch's backward products are sampled.
+
+        Args:
+            samples: By microbatch; one that is missing is computed exactly.
+        """
+        self._samples = samples
 
     def freeze(
         self, masks: Mapping[int, NDArray[np.bool_]], *, without_input_grads: Collection[int] = ()
@@ -102,6 +121,7 @@ class FreezingStage(PipelineStage):
     def freeze_nothing(self) -> None:
         """Forget the masks of the last batch, keeping what it reported as applied."""
         self._masks = NOTHING_FROZEN
+        self._samples = {}
         self._without_input_grads = ()
         self._chain_ends.clear()
         self._postponed.clear()
@@ -109,7 +129,11 @@ class FreezingStage(PipelineStage):
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Run and time one microbatch's forward."""
         self._keeps_graph = not (self._active and self._skips_backward(fwd_chunk_id))
-        with self._timed(ActionKind.FORWARD, fwd_chunk_id), self._variant_of(fwd_chunk_id):
+        with (
+            self._timed(ActionKind.FORWARD, fwd_chunk_id),
+            self._variant_of(fwd_chunk_id),
+            self._sampled(fwd_chunk_id),
+        ):
             output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         if self._active and not self.is_last:
             self.message_bytes = sum(t.nbytes for t in _tensors(output))
@@ -154,6 +178,11 @@ class FreezingStage(PipelineStage):
         """
         if not self._active:
             return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+        if self._microbatch in self._samples:
+            if backward_type != "input":
+                self.applied_ratios[self._microbatch] = self._samples[self._microbatch].ratio
+            with self._sampled(self._microbatch, backward_type):
+                return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
         mask = self._masks.get(self._microbatch)
         chain_end = self._chain_ends.pop(self._microbatch, None)
         if backward_type != "input":
@@ -219,6 +248,18 @@ class FreezingStage(PipelineStage):
         if not self._active:
             return nullcontext()
         return self._blocks.without_weight_gradients(self._masks.get(microbatch))
+
+    def _sampled(
+        self, microbatch: int, backward_type: str = "full"
+    ) -> AbstractContextManager[None]:
+        """Return what an action runs in, so that linear layers know what to sample."""
+        if self._sampler is None or not self._active or microbatch not in self._samples:
+            return nullcontext()
+        return self._sampler.sampling(
+            self._samples[microbatch],
+            inputs=backward_type != "weight",
+            weights=backward_type != "input",
+        )
 
     def _skips_backward(self, microbatch: int) -> bool:
         """Return whether nothing of a microbatch's backward will run here."""

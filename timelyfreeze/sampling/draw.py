@@ -48,7 +48,7 @@ def inclusion_probabilities(sizes: Tensor, n_drawn: int) -> Tensor:
     certain = (left > 0.0) & (ordered > 0.0) & (left * ordered >= rest)
     n_certain = certain.sum()
     behind = torch.cat([rest, rest.new_zeros(1)]).gather(0, n_certain.unsqueeze(0))
-    factor = (n_drawn - n_certain) / behind  # infinite where all others are 0
+    factor = torch.where(behind > 0.0, (n_drawn - n_certain) / behind, torch.inf)
     return torch.where(exact > 0.0, (factor * exact).clamp(max=1.0), 0.0)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.autograd import Function
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from timelyfreeze.sampling.draw import draw_tokens, inclusion_probabilities, n_kept
+from timelyfreeze.settings import TENSORS, key
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +56,7 @@ class TokenSampler:
         self._wants_inputs = self._wants_weights = True
         self._last: tuple[Tensor, Tensor] | None = None
         for layer in module.modules():
-            if type(layer) is nn.Linear:
+            if _multiplies_plainly(layer):
                 _adopt(layer, self, self.n_layers)
                 self.n_layers += 1
 
@@ -84,7 +87,7 @@ class TokenSampler:
     def gradients(
         self, layer: int, x: Tensor, weight: Tensor, dy: Tensor, needs: tuple[bool, bool]
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Return dX and dW of a layer, None for what is not wanted; ``x`` and ``dy`` have N rows."""
+        """Return dX and dW of a layer, None if not wanted; ``x`` and ``dy`` have N rows."""
         sample = self._sample
         sizes = None
         dx = dw = None
@@ -112,7 +115,7 @@ class TokenSampler:
         return norms
 
 
-class SampledLinear(nn.Linear):
+class SampledLinear(nn.Linear):  # type: ignore[misc]
     """A linear layer that a :class:`TokenSampler` has adopted."""
 
     sampler: TokenSampler
@@ -123,6 +126,12 @@ class SampledLinear(nn.Linear):
         if not self.sampler.is_on or not torch.is_grad_enabled():
             return super().forward(x)
         weight, bias = self.weight, self.bias
+        if isinstance(weight, DTensor):
+            raise ValueError(
+                f"a linear layer's weight is split between processes ({weight.placements}), as by "
+                f"tensor parallelism; its tokens cannot be sampled, so set {key('unit')} to "
+                f'"{TENSORS}"'
+            )
         device = x.device.type
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
@@ -131,7 +140,7 @@ class SampledLinear(nn.Linear):
         return y if bias is None else y + bias
 
 
-class _SampledProduct(Function):
+class _SampledProduct(Function):  # type: ignore[misc]
     """y = x W^T with the backward of a :class:`TokenSampler`."""
 
     @staticmethod
@@ -153,13 +162,31 @@ class _SampledProduct(Function):
         return None if dx is None else dx.view(x.shape), dw, None, None
 
 
+def _multiplies_plainly(layer: nn.Module) -> bool:
+    """Return whether a layer computes x W^T; a subclass, as for float8, may do something else."""
+    if not isinstance(layer, nn.Linear):
+        return False
+    return isinstance(layer, SampledLinear) or type(layer).forward is nn.Linear.forward
+
+
 def _adopt(layer: nn.Linear, sampler: TokenSampler, number: int) -> None:
-    layer.__class__ = SampledLinear
+    layer.__class__ = _sampled_class(type(layer))
     layer.sampler, layer.number = sampler, number
 
 
+@cache
+def _sampled_class(kind: type[nn.Linear]) -> type[SampledLinear]:
+    """Return the class of an adopted layer, which may be one that FSDP has made."""
+    if issubclass(kind, SampledLinear):
+        return kind
+    if kind is nn.Linear:
+        return SampledLinear
+    return type(f"Sampled{kind.__name__}", (SampledLinear, kind), {})
+
+
 def _row_norms(rows: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float32)
+    dtype = torch.promote_types(rows.dtype, torch.float32)
+    return torch.linalg.vector_norm(rows, dim=1, dtype=dtype)
 
 
 def _input_gradient(

@@ -9,6 +9,9 @@ from timelyfreeze.settings.choices import (
     PER_TENSOR,
     PLAN,
     SKIP_INPUT_GRADS,
+    TENSORS,
+    TOKENS,
+    UNITS,
     USE,
     FreezeSettings,
     effective_skip_input_grads,
@@ -16,6 +19,7 @@ from timelyfreeze.settings.choices import (
     replanning_errors,
     seed_errors,
     skip_errors,
+    token_errors,
     unknown_words,
 )
 from timelyfreeze.settings.names import arguments_named, key, name_arguments
@@ -29,8 +33,8 @@ from timelyfreeze.settings.phases import (
 
 __all__ = [
     "ALL_OR_NOTHING", "FIRST_STAGE_MODES", "FREEZING_PHASES", "HOST", "MIXED", "N_SEEDS", "OFF",
-    "PER_TENSOR", "PLAN", "SKIP_INPUT_GRADS", "USE", "FreezeSettings", "Phase", "PhaseSchedule",
-    "actual_freeze_ratio", "arguments_named", "effective_skip_input_grads", "key",
-    "name_arguments", "ratio_errors", "replanning_errors", "seed_errors", "skip_errors",
-    "unknown_words",
+    "PER_TENSOR", "PLAN", "SKIP_INPUT_GRADS", "TENSORS", "TOKENS", "UNITS", "USE",
+    "FreezeSettings", "Phase", "PhaseSchedule", "actual_freeze_ratio", "arguments_named",
+    "effective_skip_input_grads", "key", "name_arguments", "ratio_errors", "replanning_errors",
+    "seed_errors", "skip_errors", "token_errors", "unknown_words",
 ]  # fmt: skip

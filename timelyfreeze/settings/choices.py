@@ -13,6 +13,12 @@ ALL_OR_NOTHING = "all_or_nothing"
 PER_TENSOR = "per_tensor"
 FIRST_STAGE_MODES = (ALL_OR_NOTHING, PER_TENSOR)
 
+TENSORS = "tensors"
+TOKENS = "tokens"
+UNITS = (TENSORS, TOKENS)
+# Leaving out nearly every token makes an estimate of a gradient that is worth nothing.
+_MAX_TOKEN_RATIO = 0.95
+
 OFF = "off"
 USE = "use"
 PLAN = "plan"
@@ -33,7 +39,12 @@ class FreezeSettings:
 
     Attributes:
         phases: Last steps of warm-up, monitoring and ramp.
-        max_freeze_ratio: r_max in [0, 1], for all stages or one value for each.
+        unit: What is left out of a backward, one of ``UNITS``: weight gradients of whole tensors,
+            or tokens of every weight gradient.
+        max_freeze_ratio: r_max in [0, 1], for all stages or one value for each. For tensors it caps
+            the mean of a stage's backwards; for tokens each backward, and lies below 1.
+        sample_input_gradients: For tokens: what fraction of a backward's freeze ratio its input
+            gradients are sampled with, in [0, 1].
         seed: Seed of the masks, at least 0.
         first_stage: One of ``FIRST_STAGE_MODES``.
         skip_input_grads: What to do about backwards that nobody needs, one of
@@ -55,7 +66,9 @@ class FreezeSettings:
     """
 
     phases: PhaseSchedule
+    unit: str = TENSORS
     max_freeze_ratio: float | tuple[float, ...] = 0.8
+    sample_input_gradients: float = 0.0
     seed: int = 42
     first_stage: str = ALL_OR_NOTHING
     skip_input_grads: str = USE
@@ -72,6 +85,7 @@ class FreezeSettings:
         """Refuse unknown words, and numbers that leave planning no room."""
         errors = [
             *unknown_words(
+                unit=self.unit,
                 first_stage=self.first_stage,
                 skip_input_grads=self.skip_input_grads,
                 score_memory=self.score_memory,
@@ -88,6 +102,31 @@ class FreezeSettings:
         if errors:
             raise ValueError("; ".join(errors))
 
+    @property
+    def samples_tokens(self) -> bool:
+        """Whether tokens are left out instead of tensors."""
+        return self.unit == TOKENS
+
+    @property
+    def freezes_first_stage_whole(self) -> bool:
+        """Whether the first stage is frozen all or nothing."""
+        return self.first_stage == ALL_OR_NOTHING and not self.samples_tokens
+
+    @property
+    def skips_input_grads(self) -> str:
+        """What of ``skip_input_grads`` the unit and the first stage allow."""
+        if self.samples_tokens:
+            return OFF
+        return effective_skip_input_grads(self.first_stage, self.skip_input_grads)
+
+    @property
+    def measured_ratio(self) -> float:
+        """Freeze ratio of what is measured as frozen: all of a tensor, the cap of tokens."""
+        if not self.samples_tokens:
+            return 1.0
+        caps = self.max_freeze_ratio
+        return max(caps) if isinstance(caps, tuple) else caps
+
 
 def effective_skip_input_grads(first_stage: str, skip_input_grads: str) -> str:
     """Return the skip_input_grads that a first stage of the given kind allows."""
@@ -98,9 +137,11 @@ def unknown_words(**words: str) -> Iterator[str]:
     """Yield what is wrong with settings that have a fixed choice of words.
 
     Args:
-        **words: Some of ``first_stage``, ``skip_input_grads``, ``score_memory``, ``score_dtype``.
+        **words: Some of ``unit``, ``first_stage``, ``skip_input_grads``, ``score_memory`` and
+            ``score_dtype``.
     """
     known = {
+        "unit": UNITS,
         "first_stage": FIRST_STAGE_MODES,
         "skip_input_grads": SKIP_INPUT_GRADS,
         "score_memory": SCORE_MEMORIES,
@@ -130,6 +171,30 @@ def ratio_errors(max_freeze_ratio: float | Sequence[float], n_stages: int | None
         yield (
             f"{name} has {len(values)} values; it needs one, or one for each of the {n_stages} "
             "stages"
+        )
+
+
+def token_errors(
+    unit: str, max_freeze_ratio: float | Sequence[float], sample_input_gradients: float
+) -> Iterator[str]:
+    """Yield what is wrong with how tokens are sampled."""
+    fraction = sample_input_gradients
+    if not 0.0 <= fraction <= 1.0:
+        yield f"{key('sample_input_gradients')} is {fraction}; it must lie in [0, 1]"
+    if unit != TOKENS:
+        if fraction > 0.0:
+            yield (
+                f"{key('sample_input_gradients')} is {fraction}, which needs {key('unit')} "
+                f'"{TOKENS}"; {key("unit")} is {unit!r}'
+            )
+        return
+    caps = (
+        [max_freeze_ratio] if isinstance(max_freeze_ratio, (int, float)) else list(max_freeze_ratio)
+    )
+    if any(cap > _MAX_TOKEN_RATIO for cap in caps) or not any(cap > 0.0 for cap in caps):
+        yield (
+            f"{key('max_freeze_ratio')} is {max_freeze_ratio}; with {key('unit')} "
+            f'"{TOKENS}" it must be above 0 and at most {_MAX_TOKEN_RATIO:g}'
         )
 
 

@@ -34,8 +34,9 @@ class BoundsTable:
 def bounds_to_json(dag: PipelineDag, bounds: DurationBounds) -> str:
     """Write bounds as JSON, one line per action; undone exactly by ``bounds_from_json``.
 
-    An object with ``bounds`` (action to ``min_ms`` and ``max_ms``), ``pinned``, ``p2p_overhead_ms``,
-    ``p2p_latency_ms`` (by link: "0>1" from rank 0 to rank 1) and ``measured_ratio``.
+    An object with ``bounds`` (action to ``min_ms`` and ``max_ms``), ``pinned``,
+    ``p2p_overhead_ms``, ``p2p_latency_ms`` (by link: "0>1" from rank 0 to rank 1) and
+    ``measured_ratio``.
 
     Raises:
         ValueError: As ``validate_bounds``.

@@ -14,6 +14,7 @@ from timelyfreeze.settings import (
     replanning_errors,
     seed_errors,
     skip_errors,
+    token_errors,
     unknown_words,
 )
 from timelyfreeze.timing import discard_errors
@@ -67,12 +68,16 @@ def freezing_errors(config: JobConfig) -> Iterator[str]:
     if method.plans:
         yield from _phase_errors(config)
         yield from ratio_errors(freezing.max_freeze_ratio, _n_stages(config))
+        yield from token_errors(
+            freezing.unit, freezing.max_freeze_ratio, freezing.sample_input_gradients
+        )
         yield from _solver_errors(config)
     else:
         yield from _warmup_errors(config)
     if method.policy is not None:
         yield from getattr(freezing, method.policy).errors()
     yield from unknown_words(
+        unit=freezing.unit,
         first_stage=freezing.first_stage,
         skip_input_grads=freezing.skip_input_grads,
         score_memory=freezing.score_memory,

@@ -39,9 +39,18 @@ class Freezing:
     """T_f, for methods with a plan: from T_m to here freeze ratios grow linearly from 0 to the
     solved values, which hold from then on."""
 
+    unit: str = "tensors"
+    """What is left out of a backward. "tensors": the weight gradients of whole tensors, as in the
+    paper. "tokens": a part of the tokens of every linear layer's weight gradient; what is kept is
+    weighted so that the gradient is the same in the mean (see docs/sampling.md)."""
+
     max_freeze_ratio: float | list[float] = 0.8
-    """r_max: cap on the mean freeze ratio of a stage's backwards, in [0, 1]: one value, or one for
-    each stage."""
+    """r_max, in [0, 1]: one value, or one for each stage. With unit "tensors" it caps the mean
+    freeze ratio of a stage's backwards, with "tokens" the ratio of each backward."""
+
+    sample_input_gradients: float = 0.0
+    """With unit "tokens": also compute the input gradients of linear layers from a sample, whose
+    ratio is this fraction, in [0, 1], of the backward's freeze ratio. 0 computes them exactly."""
 
     seed: int = 42
     """Seed of the random choice of parameters or layers. The same masks come out on every
