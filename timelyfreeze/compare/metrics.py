@@ -92,7 +92,7 @@ def _losses_of(run: Run, baseline: Run, window: int) -> tuple[Points, Points, in
 
 def _time_ratio(run: Run, baseline: Run | None, terms: Terms) -> Metric:
     """Return the time to none's final loss over none's total time."""
-    if baseline is None or baseline.seconds <= 0.0:
+    if baseline is None or not 0.0 < baseline.seconds < math.inf:
         return None
     own, nones, window = _losses_of(run, baseline, terms.window)
     target = last_running_mean(nones, window)

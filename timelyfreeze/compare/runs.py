@@ -9,6 +9,7 @@ tells of runs that never came to writing a summary.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -193,7 +194,11 @@ def _virtual_ends(
 
     Empty for any other run, and where the clock has not told of all steps.
     """
-    known = [(row.step, row.virtual_step_ms) for row in steps if row.virtual_step_ms is not None]
+    known = [
+        (row.step, row.virtual_step_ms)
+        for row in steps
+        if row.virtual_step_ms is not None and 0.0 < row.virtual_step_ms < math.inf
+    ]
     if summary.emulated_ranks is None or len(known) < len(steps):
         return {}
     ends = itertools.accumulate(ms / 1e3 for _, ms in known)
