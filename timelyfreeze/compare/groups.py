@@ -202,9 +202,11 @@ def _variants(runs: Sequence[Run]) -> dict[Path, str]:
 
 
 def _position(line: dict[str, Any]) -> tuple[Any, ...]:
-    method, seed = line["method"], line["seed"]
+    seed = line["seed"]
+    # Peers stand below the method whose time they are given.
+    peer, method = split_peer(line["method"]) or ("", line["method"])
     return (
-        schedule_rank(line["schedule"]), method != "none", method, line["variant"],
+        schedule_rank(line["schedule"]), method != "none", method, peer, line["variant"],
         -1 if seed is None else seed, str(line["folder"]),
     )  # fmt: skip
 

@@ -264,6 +264,16 @@ def test_time_to_the_loss_of_none_and_what_is_learned(
     ]  # fmt: skip
 
 
+def test_peers_stand_below_their_method(tmp_path: Path) -> None:
+    for method in ("none", "apf", "lisa"):
+        write_run(tmp_path / method, method)
+        if method != "none":
+            write_record(tmp_path / f"{method}_peer", 0, method=peer_name("fewer_steps", method))
+            write_run(tmp_path / f"{method}_peer/tb", "none")
+    methods = compare(find_runs([tmp_path]).runs, Terms(2))["method"]
+    assert list(methods) == ["none", "apf", "fewer_steps_for_apf", "lisa", "fewer_steps_for_lisa"]
+
+
 def test_without_two_validations_training_losses_count(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
