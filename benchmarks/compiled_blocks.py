@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import argparse
 import copy
-import statistics
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor, nn
 from torchtitan.config.job_config import Compile
@@ -116,25 +116,21 @@ def measure(arguments: argparse.Namespace) -> Iterator[str]:
         runners["compiled, blocks"].run(inputs, ratio, 0, now)
         took_s = time.perf_counter() - start  # the C++ compiler is a process of its own
         yield f"first microbatch with ratio {ratio:g}, compiling: {took_s:.1f} s"
-    cases = [(name, ratio) for ratio in arguments.ratios for name in runners]
-    times: dict[tuple[str, float], list[list[float]]] = {case: [] for case in cases}
-    for repeat in range(arguments.repeats + 1):
-        for name, ratio in cases:
-            took_ms = runners[name].run(inputs, ratio, repeat, now)
-            if repeat > 0:
-                times[name, ratio].append(took_ms)
+    cases = list(itertools.product(arguments.ratios, runners))
+    times_ms = pd.DataFrame(
+        [ratio, name, *(took_ms := runners[name].run(inputs, ratio, repeat, now)), sum(took_ms)]
+        for repeat in range(arguments.repeats + 1)
+        for ratio, name in cases
+    )[len(cases) :]  # the first of each is cold
     yield "ratio  way               forward ms           backward ms          both"
-    for (name, ratio), runs in times.items():
-        forward, backward = zip(*runs, strict=True)
-        both = [sum(run) for run in runs]
-        spreads = "  ".join(map(_spread, (forward, backward, both)))
-        yield f"{ratio:5.2f}  {name:16s}  {spreads}"
+    for (ratio, name), runs in times_ms.groupby([0, 1], sort=False):
+        yield f"{ratio:5.2f}  {name:16s}  {'  '.join(_spread(runs[i]) for i in (2, 3, 4))}"
 
 
-def _spread(times_ms: Sequence[float]) -> str:
+def _spread(times_ms: pd.Series[float]) -> str:
     """Return mean and quartiles; with whole blocks a median would show one of few ratios alone."""
-    low, high = np.percentile(times_ms, [25, 75])
-    return f"{statistics.fmean(times_ms):6.1f} ({low:5.1f}-{high:5.1f})"
+    low, high = times_ms.quantile([0.25, 0.75])
+    return f"{times_ms.mean():6.1f} ({low:5.1f}-{high:5.1f})"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from prediction_table import collect, render_csv, render_table
+from prediction_table import CAP, collect, render_csv, render_table
 from processes import SCHEDULES
 
 from timelyfreeze.compare.command import keep, parse
@@ -90,7 +90,7 @@ def job_of(pipeline: Pipeline, schedule: str, cap: float, repeat: int) -> Job:
         nproc=pipeline.n_processes,
         keys={
             "parallelism.pipeline_parallel_schedule": schedule,
-            "freezing.max_freeze_ratio": cap,
+            CAP: cap,
             DEGREE: pipeline.ranks,
             **({"emulation.enable": True} if pipeline.is_emulated else {}),
         },

@@ -8,9 +8,11 @@ from typing import Any
 import pandas as pd
 
 from timelyfreeze.compare.groups import schedule_rank
+from timelyfreeze.compare.jobs import DEGREE
 from timelyfreeze.compare.runs import FINISHED, SETTINGS, FoundRuns, Run
-from timelyfreeze.files import field_of, markdown_table, number_of, read_object, shown, whole_of
+from timelyfreeze.files import field_of, markdown_table, number_of, shown, whole_of
 
+CAP = "freezing.max_freeze_ratio"
 SETTING = ["pipeline", "schedule", "max_freeze_ratio"]
 WHAT = {
     "batch_unfrozen": "batch without freezing",
@@ -35,7 +37,6 @@ def metrics_of(run: Run) -> dict[str, Any]:
     number that is not known is None.
 
     Raises:
-        OSError: If there are no settings.
         ValueError: If summary or settings lack what is needed.
     """
     cap, ranks = _settings_of(run)
@@ -69,15 +70,11 @@ def metrics_of(run: Run) -> dict[str, Any]:
 
 def _settings_of(run: Run) -> tuple[float, int]:
     """Return the cap of a run and its pipeline ranks."""
-    settings = read_object(run.folder / SETTINGS)
     try:
-        freezing = field_of("", settings, "freezing")
-        parallelism = field_of("", settings, "parallelism")
-        cap = field_of("freezing", freezing, "max_freeze_ratio")
-        degree = field_of("parallelism", parallelism, "pipeline_parallel_degree")
+        cap = field_of("", run.settings, CAP)
         if isinstance(cap, list):
-            raise ValueError(f"max_freeze_ratio is {shown(cap)}; the table has one for all stages")
-        return number_of("max_freeze_ratio", cap), whole_of("pipeline_parallel_degree", degree)
+            raise ValueError(f"{CAP} is {shown(cap)}; the table has one for all stages")
+        return number_of(CAP, cap), whole_of(DEGREE, field_of("", run.settings, DEGREE))
     except ValueError as error:
         raise ValueError(f"{SETTINGS}: {error}") from None
 
@@ -91,7 +88,7 @@ def collect(found: FoundRuns) -> tuple[pd.DataFrame, list[str]]:
             continue
         try:
             rows.append(metrics_of(run))
-        except (OSError, ValueError) as error:
+        except ValueError as error:
             problems.append(f"not read: {run.folder}: {error}")
             continue
         if rows[-1]["failure"] is not None:

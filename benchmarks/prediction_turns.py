@@ -125,9 +125,9 @@ def _table(output: Path) -> None:
         for cap in measured.plans:
             found = outcome(equal, cap)
             rows.append(_row(measured, equal, cap, found, drift))
-            kinds = {"batch without": found.unfrozen_error, "batch with": found.error}
+            kinds = {"batch without": found.unfrozen_ms.error, "batch with": found.batch_ms.error}
             if not _is_emulated(measured):
-                kinds["step with"] = found.step_error
+                kinds["step with"] = found.step_ms.error
             errors += [(measured.pipeline, what, error) for what, error in kinds.items()]
     groups = pd.DataFrame(errors).groupby([0, 1], sort=False)[2]
     summary = [[*what, *error_cells(group)] for what, group in groups]
@@ -157,23 +157,23 @@ def _is_emulated(batches: Batches) -> bool:
 def _row(
     measured: Batches, equal: Batches, cap: str, found: Outcome, drift: Sequence[float]
 ) -> list[str]:
-    again = [one.error for one in resampled(equal, cap, N_SAMPLES)]
+    again = [one.batch_ms.error for one in resampled(equal, cap, N_SAMPLES)]
     low, high = np.quantile(again, [0.05, 0.95])
     slow, slower = np.quantile(drift, [0.1, 0.9])
     is_emulated = _is_emulated(measured)
-    before_ms = found.unfrozen_ms[1] if is_emulated else found.unfrozen_step_ms
-    after_ms = (found.batch_ms if is_emulated else found.step_ms)[1]
+    before_ms = found.unfrozen_ms.measured if is_emulated else found.unfrozen_step_ms
+    after_ms = (found.batch_ms if is_emulated else found.step_ms).measured
     n_batches = str(len(measured.times_ms.loc[cap]))
     return [
         *(measured.pipeline, measured.schedule, cap, n_batches, f"{slow:.2f}..{slower:.2f}"),
         *(f"{ms:.1f}" for ms in found.unfrozen_ms),
-        f"{found.unfrozen_error:+.1%}",
+        f"{found.unfrozen_ms.error:+.1%}",
         *(f"{ms:.1f}" for ms in found.batch_ms),
-        f"{found.error:+.1%} ({low:+.1%}..{high:+.1%})",
-        "-" if is_emulated else f"{found.step_error:+.1%}",
-        f"{excess(found.unfrozen_ms[0], found.batch_ms[0]):+.1%}",
+        f"{found.batch_ms.error:+.1%} ({low:+.1%}..{high:+.1%})",
+        "-" if is_emulated else f"{found.step_ms.error:+.1%}",
+        f"{excess(found.unfrozen_ms.predicted, found.batch_ms.predicted):+.1%}",
         f"{excess(before_ms, after_ms):+.1%}",
-        f"{outcome(measured, cap).error:+.1%}",
+        f"{outcome(measured, cap).batch_ms.error:+.1%}",
     ]
 
 

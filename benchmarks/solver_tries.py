@@ -20,7 +20,7 @@ import re
 import resource
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from timelyfreeze.files import shown
+from timelyfreeze.files import markdown_lines, shown
 from timelyfreeze.files.options import new_file, number, status_of, whole
 from timelyfreeze.planning import FreezeLp, build_lp, solve_freeze_ratios
 from timelyfreeze.planning import simplex as highs
@@ -46,6 +46,8 @@ Floats = NDArray[np.float64]
 
 MAX_FREEZE_RATIO = 0.8
 _NO_LIMIT = 1e9
+_MEASURED = ("s", "batch", "above", "mean ratio")
+TITLES = ("pipeline", "seed", "actions", "rows", "solver", *_MEASURED)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +132,7 @@ def time_ways(case: Case, ways: Sequence[str], limit_s: float) -> list[dict[str,
             seconds, batch_ms, mean = here.recv()
             found = f"{seconds:.3f}", batch_ms, f"{batch_ms / bound_ms - 1.0:.4%}", mean
         size = {"actions": len(case.dag.actions), "rows": len(case.lp.row_lower), "solver": way}
-        rows.append(size | dict(zip(("s", "batch", "above", "mean ratio"), found, strict=True)))
+        rows.append(size | dict(zip(_MEASURED, found, strict=True)))
     return rows
 
 
@@ -156,14 +158,16 @@ def _try(options: argparse.Namespace) -> int:
     for pipeline in pipelines:
         _require_pipeline(*pipeline)
     kept: list[dict[str, Any]] = []
-    for pipeline, seed in itertools.product(pipelines, range(options.repeats)):
-        case = make_case(*pipeline, seed, options.noise)
-        name = {"pipeline": "{} {}x{}".format(*pipeline), "seed": seed}
-        for row in time_ways(case, options.ways, options.limit):
-            if not kept:
-                print("| " + " | ".join(name | row) + " |\n|" + "---|" * len(name | row))
-            kept.append(name | row)
-            print("| " + " | ".join(map(str, kept[-1].values())) + " |", flush=True)
+
+    def rows() -> Iterator[list[str]]:
+        for pipeline, seed in itertools.product(pipelines, range(options.repeats)):
+            case = make_case(*pipeline, seed, options.noise)
+            for row in time_ways(case, options.ways, options.limit):
+                kept.append({"pipeline": "{} {}x{}".format(*pipeline), "seed": seed, **row})
+                yield [str(value) for value in kept[-1].values()]
+
+    for line in markdown_lines(TITLES, rows()):
+        print(line, flush=True)
     if options.json is not None:
         options.json.write_text(json.dumps(kept, indent=2) + "\n")
     return 0

@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -87,36 +87,33 @@ class Batches:
     times_ms: pd.DataFrame
 
 
+class Pair(NamedTuple):
+    """A time as predicted and as measured, milliseconds."""
+
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float | None:
+        """Measured over predicted, minus 1."""
+        return excess(self.measured, self.predicted)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """A plan's prediction beside what was measured; milliseconds.
 
     Attributes:
-        unfrozen_ms: Predicted and measured batch with nothing frozen.
-        batch_ms: The same under the plan.
-        step_ms: The same of the step: the batch and what an unfrozen step takes besides.
+        unfrozen_ms: Batch with nothing frozen.
+        batch_ms: Batch under the plan.
+        step_ms: Step under the plan: the batch and what an unfrozen step takes besides.
         unfrozen_step_ms: Measured step with nothing frozen.
     """
 
-    unfrozen_ms: tuple[float, float]
-    batch_ms: tuple[float, float]
-    step_ms: tuple[float, float]
+    unfrozen_ms: Pair
+    batch_ms: Pair
+    step_ms: Pair
     unfrozen_step_ms: float
-
-    @property
-    def error(self) -> float | None:
-        """Measured batch over predicted, minus 1."""
-        return excess(*reversed(self.batch_ms))
-
-    @property
-    def unfrozen_error(self) -> float | None:
-        """Likewise with nothing frozen."""
-        return excess(*reversed(self.unfrozen_ms))
-
-    @property
-    def step_error(self) -> float | None:
-        """Likewise of the step under the plan."""
-        return excess(*reversed(self.step_ms))
 
 
 def at_equal_speed(batches: Batches) -> tuple[Batches, list[float]]:
@@ -193,9 +190,9 @@ def outcome(batches: Batches, cap: str, rounds: Iterable[int] | None = None) -> 
     steps_ms = {mode: float(modes[mode][STEP].median()) for mode in (NOTHING, cap)}
     outside_ms = max(0.0, steps_ms[NOTHING] - unfrozen_ms)
     return Outcome(
-        unfrozen_ms=(predicted.unfrozen_batch_ms, unfrozen_ms),
-        batch_ms=(predicted.batch_ms, batch_ms),
-        step_ms=(predicted.batch_ms + outside_ms, steps_ms[cap]),
+        unfrozen_ms=Pair(predicted.unfrozen_batch_ms, unfrozen_ms),
+        batch_ms=Pair(predicted.batch_ms, batch_ms),
+        step_ms=Pair(predicted.batch_ms + outside_ms, steps_ms[cap]),
         unfrozen_step_ms=steps_ms[NOTHING],
     )
 

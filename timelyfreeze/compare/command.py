@@ -8,7 +8,9 @@ run   trains one after another, all methods of a schedule and seed in a row. Wha
       has is not run again; a run that did not finish starts anew, and its old files move to
       OUTPUT/set_aside. Ends with the table of all runs in OUTPUT, which goes to comparison.md
       there as well, and single runs to comparison.csv. What follows -- goes to the trainer. Exit
-      status 1 if a run failed.
+      status 1 if a run failed. Besides values of freezing.method, --methods takes fewer_steps and
+      fewer_microbatches: what a user would do without freezing in the time of each freezing method
+      beside it. They run behind the methods, whose times they are fitted to.
 show  reads what runs wrote, wherever they were made: RUN is the folder of a run, or one with runs
       below it; every summary.json counts. Repeats, that is runs which differ in their seeds alone,
       are averaged. The table is printed. FOLDER gets comparison.html, a page that needs no other
@@ -25,9 +27,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from timelyfreeze.compare import jobs
+from timelyfreeze.compare.asked import plan_jobs
 from timelyfreeze.compare.groups import Group, compare, group
 from timelyfreeze.compare.metrics import Terms
 from timelyfreeze.compare.page import render_html, render_markdown
+from timelyfreeze.compare.peers import PEERS
 from timelyfreeze.compare.plots import KINDS, plots
 from timelyfreeze.compare.runs import FoundRuns, Run, find_any, find_runs
 from timelyfreeze.compare.table import Table, render_csv, tabulate
@@ -83,7 +87,8 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="make the runs, then the table")
     run.add_argument("config", type=Path, metavar="CONFIG", help="TOML file of all runs")
     run.add_argument("output", type=Path, metavar="OUTPUT", help="folder of all runs")
-    run.add_argument("--methods", nargs="+", required=True, help="values of freezing.method")
+    methods = f"values of freezing.method, {' and '.join(PEERS)}"
+    run.add_argument("--methods", nargs="+", required=True, help=methods)
     run.add_argument("--schedules", nargs="+", required=True, help="pipeline schedules")
     run.add_argument("--seeds", nargs="+", type=int, default=[42])
     run.add_argument("--nproc", type=int, default=4, help="processes of a run (default 4)")
@@ -106,7 +111,7 @@ def _run(options: argparse.Namespace, arguments: tuple[str, ...], starter: jobs.
     # The trainer starts in the repository, not where this command was started.
     settings = jobs.Settings(options.config.resolve(), arguments)
     output = options.output.resolve()
-    asked = jobs.plan_jobs(options.methods, options.schedules, options.seeds, options.nproc)
+    asked = plan_jobs(options.methods, options.schedules, options.seeds, options.nproc)
     found = jobs.errors(asked, settings)
     if options.nproc < 1:
         found.append(f"--nproc is {options.nproc}; it must be 1 or more")

@@ -17,6 +17,7 @@ from matplotlib.ticker import MaxNLocator
 from timelyfreeze.compare.curves import Curve, Point, front
 from timelyfreeze.compare.groups import SCHEDULES, Group
 from timelyfreeze.compare.labels import Label, label_ends, label_points, wrap
+from timelyfreeze.compare.peers import FEWER_MICROBATCHES, FEWER_STEPS, split_peer
 from timelyfreeze.plots import style
 
 T = TypeVar("T")
@@ -49,14 +50,20 @@ def by_schedule(found: Sequence[tuple[Group, T]]) -> dict[str, list[T]]:
 
 
 def color(method: str) -> str:
-    """Return the colour of ``method``, with a plan that of its metric; of others one by name."""
+    """Return the colour of ``method``, with a plan that of its metric; of others one by name.
+
+    A peer has that of the method whose time it is given.
+    """
+    _, method = split_peer(method) or ("", method)
     metric = method.removeprefix(_PLAN)
     others = style.CYCLE[:-1]
     return _COLORS.get(metric) or others[sum(map(ord, metric)) % len(others)]
 
 
 def line_style(method: str) -> str:
-    """Return the line of ``method``: dashed for a metric with a plan."""
+    """Return the line of ``method``: dashed for a metric with a plan, dotted for peers."""
+    if peer := split_peer(method):
+        return {FEWER_STEPS: ":", FEWER_MICROBATCHES: "-."}[peer[0]]
     return "--" if method.startswith(_PLAN) else "-"
 
 

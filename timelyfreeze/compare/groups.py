@@ -21,6 +21,7 @@ from typing import Any
 import pandas as pd
 
 from timelyfreeze.compare.metrics import COLUMNS, Terms
+from timelyfreeze.compare.peers import PEER_KEYS, freezes, split_peer
 from timelyfreeze.compare.runs import FINISHED, Run
 
 # In the paper's order, then the rest of torch's; others follow by name.
@@ -177,7 +178,8 @@ def _baseline(run: Run, runs: Sequence[Run]) -> Run | None:
         if other.method == "none"
         and other.status == FINISHED
         and (other.schedule, other.seed, place(other)) == (run.schedule, run.seed, place(run))
-        and not work_differs(other.settings, run.settings)
+        # A peer has less to do in a step than none, and is held against it for that.
+        and (split_peer(run.method) or not work_differs(other.settings, run.settings))
     ]
     started = _started(run)
     return min(candidates, key=lambda other: abs(_started(other) - started), default=None)
@@ -200,9 +202,11 @@ def _variants(runs: Sequence[Run]) -> dict[Path, str]:
 
 
 def _position(line: dict[str, Any]) -> tuple[Any, ...]:
-    method, seed = line["method"], line["seed"]
+    seed = line["seed"]
+    # Peers stand below the method whose time they are given.
+    peer, method = split_peer(line["method"]) or ("", line["method"])
     return (
-        schedule_rank(line["schedule"]), method != "none", method, line["variant"],
+        schedule_rank(line["schedule"]), method != "none", method, peer, line["variant"],
         -1 if seed is None else seed, str(line["folder"]),
     )  # fmt: skip
 
@@ -222,8 +226,8 @@ def work_differs(one: Settings, other: Settings) -> bool:
 def variants(method: str, settings: Sequence[Settings]) -> list[str]:
     """Return of each run the settings in which it differs from other runs of its method.
 
-    Seeds, schedules and the options of other methods count for nothing, and for ``none`` no option
-    of the freezing.
+    Seeds, schedules and the options of other methods count for nothing, for ``none`` and its peers
+    no option of the freezing, and for peers nothing that is fitted.
 
     Settings are flat, and empty where they are not known. The text is such as ``max_freeze_ratio
     0.5``, and empty where runs do not differ.
@@ -242,5 +246,7 @@ def _counts(key: str, method: str) -> bool:
     section, *options = key.split(".")
     if section not in SECTIONS or key in LEFT_OUT:
         return False
+    if split_peer(method) and key in PEER_KEYS:
+        return False
     is_of_other = len(options) > 1 and options[0] not in method.split("+")
-    return section != "freezing" or (method != "none" and not is_of_other)
+    return section != "freezing" or (freezes(method) and not is_of_other)

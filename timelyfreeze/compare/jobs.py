@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,7 @@ class Job:
         nproc: Its processes.
         keys: Keys of the configuration that make the run this one.
         record: What is kept beside the run: its schedule, method and seed among it.
+        fit: Gives, from the output, further keys that follow from runs made before.
     """
 
     label: str
@@ -67,6 +68,18 @@ class Job:
     nproc: int
     keys: Mapping[str, Any]
     record: Mapping[str, Any]
+    fit: Callable[[Path], Mapping[str, Any]] | None = None
+
+    def fitted(self, output: Path) -> Job:
+        """Return the job with all its keys.
+
+        Raises:
+            ValueError: If runs that they follow from are missing, or leave nothing to be run.
+        """
+        if self.fit is None:
+            return self
+        keys = self.fit(output)
+        return replace(self, keys={**self.keys, **keys}, record={**self.record, "fitted": keys})
 
     def command(self, settings: Settings, folder: Path) -> list[str]:
         """Return the command that makes the run in ``folder``.
@@ -78,33 +91,9 @@ class Job:
         if DEGREE not in settings.keys:
             keys.setdefault(DEGREE, self.nproc)
         words = (f"--{key}" if value is True else f"--{key}={value}" for key, value in keys.items())
-        return train_command(settings.config, self.nproc, [*words, *settings.arguments])
-
-
-def plan_jobs(
-    methods: Sequence[str], schedules: Sequence[str], seeds: Sequence[int], nproc: int
-) -> list[Job]:
-    """Return the jobs in the order they run in.
-
-    Runs that are compared with each other, those of one seed and schedule, follow each other: a
-    machine that slows down in the course of hours then slows all of them.
-    """
-    return [
-        Job(
-            label=f"{schedule} {method} seed {seed}",
-            path=Path(schedule, method, f"seed_{seed}"),
-            nproc=nproc,
-            keys={
-                "freezing.method": method,
-                "parallelism.pipeline_parallel_schedule": schedule,
-                **dict.fromkeys(("debug.seed", "data.seed", "freezing.seed"), seed),
-            },
-            record={"schedule": schedule, "method": method, "seed": seed},
-        )
-        for seed in seeds
-        for schedule in schedules
-        for method in methods
-    ]
+        # What is fitted holds against the trainer's arguments, which it was fitted to.
+        fitted = (f"--{key}={value}" for key, value in self.record.get("fitted", {}).items())
+        return train_command(settings.config, self.nproc, [*words, *settings.arguments, *fitted])
 
 
 def errors(jobs: Sequence[Job], settings: Settings, fixed: Iterable[str] = ()) -> list[str]:
@@ -171,6 +160,13 @@ def run_jobs(
         print(f"[{number}/{len(jobs)}] {job.label}: ", end="", flush=True)
         if job.path in done:
             print("finished before", flush=True)
+            continue
+        try:
+            job = job.fitted(output)
+        except ValueError as error:
+            failed.append(job)
+            done.add(job.path)
+            print(f"failed: {error}", flush=True)
             continue
         print("...", end="", flush=True)
         started = time.monotonic()

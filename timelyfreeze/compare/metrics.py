@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from timelyfreeze.compare.runs import Run
+from timelyfreeze.compare.runs import Points, Run
 from timelyfreeze.records import AVERAGED, BENCHMARKS, WINDOW, last_running_mean, seconds_to_reach
 
 NEVER = "never"
@@ -77,6 +77,40 @@ def seconds_to_loss(run: Run, other: Run | None, window: int) -> Metric:
         return None
     seconds = seconds_to_reach(run.losses, target, window)
     return NEVER if seconds is None else seconds
+
+
+def _losses_of(run: Run, baseline: Run, window: int) -> tuple[Points, Points, int]:
+    """Return the losses by which a run is held against none, its own and none's, and their window.
+
+    They are held-out ones where both runs have two or more, else those of training.
+    """
+    validated = run.validation_losses, baseline.validation_losses
+    if min(map(len, validated)) > 1:
+        return *validated, 1
+    return run.losses, baseline.losses, window
+
+
+def _time_ratio(run: Run, baseline: Run | None, terms: Terms) -> Metric:
+    """Return the time to none's final loss over none's total time."""
+    if baseline is None or not 0.0 < baseline.seconds < math.inf:
+        return None
+    own, nones, window = _losses_of(run, baseline, terms.window)
+    target = last_running_mean(nones, window)
+    if target is None or len(own) < window:
+        return None
+    seconds = seconds_to_reach(own, target, window)
+    return NEVER if seconds is None else seconds / baseline.seconds
+
+
+def _learned(run: Run, baseline: Run | None, terms: Terms) -> Metric:
+    """Return what a run has learned at its end, in percent of how far none's loss has come down."""
+    if baseline is None:
+        return None
+    own, nones, window = _losses_of(run, baseline, terms.window)
+    ends = [last_running_mean(losses, window) for losses in (own, nones)]
+    if ends[0] is None or ends[1] is None or not (start := nones[0][1]) > ends[1]:
+        return None
+    return 100 * (start - ends[0]) / (start - ends[1])
 
 
 def _percent_above(value: float | None, reference: float | None) -> float | None:
@@ -150,7 +184,10 @@ COLUMNS = (
     Column("average_freeze_ratio", "mean freeze ratio", ".3f"),
     Column("train_loss", "train loss", ".3f"),
     Column("validation_loss", "validation loss", ".3f"),
-    Column("seconds", "seconds", ",.1f"),
+    Column("seconds", "seconds", ",.1f", lambda run, _baseline, _terms: run.seconds),
+    Column("time_ratio", "time to none's loss over none's", ".3f", _time_ratio,
+           needs_baseline=True),
+    Column("learned_percent", "learned, % of none", ".1f", _learned, needs_baseline=True),
     Column("seconds_to_none_loss", "seconds to none's loss", ",.1f",
            lambda run, baseline, terms: seconds_to_loss(run, baseline, terms.window),
            needs_baseline=True),

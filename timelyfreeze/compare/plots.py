@@ -20,6 +20,7 @@ from timelyfreeze.compare.curves import Curve, Point, curves, points, stage_rati
 from timelyfreeze.compare.drawing import Panels, by_schedule, draw_curves, draw_points, draw_stages
 from timelyfreeze.compare.groups import NO_PLACE, Group
 from timelyfreeze.compare.metrics import Terms
+from timelyfreeze.compare.peers import freezes
 from timelyfreeze.plots import style
 from timelyfreeze.records import last_running_mean
 
@@ -40,8 +41,7 @@ _WORDS = {
         "Lines: running mean over {window} logged training losses, mean over repeats, with a band "
         "from the smallest to the largest. Small points: validation losses. What lies above the "
         "axes is of the first fifth of the training; losses that are no numbers are left out. "
-        "Seconds are those spent in training steps; of an emulated pipeline, by the process that "
-        "emulates it.",
+        "Seconds are those spent in training steps; of an emulated pipeline, by its virtual clock.",
     ),
     "freeze_ratio_steps": (
         "Freeze ratio over steps",
@@ -106,7 +106,7 @@ class _Place:
 
     @property
     def freezing(self) -> list[Group]:
-        return [group for group in self.groups if group.method != "none"]
+        return [group for group in self.groups if freezes(group.method)]
 
     def plot(
         self,

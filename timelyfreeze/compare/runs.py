@@ -8,18 +8,23 @@ tells of runs that never came to writing a summary.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from timelyfreeze.compare.peers import split_peer
 from timelyfreeze.files import read_dataclass, read_object
 from timelyfreeze.records import (
     LOSSES_FILE,
     STEPS_FILE,
     SUMMARY_FILE,
+    LossRow,
     RunSummary,
     Scores,
+    StepRow,
     read_losses,
     read_scores,
     read_steps,
@@ -48,6 +53,9 @@ class Run:
         schedule: The pipeline schedule; ``-`` without a pipeline.
         seed: The seed of the weights, or None if none was set.
         told: What the run says of itself; None if it ended before it wrote that.
+        step_ends: Seconds of training at the end of each step; empty where they are not known.
+        by_virtual_clock: Whether seconds are those that the pipeline would have taken, had each
+            emulated rank a device of its own.
         losses: (seconds of training so far, training loss) of each step that was logged.
         scores: Of the model that came out, None if it was not evaluated.
         validation_losses: (seconds of training so far, loss) of each validation.
@@ -61,6 +69,8 @@ class Run:
     schedule: str
     seed: int | None
     told: RunSummary | None = None
+    step_ends: Sequence[float] = ()
+    by_virtual_clock: bool = False
     losses: Points = ()
     scores: Scores | None = None
     validation_losses: Points = ()
@@ -77,6 +87,11 @@ class Run:
         if self.told is None:
             raise ValueError(f"{self.folder} has no {SUMMARY_FILE}")
         return self.told
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training, by the virtual clock where the pipeline is emulated."""
+        return self.step_ends[-1] if self.by_virtual_clock else self.summary.seconds
 
     @property
     def label(self) -> str:
@@ -118,6 +133,9 @@ def find_runs(folders: Iterable[Path]) -> FoundRuns:
     runs = list(read(SUMMARY_FILE, read_run))
     for recorded in read(RECORD, _recorded_run):
         own = [i for i, run in enumerate(runs) if run.folder.is_relative_to(recorded.folder)]
+        if split_peer(recorded.method):
+            for i in own:
+                runs[i] = replace(runs[i], method=recorded.method)
         if not own:
             runs.append(recorded)
         elif all(runs[i].status != FINISHED for i in own):
@@ -150,6 +168,8 @@ def read_run(folder: Path) -> Run:
     losses = read_losses(folder) if (folder / LOSSES_FILE).exists() else []
     steps = read_steps(folder) if (folder / STEPS_FILE).exists() else []
     settings = read_object(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
+    virtual = _virtual_ends(summary, steps, losses)
+    seconds = {row: virtual.get(row.step, row.seconds) for row in losses}
     return Run(
         folder=folder,
         status=FINISHED if summary.steps_done == summary.steps else UNFINISHED,
@@ -157,12 +177,33 @@ def read_run(folder: Path) -> Run:
         schedule=summary.schedule or "-",
         seed=summary.seed,
         told=summary,
-        losses=_known((row.seconds, row.train_loss) for row in losses),
+        step_ends=list(virtual.values()) or [row.seconds for row in steps],
+        by_virtual_clock=bool(virtual),
+        losses=_known((seconds[row], row.train_loss) for row in losses),
         scores=read_scores(folder),
-        validation_losses=_known((row.seconds, row.validation_loss) for row in losses),
+        validation_losses=_known((seconds[row], row.validation_loss) for row in losses),
         freeze_ratios=_known((row.step, row.freeze_ratio) for row in steps),
         settings=flatten(settings),
     )
+
+
+def _virtual_ends(
+    summary: RunSummary, steps: Sequence[StepRow], losses: Sequence[LossRow]
+) -> dict[int, float]:
+    """Return seconds at the end of each step of an emulated pipeline, by its virtual clock.
+
+    Empty for any other run, and where the clock has not told of all steps.
+    """
+    known = [
+        (row.step, row.virtual_step_ms)
+        for row in steps
+        if row.virtual_step_ms is not None and 0.0 < row.virtual_step_ms < math.inf
+    ]
+    if summary.emulated_ranks is None or len(known) < len(steps):
+        return {}
+    ends = itertools.accumulate(ms / 1e3 for _, ms in known)
+    found = dict(zip((step for step, _ in known), ends, strict=True))
+    return found if all(row.step in found for row in losses) else {}
 
 
 def _known(points: Iterable[tuple[float, float | None]]) -> Points:

@@ -66,14 +66,8 @@ def _draw_speed(axes: Axes, rows: Sequence[StepRow]) -> None:
     steps = [row.step for row in rows]
     values = speeds(rows)
     axes.plot(steps, values, color=FAINT_INK, lw=0.6, alpha=0.5)
-    draw_by_phase(
-        axes,
-        rows,
-        running_medians(rows, values),
-        color=INK,
-        lw=1.8,
-        label=f"throughput, median of {_WINDOW} steps (left)",
-    )
+    label = f"throughput, median of {_WINDOW} steps (left)"
+    draw_by_phase(axes, rows, running_medians(rows, values), color=INK, lw=1.8, label=label)
     is_virtual = any(row.virtual_step_ms is not None for row in rows)
     axes.set_ylabel("tokens/s per device" + (", virtual clock" if is_virtual else ""))
     axes.set_ylim(bottom=0)
@@ -81,14 +75,9 @@ def _draw_speed(axes: Axes, rows: Sequence[StepRow]) -> None:
 
 
 def _draw_ratio(axes: Axes, rows: Sequence[StepRow]) -> None:
-    draw_by_phase(
-        axes,
-        rows,
-        [row.freeze_ratio for row in rows],
-        color=BLUE,
-        lw=1.8,
-        label="fraction of all elements that the step froze (right)",
-    )
+    ratios = [row.freeze_ratio for row in rows]
+    label = "fraction of all elements that the step froze (right)"
+    draw_by_phase(axes, rows, ratios, color=BLUE, lw=1.8, label=label)
     axes.set_ylim(0, 1.05)
     axes.set_ylabel("freeze ratio", color=BLUE)
     axes.tick_params(axis="y", labelcolor=BLUE)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from timelyfreeze.plots.convergence import convergence_figure
 from timelyfreeze.plots.curves import curves_figure
 from timelyfreeze.plots.histogram import histogram_figure
-from timelyfreeze.plots.loss import LossLine, loss_figure
+from timelyfreeze.plots.loss import loss_figure
 from timelyfreeze.plots.response import response_figure
 from timelyfreeze.plots.run_timelines import (
     draw_measured,
@@ -55,7 +55,7 @@ draw_convergence = _draws(
     lambda row: row.kappa is not None or row.p_eff is not None,
 )
 draw_loss = _draws(
-    lambda rows, title: loss_figure([LossLine("this run", rows)], title),
+    loss_figure,
     losses.read_losses,
     f"{losses.LOSSES_FILE} has no loss: none was logged",
 )

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 
@@ -13,36 +12,20 @@ from timelyfreeze.plots.style import FAINT_INK, annotate
 from timelyfreeze.records import StepRow
 from timelyfreeze.settings import Phase
 
-# Short, to fit over a narrow band.
-WORDS = {
-    Phase.WARMUP: "warm-up",
-    Phase.UPPER_BOUND: "nothing\nfrozen",
-    Phase.LOWER_BOUND: "all\nfrozen",
-    Phase.MIXED: "monitoring",
-    Phase.RAMP: "ramp",
-    Phase.STABLE: "stable",
-    Phase.OFF: "off",
-}
-_SHADES = {
-    Phase.WARMUP: "#FFFFFF",
-    Phase.UPPER_BOUND: "#F1F1F1",
-    Phase.LOWER_BOUND: "#E2E2E2",
-    Phase.MIXED: "#EAEAEA",
-    Phase.RAMP: "#F6F6F6",
-    Phase.STABLE: "#FFFFFF",
-    Phase.OFF: "#EAEAEA",
+# The shade behind each phase, and its name: short, to fit over a narrow band.
+_LOOKS = {
+    Phase.WARMUP: ("#FFFFFF", "warm-up"),
+    Phase.UPPER_BOUND: ("#F1F1F1", "nothing\nfrozen"),
+    Phase.LOWER_BOUND: ("#E2E2E2", "all\nfrozen"),
+    Phase.MIXED: ("#EAEAEA", "monitoring"),
+    Phase.RAMP: ("#F6F6F6", "ramp"),
+    Phase.STABLE: ("#FFFFFF", "stable"),
+    Phase.OFF: ("#EAEAEA", "off"),
 }
 
 
-@dataclass(frozen=True)
-class Band:
-    """Steps of one phase.
-
-    Attributes:
-        phase: The phase.
-        first: Its first step.
-        last: Its last step.
-    """
+class Band(NamedTuple):
+    """A phase with its first and its last step."""
 
     phase: Phase
     first: int
@@ -90,10 +73,11 @@ def shade_phases(axes: Axes, rows: Sequence[StepRow], *, named: bool = True) -> 
     """
     for band in bands(rows):
         begin, end = band.first - 0.5, band.last + 0.5
-        axes.axvspan(begin, end, color=_SHADES[band.phase], lw=0, zorder=0)
+        shade, word = _LOOKS[band.phase]
+        axes.axvspan(begin, end, color=shade, lw=0, zorder=0)
         axes.axvline(begin, color=FAINT_INK, lw=0.5, zorder=0.5)
         if named:
             at, place = ((begin + end) / 2, 1.0), ("data", "axes fraction")
-            annotate(axes, WORDS[band.phase], at, place, shift=(0, 3), ha="center", va="bottom")
+            annotate(axes, word, at, place, shift=(0, 3), ha="center", va="bottom")
     if rows:
         axes.set_xlim(rows[0].step - 0.5, rows[-1].step + 0.5)

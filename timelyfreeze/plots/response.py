@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -18,28 +18,21 @@ from timelyfreeze.plots.style import (
     FAINT_INK,
     ORANGE,
     VERMILLION,
-    WIDTH_INCHES,
     annotate,
     house_style,
+    panels,
 )
 from timelyfreeze.records import ResponseRow
 from timelyfreeze.settings import ALL_OR_NOTHING
 
-_MOST_COLUMNS = 4
 _LATE_TINT, _EARLY_TINT = 0.9, 0.2
 _SHOWN_SHARE, _HEADROOM = 0.98, 1.15
 _PROFILE = "profile"
 _MEASURED = ("upper_bound", "lower_bound", "mixed")
 
 
-@dataclass(frozen=True)
-class AssumedLine:
-    """What a plan takes a backward to be: a line between its two ends.
-
-    Attributes:
-        unfrozen_ms: Median with nothing frozen.
-        frozen_ms: Median with everything frozen.
-    """
+class AssumedLine(NamedTuple):
+    """What a plan takes a backward to be: a line between its median times, unfrozen and frozen."""
 
     unfrozen_ms: float
     frozen_ms: float
@@ -83,28 +76,17 @@ def response_figure(rows: Sequence[ResponseRow], title: str = "") -> Figure:
     if not rows:
         raise ValueError("responses.csv has no backward; there is nothing to draw")
     stages = sorted({row.stage for row in rows})
-    n_columns = min(_MOST_COLUMNS, len(stages))
-    n_lines = math.ceil(len(stages) / n_columns)
     with house_style():
-        figure = Figure(figsize=(WIDTH_INCHES, 0.7 + 2.4 * n_lines), layout="constrained")
-        panels = figure.subplots(n_lines, n_columns, sharex=True, squeeze=False)
-        for panel, stage in zip(panels.flat, stages, strict=False):
-            _draw_stage(panel, [row for row in rows if row.stage == stage])
-            panel.set_title(f"stage {stage}", fontsize="medium")
-        for panel in list(panels.flat)[len(stages) :]:
-            panel.set_visible(False)
-        for panel in panels[:, 0]:
-            panel.set_ylabel("backward, ms")
-        for panel in panels[-1]:
-            panel.set_xlabel("frozen fraction of the stage")
-        figure.suptitle(title, x=0.01, ha="left")
+        figure, drawn = panels(
+            [f"stage {stage}" for stage in stages], 2.4, title,
+            x_label="frozen fraction of the stage", y_label="backward, ms", sharey=False,
+        )  # fmt: skip
         handles: dict[str, Artist] = {}
-        for panel in panels.flat:
-            found = panel.get_legend_handles_labels()
-            handles |= dict(zip(found[1], found[0], strict=True))
-        figure.legend(
-            list(handles.values()), list(handles), loc="outside lower center", ncols=len(handles)
-        )
+        for panel, stage in zip(drawn, stages, strict=True):
+            _draw_stage(panel, [row for row in rows if row.stage == stage])
+            artists, labels = panel.get_legend_handles_labels()
+            handles |= dict(zip(labels, artists, strict=True))
+        figure.legend(handles.values(), handles, loc="outside lower center", ncols=len(handles))
     return figure
 
 
@@ -117,42 +99,29 @@ def _draw_stage(axes: Axes, rows: Sequence[ResponseRow]) -> None:
         of_kind = [row for row in rows if row.kind == kind]
         if not of_kind:
             continue
-        whole, cut = ([r for r in of_kind if bool(r.cut) is is_cut] for is_cut in (False, True))
+        whole = [row for row in of_kind if not row.cut]
+        cut = [row for row in of_kind if row.cut]
         # No edges: hundreds of points lie close together.
-        axes.scatter(
-            [row.fraction for row in whole],
-            [row.duration_ms for row in whole],
-            s=9,
-            c=[to_rgba(color, _tint(row.microbatch, last)) for row in whole],
-            marker=marker,
-            linewidths=0,
-        )
+        colors = [to_rgba(color, _tint(row.microbatch, last)) for row in whole]
+        axes.scatter(*_points(whole), s=9, c=colors, marker=marker, linewidths=0)
         axes.plot([], [], color=color, marker=marker, ms=4, lw=0, label=word)
         if cut:
-            axes.plot(
-                [row.fraction for row in cut],
-                [row.duration_ms for row in cut],
-                color=FAINT_INK,
-                marker="x",
-                ms=4,
-                mew=0.8,
-                lw=0,
-                label="without an input gradient, which nobody needs",
-            )
-        for way, line in assumed_lines(of_kind).items():
+            needless = "without an input gradient, which nobody needs"
+            axes.plot(*_points(cut), color=FAINT_INK, marker="x", ms=4, mew=0.8, lw=0,
+                      label=needless)  # fmt: skip
+        for way, ends_ms in assumed_lines(of_kind).items():
             # The way that is the default is no news.
             is_other = way not in ("", ALL_OR_NOTHING)
-            axes.plot(
-                [0, 1],
-                [line.unfrozen_ms, line.frozen_ms],
-                color=VERMILLION,
-                lw=1.6,
-                ls=(0, (4, 2)) if is_other else "-",
-                label="what a plan assumes" + (f", {way}" if is_other else ""),
-            )
+            label = "what a plan assumes" + (f", {way}" if is_other else "")
+            dashes: Any = (0, (4, 2)) if is_other else "-"
+            axes.plot([0, 1], ends_ms, color=VERMILLION, lw=1.6, ls=dashes, label=label)
     _leave_out_outliers(axes, [row.duration_ms for row in rows])
     axes.set_xlim(-0.04, 1.04)
     axes.grid(axis="y")
+
+
+def _points(rows: Sequence[ResponseRow]) -> tuple[list[float], list[float]]:
+    return [row.fraction for row in rows], [row.duration_ms for row in rows]
 
 
 def _tint(microbatch: int, last: int) -> float:

@@ -40,7 +40,7 @@ def draw_measured(run_folder: Path) -> Figure | str:
     """Draw a measured batch without freezing above one with; or say why there is none.
 
     Raises:
-        ValueError: If a file cannot be read.
+        ValueError: If a file cannot be read; so do the functions below.
     """
     found = {timeline.phase: timeline for timeline in _measured(run_folder)}
     # The best example of each that there is; a run that was stopped early has only one of them.
@@ -49,38 +49,28 @@ def draw_measured(run_folder: Path) -> Figure | str:
         for phases in (_UNFROZEN, _FROZEN)
     ]
     shown = [timeline for timeline in examples if timeline is not None] or list(found.values())
-    return _figure(run_folder, shown) if shown else _no_measured(run_folder)
+    return _figure(run_folder, shown) or (
+        f"{run_folder / 'timelines'} has no measured_*.json: the run has no pipeline or no "
+        "freezing, or ended before a phase was measured"
+    )
 
 
 def draw_predicted(run_folder: Path) -> Figure | str:
-    """Draw the batch that the plan predicts, without freezing above with; or say why not.
-
-    Raises:
-        ValueError: If a file cannot be read, or the files belong to different pipelines.
-    """
-    missing = _missing_plan_files(run_folder)
-    return missing or _figure(run_folder, _predicted(run_folder))
+    """Draw the batch that the plan predicts, without freezing above with; or say why not."""
+    missing = " and ".join(_missing_plan_files(run_folder))
+    return _figure(run_folder, _predicted(run_folder)) or (
+        f"{missing} missing: the run's method makes no plan, or none was made yet"
+    )
 
 
 def trace_measured(run_folder: Path) -> str | None:
-    """Return a trace of every batch that was measured; None where there is none.
-
-    Raises:
-        ValueError: If a file cannot be read.
-    """
-    timelines = _measured(run_folder)
-    return trace_to_json(timelines) if timelines else None
+    """Return a trace of every batch that was measured; None where there is none."""
+    return _trace(_measured(run_folder))
 
 
 def trace_predicted(run_folder: Path) -> str | None:
-    """Return a trace of the batches that the plan predicts; None where there is no plan.
-
-    Raises:
-        ValueError: If a file cannot be read, or the files belong to different pipelines.
-    """
-    if _missing_plan_files(run_folder):
-        return None
-    return trace_to_json(_predicted(run_folder))
+    """Return a trace of the batches that the plan predicts; None where there is no plan."""
+    return _trace(_predicted(run_folder))
 
 
 def run_title(run_folder: Path, timeline: Timeline) -> str:
@@ -96,8 +86,12 @@ def run_title(run_folder: Path, timeline: Timeline) -> str:
     return as_drawn(f"{names.schedule}, {size}, {names.model}")
 
 
-def _figure(run_folder: Path, timelines: Sequence[Timeline]) -> Figure:
-    return timeline_figure(timelines, run_title(run_folder, timelines[0]))
+def _figure(run_folder: Path, timelines: Sequence[Timeline]) -> Figure | None:
+    return timeline_figure(timelines, run_title(run_folder, timelines[0])) if timelines else None
+
+
+def _trace(timelines: Sequence[Timeline]) -> str | None:
+    return trace_to_json(timelines) if timelines else None
 
 
 def _measured(run_folder: Path) -> list[Timeline]:
@@ -105,21 +99,18 @@ def _measured(run_folder: Path) -> list[Timeline]:
     return [_of(file, timeline_from_json) for file in timeline_files(run_folder)]
 
 
-def _no_measured(run_folder: Path) -> str:
-    return (
-        f"{run_folder / 'timelines'} has no measured_*.json: the run has no pipeline or no "
-        "freezing, or ended before a phase was measured"
-    )
+def _missing_plan_files(run_folder: Path) -> list[str]:
+    return [name for name in _PLAN_FILES if not (run_folder / name).exists()]
 
 
-def _missing_plan_files(run_folder: Path) -> str:
-    missing = [name for name in _PLAN_FILES if not (run_folder / name).exists()]
-    if not missing:
-        return ""
-    return f"{' and '.join(missing)} missing: the run's method makes no plan, or none was made yet"
+def _predicted(run_folder: Path) -> Sequence[Timeline]:
+    """Return the batch without freezing and that under the plan; empty where there is no plan.
 
-
-def _predicted(run_folder: Path) -> tuple[Timeline, Timeline]:
+    Raises:
+        ValueError: If a file cannot be read, or the files belong to different pipelines.
+    """
+    if _missing_plan_files(run_folder):
+        return ()
     files = {name: run_folder / name for name in _PLAN_FILES}
     notes = read_bounds_file(files["bounds.json"]).notes
     dag = _of(files["schedule.csv"], lambda text: build_dag(order_from_csv(text)))

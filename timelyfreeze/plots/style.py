@@ -7,7 +7,8 @@ files that are the same whenever the same data is drawn.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ TITLE_POINTS = 11.0
 TEXT_POINTS = 9.0
 SMALL_POINTS = 7.0
 MOST_PNG_BYTES = 200_000
+_MOST_COLUMNS = 4
 # Tried one after the other until the file is small enough.
 _DPI = (150, 120, 100)
 # Enough for flat colours with smooth edges; the file is a third of the size.
@@ -75,6 +77,26 @@ def house_style() -> Iterator[None]:
     """Draw what is drawn inside as the house draws; settings of others come back afterwards."""
     with matplotlib.rc_context(_SETTINGS):
         yield
+
+
+def panels(
+    names: Sequence[str], height: float, title: str, *, x_label: str, y_label: str, sharey: bool
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure with axes for each of ``names``, up to four in a row of ``height`` inches."""
+    n_columns = min(_MOST_COLUMNS, len(names))
+    n_rows = math.ceil(len(names) / n_columns)
+    figure = Figure(figsize=(WIDTH_INCHES, 0.7 + height * n_rows), layout="constrained")
+    grid = figure.subplots(n_rows, n_columns, sharex=True, sharey=sharey, squeeze=False)
+    for axes, name in zip(grid.flat, names, strict=False):
+        axes.set_title(name, fontsize="medium")
+    for axes in grid.flat[len(names) :]:
+        axes.set_visible(False)
+    for axes in grid[:, 0]:
+        axes.set_ylabel(y_label)
+    for axes in grid[-1]:
+        axes.set_xlabel(x_label)
+    figure.suptitle(title, x=0.01, ha="left")
+    return figure, list(grid.flat[: len(names)])
 
 
 def annotate(

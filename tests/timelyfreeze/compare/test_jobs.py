@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.timelyfreeze.compare.run_folders import keys_of
-from timelyfreeze.compare.jobs import Settings, plan_jobs
+from timelyfreeze.compare.asked import plan_jobs
+from timelyfreeze.compare.jobs import Settings
 
 (JOB,) = plan_jobs(["apf"], ["GPipe"], [7], 2)
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from timelyfreeze.plots import gallery
 from timelyfreeze.plots.curves import running_medians, speeds
-from timelyfreeze.plots.loss import LossLine, loss_figure
+from timelyfreeze.plots.loss import loss_figure
 from timelyfreeze.plots.phases import Band, bands
 from timelyfreeze.plots.response import AssumedLine, assumed_lines, response_figure
 from timelyfreeze.plots.style import MOST_PNG_BYTES, save
@@ -177,7 +177,7 @@ def test_loss_is_drawn_against_steps_and_seconds(run: Path) -> None:
 
 def test_few_losses_are_drawn_as_they_are() -> None:
     rows = [LossRow(1, 0.5, 4.0, None), LossRow(2, 1.0, 3.0, None)]
-    left, _ = loss_figure([LossLine("this run", rows)]).axes
+    left, _ = loss_figure(rows).axes
     (line,) = left.get_lines()
     assert np.allclose(line.get_xydata(), [(1.0, 4.0), (2.0, 3.0)])
     assert line.get_label() == "this run: training"
