@@ -23,7 +23,7 @@ from timelyfreeze.masks import (
 )
 from timelyfreeze.runtime import NOTHING_FROZEN
 from timelyfreeze.sampling import TokenSample
-from timelyfreeze.schedule import Action, PipelineDag
+from timelyfreeze.schedule import Action, ActionKind, PipelineDag
 from timelyfreeze.settings import FreezeSettings, Phase, actual_freeze_ratio
 from timelyfreeze.timing import pattern_of
 
@@ -87,11 +87,14 @@ class BatchMasks:
             return {}
         samples = {}
         for action in _backwards(dag, stage):
-            ratio = self._token_ratio(action)
-            if ratio > 0.0:
+            ratio = input_ratio = self._token_ratio(action)
+            if action.kind is ActionKind.WEIGHT_BACKWARD:
+                half = Action(stage, ActionKind.INPUT_BACKWARD, action.microbatch)
+                input_ratio = self._token_ratio(half)
+            input_ratio *= self._settings.sample_input_gradients
+            if ratio > 0.0 or input_ratio > 0.0:
                 numbers = self._rng(stage, action.microbatch).random((n_layers, 2))
-                inputs = ratio * self._settings.sample_input_gradients
-                samples[action.microbatch] = TokenSample(ratio, inputs, numbers)
+                samples[action.microbatch] = TokenSample(ratio, input_ratio, numbers)
         return samples
 
     def _token_ratio(self, action: Action) -> float:

@@ -89,6 +89,7 @@ class Planner:
             skip_input_grads=settings.skips_input_grads,
             caps_each=settings.samples_tokens,
             measured_ratio=settings.measured_ratio,
+            input_grads=settings.sample_input_gradients > 0.0,
         )
         self._n_actions = len(self.in_force.dag.actions)
         self._branches = self.choices.skip_input_grads == PLAN

@@ -137,7 +137,8 @@ def build_lp(
     n_actions, n_edges = len(dag.actions), len(dag.edges)
     longest = bounds.max_ms / scale
     span = (longest - bounds.min_ms / scale) / bounds.measured_ratio
-    freezable = np.flatnonzero(dag.freezable)
+    # Input halves of split backwards are among them where they have been measured shortened.
+    freezable = np.flatnonzero(dag.freezable | (span > 0.0))
     ratio_column = np.full(n_actions, -1, dtype=np.int64)
     ratio_column[freezable] = n_actions + 1 + np.arange(len(freezable))
 

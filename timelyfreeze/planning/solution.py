@@ -75,6 +75,7 @@ class SolverChoices:
         skip_input_grads: What becomes of backwards that nobody needs.
         caps_each: Whether the cap holds for each action.
         measured_ratio: Freeze ratio of what was measured as frozen, in (0, 1].
+        input_grads: Whether input gradients are shortened too.
     """
 
     max_freeze_ratio: float | tuple[float, ...]
@@ -84,6 +85,7 @@ class SolverChoices:
     skip_input_grads: str = OFF
     caps_each: bool = False
     measured_ratio: float = 1.0
+    input_grads: bool = False
 
 
 def solve_from_times(
@@ -100,7 +102,9 @@ def solve_from_times(
         ValueError: If times are missing or make no sense.
         LpError: If the solver ends without an optimum.
     """
-    order, bounds = bounds_from_times(ranks, declared, choices.n_processors)
+    order, bounds = bounds_from_times(
+        ranks, declared, choices.n_processors, input_grads=choices.input_grads
+    )
     bounds = replace(bounds, measured_ratio=choices.measured_ratio)
     return solve_from_bounds(order, bounds, choices)
 
@@ -124,7 +128,11 @@ def solve_from_bounds(
 
 
 def bounds_from_times(
-    ranks: Sequence[RankTimes], declared: ScheduleOrder, n_processors: float | None = None
+    ranks: Sequence[RankTimes],
+    declared: ScheduleOrder,
+    n_processors: float | None = None,
+    *,
+    input_grads: bool = False,
 ) -> tuple[ScheduleOrder, DurationBounds]:
     """Return the order that ran, and its bounds with what messages take.
 
@@ -139,7 +147,10 @@ def bounds_from_times(
     dag = build_dag(order)
     unfrozen, frozen = zip(*(halves(rank.patterns) for rank in ranks), strict=True)
     bounds = bounds_from_samples(
-        dag, unfrozen=slowest_replica(unfrozen), frozen=slowest_replica(frozen)
+        dag,
+        unfrozen=slowest_replica(unfrozen),
+        frozen=slowest_replica(frozen),
+        input_grads=input_grads,
     )
     if bounds.pinned and bounds.max_ms.any():  # a clock that stands still is told elsewhere
         logger.warning(

@@ -4,11 +4,12 @@ from timelyfreeze.sampling.draw import (
     added_variance,
     draw_tokens,
     inclusion_probabilities,
+    levelled,
     n_kept,
 )
 from timelyfreeze.sampling.linear import TokenSample, TokenSampler
 
 __all__ = [
     "TokenSample", "TokenSampler", "added_variance", "draw_tokens", "inclusion_probabilities",
-    "n_kept",
+    "levelled", "n_kept",
 ]  # fmt: skip

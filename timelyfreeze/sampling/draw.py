@@ -13,6 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+_LEVEL = 3.0
+
 
 def n_kept(n_tokens: int, ratio: float) -> int:
     """Return k, how many of N tokens a sampling ratio leaves: (1 - ratio) N, rounded, 1 at least.
@@ -50,6 +52,19 @@ def inclusion_probabilities(sizes: Tensor, n_drawn: int) -> Tensor:
     behind = torch.cat([rest, rest.new_zeros(1)]).gather(0, n_certain.unsqueeze(0))
     factor = torch.where(behind > 0.0, (n_drawn - n_certain) / behind, torch.inf)
     return torch.where(exact > 0.0, (factor * exact).clamp(max=1.0), 0.0)
+
+
+def levelled(sizes: Tensor) -> Tensor:
+    """Return sizes whose probabilities differ little: each plus ``_LEVEL`` times the mean.
+
+    A token's input gradient goes on to rows of the embedding that nothing else reaches, and an
+    optimizer that divides by the size of a row's gradients, as Adam does, makes noise there as
+    large as any other. So no token may be kept rarely and weighted much: with this, no factor is
+    above 1 + 1 / ``_LEVEL`` times that of even draws. Tokens of size 0 stay as they are.
+    """
+    live = sizes > 0.0
+    mean = sizes.sum() / live.sum().clamp(min=1)
+    return torch.where(live, sizes + _LEVEL * mean, 0.0)
 
 
 def draw_tokens(probabilities: Tensor, n_drawn: int, number: float) -> tuple[Tensor, Tensor]:

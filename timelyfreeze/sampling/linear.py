@@ -21,7 +21,7 @@ from torch.autograd import Function
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
-from timelyfreeze.sampling.draw import draw_tokens, inclusion_probabilities, n_kept
+from timelyfreeze.sampling.draw import draw_tokens, inclusion_probabilities, levelled, n_kept
 from timelyfreeze.settings import TENSORS, key
 
 
@@ -175,7 +175,7 @@ def _adopt(layer: nn.Linear, sampler: TokenSampler, number: int) -> None:
 
 
 @cache
-def _sampled_class(kind: type[nn.Linear]) -> type[SampledLinear]:
+def _sampled_class(kind: Any) -> type[SampledLinear]:
     """Return the class of an adopted layer, which may be one that FSDP has made."""
     if issubclass(kind, SampledLinear):
         return kind
@@ -195,7 +195,7 @@ def _input_gradient(
     n_drawn = len(dy) if sample is None else n_kept(len(dy), sample.input_ratio)
     if sample is None or sizes is None or n_drawn == len(dy):
         return dy.mm(weight)
-    probabilities = inclusion_probabilities(sizes, n_drawn)
+    probabilities = inclusion_probabilities(levelled(sizes), n_drawn)
     kept, factors = draw_tokens(probabilities, n_drawn, float(sample.numbers[layer, 1]))
     rows = _scaled(dy[kept], factors).mm(weight)
     # Empty places of the draw repeat a position; they go to a row behind the last one.

@@ -75,7 +75,10 @@ def validate_bounds(dag: PipelineDag, bounds: DurationBounds) -> None:
     low = check_durations(dag, bounds.min_ms, "min_ms")
     high = check_durations(dag, bounds.max_ms, "max_ms")
     check_delays(dag, bounds.delays_ms(dag))
-    for i in np.flatnonzero((low > high) | (~dag.freezable & (low != high))):
+    may_differ = dag.freezable.copy()
+    if bounds.measured_ratio < 1.0:  # tokens are left out, perhaps of input gradients too
+        may_differ |= [a.kind is ActionKind.INPUT_BACKWARD for a in dag.actions]
+    for i in np.flatnonzero((low > high) | (~may_differ & (low != high))):
         if low[i] > high[i]:
             rule = "it may not take longer frozen than unfrozen"
         else:
@@ -90,6 +93,8 @@ def bounds_from_samples(
     dag: PipelineDag,
     unfrozen: Mapping[Action, Sequence[float]],
     frozen: Mapping[Action, Sequence[float]],
+    *,
+    input_grads: bool = False,
 ) -> DurationBounds:
     """Turn the durations seen while monitoring into bounds, by the median over batches.
 
@@ -106,6 +111,8 @@ def bounds_from_samples(
         dag: Precedence graph of A actions.
         unfrozen: Durations of each action while nothing was frozen, milliseconds.
         frozen: Durations of each action while everything was frozen, milliseconds.
+        input_grads: Whether input gradients are shortened too, so that the input half of a split
+            backward has two bounds.
 
     Raises:
         ValueError: If an action of the DAG has no sample in one of the halves, a sampled action is
@@ -119,12 +126,12 @@ def bounds_from_samples(
     slow: dict[Action, float] = {}
     fast: dict[Action, float] = {}
     for (_, kind), alike in groups.items():
-        if kind.freezable:
+        if kind.freezable or (input_grads and kind is ActionKind.INPUT_BACKWARD):
             slow |= _medians(alike, [unfrozen[action] for action in alike])
             fast |= _medians(alike, [frozen[action] for action in alike])
         else:
             slow |= _medians(alike, [[*unfrozen[action], *frozen[action]] for action in alike])
-    pinned = tuple(a for a in dag.actions if a.kind.freezable and fast[a] >= slow[a])
+    pinned = tuple(a for a in dag.actions if a in fast and fast[a] >= slow[a])
     fast |= {action: slow[action] for action in pinned}
     low = [fast.get(action, slow[action]) for action in dag.actions]
     return make_bounds(low, [slow[action] for action in dag.actions], pinned)

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from tests.timelyfreeze.sampling.oracles import joint_probabilities, outcomes
-from timelyfreeze.sampling import TokenSample, TokenSampler, inclusion_probabilities
+from timelyfreeze.sampling import TokenSample, TokenSampler, inclusion_probabilities, levelled
 
 N, IN, OUT = 12, 3, 4
 
@@ -68,7 +68,7 @@ def gradients(
 def sizes_of(x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
     """Sizes that decide about the weight and about the input gradient."""
     of_inputs = dy.flatten(0, 1).norm(dim=1)
-    return of_inputs * x.flatten(0, 1).norm(dim=1), of_inputs
+    return of_inputs * x.flatten(0, 1).norm(dim=1), levelled(of_inputs)
 
 
 @pytest.mark.parametrize("ratio", [0.25, 0.5, 0.75])
