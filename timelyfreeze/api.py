@@ -72,7 +72,7 @@ class TimelyFreeze:
         ramp: Last step of the ramp, over which freeze ratios grow to those of the plan.
         unit: "tensors", or "tokens" to leave out tokens of all weight gradients instead.
         max_freeze_ratio: Cap in [0, 1], one value or one for each stage: of tensors on the mean
-            freeze ratio of a stage's backwards, of tokens on each backward.
+            freeze ratio of a stage's backwards, of tokens on each backward. Or "auto".
         sample_input_gradients: For tokens: fraction of a backward's ratio that its input gradients
             are sampled with.
         method: "timelyfreeze", the name of a policy, "timelyfreeze+<policy>", or a policy, which
@@ -113,7 +113,7 @@ class TimelyFreeze:
         monitor: int = 100,
         ramp: int = 200,
         unit: str = TENSORS,
-        max_freeze_ratio: float | Sequence[float] = 0.8,
+        max_freeze_ratio: float | Sequence[float] | str = 0.8,
         sample_input_gradients: float = 0.0,
         method: str | FreezePolicy = "timelyfreeze",
         policy: FreezePolicy | Mapping[str, Any] | None = None,
@@ -139,7 +139,7 @@ class TimelyFreeze:
         phases = PhaseSchedule.unplanned(warmup)
         if plans:
             phases = PhaseSchedule(warmup, monitor, ramp, monitoring)
-        one_ratio = isinstance(max_freeze_ratio, (int, float))
+        one_ratio = isinstance(max_freeze_ratio, (int, float, str))
         settings = FreezeSettings(
             phases,
             unit,

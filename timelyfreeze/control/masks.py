@@ -22,7 +22,7 @@ from timelyfreeze.masks import (
     mask_rng,
 )
 from timelyfreeze.runtime import NOTHING_FROZEN
-from timelyfreeze.sampling import TokenSample
+from timelyfreeze.runtime.sampling import TokenSample
 from timelyfreeze.schedule import Action, ActionKind, PipelineDag
 from timelyfreeze.settings import FreezeSettings, Phase, actual_freeze_ratio
 from timelyfreeze.timing import pattern_of

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from timelyfreeze.control.drift import drifts, forward_drift
 from timelyfreeze.planning import (
     FreezePlan,
     Solution,
+    VarianceCurve,
     check_same_pipeline,
     plan_from_ratios,
     skip_depths,
@@ -38,6 +40,7 @@ class PlanInForce:
         dag: The graph of it.
         plan: The plan, once there is one.
         bounds: What it was made from.
+        curves: What sampling tokens adds to gradients, by stage, likewise.
         switched_off: Since when and why nothing is frozen although there is a plan.
     """
 
@@ -52,6 +55,7 @@ class PlanInForce:
         self.dag: PipelineDag = build_dag(order)
         self.plan: FreezePlan | None = None
         self.bounds: DurationBounds | None = None
+        self.curves: Mapping[int, VarianceCurve] = {}
         self.switched_off: str | None = None
         self._last_followed_step: int | None = None
         self._skip_depths: Mapping[int, int] = {}
@@ -67,6 +71,7 @@ class PlanInForce:
         """Follow a plan from now on that was solved for this pipeline, the same on every rank."""
         self.order, self.dag = solution.order, solution.dag
         self.bounds, self.plan = solution.bounds, solution.plan
+        self.curves = solution.curves
         if self._skips_grads:
             self._skip_depths = skip_depths(self.dag, self.plan.ratios)
         self._on_solved(self.plan, self.bounds)
@@ -151,13 +156,14 @@ class PlanInForce:
     def under(self, bounds: DurationBounds) -> FreezePlan:
         """Return what the plan comes to where actions take other times than it was made for."""
         assert self.plan is not None  # the caller saw to it
-        return plan_from_ratios(
+        plan = plan_from_ratios(
             self.dag,
             bounds,
             self.plan.ratios,
             n_processors=self._n_processors,
             skips_grads=self._skips_grads,
         )
+        return replace(plan, steps_factor=self.plan.steps_factor)
 
     # -- checkpoint --------------------------------------------------------------------------------
 
@@ -168,7 +174,7 @@ class PlanInForce:
             "last_followed_step": self._last_followed_step,
         }
         if self.plan is not None and self.bounds is not None:
-            solution = Solution(self.order, self.dag, self.bounds, self.plan)
+            solution = Solution(self.order, self.dag, self.bounds, self.plan, self.curves)
             state["solved"] = solution_to_plain(solution)
         return state
 

@@ -22,12 +22,13 @@ from timelyfreeze.planning import (
     RankTimes,
     Solution,
     SolverChoices,
+    VarianceCurve,
     solve_from_bounds,
     solve_from_times,
 )
 from timelyfreeze.runtime import Exchange
 from timelyfreeze.schedule import ScheduleOrder
-from timelyfreeze.settings import PLAN, FreezeSettings, Phase, key
+from timelyfreeze.settings import AUTO, PLAN, TOKENS, FreezeSettings, Phase, key
 from timelyfreeze.timing import (
     BatchRecord,
     DurationBounds,
@@ -87,13 +88,14 @@ class Planner:
             n_processors=n_processors,
             time_limit_s=settings.solver_time_limit_s,
             skip_input_grads=settings.skips_input_grads,
-            caps_each=settings.samples_tokens,
+            samples_tokens=settings.samples_tokens,
             measured_ratio=settings.measured_ratio,
-            input_grads=settings.sample_input_gradients > 0.0,
+            input_fraction=settings.sample_input_gradients,
         )
         self._n_actions = len(self.in_force.dag.actions)
         self._branches = self.choices.skip_input_grads == PLAN
         self._monitoring = Monitoring()
+        self._curves: Mapping[int, VarianceCurve] = {}
         self._transfers_ms: Mapping[tuple[int, int], float] = {}
         self._replanning = Replanning(settings, exchange, n_processors)
         self._call: PlanCall | None = None
@@ -110,6 +112,10 @@ class Planner:
             self._monitoring.add(pattern, record, is_cold=cold)
         if phase is Phase.STABLE and self.in_force.plan is not None:
             self._replanning.add(record, is_cold=cold)
+
+    def add_curves(self, curves: Mapping[int, VarianceCurve]) -> None:
+        """Take note of what sampling tokens adds to the gradients of this rank's stages."""
+        self._curves = curves
 
     def begin_step(self, step: int) -> None:
         """Begin again the solving that a checkpoint interrupted; every rank must call this."""
@@ -169,7 +175,7 @@ class Planner:
 
     def _solve_first(self, due_step: int) -> None:
         """Gather everyone's times; rank 0 solves."""
-        mine = RankTimes(self._monitoring.times(), self._transfers_ms)
+        mine = RankTimes(self._monitoring.times(), self._transfers_ms, self._curves)
         arguments = {"ranks": self._exchange.gather(mine), "declared": self.in_force.order}
         self._begin(due_step, solve_from_times, arguments)
 
@@ -177,7 +183,11 @@ class Planner:
         now = self.in_force
         assert now.bounds is not None  # only a plan that is in force is solved anew
         self._again = (drift, due_step)
-        arguments = {"order": now.order, "bounds": moved_bounds(now.dag, now.bounds, drift)}
+        arguments = {
+            "order": now.order,
+            "bounds": moved_bounds(now.dag, now.bounds, drift),
+            "curves": now.curves,
+        }
         self._begin(due_step, solve_from_bounds, arguments)
 
     def _begin(
@@ -229,6 +239,28 @@ class Planner:
             gain = f"{100 * plan.gain:+.1f}%"
             least = f"{key('min_gain')} ({self._settings.min_gain:g})"
             self.in_force.switch_off(step, f"the plan promises {gain}, under {least}")
+        elif plan.time_to_loss is not None:
+            self._weigh(step, plan, plan.time_to_loss)
+
+    def _weigh(self, step: int, plan: FreezePlan, time_to_loss: float) -> None:
+        """Say what a plan comes to; follow none that does not pay, unless the user set the cap."""
+        text = (
+            f"a loss is estimated to take {plan.steps_factor:.2f} times the steps and "
+            f"{time_to_loss:.2f} times the time of no freezing"
+        )
+        if time_to_loss * (1.0 + self._settings.min_gain) <= 1.0:
+            logger.info("With this plan %s", text)
+        elif self._settings.max_freeze_ratio == AUTO:
+            self.in_force.switch_off(step, f"with the best plan {text}")
+        elif self._exchange.rank == 0:
+            logger.warning(
+                'Freezing does not pay: %s; set %s to "%s", or %s to "%s"',
+                text,
+                key("max_freeze_ratio"),
+                AUTO,
+                key("unit"),
+                TOKENS,
+            )
 
     def follow(self, solution: Solution) -> None:
         """Put a plan in force that was made elsewhere; every rank must be given the same.
@@ -273,6 +305,7 @@ class Planner:
                 Phase.STABLE.value: self._replanning.to_plain(),
             },
             "p2p_latency_ms": [[*link, ms] for link, ms in self._transfers_ms.items()],
+            "variance": dict(self._curves),
             "failure": self.failure,
             "low_gains": self._replanning.n_low,
             "again": None,
@@ -298,6 +331,7 @@ class Planner:
         stable = samples.get(Phase.STABLE.value, Samples().to_plain())
         self._replanning.load_plain(stable, state.get("low_gains", 0))
         self._transfers_ms = {(a, b): ms for a, b, ms in state.get("p2p_latency_ms", ())}
+        self._curves = {int(stage): tuple(v) for stage, v in state["variance"].items()}
         self.failure = state["failure"]
         again = state.get("again")
         self._again = again and (drift_from_plain(again["drift"]), again["due_step"])

@@ -32,6 +32,8 @@ class FreezePlan:
         batch_ms: Batch time P_d under ``durations_ms``, milliseconds.
         unfrozen_batch_ms: Batch time with nothing frozen, milliseconds.
         frozen_batch_ms: Batch time with everything frozen, milliseconds; no plan is faster.
+        steps_factor: Estimated steps to a loss over those without freezing (``progress``); None
+            where it is not known.
     """
 
     actions: tuple[Action, ...]
@@ -41,6 +43,7 @@ class FreezePlan:
     batch_ms: float
     unfrozen_batch_ms: float
     frozen_batch_ms: float
+    steps_factor: float | None = None
 
     @cached_property
     def _ratio_by_action(self) -> Mapping[Action, float]:
@@ -72,6 +75,13 @@ class FreezePlan:
     def gain(self) -> float:
         """Throughput gained by this plan, as a fraction: 0.46 means 46% more batches per second."""
         return _gain(self.unfrozen_batch_ms, self.batch_ms)
+
+    @property
+    def time_to_loss(self) -> float | None:
+        """Estimated time to a loss over that without freezing, counting batches alone."""
+        if self.steps_factor is None or self.unfrozen_batch_ms == 0.0:
+            return None
+        return self.batch_ms / self.unfrozen_batch_ms * self.steps_factor
 
     @property
     def upper_bound_gain(self) -> float:
@@ -148,7 +158,7 @@ def plan_from_ratios(
 
 def plan_to_json(plan: FreezePlan) -> str:
     """Write a plan as JSON, one line per action; undone exactly by ``plan_from_json``."""
-    head = "".join(f'  "{key}": {json.dumps(getattr(plan, key))},\n' for key in _BATCH_TIMES)
+    head = "".join(f'  "{key}": {json.dumps(getattr(plan, key))},\n' for key in _HEAD)
     columns = [getattr(plan, name).tolist() for name in _COLUMNS.values()]
     rows = ",\n".join(
         f'    "{action}": ' + json.dumps(dict(zip(_COLUMNS, values, strict=True)))
@@ -187,16 +197,27 @@ def plan_from_json(text: str) -> FreezePlan:
         batch_ms, unfrozen_batch_ms, frozen_batch_ms = (
             number_of(key, field_of("", data, key), least=0.0) for key in _BATCH_TIMES
         )
+        steps_factor = field_of("", data, "steps_factor")
+        if steps_factor is not None:
+            steps_factor = number_of("steps_factor", steps_factor, least=1.0)
     except ValueError as error:
         raise ValueError(f"not the text of a freeze plan: {error}") from error
     for array in (ratios, durations, start):
         array.setflags(write=False)
     return FreezePlan(
-        actions, ratios, durations, start, batch_ms, unfrozen_batch_ms, frozen_batch_ms
+        actions,
+        ratios,
+        durations,
+        start,
+        batch_ms,
+        unfrozen_batch_ms,
+        frozen_batch_ms,
+        steps_factor,
     )
 
 
 _BATCH_TIMES = ("batch_ms", "unfrozen_batch_ms", "frozen_batch_ms")
+_HEAD = (*_BATCH_TIMES, "steps_factor")
 # Name in the text, which describes one action, to field of FreezePlan, which holds all of them.
 _RATIO = "ratio"
 _COLUMNS = {_RATIO: "ratios", "duration_ms": "durations_ms", "start_ms": "start_ms"}

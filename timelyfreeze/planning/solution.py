@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,8 +10,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from timelyfreeze.planning.lp import solve_freeze_ratios
+from timelyfreeze.planning.cap import SolverChoices, chosen_plan
 from timelyfreeze.planning.plan import FreezePlan, plan_from_json, plan_to_json
+from timelyfreeze.planning.progress import VarianceCurve, mean_curve
 from timelyfreeze.schedule import (
     PipelineDag,
     ScheduleOrder,
@@ -18,7 +20,7 @@ from timelyfreeze.schedule import (
     order_from_csv,
     order_to_csv,
 )
-from timelyfreeze.settings import OFF, Phase, key
+from timelyfreeze.settings import Phase, key
 from timelyfreeze.timing import (
     DurationBounds,
     Pattern,
@@ -47,45 +49,23 @@ class RankTimes:
         patterns: Times of actions and batches, by what the batches froze.
         p2p_latency_ms: What a message from one pipeline rank to another takes, by sender and
             receiver, milliseconds, as far as this process knows.
+        curves: What sampling tokens adds to the gradients of its stages.
     """
 
     patterns: tuple[PatternTimes, ...]
     p2p_latency_ms: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    curves: Mapping[int, VarianceCurve] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Solution:
-    """A plan with all that it follows from."""
+    """A plan with all that it follows from; ``curves`` by stage, as far as they were measured."""
 
     order: ScheduleOrder
     dag: PipelineDag
     bounds: DurationBounds
     plan: FreezePlan
-
-
-@dataclass(frozen=True)
-class SolverChoices:
-    """What a plan is solved under; each as for ``solve_freeze_ratios``.
-
-    Attributes:
-        max_freeze_ratio: Cap r_max, one number or one per stage.
-        whole_stages: Stages that are frozen whole or not at all.
-        n_processors: How many ranks of the pipeline can compute at once, or None.
-        time_limit_s: Limit on the solver's time, seconds.
-        skip_input_grads: What becomes of backwards that nobody needs.
-        caps_each: Whether the cap holds for each action.
-        measured_ratio: Freeze ratio of what was measured as frozen, in (0, 1].
-        input_grads: Whether input gradients are shortened too.
-    """
-
-    max_freeze_ratio: float | tuple[float, ...]
-    whole_stages: tuple[int, ...] = ()
-    n_processors: float | None = None
-    time_limit_s: float = 60.0
-    skip_input_grads: str = OFF
-    caps_each: bool = False
-    measured_ratio: float = 1.0
-    input_grads: bool = False
+    curves: Mapping[int, VarianceCurve] = field(default_factory=dict)
 
 
 def solve_from_times(
@@ -103,28 +83,27 @@ def solve_from_times(
         LpError: If the solver ends without an optimum.
     """
     order, bounds = bounds_from_times(
-        ranks, declared, choices.n_processors, input_grads=choices.input_grads
+        ranks, declared, choices.n_processors, input_grads=choices.input_fraction > 0.0
     )
     bounds = replace(bounds, measured_ratio=choices.measured_ratio)
-    return solve_from_bounds(order, bounds, choices)
+    by_stage: dict[int, list[VarianceCurve]] = {}
+    for rank in ranks:
+        for stage, curve in rank.curves.items():
+            by_stage.setdefault(stage, []).append(curve)
+    curves = {stage: mean_curve(of_stage) for stage, of_stage in by_stage.items()}
+    return solve_from_bounds(order, bounds, choices, curves)
 
 
 def solve_from_bounds(
-    order: ScheduleOrder, bounds: DurationBounds, choices: SolverChoices
+    order: ScheduleOrder,
+    bounds: DurationBounds,
+    choices: SolverChoices,
+    curves: Mapping[int, VarianceCurve] | None = None,
 ) -> Solution:
-    """Plan for bounds that are known; errors as for :func:`solve_from_times`."""
+    """Plan for bounds and curves that are known; errors as for :func:`solve_from_times`."""
     dag = build_dag(order)
-    plan = solve_freeze_ratios(
-        dag,
-        bounds,
-        max_freeze_ratio=choices.max_freeze_ratio,
-        whole_stages=choices.whole_stages,
-        n_processors=choices.n_processors,
-        time_limit_s=choices.time_limit_s,
-        skip_input_grads=choices.skip_input_grads,
-        caps_each=choices.caps_each,
-    )
-    return Solution(order, dag, bounds, plan)
+    plan = chosen_plan(dag, bounds, choices, curves or {})
+    return Solution(order, dag, bounds, plan, curves or {})
 
 
 def bounds_from_times(
@@ -214,6 +193,7 @@ def solution_to_plain(solution: Solution) -> dict[str, str]:
         "order": order_to_csv(solution.order),
         "bounds": bounds_to_json(solution.dag, solution.bounds),
         "plan": plan_to_json(solution.plan),
+        "variance": json.dumps(dict(solution.curves)),
     }
 
 
@@ -226,7 +206,9 @@ def solution_from_plain(plain: Mapping[str, str]) -> Solution:
     order = order_from_csv(plain["order"])
     dag = build_dag(order)
     bounds = bounds_from_json(dag, plain["bounds"])
-    return Solution(order, dag, bounds, plan_from_json(plain["plan"]))
+    variance = json.loads(plain["variance"])
+    curves = {int(stage): tuple(curve) for stage, curve in variance.items()}
+    return Solution(order, dag, bounds, plan_from_json(plain["plan"]), curves)
 
 
 def check_same_pipeline(planned: ScheduleOrder, declared: ScheduleOrder) -> None:

@@ -25,8 +25,8 @@ from timelyfreeze.runtime.masked_backward import (
     masked_full_backward,
 )
 from timelyfreeze.runtime.recorder import ActionRecorder
+from timelyfreeze.runtime.sampling import TokenSample, TokenSampler, VarianceMeter
 from timelyfreeze.runtime.torch_pipelining import settle_unsharded_gradients
-from timelyfreeze.sampling import TokenSample, TokenSampler
 from timelyfreeze.schedule import Action, ActionKind
 from timelyfreeze.settings import key
 
@@ -71,6 +71,7 @@ class FreezingStage(PipelineStage):
         self._without_input_grads: Collection[int] = ()
         self._sampler = TokenSampler(self.submod) if samples_tokens else None
         self._samples: Mapping[int, TokenSample] = {}
+        self._meter: VarianceMeter | None = None
         self._postponed: dict[int, dict[str, Any]] = {}
         self._microbatch = -1
         self.applied_ratios: dict[int, float] = {}
@@ -93,13 +94,16 @@ class FreezingStage(PipelineStage):
         """Number of layers whose products can be computed from a sample of the tokens."""
         return 0 if self._sampler is None else self._sampler.n_layers
 
-    def sample(self, samples: Mapping[int, TokenSample]) -> None:
+    def sample(
+        self, samples: Mapping[int, TokenSample], meter: VarianceMeter | None = None
+    ) -> None:
         """Set how the coming batch's backward products are sampled.
 
         Args:
             samples: By microbatch; one that is missing is computed exactly.
+            meter: Measures what samples would add to the exact ones.
         """
-        self._samples = samples
+        self._samples, self._meter = samples, meter
 
     def freeze(
         self, masks: Mapping[int, NDArray[np.bool_]], *, without_input_grads: Collection[int] = ()
@@ -121,7 +125,7 @@ class FreezingStage(PipelineStage):
     def freeze_nothing(self) -> None:
         """Forget the masks of the last batch, keeping what it reported as applied."""
         self._masks = NOTHING_FROZEN
-        self._samples = {}
+        self._samples, self._meter = {}, None
         self._without_input_grads = ()
         self._chain_ends.clear()
         self._postponed.clear()
@@ -178,9 +182,10 @@ class FreezingStage(PipelineStage):
         """
         if not self._active:
             return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
-        if self._microbatch in self._samples:
+        if self._sampler is not None:
             if backward_type != "input":
-                self.applied_ratios[self._microbatch] = self._samples[self._microbatch].ratio
+                sample = self._samples.get(self._microbatch)
+                self.applied_ratios[self._microbatch] = 0.0 if sample is None else sample.ratio
             with self._sampled(self._microbatch, backward_type):
                 return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
         mask = self._masks.get(self._microbatch)
@@ -253,12 +258,15 @@ class FreezingStage(PipelineStage):
         self, microbatch: int, backward_type: str = "full"
     ) -> AbstractContextManager[None]:
         """Return what an action runs in, so that linear layers know what to sample."""
-        if self._sampler is None or not self._active or microbatch not in self._samples:
+        sample = self._samples.get(microbatch)
+        meter = self._meter if sample is None else None
+        if self._sampler is None or not self._active or (sample is None and meter is None):
             return nullcontext()
         return self._sampler.sampling(
-            self._samples[microbatch],
+            sample,
             inputs=backward_type != "weight",
             weights=backward_type != "input",
+            meter=meter,
         )
 
     def _skips_backward(self, microbatch: int) -> bool:

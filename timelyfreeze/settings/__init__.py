@@ -2,6 +2,7 @@
 
 from timelyfreeze.settings.choices import (
     ALL_OR_NOTHING,
+    AUTO,
     FIRST_STAGE_MODES,
     HOST,
     N_SEEDS,
@@ -32,8 +33,8 @@ from timelyfreeze.settings.phases import (
 )
 
 __all__ = [
-    "ALL_OR_NOTHING", "FIRST_STAGE_MODES", "FREEZING_PHASES", "HOST", "MIXED", "N_SEEDS", "OFF",
-    "PER_TENSOR", "PLAN", "SKIP_INPUT_GRADS", "TENSORS", "TOKENS", "UNITS", "USE",
+    "ALL_OR_NOTHING", "AUTO", "FIRST_STAGE_MODES", "FREEZING_PHASES", "HOST", "MIXED", "N_SEEDS",
+    "OFF", "PER_TENSOR", "PLAN", "SKIP_INPUT_GRADS", "TENSORS", "TOKENS", "UNITS", "USE",
     "FreezeSettings", "Phase", "PhaseSchedule", "actual_freeze_ratio", "arguments_named",
     "effective_skip_input_grads", "key", "name_arguments", "ratio_errors", "replanning_errors",
     "seed_errors", "skip_errors", "token_errors", "unknown_words",

@@ -13,11 +13,15 @@ ALL_OR_NOTHING = "all_or_nothing"
 PER_TENSOR = "per_tensor"
 FIRST_STAGE_MODES = (ALL_OR_NOTHING, PER_TENSOR)
 
+AUTO = "auto"
+
 TENSORS = "tensors"
 TOKENS = "tokens"
 UNITS = (TENSORS, TOKENS)
 # Leaving out nearly every token makes an estimate of a gradient that is worth nothing.
 _MAX_TOKEN_RATIO = 0.95
+# Where a cap is to be chosen, times are measured with so many tokens left out; it is no higher.
+_MEASURED_TOKEN_RATIO = 0.6
 
 OFF = "off"
 USE = "use"
@@ -41,8 +45,9 @@ class FreezeSettings:
         phases: Last steps of warm-up, monitoring and ramp.
         unit: What is left out of a backward, one of ``UNITS``: weight gradients of whole tensors,
             or tokens of every weight gradient.
-        max_freeze_ratio: r_max in [0, 1], for all stages or one value for each. For tensors it caps
-            the mean of a stage's backwards; for tokens each backward, and lies below 1.
+        max_freeze_ratio: r_max in [0, 1], for all stages or one value for each; or ``AUTO``, to
+            take the one with which a loss is reached soonest. For tensors it caps the mean of a
+            stage's backwards; for tokens each backward, and lies below 1.
         sample_input_gradients: For tokens: what fraction of a backward's freeze ratio its input
             gradients are sampled with, in [0, 1].
         seed: Seed of the masks, at least 0.
@@ -67,7 +72,7 @@ class FreezeSettings:
 
     phases: PhaseSchedule
     unit: str = TENSORS
-    max_freeze_ratio: float | tuple[float, ...] = 0.8
+    max_freeze_ratio: float | tuple[float, ...] | str = 0.8
     sample_input_gradients: float = 0.0
     seed: int = 42
     first_stage: str = ALL_OR_NOTHING
@@ -125,6 +130,8 @@ class FreezeSettings:
         if not self.samples_tokens:
             return 1.0
         caps = self.max_freeze_ratio
+        if isinstance(caps, str):
+            return _MEASURED_TOKEN_RATIO
         return max(caps) if isinstance(caps, tuple) else caps
 
 
@@ -152,14 +159,20 @@ def unknown_words(**words: str) -> Iterator[str]:
             yield f"{key(name)} is {word!r}; known: {', '.join(known[name])}"
 
 
-def ratio_errors(max_freeze_ratio: float | Sequence[float], n_stages: int | None) -> Iterator[str]:
+def ratio_errors(
+    max_freeze_ratio: float | Sequence[float] | str, n_stages: int | None
+) -> Iterator[str]:
     """Yield what is wrong with r_max.
 
     Args:
-        max_freeze_ratio: One value, or one for each stage.
+        max_freeze_ratio: One value, or one for each stage, or ``AUTO``.
         n_stages: Of the pipeline; None where that is not known yet.
     """
     name = key("max_freeze_ratio")
+    if isinstance(max_freeze_ratio, str):
+        if max_freeze_ratio != AUTO:
+            yield f'{name} is {max_freeze_ratio!r}; it must lie in [0, 1] or be "{AUTO}"'
+        return
     is_one = not isinstance(max_freeze_ratio, (list, tuple))
     values = [max_freeze_ratio] if is_one else list(max_freeze_ratio)  # type: ignore[arg-type]
     for value in values:
@@ -175,7 +188,7 @@ def ratio_errors(max_freeze_ratio: float | Sequence[float], n_stages: int | None
 
 
 def token_errors(
-    unit: str, max_freeze_ratio: float | Sequence[float], sample_input_gradients: float
+    unit: str, max_freeze_ratio: float | Sequence[float] | str, sample_input_gradients: float
 ) -> Iterator[str]:
     """Yield what is wrong with how tokens are sampled."""
     fraction = sample_input_gradients
@@ -186,6 +199,13 @@ def token_errors(
             yield (
                 f"{key('sample_input_gradients')} is {fraction}, which needs {key('unit')} "
                 f'"{TOKENS}"; {key("unit")} is {unit!r}'
+            )
+        return
+    if isinstance(max_freeze_ratio, str):
+        if fraction > 0.0:
+            yield (
+                f"{key('sample_input_gradients')} is {fraction} and {key('max_freeze_ratio')} is "
+                f'"{AUTO}", which knows no cost of it; set the first to 0 or the second to a number'
             )
         return
     caps = (

@@ -18,9 +18,9 @@ from torch.distributed.pipelining import schedules as torch_schedules
 from torch.utils.checkpoint import checkpoint
 
 from timelyfreeze.runtime.recorder import ActionRecorder, HostClock
+from timelyfreeze.runtime.sampling import TokenSample, TokenSampler
 from timelyfreeze.runtime.stage import FreezingStage
 from timelyfreeze.runtime.torch_pipelining import greet_other_ranks_alone
-from timelyfreeze.sampling import TokenSample, TokenSampler
 from timelyfreeze.schedule.actions import Action, ActionKind
 
 VOCABULARY = 13

@@ -24,7 +24,7 @@ from tests.timelyfreeze.helpers.stages import (
     shard,
     whole,
 )
-from timelyfreeze.sampling import TokenSample, TokenSampler
+from timelyfreeze.runtime.sampling import TokenSample, TokenSampler
 
 
 @pytest.fixture(autouse=True, scope="module")

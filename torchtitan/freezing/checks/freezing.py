@@ -40,7 +40,7 @@ def freeze_settings(freezing: Freezing) -> FreezeSettings:
         phases=_phases_of(freezing)
         if method is None or method.plans
         else PhaseSchedule.unplanned(freezing.last_warmup_step),
-        max_freeze_ratio=tuple(map(float, ratio)) if isinstance(ratio, list) else float(ratio),
+        max_freeze_ratio=tuple(map(float, ratio)) if isinstance(ratio, list) else ratio,
         **{name: getattr(freezing, name) for name in _COPIED},
     )
 

@@ -44,9 +44,10 @@ class Freezing:
     paper. "tokens": a part of the tokens of every linear layer's weight gradient; what is kept is
     weighted so that the gradient is the same in the mean (see docs/sampling.md)."""
 
-    max_freeze_ratio: float | list[float] = 0.8
+    max_freeze_ratio: float | list[float] | str = 0.8
     """r_max, in [0, 1]: one value, or one for each stage. With unit "tensors" it caps the mean
-    freeze ratio of a stage's backwards, with "tokens" the ratio of each backward."""
+    freeze ratio of a stage's backwards, with "tokens" the ratio of each backward. "auto" takes the
+    cap with which a loss is estimated to be reached soonest, and freezes nothing where none does."""
 
     sample_input_gradients: float = 0.0
     """With unit "tokens": also compute the input gradients of linear layers from a sample, whose

@@ -10,8 +10,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from tests.timelyfreeze.sampling.oracles import joint_probabilities, outcomes
-from timelyfreeze.sampling import TokenSample, TokenSampler, inclusion_probabilities, levelled
+from tests.timelyfreeze.runtime.sampling.oracles import joint_probabilities, outcomes
+from timelyfreeze.runtime.sampling import (
+    TokenSample,
+    TokenSampler,
+    inclusion_probabilities,
+    levelled,
+)
 
 N, IN, OUT = 12, 3, 4
 

@@ -21,7 +21,13 @@ from torch.autograd import Function
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
-from timelyfreeze.sampling.draw import draw_tokens, inclusion_probabilities, levelled, n_kept
+from timelyfreeze.runtime.sampling.draw import (
+    draw_tokens,
+    inclusion_probabilities,
+    levelled,
+    n_kept,
+)
+from timelyfreeze.runtime.sampling.variance import VarianceMeter
 from timelyfreeze.settings import TENSORS, key
 
 
@@ -54,6 +60,7 @@ class TokenSampler:
         self.n_layers = 0
         self._sample: TokenSample | None = None
         self._wants_inputs = self._wants_weights = True
+        self._meter: VarianceMeter | None = None
         self._last: tuple[Tensor, Tensor] | None = None
         for layer in module.modules():
             if _multiplies_plainly(layer):
@@ -62,7 +69,12 @@ class TokenSampler:
 
     @contextmanager
     def sampling(
-        self, sample: TokenSample | None, *, inputs: bool = True, weights: bool = True
+        self,
+        sample: TokenSample | None,
+        *,
+        inputs: bool = True,
+        weights: bool = True,
+        meter: VarianceMeter | None = None,
     ) -> Iterator[None]:
         """Run one action.
 
@@ -71,18 +83,20 @@ class TokenSampler:
             inputs: Whether a backward is after the gradients of inputs.
             weights: Whether a backward is after the gradients of weights. The halves of a split
                 backward run the same graph twice, so a layer has to be told which one it is.
+            meter: Measures exact backwards.
         """
+        self._meter = meter
         self._sample, self._wants_inputs, self._wants_weights = sample, inputs, weights
         try:
             yield
         finally:
             self._sample, self._wants_inputs, self._wants_weights = None, True, True
-            self._last = None
+            self._meter = self._last = None
 
     @property
     def is_on(self) -> bool:
-        """Whether the action at hand belongs to a microbatch that is sampled."""
-        return self._sample is not None
+        """Whether the action at hand belongs to a microbatch that is sampled or measured."""
+        return self._sample is not None or self._meter is not None
 
     def gradients(
         self, layer: int, x: Tensor, weight: Tensor, dy: Tensor, needs: tuple[bool, bool]
@@ -98,6 +112,8 @@ class TokenSampler:
         if self._wants_weights and needs[1]:
             terms = None if sizes is None else sizes * self._norms_of(x)
             dw = _weight_gradient(x, dy, terms, sample, layer)
+            if self._meter is not None:
+                self._meter.add(layer, _row_norms(dy) * self._norms_of(x), dw)
         return dx, dw
 
     def _norms_of(self, x: Tensor) -> Tensor:
@@ -170,18 +186,18 @@ def _multiplies_plainly(layer: nn.Module) -> bool:
 
 
 def _adopt(layer: nn.Linear, sampler: TokenSampler, number: int) -> None:
-    layer.__class__ = _sampled_class(type(layer))
+    if not isinstance(layer, SampledLinear):
+        layer.__class__ = _sampled_class(type(layer))  # type: ignore[arg-type]
     layer.sampler, layer.number = sampler, number
 
 
 @cache
 def _sampled_class(kind: Any) -> type[SampledLinear]:
     """Return the class of an adopted layer, which may be one that FSDP has made."""
-    if issubclass(kind, SampledLinear):
-        return kind
     if kind is nn.Linear:
         return SampledLinear
-    return type(f"Sampled{kind.__name__}", (SampledLinear, kind), {})
+    made: type[SampledLinear] = type(f"Sampled{kind.__name__}", (SampledLinear, kind), {})
+    return made
 
 
 def _row_norms(rows: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_LEVEL = 3.0
+_LEVEL = 1.0
 
 
 def n_kept(n_tokens: int, ratio: float) -> int:

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.timelyfreeze.sampling.oracles import joint_probabilities, outcomes
-from timelyfreeze.sampling.draw import (
+from tests.timelyfreeze.runtime.sampling.oracles import joint_probabilities, outcomes
+from timelyfreeze.runtime.sampling.draw import (
     added_variance,
     draw_tokens,
     inclusion_probabilities,
