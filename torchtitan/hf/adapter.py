@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
+from torchtitan.models.llama3 import Transformer
 from torchtitan.models.llama3.model.args import TransformerModelArgs
 from torchtitan.models.llama3.model.state_dict_adapter import Llama3StateDictAdapter
 from torchtitan.tools.logging import logger
 
-from torchtitan.hf.llama_config import EMBEDDING, HEAD, read_settings
+from torchtitan.hf.llama_args import model_args
+from torchtitan.hf.llama_config import EMBEDDING, HEAD, LlamaConfig, read_settings
 
 
 class LlamaAdapter(Llama3StateDictAdapter):
@@ -38,6 +41,18 @@ class LlamaAdapter(Llama3StateDictAdapter):
             path,
         )
         return UntyingReader(path)
+
+
+def tensor_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
+    """Return name and shape of every tensor that a Hugging Face folder of ``config`` has.
+
+    A tied output layer is not among them.
+    """
+    args = model_args(config)
+    with torch.device("meta"):
+        weights = LlamaAdapter(args, None).to_hf(Transformer(args).state_dict())
+    tied = {HEAD} if config.tie_word_embeddings else set()
+    return {name: tuple(weights[name].shape) for name in weights if name not in tied}
 
 
 class UntyingReader(HuggingFaceStorageReader):

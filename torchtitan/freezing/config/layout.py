@@ -71,3 +71,18 @@ def examples_of_microbatch(config: JobConfig) -> int:
     if config.parallelism.pipeline_parallel_degree == 1:
         return config.training.local_batch_size
     return config.parallelism.pipeline_parallel_microbatch_size
+
+
+def pipeline_title(config: JobConfig) -> str:
+    """Return model, pipeline, batch and types of a configuration in words."""
+    training, parallelism = config.training, config.parallelism
+    n_ranks, n_examples = parallelism.pipeline_parallel_degree, examples_of_microbatch(config)
+    schedule = parallelism.pipeline_parallel_schedule_csv or parallelism.pipeline_parallel_schedule
+    pipeline = f"{schedule} over {n_ranks} ranks, " if n_ranks > 1 else ""
+    emulated = "emulated in one process, " if config.emulation.enable else ""
+    return (
+        f"{config.model.flavor}, {pipeline}{emulated}"
+        f"{training.local_batch_size // n_examples} microbatches of {n_examples} x "
+        f"{training.seq_len} tokens, weights {training.dtype}, computing in "
+        f"{training.mixed_precision_param}"
+    )
