@@ -27,9 +27,8 @@ from torchtitan.checkpoints.finished import (
     read_run_settings,
 )
 from torchtitan.freezing.config import JobConfig
-from torchtitan.hf.adapter import LlamaAdapter
+from torchtitan.hf.adapter import LlamaAdapter, config_of
 from torchtitan.hf.flavors import LLAMA, chosen_args, weights_folder
-from torchtitan.hf.llama_args import config_of
 from torchtitan.hf.llama_config import (
     CONFIG_FILE,
     LlamaConfig,

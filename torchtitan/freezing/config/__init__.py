@@ -8,12 +8,13 @@ from torchtitan.freezing.config.job_config import (
     toml_key,
 )
 from torchtitan.freezing.config.layout import (
+    count_layers,
     examples_of_microbatch,
+    pipeline_notes,
     pipeline_order,
     pipeline_title,
     stage_modules,
 )
-from torchtitan.freezing.config.notes import count_layers, pipeline_notes
 
 __all__ = [
     "Freezing", "JobConfig", "Model", "count_layers", "examples_of_microbatch",
