@@ -18,7 +18,7 @@ class Freezing:
 
     method: str = "none"
     """Freezing method: "none" (plain TorchTitan), "timelyfreeze", a policy such as "apf" (see
-    docs/methods.md), or "timelyfreeze+<policy>": the plan says how much, the policy which
+    docs/how/methods.md), or "timelyfreeze+<policy>": the plan says how much, the policy which
     tensors. A policy has its settings in a section of its own, [freezing.<policy>]."""
 
     last_warmup_step: int = 60
@@ -57,8 +57,8 @@ class Freezing:
     """Where all earlier stages are frozen whole for a microbatch, a stage that is frozen whole too
     need not compute input gradients: nobody uses them. "off": compute them anyway. "use": skip
     them, and count on it in the plan. "plan": let the plan look for such microbatches as well. That
-    shortens batches most, because these microbatches have no backward at all; see docs/method.md
-    before you use it. Has no effect with first_stage "per_tensor"."""
+    shortens batches most, because these microbatches have no backward at all; read
+    docs/how/method.md before you use it. Has no effect with first_stage "per_tensor"."""
 
     discard_batches: int = 2
     """Pipeline batches left out of measurements after each change of phase: the first ones are
