@@ -64,8 +64,8 @@ ALLOWED = {
     ): "torchtitan.freezing, named in the code, and nothing else",
     **{
         ("torchtitan/hf/weights.py", call): "a checkpoint of one's own run: torch keeps its table "
-        "of contents as a pickle. docs/inputs.md says to take none from others, and that weights "
-        "travel as safetensors"
+        "of contents as a pickle. docs/reference/inputs.md says to take none from others, and that "
+        "weights travel as safetensors"
         for call in ("read_metadata", "dcp.load")
     },
     (

@@ -1,7 +1,7 @@
 """Every key of ``[freezing]``, ``[data]``, ``[emulation]`` and ours of ``[model]``, given wrongly.
 
-``RULES`` is the table of docs/configuration.md once more: for each key what it may be, and what
-not, in a configuration that is right but for that key.
+``RULES`` is the table of docs/reference/configuration.md once more: for each key what it may be,
+and what not, in a configuration that is right but for that key.
 """
 
 from __future__ import annotations

@@ -17,10 +17,10 @@ from tests.fuzz.mangling import DEEP, SCALARS, fuzzed, mangled_bytes, mangled_js
 from tests.timelyfreeze.plots.folders import write_measured, write_plan, write_settings
 from timelyfreeze.__main__ import main
 from timelyfreeze.plots import gallery, run_timelines, style
-from timelyfreeze.records.counts import FrozenCount, read_counts, write_counts
-from timelyfreeze.records.losses import read_losses
-from timelyfreeze.records.responses import ResponseRow, read_responses, write_responses
-from timelyfreeze.records.steps import StepLog, StepRow, read_steps
+from timelyfreeze.records.counts import COUNTS, FrozenCount
+from timelyfreeze.records.losses import LOSSES
+from timelyfreeze.records.responses import RESPONSES, ResponseRow, read_responses
+from timelyfreeze.records.steps import STEPS, StepRow
 from timelyfreeze.records.timeline_file import timeline_from_json
 from timelyfreeze.records.title import read_names, run_title
 from timelyfreeze.settings.phases import Phase
@@ -50,15 +50,16 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_settings(folder)
     write_plan(folder)
     write_measured(folder, Phase.UPPER_BOUND, Phase.STABLE)
-    StepLog(folder / "steps.csv").add(
+    STEPS.write(
+        folder,
         [
             StepRow(n, phase, float(n), 500.0, 1000.0, None, 0.25, 480.0, 470.0, 2.5, 0.75, 0.5)
             for n, phase in enumerate(PHASES, start=1)
-        ]
+        ],
     )
     rows = "".join(f"{n},{n}.5,{5.0 / n:.3f},\n{n},{n}.5,,2.75\n" for n in range(1, 12))
     (folder / "losses.csv").write_text(f"step,seconds,train_loss,validation_loss\n{rows}")
-    write_responses(
+    RESPONSES.write(
         folder,
         [
             ResponseRow(stage, "B", phase, m, fraction, 2.0 - fraction)
@@ -67,7 +68,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for m in (0, 1)
         ],
     )
-    write_counts(folder, [FrozenCount(r, r, f"layers.{r}.w", 10, 8, 3) for r in (0, 1)])
+    COUNTS.write(folder, [FrozenCount(r, r, f"layers.{r}.w", 10, 8, 3) for r in (0, 1)])
     return folder
 
 
@@ -167,10 +168,10 @@ def test_broken_settings_spoil_no_plot_and_are_told(
 
 
 READERS: dict[str, Callable[[Path], Any]] = {
-    "steps.csv": read_steps,
-    "losses.csv": read_losses,
+    "steps.csv": STEPS.read,
+    "losses.csv": LOSSES.read,
     "responses.csv": read_responses,
-    "frozen_counts.csv": read_counts,
+    "frozen_counts.csv": COUNTS.read,
 }
 
 

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+# Tests take from helpers, and a few from one another.
+sys.path.insert(0, str(Path(__file__).parent / "runs"))
+sys.path.insert(0, str(Path(__file__).parent / "gradients"))
 sys.path.insert(0, str(Path(__file__).parent / "helpers"))
 
 from hybrids import Case, Runs

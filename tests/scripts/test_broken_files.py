@@ -21,13 +21,12 @@ from tests.fuzz.mangling import DEEP, fuzzed, mangled_bytes, mangled_json, messa
 from tests.timelyfreeze.compare.run_folders import write_record, write_run, write_scores
 from timelyfreeze.compare import command as compare
 from timelyfreeze.compare.runs import find_runs
-from timelyfreeze.files import header
-from timelyfreeze.records import StepRow
-from timelyfreeze.records.losses import read_losses
+from timelyfreeze.records import STEPS
+from timelyfreeze.records.losses import LOSSES
 from timelyfreeze.records.scores import scores_from_json
 from timelyfreeze.records.summary import RunSummary, summary_from_json, summary_to_json
 
-STEPS = "\n1,stable,1,1,1,,0,,,,,\n2,stable,2,1,1,,0.5,,,,,\n3,stable,3,1,1,,,,,,,\n"
+STEP_ROWS = "\n1,stable,1,1,1,,0,,,,,\n2,stable,2,1,1,,0.5,,,,,\n3,stable,3,1,1,,,,,,,\n"
 SETTINGS = {
     "freezing": {"max_freeze_ratio": 0.8},
     "parallelism": {"pipeline_parallel_degree": 2},
@@ -56,7 +55,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (run / "settings.json").write_text(json.dumps(SETTINGS))
     write_scores(folder / "apf", 0.5)
     write_record(folder / "apf", 0)
-    (folder / "apf/steps.csv").write_text(",".join(header(StepRow)) + STEPS)
+    (folder / "apf/steps.csv").write_text(",".join(STEPS.header) + STEP_ROWS)
     return folder
 
 
@@ -154,7 +153,7 @@ def test_what_is_no_summary_is_refused(text: str) -> None:
 def test_broken_losses_are_told(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "losses.csv"
     path.write_bytes(data)
-    message = message_of(lambda: read_losses(path.parent))
+    message = message_of(lambda: LOSSES.read(path.parent))
     assert message is None or "losses.csv" in message
 
 

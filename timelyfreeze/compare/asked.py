@@ -15,7 +15,7 @@ from typing import Any
 from timelyfreeze.compare.jobs import Job
 from timelyfreeze.compare.peers import FEWER_STEPS, PEERS, peer_name
 from timelyfreeze.compare.runs import FINISHED, Run, find_runs
-from timelyfreeze.records import STEPS_FILE
+from timelyfreeze.records import STEPS
 from timelyfreeze.schedule import ActionKind, build_dag, makespan
 
 _CSV = "parallelism.pipeline_parallel_schedule_csv"
@@ -119,7 +119,7 @@ def fewer_steps(none: Run, seconds: float) -> dict[str, Any]:
     if len(none.step_ends) != n_before:
         raise ValueError(
             f"{none.folder} has the times of {len(none.step_ends)} of {n_before} steps in "
-            f"{STEPS_FILE}; all are needed"
+            f"{STEPS.name}; all are needed"
         )
     n_steps = bisect.bisect_right(none.step_ends, seconds)
     if n_steps == 0:

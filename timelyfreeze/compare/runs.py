@@ -18,16 +18,14 @@ from typing import Any
 from timelyfreeze.compare.peers import split_peer
 from timelyfreeze.files import read_dataclass, read_object
 from timelyfreeze.records import (
-    LOSSES_FILE,
-    STEPS_FILE,
+    LOSSES,
+    STEPS,
     SUMMARY_FILE,
     LossRow,
     RunSummary,
     Scores,
     StepRow,
-    read_losses,
     read_scores,
-    read_steps,
     read_summary,
 )
 
@@ -165,8 +163,8 @@ def read_run(folder: Path) -> Run:
         ValueError: If a file does not hold what it should; the key or the line is named.
     """
     summary = read_summary(folder)
-    losses = read_losses(folder) if (folder / LOSSES_FILE).exists() else []
-    steps = read_steps(folder) if (folder / STEPS_FILE).exists() else []
+    losses = LOSSES.read(folder) if (folder / LOSSES.name).exists() else []
+    steps = STEPS.read(folder) if (folder / STEPS.name).exists() else []
     settings = read_object(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
     virtual = _virtual_ends(summary, steps, losses)
     seconds = {row: virtual.get(row.step, row.seconds) for row in losses}

@@ -14,7 +14,7 @@ import pandas as pd
 from timelyfreeze.compare.groups import PLACE, Group, group, place
 from timelyfreeze.compare.metrics import COLUMNS, NEVER, Column, Terms
 from timelyfreeze.compare.runs import FAILED, FINISHED, UNFINISHED, Run
-from timelyfreeze.records import STEPS_FILE, RunSummary
+from timelyfreeze.records import STEPS, RunSummary
 
 # A difference in one of these is told below the table.
 SAME = ("device", "n_devices", "torch_version", "config_file", "model", "dataset", "steps")
@@ -107,7 +107,7 @@ def _notes(compared: pd.DataFrame, unreadable: Sequence[str], terms: Terms) -> I
            if run.summary.emulated_ranks is not None and not run.by_virtual_clock]  # fmt: skip
     if off:
         yield (
-            f"{STEPS_FILE} does not have the virtual time of all steps, so seconds are of the "
+            f"{STEPS.name} does not have the virtual time of all steps, so seconds are of the "
             f"process that emulates: {_names(off)}"
         )
     if without:

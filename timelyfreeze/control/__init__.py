@@ -4,6 +4,7 @@ from timelyfreeze.control.build import attach_clocks, build_controller, processo
 from timelyfreeze.control.collected import CollectedMetrics, ObservedBatch
 from timelyfreeze.control.controller import FreezeController
 from timelyfreeze.control.replica_states import (
+    merge_each_phase,
     pipeline_error,
     rank_keys,
     saved_states,
@@ -15,6 +16,6 @@ from timelyfreeze.control.state import FreezingState
 
 __all__ = [
     "CollectedMetrics", "FreezeController", "FreezeReport", "FreezingState", "ObservedBatch",
-    "Reporter", "attach_clocks", "build_controller", "pipeline_error", "processors_of",
-    "rank_keys", "saved_states", "stages_of_ranks", "state_of",
+    "Reporter", "attach_clocks", "build_controller", "merge_each_phase", "pipeline_error",
+    "processors_of", "rank_keys", "saved_states", "stages_of_ranks", "state_of",
 ]  # fmt: skip

@@ -28,6 +28,7 @@ from timelyfreeze.control.collected import (
     collected,
 )
 from timelyfreeze.control.masks import BatchMasks
+from timelyfreeze.control.plan_in_force import PlanInForce
 from timelyfreeze.control.planner import Planner, TransferMeter
 from timelyfreeze.control.policy_checks import PolicyChecks
 from timelyfreeze.control.state import FreezingState
@@ -43,7 +44,7 @@ from timelyfreeze.runtime import (
     frozen_counts,
 )
 from timelyfreeze.runtime.sampling import VarianceMeter
-from timelyfreeze.schedule import Action, PipelineDag, ScheduleOrder, build_dag
+from timelyfreeze.schedule import Action, PipelineDag, ScheduleOrder
 from timelyfreeze.settings import FreezeSettings, Phase, key
 from timelyfreeze.timing import DurationBounds
 
@@ -106,10 +107,13 @@ class FreezeController:
             if settings.phases.measures
             else None
         )
-        self._in_force = None if self._planner is None else self._planner.in_force
+        # Without a planner there is never a plan in it.
+        self._in_force = (
+            PlanInForce(order, settings, n_processors, on_solved)
+            if self._planner is None
+            else self._planner.in_force
+        )
         self._checks = checks
-        self._declared = order
-        self._declared_dag = build_dag(order)
         self._stages = tuple(stages)
         tables = {
             s.stage_index: build_parameter_table(
@@ -121,7 +125,12 @@ class FreezeController:
             s.stage_index: build_units(tables[s.stage_index], s.frozen_together) for s in stages
         }
         self._masks = partial(
-            BatchMasks, settings, units, order.n_microbatches, self._in_force, checks
+            BatchMasks,
+            settings,
+            units,
+            order.n_microbatches,
+            self._in_force if self.plans else None,
+            checks,
         )
         self._recorder = recorder
         self._exchange = exchange
@@ -147,22 +156,22 @@ class FreezeController:
     @property
     def order(self) -> ScheduleOrder:
         """The order that ran while monitoring; before, the declared one."""
-        return self._declared if self._in_force is None else self._in_force.order
+        return self._in_force.order
 
     @property
     def dag(self) -> PipelineDag:
         """The graph of ``order``."""
-        return self._declared_dag if self._in_force is None else self._in_force.dag
+        return self._in_force.dag
 
     @property
     def plan(self) -> FreezePlan | None:
         """The plan, once solved."""
-        return None if self._in_force is None else self._in_force.plan
+        return self._in_force.plan
 
     @property
     def bounds(self) -> DurationBounds | None:
         """What the plan was solved from."""
-        return None if self._in_force is None else self._in_force.bounds
+        return self._in_force.bounds
 
     @property
     def solver_choices(self) -> SolverChoices | None:
@@ -177,14 +186,14 @@ class FreezeController:
     @property
     def phase(self) -> Phase:
         """The phase of the current step."""
-        if self._in_force is not None and self._in_force.is_off(self._step):
+        if self._in_force.is_off(self._step):
             return Phase.OFF
         return self.settings.phases.phase(self._step)
 
     @property
     def switched_off(self) -> str | None:
         """Since when and why nothing is frozen although there is a plan; None while it is."""
-        return None if self._in_force is None else self._in_force.switched_off
+        return self._in_force.switched_off
 
     @property
     def plan_missing(self) -> bool:
@@ -308,7 +317,7 @@ class FreezeController:
         Raises:
             ValueError: If the plan does not know the action.
         """
-        if self._in_force is not None:
+        if self.plans:
             return self._in_force.ratio(action, self._step)
         if self._checks is None or self.phase is Phase.WARMUP:
             return 0.0
@@ -326,7 +335,7 @@ class FreezeController:
 
     def expected_batch_ms(self) -> float | None:
         """Predict the time of a batch under the current step's ratios, ms; None without bounds."""
-        return None if self._in_force is None else self._in_force.expected_batch_ms(self._step)
+        return self._in_force.expected_batch_ms(self._step)
 
     def collect(self, gradient_scale: float | None = None) -> CollectedMetrics:
         """Exchange what was measured since the last call.
@@ -352,7 +361,7 @@ class FreezeController:
         check_same_masks(ranks)
         drift = None
         is_known = all(rank.log.batches.batches for rank in ranks)
-        if self._in_force is not None and log.phases == {Phase.STABLE} and is_known:
+        if log.phases == {Phase.STABLE} and is_known:
             drift = self._in_force.drift([rank.log.batches for rank in ranks])
         return collected(
             self.dag,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from timelyfreeze.planning import (
@@ -45,13 +46,14 @@ def automatic_delay(n_actions: int, n_ramp_steps: int, *, branches: bool = False
     return min(max(1, n_ramp_steps // 10), n_ramp_steps - 1)
 
 
+@dataclass
 class PlanCall:
     """One call of a function that makes a plan; every rank makes one at the same step.
 
     The number of steps in between is fixed and not "as soon as it is ready": all ranks have to
     begin at the same step, and so does the same run when it is repeated.
 
-    Args:
+    Attributes:
         exchange: Talks to the other ranks.
         due_step: At its end all ranks take the answer.
         apart: Whether the function runs in a process of its own, from now on; else it is called
@@ -62,25 +64,20 @@ class PlanCall:
             seconds.
     """
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        due_step: int,
-        apart: bool,
-        function: Callable[..., Solution],
-        arguments: Mapping[str, Any] | None,
-        patience_s: float,
-    ) -> None:
-        self.due_step = due_step
-        self._exchange = exchange
-        self._function = function
-        self._arguments = arguments
-        self._patience_s = patience_s
+    exchange: Exchange
+    due_step: int
+    apart: bool
+    function: Callable[..., Solution]
+    arguments: Mapping[str, Any] | None
+    patience_s: float
+
+    def __post_init__(self) -> None:
+        """Begin, if it is in a process of its own."""
         self._background: BackgroundCall[Solution] | None = None
         self._failure: str | None = None
-        if arguments is not None and apart:
+        if self.arguments is not None and self.apart:
             try:
-                self._background = BackgroundCall(function, **arguments)
+                self._background = BackgroundCall(self.function, **self.arguments)
             except OSError as error:
                 self._failure = f"no process for the solver could be started: {error}"
 
@@ -91,12 +88,12 @@ class PlanCall:
             The same solution on every rank, or why there is none.
         """
         answer: dict[str, str] = {}
-        if self._arguments is not None:
+        if self.arguments is not None:
             try:
-                answer = solution_to_plain(self._solve(self._arguments))
+                answer = solution_to_plain(self._solve(self.arguments))
             except (LpError, ValueError, BackgroundError, MemoryError) as error:
                 answer = {"failure": str(error) or type(error).__name__}
-        answer = self._exchange.broadcast(answer)
+        answer = self.exchange.broadcast(answer)
         if "failure" in answer:
             return answer["failure"]
         return solution_from_plain(answer)
@@ -105,11 +102,11 @@ class PlanCall:
         if self._failure is not None:
             raise BackgroundError(self._failure)
         if self._background is None:
-            return self._function(**arguments)
+            return self.function(**arguments)
         began = time.monotonic()
         was_done = self._background.done
         with self._background as call:
-            solution = call.result(self._patience_s)
+            solution = call.result(self.patience_s)
         if not was_done:
             logger.warning(
                 "Training waited %.1f s for its plan; %s gives the solver more steps",

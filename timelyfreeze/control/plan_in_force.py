@@ -184,7 +184,7 @@ class PlanInForce:
         Raises:
             ValueError: If the plan was made for another pipeline.
         """
-        self.switched_off = state.get("switched_off")
-        self._last_followed_step = state.get("last_followed_step")
+        self.switched_off = state["switched_off"]
+        self._last_followed_step = state["last_followed_step"]
         if "solved" in state:
             self.adopt_saved(solution_from_plain(state["solved"]))

@@ -34,7 +34,6 @@ from timelyfreeze.timing import (
     DurationBounds,
     Monitoring,
     Pattern,
-    Samples,
     bounds_from_json,
     bounds_to_json,
 )
@@ -328,12 +327,11 @@ class Planner:
         self._call = None
         samples = state["samples"]
         self._monitoring.load_plain(samples)
-        stable = samples.get(Phase.STABLE.value, Samples().to_plain())
-        self._replanning.load_plain(stable, state.get("low_gains", 0))
-        self._transfers_ms = {(a, b): ms for a, b, ms in state.get("p2p_latency_ms", ())}
+        self._replanning.load_plain(samples[Phase.STABLE.value], state["low_gains"])
+        self._transfers_ms = {(a, b): ms for a, b, ms in state["p2p_latency_ms"]}
         self._curves = {int(stage): tuple(v) for stage, v in state["variance"].items()}
         self.failure = state["failure"]
-        again = state.get("again")
+        again = state["again"]
         self._again = again and (drift_from_plain(again["drift"]), again["due_step"])
         self.in_force.load_plain_state(state)
         if "measured" in state:

@@ -10,12 +10,12 @@ which the slowest process's times count, as they do in a plan. States are the pl
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from timelyfreeze.schedule import Action, ScheduleOrder, order_from_csv, parse_action
 from timelyfreeze.settings import key
-from timelyfreeze.timing import median_of_each, samples_from_plain, slowest
+from timelyfreeze.timing import Samples, median_of_each, samples_from_plain, slowest
 
 RANK_KEY = "rank_"
 
@@ -46,13 +46,8 @@ def saved_states(state_dict: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [json.loads(state_dict[key]) for key in keys]
 
 
-def held_stages(states: Sequence[Mapping[str, Any]]) -> list[tuple[int, ...]] | None:
-    """Return the stages of each process, ascending; None for states that do not say.
-
-    Those saved before there were counts of what was frozen do not.
-    """
-    if not all("tally" in state for state in states):
-        return None
+def held_stages(states: Sequence[Mapping[str, Any]]) -> list[tuple[int, ...]]:
+    """Return the stages of each process, ascending: those that it counts the updates of."""
     return [tuple(sorted(map(int, state["tally"]))) for state in states]
 
 
@@ -61,7 +56,7 @@ def pipeline_error(
 ) -> str | None:
     """Return why a pipeline of this size cannot go on from all the states; None if it can."""
     held = held_stages(states)
-    if held is not None and len(set(held)) != n_ranks:
+    if len(set(held)) != n_ranks:
         return (
             f"the checkpoint was saved by a pipeline of {len(set(held))} ranks, which hold the "
             f"stages {_listed(held)}; this run has {key('n_ranks')} {n_ranks}; "
@@ -87,7 +82,7 @@ def check_same_pipeline(states: Sequence[Mapping[str, Any]], order: ScheduleOrde
     if error is not None:
         raise ValueError(error)
     held, ours = held_stages(states), stages_of_ranks(order)
-    if held is not None and set(held) != set(ours):
+    if set(held) != set(ours):
         raise ValueError(
             f"the checkpoint's pipeline ranks hold the stages {_listed(held)}, those of this run "
             f"{_listed(ours)}; resume with {key('pipeline')}, or, {begin_anew()}"
@@ -131,17 +126,10 @@ def state_of(
         n_processes: How many there are now.
 
     Raises:
-        ValueError: If it has to be that of a process of a run of another size, and states do not
-            say what their processes held.
+        ValueError: If processes that hold the same stages have measured different numbers of
+            batches.
     """
     held = held_stages(states)
-    if held is None:
-        if len(states) == n_processes:
-            return states[number]
-        raise ValueError(
-            f"the checkpoint was saved by {len(states)} processes, before they noted what they "
-            f"held, and this run has {n_processes}; resume with as many, or, {begin_anew()}"
-        )
     if len(states) == n_processes and held[number] == stages:
         return states[number]
     return merge_replicas([s for s, of in zip(states, held, strict=True) if of == stages])
@@ -156,12 +144,9 @@ def merge_replicas(states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     merged = states[0]
     if len(states) == 1 or "planner" not in merged:
         return merged
-    samples = {
-        phase: _merge_samples([state["planner"]["samples"][phase] for state in states])
-        for phase in merged["planner"]["samples"]
-    }
+    samples = merge_each_phase(states, _slowest_samples)
     links = slowest(
-        {(a, b): transfer_ms for a, b, transfer_ms in state["planner"].get("p2p_latency_ms", ())}
+        {(a, b): transfer_ms for a, b, transfer_ms in state["planner"]["p2p_latency_ms"]}
         for state in states
     )
     p2p_latency_ms = [[*link, transfer_ms] for link, transfer_ms in links.items()]
@@ -169,40 +154,52 @@ def merge_replicas(states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     return {**merged, "planner": planner}
 
 
-def _merge_samples(replicas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def merge_each_phase(
+    states: Sequence[Mapping[str, Any]], merge: Callable[[Sequence[Samples]], Samples]
+) -> dict[str, Any]:
+    """Return the times of several processes, by phase, as ``merge`` makes those of one of them.
+
+    Raises:
+        ValueError: If they have measured different numbers of batches.
+    """
+    merged = {}
+    for phase in states[0]["planner"]["samples"]:
+        processes = [samples_from_plain(s["planner"]["samples"][phase]) for s in states]
+        for half in ("warm", "cold"):
+            counts = [len(getattr(samples, half)) for samples in processes]
+            if len(set(counts)) > 1:
+                raise ValueError(
+                    f"processes of the checkpoint that ran the same batches have measured {counts} "
+                    f"{half} batches, and must have measured equally many; {begin_anew()}"
+                )
+        merged[phase] = merge(processes).to_plain()
+    return merged
+
+
+def _slowest_samples(replicas: Sequence[Samples]) -> Samples:
     """Return the times of the process on which an action took longest, for each action.
 
-    A pass lasts as long as on the process on which it lasted longest.
+    A batch lasts as long as on the process on which it lasted longest.
     """
-    merged: dict[str, Any] = {}
-    for half in ("warm", "cold"):
-        counts = {len(samples[half]) for samples in replicas}
-        if len(counts) > 1:
-            raise ValueError(
-                f"processes of the checkpoint that hold the same stages have measured "
-                f"{sorted(counts)} {half} batches, and must have measured equally many; "
-                f"{begin_anew()}"
-            )
-        medians_ms = [median_of_each(getattr(samples_from_plain(s), half)) for s in replicas]
-        merged[half] = [
-            _slowest_times(batches, medians_ms)
-            for batches in zip(*(samples[half] for samples in replicas), strict=True)
-        ]
-    spans_ms = zip(*(samples["spans_ms"] for samples in replicas), strict=True)
-    return {**merged, "spans_ms": [max(spans) for spans in spans_ms]}
+    spans_ms = zip(*(samples.spans_ms for samples in replicas), strict=True)
+    return Samples(
+        _slowest_times([samples.warm for samples in replicas]),
+        _slowest_times([samples.cold for samples in replicas]),
+        [max(spans) for spans in spans_ms],
+    )
 
 
-def _slowest_times(
-    batches: Sequence[Mapping[str, float]], medians_ms: Sequence[Mapping[Action, float]]
-) -> dict[str, float]:
-    """Return the times of one batch: of each action, on the process whose median is highest."""
-    times = {}
-    for text in dict.fromkeys(text for one in batches for text in one):
-        action = parse_action(text)
-        have = [number for number, one in enumerate(batches) if text in one]
-        slowest = max(have, key=lambda number: medians_ms[number][action])
-        times[text] = batches[slowest][text]
-    return times
+def _slowest_times(replicas: Sequence[list[dict[Action, float]]]) -> list[dict[Action, float]]:
+    """Return the times of each batch: of each action, on the process whose median is highest."""
+    medians_ms = [median_of_each(batches) for batches in replicas]
+    holders = {
+        action: max(range(len(replicas)), key=lambda number: medians_ms[number][action])
+        for action in medians_ms[0]
+    }
+    return [
+        {action: times_ms[holders[action]][action] for action in times_ms[0]}
+        for times_ms in zip(*replicas, strict=True)
+    ]
 
 
 def _listed(held: Sequence[tuple[int, ...]]) -> str:

@@ -8,11 +8,19 @@ rank. States are the plain data of ``FreezeController``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from timelyfreeze.control import FreezeController, FreezingState, stages_of_ranks, state_of
-from timelyfreeze.emulation.turns import virtual_batch
-from timelyfreeze.schedule import Action, ScheduleOrder, build_dag, parse_action
+from timelyfreeze.control import (
+    FreezeController,
+    FreezingState,
+    merge_each_phase,
+    stages_of_ranks,
+    state_of,
+)
+from timelyfreeze.emulation.turns import VirtualBatch, virtual_batch
+from timelyfreeze.schedule import Action, ScheduleOrder, build_dag
+from timelyfreeze.timing import Samples, samples_from_plain
 
 # Parts of a state that have an entry for each stage of the rank.
 _BY_STAGE = {"tally", "energy"}
@@ -36,11 +44,11 @@ def split_state(state: Mapping[str, Any], order: ScheduleOrder) -> list[dict[str
             part[kind] = {s: v for s, v in of_stage if order.stage_to_rank[int(s)] == rank}
     if "planner" in state:
         phases = {
-            phase: _split_samples(samples, order)
+            phase: _split_samples(order, samples_from_plain(samples))
             for phase, samples in state["planner"]["samples"].items()
         }
         for rank, part in enumerate(parts):
-            mine = {phase: ranks[rank] for phase, ranks in phases.items()}
+            mine = {phase: ranks[rank].to_plain() for phase, ranks in phases.items()}
             part["planner"] = {**state["planner"], "samples": mine}
     return parts
 
@@ -59,61 +67,46 @@ def merge_states(parts: Sequence[Mapping[str, Any]], order: ScheduleOrder) -> di
     for kind in _BY_STAGE & state.keys():
         state[kind] = {stage: value for part in parts for stage, value in part[kind].items()}
     if "planner" in state:
-        samples = {
-            phase: _merge_samples([part["planner"]["samples"][phase] for part in parts], order)
-            for phase in state["planner"]["samples"]
-        }
+        samples = merge_each_phase(parts, partial(_merge_samples, order))
         # A rank timed the links to ranks of a higher number only.
         links = [link for part in parts for link in part["planner"]["p2p_latency_ms"]]
         state["planner"] = {**state["planner"], "samples": samples, "p2p_latency_ms": links}
     return state
 
 
-def _split_samples(samples: Mapping[str, Any], order: ScheduleOrder) -> list[dict[str, Any]]:
-    dag = build_dag(order)
-    spans_ms = [virtual_batch(dag, _parsed(times)).spans_ms for times in samples["warm"]]
+def _split_samples(order: ScheduleOrder, samples: Samples) -> list[Samples]:
+    spans_ms = [batch.spans_ms for batch in _virtual_batches(order, samples)]
     return [
-        {
-            "warm": [_of_rank(times, order, rank) for times in samples["warm"]],
-            "cold": [_of_rank(times, order, rank) for times in samples["cold"]],
-            "spans_ms": [spans[rank] for spans in spans_ms],
-        }
+        Samples(
+            warm=[_of_rank(times, order, rank) for times in samples.warm],
+            cold=[_of_rank(times, order, rank) for times in samples.cold],
+            spans_ms=[spans[rank] for spans in spans_ms],
+        )
         for rank in range(order.n_ranks)
     ]
 
 
-def _of_rank(times: Mapping[str, float], order: ScheduleOrder, rank: int) -> dict[str, float]:
-    return {
-        text: time_ms
-        for text, time_ms in times.items()
-        if order.stage_to_rank[parse_action(text).stage] == rank
-    }
+def _of_rank(times: Mapping[Action, float], order: ScheduleOrder, rank: int) -> dict[Action, float]:
+    holders = order.stage_to_rank
+    return {action: ms for action, ms in times.items() if holders[action.stage] == rank}
 
 
-def _merge_samples(ranks: Sequence[Mapping[str, Any]], order: ScheduleOrder) -> dict[str, Any]:
-    def together(half: str) -> list[dict[str, float]]:
-        counts = [len(samples[half]) for samples in ranks]
-        if len(set(counts)) > 1:
-            raise ValueError(
-                f"the ranks of the checkpoint have measured {counts} {half} batches; ranks of one "
-                "pipeline measure equally many"
-            )
-        return [
-            {text: time_ms for times in batches for text, time_ms in times.items()}
-            for batches in zip(*(samples[half] for samples in ranks), strict=True)
-        ]
+def _merge_samples(order: ScheduleOrder, ranks: Sequence[Samples]) -> Samples:
+    together = Samples(
+        warm=[_joined(parts) for parts in zip(*(samples.warm for samples in ranks), strict=True)],
+        cold=[_joined(parts) for parts in zip(*(samples.cold for samples in ranks), strict=True)],
+    )
+    together.spans_ms = [batch.batch_ms for batch in _virtual_batches(order, together)]
+    return together
 
+
+def _joined(parts: Sequence[Mapping[Action, float]]) -> dict[Action, float]:
+    return {action: time_ms for times in parts for action, time_ms in times.items()}
+
+
+def _virtual_batches(order: ScheduleOrder, samples: Samples) -> list[VirtualBatch]:
     dag = build_dag(order)
-    warm = together("warm")
-    return {
-        "warm": warm,
-        "cold": together("cold"),
-        "spans_ms": [virtual_batch(dag, _parsed(times)).batch_ms for times in warm],
-    }
-
-
-def _parsed(times: Mapping[str, float]) -> dict[Action, float]:
-    return {parse_action(text): time_ms for text, time_ms in times.items()}
+    return [virtual_batch(dag, times) for times in samples.warm]
 
 
 class EmulatedState(FreezingState):

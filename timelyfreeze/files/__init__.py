@@ -15,19 +15,11 @@ from timelyfreeze.files.plain_json import (
     whole_of,
 )
 from timelyfreeze.files.safe_write import write_obstacle, write_whole
-from timelyfreeze.files.table import (
-    MOST,
-    Rules,
-    append_rows,
-    check_row,
-    header,
-    read_table,
-    write_table,
-)
+from timelyfreeze.files.table import AnyFloat, Count, Fraction, Number, OneOf, Seconds, Table
 
 __all__ = [
-    "MOST", "Rules", "append_rows", "check_row", "field_of", "header", "keys_of", "list_of",
-    "listed", "markdown_lines", "markdown_table", "number_of", "parse_json", "read_dataclass",
-    "read_object", "read_table", "shown", "truth_of", "whole_of", "write_obstacle",
-    "write_table", "write_whole",
+    "AnyFloat", "Count", "Fraction", "Number", "OneOf", "Seconds", "Table", "field_of", "keys_of",
+    "list_of", "listed", "markdown_lines", "markdown_table", "number_of", "parse_json",
+    "read_dataclass", "read_object", "shown", "truth_of", "whole_of", "write_obstacle",
+    "write_whole",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from timelyfreeze.files import shown, write_obstacle
@@ -22,6 +22,15 @@ def status_of(work: Callable[[], int]) -> int:
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+
+
+def parse_with_keys(
+    parser: argparse.ArgumentParser, arguments: Sequence[str]
+) -> tuple[argparse.Namespace, list[str]]:
+    """Return the options before ``--``, and what stands behind it: keys of the configuration."""
+    words = list(arguments)
+    split = words.index("--") if "--" in words else len(words)
+    return parser.parse_args(words[:split]), words[split + 1 :]
 
 
 def require(option: str, value: float, low: float, high: float, *, above: bool = False) -> None:

@@ -1,132 +1,156 @@
 """Rows of plain values as CSV files, each a dataclass whose fields are the columns.
 
 An empty cell stands for None: what was not measured or does not exist. Files may come from
-anywhere: a value that no run can have is told by line and column.
+anywhere: a value that no run can have is told by line and column. What a column may have stands in
+its type: ``Fraction``, or ``Annotated[str, OneOf("B", "W")]``.
 """
 
 from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from types import NoneType
+from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 from timelyfreeze.files.plain_json import listed, shown
 
 Row = TypeVar("Row")
-# By column: the smallest and the largest number, or the words that there are.
-Rules = Mapping[str, tuple[float, float] | Collection[str]]
 
 # No step, byte or millisecond of a run has a larger number, and plots can be drawn up to here.
 MOST = 1e15
 
 
-def header(kind: type) -> list[str]:
-    """Return the columns of a kind of rows."""
-    return [field.name for field in fields(kind)]
+@dataclass(frozen=True)
+class Within:
+    """A rule: numbers from ``low`` to ``high``; NaN and infinity where ``or_odd`` says so."""
+
+    low: float
+    high: float
+    or_odd: bool = False
+
+    def error(self, value: float) -> str | None:
+        """Return what is wrong with a value."""
+        if self.low <= value <= self.high or (self.or_odd and not math.isfinite(value)):
+            return None
+        return f"it must lie in [{self.low:g}, {self.high:g}]"
 
 
-def write_table(path: Path, kind: type[Row], rows: Iterable[Row]) -> None:
-    """Write a file with a header and a line for each row."""
-    with path.open("w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerow(header(kind))
-    append_rows(path, rows)
+class OneOf:
+    """A rule: one of some words."""
+
+    def __init__(self, *words: str) -> None:
+        self._words = words
+
+    def error(self, value: str) -> str | None:
+        """Return what is wrong with a value."""
+        known = ", ".join(map(repr, sorted(self._words)))
+        return None if value in self._words else f"known: {known}"
 
 
-def append_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Add lines to a file that has its header; they are on disk when this returns."""
-    # Opened for each call: what is closed is not lost in a crash.
-    with path.open("a", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        for row in rows:
-            writer.writerow([_cell(getattr(row, name)) for name in header(type(row))])
+Count = Annotated[int, Within(0, MOST)]
+Number = Annotated[int, Within(1, MOST)]
+Seconds = Annotated[float, Within(0.0, MOST)]
+Fraction = Annotated[float, Within(0.0, 1.0)]
+AnyFloat = Annotated[float, Within(-math.inf, math.inf, or_odd=True)]
 
 
-def read_table(path: Path, kind: type[Row], rules: Rules | None = None) -> list[Row]:
-    """Read what :func:`write_table` and :func:`append_rows` wrote.
-
-    A last line that was cut off while it was written is left out.
+class Table(Generic[Row]):
+    """A CSV file that folders may have.
 
     Args:
-        path: The file.
-        kind: Dataclass of a row.
-        rules: What a column may have. Numbers without a rule are at most ``MOST`` in size, or NaN
-            or infinite, if they need not be whole.
-
-    Raises:
-        ValueError: If the columns are others, or a cell cannot be read; names file and line.
-        OSError: If the file cannot be read.
+        name: Of the file.
+        kind: Dataclass of a row. Numbers whose type has no rule are at most ``MOST`` in size, or
+            NaN or infinite, if they need not be whole.
     """
-    try:
-        text = path.read_text()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no text: {error}") from error
-    lines = text.splitlines()
-    if lines and not text.endswith("\n"):
-        lines.pop()
-    reader = csv.reader(lines)
-    try:
-        return _rows(path, kind, rules or {}, reader)
-    except csv.Error as error:
-        raise ValueError(f"{path}, line {reader.line_num}: {error}") from error
 
+    def __init__(self, name: str, kind: type[Row]) -> None:
+        self.name = name
+        self._kind = kind
+        self._columns = _columns(kind)
 
-def check_row(row: Any, rules: Rules) -> None:
-    """Raise if a row, of a dataclass, has a value that its column cannot have (:func:`read_table`).
+    @property
+    def header(self) -> list[str]:
+        """The names of the columns."""
+        return [column.name for column in self._columns]
 
-    Raises:
-        ValueError: Naming the column, the value and the rule.
-    """
-    for name in header(type(row)):
-        value: Any = getattr(row, name)
-        rule: Any = rules.get(name)
-        if value is None:
-            continue
-        if isinstance(value, str):
-            if rule is not None and value not in rule:
-                known = ", ".join(map(repr, sorted(map(str, rule))))
-                raise ValueError(f"{name} is {shown(value)}; known: {known}")
-            continue
-        low, high = rule or (-MOST, MOST)
-        is_odd = isinstance(value, float) and not math.isfinite(value)
-        if not (low <= value <= high or (is_odd and (rule is None or high == math.inf))):
-            raise ValueError(f"{name} is {shown(value)}; it must lie in [{low:g}, {high:g}]")
+    def write(self, folder: Path, rows: Iterable[Row] = ()) -> None:
+        """Write the file with a header and a line for each row."""
+        with (folder / self.name).open("w", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerow(self.header)
+        self.append(folder, rows)
 
+    def append(self, folder: Path, rows: Iterable[Row]) -> None:
+        """Add lines to a file that has its header; they are on disk when this returns."""
+        # Opened for each call: what is closed is not lost in a crash.
+        with (folder / self.name).open("a", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            for row in rows:
+                writer.writerow([_cell(getattr(row, name)) for name in self.header])
 
-def _rows(path: Path, kind: type[Row], rules: Rules, reader: Any) -> list[Row]:
-    found: list[str] = next(reader, [])
-    columns = _columns(kind)
-    if found != [column.name for column in columns]:
-        raise ValueError(f"{path} has the columns {listed(found)}; not {', '.join(header(kind))}")
-    rows = []
-    for cells in reader:
+    def read(self, folder: Path) -> list[Row]:
+        """Read what :meth:`write` and :meth:`append` wrote.
+
+        A last line that was cut off while it was written is left out.
+
+        Raises:
+            ValueError: If the columns are others, or a cell cannot be read; names file and line.
+            OSError: If the file cannot be read.
+        """
+        path = folder / self.name
         try:
-            if len(cells) != len(columns):
-                raise ValueError(f"it has {len(cells)} cells for {len(columns)} columns")
-            pairs = zip(columns, cells, strict=True)
-            row = kind(*[column.value(cell) for column, cell in pairs])
-            check_row(row, rules)
-        except ValueError as error:
+            text = path.read_text()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} is no text: {error}") from error
+        lines = text.splitlines()
+        if lines and not text.endswith("\n"):
+            lines.pop()
+        reader = csv.reader(lines)
+        try:
+            found = next(reader, [])
+            if found == self.header:
+                return [self._row(cells) for cells in reader]
+        except (ValueError, csv.Error) as error:
             raise ValueError(f"{path}, line {reader.line_num}: {error}") from error
-        rows.append(row)
-    return rows
+        raise ValueError(f"{path} has the columns {listed(found)}; not {', '.join(self.header)}")
+
+    def check(self, row: Row) -> None:
+        """Raise if a row has a value that its column cannot have.
+
+        Raises:
+            ValueError: Naming the column, the value and the rule.
+        """
+        for column in self._columns:
+            value = getattr(row, column.name)
+            error = None if value is None or column.rule is None else column.rule.error(value)
+            if error is not None:
+                raise ValueError(f"{column.name} is {shown(value)}; {error}")
+
+    def _row(self, cells: list[str]) -> Row:
+        if len(cells) != len(self._columns):
+            raise ValueError(f"it has {len(cells)} cells for {len(self._columns)} columns")
+        pairs = zip(self._columns, cells, strict=True)
+        row = self._kind(*[column.value(cell) for column, cell in pairs])
+        self.check(row)
+        return row
 
 
 def _cell(value: Any) -> str:
     if value is None:
         return ""
-    # Shares and times need no more digits than a reader can use; losses keep theirs as strings.
+    # Fractions and times need no more digits than a reader can use.
     return f"{value:.7g}" if isinstance(value, float) else str(value)
 
 
 @dataclass(frozen=True)
 class _Column:
-    """How the cells of a column are read."""
+    """How the cells of a column are read, and what they may be."""
 
     name: str
     kind: Any
+    rule: Within | OneOf | None
     may_be_empty: bool
 
     def value(self, cell: str) -> Any:
@@ -141,11 +165,17 @@ class _Column:
             raise ValueError(f"{self.name} is {shown(cell)}; it must be {word}") from None
 
 
+# Of columns whose type has no rule.
+_UNRULED = {int: Within(-MOST, MOST), float: Within(-MOST, MOST, or_odd=True), str: None}
+
+
 def _columns(kind: type) -> list[_Column]:
-    hints = get_type_hints(kind)
     columns = []
-    for name in header(kind):
-        kinds = get_args(hints[name]) or (hints[name],)
-        plain = next(one for one in kinds if one is not type(None))
-        columns.append(_Column(name, plain, type(None) in kinds))
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        is_one = get_origin(hint) is Annotated or not get_args(hint)
+        kinds = (hint,) if is_one else get_args(hint)
+        (plain,) = (one for one in kinds if one is not NoneType)
+        plain, *rules = get_args(plain) or (plain,)
+        rule = rules[0] if rules else _UNRULED[plain]
+        columns.append(_Column(name, plain, rule, NoneType in kinds))
     return columns

@@ -45,29 +45,29 @@ def _draws(
 
 draw_curves = _draws(
     curves_figure,
-    steps.read_steps,
-    f"{steps.STEPS_FILE} has no step: the run ended before the first step was logged",
+    steps.STEPS.read,
+    f"{steps.STEPS.name} has no step: the run ended before the first step was logged",
 )
 draw_convergence = _draws(
     convergence_figure,
-    steps.read_steps,
-    f"{steps.STEPS_FILE} has neither kappa nor p_eff: nothing was frozen, or too few steps",
+    steps.STEPS.read,
+    f"{steps.STEPS.name} has neither kappa nor p_eff: nothing was frozen, or too few steps",
     lambda row: row.kappa is not None or row.p_eff is not None,
 )
 draw_loss = _draws(
     loss_figure,
-    losses.read_losses,
-    f"{losses.LOSSES_FILE} has no loss: none was logged",
+    losses.LOSSES.read,
+    f"{losses.LOSSES.name} has no loss: none was logged",
 )
 draw_response = _draws(
     response_figure,
     responses.read_responses,
-    f"{responses.RESPONSES_FILE} has no backward: the run froze nothing, or has not ended",
+    f"{responses.RESPONSES.name} has no backward: the run froze nothing, or has not ended",
 )
 draw_histogram = _draws(
     histogram_figure,
-    counts.read_counts,
-    f"{counts.COUNTS_FILE} has no backward: freezing has not begun, or the run has not ended",
+    counts.COUNTS.read,
+    f"{counts.COUNTS.name} has no backward: freezing has not begun, or the run has not ended",
     lambda row: row.backwards,
 )
 

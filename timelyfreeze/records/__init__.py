@@ -9,17 +9,16 @@ from timelyfreeze.records.convergence import (
     mean_p_eff,
     passed_energy,
 )
-from timelyfreeze.records.counts import FrozenCount, NeverUpdated, never_updated, write_counts
+from timelyfreeze.records.counts import COUNTS, FrozenCount, NeverUpdated, never_updated
 from timelyfreeze.records.losses import (
-    LOSSES_FILE,
+    LOSSES,
     WINDOW,
     LossRow,
     last_running_mean,
-    read_losses,
     running_means,
     seconds_to_reach,
 )
-from timelyfreeze.records.responses import ResponseRow, write_responses
+from timelyfreeze.records.responses import RESPONSES, ResponseRow
 from timelyfreeze.records.scores import (
     HUB,
     SCORES,
@@ -29,7 +28,7 @@ from timelyfreeze.records.scores import (
     render_scores,
     scores_to_json,
 )
-from timelyfreeze.records.steps import STEPS_FILE, StepLog, StepRow, read_steps
+from timelyfreeze.records.steps import STEPS, StepRow
 from timelyfreeze.records.summary import SUMMARY_FILE, RunSummary, read_summary, summary_to_json
 from timelyfreeze.records.timeline import (
     KIND_WORDS,
@@ -49,13 +48,13 @@ from timelyfreeze.records.title import as_drawn, read_names, run_title
 from timelyfreeze.records.trace import trace_to_json
 
 __all__ = [
-    "AVERAGED", "BENCHMARKS", "BY_KEY", "HUB", "KIND_WORDS", "LOSSES_FILE", "SCORES",
-    "SKIPPED_STEPS", "STEPS_FILE", "SUMMARY_FILE", "WINDOW", "Benchmark", "Block",
+    "AVERAGED", "BENCHMARKS", "BY_KEY", "COUNTS", "HUB", "KIND_WORDS", "LOSSES", "RESPONSES",
+    "SCORES", "SKIPPED_STEPS", "STEPS", "SUMMARY_FILE", "WINDOW", "Benchmark", "Block",
     "FrozenCount", "LossRow", "NeverUpdated", "PassedEnergy", "ResponseRow", "RunSummary",
-    "Score", "Scores", "SeenBatch", "StepLog", "StepRatio", "StepRow", "Timeline", "as_drawn",
+    "Score", "Scores", "SeenBatch", "StepRatio", "StepRow", "Timeline", "as_drawn",
     "kappa_over_p_eff", "last_running_mean", "mean_p_eff", "measured_timeline", "never_updated",
-    "passed_energy", "predicted_timelines", "read_losses", "read_names", "read_scores",
-    "read_steps", "read_summary", "render_scores", "run_title", "running_means",
-    "scores_to_json", "seconds_to_reach", "summary_to_json", "timeline_file", "timeline_files",
-    "timeline_from_json", "timeline_to_json", "trace_to_json", "write_counts", "write_responses",
+    "passed_energy", "predicted_timelines", "read_names", "read_scores", "read_summary",
+    "render_scores", "run_title", "running_means", "scores_to_json", "seconds_to_reach",
+    "summary_to_json", "timeline_file", "timeline_files", "timeline_from_json",
+    "timeline_to_json", "trace_to_json",
 ]  # fmt: skip

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from timelyfreeze.files import MOST, Rules, read_table, write_table
-
-COUNTS_FILE = "frozen_counts.csv"
-_RULES: Rules = {
-    "rank": (0, MOST),
-    "stage": (0, MOST),
-    "elements": (1, MOST),
-    "backwards": (0, MOST),
-    "times_frozen": (0, MOST),
-}
+from timelyfreeze.files import Count, Number, Table
 
 
 @dataclass(frozen=True)
@@ -30,14 +20,25 @@ class FrozenCount:
         backwards: Backwards that could have updated it, from the first step of the ramp on; from
             the first step after warm-up, where a policy decides alone.
         times_frozen: How many of them left it out.
+
+    Raises:
+        ValueError: If that is more than there were.
     """
 
-    rank: int
-    stage: int
+    rank: Count
+    stage: Count
     parameter: str
-    elements: int
-    backwards: int
-    times_frozen: int
+    elements: Number
+    backwards: Count
+    times_frozen: Count
+
+    def __post_init__(self) -> None:
+        """Refuse more than all."""
+        if self.times_frozen > self.backwards:
+            raise ValueError(
+                f"times_frozen is {self.times_frozen}; it must not be above backwards "
+                f"({self.backwards})"
+            )
 
     @property
     def frequency(self) -> float:
@@ -48,6 +49,9 @@ class FrozenCount:
     def never_updated(self) -> bool:
         """Whether no backward has reached it."""
         return self.backwards > 0 and self.times_frozen == self.backwards
+
+
+COUNTS = Table("frozen_counts.csv", FrozenCount)
 
 
 @dataclass(frozen=True)
@@ -72,26 +76,3 @@ def never_updated(counts: Sequence[FrozenCount]) -> NeverUpdated | None:
         len(still) / len(counts),
         sum(count.elements for count in still) / sum(count.elements for count in counts),
     )
-
-
-def write_counts(run_folder: Path, counts: Iterable[FrozenCount]) -> None:
-    """Write the counts of a run."""
-    write_table(run_folder / COUNTS_FILE, FrozenCount, counts)
-
-
-def read_counts(run_folder: Path) -> list[FrozenCount]:
-    """Read the counts of a run.
-
-    Raises:
-        OSError: If there are none.
-        ValueError: If the file cannot be understood.
-    """
-    path = run_folder / COUNTS_FILE
-    counts = read_table(path, FrozenCount, _RULES)
-    for line, count in enumerate(counts, start=2):
-        if count.times_frozen > count.backwards:
-            raise ValueError(
-                f"{path}, line {line}: times_frozen is {count.times_frozen}; it must not be above "
-                f"backwards ({count.backwards})"
-            )
-    return counts

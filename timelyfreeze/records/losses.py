@@ -6,18 +6,9 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from timelyfreeze.files import MOST, Rules, header, read_table
+from timelyfreeze.files import AnyFloat, Count, Seconds, Table
 
-LOSSES_FILE = "losses.csv"
-# A loss may be any number, or none.
-_RULES: Rules = {
-    "step": (0, MOST),
-    "seconds": (0.0, MOST),
-    "train_loss": (-math.inf, math.inf),
-    "validation_loss": (-math.inf, math.inf),
-}
 # Logged losses that a running mean is taken over.
 WINDOW = 5
 
@@ -33,24 +24,13 @@ class LossRow:
         validation_loss: None in a row of a training step.
     """
 
-    step: int
-    seconds: float
-    train_loss: float | None
-    validation_loss: float | None
+    step: Count
+    seconds: Seconds
+    train_loss: AnyFloat | None
+    validation_loss: AnyFloat | None
 
 
-def read_losses(run_folder: Path) -> list[LossRow]:
-    """Read the losses of a run, in the order in which they were written.
-
-    Raises:
-        OSError: If there are none.
-        ValueError: If the file cannot be understood.
-    """
-    try:
-        return read_table(run_folder / LOSSES_FILE, LossRow, _RULES)
-    except ValueError as error:
-        columns = ",".join(header(LossRow))
-        raise ValueError(f"{LOSSES_FILE} cannot be read as {columns}: {error}") from error
+LOSSES = Table("losses.csv", LossRow)
 
 
 def running_means(values: Sequence[float], window: int) -> list[float]:

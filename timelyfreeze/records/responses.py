@@ -2,41 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from timelyfreeze.files import (
-    MOST,
-    Rules,
-    check_row,
+    Count,
+    Fraction,
+    OneOf,
+    Table,
     field_of,
     keys_of,
     list_of,
     number_of,
     parse_json,
-    read_table,
     whole_of,
-    write_table,
 )
+from timelyfreeze.files.table import MOST, Within
 from timelyfreeze.settings import FIRST_STAGE_MODES, Phase
 
-RESPONSES_FILE = "responses.csv"
 PROFILE_FILE = "response.json"
 _PROFILE = "profile"
-_RULES: Rules = {
-    "stage": (0, MOST),
-    "kind": ("B", "W"),
-    "phase": (
-        *(phase.value for phase in Phase),
-        _PROFILE,
-        *(f"{_PROFILE} {mode}" for mode in FIRST_STAGE_MODES),
-    ),
-    "microbatch": (-1, MOST),
-    "fraction": (0.0, 1.0),
-    "cut": (0, 1),
-}
+_PROFILES = (_PROFILE, *(f"{_PROFILE} {mode}" for mode in FIRST_STAGE_MODES))
 
 
 @dataclass(frozen=True)
@@ -54,18 +41,16 @@ class ResponseRow:
         cut: 1 if it computed no input gradient because nobody needed it, else 0.
     """
 
-    stage: int
-    kind: str
-    phase: str
-    microbatch: int
-    fraction: float
+    stage: Count
+    kind: Annotated[str, OneOf("B", "W")]
+    phase: Annotated[str, OneOf(*(phase.value for phase in Phase), *_PROFILES)]
+    microbatch: Annotated[int, Within(-1, MOST)]
+    fraction: Fraction
     duration_ms: float
-    cut: int = 0
+    cut: Annotated[int, Within(0, 1)] = 0
 
 
-def write_responses(run_folder: Path, rows: Iterable[ResponseRow]) -> None:
-    """Write the responses of a run."""
-    write_table(run_folder / RESPONSES_FILE, ResponseRow, rows)
+RESPONSES = Table("responses.csv", ResponseRow)
 
 
 def read_responses(folder: Path) -> list[ResponseRow]:
@@ -75,9 +60,9 @@ def read_responses(folder: Path) -> list[ResponseRow]:
         OSError: If there is neither.
         ValueError: If the file cannot be understood.
     """
-    if (folder / RESPONSES_FILE).exists() or not (folder / PROFILE_FILE).exists():
-        return read_table(folder / RESPONSES_FILE, ResponseRow, _RULES)
     path = folder / PROFILE_FILE
+    if (folder / RESPONSES.name).exists() or not path.exists():
+        return RESPONSES.read(folder)
     try:
         return _of_profile(parse_json(path.read_bytes()))
     except ValueError as error:
@@ -106,7 +91,7 @@ def _of_profile(profile: Any) -> list[ResponseRow]:
                     duration_ms=number_of(f"{here}.median_ms", field_of(here, point, "median_ms")),
                 )
                 try:
-                    check_row(row, _RULES)
+                    RESPONSES.check(row)
                 except ValueError as error:
                     raise ValueError(f"{here}: {error}") from error
                 rows.append(row)

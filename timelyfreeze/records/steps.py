@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Annotated
 
-from timelyfreeze.files import MOST, Rules, append_rows, read_table, write_table
+from timelyfreeze.files import Fraction, Number, OneOf, Seconds, Table
 from timelyfreeze.settings import Phase
-
-STEPS_FILE = "steps.csv"
-_RULES: Rules = {
-    "step": (1, MOST),
-    "phase": ("", *(phase.value for phase in Phase)),
-    "seconds": (0.0, MOST),
-    "freeze_ratio": (0.0, 1.0),
-}
 
 
 @dataclass(frozen=True)
@@ -37,13 +29,13 @@ class StepRow:
         p_eff: Fraction of the gradient energy that those steps updated (Eq. 27).
     """
 
-    step: int
-    phase: str
-    seconds: float
+    step: Number
+    phase: Annotated[str, OneOf("", *(phase.value for phase in Phase))]
+    seconds: Seconds
     step_ms: float
     tokens_per_second: float
     virtual_step_ms: float | None = None
-    freeze_ratio: float | None = None
+    freeze_ratio: Fraction | None = None
     batch_ms: float | None = None
     batch_predicted_ms: float | None = None
     train_loss: float | None = None
@@ -51,28 +43,4 @@ class StepRow:
     p_eff: float | None = None
 
 
-class StepLog:
-    """Appends steps to a file.
-
-    Args:
-        path: A file that does not exist yet, in a folder that does.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        write_table(path, StepRow, [])
-
-    def add(self, rows: list[StepRow]) -> None:
-        """Append ``rows``; they are on disk before the run goes on."""
-        if rows:
-            append_rows(self._path, rows)
-
-
-def read_steps(run_folder: Path) -> list[StepRow]:
-    """Read the steps of a run.
-
-    Raises:
-        OSError: If there are none.
-        ValueError: If the file cannot be understood.
-    """
-    return read_table(run_folder / STEPS_FILE, StepRow, _RULES)
+STEPS = Table("steps.csv", StepRow)

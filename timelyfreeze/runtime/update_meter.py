@@ -107,10 +107,9 @@ class UpdateMeter(FreezeTally):
     def load_plain_state(self, plain: Mapping[str, Any]) -> None:
         """Restore what :meth:`plain_state` returned.
 
-        Checkpoints from before this was kept have neither part; counts begin anew then.
+        A run that measured no energy has saved none; measuring begins anew then.
         """
-        if "tally" in plain:
-            super().load_plain_state(plain["tally"])
+        super().load_plain_state(plain["tally"])
         if self._energy is not None and "energy" in plain:
             self._energy.load_plain_state(plain["energy"])
 

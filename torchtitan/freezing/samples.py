@@ -7,9 +7,10 @@ training with the same configuration would use; no model is built.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from itertools import islice
+
+from timelyfreeze.files.options import status_of, whole
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -19,24 +20,23 @@ def main(arguments: Sequence[str]) -> int:
         The exit status: 2 if the configuration has errors.
     """
     options, settings = _parser().parse_known_args(arguments)
-    if options.samples < 0:
-        return _refuse(f"--samples is {options.samples}; it must be 0 or more")
+    return status_of(lambda: _show(options, settings))
+
+
+def _show(options: argparse.Namespace, settings: Sequence[str]) -> int:
     # Imported late: --help need not wait for torch.
-    from torchtitan.freezing.checks import ConfigError, check_examples
+    from torchtitan.freezing.checks import check_examples
     from torchtitan.freezing.launch import prepare
 
-    try:
-        config = prepare([f"--job.config_file={options.config}", *settings])
-        check_examples(config)
-    except ConfigError as error:
-        return _refuse(str(error))
+    config = prepare([f"--job.config_file={options.config}", *settings])
+    check_examples(config)
     from torchtitan.protocols.train_spec import get_train_spec
 
     from torchtitan.data.sequences import sequence_text
     from torchtitan.data.turns import is_instruct_dataset
 
     if not is_instruct_dataset(config.training.dataset):
-        return _refuse(
+        raise ValueError(
             f"training.dataset is {config.training.dataset!r}, which is no instruction data"
         )
     spec = get_train_spec(config.model.name)
@@ -60,10 +60,7 @@ def _parser() -> argparse.ArgumentParser:
         "learned in the margin.",
     )
     parser.add_argument("config", metavar="CONFIG", help="TOML file of the run")
-    parser.add_argument("--samples", type=int, default=3, help="how many sequences (%(default)s)")
+    parser.add_argument(
+        "--samples", type=whole(0), default=3, help="how many sequences (%(default)s)"
+    )
     return parser
-
-
-def _refuse(message: str) -> int:
-    print(f"error: {message}", file=sys.stderr)
-    return 2

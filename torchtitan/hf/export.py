@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.models.llama3 import Transformer, llama3_args
 from torchtitan.tools.logging import init_logger, logger
 
+from timelyfreeze.files.options import status_of
 from torchtitan.checkpoints.finished import (
     METADATA,
     checkpoint_folder,
@@ -27,9 +27,8 @@ from torchtitan.checkpoints.finished import (
     read_run_settings,
 )
 from torchtitan.freezing.config import JobConfig
-from torchtitan.hf.adapter import LlamaAdapter
+from torchtitan.hf.adapter import LlamaAdapter, config_of
 from torchtitan.hf.flavors import LLAMA, chosen_args, weights_folder
-from torchtitan.hf.llama_args import config_of
 from torchtitan.hf.llama_config import (
     CONFIG_FILE,
     LlamaConfig,
@@ -229,14 +228,9 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     init_logger()
     dtype = TORCH_DTYPE_MAP[options.dtype] if options.dtype else None
-    try:
-        folder = export_run(options.run, options.step, output=options.output, dtype=dtype)
-    except (ExportError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(folder)
-    return 0
 
+    def export() -> int:
+        print(export_run(options.run, options.step, output=options.output, dtype=dtype))
+        return 0
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    return status_of(export)

@@ -10,7 +10,7 @@ from typing import Any
 from torchtitan.models.llama3.model.args import RoPEScalingArgs, TransformerModelArgs
 
 from torchtitan.freezing.config import JobConfig
-from torchtitan.hf.llama_args import model_args
+from torchtitan.hf.adapter import model_args
 from torchtitan.hf.llama_config import LlamaConfig, RopeScaling, read_config
 
 LLAMA = "llama3"

@@ -13,7 +13,8 @@ from safetensors import SafetensorError, safe_open
 
 from timelyfreeze.files import parse_json
 from torchtitan.checkpoints.finished import INDEX_FILE
-from torchtitan.hf.llama_config import HEAD, LlamaConfig, tensor_shapes
+from torchtitan.hf.adapter import tensor_shapes
+from torchtitan.hf.llama_config import HEAD, LlamaConfig
 
 SUFFIX = ".safetensors"
 # At most as many names of one kind in a message: the first few tell what is wrong.

@@ -224,33 +224,3 @@ def to_settings(config: LlamaConfig) -> dict[str, Any]:
         **vars(config),
         "rope_scaling": scaling,
     }
-
-
-def tensor_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
-    """Return name and shape of every tensor that a Hugging Face folder of ``config`` has.
-
-    A tied output layer is not among them.
-    """
-    width, ff = config.hidden_size, config.intermediate_size
-    kv_width = config.num_key_value_heads * config.head_dim
-    of_a_layer = {
-        "self_attn.q_proj": (width, width),
-        "self_attn.k_proj": (kv_width, width),
-        "self_attn.v_proj": (kv_width, width),
-        "self_attn.o_proj": (width, width),
-        "mlp.gate_proj": (ff, width),
-        "mlp.up_proj": (ff, width),
-        "mlp.down_proj": (width, ff),
-        "input_layernorm": (width,),
-        "post_attention_layernorm": (width,),
-    }
-    shapes: dict[str, tuple[int, ...]] = {
-        EMBEDDING: (config.vocab_size, width),
-        "model.norm.weight": (width,),
-    }
-    for layer in range(config.num_hidden_layers):
-        for name, shape in of_a_layer.items():
-            shapes[f"model.layers.{layer}.{name}.weight"] = shape
-    if not config.tie_word_embeddings:
-        shapes[HEAD] = (config.vocab_size, width)
-    return shapes

@@ -17,8 +17,7 @@ from timelyfreeze.compare.metrics import Terms
 from timelyfreeze.compare.peers import freezes, peer_name, split_peer
 from timelyfreeze.compare.plots import plots
 from timelyfreeze.compare.runs import Run, find_runs, read_run
-from timelyfreeze.files import header
-from timelyfreeze.records.steps import StepRow
+from timelyfreeze.records import STEPS
 
 RATIO, LEARNED = "time to none's loss over none's", "learned, % of none"
 SETTINGS = {
@@ -35,7 +34,7 @@ def write_steps(folder: Path, step_s: Sequence[float], virtual_ms: Sequence[Any]
         f"{i + 1},,{end},1,1,{virtual_ms[i] if virtual_ms else ''},,,,,,"
         for i, end in enumerate(ends)
     ]
-    (folder / "steps.csv").write_text("\n".join([",".join(header(StepRow)), *rows]) + "\n")
+    (folder / "steps.csv").write_text("\n".join([",".join(STEPS.header), *rows]) + "\n")
     return folder
 
 

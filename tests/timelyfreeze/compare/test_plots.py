@@ -19,8 +19,7 @@ from timelyfreeze.compare.labels import Label, label_points, spread_out
 from timelyfreeze.compare.metrics import Terms
 from timelyfreeze.compare.plots import KINDS, Plot, plots
 from timelyfreeze.compare.runs import find_runs, flatten, read_run
-from timelyfreeze.files import header
-from timelyfreeze.records import StepRow
+from timelyfreeze.records import STEPS
 
 
 def groups_of(folder: Path, window: int = 2) -> list[Group]:
@@ -43,7 +42,7 @@ def texts(axes: Axes) -> set[str]:
 
 def write_steps(folder: Path, ratios: Sequence[float | str]) -> None:
     rows = [f"{step},stable,1,1,1,,{ratio},,,,," for step, ratio in enumerate(ratios, 1)]
-    (folder / "steps.csv").write_text("\n".join([",".join(header(StepRow)), *rows]) + "\n")
+    (folder / "steps.csv").write_text("\n".join([",".join(STEPS.header), *rows]) + "\n")
 
 
 # --- settings that set runs apart -----------------------------------------------------------------

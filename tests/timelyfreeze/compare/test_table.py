@@ -334,11 +334,11 @@ def test_rows_are_in_the_order_of_the_paper(tmp_path: Path) -> None:
             "step,freeze_ratio\n1,half\n",
             "steps.csv has the columns step, freeze_ratio; not step, phase",
         ),
-        ("losses.csv", "step,train_loss\n1,2.0\n", "losses.csv cannot be read as"),
+        ("losses.csv", "step,train_loss\n1,2.0\n", "losses.csv has the columns step, train_"),
         (
             "losses.csv",
             "step,seconds,train_loss\n1,2.0,low\n",
-            "losses.csv cannot be read as",
+            "losses.csv has the columns step, seconds, train_loss; not ",
         ),
     ],
 )

@@ -1,6 +1,5 @@
 """Times that move in the stable phase: plans made anew, and freezing that is switched off."""
 
-import json
 import logging
 from typing import Any
 
@@ -35,7 +34,6 @@ ORDER = one_f_one_b_order(2, 4)
 ALONE = parse_order(["0F0 0F1 1F0 1B0 1F1 1B1 0B0 0B1"])
 # Warm-up 1-2, upper bound 3-4, lower bound 5-6, ramp 7-8, then stable; times compared at 12, 16, ..
 PHASES = PhaseSchedule(2, 6, 8)
-OLD_KEYS = ("samples", "failure", "solved")
 EXACT = {"phases": PHASES, "replan_every": 4, "discard_batches": 0}
 
 
@@ -201,27 +199,6 @@ def test_a_resumed_run_makes_the_same_plan_anew() -> None:
     again.load(whole.saved())
     assert plan_to_json(again.controllers[1].plan) == plan_to_json(whole.controllers[1].plan)
     assert np.array_equal(bounds_of(again).max_ms, bounds_of(whole).max_ms)
-
-
-@pytest.mark.parametrize("stopped_at", [5, 9])
-def test_a_checkpoint_from_before_plans_were_remade_goes_on(stopped_at: int) -> None:
-    whole, before, after = (Ranks(ORDER, **EXACT) for _ in range(3))
-    whole.run(1, 12)
-    before.run(1, stopped_at)
-    state = before.saved()
-    for rank in (0, 1):
-        saved = json.loads(state[f"rank_{rank}"])
-        planner = saved["planner"]
-        planner["samples"].pop("stable")
-        state[f"rank_{rank}"] = json.dumps(
-            {**saved, "planner": {k: planner[k] for k in OLD_KEYS if k in planner}}
-        )
-    after.load(state)
-    after.run(stopped_at + 1, 12)
-    for rank in (0, 1):
-        masks = list(whole.masks(rank, rank))[3 * stopped_at :]
-        assert list(after.masks(rank, rank)) == masks
-    assert [c.switched_off for c in after.controllers] == [None, None]
 
 
 def test_a_former_plan_that_is_faster_stays(

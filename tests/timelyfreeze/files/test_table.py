@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from timelyfreeze.files.table import append_rows, read_table, write_table
+from timelyfreeze.files.table import Table
 
 
 @dataclass(frozen=True)
@@ -13,18 +13,21 @@ class Row:
     fraction: float | None = None
 
 
+ROWS = Table("rows.csv", Row)
+
+
 def test_rows_come_back_and_empty_cells_are_none(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
-    write_table(path, Row, [Row(1, "a,b", 0.25)])
-    append_rows(path, [Row(2, "", None)])
+    ROWS.write(tmp_path, [Row(1, "a,b", 0.25)])
+    ROWS.append(tmp_path, [Row(2, "", None)])
     assert path.read_text() == 'step,name,fraction\n1,"a,b",0.25\n2,,\n'
-    assert read_table(path, Row) == [Row(1, "a,b", 0.25), Row(2, "", None)]
+    assert ROWS.read(tmp_path) == [Row(1, "a,b", 0.25), Row(2, "", None)]
 
 
 def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("step,name,fraction\n1,a,0.5\n2,b,0.1")
-    assert read_table(path, Row) == [Row(1, "a", 0.5)]
+    assert ROWS.read(tmp_path) == [Row(1, "a", 0.5)]
 
 
 @pytest.mark.parametrize(
@@ -43,4 +46,4 @@ def test_what_cannot_be_read_is_told_by_line(tmp_path: Path, text: str, message:
     path = tmp_path / "rows.csv"
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
-        read_table(path, Row)
+        ROWS.read(tmp_path)

@@ -15,10 +15,11 @@ from timelyfreeze.plots.loss import loss_figure
 from timelyfreeze.plots.phases import Band, bands
 from timelyfreeze.plots.response import AssumedLine, assumed_lines, response_figure
 from timelyfreeze.plots.style import MOST_PNG_BYTES, save
-from timelyfreeze.records.counts import FrozenCount, write_counts
+from timelyfreeze.records.counts import COUNTS, FrozenCount
 from timelyfreeze.records.losses import LossRow
-from timelyfreeze.records.responses import ResponseRow, write_responses
-from timelyfreeze.records.steps import StepLog, StepRow
+from timelyfreeze.records.responses import RESPONSES, ResponseRow
+from timelyfreeze.records.steps import STEPS as STEPS_TABLE
+from timelyfreeze.records.steps import StepRow
 
 DRAWN: dict[str, Callable[[Path], Figure | str]] = {
     "curves": gallery.draw_curves,
@@ -44,7 +45,7 @@ STEPS = [
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    StepLog(tmp_path / "steps.csv").add(STEPS)
+    STEPS_TABLE.write(tmp_path, STEPS)
     (tmp_path / "losses.csv").write_text(
         "step,seconds,train_loss,validation_loss\n"
         + "".join(f"{i},{i / 2},{8 - i / 2},\n" for i in range(1, 13))
@@ -56,8 +57,8 @@ def run(tmp_path: Path) -> Path:
         for phase, fraction in (("upper_bound", 0.0), ("lower_bound", 1.0), ("stable", 0.5))
         for m in (0, 1)
     ]
-    write_responses(tmp_path, rows)
-    write_counts(
+    RESPONSES.write(tmp_path, rows)
+    COUNTS.write(
         tmp_path, [FrozenCount(r, r, f"w{r}{i}", 10, 8, i) for r in (0, 1) for i in (2, 8)]
     )
     settings = {
@@ -151,7 +152,7 @@ def test_convergence_leaves_out_what_says_nothing(run: Path) -> None:
 
 def test_a_run_without_freezing_has_no_phases_and_no_kappa(tmp_path: Path) -> None:
     rows = [step(n, "", freeze_ratio=0.0) for n in (1, 2)]
-    StepLog(tmp_path / "steps.csv").add(rows)
+    STEPS_TABLE.write(tmp_path, rows)
     assert bands(rows) == []
     assert isinstance(DRAWN["curves"](tmp_path), Figure)
     assert "neither kappa nor p_eff" in str(DRAWN["convergence"](tmp_path))

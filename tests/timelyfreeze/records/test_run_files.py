@@ -5,24 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from timelyfreeze.records.counts import (
-    FrozenCount,
-    NeverUpdated,
-    never_updated,
-    read_counts,
-    write_counts,
-)
+from timelyfreeze.records.counts import COUNTS, FrozenCount, NeverUpdated, never_updated
 from timelyfreeze.records.losses import (
+    LOSSES,
     LossRow,
     last_running_mean,
-    read_losses,
     running_means,
     seconds_to_reach,
 )
-from timelyfreeze.records.responses import ResponseRow, read_responses, write_responses
-from timelyfreeze.records.steps import StepLog, StepRow, read_steps
+from timelyfreeze.records.responses import RESPONSES, ResponseRow, read_responses
+from timelyfreeze.records.steps import STEPS, StepRow
 
-STEPS = """\
+STEPS_TEXT = """\
 step,phase,seconds,step_ms,tokens_per_second,virtual_step_ms,freeze_ratio,batch_ms,\
 batch_predicted_ms,train_loss,kappa,p_eff
 1,warmup,0.5,500,100,,0,,,7.25,,1
@@ -35,20 +29,19 @@ def test_steps(tmp_path: Path) -> None:
         StepRow(1, "warmup", 0.5, 500.0, 100.0, freeze_ratio=0.0, train_loss=7.25, p_eff=1.0),
         StepRow(2, "stable", 0.75, 250.0, 200.0, None, 0.5, 240.0, 236.5, 7.0, 0.5, 0.625),
     ]
-    log = StepLog(tmp_path / "steps.csv")
-    log.add(rows[:1])
-    log.add(rows[1:])
-    assert (tmp_path / "steps.csv").read_text() == STEPS
-    assert read_steps(tmp_path) == rows
+    STEPS.write(tmp_path, rows[:1])
+    STEPS.append(tmp_path, rows[1:])
+    assert (tmp_path / "steps.csv").read_text() == STEPS_TEXT
+    assert STEPS.read(tmp_path) == rows
 
 
 def test_losses(tmp_path: Path) -> None:
     path = tmp_path / "losses.csv"
     path.write_text("step,seconds,train_loss,validation_loss\n5,1.500,2.5,\n5,1.500,,2.75\n")
-    assert read_losses(tmp_path) == [LossRow(5, 1.5, 2.5, None), LossRow(5, 1.5, None, 2.75)]
+    assert LOSSES.read(tmp_path) == [LossRow(5, 1.5, 2.5, None), LossRow(5, 1.5, None, 2.75)]
     path.write_text("step,loss\n5,2\n")
-    with pytest.raises(ValueError, match="cannot be read as step,seconds"):
-        read_losses(tmp_path)
+    with pytest.raises(ValueError, match=r"has the columns step, loss; not step, seconds"):
+        LOSSES.read(tmp_path)
 
 
 def test_running_means() -> None:
@@ -75,13 +68,13 @@ def test_counts_and_what_was_never_updated(tmp_path: Path) -> None:
         FrozenCount(1, 1, "c", 40, 8, 7),
         FrozenCount(1, 1, "d", 20, 8, 8),
     ]
-    write_counts(tmp_path, counts)
+    COUNTS.write(tmp_path, counts)
     text = (tmp_path / "frozen_counts.csv").read_text()
     assert text.splitlines()[:2] == [
         "rank,stage,parameter,elements,backwards,times_frozen",
         "0,0,a,10,8,8",
     ]
-    assert read_counts(tmp_path) == counts
+    assert COUNTS.read(tmp_path) == counts
     assert [count.frequency for count in counts] == [1.0, 0.25, 0.875, 1.0]
     assert never_updated(counts) == NeverUpdated(tensors=0.5, elements=0.3)
 
@@ -93,7 +86,7 @@ def test_before_freezing_nothing_is_said_to_be_never_updated() -> None:
 
 def test_responses_of_a_run(tmp_path: Path) -> None:
     rows = [ResponseRow(0, "B", "ramp", 3, 0.5, 12.5)]
-    write_responses(tmp_path, rows)
+    RESPONSES.write(tmp_path, rows)
     assert read_responses(tmp_path) == rows
 
 

@@ -17,8 +17,7 @@ from tests.torchtitan.helpers.hf_models import (
     some_tokens,
     write_folder,
 )
-from torchtitan.hf.adapter import LlamaAdapter
-from torchtitan.hf.llama_args import model_args
+from torchtitan.hf.adapter import LlamaAdapter, model_args
 from torchtitan.hf.llama_config import read_config
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

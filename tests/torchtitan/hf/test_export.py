@@ -178,8 +178,8 @@ def test_a_model_that_began_from_random_weights_gets_a_configuration(tmp_path: P
     assets = write_folder(tmp_path / "assets", FAMILIES["smollm2"])
     (assets / "model.safetensors").unlink()
     source = write_folder(tmp_path / "model", FAMILIES["llama31"])
+    from torchtitan.hf.adapter import model_args
     from torchtitan.hf.flavors import EXTRA_FLAVORS
-    from torchtitan.hf.llama_args import model_args
 
     EXTRA_FLAVORS["llama3"]["small_31"] = model_args(read_config(source))
     try:

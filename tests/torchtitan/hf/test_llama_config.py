@@ -11,14 +11,13 @@ import torch
 from torchtitan.models.llama3 import Transformer, llama3_args
 from torchtitan.models.llama3.model.model import FeedForward
 
+from torchtitan.hf.adapter import config_of, feed_forward_size, model_args, tensor_shapes
 from torchtitan.hf.flavors import LLAMA_FLAVORS
-from torchtitan.hf.llama_args import config_of, feed_forward_size, model_args
 from torchtitan.hf.llama_config import (
     RopeScaling,
     differences,
     parse_config,
     read_config,
-    tensor_shapes,
     to_settings,
 )
 

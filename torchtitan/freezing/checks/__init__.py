@@ -17,17 +17,7 @@ from torchtitan.freezing.checks.pipeline import (
 )
 
 __all__ = [
-    "ConfigError",
-    "check",
-    "check_examples",
-    "compiles_blocks",
-    "freeze_settings",
-    "join_errors",
-    "n_microbatches",
-    "peer_errors",
-    "reads_training_examples",
-    "recompute_error",
-    "schedule_errors",
-    "size_errors",
-    "validation_split",
-]
+    "ConfigError", "check", "check_examples", "compiles_blocks", "freeze_settings", "join_errors",
+    "n_microbatches", "peer_errors", "reads_training_examples", "recompute_error",
+    "schedule_errors", "size_errors", "validation_split",
+]  # fmt: skip

@@ -23,9 +23,9 @@ from torchtitan.freezing.checks.data import tokenizer_template_errors
 from torchtitan.freezing.checks.pipeline import pipeline_errors, too_small
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.emulation.pipeline import emulated_order
+from torchtitan.hf.adapter import config_of
 from torchtitan.hf.flavors import FROM_FOLDER, LLAMA, chosen_args, weights_folder
 from torchtitan.hf.folder import stored_tensors, tensor_errors
-from torchtitan.hf.llama_args import config_of
 from torchtitan.hf.llama_config import differences, read_config, read_settings
 
 _LOADS = "checkpoint.initial_load_in_hf is true"

@@ -88,10 +88,12 @@ def data_parallel_degree(config: JobConfig) -> int | None:
 
 def peer_errors(config: JobConfig, why: str) -> Iterator[str]:
     """Say which parallelism there is besides that of the pipeline, and why it cannot be."""
-    for key in (*_DEGREES[1:], _SHARD, "expert_parallel_degree"):
+    for key in (*_DEGREES[1:], _SHARD, "expert_parallel_degree", "expert_tensor_parallel_degree"):
         # A shard degree of -1 takes what is left, which is 1 where the pipeline has all ranks.
-        if (degree := getattr(config.parallelism, key)) > 1:
-            yield f"parallelism.{key} is {degree}; {why}, so it must be 1"
+        allowed = (1, -1) if key == _SHARD else (1,)
+        if (degree := getattr(config.parallelism, key)) not in allowed:
+            numbers = " or ".join(map(str, allowed))
+            yield f"parallelism.{key} is {degree}; {why}, so it must be {numbers}"
 
 
 def _count_errors(degrees: dict[str, int], shard: int, n_processes: int) -> Iterator[str]:

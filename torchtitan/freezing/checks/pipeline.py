@@ -12,7 +12,7 @@ import torch
 from timelyfreeze.policies import NONE
 from timelyfreeze.runtime import known_schedules, splits_backward
 from timelyfreeze.schedule import ActionKind, order_from_csv
-from torchtitan.freezing.checks.parallel import COMPILED, NOT_COMPILED, compiles_blocks
+from torchtitan.freezing.checks.parallel import COMPILED, NOT_COMPILED, compiles_blocks, peer_errors
 from torchtitan.freezing.config import JobConfig
 
 _CSV = "parallelism.pipeline_parallel_schedule_csv"
@@ -183,19 +183,7 @@ def emulation_errors(config: JobConfig) -> Iterator[str]:
             f"{parallelism.pipeline_parallel_degree}; there is no pipeline to emulate, so set it "
             "to the number of ranks, 2 or more"
         )
-    for name, allowed in {
-        "data_parallel_replicate_degree": (1,),
-        "context_parallel_degree": (1,),
-        "tensor_parallel_degree": (1,),
-        "expert_parallel_degree": (1,),
-        "expert_tensor_parallel_degree": (1,),
-        "data_parallel_shard_degree": (1, -1),
-    }.items():
-        if (degree := getattr(parallelism, name)) not in allowed:
-            yield (
-                f"{_EMULATED} and parallelism.{name} is {degree}; a process has no peers: it must "
-                f"be {' or '.join(map(str, allowed))}"
-            )
+    yield from peer_errors(config, f"{_EMULATED} and a process has no peers")
     if (n_processes := int(os.environ.get("WORLD_SIZE", "1"))) != 1:
         yield (
             f"{_EMULATED} and {n_processes} processes were started; all ranks of the pipeline run "

@@ -7,18 +7,17 @@ from torchtitan.freezing.config.job_config import (
     job_config_class,
     toml_key,
 )
-from torchtitan.freezing.config.layout import examples_of_microbatch, pipeline_order, stage_modules
-from torchtitan.freezing.config.notes import count_layers, pipeline_notes
+from torchtitan.freezing.config.layout import (
+    count_layers,
+    examples_of_microbatch,
+    pipeline_notes,
+    pipeline_order,
+    pipeline_title,
+    stage_modules,
+)
 
 __all__ = [
-    "Freezing",
-    "JobConfig",
-    "Model",
-    "count_layers",
-    "examples_of_microbatch",
-    "job_config_class",
-    "pipeline_notes",
-    "pipeline_order",
-    "stage_modules",
+    "Freezing", "JobConfig", "Model", "count_layers", "examples_of_microbatch",
+    "job_config_class", "pipeline_notes", "pipeline_order", "pipeline_title", "stage_modules",
     "toml_key",
-]
+]  # fmt: skip

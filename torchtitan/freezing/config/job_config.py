@@ -18,7 +18,7 @@ class Freezing:
 
     method: str = "none"
     """Freezing method: "none" (plain TorchTitan), "timelyfreeze", a policy such as "apf" (see
-    docs/methods.md), or "timelyfreeze+<policy>": the plan says how much, the policy which
+    docs/how/methods.md), or "timelyfreeze+<policy>": the plan says how much, the policy which
     tensors. A policy has its settings in a section of its own, [freezing.<policy>]."""
 
     last_warmup_step: int = 60
@@ -47,7 +47,7 @@ class Freezing:
     max_freeze_ratio: float | list[float] | str = 0.8
     """r_max, in [0, 1]: one value, or one for each stage. With unit "tensors" it caps the mean
     freeze ratio of a stage's backwards, with "tokens" the ratio of each backward. "auto" takes the
-    cap with which a loss is estimated to be reached soonest, and freezes nothing where none does."""
+    cap with which a loss is estimated to be reached soonest, and freezes nothing where none is."""
 
     sample_input_gradients: float = 0.0
     """With unit "tokens": also compute the input gradients of linear layers from a sample, whose
@@ -67,8 +67,8 @@ class Freezing:
     """Where all earlier stages are frozen whole for a microbatch, a stage that is frozen whole too
     need not compute input gradients: nobody uses them. "off": compute them anyway. "use": skip
     them, and count on it in the plan. "plan": let the plan look for such microbatches as well. That
-    shortens batches most, because these microbatches have no backward at all; see docs/method.md
-    before you use it. Has no effect with first_stage "per_tensor"."""
+    shortens batches most, because these microbatches have no backward at all; read
+    docs/how/method.md before you use it. Has no effect with first_stage "per_tensor"."""
 
     discard_batches: int = 2
     """Pipeline batches left out of measurements after each change of phase: the first ones are

@@ -1,14 +1,16 @@
-"""How a configuration lays out its pipeline, told without processes or a model."""
+"""How a configuration lays out its pipeline, told without processes or a model, and in a file."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 from torchtitan.distributed.pipeline_parallel import generate_llm_fqn_per_model_part
 
 from timelyfreeze.runtime import named_order, stages_per_rank
 from timelyfreeze.schedule import Action, ActionKind, ScheduleOrder, build_order, order_from_csv
+from timelyfreeze.whatif.notes import PipelineNotes
 from torchtitan.freezing.config.job_config import JobConfig
 
 
@@ -71,3 +73,54 @@ def examples_of_microbatch(config: JobConfig) -> int:
     if config.parallelism.pipeline_parallel_degree == 1:
         return config.training.local_batch_size
     return config.parallelism.pipeline_parallel_microbatch_size
+
+
+def pipeline_title(config: JobConfig) -> str:
+    """Return model, pipeline, batch and types of a configuration in words."""
+    training, parallelism = config.training, config.parallelism
+    n_ranks, n_examples = parallelism.pipeline_parallel_degree, examples_of_microbatch(config)
+    schedule = parallelism.pipeline_parallel_schedule_csv or parallelism.pipeline_parallel_schedule
+    pipeline = f"{schedule} over {n_ranks} ranks, " if n_ranks > 1 else ""
+    emulated = "emulated in one process, " if config.emulation.enable else ""
+    return (
+        f"{config.model.flavor}, {pipeline}{emulated}"
+        f"{training.local_batch_size // n_examples} microbatches of {n_examples} x "
+        f"{training.seq_len} tokens, weights {training.dtype}, computing in "
+        f"{training.mixed_precision_param}"
+    )
+
+
+def pipeline_notes(
+    job_config: JobConfig,
+    order: ScheduleOrder,
+    n_layers: int | None,
+    n_processors: float | None = None,
+) -> PipelineNotes:
+    """Return what a configuration tells about the pipeline whose times were measured.
+
+    Args:
+        job_config: The configuration of the run or profile.
+        order: The order that ran.
+        n_layers: Layers of the model; None for a model that does not count them.
+        n_processors: How many ranks compute at once; None if each has a device of its own.
+    """
+    parallelism = job_config.parallelism
+    layers = None
+    if n_layers is not None:
+        layers = count_layers(stage_modules(job_config, n_layers))
+    return PipelineNotes(
+        schedule=None
+        if parallelism.pipeline_parallel_schedule_csv
+        else parallelism.pipeline_parallel_schedule,
+        ranks=order.n_ranks,
+        processors=n_processors,
+        first_stage=job_config.freezing.first_stage,
+        skip_input_grads=job_config.freezing.skip_input_grads,
+        layers=layers if layers is not None and len(layers) == order.n_stages else None,
+        tokens_per_microbatch=examples_of_microbatch(job_config) * job_config.training.seq_len,
+    )
+
+
+def count_layers(stages: Sequence[Sequence[str]]) -> tuple[int, ...]:
+    """Return the number of layers among the modules of each stage."""
+    return tuple(sum(name.startswith("layers.") for name in modules) for modules in stages)

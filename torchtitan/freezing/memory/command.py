@@ -3,42 +3,34 @@
 from __future__ import annotations
 
 import argparse
-import math
-import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
 from timelyfreeze.files import markdown_table
+from timelyfreeze.files.options import number, parse_with_keys, status_of
 
 GIB = 1024**3
 
 
 def main(arguments: Sequence[str]) -> int:
     """Print a table for each schedule and return the exit status."""
-    arguments = list(arguments)
-    split = arguments.index("--") if "--" in arguments else len(arguments)
-    options = _parser().parse_args(arguments[:split])
-    for size in options.device_gib:
-        if not 0.0 < size < math.inf:
-            print(f"error: --device-gib is {size}; it must be above 0", file=sys.stderr)
-            return 2
+    options, keys = parse_with_keys(_parser(), arguments)
+    return status_of(lambda: _estimate(options, keys))
+
+
+def _estimate(options: argparse.Namespace, keys: Sequence[str]) -> int:
     # Imported late: --help need not wait for torch.
+    from torchtitan.freezing.config import pipeline_title
     from torchtitan.freezing.config_file import read_config
     from torchtitan.freezing.memory.estimate import estimate_memory
 
     all_fit = True
     for schedule in options.schedules or [None]:
         chosen = [f"--parallelism.pipeline_parallel_schedule={schedule}"] if schedule else []
-        try:
-            job_config = read_config(
-                [f"--job.config_file={options.config}", *arguments[split + 1 :], *chosen]
-            )
-            ranks = estimate_memory(job_config)
-        except ValueError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
-        print(_title(job_config))
+        job_config = read_config([f"--job.config_file={options.config}", *keys, *chosen])
+        ranks = estimate_memory(job_config)
+        print(pipeline_title(job_config))
         emulated = job_config.emulation.enable
         names = ["all ranks"] if emulated else [f"rank {rank}" for rank in range(len(ranks))]
         print(render(ranks, names))
@@ -67,25 +59,13 @@ def _parser() -> argparse.ArgumentParser:
         "--schedules", nargs="+", help="to try one after the other; that of CONFIG if not given"
     )
     parser.add_argument(
-        "--device-gib", nargs="+", type=float, default=[], help="memory of a device, GiB"
+        "--device-gib",
+        nargs="+",
+        type=number(0.0, 1e6, above=True),
+        default=[],
+        help="memory of a device, GiB",
     )
     return parser
-
-
-def _title(job_config) -> str:
-    from torchtitan.freezing.config import examples_of_microbatch
-
-    training, parallelism = job_config.training, job_config.parallelism
-    n_ranks, n_examples = parallelism.pipeline_parallel_degree, examples_of_microbatch(job_config)
-    schedule = parallelism.pipeline_parallel_schedule_csv or parallelism.pipeline_parallel_schedule
-    pipeline = f"{schedule} over {n_ranks} ranks, " if n_ranks > 1 else ""
-    emulated = "emulated in one process, " if job_config.emulation.enable else ""
-    return (
-        f"{job_config.model.flavor}, {pipeline}{emulated}"
-        f"{training.local_batch_size // n_examples} microbatches of {n_examples} x "
-        f"{training.seq_len} tokens, weights {training.dtype}, computing in "
-        f"{training.mixed_precision_param}"
-    )
 
 
 def render(ranks, names) -> str:

@@ -42,24 +42,20 @@ class Repeats:
     kept: int
 
 
+@dataclass
 class Bench:
     """Builds stages and measures them, one at a time."""
 
-    def __init__(
-        self,
-        config: JobConfig,
-        spec: TrainSpec,
-        model_args: Any,
-        repeats: Repeats,
-        splits: Sequence[bool],
-        report: Callable[[Response], None],
-    ) -> None:
-        self._config = config
-        self._spec = spec
-        self._args = model_args
-        self._repeats = repeats
-        self._splits = splits
-        self._report = report
+    config: JobConfig
+    spec: TrainSpec
+    model_args: Any
+    repeats: Repeats
+    splits: Sequence[bool]
+    report: Callable[[Response], None]
+
+    def __post_init__(self) -> None:
+        """Build the model without memory."""
+        config, spec = self.config, self.spec
         self._dims = ParallelDims(
             dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, etp=1, world_size=1
         )
@@ -69,7 +65,7 @@ class Bench:
         titan_dist.set_determinism(self._dims, self._device, config.debug, [])
         self._dtype = TORCH_DTYPE_MAP[config.training.dtype]
         with torch.device("meta"), titan_tools.set_default_dtype(self._dtype):
-            self._model = spec.model_cls(model_args)
+            self._model = spec.model_cls(self.model_args)
         build_model_converters(config, self._dims).convert(self._model)
         self._loss_fn = spec.build_loss_fn(config, parallel_dims=self._dims)
 
@@ -83,7 +79,7 @@ class Bench:
             if mode == PER_TENSOR:
                 lone.attach(per_tensor=True)
             responses.append(self._respond(lone, stage, n_layers, mode))
-            self._report(responses[-1])
+            self.report(responses[-1])
         stats = titan_tools.device_module.memory_stats(self._device)
         peak_bytes: int = stats.get("reserved_bytes.all.peak", -1)
         del lone
@@ -95,14 +91,14 @@ class Bench:
         names = [f"layers.{i}" for i in range(n_layers)]
         lone = self._build(names, is_first=False, is_last=False)
         response = self._respond(lone, None, n_layers, None)
-        self._report(response)
+        self.report(response)
         del lone
         self._let_go()
         return response
 
     def _build(self, names: list[str], *, is_first: bool, is_last: bool) -> LoneStage:
         """Cut the stage with these modules out of the model, as upstream does, and fill it."""
-        config = self._config
+        config = self.config
         place = 0 if is_first else 1
         modules = [names if i == place else [] for i in range(place + (1 if is_last else 2))]
         # Stands in for the device mesh of a pipeline with one stage a rank, seen from one rank.
@@ -114,7 +110,7 @@ class Bench:
         _, (part,) = titan_pipeline.pipeline_module_split(
             self._model, cast(Any, mesh), "1F1B", self._device, modules
         )
-        part = self._spec.parallelize_fn(part, self._dims, config)
+        part = self.spec.parallelize_fn(part, self._dims, config)
         autocast_stages([part], self._dims, config, self._device)
         part.to_empty(device=self._device)
         with torch.no_grad():
@@ -126,30 +122,30 @@ class Bench:
         )
 
     def _microbatch(self) -> Microbatch:
-        shape = (examples_of_microbatch(self._config), self._config.training.seq_len)
+        shape = (examples_of_microbatch(self.config), self.config.training.seq_len)
         tokens, labels = (
-            torch.randint(self._args.vocab_size, shape, device=self._device) for _ in range(2)
+            torch.randint(self.model_args.vocab_size, shape, device=self._device) for _ in range(2)
         )
-        return Microbatch(tokens, labels, self._args.dim, self._dtype)
+        return Microbatch(tokens, labels, self.model_args.dim, self._dtype)
 
     def _respond(
         self, lone: LoneStage, stage: int | None, n_layers: int, mode: str | None
     ) -> Response:
         """Run every ratio in turns, so that whatever drifts hits all of them."""
-        repeats = self._repeats
+        repeats = self.repeats
         # A mask of all or nothing has no ratio in between.
         ratios = (0.0, 1.0) if mode == ALL_OR_NOTHING else repeats.ratios
         ran: list[tuple[bool, float, float]] = []
         for number in range(repeats.cold + repeats.kept):
-            for split in self._splits:
+            for split in self.splits:
                 for i, ratio in enumerate(ratios):
-                    rng = mask_rng(self._config.freezing.seed, number, i, 0, stage or 0)
+                    rng = mask_rng(self.config.freezing.seed, number, i, 0, stage or 0)
                     fraction = lone.run(draw_uniform(lone.table, ratio, rng), split=split)
                     ran.append((split, ratio, fraction))
-        n_cold = repeats.cold * len(self._splits) * len(ratios)
+        n_cold = repeats.cold * len(self.splits) * len(ratios)
         batches = list(zip(ran, lone.take_times(), strict=True))[n_cold:]
         curves = {}
-        for split in self._splits:
+        for split in self.splits:
             kind = ActionKind.WEIGHT_BACKWARD if split else ActionKind.FULL_BACKWARD
             points = {
                 ratio: [

@@ -11,21 +11,19 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from timelyfreeze.files import markdown_lines, markdown_table, write_obstacle
+from timelyfreeze.files import markdown_lines, markdown_table
+from timelyfreeze.files.options import new_folder, number, parse_with_keys, status_of, whole
 
 DEFAULT_RATIOS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Profile what ``arguments`` ask for, save the files and return the exit status."""
-    arguments = list(arguments)
-    split = arguments.index("--") if "--" in arguments else len(arguments)
-    options = _parser().parse_args(arguments[:split])
-    try:
-        _check(options)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    options, keys = parse_with_keys(_parser(), arguments)
+    return status_of(lambda: _profile(options, keys))
+
+
+def _profile(options: argparse.Namespace, keys: Sequence[str]) -> int:
     # Imported late: --help need not wait for torch. Patches come before the modules they patch.
     from torchtitan.upstream import fixes as upstream_fixes
 
@@ -48,14 +46,11 @@ def main(arguments: Sequence[str]) -> int:
         _, _, *rows = markdown_lines(HEADING, table_rows(response))
         print(*rows, sep="\n", flush=True)
 
-    try:
-        repeats = Repeats(_ratios(options.ratios), options.warmup, options.repeats)
-        job_config = read_config([f"--job.config_file={options.config}", *arguments[split + 1 :]])
-        print(f"{_title(job_config)}\n\n{markdown_table(HEADING, [])}", flush=True)
-        profile = profile_stages(job_config, repeats, show)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    ratios = tuple(sorted({0.0, 1.0, *options.ratios}))
+    repeats = Repeats(ratios, options.warmup, options.repeats)
+    job_config = read_config([f"--job.config_file={options.config}", *keys])
+    print(f"{_title(job_config)}\n\n{markdown_table(HEADING, [])}", flush=True)
+    profile = profile_stages(job_config, repeats, show)
     overheads = None
     try:
         overheads = profile_overheads(profile)
@@ -80,52 +75,25 @@ def _parser() -> argparse.ArgumentParser:
         "changes the configuration.",
     )
     parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file of the run")
-    parser.add_argument("--output", type=Path, metavar="FOLDER", help="where the files go")
+    parser.add_argument("--output", type=new_folder, metavar="FOLDER", help="where the files go")
     parser.add_argument(
         "--ratios",
         nargs="+",
-        type=float,
+        type=number(0.0, 1.0),
         default=DEFAULT_RATIOS,
         metavar="R",
         help="freeze ratios to measure; 0 and 1 always are",
     )
-    parser.add_argument("--warmup", type=int, default=3, help="rounds thrown away (%(default)s)")
-    parser.add_argument("--repeats", type=int, default=10, help="rounds that count (%(default)s)")
+    add = parser.add_argument
+    add("--warmup", type=whole(0), default=3, help="rounds thrown away (%(default)s)")
+    add("--repeats", type=whole(1), default=10, help="rounds that count (%(default)s)")
     return parser
 
 
-def _check(options: argparse.Namespace) -> None:
-    """Raise if an option is wrong, or nothing could be saved after all that measuring.
-
-    Raises:
-        ValueError: Naming option, value and rule.
-    """
-    _ratios(options.ratios)
-    for name, value, lowest in (("--warmup", options.warmup, 0), ("--repeats", options.repeats, 1)):
-        if value < lowest:
-            raise ValueError(f"{name} is {value}; it must be {lowest} or more")
-    if options.output is not None and (obstacle := write_obstacle(options.output)) is not None:
-        raise ValueError(f"--output is {str(options.output)!r}, and {obstacle}")
-
-
-def _ratios(values: Sequence[float]) -> tuple[float, ...]:
-    for value in values:
-        if not 0.0 <= value <= 1.0:
-            raise ValueError(f"--ratios has {value}; a freeze ratio lies in [0, 1]")
-    return tuple(sorted({0.0, 1.0, *values}))
-
-
 def _title(job_config) -> str:
-    from torchtitan.freezing.config import examples_of_microbatch
+    from torchtitan.freezing.config import pipeline_title
 
-    training, parallelism = job_config.training, job_config.parallelism
-    return (
-        f"{job_config.model.flavor}, {parallelism.pipeline_parallel_schedule} over "
-        f"{parallelism.pipeline_parallel_degree} ranks, microbatches of "
-        f"{examples_of_microbatch(job_config)} x {training.seq_len} tokens, weights "
-        f"{training.dtype}, computing in {training.mixed_precision_param}; {_device()}; medians in "
-        "milliseconds"
-    )
+    return f"{pipeline_title(job_config)}; {_device()}; medians in milliseconds"
 
 
 def _device() -> str:

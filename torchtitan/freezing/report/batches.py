@@ -6,6 +6,7 @@ import statistics
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ _ENOUGH = 8
 _ENDLESS = (Phase.STABLE, Phase.OFF)
 
 
+@dataclass
 class TimelineRecord:
     """Keeps a few batches of the current phase, and writes one of them down when it is over.
 
@@ -38,7 +40,7 @@ class TimelineRecord:
     purpose, once there are enough batches to choose from. Between calls of :meth:`collect` nothing
     is exchanged or written, so a step pays for keeping a reference to its record.
 
-    Args:
+    Attributes:
         controller: Knows the order and the links.
         exchange: Talks to the other ranks.
         run_folder: Folder of the run.
@@ -46,20 +48,15 @@ class TimelineRecord:
         writing: What files are written in.
     """
 
-    def __init__(
-        self,
-        controller: FreezeController,
-        exchange: Exchange,
-        run_folder: Path,
-        *,
-        writes: bool,
-        writing: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ) -> None:
-        self._controller = controller
-        self._exchange = exchange
-        self._run_folder = run_folder
-        self._writes = writes
-        self._writing = writing
+    controller: FreezeController
+    exchange: Exchange
+    run_folder: Path
+    _: KW_ONLY
+    writes: bool
+    writing: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    def __post_init__(self) -> None:
+        """Begin with nothing."""
         self._kept: dict[Phase, deque[ObservedBatch]] = {}
         self._current: Phase | None = None
         self._written: set[Phase] = set()
@@ -74,8 +71,8 @@ class TimelineRecord:
     def begin_plan(self) -> None:
         """Leave what ran under another plan behind: its file gets a number and stays."""
         self._kept.pop(Phase.STABLE, None)
-        if Phase.STABLE in self._written and self._writes:
-            file = timeline_file(self._run_folder, Phase.STABLE)
+        if Phase.STABLE in self._written and self.writes:
+            file = timeline_file(self.run_folder, Phase.STABLE)
             number_former(file.parent, [file.name])
         self._written.discard(Phase.STABLE)
 
@@ -101,17 +98,17 @@ class TimelineRecord:
         return is_last or is_enough or phase is not self._current
 
     def _write(self, phase: Phase, batches: list[ObservedBatch]) -> None:
-        everyone = self._exchange.all_gather([observed.record.span_ms for observed in batches])
+        everyone = self.exchange.all_gather([observed.record.span_ms for observed in batches])
         chosen = batches[typical(everyone)]
-        processes = self._exchange.all_gather(
+        processes = self.exchange.all_gather(
             SeenBatch(chosen.record.intervals_ms, dict(chosen.fractions))
         )
-        if not self._writes:
+        if not self.writes:
             return
-        bounds = self._controller.bounds
+        bounds = self.controller.bounds
         try:
             timeline = measured_timeline(
-                self._controller.order,
+                self.controller.order,
                 processes,
                 phase,
                 step=chosen.step,
@@ -120,8 +117,8 @@ class TimelineRecord:
         except ValueError as error:
             logger.warning("There will be no timeline of phase %s: %s", phase.value, error)
             return
-        file = timeline_file(self._run_folder, phase)
-        with self._writing():
+        file = timeline_file(self.run_folder, phase)
+        with self.writing():
             write_whole(file, timeline_to_json(timeline).encode())
         logger.debug("Wrote %s", file)
 

@@ -21,10 +21,9 @@ from typing import Any
 
 from timelyfreeze.files import parse_json
 from timelyfreeze.records import (
-    LOSSES_FILE,
+    LOSSES,
     WINDOW,
     last_running_mean,
-    read_losses,
     seconds_to_reach,
 )
 from timelyfreeze.settings import Phase
@@ -131,8 +130,8 @@ def read_reference(folder: Path) -> Reference:
     key = f"{_KEY} is {str(folder)!r}, which"
     if not folder.is_dir():
         raise ValueError(f"{key} is no folder; name that of a run")
-    if not (folder / LOSSES_FILE).is_file():
-        raise ValueError(f"{key} has no {LOSSES_FILE}; name that of a run")
+    if not (folder / LOSSES.name).is_file():
+        raise ValueError(f"{key} has no {LOSSES.name}; name that of a run")
     try:
         curve = training_curve(folder)
     except (ValueError, OSError) as error:
@@ -163,7 +162,7 @@ def training_curve(folder: Path) -> list[tuple[float, float]]:
         OSError: If there are no losses.
         ValueError: If they cannot be read.
     """
-    rows = read_losses(folder)
+    rows = LOSSES.read(folder)
     return [(row.seconds, row.train_loss) for row in rows if row.train_loss is not None]
 
 

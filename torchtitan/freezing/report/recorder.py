@@ -12,14 +12,12 @@ from torchtitan.tools.logging import logger
 from timelyfreeze.control import FreezeController, ObservedBatch
 from timelyfreeze.planning import FreezePlan, plan_to_json
 from timelyfreeze.records import (
-    STEPS_FILE,
+    COUNTS,
+    RESPONSES,
     FrozenCount,
     RunSummary,
-    StepLog,
     never_updated,
     summary_to_json,
-    write_counts,
-    write_responses,
 )
 from timelyfreeze.runtime import Exchange
 from timelyfreeze.schedule import order_to_csv
@@ -76,7 +74,7 @@ class RunRecorder:
         self._logged_loss: float | None = None
         self._loss_curve = LossCurve(folder / "losses.csv") if writes else None
         self._steps = StepRecord(
-            StepLog(folder / STEPS_FILE) if writes else None,
+            folder if writes else None,
             start.ranks_per_replica,
             emulates=job_config.emulation.enable,
             writing=guard.writing,
@@ -229,8 +227,8 @@ class RunRecorder:
         if self._writes:
             rows = [row for _, of_stage in sorted(by_stage.items()) for row in of_stage]
             with self._guard.writing():
-                write_counts(self._folder, counts)
-                write_responses(self._folder, rows)
+                COUNTS.write(self._folder, counts)
+                RESPONSES.write(self._folder, rows)
         return counts
 
     def close(self) -> None:

@@ -12,10 +12,11 @@ import statistics
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from timelyfreeze.control import CollectedMetrics
-from timelyfreeze.records import StepLog, StepRatio, StepRow, kappa_over_p_eff, mean_p_eff
+from timelyfreeze.records import STEPS, StepRatio, StepRow, kappa_over_p_eff, mean_p_eff
 from timelyfreeze.settings import FREEZING_PHASES, Phase
 
 
@@ -23,7 +24,7 @@ class StepRecord:
     """Collects what is known of each step and writes it down.
 
     Args:
-        log: Where rows go; None on ranks that write nothing.
+        folder: Of the run, where rows go; None on ranks that write nothing.
         ranks_per_replica: Processes that share a batch.
         emulates: Whether kappa is that of the virtual clock.
         writing: What rows are written in.
@@ -34,13 +35,15 @@ class StepRecord:
 
     def __init__(
         self,
-        log: StepLog | None,
+        folder: Path | None,
         ranks_per_replica: int,
         *,
         emulates: bool,
         writing: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        self._log = log
+        self._folder = folder
+        if folder is not None:
+            STEPS.write(folder)
         self._writing = writing
         self._ranks = ranks_per_replica
         self._emulates = emulates
@@ -143,6 +146,6 @@ class StepRecord:
             if row.step in self._ratios:
                 known["freeze_ratio"] = self._ratios.pop(row.step)
             complete.append(replace(row, **known))
-        if self._log is not None:
+        if self._folder is not None and complete:
             with self._writing():
-                self._log.add(complete)
+                STEPS.append(self._folder, complete)

@@ -222,10 +222,7 @@ def test_a_foreign_state_is_told_without_a_stack_trace(text: str, tmp_path: Path
     state = {"freezing": {"rank_0": text}, "dataloader": {"world_size": 2}}
     dcp.save(state, checkpoint_id=place, no_dist=True)
     told = found(tmp_path)
-    if text == "[]":  # has no stages and no times: nothing that speaks against it
-        assert told == []
-    else:
-        assert told[0].startswith(f"the checkpoint {str(place)!r} is damaged or foreign: ")
+    assert told[0].startswith(f"the checkpoint {str(place)!r} is damaged or foreign: ")
 
 
 class Spy:

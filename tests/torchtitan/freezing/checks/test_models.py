@@ -15,8 +15,8 @@ from tests.torchtitan.helpers.job_configs import config, make_job_config
 from torchtitan.freezing.checks import ConfigError, check
 from torchtitan.freezing.checks.models import device_errors, model_errors, tokenizer_errors
 from torchtitan.freezing.config.job_config import JobConfig, job_config_class
+from torchtitan.hf.adapter import config_of
 from torchtitan.hf.flavors import LLAMA_FLAVORS, chosen_args, known_flavors
-from torchtitan.hf.llama_args import config_of
 from torchtitan.hf.llama_config import read_config
 
 

@@ -418,7 +418,7 @@ def test_two_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
                  "--repeats", "2", "--", "--freezing.first_stage=per_tensor"]  # fmt: skip
     assert main(arguments) == 0
     text = capsys.readouterr().out
-    assert "debugmodel, 1F1B over 3 ranks, microbatches of 2 x 16 tokens" in text
+    assert "debugmodel, 1F1B over 3 ranks, 4 microbatches of 2 x 16 tokens" in text
     for name in ("| 0 all_or_nothing |", "| 0 per_tensor |", "| 1 |", "| 2 |", "| probe |"):
         assert text.count(f"\n{name}") == 2, "B and W"
     order = order_from_csv((folder / "schedule.csv").read_text())
@@ -456,9 +456,6 @@ def test_two_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         (["--", "--model.flavor=debugmodel_flex_attn"], "has flex attention"),
         (["--", "--data.packing"], "data.packing is true"),
         (["--", "--freezing.first_stage=odd"], "freezing.first_stage is 'odd'"),
-        (["--ratios", "1.5"], "--ratios has 1.5"),
-        (["--repeats", "0"], "--repeats is 0; it must be 1 or more"),
-        (["--warmup", "-1"], "--warmup is -1; it must be 0 or more"),
     ],
 )
 def test_what_is_not_covered_is_an_error(
@@ -469,3 +466,19 @@ def test_what_is_not_covered_is_an_error(
     assert main([str(toml), "--output", str(tmp_path / "out"), *arguments]) == 2
     assert expected in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--ratios", "1.5"], "--ratios: '1.5' is given; it must be a number, 0 or more and at "),
+        (["--repeats", "0"], "--repeats: '0' is given; it must be a whole number, 1 or more"),
+        (["--warmup", "-1"], "--warmup: '-1' is given; it must be a whole number, 0 or more"),
+    ],
+)
+def test_a_wrong_option_is_told_before_anything_starts(
+    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["tiny.toml", *arguments])
+    assert expected in capsys.readouterr().err

@@ -7,13 +7,13 @@ import pytest
 
 from timelyfreeze.control.collected import CollectedMetrics
 from timelyfreeze.records.convergence import PassedEnergy
-from timelyfreeze.records.steps import StepLog, StepRow, read_steps
+from timelyfreeze.records.steps import STEPS, StepRow
 from timelyfreeze.settings.phases import Phase
 from torchtitan.freezing.report.step_record import StepRecord
 
 
 def record(folder: Path, *, emulates: bool = False) -> StepRecord:
-    return StepRecord(StepLog(folder / "steps.csv"), 2, emulates=emulates)
+    return StepRecord(folder, 2, emulates=emulates)
 
 
 def metrics(
@@ -31,13 +31,13 @@ def end(to: StepRecord, step: int, phase: Phase | None, ms: float) -> None:
 def test_a_row_for_each_step_with_what_was_exchanged_later(tmp_path: Path) -> None:
     steps = record(tmp_path)
     end(steps, 1, Phase.RAMP, 200.0)
-    assert read_steps(tmp_path) == []
+    assert STEPS.read(tmp_path) == []
     seen = metrics({1: 0.25, 2: 0.5}, PassedEnergy(3.0, 4.0), {Phase.RAMP: (9.0, 7.0, 8.0)})
     steps.log(2, 5.5, Phase.RAMP, seen, predicted_ms=8.5)
     end(steps, 2, Phase.RAMP, 100.0)
     one = StepRow(1, "ramp", 10.0, 200.0, 1000.0, freeze_ratio=0.25)
     two = StepRow(2, "ramp", 20.0, 100.0, 2000.0, None, 0.5, 8.0, 8.5, 5.5, None, 0.75)
-    assert read_steps(tmp_path) == [one, two]
+    assert STEPS.read(tmp_path) == [one, two]
 
 
 def test_a_run_that_ends_between_two_logged_steps_loses_none(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_a_run_that_ends_between_two_logged_steps_loses_none(tmp_path: Path) -> 
     steps.add_ratios(metrics({1: 0.125}))
     steps.close()
     steps.close()
-    assert [(row.step, row.freeze_ratio) for row in read_steps(tmp_path)] == [(1, 0.125)]
+    assert [(row.step, row.freeze_ratio) for row in STEPS.read(tmp_path)] == [(1, 0.125)]
 
 
 def test_kappa_and_p_eff_are_told_as_they_are_known(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_run_without_freezing_froze_nothing(tmp_path: Path) -> None:
     steps = record(tmp_path)
     assert steps.log(1, 5.0) == {}
     end(steps, 1, None, 100.0)
-    (row,) = read_steps(tmp_path)
+    (row,) = STEPS.read(tmp_path)
     assert (row.phase, row.freeze_ratio, row.train_loss) == ("", 0.0, 5.0)
     assert row.kappa is row.p_eff is row.batch_ms is None
 
@@ -95,7 +95,7 @@ def test_an_emulations_kappa_is_by_the_virtual_clock(tmp_path: Path) -> None:
     steps.log(2, 5.0, Phase.WARMUP, metrics({}))
     steps.add_virtual([(Phase.WARMUP, 90.0)])
     end(steps, 2, Phase.WARMUP, 900.0)
-    assert [(row.step, row.virtual_step_ms) for row in read_steps(tmp_path)] == [(1, 90.0)]
+    assert [(row.step, row.virtual_step_ms) for row in STEPS.read(tmp_path)] == [(1, 90.0)]
     end(steps, 3, Phase.WARMUP, 900.0)
     steps.log(4, 4.0, Phase.WARMUP, metrics({}))
     steps.add_virtual([(Phase.WARMUP, 90.0), (Phase.WARMUP, 40.0)])
@@ -106,7 +106,7 @@ def test_an_emulations_kappa_is_by_the_virtual_clock(tmp_path: Path) -> None:
     tags = steps.log(8, 4.0, Phase.STABLE, metrics({}))
     assert tags == {"freezing/kappa": 0.5}
     steps.close()
-    rows = read_steps(tmp_path)
+    rows = STEPS.read(tmp_path)
     assert [row.virtual_step_ms for row in rows] == [90.0, 90.0, 40.0, 7.0, 7.0, 10.0, 30.0]
     assert [row.train_loss for row in rows] == [None, 5.0, None, 4.0, None, None, None]
 

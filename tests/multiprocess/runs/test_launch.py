@@ -10,9 +10,9 @@ from launcher import ROOT, arguments, merged, run_scenarios
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from timelyfreeze.planning.plan import plan_from_json
-from timelyfreeze.records.counts import read_counts
+from timelyfreeze.records.counts import COUNTS
 from timelyfreeze.records.responses import read_responses
-from timelyfreeze.records.steps import read_steps
+from timelyfreeze.records.steps import STEPS
 from timelyfreeze.records.timeline_file import timeline_file, timeline_from_json
 from timelyfreeze.schedule.order import order_from_csv, order_to_csv, parse_order
 from timelyfreeze.settings.phases import Phase
@@ -195,14 +195,14 @@ def test_a_quiet_run_prints_where_its_report_is_and_nothing_else(tmp_path):
 
 def test_a_run_leaves_its_steps_counts_responses_and_page(default_run):
     _, folder = default_run
-    steps = read_steps(folder)
+    steps = STEPS.read(folder)
     assert [row.step for row in steps] == list(range(1, 15))
     assert [row.freeze_ratio for row in steps[:5]] == [0.0] * 5
     assert [row.freeze_ratio for row in steps[5:8]] == [1.0] * 3
     assert all(0.0 < row.freeze_ratio < 1.0 for row in steps[10:])
     assert [row.p_eff for row in steps[:8] if row.p_eff is not None] == [1.0, 1.0, 1.0, 0.0, 0.0]
     assert all(0.15 < row.p_eff < 1.0 for row in steps[9:] if row.p_eff is not None)
-    counts = read_counts(folder)
+    counts = COUNTS.read(folder)
     assert {count.rank for count in counts} == {0, 1, 2, 3}
     assert {count.backwards for count in counts} == {6 * 8}
     assert sum(count.elements for count in counts) == 8_918_272
