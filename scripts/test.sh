@@ -16,13 +16,19 @@ esac
 source scripts/environment.sh
 choose_python dev
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-# Which of the two parts below have tests in the files and folders that are named?
+# Which of the two parts below have tests in the files and folders that are named? The other is
+# left out: pytest would say at the end that it has found nothing.
 part_1=no part_2=no
 for argument in "$@"; do
   path=${argument%%::*}
   [ -e "$path" ] || continue
-  case ${path#./} in tests/multiprocess*) ;; *) part_1=yes ;; esac
-  if grep -rqsw multiprocess --include='*.py' "$path" || [ $part_1 = no ]; then part_2=yes; fi
+  case ${path#./} in
+    tests/multiprocess*) part_2=yes ;;
+    *)
+      part_1=yes
+      if grep -rqs --include='*.py' 'mark\.multiprocess' "$path"; then part_2=yes; fi
+      ;;
+  esac
 done
 [ $part_1$part_2 != nono ] || part_1=yes part_2=yes
 case $marks in "not multiprocess"*) part_2=no ;; esac

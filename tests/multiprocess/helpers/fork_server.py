@@ -4,11 +4,12 @@ Usage: python tests/multiprocess/helpers/fork_server.py, as ``launcher.py`` star
 tests of a session of pytest.
 
 A line of standard input is a request, a JSON object {"environment", "output": file or FIFO for
-what is printed, "mark": file that stays open in all of its processes, "timeout_s"} and either
-{"torchrun": its arguments} or {"script", "arguments", "n_processes"}. The former is torchrun
-itself, but for forking where it would start Python; the latter does without its rendezvous, which
-takes a second. Either ends all processes when one fails. A line of standard output answers with the
-exit status when they have ended: negative for a signal, TIMED_OUT if they had to be ended.
+what is printed, "errors": another for standard error, or null, "mark": file that stays open in all
+of its processes, "timeout_s"} and either {"torchrun": its arguments} or {"script", "arguments",
+"n_processes"}. The former is torchrun itself, but for forking where it would start Python; the
+latter does without its rendezvous, which takes a second. Either ends all processes when one fails.
+A line of standard output answers with the exit status when they have ended: negative for a signal,
+TIMED_OUT if they had to be ended.
 
 The server itself runs nothing that starts threads or keeps state: what it forks is as good as a new
 process.
@@ -69,9 +70,10 @@ def _status_of(request):
 def _lead(request):
     """Be torchrun, or what stands for it, and return the exit status."""
     output = os.open(request["output"], os.O_WRONLY | os.O_CREAT)
-    for stream in (sys.stdout, sys.stderr):
-        os.dup2(output, stream.fileno())
-        stream.reconfigure(line_buffering=True)
+    errors = request["errors"]
+    os.dup2(output, sys.stdout.fileno())
+    os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT) if errors else output, sys.stderr.fileno())
+    sys.stdout.reconfigure(line_buffering=True)
     os.open(request["mark"], os.O_RDONLY)
     os.environ.clear()
     os.environ.update(request["environment"])
@@ -86,11 +88,11 @@ def _lead(request):
 
 
 class _Forked(mp.get_context("fork").Process):
-    """A script in a process of its own, with the methods of ``subprocess.Popen`` torchrun uses."""
+    """Python in a process of its own, with the methods of ``subprocess.Popen`` torchrun uses."""
 
     def __init__(self, words, environment):
-        """Start it; ``words`` are Python, -u, the script and its arguments."""
-        super().__init__(target=_run_script, args=(words[2:], environment))
+        """Start it; ``words`` are Python, -u, a script or -m and a module, and the arguments."""
+        super().__init__(target=_be_python, args=(words[2:], environment))
         self.start()
 
     def poll(self):
@@ -102,15 +104,19 @@ class _Forked(mp.get_context("fork").Process):
             raise subprocess.TimeoutExpired(self.name, timeout)
 
 
-def _run_script(words, environment):
+def _be_python(words, environment):
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(environment)
-    sys.argv = list(words)
-    runpy.run_path(words[0], run_name="__main__")
+    if words[0] == "-m":
+        sys.argv = list(words[1:])
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = list(words)
+        runpy.run_path(words[0], run_name="__main__")
 
 
 def _be_torchrun(arguments):

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 import torch.distributed as dist
@@ -85,10 +86,21 @@ def ask_fork_server(request, output, mark, timeout_s):
     """
     server = _fork_server()
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    files = {"output": str(output), "mark": str(mark)}
+    files = {"output": str(output), "errors": None, "mark": str(mark)}
     request = {"environment": environment, "timeout_s": timeout_s, **files, **request}
     print(json.dumps(request), file=server.stdin, flush=True)
     return server
+
+
+def forked_torchrun(*arguments, timeout_s=200):
+    """Run torchrun in forked processes and return (exit status, standard output and error)."""
+    with TemporaryDirectory() as folder:
+        output, errors = Path(folder) / "output.txt", Path(folder) / "errors.txt"
+        request = {"torchrun": [str(word) for word in arguments], "errors": str(errors)}
+        output.touch()
+        server = ask_fork_server(request, output, output, timeout_s)
+        status = int(server.stdout.readline())
+        return status, output.read_text(), errors.read_text()
 
 
 @functools.cache
