@@ -16,6 +16,22 @@ esac
 source scripts/environment.sh
 choose_python dev
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+# Which of the two parts below have tests in the files and folders that are named? The other is
+# left out: pytest would say at the end that it has found nothing.
+part_1=no part_2=no
+for argument in "$@"; do
+  path=${argument%%::*}
+  [ -e "$path" ] || continue
+  case ${path#./} in
+    tests/multiprocess*) part_2=yes ;;
+    *)
+      part_1=yes
+      if grep -rqs --include='*.py' 'mark\.multiprocess' "$path"; then part_2=yes; fi
+      ;;
+  esac
+done
+[ $part_1$part_2 != nono ] || part_1=yes part_2=yes
+case $marks in "not multiprocess"*) part_2=no ;; esac
 status=0 chosen=no
 run() {
   local result=0
@@ -27,7 +43,7 @@ run() {
   esac
 }
 # A process for each core, but for tests that start several of their own.
-run -m "$marks and not multiprocess" --numprocesses=auto --dist=loadfile "$@"
-run -m "$marks and multiprocess" "$@"
+[ $part_1 = no ] || run -m "$marks and not multiprocess" --numprocesses=auto --dist=worksteal "$@"
+[ $part_2 = no ] || run -m "$marks and multiprocess" "$@"
 [ $chosen = yes ] || status=5
 exit $status

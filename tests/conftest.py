@@ -4,9 +4,11 @@ import os
 
 from hypothesis import settings
 
+from tests.torchtitan.helpers import quick_parser
 from timelyfreeze.cli import overlay
 
 overlay.install()
+quick_parser.remember_sources()
 
 # A machine that others use as well may take any time for an example. CI tries the same ones each
 # time, so that it fails for what a change has done; who works here tries others.

@@ -3,15 +3,13 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from launcher import ROOT, arguments
+from launcher import ROOT, arguments, ask_fork_server
 from methods import ROWS, STEPS
 
 (TIMELYFREEZE,) = [row for row in ROWS if row.method == "timelyfreeze"]
@@ -65,42 +63,52 @@ def command_of(fault, folder, *, n_processes=2, **settings):
 def run_with(fault, folder, *, n_processes=2, timeout_s=240, **settings):
     """Start a run in ``folder``, have ``fault`` happen to it and wait for its end."""
     folder.mkdir(parents=True, exist_ok=True)
-    command = command_of(fault, folder, n_processes=n_processes, **settings)
-    mark = uuid.uuid4().hex
+    _, _, _, *words = command_of(fault, folder, n_processes=n_processes, **settings)
+    mark = str(folder.resolve() / "fault.json")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", MARK: mark}
+    request = {"torchrun": words, "environment": environment}
     # Not into a file, whose size a fault may limit.
-    with subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as torchrun:
-        try:
-            output, _ = torchrun.communicate(timeout=timeout_s)
-            left = processes_left(mark, wait_s=40.0)
-        finally:
-            for pid in processes_left(mark, wait_s=0.0):
-                os.kill(pid, signal.SIGKILL)
-    return Ended(torchrun.returncode, output, left)
+    output = folder / "output"
+    os.mkfifo(output)
+    try:
+        server = ask_fork_server(request, output, mark, timeout_s)
+        said = output.read_text()
+        status = int(server.stdout.readline())
+        left = processes_left(mark, wait_s=40.0)
+    finally:
+        output.unlink()
+        for pid in processes_left(mark, wait_s=0.0):
+            os.kill(pid, signal.SIGKILL)
+    return Ended(status, said, left)
 
 
 def processes_left(mark, wait_s):
-    """Return the processes of a run that have not ended after so many seconds."""
+    """Return the processes of a run that have not ended after so many seconds.
+
+    They have ``mark`` in their environment; those that were forked have the file of that name open.
+    """
     deadline = time.monotonic() + wait_s
     while True:
-        left = [int(p.parent.name) for p in Path("/proc").glob("[0-9]*/environ") if _has(p, mark)]
+        left = [int(p.name) for p in Path("/proc").glob("[0-9]*") if _has(p, mark)]
         if not left or time.monotonic() >= deadline:
             return left
         time.sleep(0.2)
 
 
-def _has(environ, mark):
+def _has(process, mark):
     try:
-        return f"{MARK}={mark}".encode() in environ.read_bytes()
+        if f"{MARK}={mark}".encode() in (process / "environ").read_bytes():
+            return True
+        return any(_target(file) == mark for file in (process / "fd").iterdir())
     except OSError:
         return False  # it has ended, or is another user's
+
+
+def _target(link):
+    try:
+        return os.readlink(link)
+    except OSError:
+        return None  # closed meanwhile
 
 
 def final_weights(folder, n_processes=2):

@@ -1,16 +1,19 @@
 """Runs scenarios in real processes for the tests of this folder."""
 
+import functools
 import gc
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 import torch.distributed as dist
 
-ROOT = Path(__file__).resolve().parents[3]
+HELPERS = Path(__file__).resolve().parent
+ROOT = HELPERS.parents[2]
 
 SCHEDULES = [
     "GPipe",
@@ -46,24 +49,23 @@ def arguments(**settings):
 
 
 def run_scenarios(folder, n_processes, scenarios, *, timeout_s=300, script="run_scenarios.py"):
-    """Run ``scenarios`` in one torchrun of ``script`` and return {name: [what each rank saw]}."""
+    """Run ``scenarios`` in ``n_processes`` of ``script``; return {name: [what each rank saw]}."""
     if not scenarios:
         return {}
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "scenarios.json").write_text(json.dumps(scenarios))
-    command = [
-        sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={n_processes}",
-        "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0",
-        str(ROOT / "tests/multiprocess/helpers" / script),
-        str(folder / "scenarios.json"), str(folder),
-    ]  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout_s
-    )
-    if done.returncode != 0:
-        raise AssertionError(f"torchrun failed:\n{done.stdout[-4000:]}\n{done.stderr[-6000:]}")
+    log = folder / "log.txt"
+    request = {
+        "script": str(HELPERS / script),
+        "arguments": [str(folder / "scenarios.json"), str(folder)],
+        "n_processes": n_processes,
+    }
+    server = ask_fork_server(request, log, folder / "scenarios.json", timeout_s)
+    status = server.stdout.readline().strip()
+    if status != "0":
+        said = log.read_text(errors="replace")
+        raise AssertionError(f"{script} ended with status {status}:\n{said[-9000:]}")
     return {
         scenario["name"]: [
             torch.load(folder / scenario["name"] / f"rank_{rank}.pt", weights_only=True)
@@ -71,6 +73,47 @@ def run_scenarios(folder, n_processes, scenarios, *, timeout_s=300, script="run_
         ]
         for scenario in scenarios
     }
+
+
+def ask_fork_server(request, output, mark, timeout_s):
+    """Ask for processes, see ``fork_server.py``, and return the server, which prints their status.
+
+    Args:
+        request: What is to be run.
+        output: File or FIFO for what it prints.
+        mark: File that stays open in all of its processes.
+        timeout_s: After so many seconds they are ended.
+    """
+    server = _fork_server()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    files = {"output": str(output), "errors": None, "mark": str(mark)}
+    request = {"environment": environment, "timeout_s": timeout_s, **files, **request}
+    print(json.dumps(request), file=server.stdin, flush=True)
+    return server
+
+
+def forked_torchrun(*arguments, timeout_s=200):
+    """Run torchrun in forked processes and return (exit status, standard output and error)."""
+    with TemporaryDirectory() as folder:
+        output, errors = Path(folder) / "output.txt", Path(folder) / "errors.txt"
+        request = {"torchrun": [str(word) for word in arguments], "errors": str(errors)}
+        output.touch()
+        server = ask_fork_server(request, output, output, timeout_s)
+        status = int(server.stdout.readline())
+        return status, output.read_text(), errors.read_text()
+
+
+@functools.cache
+def _fork_server():
+    """Return the process that ``run_scenarios`` asks; it ends with this one."""
+    return subprocess.Popen(
+        [sys.executable, str(HELPERS / "fork_server.py")],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
 
 
 def run_each_scenario(run):

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from launcher import ROOT, arguments, merged, run_scenarios
+from launcher import ROOT, arguments, forked_torchrun, merged, run_scenarios
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from timelyfreeze.planning.plan import plan_from_json
@@ -33,16 +33,26 @@ FREEZING = {
 }
 
 
-def launch(*args, n_processes=4, timeout_s=200, config="train_configs/tiny_8m.toml"):
-    command = [
-        sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={n_processes}",
-        "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0",
+def words(*args, n_processes, config="train_configs/tiny_8m.toml"):
+    return [
+        f"--nproc_per_node={n_processes}", "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0",
         "-m", "torchtitan.freezing", f"--job.config_file={config}", *args,
     ]  # fmt: skip
+
+
+def launch(*args, timeout_s=200, **given):
+    """Start torchrun as users do."""
+    command = [sys.executable, "-m", "torch.distributed.run", *words(*args, **given)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout_s
     )
+
+
+def launch_forked(*args, **given):
+    """Run torchrun in processes that need to import little."""
+    arguments = words(*args, **given)
+    return subprocess.CompletedProcess(arguments, *forked_torchrun(*arguments))
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +66,7 @@ def default_run(tmp_path_factory):
         for key, value in settings.items()
         if key.replace("__", ".") not in skipped
     ]
-    done = launch(*args, "--training.seq_len=32", f"--job.dump_folder={folder}")
+    done = launch(*args, "--training.seq_len=32", f"--job.dump_folder={folder}", n_processes=4)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     (run_folder,) = (folder / "tb").iterdir()
     return done.stdout, run_folder
@@ -144,7 +154,7 @@ def test_the_run_has_drawn_its_timelines(default_run):
 
 
 def test_errors_are_reported_once_before_any_process_group(tmp_path):
-    done = launch(
+    done = launch_forked(
         "--freezing.max_freeze_ratio=1.5",
         "--freezing.last_monitor_step=5",
         "--training.local_batch_size=3",
@@ -168,7 +178,7 @@ def test_errors_are_reported_once_before_any_process_group(tmp_path):
     [("--unknown.key=1", "Unrecognized options: --unknown.key=1"), ("--help", "usage: ")],
 )
 def test_what_the_parser_prints_is_printed_once(argument, said):
-    done = launch(argument, n_processes=4)
+    done = launch_forked(argument, n_processes=4)
     printed = done.stdout + done.stderr
     assert printed.count(said) == 1
     # Help is no failure: torchrun has nothing to say of it.
@@ -177,7 +187,7 @@ def test_what_the_parser_prints_is_printed_once(argument, said):
 
 
 def test_a_quiet_run_prints_where_its_report_is_and_nothing_else(tmp_path):
-    done = launch(
+    done = launch_forked(
         "--quiet", "--training.steps=3", "--training.seq_len=32", "--freezing.method=none",
         "--parallelism.pipeline_parallel_degree=2", "--metrics.log_freq=1",
         "--metrics.no_enable_tensorboard", "--plots.no_enable",
@@ -226,7 +236,7 @@ def test_upstream_toml_runs_unchanged(tmp_path):
         "[parallelism]\npipeline_parallel_degree = 2\n"
         '[activation_checkpoint]\nmode = "selective"\n'
     )
-    done = launch(f"--job.dump_folder={tmp_path}", n_processes=2, config=config)
+    done = launch_forked(f"--job.dump_folder={tmp_path}", n_processes=2, config=config)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert done.stdout.count("step:  1  loss:") == 1
     assert "Freezing phase" not in done.stdout

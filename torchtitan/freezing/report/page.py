@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader
+from jinja2 import Environment, FileSystemLoader, Template
 
 from timelyfreeze.records import FrozenCount, RunSummary
 from torchtitan.freezing.report.text import by_virtual_clock
@@ -57,16 +58,7 @@ def render_page(
     clock = by_virtual_clock(summary)
     before_ms, after_ms = clock.step_ms_unfrozen, clock.step_ms
     method = "no freezing" if summary.method == "none" else summary.method
-    # A cell of a table has no line break, and no bar of its own.
-    templates = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        finalize=lambda value: str(value).replace("|", "\\|").replace("\n", " "),
-    )
-    templates.filters.update(number=_number, ms=_ms, beside=_beside)
-    return templates.get_template(_TEMPLATE).render(
+    return _template().render(
         title=", ".join([summary.model, summary.schedule or "no pipeline", method]),
         s=summary,
         clock=clock,
@@ -79,6 +71,21 @@ def render_page(
         traces=[file.name for file in sorted((run_folder / "plots").glob("trace*.json"))],
         has_tensorboard=any(run_folder.rglob("events.out.tfevents.*")),
     )
+
+
+@functools.cache
+def _template() -> Template:
+    """Return the page with places for what is said; made once, which takes a while."""
+    templates = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        # A cell of a table has no line break, and no bar of its own.
+        finalize=lambda value: str(value).replace("|", "\\|").replace("\n", " "),
+    )
+    templates.filters.update(number=_number, ms=_ms, beside=_beside)
+    return templates.get_template(_TEMPLATE)
 
 
 def _stages(summary: RunSummary, counts: Sequence[FrozenCount]) -> list[dict[str, Any]]:
