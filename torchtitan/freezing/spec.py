@@ -89,11 +89,13 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
 
     def build_tokenizer_fn(config: JobConfig) -> Any:
         tokenizer = upstream.build_tokenizer_fn(config)
-        if tokenizer.get_vocab_size() > model_args.vocab_size:
+        # transformers' models learn later how many tokens they have, from a folder of their own.
+        n_tokens = getattr(model_args, "vocab_size", None)
+        if n_tokens is not None and tokenizer.get_vocab_size() > n_tokens:
             raise ValueError(
                 f"the tokenizer in model.hf_assets_path ({config.model.hf_assets_path!r}) has "
                 f"{tokenizer.get_vocab_size()} tokens, model.flavor {flavor!r} has "
-                f"{model_args.vocab_size}; set model.vocab_size to at least the former"
+                f"{n_tokens}; set model.vocab_size to at least the former"
             )
         return tokenizer
 

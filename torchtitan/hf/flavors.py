@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -97,9 +98,10 @@ def chosen_args(job_config: JobConfig, upstream: Mapping[str, Any]) -> Any:
             f"model.flavor is {model.flavor!r}, which {model.name} does not have; "
             f"known: {', '.join(sorted(names))}"
         )
-    args = replace(with_rope_settings(flavors[model.flavor], job_config))
+    # Not replace(), which transformers' configurations cannot do.
+    args = deepcopy(with_rope_settings(flavors[model.flavor], job_config))
     if model.vocab_size is not None:
-        args = replace(args, vocab_size=model.vocab_size)
+        args.vocab_size = model.vocab_size
     return args
 
 

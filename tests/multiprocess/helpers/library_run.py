@@ -3,18 +3,23 @@
 Usage: torchrun --nproc_per_node=4 tests/multiprocess/helpers/library_run.py SCENARIOS.json
     OUTPUT_FOLDER
 
-A scenario is {"name", "schedule", "arguments"}. Each rank writes whether the gradients of every
-step were those of a plain chain of the same modules times the masks, to the last bit.
+A scenario is {"name", "schedule", "arguments"}; "csv" is an order that replaces the schedule's own,
+and with "shards" the two pipelines split their stages between them. Each rank writes whether the
+gradients of every step were those of a plain chain of the same modules times the masks, to the last
+bit; where stages are split, the mean of two such chains, one for the batch of each pipeline.
 """
 
 import torch
 import torch.distributed as dist
 from launcher import run_each_scenario
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
 
 from tests.timelyfreeze.helpers.stages import (
     N_MICROBATCHES,
+    Block,
     expected,
     make_batch,
     make_modules,
@@ -41,8 +46,26 @@ def whole_model(n_stages):
     return modules
 
 
+def shard(module, replicas):
+    """Split a stage between the processes that hold it: each block, and what is left."""
+    mesh = DeviceMesh.from_group(replicas, "cpu")
+    for part in [m for m in module.modules() if isinstance(m, Block) and m is not module]:
+        fully_shard(part, mesh=mesh, reshard_after_forward=False)
+    fully_shard(module, mesh=mesh, reshard_after_forward=False)
+    module.set_gradient_divide_factor(dist.get_world_size(replicas))
+    for part in module.modules():
+        if hasattr(part, "set_force_sum_reduction_for_comms"):
+            part.set_force_sum_reduction_for_comms(True)  # gloo knows no mean
+
+
+def mean(gradients):
+    """Of the same parameter in each pipeline; None where it is frozen."""
+    return None if gradients[0] is None else sum(gradients) / len(gradients)
+
+
 def run(scenario, folder):
     pipeline, replicas = groups()
+    shards = scenario.get("shards", False)
     rank = dist.get_rank(pipeline)
     kind = get_schedule_class(scenario["schedule"])
     is_single = issubclass(kind, PipelineScheduleSingle)
@@ -50,7 +73,10 @@ def run(scenario, folder):
     held = [rank] if is_single else [rank, rank + 2]
     if scenario["schedule"] in ("ZBVZeroBubble", "DualPipeV"):
         held = [rank, 3 - rank]
-    modules = whole_model(n_stages)
+    modules, plain = whole_model(n_stages), whole_model(n_stages)
+    if shards:
+        for s in held:
+            shard(modules[s], replicas)
     stages = [
         PipelineStage(modules[s], s, n_stages, torch.device("cpu"), group=pipeline) for s in held
     ]
@@ -58,6 +84,9 @@ def run(scenario, folder):
     schedule = kind(
         stages[0] if is_single else stages, N_MICROBATCHES, loss_fn=sum_loss, scale_grads=False
     )
+    if "csv" in scenario:
+        (folder / "order.csv").write_text(scenario["csv"])
+        schedule._load_csv(str(folder / "order.csv"))
     parameters = [p for s in held for p in modules[s].parameters()]
     optimizer = torch.optim.SGD(parameters, lr=0.0)
     freezer = TimelyFreeze(
@@ -84,19 +113,23 @@ def run(scenario, folder):
     for stage in stages:
         stage.freeze = noting(stage)
     seen = {"differ": [], "masks": [], "n_frozen": 0}
+    which = dist.get_rank(replicas)
     for t in range(1, STEPS + 1):
-        tokens, labels = make_batch(t)
+        batches = [make_batch(t), make_batch(STEPS + t)] if shards else [make_batch(t)]
+        tokens, labels = batches[which if shards else 0]
         with freezer.step(t):
             schedule.step(tokens, target=labels)
         own = [a for a, _, _ in freezer._controller._recorder._finished[-1]]
         arrays = {s: {m: torch.tensor(v).numpy() for m, v in of.items()} for s, of in masks.items()}
-        wanted = expected(modules, own, arrays, (tokens, labels))
+        chains = [expected(plain, own, arrays, batch) for batch in batches]
         for s in held:
-            pairs = zip(modules[s].parameters(), wanted.gradients[s], strict=True)
+            wanted = [mean(alike) for alike in zip(*(c.gradients[s] for c in chains), strict=True)]
+            pairs = zip(modules[s].parameters(), wanted, strict=True)
             for i, (parameter, gradient) in enumerate(pairs):
                 same = (parameter.grad is None) == (gradient is None)
                 if same and gradient is not None:
-                    same = torch.equal(parameter.grad, gradient)
+                    got = parameter.grad.full_tensor() if shards else parameter.grad
+                    same = torch.equal(got, gradient)
                 if not same:
                     seen["differ"].append((t, s, i))
                 seen["n_frozen"] += gradient is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -34,6 +35,7 @@ _VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt")
 _SETTINGS = "tokenizer_config.json"
 _SAMPLE = "What is 2 + 2?\nFour."
 _MAX_CHARACTERS = 300
+_TRANSFORMERS = "transformers_modeling_backend"
 _PANIC = "PanicException"
 
 
@@ -56,6 +58,12 @@ def model_errors(config: JobConfig) -> Iterator[str]:
         known = ", ".join(sorted([*_supported_models, *_supported_experiments]))
         yield f"model.name is {name!r}; known: {known}"
         return
+    if name == _TRANSFORMERS and int(version("transformers").partition(".")[0]) >= 5:
+        yield (
+            f"model.name is {name!r}, and transformers {version('transformers')} is installed; "
+            "TorchTitan 0.2.2 builds this model with what transformers 4 has, so install "
+            "'transformers<5'"
+        )
     yield from _stage_errors(config, spec)
     if name != LLAMA:
         yield from _tied_elsewhere(config)

@@ -12,7 +12,7 @@ from torchtitan.protocols.train_spec import get_train_spec
 
 from tests.torchtitan.helpers.hf_models import FAMILIES, write_folder
 from tests.torchtitan.helpers.job_configs import config, make_job_config
-from torchtitan.freezing.checks import ConfigError, check
+from torchtitan.freezing.checks import ConfigError, check, models
 from torchtitan.freezing.checks.models import device_errors, model_errors, tokenizer_errors
 from torchtitan.freezing.config.job_config import JobConfig, job_config_class
 from torchtitan.hf.adapter import config_of
@@ -179,6 +179,32 @@ def test_a_caller_gets_a_description_of_its_own() -> None:
     job_config = hf_config(model__flavor="8M", checkpoint__initial_load_in_hf=False)
     chosen_args(job_config, llama3_args).max_seq_len = 7
     assert chosen_args(job_config, llama3_args).max_seq_len != 7
+
+
+def test_models_that_transformers_builds_need_a_release_that_upstream_knows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Upstream reads fields of their configuration that later releases do not have."""
+    name = "transformers_modeling_backend"
+    job_config = hf_config(model__name=name, model__flavor="debugmodel", checkpoint__enable=False)
+    monkeypatch.setattr(models, "version", lambda package: "5.23.0")
+    error = the_error(job_config)
+    assert error.startswith(f"model.name is {name!r}, and transformers 5.23.0 is installed")
+    assert error.endswith("install 'transformers<5'")
+    monkeypatch.setattr(models, "version", lambda package: "4.57.1")
+    assert list(model_errors(job_config)) == []
+
+
+def test_they_are_described_to_each_caller_anew() -> None:
+    """transformers' configurations are no dataclasses that ``replace`` could copy."""
+    name = "transformers_modeling_backend"
+    flavors = get_train_spec(name).model_args
+    job_config = hf_config(model__name=name, model__flavor="debugmodel", model__vocab_size=99)
+    args = chosen_args(job_config, flavors)
+    assert (args.n_layers, args.vocab_size) == (flavors["debugmodel"].n_layers, 99)
+    args.n_layers = 7
+    assert chosen_args(job_config, flavors).n_layers == 2
+    assert list(device_errors(job_config)) == []
 
 
 @pytest.mark.parametrize("key", ["model__hf_assets_path", "checkpoint__initial_load_path"])
