@@ -167,6 +167,8 @@ class TimelyFreeze:
             )
         if not has_loss(schedule):
             errors.append("schedule has no loss_fn; without one there is no backward to freeze")
+        if settings.samples_tokens and not (plans and chosen is None):
+            errors.append(f'unit is "{unit}", which needs method "timelyfreeze" without a policy')
         if errors:
             raise ValueError("; ".join(errors))
         stages = adopt_stages(stages_of(schedule))

@@ -5,7 +5,7 @@ Importing this package registers all methods below.
 
 from timelyfreeze.policies import apf, autofreeze, fixed, linear, lisa, pipetransformer, smartpipe
 from timelyfreeze.policies.layout import ModelLayout, build_layout
-from timelyfreeze.policies.methods import chosen_policy, parse_method
+from timelyfreeze.policies.methods import Method, chosen_policy, parse_method
 from timelyfreeze.policies.policy import (
     NONE,
     Check,
@@ -20,7 +20,7 @@ from timelyfreeze.policies.policy import (
 )
 
 __all__ = [
-    "NONE", "Check", "Decision", "FreezePolicy", "Measurement", "Metric", "ModelLayout",
+    "NONE", "Check", "Decision", "FreezePolicy", "Measurement", "Method", "Metric", "ModelLayout",
     "Source", "apf", "autofreeze", "build_layout", "chosen_policy", "fixed",
     "freezes_whole_layers", "linear", "lisa", "parse_method", "pipetransformer",
     "register_policy", "registered_policies", "smartpipe",

@@ -71,6 +71,8 @@ class RunSummary:
         planned_stage_ratios: Mean planned freeze ratio of each stage's backwards.
         stage_ratios: What the masks of the last step froze of each stage.
         average_freeze_ratio: Mean of all masks over steps, actions and elements.
+        steps_factor: Estimated steps to a loss over those without freezing; None where unknown.
+        time_to_loss: The same for time: ``steps_factor`` times ``kappa``.
         kappa: Median step of the stable phase over the median unfrozen one (Eq. 12 of the paper);
             of an emulation by the virtual clock.
         p_eff: Fraction of the gradient energy that the stable phase updated, mean by energy
@@ -144,6 +146,8 @@ class RunSummary:
     stage_ratios: Mapping[int, float] | None = None
     average_freeze_ratio: float | None = None
 
+    steps_factor: float | None = None
+    time_to_loss: float | None = None
     kappa: float | None = None
     p_eff: float | None = None
     kappa_over_p_eff: float | None = None

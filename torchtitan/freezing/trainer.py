@@ -35,7 +35,7 @@ from timelyfreeze.runtime import (
     stages_of,
 )
 from timelyfreeze.schedule import ScheduleOrder
-from timelyfreeze.settings import name_arguments
+from timelyfreeze.settings import TENSORS, name_arguments
 from torchtitan.checkpoints.manager import CheckpointError, SafeCheckpointManager
 from torchtitan.data.document_attention import to_every_stage
 from torchtitan.freezing.checks import freeze_settings
@@ -132,7 +132,7 @@ class FreezingTrainer(Trainer):
             on_solved=partial(self.metrics_processor.save_plan, n_processors=self._n_processors),
             # Between stages of one process there are no links.
             transfers=dict if emulates else None,
-            measures_energy=True,
+            measures_energy=freezing.unit == TENSORS,
             controller=EmulatedController if emulates else FreezeController,
         )
         self.checkpointer.states[CHECKPOINT_KEY] = self.controller

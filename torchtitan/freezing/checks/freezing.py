@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields
 
-from timelyfreeze.policies import freezes_whole_layers, parse_method
+from timelyfreeze.policies import Method, freezes_whole_layers, parse_method
 from timelyfreeze.runtime import stages_per_rank
 from timelyfreeze.settings import (
+    AUTO,
+    TOKENS,
     FreezeSettings,
     PhaseSchedule,
     ratio_errors,
@@ -86,6 +88,8 @@ def freezing_errors(config: JobConfig) -> Iterator[str]:
     yield from skip_errors(freezing.first_stage, freezing.skip_input_grads)
     yield from seed_errors(freezing.seed)
     yield from _unsupported(config)
+    if freezing.unit == TOKENS:
+        yield from _token_errors(config, method)
 
 
 def _n_stages(config: JobConfig) -> int | None:
@@ -119,6 +123,29 @@ def _unsupported(config: JobConfig) -> Iterator[str]:
     known = is_known(config.parallelism.pipeline_parallel_schedule)
     if known and config.activation_checkpoint.mode != "none" and order_splits_backward(config):
         yield recompute_error(config)
+
+
+def _token_errors(config: JobConfig, method: Method) -> Iterator[str]:
+    """Yield what samples of tokens cannot go together with."""
+    needs = f'freezing.unit "{TOKENS}" needs'
+    if not method.plans or method.policy is not None:
+        yield (
+            f"freezing.method is {config.freezing.method!r}, which chooses tensors; {needs} "
+            '"timelyfreeze"'
+        )
+    if compiles_blocks(config):
+        yield f"{COMPILED}, whose blocks have one backward each; {needs} {NOT_COMPILED}"
+    for name in ("tensor_parallel_degree", "context_parallel_degree"):
+        if (degree := getattr(config.parallelism, name)) > 1:
+            yield (
+                f"parallelism.{name} is {degree}, which splits layers or sequences between "
+                f"processes that would have to draw together; {needs} 1"
+            )
+    if config.freezing.max_freeze_ratio == AUTO and config.freezing.last_warmup_step == 0:
+        yield (
+            f'freezing.last_warmup_step is 0; with max_freeze_ratio "{AUTO}" what sampling costs '
+            "is measured in the last step of the warm-up, so it must be 1 or more"
+        )
 
 
 def _warmup_errors(config: JobConfig) -> Iterator[str]:

@@ -192,6 +192,7 @@ def _planned(
         else batches_per_step * plan.batch_ms + outside_ms,
         "all_frozen_batch_ms": plan.frozen_batch_ms,
         "planned_gain": plan.gain,
+        "steps_factor": plan.steps_factor,
         "upper_bound_gain": plan.upper_bound_gain,
         "planned_stage_ratios": plan.stage_mean_ratios(),
     }
@@ -210,8 +211,10 @@ def with_convergence(
     clock = by_virtual_clock(summary)
     before_ms, after_ms = clock.step_ms_unfrozen, clock.step_ms
     kappa = after_ms / before_ms if before_ms and after_ms else None
+    factor = summary.steps_factor
     return replace(
         summary,
+        time_to_loss=None if kappa is None or factor is None else kappa * factor,
         kappa=kappa,
         p_eff=p_eff,
         kappa_over_p_eff=kappa_over_p_eff(kappa, p_eff),

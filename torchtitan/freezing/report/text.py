@@ -77,6 +77,13 @@ def _frozen_run(summary: RunSummary) -> _Lines:
     speed = "{:,.0f} tokens/s per device, {:.1f} ms a step"
     gain = before_ms / after_ms - 1 if before_ms is not None and after_ms is not None else None
     lines: _Lines = {
+        "time to a loss": _known(
+            "{:.2f} of that without freezing, estimated: {:.2f} times the steps, each in {:.2f} of "
+            "the time",
+            summary.time_to_loss,
+            summary.steps_factor,
+            summary.kappa,
+        ),
         "without freezing": _known(speed, summary.tokens_per_second_unfrozen, before_ms),
         "with freezing": _known(speed, summary.tokens_per_second, after_ms),
         "gain": _known("{:+.1%} throughput", gain),

@@ -1,0 +1,91 @@
+"""The cap that is chosen, against every cap tried by hand."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from timelyfreeze.planning import (
+    MEASURED_RATIOS,
+    SolverChoices,
+    plan_from_ratios,
+    solve_freeze_ratios,
+)
+from timelyfreeze.planning.cap import chosen_plan
+from timelyfreeze.schedule import build_dag, one_f_one_b_order
+from timelyfreeze.settings import AUTO
+from timelyfreeze.timing import uniform_bounds
+
+DAG = build_dag(one_f_one_b_order(4, 8))
+TENSORS = uniform_bounds(DAG, forward_ms=1.0, backward_ms=(1.0, 2.0))
+TOKENS = replace(uniform_bounds(DAG, forward_ms=1.0, backward_ms=(1.5, 2.0)), measured_ratio=0.5)
+SAMPLED = SolverChoices(AUTO, samples_tokens=True, measured_ratio=0.5)
+
+
+def curves(scale: float) -> dict[int, tuple[float, ...]]:
+    return {stage: tuple(scale * r**3 for r in MEASURED_RATIOS) for stage in range(4)}
+
+
+def test_no_other_cap_of_tensors_is_estimated_to_be_sooner() -> None:
+    best = chosen_plan(DAG, TENSORS, SolverChoices(AUTO), {})
+    times = []
+    for cap in np.linspace(0.02, 0.98, 25).tolist():
+        plan = solve_freeze_ratios(DAG, TENSORS, max_freeze_ratio=cap)
+        mean = np.array(list(plan.stage_mean_ratios().values()))
+        steps = np.sqrt(1.0 + (mean / (1.0 - np.minimum(mean, 0.99))).mean())
+        times.append(plan.batch_ms / plan.unfrozen_batch_ms * steps)
+    assert best.time_to_loss is not None
+    assert best.time_to_loss <= min(times) + 0.005
+    assert best.time_to_loss < 0.97
+    # The default of the paper costs more than it saves.
+    default = chosen_plan(DAG, TENSORS, SolverChoices(0.8), {})
+    assert default.time_to_loss is not None
+    assert default.time_to_loss > 1.0
+
+
+@pytest.mark.parametrize(
+    ("scale", "low", "high"), [(0.0, 0.5, 0.5), (1.0, 0.3, 0.5), (50.0, 0.0, 0.2)]
+)
+def test_the_noisier_samples_are_the_fewer_tokens_are_left_out(
+    scale: float, low: float, high: float
+) -> None:
+    plan = chosen_plan(DAG, TOKENS, SAMPLED, curves(scale))
+    assert low <= plan.ratios.max() <= high
+
+
+def test_a_cap_for_each_action_holds_for_each_and_spreads_ratios() -> None:
+    plan = chosen_plan(DAG, TOKENS, replace(SAMPLED, max_freeze_ratio=0.3), curves(1.0))
+    assert plan.ratios.max() == pytest.approx(0.3)
+    whole = replace(TOKENS, min_ms=2 * TOKENS.min_ms - TOKENS.max_ms, measured_ratio=1.0)
+    paper = solve_freeze_ratios(DAG, whole, max_freeze_ratio=0.3)
+    assert paper.ratios.max() > 0.9
+
+
+def test_of_plans_as_short_the_one_with_least_variance_is_taken() -> None:
+    choices = replace(SAMPLED, max_freeze_ratio=0.5)
+    # A loose bound on the batch: the last microbatches of the first stage decide, others wait.
+    low = TOKENS.max_ms.copy()
+    low[DAG.stages == 0] = TOKENS.min_ms[DAG.stages == 0]
+    bounds = replace(TOKENS, min_ms=low)
+    plan = chosen_plan(DAG, bounds, choices, curves(1.0))
+    shortest = solve_freeze_ratios(DAG, bounds, max_freeze_ratio=0.5, caps_each=True)
+    assert plan.batch_ms == pytest.approx(shortest.batch_ms)
+    rng = np.random.default_rng(0)
+    odds = (plan.ratios / (1.0 - plan.ratios)).sum()
+    base = plan.ratios[DAG.freezable]
+    for _ in range(300):
+        other = plan.ratios.copy()
+        moved = base + 0.05 * rng.standard_normal(len(base))
+        other[DAG.freezable] = np.clip(np.where(base > 0.0, moved, 0.0), 0.0, 0.5)
+        tried = plan_from_ratios(DAG, bounds, other)
+        if tried.batch_ms <= plan.batch_ms + 1e-9:
+            assert (other / (1.0 - other)).sum() >= odds - 1e-3
+
+
+def test_what_was_not_measured_is_not_guessed() -> None:
+    with pytest.raises(ValueError, match=r"not measured in every stage.*set warmup to 1 or more"):
+        chosen_plan(DAG, TOKENS, SAMPLED, {})
+    known = replace(SAMPLED, max_freeze_ratio=0.3)
+    assert chosen_plan(DAG, TOKENS, known, {}).time_to_loss is None
+    inputs = replace(known, input_fraction=0.5)
+    assert chosen_plan(DAG, TOKENS, inputs, curves(1.0)).time_to_loss is None
