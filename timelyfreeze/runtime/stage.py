@@ -129,6 +129,8 @@ class FreezingStage(PipelineStage):
         self._without_input_grads = ()
         self._chain_ends.clear()
         self._postponed.clear()
+        if self._sampler is not None:
+            self._sampler.end_batch()
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Run and time one microbatch's forward."""

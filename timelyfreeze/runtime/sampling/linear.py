@@ -61,6 +61,7 @@ class TokenSampler:
         self._sample: TokenSample | None = None
         self._wants_inputs = self._wants_weights = True
         self._meter: VarianceMeter | None = None
+        self._casts: dict[int, Tensor] = {}
         self._last: tuple[Tensor, Tensor] | None = None
         for layer in module.modules():
             if _multiplies_plainly(layer):
@@ -92,6 +93,21 @@ class TokenSampler:
         finally:
             self._sample, self._wants_inputs, self._wants_weights = None, True, True
             self._meter = self._last = None
+
+    def cast(self, layer: int, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return a layer's weight in autocast's type: cast once for all microbatches of a batch.
+
+        Autocast does the same for the layers that it casts itself. A graph runs through the cast,
+        which keeps nothing, so that every microbatch's backward may pass it.
+        """
+        known = self._casts.get(layer)
+        if known is None or known.dtype != dtype:
+            known = self._casts[layer] = weight.to(dtype)
+        return known
+
+    def end_batch(self) -> None:
+        """Let go of what was kept for the batch, whose weights are about to change."""
+        self._casts.clear()
 
     @property
     def is_on(self) -> bool:
@@ -151,7 +167,7 @@ class SampledLinear(nn.Linear):  # type: ignore[misc]
         device = x.device.type
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
-            x, weight = x.to(dtype), weight.to(dtype)
+            x, weight = x.to(dtype), self.sampler.cast(self.number, weight, dtype)
         y = _SampledProduct.apply(x, weight, self.sampler, self.number)
         return y if bias is None else y + bias
 
