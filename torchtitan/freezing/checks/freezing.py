@@ -37,12 +37,14 @@ _WAITS = ("train_timeout_seconds", "init_timeout_seconds")
 def freeze_settings(freezing: Freezing) -> FreezeSettings:
     """Return the checked ``[freezing]`` section as the library wants it."""
     ratio = freezing.max_freeze_ratio
+    if not isinstance(ratio, str):
+        ratio = tuple(map(float, ratio)) if isinstance(ratio, list) else float(ratio)
     method = parse_method(freezing.method)
     return FreezeSettings(
         phases=_phases_of(freezing)
         if method is None or method.plans
         else PhaseSchedule.unplanned(freezing.last_warmup_step),
-        max_freeze_ratio=tuple(map(float, ratio)) if isinstance(ratio, list) else ratio,
+        max_freeze_ratio=ratio,
         **{name: getattr(freezing, name) for name in _COPIED},
     )
 
