@@ -4,13 +4,13 @@ import math
 
 import pytest
 import torch
-from launcher import SCHEDULES, arguments, merged, run_scenarios
+from launcher import SCHEDULES, arguments, asked_for, merged, run_scenarios
 from methods import PHASES, STEPS
 
 CAP = 0.4
 THOROUGH = ("1F1B", "ZBVZeroBubble")
-# The variance that a cap is chosen by is measured in step 2, the last of the warm-up.
-PLACES = {"variance": 2, "upper bound": 3, "lower bound": 5, "solved": 6, "ramp": 8, "stable": 11}
+# Steps to resume after: variance measured, upper and lower bound, solved, ramp, stable.
+PLACES = (2, 3, 5, 6, 8, 11)
 KINDS = {
     "cap": {"freezing__max_freeze_ratio": CAP},
     "inputs": {"freezing__max_freeze_ratio": CAP, "freezing__sample_input_gradients": 0.5},
@@ -36,39 +36,52 @@ def freezing_arguments(kind, schedule, **more):
     )
 
 
+def cases(*, resumed):
+    """Return what is tried; long but for one kind on two schedules, and one place to resume."""
+    found = []
+    for kind in KINDS:
+        for schedule in THOROUGH if resumed or kind != "cap" else SCHEDULES:
+            places = PLACES if kind == "auto" else [6]
+            for place in places if resumed else [None]:
+                is_short = kind == "auto" and schedule in THOROUGH and place in (None, 2, 8)
+                marks = [] if is_short else [pytest.mark.long]
+                values = (kind, schedule, place) if resumed else (kind, schedule)
+                found.append(pytest.param(*values, marks=marks))
+    return found
+
+
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokens")
     scenarios = []
-    for kind in KINDS:
-        for schedule in SCHEDULES if kind == "cap" else THOROUGH:
-            whole = {
-                "name": f"{kind} {schedule}",
-                "fake_clock": True,
-                "save_at": sorted(PLACES.values()) if schedule in THOROUGH else [],
-                "args": freezing_arguments(kind, schedule),
-            }
-            scenarios.append(whole)
-            for step in whole["save_at"] if kind == "auto" else whole["save_at"][3:4]:
-                resumed = freezing_arguments(
-                    kind,
-                    schedule,
-                    checkpoint__initial_load_path=folder
-                    / whole["name"]
-                    / "checkpoint"
-                    / f"step-{step}",
-                    checkpoint__no_initial_load_model_only=None,
-                    checkpoint__load_only=None,
-                )
-                more = {"fixed_weights": False, "save_at": [], "args": resumed}
-                scenarios.append({**whole, **more, "name": f"{whole['name']} from {step}"})
+    places = {}
+    for kind, schedule, place in asked_for(request, "kind", "schedule", "place"):
+        places.setdefault((kind, schedule), []).append(place)
+    for kind, schedule in asked_for(request, "kind", "schedule"):
+        whole = {
+            "name": f"{kind} {schedule}",
+            "fake_clock": True,
+            "save_at": places.get((kind, schedule), []),
+            "args": freezing_arguments(kind, schedule),
+        }
+        scenarios.append(whole)
+        for step in whole["save_at"]:
+            resumed = freezing_arguments(
+                kind,
+                schedule,
+                checkpoint__initial_load_path=folder
+                / whole["name"]
+                / "checkpoint"
+                / f"step-{step}",
+                checkpoint__no_initial_load_model_only=None,
+                checkpoint__load_only=None,
+            )
+            more = {"fixed_weights": False, "save_at": [], "args": resumed}
+            scenarios.append({**whole, **more, "name": f"{whole['name']} from {step}"})
     return run_scenarios(folder, 2, scenarios, timeout_s=600)
 
 
-@pytest.mark.parametrize(
-    ("kind", "schedule"),
-    [(kind, schedule) for kind in KINDS for schedule in (SCHEDULES if kind == "cap" else THOROUGH)],
-)
+@pytest.mark.parametrize(("kind", "schedule"), cases(resumed=False))
 def test_a_run_learns_in_every_step_and_samples_what_is_planned(runs, kind, schedule):
     ranks = runs[f"{kind} {schedule}"]
     losses = next(seen["losses"] for seen in ranks if seen["losses"][0] != -1.0)
@@ -96,23 +109,15 @@ def test_a_run_learns_in_every_step_and_samples_what_is_planned(runs, kind, sche
     assert all(gradient is not None for gradient in gradients.values())
 
 
-RESUMED = [
-    (kind, schedule, step)
-    for kind in KINDS
-    for schedule in THOROUGH
-    for step in (sorted(PLACES.values()) if kind == "auto" else [6])
-]
-
-
-@pytest.mark.parametrize(("kind", "schedule", "stopped_at"), RESUMED)
-def test_a_resumed_run_draws_the_same_tokens(runs, kind, schedule, stopped_at):
+@pytest.mark.parametrize(("kind", "schedule", "place"), cases(resumed=True))
+def test_a_resumed_run_draws_the_same_tokens(runs, kind, schedule, place):
     name = f"{kind} {schedule}"
-    for a, b in zip(runs[name], runs[f"{name} from {stopped_at}"], strict=True):
-        assert b["losses"] == a["losses"][-(STEPS - stopped_at) :]
-        assert b["grad_norms"] == a["grad_norms"][-(STEPS - stopped_at) :]
-        assert b["applied"] == [each for each in a["applied"] if each[0] > stopped_at]
+    for a, b in zip(runs[name], runs[f"{name} from {place}"], strict=True):
+        assert b["losses"] == a["losses"][-(STEPS - place) :]
+        assert b["grad_norms"] == a["grad_norms"][-(STEPS - place) :]
+        assert b["applied"] == [each for each in a["applied"] if each[0] > place]
         assert b.get("plan") == a.get("plan")
         assert b["average_freeze_ratio"] == a["average_freeze_ratio"]
-    left = merged(runs[f"{name} from {stopped_at}"], "weights")
+    left = merged(runs[f"{name} from {place}"], "weights")
     right = merged(runs[name], "weights")
     assert [key for key in right if not torch.equal(left[key], right[key])] == []
