@@ -42,6 +42,7 @@ class FreezingStage(PipelineStage):
 
     recorder: ActionRecorder | None = None
     _keeps_graph = True
+    _sampler: TokenSampler | None = None
 
     def attach(
         self, recorder: ActionRecorder, *, per_tensor: bool = False, samples_tokens: bool = False
@@ -260,9 +261,11 @@ class FreezingStage(PipelineStage):
         self, microbatch: int, backward_type: str = "full"
     ) -> AbstractContextManager[None]:
         """Return what an action runs in, so that linear layers know what to sample."""
+        if self._sampler is None or not self._active:
+            return nullcontext()
         sample = self._samples.get(microbatch)
         meter = self._meter if sample is None else None
-        if self._sampler is None or not self._active or (sample is None and meter is None):
+        if sample is None and meter is None:
             return nullcontext()
         return self._sampler.sampling(
             sample,
