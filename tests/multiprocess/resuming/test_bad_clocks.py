@@ -83,7 +83,8 @@ def test_a_bad_time_later_leaves_the_plan_in_force(runs, name):
     assert all(seen["plan"] == undisturbed[0]["plan"] for seen in ranks)
     assert masks(ranks, STEPS) == masks(undisturbed, STEPS)
     assert any(any(mask) for mask in masks(ranks, STEPS))
-    told = [message for seen in ranks for message in seen["warnings"]]
+    messages = [message for seen in ranks for message in seen["warnings"]]
+    told = [message for message in messages if not message.startswith("Freezing does not pay")]
     assert len(told) == (name != "missing")
     assert all("a clock misread in step 13" in message for message in told)
 
