@@ -12,10 +12,14 @@ METHODS = [row.method for row in ROWS]
 ROW = {row.method: row for row in ROWS}
 
 
-# What is not marked long: every schedule with a plan; the rest on one schedule that splits its
-# backwards, and on the one that decisions are compared with.
+# What is not marked long: every schedule with a plan; policies on the schedule that decisions are
+# compared with, and with a plan on one that splits its backwards.
 REFERENCE = "GPipe"
-SHORT = (REFERENCE, "ZBVZeroBubble")
+
+
+def is_short(method, schedule):
+    splits = ROW[method].plans and schedule == "ZBVZeroBubble"
+    return method == "timelyfreeze" or schedule == REFERENCE or splits
 
 
 def cases(methods):
@@ -24,7 +28,7 @@ def cases(methods):
             method,
             schedule,
             id=f"{method} {schedule}",
-            marks=[] if method == "timelyfreeze" or schedule in SHORT else [pytest.mark.long],
+            marks=[] if is_short(method, schedule) else [pytest.mark.long],
         )
         for method in methods
         for schedule in SCHEDULES

@@ -41,6 +41,7 @@ def losses(folder):
     return [(row["step"], row["train_loss"]) for row in csv.DictReader(file.open())]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_two_launchers_train_as_one(tmp_path):
     one = start(tmp_path / "one", 2, "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0")
