@@ -62,7 +62,8 @@ def _cells(file: BoundsFile, run: Run) -> list[str]:
     planned_ms = planned(file, own, metrics)
     measured_ms = [metrics["batch_unfrozen_ms_measured"], metrics["batch_ms_measured"]]
     cells = [metrics["schedule"], str(own.n_microbatches), render_split(own.notes.layers or ())]
-    cells.append(f"{metrics['max_freeze_ratio']:g}")
+    cap = metrics["max_freeze_ratio"]
+    cells.append(cap if isinstance(cap, str) else f"{cap:g}")
     for predicted, measured in zip(planned_ms, measured_ms, strict=True):
         cells += [f"{predicted:.1f}", "-" if measured is None else f"{measured:.1f}"]
         cells.append(_percent(excess(measured, predicted)))

@@ -160,6 +160,7 @@ run_pipeline() {
   timelyfreeze train train_configs/tiny_8m.toml --nproc "$gpus" --job.dump_folder="$output/default" \
     --parallelism.pipeline_parallel_degree="$gpus" "${bf16[@]}" "${short[@]}"
   "$python" benchmarks/gain.py gain "${ranks[@]}" --schedules "${schedules[@]}" --first-stage "${modes[@]}" \
+    --freezing.max_freeze_ratio=0.8 --freezing.monitoring=halves \
     "${bf16[@]}" "${tiny[@]}"
   "$python" benchmarks/gain.py plain "${ranks[@]}" --schedules 1F1B ${small:+--training.seq_len=64}
   timelyfreeze compare run train_configs/compare_8m.toml "$output/comparison" --nproc "$gpus" \

@@ -33,6 +33,7 @@ from timelyfreeze.runtime import (
 )
 from timelyfreeze.settings import (
     ALL_OR_NOTHING,
+    AUTO,
     TENSORS,
     USE,
     FreezeSettings,
@@ -113,7 +114,7 @@ class TimelyFreeze:
         monitor: int = 100,
         ramp: int = 200,
         unit: str = TENSORS,
-        max_freeze_ratio: float | Sequence[float] | str = 0.8,
+        max_freeze_ratio: float | Sequence[float] | str = AUTO,
         sample_input_gradients: float = 0.0,
         method: str | FreezePolicy = "timelyfreeze",
         policy: FreezePolicy | Mapping[str, Any] | None = None,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from timelyfreeze.compare.jobs import Job
-from timelyfreeze.compare.peers import FEWER_STEPS, PEERS, peer_name
+from timelyfreeze.compare.peers import FEWER_STEPS, PEERS, freezes, peer_name
 from timelyfreeze.compare.runs import FINISHED, Run, find_runs
 from timelyfreeze.records import STEPS
 from timelyfreeze.schedule import ActionKind, build_dag, makespan
@@ -24,7 +24,11 @@ _LENGTHS = {kind: 2.0 if kind is ActionKind.FULL_BACKWARD else 1.0 for kind in A
 
 
 def plan_jobs(
-    methods: Sequence[str], schedules: Sequence[str], seeds: Sequence[int], nproc: int
+    methods: Sequence[str],
+    schedules: Sequence[str],
+    seeds: Sequence[int],
+    nproc: int,
+    stretch: float = 1.0,
 ) -> list[Job]:
     """Return the jobs in the order they run in.
 
@@ -32,8 +36,16 @@ def plan_jobs(
     machine that slows down in the course of hours then slows all of them. Peers come behind all
     methods, one for each that freezes.
 
+    Args:
+        methods: Values of ``freezing.method``, and peers.
+        schedules: Pipeline schedules.
+        seeds: Seeds.
+        nproc: Processes of a run.
+        stretch: How many times as many steps a run that freezes makes as that of none.
+
     Raises:
-        ValueError: If there is a peer without a run of none, or without one that freezes.
+        ValueError: If there is a peer without a run of none, or without one that freezes; or if
+            ``stretch`` makes no sense, or has no run of none to start from.
     """
     peers = [method for method in methods if method in PEERS]
     others = [method for method in methods if method not in PEERS]
@@ -43,18 +55,26 @@ def plan_jobs(
             f"--methods has {', '.join(peers)}, which is given the time of a freezing method; name "
             "none and one that freezes as well"
         )
+    if not 0.0 < stretch < math.inf:
+        raise ValueError(f"--stretch is {stretch}; it must be above 0")
+    if stretch != 1.0:
+        if "none" not in others:
+            raise ValueError("--stretch multiplies the steps of none; name it in --methods as well")
+        others.sort(key=freezes)  # stable: none comes first
     return [
         job
         for seed in seeds
         for schedule in schedules
         for job in (
-            *(_job(schedule, method, seed, nproc) for method in others),
+            *(_job(schedule, method, seed, nproc, stretch) for method in others),
             *(_peer(peer, schedule, m, seed, nproc) for peer in peers for m in freezing),
         )
     ]
 
 
-def _job(schedule: str, method: str, seed: int, nproc: int) -> Job:
+def _job(schedule: str, method: str, seed: int, nproc: int, stretch: float = 1.0) -> Job:
+    none = _path(schedule, "none", seed)
+    is_stretched = stretch != 1.0 and freezes(method)
     return Job(
         label=f"{schedule} {method} seed {seed}",
         path=_path(schedule, method, seed),
@@ -64,7 +84,13 @@ def _job(schedule: str, method: str, seed: int, nproc: int) -> Job:
             "parallelism.pipeline_parallel_schedule": schedule,
             **dict.fromkeys(("debug.seed", "data.seed", "freezing.seed"), seed),
         },
-        record={"schedule": schedule, "method": method, "seed": seed},
+        record={
+            "schedule": schedule,
+            "method": method,
+            "seed": seed,
+            "stretch": stretch if is_stretched else 1.0,
+        },
+        fit=partial(_stretched, none=none, factor=stretch) if is_stretched else None,
     )
 
 
@@ -97,6 +123,12 @@ def _fit(
     return squeeze(_finished(output / none), _finished(output / beside).seconds)
 
 
+def _stretched(output: Path, *, none: Path, factor: float) -> dict[str, Any]:
+    """Return the keys of a run with ``factor`` times as many steps as that of none."""
+    run = _finished(output / none)
+    return _with_steps(run, max(1, round(factor * run.summary.steps)))
+
+
 def _finished(folder: Path) -> Run:
     runs = find_runs([folder]).runs if folder.is_dir() else ()
     for run in runs:
@@ -124,6 +156,12 @@ def fewer_steps(none: Run, seconds: float) -> dict[str, Any]:
     n_steps = bisect.bisect_right(none.step_ends, seconds)
     if n_steps == 0:
         raise ValueError(f"not even one step of {none.folder} fits into {seconds:.4g} s")
+    return _with_steps(none, n_steps)
+
+
+def _with_steps(none: Run, n_steps: int) -> dict[str, Any]:
+    """Return the keys of a run of another length, its schedules in proportion."""
+    n_before = none.summary.steps
     keys: dict[str, Any] = {"training.steps": n_steps}
     for key in ("lr_scheduler.warmup_steps", "lr_scheduler.total_steps"):
         if (length := none.settings.get(key)) is not None:

@@ -92,6 +92,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--schedules", nargs="+", required=True, help="pipeline schedules")
     run.add_argument("--seeds", nargs="+", type=int, default=[42])
     run.add_argument("--nproc", type=int, default=4, help="processes of a run (default 4)")
+    run.add_argument("--stretch", type=float, default=1.0, metavar="F",
+                     help="a run that freezes makes F times as many steps as none, to end at "
+                     "none's loss (default 1)")  # fmt: skip
     show = commands.add_parser("show", help="table, plots and a page of runs that were made before")
     show.add_argument("runs", type=Path, nargs="+", metavar="RUN")
     show.add_argument("--output", type=Path, metavar="FOLDER",
@@ -111,7 +114,9 @@ def _run(options: argparse.Namespace, arguments: tuple[str, ...], starter: jobs.
     # The trainer starts in the repository, not where this command was started.
     settings = jobs.Settings(options.config.resolve(), arguments)
     output = options.output.resolve()
-    asked = plan_jobs(options.methods, options.schedules, options.seeds, options.nproc)
+    asked = plan_jobs(
+        options.methods, options.schedules, options.seeds, options.nproc, options.stretch
+    )
     found = jobs.errors(asked, settings)
     if options.nproc < 1:
         found.append(f"--nproc is {options.nproc}; it must be 1 or more")

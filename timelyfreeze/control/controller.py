@@ -43,7 +43,6 @@ from timelyfreeze.runtime import (
     UpdateMeter,
     frozen_counts,
 )
-from timelyfreeze.runtime.sampling import VarianceMeter
 from timelyfreeze.schedule import Action, PipelineDag, ScheduleOrder
 from timelyfreeze.settings import FreezeSettings, Phase, key
 from timelyfreeze.timing import DurationBounds
@@ -238,22 +237,20 @@ class FreezeController:
         masks = self._masks(self._step, self._batch_index)
         by_stage = {s.stage_index: masks.of_stage(s.stage_index, self.dag) for s in self._stages}
         cut = {s.stage_index: masks.without_input_grads(s.stage_index) for s in self._stages}
-        meters = self._variance_meters()
         for stage in self._stages:
             index = stage.stage_index
             stage.freeze(by_stage[index], without_input_grads=cut[index])
             if self.settings.samples_tokens:
                 samples = masks.samples_of_stage(index, self.dag, stage.n_sampled_layers)
-                stage.sample(samples, meters.get(index))
+                stage.sample(samples, measures=masks.measures_variance)
         try:
             with self._recorder.recorded_batch():
                 yield
         finally:
             for stage in self._stages:
                 stage.freeze_nothing()
-        if meters and self._planner is not None:
-            curves = {index: meter.curve() for index, meter in meters.items()}
-            self._planner.add_curves({i: curve for i, curve in curves.items() if curve is not None})
+        if self._planner is not None and masks.measures_variance:
+            self._planner.add_curves({s.stage_index: s.take_variance() for s in self._stages})
         self._updates.add_batch(by_stage)
         self._log.add_masks(by_stage)
         is_cold = self._batches_in_phase < self.settings.discard_batches
@@ -261,16 +258,6 @@ class FreezeController:
         self._log.add(LoggedBatch(self._step, self.phase, masks.pattern, is_cold, applied, cut))
         self._batches_in_phase += 1
         self._batch_index += 1
-
-    def _variance_meters(self) -> dict[int, VarianceMeter]:
-        """Return what measures the stages in the batch that begins; nothing in most batches.
-
-        It is the last one before monitoring, of which no time is kept.
-        """
-        is_last = self._step == self.settings.phases.last_warmup_step and self._batch_index == 0
-        if not (is_last and self.settings.samples_tokens):
-            return {}
-        return {stage.stage_index: VarianceMeter() for stage in self._stages}
 
     def end_step(self) -> None:
         """Leave the step; let the policy check, and the planner solve or compare times."""
@@ -384,10 +371,7 @@ class FreezeController:
         is_drawn = self._checks is None and not self.settings.samples_tokens
         if not is_drawn or self.phase not in (Phase.RAMP, Phase.STABLE):
             return None
-        ratios = [
-            self.planned_ratio(a) for a in self.dag.actions if a.kind.freezable and a.stage == stage
-        ]
-        return sum(ratios) / len(ratios)
+        return self.expected_stage_ratios()[stage]
 
     def _drain(self) -> None:
         for observed, pattern in self._log.read():

@@ -62,6 +62,15 @@ class BatchMasks:
         is_off = self.plan is not None and self.plan.is_off(self.step)
         return is_off or self.settings.phases.phase(self.step) is Phase.WARMUP
 
+    @property
+    def measures_variance(self) -> bool:
+        """Whether the batch measures what samples would add: one of the last warm-up step.
+
+        No time of the warm-up is kept, so it may take as long as it likes.
+        """
+        is_last = self.step == self.settings.phases.last_warmup_step and self.batch_index == 0
+        return is_last and self.settings.samples_tokens
+
     def of_stage(self, stage: int, dag: PipelineDag) -> Mapping[int, NDArray[np.bool_]]:
         """Return the masks of one stage by microbatch; those that freeze nothing are left out."""
         if self._is_idle or self.settings.samples_tokens:

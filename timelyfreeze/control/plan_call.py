@@ -21,12 +21,12 @@ from timelyfreeze.settings import key
 
 logger = logging.getLogger(__name__)
 
-# Up to here solving takes a fraction of a second, so training may as well wait for it.
+# Up to here solving takes two seconds at most, all caps tried, so training may as well wait for it.
 MOST_ACTIONS_AT_ONCE = 1024
 
 
 def is_quick(n_actions: int, *, branches: bool = False) -> bool:
-    """Return whether a plan is solved in a fraction of a second.
+    """Return whether a plan is solved in two seconds at most.
 
     Args:
         n_actions: Actions of the pipeline.

@@ -112,9 +112,9 @@ class Planner:
         if phase is Phase.STABLE and self.in_force.plan is not None:
             self._replanning.add(record, is_cold=cold)
 
-    def add_curves(self, curves: Mapping[int, VarianceCurve]) -> None:
-        """Take note of what sampling tokens adds to the gradients of this rank's stages."""
-        self._curves = curves
+    def add_curves(self, curves: Mapping[int, VarianceCurve | None]) -> None:
+        """Take note of what sampling tokens adds to gradients, by stage; None is not known."""
+        self._curves = {stage: curve for stage, curve in curves.items() if curve is not None}
 
     def begin_step(self, step: int) -> None:
         """Begin again the solving that a checkpoint interrupted; every rank must call this."""

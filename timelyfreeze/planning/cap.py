@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from timelyfreeze.planning.lp import solve_freeze_ratios
+from timelyfreeze.planning.lp import MAX_ACTIONS_BY_SIMPLEX, solve_freeze_ratios
 from timelyfreeze.planning.plan import FreezePlan
 from timelyfreeze.planning.progress import VarianceCurve, steps_for_tensors, steps_for_tokens
 from timelyfreeze.schedule import PipelineDag
 from timelyfreeze.settings import AUTO, OFF, key
 from timelyfreeze.timing import DurationBounds
 
+# Caps that are tried; a pipeline that takes long to solve has time for few.
 _CAPS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8)
+_FEW_CAPS = (0.1, 0.2, 0.35, 0.5)
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,11 @@ def chosen_plan(
             "what sampling adds to gradients was not measured in every stage, so no cap can be "
             f"chosen; set {key('warmup')} to 1 or more"
         )
-    caps = [cap for cap in _CAPS if cap <= choices.measured_ratio]
-    plans = [_plan(dag, bounds, choices, cap, curves) for cap in caps]
+    tried = _CAPS if len(dag.actions) <= MAX_ACTIONS_BY_SIMPLEX else _FEW_CAPS
+    caps = [cap for cap in tried if cap <= choices.measured_ratio]
+    # The limit is one on all of them: whoever waits for the plan waits no longer.
+    each = replace(choices, time_limit_s=choices.time_limit_s / len(caps))
+    plans = [_plan(dag, bounds, each, cap, curves) for cap in caps]
     return min(plans, key=lambda plan: plan.time_to_loss or 0.0)
 
 
@@ -91,10 +96,10 @@ def _plan(
         skip_input_grads=choices.skip_input_grads,
         caps_each=choices.samples_tokens,
     )
-    return replace(plan, steps_factor=estimated_steps(dag, plan, choices, curves))
+    return replace(plan, steps_factor=_estimated_steps(dag, plan, choices, curves))
 
 
-def estimated_steps(
+def _estimated_steps(
     dag: PipelineDag,
     plan: FreezePlan,
     choices: SolverChoices,

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 # the relative span of the action; a fraction of 1e-7 of a stage's elements is less than one tensor.
 _RATIO_TOLERANCE = 1e-7
 # Up to here the simplex method is the faster one, or takes a few tenths of a second at most.
-_MAX_ACTIONS_BY_SIMPLEX = 1024
+MAX_ACTIONS_BY_SIMPLEX = 1024
 
 
 def solve_freeze_ratios(
@@ -106,7 +106,7 @@ def solve_freeze_ratios(
         caps_each,
     )
     plan = problem.solve({})
-    if skip_input_grads != PLAN or len(dag.actions) > _MAX_ACTIONS_BY_SIMPLEX:
+    if skip_input_grads != PLAN or len(dag.actions) > MAX_ACTIONS_BY_SIMPLEX:
         return plan
     lp = build_lp(dag, bounds, max_freeze_ratio, n_processors)
     with _needing_highs():
@@ -204,7 +204,7 @@ class _Problem:
 
 def _solve(lp: FreezeLp, time_limit_s: float) -> NDArray[np.float64]:
     """Return the R ratios: by HiGHS where that is quick, else by clarabel if it is there."""
-    if lp.n_actions <= _MAX_ACTIONS_BY_SIMPLEX:
+    if lp.n_actions <= MAX_ACTIONS_BY_SIMPLEX:
         return _simplex(lp, time_limit_s)
     deadline = time.monotonic() + time_limit_s
     try:

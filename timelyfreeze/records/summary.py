@@ -72,7 +72,8 @@ class RunSummary:
         stage_ratios: What the masks of the last step froze of each stage.
         average_freeze_ratio: Mean of all masks over steps, actions and elements.
         steps_factor: Estimated steps to a loss over those without freezing; None where unknown.
-        time_to_loss: The same for time: ``steps_factor`` times ``kappa``.
+        time_to_loss: The same for time: ``steps_factor`` times ``kappa``, or times the predicted
+            ratio of batches where ``kappa`` is not known.
         kappa: Median step of the stable phase over the median unfrozen one (Eq. 12 of the paper);
             of an emulation by the virtual clock.
         p_eff: Fraction of the gradient energy that the stable phase updated, mean by energy

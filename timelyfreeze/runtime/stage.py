@@ -18,6 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
 from torch.nn.parallel import DistributedDataParallel
 
+from timelyfreeze.planning import VarianceCurve
 from timelyfreeze.runtime.compiled_blocks import CompiledBlocks
 from timelyfreeze.runtime.masked_backward import (
     accumulation_nodes,
@@ -95,16 +96,20 @@ class FreezingStage(PipelineStage):
         """Number of layers whose products can be computed from a sample of the tokens."""
         return 0 if self._sampler is None else self._sampler.n_layers
 
-    def sample(
-        self, samples: Mapping[int, TokenSample], meter: VarianceMeter | None = None
-    ) -> None:
+    def sample(self, samples: Mapping[int, TokenSample], *, measures: bool = False) -> None:
         """Set how the coming batch's backward products are sampled.
 
         Args:
             samples: By microbatch; one that is missing is computed exactly.
-            meter: Measures what samples would add to the exact ones.
+            measures: Whether to measure what samples would add to exact ones.
         """
-        self._samples, self._meter = samples, meter
+        self._samples = samples
+        self._meter = VarianceMeter() if measures else None
+
+    def take_variance(self) -> VarianceCurve | None:
+        """Return what the last batch measured, once; None where nothing was."""
+        meter, self._meter = self._meter, None
+        return None if meter is None else meter.curve()
 
     def freeze(
         self, masks: Mapping[int, NDArray[np.bool_]], *, without_input_grads: Collection[int] = ()
@@ -126,7 +131,7 @@ class FreezingStage(PipelineStage):
     def freeze_nothing(self) -> None:
         """Forget the masks of the last batch, keeping what it reported as applied."""
         self._masks = NOTHING_FROZEN
-        self._samples, self._meter = {}, None
+        self._samples = {}
         self._without_input_grads = ()
         self._chain_ends.clear()
         self._postponed.clear()

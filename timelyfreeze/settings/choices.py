@@ -72,7 +72,7 @@ class FreezeSettings:
 
     phases: PhaseSchedule
     unit: str = TENSORS
-    max_freeze_ratio: float | tuple[float, ...] | str = 0.8
+    max_freeze_ratio: float | tuple[float, ...] | str = AUTO
     sample_input_gradients: float = 0.0
     seed: int = 42
     first_stage: str = ALL_OR_NOTHING
@@ -202,7 +202,7 @@ def token_errors(
             )
         return
     if isinstance(max_freeze_ratio, str):
-        if fraction > 0.0:
+        if 0.0 < fraction <= 1.0:
             yield (
                 f"{key('sample_input_gradients')} is {fraction} and {key('max_freeze_ratio')} is "
                 f'"{AUTO}", which knows no cost of it; set the first to 0 or the second to a number'

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from timelyfreeze.files.options import number, status_of, whole
-from timelyfreeze.settings import ALL_OR_NOTHING, FIRST_STAGE_MODES, SKIP_INPUT_GRADS, USE
+from timelyfreeze.settings import ALL_OR_NOTHING, AUTO, FIRST_STAGE_MODES, SKIP_INPUT_GRADS, USE
 from timelyfreeze.whatif.answers import answer
 from timelyfreeze.whatif.bounds_file import BoundsFile, read_bounds_file, recall
 from timelyfreeze.whatif.grid import BEST_SPLIT, DEFAULT_SPLIT, Grid, Split
@@ -25,6 +25,10 @@ def main(arguments: Sequence[str]) -> int:
     return status_of(lambda: _plan(options))
 
 
+def _cap(text: str) -> float | str:
+    return AUTO if text == AUTO else number(0.0, 1.0)(text)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="timelyfreeze plan",
@@ -35,8 +39,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("bounds", type=Path, metavar="BOUNDS", help="bounds.json of a run")
     add = parser.add_argument_group("the grid").add_argument
     add("--schedules", nargs="+", default=PAPERS, help="default: %(default)s")
-    ratio, measured = number(0.0, 1.0), "default: as many as were measured"
-    add("--r-max", nargs="+", type=ratio, default=[0.8], metavar="R", help="default: %(default)s")
+    measured = "default: as many as were measured"
+    add(
+        "--r-max", nargs="+", type=_cap, default=[AUTO, 0.8], metavar="R",
+        help=f"caps; {AUTO}: the one that should reach a loss soonest; default: %(default)s",
+    )  # fmt: skip
     add("--microbatches", nargs="+", type=whole(1), metavar="M", help=measured)
     add(
         "--splits", nargs="+", type=_split, default=[DEFAULT_SPLIT], metavar="SPLIT",

@@ -43,7 +43,7 @@ class Grid:
 
     Attributes:
         schedules: Names of schedules.
-        caps: Values of r_max, in [0, 1].
+        caps: Values of r_max, in [0, 1], or ``settings.AUTO``.
         microbatches: Numbers of microbatches; a microbatch stays as large as it was measured.
         splits: ``DEFAULT_SPLIT`` (as measured, or TorchTitan's cut where the number of stages is
             another), ``BEST_SPLIT`` (fastest without freezing), or layers of each stage.
@@ -59,7 +59,7 @@ class Grid:
     """
 
     schedules: tuple[str, ...]
-    caps: tuple[float, ...]
+    caps: tuple[float | str, ...]
     microbatches: tuple[int, ...]
     splits: tuple[str | Split, ...]
     n_ranks: int
@@ -84,12 +84,13 @@ class Case:
         schedule: Name of the schedule.
         n_microbatches: Microbatches of a batch.
         batches: Batches of a step.
-        max_freeze_ratio: The cap r_max.
+        max_freeze_ratio: The cap r_max, or ``settings.AUTO``.
         split: Its name, as asked for.
         layers: Layers of each stage; None where the file does not tell.
         step_ms: Step without freezing, milliseconds.
         frozen_step_ms: Step under the plan.
         all_frozen_step_ms: Step with everything frozen; no plan is faster.
+        steps_factor: Steps to a loss over those without freezing, estimated.
         mean_ratio: Mean planned ratio over all backwards.
         stage_ratios: Mean planned ratio of each stage's backwards.
         bubble: Fraction of the batch in which the ranks' devices, or the processors that they
@@ -105,12 +106,13 @@ class Case:
     schedule: str
     n_microbatches: int
     batches: int
-    max_freeze_ratio: float
+    max_freeze_ratio: float | str
     split: str
     layers: Split | None
     step_ms: float
     frozen_step_ms: float
     all_frozen_step_ms: float
+    steps_factor: float | None
     mean_ratio: float
     stage_ratios: tuple[float, ...]
     bubble: float
@@ -123,6 +125,13 @@ class Case:
     def gain(self) -> float:
         """Throughput gained over no freezing, as a fraction."""
         return _gain(self.step_ms, self.frozen_step_ms)
+
+    @property
+    def time_to_loss(self) -> float | None:
+        """Time to a loss over that without freezing, estimated."""
+        if self.steps_factor is None or self.step_ms == 0.0:
+            return None
+        return self.frozen_step_ms / self.step_ms * self.steps_factor
 
     @property
     def upper_bound_gain(self) -> float:

@@ -14,14 +14,15 @@ from timelyfreeze.whatif.grid import Answer, Case, Grid
 
 _LEGEND = (
     "step, frozen, best without freezing: milliseconds of a step without freezing, under the plan, "
-    "and of the best split without freezing; upper bound: the gain with everything frozen; bubble: "
+    "and of the best split without freezing; time to a loss: over that without freezing, estimated "
+    "for tensors frozen at random; upper bound: the gain with everything frozen; bubble: "
     "idle fraction of the devices, without and with freezing"
 )
 # With more stages a terminal is too narrow for a value of each; files have them all.
 _MAX_STAGES_SHOWN = 8
 # What follows from the other values of a case.
 _DERIVED = (
-    "gain", "upper_bound_gain", "gain_over_best_unfrozen", "frozen_microbatch_ms",
+    "gain", "time_to_loss", "upper_bound_gain", "gain_over_best_unfrozen", "frozen_microbatch_ms",
     "tokens_per_second_unfrozen",
 )  # fmt: skip
 
@@ -57,8 +58,13 @@ def _fastest(cases: Sequence[Case]) -> str:
     best = min(cases, key=lambda case: case.frozen_microbatch_ms)
     return (
         f"shortest for each microbatch: {best.schedule}, {best.n_microbatches} microbatches, split "
-        f"{best.split}, r_max {best.max_freeze_ratio:g}: {best.frozen_microbatch_ms:.2f} ms"
+        f"{best.split}, r_max {_cap(best)}: {best.frozen_microbatch_ms:.2f} ms"
     )
+
+
+def _cap(case: Case) -> str:
+    cap = case.max_freeze_ratio
+    return cap if isinstance(cap, str) else f"{cap:g}"
 
 
 def _cells(case: Case) -> dict[str, str]:
@@ -69,10 +75,11 @@ def _cells(case: Case) -> dict[str, str]:
         "microbatches": str(case.n_microbatches),
         "split": case.split,
         "layers": "" if case.layers is None else _each(case.layers, "d", ","),
-        "r_max": f"{case.max_freeze_ratio:g}",
+        "r_max": _cap(case),
         "step": f"{case.step_ms:.1f}",
         "frozen": f"{case.frozen_step_ms:.1f}",
         "gain": f"{case.gain:+.1%}",
+        "time to a loss": "" if case.time_to_loss is None else f"{case.time_to_loss:.2f}",
         "upper bound": f"{case.upper_bound_gain:+.1%}",
         "ratio": f"{case.mean_ratio:.2f}",
         "by stage": _each(case.stage_ratios, ".2f", " "),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from timelyfreeze.planning import LpError, solve_freeze_ratios
+from timelyfreeze.planning import LpError, SolverChoices, chosen_plan
 from timelyfreeze.schedule import PipelineDag
 from timelyfreeze.settings import ALL_OR_NOTHING, effective_skip_input_grads
 from timelyfreeze.timing import DurationBounds, play_batch
@@ -77,7 +77,7 @@ class ScheduleCases:
                 try:
                     yield self._case(title, split, bounds, cap, best_unfrozen)
                 except (LpError, ValueError) as error:
-                    yield self._left_out(f"{title}, r_max {cap:g}", error)
+                    yield self._left_out(f"{title}, r_max {cap}", error)
 
     def _left_out(self, split: str, error: Exception) -> str:
         where = f"{self.schedule}, {self.n_microbatches} microbatches, split {split}"
@@ -132,19 +132,18 @@ class ScheduleCases:
         title: str,
         split: Split | None,
         bounds: DurationBounds,
-        cap: float,
+        cap: float | str,
         best_unfrozen: Split | None,
     ) -> Case:
         grid, dag = self.grid, self.dag
-        plan = solve_freeze_ratios(
-            dag,
-            bounds,
+        choices = SolverChoices(
             max_freeze_ratio=cap,
             whole_stages=(0,) if grid.first_stage == ALL_OR_NOTHING else (),
             n_processors=grid.n_processors,
             time_limit_s=grid.time_limit_s,
             skip_input_grads=effective_skip_input_grads(grid.first_stage, grid.skip_input_grads),
         )
+        plan = chosen_plan(dag, bounds, choices, {})
         best_unfrozen_ms, tokens_per_second = None, None
         if best_unfrozen is not None:
             best = self._bounds(best_unfrozen)
@@ -165,6 +164,7 @@ class ScheduleCases:
             step_ms=grid.step_ms(plan.unfrozen_batch_ms),
             frozen_step_ms=frozen_step_ms,
             all_frozen_step_ms=grid.step_ms(plan.frozen_batch_ms),
+            steps_factor=plan.steps_factor,
             mean_ratio=float(plan.ratios[dag.freezable].mean()),
             stage_ratios=tuple(plan.stage_mean_ratios().values()),
             bubble=self._bubble(bounds.max_ms, plan.unfrozen_batch_ms),

@@ -15,6 +15,15 @@ KINDS = {
     "cap": {"freezing__max_freeze_ratio": CAP},
     "inputs": {"freezing__max_freeze_ratio": CAP, "freezing__sample_input_gradients": 0.5},
     "auto": {"freezing__max_freeze_ratio": "auto"},
+    "accumulated": {"freezing__max_freeze_ratio": CAP, "training__global_batch_size": 16},
+}
+BATCHES_A_STEP = {"accumulated": 2}
+SHARDED = {"parallelism__data_parallel_shard_degree": 2}
+# Processes and keys of what splits or repeats the stages.
+SPREAD = {
+    "FSDP bf16": (4, {**SHARDED, "training__mixed_precision_param": "bfloat16"}),
+    "HSDP": (8, {**SHARDED, "parallelism__data_parallel_replicate_degree": 2}),
+    "recomputed": (2, {"activation_checkpoint__mode": "full"}),
 }
 
 
@@ -83,7 +92,30 @@ def runs(request, tmp_path_factory):
 
 @pytest.mark.parametrize(("kind", "schedule"), cases(resumed=False))
 def test_a_run_learns_in_every_step_and_samples_what_is_planned(runs, kind, schedule):
-    ranks = runs[f"{kind} {schedule}"]
+    check_sampled(runs[f"{kind} {schedule}"], kind)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("spread", SPREAD)
+def test_replicas_and_shards_sample_alike(tmp_path, spread):
+    n_processes, keys = SPREAD[spread]
+    scenario = {
+        "name": spread,
+        "fake_clock": True,
+        "args": freezing_arguments("cap", "1F1B", **keys),
+    }
+    ranks = run_scenarios(tmp_path, n_processes, [scenario], timeout_s=400)[spread]
+    check_sampled(ranks, "cap")
+    copies = {}
+    for seen in ranks:
+        for name, weight in seen["weights"].items():
+            copies.setdefault(name, []).append(weight)
+    for same in copies.values():
+        assert len(same) == n_processes // 2
+        assert all(torch.equal(weight, same[0]) for weight in same)
+
+
+def check_sampled(ranks, kind):
     losses = next(seen["losses"] for seen in ranks if seen["losses"][0] != -1.0)
     assert all(map(math.isfinite, losses))
     assert losses[-1] < losses[0]
@@ -113,7 +145,7 @@ def test_a_run_learns_in_every_step_and_samples_what_is_planned(runs, kind, sche
 def test_a_resumed_run_draws_the_same_tokens(runs, kind, schedule, place):
     name = f"{kind} {schedule}"
     for a, b in zip(runs[name], runs[f"{name} from {place}"], strict=True):
-        assert b["losses"] == a["losses"][-(STEPS - place) :]
+        assert b["losses"] == a["losses"][-BATCHES_A_STEP.get(kind, 1) * (STEPS - place) :]
         assert b["grad_norms"] == a["grad_norms"][-(STEPS - place) :]
         assert b["applied"] == [each for each in a["applied"] if each[0] > place]
         assert b.get("plan") == a.get("plan")

@@ -37,6 +37,9 @@ SMALL = {
     "metrics.no_enable_tensorboard": None,
     "plots.no_enable": None,
     "freezing.method": "none",
+    # What "auto" chooses, or whether it switches off, depends on how busy the machine is.
+    "freezing.max_freeze_ratio": 0.8,
+    "freezing.monitoring": "halves",
     "lr_scheduler.warmup_steps": 1,
     "parallelism.no_pipeline_parallel_expert_parallel_overlap": None,
 }

@@ -368,6 +368,8 @@ def default_run(tmp_path_factory):
         "--freezing.last_warmup_step=2",
         "--freezing.last_monitor_step=8",
         "--freezing.last_ramp_step=10",
+        "--freezing.monitoring=halves",
+        "--freezing.max_freeze_ratio=0.8",  # "auto" may freeze nothing on a busy machine
         "--metrics.log_freq=2",
         f"--job.dump_folder={folder}",
         n_processes=1,

@@ -59,7 +59,13 @@ def launch_forked(*args, **given):
 def default_run(tmp_path_factory):
     """A shortened default run: what it printed, and its folder."""
     folder = tmp_path_factory.mktemp("outputs")
-    settings = {**FREEZING, "metrics__log_freq": 2, "metrics__enable_tensorboard": None}
+    # "auto" would freeze nothing where the machine is too busy to gain by it.
+    given = {
+        "freezing__max_freeze_ratio": 0.8,
+        "freezing__monitoring": "halves",
+        "metrics__log_freq": 2,
+    }
+    settings = {**FREEZING, **given, "metrics__enable_tensorboard": None}
     skipped = {"freezing.method", "model.flavor"}
     args = [
         f"--{key.replace('__', '.')}" + ("" if value is None else f"={value}")

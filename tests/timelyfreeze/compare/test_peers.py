@@ -207,6 +207,45 @@ def test_a_peer_needs_none_and_a_method(
     assert trainer.commands == []
 
 
+def test_runs_that_freeze_are_stretched_and_their_peers_fitted_to_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = Trainer()
+    methods = ["apf", "none", "fewer_steps"]
+    assert run(trainer, tmp_path, *methods, more=["--stretch", "1.2"]) == 0
+    none, apf, fewer = map(keys_of, trainer.commands)
+    assert "training.steps" not in none
+    assert trainer.commands[1][-3:] == [
+        "--training.steps=12", "--lr_scheduler.warmup_steps=6", "--validation.freq=12",
+    ]  # fmt: skip
+    # 12 steps of 0.85 s; a run of none has done 9 in that time.
+    assert (apf["freezing.method"], fewer["training.steps"]) == ("apf", "9")
+    assert run(trainer, tmp_path, *methods, more=["--stretch", "1.1"]) == 2
+    assert "was run with stretch 1.2, asked for is 1.1" in capsys.readouterr().err
+    assert len(trainer.commands) == 3
+
+
+@pytest.mark.parametrize(
+    ("methods", "stretch", "message"),
+    [
+        (["none", "apf"], "0", "--stretch is 0.0; it must be above 0"),
+        (["none", "apf"], "nan", "--stretch is nan; it must be above 0"),
+        (["apf"], "1.1", "--stretch multiplies the steps of none; name it in --methods as well"),
+    ],
+)
+def test_a_stretch_that_makes_no_sense(
+    tmp_path: Path,
+    methods: list[str],
+    stretch: str,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    trainer = Trainer()
+    assert run(trainer, tmp_path, *methods, more=["--stretch", stretch]) == 2
+    assert message in capsys.readouterr().err
+    assert trainer.commands == []
+
+
 # --- what the table says --------------------------------------------------------------------------
 
 

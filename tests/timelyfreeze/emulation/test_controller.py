@@ -58,7 +58,9 @@ class EmulatedRanks:
         self.stages = {s: StubStage(s) for s in range(order.n_stages)}
         self.clock = HandClock()
         self.recorder = EmulatedRecorder(self.clock, order)
-        self.settings = FreezeSettings(**{"phases": PHASES, "discard_batches": 1, **settings})
+        self.settings = FreezeSettings(
+            **{"phases": PHASES, "discard_batches": 1, "max_freeze_ratio": 0.8, **settings}
+        )
         exchange = ThreadExchange(Hub(1), 0)
         self.checks = None
         if policy is not None:

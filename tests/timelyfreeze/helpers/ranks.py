@@ -166,7 +166,9 @@ class Ranks:
         self.duration_ms = duration_ms
         self.solved: list[list[Any]] = []
         self.hub = Hub(declared.n_ranks * n_replicas)
-        self.settings = FreezeSettings(**{"phases": PHASES, "discard_batches": 1, **settings})
+        self.settings = FreezeSettings(
+            **{"phases": PHASES, "discard_batches": 1, "max_freeze_ratio": 0.8, **settings}
+        )
         self.controllers: list[FreezeController] = []
         self.exchanges: list[ThreadExchange] = []
         self.stages: list[dict[int, StubStage]] = []

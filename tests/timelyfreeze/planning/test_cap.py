@@ -1,16 +1,19 @@
 """The cap that is chosen, against every cap tried by hand."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from timelyfreeze.planning import (
     MEASURED_RATIOS,
+    FreezePlan,
     SolverChoices,
     plan_from_ratios,
     solve_freeze_ratios,
 )
+from timelyfreeze.planning import cap as cap_module
 from timelyfreeze.planning.cap import chosen_plan
 from timelyfreeze.schedule import build_dag, one_f_one_b_order
 from timelyfreeze.settings import AUTO
@@ -89,3 +92,19 @@ def test_what_was_not_measured_is_not_guessed() -> None:
     assert chosen_plan(DAG, TOKENS, known, {}).time_to_loss is None
     inputs = replace(known, input_fraction=0.5)
     assert chosen_plan(DAG, TOKENS, inputs, curves(1.0)).time_to_loss is None
+
+
+def test_all_caps_together_have_the_time_of_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = []
+
+    def noted(*args: Any, time_limit_s: float, **kwargs: Any) -> FreezePlan:
+        limits.append(time_limit_s)
+        return solve_freeze_ratios(*args, time_limit_s=time_limit_s, **kwargs)
+
+    monkeypatch.setattr(cap_module, "solve_freeze_ratios", noted)
+    for most_actions, n_caps in ((1024, 13), (10, 4)):
+        limits.clear()
+        monkeypatch.setattr(cap_module, "MAX_ACTIONS_BY_SIMPLEX", most_actions)
+        chosen_plan(DAG, TENSORS, SolverChoices(AUTO, time_limit_s=26.0), {})
+        assert len(limits) == n_caps
+        assert sum(limits) == pytest.approx(26.0)

@@ -180,7 +180,7 @@ def test_many_actions_are_solved_from_the_inside(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(timelyfreeze.planning.lp, "solve_by_interior_point", noted)
     small = solve_freeze_ratios(dag, bounds, max_freeze_ratio=0.8)
     assert asked == []
-    monkeypatch.setattr(timelyfreeze.planning.lp, "_MAX_ACTIONS_BY_SIMPLEX", len(dag.actions) - 1)
+    monkeypatch.setattr(timelyfreeze.planning.lp, "MAX_ACTIONS_BY_SIMPLEX", len(dag.actions) - 1)
     large = solve_freeze_ratios(dag, bounds, max_freeze_ratio=0.8)
     assert asked == [len(dag.actions)]
     assert large.batch_ms == pytest.approx(small.batch_ms, rel=1e-4)
@@ -195,7 +195,7 @@ def test_where_it_fails_simplex_gets_the_time_that_is_left(
     dag = scheduled("1F1B", 4, 8)
     bounds = noisy_bounds(dag, 0)
     exact = solve_freeze_ratios(dag, bounds, max_freeze_ratio=0.8)
-    monkeypatch.setattr(timelyfreeze.planning.lp, "_MAX_ACTIONS_BY_SIMPLEX", 0)
+    monkeypatch.setattr(timelyfreeze.planning.lp, "MAX_ACTIONS_BY_SIMPLEX", 0)
     monkeypatch.setattr(timelyfreeze.planning.lp, "solve_by_interior_point", fail)
     again = solve_freeze_ratios(dag, bounds, max_freeze_ratio=0.8)
     assert again.ratios.tolist() == exact.ratios.tolist()
@@ -224,7 +224,7 @@ def test_whatever_breaks_in_the_arithmetic_leaves_it_to_simplex(
     dag = scheduled("1F1B", 4, 16)
     bounds = noisy_bounds(dag, 0)
     exact = solve_freeze_ratios(dag, bounds, max_freeze_ratio=0.8)
-    monkeypatch.setattr(timelyfreeze.planning.lp, "_MAX_ACTIONS_BY_SIMPLEX", 0)
+    monkeypatch.setattr(timelyfreeze.planning.lp, "MAX_ACTIONS_BY_SIMPLEX", 0)
     monkeypatch.setattr(clarabel, "DefaultSolver", fail)
     again = solve_freeze_ratios(dag, bounds, max_freeze_ratio=0.8)
     assert again.ratios.tolist() == exact.ratios.tolist()
@@ -259,7 +259,7 @@ def test_without_clarabel_simplex_solves_and_it_is_said_once(
     dag = scheduled("1F1B", 4, 8)
     bounds = noisy_bounds(dag, 0)
     exact = solve_freeze_ratios(dag, bounds, max_freeze_ratio=0.8)
-    monkeypatch.setattr(timelyfreeze.planning.lp, "_MAX_ACTIONS_BY_SIMPLEX", 0)
+    monkeypatch.setattr(timelyfreeze.planning.lp, "MAX_ACTIONS_BY_SIMPLEX", 0)
     monkeypatch.setitem(sys.modules, missing, None)
     timelyfreeze.planning.lp._recommend_clarabel.cache_clear()
     with caplog.at_level(logging.INFO, "timelyfreeze.planning.lp"):
@@ -278,7 +278,7 @@ def test_stages_frozen_whole(seed: int, cap: float) -> None:
     dag = build_dag(one_f_one_b_order(3, 5))
     bounds = noisy_bounds(dag, seed, noise=0.2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(timelyfreeze.planning.lp, "_MAX_ACTIONS_BY_SIMPLEX", 0)
+        patch.setattr(timelyfreeze.planning.lp, "MAX_ACTIONS_BY_SIMPLEX", 0)
         plan = solve_freeze_ratios(dag, bounds, max_freeze_ratio=cap, whole_stages=(0,))
         free = solve_freeze_ratios(dag, bounds, max_freeze_ratio=cap)
     first = (dag.stages == 0) & dag.freezable

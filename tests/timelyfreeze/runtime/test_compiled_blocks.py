@@ -23,7 +23,6 @@ from tests.timelyfreeze.helpers.stages import (
     expected,
     make_modules,
     modules_for,
-    process_group,
     shard,
     uniform_masks,
     whole,
@@ -32,10 +31,7 @@ from tests.timelyfreeze.helpers.stages import (
 Masks = dict[int, dict[int, np.ndarray]]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_rank() -> Iterator[None]:
-    with process_group():
-        yield
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 @pytest.fixture(autouse=True)

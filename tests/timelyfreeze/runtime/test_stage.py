@@ -30,7 +30,6 @@ from tests.timelyfreeze.helpers.stages import (
     make_batch,
     make_modules,
     modules_for,
-    process_group,
     random_masks,
     sum_loss,
     uniform_masks,
@@ -39,11 +38,7 @@ from tests.timelyfreeze.runtime.test_masked_backward import MatrixProducts
 from timelyfreeze.runtime.stage import FreezingStage
 from timelyfreeze.schedule.actions import ActionKind
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_rank() -> Iterator[None]:
-    with process_group():
-        yield
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 @pytest.mark.parametrize("schedule", EVERY)

@@ -6,7 +6,7 @@ in which microbatches nothing in front is live. The oracle is the plain chain of
 
 import copy
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,6 @@ from tests.timelyfreeze.helpers.stages import (
     make_batch,
     make_modules,
     modules_for,
-    process_group,
     random_masks,
     shard,
     uniform_masks,
@@ -62,10 +61,7 @@ FRONTS = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_rank() -> Iterator[None]:
-    with process_group():
-        yield
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 def freeze_front(modules: Sequence[nn.Module], n_frozen: int) -> dict[int, dict[int, np.ndarray]]:

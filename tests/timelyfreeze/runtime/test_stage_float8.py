@@ -1,7 +1,6 @@
 """Stages whose linear layers compute in emulated float8; needs the package torchao."""
 
 import copy
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -14,17 +13,13 @@ from tests.timelyfreeze.helpers.stages import (
     Pipeline,
     assert_equal,
     expected,
-    process_group,
     random_masks,
 )
 
 WIDTH = 16  # float8 products need multiples of it
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_rank() -> Iterator[None]:
-    with process_group():
-        yield
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 class Block(nn.Module):

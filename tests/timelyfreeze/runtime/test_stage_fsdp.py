@@ -1,7 +1,6 @@
 """Stages under FSDP2 and real torch schedules, all on one rank."""
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,17 +19,12 @@ from tests.timelyfreeze.helpers.stages import (
     assert_equal,
     expected,
     make_modules,
-    process_group,
     random_masks,
     shard,
     whole,
 )
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_rank() -> Iterator[None]:
-    with process_group():
-        yield
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")

@@ -1,7 +1,6 @@
 """Stages that sample tokens under real schedules, against a plain chain that samples alike."""
 
 import copy
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -20,17 +19,12 @@ from tests.timelyfreeze.helpers.stages import (
     expected,
     make_modules,
     modules_for,
-    process_group,
     shard,
     whole,
 )
 from timelyfreeze.runtime.sampling import TokenSample, TokenSampler
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_rank() -> Iterator[None]:
-    with process_group():
-        yield
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 def samples_for(modules: list[nn.Module], ratio: float, input_ratio: float) -> Samples:

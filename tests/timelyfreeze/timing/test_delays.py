@@ -213,7 +213,7 @@ def test_from_the_inside_it_is_the_same_plan(
     monkeypatch: pytest.MonkeyPatch, name: str, cap: float
 ) -> None:
     """Large programs go to another solver; here a small one is sent there."""
-    monkeypatch.setattr(timelyfreeze.planning.lp, "_MAX_ACTIONS_BY_SIMPLEX", 0)
+    monkeypatch.setattr(timelyfreeze.planning.lp, "MAX_ACTIONS_BY_SIMPLEX", 0)
 
     def refused(*_: object) -> None:
         raise AssertionError("the simplex method was asked")

@@ -89,6 +89,20 @@ def test_nothing_is_frozen_under_a_cap_of_zero(even: BoundsFile) -> None:
     assert case.frozen_bubble == case.bubble
 
 
+def test_the_chosen_cap_is_the_best_of_those_that_were_tried(even: BoundsFile) -> None:
+    auto, *others = answer(even, grid(caps=("auto", 0.1, 0.2, 0.3, 0.4, 0.8))).cases
+    times = []
+    for case in others:
+        ratios = np.array(case.stage_ratios)
+        steps = math.sqrt(1.0 + (ratios / (1.0 - ratios)).mean())
+        assert case.time_to_loss == pytest.approx(case.frozen_step_ms / case.step_ms * steps)
+        times.append(case.time_to_loss)
+    assert auto.max_freeze_ratio == "auto"
+    assert auto.time_to_loss is not None
+    assert auto.time_to_loss <= min(times) + 1e-9
+    assert times[-1] > 1.0  # a cap of 0.8 does not pay
+
+
 def fastest_by_search(
     order: ScheduleOrder, stages: list[StageTimes], cap: float, levels: list[float]
 ) -> float:

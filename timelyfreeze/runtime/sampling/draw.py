@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+# Of input gradients: 3 learns as much at small ratios and less at large ones, 0 far less at all.
 _LEVEL = 1.0
 
 

@@ -10,6 +10,7 @@ from torchtitan.config import JobConfig as TitanJobConfig
 from torchtitan.config import Model as TitanModel
 
 from timelyfreeze.policies import registered_policies
+from timelyfreeze.settings import AUTO
 
 
 @dataclass
@@ -44,7 +45,7 @@ class Freezing:
     paper. "tokens": a part of the tokens of every linear layer's weight gradient; what is kept is
     weighted so that the gradient is the same in the mean (see docs/sampling.md)."""
 
-    max_freeze_ratio: float | list[float] | str = 0.8
+    max_freeze_ratio: float | list[float] | str = AUTO
     """r_max, in [0, 1]: one value, or one for each stage. With unit "tensors" it caps the mean
     freeze ratio of a stage's backwards, with "tokens" the ratio of each backward. "auto" takes the
     cap with which a loss is estimated to be reached soonest, and freezes nothing where none is."""

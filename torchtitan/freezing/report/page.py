@@ -24,7 +24,7 @@ _SETTINGS = (
 )  # fmt: skip
 _FREEZING_SETTINGS = (
     "method", "last_warmup_step", "last_monitor_step", "monitoring", "last_ramp_step",
-    "max_freeze_ratio", "seed", "first_stage", "skip_input_grads", "min_gain",
+    "unit", "max_freeze_ratio", "seed", "first_stage", "skip_input_grads", "min_gain",
 )  # fmt: skip
 _FILES = {
     "report.txt": "the short report, as it was printed",

@@ -211,16 +211,24 @@ def with_convergence(
     clock = by_virtual_clock(summary)
     before_ms, after_ms = clock.step_ms_unfrozen, clock.step_ms
     kappa = after_ms / before_ms if before_ms and after_ms else None
-    factor = summary.steps_factor
     return replace(
         summary,
-        time_to_loss=None if kappa is None or factor is None else kappa * factor,
+        time_to_loss=_time_to_loss(summary, kappa),
         kappa=kappa,
         p_eff=p_eff,
         kappa_over_p_eff=kappa_over_p_eff(kappa, p_eff),
         never_updated_tensors=None if still is None else still.tensors,
         never_updated_elements=None if still is None else still.elements,
     )
+
+
+def _time_to_loss(summary: RunSummary, kappa: float | None) -> float | None:
+    """Return the estimated time to a loss; by the planned batches where no step was measured."""
+    before_ms, planned_ms = summary.batch_ms_unfrozen_predicted, summary.batch_ms_predicted
+    if kappa is None and before_ms and planned_ms is not None:
+        kappa = planned_ms / before_ms
+    factor = summary.steps_factor
+    return None if kappa is None or factor is None else kappa * factor
 
 
 def summary_at_start(

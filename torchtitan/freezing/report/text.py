@@ -72,18 +72,23 @@ def _unfrozen_run(summary: RunSummary) -> _Lines:
     return {"tokens/s per device": speed} if speed else {"too few steps to measure": " "}
 
 
+def _time_to_loss(summary: RunSummary) -> str | None:
+    """Say what was estimated, and how much of it is the number of steps, the less certain part."""
+    total, n_steps = summary.time_to_loss, summary.steps_factor
+    if total is None or n_steps is None or summary.switched_off is not None:
+        return None
+    return (
+        f"{total:.2f} of that without freezing, estimated: a step takes {total / n_steps:.2f} of "
+        f"the time, and up to {n_steps:.2f} times as many are needed"
+    )
+
+
 def _frozen_run(summary: RunSummary) -> _Lines:
     before_ms, after_ms = summary.step_ms_unfrozen, summary.step_ms
     speed = "{:,.0f} tokens/s per device, {:.1f} ms a step"
     gain = before_ms / after_ms - 1 if before_ms is not None and after_ms is not None else None
     lines: _Lines = {
-        "time to a loss": _known(
-            "{:.2f} of that without freezing, estimated: {:.2f} times the steps, each in {:.2f} of "
-            "the time",
-            summary.time_to_loss,
-            summary.steps_factor,
-            summary.kappa,
-        ),
+        "time to a loss": _time_to_loss(summary),
         "without freezing": _known(speed, summary.tokens_per_second_unfrozen, before_ms),
         "with freezing": _known(speed, summary.tokens_per_second, after_ms),
         "gain": _known("{:+.1%} throughput", gain),

@@ -13,6 +13,7 @@ from timelyfreeze.runtime.sampling.draw import (
     added_variance,
     draw_tokens,
     inclusion_probabilities,
+    levelled,
     n_kept,
 )
 
@@ -106,3 +107,16 @@ def test_neighbours_that_are_alike_are_seldom_kept_together() -> None:
     joint = joint_probabilities(np.full(8, 0.5))
     assert joint[0, 1] == 0.0
     assert joint[0, 2] == 0.5
+
+
+@given(sizes_lists, st.data())
+def test_levelled_sizes_weight_no_token_more_than_twice_an_even_draw(
+    sizes: list[float], data: st.DataObject
+) -> None:
+    n_drawn = data.draw(st.integers(1, len(sizes)))
+    level = levelled(torch.tensor([0.0, *sizes], dtype=torch.float64))
+    p = inclusion_probabilities(level, n_drawn)
+    assert p[0] == 0.0
+    assert float(1.0 / p[1:].min()) <= 2.0 * len(sizes) / n_drawn * (1.0 + 1e-9)
+    # Larger tokens stay the likelier ones.
+    assert p[1:][torch.tensor(sizes).argmax()] == p.max()

@@ -214,7 +214,7 @@ def test_only_layers_that_multiply_as_a_linear_layer_does_are_adopted() -> None:
             return 2.0 * super().forward(x)
 
     class Renamed(nn.Linear):
-        pass
+        """Multiplies as its base class does."""
 
     module = nn.Sequential(Doubled(3, 3), Renamed(3, 3), nn.Linear(3, 3), nn.Embedding(3, 3))
     assert TokenSampler(module).n_layers == 2

@@ -27,6 +27,8 @@ MEASURED: dict[str, Any] = {
     "planned_stage_ratios": {0: 0.125, 1: 0.5},
     "stage_ratios": {0: 0.25, 1: 0.75},
     "average_freeze_ratio": 0.2345,
+    "steps_factor": 1.15,
+    "time_to_loss": 0.92,
     "kappa": 0.8,
     "p_eff": 0.5,
     "kappa_over_p_eff": 1.6,
@@ -60,6 +62,8 @@ def test_a_run_with_freezing(tmp_path: Path) -> None:
     page = page_of(tmp_path, COUNTS, **MEASURED)
     rows = rows_of(page)
     assert page.startswith("# llama3 8M, 1F1B, timelyfreeze\n\n100 of 100 steps, begun 2026-11-21")
+    assert rows["time to a loss, of that without freezing, estimated"] == "0.92"
+    assert rows["steps to a loss, of those without freezing, estimated"] == "up to 1.15"
     assert rows["gain"] == "+25.0% throughput"
     assert rows["with freezing"] == "1,250"
     assert rows["step with freezing"] == "predicted 150.0 ms, measured 160.0 ms (+6.7%)"
@@ -74,7 +78,7 @@ def test_a_run_with_freezing(tmp_path: Path) -> None:
     assert rows["tensors never updated since freezing began"] == "25.0%"
     assert rows["device"] == "Abacus 3000, 2 cores"
     assert rows["training.dataset_path"] == "./a\\|b"
-    assert rows["freezing.max_freeze_ratio"] == "0.8"
+    assert rows["freezing.max_freeze_ratio"] == "auto"
     # (10 * 8 + 30 * 4) / (40 * 8), and 2 / 8
     assert "| 0 | 1 | 0.12 | 0.25 | 0.62 |" in page
     assert "| 1 | 0 | 0.50 | 0.75 | 0.25 |" in page
