@@ -85,8 +85,10 @@ def run(scenario, folder):
         stages[0] if is_single else stages, N_MICROBATCHES, loss_fn=sum_loss, scale_grads=False
     )
     if "csv" in scenario:
-        (folder / "order.csv").write_text(scenario["csv"])
-        schedule._load_csv(str(folder / "order.csv"))
+        # A file of one's own: another rank that began to write a common one would leave it empty.
+        order = folder / f"order_{dist.get_rank()}.csv"
+        order.write_text(scenario["csv"])
+        schedule._load_csv(str(order))
     parameters = [p for s in held for p in modules[s].parameters()]
     optimizer = torch.optim.SGD(parameters, lr=0.0)
     freezer = TimelyFreeze(
