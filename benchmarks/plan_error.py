@@ -23,7 +23,7 @@ from timelyfreeze.compare.runs import FINISHED, Run, find_runs
 from timelyfreeze.files import markdown_lines
 from timelyfreeze.files.options import status_of
 from timelyfreeze.settings import ALL_OR_NOTHING, USE
-from timelyfreeze.whatif import BoundsFile, Grid, answer, read_bounds_file, render_split
+from timelyfreeze.whatif import BoundsFile, Grid, answer, read_bounds_file, render_cap, render_split
 
 HEAD = (
     "planned from", "run", "microbatches", "layers", "r_max", "batch without, planned", "measured",
@@ -62,8 +62,7 @@ def _cells(file: BoundsFile, run: Run) -> list[str]:
     planned_ms = planned(file, own, metrics)
     measured_ms = [metrics["batch_unfrozen_ms_measured"], metrics["batch_ms_measured"]]
     cells = [metrics["schedule"], str(own.n_microbatches), render_split(own.notes.layers or ())]
-    cap = metrics["max_freeze_ratio"]
-    cells.append(cap if isinstance(cap, str) else f"{cap:g}")
+    cells.append(render_cap(metrics["max_freeze_ratio"]))
     for predicted, measured in zip(planned_ms, measured_ms, strict=True):
         cells += [f"{predicted:.1f}", "-" if measured is None else f"{measured:.1f}"]
         cells.append(_percent(excess(measured, predicted)))

@@ -66,15 +66,14 @@ def plan_jobs(
         for seed in seeds
         for schedule in schedules
         for job in (
-            *(_job(schedule, method, seed, nproc, stretch) for method in others),
+            *(_job(schedule, m, seed, nproc, stretch if freezes(m) else 1.0) for m in others),
             *(_peer(peer, schedule, m, seed, nproc) for peer in peers for m in freezing),
         )
     ]
 
 
 def _job(schedule: str, method: str, seed: int, nproc: int, stretch: float = 1.0) -> Job:
-    none = _path(schedule, "none", seed)
-    is_stretched = stretch != 1.0 and freezes(method)
+    fit = partial(_stretched, none=_path(schedule, "none", seed), factor=stretch)
     return Job(
         label=f"{schedule} {method} seed {seed}",
         path=_path(schedule, method, seed),
@@ -84,13 +83,8 @@ def _job(schedule: str, method: str, seed: int, nproc: int, stretch: float = 1.0
             "parallelism.pipeline_parallel_schedule": schedule,
             **dict.fromkeys(("debug.seed", "data.seed", "freezing.seed"), seed),
         },
-        record={
-            "schedule": schedule,
-            "method": method,
-            "seed": seed,
-            "stretch": stretch if is_stretched else 1.0,
-        },
-        fit=partial(_stretched, none=none, factor=stretch) if is_stretched else None,
+        record={"schedule": schedule, "method": method, "seed": seed, "stretch": stretch},
+        fit=None if stretch == 1.0 else fit,
     )
 
 

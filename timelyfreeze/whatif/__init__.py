@@ -9,7 +9,7 @@ what it prints.
 
 from timelyfreeze.whatif.answers import answer
 from timelyfreeze.whatif.bounds_file import BoundsFile, bounds_file_text, read_bounds_file
-from timelyfreeze.whatif.grid import Answer, Case, Grid, Split, render_split
+from timelyfreeze.whatif.grid import Answer, Case, Grid, Split, render_cap, render_split
 from timelyfreeze.whatif.layer_model import layer_overheads
 from timelyfreeze.whatif.notes import PipelineNotes
 from timelyfreeze.whatif.times import Pair, StageTimes, complete_times
@@ -28,5 +28,6 @@ __all__ = [
     "complete_times",
     "layer_overheads",
     "read_bounds_file",
+    "render_cap",
     "render_split",
 ]

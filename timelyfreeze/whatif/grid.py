@@ -20,6 +20,11 @@ def render_split(split: Sequence[int]) -> str:
     return ",".join(map(str, split))
 
 
+def render_cap(cap: float | str) -> str:
+    """Return a value of r_max as text, such as "0.8" or "auto"."""
+    return cap if isinstance(cap, str) else f"{cap:g}"
+
+
 def default_split(n_layers: int, n_stages: int) -> Split:
     """Return how TorchTitan cuts a model by default.
 

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from timelyfreeze.whatif.bounds_file import BoundsFile, Recall
-from timelyfreeze.whatif.grid import Answer, Case, Grid
+from timelyfreeze.whatif.grid import Answer, Case, Grid, render_cap
 
 _LEGEND = (
     "step, frozen, best without freezing: milliseconds of a step without freezing, under the plan, "
@@ -35,7 +35,7 @@ def render(answer: Answer, title: str) -> str:
     widths = [max(len(row[i]) for row in table) for i in range(len(columns))]
     lines = ["  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in table]
     lines.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join([title, "", *lines, "", _LEGEND, _fastest(answer.cases), *answer.notes])
+    return "\n".join([title, "", *lines, "", _LEGEND, *_best(answer.cases), *answer.notes])
 
 
 def title_of(file: BoundsFile, grid: Grid, recalled: Recall | None) -> str:
@@ -54,17 +54,22 @@ def title_of(file: BoundsFile, grid: Grid, recalled: Recall | None) -> str:
     return "\n".join(lines)
 
 
-def _fastest(cases: Sequence[Case]) -> str:
+def _best(cases: Sequence[Case]) -> list[str]:
+    """Name the case with the shortest microbatches, and that with the least time to a loss."""
     best = min(cases, key=lambda case: case.frozen_microbatch_ms)
+    lines = [f"shortest for each microbatch: {_named(best)}"]
+    known = {c: c.frozen_microbatch_ms * c.steps_factor for c in cases if c.steps_factor}
+    if known:
+        best = min(known, key=known.__getitem__)
+        lines.append(f"soonest at a loss: {_named(best)}, times {best.steps_factor:.2f} steps")
+    return lines
+
+
+def _named(case: Case) -> str:
     return (
-        f"shortest for each microbatch: {best.schedule}, {best.n_microbatches} microbatches, split "
-        f"{best.split}, r_max {_cap(best)}: {best.frozen_microbatch_ms:.2f} ms"
+        f"{case.schedule}, {case.n_microbatches} microbatches, split {case.split}, "
+        f"r_max {render_cap(case.max_freeze_ratio)}: {case.frozen_microbatch_ms:.2f} ms"
     )
-
-
-def _cap(case: Case) -> str:
-    cap = case.max_freeze_ratio
-    return cap if isinstance(cap, str) else f"{cap:g}"
 
 
 def _cells(case: Case) -> dict[str, str]:
@@ -75,7 +80,7 @@ def _cells(case: Case) -> dict[str, str]:
         "microbatches": str(case.n_microbatches),
         "split": case.split,
         "layers": "" if case.layers is None else _each(case.layers, "d", ","),
-        "r_max": _cap(case),
+        "r_max": render_cap(case.max_freeze_ratio),
         "step": f"{case.step_ms:.1f}",
         "frozen": f"{case.frozen_step_ms:.1f}",
         "gain": f"{case.gain:+.1%}",

@@ -22,6 +22,7 @@ from timelyfreeze.whatif.grid import (
     Grid,
     Split,
     default_split,
+    render_cap,
     render_split,
 )
 from timelyfreeze.whatif.layer_model import LayerModel
@@ -77,7 +78,7 @@ class ScheduleCases:
                 try:
                     yield self._case(title, split, bounds, cap, best_unfrozen)
                 except (LpError, ValueError) as error:
-                    yield self._left_out(f"{title}, r_max {cap}", error)
+                    yield self._left_out(f"{title}, r_max {render_cap(cap)}", error)
 
     def _left_out(self, split: str, error: Exception) -> str:
         where = f"{self.schedule}, {self.n_microbatches} microbatches, split {split}"

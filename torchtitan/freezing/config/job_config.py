@@ -43,7 +43,7 @@ class Freezing:
     unit: str = "tensors"
     """What is left out of a backward. "tensors": the weight gradients of whole tensors, as in the
     paper. "tokens": a part of the tokens of every linear layer's weight gradient; what is kept is
-    weighted so that the gradient is the same in the mean (see docs/sampling.md)."""
+    weighted so that the gradient is the same in the mean (see docs/how/sampling.md)."""
 
     max_freeze_ratio: float | list[float] | str = AUTO
     """r_max, in [0, 1]: one value, or one for each stage. With unit "tensors" it caps the mean

@@ -223,7 +223,12 @@ def with_convergence(
 
 
 def _time_to_loss(summary: RunSummary, kappa: float | None) -> float | None:
-    """Return the estimated time to a loss; by the planned batches where no step was measured."""
+    """Return the estimated time to a loss; by the planned batches where no step was measured.
+
+    None where freezing was switched off: such a run takes the time that it takes without.
+    """
+    if summary.switched_off is not None:
+        return None
     before_ms, planned_ms = summary.batch_ms_unfrozen_predicted, summary.batch_ms_predicted
     if kappa is None and before_ms and planned_ms is not None:
         kappa = planned_ms / before_ms

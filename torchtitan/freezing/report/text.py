@@ -75,11 +75,11 @@ def _unfrozen_run(summary: RunSummary) -> _Lines:
 def _time_to_loss(summary: RunSummary) -> str | None:
     """Say what was estimated, and how much of it is the number of steps, the less certain part."""
     total, n_steps = summary.time_to_loss, summary.steps_factor
-    if total is None or n_steps is None or summary.switched_off is not None:
+    if total is None or n_steps is None:
         return None
     return (
         f"{total:.2f} of that without freezing, estimated: a step takes {total / n_steps:.2f} of "
-        f"the time, and up to {n_steps:.2f} times as many are needed"
+        f"the time, and about {n_steps:.2f} times as many are needed"
     )
 
 

@@ -18,7 +18,7 @@ from timelyfreeze.settings.phases import Phase
 from timelyfreeze.timing.bounds import uniform_bounds
 from torchtitan.freezing.config.job_config import JobConfig
 from torchtitan.freezing.report import run_record
-from torchtitan.freezing.report.run_record import RunRecord, summary_at_start
+from torchtitan.freezing.report.run_record import RunRecord, summary_at_start, with_convergence
 
 START = make_summary()
 
@@ -144,6 +144,20 @@ def test_steps_since_freezing_was_switched_off_are_no_frozen_ones() -> None:
     summary = summarize(record, controller(make_plan(), switched_off="from step 4 on: why"))
     assert (summary.step_ms, summary.step_ms_off) == (pytest.approx(200.0), pytest.approx(300.0))
     assert summary.switched_off == "from step 4 on: why"
+
+
+def test_the_time_to_a_loss_is_by_steps_else_by_planned_batches_else_unknown() -> None:
+    def time_to_loss(**known: Any) -> float | None:
+        summary = replace(START, steps_factor=1.2, **known)
+        return with_convergence(summary, None, None).time_to_loss
+
+    planned = {"batch_ms_unfrozen_predicted": 100.0, "batch_ms_predicted": 70.0}
+    steps = {"step_ms_unfrozen": 200.0, "step_ms": 150.0}
+    assert time_to_loss(**planned, **steps) == pytest.approx(0.75 * 1.2)
+    assert time_to_loss(**planned) == pytest.approx(0.7 * 1.2)
+    assert time_to_loss() is None
+    # What was switched off takes the time that it takes without freezing.
+    assert time_to_loss(**planned, **steps, switched_off="from step 9 on") is None
 
 
 def test_what_was_known_at_the_start_stays() -> None:
