@@ -7,6 +7,7 @@
 #   tests      what is marked gpu
 #   pipeline   two GPUs or more: the default run over NCCL, the paired benchmarks, every freezing method once
 #   emulate    training steps of SmolLM2-135M and Llama-3.2-1B (80 GB), 4 ranks in one process: predicted and measured
+#   sampling   what sampled tokens save of the weight gradients of a block, in the shapes of 135M, 1B and 8B
 #   profile    Llama-3.2-1B and Llama-3-8B in the paper's shapes, in 4 and in 8 stages, one stage at a time (40 GB are
 #              enough); plans of the paper's four schedules at r_max 0.8, beside the paper's numbers
 #   memory     two GPUs or more: Llama-3.2-1B from random weights, the estimate, and what the GPUs held
@@ -49,7 +50,7 @@ while [ $# -gt 0 ]; do
       esac
       shift
       ;;
-    tests | profile | emulate | pipeline | memory | scores) parts+=("$1") ;;
+    tests | sampling | profile | emulate | pipeline | memory | scores) parts+=("$1") ;;
     *) refuse "'$1' is no part and no option" ;;
   esac
   shift
@@ -70,10 +71,10 @@ if [ -n "$model" ] && [ -z "$examples" ]; then
 fi
 if [ ${#parts[@]} -eq 0 ]; then
   if [ "$gpus" -ge 2 ]; then
-    parts=(tests pipeline emulate profile memory)
+    parts=(tests pipeline emulate sampling profile memory)
     [ -z "$questions" ] || parts+=(scores)
   else
-    parts=(tests emulate profile)
+    parts=(tests emulate sampling profile)
     echo "One GPU is visible; pipeline, memory and scores need 2 or more and are left out." >&2
   fi
 fi
@@ -107,6 +108,12 @@ timelyfreeze() {
 
 run_tests() {
   "$python" -m pytest -m gpu tests/gpu
+}
+
+run_sampling() {
+  local sizes=(--tokens 4096)
+  [ -z "$small" ] || sizes=(--shapes 135M --tokens 32 --repeats 1)
+  "$python" benchmarks/sampling_cost.py --dtype bfloat16 "${sizes[@]}" | tee "$output/sampling.md"
 }
 
 run_profile() {
