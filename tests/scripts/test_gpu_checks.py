@@ -32,7 +32,9 @@ def gpu_checks(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.long
 @pytest.mark.timeout(1600)
 def test_what_one_gpu_can_do(tmp_path: Path) -> None:
-    done = gpu_checks("--small", "--output", str(tmp_path), "tests", "sampling", "profile", "emulate")
+    done = gpu_checks(
+        "--small", "--output", str(tmp_path), "tests", "sampling", "profile", "emulate"
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "| 135M |" in (tmp_path / "sampling.md").read_text()
     for config in CONFIGS:
