@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 # Tests take from helpers, and a few from one another.
-sys.path.insert(0, str(Path(__file__).parent / "runs"))
 sys.path.insert(0, str(Path(__file__).parent / "gradients"))
 sys.path.insert(0, str(Path(__file__).parent / "helpers"))
 

@@ -44,6 +44,17 @@ SMALL = {
     "parallelism.no_pipeline_parallel_expert_parallel_overlap": None,
 }
 
+# All phases within a few steps of the model that the default run trains.
+FREEZING = {
+    "model__flavor": "8M",
+    "freezing__method": "timelyfreeze",
+    "freezing__last_warmup_step": 2,
+    "freezing__last_monitor_step": 8,
+    "freezing__last_ramp_step": 10,
+    "freezing__discard_batches": 1,
+    "training__steps": 14,
+}
+
 
 def arguments(**settings):
     """Return arguments; ``section__key=value`` sets ``section.key`` on top of the small run."""
@@ -104,6 +115,28 @@ def forked_torchrun(*arguments, timeout_s=200):
         server = ask_fork_server(request, output, output, timeout_s)
         status = int(server.stdout.readline())
         return status, output.read_text(), errors.read_text()
+
+
+def words(*args, n_processes, config="train_configs/tiny_8m.toml"):
+    return [
+        f"--nproc_per_node={n_processes}", "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0",
+        "-m", "torchtitan.freezing", f"--job.config_file={config}", *args,
+    ]  # fmt: skip
+
+
+def launch(*args, timeout_s=200, **given):
+    """Start torchrun as users do."""
+    command = [sys.executable, "-m", "torch.distributed.run", *words(*args, **given)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout_s
+    )
+
+
+def launch_forked(*args, **given):
+    """Run torchrun in processes that need to import little."""
+    arguments = words(*args, **given)
+    return subprocess.CompletedProcess(arguments, *forked_torchrun(*arguments))
 
 
 @functools.cache

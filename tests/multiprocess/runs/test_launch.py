@@ -1,12 +1,9 @@
-"""The user's way in: torchrun with a TOML, through all phases, four processes, every schedule."""
+"""The user's way in: torchrun with a TOML, through all phases, on four processes."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
-from launcher import ROOT, arguments, forked_torchrun, merged, run_scenarios
+from launcher import FREEZING, launch, launch_forked
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from timelyfreeze.planning.plan import plan_from_json
@@ -14,45 +11,10 @@ from timelyfreeze.records.counts import COUNTS
 from timelyfreeze.records.responses import read_responses
 from timelyfreeze.records.steps import STEPS
 from timelyfreeze.records.timeline_file import timeline_file, timeline_from_json
-from timelyfreeze.schedule.order import order_from_csv, order_to_csv, parse_order
+from timelyfreeze.schedule.order import order_from_csv
 from timelyfreeze.settings.phases import Phase
 from timelyfreeze.whatif.bounds_file import read_bounds_file
 from timelyfreeze.whatif.command import main as plan_from_bounds
-
-SHARED = ROOT.parent / "shared"
-SCHEDULES = ["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"]
-OTHERS = ["InterleavedZeroBubble", "DualPipeV"]
-FREEZING = {
-    "model__flavor": "8M",
-    "freezing__method": "timelyfreeze",
-    "freezing__last_warmup_step": 2,
-    "freezing__last_monitor_step": 8,
-    "freezing__last_ramp_step": 10,
-    "freezing__discard_batches": 1,
-    "training__steps": 14,
-}
-
-
-def words(*args, n_processes, config="train_configs/tiny_8m.toml"):
-    return [
-        f"--nproc_per_node={n_processes}", "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0",
-        "-m", "torchtitan.freezing", f"--job.config_file={config}", *args,
-    ]  # fmt: skip
-
-
-def launch(*args, timeout_s=200, **given):
-    """Start torchrun as users do."""
-    command = [sys.executable, "-m", "torch.distributed.run", *words(*args, **given)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout_s
-    )
-
-
-def launch_forked(*args, **given):
-    """Run torchrun in processes that need to import little."""
-    arguments = words(*args, **given)
-    return subprocess.CompletedProcess(arguments, *forked_torchrun(*arguments))
 
 
 @pytest.fixture(scope="module")
@@ -246,158 +208,3 @@ def test_upstream_toml_runs_unchanged(tmp_path):
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert done.stdout.count("step:  1  loss:") == 1
     assert "Freezing phase" not in done.stdout
-
-
-def eager_order(n_stages=4, n_microbatches=8):
-    """1F1B with one forward more in front, a schedule that torch does not have."""
-    rows = []
-    for stage in range(n_stages):
-        ahead = min(n_microbatches, n_stages - stage + 1)
-        row = [f"{stage}F{m}" for m in range(ahead)]
-        for m in range(n_microbatches):
-            row.append(f"{stage}B{m}")
-            if m + ahead < n_microbatches:
-                row.append(f"{stage}F{m + ahead}")
-        rows.append(" ".join(row))
-    return parse_order(rows)
-
-
-@pytest.fixture(scope="module")
-def four_ranks(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("four")
-    (folder / "eager.csv").write_text(order_to_csv(eager_order()))
-    scenarios = [
-        {
-            "name": "csv",
-            "args": arguments(
-                **FREEZING,
-                parallelism__pipeline_parallel_schedule="PipelineScheduleSingle",
-                parallelism__pipeline_parallel_schedule_csv=folder / "eager.csv",
-            ),
-        }
-    ]
-    scenarios += [
-        {
-            "name": schedule,
-            "args": arguments(**FREEZING, parallelism__pipeline_parallel_schedule=schedule),
-        }
-        for schedule in SCHEDULES + OTHERS
-    ]
-    fake = {"fake_clock": True}
-    scenarios += [
-        {
-            "name": "per_tensor",
-            **fake,
-            "args": arguments(**FREEZING, freezing__first_stage="per_tensor"),
-        },
-        {"name": "no validation", **fake, "args": arguments(**FREEZING)},
-        {
-            "name": "validation",
-            **fake,
-            "args": arguments(
-                **FREEZING,
-                validation__enable=None,
-                validation__dataset="c4_test",
-                validation__freq=3,
-                validation__steps=1,
-                validation__seq_len=32,
-                validation__local_batch_size=8,
-            ),
-        },
-    ]
-    if SHARED.is_dir():
-        instruct = SHARED / "data/instruct"
-        for dataset, file in {
-            "alpaca": "alpaca_gpt4_1k.jsonl",
-            "sharegpt": "openhermes25_subset_sharegpt.jsonl",
-        }.items():
-            rows = arguments(
-                **FREEZING,
-                training__dataset=dataset,
-                training__dataset_path=instruct / file,
-                training__seq_len=128,
-            )
-            scenarios.append({"name": dataset, "args": rows})
-    return run_scenarios(folder, 4, scenarios)
-
-
-def test_a_schedule_from_a_csv_file_runs_as_it_is_written(four_ranks):
-    for seen, row in zip(four_ranks["csv"], eager_order().ranks, strict=True):
-        assert seen["step"] == 14
-        assert seen["executed"] == [str(action) for action in row]
-    assert max(four_ranks["csv"][0]["plan"].values()) > 0
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES + OTHERS)
-def test_every_schedule_runs_through_all_phases(four_ranks, schedule):
-    ranks = four_ranks[schedule]
-    assert all(seen["step"] == 14 for seen in ranks)
-    (losses,) = [seen["losses"] for seen in ranks if seen["losses"][0] != -1.0]
-    assert all(0 < loss < 12 for loss in losses)
-    plan = ranks[0]["plan"]
-    assert all(seen["plan"] == plan for seen in ranks)
-    assert len(plan) == sum(len(seen["executed"]) for seen in ranks)
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES + OTHERS)
-def test_what_is_applied_follows_the_plan(four_ranks, schedule):
-    """The frozen fraction misses the planned ratio by less than a tensor of each size of the stage.
-
-    In the stable phase. A first stage is frozen whole or not at all.
-    """
-    for seen in four_ranks[schedule]:
-        tensor_fraction = {
-            stage: sum(set(sizes)) / sum(sizes) for stage, sizes in seen["sizes"].items()
-        }
-        for step, stage, fractions in seen["applied"]:
-            if step <= 10:
-                continue
-            for microbatch, fraction in fractions.items():
-                backward = "B" if f"{stage}B{microbatch}" in seen["plan"] else "W"
-                ratio = seen["plan"][f"{stage}{backward}{microbatch}"]
-                if stage == 0 and 0 < ratio < 1:
-                    assert fraction in (0.0, 1.0)
-                elif ratio in (0.0, 1.0):
-                    assert fraction == ratio
-                else:
-                    assert abs(fraction - ratio) <= tensor_fraction[stage]
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES + OTHERS)
-def test_plan_is_made_for_the_order_that_ran(four_ranks, schedule):
-    actions = iter(four_ranks[schedule][0]["plan"])
-    for seen in four_ranks[schedule]:
-        assert [next(actions) for _ in seen["executed"]] == seen["executed"]
-
-
-def test_first_stage_is_frozen_by_tensors_only_if_its_chain_is_kept(four_ranks):
-    """In the ramp every planned ratio is a fraction."""
-
-    def ramp_fractions(name):
-        return [
-            fraction
-            for step, stage, by_microbatch in four_ranks[name][0]["applied"]
-            for fraction in by_microbatch.values()
-            if stage == 0 and step == 9
-        ]
-
-    assert any(0.0 < fraction < 1.0 for fraction in ramp_fractions("per_tensor"))
-    assert set(ramp_fractions("no validation")) <= {0.0, 1.0}
-
-
-def test_validation_changes_nothing(four_ranks):
-    """Masks and clocks are off while validating, and training goes on as if it had not happened."""
-    with_it, without = four_ranks["validation"], four_ranks["no validation"]
-    left, right = merged(with_it, "weights"), merged(without, "weights")
-    assert all(bool((left[name] == right[name]).all()) for name in right)
-    assert [s["losses"] for s in with_it] == [s["losses"] for s in without]
-    assert [s["executed"] for s in with_it] == [s["executed"] for s in without]
-
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason="no real rows beside the checkout (../shared)")
-@pytest.mark.parametrize("dataset", ["alpaca", "sharegpt"])
-def test_real_rows_train_through_all_phases(four_ranks, dataset):
-    (losses,) = [s["losses"] for s in four_ranks[dataset] if s["losses"][0] != -1.0]
-    assert losses[-1] < losses[0]
-    n_positions = 14 * 8 * 128
-    assert all(0 < seen["n_tokens"] < n_positions for seen in four_ranks[dataset])

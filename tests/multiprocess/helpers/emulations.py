@@ -1,0 +1,124 @@
+"""Runs that are made emulated and with a process for each rank: their scenarios."""
+
+from launcher import SCHEDULES, arguments
+from methods import ROWS, STEPS
+
+from timelyfreeze.schedule.order import parse_order
+
+ROW = {row.method: row for row in ROWS}
+# No freezing, a plan, and a policy that freezes the front: its stages skip their backwards whole.
+METHODS = ["none", "timelyfreeze", "autofreeze"]
+# Stops after which a run goes on in the other form.
+PLACES = {"upper bound": 3, "lower bound": 5, "ramp": 8, "stable": 11}
+COMMON = {"model__flavor": "tiny", "training__steps": STEPS, "training__max_norm": 0.5}
+EMULATED = {"emulation__enable": None}
+# One with a full and one with a split backward, packed rows, and rows to validate on.
+VALIDATION = {
+    "validation__enable": None,
+    "validation__dataset": "alpaca",
+    "validation__dataset_path": "tests/assets/tiny_instruct",
+    "validation__local_batch_size": 8,
+    "validation__seq_len": 48,
+    "validation__freq": 4,
+    "data__validation_fraction": 16 / 1210,
+    "training__seq_len": 64,
+    "data__packing": None,
+}
+SAVED = {
+    "checkpoint__enable": None,
+    "checkpoint__keep_latest_k": 0,
+    "checkpoint__no_last_save_model_only": None,
+}
+
+
+def method_arguments(method):
+    return {"freezing__method": "none"} if method == "none" else ROW[method].arguments
+
+
+def scenario(name, settings, *, method="timelyfreeze", emulated=False, **more):
+    settings = {**COMMON, **method_arguments(method), **settings, **(EMULATED if emulated else {})}
+    return {
+        "name": name,
+        "fake_clock": method != "none",
+        "module": ROW[method].module if method in ROW else None,
+        "args": arguments(**settings),
+        **more,
+    }
+
+
+def ahead_of_1f1b(n_stages=4, n_microbatches=8):
+    """1F1B with one forward more in front, a schedule that torch does not have."""
+    rows = []
+    for stage in range(n_stages):
+        ahead = n_stages - stage + 1
+        row = [f"{stage}F{m}" for m in range(ahead)]
+        for m in range(n_microbatches):
+            row.append(f"{stage}B{m}")
+            if m + ahead < n_microbatches:
+                row.append(f"{stage}F{m + ahead}")
+        rows.append(" ".join(row))
+    return parse_order(rows)
+
+
+def compared(n_ranks, folder):
+    """{name: (settings, what else a scenario has)} of runs that both forms make."""
+    runs = {}
+    for schedule in SCHEDULES:
+        for method in METHODS if n_ranks == 4 else ["timelyfreeze", "none"]:
+            settings = {
+                "parallelism__pipeline_parallel_degree": n_ranks,
+                "parallelism__pipeline_parallel_schedule": schedule,
+            }
+            runs[f"{n_ranks} {method} {schedule}"] = (settings, {"method": method})
+    if n_ranks == 4:
+        csv = {
+            "parallelism__pipeline_parallel_schedule": "PipelineScheduleSingle",
+            "parallelism__pipeline_parallel_schedule_csv": str(folder / "ahead.csv"),
+        }
+        runs["csv"] = (csv, {})
+        zbv = {"parallelism__pipeline_parallel_schedule": "ZBVZeroBubble"}
+        runs["both"] = (zbv, {"method": "timelyfreeze+apf"})
+        runs["keep chain"] = ({"freezing__first_stage": "per_tensor"}, {})
+        runs["two batches"] = ({"training__global_batch_size": 16}, {})
+    else:
+        for schedule in ("1F1B", "ZBVZeroBubble"):
+            settings = {
+                **VALIDATION,
+                "parallelism__pipeline_parallel_degree": 2,
+                "parallelism__pipeline_parallel_schedule": schedule,
+            }
+            runs[f"validation {schedule}"] = (settings, {})
+            seeded = {**settings, "debug__seed": 123, "training__mixed_precision_param": "bfloat16"}
+            runs[f"seeded {schedule}"] = (seeded, {"fixed_weights": False})
+    return runs
+
+
+def resumed_settings(method, saved=None):
+    settings = {
+        **SAVED,
+        "parallelism__pipeline_parallel_degree": 2,
+        "parallelism__pipeline_parallel_schedule": "ZBVZeroBubble",
+        "training__global_batch_size": 16,
+    }
+    if saved is not None:
+        settings |= {
+            "checkpoint__initial_load_path": saved,
+            "checkpoint__no_initial_load_model_only": None,
+            "checkpoint__load_only": None,
+        }
+    return settings
+
+
+def saves(method, **more):
+    return scenario(
+        f"saves {method}", resumed_settings(method), method=method,
+        save_at=list(PLACES.values()), **more,
+    )  # fmt: skip
+
+
+def resumes(method, place, folder, **more):
+    saved = folder / f"saves {method}" / "checkpoint" / f"step-{PLACES[place]}"
+    return scenario(
+        f"{method} from {place}", resumed_settings(method, saved), method=method,
+        fixed_weights=False, save_at=[], **more,
+    )  # fmt: skip

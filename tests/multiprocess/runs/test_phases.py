@@ -1,0 +1,165 @@
+"""All phases on four processes: every schedule, a schedule from a file, validation, real rows."""
+
+import pytest
+from launcher import FREEZING, ROOT, arguments, merged, run_scenarios
+
+from timelyfreeze.schedule.order import order_to_csv, parse_order
+
+SHARED = ROOT.parent / "shared"
+SCHEDULES = ["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"]
+OTHERS = ["InterleavedZeroBubble", "DualPipeV"]
+
+
+def eager_order(n_stages=4, n_microbatches=8):
+    """1F1B with one forward more in front, a schedule that torch does not have."""
+    rows = []
+    for stage in range(n_stages):
+        ahead = min(n_microbatches, n_stages - stage + 1)
+        row = [f"{stage}F{m}" for m in range(ahead)]
+        for m in range(n_microbatches):
+            row.append(f"{stage}B{m}")
+            if m + ahead < n_microbatches:
+                row.append(f"{stage}F{m + ahead}")
+        rows.append(" ".join(row))
+    return parse_order(rows)
+
+
+@pytest.fixture(scope="module")
+def four_ranks(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("four")
+    (folder / "eager.csv").write_text(order_to_csv(eager_order()))
+    scenarios = [
+        {
+            "name": "csv",
+            "args": arguments(
+                **FREEZING,
+                parallelism__pipeline_parallel_schedule="PipelineScheduleSingle",
+                parallelism__pipeline_parallel_schedule_csv=folder / "eager.csv",
+            ),
+        }
+    ]
+    scenarios += [
+        {
+            "name": schedule,
+            "args": arguments(**FREEZING, parallelism__pipeline_parallel_schedule=schedule),
+        }
+        for schedule in SCHEDULES + OTHERS
+    ]
+    fake = {"fake_clock": True}
+    scenarios += [
+        {
+            "name": "per_tensor",
+            **fake,
+            "args": arguments(**FREEZING, freezing__first_stage="per_tensor"),
+        },
+        {"name": "no validation", **fake, "args": arguments(**FREEZING)},
+        {
+            "name": "validation",
+            **fake,
+            "args": arguments(
+                **FREEZING,
+                validation__enable=None,
+                validation__dataset="c4_test",
+                validation__freq=3,
+                validation__steps=1,
+                validation__seq_len=32,
+                validation__local_batch_size=8,
+            ),
+        },
+    ]
+    if SHARED.is_dir():
+        instruct = SHARED / "data/instruct"
+        for dataset, file in {
+            "alpaca": "alpaca_gpt4_1k.jsonl",
+            "sharegpt": "openhermes25_subset_sharegpt.jsonl",
+        }.items():
+            rows = arguments(
+                **FREEZING,
+                training__dataset=dataset,
+                training__dataset_path=instruct / file,
+                training__seq_len=128,
+            )
+            scenarios.append({"name": dataset, "args": rows})
+    return run_scenarios(folder, 4, scenarios)
+
+
+def test_a_schedule_from_a_csv_file_runs_as_it_is_written(four_ranks):
+    for seen, row in zip(four_ranks["csv"], eager_order().ranks, strict=True):
+        assert seen["step"] == 14
+        assert seen["executed"] == [str(action) for action in row]
+    assert max(four_ranks["csv"][0]["plan"].values()) > 0
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES + OTHERS)
+def test_every_schedule_runs_through_all_phases(four_ranks, schedule):
+    ranks = four_ranks[schedule]
+    assert all(seen["step"] == 14 for seen in ranks)
+    (losses,) = [seen["losses"] for seen in ranks if seen["losses"][0] != -1.0]
+    assert all(0 < loss < 12 for loss in losses)
+    plan = ranks[0]["plan"]
+    assert all(seen["plan"] == plan for seen in ranks)
+    assert len(plan) == sum(len(seen["executed"]) for seen in ranks)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES + OTHERS)
+def test_what_is_applied_follows_the_plan(four_ranks, schedule):
+    """The frozen fraction misses the planned ratio by less than a tensor of each size of the stage.
+
+    In the stable phase. A first stage is frozen whole or not at all.
+    """
+    for seen in four_ranks[schedule]:
+        tensor_fraction = {
+            stage: sum(set(sizes)) / sum(sizes) for stage, sizes in seen["sizes"].items()
+        }
+        for step, stage, fractions in seen["applied"]:
+            if step <= 10:
+                continue
+            for microbatch, fraction in fractions.items():
+                backward = "B" if f"{stage}B{microbatch}" in seen["plan"] else "W"
+                ratio = seen["plan"][f"{stage}{backward}{microbatch}"]
+                if stage == 0 and 0 < ratio < 1:
+                    assert fraction in (0.0, 1.0)
+                elif ratio in (0.0, 1.0):
+                    assert fraction == ratio
+                else:
+                    assert abs(fraction - ratio) <= tensor_fraction[stage]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES + OTHERS)
+def test_plan_is_made_for_the_order_that_ran(four_ranks, schedule):
+    actions = iter(four_ranks[schedule][0]["plan"])
+    for seen in four_ranks[schedule]:
+        assert [next(actions) for _ in seen["executed"]] == seen["executed"]
+
+
+def test_first_stage_is_frozen_by_tensors_only_if_its_chain_is_kept(four_ranks):
+    """In the ramp every planned ratio is a fraction."""
+
+    def ramp_fractions(name):
+        return [
+            fraction
+            for step, stage, by_microbatch in four_ranks[name][0]["applied"]
+            for fraction in by_microbatch.values()
+            if stage == 0 and step == 9
+        ]
+
+    assert any(0.0 < fraction < 1.0 for fraction in ramp_fractions("per_tensor"))
+    assert set(ramp_fractions("no validation")) <= {0.0, 1.0}
+
+
+def test_validation_changes_nothing(four_ranks):
+    """Masks and clocks are off while validating, and training goes on as if it had not happened."""
+    with_it, without = four_ranks["validation"], four_ranks["no validation"]
+    left, right = merged(with_it, "weights"), merged(without, "weights")
+    assert all(bool((left[name] == right[name]).all()) for name in right)
+    assert [s["losses"] for s in with_it] == [s["losses"] for s in without]
+    assert [s["executed"] for s in with_it] == [s["executed"] for s in without]
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="no real rows beside the checkout (../shared)")
+@pytest.mark.parametrize("dataset", ["alpaca", "sharegpt"])
+def test_real_rows_train_through_all_phases(four_ranks, dataset):
+    (losses,) = [s["losses"] for s in four_ranks[dataset] if s["losses"][0] != -1.0]
+    assert losses[-1] < losses[0]
+    n_positions = 14 * 8 * 128
+    assert all(0 < seen["n_tokens"] < n_positions for seen in four_ranks[dataset])

@@ -1,0 +1,33 @@
+"""Tables of run folders, as a user reads them."""
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+from tests.timelyfreeze.compare.run_folders import table_notes, table_rows
+from timelyfreeze.compare.groups import compare
+from timelyfreeze.compare.metrics import Terms
+from timelyfreeze.compare.page import render_markdown
+from timelyfreeze.compare.runs import find_runs, read_run
+from timelyfreeze.compare.table import render_csv, tabulate
+
+GAIN = "gain over none, %"
+TO_LOSS = "seconds to none's loss"
+SPEED = "tokens/s per device"
+
+
+def rendered(*folders: Path, window: int = 2, reference: Path | None = None) -> str:
+    found = find_runs(folders)
+    terms = Terms(window, None if reference is None else read_run(reference))
+    return render_markdown(tabulate(compare(found.runs, terms), found.unreadable, terms), terms)
+
+
+def table(*folders: Path, **terms: Any) -> tuple[list[dict[str, str]], list[str]]:
+    text = rendered(*folders, **terms)
+    return table_rows(text), table_notes(text)
+
+
+def csv_rows(folder: Path, window: int = 2) -> list[dict[str, str]]:
+    compared = compare(find_runs([folder]).runs, Terms(window))
+    return list(csv.DictReader(io.StringIO(render_csv(compared))))

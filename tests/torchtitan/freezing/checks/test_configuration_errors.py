@@ -1,0 +1,278 @@
+"""Errors in values of the configuration: a table, and what a row of it cannot show."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.torchtitan.helpers.job_configs import config, errors
+from torchtitan.freezing.checks import check
+
+ZERO_BUBBLE = {"parallelism__pipeline_parallel_schedule": "InterleavedZeroBubble"}
+
+ERRORS: list[tuple[dict[str, Any], list[str]]] = [
+    (
+        {"parallelism__pipeline_parallel_schedule": "2F2B"},
+        ["parallelism.pipeline_parallel_schedule is '2F2B'", "known: GPipe, 1F1B, Interleaved1F1B"],
+    ),
+    (
+        {"parallelism__pipeline_parallel_microbatch_size": 3},
+        [
+            "training.local_batch_size is 8",
+            "parallelism.pipeline_parallel_microbatch_size (3) must divide",
+        ],
+    ),
+    (
+        {"parallelism__pipeline_parallel_microbatch_size": 0},
+        ["parallelism.pipeline_parallel_microbatch_size (0) must divide"],
+    ),
+    (
+        {"parallelism__fsdp_reshard_after_forward": "always", **ZERO_BUBBLE},
+        [
+            'parallelism.fsdp_reshard_after_forward is "always"',
+            "split, as InterleavedZeroBubble does",
+            'must be "default" or "never"',
+        ],
+    ),
+    (
+        {"freezing__method": "afp"},
+        ["freezing.method is 'afp'", "known: none, timelyfreeze, apf", "timelyfreeze+apf"],
+    ),
+    (
+        {"freezing__last_warmup_step": -1},
+        ["freezing.last_warmup_step is -1", "must not be negative"],
+    ),
+    (
+        {"freezing__last_monitor_step": 61},
+        ["freezing.last_monitor_step is 61", "at least 2 above freezing.last_warmup_step (60)"],
+    ),
+    (
+        {"freezing__last_ramp_step": 100},
+        ["freezing.last_ramp_step is 100", "above freezing.last_monitor_step (100)"],
+    ),
+    (
+        {"training__steps": 100},
+        ["freezing.last_monitor_step is 100", "before training.steps (100)"],
+    ),
+    (
+        {"freezing__discard_batches": 20},
+        ["freezing.discard_batches is 20", "0 or more and below the 20 batches of each half",
+         "freezing.last_warmup_step 60 to freezing.last_monitor_step 100"],
+    ),
+    (
+        {"freezing__discard_batches": -1},
+        ["freezing.discard_batches is -1", "0 or more"],
+    ),
+    (
+        {"freezing__monitoring": "half"},
+        ["freezing.monitoring is 'half'", "known: halves, mixed"],
+    ),
+    (
+        {"freezing__monitoring": "mixed", "freezing__discard_batches": 38},
+        ["freezing.discard_batches is 38", "leave 3 of the 40 batches of mixed monitoring",
+         "freezing.last_warmup_step 60 to freezing.last_monitor_step 100"],
+    ),
+    (
+        {"freezing__solver_delay_steps": 100},
+        ["freezing.solver_delay_steps is 100", "below the 100 steps of the ramp"],
+    ),
+    (
+        {"freezing__solver_delay_steps": 10, "training__steps": 110},
+        ["freezing.solver_delay_steps is 10", "at step 110, which must lie before training.steps"],
+    ),
+    (
+        {"freezing__replan_every": -1},
+        ["freezing.replan_every is -1", "0 (never) or more"],
+    ),
+    (
+        {"freezing__replan_threshold": 0.0},
+        ["freezing.replan_threshold is 0.0", "above 0"],
+    ),
+    (
+        {"freezing__min_gain": -2.0},
+        ["freezing.min_gain is -2.0", "-1 (freezing is never switched off) or more"],
+    ),
+    (
+        {"freezing__max_freeze_ratio": 1.5},
+        ["freezing.max_freeze_ratio is 1.5", "must lie in [0, 1]"],
+    ),
+    (
+        {"freezing__max_freeze_ratio": float("nan")},
+        ["freezing.max_freeze_ratio is nan", "must lie in [0, 1]"],
+    ),
+    (
+        {"freezing__max_freeze_ratio": [0.5, 0.5]},
+        ["freezing.max_freeze_ratio has 2 values", "one for each of the 4 stages"],
+    ),
+    (
+        {"freezing__max_freeze_ratio": [0.5] * 4, **ZERO_BUBBLE},
+        ["freezing.max_freeze_ratio has 4 values", "one for each of the 8 stages"],
+    ),
+    (
+        {
+            "freezing__max_freeze_ratio": [0.5] * 4,
+            "parallelism__module_fqns_per_model_part": [["a"], ["b"], ["c"]],
+            "parallelism__pipeline_parallel_degree": 3,
+        },
+        ["freezing.max_freeze_ratio has 4 values", "one for each of the 3 stages"],
+    ),
+    (
+        {"freezing__max_freeze_ratio": "most"},
+        ["freezing.max_freeze_ratio is 'most'", 'it must lie in [0, 1] or be "auto"'],
+    ),
+    (
+        {"freezing__unit": "words"},
+        ["freezing.unit is 'words'", "known: tensors, tokens"],
+    ),
+    (
+        {"freezing__unit": "tokens", "freezing__max_freeze_ratio": 1.0},
+        ["freezing.max_freeze_ratio is 1.0", "above 0 and at most 0.95"],
+    ),
+    (
+        {"freezing__unit": "tokens", "freezing__max_freeze_ratio": [0.0] * 4},
+        ["freezing.max_freeze_ratio is [0.0, 0.0, 0.0, 0.0]", "above 0 and at most 0.95"],
+    ),
+    (
+        {"freezing__sample_input_gradients": 0.5},
+        ["freezing.sample_input_gradients is 0.5", 'which needs freezing.unit "tokens"'],
+    ),
+    (
+        {"freezing__unit": "tokens", "freezing__sample_input_gradients": 1.5},
+        ["freezing.sample_input_gradients is 1.5", "must lie in [0, 1]"],
+    ),
+    (
+        {
+            "freezing__unit": "tokens",
+            "freezing__max_freeze_ratio": "auto",
+            "freezing__sample_input_gradients": 0.5,
+        },
+        ["freezing.sample_input_gradients is 0.5", 'freezing.max_freeze_ratio is "auto"'],
+    ),
+    (
+        {"freezing__unit": "tokens", "freezing__method": "timelyfreeze+apf"},
+        ["freezing.method is 'timelyfreeze+apf'", 'needs "timelyfreeze"'],
+    ),
+    (
+        {"freezing__unit": "tokens", "compile__enable": True},
+        ['compile.components has "model"', 'freezing.unit "tokens" needs compile.enable = false'],
+    ),
+    (
+        {
+            "freezing__unit": "tokens",
+            "freezing__max_freeze_ratio": "auto",
+            "freezing__last_warmup_step": 0,
+        },
+        ["freezing.last_warmup_step is 0", "must be 1 or more"],
+    ),
+    (
+        {"freezing__skip_input_grads": "all"},
+        ["freezing.skip_input_grads is 'all'", "known: off, use, plan"],
+    ),
+    (
+        {"freezing__skip_input_grads": "plan", "freezing__first_stage": "per_tensor"},
+        ['freezing.skip_input_grads is "plan"', 'set first_stage to "all_or_nothing"'],
+    ),
+    (
+        {"freezing__first_stage": "half"},
+        ["freezing.first_stage is 'half'", "known: all_or_nothing, per_tensor"],
+    ),
+    ({"freezing__seed": -1}, ["freezing.seed is -1", "must be 0 or more"]),
+    (
+        {"freezing__solver_time_limit_s": 0.0},
+        ["freezing.solver_time_limit_s is 0.0", "must be above 0"],
+    ),
+    (
+        {"freezing__solver_time_limit_s": 100.0},
+        ["freezing.solver_time_limit_s is 100.0", "below comm.train_timeout_seconds (100)"],
+    ),
+    (
+        {"comm__init_timeout_seconds": 60},
+        ["freezing.solver_time_limit_s is 60.0", "below comm.init_timeout_seconds (60)"],
+    ),
+    (
+        {"parallelism__pipeline_parallel_degree": 1},
+        ["parallelism.pipeline_parallel_degree is 1", "needs a pipeline of 2 ranks or more"],
+    ),
+    (
+        {"compile__enable": True, **ZERO_BUBBLE},
+        ['compile.components has "model"', "cannot be split, as InterleavedZeroBubble does",
+         'compile.enable = false or components = ["loss"]'],
+    ),
+    (
+        {"compile__enable": True, "freezing__discard_batches": 0},
+        ["freezing.discard_batches is 0", 'compile.components has "model"', "1 or more"],
+    ),
+    *(
+        (
+            {"compile__enable": True, "freezing__method": method},
+            ['compile.components has "model"', "as apf does", f"freezing.method '{method}'",
+             'compile.enable = false or components = ["loss"]'],
+        )
+        for method in ("apf", "timelyfreeze+apf")
+    ),
+    (
+        {"optimizer__early_step_in_backward": True},
+        ["optimizer.early_step_in_backward is true", "must be false"],
+    ),
+    (
+        {"activation_checkpoint__mode": "selective", **ZERO_BUBBLE},
+        ["activation_checkpoint.mode is 'selective'", "InterleavedZeroBubble", 'must be "none"'],
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "texts"), ERRORS, ids=lambda value: str(value)[:60])
+def test_an_error_is_told_with_its_key_its_value_and_the_rule(
+    changes: dict[str, Any], texts: list[str]
+) -> None:
+    (error,) = errors(config(**changes))
+    for text in texts:
+        assert text in error
+
+
+@pytest.mark.parametrize("name", ["context_parallel_degree", "tensor_parallel_degree"])
+def test_tokens_are_not_sampled_where_processes_would_have_to_draw_together(name: str) -> None:
+    found = errors(config(freezing__unit="tokens", **{f"parallelism__{name}": 2}))
+    (error,) = [text for text in found if 'freezing.unit "tokens" needs 1' in text]
+    assert f"parallelism.{name} is 2" in error
+
+
+def test_all_errors_are_told_at_once() -> None:
+    found = errors(
+        config(
+            parallelism__pipeline_parallel_schedule="2F2B",
+            freezing__last_monitor_step=0,
+            freezing__max_freeze_ratio=[2.0, -1.0],
+            freezing__seed=-3,
+            optimizer__early_step_in_backward=True,
+        )
+    )
+    keys = [error.split(" is ")[0] for error in found]
+    assert keys == [
+        "parallelism.pipeline_parallel_schedule",
+        "freezing.last_monitor_step",
+        "freezing.max_freeze_ratio",
+        "freezing.max_freeze_ratio",
+        "freezing.seed",
+        "optimizer.early_step_in_backward",
+    ]
+
+
+@pytest.mark.parametrize("method", ["none", "timelyfreeze"])
+@pytest.mark.parametrize("has_accelerator", [True, False])
+def test_overlap_in_dual_pipe_v_needs_streams_and_cannot_be_timed(
+    method: str, has_accelerator: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: has_accelerator)
+    overlapping = config(
+        parallelism__pipeline_parallel_schedule="DualPipeV",
+        parallelism__pipeline_parallel_expert_parallel_overlap=True,
+        freezing__method=method,
+    )
+    if has_accelerator and method == "none":
+        check(overlapping)
+        return
+    (error,) = errors(overlapping)
+    assert "parallelism.pipeline_parallel_expert_parallel_overlap is true" in error
+    reason = "cannot be timed one by one" if has_accelerator else "needs an accelerator's streams"
+    assert reason in error

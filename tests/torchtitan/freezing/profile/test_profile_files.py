@@ -1,0 +1,193 @@
+"""What a profile becomes: bounds, overheads and files; and the command that writes them."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.torchtitan.freezing.profile.tiny_runs import N_LAYERS, config
+from timelyfreeze.schedule.actions import ActionKind
+from timelyfreeze.schedule.dag import build_dag
+from timelyfreeze.schedule.order import order_from_csv
+from timelyfreeze.timing.bounds_json import bounds_from_json
+from timelyfreeze.whatif.bounds_file import read_bounds_file
+from timelyfreeze.whatif.command import main as plan_main
+from torchtitan.freezing.config.layout import pipeline_order
+from torchtitan.freezing.profile.command import main
+from torchtitan.freezing.profile.files import (
+    bounds_text,
+    profile_bounds,
+    profile_overheads,
+    stage_times,
+)
+from torchtitan.freezing.profile.response import Point, Response
+from torchtitan.freezing.profile.runs import Profile
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("installed")]
+
+F, B, I, W = ActionKind  # noqa: E741
+TOML = """
+[model]
+name = "llama3"
+flavor = "debugmodel"
+[training]
+local_batch_size = 8
+seq_len = 16
+mixed_precision_param = "float32"
+[parallelism]
+pipeline_parallel_degree = 3
+pipeline_parallel_schedule = "1F1B"
+pipeline_parallel_microbatch_size = 2
+[activation_checkpoint]
+mode = "none"
+"""
+
+
+def response(stage: int | None, n_layers: int, f: float, b: tuple[float, float], mode: Any = None):
+    """Measured thrice: medians f, b unfrozen and frozen; I of 1 and W of b less 1."""
+
+    def points(offset: float) -> tuple[Point, ...]:
+        return tuple(
+            Point(r, (r,) * 3, (ms - offset, ms - offset + 5.0, max(ms - offset - 0.5, 0.0)))
+            for r, ms in ((0.0, b[0]), (1.0, b[1]))
+        )
+
+    curves = {B: points(0.0), W: points(1.0)}
+    return Response(stage, n_layers, mode, (f, f + 9.0, f), (1.0, 1.0, 8.0), curves)
+
+
+@pytest.fixture
+def by_hand() -> Profile:
+    job_config = config(parallelism__pipeline_parallel_degree=2)
+    return Profile(
+        order=pipeline_order(job_config, N_LAYERS),
+        layers=(3, 3),
+        n_layers=N_LAYERS,
+        responses=(
+            response(0, 3, 3.5, (7.0, 1.0), "all_or_nothing"),
+            response(0, 3, 3.5, (7.5, 4.0), "per_tensor"),
+            response(1, 3, 6.0, (12.0, 6.0)),
+        ),
+        probes=(response(None, 1, 1.5, (3.0, 1.75)), response(None, 3, 3.5, (7.0, 3.75))),
+        peak_bytes=(-1, -1),
+    )
+
+
+def test_bounds_are_medians(by_hand: Profile) -> None:
+    dag, bounds = profile_bounds(by_hand)
+    for action, low, high in zip(dag.actions, bounds.min_ms, bounds.max_ms, strict=True):
+        wanted = {
+            (0, F): (3.5, 3.5), (1, F): (6.0, 6.0), (0, B): (1.0, 7.0), (1, B): (6.0, 12.0),
+        }  # fmt: skip
+        assert (low, high) == wanted[action.stage, action.kind], action
+    _, kept = profile_bounds(by_hand, "per_tensor")
+    assert sorted(set(kept.min_ms)) == [3.5, 4.0, 6.0]
+
+
+def test_overheads_of_layers(by_hand: Profile) -> None:
+    overheads = profile_overheads(by_hand)
+    assert (overheads.layer.forward_ms, overheads.fixed.forward_ms) == (1.0, 0.5)
+    assert (overheads.layer.backward_ms, overheads.fixed.backward_ms) == (2.0, 1.0)
+    assert (overheads.layer.frozen_backward_ms, overheads.fixed.frozen_backward_ms) == (1.0, 0.75)
+
+
+def test_a_backward_that_is_no_faster_frozen_is_not(by_hand: Profile) -> None:
+    slow = response(1, 3, 6.0, (12.0, 12.5))
+    times = stage_times(slow)
+    assert (times.frozen_backward_ms, times.backward_ms) == (12.0, 12.0)
+    pinned = replace(by_hand, responses=(*by_hand.responses[:2], slow))
+    _, bounds = profile_bounds(pinned)
+    assert {a.stage for a in bounds.pinned} == {1}
+
+
+def test_the_bounds_file_notes_what_planning_needs(by_hand: Profile, tmp_path: Path) -> None:
+    job_config = config(parallelism__pipeline_parallel_degree=2)
+    path = tmp_path / "bounds.json"
+    path.write_text(bounds_text(by_hand, job_config, profile_overheads(by_hand)))
+    file = read_bounds_file(path)
+    assert (file.notes.schedule, file.notes.ranks, file.notes.layers) == ("1F1B", 2, (3, 3))
+    assert file.notes.tokens_per_microbatch == 32
+    assert file.notes.first_stage == "all_or_nothing"
+    assert file.stage_times()[1].input_ms == 1.0
+    assert file.stage_times()[1].weight_ms == 11.0
+    assert file.derived_kinds == ""
+    assert file.notes.processors is None
+    path.write_text(bounds_text(replace(by_hand, n_processors=1.5), job_config, None))
+    again = read_bounds_file(path)
+    assert (again.notes.layer, again.notes.processors) == (None, 1.5)
+
+
+def test_two_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    toml = tmp_path / "tiny.toml"
+    toml.write_text(TOML)
+    folder = tmp_path / "profile"
+    arguments = [str(toml), "--output", str(folder), "--ratios", "0.5", "--warmup", "0",
+                 "--repeats", "2", "--", "--freezing.first_stage=per_tensor"]  # fmt: skip
+    assert main(arguments) == 0
+    text = capsys.readouterr().out
+    assert "debugmodel, 1F1B over 3 ranks, 4 microbatches of 2 x 16 tokens" in text
+    for name in ("| 0 all_or_nothing |", "| 0 per_tensor |", "| 1 |", "| 2 |", "| probe |"):
+        assert text.count(f"\n{name}") == 2, "B and W"
+    order = order_from_csv((folder / "schedule.csv").read_text())
+    dag = build_dag(order)
+    bounds_from_json(dag, (folder / "bounds.json").read_text())
+    about = json.loads((folder / "response.json").read_text())
+    assert (about["cold_rounds"], about["kept_rounds"]) == (0, 2)
+    assert [s["stage"] for s in about["stages"]] == [0, 0, 1, 2]
+    kept = about["stages"][1]["curves"]["B"]
+    assert [p["ratio"] for p in kept["points"]] == [0.0, 0.5, 1.0]
+    assert set(kept["line"]) >= {"largest_miss", "fit_residual_ms", "r_squared"}
+    assert json.loads((folder / "settings.json").read_text())["training"]["seq_len"] == 16
+    assert read_bounds_file(folder / "bounds.json").notes.first_stage == "per_tensor"
+
+    # Overheads of layers are measured, and on a busy machine may contradict each other; the
+    # measured split is planned for in any case.
+    assert plan_main([str(folder / "bounds.json"), "--schedules", "1F1B", "GPipe"]) == 0
+    assert "shortest for each microbatch" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (
+            ["--", "--parallelism.tensor_parallel_degree=2"],
+            "parallelism.tensor_parallel_degree is 2",
+        ),
+        (["--", "--parallelism.pipeline_parallel_degree=1"], "a pipeline has 2 ranks or more"),
+        (["--", "--parallelism.pipeline_parallel_microbatch_size=3"], "(3) must divide"),
+        (
+            ["--", "--parallelism.pipeline_parallel_schedule=2F2B"],
+            "schedule is '2F2B'; known: GPipe",
+        ),
+        (["--", "--model.flavor=nosuch"], "model.flavor is 'nosuch'"),
+        (["--", "--model.flavor=debugmodel_flex_attn"], "has flex attention"),
+        (["--", "--data.packing"], "data.packing is true"),
+        (["--", "--freezing.first_stage=odd"], "freezing.first_stage is 'odd'"),
+    ],
+)
+def test_what_is_not_covered_is_an_error(
+    tmp_path: Path, arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    toml = tmp_path / "tiny.toml"
+    toml.write_text(TOML)
+    assert main([str(toml), "--output", str(tmp_path / "out"), *arguments]) == 2
+    assert expected in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--ratios", "1.5"], "--ratios: '1.5' is given; it must be a number, 0 or more and at "),
+        (["--repeats", "0"], "--repeats: '0' is given; it must be a whole number, 1 or more"),
+        (["--warmup", "-1"], "--warmup: '-1' is given; it must be a whole number, 0 or more"),
+    ],
+)
+def test_a_wrong_option_is_told_before_anything_starts(
+    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["tiny.toml", *arguments])
+    assert expected in capsys.readouterr().err
