@@ -223,7 +223,7 @@ class Planner:
         else:
             self._measured = self._measured or self.in_force.bounds
             former = self.in_force.under(answer.bounds)
-            stays = former.batch_ms < (1.0 - _LEAST_IMPROVEMENT) * answer.plan.batch_ms
+            stays = self._cost(former) < (1.0 - _LEAST_IMPROVEMENT) * self._cost(answer.plan)
             plan = self.in_force.adopt(replace(answer, plan=former) if stays else answer)
             logger.info(
                 "Times have moved (%s); the plan solved for them: %s; the former one with them: "
@@ -240,6 +240,12 @@ class Planner:
             self.in_force.switch_off(step, f"the plan promises {gain}, under {least}")
         elif plan.time_to_loss is not None:
             self._weigh(step, plan, plan.time_to_loss)
+
+    def _cost(self, plan: FreezePlan) -> float:
+        """Return what plans with the same bounds are compared by."""
+        if self._settings.max_freeze_ratio == AUTO and plan.time_to_loss is not None:
+            return plan.time_to_loss
+        return plan.batch_ms
 
     def _weigh(self, step: int, plan: FreezePlan, time_to_loss: float) -> None:
         """Say what a plan comes to; follow none that does not pay, unless the user set the cap."""

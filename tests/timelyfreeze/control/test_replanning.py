@@ -1,6 +1,7 @@
 """Times that move in the stable phase: plans made anew, and freezing that is switched off."""
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -224,6 +225,28 @@ def test_a_former_plan_that_is_faster_stays(
     ranks.run(13, 20)
     assert not messages(caplog, "Times have moved"), "its bounds have followed"
     assert ranks.controllers[0].switched_off is None
+
+
+def test_where_the_cap_is_chosen_the_time_to_a_loss_decides_which_plan_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The plan made anew freezes half as much: its batch is longer, a loss comes sooner."""
+
+    def careful(order: ScheduleOrder, bounds: DurationBounds, **kwargs: Any) -> Solution:
+        dag = build_dag(order)
+        plan = plan_from_ratios(dag, bounds, former.ratios / 2)
+        return Solution(order, dag, bounds, replace(plan, steps_factor=1.0))
+
+    machine = Machine()
+    ranks = Ranks(ORDER, duration_ms=machine, **{**EXACT, "max_freeze_ratio": "auto"})
+    ranks.run(1, 9)
+    former = ranks.controllers[0].plan
+    monkeypatch.setattr(planner_module, "solve_from_bounds", careful)
+    machine.drift = {0: 2.0, 1: 2.0}
+    ranks.run(10, 12)
+    for controller in ranks.controllers:
+        assert controller.plan.batch_ms > 2 * former.batch_ms
+        assert controller.plan.ratios == pytest.approx(former.ratios / 2)
 
 
 def test_where_solving_anew_fails_the_plan_stays(
