@@ -1,7 +1,10 @@
 """What all tests share."""
 
 import os
+import sys
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import settings
 
 from tests.torchtitan.helpers import quick_parser
@@ -16,3 +19,12 @@ settings.register_profile("timelyfreeze", deadline=None, derandomize="CI" in os.
 # Twenty times the examples, for tests that break inputs: see docs/reference/inputs.md.
 settings.register_profile("long", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "timelyfreeze"))
+
+
+@pytest.fixture(autouse=True)
+def _no_train_spec_stays() -> Iterator[None]:
+    """Forget what a launch in this process has registered, so that no other test starts from it."""
+    yield
+    specs = sys.modules.get("torchtitan.protocols.train_spec")
+    if specs is not None:
+        specs._extra_train_specs.clear()

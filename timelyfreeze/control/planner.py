@@ -251,7 +251,7 @@ class Planner:
         """Say what a plan comes to; follow none that does not pay, unless the user set the cap."""
         text = (
             f"a loss is estimated to take {plan.steps_factor:.2f} times the steps and "
-            f"{time_to_loss:.2f} times the time of no freezing"
+            f"{time_to_loss:.2f} times the time of no freezing, counting batches alone"
         )
         if time_to_loss * (1.0 + self._settings.min_gain) <= 1.0:
             logger.info("With this plan %s", text)

@@ -3,7 +3,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torchtitan.protocols import train_spec
 
 from torchtitan.data.sequences import sequence_text
 from torchtitan.data.turns import IGNORE_INDEX
@@ -60,7 +59,6 @@ def test_the_command_shows_what_is_learned(
     sys.path.insert(0, str(root / "scripts"))
 
     monkeypatch.chdir(root)
-    monkeypatch.setattr(train_spec, "_extra_train_specs", {})  # where ours is registered
     examples = tmp_path / "examples.jsonl"
     entries = [
         {"instruction": "Say yes.", "input": "", "output": "yes"},
