@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from timelyfreeze.files import markdown_table, number_of, parse_json, shown
 from timelyfreeze.files.options import status_of
+from timelyfreeze.settings import AUTO
 
 DEFAULT_SPLIT = "default"
 # A batch of the paper's language models: 16 examples of 1024 tokens over 4 devices (Table 3).
@@ -95,14 +96,18 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def read_cases(path: Path) -> list[dict[str, Any]]:
-    """Return the cases of a plan file that have the default split.
+    """Return the cases of a plan file that have the default split and a cap as the paper's.
 
     Raises:
         ValueError: If it is no plan file.
     """
     try:
         cases = parse_json(path.read_text())["cases"]
-        found = [case for case in cases if case["split"] == DEFAULT_SPLIT]
+        found = [
+            case
+            for case in cases
+            if case["split"] == DEFAULT_SPLIT and case["max_freeze_ratio"] != AUTO
+        ]
         for case in found:
             if not isinstance(case["schedule"], str):
                 raise ValueError(f"schedule is {shown(case['schedule'])}")
