@@ -143,8 +143,9 @@ def _run_group(request):
         wait_for_workers=False,
         master_listen_fd=listener.detach(),
     )
-    while not group.join():
-        pass
+    have_all_ended = False
+    while not have_all_ended:
+        have_all_ended = group.join()
     del store  # it serves for as long as it is held
 
 

@@ -16,7 +16,7 @@ def slowed(method):
         if dist.get_rank() == dist.get_world_size() - 1:
             end = began + max(LEAST_S, 10.0 * (time.perf_counter() - began))
             while time.perf_counter() < end:
-                pass
+                sum(range(1000))
         return result
 
     return run
