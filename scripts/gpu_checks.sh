@@ -99,6 +99,8 @@ if [ -n "$small" ]; then
     --freezing.last_ramp_step=10 --freezing.discard_batches=1 --metrics.log_freq=1)
   short=("${tiny[@]}" "${few[@]}")
 fi
+# TorchTitan's own split: that of the SmolLM2 configuration is for 4 stages and a CPU's times.
+own_split=(--parallelism.pipeline_parallel_first_stage_less_layers=1 --parallelism.pipeline_parallel_last_stage_less_layers=1)
 random_weights=(--checkpoint.no-enable --checkpoint.no-initial_load_in_hf --model.hf_assets_path=tests/assets/tokenizer
   --training.dataset_path=tests/assets/tiny_instruct)
 
@@ -140,7 +142,7 @@ run_emulate() {
   # 8 microbatches of 2 x 1024 tokens, a batch a step, 15 steps of each bound and some 50 under the plan.
   local keys=(--training.local_batch_size=16 --parallelism.pipeline_parallel_microbatch_size=2 --training.seq_len=1024
     --training.global_batch_size=-1 --training.steps=100 --lr_scheduler.warmup_steps=10 --freezing.last_warmup_step=10
-    --freezing.last_monitor_step=40 --freezing.last_ramp_step=44 --freezing.discard_batches=2)
+    --freezing.last_monitor_step=40 --freezing.last_ramp_step=44 --freezing.discard_batches=2 --freezing.monitoring=halves "${own_split[@]}")
   # Weights are read and nothing is saved, so that no run goes on from another.
   [ -z "$model" ] || weights=(--model.hf_assets_path="$model" --training.dataset_path="$examples" --checkpoint.load_only)
   if [ -n "$small" ]; then
@@ -197,7 +199,7 @@ run_scores() {
     --checkpoint.interval=400 --lr_scheduler.warmup_steps=20 --freezing.last_warmup_step=20 \
     --freezing.last_monitor_step=40 --freezing.last_ramp_step=60 --model.hf_assets_path="$model" \
     --training.dataset_path="$examples" --validation.dataset_path="$examples" \
-    --parallelism.pipeline_parallel_degree="$gpus"
+    --parallelism.pipeline_parallel_degree="$gpus" "${own_split[@]}"
   timelyfreeze evaluate "$model" --data-dir "$questions" --output "$output/smollm2/before"
   for run in "$output"/smollm2/1F1B/*/seed_42; do
     timelyfreeze evaluate "$run" --data-dir "$questions"
