@@ -3,8 +3,6 @@
 from launcher import SCHEDULES, arguments
 from methods import ROWS, STEPS
 
-from timelyfreeze.schedule.order import parse_order
-
 ROW = {row.method: row for row in ROWS}
 # No freezing, a plan, and a policy that freezes the front: its stages skip their backwards whole.
 METHODS = ["none", "timelyfreeze", "autofreeze"]
@@ -44,20 +42,6 @@ def scenario(name, settings, *, method="timelyfreeze", emulated=False, **more):
         "args": arguments(**settings),
         **more,
     }
-
-
-def ahead_of_1f1b(n_stages=4, n_microbatches=8):
-    """1F1B with one forward more in front, a schedule that torch does not have."""
-    rows = []
-    for stage in range(n_stages):
-        ahead = n_stages - stage + 1
-        row = [f"{stage}F{m}" for m in range(ahead)]
-        for m in range(n_microbatches):
-            row.append(f"{stage}B{m}")
-            if m + ahead < n_microbatches:
-                row.append(f"{stage}F{m + ahead}")
-        rows.append(" ".join(row))
-    return parse_order(rows)
 
 
 def compared(n_ranks, folder):

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from emulations import PLACES, ahead_of_1f1b, compared, resumes, saves, scenario
+from emulations import PLACES, compared, resumes, saves, scenario
 from launcher import asked_for, merged, run_scenarios
 from methods import STEPS
 
+from tests.timelyfreeze.helpers.pipelines import eager_order
 from timelyfreeze.records.summary import summary_from_json
 from timelyfreeze.schedule.order import order_from_csv, order_to_csv
 
@@ -24,7 +25,7 @@ RESUMED = ["timelyfreeze", "timelyfreeze+apf", "autofreeze"]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("emulation")
-    (folder / "ahead.csv").write_text(order_to_csv(ahead_of_1f1b()))
+    (folder / "ahead.csv").write_text(order_to_csv(eager_order()))
     return folder
 
 

@@ -3,25 +3,12 @@
 import pytest
 from launcher import FREEZING, ROOT, arguments, merged, run_scenarios
 
-from timelyfreeze.schedule.order import order_to_csv, parse_order
+from tests.timelyfreeze.helpers.pipelines import eager_order
+from timelyfreeze.schedule.order import order_to_csv
 
 SHARED = ROOT.parent / "shared"
 SCHEDULES = ["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"]
 OTHERS = ["InterleavedZeroBubble", "DualPipeV"]
-
-
-def eager_order(n_stages=4, n_microbatches=8):
-    """1F1B with one forward more in front, a schedule that torch does not have."""
-    rows = []
-    for stage in range(n_stages):
-        ahead = min(n_microbatches, n_stages - stage + 1)
-        row = [f"{stage}F{m}" for m in range(ahead)]
-        for m in range(n_microbatches):
-            row.append(f"{stage}B{m}")
-            if m + ahead < n_microbatches:
-                row.append(f"{stage}F{m + ahead}")
-        rows.append(" ".join(row))
-    return parse_order(rows)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Times that move in the stable phase: plans made anew, and freezing that is switched off."""
+"""Times that move in the stable phase, and plans that are made anew for them."""
 
 import logging
 from dataclasses import replace
@@ -10,8 +10,9 @@ import pytest
 import timelyfreeze.control.plan_call as plan_call_module
 import timelyfreeze.control.planner as planner_module
 from tests.timelyfreeze.control.test_solver_delay import HereAtOnce
+from tests.timelyfreeze.helpers.moving_times import ALONE, EXACT, ORDER, Machine, messages
 from tests.timelyfreeze.helpers.pipelines import simulate
-from tests.timelyfreeze.helpers.ranks import Ranks, linear_ms, warnings, without_stable_times
+from tests.timelyfreeze.helpers.ranks import Ranks, warnings, without_stable_times
 from timelyfreeze.control.replanning import (
     DriftCheck,
     check_drift,
@@ -20,38 +21,14 @@ from timelyfreeze.control.replanning import (
     drift_to_plain,
 )
 from timelyfreeze.planning.lp import LpError, solve_freeze_ratios
-from timelyfreeze.planning.plan import plan_from_ratios, plan_to_json
+from timelyfreeze.planning.plan import FreezePlan, plan_from_ratios, plan_to_json
 from timelyfreeze.planning.solution import Solution
-from timelyfreeze.schedule.actions import Action, ActionKind
+from timelyfreeze.schedule.actions import ActionKind
 from timelyfreeze.schedule.dag import build_dag
-from timelyfreeze.schedule.order import ScheduleOrder, parse_order
-from timelyfreeze.schedule.schedules import one_f_one_b_order
+from timelyfreeze.schedule.order import ScheduleOrder
 from timelyfreeze.settings.phases import Phase, PhaseSchedule
 from timelyfreeze.timing.batches import RankBatches
 from timelyfreeze.timing.bounds import DurationBounds
-
-ORDER = one_f_one_b_order(2, 4)
-# One rank, so that a batch is the sum of its actions: stub stages do not act out waiting.
-ALONE = parse_order(["0F0 0F1 1F0 1B0 1F1 1B1 0B0 0B1"])
-# Warm-up 1-2, upper bound 3-4, lower bound 5-6, ramp 7-8, then stable; times compared at 12, 16, ..
-PHASES = PhaseSchedule(2, 6, 8)
-EXACT = {"phases": PHASES, "replan_every": 4, "discard_batches": 0}
-
-
-class Machine:
-    """Durations of which the test can change the speed of a stage, and what freezing saves."""
-
-    def __init__(self) -> None:
-        self.drift = {0: 1.0, 1: 1.0}
-        self.freezing_saves = True
-
-    def __call__(self, action: Action, fraction: float) -> float:
-        frozen = fraction if self.freezing_saves else 0.0
-        return linear_ms(action, frozen) * self.drift[action.stage]
-
-
-def messages(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
-    return [r.getMessage() for r in caplog.records if text in r.getMessage()]
 
 
 def bounds_of(ranks: Ranks) -> DurationBounds:
@@ -202,21 +179,34 @@ def test_a_resumed_run_makes_the_same_plan_anew() -> None:
     assert np.array_equal(bounds_of(again).max_ms, bounds_of(whole).max_ms)
 
 
+def slowed(
+    monkeypatch: pytest.MonkeyPatch, part: float, **settings: Any
+) -> tuple[Ranks, FreezePlan]:
+    """Ranks that took twice as long, for which a plan was made with ``part`` of the former ratios.
+
+    And the former plan.
+    """
+
+    def solve(order: ScheduleOrder, bounds: DurationBounds, **kwargs: Any) -> Solution:
+        dag = build_dag(order)
+        plan = plan_from_ratios(dag, bounds, part * former.ratios)
+        return Solution(order, dag, bounds, replace(plan, steps_factor=1.0))
+
+    machine = Machine()
+    ranks = Ranks(ORDER, duration_ms=machine, **EXACT, **settings)
+    ranks.run(1, 9)
+    former = ranks.controllers[0].plan
+    monkeypatch.setattr(planner_module, "solve_from_bounds", solve)
+    machine.drift = {0: 2.0, 1: 2.0}
+    ranks.run(10, 12)
+    return ranks, former
+
+
 def test_a_former_plan_that_is_faster_stays(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def lazy(order: ScheduleOrder, bounds: DurationBounds, **kwargs: Any) -> Solution:
-        dag = build_dag(order)
-        return Solution(order, dag, bounds, plan_from_ratios(dag, bounds, np.zeros(16)))
-
     caplog.set_level(logging.INFO)
-    machine = Machine()
-    ranks = Ranks(ORDER, duration_ms=machine, **EXACT)
-    ranks.run(1, 9)
-    former = ranks.controllers[0].plan
-    monkeypatch.setattr(planner_module, "solve_from_bounds", lazy)
-    machine.drift = {0: 2.0, 1: 2.0}
-    ranks.run(10, 12)
+    ranks, former = slowed(monkeypatch, part=0.0)
     for controller in ranks.controllers:
         assert np.array_equal(controller.plan.ratios, former.ratios)
         assert controller.plan.batch_ms == pytest.approx(2 * former.batch_ms, rel=0.05)
@@ -231,19 +221,7 @@ def test_where_the_cap_is_chosen_the_time_to_a_loss_decides_which_plan_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The plan made anew freezes half as much: its batch is longer, a loss comes sooner."""
-
-    def careful(order: ScheduleOrder, bounds: DurationBounds, **kwargs: Any) -> Solution:
-        dag = build_dag(order)
-        plan = plan_from_ratios(dag, bounds, former.ratios / 2)
-        return Solution(order, dag, bounds, replace(plan, steps_factor=1.0))
-
-    machine = Machine()
-    ranks = Ranks(ORDER, duration_ms=machine, **{**EXACT, "max_freeze_ratio": "auto"})
-    ranks.run(1, 9)
-    former = ranks.controllers[0].plan
-    monkeypatch.setattr(planner_module, "solve_from_bounds", careful)
-    machine.drift = {0: 2.0, 1: 2.0}
-    ranks.run(10, 12)
+    ranks, former = slowed(monkeypatch, part=0.5, max_freeze_ratio="auto")
     for controller in ranks.controllers:
         assert controller.plan.batch_ms > 2 * former.batch_ms
         assert controller.plan.ratios == pytest.approx(former.ratios / 2)
@@ -270,99 +248,7 @@ def test_where_solving_anew_fails_the_plan_stays(
     )
 
 
-# -- switched off ----------------------------------------------------------------------------------
-
-
-def test_freezing_that_brings_too_little_twice_is_switched_off_with_one_line(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.INFO)
-    machine = Machine()
-    # Backwards that are left out altogether would be a gain whatever freezing saves.
-    settings = {**EXACT, "replan_threshold": 9.0, "skip_input_grads": "off"}
-    ranks = Ranks(ALONE, duration_ms=machine, n_replicas=2, **settings)
-    ranks.run(1, 12)
-    machine.freezing_saves = False
-    ranks.run(13, 16)
-    assert not messages(caplog, "switched off")
-    assert [c.switched_off for c in ranks.controllers] == [None, None]
-    machine.freezing_saves = True
-    ranks.run(17, 20)
-    machine.freezing_saves = False
-    ranks.run(21, 24)
-    caplog.clear()
-    ranks.run(25, 28)
-    assert [c.phase for c in ranks.controllers] == [Phase.STABLE] * 2, "step 28 was frozen"
-    ranks.run(29, 40)
-    (first, second) = messages(caplog, "switched off")
-    assert first == second, "one line of each rank, of which one is shown"
-    assert first.startswith("Freezing is switched off from step 29 on: the measured gain is +0.0%")
-    assert "under min_gain (0.02) 2 times in a row" in first
-    assert not messages(caplog, "phase off")
-    for rank, controller in enumerate(ranks.controllers):
-        given = list(ranks.masks(rank, 0))
-        assert any(given[3 * 27 : 3 * 28])
-        assert given[3 * 28 :] == [{}] * (3 * 12)
-        assert controller.phase is Phase.OFF
-        assert set(controller.expected_stage_ratios().values()) == {0.0}
-        assert controller.expected_batch_ms() == controller.plan.unfrozen_batch_ms
-        assert not controller.plan_missing
-    after = Ranks(ALONE, n_replicas=2, **settings)
-    after.load(ranks.saved())
-    after.run(41, 44)
-    assert list(after.masks(1, 1)) == [{}] * 12
-    assert after.controllers[0].switched_off == ranks.controllers[0].switched_off
-    assert after.collect()[0].batch_ms.keys() == {Phase.OFF}
-
-
-def test_plans_made_anew_do_not_hide_that_freezing_saves_nothing() -> None:
-    """With all backwards frozen in part, frozen ones alone say that times have moved."""
-    machine = Machine()
-    settings = {**EXACT, "skip_input_grads": "off", "first_stage": "per_tensor"}
-    ranks, stopped = (Ranks(ALONE, duration_ms=machine, **settings) for _ in range(2))
-    for each in (ranks, stopped):
-        machine.freezing_saves = True
-        each.run(1, 9)
-        machine.freezing_saves = False
-        each.run(10, 12)
-    assert len(ranks.solved[0]) == 2, "made anew"
-    assert ranks.controllers[0].switched_off is None
-    ranks.run(13, 16)
-    resumed = Ranks(ALONE, duration_ms=machine, **settings)
-    resumed.load(stopped.saved())
-    assert resumed.saved() == stopped.saved()
-    resumed.run(13, 16)
-    for each in (ranks, resumed):
-        assert each.controllers[0].switched_off is not None
-        assert "measured gain is +0.0%" in each.controllers[0].switched_off
-
-
-def test_minus_one_never_switches_off() -> None:
-    machine = Machine()
-    settings = {**EXACT, "replan_threshold": 9.0, "min_gain": -1.0}
-    ranks = Ranks(ALONE, duration_ms=machine, **settings)
-    ranks.run(1, 9)
-    machine.freezing_saves = False
-    ranks.run(10, 28)
-    assert ranks.controllers[0].switched_off is None
-    assert ranks.controllers[0].phase is Phase.STABLE
-
-
-def test_a_plan_that_promises_too_little_is_not_followed(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    ranks = Ranks(ORDER, **{**EXACT, "min_gain": 5.0})
-    ranks.run(1, 14)
-    (line,) = set(messages(caplog, "switched off"))
-    assert line.startswith("Freezing is switched off from step 7 on: the plan promises +")
-    assert line.endswith("under min_gain (5)")
-    for rank, controller in enumerate(ranks.controllers):
-        assert controller.plan is not None, "for the report"
-        assert list(ranks.masks(rank, rank))[3 * 6 :] == [{}] * (3 * 8)
-        assert controller.phase is Phase.OFF
-
-
-# -- what batches say
-# -------------------------------------------------------------------------------
+# -- what batches say ------------------------------------------------------------------------------
 
 
 def test_gain_is_that_over_batches_that_moved_with_what_is_not_frozen() -> None:

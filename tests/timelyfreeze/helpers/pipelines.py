@@ -95,6 +95,20 @@ def hand_order(name: str) -> ScheduleOrder:
     return parse_order(BY_HAND[name])
 
 
+def eager_order(n_stages: int = 4, n_microbatches: int = 8) -> ScheduleOrder:
+    """1F1B with one forward more in front, a schedule that torch does not have."""
+    rows = []
+    for stage in range(n_stages):
+        ahead = min(n_microbatches, n_stages - stage + 1)
+        row = [f"{stage}F{m}" for m in range(ahead)]
+        for m in range(n_microbatches):
+            row.append(f"{stage}B{m}")
+            if m + ahead < n_microbatches:
+                row.append(f"{stage}F{m + ahead}")
+        rows.append(" ".join(row))
+    return parse_order(rows)
+
+
 def random_bounds(dag: PipelineDag, seed: int) -> DurationBounds:
     """Durations of 0.5 to 5 ms; freezing saves between nothing and all of a freezable action."""
     rng = np.random.default_rng(seed)

@@ -27,6 +27,7 @@ from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import ScheduleError, build_order, order_to_csv
 from timelyfreeze.schedule.schedules import one_f_one_b_order
 
+# Written out, not taken from the library: what it knows is a part of what is tested here.
 NAMES = (
     "GPipe",
     "1F1B",
