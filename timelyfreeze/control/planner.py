@@ -286,13 +286,13 @@ class Planner:
         """Compare times with the plan's; solve anew or switch off where they ask for it."""
         now = self.in_force
         assert now.plan is not None  # the caller saw to it
-        assert now.bounds is not None
+        assert now.bounds is not None  # a plan has been made from some
         found = self._replanning.measure(
             now.dag, self._measured or now.bounds, now.bounds, now.plan
         )
         if found is None:
             return  # times that cannot be say nothing of the plan
-        reason = self._replanning.why_not(found)
+        reason = self._replanning.why_not(found, now.plan)
         if reason is not None:
             self.in_force.switch_off(step, reason)
         elif self._replanning.has_moved(found):

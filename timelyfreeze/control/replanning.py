@@ -15,7 +15,7 @@ from timelyfreeze.control.drift import Group, drifts, largest_move, moved_bounds
 from timelyfreeze.planning import FreezePlan
 from timelyfreeze.runtime import Exchange
 from timelyfreeze.schedule import ActionKind, PipelineDag
-from timelyfreeze.settings import FreezeSettings, Phase, key
+from timelyfreeze.settings import AUTO, FreezeSettings, Phase, key
 from timelyfreeze.timing import (
     BatchRecord,
     DurationBounds,
@@ -152,22 +152,30 @@ class Replanning:
         self.forget()
         agreed: DriftCheck | None = self._exchange.broadcast(found)
         if agreed is not None:
-            self.n_low = self.n_low + 1 if agreed.gain < self._settings.min_gain else 0
+            least = (1.0 + self._settings.min_gain) * self._steps_factor(plan)
+            self.n_low = self.n_low + 1 if 1.0 + agreed.gain < least else 0
         return agreed
 
     def has_moved(self, found: DriftCheck) -> bool:
         """Return whether times are so far from the plan's that another one is worth its while."""
         return largest_move(found.drift) > self._settings.replan_threshold
 
-    def why_not(self, found: DriftCheck) -> str | None:
+    def why_not(self, found: DriftCheck, plan: FreezePlan) -> str | None:
         """Return why freezing does not pay, once it has not for long enough."""
         if self.n_low < _LOW_IN_A_ROW:
             return None
+        n_steps = self._steps_factor(plan)
+        steps = f" for {n_steps:.2f} times the steps to a loss" if n_steps > 1.0 else ""
         return (
             f"the measured gain is {100 * found.gain:+.1f}% ({found.batch_ms:.1f} ms a batch, "
-            f"{found.unfrozen_batch_ms:.1f} ms without freezing), under {key('min_gain')} "
+            f"{found.unfrozen_batch_ms:.1f} ms without freezing){steps}, under {key('min_gain')} "
             f"({self._settings.min_gain:g}) {self.n_low} times in a row"
         )
+
+    def _steps_factor(self, plan: FreezePlan) -> float:
+        """Return the further steps that freezing must make up for: those of a cap that we chose."""
+        is_chosen = self._settings.max_freeze_ratio == AUTO
+        return (plan.steps_factor or 1.0) if is_chosen else 1.0
 
     def to_plain(self) -> dict[str, Any]:
         """Return batches as plain data for a checkpoint."""

@@ -6,6 +6,7 @@ import pytest
 
 from tests.timelyfreeze.helpers.moving_times import ALONE, EXACT, ORDER, Machine, messages
 from tests.timelyfreeze.helpers.ranks import Ranks
+from timelyfreeze.planning.plan import plan_to_json
 from timelyfreeze.settings.phases import Phase
 
 
@@ -95,3 +96,26 @@ def test_a_plan_that_promises_too_little_is_not_followed(caplog: pytest.LogCaptu
         assert controller.plan is not None, "for the report"
         assert list(ranks.masks(rank, rank))[3 * 6 :] == [{}] * (3 * 8)
         assert controller.phase is Phase.OFF
+
+
+def test_a_chosen_cap_must_make_up_for_the_steps_that_it_costs() -> None:
+    """Freezing goes on to save a part: more than min_gain asks for, less than the steps cost."""
+    machine = Machine()
+    settings = {
+        **EXACT, "replan_threshold": 9.0, "skip_input_grads": "off", "first_stage": "per_tensor",
+    }  # fmt: skip
+    chosen = Ranks(ALONE, duration_ms=machine, **{**settings, "max_freeze_ratio": "auto"})
+    given = Ranks(ALONE, duration_ms=machine, **{**settings, "max_freeze_ratio": 0.4})
+    for ranks in (chosen, given):
+        machine.freezing_saves = 1.25  # with less, no cap pays where ranks never wait
+        ranks.run(1, 16)
+        assert ranks.controllers[0].switched_off is None, "the gain makes up for the steps"
+        machine.freezing_saves = 0.5
+        ranks.run(17, 24)
+    plans = [ranks.controllers[0].plan for ranks in (chosen, given)]
+    assert plan_to_json(plans[0]) == plan_to_json(plans[1]), "0.4 is the cap that was chosen"
+    reason = chosen.controllers[0].switched_off
+    assert reason is not None
+    # A mean ratio of 0.4: the square root of 1 / (1 - 0.4).
+    assert "for 1.29 times the steps to a loss, under min_gain (0.02) 2 times in a row" in reason
+    assert given.controllers[0].switched_off is None
