@@ -155,6 +155,11 @@ class Case:
         return self.frozen_step_ms / (self.batches * self.n_microbatches)
 
     @property
+    def unfrozen_microbatch_ms(self) -> float:
+        """The same without freezing."""
+        return self.step_ms / (self.batches * self.n_microbatches)
+
+    @property
     def tokens_per_second_unfrozen(self) -> float | None:
         """The same without freezing."""
         if self.tokens_per_second is None:

@@ -55,21 +55,30 @@ def title_of(file: BoundsFile, grid: Grid, recalled: Recall | None) -> str:
 
 
 def _best(cases: Sequence[Case]) -> list[str]:
-    """Name the case with the shortest microbatches, and that with the least time to a loss."""
-    best = min(cases, key=lambda case: case.frozen_microbatch_ms)
-    lines = [f"shortest for each microbatch: {_named(best)}"]
-    known = {c: c.frozen_microbatch_ms * c.steps_factor for c in cases if c.steps_factor}
-    if known:
-        best = min(known, key=known.__getitem__)
-        lines.append(f"soonest at a loss: {_named(best)}, times {best.steps_factor:.2f} steps")
-    return lines
+    """Name the case with the shortest microbatches, and that which is soonest at a loss.
+
+    Soonest may be a pipeline without freezing, where that does not pay.
+    """
+    shortest = min(cases, key=lambda case: case.frozen_microbatch_ms)
+    soonest = min(cases, key=lambda case: case.unfrozen_microbatch_ms * _least(case))
+    text = f"{_where(soonest)}, without freezing: {soonest.unfrozen_microbatch_ms:.2f} ms"
+    if _least(soonest) < 1.0:
+        text = f"{_frozen(soonest)}, times {soonest.steps_factor:.2f} steps"
+    return [f"shortest for each microbatch: {_frozen(shortest)}", f"soonest at a loss: {text}"]
 
 
-def _named(case: Case) -> str:
-    return (
-        f"{case.schedule}, {case.n_microbatches} microbatches, split {case.split}, "
-        f"r_max {render_cap(case.max_freeze_ratio)}: {case.frozen_microbatch_ms:.2f} ms"
-    )
+def _least(case: Case) -> float:
+    """Return the time to a loss over that without freezing, of the better of the two."""
+    return 1.0 if case.time_to_loss is None else min(1.0, case.time_to_loss)
+
+
+def _frozen(case: Case) -> str:
+    cap = render_cap(case.max_freeze_ratio)
+    return f"{_where(case)}, r_max {cap}: {case.frozen_microbatch_ms:.2f} ms"
+
+
+def _where(case: Case) -> str:
+    return f"{case.schedule}, {case.n_microbatches} microbatches, split {case.split}"
 
 
 def _cells(case: Case) -> dict[str, str]:

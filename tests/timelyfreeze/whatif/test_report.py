@@ -1,0 +1,44 @@
+"""What is named below the table, of cases by hand."""
+
+from typing import Any
+
+from timelyfreeze.whatif.grid import Answer, Case
+from timelyfreeze.whatif.report import render
+
+
+def case(**changes: Any) -> Case:
+    """Eight microbatches that take 100 ms each, 80 ms under the plan."""
+    values: dict[str, Any] = {
+        "schedule": "1F1B", "n_microbatches": 8, "batches": 1, "max_freeze_ratio": 0.25,
+        "split": "default", "layers": None, "step_ms": 800.0, "frozen_step_ms": 640.0,
+        "all_frozen_step_ms": 400.0, "steps_factor": 1.1, "mean_ratio": 0.2, "stage_ratios": (0.2,),
+        "bubble": 0.3, "frozen_bubble": 0.2, "best_unfrozen_layers": None,
+        "best_unfrozen_step_ms": None, "tokens_per_second": None,
+    }  # fmt: skip
+    return Case(**values | changes)
+
+
+def best(*cases: Case) -> list[str]:
+    """Return what :func:`render` says below its table."""
+    lines = render(Answer(cases, ()), "").splitlines()
+    return [line for line in lines if " microbatch" in line][1:]
+
+
+def test_the_shortest_need_not_be_soonest_at_a_loss() -> None:
+    fast = case(max_freeze_ratio=0.8, frozen_step_ms=480.0, steps_factor=1.8)  # 60 * 1.8 = 108
+    assert best(fast, case()) == [
+        "shortest for each microbatch: 1F1B, 8 microbatches, split default, r_max 0.8: 60.00 ms",
+        "soonest at a loss: 1F1B, 8 microbatches, split default, r_max 0.25: 80.00 ms, times 1.10 "
+        "steps",
+    ]
+
+
+def test_where_no_cap_pays_it_is_the_fastest_without_freezing() -> None:
+    slow = case(steps_factor=1.5)
+    other = case(schedule="ZBVZeroBubble", step_ms=720.0, frozen_step_ms=700.0, steps_factor=1.05)
+    unknown = case(schedule="GPipe", frozen_step_ms=560.0, steps_factor=None)
+    assert best(slow, other, unknown) == [
+        "shortest for each microbatch: GPipe, 8 microbatches, split default, r_max 0.25: 70.00 ms",
+        "soonest at a loss: ZBVZeroBubble, 8 microbatches, split default, without freezing: "
+        "90.00 ms",
+    ]
