@@ -54,7 +54,7 @@ def label_points(axes: Axes, labels: Sequence[Label], bars: Sequence[Line]) -> N
     Bars are upright or level. The limits of ``axes`` must not change afterwards.
     """
     figure = axes.get_figure(root=True)
-    assert figure is not None
+    assert figure is not None  # axes that are drawn on lie in one
     renderer = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]
     pixels = figure.dpi / 72.0
     places = [axes.transData.transform((label.x, label.y)) for label in labels]

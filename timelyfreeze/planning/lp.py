@@ -159,7 +159,11 @@ class _Problem:
         if undecided:
             raw = _solve(_decide(lp, dag, raw, self.whole_stages), self.time_limit_s)
         violation = float(max(-raw.min(initial=0.0), raw.max(initial=0.0) - 1.0))
-        assert violation < 1e-6, f"a ratio called optimal breaks its bounds by {violation}"
+        if violation >= 1e-6:
+            raise LpError(
+                f"a ratio that the solver calls optimal breaks its bounds by {violation:.2g}",
+                status="Optimal",
+            )
         ratios = np.zeros(lp.n_actions)
         most = lp.column_upper[lp.n_actions + 1 :]
         ratios[lp.freezable] = np.where(

@@ -31,6 +31,7 @@ class PrecedenceRows:
         columns, values = lp.columns[: len(row)], lp.values[: len(row)]
         is_ratio = columns > lp.n_actions
         after, before = ~is_ratio & (values > 0.0), ~is_ratio & (values < 0.0)
+        # build_lp writes one of either kind into each row.
         assert (row[after] == np.arange(n_rows)).all()
         assert (row[before] == np.arange(n_rows)).all()
         self._n_nodes = lp.n_actions + 1

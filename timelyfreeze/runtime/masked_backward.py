@@ -83,7 +83,7 @@ def accumulation_nodes(parameters: Iterable[Tensor]) -> set[Node]:
         view = parameter.view_as(parameter)
         assert view.grad_fn is not None  # parameters require grad
         node = view.grad_fn.next_functions[0][0]
-        assert node is not None
+        assert node is not None  # what a leaf's view comes from adds to its gradient
         nodes.add(node)
     return nodes
 

@@ -103,7 +103,7 @@ def bounds_file_text(dag: PipelineDag, bounds: DurationBounds, notes: PipelineNo
         ValueError: As ``bounds_to_json``.
     """
     text = bounds_to_json(dag, bounds)
-    assert text.endswith(_END)
+    assert text.endswith(_END)  # as json.dumps ends an object that is indented
     return f'{text.removesuffix(_END)},\n  "{PIPELINE}": {notes_to_json(notes)}{_END}'
 
 

@@ -98,7 +98,7 @@ class ScheduleCases:
             return default_split(self.model.n_layers, self.dag.n_stages)
         if self.model is None:
             raise ValueError("layers cannot be moved")
-        assert not isinstance(name, str)
+        assert not isinstance(name, str)  # both names have been dealt with
         if len(name) != self.dag.n_stages:
             raise ValueError(f"it has {len(name)} stages, the schedule {self.dag.n_stages}")
         return name

@@ -120,7 +120,7 @@ class FreezingTrainer(Trainer):
         freezing, emulates = self.job_config.freezing, self.job_config.emulation.enable
         method = parse_method(freezing.method)
         assert method is not None  # the caller saw to it
-        assert self.recorder is not None
+        assert self.recorder is not None  # likewise
         self.controller = build_controller(
             stages_of(self.pp_schedule),
             self._declared_order(),

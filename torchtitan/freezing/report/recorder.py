@@ -122,7 +122,7 @@ class RunRecorder:
 
         What an earlier plan was made from, and that plan, get a number and stay.
         """
-        assert self._controller is not None
+        assert self._controller is not None  # nothing else has plans to save
         order = self._controller.order
         notes = pipeline_notes(self._config, order, self._n_layers, n_processors)
         self._write("schedule.csv", order_to_csv(order))
