@@ -13,6 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+# Rows that matrix units take at a time.
+_BLOCK = 32
 # Of input gradients: 3 learns as much at small ratios and less at large ones, 0 far less at all.
 _LEVEL = 1.0
 
@@ -20,12 +22,17 @@ _LEVEL = 1.0
 def n_kept(n_tokens: int, ratio: float) -> int:
     """Return k, how many of N tokens a sampling ratio leaves: (1 - ratio) N, rounded, 1 at least.
 
+    Matrix units multiply blocks of rows; a CPU's take up to a third longer where rows are no
+    multiple of 32. So that many are left out at a time if N is 1,024 or more, and fewer below:
+    the ratio is off by 1/64 at most.
+
     Raises:
         ValueError: If ``ratio`` is not in [0, 1); without any token there is no estimate.
     """
     if not 0.0 <= ratio < 1.0:
         raise ValueError(f"the sampling ratio is {ratio}; it must be 0 or more and below 1")
-    return max(1, round((1.0 - ratio) * n_tokens))
+    block = min(_BLOCK, 1 << max(0, (n_tokens // _BLOCK).bit_length() - 1))
+    return max(1, n_tokens - block * round(ratio * n_tokens / block))
 
 
 def inclusion_probabilities(sizes: Tensor, n_drawn: int) -> Tensor:

@@ -21,8 +21,10 @@ sizes_lists = st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=40)
 
 
 @pytest.mark.parametrize(
-    ("n_tokens", "ratio", "kept"), [(10, 0.0, 10), (10, 0.3, 7), (10, 0.99, 1), (256, 0.5, 128)]
-)
+    ("n_tokens", "ratio", "kept"),
+    [(10, 0.0, 10), (10, 0.3, 7), (10, 0.99, 1), (256, 0.5, 128), (256, 0.3, 176),
+     (1024, 0.3, 704), (1024, 0.1, 928), (1000, 0.01, 984), (5000, 0.0, 5000), (9000, 0.3, 6312)],
+)  # fmt: skip
 def test_a_ratio_leaves_its_part_of_the_tokens(n_tokens: int, ratio: float, kept: int) -> None:
     assert n_kept(n_tokens, ratio) == kept
 
