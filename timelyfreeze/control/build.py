@@ -20,6 +20,7 @@ from timelyfreeze.runtime import (
     Exchange,
     FreezingStage,
     GradientEnergy,
+    OutsideClock,
     clock_for,
     measure_transfers,
 )
@@ -63,6 +64,7 @@ def build_controller(
     on_solved: Callable[[FreezePlan, DurationBounds], None] = lambda plan, bounds: None,
     transfers: TransferMeter | None = None,
     measures_energy: bool = False,
+    outside: OutsideClock | None = None,
     controller: type[FreezeController] = FreezeController,
 ) -> FreezeController:
     """Return a controller; every rank must call this together.
@@ -80,6 +82,7 @@ def build_controller(
         on_solved: Called on every rank with each new plan and its bounds.
         transfers: Times the links between ranks; None to do it by messages.
         measures_energy: Whether gradients are measured, for p_eff.
+        outside: Times what steps do besides their batches; None for a clock like the recorder's.
         controller: What to build.
 
     Raises:
@@ -109,6 +112,7 @@ def build_controller(
         on_solved=on_solved,
         measure_transfers=transfers or partial(measure_transfers, stages, order, exchange, device),
         energy=energy,
+        outside=outside,
     )
 
 

@@ -40,6 +40,7 @@ from timelyfreeze.runtime import (
     Exchange,
     FreezingStage,
     GradientEnergy,
+    OutsideClock,
     UpdateMeter,
     frozen_counts,
 )
@@ -74,6 +75,7 @@ class FreezeController:
         measure_transfers: Times the links between pipeline ranks; called on every rank before the
             plan is solved.
         energy: Measures the gradients of ``stages``; None to do without p_eff.
+        outside: Times what steps do besides their batches; None for a clock like the recorder's.
 
     Attributes:
         state_type: Saves and restores what the controller knows.
@@ -97,6 +99,7 @@ class FreezeController:
         on_solved: Callable[[FreezePlan, DurationBounds], None] = lambda plan, bounds: None,
         measure_transfers: TransferMeter = dict,
         energy: GradientEnergy | None = None,
+        outside: OutsideClock | None = None,
     ) -> None:
         if not settings.phases.measures and checks is None:
             raise ValueError("without monitoring steps there is no plan, so a policy must decide")
@@ -132,6 +135,7 @@ class FreezeController:
             checks,
         )
         self._recorder = recorder
+        self._outside = outside or OutsideClock(recorder.clock)
         self._exchange = exchange
         self._updates = UpdateMeter(tables, order.n_microbatches, energy)
         self._step = 0
@@ -227,6 +231,9 @@ class FreezeController:
                 self.settings.phases.last_monitor_step,
                 self.failure or "the run did not pass through the monitoring steps",
             )
+        # Where everything is frozen, an optimizer has less to do than usual.
+        if self.phase in (Phase.UPPER_BOUND, Phase.MIXED):
+            self._outside.begin_step()
         self._updates.begin_step(step, self.phase)
         if self._checks is not None and self.phase is not Phase.OFF:
             self._checks.begin_step(step)
@@ -244,7 +251,7 @@ class FreezeController:
                 samples = masks.samples_of_stage(index, self.dag, stage.n_sampled_layers)
                 stage.sample(samples, measures=masks.measures_variance)
         try:
-            with self._recorder.recorded_batch():
+            with self._outside.batch(), self._recorder.recorded_batch():
                 yield
         finally:
             for stage in self._stages:
@@ -266,6 +273,9 @@ class FreezeController:
         if self._checks is not None and self.phase is not Phase.OFF:
             self._checks.end_step()
         if self._planner is not None:
+            outside_ms = self._outside.end_step()
+            if outside_ms is not None and self._batch_index > 0:
+                self._planner.add_outside(outside_ms / self._batch_index)
             if self._planner.needs_times(self._step):
                 self._drain()
             plan = self.plan

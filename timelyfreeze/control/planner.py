@@ -96,6 +96,7 @@ class Planner:
         self._monitoring = Monitoring()
         self._curves: Mapping[int, VarianceCurve] = {}
         self._transfers_ms: Mapping[tuple[int, int], float] = {}
+        self._outside_ms: list[float] = []
         self._replanning = Replanning(settings, exchange, n_processors)
         self._call: PlanCall | None = None
         # Drift and due step of a plan that is being solved anew.
@@ -115,6 +116,10 @@ class Planner:
     def add_curves(self, curves: Mapping[int, VarianceCurve | None]) -> None:
         """Take note of what sampling tokens adds to gradients, by stage; None is not known."""
         self._curves = {stage: curve for stage, curve in curves.items() if curve is not None}
+
+    def add_outside(self, outside_ms: float) -> None:
+        """Take note of what a step took besides its batches, for each of them, milliseconds."""
+        self._outside_ms.append(outside_ms)
 
     def begin_step(self, step: int) -> None:
         """Begin again the solving that a checkpoint interrupted; every rank must call this."""
@@ -174,7 +179,9 @@ class Planner:
 
     def _solve_first(self, due_step: int) -> None:
         """Gather everyone's times; rank 0 solves."""
-        mine = RankTimes(self._monitoring.times(), self._transfers_ms, self._curves)
+        mine = RankTimes(
+            self._monitoring.times(), self._transfers_ms, self._curves, tuple(self._outside_ms)
+        )
         arguments = {"ranks": self._exchange.gather(mine), "declared": self.in_force.order}
         self._begin(due_step, solve_from_times, arguments)
 
@@ -251,7 +258,8 @@ class Planner:
         """Say what a plan comes to; follow none that does not pay, unless the user set the cap."""
         text = (
             f"a loss is estimated to take {plan.steps_factor:.2f} times the steps and "
-            f"{time_to_loss:.2f} times the time of no freezing, counting batches alone"
+            f"{time_to_loss:.2f} times the time of no freezing, with {plan.outside_ms:.1f} ms "
+            "beside each batch"
         )
         if time_to_loss * (1.0 + self._settings.min_gain) <= 1.0:
             logger.info("With this plan %s", text)
@@ -311,6 +319,7 @@ class Planner:
             },
             "p2p_latency_ms": [[*link, ms] for link, ms in self._transfers_ms.items()],
             "variance": dict(self._curves),
+            "outside_ms": list(self._outside_ms),
             "failure": self.failure,
             "low_gains": self._replanning.n_low,
             "again": None,
@@ -336,6 +345,7 @@ class Planner:
         self._replanning.load_plain(samples[Phase.STABLE.value], state["low_gains"])
         self._transfers_ms = {(a, b): ms for a, b, ms in state["p2p_latency_ms"]}
         self._curves = {int(stage): tuple(v) for stage, v in state["variance"].items()}
+        self._outside_ms = list(state["outside_ms"])
         self.failure = state["failure"]
         again = state["again"]
         self._again = again and (drift_from_plain(again["drift"]), again["due_step"])

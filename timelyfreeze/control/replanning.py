@@ -152,8 +152,7 @@ class Replanning:
         self.forget()
         agreed: DriftCheck | None = self._exchange.broadcast(found)
         if agreed is not None:
-            least = (1.0 + self._settings.min_gain) * self._steps_factor(plan)
-            self.n_low = self.n_low + 1 if 1.0 + agreed.gain < least else 0
+            self.n_low = self.n_low + 1 if self._is_low(agreed, plan) else 0
         return agreed
 
     def has_moved(self, found: DriftCheck) -> bool:
@@ -171,6 +170,13 @@ class Replanning:
             f"{found.unfrozen_batch_ms:.1f} ms without freezing){steps}, under {key('min_gain')} "
             f"({self._settings.min_gain:g}) {self.n_low} times in a row"
         )
+
+    def _is_low(self, found: DriftCheck, plan: FreezePlan) -> bool:
+        n_steps = self._steps_factor(plan)
+        # Further steps take what is outside of batches too.
+        outside_ms = plan.outside_ms if n_steps > 1.0 else 0.0
+        before_ms, now_ms = found.unfrozen_batch_ms + outside_ms, found.batch_ms + outside_ms
+        return before_ms < (1.0 + self._settings.min_gain) * n_steps * now_ms
 
     def _steps_factor(self, plan: FreezePlan) -> float:
         """Return the further steps that freezing must make up for: those of a cap that we chose."""

@@ -34,6 +34,7 @@ class FreezePlan:
         frozen_batch_ms: Batch time with everything frozen, milliseconds; no plan is faster.
         steps_factor: Estimated steps to a loss over those without freezing (``progress``); None
             where it is not known.
+        outside_ms: What a step takes besides its batches, for each of them, milliseconds.
     """
 
     actions: tuple[Action, ...]
@@ -44,6 +45,7 @@ class FreezePlan:
     unfrozen_batch_ms: float
     frozen_batch_ms: float
     steps_factor: float | None = None
+    outside_ms: float = 0.0
 
     @cached_property
     def _ratio_by_action(self) -> Mapping[Action, float]:
@@ -78,10 +80,11 @@ class FreezePlan:
 
     @property
     def time_to_loss(self) -> float | None:
-        """Estimated time to a loss over that without freezing, counting batches alone."""
-        if self.steps_factor is None or self.unfrozen_batch_ms == 0.0:
+        """Estimated time to a loss over that without freezing, ``outside_ms`` included."""
+        unfrozen_ms = self.unfrozen_batch_ms + self.outside_ms
+        if self.steps_factor is None or unfrozen_ms == 0.0:
             return None
-        return self.batch_ms / self.unfrozen_batch_ms * self.steps_factor
+        return (self.batch_ms + self.outside_ms) / unfrozen_ms * self.steps_factor
 
     @property
     def upper_bound_gain(self) -> float:
@@ -153,6 +156,7 @@ def plan_from_ratios(
         batch_ms=batch_ms,
         unfrozen_batch_ms=play_batch(dag, bounds.max_ms, n_processors, delays)[1],
         frozen_batch_ms=play_batch(dag, frozen, n_processors, delays)[1],
+        outside_ms=bounds.outside_ms,
     )
 
 
@@ -194,8 +198,8 @@ def plan_from_json(text: str) -> FreezePlan:
             )
             for key in _COLUMNS
         )
-        batch_ms, unfrozen_batch_ms, frozen_batch_ms = (
-            number_of(key, field_of("", data, key), least=0.0) for key in _BATCH_TIMES
+        batch_ms, unfrozen_batch_ms, frozen_batch_ms, outside_ms = (
+            number_of(key, field_of("", data, key), least=0.0) for key in _TIMES
         )
         steps_factor = field_of("", data, "steps_factor")
         if steps_factor is not None:
@@ -213,11 +217,12 @@ def plan_from_json(text: str) -> FreezePlan:
         unfrozen_batch_ms,
         frozen_batch_ms,
         steps_factor,
+        outside_ms,
     )
 
 
-_BATCH_TIMES = ("batch_ms", "unfrozen_batch_ms", "frozen_batch_ms")
-_HEAD = (*_BATCH_TIMES, "steps_factor")
+_TIMES = ("batch_ms", "unfrozen_batch_ms", "frozen_batch_ms", "outside_ms")
+_HEAD = (*_TIMES, "steps_factor")
 # Name in the text, which describes one action, to field of FreezePlan, which holds all of them.
 _RATIO = "ratio"
 _COLUMNS = {_RATIO: "ratios", "duration_ms": "durations_ms", "start_ms": "start_ms"}

@@ -50,11 +50,14 @@ class RankTimes:
         p2p_latency_ms: What a message from one pipeline rank to another takes, by sender and
             receiver, milliseconds, as far as this process knows.
         curves: What sampling tokens adds to the gradients of its stages.
+        outside_ms: What steps took besides their batches, for each of them; in this process, which
+            may have waited for others.
     """
 
     patterns: tuple[PatternTimes, ...]
     p2p_latency_ms: Mapping[tuple[int, int], float] = field(default_factory=dict)
     curves: Mapping[int, VarianceCurve] = field(default_factory=dict)
+    outside_ms: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,8 @@ def solve_from_times(
     order, bounds = bounds_from_times(
         ranks, declared, choices.n_processors, input_grads=choices.input_fraction > 0.0
     )
-    bounds = replace(bounds, measured_ratio=choices.measured_ratio)
+    outside_ms = min((float(np.median(r.outside_ms)) for r in ranks if r.outside_ms), default=0.0)
+    bounds = replace(bounds, measured_ratio=choices.measured_ratio, outside_ms=outside_ms)
     by_stage: dict[int, list[VarianceCurve]] = {}
     for rank in ranks:
         for stage, curve in rank.curves.items():

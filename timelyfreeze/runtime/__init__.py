@@ -5,6 +5,7 @@ from timelyfreeze.runtime.compiled_blocks import CompiledBlocks
 from timelyfreeze.runtime.exchange import Exchange, GridExchange
 from timelyfreeze.runtime.gradient_energy import GradientEnergy
 from timelyfreeze.runtime.masked_backward import masked_full_backward
+from timelyfreeze.runtime.outside_clock import OutsideClock
 from timelyfreeze.runtime.recorder import ActionRecorder, Clock, clock_for
 from timelyfreeze.runtime.stage import NOTHING_FROZEN, FreezingStage, adopt_stages
 from timelyfreeze.runtime.tally import step_ratios
@@ -27,7 +28,7 @@ from timelyfreeze.runtime.update_meter import RankUpdates, UpdateMeter, frozen_c
 
 __all__ = [
     "NOTHING_FROZEN", "ActionRecorder", "ChangeMeter", "Clock", "CompiledBlocks", "Exchange",
-    "FreezingStage", "GradientEnergy", "GridExchange", "RankUpdates", "UpdateMeter",
+    "FreezingStage", "GradientEnergy", "GridExchange", "OutsideClock", "RankUpdates", "UpdateMeter",
     "adopt_stages", "clock_for", "forward_only", "frozen_counts", "greet_other_ranks_alone",
     "has_loss", "known_schedules", "masked_full_backward", "measure_transfers", "named_order",
     "places_stages_in_v", "read_order", "run_batches_in", "run_in_order", "splits_backward",

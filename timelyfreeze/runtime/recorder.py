@@ -141,10 +141,13 @@ class ActionRecorder:
 
     Args:
         clock: Takes the marks.
+
+    Attributes:
+        clock: The same.
     """
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+        self.clock = clock
         self._finished: list[list[tuple[Action, Any, Any]]] = []
         self._current: list[tuple[Action, Any, Any]] | None = None
 
@@ -165,9 +168,9 @@ class ActionRecorder:
         if self._current is None:
             yield
             return
-        start = self._clock.mark()
+        start = self.clock.mark()
         yield
-        self._current.append((action, start, self._clock.mark()))
+        self._current.append((action, start, self.clock.mark()))
 
     @contextmanager
     def measure_more(self) -> Iterator[None]:
@@ -187,7 +190,7 @@ class ActionRecorder:
         """Wait for the device where it lags behind and hand out the batches, oldest first."""
         finished, self._finished = self._finished, []
         if finished:
-            self._clock.wait(finished[-1][-1][2])
+            self.clock.wait(finished[-1][-1][2])
         return [self._read(marks) for marks in finished]
 
     def _read(self, marks: list[tuple[Action, Any, Any]]) -> BatchRecord:
@@ -195,9 +198,9 @@ class ActionRecorder:
         intervals_ms: dict[Action, tuple[float, float]] = {}
         first = last_end = marks[0][1]
         for action, start, end in marks:
-            begin = last_end if self._clock.gaps_are_work else start
-            durations_ms[action] = durations_ms.get(action, 0.0) + self._clock.work_ms(begin, end)
-            began_ms = intervals_ms.get(action, (self._clock.elapsed_ms(first, start),))[0]
-            intervals_ms[action] = (began_ms, self._clock.elapsed_ms(first, end))
+            begin = last_end if self.clock.gaps_are_work else start
+            durations_ms[action] = durations_ms.get(action, 0.0) + self.clock.work_ms(begin, end)
+            began_ms = intervals_ms.get(action, (self.clock.elapsed_ms(first, start),))[0]
+            intervals_ms[action] = (began_ms, self.clock.elapsed_ms(first, end))
             last_end = end
-        return BatchRecord(durations_ms, self._clock.elapsed_ms(first, last_end), intervals_ms)
+        return BatchRecord(durations_ms, self.clock.elapsed_ms(first, last_end), intervals_ms)

@@ -48,6 +48,7 @@ class DurationBounds:
         measured_ratio: Freeze ratio in (0, 1] at which ``min_ms`` was measured: 1 where everything
             was frozen, less where a part of the tokens was left out. Ratios go up to here, and
             durations fall linearly on the way.
+        outside_ms: What a step takes besides its batches, for each of them; 0 where nobody knows.
     """
 
     min_ms: NDArray[np.float64]
@@ -56,6 +57,7 @@ class DurationBounds:
     p2p_overhead_ms: float = 0.0
     p2p_latency_ms: Mapping[tuple[int, int], float] = field(default_factory=dict)
     measured_ratio: float = 1.0
+    outside_ms: float = 0.0
 
     def delays_ms(self, dag: PipelineDag) -> NDArray[np.float64]:
         """Return how long after its first action an edge's second may start, shape [E]."""

@@ -22,6 +22,7 @@ class BoundsTable:
         p2p_overhead_ms: As in ``DurationBounds``.
         p2p_latency_ms: As in ``DurationBounds``.
         measured_ratio: As in ``DurationBounds``.
+        outside_ms: As in ``DurationBounds``.
     """
 
     pairs: Mapping[Action, tuple[float, float]]
@@ -29,14 +30,15 @@ class BoundsTable:
     p2p_overhead_ms: float
     p2p_latency_ms: Mapping[tuple[int, int], float]
     measured_ratio: float
+    outside_ms: float
 
 
 def bounds_to_json(dag: PipelineDag, bounds: DurationBounds) -> str:
     """Write bounds as JSON, one line per action; undone exactly by ``bounds_from_json``.
 
     An object with ``bounds`` (action to ``min_ms`` and ``max_ms``), ``pinned``,
-    ``p2p_overhead_ms``, ``p2p_latency_ms`` (by link: "0>1" from rank 0 to rank 1) and
-    ``measured_ratio``.
+    ``p2p_overhead_ms``, ``p2p_latency_ms`` (by link: "0>1" from rank 0 to rank 1),
+    ``measured_ratio`` and ``outside_ms``.
 
     Raises:
         ValueError: As ``validate_bounds``.
@@ -53,7 +55,8 @@ def bounds_to_json(dag: PipelineDag, bounds: DurationBounds) -> str:
         f'{{\n  "bounds": {{\n{table}\n  }},\n  "pinned": {pinned},\n'
         f'  "p2p_overhead_ms": {json.dumps(bounds.p2p_overhead_ms)},\n'
         f'  "p2p_latency_ms": {latency},\n'
-        f'  "measured_ratio": {json.dumps(bounds.measured_ratio)}\n}}\n'
+        f'  "measured_ratio": {json.dumps(bounds.measured_ratio)},\n'
+        f'  "outside_ms": {json.dumps(bounds.outside_ms)}\n}}\n'
     )
 
 
@@ -82,6 +85,7 @@ def parse_bounds(data: Any) -> BoundsTable:
             for key in keys_of("p2p_latency_ms", latency)
         },
         number_of("measured_ratio", data.get("measured_ratio", 1.0), least=0.0, most=1.0),
+        number_of("outside_ms", data.get("outside_ms", 0.0), least=0.0),
     )
 
 
@@ -108,6 +112,7 @@ def bounds_from_json(dag: PipelineDag, text: str) -> DurationBounds:
         p2p_overhead_ms=table.p2p_overhead_ms,
         p2p_latency_ms=table.p2p_latency_ms,
         measured_ratio=table.measured_ratio,
+        outside_ms=table.outside_ms,
     )
     validate_bounds(dag, bounds)
     return bounds

@@ -52,6 +52,7 @@ class BoundsFile:
         n_stages: Number of stages.
         n_microbatches: Number of microbatches.
         links: What messages cost: their overhead, which is part of ``bounds``, and their latency.
+        outside_ms: What a step takes besides its batches, for each of them; 0 if it is not told.
     """
 
     path: Path
@@ -61,6 +62,7 @@ class BoundsFile:
     n_stages: int
     n_microbatches: int
     links: Links
+    outside_ms: float = 0.0
 
     @property
     def n_ranks(self) -> int | None:
@@ -145,7 +147,7 @@ def read_bounds_file(path: Path) -> BoundsFile:
     notes = parse_notes(f"{path}: {PIPELINE}", data.get(PIPELINE, {}), n_stages)
     links = Links(table.p2p_overhead_ms, table.p2p_latency_ms)
     order = _order_beside(path, bounds)
-    file = BoundsFile(path, bounds, notes, order, n_stages, n_microbatches, links)
+    file = BoundsFile(path, bounds, notes, order, n_stages, n_microbatches, links, table.outside_ms)
     if not file.keeps_overhead:
         _without_overhead(file)
     return file

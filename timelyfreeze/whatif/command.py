@@ -75,8 +75,9 @@ def _parser() -> argparse.ArgumentParser:
     batches = "pipeline batches in an optimizer step"
     add("--batches", type=whole(1), default=1, metavar="N", help=batches)
     add(
-        "--outside-ms", type=milliseconds, default=0.0, metavar="MS",
-        help="time of a step outside of its batches: optimizer, clipping, data",
+        "--outside-ms", type=milliseconds, metavar="MS",
+        help="time of a step outside of its batches: optimizer, clipping, data; default: as "
+        "measured for each batch",
     )  # fmt: skip
     limit = "for the solver, each case"
     add("--time-limit-s", type=positive, default=60.0, metavar="S", help=limit)
@@ -126,7 +127,9 @@ def _grid(options: argparse.Namespace, file: BoundsFile) -> Grid:
         n_processors=options.processors or file.notes.processors,
         p2p_overhead_ms=options.p2p_overhead_ms,
         batches=options.batches,
-        outside_ms=options.outside_ms,
+        outside_ms=(
+            options.batches * file.outside_ms if options.outside_ms is None else options.outside_ms
+        ),
         time_limit_s=options.time_limit_s,
     )
 

@@ -118,7 +118,8 @@ class ScheduleCases:
         times = self.stages
         if split is not None and self.model is not None:
             times = self.model.times(split)
-        return self._links.added_to(self.dag, bounds_from_times(self.dag, times))
+        bounds = self._links.added_to(self.dag, bounds_from_times(self.dag, times))
+        return replace(bounds, outside_ms=self.grid.outside_ms / self.grid.batches)
 
     @property
     def _links(self) -> Links:

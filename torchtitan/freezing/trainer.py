@@ -28,6 +28,7 @@ from timelyfreeze.emulation import EmulatedController, EmulatedRecorder
 from timelyfreeze.policies import NONE, parse_method
 from timelyfreeze.runtime import (
     ActionRecorder,
+    OutsideClock,
     adopt_stages,
     clock_for,
     read_order,
@@ -108,12 +109,17 @@ class FreezingTrainer(Trainer):
 
     def _emulation_record(self) -> EmulationRecord:
         assert isinstance(self.recorder, EmulatedRecorder)  # the caller saw to it
-        order = self._declared_order()
-        optimizers = OptimizerClock(
-            self.optimizers.optimizers, order.stage_to_rank, clock_for(self.device)
-        )
         return EmulationRecord(
-            self.recorder, optimizers, order.n_ranks, self.gradient_accumulation_steps
+            self.recorder,
+            self._optimizer_clock(),
+            self._declared_order().n_ranks,
+            self.gradient_accumulation_steps,
+        )
+
+    def _optimizer_clock(self) -> OptimizerClock:
+        order = self._declared_order()
+        return OptimizerClock(
+            self.optimizers.optimizers, order.stage_to_rank, clock_for(self.device)
         )
 
     def _build_controller(self) -> None:
@@ -121,6 +127,9 @@ class FreezingTrainer(Trainer):
         method = parse_method(freezing.method)
         assert method is not None  # the caller saw to it
         assert self.recorder is not None  # likewise
+        outside = None
+        if emulates:
+            outside = OutsideClock(self.recorder.clock, self._optimizer_clock().take_waited_ms)
         self.controller = build_controller(
             stages_of(self.pp_schedule),
             self._declared_order(),
@@ -133,6 +142,7 @@ class FreezingTrainer(Trainer):
             # Between stages of one process there are no links.
             transfers=dict if emulates else None,
             measures_energy=freezing.unit == TENSORS,
+            outside=outside,
             controller=EmulatedController if emulates else FreezeController,
         )
         self.checkpointer.states[CHECKPOINT_KEY] = self.controller

@@ -298,6 +298,23 @@ def test_a_pass_that_fails_leaves_no_mask_and_no_trace(caplog: pytest.LogCapture
 # -- failures --------------------------------------------------------------------------------------
 
 
+def test_what_steps_do_beside_their_batches_is_in_the_plan_and_in_checkpoints() -> None:
+    whole, stopped, resumed = (Ranks(ORDER) for _ in range(3))
+    for ranks in (whole, stopped, resumed):
+        ranks.outside_ms = [60.0, 45.0]  # the first rank waits for the second
+    last = whole.settings.phases.last_upper_bound_step
+    whole.run(1, whole.settings.phases.last_monitor_step)
+    stopped.run(1, last)
+    resumed.load(stopped.saved())
+    # Where all is frozen, optimizers have less to do: that does not count.
+    resumed.outside_ms = [3.0, 3.0]
+    resumed.run(last + 1, whole.settings.phases.last_monitor_step)
+    for ranks in (whole, resumed):
+        for controller in ranks.controllers:
+            assert controller.bounds is not None
+            assert controller.bounds.outside_ms == 45.0 / ranks.batches_per_step
+
+
 def test_a_run_that_begins_after_monitoring_says_why_nothing_is_frozen(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

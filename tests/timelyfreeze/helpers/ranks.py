@@ -163,6 +163,7 @@ class Ranks:
     ) -> None:
         self.executed = executed or declared
         self.batches_per_step = batches_per_step
+        self.outside_ms = [0.0] * declared.n_ranks * n_replicas  # what each rank's steps add
         self.duration_ms = duration_ms
         self.solved: list[list[Any]] = []
         self.hub = Hub(declared.n_ranks * n_replicas)
@@ -240,6 +241,7 @@ class Ranks:
             self.controllers[rank].begin_step(step)
             for _ in range(self.batches_per_step):
                 self.one_batch(rank)
+            self.clocks[rank].now_ms += self.outside_ms[rank]
             self.controllers[rank].end_step()
 
     def one_batch(self, rank: int, *, fail_at: Action | None = None) -> None:

@@ -46,6 +46,18 @@ def test_no_other_cap_of_tensors_is_estimated_to_be_sooner() -> None:
     assert default.time_to_loss > 1.0
 
 
+def test_the_more_is_beside_batches_the_less_is_frozen() -> None:
+    plans = [
+        chosen_plan(DAG, replace(TENSORS, outside_ms=outside_ms), SolverChoices(AUTO), {})
+        for outside_ms in (0.0, 8.0, 300.0)
+    ]
+    sums = [plan.ratios.sum() for plan in plans]
+    assert sums[0] > sums[1] > sums[2]
+    times = [plan.time_to_loss for plan in plans]
+    assert times == sorted(times), "a batch takes 33 ms"
+    assert times[2] > 1.0
+
+
 @pytest.mark.parametrize(
     ("scale", "low", "high"), [(0.0, 0.5, 0.5), (1.0, 0.3, 0.5), (50.0, 0.0, 0.2)]
 )

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -85,14 +86,14 @@ def test_refuses_ratios(
 @settings(deadline=None, max_examples=40)
 def test_json_round_trip_is_exact(seed: int) -> None:
     dag = build_dag(random_order(seed))
-    bounds = random_bounds(dag, seed)
+    bounds = replace(random_bounds(dag, seed), outside_ms=seed / 7.0)
     ratios = np.random.default_rng(seed).random(len(dag.actions))
     plan = plan_from_ratios(dag, bounds, ratios * (bounds.max_ms > bounds.min_ms))
     again = plan_from_json(plan_to_json(plan))
     assert again.actions == plan.actions
     for name in ("ratios", "durations_ms", "start_ms"):
         assert getattr(again, name).tolist() == getattr(plan, name).tolist()
-    for name in ("batch_ms", "unfrozen_batch_ms", "frozen_batch_ms"):
+    for name in ("batch_ms", "unfrozen_batch_ms", "frozen_batch_ms", "outside_ms"):
         assert getattr(again, name) == getattr(plan, name)
     assert start_times(dag, again.durations_ms).tolist() == again.start_ms.tolist()
 
@@ -101,6 +102,17 @@ def test_json_has_one_line_per_action(dag: PipelineDag, bounds: DurationBounds) 
     lines = [s.strip().rstrip(",") for s in plan_to_json(make_plan(dag, bounds)).splitlines()]
     assert '"0F1": {"ratio": 0.0, "duration_ms": 1.0, "start_ms": 1.0}' in lines
     assert '"unfrozen_batch_ms": 9.0' in lines
+
+
+def test_time_to_a_loss_counts_what_is_beside_batches(
+    dag: PipelineDag, bounds: DurationBounds
+) -> None:
+    """9 ms unfrozen."""
+    plan = replace(make_plan(dag, bounds), steps_factor=1.1)
+    assert plan.time_to_loss == pytest.approx(1.1 * plan.batch_ms / 9.0)
+    beside = replace(plan, outside_ms=3.0)
+    assert beside.time_to_loss == pytest.approx(1.1 * (plan.batch_ms + 3.0) / 12.0)
+    assert replace(beside, steps_factor=None).time_to_loss is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"actions": {"0F0": 3}}'])

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -48,6 +50,14 @@ def test_the_case_solved_by_hand_comes_out_of_measured_times() -> None:
         "0B1",
         "1B0",
     ]
+
+
+def test_what_is_beside_batches_is_that_of_the_rank_that_waited_least() -> None:
+    first, last = (rank(row) for row in ROWS)
+    ranks = [replace(first, outside_ms=(4.0, 90.0, 5.0)), replace(last, outside_ms=(7.0, 8.0))]
+    solution = solve_from_times(ranks, ORDER, SolverChoices(0.5))
+    assert solution.bounds.outside_ms == solution.plan.outside_ms == 5.0
+    assert solve_from_times([first, last], ORDER, SolverChoices(0.5)).plan.outside_ms == 0.0
 
 
 def test_a_batch_that_took_longer_than_its_actions_gives_messages_a_overhead() -> None:

@@ -48,6 +48,10 @@ class OptimizerClock:
         marks, self._marks = self._marks, []
         return marks
 
+    def take_waited_ms(self) -> float:
+        """Return ``waited_ms`` of what was marked since the last call; 0 without marks."""
+        return self.waited_ms(self.take_marks())
+
     def waited_ms(self, marks: Sequence[tuple[int, Any, Any]]) -> float:
         """Return how much longer the optimizers took one by one than the slowest rank's alone."""
         by_rank: dict[int, float] = {}

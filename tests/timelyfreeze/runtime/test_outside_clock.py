@@ -1,0 +1,62 @@
+"""Time beside batches, by a clock that is moved by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.timelyfreeze.helpers.ranks import HandClock
+from timelyfreeze.runtime import OutsideClock
+
+
+def spent(outside: OutsideClock, clock: HandClock, *gaps_ms: float) -> float | None:
+    """End a step of batches of 100 ms with these gaps before, between and after them."""
+    for gap_ms in gaps_ms[:-1]:
+        clock.now_ms += gap_ms
+        with outside.batch():
+            clock.now_ms += 100.0
+    clock.now_ms += gaps_ms[-1]
+    return outside.end_step()
+
+
+def test_what_lies_before_between_and_after_batches_adds_up() -> None:
+    clock = HandClock()
+    outside = OutsideClock(clock)
+    outside.begin_step()
+    assert spent(outside, clock, 3.0, 0.5, 8.0) == 11.5
+    clock.now_ms += 1000.0  # a validation between two steps
+    outside.begin_step()
+    assert spent(outside, clock, 1.0, 2.0) == 3.0
+
+
+def test_steps_that_nobody_began_are_not_timed() -> None:
+    clock = HandClock()
+    outside = OutsideClock(clock)
+    assert spent(outside, clock, 3.0, 4.0) is None
+    outside.begin_step()
+    assert spent(outside, clock, 1.0, 1.0) == 2.0
+    assert spent(outside, clock, 3.0, 4.0) is None
+
+
+def test_a_batch_that_fails_is_no_part_either() -> None:
+    clock = HandClock()
+    outside = OutsideClock(clock)
+    outside.begin_step()
+
+    def fail() -> None:
+        with outside.batch():
+            clock.now_ms += 50.0
+            raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        fail()
+    assert spent(outside, clock, 1.0, 4.0) == 5.0
+
+
+def test_what_other_ranks_made_it_wait_is_left_out() -> None:
+    clock = HandClock()
+    waits = iter([900.0, 6.0, 900.0, 50.0])  # before each step that is timed, and in it
+    outside = OutsideClock(clock, lambda: next(waits))
+    outside.begin_step()
+    assert spent(outside, clock, 1.0, 9.0) == 4.0
+    outside.begin_step()
+    assert spent(outside, clock, 1.0, 9.0) == 0.0
