@@ -6,6 +6,7 @@ as long (Eq. 12). So it gets to a loss sooner where kappa / p_eff is below 1 (Eq
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from timelyfreeze.settings import Phase
 
 # Steps of a phase that are not counted: the first ones run cold.
 SKIPPED_STEPS = 2
+_FEWEST_SCATTERED = 3
 _UNFROZEN = (Phase.WARMUP, Phase.UPPER_BOUND)
 
 
@@ -80,6 +82,27 @@ def mean_p_eff(measured: Iterable[tuple[float, float]]) -> float | None:
 def kappa_over_p_eff(kappa: float | None, p_eff: float | None) -> float | None:
     """Return the ratio of times to accuracy, Eq. 13; None where nothing learns or is known."""
     return None if kappa is None or not p_eff else kappa / p_eff
+
+
+def kappa_error(before_ms: Sequence[float], after_ms: Sequence[float]) -> float | None:
+    """Return the standard error of a ratio of medians, ``after_ms`` over ``before_ms``.
+
+    It follows from how far values lie from their median: for normal noise the standard deviation is
+    1.4826 times the median of these distances, and the variance of a median pi / 2 times that of a
+    mean. None for fewer than 3 values of either.
+    """
+    if min(len(before_ms), len(after_ms)) < _FEWEST_SCATTERED or min(before_ms) <= 0.0:
+        return None
+    before, after = (_median_error(values) for values in (before_ms, after_ms))
+    ratio = statistics.median(after_ms) / statistics.median(before_ms)
+    return ratio * math.hypot(before, after)
+
+
+def _median_error(values: Sequence[float]) -> float:
+    """Return the standard error of the median of positive values, over the median."""
+    median = statistics.median(values)
+    deviation = 1.4826 * statistics.median(abs(value - median) for value in values)
+    return deviation * math.sqrt(math.pi / 2.0 / len(values)) / median
 
 
 class StepRatio:

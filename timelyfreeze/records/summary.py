@@ -76,6 +76,7 @@ class RunSummary:
             ratio of batches where ``kappa`` is not known.
         kappa: Median step of the stable phase over the median unfrozen one (Eq. 12 of the paper);
             of an emulation by the virtual clock.
+        kappa_error: Its standard error, from how steps scatter; None with fewer than 3 of a kind.
         p_eff: Fraction of the gradient energy that the stable phase updated, mean by energy
             (Eq. 28).
         kappa_over_p_eff: Below 1 where freezing gets to a loss sooner (Eq. 13).
@@ -150,6 +151,7 @@ class RunSummary:
     steps_factor: float | None = None
     time_to_loss: float | None = None
     kappa: float | None = None
+    kappa_error: float | None = None
     p_eff: float | None = None
     kappa_over_p_eff: float | None = None
     never_updated_tensors: float | None = None

@@ -8,6 +8,7 @@ import pytest
 from timelyfreeze.records.convergence import (
     PassedEnergy,
     StepRatio,
+    kappa_error,
     kappa_over_p_eff,
     mean_p_eff,
     passed_energy,
@@ -79,6 +80,22 @@ def test_kappa_is_a_ratio_of_medians_without_cold_steps() -> None:
     steps.add(Phase.STABLE, 9.0)
     assert steps.take(Phase.STABLE) == pytest.approx(9.0 / 12.0), "only what is new"
     assert steps.take(Phase.STABLE) is None
+
+
+def test_the_error_of_kappa_is_how_far_simulated_runs_lie_apart() -> None:
+    rng = np.random.default_rng(0)
+    runs = 4000
+    before, after = rng.normal(100.0, 5.0, (runs, 15)), rng.normal(80.0, 2.0, (runs, 41))
+    kappas = np.median(after, axis=1) / np.median(before, axis=1)
+    errors = [kappa_error(b, a) for b, a in zip(before.tolist(), after.tolist(), strict=True)]
+    assert np.sqrt(np.mean(np.square(errors))) == pytest.approx(kappas.std(), rel=0.1)
+
+
+def test_two_steps_do_not_tell_how_far_others_may_lie() -> None:
+    assert kappa_error([1.0, 2.0], [1.0, 2.0, 3.0]) is None
+    assert kappa_error([1.0, 2.0, 3.0], [1.0]) is None
+    assert kappa_error([0.0, 0.0, 0.0], [1.0, 1.0, 1.0]) is None, "a clock that stands still"
+    assert kappa_error([2.0, 2.0, 2.0], [1.0, 1.0, 1.0]) == 0.0
 
 
 def test_a_run_without_unfrozen_steps_has_no_kappa() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from timelyfreeze.emulation import EmulatedBatch, EmulatedRecorder
-from timelyfreeze.records import SKIPPED_STEPS
+from timelyfreeze.records import SKIPPED_STEPS, kappa_error
 from timelyfreeze.runtime import Clock
 from timelyfreeze.settings import Phase
 
@@ -181,6 +181,9 @@ class EmulationRecord:
             "virtual_step_ms": _median(s.virtual_ms for s in after),
             "virtual_step_ms_off": _median(s.virtual_ms for s in self._warm([Phase.OFF])),
             "outside_ms": _median(s.outside_ms for s in measuring or self._warm([Phase.MIXED])),
+            "kappa_error": None
+            if not freezes
+            else kappa_error([s.virtual_ms for s in before], [s.virtual_ms for s in after]),
             "real_batch_ms_unfrozen": _median(b.real_ms for b in batches_before),
             "real_batch_ms": _median(b.real_ms for s in after for b in s.batches),
         }

@@ -13,7 +13,13 @@ import torch
 from torchtitan.distributed import ParallelDims
 
 from timelyfreeze.control import CollectedMetrics, FreezeController
-from timelyfreeze.records import SKIPPED_STEPS, NeverUpdated, RunSummary, kappa_over_p_eff
+from timelyfreeze.records import (
+    SKIPPED_STEPS,
+    NeverUpdated,
+    RunSummary,
+    kappa_error,
+    kappa_over_p_eff,
+)
 from timelyfreeze.settings import Phase
 from timelyfreeze.timing import usable_cores
 from torchtitan.data.turns import is_instruct_dataset
@@ -130,6 +136,9 @@ class RunRecord:
             "peak_memory_gib": peak_memory_gib,
             **(emulated or {}),
         }
+        if controller is not None and emulated is None:
+            unfrozen, frozen = [Phase.WARMUP, Phase.UPPER_BOUND], [Phase.STABLE]
+            measured["kappa_error"] = kappa_error(self._warm(unfrozen), self._warm(frozen))
         if self._metrics is not None:
             measured["stage_ratios"] = dict(self._metrics.applied_stage_ratios)
             measured["average_freeze_ratio"] = self._metrics.average_freeze_ratio
@@ -142,8 +151,11 @@ class RunRecord:
         return replace(start, **measured)
 
     def _median_step_ms(self, phases: Sequence[Phase | None]) -> float | None:
-        counted = [s for phase in phases for s in self._step_seconds.get(phase, [])[SKIPPED_STEPS:]]
+        counted = self._warm(phases)
         return 1e3 * statistics.median(counted) if counted else None
+
+    def _warm(self, phases: Sequence[Phase | None]) -> list[float]:
+        return [s for phase in phases for s in self._step_seconds.get(phase, [])[SKIPPED_STEPS:]]
 
     def _outside_ms(self, batches_per_step: int) -> float | None:
         """Return what a step takes besides its batches, with all weights updated.

@@ -74,12 +74,13 @@ def _unfrozen_run(summary: RunSummary) -> _Lines:
 
 def _time_to_loss(summary: RunSummary) -> str | None:
     """Say what was estimated, and how much of it is the number of steps, the less certain part."""
-    total, n_steps = summary.time_to_loss, summary.steps_factor
+    total, n_steps, error = summary.time_to_loss, summary.steps_factor, summary.kappa_error
     if total is None or n_steps is None:
         return None
+    spread = "" if error is None else f" +- {error:.2f}"
     return (
-        f"{total:.2f} of that without freezing, estimated: a step takes {total / n_steps:.2f} of "
-        f"the time, and about {n_steps:.2f} times as many are needed"
+        f"{total:.2f} of that without freezing, estimated: a step takes {total / n_steps:.2f}"
+        f"{spread} of the time, and about {n_steps:.2f} times as many are needed"
     )
 
 

@@ -12,6 +12,7 @@ from tests.timelyfreeze.helpers.pipelines import hand_order
 from tests.torchtitan.helpers.summaries import make_summary
 from timelyfreeze.control.collected import CollectedMetrics
 from timelyfreeze.planning.plan import FreezePlan, plan_from_ratios
+from timelyfreeze.records.convergence import kappa_error
 from timelyfreeze.records.summary import RunSummary
 from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.settings.phases import Phase
@@ -158,6 +159,19 @@ def test_the_time_to_a_loss_is_by_steps_else_by_planned_batches_else_unknown() -
     assert time_to_loss() is None
     # What was switched off takes the time that it takes without freezing.
     assert time_to_loss(**planned, **steps, switched_off="from step 9 on") is None
+
+
+def test_how_steps_scatter_is_told_unless_an_emulation_has_a_clock_of_its_own() -> None:
+    record = record_of(
+        [(Phase.WARMUP, [9.0, 9.0, 0.3, 0.4, 0.5]), (Phase.STABLE, [9.0, 9.0, 0.2, 0.2, 0.3])]
+    )
+    want = kappa_error([300.0, 400.0, 500.0], [200.0, 200.0, 300.0])
+    assert want is not None
+    assert summarize(record, controller(make_plan())).kappa_error == pytest.approx(want)
+    assert summarize(record, None).kappa_error is None
+    emulated = {"emulated_ranks": 2, "kappa_error": 0.5}
+    found = record.summarize(START, controller(make_plan()), None, emulated)
+    assert found.kappa_error == 0.5
 
 
 def test_what_was_known_at_the_start_stays() -> None:

@@ -71,6 +71,8 @@ def test_the_estimated_time_to_a_loss_comes_first() -> None:
         f"time to a loss           {estimate}1.15 times as many are needed",
         SPEED_LINES[0],
     ]
+    line, *_ = report(**SPEED, steps_factor=1.15, time_to_loss=0.92, kappa_error=0.034)
+    assert "a step takes 0.80 +- 0.03 of the time, and about" in line
 
 
 def test_a_machine_of_another_speed_stands_beside_the_prediction() -> None:
