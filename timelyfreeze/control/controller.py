@@ -260,7 +260,7 @@ class FreezeController:
             self._planner.add_curves({s.stage_index: s.take_variance() for s in self._stages})
         self._updates.add_batch(by_stage)
         self._log.add_masks(by_stage)
-        is_cold = self._batches_in_phase < self.settings.discard_batches
+        is_cold = self._batches_in_phase < self.settings.discard_batches or masks.measures_variance
         applied = {s.stage_index: s.applied_ratios for s in self._stages}
         self._log.add(LoggedBatch(self._step, self.phase, masks.pattern, is_cold, applied, cut))
         self._batches_in_phase += 1

@@ -26,7 +26,7 @@ from timelyfreeze.masks import (
 from timelyfreeze.runtime import NOTHING_FROZEN
 from timelyfreeze.runtime.sampling import TokenSample
 from timelyfreeze.schedule import Action, ActionKind, PipelineDag
-from timelyfreeze.settings import FreezeSettings, Phase, actual_freeze_ratio
+from timelyfreeze.settings import AUTO, FreezeSettings, Phase, actual_freeze_ratio
 from timelyfreeze.timing import Pattern, pattern_of
 
 
@@ -64,12 +64,18 @@ class BatchMasks:
 
     @property
     def measures_variance(self) -> bool:
-        """Whether the batch measures what samples would add: one of the last warm-up step.
+        """Whether the batch is exact and measures what samples would add.
 
-        No time of the warm-up is kept, so it may take as long as it likes.
+        That is one of the last warm-up step; and where the cap is chosen, one of each step in which
+        times are compared with the plan's. Its own times count for nothing.
         """
-        is_last = self.step == self.settings.phases.last_warmup_step and self.batch_index == 0
-        return is_last and self.settings.samples_tokens
+        if self.batch_index > 0 or not self.settings.samples_tokens:
+            return False
+        if self.step == self.settings.phases.last_warmup_step:
+            return True
+        is_followed = self.plan is not None and self.plan.is_followed
+        is_chosen = self.settings.max_freeze_ratio == AUTO
+        return is_followed and is_chosen and self.settings.compares_times(self.step)
 
     def of_stage(self, stage: int, dag: PipelineDag) -> Mapping[int, NDArray[np.bool_]]:
         """Return the masks of one stage by microbatch; those that freeze nothing are left out."""
@@ -89,7 +95,7 @@ class BatchMasks:
             dag: The pipeline's graph.
             n_layers: Layers of the stage that are sampled.
         """
-        if self._is_idle or not self.settings.samples_tokens:
+        if self._is_idle or not self.settings.samples_tokens or self.measures_variance:
             return {}
         samples = {}
         for action in _backwards(dag, stage):

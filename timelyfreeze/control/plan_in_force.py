@@ -17,6 +17,7 @@ from timelyfreeze.planning import (
     skip_depths,
     solution_from_plain,
     solution_to_plain,
+    steps_for_tokens,
 )
 from timelyfreeze.schedule import Action, PipelineDag, ScheduleOrder, build_dag
 from timelyfreeze.settings import OFF, FreezeSettings, Phase, actual_freeze_ratio
@@ -153,8 +154,10 @@ class PlanInForce:
         observed_ms = slowest_durations(ranks)
         return forward_drift(drifts(self.dag, self.bounds, self.plan.durations_ms, observed_ms))
 
-    def under(self, bounds: DurationBounds) -> FreezePlan:
-        """Return what the plan comes to where actions take other times than it was made for."""
+    def under(
+        self, bounds: DurationBounds, curves: Mapping[int, VarianceCurve] | None = None
+    ) -> FreezePlan:
+        """Return what the plan comes to with other times, and curves, than it was made for."""
         assert self.plan is not None  # the caller saw to it
         plan = plan_from_ratios(
             self.dag,
@@ -163,7 +166,14 @@ class PlanInForce:
             n_processors=self._n_processors,
             skips_grads=self._skips_grads,
         )
-        return replace(plan, steps_factor=self.plan.steps_factor)
+        return replace(plan, steps_factor=self.steps_factor(curves or {}))
+
+    def steps_factor(self, curves: Mapping[int, VarianceCurve]) -> float | None:
+        """Return how many times as many steps the plan takes, by other curves if there are any."""
+        assert self.plan is not None  # the caller saw to it
+        if not curves or self.plan.steps_factor is None:
+            return self.plan.steps_factor
+        return steps_for_tokens(self.dag, self.plan.ratios, curves)
 
     # -- checkpoint --------------------------------------------------------------------------------
 

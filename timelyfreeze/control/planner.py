@@ -23,6 +23,7 @@ from timelyfreeze.planning import (
     Solution,
     SolverChoices,
     VarianceCurve,
+    merged_curves,
     solve_from_bounds,
     solve_from_times,
 )
@@ -43,6 +44,8 @@ logger = logging.getLogger(__name__)
 # A plan that is solved anew freezes as little as it can. It need not be the faster one: input
 # gradients may be skipped by chance, unplanned. Less than this does not matter.
 _LEAST_IMPROVEMENT = 1e-3
+# By how much the estimated number of steps must have changed for a plan to be solved anew.
+_OTHER_STEPS = 0.01
 
 # Returns milliseconds by sending and receiving rank.
 TransferMeter = Callable[[], Mapping[tuple[int, int], float]]
@@ -192,9 +195,15 @@ class Planner:
         arguments = {
             "order": now.order,
             "bounds": moved_bounds(now.dag, now.bounds, drift),
-            "curves": now.curves,
+            "curves": self._known_curves(),
         }
         self._begin(due_step, solve_from_bounds, arguments)
+
+    def _known_curves(self) -> Mapping[int, VarianceCurve]:
+        """Return what sampling adds in every stage, as last measured; every rank must call this."""
+        if not self._settings.samples_tokens:
+            return {}
+        return merged_curves(self._exchange.all_gather(self._curves))
 
     def _begin(
         self, due_step: int, solve: Callable[..., Solution], arguments: Mapping[str, Any]
@@ -229,12 +238,13 @@ class Planner:
             logger.info("Freeze plan: %s", described(plan))
         else:
             self._measured = self._measured or self.in_force.bounds
-            former = self.in_force.under(answer.bounds)
+            former = self.in_force.under(answer.bounds, answer.curves)
             stays = self._cost(former) < (1.0 - _LEAST_IMPROVEMENT) * self._cost(answer.plan)
             plan = self.in_force.adopt(replace(answer, plan=former) if stays else answer)
             logger.info(
-                "Times have moved (%s); the plan solved for them: %s; the former one with them: "
+                "%s have moved (%s); the plan solved for them: %s; the former one with them: "
                 "%s; %s",
+                "Times" if self._replanning.is_large(again[0]) else "Times and noise",
                 drift_text(again[0]),
                 described(answer.plan),
                 described(former),
@@ -288,7 +298,7 @@ class Planner:
 
     def _checks_drift(self, step: int) -> bool:
         is_free = self._call is None and self.in_force.is_followed
-        return is_free and self._replanning.looks_at(step)
+        return is_free and self._settings.compares_times(step)
 
     def _check_drift(self, step: int) -> None:
         """Compare times with the plan's; solve anew or switch off where they ask for it."""
@@ -303,10 +313,24 @@ class Planner:
         reason = self._replanning.why_not(found, now.plan)
         if reason is not None:
             self.in_force.switch_off(step, reason)
-        elif self._replanning.has_moved(found):
+        elif self._replanning.is_large(found.drift) or self._noise_has_moved():
             self._solve_again(found.drift, step + self._delay)
             if self._delay == 0:
                 self._take(step)
+
+    def _noise_has_moved(self) -> bool:
+        """Return whether the plan takes another number of steps than it was chosen for.
+
+        Every rank must call this together.
+        """
+        if self._settings.max_freeze_ratio != AUTO:
+            return False
+        assert self.in_force.plan is not None  # the caller saw to it
+        before = self.in_force.plan.steps_factor
+        now = self.in_force.steps_factor(self._known_curves())
+        if before is None or now is None:
+            return False
+        return abs(now / before - 1.0) > _OTHER_STEPS
 
     # -- checkpoint --------------------------------------------------------------------------------
 

@@ -114,11 +114,6 @@ class Replanning:
         self._recent = Samples()
         self.n_low = 0
 
-    def looks_at(self, step: int) -> bool:
-        """Return whether times are compared at the end of ``step``, if there are enough."""
-        every, last_ramp = self._settings.replan_every, self._settings.phases.last_ramp_step
-        return every > 0 and step > last_ramp and (step - last_ramp) % every == 0
-
     @property
     def has_enough(self) -> bool:
         """Whether there are enough batches to judge by; the same on every rank."""
@@ -155,9 +150,9 @@ class Replanning:
             self.n_low = self.n_low + 1 if self._is_low(agreed, plan) else 0
         return agreed
 
-    def has_moved(self, found: DriftCheck) -> bool:
+    def is_large(self, drift: Mapping[Group, float]) -> bool:
         """Return whether times are so far from the plan's that another one is worth its while."""
-        return largest_move(found.drift) > self._settings.replan_threshold
+        return largest_move(drift) > self._settings.replan_threshold
 
     def why_not(self, found: DriftCheck, plan: FreezePlan) -> str | None:
         """Return why freezing does not pay, once it has not for long enough."""

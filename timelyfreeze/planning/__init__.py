@@ -5,7 +5,12 @@ from timelyfreeze.planning.cap import SolverChoices, chosen_plan
 from timelyfreeze.planning.lp import LpError, solve_freeze_ratios
 from timelyfreeze.planning.plan import FreezePlan, plan_from_json, plan_from_ratios, plan_to_json
 from timelyfreeze.planning.program import FreezeLp, build_lp
-from timelyfreeze.planning.progress import MEASURED_RATIOS, VarianceCurve
+from timelyfreeze.planning.progress import (
+    MEASURED_RATIOS,
+    VarianceCurve,
+    merged_curves,
+    steps_for_tokens,
+)
 from timelyfreeze.planning.skipped_grads import skip_depths
 from timelyfreeze.planning.solution import (
     RankTimes,
@@ -21,7 +26,7 @@ from timelyfreeze.planning.solution import (
 __all__ = [
     "MEASURED_RATIOS", "BackgroundCall", "BackgroundError", "FreezeLp", "FreezePlan", "LpError",
     "RankTimes", "Solution", "SolverChoices", "VarianceCurve", "bounds_from_times", "build_lp",
-    "check_same_pipeline", "chosen_plan", "end_with_parent", "plan_from_json", "plan_from_ratios",
-    "plan_to_json", "skip_depths", "solution_from_plain", "solution_to_plain",
-    "solve_freeze_ratios", "solve_from_bounds", "solve_from_times",
+    "check_same_pipeline", "chosen_plan", "end_with_parent", "merged_curves", "plan_from_json",
+    "plan_from_ratios", "plan_to_json", "skip_depths", "solution_from_plain", "solution_to_plain",
+    "solve_freeze_ratios", "solve_from_bounds", "solve_from_times", "steps_for_tokens",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ what they were: the same formula with V = r / (1 - r).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,9 +31,15 @@ _MAX_TENSOR_RATIO = 0.99
 VarianceCurve = tuple[float, ...]
 
 
-def mean_curve(curves: Sequence[VarianceCurve]) -> VarianceCurve:
-    """Return the mean of what replicas of a stage have measured."""
-    return tuple(np.mean(curves, axis=0).tolist())
+def merged_curves(
+    ranks: Iterable[Mapping[int, VarianceCurve]],
+) -> dict[int, VarianceCurve]:
+    """Return the curves of all ranks by stage: the mean of what replicas of one have measured."""
+    by_stage: dict[int, list[VarianceCurve]] = {}
+    for rank in ranks:
+        for stage, curve in rank.items():
+            by_stage.setdefault(stage, []).append(curve)
+    return {stage: tuple(np.mean(curves, axis=0).tolist()) for stage, curves in by_stage.items()}
 
 
 def steps_for_tensors(dag: PipelineDag, ratios: NDArray[np.float64]) -> float:

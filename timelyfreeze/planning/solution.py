@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from timelyfreeze.planning.cap import SolverChoices, chosen_plan
 from timelyfreeze.planning.plan import FreezePlan, plan_from_json, plan_to_json
-from timelyfreeze.planning.progress import VarianceCurve, mean_curve
+from timelyfreeze.planning.progress import VarianceCurve, merged_curves
 from timelyfreeze.schedule import (
     PipelineDag,
     ScheduleOrder,
@@ -90,12 +90,7 @@ def solve_from_times(
     )
     outside_ms = min((float(np.median(r.outside_ms)) for r in ranks if r.outside_ms), default=0.0)
     bounds = replace(bounds, measured_ratio=choices.measured_ratio, outside_ms=outside_ms)
-    by_stage: dict[int, list[VarianceCurve]] = {}
-    for rank in ranks:
-        for stage, curve in rank.curves.items():
-            by_stage.setdefault(stage, []).append(curve)
-    curves = {stage: mean_curve(of_stage) for stage, of_stage in by_stage.items()}
-    return solve_from_bounds(order, bounds, choices, curves)
+    return solve_from_bounds(order, bounds, choices, merged_curves(rank.curves for rank in ranks))
 
 
 def solve_from_bounds(

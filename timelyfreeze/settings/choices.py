@@ -112,6 +112,12 @@ class FreezeSettings:
         """Whether tokens are left out instead of tensors."""
         return self.unit == TOKENS
 
+    def compares_times(self, step: int) -> bool:
+        """Return whether ``step`` is one after which times are compared with the plan's."""
+        last_ramp = self.phases.last_ramp_step
+        is_stable = self.replan_every > 0 and step > last_ramp
+        return is_stable and (step - last_ramp) % self.replan_every == 0
+
     @property
     def freezes_first_stage_whole(self) -> bool:
         """Whether the first stage is frozen all or nothing."""

@@ -5,7 +5,7 @@ import pytest
 
 from timelyfreeze.planning.progress import (
     MEASURED_RATIOS,
-    mean_curve,
+    merged_curves,
     steps_for_tensors,
     steps_for_tokens,
 )
@@ -51,7 +51,8 @@ def test_of_a_split_backward_the_weight_half_counts() -> None:
 
 
 def test_replicas_count_alike() -> None:
-    assert mean_curve([(0.1, 0.3), (0.3, 0.5)]) == pytest.approx((0.2, 0.4))
+    found = merged_curves([{0: (0.1, 0.3), 1: (9.0,)}, {0: (0.3, 0.5)}])
+    assert found == {0: pytest.approx((0.2, 0.4)), 1: (9.0,)}
 
 
 @pytest.mark.parametrize("frozen", [0.3, 0.5, 0.8])
