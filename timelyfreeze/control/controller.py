@@ -257,7 +257,8 @@ class FreezeController:
             for stage in self._stages:
                 stage.freeze_nothing()
         if self._planner is not None and masks.measures_variance:
-            self._planner.add_curves({s.stage_index: s.take_variance() for s in self._stages})
+            curves = {s.stage_index: s.take_variance() for s in self._stages}
+            self._planner.measured.add_curves(curves)
         self._updates.add_batch(by_stage)
         self._log.add_masks(by_stage)
         is_cold = self._batches_in_phase < self.settings.discard_batches or masks.measures_variance
@@ -275,7 +276,7 @@ class FreezeController:
         if self._planner is not None:
             outside_ms = self._outside.end_step()
             if outside_ms is not None and self._batch_index > 0:
-                self._planner.add_outside(outside_ms / self._batch_index)
+                self._planner.measured.outside_ms.append(outside_ms / self._batch_index)
             if self._planner.needs_times(self._step):
                 self._drain()
             plan = self.plan

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from timelyfreeze.control.drift import Group, moved_bounds
+from timelyfreeze.control.measured import Measured
 from timelyfreeze.control.plan_call import PlanCall, automatic_delay, is_quick
 from timelyfreeze.control.plan_in_force import PlanInForce
 from timelyfreeze.control.replanning import (
@@ -19,7 +20,6 @@ from timelyfreeze.control.replanning import (
 )
 from timelyfreeze.planning import (
     FreezePlan,
-    RankTimes,
     Solution,
     SolverChoices,
     VarianceCurve,
@@ -33,7 +33,6 @@ from timelyfreeze.settings import AUTO, PLAN, TOKENS, FreezeSettings, Phase, key
 from timelyfreeze.timing import (
     BatchRecord,
     DurationBounds,
-    Monitoring,
     Pattern,
     bounds_from_json,
     bounds_to_json,
@@ -64,6 +63,7 @@ class Planner:
         measure_transfers: Times the links between pipeline ranks, when called on all of them.
 
     Attributes:
+        measured: What this process has measured for the plan.
         in_force: The plan that is followed, and the pipeline that it is for.
         failure: Why there is no plan, if solving failed.
         choices: What plans are solved under.
@@ -79,8 +79,9 @@ class Planner:
         measure_transfers: TransferMeter = dict,
     ) -> None:
         self.in_force = PlanInForce(order, settings, n_processors, on_solved)
+        self.measured = Measured()
         self.failure: str | None = None
-        self._measured: DurationBounds | None = None  # before anything moved
+        self._first_bounds: DurationBounds | None = None  # before anything moved
         self._settings = settings
         self._exchange = exchange
         self._measure_transfers = measure_transfers
@@ -96,10 +97,6 @@ class Planner:
         )
         self._n_actions = len(self.in_force.dag.actions)
         self._branches = self.choices.skip_input_grads == PLAN
-        self._monitoring = Monitoring()
-        self._curves: Mapping[int, VarianceCurve] = {}
-        self._transfers_ms: Mapping[tuple[int, int], float] = {}
-        self._outside_ms: list[float] = []
         self._replanning = Replanning(settings, exchange, n_processors)
         self._call: PlanCall | None = None
         # Drift and due step of a plan that is being solved anew.
@@ -112,17 +109,9 @@ class Planner:
     ) -> None:
         """Take note of a batch; ``pattern`` is what it froze if it was one of monitoring."""
         if pattern is not None and self.in_force.plan is None:
-            self._monitoring.add(pattern, record, is_cold=cold)
+            self.measured.times.add(pattern, record, is_cold=cold)
         if phase is Phase.STABLE and self.in_force.plan is not None:
             self._replanning.add(record, is_cold=cold)
-
-    def add_curves(self, curves: Mapping[int, VarianceCurve | None]) -> None:
-        """Take note of what sampling tokens adds to gradients, by stage; None is not known."""
-        self._curves = {stage: curve for stage, curve in curves.items() if curve is not None}
-
-    def add_outside(self, outside_ms: float) -> None:
-        """Take note of what a step took besides its batches, for each of them, milliseconds."""
-        self._outside_ms.append(outside_ms)
 
     def begin_step(self, step: int) -> None:
         """Begin again the solving that a checkpoint interrupted; every rank must call this."""
@@ -146,7 +135,7 @@ class Planner:
     def end_step(self, step: int) -> None:
         """Solve, take what was solved, or compare times; every rank must call this."""
         if step == self._settings.phases.last_monitor_step:
-            self._transfers_ms = self._measure_transfers()
+            self.measured.transfers_ms = self._measure_transfers()
             self._solve_first(step + self._delay)
         if self._call is not None:
             if step >= self._call.due_step:
@@ -178,14 +167,13 @@ class Planner:
     @property
     def _has_times_alone(self) -> bool:
         """Whether times have been measured of which nothing has become yet."""
-        return self.in_force.plan is None and self.failure is None and not self._monitoring.is_empty
+        has_none = self.in_force.plan is None and self.failure is None
+        return has_none and not self.measured.times.is_empty
 
     def _solve_first(self, due_step: int) -> None:
         """Gather everyone's times; rank 0 solves."""
-        mine = RankTimes(
-            self._monitoring.times(), self._transfers_ms, self._curves, tuple(self._outside_ms)
-        )
-        arguments = {"ranks": self._exchange.gather(mine), "declared": self.in_force.order}
+        ranks = self._exchange.gather(self.measured.rank_times())
+        arguments = {"ranks": ranks, "declared": self.in_force.order}
         self._begin(due_step, solve_from_times, arguments)
 
     def _solve_again(self, drift: Mapping[Group, float], due_step: int) -> None:
@@ -203,7 +191,7 @@ class Planner:
         """Return what sampling adds in every stage, as last measured; every rank must call this."""
         if not self._settings.samples_tokens:
             return {}
-        return merged_curves(self._exchange.all_gather(self._curves))
+        return merged_curves(self._exchange.all_gather(self.measured.curves))
 
     def _begin(
         self, due_step: int, solve: Callable[..., Solution], arguments: Mapping[str, Any]
@@ -222,7 +210,7 @@ class Planner:
         answer = self._call.take()
         self._call = None
         again, self._again = self._again, None
-        self._monitoring.clear()
+        self.measured.times.clear()
         if isinstance(answer, str):
             if again is None:
                 self.failure = answer
@@ -237,7 +225,7 @@ class Planner:
             plan = self.in_force.adopt(answer)
             logger.info("Freeze plan: %s", described(plan))
         else:
-            self._measured = self._measured or self.in_force.bounds
+            self._first_bounds = self._first_bounds or self.in_force.bounds
             former = self.in_force.under(answer.bounds, answer.curves)
             stays = self._cost(former) < (1.0 - _LEAST_IMPROVEMENT) * self._cost(answer.plan)
             plan = self.in_force.adopt(replace(answer, plan=former) if stays else answer)
@@ -306,7 +294,7 @@ class Planner:
         assert now.plan is not None  # the caller saw to it
         assert now.bounds is not None  # a plan has been made from some
         found = self._replanning.measure(
-            now.dag, self._measured or now.bounds, now.bounds, now.plan
+            now.dag, self._first_bounds or now.bounds, now.bounds, now.plan
         )
         if found is None:
             return  # times that cannot be say nothing of the plan
@@ -336,14 +324,10 @@ class Planner:
 
     def plain_state(self) -> dict[str, Any]:
         """Return times, what became of solving and, once solved, order, bounds and plan."""
+        measured = self.measured.to_plain()
+        measured["samples"][Phase.STABLE.value] = self._replanning.to_plain()
         state: dict[str, Any] = {
-            "samples": {
-                **self._monitoring.to_plain(),
-                Phase.STABLE.value: self._replanning.to_plain(),
-            },
-            "p2p_latency_ms": [[*link, ms] for link, ms in self._transfers_ms.items()],
-            "variance": dict(self._curves),
-            "outside_ms": list(self._outside_ms),
+            **measured,
             "failure": self.failure,
             "low_gains": self._replanning.n_low,
             "again": None,
@@ -352,8 +336,8 @@ class Planner:
         if self._again is not None:
             drift, due_step = self._again
             state["again"] = {"drift": drift_to_plain(drift), "due_step": due_step}
-        if self._measured is not None:
-            state["measured"] = bounds_to_json(self.in_force.dag, self._measured)
+        if self._first_bounds is not None:
+            state["measured"] = bounds_to_json(self.in_force.dag, self._first_bounds)
         return state
 
     def load_plain_state(self, state: Mapping[str, Any]) -> None:
@@ -364,15 +348,12 @@ class Planner:
         """
         self.close()
         self._call = None
-        samples = state["samples"]
-        self._monitoring.load_plain(samples)
-        self._replanning.load_plain(samples[Phase.STABLE.value], state["low_gains"])
-        self._transfers_ms = {(a, b): ms for a, b, ms in state["p2p_latency_ms"]}
-        self._curves = {int(stage): tuple(v) for stage, v in state["variance"].items()}
-        self._outside_ms = list(state["outside_ms"])
+        self.measured.load_plain(state)
+        stable = state["samples"][Phase.STABLE.value]
+        self._replanning.load_plain(stable, state["low_gains"])
         self.failure = state["failure"]
         again = state["again"]
         self._again = again and (drift_from_plain(again["drift"]), again["due_step"])
         self.in_force.load_plain_state(state)
         if "measured" in state:
-            self._measured = bounds_from_json(self.in_force.dag, state["measured"])
+            self._first_bounds = bounds_from_json(self.in_force.dag, state["measured"])

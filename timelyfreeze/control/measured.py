@@ -1,0 +1,50 @@
+"""What this process has measured for a plan, kept until there is one and in checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from timelyfreeze.planning import RankTimes, VarianceCurve
+from timelyfreeze.timing import Monitoring
+
+
+class Measured:
+    """Times of actions, of messages, and beside batches; and what sampling adds to gradients.
+
+    Attributes:
+        times: Of the actions of monitoring, by what was frozen.
+        transfers_ms: Of messages, by sending and receiving rank, as far as this process knows.
+        curves: What sampling tokens adds to gradients, by stage, as last measured.
+        outside_ms: What each timed step took besides its batches, for each of them.
+    """
+
+    def __init__(self) -> None:
+        self.times = Monitoring()
+        self.transfers_ms: Mapping[tuple[int, int], float] = {}
+        self.curves: Mapping[int, VarianceCurve] = {}
+        self.outside_ms: list[float] = []
+
+    def add_curves(self, curves: Mapping[int, VarianceCurve | None]) -> None:
+        """Take note of what sampling tokens adds to gradients, by stage; None is not known."""
+        self.curves = {stage: curve for stage, curve in curves.items() if curve is not None}
+
+    def rank_times(self) -> RankTimes:
+        """Return all of it, to be sent to whoever solves."""
+        return RankTimes(self.times.times(), self.transfers_ms, self.curves, tuple(self.outside_ms))
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return all of it as plain data for a checkpoint."""
+        return {
+            "samples": self.times.to_plain(),
+            "p2p_latency_ms": [[*link, ms] for link, ms in self.transfers_ms.items()],
+            "variance": dict(self.curves),
+            "outside_ms": list(self.outside_ms),
+        }
+
+    def load_plain(self, plain: Mapping[str, Any]) -> None:
+        """Restore what :meth:`to_plain` returned; samples of other phases are left to others."""
+        self.times.load_plain(plain["samples"])
+        self.transfers_ms = {(a, b): ms for a, b, ms in plain["p2p_latency_ms"]}
+        self.curves = {int(stage): tuple(v) for stage, v in plain["variance"].items()}
+        self.outside_ms = list(plain["outside_ms"])
