@@ -27,12 +27,10 @@ from timelyfreeze.control.collected import (
     check_same_masks,
     collected,
 )
-from timelyfreeze.control.masks import BatchMasks
-from timelyfreeze.control.plan_in_force import PlanInForce
+from timelyfreeze.control.masks import BatchMasks, units_of
 from timelyfreeze.control.planner import Planner, TransferMeter
 from timelyfreeze.control.policy_checks import PolicyChecks
 from timelyfreeze.control.state import FreezingState
-from timelyfreeze.masks import build_parameter_table, build_units
 from timelyfreeze.planning import FreezePlan, Solution, SolverChoices
 from timelyfreeze.records import FrozenCount
 from timelyfreeze.runtime import (
@@ -104,28 +102,13 @@ class FreezeController:
         if not settings.phases.measures and checks is None:
             raise ValueError("without monitoring steps there is no plan, so a policy must decide")
         self.settings = settings
-        self._planner = (
-            Planner(order, settings, exchange, n_processors, on_solved, measure_transfers)
-            if settings.phases.measures
-            else None
-        )
-        # Without a planner there is never a plan in it.
-        self._in_force = (
-            PlanInForce(order, settings, n_processors, on_solved)
-            if self._planner is None
-            else self._planner.in_force
-        )
+        planner = Planner(order, settings, exchange, n_processors, on_solved, measure_transfers)
+        self._planner = planner if settings.phases.measures else None
+        self._in_force = planner.in_force  # where nothing is measured, never a plan
         self._checks = checks
         self._stages = tuple(stages)
-        tables = {
-            s.stage_index: build_parameter_table(
-                zip(s.parameter_names, s.parameter_sizes.tolist(), strict=True)
-            )
-            for s in stages
-        }
-        units = {
-            s.stage_index: build_units(tables[s.stage_index], s.frozen_together) for s in stages
-        }
+        units = units_of(stages)
+        tables = {stage: of_stage.tensors for stage, of_stage in units.items()}
         self._masks = partial(
             BatchMasks,
             settings,
@@ -217,11 +200,7 @@ class FreezeController:
         if self.phase is not self._phase:
             self._phase = self.phase
             self._batches_in_phase = 0
-            if self.phase is not Phase.OFF:  # of which the planner has told, with the reason
-                is_last = self.phase is Phase.STABLE
-                last = None if is_last else self.settings.phases.last_step_of(self.phase)
-                until = "the end" if last is None else f"step {last}"
-                logger.info("Freezing phase %s from step %d to %s", self.phase.value, step, until)
+            self._tell_phase()
         if self.plan_missing and self._exchange.rank == 0 and not self._warned:
             self._warned = True
             logger.warning(
@@ -237,6 +216,14 @@ class FreezeController:
         self._updates.begin_step(step, self.phase)
         if self._checks is not None and self.phase is not Phase.OFF:
             self._checks.begin_step(step)
+
+    def _tell_phase(self) -> None:
+        if self.phase is Phase.OFF:
+            return  # the planner has told, with the reason
+        is_last = self.phase is Phase.STABLE
+        last = None if is_last else self.settings.phases.last_step_of(self.phase)
+        until = "the end" if last is None else f"step {last}"
+        logger.info("Freezing phase %s from step %d to %s", self.phase.value, self._step, until)
 
     @contextmanager
     def one_batch(self) -> Iterator[None]:

@@ -6,7 +6,7 @@ resumed runs come to the same masks without talking.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,13 +17,15 @@ from timelyfreeze.control.plan_in_force import PlanInForce
 from timelyfreeze.control.policy_checks import PolicyChecks
 from timelyfreeze.masks import (
     FreezeUnits,
+    build_parameter_table,
+    build_units,
     draw_all_or_nothing,
     draw_uniform,
     draw_whether,
     fit_to_ratio,
     mask_rng,
 )
-from timelyfreeze.runtime import NOTHING_FROZEN
+from timelyfreeze.runtime import NOTHING_FROZEN, FreezingStage
 from timelyfreeze.runtime.sampling import TokenSample
 from timelyfreeze.schedule import Action, ActionKind, PipelineDag
 from timelyfreeze.settings import AUTO, FreezeSettings, Phase, actual_freeze_ratio
@@ -167,6 +169,15 @@ class BatchMasks:
 
     def _rng(self, stage: int, microbatch: int) -> np.random.Generator:
         return mask_rng(self.settings.seed, self.step, self.batch_index, microbatch, stage)
+
+
+def units_of(stages: Sequence[FreezingStage]) -> dict[int, FreezeUnits]:
+    """Return the parameters of each stage, and which of them are frozen together."""
+    units = {}
+    for stage in stages:
+        sizes = zip(stage.parameter_names, stage.parameter_sizes.tolist(), strict=True)
+        units[stage.stage_index] = build_units(build_parameter_table(sizes), stage.frozen_together)
+    return units
 
 
 def _backwards(dag: PipelineDag, stage: int) -> list[Action]:

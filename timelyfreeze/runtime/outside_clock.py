@@ -16,8 +16,8 @@ class OutsideClock:
 
     Args:
         clock: Takes the marks.
-        waited_ms: Returns how much of the step's time a rank of its own would not take, such as
-            other ranks' optimizers where one process emulates all.
+        waited_ms: Returns how much of the time of the step so far a rank of its own would not
+            take, such as other ranks' optimizers where one process emulates all.
     """
 
     def __init__(self, clock: Clock, waited_ms: Callable[[], float] = lambda: 0.0) -> None:
@@ -27,7 +27,6 @@ class OutsideClock:
 
     def begin_step(self) -> None:
         """Enter a step that is to be timed."""
-        self._waited_ms()  # of steps that were not timed
         self._marks = [self._clock.mark()]
 
     @contextmanager

@@ -67,9 +67,10 @@ class FreezingTrainer(Trainer):
         freezes, emulates = job_config.freezing.method != NONE, job_config.emulation.enable
         if freezes or emulates:
             self._begin_recording()
+        optimizers = self._optimizer_clock() if emulates else None
         if freezes:
-            self._build_controller()
-        emulation = self._emulation_record() if emulates else None
+            self._build_controller(optimizers)
+        emulation = None if optimizers is None else self._emulation_record(optimizers)
         timeout = timedelta(seconds=job_config.comm.init_timeout_seconds)
         self._stop = StopRequest(timeout) if job_config.comm.mode == "default" else None
         self._steps_done: int | None = None
@@ -107,14 +108,10 @@ class FreezingTrainer(Trainer):
             return emulated_order(self.job_config, self.model_args.n_layers)
         return read_order(self.pp_schedule)
 
-    def _emulation_record(self) -> EmulationRecord:
+    def _emulation_record(self, optimizers: OptimizerClock) -> EmulationRecord:
         assert isinstance(self.recorder, EmulatedRecorder)  # the caller saw to it
-        return EmulationRecord(
-            self.recorder,
-            self._optimizer_clock(),
-            self._declared_order().n_ranks,
-            self.gradient_accumulation_steps,
-        )
+        n_ranks = self._declared_order().n_ranks
+        return EmulationRecord(self.recorder, optimizers, n_ranks, self.gradient_accumulation_steps)
 
     def _optimizer_clock(self) -> OptimizerClock:
         order = self._declared_order()
@@ -122,14 +119,14 @@ class FreezingTrainer(Trainer):
             self.optimizers.optimizers, order.stage_to_rank, clock_for(self.device)
         )
 
-    def _build_controller(self) -> None:
+    def _build_controller(self, optimizers: OptimizerClock | None) -> None:
         freezing, emulates = self.job_config.freezing, self.job_config.emulation.enable
         method = parse_method(freezing.method)
         assert method is not None  # the caller saw to it
         assert self.recorder is not None  # likewise
         outside = None
-        if emulates:
-            outside = OutsideClock(self.recorder.clock, self._optimizer_clock().take_waited_ms)
+        if optimizers is not None:
+            outside = OutsideClock(self.recorder.clock, optimizers.waited_in_step_ms)
         self.controller = build_controller(
             stages_of(self.pp_schedule),
             self._declared_order(),

@@ -48,9 +48,9 @@ class OptimizerClock:
         marks, self._marks = self._marks, []
         return marks
 
-    def take_waited_ms(self) -> float:
-        """Return ``waited_ms`` of what was marked since the last call; 0 without marks."""
-        return self.waited_ms(self.take_marks())
+    def waited_in_step_ms(self) -> float:
+        """Return ``waited_ms`` of the step at hand, whose marks have not been taken yet."""
+        return self.waited_ms(self._marks)
 
     def waited_ms(self, marks: Sequence[tuple[int, Any, Any]]) -> float:
         """Return how much longer the optimizers took one by one than the slowest rank's alone."""
