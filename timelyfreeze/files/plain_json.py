@@ -53,10 +53,15 @@ def read_object(path: Path) -> dict[str, Any]:
 
     Raises:
         OSError: If there is no such file.
-        ValueError: If it holds anything else; names the file.
+        ValueError: If it holds anything else, or texts that no table can hold; names the file.
     """
     try:
         value = parse_json(path.read_bytes())
+        json.dumps(value, ensure_ascii=False).encode()  # half a character cannot be written
+    except UnicodeEncodeError:
+        raise ValueError(f"{path.name} holds half a character, \\ud800 to \\udfff") from None
+    except RecursionError:
+        raise ValueError(f"{path.name} is nested too deeply") from None
     except ValueError as error:
         raise ValueError(f"{path.name} is not JSON: {error}") from None
     if not isinstance(value, dict):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,11 @@ from torchtitan.freezing.config.job_config import JobConfig, job_config_class
 from torchtitan.hf.adapter import config_of
 from torchtitan.hf.flavors import LLAMA_FLAVORS, chosen_args, known_flavors
 from torchtitan.hf.llama_config import read_config
+
+# It comes with lm-eval (`scripts/setup.sh eval`); flux's own code imports it too.
+needs_transformers = pytest.mark.skipif(
+    find_spec("transformers") is None, reason="transformers is not installed"
+)
 
 
 def hf_config(folder: Path | str = "", **changes: Any) -> JobConfig:
@@ -181,6 +187,7 @@ def test_a_caller_gets_a_description_of_its_own() -> None:
     assert chosen_args(job_config, llama3_args).max_seq_len != 7
 
 
+@needs_transformers
 def test_models_that_transformers_builds_need_a_release_that_upstream_knows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -195,6 +202,7 @@ def test_models_that_transformers_builds_need_a_release_that_upstream_knows(
     assert list(model_errors(job_config)) == []
 
 
+@needs_transformers
 def test_they_are_described_to_each_caller_anew() -> None:
     """transformers' configurations are no dataclasses that ``replace`` could copy."""
     name = "transformers_modeling_backend"
@@ -288,7 +296,9 @@ def test_a_template_that_the_tokenizer_cannot_write_is_told(tmp_path: Path) -> N
     assert "data.chat_template is 'llama3'" in error
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gpt_oss", "flux", "vlm"])
+@pytest.mark.parametrize(
+    "name", ["qwen3", "gpt_oss", pytest.param("flux", marks=needs_transformers), "vlm"]
+)
 def test_a_model_that_upstream_cannot_cut_has_no_pipeline(name: str) -> None:
     assert get_train_spec(name).pipelining_fn is None
     (error,) = model_errors(config(model__name=name))
