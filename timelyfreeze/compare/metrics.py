@@ -91,14 +91,22 @@ def _losses_of(run: Run, baseline: Run, window: int) -> tuple[Points, Points, in
 
 
 def _time_ratio(run: Run, baseline: Run | None, terms: Terms) -> Metric:
-    """Return the time to none's final loss over none's total time."""
+    """Return the time to none's final loss over none's total time.
+
+    A run of another number of steps has another learning-rate schedule, under which losses come
+    sooner or later without any freezing. So it counts at its end alone.
+    """
     if baseline is None or not 0.0 < baseline.seconds < math.inf:
         return None
     own, nones, window = _losses_of(run, baseline, terms.window)
     target = last_running_mean(nones, window)
     if target is None or len(own) < window:
         return None
-    seconds = seconds_to_reach(own, target, window)
+    if run.summary.steps == baseline.summary.steps:
+        seconds = seconds_to_reach(own, target, window)
+    else:
+        end = last_running_mean(own, window)
+        seconds = run.seconds if end is not None and end <= target else None
     return NEVER if seconds is None else seconds / baseline.seconds
 
 

@@ -15,6 +15,10 @@ from timelyfreeze.timing import DurationBounds
 # Caps that are tried; a pipeline that takes long to solve has time for few.
 _CAPS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8)
 _FEW_CAPS = (0.1, 0.2, 0.35, 0.5)
+# For tensors the estimate is flat around its best: times scatter by more than what caps differ, and
+# what frozen tensors cost is a formula, not measured. So the smallest cap is taken that keeps this
+# fraction of the best one's gain.
+_KEPT_GAIN = 0.75
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,8 @@ def chosen_plan(
     """Return the plan under the cap that was chosen, or under the best one.
 
     The best is the one that reaches a loss soonest: with the smallest product of batch time and
-    estimated number of steps (``progress``). Where no freezing pays, its ``time_to_loss`` says so.
+    estimated number of steps (``progress``); for tensors a smaller one that gains nearly as much is
+    preferred. Where no freezing pays, the plan's ``time_to_loss`` says so.
 
     Args:
         dag: Precedence graph.
@@ -76,7 +81,11 @@ def chosen_plan(
     # The limit is one on all of them: whoever waits for the plan waits no longer.
     each = replace(choices, time_limit_s=choices.time_limit_s / len(caps))
     plans = [_plan(dag, bounds, each, cap, curves) for cap in caps]
-    return min(plans, key=lambda plan: plan.time_to_loss or 0.0)
+    gains = [1.0 - (plan.time_to_loss or 0.0) for plan in plans]
+    enough = max(gains)
+    if enough > 0.0 and not choices.samples_tokens:
+        enough *= _KEPT_GAIN
+    return next(plan for plan, gain in zip(plans, gains, strict=True) if gain >= enough)
 
 
 def _plan(

@@ -302,6 +302,20 @@ def test_time_to_the_loss_of_none_and_what_is_learned(
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("end", "ratio"), [(4.0, "1.200"), (4.1, "never")])
+def test_a_run_of_another_number_of_steps_counts_at_its_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], end: float, ratio: str
+) -> None:
+    """Its learning rate falls later: it passes none's last loss early, whatever is frozen."""
+    for method, steps, losses in (("none", 10, {1: 8.0, 10: 4.0}), ("apf", 12, {6: 3.9, 12: end})):
+        folder = write_run(
+            tmp_path / method, method, steps=steps, steps_done=steps, seconds=float(steps)
+        )
+        write_losses(folder, [8.0] * steps, losses)
+    assert main(["show", "--table", str(tmp_path)]) == 0
+    assert [row[RATIO] for row in table_rows(capsys.readouterr().out)] == ["1.000", ratio]
+
+
 def test_peers_stand_below_their_method(tmp_path: Path) -> None:
     for method in ("none", "apf", "lisa"):
         write_run(tmp_path / method, method)

@@ -105,7 +105,7 @@ def test_a_chosen_cap_must_make_up_for_the_steps_that_it_costs() -> None:
         **EXACT, "replan_threshold": 9.0, "skip_input_grads": "off", "first_stage": "per_tensor",
     }  # fmt: skip
     chosen = Ranks(ALONE, duration_ms=machine, **{**settings, "max_freeze_ratio": "auto"})
-    given = Ranks(ALONE, duration_ms=machine, **{**settings, "max_freeze_ratio": 0.4})
+    given = Ranks(ALONE, duration_ms=machine, **{**settings, "max_freeze_ratio": 0.25})
     for ranks in (chosen, given):
         machine.freezing_saves = 1.25  # with less, no cap pays where ranks never wait
         ranks.run(1, 16)
@@ -113,9 +113,9 @@ def test_a_chosen_cap_must_make_up_for_the_steps_that_it_costs() -> None:
         machine.freezing_saves = 0.5
         ranks.run(17, 24)
     plans = [ranks.controllers[0].plan for ranks in (chosen, given)]
-    assert plan_to_json(plans[0]) == plan_to_json(plans[1]), "0.4 is the cap that was chosen"
+    assert plan_to_json(plans[0]) == plan_to_json(plans[1]), "0.25 is the cap that was chosen"
     reason = chosen.controllers[0].switched_off
     assert reason is not None
-    # A mean ratio of 0.4: the square root of 1 / (1 - 0.4).
-    assert "for 1.29 times the steps to a loss, under min_gain (0.02) 2 times in a row" in reason
+    # A mean ratio of 0.25: the square root of 1 / (1 - 0.25).
+    assert "for 1.15 times the steps to a loss, under min_gain (0.02) 2 times in a row" in reason
     assert given.controllers[0].switched_off is None

@@ -89,7 +89,7 @@ def test_nothing_is_frozen_under_a_cap_of_zero(even: BoundsFile) -> None:
     assert case.frozen_bubble == case.bubble
 
 
-def test_the_chosen_cap_is_the_best_of_those_that_were_tried(even: BoundsFile) -> None:
+def test_the_chosen_cap_keeps_three_quarters_of_what_the_best_one_gains(even: BoundsFile) -> None:
     auto, *others = answer(even, grid(caps=("auto", 0.1, 0.2, 0.3, 0.4, 0.8))).cases
     times = []
     for case in others:
@@ -99,7 +99,7 @@ def test_the_chosen_cap_is_the_best_of_those_that_were_tried(even: BoundsFile) -
         times.append(case.time_to_loss)
     assert auto.max_freeze_ratio == "auto"
     assert auto.time_to_loss is not None
-    assert auto.time_to_loss <= min(times) + 1e-9
+    assert 1.0 - auto.time_to_loss >= 0.75 * (1.0 - min(times)) - 1e-9
     assert times[-1] > 1.0  # a cap of 0.8 does not pay
 
 
