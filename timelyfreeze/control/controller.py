@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from timelyfreeze.control.batch_log import BatchLog, LoggedBatch
 from timelyfreeze.control.collected import (
     CollectedMetrics,
@@ -259,7 +261,8 @@ class FreezeController:
         self._log.end_step()
         self._updates.end_step()
         if self._checks is not None and self.phase is not Phase.OFF:
-            self._checks.end_step()
+            counts = [self._updates.step[stage.stage_index] for stage in self._stages]
+            self._checks.end_step(np.concatenate([count.update_frequency for count in counts]))
         if self._planner is not None:
             outside_ms = self._outside.end_step()
             if outside_ms is not None and self._batch_index > 0:

@@ -19,10 +19,9 @@ from timelyfreeze.masks import (
     FreezeUnits,
     build_parameter_table,
     build_units,
-    draw_all_or_nothing,
-    draw_uniform,
     draw_whether,
     fit_to_ratio,
+    fit_whole_stage,
     mask_rng,
 )
 from timelyfreeze.runtime import NOTHING_FROZEN, FreezingStage
@@ -123,10 +122,10 @@ class BatchMasks:
         stage = action.stage
         units = self.units[stage]
         n = len(units.tensors.names)
-        chosen = None if self.checks is None else self.checks.frozen(stage)
+        nothing = np.zeros(n, dtype=np.bool_)
+        chosen = units.gather(nothing if self.checks is None else self.checks.frozen(stage))
         if self.plan is None:
-            assert chosen is not None  # the constructor saw to it
-            return units.spread(units.gather(chosen))
+            return units.spread(chosen)
         if self.pattern is not None:
             return np.full(n, self.pattern.freezes(action))
         ratio = self.plan.ratio(action, self.step)
@@ -136,10 +135,9 @@ class BatchMasks:
             return np.full(n, self._is_skipped(action.microbatch))
         rng = self._rng(stage, action.microbatch)
         if stage == 0 and self.settings.freezes_first_stage_whole:
-            return draw_all_or_nothing(units.tensors, ratio, rng)
-        if chosen is None:
-            return units.spread(draw_uniform(units.table, ratio, rng))
-        return units.spread(fit_to_ratio(units.table, units.gather(chosen), ratio, rng))
+            front = np.logical_and.accumulate(chosen)
+            return units.spread(fit_whole_stage(units.table, front, ratio, rng))
+        return units.spread(fit_to_ratio(units.table, chosen, ratio, rng))
 
     def without_input_grads(self, stage: int) -> Collection[int]:
         """Return the microbatches for which no stage in front needs ``stage``'s input gradient.

@@ -69,6 +69,7 @@ class PolicyChecks:
         self._clock = clock
         self._seed = seed
         self.decision = policy.start(Check(0, layout, {}, seed))
+        self._measured: Mapping[Metric, NDArray[np.float64]] = {}
         self._marks: list[tuple[Any, Any]] = []
         self._step = 0
         self._has_begun = False
@@ -86,14 +87,18 @@ class PolicyChecks:
                 self._meter.begin()
         self._has_begun = True
 
-    def end_step(self) -> None:
-        """Take note of the step that has just changed the weights; check where one is due."""
+    def end_step(self, frequency: NDArray[np.float64]) -> None:
+        """Take note of the step that has just changed the weights; check where one is due.
+
+        Args:
+            frequency: Fraction of the step's backwards that updated each of this rank's tensors.
+        """
         n = self._phases.learning_steps(self._step)
         if n == 0 or self._phases.phase(self._step) is Phase.LOWER_BOUND:
             return
         if self._meter is not None:
             with self._timed():
-                self._meter.add_step()
+                self._meter.add_step(frequency)
         if n % self._policy.check_interval == 0:
             self._decide(n // self._policy.check_interval)
 
@@ -113,18 +118,27 @@ class PolicyChecks:
                 self._policy,
             )
 
-    def _gather(self, mine: Mapping[Metric, list[float]]) -> dict[Metric, NDArray[np.float64]]:
-        """Exchange the metrics of all ranks; replicas, which have the same, may repeat them."""
+    def _gather(
+        self, mine: Mapping[Metric, list[float | None]]
+    ) -> dict[Metric, NDArray[np.float64]]:
+        """Exchange the metrics of all ranks; replicas, which have the same, may repeat them.
+
+        What nobody could measure stays as it was at the check before.
+        """
         everyone = self._exchange.all_gather(
             (self._positions, {metric.value: values for metric, values in mine.items()})
         )
-        metrics = {}
+        metrics: dict[Metric, NDArray[np.float64]] = {}
         for metric in mine:
-            metrics[metric] = np.full(len(self.layout.names), np.nan)
+            unknown = np.full(len(self.layout.names), np.nan)
+            metrics[metric] = self._measured.get(metric, unknown).copy()
             # From the last rank to the first, whose numbers count, so that replicas agree to the
             # last bit.
             for positions, values in reversed(everyone):
-                metrics[metric][positions] = values[metric.value]
+                for position, value in zip(positions, values[metric.value], strict=True):
+                    if value is not None:
+                        metrics[metric][position] = value
+        self._measured = metrics
         return metrics
 
     # -- what was decided --------------------------------------------------------------------------
@@ -175,6 +189,10 @@ class PolicyChecks:
             "frozen": np.flatnonzero(self.decision.frozen).tolist(),
             "memory": dict(self.decision.memory),
             "metrics": dict(self.decision.metrics),
+            "measured": {
+                metric.value: [None if np.isnan(value) else value for value in row.tolist()]
+                for metric, row in self._measured.items()
+            },
         }
 
     def load_plain_state(self, plain: Mapping[str, Any]) -> None:
@@ -192,6 +210,9 @@ class PolicyChecks:
         frozen = np.zeros(len(self.layout.names), dtype=np.bool_)
         frozen[plain["frozen"]] = True
         self.decision = Decision(frozen, plain["memory"], plain["metrics"])
+        self._measured = {
+            Metric(name): np.array(row, dtype=np.float64) for name, row in plain["measured"].items()
+        }
 
     def tensor_state(self) -> dict[str, Tensor]:
         """Return the vectors the scores are made from."""

@@ -1,10 +1,9 @@
 """From a freeze ratio to the tensors of a stage that are frozen in one microbatch."""
 
-from timelyfreeze.masks.budget import fit_to_ratio
+from timelyfreeze.masks.budget import fit_to_ratio, fit_whole_stage
 from timelyfreeze.masks.selection import (
     ParameterTable,
     build_parameter_table,
-    draw_all_or_nothing,
     draw_uniform,
     draw_whether,
     mask_rng,
@@ -13,5 +12,5 @@ from timelyfreeze.masks.units import FreezeUnits, build_units
 
 __all__ = [
     "FreezeUnits", "ParameterTable", "build_parameter_table", "build_units",
-    "draw_all_or_nothing", "draw_uniform", "draw_whether", "fit_to_ratio", "mask_rng",
+    "draw_uniform", "draw_whether", "fit_to_ratio", "fit_whole_stage", "mask_rng",
 ]  # fmt: skip

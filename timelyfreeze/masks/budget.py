@@ -13,6 +13,7 @@ from timelyfreeze.masks.selection import (
     build_parameter_table,
     check_ratio,
     draw_uniform,
+    draw_whether,
     frozen_ratio,
 )
 
@@ -40,12 +41,41 @@ def fit_to_ratio(
     """
     check_ratio(ratio)
     fraction = frozen_ratio(table, chosen)
+    if not chosen.any():
+        return draw_uniform(table, ratio, rng)
     mask = chosen.copy()
     if fraction < ratio:
         mask[~chosen] = _draw(table, ~chosen, (ratio - fraction) / (1.0 - fraction), rng)
     elif fraction > ratio:
         mask[chosen] = _draw(table, chosen, ratio / fraction, rng)
     return mask
+
+
+def fit_whole_stage(
+    table: ParameterTable, front: NDArray[np.bool_], ratio: float, rng: np.random.Generator
+) -> NDArray[np.bool_]:
+    """Freeze all of a first stage, the front that a policy chose, or nothing.
+
+    The backward of a first stage ends at its lowest live tensor, so it becomes shorter by a front
+    that is frozen, and not by tensors here and there. A draw between the front and all, or between
+    the front and nothing, freezes the ratio's part of the elements in the mean.
+
+    Args:
+        table: The n tensors of the stage.
+        front: What the policy would freeze of the stage, from its input on, bool, shape [n];
+            without any the stage is frozen all or nothing.
+        ratio: Actual freeze ratio, in [0, 1].
+        rng: Generator, from ``mask_rng``.
+
+    Raises:
+        ValueError: If ``ratio`` is not in [0, 1] or the shape is not [n].
+    """
+    check_ratio(ratio)
+    fraction = frozen_ratio(table, front)
+    if fraction >= ratio:
+        is_taken = fraction > 0.0 and draw_whether(ratio / fraction, rng)
+        return front & is_taken
+    return front | draw_whether((ratio - fraction) / (1.0 - fraction), rng)
 
 
 def _draw(

@@ -219,18 +219,6 @@ def _settle_equals(
     return carried, chance
 
 
-def draw_all_or_nothing(
-    table: ParameterTable, ratio: float, rng: np.random.Generator
-) -> NDArray[np.bool_]:
-    """Freeze the whole stage with probability ``ratio``, else nothing; bool, shape [n].
-
-    For a stage whose backward only becomes shorter when all of it is frozen: the first one has no
-    gradient to send on, and one live tensor near its input keeps its whole chain running. Each
-    tensor's probability is ``ratio``, in [0, 1]; arguments and errors as for ``draw_uniform``.
-    """
-    return np.full(len(table.names), draw_whether(ratio, rng))
-
-
 def draw_whether(ratio: float, rng: np.random.Generator) -> bool:
     """Return True with probability ``ratio``; 0 and 1 are exact and use no random numbers.
 

@@ -18,16 +18,18 @@ the elements' scores:
   their scores, weighted with E^abs. Elements that move a lot count more, those that hardly move
   cannot outvote them. The sum of E^abs obeys the recursion of its elements, so one number per
   tensor takes the place of a second vector as large as the model.
+- "share": the share of the elements whose own score is at most the threshold, which would be frozen
+  one by one in the original, is the probability that the tensor is frozen until the next check. So
+  in the mean just as many elements are frozen. It needs that second vector.
 - "sums": Eq. 2 with Delta_K summed over the tensor first, |E_K| of the sum over E_K^abs. Elements
   that drift in opposite directions cancel, so a tensor may count as stable although each
-  of its elements drifts; in return no running mean of elements is needed, and scores are as small
-  as the thresholds in use with the paper's experiments.
+  of its elements drifts; in return no running mean of elements is needed, and scores are small.
 
-**Thresholds do not carry over** from one to the other, nor from a rule that decides element by
-element. Under updates of pure noise a single element's score scatters, so some are always below a
-small threshold; "elements" is their *mean*. It falls with the number of checks to
-sqrt((1 - alpha) / (1 + alpha)): 0.23 for alpha = 0.9, 0.071 for 0.99. A threshold below that asks
-for updates that undo each other, which is more than having no direction; the default is just above.
+**Thresholds do not carry over**, but from element by element to "share". Under updates of pure
+noise a single element's score scatters, so some are always below a small threshold; "elements" is
+their *mean*. It falls with the number of checks to sqrt((1 - alpha) / (1 + alpha)): 0.23 for
+alpha = 0.9, 0.071 for 0.99. A threshold below that asks for updates that undo each other, which is
+more than having no direction; the default is just above.
 """
 
 from __future__ import annotations
@@ -53,8 +55,9 @@ GROW_AND_HALVE = "grow_and_halve"
 FREEZING_PERIODS = (UNTIL_UNSTABLE, GROW_AND_HALVE)
 
 ELEMENTS = "elements"
+SHARE = "share"
 SUMS = "sums"
-REDUCTIONS = (ELEMENTS, SUMS)
+REDUCTIONS = (ELEMENTS, SHARE, SUMS)
 
 
 @register_policy("apf")
@@ -64,7 +67,7 @@ class Apf:
 
     The original decides element by element, with alpha = 0.99 and a threshold of 0.05. Table 3 of
     arXiv:2602.05754 has thresholds of 0.01 (1B), 0.0001 (8B and 13B) and 0.005 (vision models),
-    which only ``reduction = "sums"`` can get below.
+    which are those of single elements: ``reduction = "share"``.
     """
 
     check_interval: int = 10
@@ -80,7 +83,9 @@ class Apf:
 
     reduction: str = ELEMENTS
     """How a tensor is scored: "elements" (mean of its elements' scores, weighted by how far they
-    went) or "sums" (score of the tensor's summed update; for thresholds like 0.01 or 0.0001)."""
+    went), "share" (frozen with the probability that is the share of its elements below the
+    threshold; for thresholds like 0.01 or 0.0001) or "sums" (score of the tensor's summed
+    update)."""
 
     freezing_period: str = UNTIL_UNSTABLE
     """How long a stable tensor stays frozen. "until_unstable": as long as its score is below the
@@ -93,6 +98,8 @@ class Apf:
         """Sums over Delta_K, the weights' updates, and over its running mean where that is used."""
         if self.reduction == SUMS:
             return Measurement(Source.UPDATES, (Metric.ABS_SUM, Metric.SUM))
+        if self.reduction == SHARE:
+            return Measurement(Source.UPDATES, (Metric.SETTLED,), self.alpha, self.threshold)
         metrics = (Metric.ABS_SUM, Metric.MEAN_ABS_SUM)
         return Measurement(Source.UPDATES, metrics, decay=self.alpha)
 
@@ -115,7 +122,9 @@ class Apf:
     def start(self, check: Check) -> Decision:
         """Freeze nothing before there is a score."""
         n = len(check.layout.names)
-        memory: dict[str, list[float] | list[int]] = {"abs_means": [0.0] * n}
+        memory: dict[str, list[float] | list[int]] = {}
+        if self.reduction != SHARE:
+            memory["abs_means"] = [0.0] * n
         if self.reduction == SUMS:
             memory["means"] = [0.0] * n
         if self.freezing_period == GROW_AND_HALVE:
@@ -123,16 +132,22 @@ class Apf:
         return Decision(np.zeros(n, dtype=np.bool_), memory, {"frozen_tensors": 0})
 
     def decide(self, before: Decision, check: Check) -> Decision:
-        """Freeze tensors whose score is below the threshold, for as long as the period says."""
-        abs_means = self._mean(before.memory["abs_means"], check.metrics[Metric.ABS_SUM])
-        memory: dict[str, list[float] | list[int]] = {"abs_means": abs_means.tolist()}
-        if self.reduction == SUMS:
-            means = self._mean(before.memory["means"], check.metrics[Metric.SUM])
-            memory["means"] = means.tolist()
-            scores = _scores(np.abs(means), abs_means)
+        """Freeze tensors that count as stable, for as long as the period says."""
+        memory: dict[str, list[float] | list[int]] = {}
+        if self.reduction == SHARE:
+            settled, sizes = check.metrics[Metric.SETTLED], check.layout.sizes
+            # Nothing but seed and check, so that all ranks and a resumed run draw the same.
+            dice = np.random.default_rng((check.seed, check.number)).random(len(sizes))
+            stable = dice < settled / sizes
+            metrics = {"settled_share": float(settled.sum() / sizes.sum())}
         else:
-            scores = _scores(check.metrics[Metric.MEAN_ABS_SUM], abs_means)
-        stable = scores < self.threshold
+            scores, memory = self._scores(before, check)
+            stable = scores < self.threshold
+            metrics = {
+                "smallest_score": float(scores.min()),
+                "median_score": float(np.median(scores)),
+            }
+        frozen = stable
         if self.freezing_period == GROW_AND_HALVE:
             periods, left = _next_periods(
                 stable,
@@ -141,21 +156,26 @@ class Apf:
             )
             memory |= {"periods": periods.tolist(), "checks_left": left.tolist()}
             frozen = left > 0
-        else:
-            frozen = stable
-        metrics = {
-            "frozen_tensors": int(frozen.sum()),
-            "smallest_score": float(scores.min()),
-            "median_score": float(np.median(scores)),
-        }
-        return Decision(frozen, memory, metrics)
+        return Decision(frozen, memory, {"frozen_tensors": int(frozen.sum()), **metrics})
+
+    def _scores(
+        self, before: Decision, check: Check
+    ) -> tuple[NDArray[np.float64], dict[str, list[float] | list[int]]]:
+        """Return the score of each tensor, and the running means to remember."""
+        abs_means = self._mean(before.memory["abs_means"], check.metrics[Metric.ABS_SUM])
+        if self.reduction == ELEMENTS:
+            scores = _ratios(check.metrics[Metric.MEAN_ABS_SUM], abs_means)
+            return scores, {"abs_means": abs_means.tolist()}
+        means = self._mean(before.memory["means"], check.metrics[Metric.SUM])
+        memory = {"abs_means": abs_means.tolist(), "means": means.tolist()}
+        return _ratios(np.abs(means), abs_means), memory
 
     def _mean(self, mean: Sequence[float], value: NDArray[np.float64]) -> NDArray[np.float64]:
         """Take one step of a running mean."""
         return self.alpha * np.array(mean, dtype=np.float64) + (1.0 - self.alpha) * value
 
 
-def _scores(way: NDArray[np.float64], path: NDArray[np.float64]) -> NDArray[np.float64]:
+def _ratios(way: NDArray[np.float64], path: NDArray[np.float64]) -> NDArray[np.float64]:
     """Divide how far tensors got by how far they went; what has never moved stands still: 0."""
     return np.divide(way, path, out=np.zeros_like(path), where=path != 0.0)
 

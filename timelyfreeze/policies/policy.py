@@ -47,6 +47,7 @@ class Metric(Enum):
     SUM = "sum"  # sum of Delta_K, so that opposite moves cancel
     ABS_SUM = "abs_sum"  # sum of |Delta_K|
     MEAN_ABS_SUM = "mean_abs_sum"  # sum of |E_K|, E_K = alpha E_{K-1} + (1 - alpha) Delta_K
+    SETTLED = "settled"  # number of elements with |E_K| <= T times such a mean of |Delta_K|
     DIFFERENCE_SQUARE_SUM = "difference_square_sum"  # sum of (Delta_K - Delta_{K-1})^2
 
 
@@ -57,12 +58,14 @@ class Measurement:
     Attributes:
         source: Which change is watched.
         metrics: Which numbers are taken of it.
-        decay: alpha of the running mean E_K in [0, 1), if ``MEAN_ABS_SUM`` is wanted.
+        decay: alpha of the running means in [0, 1), if ``MEAN_ABS_SUM`` or ``SETTLED`` is wanted.
+        threshold: T in [0, 1], if ``SETTLED`` is wanted.
     """
 
     source: Source
     metrics: tuple[Metric, ...]
     decay: float = 0.0
+    threshold: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)

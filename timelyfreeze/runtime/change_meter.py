@@ -1,8 +1,13 @@
 """Measures how the tensors of a rank change, for policies that judge by it.
 
-Depending on the source of change, up to three vectors as large as the model are kept: the weights
-at the last check, or the sum of gradients since; the running mean E_K; the change of the interval
-before. They live on the device or on the host, in float32 or bfloat16.
+Depending on the source of change and the metrics, vectors as large as the model are kept: the
+weights at the last check, or the sum of gradients since; the running mean E_K, and that of absolute
+changes; the change of the interval before. They live on the device or on the host, in float32 or
+bfloat16.
+
+A tensor that n of a step's M backwards have reached has about n / M of its gradient, so gradients
+count M / n times: otherwise what masks freeze often would seem to have the smaller gradient, which
+policies freeze first.
 
 bfloat16 has 8 bits of precision. Kept weights are rounded to it, so a weight counts as still until
 it crosses into the next step of that type, unless the weights are bfloat16 themselves. A sum of
@@ -14,7 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -46,11 +53,13 @@ class ChangeMeter:
         is_kept = {
             "weights": measurement.source is Source.UPDATES,
             "sum": measurement.source is Source.GRADIENTS,
-            "mean": Metric.MEAN_ABS_SUM in measurement.metrics,
+            "mean": not {Metric.MEAN_ABS_SUM, Metric.SETTLED}.isdisjoint(measurement.metrics),
+            "mean_abs": Metric.SETTLED in measurement.metrics,
             "previous": Metric.DIFFERENCE_SQUARE_SUM in measurement.metrics,
         }
         kinds = [kind for kind, kept in is_kept.items() if kept]
         self._vectors = {k: [_zeros(p, on_host, dtype) for p in self._parameters] for k in kinds}
+        self._frequency = np.ones(len(self._parameters))
 
     @property
     def n_bytes(self) -> int:
@@ -66,30 +75,55 @@ class ChangeMeter:
                 if kind == "weights":
                     vector.copy_(local_part(parameter))
 
-    def add_step(self) -> None:
-        """Take note of the gradients of a step that has just been made."""
+    def add_step(self, frequency: NDArray[np.float64]) -> None:
+        """Take note of the gradients of a step that has just been made.
+
+        Args:
+            frequency: Fraction of the step's backwards that reached each parameter.
+        """
+        self._frequency = frequency
         if self._measurement.source is Source.GRADIENTS:
-            for total, parameter in zip(self._vectors["sum"], self._parameters, strict=True):
-                if parameter.grad is not None:
-                    gradient = local_gradient(parameter)
+            for i, total in enumerate(self._vectors["sum"]):
+                gradient = self._gradient(i)
+                if gradient is not None:
                     total.add_(gradient.to(device=total.device, dtype=total.dtype))
 
-    def take(self) -> dict[Metric, list[float]]:
+    def take(self) -> dict[Metric, list[float | None]]:
         """Take the metrics of the interval that ends now and begin the next.
 
-        Each has one number per parameter, over all of a sharded tensor.
+        Each has one number per parameter, over all of a sharded tensor; of the last gradient, None
+        for those that no backward of the step has reached.
         """
         rows = [self._take_one(i) for i in range(len(self._parameters))]
         columns = torch.stack([torch.stack(row) for row in rows])
         sum_over_shards(self._parameters, columns)
         numbers = columns.double().cpu().T.tolist()
+        if self._measurement.source is Source.LAST_GRADIENT:
+            is_known = (self._frequency > 0.0).tolist()
+            numbers = [
+                [n if known else None for n, known in zip(row, is_known, strict=True)]
+                for row in numbers
+            ]
         return dict(zip(self._measurement.metrics, numbers, strict=True))
+
+    def _gradient(self, i: int) -> Tensor | None:
+        """Return the part of a gradient that is here, made up for masks; None if there is none."""
+        frequency = float(self._frequency[i])
+        if self._parameters[i].grad is None or frequency == 0.0:
+            return None
+        gradient = local_gradient(self._parameters[i])
+        return gradient if frequency == 1.0 else gradient / frequency
 
     def _take_one(self, i: int) -> list[Tensor]:
         """Return the wanted metrics of parameter ``i``, of the part that is here."""
-        parameter, measurement = self._parameters[i], self._measurement
+        measurement = self._measurement
         vectors = {kind: kept[i] for kind, kept in self._vectors.items()}
-        change = self._change(parameter, vectors)
+        change = self._change(i, vectors)
+        means = {
+            kind: self._next_mean(vectors[kind], value)
+            for kind, value in (("mean", change), ("mean_abs", change.abs()))
+            if kind in vectors
+        }
         metrics = []
         for metric in measurement.metrics:
             if metric is Metric.SQUARE_SUM:
@@ -99,10 +133,10 @@ class ChangeMeter:
             elif metric is Metric.ABS_SUM:
                 metrics.append(torch.linalg.vector_norm(change, 1))
             elif metric is Metric.MEAN_ABS_SUM:
-                mean = vectors["mean"].to(change.device, torch.float32)
-                mean = torch.lerp(change, mean, measurement.decay)
-                vectors["mean"].copy_(mean)
-                metrics.append(torch.linalg.vector_norm(mean, 1))
+                metrics.append(torch.linalg.vector_norm(means["mean"], 1))
+            elif metric is Metric.SETTLED:
+                reach = measurement.threshold * means["mean_abs"]
+                metrics.append((means["mean"].abs() <= reach).sum().float())
             else:
                 previous = vectors["previous"].to(change.device, torch.float32)
                 metrics.append(torch.linalg.vector_norm(change - previous) ** 2)
@@ -111,10 +145,19 @@ class ChangeMeter:
             vectors["sum"].zero_()
         return metrics
 
-    def _change(self, parameter: Tensor, vectors: Mapping[str, Tensor]) -> Tensor:
-        """Return Delta_K of the part of a parameter that is here, float32, on its device."""
+    def _next_mean(self, mean: Tensor, value: Tensor) -> Tensor:
+        """Take one step of a running mean, in place, and return it in float32."""
+        moved = torch.lerp(value, mean.to(value.device, torch.float32), self._measurement.decay)
+        mean.copy_(moved)
+        return moved
+
+    def _change(self, i: int, vectors: Mapping[str, Tensor]) -> Tensor:
+        """Return Delta_K of the part of parameter ``i`` that is here, float32, on its device."""
+        parameter = self._parameters[i]
         if self._measurement.source is Source.LAST_GRADIENT:
-            return local_gradient(parameter).float()
+            gradient = self._gradient(i)
+            missing = torch.zeros_like(local_part(parameter), dtype=torch.float32)
+            return missing if gradient is None else gradient.float()
         device = local_part(parameter).device
         if self._measurement.source is Source.GRADIENTS:
             return vectors["sum"].to(device, torch.float32)

@@ -88,7 +88,7 @@ class Recorded:
         for self.step in range(first, last + 1):
             self.checks.begin_step(self.step)
             self.clock.now_ms += 100.0  # the step itself
-            self.checks.end_step()
+            self.checks.end_step(np.ones(N))
 
 
 def by_counting(phases: PhaseSchedule, interval: int, last: int) -> list[tuple[int, str]]:
@@ -214,6 +214,35 @@ def test_one_live_tensor_makes_a_stage_live_wherever_it_is() -> None:
     frozen = EVERYTHING.copy()
     frozen[2] = False  # the last tensor of stage 0
     assert Recorded(StubPolicy(lambda check: frozen)).checks.first_live_stage == 0
+
+
+def test_what_no_backward_has_reached_stays_as_it_was_measured_last() -> None:
+    """The first tensor is not reached in the first two intervals, the second one after them."""
+    recorded = Recorded(StubPolicy(lambda check: NOTHING, 2))
+    take = recorded.meter.take
+
+    def take_known() -> dict[Metric, list[float | None]]:
+        missing = 0 if len(recorded.seen) < 3 else 1
+        rows = take().items()
+        return {
+            metric: [None if i == missing else value for i, value in enumerate(row)]
+            for metric, row in rows
+        }
+
+    recorded.meter.take = take_known  # type: ignore[method-assign, assignment]
+    recorded.run(1, 4)
+    resumed = Recorded(StubPolicy(lambda check: NOTHING, 2))
+    resumed.meter.take = take_known  # type: ignore[method-assign, assignment]
+    resumed.checks.load_plain_state(json.loads(json.dumps(recorded.checks.plain_state())))
+    resumed.checks.load_tensor_state(recorded.checks.tensor_state())
+    for each in (recorded, resumed):
+        each.run(5, 6)
+    first, second = (2 * WEIGHTS[name] for name in LAYOUT.names[:2])
+    seen = [check.metrics[Metric.ABS_SUM][:2].tolist() for check in recorded.seen[1:]]
+    assert np.isnan([row[0] for row in seen[:2]]).all()
+    assert [row[1] for row in seen] == [second] * 3
+    assert seen[2][0] == first
+    assert resumed.seen[-1].metrics[Metric.ABS_SUM][1] == second
 
 
 # -- errors --------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ def run_ranks(
         )
         for step in range(1, n_steps + 1):
             checks.begin_step(step)
-            checks.end_step()
+            checks.end_step(np.ones(len(names)))
         return Rank(checks, seen)
 
     with ThreadPoolExecutor(hub.size) as pool:
@@ -163,7 +163,7 @@ def test_weights_that_move_are_seen_by_every_rank() -> None:
             for stage in stages[rank]:
                 for _, parameter in stage.named_stage_parameters():
                     parameter.data += stage.stage_index + 1
-            checks[rank].end_step()
+            checks[rank].end_step(np.ones(sum(len(STAGES[s.stage_index]) for s in stages[rank])))
 
     on_both(run)
     assert [check.seed for check in seen] == [3] * 4

@@ -11,12 +11,14 @@ from timelyfreeze.policies.policy import Metric
 
 EVERY = tuple(Metric)
 DECAY = 0.75
+THRESHOLD = 0.3
 Metrics = dict[Metric, list[float]]
 
 
 def oracle(changes: Sequence[Sequence[Tensor]], decay: float = DECAY) -> list[Metrics]:
     """Metrics at each check K from Delta_K of every tensor, by the definitions in ``Metric``."""
     means = [[0.0] * change.numel() for change in changes[0]]
+    means_abs = [[0.0] * change.numel() for change in changes[0]]
     before = [[0.0] * change.numel() for change in changes[0]]
     at_checks = []
     for check in changes:
@@ -24,6 +26,11 @@ def oracle(changes: Sequence[Sequence[Tensor]], decay: float = DECAY) -> list[Me
         for i, change in enumerate(check):
             delta = change.double().flatten().tolist()
             means[i] = [decay * e + (1.0 - decay) * d for e, d in zip(means[i], delta, strict=True)]
+            means_abs[i] = [
+                decay * e + (1.0 - decay) * abs(d) for e, d in zip(means_abs[i], delta, strict=True)
+            ]
+            pairs = zip(means[i], means_abs[i], strict=True)
+            row[Metric.SETTLED].append(sum(abs(e) <= THRESHOLD * a for e, a in pairs))
             moved = [d - b for d, b in zip(delta, before[i], strict=True)]
             row[Metric.SQUARE_SUM].append(math.fsum(d * d for d in delta))
             row[Metric.ABS_SUM].append(math.fsum(map(abs, delta)))

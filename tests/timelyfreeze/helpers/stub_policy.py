@@ -76,7 +76,7 @@ class StubMeter:
         self._on_call("begin")
         self._n_steps = 0
 
-    def add_step(self) -> None:
+    def add_step(self, frequency: np.ndarray) -> None:
         self._on_call("add_step")
         self._n_steps += 1
 

@@ -1,13 +1,14 @@
-"""Algorithm 2 of arXiv:2602.05754: a policy's choice, brought to a freeze ratio."""
+"""A policy's choice, brought to a freeze ratio: Algorithm 2 of arXiv:2602.05754, first stages."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from timelyfreeze.masks.budget import fit_to_ratio
+from timelyfreeze.masks.budget import fit_to_ratio, fit_whole_stage
 from timelyfreeze.masks.selection import ParameterTable, build_parameter_table
 
 # A block's proportions, twice; sizes differ by more than two orders of magnitude.
@@ -147,6 +148,36 @@ def test_tensors_in_question_are_equally_likely_and_the_expected_fraction_is_the
     assert abs(float(fractions.mean()) - ratio) < SIGMAS * standard_error + 1e-12
 
 
+@pytest.mark.parametrize("ratio", [0.03, 0.34, 0.5, 0.8])
+@pytest.mark.parametrize("front", [(), (0, 1), (0, 1, 2, 3, 4)])
+def test_a_first_stage_is_frozen_as_far_as_the_front_or_whole(
+    front: tuple[int, ...], ratio: float
+) -> None:
+    sizes = (6, 1, 1, 2, 2)
+    table, rng = table_of(*sizes), np.random.default_rng(0)
+    chosen = choice(*front, n=5)
+    masks = np.stack([fit_whole_stage(table, chosen, ratio, rng) for _ in range(N_DRAWS)])
+    fraction = fraction_of(sizes, chosen)
+    # 0.34 is below the front's 7 of 12, so a part of the draws freezes nothing; 0.8 is above.
+    either, other = (fraction, 1.0) if fraction < ratio else (0.0, fraction)
+    fractions = masks @ np.array(sizes) / sum(sizes)
+    assert set(fractions.tolist()) == {either, other}
+    spread = (other - either) / 2 / math.sqrt(N_DRAWS)
+    assert abs(float(fractions.mean()) - ratio) < SIGMAS * spread
+
+
+@pytest.mark.parametrize("front", [(), (0, 1), (0, 1, 2)])
+def test_ends_of_a_first_stage_are_exact_and_leave_the_generator_alone(
+    front: tuple[int, ...],
+) -> None:
+    rng = np.random.default_rng(0)
+    before = rng.bit_generator.state
+    chosen = choice(*front, n=3)
+    assert not fit_whole_stage(table_of(9, 4, 1), chosen, 0.0, rng).any()
+    assert fit_whole_stage(table_of(9, 4, 1), chosen, 1.0, rng).all()
+    assert rng.bit_generator.state == before
+
+
 # --- ends -----------------------------------------------------------------------------------------
 
 
@@ -160,8 +191,8 @@ def test_ratios_of_0_and_1_are_exact(chosen: tuple[int, ...]) -> None:
 def test_a_stage_without_parameters() -> None:
     nothing = np.zeros(0, dtype=np.bool_)
     for ratio in (0.0, 0.5, 1.0):
-        mask = fit_to_ratio(table_of(), nothing, ratio, np.random.default_rng(0))
-        assert mask.tolist() == []
+        for fit in (fit_to_ratio, fit_whole_stage):
+            assert fit(table_of(), nothing, ratio, np.random.default_rng(0)).tolist() == []
 
 
 def test_the_same_generator_gives_the_same_mask() -> None:
@@ -172,10 +203,11 @@ def test_the_same_generator_gives_the_same_mask() -> None:
     assert np.array_equal(*masks)
 
 
+@pytest.mark.parametrize("fit", [fit_to_ratio, fit_whole_stage])
 @pytest.mark.parametrize("ratio", [-0.1, 1.1, float("nan")])
-def test_refuses_a_ratio(ratio: float) -> None:
+def test_refuses_a_ratio(fit: Callable[..., np.ndarray], ratio: float) -> None:
     with pytest.raises(ValueError, match=f"actual freeze ratio is {ratio}"):
-        fit_to_ratio(table_of(1, 1), choice(0, n=2), ratio, np.random.default_rng(0))
+        fit(table_of(1, 1), choice(0, n=2), ratio, np.random.default_rng(0))
 
 
 def test_refuses_a_choice_of_another_stage() -> None:

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from timelyfreeze.masks.selection import (
     ParameterTable,
     build_parameter_table,
-    draw_all_or_nothing,
     draw_uniform,
     frozen_ratio,
     mask_rng,
@@ -114,8 +113,7 @@ def test_table_refuses() -> None:
 def test_stage_without_parameters() -> None:
     table = build_parameter_table([])
     rng = np.random.default_rng(0)
-    for draw in (draw_uniform, draw_all_or_nothing):
-        assert draw(table, 0.5, rng).tolist() == []
+    assert draw_uniform(table, 0.5, rng).tolist() == []
     assert frozen_ratio(table, np.zeros(0, dtype=bool)) == 0.0
 
 
@@ -221,30 +219,19 @@ def test_every_pair_can_be_frozen_together_and_apart() -> None:
     }
 
 
-@pytest.mark.parametrize("draw", [draw_uniform, draw_all_or_nothing])
-def test_ends_are_exact_and_leave_the_generator_alone(draw) -> None:
+def test_ends_are_exact_and_leave_the_generator_alone() -> None:
     table = middle_stage(2)
     rng = np.random.default_rng(0)
     before = rng.bit_generator.state
-    assert not draw(table, 0.0, rng).any()
-    assert draw(table, 1.0, rng).all()
+    assert not draw_uniform(table, 0.0, rng).any()
+    assert draw_uniform(table, 1.0, rng).all()
     assert rng.bit_generator.state == before
 
 
-@pytest.mark.parametrize("draw", [draw_uniform, draw_all_or_nothing])
 @pytest.mark.parametrize("ratio", [-0.1, 1.1, float("nan")])
-def test_refuses_a_ratio(draw, ratio: float) -> None:
+def test_refuses_a_ratio(ratio: float) -> None:
     with pytest.raises(ValueError, match=f"actual freeze ratio is {ratio}"):
-        draw(middle_stage(1), ratio, np.random.default_rng(0))
-
-
-@pytest.mark.parametrize("ratio", RATIOS)
-def test_all_or_nothing(ratio: float) -> None:
-    table = middle_stage(2)
-    rng = np.random.default_rng(1)
-    hits = np.stack([draw_all_or_nothing(table, ratio, rng) for _ in range(5000)])
-    assert set(hits.sum(axis=1).tolist()) == {0, len(table.names)}
-    assert chi_squared(hits[:, :1], ratio) < chi_squared_quantile(1)
+        draw_uniform(middle_stage(1), ratio, np.random.default_rng(0))
 
 
 def test_draws_do_not_touch_the_global_generators() -> None:

@@ -124,6 +124,26 @@ def test_updates_without_direction_score_as_the_docstring_says() -> None:
         assert decisions[-1].frozen[0] == frozen
 
 
+def test_as_many_elements_are_frozen_in_the_mean_as_are_settled_one_by_one() -> None:
+    shares = np.array([0.0, 1.0, 0.29, *np.linspace(0.1, 0.9, N - 3)])
+    settled = {Metric.SETTLED: np.round(shares * LAYOUT.sizes)}
+    shares = settled[Metric.SETTLED] / LAYOUT.sizes
+    n_checks = 3000
+    decisions = run(Apf(reduction="share"), LAYOUT, [settled] * n_checks)[1:]
+    hits = sum(decision.frozen.astype(int) for decision in decisions)
+    spread = np.sqrt(n_checks * shares * (1.0 - shares))
+    assert (np.abs(hits - n_checks * shares) <= 5.3 * spread).all()
+    whole = settled[Metric.SETTLED].sum() / LAYOUT.sizes.sum()
+    assert decisions[0].metrics["settled_share"] == pytest.approx(whole)
+    assert_resumes(Apf(reduction="share"), LAYOUT, [settled] * 9)
+
+
+def test_single_elements_are_judged_by_alpha_and_threshold() -> None:
+    measurement = Apf(alpha=0.7, threshold=0.01, reduction="share").measurement
+    assert measurement.metrics == (Metric.SETTLED,)
+    assert (measurement.decay, measurement.threshold) == (0.7, 0.01)
+
+
 def test_a_frozen_tensor_stays_frozen_until_something_moves_it() -> None:
     policy = Apf(alpha=0.5, threshold=0.4)
     ones = [1.0] * (N - 1)
@@ -204,7 +224,7 @@ def test_it_measures_updates_with_its_alpha() -> None:
         ({"threshold": math.nan}, "apf.threshold is nan; it must lie in [0, 1]"),
         ({"alpha": 1.0}, "apf.alpha is 1.0; it must be 0 or more and below 1"),
         ({"alpha": math.nan}, "apf.alpha is nan; it must be 0 or more and below 1"),
-        ({"reduction": "max"}, "apf.reduction is 'max'; known: elements, sums"),
+        ({"reduction": "max"}, "apf.reduction is 'max'; known: elements, share, sums"),
         (
             {"freezing_period": "ever"},
             "apf.freezing_period is 'ever'; known: until_unstable, grow_and_halve",
@@ -216,5 +236,5 @@ def test_errors_are_named(settings: dict, message: str) -> None:
 
 
 def test_sound_settings_have_no_errors() -> None:
-    sound = [Apf(), Apf(1, 0.0, 0.0, "sums", "grow_and_halve"), Apf(1, 1.0, 0.999)]
+    sound = [Apf(), Apf(1, 0.0, 0.0, "sums", "grow_and_halve"), Apf(1, 1.0, 0.999, "share")]
     assert [list(policy.errors()) for policy in sound] == [[], [], []]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.timelyfreeze.helpers.changes import DECAY, EVERY, assert_close, oracle
+from tests.timelyfreeze.helpers.changes import DECAY, EVERY, THRESHOLD, assert_close, oracle
 from timelyfreeze.policies.policy import Measurement, Metric, Source
 from timelyfreeze.runtime.change_meter import ChangeMeter
 
 SHAPES = ((3, 4), (5,), (1,), (2, 3, 2), (4,))
+ONE = np.ones(1)  # of one parameter, reached by every backward
 FROZEN = 4  # the tensor that never has a gradient and never moves
 
 
@@ -71,7 +73,7 @@ class Walk:
 def interval(walk: Walk, meter: ChangeMeter, n_steps: int) -> None:
     for _ in range(n_steps):
         walk.step()
-        meter.add_step()
+        meter.add_step(np.ones(len(SHAPES)))
 
 
 def parameter_of(*values: float, dtype: torch.dtype = torch.float32) -> nn.Parameter:
@@ -88,7 +90,7 @@ def test_metrics_are_those_of_an_element_wise_computation(
     source: Source, metrics: tuple[Metric, ...], on_host: bool
 ) -> None:
     walk = Walk()
-    meter = ChangeMeter(walk.named, Measurement(source, metrics, DECAY), on_host=on_host)
+    meter = ChangeMeter(walk.named, Measurement(source, metrics, DECAY, THRESHOLD), on_host=on_host)
     # Of what was before the beginning, nothing may be left.
     interval(walk, meter, 2)
     meter.take()
@@ -103,7 +105,10 @@ def test_metrics_are_those_of_an_element_wise_computation(
     for got, wanted in zip(measured, oracle(changes), strict=True):
         assert tuple(got) == metrics
         assert_close(got, wanted)
-        assert all(numbers[FROZEN] == 0.0 for numbers in got.values())
+        assert all(
+            numbers[FROZEN] == (4.0 if metric is Metric.SETTLED else 0.0)
+            for metric, numbers in got.items()
+        )
         assert all(any(numbers) for numbers in got.values())
 
 
@@ -114,6 +119,7 @@ BY_HAND = {
         Metric.ABS_SUM: 3.0,
         Metric.SUM: -1.0,
         Metric.MEAN_ABS_SUM: 1.5,
+        Metric.SETTLED: 0.0,  # |E| is all of the mean of |Delta|
         Metric.DIFFERENCE_SQUARE_SUM: 5.0,
     },
     (-1.0, 0.0): {
@@ -121,6 +127,7 @@ BY_HAND = {
         Metric.ABS_SUM: 1.0,
         Metric.SUM: -1.0,
         Metric.MEAN_ABS_SUM: 0.75,  # E = (-1/4, -1/2)
+        Metric.SETTLED: 1.0,  # 1/4 of 3/4 and 1/2 of 1/2, under a threshold of 0.6
         Metric.DIFFERENCE_SQUARE_SUM: 8.0,
     },
     (0.0, 0.0): {
@@ -128,6 +135,7 @@ BY_HAND = {
         Metric.ABS_SUM: 0.0,
         Metric.SUM: 0.0,
         Metric.MEAN_ABS_SUM: 0.375,
+        Metric.SETTLED: 1.0,
         Metric.DIFFERENCE_SQUARE_SUM: 1.0,
     },
 }
@@ -138,7 +146,7 @@ BY_HAND = {
 def test_metrics_by_hand(source: Source, dtype: torch.dtype) -> None:
     # Numbers that bfloat16 has.
     parameter = parameter_of(3.0, -1.0)
-    meter = ChangeMeter([("w", parameter)], Measurement(source, EVERY, 0.5), dtype=dtype)
+    meter = ChangeMeter([("w", parameter)], Measurement(source, EVERY, 0.5, 0.6), dtype=dtype)
     meter.begin()
     for change, metrics in BY_HAND.items():
         whole = torch.tensor(change)
@@ -148,22 +156,38 @@ def test_metrics_by_hand(source: Source, dtype: torch.dtype) -> None:
             parameter.grad = fraction * whole
             with torch.no_grad():
                 parameter.add_(0.5 * whole)
-            meter.add_step()
+            meter.add_step(ONE)
         got = {metric: number for metric, (number,) in meter.take().items()}
         assert got == pytest.approx(metrics, rel=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("source", "wanted"), [(Source.GRADIENTS, 2.0), (Source.LAST_GRADIENT, 0.0)]
+    ("source", "wanted"), [(Source.GRADIENTS, [2.0]), (Source.LAST_GRADIENT, [None])]
 )
-def test_a_missing_gradient_counts_as_nothing(source: Source, wanted: float) -> None:
+def test_a_missing_gradient_adds_nothing_and_is_not_known(
+    source: Source, wanted: list[float | None]
+) -> None:
     parameter = parameter_of(1.0)
     meter = ChangeMeter([("w", parameter)], Measurement(source, (Metric.ABS_SUM,)))
     meter.begin()
     for gradient in (2.0, None):  # frozen in the step that ends the interval
         parameter.grad = None if gradient is None else torch.tensor([gradient])
-        meter.add_step()
-    assert meter.take() == {Metric.ABS_SUM: [wanted]}
+        meter.add_step(np.array([0.0 if gradient is None else 1.0]))
+    assert meter.take() == {Metric.ABS_SUM: wanted}
+
+
+@pytest.mark.parametrize(("source", "wanted"), [(Source.GRADIENTS, 15), (Source.LAST_GRADIENT, 8)])
+def test_masks_that_leave_out_a_part_do_not_make_gradients_smaller(
+    source: Source, wanted: float
+) -> None:
+    """Eight microbatches that agree: what is left of a gradient, times all over those left."""
+    parameter = parameter_of(1.0)
+    meter = ChangeMeter([("w", parameter)], Measurement(source, (Metric.ABS_SUM,)))
+    meter.begin()
+    for whole, n_reached in ((7.0, 3), (8.0, 1)):
+        parameter.grad = torch.tensor([whole * n_reached / 8])
+        meter.add_step(np.array([n_reached / 8]))
+    assert meter.take() == {Metric.ABS_SUM: [pytest.approx(wanted)]}
 
 
 # --- bfloat16 -------------------------------------------------------------------------------------
@@ -206,7 +230,8 @@ MEAN, DIFFERENCE = Metric.MEAN_ABS_SUM, Metric.DIFFERENCE_SQUARE_SUM
 KINDS = [
     (Source.UPDATES, (Metric.ABS_SUM, Metric.SQUARE_SUM), ["weights"]),
     (Source.UPDATES, (Metric.ABS_SUM, MEAN), ["weights", "mean"]),
-    (Source.UPDATES, EVERY, ["weights", "mean", "previous"]),
+    (Source.UPDATES, (Metric.SETTLED,), ["weights", "mean", "mean_abs"]),
+    (Source.UPDATES, EVERY, ["weights", "mean", "mean_abs", "previous"]),
     (Source.GRADIENTS, (Metric.SQUARE_SUM,), ["sum"]),
     (Source.GRADIENTS, (DIFFERENCE,), ["sum", "previous"]),
     (Source.LAST_GRADIENT, (Metric.SQUARE_SUM,), []),
@@ -247,7 +272,7 @@ def test_only_the_vectors_that_are_needed_are_kept_and_always_the_same(
 def test_a_restored_meter_goes_on_as_if_nothing_had_happened(
     source: Source, metrics: tuple[Metric, ...], kinds: list[str], dtype: torch.dtype
 ) -> None:
-    measurement = Measurement(source, metrics, DECAY)
+    measurement = Measurement(source, metrics, DECAY, THRESHOLD)
     walk = Walk()
     meter = ChangeMeter(walk.named, measurement, dtype=dtype)
     meter.begin()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -15,7 +16,14 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
-from tests.timelyfreeze.helpers.changes import DECAY, EVERY, Metrics, assert_close, oracle
+from tests.timelyfreeze.helpers.changes import (
+    DECAY,
+    EVERY,
+    THRESHOLD,
+    Metrics,
+    assert_close,
+    oracle,
+)
 from tests.timelyfreeze.helpers.stages import process_group
 from timelyfreeze.policies.policy import Measurement, Source
 from timelyfreeze.runtime.change_meter import ChangeMeter
@@ -29,7 +37,7 @@ def test_under_fsdp_the_state_is_sharded_as_the_parameters_are(source: Source) -
         module = nn.Linear(3, 2)
         fully_shard(module, mesh=init_device_mesh("cpu", (1,)))
         named = list(module.named_parameters())
-        meter = ChangeMeter(named, Measurement(source, EVERY, DECAY))
+        meter = ChangeMeter(named, Measurement(source, EVERY, DECAY, THRESHOLD))
         meter.begin()
         changes, measured = [], []
         for n_steps in (2, 1, 1):
@@ -43,7 +51,7 @@ def test_under_fsdp_the_state_is_sharded_as_the_parameters_are(source: Source) -
                 with torch.no_grad():
                     for _, p in named:
                         p.mul_(1.25)
-                meter.add_step()
+                meter.add_step(np.ones(len(named)))
             ends = [p.full_tensor().detach().double() for _, p in named]
             moves = [end - begin for end, begin in zip(ends, start, strict=True)]
             changes.append(
@@ -60,10 +68,10 @@ def test_under_fsdp_the_state_is_sharded_as_the_parameters_are(source: Source) -
                 assert (kept.placements, kept.shape) == (p.placements, p.shape)
             previous = state[f"previous.{name}"].full_tensor()
             assert torch.allclose(previous.double(), changes[-1][i], rtol=1e-6)
-        restored = ChangeMeter(named, Measurement(source, EVERY, DECAY))
+        restored = ChangeMeter(named, Measurement(source, EVERY, DECAY, THRESHOLD))
         restored.load_state_dict({key: tensor.clone() for key, tensor in state.items()})
         for each in (meter, restored):
-            each.add_step()
+            each.add_step(np.ones(len(named)))
         assert restored.take() == meter.take()
 
 
@@ -120,7 +128,7 @@ def test_shards_of_unequal_size_add_up_to_the_tensor(source: Source) -> None:
             for tensor, placement in zip(whole, placements, strict=True)
         ]
         named = [(f"w{i}", parameter) for i, parameter in enumerate(parameters)]
-        meter = ChangeMeter(named, Measurement(source, EVERY, DECAY))
+        meter = ChangeMeter(named, Measurement(source, EVERY, DECAY, THRESHOLD))
         meter.begin()
         found = []
         for factor in (2.0, 0.5):
@@ -133,7 +141,7 @@ def test_shards_of_unequal_size_add_up_to_the_tensor(source: Source) -> None:
             # Each rank has a part of the sum, as tensor parallelism may leave it.
             part = (0.25, 0.75)[dist.get_rank()] * factor * whole[2]
             parameters[2].grad = DTensor.from_local(part, mesh, [Partial()])
-            meter.add_step()
+            meter.add_step(np.ones(3))
             found.append(meter.take())
         return [parameter.to_local().numel() for parameter in parameters], found
 
@@ -171,7 +179,7 @@ def test_on_a_mesh_of_two_dimensions_every_element_counts_once(
         module.weight, module.bias = (nn.Parameter(tensor.clone()) for tensor in whole)
         shard(module)
         named = list(module.named_parameters())
-        meter = ChangeMeter(named, Measurement(Source.UPDATES, EVERY, DECAY))
+        meter = ChangeMeter(named, Measurement(Source.UPDATES, EVERY, DECAY, THRESHOLD))
         meter.begin()
         with torch.no_grad():
             for _, parameter in named:
