@@ -31,6 +31,9 @@ SMALL = {
     "training.seq_len": 32,
     "training.local_batch_size": 8,
     "parallelism.pipeline_parallel_microbatch_size": 1,
+    # Upstream's defaults, which fit every number of stages.
+    "parallelism.pipeline_parallel_first_stage_less_layers": 1,
+    "parallelism.pipeline_parallel_last_stage_less_layers": 1,
     "training.steps": 1,
     "training.max_norm": 1e9,
     "metrics.log_freq": 1,
