@@ -51,13 +51,9 @@ class BatchLog:
     Args:
         recorder: Has the times.
         rank: Number of this process, for warnings.
-
-    Attributes:
-        applied_total: Sum and number of frozen fractions of all steps that have ended.
     """
 
     def __init__(self, recorder: ActionRecorder, rank: int) -> None:
-        self.applied_total = (0.0, 0)
         self._recorder = recorder
         self._rank = rank
         self._unread: list[LoggedBatch] = []
@@ -83,12 +79,6 @@ class BatchLog:
             for microbatch, mask in sorted(of_stage.items()):
                 mask_hash = crc32(mask.tobytes(), crc32(b"%d" % microbatch, mask_hash))
             self._mask_hashes[stage] = mask_hash
-
-    def end_step(self) -> None:
-        """Leave the step."""
-        fractions = [each for per_stage in self._step_applied.values() for each in per_stage]
-        total, count = self.applied_total
-        self.applied_total = (total + sum(fractions), count + len(fractions))
 
     def read(self) -> list[tuple[ObservedBatch, Pattern | None]]:
         """Wait for the device and return the batches since the last call, oldest first.
@@ -118,7 +108,6 @@ class BatchLog:
             rank_batches([(phase, each.durations_ms, each.span_ms) for phase, each in untold]),
             {phase for phase, _ in untold},
             {stage: sum(s) / len(s) for stage, s in self._step_applied.items() if s},
-            self.applied_total,
             mask_hashes,
         )
 

@@ -58,14 +58,12 @@ class BatchSummary:
         batches: Warm batches, as the other ranks want them.
         phases: Which phases they belong to.
         applied_stage_ratios: Mean frozen fraction of each stage's backwards in the current step.
-        applied_total: Sum and number of frozen fractions since the run began.
         mask_hashes: Of all masks since then, by stage; equal masks have equal ones.
     """
 
     batches: RankBatches
     phases: Set[Phase]
     applied_stage_ratios: dict[int, float]
-    applied_total: tuple[float, int]
     mask_hashes: Mapping[int, int]
 
 
@@ -93,8 +91,8 @@ class CollectedMetrics:
         batch_ms: Time of each measured batch, by phase, oldest first.
         applied_stage_ratios: Mean frozen fraction of elements of each stage's backwards in the
             current step.
-        average_freeze_ratio: Mean of the mask over steps, actions and elements since the run began
-            (Sec. 4.2).
+        average_freeze_ratio: Frozen fraction of all elements in all backwards of the steps that
+            have ended (Sec. 4.2).
         score_ms_per_step: Time a step spent on a policy's scores since the last collection, on the
             slowest rank; None without a policy.
         score_bytes: Memory that scores take, on the rank where they take most; None likewise.
@@ -131,14 +129,14 @@ def collected(
     for rank in ranks:
         for stage, fraction in rank.log.applied_stage_ratios.items():
             applied.setdefault(stage, []).append(fraction)
-    total = sum(rank.log.applied_total[0] for rank in ranks)
-    count = sum(rank.log.applied_total[1] for rank in ranks)
+    frozen = sum(rank.updates.total[0] for rank in ranks)
+    elements = sum(rank.updates.total[1] for rank in ranks)
     scores = [rank.score for rank in ranks if rank.score is not None]
     energies = [rank.updates.energy for rank in ranks if rank.updates.energy is not None]
     return CollectedMetrics(
         batch_ms=batch_times(dag, [rank.log.batches for rank in ranks], delays_ms),
         applied_stage_ratios={s: sum(v) / len(v) for s, v in sorted(applied.items())},
-        average_freeze_ratio=total / count if count else 0.0,
+        average_freeze_ratio=frozen / elements if elements else 0.0,
         score_ms_per_step=max((ms for ms, _ in scores), default=None),
         score_bytes=max((n_bytes for _, n_bytes in scores), default=None),
         policy=policy,

@@ -127,7 +127,7 @@ class FreezeController:
         self._warned = False
         self._log = BatchLog(recorder, exchange.rank)
         self._state = self.state_type(
-            order, tuple(sorted(tables)), exchange, self._planner, checks, self._updates, self._log
+            order, tuple(sorted(tables)), exchange, self._planner, checks, self._updates
         )
         self._phase: Phase | None = None
         self._batches_in_phase = 0
@@ -233,12 +233,14 @@ class FreezeController:
         masks = self._masks(self._step, self._batch_index)
         by_stage = {s.stage_index: masks.of_stage(s.stage_index, self.dag) for s in self._stages}
         cut = {s.stage_index: masks.without_input_grads(s.stage_index) for s in self._stages}
+        token_ratios: dict[int, dict[int, float]] = {}
         for stage in self._stages:
             index = stage.stage_index
             stage.freeze(by_stage[index], without_input_grads=cut[index])
             if self.settings.samples_tokens:
                 samples = masks.samples_of_stage(index, self.dag, stage.n_sampled_layers)
                 stage.sample(samples, measures=masks.measures_variance)
+                token_ratios[index] = {m: sample.ratio for m, sample in samples.items()}
         try:
             with self._outside.batch(), self._recorder.recorded_batch():
                 yield
@@ -248,7 +250,7 @@ class FreezeController:
         if self._planner is not None and masks.measures_variance:
             curves = {s.stage_index: s.take_variance() for s in self._stages}
             self._planner.measured.add_curves(curves)
-        self._updates.add_batch(by_stage)
+        self._updates.add_batch(by_stage, token_ratios)
         self._log.add_masks(by_stage)
         is_cold = self._batches_in_phase < self.settings.discard_batches or masks.measures_variance
         applied = {s.stage_index: s.applied_ratios for s in self._stages}
@@ -258,7 +260,6 @@ class FreezeController:
 
     def end_step(self) -> None:
         """Leave the step; let the policy check, and the planner solve or compare times."""
-        self._log.end_step()
         self._updates.end_step()
         if self._checks is not None and self.phase is not Phase.OFF:
             counts = [self._updates.step[stage.stage_index] for stage in self._stages]

@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from timelyfreeze.control.batch_log import BatchLog
 from timelyfreeze.control.planner import Planner
 from timelyfreeze.control.policy_checks import PolicyChecks
 from timelyfreeze.control.replica_states import (
@@ -38,8 +37,7 @@ class FreezingState:
         exchange: Says which process this is.
         planner: Times and plan; None if the method does not plan.
         checks: The policy's decision; None if there is no policy.
-        updates: Counts of what was frozen, and gradient energies.
-        log: Sums of the average freeze ratio.
+        updates: Counts of what was frozen, sums of the average freeze ratio, gradient energies.
     """
 
     declared: ScheduleOrder
@@ -48,7 +46,6 @@ class FreezingState:
     planner: Planner | None
     checks: PolicyChecks | None
     updates: UpdateMeter
-    log: BatchLog
 
     def save(self) -> dict[str, Any]:
         """Return ``{"rank_<r>": text}`` for a checkpoint.
@@ -59,7 +56,7 @@ class FreezingState:
         tensor for each vector that scores are made from.
         """
         state: dict[str, Any] = {
-            "applied": list(self.log.applied_total),
+            "applied": list(self.updates.total),
             **self.updates.plain_state(),
         }
         if self.planner is not None:
@@ -93,8 +90,8 @@ class FreezingState:
                 f"or, {begin_anew()}"
             )
         state = self.own(states)
-        total, count = state["applied"]
-        self.log.applied_total = (total, count)
+        frozen, elements = state["applied"]
+        self.updates.total = (frozen, elements)
         self.updates.load_plain_state(state)
         if self.planner is not None:
             self.planner.load_plain_state(state["planner"])

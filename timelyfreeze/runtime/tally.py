@@ -43,12 +43,13 @@ class StepFreezing:
 
     Attributes:
         step: Number of the step.
-        frozen: Frozen elements, added up over its backwards.
+        frozen: Frozen elements, added up over its backwards; where tokens are left out, elements
+            times the fraction of the tokens.
         elements: Elements that they could have updated.
     """
 
     step: int
-    frozen: int
+    frozen: float
     elements: int
 
 
@@ -59,6 +60,7 @@ class FreezeTally:
         step: Counts of the current step, by stage.
         recent: Counts since the last :meth:`take_recent`, or since a later change of phase.
         since_freezing: Counts since freezing began, in the phases ``FREEZING_PHASES``.
+        total: Frozen elements, and elements, of all steps that have ended.
     """
 
     def __init__(self, tables: Mapping[int, ParameterTable], n_microbatches: int) -> None:
@@ -67,6 +69,8 @@ class FreezeTally:
         self._number = 0
         self._phase: Phase | None = None
         self._steps: list[StepFreezing] = []
+        self._left_out = 0.0
+        self.total: tuple[float, int] = (0.0, 0)
         self.step = self._nothing()
         self.recent = self._nothing()
         self.since_freezing = self._nothing()
@@ -74,18 +78,26 @@ class FreezeTally:
     def begin_step(self, step: int, phase: Phase) -> None:
         """Begin a step."""
         self._number = step
+        self._left_out = 0.0
         self.step = self._nothing()
         if phase is not self._phase:
             self.recent = self._nothing()
         self._phase = phase
 
-    def add_batch(self, masks: Mapping[int, Mapping[int, NDArray[np.bool_]]]) -> None:
+    def add_batch(
+        self,
+        masks: Mapping[int, Mapping[int, NDArray[np.bool_]]],
+        token_ratios: Mapping[int, Mapping[int, float]],
+    ) -> None:
         """Take note of a batch.
 
         Args:
             masks: What it froze, by stage and microbatch; microbatches that are missing froze
                 nothing.
+            token_ratios: Which fraction of the tokens it left out, likewise; nobody counts which.
         """
+        for stage, of_microbatches in token_ratios.items():
+            self._left_out += sum(of_microbatches.values()) * self._tables[stage].total
         for stage, of_stage in masks.items():
             frozen = np.zeros(len(self._tables[stage].names), dtype=np.int64)
             for mask in of_stage.values():
@@ -98,7 +110,9 @@ class FreezeTally:
 
     def end_step(self) -> None:
         """Note what fraction of its elements the step froze."""
-        self._steps.append(self._summed())
+        ended = self._summed()
+        self._steps.append(ended)
+        self.total = (self.total[0] + ended.frozen, self.total[1] + ended.elements)
 
     def take_recent(self) -> dict[int, Count]:
         """Return the counts of the current phase since the last call."""
@@ -113,7 +127,7 @@ class FreezeTally:
         return steps
 
     def _summed(self) -> StepFreezing:
-        frozen = elements = 0
+        frozen, elements = self._left_out, 0
         for stage, count in self.step.items():
             table = self._tables[stage]
             frozen += int(count.frozen @ table.sizes)
@@ -148,7 +162,7 @@ def step_ratios(ranks: Sequence[Sequence[StepFreezing]]) -> dict[int, float]:
     Args:
         ranks: What each rank noted; a step that a rank has noted twice counts as noted last.
     """
-    frozen: dict[int, int] = {}
+    frozen: dict[int, float] = {}
     elements: dict[int, int] = {}
     for steps in ranks:
         for number, step in {step.step: step for step in steps}.items():

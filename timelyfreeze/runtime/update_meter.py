@@ -20,10 +20,12 @@ class RankUpdates:
 
     Attributes:
         steps: What each step since the last time froze.
+        total: Frozen elements, and elements, of all steps that have ended.
         energy: Gradient energy of its tensors and what is let through; None if not measured.
     """
 
     steps: list[StepFreezing]
+    total: tuple[float, int]
     energy: PassedEnergy | None
 
 
@@ -64,7 +66,7 @@ class UpdateMeter(FreezeTally):
             drawn_ratio: Gives the probability that the current step's masks freeze a tensor of a
                 stage, mean over its backwards; None where masks are not drawn evenly.
         """
-        return RankUpdates(self.take_steps(), self._passed(gradient_scale, drawn_ratio))
+        return RankUpdates(self.take_steps(), self.total, self._passed(gradient_scale, drawn_ratio))
 
     def _passed(
         self, gradient_scale: float | None, drawn_ratio: Callable[[int], float | None]

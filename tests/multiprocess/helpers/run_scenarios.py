@@ -273,8 +273,8 @@ def run(scenario, folder):
         folder_of_run = trainer.metrics_processor.run_folder
         seen["plan_files"] = sorted(path.name for path in folder_of_run.glob("plan*.json"))
         seen["switched_off"] = controller.switched_off
-        total, count = controller._log.applied_total
-        seen["average_freeze_ratio"] = total / max(1, count)
+        frozen, elements = controller._updates.total
+        seen["average_freeze_ratio"] = frozen / max(1, elements)
     trainer.close()
     torch.save(seen, folder / f"rank_{dist.get_rank()}.pt")
 
