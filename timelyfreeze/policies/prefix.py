@@ -54,7 +54,7 @@ def grow(length: float, n_layers: int, rate: float, wanted: int) -> float:
     Args:
         length: Length of the prefix so far, in layers, in [0, L]; it never becomes less.
         n_layers: L.
-        rate: Fraction of the live layers that one check may freeze at most, in (0, 1).
+        rate: Fraction of the live layers that one check may freeze at most, in (0, 1].
         wanted: Layers that the measure of the method would freeze.
     """
     bound = length + rate * (n_layers - length)
@@ -64,7 +64,6 @@ def grow(length: float, n_layers: int, rate: float, wanted: int) -> float:
 def whole_layers(length: float, n_layers: int) -> int:
     """Return how many layers a prefix of real-valued length, from :func:`grow`, freezes.
 
-    They are at most L - 1: a bounded prefix comes ever closer to L without reaching it, until its
-    distance is lost in rounding.
+    They are at most L - 1: one layer at least stays live.
     """
     return min(math.floor(length + _ROUNDING), n_layers - 1)

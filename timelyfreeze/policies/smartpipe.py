@@ -8,7 +8,8 @@ Sec. III. At check K a live block l has the gradient norm difference (Definition
 with g_K the sum of its gradients since the check before. The live blocks from the front with
 eta_l below tau, up to the first that is not, are candidates (Definition 3); of the live blocks, no
 more than a fraction lambda is frozen at a check (Definition 4, Eq. 4, whose length is a real
-number; see :func:`timelyfreeze.policies.prefix.grow`). What is frozen stays frozen.
+number; see :func:`timelyfreeze.policies.prefix.grow`). What is frozen stays frozen. Algorithm 1 of
+the paper has tau alone; lambda = 1 does without the bound of Eq. 4.
 
 The paper reads a small eta as a block that has learned. Two values help to choose tau: eta is 0 for
 a gradient that has not changed, and about sqrt(2) for two that have nothing to do with each other.
@@ -58,7 +59,8 @@ class SmartPipe:
     """Blocks whose normalised gradient difference is below it may be frozen; above 0."""
 
     rate: float = 1 / 3
-    """lambda: fraction of the live blocks that one check may freeze at most, in (0, 1)."""
+    """lambda: fraction of the live blocks that one check may freeze at most, in (0, 1]. 1 sets no
+    bound, as Algorithm 1 of the paper has it."""
 
     @property
     def measurement(self) -> Measurement:
@@ -74,8 +76,8 @@ class SmartPipe:
             )
         if not 0.0 < self.tau < np.inf:
             yield f"{key('smartpipe.tau')} is {self.tau}; it must be above 0 and finite"
-        if not 0.0 < self.rate < 1.0:
-            yield f"{key('smartpipe.rate')} is {self.rate}; it must be above 0 and below 1"
+        if not 0.0 < self.rate <= 1.0:
+            yield f"{key('smartpipe.rate')} is {self.rate}; it must be above 0 and at most 1"
 
     def start(self, check: Check) -> Decision:
         """Freeze nothing before there is a difference."""

@@ -99,6 +99,13 @@ def test_the_rate_caps_growth_as_eq_4_says() -> None:
     assert lengths(SmartPipe(rate=0.25), still, still, still, still) == [0, 0, 3, 5, 6, 8]
 
 
+def test_a_rate_of_1_leaves_tau_alone_as_in_algorithm_1() -> None:
+    # All candidates from the front at once; one block always stays live.
+    three = [*[0.0] * 3, *[9.0] * 9]
+    still = [0.0] * 12
+    assert lengths(SmartPipe(rate=1.0), three, still, still) == [0, 0, 3, 11, 11]
+
+
 def test_few_candidates_freeze_before_the_cap_does() -> None:
     # Cap 6 of 12, one candidate: 1. Then cap 6.5, three live candidates: 4. Then none: still 4.
     one = [0.0, 9.0, *[0.0] * 10]
@@ -166,9 +173,9 @@ def test_it_measures_sums_of_gradients_and_their_difference() -> None:
         ({"tau": 0.0}, "tau is 0.0; it must be above 0 and finite"),
         ({"tau": math.inf}, "tau is inf; it must be above 0 and finite"),
         ({"tau": math.nan}, "tau is nan; it must be above 0 and finite"),
-        ({"rate": 0.0}, "rate is 0.0; it must be above 0 and below 1"),
-        ({"rate": 1.0}, "rate is 1.0; it must be above 0 and below 1"),
-        ({"rate": math.nan}, "rate is nan; it must be above 0 and below 1"),
+        ({"rate": 0.0}, "rate is 0.0; it must be above 0 and at most 1"),
+        ({"rate": 1.1}, "rate is 1.1; it must be above 0 and at most 1"),
+        ({"rate": math.nan}, "rate is nan; it must be above 0 and at most 1"),
     ],
 )
 def test_errors_are_named(keys: dict, rule: str) -> None:
