@@ -183,6 +183,7 @@ def _points_over_none(run: Run, baseline: Run | None, _terms: Terms) -> Metric:
 COLUMNS = (
     Column("device_tokens_per_second", "tokens/s per device", ",.0f",
            lambda run, _baseline, _terms: tokens_per_second(run)),
+    Column("mfu_percent", "MFU, %", ".2f", is_optional=True),
     Column("gain_percent", "gain over none, %", "+.1f", _gain, needs_baseline=True),
     Column("batch_ms_predicted", "batch predicted, ms", ",.1f"),
     Column("batch_ms", "measured, ms", ",.1f"),

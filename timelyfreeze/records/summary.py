@@ -46,9 +46,13 @@ class RunSummary:
         step_ms_unfrozen: Median step in milliseconds, as above.
         step_ms: Likewise.
         step_ms_off: Median step in milliseconds since freezing was switched off.
-        outside_ms: What a step takes besides its batches, without freezing: optimizer, clipping,
-            loading data. Of an emulation by the virtual clock.
+        outside_ms: What a step takes besides its batches, timed while measuring for the plan:
+            optimizer, clipping, loading data.
         step_ms_predicted: Batches under the plan, from the measured bounds, and ``outside_ms``.
+        peak_tflops: What a device is taken to reach at most, 10^12 operations a second.
+        mfu_percent_unfrozen: Model FLOPs utilization before freezing: FLOPs that the model needs
+            for the counted tokens, over the peak; by the virtual clock in an emulation.
+        mfu_percent: Likewise of the stable phase, FLOPs of frozen gradients included as needed.
         batch_ms_unfrozen_predicted: Pipeline batch without freezing, from the measured bounds.
         batch_ms_unfrozen: Its median as measured.
         batch_ms_predicted: Pipeline batch under the plan.
@@ -125,6 +129,9 @@ class RunSummary:
     step_ms_off: float | None = None
     outside_ms: float | None = None
     step_ms_predicted: float | None = None
+    peak_tflops: float | None = None
+    mfu_percent_unfrozen: float | None = None
+    mfu_percent: float | None = None
 
     batch_ms_unfrozen_predicted: float | None = None
     batch_ms_unfrozen: float | None = None

@@ -80,11 +80,6 @@ class EmulatedStep:
     virtual_ms: float
     batches: tuple[EmulatedBatch, ...]
 
-    @property
-    def outside_ms(self) -> float:
-        """What the virtual step takes besides its batches, milliseconds."""
-        return self.virtual_ms - sum(batch.virtual_ms for batch in self.batches)
-
 
 class EmulationRecord:
     """Puts together what the batches and steps of an emulated pipeline took.
@@ -180,7 +175,6 @@ class EmulationRecord:
             "virtual_step_ms_unfrozen": _median(s.virtual_ms for s in before),
             "virtual_step_ms": _median(s.virtual_ms for s in after),
             "virtual_step_ms_off": _median(s.virtual_ms for s in self._warm([Phase.OFF])),
-            "outside_ms": _median(s.outside_ms for s in measuring or self._warm([Phase.MIXED])),
             "kappa_error": None
             if not freezes
             else kappa_error([s.virtual_ms for s in before], [s.virtual_ms for s in after]),

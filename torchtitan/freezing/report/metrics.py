@@ -93,7 +93,12 @@ class FreezingMetricsProcessor(MetricsProcessor):
     ) -> None:
         """Start showing and recording; as ``RunRecorder.begin``."""
         self._controller = controller
-        self._recorder.begin(controller, emulation)
+        self._recorder.begin(
+            controller,
+            emulation,
+            flops_per_token=self.num_flops_per_token,
+            peak_flops=self.gpu_peak_flops,
+        )
 
     def save_plan(
         self, plan: FreezePlan, bounds: DurationBounds, n_processors: float | None = None

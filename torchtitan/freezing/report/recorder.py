@@ -23,13 +23,13 @@ from timelyfreeze.runtime import Exchange
 from timelyfreeze.schedule import order_to_csv
 from timelyfreeze.timing import DurationBounds
 from timelyfreeze.whatif.bounds_file import bounds_file_text
-from torchtitan.freezing.config import JobConfig, pipeline_notes
+from torchtitan.freezing.config import JobConfig, pipeline_notes, preset_line
 from torchtitan.freezing.emulation.record import EmulationRecord
 from torchtitan.freezing.report.batches import ResponseSample, TimelineRecord
 from torchtitan.freezing.report.losses import LossCurve, read_reference
 from torchtitan.freezing.report.page import render_page
 from torchtitan.freezing.report.run_folder import OutputGuard, number_former
-from torchtitan.freezing.report.run_record import RunRecord, with_convergence
+from torchtitan.freezing.report.run_record import RunRecord, with_convergence, with_utilization
 from torchtitan.freezing.report.step_record import StepRecord
 from torchtitan.freezing.report.tensorboard import logged_metrics
 from torchtitan.freezing.report.text import render_report
@@ -69,6 +69,7 @@ class RunRecorder:
         self._n_layers = n_layers
         self._controller: FreezeController | None = None
         self._emulation: EmulationRecord | None = None
+        self._flops = math.nan, math.nan
         self._timelines: TimelineRecord | None = None
         self._responses = ResponseSample()
         self._logged_loss: float | None = None
@@ -89,15 +90,25 @@ class RunRecorder:
         return self._steps.latest_kappa
 
     def begin(
-        self, controller: FreezeController | None, emulation: EmulationRecord | None = None
+        self,
+        controller: FreezeController | None,
+        emulation: EmulationRecord | None = None,
+        *,
+        flops_per_token: float = math.nan,
+        peak_flops: float = math.nan,
     ) -> None:
         """Begin to record.
 
         Args:
             controller: None for a run without freezing.
             emulation: None where every rank has its own process.
+            flops_per_token: That the model needs, forward and backward.
+            peak_flops: Of a device, each second; NaN where it is not known.
         """
+        self._flops = flops_per_token, peak_flops
         self._controller, self._emulation = controller, emulation
+        if self._writes and (told := preset_line(self._config)) is not None:
+            logger.info(told)
         self._write("settings.json", json.dumps(self._config.to_dict(), indent=2) + "\n")
         if controller is not None:
             self._timelines = TimelineRecord(
@@ -206,6 +217,7 @@ class RunRecorder:
         self._steps.close()
         summary = self.record.summarize(self._start, self._controller, peak_memory_gib, emulated)
         summary = with_convergence(summary, self._steps.p_eff, never_updated(counts))
+        summary = with_utilization(summary, *self._flops)
         if self._reference is not None:
             summary = replace(summary, **self._reference.compared(self._folder))
         summary = replace(summary, ended_early=ended_early)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -125,7 +126,6 @@ class RunRecord:
             "step_ms_unfrozen": before_ms,
             "step_ms": after_ms,
             "step_ms_off": self._median_step_ms([Phase.OFF]),
-            "outside_ms": self._outside_ms(start.batches_per_step),
             "batch_ms_unfrozen": self._median_batch_ms([Phase.UPPER_BOUND, Phase.WARMUP]),
             "batch_ms": self._median_batch_ms([Phase.STABLE]),
             "drift": statistics.median(self._drift) if self._drift else None,
@@ -147,7 +147,7 @@ class RunRecord:
                 measured["score_memory_mib"] = self._metrics.score_bytes / _MIB
         if controller is not None and controller.plans:
             measured["switched_off"] = controller.switched_off
-            measured |= _planned(controller, start.batches_per_step, measured["outside_ms"])
+            measured |= _planned(controller, start.batches_per_step)
         return replace(start, **measured)
 
     def _median_step_ms(self, phases: Sequence[Phase | None]) -> float | None:
@@ -156,17 +156,6 @@ class RunRecord:
 
     def _warm(self, phases: Sequence[Phase | None]) -> list[float]:
         return [s for phase in phases for s in self._step_seconds.get(phase, [])[SKIPPED_STEPS:]]
-
-    def _outside_ms(self, batches_per_step: int) -> float | None:
-        """Return what a step takes besides its batches, with all weights updated.
-
-        0 at least: medians of few steps may say that the parts took longer than the whole.
-        """
-        for phase in (Phase.UPPER_BOUND, Phase.MIXED):
-            step_ms, batches_ms = self._median_step_ms([phase]), self._batch_ms.get(phase)
-            if step_ms is not None and batches_ms:
-                return max(0.0, step_ms - batches_per_step * statistics.median(batches_ms))
-        return None
 
     def _speed(self, step_ms: float | None, ranks: int) -> float | None:
         """Return tokens/s per device at the run's mean number of tokens in a step.
@@ -190,18 +179,15 @@ class RunRecord:
         return statistics.fmean(recent or [self._losses[-1][1]])
 
 
-def _planned(
-    controller: FreezeController, batches_per_step: int, outside_ms: float | None
-) -> dict[str, Any]:
+def _planned(controller: FreezeController, batches_per_step: int) -> dict[str, Any]:
     plan = controller.plan
     if plan is None:
         return {"failure": controller.failure or "not enough steps to measure"}
     return {
         "batch_ms_unfrozen_predicted": plan.unfrozen_batch_ms,
         "batch_ms_predicted": plan.batch_ms,
-        "step_ms_predicted": None
-        if outside_ms is None
-        else batches_per_step * plan.batch_ms + outside_ms,
+        "outside_ms": batches_per_step * plan.outside_ms,
+        "step_ms_predicted": batches_per_step * (plan.batch_ms + plan.outside_ms),
         "all_frozen_batch_ms": plan.frozen_batch_ms,
         "planned_gain": plan.gain,
         "steps_factor": plan.steps_factor,
@@ -231,6 +217,31 @@ def with_convergence(
         kappa_over_p_eff=kappa_over_p_eff(kappa, p_eff),
         never_updated_tensors=None if still is None else still.tensors,
         never_updated_elements=None if still is None else still.elements,
+    )
+
+
+def with_utilization(summary: RunSummary, flops_per_token: float, peak_flops: float) -> RunSummary:
+    """Return ``summary``, which has all times, with model FLOPs utilization, as TorchTitan has it.
+
+    Args:
+        summary: The run so far.
+        flops_per_token: That the model needs, forward and backward, nothing frozen.
+        peak_flops: Of a device, each second; NaN where it is not known.
+    """
+    if math.isnan(peak_flops):
+        return summary
+    clock = by_virtual_clock(summary)
+
+    def percent(tokens_per_second: float | None) -> float | None:
+        if tokens_per_second is None:
+            return None
+        return 100 * flops_per_token * tokens_per_second / peak_flops
+
+    return replace(
+        summary,
+        peak_tflops=peak_flops / 1e12,
+        mfu_percent_unfrozen=percent(clock.tokens_per_second_unfrozen),
+        mfu_percent=percent(clock.tokens_per_second),
     )
 
 

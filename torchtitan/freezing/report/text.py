@@ -29,6 +29,7 @@ def render_report(summary: RunSummary, run_folder: Path) -> str:
             summary.emulated_ranks,
         ),
         **(_unfrozen_run(clock) if summary.method == "none" else _frozen_run(clock)),
+        "MFU": _utilization(summary),
         "as run on one device": _on_one_device(summary),
         "validation loss": _known("{:.4f}", summary.validation_loss),
         "loss of the reference": _reference(summary),
@@ -37,6 +38,12 @@ def render_report(summary: RunSummary, run_folder: Path) -> str:
     }
     text = "".join(f"{label:<24} {line}".rstrip() + "\n" for label, line in lines.items() if line)
     return f"\nRun report\n----------\n{text}"
+
+
+def _utilization(summary: RunSummary) -> str | None:
+    before = _known(", without freezing {:.2f}%", summary.mfu_percent_unfrozen) or ""
+    own = _known("{:.2f}% of {:.4g} TFLOP/s", summary.mfu_percent, summary.peak_tflops)
+    return own and own + before
 
 
 def by_virtual_clock(summary: RunSummary) -> RunSummary:

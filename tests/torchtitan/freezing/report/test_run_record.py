@@ -1,5 +1,6 @@
 """What a run record makes of steps, batches and losses, worked out by hand."""
 
+import math
 from dataclasses import replace
 from datetime import datetime
 from types import SimpleNamespace
@@ -19,15 +20,24 @@ from timelyfreeze.settings.phases import Phase
 from timelyfreeze.timing.bounds import uniform_bounds
 from torchtitan.freezing.config.job_config import JobConfig
 from torchtitan.freezing.report import run_record
-from torchtitan.freezing.report.run_record import RunRecord, summary_at_start, with_convergence
+from torchtitan.freezing.report.run_record import (
+    RunRecord,
+    summary_at_start,
+    with_convergence,
+    with_utilization,
+)
 
 START = make_summary()
 
 
 def make_plan() -> FreezePlan:
-    """Two ranks, two microbatches: 90 ms unfrozen, 77.5 ms planned, 60 ms at best, by hand."""
+    """Two ranks, two microbatches: 90 ms unfrozen, 77.5 ms planned, 60 ms at best, by hand.
+
+    Beside each batch there are 5 ms.
+    """
     dag = build_dag(hand_order("two_by_two"))
     bounds = uniform_bounds(dag, forward_ms=10.0, backward_ms=(10.0, 20.0))
+    bounds = replace(bounds, outside_ms=5.0)
     ratios = {"1B0": 1.0, "0B1": 0.25}
     plan = plan_from_ratios(dag, bounds, [ratios.get(str(a), 0.0) for a in dag.actions])
     assert (plan.unfrozen_batch_ms, plan.batch_ms, plan.frozen_batch_ms) == (90.0, 77.5, 60.0)
@@ -86,9 +96,7 @@ def test_speed_and_batches_of_a_frozen_run() -> None:
     assert summary.steps_done == 21
     assert (summary.batch_ms_unfrozen_predicted, summary.batch_ms_unfrozen) == (90.0, 99.0)
     assert (summary.batch_ms_predicted, summary.batch_ms) == (77.5, 77.5)
-    # Of 300 ms in the median unfrozen step, one batch took 99.
-    assert summary.outside_ms == pytest.approx(300.0 - 99.0)
-    assert summary.step_ms_predicted == pytest.approx(77.5 + 201.0)
+    assert (summary.outside_ms, summary.step_ms_predicted) == (5.0, 77.5 + 5.0)
     assert summary.all_frozen_batch_ms == 60.0
     assert summary.upper_bound_gain == pytest.approx(0.5)
     assert summary.planned_gain == pytest.approx(90 / 77.5 - 1)
@@ -101,33 +109,24 @@ def test_speed_and_batches_of_a_frozen_run() -> None:
 
 
 def test_a_step_of_several_batches() -> None:
-    record = record_of([(Phase.UPPER_BOUND, [9.0, 9.0, 0.5]), (Phase.STABLE, [9.0, 9.0, 0.4])])
-    record.add_batches(metrics({Phase.UPPER_BOUND: (120.0,), Phase.STABLE: (100.0,)}))
     start = replace(START, batches_per_step=4)
-    summary = record.summarize(start, controller(make_plan()), peak_memory_gib=None)
-    assert summary.outside_ms == pytest.approx(20.0)
-    assert summary.step_ms_predicted == pytest.approx(4 * 77.5 + 20.0)
-    # Parts that seem longer than the whole leave nothing outside, rather than less than nothing.
-    start = replace(START, batches_per_step=5)
-    assert record.summarize(start, controller(make_plan()), None).outside_ms == 0.0
+    summary = RunRecord().summarize(start, controller(make_plan()), peak_memory_gib=None)
+    assert (summary.outside_ms, summary.step_ms_predicted) == (20.0, 4 * 77.5 + 20.0)
 
 
 def test_what_an_emulation_measured_by_its_own_clock_counts() -> None:
-    """Steps ran one action after the other; a step is predicted for ranks with a device each."""
+    """Steps ran one action after the other."""
     record = record_of([(Phase.UPPER_BOUND, [9.0, 9.0, 0.5])])
-    record.add_batches(metrics({Phase.UPPER_BOUND: (120.0,)}))
-    emulated = {"emulated_ranks": 2, "outside_ms": 5.0}
+    emulated = {"emulated_ranks": 2, "virtual_step_ms_unfrozen": 95.0}
     summary = record.summarize(START, controller(make_plan()), None, emulated)
     assert summary.emulated_ranks == 2
-    assert summary.outside_ms == 5.0
-    assert summary.step_ms_predicted == pytest.approx(77.5 + 5.0)
+    assert (summary.step_ms_unfrozen, summary.virtual_step_ms_unfrozen) == (500.0, 95.0)
 
 
-def test_mixed_monitoring_has_steps_that_update_all_weights() -> None:
+def test_mixed_monitoring_has_no_unfrozen_batches_but_those_of_warm_up() -> None:
     record = record_of([(Phase.WARMUP, [9.0, 9.0, 0.3]), (Phase.MIXED, [9.0, 9.0, 0.25])])
     record.add_batches(metrics({Phase.WARMUP: (95.0,), Phase.MIXED: (70.0,)}))
     summary = summarize(record, controller(make_plan()))
-    assert summary.outside_ms == pytest.approx(250.0 - 70.0)
     assert (summary.step_ms_unfrozen, summary.batch_ms_unfrozen) == (pytest.approx(300.0), 95.0)
 
 
@@ -145,6 +144,18 @@ def test_steps_since_freezing_was_switched_off_are_no_frozen_ones() -> None:
     summary = summarize(record, controller(make_plan(), switched_off="from step 4 on: why"))
     assert (summary.step_ms, summary.step_ms_off) == (pytest.approx(200.0), pytest.approx(300.0))
     assert summary.switched_off == "from step 4 on: why"
+
+
+def test_utilization_is_what_the_model_needs_over_what_a_device_reaches_at_most() -> None:
+    summary = replace(START, tokens_per_second=15_600.0, tokens_per_second_unfrozen=7_800.0)
+    used = with_utilization(summary, 2e9, 312e12)
+    assert (used.peak_tflops, used.mfu_percent) == (312.0, pytest.approx(10.0))
+    assert used.mfu_percent_unfrozen == pytest.approx(5.0)
+    virtual = {"virtual_tokens_per_second": 31_200.0, "virtual_tokens_per_second_unfrozen": None}
+    emulated = with_utilization(replace(summary, emulated_ranks=4, **virtual), 2e9, 312e12)
+    assert emulated.mfu_percent == pytest.approx(20.0), "by the virtual clock"
+    assert emulated.mfu_percent_unfrozen is None
+    assert with_utilization(summary, 2e9, math.nan) == summary, "a CPU has no known peak"
 
 
 def test_the_time_to_a_loss_is_by_steps_else_by_planned_batches_else_unknown() -> None:

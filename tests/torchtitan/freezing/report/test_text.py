@@ -75,6 +75,14 @@ def test_the_estimated_time_to_a_loss_comes_first() -> None:
     assert "a step takes 0.80 +- 0.03 of the time, and about" in line
 
 
+def test_utilization_stands_with_its_peak() -> None:
+    summary = make_summary(peak_tflops=312.0, mfu_percent=20.128, mfu_percent_unfrozen=16.05)
+    text = render_report(summary, Path("run"))
+    assert "MFU                      20.13% of 312 TFLOP/s, without freezing 16.05%\n" in text
+    none = make_summary(method="none", peak_tflops=154.8, mfu_percent=16.05)
+    assert "16.05% of 154.8 TFLOP/s\n" in render_report(none, Path("run"))
+
+
 def test_a_machine_of_another_speed_stands_beside_the_prediction() -> None:
     lines = report(**SPEED, **PLAN, **APPLIED, batch_ms=93.0, drift=1.2)
     at = lines.index("batch with freezing      predicted 77.5 ms, measured 93.0 ms (+20.0%)")
