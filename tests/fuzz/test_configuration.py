@@ -61,6 +61,7 @@ RULES: dict[str, tuple[Any, Any]] = {
     "freezing.method": _word(
         "none", "timelyfreeze", *METHODS, *(f"timelyfreeze+{name}" for name in METHODS)
     ),
+    "freezing.preset": _word("", "paper"),
     "freezing.last_warmup_step": _whole(0, 94),  # 3 batches in each half of monitoring
     "freezing.last_monitor_step": _whole(66, 199),
     "freezing.monitoring": _word("halves", "mixed"),
@@ -90,7 +91,7 @@ RULES: dict[str, tuple[Any, Any]] = {
     "freezing.apf.check_interval": _whole(1),
     "freezing.apf.threshold": SHARE,
     "freezing.apf.alpha": _number(st.floats(0, 1, exclude_max=True), 1.0, below=0.0, above=1.0),
-    "freezing.apf.reduction": _word("elements", "sums"),
+    "freezing.apf.reduction": _word("elements", "share", "sums"),
     "freezing.apf.freezing_period": _word("until_unstable", "grow_and_halve"),
     "freezing.autofreeze.check_interval": _whole(1),
     "freezing.autofreeze.percentile": _number(st.floats(0, 100), below=0.0, above=100.0),
@@ -108,9 +109,7 @@ RULES: dict[str, tuple[Any, Any]] = {
     ),
     "freezing.smartpipe.check_interval": _whole(1),
     "freezing.smartpipe.tau": _number(st.floats(1e-6, 1e6), 0.0, INF, below=0.0),
-    "freezing.smartpipe.rate": _number(
-        st.floats(1e-6, 1, exclude_max=True), 0.0, 1.0, below=0.0, above=1.0
-    ),
+    "freezing.smartpipe.rate": _number(st.floats(1e-6, 1), 0.0, below=0.0, above=1.0),
     "data.shuffle": FLAG,
     "data.seed": _whole(0),
     "data.validation_fraction": _number(

@@ -20,7 +20,12 @@ from torchtitan.config import ConfigManager
 
 from timelyfreeze.files import shown
 from torchtitan.freezing.checks import ConfigError, join_errors
-from torchtitan.freezing.config import JobConfig, job_config_class
+from torchtitan.freezing.config import (
+    JobConfig,
+    job_config_class,
+    preset_errors,
+    with_preset,
+)
 
 _FILE_KEYS = ("--job.config_file", "--job.config-file")
 _MODULE_KEYS = ("--job.custom_config_module", "--job.custom-config-module")
@@ -48,9 +53,27 @@ def read_config(args: Sequence[str]) -> JobConfig:
         job_config = ConfigManager(config_class).parse_args(list(args))
     except (ValueError, ImportError, AttributeError) as error:
         raise ConfigError(join_errors([str(error)])) from error
-    if errors := list(_not_numbers(job_config)):
+    given = {*_keys_of(table), *_argument_keys(args)}
+    if errors := [*_not_numbers(job_config), *preset_errors(job_config, given)]:
         raise ConfigError(join_errors(errors))
-    return job_config
+    return with_preset(job_config, given)
+
+
+def _keys_of(table: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the keys of a TOML file, each with the names of its sections."""
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _keys_of(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def _argument_keys(args: Sequence[str]) -> Iterator[str]:
+    """Yield the keys that stand on the command line."""
+    for arg in args:
+        if arg.startswith("--"):
+            *sections, name = arg[2:].partition("=")[0].replace("-", "_").split(".")
+            yield ".".join([*sections, name.removeprefix("no_")])
 
 
 def _value_of(args: Sequence[str], keys: tuple[str, ...]) -> str | None:

@@ -150,10 +150,11 @@ class FreezingTrainer(Trainer):
         return None if emulates else processors_of(self.device, self.parallel_dims.pp)
 
     def batch_generator(self, data_iterable: Iterable[_Batch]) -> Iterator[_Batch]:
-        """Yield upstream's batches, with padding taken out of the token counts."""
+        """Yield upstream's batches, with padding taken out of the token counts if so wanted."""
+        counts_padding = self.job_config.report.count_padding
         for input_dict, labels in super().batch_generator(data_iterable):
             n_tokens = input_dict.pop("n_tokens", None)
-            if n_tokens is not None:
+            if n_tokens is not None and not counts_padding:
                 padding = labels.numel() - int(n_tokens.sum())
                 self.ntokens_seen -= padding
                 self.metrics_processor.ntokens_since_last_log -= padding

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from torchtitan.config import ConfigManager
 from torchtitan.protocols.train_spec import get_train_spec
 
 from torchtitan.freezing.checks import check, n_microbatches
-from torchtitan.freezing.config.job_config import JobConfig, job_config_class
+from torchtitan.freezing.config import JobConfig
+from torchtitan.freezing.config_file import read_config
 from torchtitan.freezing.memory.estimate import estimate_memory
 from torchtitan.freezing.spec import build_train_spec
 
@@ -78,7 +78,7 @@ WITHOUT_WEIGHTS = "--checkpoint.no_initial_load_in_hf"
 
 def parse(name: str, *arguments: str) -> JobConfig:
     path = FOLDER / f"{name}.toml"
-    return ConfigManager(job_config_class()).parse_args([f"--job.config_file={path}", *arguments])
+    return read_config([f"--job.config_file={path}", *arguments])
 
 
 def test_the_published_sizes_are_those_of_the_models() -> None:
@@ -106,8 +106,10 @@ def test_values_are_those_of_table_3(name: str) -> None:
     assert (
         freezing.last_warmup_step, freezing.last_monitor_step, freezing.last_ramp_step,
     ) == column.phases  # fmt: skip
-    assert freezing.max_freeze_ratio == 0.8
+    assert (freezing.preset, freezing.max_freeze_ratio) == ("paper", 0.8)
+    assert freezing.apf.reduction == "share", "thresholds of single elements"
     assert (freezing.apf.threshold, freezing.autofreeze.percentile) == (column.apf_threshold, 80.0)
+    assert 5 <= column.steps / freezing.autofreeze.check_interval < 10, "five an epoch, or a run"
     assert config.debug.seed == 42
     # Weights come from the folder, are kept in float32 and saved at the end.
     checkpoint = config.checkpoint

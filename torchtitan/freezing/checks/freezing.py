@@ -27,7 +27,7 @@ from torchtitan.freezing.checks.pipeline import (
     recompute_error,
     too_small,
 )
-from torchtitan.freezing.config import Freezing, JobConfig
+from torchtitan.freezing.config import Freezing, JobConfig, preset_errors
 
 _COPIED = {field.name for field in fields(FreezeSettings)} - {"phases", "max_freeze_ratio"}
 # Upstream sets the second one after step 1. A run that resumes at a later step keeps the first.
@@ -89,6 +89,7 @@ def freezing_errors(config: JobConfig) -> Iterator[str]:
     )
     yield from skip_errors(freezing.first_stage, freezing.skip_input_grads)
     yield from seed_errors(freezing.seed)
+    yield from preset_errors(config, given=())  # contradictions are told where it was read
     yield from _unsupported(config)
     if freezing.unit == TOKENS:
         yield from _token_errors(config, method)

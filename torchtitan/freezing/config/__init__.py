@@ -15,9 +15,10 @@ from torchtitan.freezing.config.layout import (
     pipeline_title,
     stage_modules,
 )
+from torchtitan.freezing.config.presets import preset_errors, preset_line, with_preset
 
 __all__ = [
     "Freezing", "JobConfig", "Model", "count_layers", "examples_of_microbatch",
-    "job_config_class", "pipeline_notes", "pipeline_order", "pipeline_title", "stage_modules",
-    "toml_key",
+    "job_config_class", "pipeline_notes", "pipeline_order", "pipeline_title", "preset_errors",
+    "preset_line", "stage_modules", "toml_key", "with_preset",
 ]  # fmt: skip

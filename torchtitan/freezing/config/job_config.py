@@ -22,6 +22,10 @@ class Freezing:
     docs/how/methods.md), or "timelyfreeze+<policy>": the plan says how much, the policy which
     tensors. A policy has its settings in a section of its own, [freezing.<policy>]."""
 
+    preset: str = ""
+    """Keys that belong together, set by one word. "paper": all that arXiv:2602.05754 does and we do
+    otherwise by default; docs/how/method.md lists it. A run prints what it has set."""
+
     last_warmup_step: int = 60
     """T_w: up to this step nothing is frozen or measured, whatever the method. Align it with
     lr_scheduler.warmup_steps."""
@@ -158,6 +162,10 @@ class Report:
 
     quiet: bool = False
     """Print only warnings, errors and where the report is. --quiet is short for it."""
+
+    count_padding: bool = False
+    """Count padding among the tokens of tokens/s and of TFLOP/s, as TorchTitan and
+    arXiv:2602.05754 do. Without, only tokens of examples count."""
 
     reference_run: str | None = None
     """Folder of another run: the report tells when this run reached the training loss that the

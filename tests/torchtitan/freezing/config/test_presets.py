@@ -1,0 +1,110 @@
+"""Presets, from a file and a command line to the configuration."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchtitan.freezing.checks import ConfigError
+from torchtitan.freezing.config import JobConfig, preset_line
+from torchtitan.freezing.config_file import read_config
+
+PAPER = '[freezing]\npreset = "paper"\n'
+
+
+def read(path: Path, text: str, *arguments: str) -> JobConfig:
+    path.write_text(text)
+    return read_config([f"--job.config_file={path}", *arguments])
+
+
+def value(job_config: JobConfig, key: str) -> Any:
+    found: Any = job_config
+    for name in key.split("."):
+        found = getattr(found, name)
+    return found
+
+
+# What docs/how/method.md says of the paper, key by key.
+FIXED = {
+    "freezing.unit": "tensors",
+    "freezing.first_stage": "per_tensor",
+    "freezing.skip_input_grads": "off",
+    "freezing.monitoring": "halves",
+    "freezing.replan_every": 0,
+    "freezing.min_gain": -1.0,
+    "freezing.apf.reduction": "share",
+    "freezing.autofreeze.delta": "updates",
+    "freezing.autofreeze.change": "signed",
+    "report.count_padding": True,
+}
+OTHERS = {
+    "freezing.unit": "tokens",
+    "freezing.first_stage": "all_or_nothing",
+    "freezing.skip_input_grads": "use",
+    "freezing.monitoring": "mixed",
+    "freezing.replan_every": 100,
+    "freezing.min_gain": 0.02,
+    "freezing.apf.reduction": "elements",
+    "freezing.autofreeze.delta": "gradients",
+    "freezing.autofreeze.change": "absolute",
+}
+USUAL = {"freezing.max_freeze_ratio": 0.8, "freezing.autofreeze.percentile": 80.0}
+
+
+def test_the_papers_values_are_set_and_told(tmp_path: Path) -> None:
+    job_config = read(tmp_path / "a.toml", PAPER)
+    told = preset_line(job_config)
+    assert told is not None
+    for key, wanted in {**FIXED, **USUAL}.items():
+        assert value(job_config, key) == wanted
+        assert f"{key} = {wanted!r}" in told
+    assert told.startswith("freezing.preset = 'paper': ")
+
+
+def test_without_one_nothing_is_set_or_told(tmp_path: Path) -> None:
+    job_config = read(tmp_path / "a.toml", "")
+    assert preset_line(job_config) is None
+    empty = read(tmp_path / "a.toml", '[freezing]\npreset = ""\n')
+    assert job_config.to_dict() == empty.to_dict()
+    assert job_config.freezing.max_freeze_ratio == "auto"
+
+
+@pytest.mark.parametrize(("key", "other"), OTHERS.items())
+def test_a_key_that_contradicts_is_refused_wherever_it_stands(
+    tmp_path: Path, key: str, other: Any
+) -> None:
+    section, name = key.rsplit(".", 1)
+    written = f'"{other}"' if isinstance(other, str) else str(other)
+    wanted = rf"{key} is {other!r}, and freezing\.preset 'paper' stands for {FIXED[key]!r}"
+    with pytest.raises(ConfigError, match=wanted):
+        read(tmp_path / "a.toml", f"[{section}]\n{name} = {written}\n", "--freezing.preset=paper")
+    with pytest.raises(ConfigError, match=wanted):
+        read(tmp_path / "a.toml", PAPER, f"--{key.replace('_', '-')}={other}")
+
+
+def test_padding_that_is_not_to_be_counted_contradicts(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"report\.count_padding is False, and freezing\.preset"):
+        read(tmp_path / "a.toml", PAPER, "--report.no_count_padding")
+
+
+@pytest.mark.parametrize("key", FIXED)
+def test_a_key_that_agrees_is_no_error(tmp_path: Path, key: str) -> None:
+    wanted = FIXED[key]
+    written = f"--{key}" if wanted is True else f"--{key}={wanted}"
+    assert value(read(tmp_path / "a.toml", PAPER, written), key) == wanted
+
+
+def test_what_the_paper_leaves_to_the_user_may_be_given(tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    job_config = read(
+        path, PAPER + "max_freeze_ratio = 0.5\n", "--freezing.autofreeze.percentile=70"
+    )
+    assert job_config.freezing.max_freeze_ratio == 0.5
+    assert job_config.freezing.autofreeze.percentile == 70.0
+    with pytest.raises(ConfigError, match=r'max_freeze_ratio is "auto", which the preset'):
+        read(path, PAPER + 'max_freeze_ratio = "auto"\n')
+
+
+def test_an_unknown_preset_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"freezing\.preset is 'papers'; known: paper"):
+        read(tmp_path / "a.toml", "", "--freezing.preset=papers")

@@ -1,0 +1,104 @@
+"""Presets: one word for keys that belong together, ``freezing.preset``."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from timelyfreeze.settings import AUTO, OFF, PER_TENSOR, TENSORS
+from torchtitan.freezing.config.job_config import JobConfig
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Values of keys.
+
+    Attributes:
+        fixed: What the preset is: another value is refused.
+        usual: What it sets where the user does not.
+    """
+
+    fixed: Mapping[str, Any]
+    usual: Mapping[str, Any]
+
+
+# arXiv:2602.05754 where our defaults differ; docs/how/method.md, "Paper and code".
+PRESETS = {
+    "paper": Preset(
+        fixed={
+            "freezing.unit": TENSORS,
+            "freezing.first_stage": PER_TENSOR,
+            "freezing.skip_input_grads": OFF,
+            "freezing.monitoring": "halves",
+            "freezing.replan_every": 0,
+            "freezing.min_gain": -1.0,
+            "freezing.apf.reduction": "share",
+            "freezing.autofreeze.delta": "updates",
+            "freezing.autofreeze.change": "signed",
+            "report.count_padding": True,
+        },
+        usual={
+            "freezing.max_freeze_ratio": 0.8,
+            "freezing.autofreeze.percentile": 80.0,
+        },
+    ),
+}
+
+
+def preset_errors(job_config: JobConfig, given: Collection[str]) -> Iterator[str]:
+    """Yield what is wrong with the preset of a configuration that was just read.
+
+    Args:
+        job_config: As it was read.
+        given: Keys that stand in the file or on the command line.
+    """
+    name = job_config.freezing.preset
+    if not name:
+        return
+    if name not in PRESETS:
+        yield f"freezing.preset is {name!r}; known: {', '.join(PRESETS)}"
+        return
+    for key, value in PRESETS[name].fixed.items():
+        if key in given and (own := _get(job_config, key)) != value:
+            yield (
+                f"{key} is {own!r}, and freezing.preset {name!r} stands for {value!r}; remove one "
+                "of the two"
+            )
+    cap = "freezing.max_freeze_ratio"
+    if cap in given and _get(job_config, cap) == AUTO:
+        yield f'{cap} is "{AUTO}", which the preset {name!r} does not know; set a number'
+
+
+def with_preset(job_config: JobConfig, given: Collection[str]) -> JobConfig:
+    """Return a configuration with the keys of the preset that it asks for, if any."""
+    preset = PRESETS.get(job_config.freezing.preset)
+    if preset is None:
+        return job_config
+    usual = {key: value for key, value in preset.usual.items() if key not in given}
+    for key, value in {**preset.fixed, **usual}.items():
+        job_config = _with(job_config, key.split("."), value)
+    return job_config
+
+
+def preset_line(job_config: JobConfig) -> str | None:
+    """Return what a preset has set, as a run tells it; None without one."""
+    preset = PRESETS.get(job_config.freezing.preset)
+    if preset is None:
+        return None
+    values = {key: _get(job_config, key) for key in (*preset.fixed, *preset.usual)}
+    told = ", ".join(f"{key} = {value!r}" for key, value in values.items())
+    return f"freezing.preset = {job_config.freezing.preset!r}: {told}"
+
+
+def _get(job_config: JobConfig, key: str) -> Any:
+    found: Any = job_config
+    for name in key.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def _with(section: Any, names: Sequence[str], value: Any) -> Any:
+    """Return a copy of a section whose key has another value; policies' cannot be changed."""
+    name, *rest = names
+    return replace(section, **{name: _with(getattr(section, name), rest, value) if rest else value})
