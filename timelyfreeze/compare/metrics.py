@@ -72,11 +72,28 @@ def seconds_to_loss(run: Run, other: Run | None, window: int) -> Metric:
     Returns:
         Seconds of training, ``never``, or None if either run logged fewer losses than ``window``.
     """
-    target = None if other is None else last_running_mean(other.losses, window)
-    if target is None or len(run.losses) < window:
+    return None if other is None else _reached(run.losses, other.losses, window)
+
+
+def _reached(own: Points, others: Points, window: int) -> Metric:
+    """Return when the running mean of ``own`` is as low as that of ``others`` at its end."""
+    target = last_running_mean(others, window)
+    if target is None or len(own) < window:
         return None
-    seconds = seconds_to_reach(run.losses, target, window)
+    seconds = seconds_to_reach(own, target, window)
     return NEVER if seconds is None else seconds
+
+
+def _seconds_to_none(run: Run, baseline: Run, losses: tuple[Points, Points, int]) -> Metric:
+    """Return when ``run`` gets to the loss that none ends with, by given losses and their window.
+
+    A run of another number of steps has another learning-rate schedule, under which losses come
+    sooner or later without any freezing. So it counts at its end alone.
+    """
+    own, nones, window = losses
+    if run.summary.steps != baseline.summary.steps:
+        own = own[-window:]
+    return _reached(own, nones, window)
 
 
 def _losses_of(run: Run, baseline: Run, window: int) -> tuple[Points, Points, int]:
@@ -91,23 +108,11 @@ def _losses_of(run: Run, baseline: Run, window: int) -> tuple[Points, Points, in
 
 
 def _time_ratio(run: Run, baseline: Run | None, terms: Terms) -> Metric:
-    """Return the time to none's final loss over none's total time.
-
-    A run of another number of steps has another learning-rate schedule, under which losses come
-    sooner or later without any freezing. So it counts at its end alone.
-    """
+    """Return the time to none's final loss over none's total time."""
     if baseline is None or not 0.0 < baseline.seconds < math.inf:
         return None
-    own, nones, window = _losses_of(run, baseline, terms.window)
-    target = last_running_mean(nones, window)
-    if target is None or len(own) < window:
-        return None
-    if run.summary.steps == baseline.summary.steps:
-        seconds = seconds_to_reach(own, target, window)
-    else:
-        end = last_running_mean(own, window)
-        seconds = run.seconds if end is not None and end <= target else None
-    return NEVER if seconds is None else seconds / baseline.seconds
+    seconds = _seconds_to_none(run, baseline, _losses_of(run, baseline, terms.window))
+    return seconds / baseline.seconds if isinstance(seconds, float) else seconds
 
 
 def _learned(run: Run, baseline: Run | None, terms: Terms) -> Metric:
@@ -198,7 +203,8 @@ COLUMNS = (
            needs_baseline=True),
     Column("learned_percent", "learned, % of none", ".1f", _learned, needs_baseline=True),
     Column("seconds_to_none_loss", "seconds to none's loss", ",.1f",
-           lambda run, baseline, terms: seconds_to_loss(run, baseline, terms.window),
+           lambda run, baseline, terms: None if baseline is None else _seconds_to_none(
+               run, baseline, (run.losses, baseline.losses, terms.window)),
            needs_baseline=True),
     Column("seconds_to_reference_loss", "seconds to the reference's loss", ",.1f",
            _seconds_to_reference, is_optional=True),

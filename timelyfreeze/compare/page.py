@@ -28,9 +28,10 @@ virtual clock where the pipeline is emulated; so is *seconds*, the time spent in
 *seconds to none's loss* is the time until the running mean over {window} logged training losses is
 as low as none's is at its end; *to the reference's loss*, as that of the run named below is.
 *time to none's loss over none's* is the time until the loss is as low as none's at its end, over
-none's total time; a run of another number of steps counts at its end alone. *learned* is how far
-the loss has come down at the end of a run, 100% being none's. Both are by validation losses where a
-run and its none have two or more, else by the running mean of training losses.
+none's total time. In both, a run of another number of steps than none counts at its end alone.
+*learned* is how far the loss has come down at the end of a run, 100% being none's. It and the time
+over none's are by validation losses where a run and its none have two or more, else by the running
+mean of training losses.
 `fewer_steps_for_X` and `fewer_microbatches_for_X` do not freeze and are given the time of X, so
 what they learned and what X learned is at equal time.
 *points over none* is the difference in average accuracy to the run that the gain compares with.

@@ -19,8 +19,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from timelyfreeze.control.batch_log import BatchLog, LoggedBatch
 from timelyfreeze.control.collected import (
     CollectedMetrics,
@@ -262,8 +260,7 @@ class FreezeController:
         """Leave the step; let the policy check, and the planner solve or compare times."""
         self._updates.end_step()
         if self._checks is not None and self.phase is not Phase.OFF:
-            counts = [self._updates.step[stage.stage_index] for stage in self._stages]
-            self._checks.end_step(np.concatenate([count.update_frequency for count in counts]))
+            self._checks.end_step(self._updates.step_frequency)
         if self._planner is not None:
             outside_ms = self._outside.end_step()
             if outside_ms is not None and self._batch_index > 0:

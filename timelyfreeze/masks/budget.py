@@ -60,15 +60,8 @@ def fit_whole_stage(
     that is frozen, and not by tensors here and there. A draw between the front and all, or between
     the front and nothing, freezes the ratio's part of the elements in the mean.
 
-    Args:
-        table: The n tensors of the stage.
-        front: What the policy would freeze of the stage, from its input on, bool, shape [n];
-            without any the stage is frozen all or nothing.
-        ratio: Actual freeze ratio, in [0, 1].
-        rng: Generator, from ``mask_rng``.
-
-    Raises:
-        ValueError: If ``ratio`` is not in [0, 1] or the shape is not [n].
+    ``front`` is what the policy would freeze of the stage, from its input on, bool, shape [n];
+    without any the stage is frozen all or nothing. Arguments and errors as for ``fit_to_ratio``.
     """
     check_ratio(ratio)
     fraction = frozen_ratio(table, front)

@@ -114,6 +114,11 @@ class FreezeTally:
         self._steps.append(ended)
         self.total = (self.total[0] + ended.frozen, self.total[1] + ended.elements)
 
+    @property
+    def step_frequency(self) -> NDArray[np.float64]:
+        """Fraction of the step's backwards that updated each of the rank's tensors."""
+        return np.concatenate([count.update_frequency for count in self.step.values()])
+
     def take_recent(self) -> dict[int, Count]:
         """Return the counts of the current phase since the last call."""
         recent, self.recent = self.recent, self._nothing()

@@ -54,6 +54,16 @@ def four_ranks(tmp_path_factory):
             ),
         },
     ]
+    padded = {
+        "training__dataset": "alpaca",
+        "training__dataset_path": "tests/assets/tiny_instruct",
+        "training__seq_len": 128,
+        "training__steps": 2,
+    }
+    scenarios += [
+        {"name": "without padding", "args": arguments(**padded)},
+        {"name": "with padding", "args": arguments(**padded, report__count_padding=None)},
+    ]
     if SHARED.is_dir():
         instruct = SHARED / "data/instruct"
         for dataset, file in {
@@ -141,6 +151,12 @@ def test_validation_changes_nothing(four_ranks):
     assert all(bool((left[name] == right[name]).all()) for name in right)
     assert [s["losses"] for s in with_it] == [s["losses"] for s in without]
     assert [s["executed"] for s in with_it] == [s["executed"] for s in without]
+
+
+def test_padding_is_counted_only_if_so_wanted(four_ranks):
+    n_positions = 2 * 8 * 128
+    assert {seen["n_tokens"] for seen in four_ranks["with padding"]} == {n_positions}
+    assert all(0 < seen["n_tokens"] < n_positions for seen in four_ranks["without padding"])
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="no real rows beside the checkout (../shared)")

@@ -240,32 +240,6 @@ def test_draws_differ_from_pass_to_pass_and_agree_between_replicas_and_reruns() 
     assert first[1][-1] != first[1][-2]
 
 
-def test_a_first_stage_that_is_all_or_nothing_follows_no_scattered_choice() -> None:
-    chosen = scattered()
-    chosen[0] = False  # gradients run down to the first tensor
-    ranks = planned(chosen, first_stage="all_or_nothing", max_freeze_ratio=0.6)
-    plain = Ranks(ORDER, first_stage="all_or_nothing", max_freeze_ratio=0.6)
-    for each in (ranks, plain):
-        each.run(1, 13)
-    assert list(ranks.masks(0, 0)) == list(plain.masks(0, 0))
-    drawn = {np.mean(mask) for masks in ranks.masks(0, 0) for mask in masks.values()}
-    assert drawn == {1.0}
-    assert list(ranks.masks(1, 1)) != list(plain.masks(1, 1))
-
-
-def test_a_first_stage_that_is_all_or_nothing_follows_a_frozen_front() -> None:
-    """With the plan's ratio in the mean: the front, all, or, where it asks for less, nothing."""
-    front = np.arange(2 * N_TENSORS) < 5
-    ranks = planned(
-        front, first_stage="all_or_nothing", max_freeze_ratio=0.6, skip_input_grads="off"
-    )
-    ranks.run(1, LAST_MONITOR_STEP + 4)
-    planned_masks = list(ranks.masks(0, 0))[3 * LAST_MONITOR_STEP :]
-    drawn = {sum(mask) for masks in planned_masks for mask in masks.values()}
-    assert 5 in drawn
-    assert drawn <= {5, N_TENSORS}
-
-
 def test_where_the_chain_is_kept_every_stage_hands_on_its_gradient() -> None:
     """Whatever the policy freezes: the plan's times are those of backwards that do."""
     ranks = planned(np.ones(24, dtype=np.bool_))

@@ -40,6 +40,7 @@ def test_every_backward_counts_for_every_tensor() -> None:
     once = {0: (6, [2, 2]), 1: (6, [3])}
     assert plain(tally.step) == plain(tally.since_freezing) == plain(tally.take_recent()) == once
     assert np.allclose(tally.step[0].update_frequency, [4 / 6, 4 / 6])
+    assert np.allclose(tally.step_frequency, [4 / 6, 4 / 6, 3 / 6])
     assert plain(tally.take_recent()) == {0: (0, [0, 0]), 1: (0, [0])}
 
 

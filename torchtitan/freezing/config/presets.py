@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 from timelyfreeze.settings import AUTO, OFF, PER_TENSOR, TENSORS
@@ -60,13 +61,13 @@ def preset_errors(job_config: JobConfig, given: Collection[str]) -> Iterator[str
         yield f"freezing.preset is {name!r}; known: {', '.join(PRESETS)}"
         return
     for key, value in PRESETS[name].fixed.items():
-        if key in given and (own := _get(job_config, key)) != value:
+        if key in given and (own := attrgetter(key)(job_config)) != value:
             yield (
                 f"{key} is {own!r}, and freezing.preset {name!r} stands for {value!r}; remove one "
                 "of the two"
             )
     cap = "freezing.max_freeze_ratio"
-    if cap in given and _get(job_config, cap) == AUTO:
+    if cap in given and attrgetter(cap)(job_config) == AUTO:
         yield f'{cap} is "{AUTO}", which the preset {name!r} does not know; set a number'
 
 
@@ -86,16 +87,9 @@ def preset_line(job_config: JobConfig) -> str | None:
     preset = PRESETS.get(job_config.freezing.preset)
     if preset is None:
         return None
-    values = {key: _get(job_config, key) for key in (*preset.fixed, *preset.usual)}
+    values = {key: attrgetter(key)(job_config) for key in (*preset.fixed, *preset.usual)}
     told = ", ".join(f"{key} = {value!r}" for key, value in values.items())
     return f"freezing.preset = {job_config.freezing.preset!r}: {told}"
-
-
-def _get(job_config: JobConfig, key: str) -> Any:
-    found: Any = job_config
-    for name in key.split("."):
-        found = getattr(found, name)
-    return found
 
 
 def _with(section: Any, names: Sequence[str], value: Any) -> Any:
