@@ -119,10 +119,10 @@ run_sampling() {
 }
 
 run_profile() {
-  local name config plans options=()
+  local table config plans options=()
   [ -z "$small" ] || options=(--warmup 1 --repeats 2 --ratios 0.5)
-  for name in Llama-3.2-1B:llama3_2_1b_alpaca_gpt4 Llama-3-8B:llama3_8b_openhermes; do
-    config=${name#*:} name=${name%%:*}
+  for table in 4:llama3_2_1b_alpaca_gpt4 1:llama3_8b_openhermes; do
+    config=${table#*:} table=${table%%:*}
     for schedule in 1F1B ZBVZeroBubble; do
       timelyfreeze profile "train_configs/$config.toml" --output "$output/profile/${config}_$schedule" \
         "${options[@]}" -- --parallelism.pipeline_parallel_schedule="$schedule" "${tiny[@]}"
@@ -133,7 +133,7 @@ run_profile() {
       --splits default balanced --json "${plans[0]}"
     timelyfreeze plan "$output/profile/${config}_ZBVZeroBubble/bounds.json" \
       --schedules Interleaved1F1B ZBVZeroBubble --splits default balanced --json "${plans[1]}"
-    "$python" benchmarks/paper_table.py "$name" "${plans[@]}" | tee "$output/profile/$config.md"
+    timelyfreeze paper table "$table" --plans "${plans[@]}" | tee "$output/profile/$config.md"
   done
 }
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import paper_table
 import plan_error
 import prediction_error
 import prediction_turns
@@ -20,6 +19,8 @@ from turn_times import batches_from_json
 from tests.fuzz.mangling import DEEP, fuzzed, mangled_bytes, mangled_json, message_of
 from tests.timelyfreeze.compare.run_folders import write_record, write_run, write_scores
 from timelyfreeze.compare import command as compare
+from timelyfreeze.compare.paper import command as paper
+from timelyfreeze.compare.paper import planned
 from timelyfreeze.compare.runs import find_runs
 from timelyfreeze.records import STEPS
 from timelyfreeze.records.losses import LOSSES
@@ -41,8 +42,9 @@ FIGURES = {
     "emulated_ranks": 2,
     "failure": None,
 }
-NUMBERS = dict.fromkeys(paper_table.METRICS, 0.5)
-CASES = {"cases": [{"schedule": "GPipe", "split": "default", **NUMBERS}]}
+NUMBERS = dict.fromkeys((*planned.NUMBERS, "tokens_per_second"), 0.5)
+CASE = {"schedule": "GPipe", "split": "default", "max_freeze_ratio": 0.8, **NUMBERS}
+CASES = {"outside_ms": 0.0, "cases": [CASE]}
 
 
 @pytest.fixture(scope="module")
@@ -113,11 +115,7 @@ def test_a_broken_plan_file_is_told(
     path = tmp_path / "plan.json"
     path.write_bytes(data)
     capfd.readouterr()
-    status = (
-        paper_table.main(["1B", str(path)])
-        if "1B" in paper_table.PAPER
-        else paper_table.main([next(iter(paper_table.PAPER)), str(path)])
-    )
+    status = paper.main(["table", "4", "--plans", str(path)])
     assert status == 0 or (status == 2 and str(path) in capfd.readouterr().err)
 
 
@@ -188,7 +186,6 @@ WORDS += ["--r-max", "nan", "--pipelines", "real:0", "emulated:x", "--seeds", ""
         compare.main,
         prediction_error.main,
         prediction_turns.main,
-        paper_table.main,
         plan_error.main,
     ],
     ids=lambda main: main.__module__,

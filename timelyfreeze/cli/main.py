@@ -39,6 +39,9 @@ COMMANDS = {
     "compare": Command(
         "timelyfreeze.compare.command", "run methods side by side; show what runs say", "plots"
     ),
+    "paper": Command(
+        "timelyfreeze.compare.paper.command", "each table and figure of the paper", "plots"
+    ),
     "export": Command("torchtitan.hf.export", "a run's weights as a Hugging Face folder"),
     "evaluate": Command(
         "torchtitan.evaluation.command", "scores of a run or a folder, with lm-eval", extra="eval"

@@ -17,7 +17,8 @@ def test_the_map_names_every_command(capsys: pytest.CaptureFixture[str]) -> None
     said = capsys.readouterr().out
     assert [line.split()[0] for line in said.splitlines() if line.startswith("  ")] == [*COMMANDS]
     assert set(COMMANDS) == {
-        "train", "plan", "profile", "draw", "compare", "evaluate", "export", "estimate", "samples",
+        "train", "plan", "profile", "draw", "compare", "paper", "evaluate", "export", "estimate",
+        "samples",
     }  # fmt: skip
 
 

@@ -1,0 +1,127 @@
+"""`timelyfreeze paper`: what it tells, runs and shows; the trainer is a stand-in."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.timelyfreeze.compare.run_folders import keys_of, write_run, write_scores
+from timelyfreeze.compare.paper.command import main
+
+SPEEDS = {"none": 7000.0, "apf": 8400.0}
+
+
+class Trainer:
+    """Stands in for torchrun: writes what a run writes."""
+
+    def __init__(self) -> None:
+        self.keys: list[dict[str, str]] = []
+
+    def __call__(self, command: Sequence[str], variables: Mapping[str, str], log: Path) -> int:
+        keys = keys_of(command)
+        self.keys.append(keys)
+        method, schedule = (
+            keys["freezing.method"], keys["parallelism.pipeline_parallel_schedule"]
+        )  # fmt: skip
+        run = write_run(
+            Path(keys["job.dump_folder"]) / "tb/name", method, schedule=schedule,
+            seed=int(keys["debug.seed"]), tokens_per_second=SPEEDS[method], mfu_percent=20.0,
+            average_freeze_ratio=None if method == "none" else 0.3,
+        )  # fmt: skip
+        write_scores(run, 0.37)
+        return 0
+
+
+FEW = ["--schedules", "GPipe", "--methods", "apf", "--seeds", "42", "22"]
+
+
+def test_a_table_is_run_once_and_shown_beside_the_paper(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = Trainer()
+    words = ["table", "4", str(tmp_path), *FEW]
+    assert main([*words, "--", "--debug.deterministic"], starter=trainer) == 0
+    assert len(trainer.keys) == 4
+    assert {keys["debug.seed"] for keys in trainer.keys} == {"42", "22"}
+    assert "| | before training | - | 34.93 | - |" in (tmp_path / "table_4.md").read_text()
+    capsys.readouterr()
+    assert main([*words, "--", "--debug.deterministic"], starter=trainer) == 0
+    assert len(trainer.keys) == 4, "what is there is not run again"
+    line = next(
+        one for one in capsys.readouterr().out.splitlines() if one.startswith("| GPipe | apf | 37")
+    )
+    # Ours, the paper's and the difference: accuracy, freeze ratio, tokens/s, gain, MFU.
+    assert line == (
+        "| GPipe | apf | 37.00 | 35.86 | +1.14 | 0.300 | 0.351 | -0.051 | 8,400 | 8,183 | +217 "
+        "| +20.0 | +17.5 | +2.5 | 20.00 | 18.81 | +1.19 |"
+    )
+
+
+def test_another_table_of_the_same_runs_shows_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = Trainer()
+    main(["table", "4", str(tmp_path), *FEW], starter=trainer)
+    capsys.readouterr()
+    assert main(["table", "6", str(tmp_path), *FEW, "--show"], starter=trainer) == 0
+    assert len(trainer.keys) == 4
+    # Scores of the 0.37 that the stand-in writes, beside MMLU 32.04 of the paper.
+    assert "| GPipe | none | 37.00 | 32.04 | +4.96 |" in capsys.readouterr().out
+
+
+def test_the_model_before_training_stands_above(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["table", "4", str(tmp_path), *FEW], starter=Trainer())
+    base = tmp_path / "llama3_2_1b/base_model"
+    base.mkdir(exist_ok=True)
+    write_scores(base, 0.35)
+    capsys.readouterr()
+    assert main(["table", "4", str(tmp_path), *FEW, "--show"]) == 0
+    assert "| | before training | 35.00 | 34.93 | +0.07 |" in capsys.readouterr().out
+
+
+def test_without_an_output_it_tells_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["table", "4"]) == 0
+    text = capsys.readouterr().out
+    for words in (
+        "4 x A6000", "./assets/hf/Llama-3.2-1B", "alpaca, from the hub", "72 runs, 64 hours",
+        "timelyfreeze compare run ", "accuracies come with --evaluate",
+    ):  # fmt: skip
+        assert words in text
+    assert main(["figure", "7", "--small"]) == 0
+    text = capsys.readouterr().out
+    assert "one, for 4 emulated ranks" in text
+    assert "paper_small.toml" in text
+
+
+def test_settings_are_those_of_the_configurations(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["table", "3"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")][2:]
+    assert "| T_w | freezing.last_warmup_step | 60 | 60 | 160 | 160 | 150 | 150 |" in lines
+    for line in lines:
+        cells = [cell.strip() for cell in line.strip("|").split("|")][2:]
+        assert cells[::2] == cells[1::2], line
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["table", "11"], "table 11 is not there; tables are 1, 2, 3"),
+        (["figure", "3"], "figure 3 is not there; figures are 4, 5"),
+        (["table", "9"], "vision models, which are not here yet"),
+        (["table", "4", "OUT", "--show"], "llama3_2_1b is not there; run table 4 first"),
+    ],
+)
+def test_what_cannot_be_shown_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert main([str(tmp_path) if word == "OUT" else word for word in words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_all_of_them_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 10 + 12
+    assert lines[3].startswith("table 4 ")

@@ -1,0 +1,85 @@
+"""Which runs stand behind the paper's tables and figures, and how long they train."""
+
+from pathlib import Path
+
+import pytest
+
+from timelyfreeze.compare.paper.items import FIGURE, ITEMS, TABLE, Item
+from timelyfreeze.compare.paper.studies import LLAMA_1B, LLAMA_13B, controls, more_ranks, single
+
+KEYS = "freezing.max_freeze_ratio", "freezing.apf.threshold", "freezing.autofreeze.percentile"
+
+
+def item(kind: str, number: int) -> Item:
+    (found,) = (one for one in ITEMS if (one.kind, one.number) == (kind, number))
+    return found
+
+
+def test_every_table_and_every_measured_figure_is_there_once() -> None:
+    assert [one.number for one in ITEMS if one.kind == TABLE] == list(range(1, 11))
+    assert [one.number for one in ITEMS if one.kind == FIGURE] == list(range(4, 16))
+    assert [one.name for one in ITEMS if one.missing] == ["table 2", "table 9", "table 10"]
+
+
+def test_hours_are_those_of_the_papers_own_speed() -> None:
+    tokens = 800 * 128 * 1024
+    assert single(LLAMA_1B, "none", schedule="GPipe").hours() == pytest.approx(
+        tokens / (4 * 6965) / 3600
+    )
+    two = single(LLAMA_1B, "none", "timelyfreeze", schedule="GPipe")
+    assert two.hours() == pytest.approx(tokens / 4 / 3600 * (1 / 6965 + 1 / 8821))
+    assert LLAMA_1B.n_runs == 4 * 6 * 3
+    assert LLAMA_13B.n_runs == 4 * 6
+
+
+def test_controls_are_one_for_each_method_and_vary_in_one_folder() -> None:
+    studies = controls()
+    assert {study.folder for study in studies} == {"llama3_2_1b_controls"}
+    assert tuple(study.vary.split("=")[0] for study in studies) == KEYS
+    assert [study.n_runs for study in studies] == [18, 18, 18]  # none, and five values
+
+
+@pytest.mark.parametrize(("n_ranks", "rows", "step"), [(6, 12, 120), (8, 16, 128)])
+def test_with_more_ranks_there_are_as_many_microbatches(n_ranks: int, rows: int, step: int) -> None:
+    study = more_ranks(n_ranks, "GPipe", "none")
+    assert study.keys["training.local_batch_size"] == rows
+    assert study.keys["training.global_batch_size"] == step
+    words = study.command(Path("out"), None, [])
+    assert words[words.index("--nproc") + 1] == str(n_ranks)
+
+
+def test_a_command_says_all_that_the_paper_sets() -> None:
+    words = LLAMA_1B.command(Path("out"), "--limit 4", ["--debug.deterministic"])
+    assert words[0] == "run"
+    assert words[1].endswith("train_configs/llama3_2_1b_alpaca_gpt4.toml")
+    assert words[2] == "out/llama3_2_1b"
+    assert words[words.index("--seeds") + 1 :][:3] == ["42", "22", "11"]
+    assert "--evaluate=--limit 4" in words
+    assert words[words.index("--") + 1 :] == ["--debug.deterministic"]
+
+
+def test_small_runs_are_emulated_by_one_process() -> None:
+    study = more_ranks(6, "1F1B", "none").small()
+    words = study.command(Path("out"), None, [])
+    assert words[1].endswith("train_configs/paper_small.toml")
+    assert words[words.index("--nproc") + 1] == "1"
+    keys = words[words.index("--") + 1 :]
+    assert sorted(keys) == [
+        "--emulation.enable",
+        "--parallelism.pipeline_parallel_degree=6",
+        "--training.local_batch_size=12",
+    ]
+
+
+def test_an_item_is_narrowed_and_keeps_none() -> None:
+    table = item(TABLE, 4).narrowed(["1F1B"], ["apf"], [7], small=False)
+    (study,) = table.studies
+    assert (study.schedules, study.methods, study.seeds) == (("1F1B",), ("none", "apf"), (7,))
+    figure = item(FIGURE, 6).narrowed([], ["apf"], [], small=False)
+    assert [study.methods for study in figure.studies] == [("none", "apf")]
+
+
+@pytest.mark.parametrize(("schedules", "methods"), [(["DualPipeV"], []), (["1F1B"], ["lisa"])])
+def test_what_an_item_does_not_have_is_refused(schedules: list[str], methods: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"table 4 has no run of .*(DualPipeV|lisa)"):
+        item(TABLE, 4).narrowed(schedules, methods, [], small=False)

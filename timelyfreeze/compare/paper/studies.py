@@ -1,0 +1,186 @@
+"""The runs behind the paper's tables and figures, as comparisons that ``compare run`` makes.
+
+The paper does not say which model its Figures 4, 13, 14 and 15 show; here it is its smallest.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from timelyfreeze.compare.jobs import ROOT
+from timelyfreeze.compare.paper.measured import measured
+
+SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble")
+METHODS = (
+    "none", "apf", "autofreeze", "timelyfreeze", "timelyfreeze+apf", "timelyfreeze+autofreeze",
+)  # fmt: skip
+CONFIGS = ROOT / "train_configs"
+_SMALL = "paper_small"
+
+
+@dataclass(frozen=True)
+class Study:
+    """Runs that are made and shown together.
+
+    Attributes:
+        folder: Where they go, below the output; studies of one folder share their runs.
+        model: As ``measured`` names it.
+        config: File of all runs, in ``train_configs``, without ending.
+        hardware: What the paper ran it on.
+        schedules: Pipeline schedules.
+        methods: Freezing methods.
+        seeds: Seeds.
+        n_ranks: Pipeline ranks.
+        keys: Keys of the configuration that differ from the file.
+        vary: A key and its values, ``key=a,b,c``, each of them a run of its own; or "".
+        is_emulated: Whether one process stands for all ranks.
+    """
+
+    folder: str
+    model: str
+    config: str
+    hardware: str
+    seeds: tuple[int, ...]
+    schedules: tuple[str, ...] = SCHEDULES
+    methods: tuple[str, ...] = METHODS
+    n_ranks: int = 4
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    vary: str = ""
+    is_emulated: bool = False
+
+    @property
+    def is_small(self) -> bool:
+        """Whether a small model stands for the paper's."""
+        return self.config == _SMALL
+
+    @property
+    def max_freeze_ratio(self) -> float:
+        """The cap of its runs."""
+        return float(self.settings()["freezing"]["max_freeze_ratio"])
+
+    @property
+    def file(self) -> Path:
+        """The configuration."""
+        return CONFIGS / f"{self.config}.toml"
+
+    @property
+    def n_runs(self) -> int:
+        """How many runs it has."""
+        n_methods = sum(
+            len(self.vary.split(",")) if self.vary and method != "none" else 1
+            for method in self.methods
+        )
+        return n_methods * len(self.schedules) * len(self.seeds)
+
+    def settings(self) -> dict[str, Any]:
+        """Return the sections of its configuration file."""
+        return tomllib.loads(self.file.read_text())
+
+    def hours(self) -> float:
+        """Return how long its runs train, at the paper's own tokens/s."""
+        training = self.settings()["training"]
+        batch = self.keys.get("training.global_batch_size", training["global_batch_size"])
+        n_steps = self.keys.get("training.steps", training["steps"])
+        n_tokens = n_steps * batch * training["seq_len"]
+        seconds = [
+            n_tokens / (self.n_ranks * _tokens_per_second(self.model, schedule, method))
+            for schedule in self.schedules
+            for method in self.methods
+        ]
+        per_method = self.n_runs / (len(self.methods) * len(self.schedules))
+        return math.fsum(seconds) * per_method / 3600.0
+
+    def command(self, output: Path, evaluate: str | None, arguments: Sequence[str]) -> list[str]:
+        """Return the words behind ``timelyfreeze compare`` that make or resume the runs.
+
+        Args:
+            output: Folder of all studies.
+            evaluate: Options of ``timelyfreeze evaluate`` for each run; None scores none.
+            arguments: Further ones of the trainer.
+        """
+        keys = dict(self.keys)
+        if self.is_emulated:
+            keys |= {
+                "emulation.enable": True,
+                "parallelism.pipeline_parallel_degree": self.n_ranks,
+            }
+        words = (f"--{key}" if value is True else f"--{key}={value}" for key, value in keys.items())
+        return [
+            "run", str(self.file), str(output / self.folder),
+            "--nproc", str(1 if self.is_emulated else self.n_ranks),
+            "--schedules", *self.schedules,
+            "--methods", *self.methods,
+            "--seeds", *map(str, self.seeds),
+            *([f"--vary={self.vary}"] if self.vary else []),
+            *([] if evaluate is None else [f"--evaluate={evaluate}"]),
+            "--", *words, *arguments,
+        ]  # fmt: skip
+
+    def small(self) -> Study:
+        """Return the same for a model of 8M parameters, emulated by one process, with one seed."""
+        kept = {
+            key: value for key, value in self.keys.items() if key == "training.local_batch_size"
+        }
+        return replace(self, config=_SMALL, seeds=self.seeds[:1], keys=kept, is_emulated=True)
+
+
+def _tokens_per_second(model: str, schedule: str, method: str) -> float:
+    values = measured()[model, schedule, method]
+    return values["device_tokens_per_second"]
+
+
+LLAMA_1B = Study(
+    "llama3_2_1b", "Llama-3.2-1B", "llama3_2_1b_alpaca_gpt4", "4 x A6000", (42, 22, 11)
+)
+LLAMA_8B = Study("llama3_8b", "Llama-3-8B", "llama3_8b_openhermes", "4 x H200", (42, 22, 11))
+LLAMA_13B = Study("llama2_13b", "Llama-2-13B", "llama2_13b_openhermes", "4 x H200", (42,))
+
+# One run each of the two ends, and a few between; the paper's own values are in its picture alone.
+_SWEPT = {
+    "timelyfreeze": "freezing.max_freeze_ratio=0.2,0.35,0.5,0.65,0.8",
+    "apf": "freezing.apf.threshold=0.0025,0.005,0.01,0.02,0.04",
+    "autofreeze": "freezing.autofreeze.percentile=50,60,70,80,90",
+}
+# Batches are timed in the first steps under the plan; the rest of the training is not needed.
+_TIMED = {"training.steps": 240}
+
+
+def single(study: Study, *methods: str, schedule: str = "1F1B") -> Study:
+    """Return a study's runs of some methods under one schedule, with its first seed."""
+    return replace(study, schedules=(schedule,), methods=methods, seeds=study.seeds[:1])
+
+
+def controls() -> tuple[Study, ...]:
+    """Return the runs of Fig. 6: each method with several values of what controls it."""
+    return tuple(
+        replace(
+            single(LLAMA_1B, "none", method),
+            folder="llama3_2_1b_controls",
+            vary=vary,
+            seeds=LLAMA_1B.seeds,
+        )
+        for method, vary in _SWEPT.items()
+    )
+
+
+def more_ranks(n_ranks: int, schedule: str, *methods: str) -> Study:
+    """Return the runs of Figs. 11 to 13: as many microbatches of 2 rows as ranks.
+
+    128 rows a step cannot be made of batches of 12, so steps have 10 whole batches there.
+    """
+    rows = 2 * n_ranks
+    keys = {
+        "training.local_batch_size": rows,
+        "training.global_batch_size": 128 if 128 % rows == 0 else 10 * rows,
+        **_TIMED,
+    }
+    return replace(
+        single(LLAMA_1B, *methods, schedule=schedule),
+        folder=f"llama3_2_1b_{n_ranks}_ranks", hardware=f"{n_ranks} x A6000", n_ranks=n_ranks,
+        keys=keys,
+    )  # fmt: skip
