@@ -79,6 +79,20 @@ def mean_p_eff(measured: Iterable[tuple[float, float]]) -> float | None:
     return sum(p * energy for p, energy in pairs) / total if total > 0.0 else None
 
 
+def kappa_of_cap(max_freeze_ratio: float, frozen_ms: float, unfrozen_ms: float) -> float:
+    """Return kappa as Eq. 50 estimates it from the cap alone, without a plan.
+
+    It takes the batch to shrink in proportion to the cap, so it is no bound on what is planned: a
+    plan freezes where the schedule waits, and may do better or worse.
+
+    Args:
+        max_freeze_ratio: The cap r_max, in [0, 1].
+        frozen_ms: Batch with everything frozen, P_min, milliseconds.
+        unfrozen_ms: Batch with nothing frozen, P_max, above 0.
+    """
+    return 1.0 - max_freeze_ratio + max_freeze_ratio * frozen_ms / unfrozen_ms
+
+
 def kappa_over_p_eff(kappa: float | None, p_eff: float | None) -> float | None:
     """Return the ratio of times to accuracy, Eq. 13; None where nothing learns or is known."""
     return None if kappa is None or not p_eff else kappa / p_eff

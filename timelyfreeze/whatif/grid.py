@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from timelyfreeze.records import kappa_of_cap
 from timelyfreeze.settings import ALL_OR_NOTHING, USE
 
 # Number of layers of each stage.
@@ -137,6 +138,18 @@ class Case:
         if self.steps_factor is None or self.step_ms == 0.0:
             return None
         return self.frozen_step_ms / self.step_ms * self.steps_factor
+
+    @property
+    def kappa(self) -> float | None:
+        """Step under the plan over that without freezing (Eq. 12); None for a step of 0 ms."""
+        return self.frozen_step_ms / self.step_ms if self.step_ms > 0.0 else None
+
+    @property
+    def kappa_of_cap(self) -> float | None:
+        """The same as Eq. 50 estimates it from the cap alone; None where the cap is chosen."""
+        if isinstance(self.max_freeze_ratio, str) or self.step_ms == 0.0:
+            return None
+        return kappa_of_cap(self.max_freeze_ratio, self.all_frozen_step_ms, self.step_ms)
 
     @property
     def upper_bound_gain(self) -> float:

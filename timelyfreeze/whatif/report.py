@@ -15,15 +15,16 @@ from timelyfreeze.whatif.grid import Answer, Case, Grid, render_cap
 _LEGEND = (
     "step, frozen, best without freezing: milliseconds of a step without freezing, under the plan, "
     "and of the best split without freezing; time to a loss: over that without freezing, estimated "
-    "for tensors frozen at random; upper bound: the gain with everything frozen; bubble: "
+    "for tensors frozen at random; kappa: frozen over step, and as Eq. 50 has it from r_max alone; "
+    "upper bound: the gain with everything frozen; bubble: "
     "idle fraction of the devices, without and with freezing"
 )
 # With more stages a terminal is too narrow for a value of each; files have them all.
 _MAX_STAGES_SHOWN = 8
 # What follows from the other values of a case.
 _DERIVED = (
-    "gain", "time_to_loss", "upper_bound_gain", "gain_over_best_unfrozen", "frozen_microbatch_ms",
-    "tokens_per_second_unfrozen",
+    "gain", "time_to_loss", "kappa", "kappa_of_cap", "upper_bound_gain", "gain_over_best_unfrozen",
+    "frozen_microbatch_ms", "tokens_per_second_unfrozen",
 )  # fmt: skip
 
 
@@ -93,6 +94,8 @@ def _cells(case: Case) -> dict[str, str]:
         "step": f"{case.step_ms:.1f}",
         "frozen": f"{case.frozen_step_ms:.1f}",
         "gain": f"{case.gain:+.1%}",
+        "kappa": "" if case.kappa is None else f"{case.kappa:.3f}",
+        "by Eq. 50": "" if case.kappa_of_cap is None else f"{case.kappa_of_cap:.3f}",
         "time to a loss": "" if case.time_to_loss is None else f"{case.time_to_loss:.2f}",
         "upper bound": f"{case.upper_bound_gain:+.1%}",
         "ratio": f"{case.mean_ratio:.2f}",

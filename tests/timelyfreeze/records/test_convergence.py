@@ -9,6 +9,7 @@ from timelyfreeze.records.convergence import (
     PassedEnergy,
     StepRatio,
     kappa_error,
+    kappa_of_cap,
     kappa_over_p_eff,
     mean_p_eff,
     passed_energy,
@@ -64,6 +65,12 @@ def test_the_ratio_of_times_to_accuracy(
 ) -> None:
     got = kappa_over_p_eff(kappa, p_eff)
     assert got == (None if ratio is None else pytest.approx(ratio))
+
+
+@pytest.mark.parametrize(("cap", "kappa"), [(0.0, 1.0), (1.0, 0.6), (0.8, 0.68)])
+def test_kappa_of_a_cap_lies_between_the_envelopes(cap: float, kappa: float) -> None:
+    """Eq. 48: 100 - 0.8 * (100 - 60) = 68 ms of 100."""
+    assert kappa_of_cap(cap, 60.0, 100.0) == pytest.approx(kappa, rel=1e-12)
 
 
 def test_kappa_is_a_ratio_of_medians_without_cold_steps() -> None:

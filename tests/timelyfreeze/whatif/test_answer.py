@@ -73,6 +73,11 @@ def test_even_stages_follow_the_closed_form(
     assert case.frozen_step_ms == pytest.approx(slots * 4.0)
     assert case.gain == pytest.approx(0.5)
     assert case.upper_bound_gain == pytest.approx(0.5)
+    assert case.kappa == pytest.approx(1 / (1 + case.gain))
+    # Eq. 50: everything frozen takes 1 / 1.5 of the step.
+    cap = case.max_freeze_ratio
+    assert isinstance(cap, float)
+    assert case.kappa_of_cap == pytest.approx(1 - cap + cap / 1.5)
     assert case.bubble == pytest.approx((N_RANKS - 1) / slots)
     assert case.tokens_per_second == pytest.approx(1e3 * 100 * n_microbatches / (slots * 4.0) / 4)
     assert case.tokens_per_second_unfrozen == pytest.approx(

@@ -9,7 +9,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, Template
 
-from timelyfreeze.records import FrozenCount, RunSummary
+from timelyfreeze.records import FrozenCount, RunSummary, kappa_of_cap
 from torchtitan.freezing.report.text import by_virtual_clock
 
 # Keys that tell runs apart at a glance; settings.json has all.
@@ -63,6 +63,7 @@ def render_page(
         s=summary,
         clock=clock,
         gain=before_ms / after_ms - 1 if before_ms and after_ms else None,
+        kappa=_kappa_of_batches(summary, settings),
         stages=_stages(summary, counts),
         settings=list(_settings(settings)),
         folder=run_folder,
@@ -86,6 +87,21 @@ def _template() -> Template:
     )
     templates.filters.update(number=_number, ms=_ms, beside=_beside)
     return templates.get_template(_TEMPLATE)
+
+
+def _kappa_of_batches(summary: RunSummary, settings: Mapping[str, Any]) -> str:
+    """Return how much shorter batches are: by the cap alone (Eq. 50), planned, and measured."""
+    before_ms, frozen_ms = summary.batch_ms_unfrozen_predicted, summary.all_frozen_batch_ms
+    cap = settings.get("freezing", {}).get("max_freeze_ratio")
+    if not before_ms or frozen_ms is None or isinstance(cap, str) or cap is None:
+        return ""
+    found = [
+        (f"by r_max {cap:g} alone", kappa_of_cap(cap, frozen_ms, before_ms)),
+        ("planned", summary.batch_ms_predicted and summary.batch_ms_predicted / before_ms),
+        ("measured", summary.batch_ms and summary.batch_ms_unfrozen
+         and summary.batch_ms / summary.batch_ms_unfrozen),
+    ]  # fmt: skip
+    return ", ".join(f"{words} {value:.3f}" for words, value in found if value)
 
 
 def _stages(summary: RunSummary, counts: Sequence[FrozenCount]) -> list[dict[str, Any]]:

@@ -75,6 +75,7 @@ def test_a_run_with_freezing(tmp_path: Path) -> None:
     assert rows["seconds of training"] == "1,234.5"
     assert rows["peak memory"] == "1.50 GiB"
     assert rows["kappa / p_eff: time to a loss, of the run without freezing"] == "1.60"
+    assert "the same of batches" not in rows, "a cap that is chosen has no Eq. 50"
     assert rows["tensors never updated since freezing began"] == "25.0%"
     assert rows["device"] == "Abacus 3000, 2 cores"
     assert rows["training.dataset_path"] == "./a\\|b"
@@ -82,6 +83,13 @@ def test_a_run_with_freezing(tmp_path: Path) -> None:
     # (10 * 8 + 30 * 4) / (40 * 8), and 2 / 8
     assert "| 0 | 1 | 0.12 | 0.25 | 0.62 |" in page
     assert "| 1 | 0 | 0.50 | 0.75 | 0.25 |" in page
+
+
+def test_kappa_of_batches_stands_beside_eq_50(tmp_path: Path) -> None:
+    """1 - 0.8 * (1 - 60 / 90), 77.5 / 90 and 77.5 / 99."""
+    settings = {"freezing": {"method": "timelyfreeze", "max_freeze_ratio": 0.8}}
+    rows = rows_of(render_page(make_summary(**MEASURED), settings, tmp_path))
+    assert rows["the same of batches"] == "by r_max 0.8 alone 0.733, planned 0.861, measured 0.783"
 
 
 def test_what_was_not_measured_is_said(tmp_path: Path) -> None:
