@@ -16,7 +16,7 @@ whose norm did not change. ``delta`` and ``change`` choose.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -50,6 +50,9 @@ class AutoFreeze:
     check_interval: int = 50
     """Steps from one check to the next. The AutoFreeze paper recommends 2 to 5 checks an epoch."""
 
+    checks_per_epoch: int = 0
+    """Checks in a pass over the examples, evenly, instead of check_interval; 0 for the interval."""
+
     percentile: float = 50.0
     """N: blocks with changes below this percentile may be frozen, in [0, 100]."""
 
@@ -66,11 +69,26 @@ class AutoFreeze:
         """Squares of the sum of gradients or updates."""
         return Measurement(Source(self.delta), (Metric.SQUARE_SUM,))
 
+    def in_epochs_of(self, n_steps: float) -> AutoFreeze:
+        """Return the rule with the interval that ``checks_per_epoch`` gives for epochs that long.
+
+        Args:
+            n_steps: Optimizer steps of an epoch, above 0.
+        """
+        if self.checks_per_epoch == 0:
+            return self
+        return replace(self, check_interval=max(1, round(n_steps / self.checks_per_epoch)))
+
     def errors(self) -> Iterator[str]:
         """Yield what is wrong with the settings."""
         if not self.check_interval >= 1:
             yield (
                 f"{key('autofreeze.check_interval')} is {self.check_interval}; it must be 1 or more"
+            )
+        if not self.checks_per_epoch >= 0:
+            yield (
+                f"{key('autofreeze.checks_per_epoch')} is {self.checks_per_epoch}; it must be 1 or "
+                "more, or 0 for check_interval"
             )
         if not 0.0 <= self.percentile <= 100.0:
             yield f"{key('autofreeze.percentile')} is {self.percentile}; it must lie in [0, 100]"

@@ -144,6 +144,11 @@ class InstructDataset(IterableDataset, Stateful):
                 "the model will not learn where an answer ends"
             )
 
+    @property
+    def n_examples_of_epoch(self) -> int:
+        """How many examples of the split all ranks together read in an epoch, dropped ones too."""
+        return len(self._indices)
+
     def _begin(self, stream: ExampleStream) -> None:
         """Be at the first example of ``stream``."""
         self._stream, self._at = stream, _Progress()

@@ -25,7 +25,7 @@ from timelyfreeze.control import (
     processors_of,
 )
 from timelyfreeze.emulation import EmulatedController, EmulatedRecorder
-from timelyfreeze.policies import NONE, parse_method
+from timelyfreeze.policies import NONE, FreezePolicy, parse_method
 from timelyfreeze.runtime import (
     ActionRecorder,
     OutsideClock,
@@ -131,7 +131,7 @@ class FreezingTrainer(Trainer):
             stages_of(self.pp_schedule),
             self._declared_order(),
             freeze_settings(freezing),
-            None if method.policy is None else getattr(freezing, method.policy),
+            None if method.policy is None else self._policy(method.policy),
             self.recorder,
             device=self.device,
             n_processors=self._n_processors,
@@ -143,6 +143,19 @@ class FreezingTrainer(Trainer):
             controller=EmulatedController if emulates else FreezeController,
         )
         self.checkpointer.states[CHECKPOINT_KEY] = self.controller
+
+    def _policy(self, name: str) -> FreezePolicy:
+        """Return the policy's settings; one that checks so many times an epoch has its interval."""
+        policy: Any = getattr(self.job_config.freezing, name)
+        if not getattr(policy, "checks_per_epoch", 0):
+            return policy
+        training, dims = self.job_config.training, self.parallel_dims
+        n_readers = dims.dp_replicate * dims.dp_shard
+        rows = training.local_batch_size * n_readers * self.gradient_accumulation_steps
+        n_steps = self.dataloader.dataset.n_examples_of_epoch / rows
+        policy = policy.in_epochs_of(n_steps)
+        logger.info(f"freezing.{name} checks every {policy.check_interval} of {n_steps:.1f} steps")
+        return policy
 
     def _shared_processors(self) -> float | None:
         """Return how many ranks of a pipeline compute at once; None if each has its own device."""

@@ -129,6 +129,10 @@ def test_it_measures_what_delta_says() -> None:
     ("keys", "rule"),
     [
         ({"check_interval": 0}, "check_interval is 0; it must be 1 or more"),
+        (
+            {"checks_per_epoch": -1},
+            "checks_per_epoch is -1; it must be 1 or more, or 0 for check_interval",
+        ),
         ({"percentile": 101.0}, "percentile is 101.0; it must lie in [0, 100]"),
         ({"percentile": math.nan}, "percentile is nan; it must lie in [0, 100]"),
         ({"delta": "last gradient"}, "delta is 'last gradient'; known: gradients, updates"),
@@ -139,6 +143,15 @@ def test_errors_are_named(keys: dict, rule: str) -> None:
     assert only_error(AutoFreeze(**keys)) == f"autofreeze.{rule}"
 
 
+@pytest.mark.parametrize(
+    ("n_steps", "checks", "interval"),
+    [(406.27, 5, 81), (406.27, 2, 203), (3.0, 5, 1), (406.27, 0, 50)],
+)
+def test_checks_of_an_epoch_give_the_interval(n_steps: float, checks: int, interval: int) -> None:
+    """52,002 rows over 128 are 406.27 steps: one check in 81.25 of them for five."""
+    assert AutoFreeze(checks_per_epoch=checks).in_epochs_of(n_steps).check_interval == interval
+
+
 def test_sound_settings_have_no_errors() -> None:
-    sound = [AutoFreeze(), AutoFreeze(1, 0.0, "updates", "signed"), AutoFreeze(1, 100.0)]
+    sound = [AutoFreeze(), AutoFreeze(1, 5, 0.0, "updates", "signed"), AutoFreeze(1, 0, 100.0)]
     assert [list(policy.errors()) for policy in sound] == [[], [], []]

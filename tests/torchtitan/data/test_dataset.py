@@ -179,6 +179,12 @@ def test_which_part_of_the_examples_is_read_belongs_to_the_state() -> None:
         make(5, split=ExampleSplit(0.2)).load_state_dict(make(5).state_dict())
 
 
+def test_an_epoch_has_the_examples_of_its_split() -> None:
+    assert make(5).n_examples_of_epoch == 5
+    assert make(5, split=ExampleSplit(0.4)).n_examples_of_epoch == 3
+    assert make(5, split=ExampleSplit(0.4, held_out=True)).n_examples_of_epoch == 2
+
+
 @pytest.mark.parametrize("infinite", [True, False])
 def test_training_and_validation_read_parts_that_do_not_meet(infinite: bool) -> None:
     held_out = numbers(iter(make(20, {3}, split=ExampleSplit(0.3, held_out=True), infinite=False)))

@@ -20,6 +20,7 @@ from timelyfreeze.settings import (
     unknown_words,
 )
 from timelyfreeze.timing import discard_errors
+from torchtitan.data.turns import is_instruct_dataset
 from torchtitan.freezing.checks.parallel import COMPILED, NOT_COMPILED, compiles_blocks
 from torchtitan.freezing.checks.pipeline import (
     is_known,
@@ -79,7 +80,10 @@ def freezing_errors(config: JobConfig) -> Iterator[str]:
     else:
         yield from _warmup_errors(config)
     if method.policy is not None:
-        yield from getattr(freezing, method.policy).errors()
+        policy = getattr(freezing, method.policy)
+        yield from policy.errors()
+        if getattr(policy, "checks_per_epoch", 0):
+            yield from _epoch_errors(config, f"freezing.{method.policy}.checks_per_epoch")
     yield from unknown_words(
         unit=freezing.unit,
         first_stage=freezing.first_stage,
@@ -148,6 +152,20 @@ def _token_errors(config: JobConfig, method: Method) -> Iterator[str]:
         yield (
             f'freezing.last_warmup_step is 0; with max_freeze_ratio "{AUTO}" what sampling costs '
             "is measured in the last step of the warm-up, so it must be 1 or more"
+        )
+
+
+def _epoch_errors(config: JobConfig, key: str) -> Iterator[str]:
+    """Yield why the steps of an epoch are not known before it."""
+    if not is_instruct_dataset(config.training.dataset):
+        yield (
+            f"{key} is set, and training.dataset is {config.training.dataset!r}, whose epochs have "
+            "no known length; set check_interval instead"
+        )
+    elif config.data.packing:
+        yield (
+            f"{key} is set, and data.packing is true, which leaves open how many steps an epoch "
+            "has; set check_interval instead"
         )
 
 

@@ -43,6 +43,25 @@ def test_a_method_with_a_plan_needs_its_phases(method: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("keys", "rule"),
+    [
+        ({"training__dataset": "c4_test"}, "training.dataset is 'c4_test', whose epochs have no"),
+        ({"data__packing": True}, "data.packing is true, which leaves open how many steps"),
+    ],
+)
+def test_checks_of_an_epoch_need_epochs_of_known_length(keys: dict, rule: str) -> None:
+    asked = {"freezing__method": "autofreeze", "training__dataset": "alpaca"}
+    job_config = config(**asked)
+    autofreeze = registered_policies()["autofreeze"]
+    job_config.freezing.autofreeze = autofreeze(checks_per_epoch=5)
+    check(job_config)
+    other = config(**{**asked, **keys})
+    other.freezing.autofreeze = job_config.freezing.autofreeze
+    (line,) = (one for one in errors(other) if "checks_per_epoch" in one)
+    assert line.startswith(f"freezing.autofreeze.checks_per_epoch is set, and {rule}")
+
+
 @pytest.mark.parametrize("method", ["apf", "timelyfreeze+apf"])
 def test_errors_of_a_policy_are_told_with_all_others(method: str) -> None:
     job_config = config(freezing__method=method, freezing__seed=-1, freezing__score_memory="disk")

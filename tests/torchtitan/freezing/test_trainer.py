@@ -1,0 +1,26 @@
+"""What the trainer works out of its configuration, without a run."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from timelyfreeze.policies.autofreeze import AutoFreeze
+from torchtitan.freezing.trainer import FreezingTrainer
+
+
+@pytest.mark.parametrize(("checks", "interval"), [(5, 10), (0, 7)])
+def test_checks_of_an_epoch_are_counted_in_the_steps_of_all_readers(
+    checks: int, interval: int
+) -> None:
+    """800 examples, 4 of them times 2 readers times 2 batches in a step: 50 steps an epoch."""
+    policy = AutoFreeze(check_interval=7, checks_per_epoch=checks)
+    trainer = SimpleNamespace(
+        job_config=SimpleNamespace(
+            freezing=SimpleNamespace(autofreeze=policy),
+            training=SimpleNamespace(local_batch_size=4),
+        ),
+        parallel_dims=SimpleNamespace(dp_replicate=1, dp_shard=2),
+        gradient_accumulation_steps=2,
+        dataloader=SimpleNamespace(dataset=SimpleNamespace(n_examples_of_epoch=800)),
+    )
+    assert FreezingTrainer._policy(trainer, "autofreeze").check_interval == interval
