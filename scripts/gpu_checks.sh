@@ -4,9 +4,13 @@
 #   scripts/gpu_checks.sh [OPTIONS] [PART ...]      default: every part that the machine and the options allow,
 #                                                   in this order
 #
+#   paper_1b   training steps of Llama-3.2-1B, 4 ranks in one process (80 GB), the paper's four schedules at r_max 0.8:
+#              by the paper's method beside the paper's numbers, and by our defaults; predicted and measured
+#   paper_8b   the same with a quarter of the layers and of the vocabulary of Llama-3-8B (80 GB): each stage takes a
+#              quarter of its time, so the plans are those of 8B
 #   tests      what is marked gpu
 #   pipeline   two GPUs or more: the default run over NCCL, the paired benchmarks, every freezing method once
-#   emulate    training steps of SmolLM2-135M and Llama-3.2-1B (80 GB), 4 ranks in one process: predicted and measured
+#   emulate    training steps of SmolLM2-135M, 4 ranks in one process: predicted and measured
 #   sampling   what sampled tokens save of the weight gradients of a block, in the shapes of 135M, 1B and 8B
 #   profile    Llama-3.2-1B and Llama-3-8B in the paper's shapes, in 4 and in 8 stages, one stage at a time (40 GB are
 #              enough); plans of the paper's four schedules at r_max 0.8, beside the paper's numbers
@@ -15,7 +19,7 @@
 #              --examples and --questions
 #
 #   --gpus N             default: all visible ones
-#   --output FOLDER      default: outputs/gpu_checks; what is there already is not run again by emulate and scores
+#   --output FOLDER      default: outputs/gpu_checks; what is there already is not run again by paper_*, emulate and scores
 #   --model FOLDER       Hugging Face folder of SmolLM2-135M-Instruct; emulate begins from random weights without it
 #   --examples FILE      its training examples: instruction, input, output
 #   --questions FOLDER   local questions, as for timelyfreeze evaluate --data-dir
@@ -50,7 +54,7 @@ while [ $# -gt 0 ]; do
       esac
       shift
       ;;
-    tests | sampling | profile | emulate | pipeline | memory | scores) parts+=("$1") ;;
+    paper_1b | paper_8b | tests | sampling | profile | emulate | pipeline | memory | scores) parts+=("$1") ;;
     *) refuse "'$1' is no part and no option" ;;
   esac
   shift
@@ -71,10 +75,10 @@ if [ -n "$model" ] && [ -z "$examples" ]; then
 fi
 if [ ${#parts[@]} -eq 0 ]; then
   if [ "$gpus" -ge 2 ]; then
-    parts=(tests pipeline emulate sampling profile memory)
+    parts=(paper_1b paper_8b tests pipeline emulate sampling profile memory)
     [ -z "$questions" ] || parts+=(scores)
   else
-    parts=(tests emulate sampling profile)
+    parts=(paper_1b paper_8b tests emulate sampling profile)
     echo "One GPU is visible; pipeline, memory and scores need 2 or more and are left out." >&2
   fi
 fi
@@ -106,6 +110,39 @@ random_weights=(--checkpoint.no-enable --checkpoint.no-initial_load_in_hf --mode
 
 timelyfreeze() {
   "$python" -m timelyfreeze "$@"
+}
+
+# paper_runs TABLE CONFIG [KEYS ...]
+paper_runs() {
+  local table=$1 config=$2 schedules=(GPipe 1F1B Interleaved1F1B ZBVZeroBubble) few_of_paper=()
+  # A batch a step, 10 steps of each bound and some 20 under the plan.
+  local keys=(--training.dataset=alpaca "${random_weights[@]}" --training.global_batch_size=-1 --training.steps=46
+    --lr_scheduler.warmup_steps=6 --freezing.last_warmup_step=6 --freezing.last_monitor_step=26
+    --freezing.last_ramp_step=27 --freezing.discard_batches=2 --metrics.log_freq=1 --plots.no_enable "${@:3}")
+  if [ -n "$small" ]; then
+    schedules=(1F1B ZBVZeroBubble) few_of_paper=(--schedules "${schedules[@]}")
+  fi
+  timelyfreeze paper table "$table" "$output/paper" --emulate --methods timelyfreeze --seeds 42 "${few_of_paper[@]}" \
+    -- "${keys[@]}" "${short[@]}"
+  "$python" benchmarks/prediction_error.py run "train_configs/$config.toml" "$output/paper/default_$config" \
+    --pipelines emulated:4 --schedules "${schedules[@]}" --r-max 0.8 -- --freezing.preset= "${keys[@]}" "${short[@]}"
+}
+
+run_paper_1b() {
+  paper_runs 4 llama3_2_1b_alpaca_gpt4
+}
+
+run_paper_8b() {
+  local folder=$output/quarter_of_8b
+  mkdir -p "$folder"
+  cp tests/assets/tokenizer/* "$folder"
+  cat >"$folder/config.json" <<'END'
+{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
+ "num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 8, "vocab_size": 32064,
+ "max_position_embeddings": 8192, "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "hidden_act": "silu",
+ "tie_word_embeddings": false}
+END
+  paper_runs 1 llama3_8b_openhermes --model.flavor=hf --model.hf_assets_path="$folder"
 }
 
 run_tests() {
@@ -148,14 +185,11 @@ run_emulate() {
   if [ -n "$small" ]; then
     schedules=(1F1B ZBVZeroBubble) weights=("${random_weights[@]}" --data.chat_template=plain)
   fi
-  for config in smollm2_alpaca_gpt4 llama3_2_1b_alpaca_gpt4; do
-    [ $config = smollm2_alpaca_gpt4 ] || weights=("${random_weights[@]}")
-    timelyfreeze estimate "train_configs/$config.toml" --schedules "${schedules[@]}" -- --emulation.enable \
-      "${weights[@]}" "${keys[@]}" "${tiny[@]}"
-    "$python" benchmarks/prediction_error.py run "train_configs/$config.toml" "$output/emulate/$config" \
-      --pipelines emulated:4 --schedules "${schedules[@]}" --r-max 0.8 -- --validation.no-enable \
-      "${weights[@]}" "${keys[@]}" "${short[@]}"
-  done
+  timelyfreeze estimate train_configs/smollm2_alpaca_gpt4.toml --schedules "${schedules[@]}" -- --emulation.enable \
+    "${weights[@]}" "${keys[@]}" "${tiny[@]}"
+  "$python" benchmarks/prediction_error.py run train_configs/smollm2_alpaca_gpt4.toml "$output/emulate" \
+    --pipelines emulated:4 --schedules "${schedules[@]}" --r-max 0.8 -- --validation.no-enable \
+    "${weights[@]}" "${keys[@]}" "${short[@]}"
 }
 
 run_pipeline() {

@@ -10,6 +10,8 @@ import pytest
 from timelyfreeze.whatif.bounds_file import read_bounds_file
 
 ROOT = Path(__file__).parents[2]
+METHODS = ["none", "apf", "autofreeze", "timelyfreeze", "timelyfreeze+apf"]
+METHODS += ["timelyfreeze+autofreeze"]
 SCHEDULES = ["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"]
 CONFIGS = ["llama3_2_1b_alpaca_gpt4", "llama3_8b_openhermes"]
 needs_environment = pytest.mark.skipif(
@@ -33,7 +35,15 @@ def gpu_checks(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.timeout(1600)
 def test_what_one_gpu_can_do(tmp_path: Path) -> None:
     done = gpu_checks(
-        "--small", "--output", str(tmp_path), "tests", "sampling", "profile", "emulate"
+        "--small",
+        "--output",
+        str(tmp_path),
+        "paper_1b",
+        "paper_8b",
+        "tests",
+        "sampling",
+        "profile",
+        "emulate",
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "| 135M |" in (tmp_path / "sampling.md").read_text()
@@ -42,15 +52,19 @@ def test_what_one_gpu_can_do(tmp_path: Path) -> None:
             file = read_bounds_file(tmp_path / "profile" / f"{config}_{schedule}" / "bounds.json")
             assert (file.n_ranks, file.n_stages, file.n_microbatches) == (4, n_stages, 8)
         table = (tmp_path / "profile" / f"{config}.md").read_text()
-        assert [row.split(" | ")[0] for row in table.splitlines()[4:]] == [
-            f"| {schedule}" for schedule in SCHEDULES
+        assert [row.split(" | ")[:2] for row in table.splitlines()[4:]] == [
+            [f"| {schedule}", method] for schedule in SCHEDULES for method in METHODS
         ]
-    for config in ("smollm2_alpaca_gpt4", CONFIGS[0]):
-        table = (tmp_path / "emulate" / config / "prediction.md").read_text()
+    for number in (1, 4):
+        lines = (tmp_path / f"paper/table_{number}.md").read_text().splitlines()
+        rows = [line for line in lines if " | timelyfreeze | " in line]
+        assert [row.split(" | ")[0] for row in rows] == ["| 1F1B", "| ZBVZeroBubble"]
+    for folder in ("emulate", *(f"paper/default_{config}" for config in CONFIGS)):
+        table = (tmp_path / folder / "prediction.md").read_text()
         for schedule in ("1F1B", "ZBVZeroBubble"):
             (row,) = [line for line in table.splitlines() if f"4 ranks | {schedule} |" in line]
             assert "| - |" not in row, "predicted and measured, all of them"
-    assert done.stdout.count("emulated in one process") == 4
+    assert done.stdout.count("emulated in one process") == 2
 
 
 @needs_environment

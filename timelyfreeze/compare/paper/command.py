@@ -120,7 +120,7 @@ def needs(item: Item, evaluate: str | None, keys: Sequence[str]) -> str:
         files = study.settings()
         folder, training = files["model"]["hf_assets_path"], files["training"]
         rows = training.get("dataset_path", f"{training['dataset']}, from the hub")
-        took = "minutes" if study.is_small else f"{study.hours():.0f} hours by the paper's tokens/s"
+        took = "minutes" if study.is_small else f"{study.hours():.2g} hours by the paper's tokens/s"
         words = study.command(Path("OUTPUT"), evaluate, keys)
         lines += [
             "",

@@ -1,5 +1,6 @@
 """Which runs stand behind the paper's tables and figures, and how long they train."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -83,3 +84,17 @@ def test_an_item_is_narrowed_and_keeps_none() -> None:
 def test_what_an_item_does_not_have_is_refused(schedules: list[str], methods: list[str]) -> None:
     with pytest.raises(ValueError, match=r"table 4 has no run of .*(DualPipeV|lisa)"):
         item(TABLE, 4).narrowed(schedules, methods, [], small=False)
+
+
+def test_the_page_has_every_piece_of_the_paper() -> None:
+    """2 algorithms, 55 equations, 10 tables, 15 figures, each in one row of its first column."""
+    text = (Path(__file__).resolve().parents[4] / "docs/paper.md").read_text()
+    firsts = [line.split(" | ")[0].strip("| ") for line in text.splitlines() if line[:2] == "| "]
+    for kind, count in {"Algorithm": 2, "Eq.": 55, "Table": 10, "Figure": 15}.items():
+        cells = [cell for cell in firsts if cell.startswith(kind)]
+        numbers: list[int] = []
+        for cell in cells:
+            cell = cell.split(", [")[0]
+            for first, last in re.findall(r"(\d+)(?: to (\d+))?", cell):
+                numbers += range(int(first), int(last or first) + 1)
+        assert sorted(numbers) == list(range(1, count + 1)), kind
