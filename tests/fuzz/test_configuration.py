@@ -1,4 +1,4 @@
-"""Every key of ``[freezing]``, ``[data]``, ``[emulation]`` and ours of ``[model]``, given wrongly.
+"""Every key of ``[freezing]``, ``[data]``, ``[emulation]``, ours of other sections, given wrongly.
 
 ``RULES`` is the table of docs/reference/configuration.md once more: for each key what it may be,
 and what not, in a configuration that is right but for that key.
@@ -54,6 +54,7 @@ def _word(*known: str) -> Any:
 
 
 FLAG = (st.booleans(), st.nothing())
+PATH = (st.text(max_size=9), st.nothing())  # read only if another key asks for it
 SHARE = _number(st.floats(0, 1), below=0.0, above=1.0)
 METHODS = ("apf", "autofreeze", "fixed", "linear", "lisa", "pipetransformer", "smartpipe")
 # Steps: 1000 of training, and T_w, T_m, T_f as they are by default, 60, 100 and 200.
@@ -118,6 +119,8 @@ RULES: dict[str, tuple[Any, Any]] = {
     "data.chat_template": _word("plain", "alpaca", "llama2", "llama3", "chatml", "tokenizer"),
     "data.packing": FLAG,
     "emulation.enable": FLAG,
+    "parallelism.partition": _word("", "time", "parameters", "memory"),
+    "parallelism.partition_profile": PATH,
     "model.vocab_size": _whole(1),
     "model.rope_scaling_factor": _number(st.floats(1e-3, 1e6), 0.0, INF, below=0.0),
     "model.rope_low_freq_factor": _number(st.floats(1e-3, 1e6), 0.0, INF, below=0.0),
@@ -171,10 +174,11 @@ def test_every_key_has_a_rule() -> None:
         for name in ("freezing", "data", "emulation")
         for key in _keys(sections[name], f"{name}.")
     }
-    upstream = {field.name for field in fields(sections["model"].__mro__[1])}
-    keys |= {
-        f"model.{field.name}" for field in fields(sections["model"]) if field.name not in upstream
-    }
+    for name in ("model", "parallelism"):
+        upstream = {field.name for field in fields(sections[name].__mro__[1])}
+        keys |= {
+            f"{name}.{field.name}" for field in fields(sections[name]) if field.name not in upstream
+        }
     assert keys == set(RULES)
 
 
@@ -183,7 +187,7 @@ def test_every_key_has_a_rule() -> None:
 def test_what_breaks_the_rule_of_a_key_is_told_with_key_and_value(
     data: st.DataObject, key: str
 ) -> None:
-    if RULES[key] is FLAG:
+    if RULES[key] in (FLAG, PATH):
         return
     value = data.draw(RULES[key][1])
     told = _told(key, value)

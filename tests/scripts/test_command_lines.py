@@ -26,8 +26,8 @@ import torchtitan.freezing.config_file
 import torchtitan.freezing.launch
 from tests.fuzz.mangling import fuzzed
 from torchtitan.evaluation import command as evaluate
+from torchtitan.freezing import estimate as estimate_memory
 from torchtitan.freezing import samples as show_samples
-from torchtitan.freezing.memory import command as estimate_memory
 from torchtitan.freezing.profile import command as profile
 from torchtitan.hf import export as hf_export
 

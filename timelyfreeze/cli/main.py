@@ -24,7 +24,7 @@ class Command:
 COMMANDS = {
     "train": Command("timelyfreeze.cli.train", "train with a TOML file over a pipeline"),
     "estimate": Command(
-        "torchtitan.freezing.memory.command", "what each rank's memory will hold; no GPU needed"
+        "torchtitan.freezing.estimate", "what each rank's memory will hold; no GPU needed"
     ),
     "samples": Command("torchtitan.freezing.samples", "what the model reads, and what it learns"),
     "profile": Command(

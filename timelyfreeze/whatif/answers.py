@@ -51,7 +51,7 @@ def answer(file: BoundsFile, grid: Grid, layers: Split | None = None) -> Answer:
         except ValueError as error:
             notes.append(f"left out {schedule}, {n_microbatches} microbatches: {first_line(error)}")
             continue
-        table = ScheduleCases(file, grid, schedule, n_microbatches, dag, stages, model)
+        table = ScheduleCases(file, grid, schedule, n_microbatches, order, dag, stages, model)
         for found in table.cases():
             if isinstance(found, Case):
                 cases.append(found)

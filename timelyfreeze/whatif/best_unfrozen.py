@@ -49,7 +49,7 @@ def best_split(
         longest = bounds_from_times(dag, model.times(split)).max_ms + lead
         return play_batch(dag, longest, n_processors, delays)[1]
 
-    min_layers = _min_layers(model, dag.n_stages)
+    min_layers = model.least_layers(dag.n_stages)
     starts = [_even_split(model, dag, min_layers), *also]
     best = min((batch_ms(split), split) for split in starts)
     if len(dag.actions) * dag.n_stages**2 > _MAX_ACTIONS_IN_ROUND:
@@ -70,19 +70,6 @@ def _neighbours(split: Split, min_layers: Split) -> Iterator[Split]:
             moved[giver] -= 1
             moved[taker] += 1
             yield tuple(moved)
-
-
-def _min_layers(model: LayerModel, n_stages: int) -> Split:
-    """Return the smallest number of layers with which each stage's times are possible."""
-    needed = []
-    for index in range(n_stages):
-        n = 0 if index in (0, n_stages - 1) else 1
-        while n < model.n_layers and model.stage(index, n_stages, n).errors():
-            n += 1
-        needed.append(n)
-    if sum(needed) > model.n_layers:
-        raise ValueError(f"{model.n_layers} layers are too few for {n_stages} stages")
-    return tuple(needed)
 
 
 def _even_split(model: LayerModel, dag: PipelineDag, min_layers: Split) -> Split:

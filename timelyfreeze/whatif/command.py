@@ -11,11 +11,13 @@ from timelyfreeze.settings import ALL_OR_NOTHING, AUTO, FIRST_STAGE_MODES, SKIP_
 from timelyfreeze.whatif.answers import answer
 from timelyfreeze.whatif.bounds_file import BoundsFile, read_bounds_file, recall
 from timelyfreeze.whatif.grid import BEST_SPLIT, DEFAULT_SPLIT, Grid, Split
+from timelyfreeze.whatif.loads import PARTITIONS
 from timelyfreeze.whatif.report import render, title_of, to_csv, to_json
 
 # Ranks times microbatches: four times the largest pipeline that has been solved, 64 by 256.
 MAX_CELLS = 65536
 _MAX_MS = 1e15
+_SPLITS = (DEFAULT_SPLIT, BEST_SPLIT, *PARTITIONS)
 PAPERS = ["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"]
 
 
@@ -48,7 +50,8 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--splits", nargs="+", type=_split, default=[DEFAULT_SPLIT], metavar="SPLIT",
         help=f"{DEFAULT_SPLIT}: as measured, or TorchTitan's cut for another number of stages; "
-        f"{BEST_SPLIT}: the fastest without freezing; or layers of each stage, such as 9,8,8,7",
+        f"{BEST_SPLIT}: the fastest without freezing; {', '.join(PARTITIONS)}: the largest rank "
+        "has least of it; or layers of each stage, such as 9,8,8,7",
     )  # fmt: skip
     add = parser.add_argument_group("what the file may not say").add_argument
     add("--ranks", type=whole(2), metavar="N", help="pipeline ranks")
@@ -135,7 +138,7 @@ def _grid(options: argparse.Namespace, file: BoundsFile) -> Grid:
 
 
 def _split(text: str) -> str | Split:
-    return text if text in (DEFAULT_SPLIT, BEST_SPLIT) else _layers(text)
+    return text if text in _SPLITS else _layers(text)
 
 
 def _layers(text: str) -> Split:
@@ -143,7 +146,7 @@ def _layers(text: str) -> Split:
     if not all(word.strip().isdecimal() for word in words):
         raise argparse.ArgumentTypeError(
             f"{text!r} is given; layers of each stage are whole numbers with commas in between, "
-            f"such as 9,8,8,7 (--splits also takes {DEFAULT_SPLIT} and {BEST_SPLIT})"
+            f"such as 9,8,8,7 (--splits also takes {', '.join(_SPLITS)})"
         )
     return tuple(map(int, words))
 

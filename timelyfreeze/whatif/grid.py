@@ -52,7 +52,8 @@ class Grid:
         caps: Values of r_max, in [0, 1], or ``settings.AUTO``.
         microbatches: Numbers of microbatches; a microbatch stays as large as it was measured.
         splits: ``DEFAULT_SPLIT`` (as measured, or TorchTitan's cut where the number of stages is
-            another), ``BEST_SPLIT`` (fastest without freezing), or layers of each stage.
+            another), ``BEST_SPLIT`` (fastest without freezing), one of ``loads.PARTITIONS`` (the
+            largest rank has least of it), or layers of each stage.
         n_ranks: Pipeline ranks.
         first_stage: How the first stage is frozen, one of ``settings.FIRST_STAGE_MODES``.
         skip_input_grads: What is done about input gradients that nobody needs, one of

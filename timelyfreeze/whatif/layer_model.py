@@ -92,6 +92,22 @@ class LayerModel:
             frozen_weight_ms=left_of_w * times.weight_ms,
         )
 
+    def least_layers(self, n_stages: int) -> Split:
+        """Return the smallest number of layers with which each stage's times are possible.
+
+        Raises:
+            ValueError: If these are more layers than the model has.
+        """
+        needed = []
+        for index in range(n_stages):
+            n = 0 if index in (0, n_stages - 1) else 1
+            while n < self.n_layers and self.stage(index, n_stages, n).errors():
+                n += 1
+            needed.append(n)
+        if sum(needed) > self.n_layers:
+            raise ValueError(f"{self.n_layers} layers are too few for {n_stages} stages")
+        return tuple(needed)
+
     def times(self, split: Sequence[int]) -> tuple[StageTimes, ...]:
         """Return what each stage of a split would take.
 

@@ -3,11 +3,13 @@
     "pipeline": {
       "schedule": "1F1B", "ranks": 4, "processors": 2.0, "first_stage": "all_or_nothing",
       "skip_input_grads": "use", "layers": [8, 9, 8, 7], "tokens_per_microbatch": 2048,
-      "stages": [{"forward_ms": ...}, ...], "layer": {...}, "fixed": {...}
+      "stages": [{"forward_ms": ...}, ...], "layer": {...}, "fixed": {...},
+      "parameters": {"first": ..., "layer": ..., "last": ...}, "memory": {...}
     }
 
-Every key of it may be missing. The last three are what a profile measured of every stage in full
-and in split backwards, and the overheads at which layers move (``layer_model.LayerModel``).
+Every key of it may be missing. Stages, layer and fixed are what a profile measured of every stage
+in full and in split backwards, and the overheads at which layers move (``layer_model.LayerModel``).
+The last two are the sizes of the model's parts.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import Any, TypeVar
 
-from timelyfreeze.files import keys_of, listed, number_of, shown, whole_of
+from timelyfreeze.files import keys_of, listed, number_of, read_dataclass, shown, whole_of
 from timelyfreeze.settings import FIRST_STAGE_MODES, SKIP_INPUT_GRADS
+from timelyfreeze.whatif.loads import PartParameters
+from timelyfreeze.whatif.rank_memory import ModelBytes
 from timelyfreeze.whatif.times import StageTimes
 
 _Value = TypeVar("_Value")
@@ -42,6 +46,8 @@ class PipelineNotes:
         stages: Times of each stage, in full and in split backwards.
         layer: Overhead of a layer.
         fixed: Overhead of a stage without layers.
+        parameters: Parameters of the model's parts.
+        memory: Bytes of the model's parts, with the microbatches and types that were measured.
     """
 
     schedule: str | None = None
@@ -54,6 +60,8 @@ class PipelineNotes:
     stages: tuple[StageTimes, ...] | None = None
     layer: StageTimes | None = None
     fixed: StageTimes | None = None
+    parameters: PartParameters | None = None
+    memory: ModelBytes | None = None
 
 
 def notes_to_json(notes: PipelineNotes) -> str:
@@ -98,6 +106,8 @@ def parse_notes(where: str, plain: Any, n_stages: int) -> PipelineNotes:
         stages=read("stages", each(_times)),
         layer=read("layer", _overheads),
         fixed=read("fixed", _overheads),
+        parameters=read("parameters", partial(_sizes, PartParameters)),
+        memory=read("memory", partial(_sizes, ModelBytes)),
     )
 
 
@@ -108,7 +118,8 @@ def _word(where: str, value: Any, known: tuple[str, ...] | None = None) -> str:
     return value
 
 
-_count = partial(whole_of, least=1, most=10**15)
+_MOST = 10**15
+_count = partial(whole_of, least=1, most=_MOST)
 
 
 def _positive(where: str, value: Any) -> float:
@@ -116,6 +127,22 @@ def _positive(where: str, value: Any) -> float:
     if number == 0.0:
         raise ValueError(f"{where} is {shown(value)}; it must be above 0")
     return number
+
+
+def _sizes(kind: type[_Value], where: str, value: Any) -> _Value:
+    """Read numbers of parameters or bytes, also of parts, none of them below 0."""
+
+    def check(where: str, value: Any) -> None:
+        for key in keys_of(where, value):
+            one = value[key]
+            if isinstance(one, dict):
+                check(f"{where}.{key}", one)
+            else:
+                whole_of(f"{where}.{key}", one, most=_MOST)
+
+    found = read_dataclass(kind, value, where)
+    check(where, value)
+    return found
 
 
 def _list(where: str, value: Any, length: int) -> list[Any]:

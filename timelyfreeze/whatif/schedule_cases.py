@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from timelyfreeze.planning import LpError, SolverChoices, chosen_plan
-from timelyfreeze.schedule import PipelineDag
+from timelyfreeze.schedule import PipelineDag, ScheduleOrder
 from timelyfreeze.settings import ALL_OR_NOTHING, effective_skip_input_grads
 from timelyfreeze.timing import DurationBounds, play_batch
 from timelyfreeze.whatif.best_unfrozen import best_split
@@ -26,6 +26,15 @@ from timelyfreeze.whatif.grid import (
     render_split,
 )
 from timelyfreeze.whatif.layer_model import LayerModel
+from timelyfreeze.whatif.loads import (
+    PARAMETERS,
+    PARTITIONS,
+    TIME,
+    memory_load,
+    parameter_load,
+    time_load,
+)
+from timelyfreeze.whatif.partition import Load, min_max_split
 from timelyfreeze.whatif.times import Links, StageTimes, bounds_from_times
 
 
@@ -38,7 +47,8 @@ class ScheduleCases:
         grid: What is asked.
         schedule: Name of the schedule.
         n_microbatches: Microbatches of a batch.
-        dag: Its graph.
+        order: Its order.
+        dag: The graph of that.
         stages: Times of the measured stages.
         model: Overheads at which layers move; None where they are not known.
     """
@@ -47,6 +57,7 @@ class ScheduleCases:
     grid: Grid
     schedule: str
     n_microbatches: int
+    order: ScheduleOrder
     dag: PipelineDag
     stages: tuple[StageTimes, ...]
     model: LayerModel | None
@@ -98,10 +109,32 @@ class ScheduleCases:
             return default_split(self.model.n_layers, self.dag.n_stages)
         if self.model is None:
             raise ValueError("layers cannot be moved")
-        assert not isinstance(name, str)  # both names have been dealt with
+        if isinstance(name, str):
+            return min_max_split(
+                self.model.n_layers,
+                self.order.stage_to_rank,
+                self._load(name, self.model),
+                self.model.least_layers(self.dag.n_stages),
+            )
         if len(name) != self.dag.n_stages:
             raise ValueError(f"it has {len(name)} stages, the schedule {self.dag.n_stages}")
         return name
+
+    def _load(self, partition: str, model: LayerModel) -> Load:
+        """Return what a partition makes even."""
+        assert partition in PARTITIONS  # the other names have been dealt with
+        notes = self.file.notes
+        if partition == TIME:
+            return time_load(model, self.order.stage_to_rank)
+        if partition == PARAMETERS and notes.parameters is not None:
+            return parameter_load(notes.parameters, self.order.stage_to_rank)
+        if partition != PARAMETERS and notes.memory is not None:
+            return memory_load(notes.memory, self.order)
+        what = "how many parameters" if partition == PARAMETERS else "how many bytes"
+        raise ValueError(
+            f"{self.file.path.name} does not tell {what} the parts of the model have; a file of "
+            "`timelyfreeze profile CONFIG.toml` does"
+        )
 
     def _best_unfrozen(self) -> Split | None:
         if self.model is None:

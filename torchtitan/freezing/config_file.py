@@ -19,13 +19,14 @@ from typing import Any
 from torchtitan.config import ConfigManager
 
 from timelyfreeze.files import shown
-from torchtitan.freezing.checks import ConfigError, join_errors
+from torchtitan.freezing.checks import ConfigError, join_errors, partition_errors
 from torchtitan.freezing.config import (
     JobConfig,
     job_config_class,
     preset_errors,
     with_preset,
 )
+from torchtitan.freezing.partition import with_partition
 
 _FILE_KEYS = ("--job.config_file", "--job.config-file")
 _MODULE_KEYS = ("--job.custom_config_module", "--job.custom-config-module")
@@ -54,9 +55,17 @@ def read_config(args: Sequence[str]) -> JobConfig:
     except (ValueError, ImportError, AttributeError) as error:
         raise ConfigError(join_errors([str(error)])) from error
     given = {*_keys_of(table), *_argument_keys(args)}
-    if errors := [*_not_numbers(job_config), *preset_errors(job_config, given)]:
+    errors = [
+        *_not_numbers(job_config),
+        *preset_errors(job_config, given),
+        *partition_errors(job_config, given),
+    ]
+    if errors:
         raise ConfigError(join_errors(errors))
-    return with_preset(job_config, given)
+    try:
+        return with_partition(with_preset(job_config, given))
+    except ValueError as error:
+        raise ConfigError(join_errors([str(error)])) from error
 
 
 def _keys_of(table: dict[str, Any], prefix: str = "") -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -149,7 +149,9 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
         if upstream.state_dict_adapter is Llama3StateDictAdapter
         else upstream.state_dict_adapter,
         parallelize_fn=parallelize_fn,
-        pipelining_fn=pipelining_fn if upstream.pipelining_fn else None,
+        pipelining_fn=wraps(upstream.pipelining_fn)(pipelining_fn)
+        if upstream.pipelining_fn
+        else None,
         build_loss_fn=build_loss_fn,
         build_dataloader_fn=build_dataloader_fn,
         build_validator_fn=build_validator_fn if upstream.build_validator_fn else None,

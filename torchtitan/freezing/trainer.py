@@ -44,6 +44,7 @@ from torchtitan.freezing.config import JobConfig, toml_key
 from torchtitan.freezing.emulation.mesh import EmulatedDims
 from torchtitan.freezing.emulation.pipeline import as_one_process, emulated_order
 from torchtitan.freezing.emulation.record import EmulationRecord, OptimizerClock
+from torchtitan.freezing.partition import model_sizes, partition_line
 from torchtitan.freezing.report.progress import quiet_unless
 from torchtitan.freezing.stop_request import StopRequest
 from torchtitan.upstream.fixes import one_cast_for_all
@@ -85,6 +86,8 @@ class FreezingTrainer(Trainer):
             parallel_dims = super().init_distributed()
         shown = dist.get_rank() == titan_metrics._get_metrics_rank(parallel_dims, self.job_config)
         quiet_unless(shown, dist.get_rank())
+        if shown and (told := partition_line(self.job_config)) is not None:
+            logger.info(told)
         return parallel_dims
 
     def _begin_recording(self) -> None:
@@ -135,7 +138,11 @@ class FreezingTrainer(Trainer):
             self.recorder,
             device=self.device,
             n_processors=self._n_processors,
-            on_solved=partial(self.metrics_processor.save_plan, n_processors=self._n_processors),
+            on_solved=partial(
+                self.metrics_processor.save_plan,
+                n_processors=self._n_processors,
+                sizes=model_sizes(self.job_config),
+            ),
             # Between stages of one process there are no links.
             transfers=dict if emulates else None,
             measures_energy=freezing.unit == TENSORS,

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from tests.timelyfreeze.helpers.pipelines import hand_order, random_bounds
+from tests.timelyfreeze.whatif.test_rank_memory import MODEL as MODEL_BYTES
 from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import order_to_csv
 from timelyfreeze.timing.bounds import uniform_bounds
 from timelyfreeze.timing.bounds_json import bounds_from_json, bounds_to_json
 from timelyfreeze.whatif.bounds_file import bounds_file_text, read_bounds_file
+from timelyfreeze.whatif.loads import PartParameters
 from timelyfreeze.whatif.notes import PipelineNotes
 from timelyfreeze.whatif.times import StageTimes
 
@@ -29,6 +31,8 @@ NOTES = PipelineNotes(
     stages=(StageTimes(1.0, 2.0, 1.0, 0.5, 1.5, 0.5), StageTimes(2.0, 4.0, 2.0, 2.0, 2.0, 0.0)),
     layer=StageTimes(0.5, 1.0, 0.5, 0.5, 0.5, 0.0),
     fixed=StageTimes(0.1, -0.1, 0.0, 0.0, -0.1, 0.0),
+    parameters=PartParameters(first=100, layer=30, last=82),
+    memory=MODEL_BYTES,
 )
 
 
@@ -163,6 +167,10 @@ def test_missing_rows_are_named(
         ("layers", [1, -2], "pipeline.layers[1] is -2"),
         ("stages", [{}, {}], "pipeline.stages[0] must have the keys forward_ms"),
         ("layer", {"forward_ms": 1}, "pipeline.layer must have the keys forward_ms"),
+        ("parameters", {"first": 1, "layer": 2}, "pipeline.parameters lacks last"),
+        ("parameters", {"first": 1, "layer": -2, "last": 3}, "pipeline.parameters.layer is -2"),
+        ("memory", {"layer": {"weights": 1}}, "pipeline.memory.layer lacks casts, kept"),
+        ("memory", {"message": 1.5}, "pipeline.memory.message is 1.5; it must be a whole number"),
         ("speed", 3, "pipeline has unknown keys: speed"),
     ],
 )
@@ -171,6 +179,13 @@ def test_broken_notes_are_named(
 ) -> None:
     plain["pipeline"][key] = value
     assert expected in message(save(tmp_path, plain))
+
+
+def test_bytes_below_0_are_named(tmp_path: Path, plain: dict[str, Any]) -> None:
+    plain["pipeline"]["memory"]["head"]["kept"] = -1
+    assert "pipeline.memory.head.kept is -1; it must be in [0, 1e+15]" in message(
+        save(tmp_path, plain)
+    )
 
 
 def test_impossible_times_of_a_stage_are_named(tmp_path: Path, plain: dict[str, Any]) -> None:

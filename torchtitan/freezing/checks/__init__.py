@@ -9,8 +9,10 @@ from torchtitan.freezing.checks.configuration import (
 from torchtitan.freezing.checks.data import reads_training_examples, validation_split
 from torchtitan.freezing.checks.freezing import freeze_settings
 from torchtitan.freezing.checks.parallel import compiles_blocks, peer_errors
+from torchtitan.freezing.checks.partition import partition_errors
 from torchtitan.freezing.checks.pipeline import (
     n_microbatches,
+    pipeline_errors,
     recompute_error,
     schedule_errors,
     size_errors,
@@ -18,6 +20,7 @@ from torchtitan.freezing.checks.pipeline import (
 
 __all__ = [
     "ConfigError", "check", "check_examples", "compiles_blocks", "freeze_settings", "join_errors",
-    "n_microbatches", "peer_errors", "reads_training_examples", "recompute_error",
-    "schedule_errors", "size_errors", "validation_split",
+    "n_microbatches", "partition_errors", "peer_errors", "pipeline_errors",
+    "reads_training_examples", "recompute_error", "schedule_errors", "size_errors",
+    "validation_split",
 ]  # fmt: skip

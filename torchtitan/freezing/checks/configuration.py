@@ -11,6 +11,7 @@ from torchtitan.freezing.checks.data import data_errors, example_errors, validat
 from torchtitan.freezing.checks.freezing import freezing_errors
 from torchtitan.freezing.checks.models import device_errors, model_errors, tokenizer_errors
 from torchtitan.freezing.checks.parallel import float8_errors, parallel_errors
+from torchtitan.freezing.checks.partition import partition_errors
 from torchtitan.freezing.checks.pipeline import emulation_errors, length_errors, pipeline_errors
 from torchtitan.freezing.config import JobConfig, toml_key
 from torchtitan.freezing.report.losses import reference_errors
@@ -35,6 +36,7 @@ def check(job_config: JobConfig, *, trains: bool = False) -> None:
         errors = [
             *length_errors(job_config),
             *pipeline_errors(job_config),
+            *partition_errors(job_config),
             *emulation_errors(job_config),
             *([] if job_config.emulation.enable else parallel_errors(job_config)),
             *model_errors(job_config),

@@ -10,6 +10,7 @@ from torchtitan.freezing.config.job_config import (
 from torchtitan.freezing.config.layout import (
     count_layers,
     examples_of_microbatch,
+    modules_of_split,
     pipeline_notes,
     pipeline_order,
     pipeline_title,
@@ -19,6 +20,6 @@ from torchtitan.freezing.config.presets import preset_errors, preset_line, with_
 
 __all__ = [
     "Freezing", "JobConfig", "Model", "count_layers", "examples_of_microbatch",
-    "job_config_class", "pipeline_notes", "pipeline_order", "pipeline_title", "preset_errors",
-    "preset_line", "stage_modules", "toml_key", "with_preset",
+    "job_config_class", "modules_of_split", "pipeline_notes", "pipeline_order", "pipeline_title",
+    "preset_errors", "preset_line", "stage_modules", "toml_key", "with_preset",
 ]  # fmt: skip

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, make_dataclass
 
 from torchtitan.config import JobConfig as TitanJobConfig
 from torchtitan.config import Model as TitanModel
+from torchtitan.config import Parallelism as TitanParallelism
 
 from timelyfreeze.policies import registered_policies
 from timelyfreeze.settings import AUTO
@@ -198,10 +199,25 @@ class Model(TitanModel):
 
 
 @dataclass
+class Parallelism(TitanParallelism):
+    """How the work is divided among devices."""
+
+    partition: str = ""
+    """How the model is cut into stages: "time", "parameters" or "memory" hand out the layers so
+    that the rank that has most of it has as little as can be. Unset: TorchTitan's own cut, by the
+    number of layers. A run prints the split and its loads."""
+
+    partition_profile: str = ""
+    """For partition "time": the bounds.json that `timelyfreeze profile` or a training run with a
+    plan has written for this model; the same file on every host."""
+
+
+@dataclass
 class JobConfig(TitanJobConfig):
     """TorchTitan's configuration with the sections that this fork adds."""
 
     model: Model = field(default_factory=Model)
+    parallelism: Parallelism = field(default_factory=Parallelism)
     freezing: Freezing = field(default_factory=Freezing)
     data: Data = field(default_factory=Data)
     emulation: Emulation = field(default_factory=Emulation)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 
 from torchtitan.distributed.pipeline_parallel import generate_llm_fqn_per_model_part
 
 from timelyfreeze.runtime import named_order, stages_per_rank
 from timelyfreeze.schedule import Action, ActionKind, ScheduleOrder, build_order, order_from_csv
+from timelyfreeze.whatif.loads import UNKNOWN_SIZES, ModelSizes
 from timelyfreeze.whatif.notes import PipelineNotes
 from torchtitan.freezing.config.job_config import JobConfig
 
@@ -95,6 +97,7 @@ def pipeline_notes(
     order: ScheduleOrder,
     n_layers: int | None,
     n_processors: float | None = None,
+    sizes: ModelSizes = UNKNOWN_SIZES,
 ) -> PipelineNotes:
     """Return what a configuration tells about the pipeline whose times were measured.
 
@@ -103,6 +106,7 @@ def pipeline_notes(
         order: The order that ran.
         n_layers: Layers of the model; None for a model that does not count them.
         n_processors: How many ranks compute at once; None if each has a device of its own.
+        sizes: Sizes of the model's parts.
     """
     parallelism = job_config.parallelism
     layers = None
@@ -118,7 +122,23 @@ def pipeline_notes(
         skip_input_grads=job_config.freezing.skip_input_grads,
         layers=layers if layers is not None and len(layers) == order.n_stages else None,
         tokens_per_microbatch=examples_of_microbatch(job_config) * job_config.training.seq_len,
+        parameters=sizes.parameters,
+        memory=sizes.memory,
     )
+
+
+def modules_of_split(split: Sequence[int]) -> list[list[str]]:
+    """Return the names of the modules of each stage, given its number of layers.
+
+    Embedding, norm and head stay with the ends.
+    """
+    ends = list(accumulate(split))
+    stages = [
+        [f"layers.{i}" for i in range(end - n, end)] for n, end in zip(split, ends, strict=True)
+    ]
+    stages[0].insert(0, "tok_embeddings")
+    stages[-1] += ["norm", "output"]
+    return stages
 
 
 def count_layers(stages: Sequence[Sequence[str]]) -> tuple[int, ...]:

@@ -30,6 +30,7 @@ def _profile(options: argparse.Namespace, keys: Sequence[str]) -> int:
     upstream_fixes.install()
     from timelyfreeze.schedule import order_to_csv
     from torchtitan.freezing.config_file import read_config
+    from torchtitan.freezing.partition import partition_line
     from torchtitan.freezing.profile.bench import Repeats
     from torchtitan.freezing.profile.files import (
         HEADING,
@@ -49,7 +50,8 @@ def _profile(options: argparse.Namespace, keys: Sequence[str]) -> int:
     ratios = tuple(sorted({0.0, 1.0, *options.ratios}))
     repeats = Repeats(ratios, options.warmup, options.repeats)
     job_config = read_config([f"--job.config_file={options.config}", *keys])
-    print(f"{_title(job_config)}\n\n{markdown_table(HEADING, [])}", flush=True)
+    lines = [_title(job_config), *([told] if (told := partition_line(job_config)) else [])]
+    print("\n".join([*lines, "", markdown_table(HEADING, [])]), flush=True)
     profile = profile_stages(job_config, repeats, show)
     overheads = None
     try:

@@ -14,6 +14,7 @@ from timelyfreeze.whatif.bounds_file import bounds_file_text
 from timelyfreeze.whatif.layer_model import layer_overheads
 from timelyfreeze.whatif.times import Pair, StageTimes, complete_times
 from torchtitan.freezing.config import JobConfig, pipeline_notes
+from torchtitan.freezing.partition import model_sizes
 from torchtitan.freezing.profile.bench import Repeats
 from torchtitan.freezing.profile.response import Response, fit_line, spread
 from torchtitan.freezing.profile.runs import Profile
@@ -84,7 +85,13 @@ def bounds_text(profile: Profile, job_config: JobConfig, overheads: Overheads | 
     first_stage = job_config.freezing.first_stage
     dag, bounds = profile_bounds(profile, first_stage)
     notes = replace(
-        pipeline_notes(job_config, profile.order, profile.n_layers, profile.n_processors),
+        pipeline_notes(
+            job_config,
+            profile.order,
+            profile.n_layers,
+            profile.n_processors,
+            model_sizes(job_config),
+        ),
         stages=tuple(stage_times(r) for r in chosen_responses(profile, first_stage)),
         layer=None if overheads is None else overheads.layer,
         fixed=None if overheads is None else overheads.fixed,

@@ -18,6 +18,7 @@ from torchtitan.tools.utils import NoColor
 from timelyfreeze.control import FreezeController
 from timelyfreeze.planning import FreezePlan
 from timelyfreeze.timing import DurationBounds
+from timelyfreeze.whatif.loads import UNKNOWN_SIZES, ModelSizes
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.emulation.record import EmulationRecord
 from torchtitan.freezing.report.losses import FiniteWatch
@@ -101,10 +102,14 @@ class FreezingMetricsProcessor(MetricsProcessor):
         )
 
     def save_plan(
-        self, plan: FreezePlan, bounds: DurationBounds, n_processors: float | None = None
+        self,
+        plan: FreezePlan,
+        bounds: DurationBounds,
+        n_processors: float | None = None,
+        sizes: ModelSizes = UNKNOWN_SIZES,
     ) -> None:
         """Keep what was measured and what was solved; as ``RunRecorder.save_plan``."""
-        self._recorder.save_plan(plan, bounds, n_processors)
+        self._recorder.save_plan(plan, bounds, n_processors, sizes)
         self._has_new_plots = True
 
     def log(

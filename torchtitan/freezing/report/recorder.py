@@ -23,6 +23,7 @@ from timelyfreeze.runtime import Exchange
 from timelyfreeze.schedule import order_to_csv
 from timelyfreeze.timing import DurationBounds
 from timelyfreeze.whatif.bounds_file import bounds_file_text
+from timelyfreeze.whatif.loads import UNKNOWN_SIZES, ModelSizes
 from torchtitan.freezing.config import JobConfig, pipeline_notes, preset_line
 from torchtitan.freezing.emulation.record import EmulationRecord
 from torchtitan.freezing.report.batches import ResponseSample, TimelineRecord
@@ -127,15 +128,20 @@ class RunRecorder:
             self._timelines.add(observed)
 
     def save_plan(
-        self, plan: FreezePlan, bounds: DurationBounds, n_processors: float | None = None
+        self,
+        plan: FreezePlan,
+        bounds: DurationBounds,
+        n_processors: float | None = None,
+        sizes: ModelSizes = UNKNOWN_SIZES,
     ) -> None:
         """Keep what was measured and what was solved beside the run.
 
-        What an earlier plan was made from, and that plan, get a number and stay.
+        What an earlier plan was made from, and that plan, get a number and stay. The last two
+        arguments are as for ``pipeline_notes``.
         """
         assert self._controller is not None  # nothing else has plans to save
         order = self._controller.order
-        notes = pipeline_notes(self._config, order, self._n_layers, n_processors)
+        notes = pipeline_notes(self._config, order, self._n_layers, n_processors, sizes)
         self._write("schedule.csv", order_to_csv(order))
         self.record.begin_plan()
         if self._writes:

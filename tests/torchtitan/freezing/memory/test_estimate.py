@@ -11,17 +11,11 @@ import torch
 from torchtitan.models.llama3 import Transformer, llama3_args
 
 from tests.torchtitan.helpers.job_configs import make_job_config
-from timelyfreeze.schedule.order import parse_order
+from timelyfreeze.whatif.rank_memory import RESERVE_BYTES, peak_bytes
 from torchtitan.freezing.config.job_config import JobConfig
 from torchtitan.freezing.config.layout import pipeline_order, stage_modules
 from torchtitan.freezing.memory.activations import module_bytes
-from torchtitan.freezing.memory.estimate import (
-    RESERVE_BYTES,
-    RankMemory,
-    estimate_memory,
-    parameter_shapes,
-    peak_bytes,
-)
+from torchtitan.freezing.memory.estimate import estimate_memory, parameter_shapes
 from torchtitan.hf.flavors import LLAMA_FLAVORS, chosen_args
 
 pytestmark = pytest.mark.slow
@@ -129,25 +123,6 @@ def test_recomputed_blocks_keep_their_input_alone() -> None:
 
 
 # -- how much at once ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("rows", "expected"),
-    [
-        (["0F0 0F1 0F2 0B0 0B1 0B2"], [30]),
-        (["0F0 0B0 0F1 0B1"], [10]),
-        (["0F0 0F1 0B0 0F2 0B1 0B2"], [20]),
-        # Input backwards keep the activation and add 3 until the weight backward.
-        (["0F0 0F1 0I0 0I1 0W0 0W1"], [26]),
-        (["0F0 0I0 0W0 0F1 0I1 0W1"], [13]),
-        # Stage 1 weighs 11.
-        (["0F0 1F0 1B0 0B0"], [21]),
-    ],
-)
-def test_the_fullest_moment_by_hand(rows: list[str], expected: list[int]) -> None:
-    order = parse_order(rows)
-    found = [peak_bytes(row, lambda s: 10 + s, lambda s: 3 + s) for row in order.ranks]
-    assert found == expected
 
 
 @pytest.mark.parametrize(
@@ -311,13 +286,6 @@ def test_what_is_not_covered_is_refused(changes: dict[str, Any], words: str) -> 
     with pytest.raises(ValueError, match="is") as error:
         estimate_memory(config(**changes))
     assert words in str(error.value)
-
-
-def test_a_reserve_is_kept_back() -> None:
-    memory = RankMemory(10, 10, 15, 5, 5, 3, 2)
-    assert memory.total == 50
-    assert memory.fits(50 + RESERVE_BYTES)
-    assert not memory.fits(49 + RESERVE_BYTES)
 
 
 @pytest.mark.parametrize("name", LLAMA_FLAVORS)

@@ -14,6 +14,7 @@ from timelyfreeze.schedule.order import order_from_csv
 from timelyfreeze.timing.bounds_json import bounds_from_json
 from timelyfreeze.whatif.bounds_file import read_bounds_file
 from timelyfreeze.whatif.command import main as plan_main
+from timelyfreeze.whatif.loads import PartParameters
 from torchtitan.freezing.config.layout import pipeline_order
 from torchtitan.freezing.profile.command import main
 from torchtitan.freezing.profile.files import (
@@ -140,7 +141,12 @@ def test_two_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert [p["ratio"] for p in kept["points"]] == [0.0, 0.5, 1.0]
     assert set(kept["line"]) >= {"largest_miss", "fit_residual_ms", "r_squared"}
     assert json.loads((folder / "settings.json").read_text())["training"]["seq_len"] == 16
-    assert read_bounds_file(folder / "bounds.json").notes.first_stage == "per_tensor"
+    notes = read_bounds_file(folder / "bounds.json").notes
+    assert notes.first_stage == "per_tensor"
+    # Of the debugmodel: a vocabulary of 2048, width 256, and a norm at the end.
+    assert notes.parameters == PartParameters(524_288, 852_480, 524_288 + 256)
+    assert notes.memory is not None
+    assert notes.memory.message == 2 * 16 * 256 * 4
 
     # Overheads of layers are measured, and on a busy machine may contradict each other; the
     # measured split is planned for in any case.

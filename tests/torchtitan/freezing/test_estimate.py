@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from torchtitan.freezing.memory.command import main
+from torchtitan.freezing.estimate import main
 
-CONFIG = str(Path(__file__).parents[4] / "train_configs" / "tiny_8m.toml")
+CONFIG = str(Path(__file__).parents[3] / "train_configs" / "tiny_8m.toml")
 
 
 def test_a_table_for_each_schedule(capsys: pytest.CaptureFixture[str]) -> None:

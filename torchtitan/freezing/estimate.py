@@ -24,6 +24,7 @@ def _estimate(options: argparse.Namespace, keys: Sequence[str]) -> int:
     from torchtitan.freezing.config import pipeline_title
     from torchtitan.freezing.config_file import read_config
     from torchtitan.freezing.memory.estimate import estimate_memory
+    from torchtitan.freezing.partition import partition_line
 
     all_fit = True
     for schedule in options.schedules or [None]:
@@ -31,6 +32,8 @@ def _estimate(options: argparse.Namespace, keys: Sequence[str]) -> int:
         job_config = read_config([f"--job.config_file={options.config}", *keys, *chosen])
         ranks = estimate_memory(job_config)
         print(pipeline_title(job_config))
+        if (told := partition_line(job_config)) is not None:
+            print(told)
         emulated = job_config.emulation.enable
         names = ["all ranks"] if emulated else [f"rank {rank}" for rank in range(len(ranks))]
         print(render(ranks, names))

@@ -1,0 +1,126 @@
+"""The most even split, against a search through all of them."""
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from timelyfreeze.whatif.grid import Split
+from timelyfreeze.whatif.partition import min_max_split, stages_of_ranks
+
+LOOPED = (0, 1, 0, 1)
+IN_V = (0, 1, 2, 2, 1, 0)
+
+
+def all_splits(n_layers: int, least: Sequence[int]) -> Iterator[Split]:
+    """Every way to hand out the layers, written without looking at the library."""
+    for split in itertools.product(range(n_layers + 1), repeat=len(least)):
+        if sum(split) == n_layers and all(n >= m for n, m in zip(split, least, strict=True)):
+            yield split
+
+
+class Loads:
+    """A table of what each stage's layers add to its rank, drawn so that none is below another."""
+
+    def __init__(self, seed: int, stage_to_rank: Sequence[int], n_layers: int) -> None:
+        rng = random.Random(seed)
+        self.stages = [
+            [s for s, rank in enumerate(stage_to_rank) if rank == r]
+            for r in range(max(stage_to_rank) + 1)
+        ]
+        self.table = [
+            list(itertools.accumulate(rng.choice([0, 1, 1, 3, 10]) for _ in range(n_layers + 1)))
+            for _ in stage_to_rank
+        ]
+
+    def __call__(self, rank: int, layers: Split) -> list[int]:
+        return [self.table[s][n] for s, n in zip(self.stages[rank], layers, strict=True)]
+
+    def of_ranks(self, split: Split) -> list[list[int]]:
+        return [
+            self(rank, tuple(split[s] for s in stages)) for rank, stages in enumerate(self.stages)
+        ]
+
+    def order(self, split: Split) -> tuple[int, int, int, int]:
+        """What the split is judged by, the most important first."""
+        parts = self.of_ranks(split)
+        return (
+            max(map(sum, parts)),
+            sum(sum(each) ** 2 for each in parts),
+            sum(part**2 for each in parts for part in each),
+            sum(n**2 for n in split),
+        )
+
+
+class Fullest(Loads):
+    """Of a rank's stages the fuller one counts twice: loads that are no sums."""
+
+    def __call__(self, rank: int, layers: Split) -> list[int]:
+        each = super().__call__(rank, layers)
+        return [sum(each) + max(each)]
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("kind", [Loads, Fullest])
+@pytest.mark.parametrize(
+    ("stage_to_rank", "n_layers", "least"),
+    [
+        ((0, 1, 2), 9, (0, 1, 0)),
+        ((0, 1, 2, 3), 8, (0, 1, 1, 0)),
+        ((0, 1), 7, (2, 0)),
+        (LOOPED, 8, (0, 1, 1, 0)),
+        (IN_V, 6, (0, 0, 1, 1, 0, 0)),
+        ((0, 0, 0, 1), 6, (0, 1, 1, 0)),
+    ],
+)
+def test_no_split_is_better(
+    seed: int, kind: type[Loads], stage_to_rank: Split, n_layers: int, least: Split
+) -> None:
+    load = kind(seed, stage_to_rank, n_layers)
+    found = min_max_split(n_layers, stage_to_rank, load, least)
+    assert sum(found) == n_layers
+    assert all(n >= m for n, m in zip(found, least, strict=True))
+    assert load.order(found) == min(map(load.order, all_splits(n_layers, least)))
+
+
+def test_what_is_left_over_goes_to_the_front() -> None:
+    def alike(rank: int, layers: Split) -> list[int]:
+        return list(layers)
+
+    assert min_max_split(10, (0, 1, 2, 3), alike, (0, 1, 1, 0)) == (3, 3, 2, 2)
+    assert min_max_split(10, LOOPED, alike, (0, 1, 1, 0)) == (3, 3, 2, 2)
+
+
+def test_of_the_same_largest_load_the_most_even_split_is_taken() -> None:
+    """The last stage has 9 with nothing; whatever the others have, up to 9, is no larger."""
+
+    def heavy_end(rank: int, layers: Split) -> list[int]:
+        return [layers[0] + (9 if rank == 3 else 0)]
+
+    assert min_max_split(12, (0, 1, 2, 3), heavy_end, (0, 1, 1, 0)) == (4, 4, 4, 0)
+
+
+def test_a_rank_has_its_stages_front_to_back() -> None:
+    assert stages_of_ranks(IN_V) == [[0, 5], [1, 4], [2, 3]]
+
+
+def test_what_cannot_be_split_is_said() -> None:
+    def alike(rank: int, layers: Split) -> list[int]:
+        return list(layers)
+
+    with pytest.raises(ValueError, match="3 layers are too few for 5 stages"):
+        min_max_split(3, range(5), alike, (0, 2, 1, 1, 0))
+    with pytest.raises(ValueError, match=r"a rank has 5 stages; .* for up to 4"):
+        min_max_split(9, (0,) * 5, alike, (0,) * 5)
+
+
+def test_large_pipelines_take_a_moment() -> None:
+    """126 layers over 64 ranks; ends that weigh as three layers each."""
+
+    def load(rank: int, layers: Split) -> list[int]:
+        return [layers[0] + 3 * (rank in (0, 63))]
+
+    split = min_max_split(126, range(64), load, (0, *[1] * 62, 0))
+    assert max(split) == 3
+    assert split[-1] == 0

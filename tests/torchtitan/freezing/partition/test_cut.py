@@ -1,0 +1,245 @@
+"""From ``parallelism.partition`` in a file to the stages of the pipeline."""
+
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from timelyfreeze.schedule import build_dag, gpipe_order
+from timelyfreeze.whatif.bounds_file import bounds_file_text
+from timelyfreeze.whatif.grid import Split
+from timelyfreeze.whatif.notes import PipelineNotes
+from timelyfreeze.whatif.times import StageTimes, bounds_from_times
+from torchtitan.freezing.checks import ConfigError, check
+from torchtitan.freezing.config import JobConfig, count_layers, modules_of_split, stage_modules
+from torchtitan.freezing.config_file import read_config
+from torchtitan.freezing.estimate import main as estimate
+from torchtitan.freezing.memory.estimate import estimate_memory
+from torchtitan.freezing.partition import partition_line
+
+ROOT = Path(__file__).resolve().parents[4]
+N_LAYERS = 6  # of upstream's debugmodel
+TOML = """
+[model]
+name = "llama3"
+flavor = "debugmodel"
+[training]
+local_batch_size = 8
+seq_len = 64
+[parallelism]
+pipeline_parallel_degree = 3
+[activation_checkpoint]
+mode = "none"
+"""
+SCHEDULE = "--parallelism.pipeline_parallel_schedule"
+PARTITION = "--parallelism.partition"
+
+
+@pytest.fixture
+def toml(tmp_path: Path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(TOML)
+    return path
+
+
+def read(path: Path, *arguments: str) -> JobConfig:
+    return read_config([f"--job.config_file={path}", *arguments])
+
+
+def layers_of(job_config: JobConfig) -> tuple[int, ...]:
+    modules = job_config.parallelism.module_fqns_per_model_part
+    assert modules is not None
+    return count_layers(modules)
+
+
+def all_splits(n_stages: int) -> Iterator[Split]:
+    for split in itertools.product(range(N_LAYERS + 1), repeat=n_stages):
+        if sum(split) == N_LAYERS and min(split[1:-1], default=1) >= 1:
+            yield split
+
+
+def profile(path: Path, *stages: StageTimes, **notes: Any) -> Path:
+    dag = build_dag(gpipe_order(len(stages), 4))
+    path.write_text(bounds_file_text(dag, bounds_from_times(dag, stages), PipelineNotes(**notes)))
+    return path
+
+
+def times(total_ms: float) -> StageTimes:
+    """A third of it forward."""
+    third = total_ms / 3
+    return StageTimes(third, 2 * third, third, third, third, 0.0)
+
+
+def test_layers_stand_in_order_between_the_ends_of_the_model() -> None:
+    assert modules_of_split((1, 2, 0)) == [
+        ["tok_embeddings", "layers.0"],
+        ["layers.1", "layers.2"],
+        ["norm", "output"],
+    ]
+
+
+def test_without_a_partition_upstream_cuts(toml: Path) -> None:
+    job_config = read(toml)
+    assert job_config.parallelism.module_fqns_per_model_part is None
+    assert count_layers(stage_modules(job_config, N_LAYERS)) == (2, 3, 1)
+    assert partition_line(job_config) is None
+
+
+def test_parameters_by_hand(toml: Path) -> None:
+    """A layer has 852,480, the embedding 524,288, norm and head 524,544."""
+    # 2.23 million at the ends; with a layer less at one of them the middle would have 2.56.
+    assert layers_of(read(toml, f"{PARTITION}=parameters")) == (2, 2, 2)
+    wide = read(toml, f"{PARTITION}=parameters", "--model.vocab_size=16384")
+    # 4.19 million at each end: with all six layers the middle has 5.11, with five an end has 5.05.
+    assert layers_of(wide) == (1, 5, 0)
+    check(wide)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("schedule", "degree", "n_stages"),
+    [("GPipe", 3, 3), ("1F1B", 3, 3), ("Interleaved1F1B", 2, 4), ("ZBVZeroBubble", 2, 4)],
+)
+def test_no_split_has_a_smaller_rank_than_that_by_memory(
+    toml: Path, schedule: str, degree: int, n_stages: int
+) -> None:
+    keys = [f"{SCHEDULE}={schedule}", f"--parallelism.pipeline_parallel_degree={degree}"]
+    job_config = read(toml, f"{PARTITION}=memory", *keys)
+
+    def fullest(split: Split) -> int:
+        job_config.parallelism.module_fqns_per_model_part = modules_of_split(split)
+        return max(rank.total for rank in estimate_memory(job_config))
+
+    found = layers_of(job_config)
+    assert len(found) == n_stages
+    assert fullest(found) == min(map(fullest, all_splits(n_stages)))
+
+
+def test_an_emulation_is_cut_as_what_it_emulates(toml: Path) -> None:
+    keys = [f"{PARTITION}=memory", f"{SCHEDULE}=GPipe"]
+    assert layers_of(read(toml, *keys, "--emulation.enable")) == layers_of(read(toml, *keys))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama3_2_1b_alpaca_gpt4", "llama3_8b_openhermes"])
+@pytest.mark.parametrize("schedule", ["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"])
+def test_the_papers_models_need_smaller_devices(name: str, schedule: str) -> None:
+    path = ROOT / "train_configs" / f"{name}.toml"
+    default = read(path, f"{SCHEDULE}={schedule}")
+    by_memory = read(path, f"{SCHEDULE}={schedule}", f"{PARTITION}=memory")
+    before, after = (
+        max(rank.total for rank in estimate_memory(each)) for each in (default, by_memory)
+    )
+    assert after < 0.91 * before
+
+
+def test_estimate_tells_the_cut(toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert estimate([str(toml), "--", f"{PARTITION}=parameters", "--model.vocab_size=16384"]) == 0
+    text = capsys.readouterr().out
+    # 4,194,304 + 852,480; 5 x 852,480; 4,194,304 + 256.
+    told = (
+        "parallelism.partition = 'parameters': layers 1,5,0; parameters of each rank 5.047 4.262 "
+        "4.195 million, largest over mean 1.12; memory of each rank "
+    )
+    assert told in text
+    rows = [line.split("|")[-2].strip() for line in text.splitlines() if "| rank" in line]
+    memory = re.search(r"memory of each rank ([\d. ]+) GiB", text)
+    assert memory is not None
+    assert [f"{float(value):.2f}" for value in memory[1].split()] == rows
+
+
+def test_time_by_hand(toml: Path, tmp_path: Path) -> None:
+    """3 ms a layer, 1 ms of the embedding, 9 ms of the head."""
+    stages = [times(7.0), times(6.0), times(15.0)]
+    path = profile(tmp_path / "bounds.json", *stages, layers=(2, 2, 2))
+    job_config = read(toml, f"{PARTITION}=time", f"--parallelism.partition_profile={path}")
+    # 10 ms, 9 ms and 9 ms: with one more in the middle 12.
+    assert layers_of(job_config) == (3, 3, 0)
+    told = partition_line(job_config)
+    assert told is not None
+    assert (
+        "layers 3,3,0; forward and backward of each rank 10 9 9 ms, largest over mean 1.07; "
+        "parameters of each rank " in told
+    )
+    # Two ranks with two stages each: 13 and 15 ms.
+    looped = read(
+        toml,
+        f"{PARTITION}=time",
+        f"--parallelism.partition_profile={path}",
+        f"{SCHEDULE}=Interleaved1F1B",
+        "--parallelism.pipeline_parallel_degree=2",
+    )
+    split = layers_of(looped)
+    assert (split[0] + split[2], split[1] + split[3]) == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (None, r"partition_profile is '.*': .* cannot be read: No such file"),
+        ("{}", r'partition_profile is .* is no bounds file: it has no object "bounds"'),
+        ("no layers", "it does not say how many layers a stage has"),
+        ("others", r"whose model has 9 layers; model.flavor 'debugmodel' has 6"),
+        ("ends", "2 stages with 3,3 layers do not tell what a layer takes"),
+    ],
+)
+def test_a_profile_that_does_not_tell_is_refused(
+    toml: Path, tmp_path: Path, text: str | None, expected: str
+) -> None:
+    path = tmp_path / "bounds.json"
+    middle = times(6.0)
+    if text == "no layers":
+        profile(path, middle, middle, middle)
+    elif text == "others":
+        profile(path, middle, middle, middle, layers=(3, 3, 3))
+    elif text == "ends":
+        profile(path, middle, middle, layers=(3, 3))
+    elif text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match=expected) as error:
+        read(toml, f"{PARTITION}=time", f"--parallelism.partition_profile={path}")
+    assert str(error.value).startswith("The configuration has an error:\n  - parallelism.partition")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--model.name=qwen3", "--model.flavor=0.6B"], "model.name is 'qwen3', whose layers"),
+        (["--model.name=nosuch"], "model.name is 'nosuch'"),
+        (["--model.flavor=9B"], "model.flavor is '9B'"),
+        (["--model.name=llama4"], "layers have 852480 to 3803648 parameters"),
+        ([f"{SCHEDULE}=2F2B"], "pipeline_parallel_schedule is '2F2B'"),
+        (["--parallelism.pipeline_parallel_degree=9"], "6 layers cannot be cut into 9 stages"),
+        (
+            ["--parallelism.pipeline_parallel_microbatch_size=3"],
+            "training.local_batch_size is 8",
+        ),
+        (
+            [f"{PARTITION}=memory", "--parallelism.tensor_parallel_degree=2"],
+            "parallelism.tensor_parallel_degree is 2; memory is estimated for pipeline parallelism",
+        ),
+    ],
+)
+def test_what_cannot_be_cut_is_refused_when_it_is_read(
+    toml: Path, arguments: list[str], expected: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        read(toml, f"{PARTITION}=parameters", *arguments)
+
+
+def test_a_contradicting_key_is_refused_wherever_it_stands(toml: Path) -> None:
+    with pytest.raises(ConfigError, match="last_stage_less_layers is given, and"):
+        read(
+            toml, f"{PARTITION}=memory", "--parallelism.pipeline_parallel_last_stage_less_layers=1"
+        )
+    stages = json.dumps(modules_of_split((2, 2, 2)))
+    toml.write_text(
+        TOML.replace("[parallelism]", f"[parallelism]\nmodule_fqns_per_model_part = {stages}")
+    )
+    assert layers_of(read(toml)) == (2, 2, 2)
+    with pytest.raises(ConfigError, match="module_fqns_per_model_part is given, and"):
+        read(toml, f"{PARTITION}=memory")

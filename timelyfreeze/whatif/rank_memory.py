@@ -1,0 +1,185 @@
+"""What a rank's memory holds at its fullest, from the bytes of the parts of a model.
+
+A part is the embedding, a layer, the last norm or the head. Nothing is taken to be frozen: that is
+the most that a run needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+
+from timelyfreeze.schedule import Action, ActionKind
+
+# Adam and AdamW, the optimizers that upstream has, keep two running means.
+_N_OPTIMIZER_STATES = 2
+# The context of the device, communication buffers, and what the allocator cannot use.
+RESERVE_BYTES = 2 * 1024**3
+
+EMBEDDING, LAYER, NORM, HEAD = "embedding", "layer", "norm", "head"
+# How many of each part a stage has.
+Parts = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class PartBytes:
+    """Bytes that one part of a model takes wherever it is.
+
+    Attributes:
+        weights: The weights; their gradients take as much.
+        casts: Weights in the type that autocast computes in; made once for all microbatches of a
+            batch.
+        kept: What a forward leaves until its backward or weight backward is done.
+        kept_between_halves: What an input backward adds until then.
+        largest_weight: The largest weight.
+    """
+
+    weights: int
+    casts: int
+    kept: int
+    kept_between_halves: int
+    largest_weight: int
+
+
+@dataclass(frozen=True)
+class ModelBytes:
+    """Bytes of a model that trains with Adam, in microbatches of one size.
+
+    Attributes:
+        embedding: The embedding.
+        layer: A layer.
+        norm: The last norm; what it keeps counts with the head.
+        head: The output layer and the loss.
+        message: What a stage sends to the next for each microbatch.
+        logits: The logits, as the loss takes them.
+        recomputed: What a layer that runs again in the backward keeps meanwhile; 0 if none does.
+        update_copies: Copies of a stage's weights that its optimizer's update takes: 1 if it
+            updates all of them at once, 0 if one after the other.
+    """
+
+    embedding: PartBytes
+    layer: PartBytes
+    norm: PartBytes
+    head: PartBytes
+    message: int
+    logits: int
+    recomputed: int
+    update_copies: int
+
+    def total(self, parts: Parts, name: str) -> int:
+        """Return the sum of a field of ``PartBytes`` over parts."""
+        return sum(n * int(getattr(self.part(part), name)) for part, n in parts.items())
+
+    def part(self, name: str) -> PartBytes:
+        """Return the bytes of the part ``EMBEDDING``, ``LAYER``, ``NORM`` or ``HEAD``."""
+        part: PartBytes = getattr(self, name)
+        return part
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """Bytes that a rank holds at the fullest moment of a training step.
+
+    Attributes:
+        parameters: The weights.
+        gradients: One for each weight.
+        optimizer: The optimizer's state: two tensors for each weight with Adam and AdamW.
+        casts: Weights of linear layers in the type that autocast computes in; made once for all
+            microbatches of a batch.
+        activations: What forwards have left for backwards that are still to come.
+        messages: Receive buffers, one for each microbatch and neighbour.
+        scratch: The largest passing tensors: a weight gradient before it is added, and the logits'
+            gradient.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    casts: int
+    activations: int
+    messages: int
+    scratch: int
+
+    @property
+    def total(self) -> int:
+        """Everything together."""
+        return sum(getattr(self, field.name) for field in fields(self))
+
+    def fits(self, device_bytes: float) -> bool:
+        """Return whether a device of that size has room for it beside the reserve."""
+        return self.total + RESERVE_BYTES <= device_bytes
+
+
+def parts_of(stage: int, n_stages: int, n_layers: int) -> dict[str, int]:
+    """Return the parts of a stage with ``n_layers``; the ends of the model are with its ends."""
+    first = {EMBEDDING: 1} if stage == 0 else {}
+    last = {NORM: 1, HEAD: 1} if stage == n_stages - 1 else {}
+    return {**first, LAYER: n_layers, **last}
+
+
+def rank_memory(
+    model: ModelBytes,
+    stages: Mapping[int, Parts],
+    actions: Sequence[Action],
+    *,
+    n_stages: int,
+    n_microbatches: int,
+) -> RankMemory:
+    """Return what a device holds.
+
+    Args:
+        model: Bytes of the model's parts.
+        stages: The parts of each stage on the device.
+        actions: What it runs, one after the other.
+        n_stages: Stages of the whole pipeline.
+        n_microbatches: Microbatches of a batch.
+    """
+    last = n_stages - 1
+
+    kept = {
+        stage: model.total(parts, "kept") + (model.message if stage < last else 0)
+        for stage, parts in stages.items()
+    }
+    between = {stage: model.total(p, "kept_between_halves") for stage, p in stages.items()}
+    weights = [model.total(parts, "weights") for parts in stages.values()]
+    present = {part for parts in stages.values() for part, n in parts.items() if n}
+    n_neighbours = sum((stage > 0) + (stage < last) for stage in stages)
+    return RankMemory(
+        parameters=sum(weights),
+        gradients=sum(weights),
+        optimizer=_N_OPTIMIZER_STATES * sum(weights),
+        casts=sum(model.total(parts, "casts") for parts in stages.values()),
+        activations=peak_bytes(actions, kept.__getitem__, between.__getitem__),
+        messages=n_neighbours * n_microbatches * model.message if last else 0,
+        # The last: each stage has an optimizer of its own.
+        scratch=max(model.part(part).largest_weight for part in present)
+        + (2 * model.logits if last in stages else 0)
+        + model.recomputed
+        + model.update_copies * max(weights),
+    )
+
+
+def peak_bytes(
+    actions: Sequence[Action],
+    kept: Callable[[int], int],
+    kept_between_halves: Callable[[int], int],
+) -> int:
+    """Return the most that ``actions``, run one after the other, hold at once.
+
+    Args:
+        actions: What one rank runs.
+        kept: Bytes that a forward of a stage leaves until its backward or weight backward is done.
+        kept_between_halves: Bytes that an input backward adds until then.
+    """
+    held = peak = 0
+    for action in actions:
+        if action.kind is ActionKind.FORWARD:
+            held += kept(action.stage)
+        elif action.kind is ActionKind.INPUT_BACKWARD:
+            held += kept_between_halves(action.stage)
+        peak = max(peak, held)
+        if action.kind in (ActionKind.FULL_BACKWARD, ActionKind.WEIGHT_BACKWARD):
+            held -= kept(action.stage)
+        if action.kind is ActionKind.WEIGHT_BACKWARD:  # the second half of a split backward
+            held -= kept_between_halves(action.stage)
+    return peak

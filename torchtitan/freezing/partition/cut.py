@@ -1,0 +1,119 @@
+"""The cut that ``parallelism.partition`` asks for, worked out when a configuration is read.
+
+All ranks work out the same: nothing but the configuration, the profile and the schedule is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from timelyfreeze.schedule import ScheduleOrder
+from timelyfreeze.whatif.bounds_file import read_bounds_file
+from timelyfreeze.whatif.grid import render_split
+from timelyfreeze.whatif.layer_model import LayerModel, layer_model
+from timelyfreeze.whatif.loads import (
+    MEMORY,
+    PARAMETERS,
+    TIME,
+    loads_of_ranks,
+    memory_load,
+    parameter_load,
+    time_load,
+)
+from timelyfreeze.whatif.partition import Load, min_max_split
+from torchtitan.freezing.checks import pipeline_errors, size_errors
+from torchtitan.freezing.config import JobConfig, count_layers, modules_of_split, stage_modules
+from torchtitan.freezing.emulation.pipeline import emulated_order
+from torchtitan.freezing.memory.estimate import model_bytes
+from torchtitan.freezing.partition.sizes import count_model_layers, part_parameters
+
+# How loads are told: what they are, in which unit, and how much of it one is.
+_UNITS = {
+    TIME: ("forward and backward", "ms", 1e6),
+    PARAMETERS: ("parameters", "million", 1e6),
+    MEMORY: ("memory", "GiB", 1024**3),
+}
+
+
+def with_partition(job_config: JobConfig) -> JobConfig:
+    """Return a configuration whose model is cut as its partition says, if it asks for one.
+
+    Raises:
+        ValueError: If the cut cannot be worked out; the message names key, value and rule.
+    """
+    parallelism = job_config.parallelism
+    if not parallelism.partition:
+        return job_config
+    if reasons := [*size_errors(job_config), *pipeline_errors(job_config)]:
+        raise ValueError("; ".join(dict.fromkeys(reasons)))
+    n_layers = count_model_layers(job_config)
+    order = emulated_order(job_config, n_layers)
+    least: Sequence[int] = (0, *[1] * (order.n_stages - 2), 0)
+    if parallelism.partition == TIME:
+        least = _profiled_layers(job_config, n_layers).least_layers(order.n_stages)
+    load = _load(job_config, parallelism.partition, order, n_layers)
+    split = min_max_split(n_layers, order.stage_to_rank, load, least)
+    cut = replace(parallelism, module_fqns_per_model_part=modules_of_split(split))
+    return replace(job_config, parallelism=cut)
+
+
+def partition_line(job_config: JobConfig) -> str | None:
+    """Return the cut that a partition has made and the loads that are known of it, as a run tells.
+
+    None without a partition.
+    """
+    parallelism = job_config.parallelism
+    if not parallelism.partition:
+        return None
+    n_layers = count_model_layers(job_config)
+    order = emulated_order(job_config, n_layers)
+    split = count_layers(stage_modules(job_config, n_layers))
+    told = [f"parallelism.partition = {parallelism.partition!r}: layers {render_split(split)}"]
+    for partition in (TIME, PARAMETERS, MEMORY):
+        if partition == TIME and not parallelism.partition_profile:
+            continue
+        with suppress(ValueError):  # not known of this run
+            load = _load(job_config, partition, order, n_layers)
+            told.append(_told(partition, loads_of_ranks(load, split, order.stage_to_rank)))
+    return "; ".join(told)
+
+
+def _told(partition: str, loads: Sequence[int]) -> str:
+    what, unit, one = _UNITS[partition]
+    values = " ".join(f"{load / one:.4g}" for load in loads)
+    over_mean = max(loads) * len(loads) / sum(loads)
+    return f"{what} of each rank {values} {unit}, largest over mean {over_mean:.2f}"
+
+
+def _load(job_config: JobConfig, partition: str, order: ScheduleOrder, n_layers: int) -> Load:
+    if partition == TIME:
+        return time_load(_profiled_layers(job_config, n_layers), order.stage_to_rank)
+    if partition == PARAMETERS:
+        return parameter_load(part_parameters(job_config), order.stage_to_rank)
+    return memory_load(model_bytes(job_config), order)
+
+
+def _profiled_layers(job_config: JobConfig, n_layers: int) -> LayerModel:
+    """Return what stages take by the profile that the configuration names."""
+    name = job_config.parallelism.partition_profile
+    key = f"parallelism.partition_profile is {name!r}"
+    try:
+        file = read_bounds_file(Path(name))
+        layers, notes = file.notes.layers, file.notes
+        if layers is None:
+            raise ValueError(
+                "it does not say how many layers a stage has; `timelyfreeze profile` writes one "
+                "that does"
+            )
+        model = layer_model(file.stage_times(), layers, notes.layer, notes.fixed)
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from error
+    if model.n_layers != n_layers:
+        raise ValueError(
+            f"{key}, whose model has {model.n_layers} layers; model.flavor "
+            f"{job_config.model.flavor!r} has {n_layers}"
+        )
+    return model

@@ -1,0 +1,73 @@
+"""Parameters and bytes of the parts of a model, counted without memory."""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torchtitan.distributed.pipeline_parallel import pipeline_llm
+from torchtitan.protocols.train_spec import TrainSpec, get_train_spec
+
+from timelyfreeze.whatif.loads import ModelSizes, PartParameters
+from torchtitan.freezing.config import JobConfig
+from torchtitan.freezing.memory.estimate import model_bytes
+from torchtitan.hf.flavors import chosen_args
+
+
+def model_sizes(job_config: JobConfig) -> ModelSizes:
+    """Return what can be told of the sizes of a run's model."""
+    parameters = memory = None
+    with suppress(ValueError):
+        parameters = part_parameters(job_config)
+    with suppress(ValueError):
+        memory = model_bytes(job_config)
+    return ModelSizes(parameters, memory)
+
+
+def count_model_layers(job_config: JobConfig) -> int:
+    """Return the number of layers of a run's model.
+
+    Raises:
+        ValueError: If upstream does not cut the model by layers, or does not know it.
+    """
+    _, args = _described(job_config)
+    n_layers: int = args.n_layers
+    return n_layers
+
+
+def part_parameters(job_config: JobConfig) -> PartParameters:
+    """Count the parameters of a run's model on the meta device.
+
+    Raises:
+        ValueError: As ``count_model_layers``, or if its layers are not alike.
+    """
+    spec, args = _described(job_config)
+    args.update_from_config(job_config)
+    with torch.device("meta"):
+        model = spec.model_cls(args)
+    layers = [sum(p.numel() for p in layer.parameters()) for layer in model.layers.values()]
+    if len(set(layers)) > 1:
+        raise ValueError(
+            f"model.flavor is {job_config.model.flavor!r}, whose layers have {min(layers)} to "
+            f"{max(layers)} parameters; a partition takes layers to be alike"
+        )
+    first = sum(p.numel() for p in model.tok_embeddings.parameters())
+    total = sum(p.numel() for p in model.parameters())
+    return PartParameters(first, layers[0], total - first - sum(layers))
+
+
+def _described(job_config: JobConfig) -> tuple[TrainSpec, Any]:
+    """Return upstream's spec of a model, and its description."""
+    name = job_config.model.name
+    try:
+        spec = get_train_spec(name)
+    except (ImportError, ValueError) as error:
+        raise ValueError(f"model.name is {name!r}: {error}") from error
+    if spec.pipelining_fn is None or inspect.unwrap(spec.pipelining_fn) is not pipeline_llm:
+        raise ValueError(
+            f"model.name is {name!r}, whose layers cannot be counted; a partition needs a model "
+            "that upstream cuts by layers"
+        )
+    return spec, chosen_args(job_config, spec.model_args)
