@@ -177,6 +177,23 @@ def test_time_by_hand(toml: Path, tmp_path: Path) -> None:
     assert (split[0] + split[2], split[1] + split[3]) == (4, 2)
 
 
+def test_the_command_line_can_do_without_the_partition_of_a_file(toml: Path) -> None:
+    toml.write_text(TOML.replace("[parallelism]", '[parallelism]\npartition = "time"'))
+    with pytest.raises(ConfigError, match=r"which needs parallelism\.partition_profile"):
+        read(toml)
+    job_config = read(toml, f"{PARTITION}=")
+    assert job_config.parallelism.module_fqns_per_model_part is None
+
+
+def test_loads_that_are_not_known_are_left_out(toml: Path) -> None:
+    job_config = read(toml, f"{PARTITION}=parameters", "--parallelism.data_parallel_shard_degree=2")
+    told = partition_line(job_config)
+    assert told is not None
+    assert "parameters of each rank 2.229 1.705 2.23 million" in told
+    assert "memory" not in told
+    assert "forward" not in told
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
