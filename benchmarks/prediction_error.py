@@ -29,13 +29,13 @@ from pathlib import Path
 from prediction_table import CAP, collect, render_csv, render_table
 from processes import SCHEDULES
 
+from timelyfreeze.compare.asked import errors
 from timelyfreeze.compare.command import keep, parse
 from timelyfreeze.compare.jobs import (
     DEGREE,
     Job,
     Settings,
     Starter,
-    errors,
     resumable,
     run_jobs,
     start,

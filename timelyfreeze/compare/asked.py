@@ -1,26 +1,75 @@
-"""The runs that are asked for: each method under each schedule with each seed, and their peers.
-
-How much a peer trains follows from the times of two finished runs, its method's and that of none.
-"""
+"""The runs that are asked for: each method under each schedule with each seed, and their peers."""
 
 from __future__ import annotations
 
-import bisect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from timelyfreeze.compare.jobs import Job
-from timelyfreeze.compare.peers import FEWER_STEPS, PEERS, freezes, peer_name
+from timelyfreeze.compare.jobs import Job, Settings
+from timelyfreeze.compare.peers import (
+    FEWER_STEPS,
+    PEERS,
+    fewer_microbatches,
+    fewer_steps,
+    freezes,
+    peer_name,
+    split_peer,
+    with_steps,
+)
 from timelyfreeze.compare.runs import FINISHED, Run, find_runs
-from timelyfreeze.records import STEPS
-from timelyfreeze.schedule import ActionKind, build_dag, makespan
+from timelyfreeze.compare.variants import TRUTHS, concerning, run_label, variant_folder
 
-_CSV = "parallelism.pipeline_parallel_schedule_csv"
-# Durations of actions relative to each other: F = dX = dW.
-_LENGTHS = {kind: 2.0 if kind is ActionKind.FULL_BACKWARD else 1.0 for kind in ActionKind}
+
+@dataclass(frozen=True)
+class _Asked:
+    """One run: a method or a peer, under a schedule, with a seed and values that are varied."""
+
+    schedule: str
+    method: str
+    seed: int
+    variant: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def path(self) -> Path:
+        folder = variant_folder(self.variant)
+        return Path(self.schedule, self.method, folder, f"seed_{self.seed}")
+
+    def beside(self, method: str) -> _Asked:
+        """Return the run of another method that this one is held against."""
+        return replace(self, method=method, variant=concerning(method, self.variant))
+
+    def job(self, nproc: int, stretch: float = 1.0) -> Job:
+        """Return it as a run to be made."""
+        trains = self.beside("none") if split_peer(self.method) else self
+        record = {"schedule": self.schedule, "method": self.method, "seed": self.seed}
+        if self.variant:
+            record["variant"] = self.variant
+        return Job(
+            label=run_label(self.schedule, self.method, self.seed, self.variant),
+            path=self.path,
+            nproc=nproc,
+            keys={
+                "freezing.method": trains.method,
+                "parallelism.pipeline_parallel_schedule": self.schedule,
+                **dict.fromkeys(("debug.seed", "data.seed", "freezing.seed"), self.seed),
+                **{key: TRUTHS.get(text, text) for key, text in trains.variant.items()},
+            },
+            record={**record, "stretch": stretch},
+            fit=self._fit(stretch),
+        )
+
+    def _fit(self, stretch: float) -> Callable[[Path], dict[str, Any]] | None:
+        """Return what gives further keys from the output, where they follow from other runs."""
+        none = self.beside("none").path
+        if peer := split_peer(self.method):
+            name, method = peer
+            return partial(_fitted, name, none=none, beside=replace(self, method=method).path)
+        return None if stretch == 1.0 else partial(_stretched, none=none, factor=stretch)
 
 
 def plan_jobs(
@@ -29,12 +78,13 @@ def plan_jobs(
     seeds: Sequence[int],
     nproc: int,
     stretch: float = 1.0,
+    variants: Sequence[Mapping[str, str]] = ({},),
 ) -> list[Job]:
     """Return the jobs in the order they run in.
 
-    Runs that are compared with each other, those of one seed and schedule, follow each other: a
-    machine that slows down in the course of hours then slows all of them. Peers come behind all
-    methods, one for each that freezes.
+    Runs that are compared with each other, those of one seed, schedule and work, follow each other:
+    a machine that slows down in the course of hours then slows all of them. Peers come behind all
+    methods, one for each run that freezes.
 
     Args:
         methods: Values of ``freezing.method``, and peers.
@@ -42,10 +92,12 @@ def plan_jobs(
         seeds: Seeds.
         nproc: Processes of a run.
         stretch: How many times as many steps a run that freezes makes as that of none.
+        variants: Keys that are varied, with the values of each variant.
 
     Raises:
-        ValueError: If there is a peer without a run of none, or without one that freezes; or if
-            ``stretch`` makes no sense, or has no run of none to start from.
+        ValueError: If there is a peer without a run of none, or without one that freezes; if
+            ``stretch`` makes no sense, or has no run of none to start from; or if a key that is
+            varied makes no difference to any method.
     """
     peers = [method for method in methods if method in PEERS]
     others = [method for method in methods if method not in PEERS]
@@ -61,66 +113,71 @@ def plan_jobs(
         if "none" not in others:
             raise ValueError("--stretch multiplies the steps of none; name it in --methods as well")
         others.sort(key=freezes)  # stable: none comes first
+    for key in variants[0]:
+        if not any(key in concerning(method, variants[0]) for method in others):
+            raise ValueError(
+                f"--vary has {key}, which concerns none of --methods {' '.join(methods)}"
+            )
+    names = [*others, *(peer_name(peer, method) for peer in peers for method in freezing)]
     return [
-        job
+        asked.job(nproc, stretch if freezes(asked.method) else 1.0)
         for seed in seeds
         for schedule in schedules
-        for job in (
-            *(_job(schedule, m, seed, nproc, stretch if freezes(m) else 1.0) for m in others),
-            *(_peer(peer, schedule, m, seed, nproc) for peer in peers for m in freezing),
-        )
+        for alike in _by_work(variants)
+        for name in names
+        for asked in _each(name, schedule, seed, alike)
     ]
 
 
-def _job(schedule: str, method: str, seed: int, nproc: int, stretch: float = 1.0) -> Job:
-    fit = partial(_stretched, none=_path(schedule, "none", seed), factor=stretch)
-    return Job(
-        label=f"{schedule} {method} seed {seed}",
-        path=_path(schedule, method, seed),
-        nproc=nproc,
-        keys={
-            "freezing.method": method,
-            "parallelism.pipeline_parallel_schedule": schedule,
-            **dict.fromkeys(("debug.seed", "data.seed", "freezing.seed"), seed),
-        },
-        record={"schedule": schedule, "method": method, "seed": seed, "stretch": stretch},
-        fit=None if stretch == 1.0 else fit,
-    )
+def _by_work(variants: Sequence[Mapping[str, str]]) -> list[list[Mapping[str, str]]]:
+    """Return the variants with those together that differ in the freezing alone."""
+    works = [concerning("none", variant) for variant in variants]
+    return [
+        [variant for variant, own in zip(variants, works, strict=True) if own == work]
+        for i, work in enumerate(works)
+        if work not in works[:i]
+    ]
 
 
-def _peer(peer: str, schedule: str, method: str, seed: int, nproc: int) -> Job:
-    name = peer_name(peer, method)
-    as_none = _job(schedule, "none", seed, nproc)
-    return Job(
-        label=f"{schedule} {name} seed {seed}",
-        path=_path(schedule, name, seed),
-        nproc=nproc,
-        keys=as_none.keys,
-        record={**as_none.record, "method": name},
-        fit=partial(
-            _fit,
-            squeeze=fewer_steps if peer == FEWER_STEPS else fewer_microbatches,
-            none=as_none.path,
-            beside=_path(schedule, method, seed),
-        ),
-    )
+def _each(
+    name: str, schedule: str, seed: int, variants: Sequence[Mapping[str, str]]
+) -> Iterator[_Asked]:
+    """Yield the runs of a method or peer, one for all variants that are the same to it."""
+    known = [concerning(name, variant) for variant in variants]
+    for i, variant in enumerate(known):
+        if variant not in known[:i]:
+            yield _Asked(schedule, name, seed, variant)
 
 
-def _path(schedule: str, method: str, seed: int) -> Path:
-    return Path(schedule, method, f"seed_{seed}")
+def errors(jobs: Sequence[Job], settings: Settings, fixed: Iterable[str] = ()) -> list[str]:
+    """Return a message for each error in what was asked for.
+
+    ``fixed`` are keys besides those of the jobs that the trainer's arguments may not set.
+    """
+    found = []
+    if not settings.config.is_file():
+        found.append(f"CONFIG is {str(settings.config)!r}; it must be a TOML file")
+    labels = Counter(job.label for job in jobs)
+    if twice := sorted(label for label in labels if labels[label] > 1):
+        found.append(f"asked for twice: {', '.join(twice)}; name each once")
+    ours = {"job.config_file", "job.dump_folder", *fixed}.union(*(job.keys for job in jobs))
+    found += [
+        f"--{key} is among the trainer's arguments; each run has its own, leave it out"
+        for key in sorted(ours & settings.keys)
+    ]
+    return found
 
 
-def _fit(
-    output: Path, *, squeeze: Callable[[Run, float], dict[str, Any]], none: Path, beside: Path
-) -> dict[str, Any]:
+def _fitted(peer: str, output: Path, *, none: Path, beside: Path) -> dict[str, Any]:
     """Return the keys of a peer, from the two runs whose folders are relative to ``output``."""
-    return squeeze(_finished(output / none), _finished(output / beside).seconds)
+    fit = fewer_steps if peer == FEWER_STEPS else fewer_microbatches
+    return fit(_finished(output / none), _finished(output / beside).seconds)
 
 
 def _stretched(output: Path, *, none: Path, factor: float) -> dict[str, Any]:
     """Return the keys of a run with ``factor`` times as many steps as that of none."""
     run = _finished(output / none)
-    return _with_steps(run, max(1, round(factor * run.summary.steps)))
+    return with_steps(run, max(1, round(factor * run.summary.steps)))
 
 
 def _finished(folder: Path) -> Run:
@@ -129,91 +186,3 @@ def _finished(folder: Path) -> Run:
         if run.status == FINISHED:
             return run
     raise ValueError(f"{folder} has no finished run, whose time is needed")
-
-
-def fewer_steps(none: Run, seconds: float) -> dict[str, Any]:
-    """Return the keys of a run of ``none`` with as many steps as fit into ``seconds``, 1 at least.
-
-    Warm-up and all of the learning-rate schedule are squeezed in proportion. Validations are about
-    as many as before, and one is after the last step. A method that takes no less time than none
-    leaves all steps.
-
-    Raises:
-        ValueError: If the times of some steps are not known, or not a single step fits.
-    """
-    n_before = none.summary.steps
-    if len(none.step_ends) != n_before:
-        raise ValueError(
-            f"{none.folder} has the times of {len(none.step_ends)} of {n_before} steps in "
-            f"{STEPS.name}; all are needed"
-        )
-    n_steps = bisect.bisect_right(none.step_ends, seconds)
-    if n_steps == 0:
-        raise ValueError(f"not even one step of {none.folder} fits into {seconds:.4g} s")
-    return _with_steps(none, n_steps)
-
-
-def _with_steps(none: Run, n_steps: int) -> dict[str, Any]:
-    """Return the keys of a run of another length, its schedules in proportion."""
-    n_before = none.summary.steps
-    keys: dict[str, Any] = {"training.steps": n_steps}
-    for key in ("lr_scheduler.warmup_steps", "lr_scheduler.total_steps"):
-        if (length := none.settings.get(key)) is not None:
-            keys[key] = round(length * n_steps / n_before)
-    if (interval := none.settings.get("validation.freq")) is not None:
-        keys["validation.freq"] = _divisor_near(n_steps, interval * n_steps / n_before)
-    return keys
-
-
-def _divisor_near(number: int, wanted: float) -> int:
-    """Return the divisor of ``number`` that is nearest to ``wanted``, as a ratio."""
-    divisors = (i for i in range(1, number + 1) if number % i == 0)
-    return min(divisors, key=lambda divisor: abs(math.log(divisor / wanted)))
-
-
-def fewer_microbatches(none: Run, seconds: float) -> dict[str, Any]:
-    """Return the keys of a run of ``none`` whose batches have microbatches for ``seconds`` only.
-
-    How much shorter a batch of fewer microbatches is follows from its schedule, all stages alike
-    and F = dX = dW; what it really took is in the table.
-
-    Raises:
-        ValueError: If the schedule is one of a CSV file, or no number of microbatches will do.
-    """
-    settings = none.settings
-    if settings.get(_CSV):
-        raise ValueError(f"{_CSV} is {settings[_CSV]!r}, which is for one number of microbatches")
-    n_ranks = int(_setting(settings, "parallelism.pipeline_parallel_degree"))
-    size = int(_setting(settings, "parallelism.pipeline_parallel_microbatch_size"))
-    n_examples = int(_setting(settings, "training.local_batch_size"))
-    n_before = n_examples // size
-    length = _length(none.schedule, n_ranks, n_before)
-    for n in range(n_before, 0, -1):
-        try:
-            expected = none.seconds * _length(none.schedule, n_ranks, n) / length
-        except ValueError:  # a schedule may want a multiple of something
-            continue
-        if expected <= seconds:
-            keys = {"training.local_batch_size": n * size}
-            if (whole := settings.get("training.global_batch_size", -1)) > 0:
-                keys["training.global_batch_size"] = whole * n // n_before
-            return keys
-    raise ValueError(
-        f"no number of microbatches that {none.schedule} can have fits into {seconds:.4g} s"
-    )
-
-
-def _setting(settings: Mapping[str, Any], key: str) -> Any:
-    if key not in settings:
-        raise ValueError(f"the run of none does not say {key}")
-    return settings[key]
-
-
-def _length(schedule: str, n_ranks: int, n_microbatches: int) -> float:
-    """Return how long a batch is, in forwards of one microbatch on one rank."""
-    # Imported late: it loads torch, which the rest does without.
-    from timelyfreeze.runtime import named_order, stages_per_rank
-
-    n_stages = stages_per_rank(schedule) or 1
-    dag = build_dag(named_order(schedule, n_ranks, n_microbatches, stages_per_rank=n_stages))
-    return makespan(dag, [_LENGTHS[action.kind] for action in dag.actions])

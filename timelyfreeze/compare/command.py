@@ -1,7 +1,8 @@
 """Compares runs: makes them over methods, schedules and seeds, and shows what many have to say.
 
     timelyfreeze compare run CONFIG.toml OUTPUT --methods none timelyfreeze apf
-        --schedules GPipe 1F1B --seeds 42 22 11 --nproc 4 [-- --training.steps=500 ...]
+        --schedules GPipe 1F1B --seeds 42 22 11 --nproc 4 [--vary KEY=A,B,C ...]
+        [-- --training.steps=500 ...]
     timelyfreeze compare show RUN [RUN ...] [--output FOLDER] [--reference RUN]
 
 run   trains one after another, all methods of a schedule and seed in a row. What OUTPUT already
@@ -10,7 +11,8 @@ run   trains one after another, all methods of a schedule and seed in a row. Wha
       there as well, and single runs to comparison.csv. What follows -- goes to the trainer. Exit
       status 1 if a run failed. Besides values of freezing.method, --methods takes fewer_steps and
       fewer_microbatches: what a user would do without freezing in the time of each freezing method
-      beside it. They run behind the methods, whose times they are fitted to.
+      beside it. They run behind the methods, whose times they are fitted to. --vary makes runs of
+      each value of a key of the configuration, of several keys of each pair of values.
 show  reads what runs wrote, wherever they were made: RUN is the folder of a run, or one with runs
       below it; every summary.json counts. Repeats, that is runs which differ in their seeds alone,
       are averaged. The table is printed. FOLDER gets comparison.html, a page that needs no other
@@ -27,7 +29,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from timelyfreeze.compare import jobs
-from timelyfreeze.compare.asked import plan_jobs
+from timelyfreeze.compare.asked import errors, plan_jobs
 from timelyfreeze.compare.groups import Group, compare, group
 from timelyfreeze.compare.metrics import Terms
 from timelyfreeze.compare.page import render_html, render_markdown
@@ -35,6 +37,7 @@ from timelyfreeze.compare.peers import PEERS
 from timelyfreeze.compare.plots import KINDS, plots
 from timelyfreeze.compare.runs import FoundRuns, Run, find_any, find_runs
 from timelyfreeze.compare.table import Table, render_csv, tabulate
+from timelyfreeze.compare.variants import parse_variants
 from timelyfreeze.files.options import status_of
 from timelyfreeze.plots import style
 from timelyfreeze.records import WINDOW
@@ -95,6 +98,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--stretch", type=float, default=1.0, metavar="F",
                      help="a run that freezes makes F times as many steps as none, to end at "
                      "none's loss (default 1)")  # fmt: skip
+    run.add_argument("--vary", action="append", default=[], metavar="KEY=A,B,C",
+                     help="runs of each value, such as freezing.max_freeze_ratio=0.2,0.8; may be "
+                     "repeated")  # fmt: skip
     show = commands.add_parser("show", help="table, plots and a page of runs that were made before")
     show.add_argument("runs", type=Path, nargs="+", metavar="RUN")
     show.add_argument("--output", type=Path, metavar="FOLDER",
@@ -115,9 +121,10 @@ def _run(options: argparse.Namespace, arguments: tuple[str, ...], starter: jobs.
     settings = jobs.Settings(options.config.resolve(), arguments)
     output = options.output.resolve()
     asked = plan_jobs(
-        options.methods, options.schedules, options.seeds, options.nproc, options.stretch
-    )
-    found = jobs.errors(asked, settings)
+        options.methods, options.schedules, options.seeds, options.nproc, options.stretch,
+        parse_variants(options.vary),
+    )  # fmt: skip
+    found = errors(asked, settings)
     if options.nproc < 1:
         found.append(f"--nproc is {options.nproc}; it must be 1 or more")
     if found:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -21,8 +21,9 @@ from typing import Any
 import pandas as pd
 
 from timelyfreeze.compare.metrics import COLUMNS, Terms
-from timelyfreeze.compare.peers import PEER_KEYS, freezes, split_peer
+from timelyfreeze.compare.peers import split_peer
 from timelyfreeze.compare.runs import FINISHED, Run
+from timelyfreeze.compare.variants import variants, work_differs
 
 # In the paper's order, then the rest of torch's; others follow by name.
 SCHEDULES = (
@@ -34,23 +35,6 @@ NO_PLACE = "-"
 _REPEAT = ["schedule", "method", "variant", "place"]
 _NAMES = ["schedule", "method", "seed", "status", "folder", "variant", "place", "run"]
 _FEW_SETTINGS = 3
-
-# Flat: a key is the name of section and option, as on the command line.
-Settings = Mapping[str, Any]
-# How long a step takes depends on these, apart from the freezing.
-WORK = ("model", "training", "parallelism", "activation_checkpoint", "compile", "quantize",
-        "emulation")  # fmt: skip
-SECTIONS = (*WORK, "optimizer", "lr_scheduler", "data", "freezing")
-# What a comparison varies by itself, where files lie, and what changes no metric.
-LEFT_OUT = frozenset({
-    "freezing.method", "freezing.seed", "data.seed", "training.seed",
-    "parallelism.pipeline_parallel_schedule", "parallelism.pipeline_parallel_schedule_csv",
-    "training.dataset_path", "training.gc_freq", "training.gc_debug", "model.hf_assets_path",
-    "model.tokenizer_path", "model.print_after_conversion",
-    "parallelism.pipeline_parallel_expert_parallel_overlap",
-})  # fmt: skip
-# Readers know options of these sections without their section.
-_SHORT = re.compile(r"^(freezing|parallelism|training)\.")
 
 
 @dataclass(frozen=True)
@@ -136,7 +120,8 @@ def compare(runs: Sequence[Run], terms: Terms) -> pd.DataFrame:
 def group(compared: pd.DataFrame) -> list[Group]:
     """Return the groups of repeats, in the order of the table.
 
-    A run that did not end may not know its place; it goes with the first group of its method.
+    A run that did not end may not know its place; it goes with the first group of its method that
+    has its settings, or of any where they are not known.
     """
     homes = compared[_REPEAT].copy()
     is_finished = compared["status"] == FINISHED
@@ -144,7 +129,7 @@ def group(compared: pd.DataFrame) -> list[Group]:
     for i, (schedule, method, variant, _) in homes[~is_finished].iterrows():
         alike = settled[(settled["schedule"] == schedule) & (settled["method"] == method)]
         same = alike[alike["variant"] == variant]
-        home = (same if len(same) else alike)[:1]
+        home = (same if variant or len(same) else alike)[:1]
         homes.loc[i] = home.iloc[0] if len(home) else [schedule, method, variant, NO_PLACE]
         settled = pd.concat([settled, homes.loc[[i]]])
     keys = [homes[key] for key in _REPEAT]
@@ -178,11 +163,27 @@ def _baseline(run: Run, runs: Sequence[Run]) -> Run | None:
         if other.method == "none"
         and other.status == FINISHED
         and (other.schedule, other.seed, place(other)) == (run.schedule, run.seed, place(run))
-        # A peer has less to do in a step than none, and is held against it for that.
-        and (split_peer(run.method) or not work_differs(other.settings, run.settings))
+        and _is_same_work(other, run)
     ]
     started = _started(run)
     return min(candidates, key=lambda other: abs(_started(other) - started), default=None)
+
+
+def _is_same_work(none: Run, run: Run) -> bool:
+    """Tell whether a run of none did the work of another run, as far as both are known.
+
+    Beyond what a step has to do, that is what was varied, such as the steps or the learning rate.
+    """
+    asked = {key: run.variant[key] for key in run.variant if not key.startswith("freezing.")}
+    if split_peer(run.method):
+        # It has less to do in a step than none, and is held against it for that.
+        return asked == none.variant
+    nones, own = {**none.settings, **none.variant}, {**run.settings, **asked}
+    is_alike = all(
+        key not in nones or key not in own or nones[key] == own[key]
+        for key in {*asked, *none.variant}
+    )
+    return is_alike and not work_differs(none.settings, run.settings)
 
 
 def _started(run: Run) -> datetime:
@@ -190,15 +191,20 @@ def _started(run: Run) -> datetime:
 
 
 def _variants(runs: Sequence[Run]) -> dict[Path, str]:
-    """Return by folder the settings that set a run apart from its method's others in its place."""
-    alike: dict[tuple[str, str], list[Run]] = {}
-    for run in runs:
-        alike.setdefault((run.method, place(run)), []).append(run)
-    return {
-        run.folder: text
-        for (method, _), members in alike.items()
-        for run, text in zip(members, variants(method, [r.settings for r in members]), strict=True)
-    }
+    """Return by folder the settings that set a run apart from its method's others in its place.
+
+    One that did not end may not know its place, and is set apart from its method's runs anywhere.
+    """
+    told: dict[Path, str] = {}
+    for method in dict.fromkeys(run.method for run in runs):
+        members = [run for run in runs if run.method == method]
+        homes = {place(run) for run in members if run.told is not None} or {NO_PLACE}
+        for home in sorted(homes):
+            alike = [run for run in members if place(run) in (home, NO_PLACE)]
+            settings, asked = [run.settings for run in alike], [run.variant for run in alike]
+            texts = variants(method, settings, asked)
+            told |= dict(zip([run.folder for run in alike], texts, strict=True))
+    return told
 
 
 def _position(line: dict[str, Any]) -> tuple[Any, ...]:
@@ -206,47 +212,12 @@ def _position(line: dict[str, Any]) -> tuple[Any, ...]:
     # Peers stand below the method whose time they are given.
     peer, method = split_peer(line["method"]) or ("", line["method"])
     return (
-        schedule_rank(line["schedule"]), method != "none", method, peer, line["variant"],
-        -1 if seed is None else seed, str(line["folder"]),
+        schedule_rank(line["schedule"]), method != "none", method, peer,
+        _by_numbers(line["variant"]), -1 if seed is None else seed, str(line["folder"]),
     )  # fmt: skip
 
 
-def work_differs(one: Settings, other: Settings) -> bool:
-    """Tell whether steps of two runs have something else to do, as far as both are known.
-
-    How many steps there are is no part of it.
-    """
-    return any(
-        key in other and other[key] != value
-        for key, value in one.items()
-        if key.split(".")[0] in WORK and key not in LEFT_OUT and key != "training.steps"
-    )
-
-
-def variants(method: str, settings: Sequence[Settings]) -> list[str]:
-    """Return of each run the settings in which it differs from other runs of its method.
-
-    Seeds, schedules and the options of other methods count for nothing, for ``none`` and its peers
-    no option of the freezing, and for peers nothing that is fitted.
-
-    Settings are flat, and empty where they are not known. The text is such as ``max_freeze_ratio
-    0.5``, and empty where runs do not differ.
-    """
-    counting = [{key: own[key] for key in own if _counts(key, method)} for own in settings]
-    written = pd.DataFrame([{key: repr(own[key]) for key in own} for own in counting])
-    apart = {key for key in written if written[key].nunique() > 1}
-    return [
-        ", ".join(f"{_SHORT.sub('', key)} {value}" for key, value in own.items() if key in apart)
-        for own in counting
-    ]
-
-
-def _counts(key: str, method: str) -> bool:
-    """Return whether ``key`` may set runs of ``method`` apart."""
-    section, *options = key.split(".")
-    if section not in SECTIONS or key in LEFT_OUT:
-        return False
-    if split_peer(method) and key in PEER_KEYS:
-        return False
-    is_of_other = len(options) > 1 and options[0] not in method.split("+")
-    return section != "freezing" or (freezes(method) and not is_of_other)
+def _by_numbers(text: str) -> list[tuple[float, str]]:
+    """Return what sorts texts with numbers in them by their size, 8 before 16."""
+    parts = re.split(r"(\d+(?:\.\d+)?)", text)
+    return [(float(part), "") if i % 2 else (0.0, part) for i, part in enumerate(parts)]

@@ -15,8 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
@@ -90,29 +89,17 @@ class Job:
         keys = {"job.dump_folder": folder, **self.keys}
         if DEGREE not in settings.keys:
             keys.setdefault(DEGREE, self.nproc)
-        words = (f"--{key}" if value is True else f"--{key}={value}" for key, value in keys.items())
+        words = (_word(key, value) for key, value in keys.items())
         # What is fitted holds against the trainer's arguments, which it was fitted to.
         fitted = (f"--{key}={value}" for key, value in self.record.get("fitted", {}).items())
         return train_command(settings.config, self.nproc, [*words, *settings.arguments, *fitted])
 
 
-def errors(jobs: Sequence[Job], settings: Settings, fixed: Iterable[str] = ()) -> list[str]:
-    """Return a message for each error in what was asked for.
-
-    ``fixed`` are keys besides those of the jobs that the trainer's arguments may not set.
-    """
-    found = []
-    if not settings.config.is_file():
-        found.append(f"CONFIG is {str(settings.config)!r}; it must be a TOML file")
-    labels = Counter(job.label for job in jobs)
-    if twice := sorted(label for label in labels if labels[label] > 1):
-        found.append(f"asked for twice: {', '.join(twice)}; name each once")
-    ours = {"job.config_file", "job.dump_folder", *fixed}.union(*(job.keys for job in jobs))
-    found += [
-        f"--{key} is among the trainer's arguments; each run has its own, leave it out"
-        for key in sorted(ours & settings.keys)
-    ]
-    return found
+def _word(key: str, value: Any) -> str:
+    if isinstance(value, bool):
+        section, _, name = key.rpartition(".")
+        return f"--{key}" if value else f"--{section}.no_{name}"
+    return f"--{key}={value}"
 
 
 def start(arguments: Sequence[str], variables: Mapping[str, str], log: Path) -> int:

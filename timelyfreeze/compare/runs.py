@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from timelyfreeze.compare.peers import split_peer
+from timelyfreeze.compare.variants import read_variant, run_label
 from timelyfreeze.files import read_dataclass, read_object
 from timelyfreeze.records import (
     LOSSES,
@@ -59,6 +60,7 @@ class Run:
         validation_losses: (seconds of training so far, loss) of each validation.
         freeze_ratios: (step, freeze ratio) of each step for which it is known.
         settings: The run's configuration, flat; empty if the run left none.
+        variant: Keys that ``compare run`` was asked to vary, with the values of this run.
     """
 
     folder: Path
@@ -74,6 +76,7 @@ class Run:
     validation_losses: Points = ()
     freeze_ratios: Points = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    variant: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def summary(self) -> RunSummary:
@@ -94,7 +97,7 @@ class Run:
     @property
     def label(self) -> str:
         """What a reader calls the run."""
-        return f"{self.schedule} {self.method} seed {'-' if self.seed is None else self.seed}"
+        return run_label(self.schedule, self.method, self.seed, self.variant)
 
 
 @dataclass(frozen=True)
@@ -131,9 +134,9 @@ def find_runs(folders: Iterable[Path]) -> FoundRuns:
     runs = list(read(SUMMARY_FILE, read_run))
     for recorded in read(RECORD, _recorded_run):
         own = [i for i, run in enumerate(runs) if run.folder.is_relative_to(recorded.folder)]
-        if split_peer(recorded.method):
-            for i in own:
-                runs[i] = replace(runs[i], method=recorded.method)
+        for i in own:
+            method = recorded.method if split_peer(recorded.method) else runs[i].method
+            runs[i] = replace(runs[i], method=method, variant=recorded.variant)
         if not own:
             runs.append(recorded)
         elif all(runs[i].status != FINISHED for i in own):
@@ -225,6 +228,7 @@ class _Record:
     method: str
     seed: int | None
     exit_status: int | None
+    variant: Mapping[str, str] = field(default_factory=dict)
 
 
 def _recorded_run(place: Path) -> Run:
@@ -236,4 +240,5 @@ def _recorded_run(place: Path) -> Run:
     except ValueError as error:
         raise ValueError(f"{RECORD}: {error}") from None
     status = UNFINISHED if record.exit_status is None else FAILED
-    return Run(place, status, record.method, record.schedule, record.seed)
+    variant = read_variant(record.variant)
+    return Run(place, status, record.method, record.schedule, record.seed, variant=variant)

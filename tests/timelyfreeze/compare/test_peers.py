@@ -9,12 +9,17 @@ from typing import Any
 import pytest
 
 from tests.timelyfreeze.compare.run_folders import keys_of, table_rows, write_record, write_run
-from timelyfreeze.compare.asked import fewer_microbatches, fewer_steps
 from timelyfreeze.compare.command import main
 from timelyfreeze.compare.drawing import color, line_style
 from timelyfreeze.compare.groups import compare, group
 from timelyfreeze.compare.metrics import Terms
-from timelyfreeze.compare.peers import freezes, peer_name, split_peer
+from timelyfreeze.compare.peers import (
+    fewer_microbatches,
+    fewer_steps,
+    freezes,
+    peer_name,
+    split_peer,
+)
 from timelyfreeze.compare.plots import plots
 from timelyfreeze.compare.runs import Run, find_runs, read_run
 from timelyfreeze.records import STEPS

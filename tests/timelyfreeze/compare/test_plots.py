@@ -14,11 +14,12 @@ from matplotlib.text import Text
 from tests.timelyfreeze.compare.run_folders import write_run, write_scores
 from timelyfreeze.compare.curves import curves, front, points, stage_ratios, training_losses
 from timelyfreeze.compare.drawing import color, line_style
-from timelyfreeze.compare.groups import Group, Spread, compare, group, variants, work_differs
+from timelyfreeze.compare.groups import Group, Spread, compare, group
 from timelyfreeze.compare.labels import Label, label_points, spread_out
 from timelyfreeze.compare.metrics import Terms
 from timelyfreeze.compare.plots import KINDS, Plot, plots
 from timelyfreeze.compare.runs import find_runs, flatten, read_run
+from timelyfreeze.compare.variants import variants, work_differs
 from timelyfreeze.records import STEPS
 
 

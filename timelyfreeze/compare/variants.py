@@ -1,0 +1,179 @@
+"""Settings in which runs of a comparison differ: those that were asked for, and those found.
+
+What a comparison varies by itself (method, schedule, seeds) is no part of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pandas as pd
+
+from timelyfreeze.compare.peers import PEER_KEYS, freezes, split_peer
+
+# Flat: a key is the name of section and option, as on the command line.
+Settings = Mapping[str, Any]
+# How long a step takes depends on these, apart from the freezing.
+WORK = ("model", "training", "parallelism", "activation_checkpoint", "compile", "quantize",
+        "emulation")  # fmt: skip
+SECTIONS = (*WORK, "optimizer", "lr_scheduler", "data", "freezing")
+# What a comparison varies by itself, where files lie, and what changes no metric.
+LEFT_OUT = frozenset({
+    "freezing.method", "freezing.seed", "data.seed", "training.seed",
+    "parallelism.pipeline_parallel_schedule", "parallelism.pipeline_parallel_schedule_csv",
+    "training.dataset_path", "training.gc_freq", "training.gc_debug", "model.hf_assets_path",
+    "model.tokenizer_path", "model.print_after_conversion",
+    "parallelism.pipeline_parallel_expert_parallel_overlap",
+})  # fmt: skip
+# Options of `compare run` that set these.
+_OPTIONS = {
+    "freezing.method": "--methods",
+    "parallelism.pipeline_parallel_schedule": "--schedules",
+    **dict.fromkeys(("debug.seed", "data.seed", "freezing.seed"), "--seeds"),
+    "job.config_file": "CONFIG",
+    "job.dump_folder": "OUTPUT",
+}
+# As they stand in a variant; on the command line they are --key and --no_key.
+TRUTHS = {"true": True, "false": False}
+# Readers know options of these sections without their section.
+_SHORT = re.compile(r"^(freezing|parallelism|training)\.")
+_ASKED = re.compile(r"([a-z_]\w*(?:\.\w+)+)=([^,]+(?:,[^,]+)*)")
+
+
+def parse_variants(texts: Sequence[str]) -> list[dict[str, str]]:
+    """Return the variants that ``--vary`` asks for: the product of all values of all keys.
+
+    Args:
+        texts: Each is such as ``freezing.max_freeze_ratio=0.2,0.4``. None gives one variant, of
+            no key.
+
+    Raises:
+        ValueError: If a text is not of that form, or names a key or a value twice, or a key that
+            the comparison sets by itself.
+    """
+    values: dict[str, list[str]] = {}
+    for text in texts:
+        match = _ASKED.fullmatch(text)
+        if match is None:
+            raise ValueError(
+                f"--vary is {text!r}; it must be a key and its values, such as "
+                "freezing.max_freeze_ratio=0.2,0.4"
+            )
+        key, listed = match.groups()
+        if key in _OPTIONS:
+            raise ValueError(f"--vary has {key}; use {_OPTIONS[key]} instead")
+        if key in values:
+            raise ValueError(f"--vary has {key} twice; give all its values at once")
+        values[key] = listed.split(",")
+        if len({_value(text) for text in values[key]}) < len(values[key]):
+            raise ValueError(f"--vary has {key}={listed}; name each value once")
+    return [dict(zip(values, row, strict=True)) for row in itertools.product(*values.values())]
+
+
+def concerning(name: str, variant: Mapping[str, str]) -> dict[str, str]:
+    """Return those keys of a variant that make another run of a method, or of its peer.
+
+    A run of none is the same one under every key of the freezing, and a method under the options
+    of another.
+    """
+    _, method = split_peer(name) or ("", name)
+    return {
+        key: value
+        for key, value in variant.items()
+        if not key.startswith("freezing.")
+        or (freezes(method) and not _is_of_other_method(key, method))
+    }
+
+
+def run_label(schedule: str, name: str, seed: int | None, variant: Mapping[str, Any]) -> str:
+    """Return what a reader calls a run."""
+    varied = [f"{_short(key)} {value}" for key, value in variant.items()]
+    return " ".join([schedule, name, *varied, f"seed {'-' if seed is None else seed}"])
+
+
+def variant_folder(variant: Mapping[str, str]) -> Path:
+    """Return a folder for the runs of a variant, another one for each."""
+    return Path(*(quote(f"{_short(key)}={value}", safe="=") for key, value in variant.items()))
+
+
+def read_variant(texts: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values of a variant as a run's settings have them: numbers and truths, if any."""
+    return {key: _value(text) for key, text in texts.items()}
+
+
+def _value(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return TRUTHS.get(text, text)
+
+
+def work_differs(one: Settings, other: Settings) -> bool:
+    """Tell whether steps of two runs have something else to do, as far as both are known.
+
+    How many steps there are is no part of it.
+    """
+    return any(
+        key in other and other[key] != value
+        for key, value in one.items()
+        if key.split(".")[0] in WORK and key not in LEFT_OUT and key != "training.steps"
+    )
+
+
+def variants(
+    method: str, settings: Sequence[Settings], asked: Sequence[Settings] = ()
+) -> list[str]:
+    """Return of each run the settings in which it differs from other runs of its method.
+
+    Seeds, schedules and the options of other methods count for nothing, for ``none`` and its peers
+    no option of the freezing, and for peers nothing that is fitted. What was asked for as a variant
+    counts in any case, and so does that a run was not asked for it.
+
+    Args:
+        method: Of all the runs.
+        settings: Of each run, flat, and empty where they are not known.
+        asked: The variant of each run; nothing if none was asked for.
+
+    Returns:
+        Texts such as ``max_freeze_ratio 0.5``, empty where runs do not differ.
+    """
+    asked = asked or [{}] * len(settings)
+    counting = [
+        {**{key: own[key] for key in own if _counts(key, method)}, **variant}
+        for own, variant in zip(settings, asked, strict=True)
+    ]
+    written = pd.DataFrame([{key: repr(own[key]) for key in own} for own in counting])
+    always = set(itertools.chain.from_iterable(asked))
+    apart = {key for key in written if written[key].nunique(dropna=key not in always) > 1}
+    return [_listed(own, apart) for own in counting]
+
+
+def _listed(own: Settings, apart: Iterable[str]) -> str:
+    return ", ".join(f"{_short(key)} {value}" for key, value in own.items() if key in apart)
+
+
+def _short(key: str) -> str:
+    return _SHORT.sub("", key)
+
+
+def _counts(key: str, method: str) -> bool:
+    """Return whether ``key`` may set runs of ``method`` apart."""
+    section = key.split(".")[0]
+    if section not in SECTIONS or key in LEFT_OUT:
+        return False
+    if split_peer(method) and key in PEER_KEYS:
+        return False
+    return section != "freezing" or (freezes(method) and not _is_of_other_method(key, method))
+
+
+def _is_of_other_method(key: str, method: str) -> bool:
+    """Return whether ``key`` of the freezing is an option of a method that ``method`` has not."""
+    _, *options = key.split(".")
+    return len(options) > 1 and options[0] not in method.split("+")
