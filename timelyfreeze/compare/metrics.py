@@ -13,8 +13,10 @@ from timelyfreeze.compare.runs import Points, Run
 from timelyfreeze.records import AVERAGED, BENCHMARKS, WINDOW, last_running_mean, seconds_to_reach
 
 NEVER = "never"
+# Points of accuracy by which means of equal scores may differ.
+_ROUNDING = 1e-9
 
-# A number, "never" for a loss that was not reached, or None for what is not known.
+# A number, "never" for a loss or an accuracy that was not reached, or None for what is not known.
 Metric = float | str | None
 
 
@@ -185,6 +187,18 @@ def _points_over_none(run: Run, baseline: Run | None, _terms: Terms) -> Metric:
     return own - other if asked[0] == asked[1] else None
 
 
+def _time_to_accuracy(run: Run, baseline: Run | None, terms: Terms) -> Metric:
+    """Return the total time over none's of a run that is at least as accurate as none.
+
+    A model is scored at its end alone, so nothing is known of an earlier time.
+    """
+    points = _points_over_none(run, baseline, terms)
+    if baseline is None or points is None or not 0.0 < baseline.seconds < math.inf:
+        return None
+    is_reached = isinstance(points, float) and points >= -_ROUNDING
+    return run.seconds / baseline.seconds if is_reached else NEVER
+
+
 COLUMNS = (
     Column("device_tokens_per_second", "tokens/s per device", ",.0f",
            lambda run, _baseline, _terms: tokens_per_second(run)),
@@ -221,4 +235,6 @@ COLUMNS = (
     Column("accuracy_stderr", "its standard error", ".2f", _average_error, is_optional=True),
     Column("accuracy_points", "points over none", "+.2f", _points_over_none, needs_baseline=True,
            is_optional=True),
+    Column("accuracy_time_ratio", "time to none's accuracy over none's", ".3f", _time_to_accuracy,
+           needs_baseline=True, is_optional=True),
 )  # fmt: skip

@@ -35,6 +35,8 @@ mean of training losses.
 `fewer_steps_for_X` and `fewer_microbatches_for_X` do not freeze and are given the time of X, so
 what they learned and what X learned is at equal time.
 *points over none* is the difference in average accuracy to the run that the gain compares with.
+*time to none's accuracy over none's* is the total time over none's total time where a run's average
+accuracy is at least none's, else `never`: a model is scored at its end alone.
 `-`: not known."""
 _TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined,

@@ -220,6 +220,28 @@ def test_accuracies_are_averaged_and_set_against_none(tmp_path: Path) -> None:
     assert csv_rows(tmp_path)[0]["accuracy"] == "40.0"
 
 
+def test_the_time_to_the_accuracy_of_none_is_the_whole_time_of_a_run_that_has_it(
+    tmp_path: Path,
+) -> None:
+    # Seconds and accuracy of none, apf and fixed, for two seeds.
+    for seed, runs in {
+        1: [(100.0, 0.5), (80.0, 0.5), (60.0, 0.49)],
+        2: [(200.0, 0.4), (120.0, 0.41), (100.0, 0.5)],
+    }.items():
+        for method, (seconds, accuracy) in zip(("none", "apf", "fixed"), runs, strict=True):
+            folder = tmp_path / f"{method}{seed}"
+            write_scores(write_run(folder, method, seed=seed, seconds=seconds), accuracy)
+    # On other questions, and not scored.
+    other = write_run(tmp_path / "linear", "linear", seed=1, seconds=50.0)
+    write_scores(other, 0.9, n_questions=20)
+    write_run(tmp_path / "lisa", "lisa", seed=1, seconds=50.0)
+    rows, _ = table(tmp_path)
+    assert {row["method"]: row["time to none's accuracy over none's"] for row in rows} == {
+        "none": "1.000", "apf": "0.700 (0.600..0.800)", "fixed": "0.500, never in 1 of 2",
+        "linear": "-", "lisa": "-",
+    }  # fmt: skip
+
+
 def test_without_scores_there_are_no_columns_for_them(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "none")
     rows, notes = table(tmp_path)
