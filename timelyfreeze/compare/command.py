@@ -2,7 +2,7 @@
 
     timelyfreeze compare run CONFIG.toml OUTPUT --methods none timelyfreeze apf
         --schedules GPipe 1F1B --seeds 42 22 11 --nproc 4 [--vary KEY=A,B,C ...]
-        [-- --training.steps=500 ...]
+        [--evaluate[="--limit 40 ..."]] [-- --training.steps=500 ...]
     timelyfreeze compare show RUN [RUN ...] [--output FOLDER] [--reference RUN]
 
 run   trains one after another, all methods of a schedule and seed in a row. What OUTPUT already
@@ -12,7 +12,10 @@ run   trains one after another, all methods of a schedule and seed in a row. Wha
       status 1 if a run failed. Besides values of freezing.method, --methods takes fewer_steps and
       fewer_microbatches: what a user would do without freezing in the time of each freezing method
       beside it. They run behind the methods, whose times they are fitted to. --vary makes runs of
-      each value of a key of the configuration, of several keys of each pair of values.
+      each value of a key of the configuration, of several keys of each pair of values. --evaluate
+      scores each finished run with timelyfreeze evaluate and the options given, and the model
+      before training in OUTPUT/base_model; what has its scores is left alone. Exit status 1 if that
+      failed.
 show  reads what runs wrote, wherever they were made: RUN is the folder of a run, or one with runs
       below it; every summary.json counts. Repeats, that is runs which differ in their seeds alone,
       are averaged. The table is printed. FOLDER gets comparison.html, a page that needs no other
@@ -36,6 +39,7 @@ from timelyfreeze.compare.page import render_html, render_markdown
 from timelyfreeze.compare.peers import PEERS
 from timelyfreeze.compare.plots import KINDS, plots
 from timelyfreeze.compare.runs import FoundRuns, Run, find_any, find_runs
+from timelyfreeze.compare.scoring import Scoring, parse_questions, scoring_errors
 from timelyfreeze.compare.table import Table, render_csv, tabulate
 from timelyfreeze.compare.variants import parse_variants
 from timelyfreeze.files.options import status_of
@@ -101,6 +105,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--vary", action="append", default=[], metavar="KEY=A,B,C",
                      help="runs of each value, such as freezing.max_freeze_ratio=0.2,0.8; may be "
                      "repeated")  # fmt: skip
+    run.add_argument("--evaluate", nargs="?", const="", metavar="OPTIONS",
+                     help="score runs and the model before training; options of timelyfreeze "
+                     "evaluate, as one text after =")  # fmt: skip
     show = commands.add_parser("show", help="table, plots and a page of runs that were made before")
     show.add_argument("runs", type=Path, nargs="+", metavar="RUN")
     show.add_argument("--output", type=Path, metavar="FOLDER",
@@ -127,12 +134,19 @@ def _run(options: argparse.Namespace, arguments: tuple[str, ...], starter: jobs.
     found = errors(asked, settings)
     if options.nproc < 1:
         found.append(f"--nproc is {options.nproc}; it must be 1 or more")
+    if options.evaluate is not None:
+        found += scoring_errors(settings)
+        scoring = Scoring(parse_questions(options.evaluate), output, starter)
     if found:
         raise ValueError("\n       ".join(found))
-    failed = jobs.run_jobs(asked, settings, output, starter=starter)
+    if options.evaluate is None:
+        is_well = not jobs.run_jobs(asked, settings, output, starter=starter)
+    else:
+        failed = jobs.run_jobs(asked, settings, output, starter=starter, then=scoring.score)
+        is_well = scoring.score_base_model() and not failed
     print()
     _table(find_any([output]), output, Terms(options.window))
-    return 1 if failed else 0
+    return 0 if is_well else 1
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -170,7 +184,7 @@ def _reference(folder: Path) -> Run:
 def _table(found: FoundRuns, output: Path | None, terms: Terms) -> tuple[Table, list[Group]]:
     """Print the table, and keep it with the single runs where there is an ``output``."""
     compared = compare(found.runs, terms)
-    table = tabulate(compared, found.unreadable, terms)
+    table = tabulate(compared, found.unreadable, terms, found.base_models)
     text = render_markdown(table, terms)
     print(text, end="", flush=True)
     if output is not None:

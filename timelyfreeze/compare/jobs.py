@@ -130,9 +130,17 @@ def resumable() -> Iterator[None]:
 
 
 def run_jobs(
-    jobs: Sequence[Job], settings: Settings, output: Path, *, starter: Starter = start
+    jobs: Sequence[Job],
+    settings: Settings,
+    output: Path,
+    *,
+    starter: Starter = start,
+    then: Callable[[Job], bool] = lambda _: True,
 ) -> list[Job]:
     """Make those of the runs that are not finished, print how it goes, return those that failed.
+
+    ``then`` is called with each run that is finished, now or before. Where it says that it did not
+    go well, the run counts as failed.
 
     Raises:
         ValueError: If ``output`` has finished runs of other settings.
@@ -147,6 +155,7 @@ def run_jobs(
         print(f"[{number}/{len(jobs)}] {job.label}: ", end="", flush=True)
         if job.path in done:
             print("finished before", flush=True)
+            failed += [] if then(job) else [job]
             continue
         try:
             job = job.fitted(output)
@@ -163,14 +172,20 @@ def run_jobs(
         to_go = f"{duration(statistics.fmean(seconds) * left)} to go"
         if status == 0 and _is_finished(output / job.path):
             print(f" {duration(seconds[-1])}, {to_go}", flush=True)
+            failed += [] if then(job) else [job]
+            seconds[-1] = time.monotonic() - started
             continue
         failed.append(job)
         reason = f"exit status {status}" if status else "no summary of all steps"
         print(f" failed after {duration(seconds[-1])} ({reason}), {to_go}")
-        log = output / job.path / LOG
-        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-        print("\n    ".join([f"  the end of {log}:", *lines[-TAIL_LINES:]]), flush=True)
+        print_end(output / job.path / LOG)
     return failed
+
+
+def print_end(log: Path) -> None:
+    """Print the last lines of a log, if there is one."""
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    print("\n    ".join([f"  the end of {log}:", *lines[-TAIL_LINES:]]), flush=True)
 
 
 def _conflicts(jobs: Sequence[Job], settings: Settings, output: Path) -> Iterator[str]:

@@ -64,7 +64,8 @@ def render_html(
 
 def render_markdown(table: Table, terms: Terms, plots: Sequence[Plot] = ()) -> str:
     """Return the table with its notes, and the plots with what is not in them, as Markdown."""
-    parts = [_HEAD.format(window=terms.window), markdown_table(table.titles, table.rows)]
+    head = [_HEAD.format(window=terms.window), *table.before]
+    parts = [*head, markdown_table(table.titles, table.rows)]
     if table.notes:
         parts.append("\n".join(f"- {note}" for note in table.notes))
     for plot in plots:

@@ -13,13 +13,14 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from timelyfreeze.compare.peers import split_peer
 from timelyfreeze.compare.variants import read_variant, run_label
 from timelyfreeze.files import read_dataclass, read_object
 from timelyfreeze.records import (
     LOSSES,
+    SCORES,
     STEPS,
     SUMMARY_FILE,
     LossRow,
@@ -32,12 +33,15 @@ from timelyfreeze.records import (
 
 SETTINGS = "settings.json"
 RECORD = "comparison_run.json"
+# Holds the scores of the model before training.
+BASE_MODEL = "base_model"
 # Holds what runs left that did not end; nothing in it counts.
 SET_ASIDE = "set_aside"
 
 FINISHED, UNFINISHED, FAILED = "finished", "unfinished", "failed"
 
 Points = Sequence[tuple[float, float]]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -102,10 +106,11 @@ class Run:
 
 @dataclass(frozen=True)
 class FoundRuns:
-    """All runs below some folders, and what could not be read there."""
+    """All runs below some folders, what could not be read, scores of models before training."""
 
     runs: tuple[Run, ...]
     unreadable: tuple[str, ...] = ()
+    base_models: tuple[Scores, ...] = ()
 
 
 def find_runs(folders: Iterable[Path]) -> FoundRuns:
@@ -122,7 +127,7 @@ def find_runs(folders: Iterable[Path]) -> FoundRuns:
             raise ValueError(f"{folder} is not a folder; name folders that hold runs")
     unreadable: list[str] = []
 
-    def read(name: str, reader: Callable[[Path], Run]) -> Iterator[Run]:
+    def read(name: str, reader: Callable[[Path], T]) -> Iterator[T]:
         paths = {path.resolve() for folder in folders for path in folder.rglob(name)
                  if SET_ASIDE not in path.relative_to(folder).parts}  # fmt: skip
         for path in sorted(paths):
@@ -142,7 +147,8 @@ def find_runs(folders: Iterable[Path]) -> FoundRuns:
         elif all(runs[i].status != FINISHED for i in own):
             for i in own:
                 runs[i] = replace(runs[i], status=recorded.status)
-    return FoundRuns(tuple(sorted(runs, key=lambda run: run.folder)), tuple(unreadable))
+    bases = tuple(scores for scores in read(f"{BASE_MODEL}/{SCORES}", read_scores) if scores)
+    return FoundRuns(tuple(sorted(runs, key=lambda run: run.folder)), tuple(unreadable), bases)
 
 
 def find_any(folders: Sequence[Path]) -> FoundRuns:

@@ -14,7 +14,7 @@ import pandas as pd
 from timelyfreeze.compare.groups import PLACE, Group, group, place
 from timelyfreeze.compare.metrics import COLUMNS, NEVER, Column, Terms
 from timelyfreeze.compare.runs import FAILED, FINISHED, UNFINISHED, Run
-from timelyfreeze.records import STEPS, RunSummary
+from timelyfreeze.records import BY_KEY, STEPS, RunSummary, Scores
 
 # A difference in one of these is told below the table.
 SAME = ("device", "n_devices", "torch_version", "config_file", "model", "dataset", "steps")
@@ -27,15 +27,28 @@ _FIRST = ["schedule", "method", "seed", "status", "folder", "settings"]
 
 @dataclass(frozen=True)
 class Table:
-    """A table of texts and what a reader has to know of it."""
+    """A table of texts, what a reader has to know of it, and what is known before training."""
 
     titles: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...]
+    before: tuple[str, ...] = ()
 
 
-def tabulate(compared: pd.DataFrame, unreadable: Sequence[str], terms: Terms) -> Table:
-    """Return the table of means over repeats, with its notes."""
+def tabulate(
+    compared: pd.DataFrame,
+    unreadable: Sequence[str],
+    terms: Terms,
+    base_models: Sequence[Scores] = (),
+) -> Table:
+    """Return the table of means over repeats, with its notes.
+
+    Args:
+        compared: A line for each run.
+        unreadable: What could not be read.
+        terms: Of the comparison.
+        base_models: Scores of models before training.
+    """
     groups = group(compared)
     columns = [c for c in COLUMNS if not c.is_optional or compared[c.key].notna().any()]
     titles = ["schedule", "method", "settings", "on", "runs", *(c.title for c in columns)]
@@ -49,7 +62,18 @@ def tabulate(compared: pd.DataFrame, unreadable: Sequence[str], terms: Terms) ->
     needless = {"settings": not any(one.variant for one in groups), "on": n_places <= 1}
     table = table.drop(columns=[title for title in needless if needless[title]])
     rows = tuple(table.itertuples(index=False, name=None))
-    return Table(tuple(table.columns), rows, tuple(_notes(compared, unreadable, terms)))
+    notes = tuple(_notes(compared, unreadable, terms, base_models))
+    before = dict.fromkeys(line for scores in base_models for line in _before(scores))
+    return Table(tuple(table.columns), rows, notes, tuple(before))
+
+
+def _before(scores: Scores) -> Iterator[str]:
+    """Yield a line with the accuracies of a model before training, if there are any."""
+    known = {} if scores.average is None else {"average accuracy": scores.average}
+    known |= {BY_KEY[key].title: score.accuracy for key, score in scores.benchmarks.items()}
+    told = [f"{name} {100 * accuracy:.2f}%" for name, accuracy in known.items()]
+    if told:
+        yield f"Before training, {Path(scores.model).name}: {', '.join(told)}."
 
 
 def render_csv(compared: pd.DataFrame) -> str:
@@ -93,13 +117,15 @@ def _counts(group: Group) -> str:
     return ", ".join([*([str(counts[FINISHED])] if counts[FINISHED] else []), *others])
 
 
-def _notes(compared: pd.DataFrame, unreadable: Sequence[str], terms: Terms) -> Iterator[str]:
+def _notes(
+    compared: pd.DataFrame, unreadable: Sequence[str], terms: Terms, base_models: Sequence[Scores]
+) -> Iterator[str]:
     """Yield what a reader of the table has to know."""
     done = compared[compared["status"] == FINISHED]
     finished: list[Run] = list(done["run"])
     for key in SAME:
         yield from _difference(key, finished)
-    yield from _difference_in_questions(finished)
+    yield from _difference_in_questions(finished, base_models)
     if terms.reference is not None:
         yield from _other_than_reference(terms.reference, finished)
     without = [run.label for run in done[done["baseline"].isna()]["run"]]
@@ -138,9 +164,11 @@ def _difference(key: str, runs: Sequence[Run]) -> Iterator[str]:
         yield f"{key} differs: {'; '.join(others)}; {common} in all others"
 
 
-def _difference_in_questions(runs: Sequence[Run]) -> Iterator[str]:
+def _difference_in_questions(runs: Sequence[Run], base_models: Sequence[Scores]) -> Iterator[str]:
     """Yield a line that says which runs were asked what, where not all were asked the same."""
     labels = _labels_by(lambda run: run.scores.asked if run.scores else "", runs)
+    for scores in base_models:
+        labels.setdefault(scores.asked, []).append("the model before training")
     without = labels.pop("", [])
     if len(labels) > 1:
         told = "; ".join(f"{_names(names)}: {asked}" for asked, names in labels.items())

@@ -62,6 +62,7 @@ class Scores:
         benchmarks: Scores by the key of their benchmark.
         further: Metrics of other tasks of lm-eval, by task and by lm-eval's name of the metric.
         options: Further options that lm-eval was given.
+        tasks: Names of the tasks that were asked, with commas between.
     """
 
     model: str
@@ -75,6 +76,7 @@ class Scores:
     benchmarks: Mapping[str, Score]
     further: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     options: str = ""
+    tasks: str = ""
 
     @property
     def average(self) -> float | None:

@@ -22,7 +22,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from timelyfreeze.files import shown
+from timelyfreeze.files import shown, write_whole
 from timelyfreeze.files.options import require
 from timelyfreeze.records import (
     AVERAGED,
@@ -119,7 +119,8 @@ def evaluate(model: Model, options: argparse.Namespace, output: Path, runner: Ru
             questions = files[benchmark.split].name if files else benchmark.split
             score = read_score(results, benchmark, questions)
             scores = replace(scores, benchmarks={**scores.benchmarks, task: score})
-        (output / SCORES).write_text(scores_to_json(scores))
+        scores = replace(scores, tasks=f"{scores.tasks},{task}".removeprefix(","))
+        write_whole(output / SCORES, scores_to_json(scores).encode())
     return scores
 
 

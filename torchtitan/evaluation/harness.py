@@ -7,6 +7,7 @@ import math
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -27,12 +28,18 @@ Runner = Callable[[Sequence[str], Mapping[str, str]], None]
 def run_lm_eval(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
     """Run ``python -m lm_eval``; its messages go to the terminal.
 
+    It ends when this process is told to end.
+
     Raises:
         ValueError: If it is not installed, or fails.
     """
     lm_eval_tasks()
     command = [sys.executable, "-m", "lm_eval", *arguments]
-    status = subprocess.run(command, env={**os.environ, **environment}, check=False).returncode
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        status = subprocess.run(command, env={**os.environ, **environment}, check=False).returncode
+    finally:
+        signal.signal(signal.SIGTERM, before)
     if status != 0:
         raise ValueError(f"{' '.join(command)} ended with status {status}")
 

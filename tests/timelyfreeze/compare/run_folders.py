@@ -41,8 +41,9 @@ def write_run(
     return folder
 
 
-def write_scores(folder: Path, accuracy: float, n_questions: int = 100) -> Path:
+def write_scores(folder: Path, accuracy: float, n_questions: int = 100, **more: Any) -> Path:
     """Write scores beside a run, the same accuracy in each of the four benchmarks."""
+    folder.mkdir(parents=True, exist_ok=True)
     score = {
         "accuracy": accuracy,
         "stderr": None,
@@ -62,6 +63,7 @@ def write_scores(folder: Path, accuracy: float, n_questions: int = 100) -> Path:
         "versions": {},
         "evaluated_at": "2026-11-21T13:00:00+00:00",
         "benchmarks": dict.fromkeys(keys, score),
+        **more,
     }
     (folder / "scores.json").write_text(json.dumps(scores))
     return folder

@@ -20,7 +20,8 @@ SPEED = "tokens/s per device"
 def rendered(*folders: Path, window: int = 2, reference: Path | None = None) -> str:
     found = find_runs(folders)
     terms = Terms(window, None if reference is None else read_run(reference))
-    return render_markdown(tabulate(compare(found.runs, terms), found.unreadable, terms), terms)
+    compared = compare(found.runs, terms)
+    return render_markdown(tabulate(compared, found.unreadable, terms, found.base_models), terms)
 
 
 def table(*folders: Path, **terms: Any) -> tuple[list[dict[str, str]], list[str]]:

@@ -291,8 +291,8 @@ def test_time_to_go_is_that_of_the_runs_still_to_make(
 ) -> None:
     run(Trainer(), config, output, methods="fixed")
     capsys.readouterr()
-    # Two runs of 30 and 50 s; read at the start and the end of each.
-    clock = iter([0.0, 30.0, 100.0, 150.0])
+    # Two runs of 30 and 50 s; read at the start and the end of each, and after what follows it.
+    clock = iter([0.0, 30.0, 30.0, 100.0, 150.0, 150.0])
     monkeypatch.setattr(comparison_jobs.time, "monotonic", lambda: next(clock))
     run(Trainer(), config, output, methods="none fixed apf")
     assert re.findall(r"^\[.*", capsys.readouterr().out, re.M) == [

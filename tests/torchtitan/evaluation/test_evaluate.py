@@ -1,6 +1,10 @@
 """The command line of `timelyfreeze evaluate`, with a stand-in for lm-eval."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -9,6 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.timelyfreeze.compare.run_folders import table_rows
 from tests.torchtitan.evaluation.question_files import write_questions
+from timelyfreeze.compare.scoring import parse_questions
 from timelyfreeze.records.benchmarks import BENCHMARKS
 from timelyfreeze.records.scores import read_scores
 from torchtitan.evaluation.command import main
@@ -248,6 +253,56 @@ def test_an_output_that_is_a_file_is_told_at_once(
     assert main([str(hf_folder), "--output", str(tmp_path / "file")], runner=stand_in) == 2
     assert f"error: --output is {tmp_path / 'file'}: " in capsys.readouterr().err
     assert stand_in.asked == []
+
+
+@pytest.mark.parametrize(
+    ("text", "others"),
+    [
+        ("", "--limit 5"),
+        ("--tasks hellaswag,gsm8k --limit 5", "--tasks gsm8k --limit 5"),
+        ("--limit=5 --dtype float32 -- --log_samples 'a b'", "--limit 5 --dtype float32"),
+    ],
+)
+def test_a_comparison_knows_which_questions_gave_the_scores(
+    run: Path, hf_folder: Path, text: str, others: str
+) -> None:
+    questions = parse_questions(text)
+    words = questions.command(run, run)[4:]
+    assert main(words, runner=StandIn(), exporter=lambda *_: hf_folder) == 0
+    scores = read_scores(run)
+    assert scores is not None
+    assert questions.are_answered_in(scores)
+    assert not parse_questions(others).are_answered_in(scores)
+
+
+def test_scores_of_some_tasks_are_not_those_of_all(hf_folder: Path) -> None:
+    assert main([str(hf_folder)], runner=StandIn(fails_at="truthfulqa_mc2")) == 2
+    scores = read_scores(hf_folder)
+    assert scores is not None
+    assert not parse_questions("").are_answered_in(scores)
+
+
+@pytest.mark.slow
+def test_lm_eval_ends_with_the_process_that_runs_it(tmp_path: Path) -> None:
+    package = tmp_path / "lm_eval"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    sleeper = "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n"
+    (package / "__main__.py").write_text(sleeper)
+    program = (
+        "from timelyfreeze.cli import overlay\noverlay.install()\n"
+        "from torchtitan.evaluation.harness import run_lm_eval\nrun_lm_eval([], {})"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[3]}"},
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        started = int(process.stdout.readline())
+        process.terminate()
+        assert process.wait(timeout=30) == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(started, 0)
 
 
 @pytest.mark.slow

@@ -1,0 +1,184 @@
+"""Scores of the runs of a comparison, and of the model before training, by ``evaluate``.
+
+A run is scored in a process of its own, its log beside that of the training. Its scores go to its
+own folder, those of the model before training to ``base_model`` in the output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from timelyfreeze.cli import run_environment
+from timelyfreeze.compare.jobs import Job, Settings, Starter, duration, print_end, start
+from timelyfreeze.compare.runs import BASE_MODEL, FINISHED, Run, find_runs
+from timelyfreeze.records import BY_KEY, HUB, Scores, read_scores
+
+LOG = "evaluate.log"
+_HARNESS = "lm_eval"
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What each model is asked.
+
+    Attributes:
+        options: Options of ``timelyfreeze evaluate``.
+        further: Options of lm-eval, those after ``--``.
+        tasks: Names of the tasks.
+        source: ``hub``, or the folder of the questions, absolute: the process starts elsewhere.
+        limit: Questions of each task; None for all.
+        dtype: Type to compute in; None for that of the device.
+    """
+
+    options: tuple[str, ...]
+    further: tuple[str, ...]
+    tasks: frozenset[str]
+    source: str
+    limit: int | None
+    dtype: str | None
+
+    def command(self, model: Path, output: Path) -> list[str]:
+        """Return the command that scores a model into the folder ``output``."""
+        words = [sys.executable, "-m", "timelyfreeze", "evaluate", str(model), *self.options]
+        return [*words, "--output", str(output), *(["--", *self.further] if self.further else [])]
+
+    def are_answered_in(self, scores: Scores) -> bool:
+        """Tell whether these questions, all of them and no others, have given the scores."""
+        own = (self.source, self.limit, shlex.join(self.further), self.dtype or scores.dtype)
+        asked = (scores.source, scores.limit, scores.options, scores.dtype)
+        return own == asked and self.tasks == frozenset(scores.tasks.split(","))
+
+
+def parse_questions(text: str) -> Questions:
+    """Read the options of ``evaluate``, given as one text.
+
+    Raises:
+        ValueError: If it has an open quotation, options that a comparison sets by itself, or a
+            folder of questions that is none.
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"--evaluate is {text!r}: {error}") from None
+    split = words.index("--") if "--" in words else len(words)
+    parser = argparse.ArgumentParser(prog="--evaluate", add_help=False, allow_abbrev=False)
+    for name in ("--tasks", "--data-dir", "--dtype", "--output", "--step"):
+        parser.add_argument(name)
+    parser.add_argument("--limit", type=int)
+    known, others = parser.parse_known_args(words[:split])
+    if known.output is not None:
+        raise ValueError("--evaluate has --output; scores go to each run's folder, leave it out")
+    if known.step is not None:
+        raise ValueError("--evaluate has --step; the last checkpoint is scored, leave it out")
+    if known.data_dir is not None:
+        folder = Path(known.data_dir).resolve()
+        if not folder.is_dir():
+            raise ValueError(f"--evaluate has --data-dir {known.data_dir}, which is no folder")
+        known.data_dir = str(folder)
+    given = {"--tasks": known.tasks, "--data-dir": known.data_dir, "--limit": known.limit,
+             "--dtype": known.dtype}  # fmt: skip
+    pairs = ((name, str(value)) for name, value in given.items() if value is not None)
+    return Questions(
+        options=(*others, *(word for pair in pairs for word in pair)),
+        further=tuple(words[split + 1 :]),
+        tasks=frozenset(known.tasks.split(",") if known.tasks else BY_KEY),
+        source=known.data_dir or HUB,
+        limit=known.limit,
+        dtype=known.dtype,
+    )
+
+
+def scoring_errors(settings: Settings) -> Iterator[str]:
+    """Yield why runs of these settings could not be scored."""
+    if find_spec(_HARNESS) is None:
+        yield "--evaluate needs lm-eval, which is not installed: pip install 'timelyfreeze[eval]'"
+    if settings.config.is_file() and not _keeps_checkpoints(settings):
+        yield "--evaluate scores checkpoints; set checkpoint.enable in CONFIG"
+
+
+def _keeps_checkpoints(settings: Settings) -> bool:
+    with settings.config.open("rb") as file:
+        is_on = bool(tomllib.load(file).get("checkpoint", {}).get("enable", False))
+    flags = {"--checkpoint.enable": True, "--checkpoint.no_enable": False}
+    for word in settings.arguments:
+        is_on = flags.get("--" + word.removeprefix("--").replace("-", "_"), is_on)
+    return is_on
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """Scores models below ``output``, and leaves alone what has its scores."""
+
+    questions: Questions
+    output: Path
+    starter: Starter = start
+
+    def score(self, job: Job) -> bool:
+        """Score the finished run of a job; return whether it has its scores now."""
+        folder = self.output / job.path
+        run = next(run for run in find_runs([folder]).runs if run.status == FINISHED)
+        return self._score(run.folder, run.folder, folder / LOG, step=run.summary.steps)
+
+    def score_base_model(self) -> bool:
+        """Score the model that the runs began with; return False if that failed."""
+        runs = [run for run in find_runs([self.output]).runs if run.status == FINISHED]
+        began = {_base_model(run) for run in runs}
+        if not runs:
+            return True
+        print("The model before training: ", end="")
+        if len(began) > 1 or None in began:
+            names = sorted(str(name or "none that is a Hugging Face folder") for name in began)
+            print(f"not scored, runs began with {', '.join(names)}", flush=True)
+            return True
+        (model,) = (name for name in began if name is not None)
+        place = self.output / BASE_MODEL
+        place.mkdir(exist_ok=True)
+        print(model, flush=True)
+        return self._score(model, place, place / LOG, step=None)
+
+    def _score(self, model: Path, place: Path, log: Path, *, step: int | None) -> bool:
+        """Score a model unless ``place`` has its scores; print how it goes."""
+        if self._known(place, step) is not None:
+            return True
+        print("  scores: ...", end="", flush=True)
+        started = time.monotonic()
+        command = self.questions.command(model, place)
+        status = self.starter(command, run_environment(os.environ, 1), log)
+        took = duration(time.monotonic() - started)
+        scores = self._known(place, step) if status == 0 else None
+        if scores is not None:
+            average = "" if scores.average is None else f" {100 * scores.average:.2f}% on average,"
+            print(f"{average} {took}", flush=True)
+            return True
+        reason = f"exit status {status}" if status else f"no scores of all questions in {place}"
+        print(f" failed after {took} ({reason})")
+        print_end(log)
+        return False
+
+    def _known(self, place: Path, step: int | None) -> Scores | None:
+        """Return the scores in ``place`` if they are of this step and these questions."""
+        try:
+            scores = read_scores(place)
+        except ValueError:
+            return None  # broken: evaluate writes them anew
+        if scores is None or scores.step != step:
+            return None
+        return scores if self.questions.are_answered_in(scores) else None
+
+
+def _base_model(run: Run) -> Path | None:
+    """Return the Hugging Face folder that a run took its weights from; None if it took none."""
+    if not run.settings.get("checkpoint.initial_load_in_hf"):
+        return None
+    named = run.settings.get("checkpoint.initial_load_path")
+    folder = named or run.settings.get("model.hf_assets_path")
+    return Path(folder) if folder else None
