@@ -56,7 +56,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         run = write_run(folder / method, method, losses=losses, **FIGURES)
         (run / "settings.json").write_text(json.dumps(SETTINGS))
     write_scores(folder / "apf", 0.5)
-    write_record(folder / "apf", 0)
+    write_record(folder / "apf", 0, variant={"freezing.max_freeze_ratio": "0.8"})
     (folder / "apf/steps.csv").write_text(",".join(STEPS.header) + STEP_ROWS)
     return folder
 

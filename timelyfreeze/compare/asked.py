@@ -101,24 +101,10 @@ def plan_jobs(
     """
     peers = [method for method in methods if method in PEERS]
     others = [method for method in methods if method not in PEERS]
-    freezing = [method for method in others if method != "none"]
-    if peers and ("none" not in others or not freezing):
-        raise ValueError(
-            f"--methods has {', '.join(peers)}, which is given the time of a freezing method; name "
-            "none and one that freezes as well"
-        )
-    if not 0.0 < stretch < math.inf:
-        raise ValueError(f"--stretch is {stretch}; it must be above 0")
+    _check(peers, others, stretch, variants)
     if stretch != 1.0:
-        if "none" not in others:
-            raise ValueError("--stretch multiplies the steps of none; name it in --methods as well")
         others.sort(key=freezes)  # stable: none comes first
-    for key in variants[0]:
-        if not any(key in concerning(method, variants[0]) for method in others):
-            raise ValueError(
-                f"--vary has {key}, which concerns none of --methods {' '.join(methods)}"
-            )
-    names = [*others, *(peer_name(peer, method) for peer in peers for method in freezing)]
+    names = [*others, *(peer_name(peer, one) for peer in peers for one in others if freezes(one))]
     return [
         asked.job(nproc, stretch if freezes(asked.method) else 1.0)
         for seed in seeds
@@ -127,6 +113,29 @@ def plan_jobs(
         for name in names
         for asked in _each(name, schedule, seed, alike)
     ]
+
+
+def _check(
+    peers: Sequence[str],
+    others: Sequence[str],
+    stretch: float,
+    variants: Sequence[Mapping[str, str]],
+) -> None:
+    """Raise for what ``plan_jobs`` says."""
+    if peers and ("none" not in others or not any(map(freezes, others))):
+        raise ValueError(
+            f"--methods has {', '.join(peers)}, which is given the time of a freezing method; name "
+            "none and one that freezes as well"
+        )
+    if not 0.0 < stretch < math.inf:
+        raise ValueError(f"--stretch is {stretch}; it must be above 0")
+    if stretch != 1.0 and "none" not in others:
+        raise ValueError("--stretch multiplies the steps of none; name it in --methods as well")
+    for key in variants[0]:
+        if not any(key in concerning(method, variants[0]) for method in others):
+            raise ValueError(
+                f"--vary has {key}, which concerns none of --methods {' '.join(others)}"
+            )
 
 
 def _by_work(variants: Sequence[Mapping[str, str]]) -> list[list[Mapping[str, str]]]:

@@ -302,3 +302,12 @@ def test_other_questions_before_training_are_told(tmp_path: Path) -> None:
     _, notes = table(tmp_path)
     assert notes[0].startswith("questions differ, so accuracies cannot be compared: ")
     assert "; the model before training: hub: MMLU test 7" in notes[0]
+
+
+def test_broken_scores_of_the_model_before_training_are_named(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "none")
+    base = write_scores(tmp_path / "base_model", 0.25)
+    (base / "scores.json").write_text("[]")
+    rows, notes = table(tmp_path)
+    assert len(rows) == 1
+    assert notes == [f"not read: {base}: scores.json: scores is []; it must be an object"]
