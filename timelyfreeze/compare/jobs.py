@@ -139,8 +139,7 @@ def run_jobs(
 ) -> list[Job]:
     """Make those of the runs that are not finished, print how it goes, return those that failed.
 
-    ``then`` is called with each run that is finished, now or before. Where it says that it did not
-    go well, the run counts as failed.
+    ``then`` gets each run that is finished, now or before; False makes it one that failed.
 
     Raises:
         ValueError: If ``output`` has finished runs of other settings.
