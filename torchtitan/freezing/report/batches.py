@@ -25,8 +25,8 @@ from timelyfreeze.runtime import Exchange
 from timelyfreeze.settings import Phase
 from torchtitan.freezing.report.run_folder import number_former
 
-# Batches of a phase among which the typical one is looked for: the last ones, so many at most, and
-# in a phase without end as soon as there are so many.
+# Batches of a phase among which the typical one is looked for: the last ones, so many at most. In a
+# phase without end the first example is written as soon as there are so many.
 _MOST_KEPT = 16
 _ENOUGH = 8
 _ENDLESS = (Phase.STABLE, Phase.OFF)
@@ -36,9 +36,11 @@ _ENDLESS = (Phase.STABLE, Phase.OFF)
 class TimelineRecord:
     """Keeps a few batches of the current phase, and writes one of them down when it is over.
 
-    The ramp is left out: no two of its steps freeze alike. Phases without end are over, for this
-    purpose, once there are enough batches to choose from. Between calls of :meth:`collect` nothing
-    is exchanged or written, so a step pays for keeping a reference to its record.
+    The ramp is left out: no two of its steps freeze alike. Of phases without end there is an
+    example as soon as there are enough batches to choose from, and another in its place at their
+    end: under a rule that decides while training goes on, more is frozen by then. Between calls of
+    :meth:`collect` nothing is exchanged or written, so a step pays for keeping a reference to its
+    record.
 
     Attributes:
         controller: Knows the order and the links.
@@ -64,7 +66,7 @@ class TimelineRecord:
     def add(self, observed: ObservedBatch) -> None:
         """Take note of a batch of this rank; all ranks run the same ones."""
         phase = self._current = observed.phase
-        is_wanted = phase is not Phase.RAMP and phase not in self._written
+        is_wanted = phase in _ENDLESS or (phase is not Phase.RAMP and phase not in self._written)
         if is_wanted and not observed.is_cold and observed.record.intervals_ms:
             self._kept.setdefault(phase, deque(maxlen=_MOST_KEPT)).append(observed)
 
@@ -87,14 +89,17 @@ class TimelineRecord:
         """
         due = [phase for phase in Phase if self._is_due(phase, is_last=is_last)]
         for phase in due:
-            self._write(phase, list(self._kept.pop(phase)))
+            self._write(phase, list(self._kept[phase]))
             self._written.add(phase)
+            if phase is not self._current:
+                del self._kept[phase]
         return bool(due)
 
     def _is_due(self, phase: Phase, *, is_last: bool) -> bool:
         if phase not in self._kept:
             return False
-        is_enough = phase in _ENDLESS and len(self._kept[phase]) >= _ENOUGH
+        is_first = phase in _ENDLESS and phase not in self._written
+        is_enough = is_first and len(self._kept[phase]) >= _ENOUGH
         return is_last or is_enough or phase is not self._current
 
     def _write(self, phase: Phase, batches: list[ObservedBatch]) -> None:

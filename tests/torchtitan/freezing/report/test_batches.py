@@ -114,7 +114,24 @@ def test_a_phase_without_end_is_written_when_there_are_enough_passes(ranks: Rank
     assert ranks.collect()
     for step in range(9, 30):
         ranks.add(step, Phase.STABLE)
-    assert not ranks.collect(is_last=True), "once is enough"
+        assert not ranks.collect(), "once is enough until it ends"
+
+
+@pytest.mark.parametrize("is_switched_off", [False, True])
+def test_at_its_end_a_phase_without_end_is_shown_by_its_last_passes(
+    ranks: Ranks, *, is_switched_off: bool
+) -> None:
+    for step in range(1, 40):
+        ranks.add(step, Phase.STABLE, slow_ms=0.0 if step > 20 else 3.0)
+        ranks.collect()
+    file = timeline_file(ranks.folder, Phase.STABLE)
+    assert timeline_from_json(file.read_text()).batch_ms == 9.0
+    if is_switched_off:
+        ranks.add(40, Phase.OFF)
+    assert ranks.collect(is_last=not is_switched_off)
+    assert timeline_from_json(file.read_text()).batch_ms == 6.0
+    assert ranks.written() == ["measured_stable.json"]
+    assert not ranks.collect()
 
 
 def test_the_stable_phase_is_measured_anew_under_another_plan(ranks: Ranks) -> None:
