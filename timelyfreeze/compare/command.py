@@ -37,7 +37,8 @@ from timelyfreeze.compare.groups import Group, compare, group
 from timelyfreeze.compare.metrics import Terms
 from timelyfreeze.compare.page import render_html, render_markdown
 from timelyfreeze.compare.peers import PEERS
-from timelyfreeze.compare.plots import KINDS, plots
+from timelyfreeze.compare.plot import KINDS
+from timelyfreeze.compare.plots import plots
 from timelyfreeze.compare.runs import FoundRuns, Run, find_any, find_runs
 from timelyfreeze.compare.scoring import Scoring, parse_questions, scoring_errors
 from timelyfreeze.compare.table import Table, render_csv, tabulate

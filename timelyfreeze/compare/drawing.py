@@ -1,4 +1,4 @@
-"""How points, curves and ratios of stages are drawn: a panel for each schedule.
+"""How points, curves, ratios of stages and examples are drawn: a panel for each schedule.
 
 The same method has the same colour everywhere, and its name stands beside what is drawn of it.
 """
@@ -15,10 +15,14 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from timelyfreeze.compare.curves import Curve, Point, front
+from timelyfreeze.compare.examples import Example
 from timelyfreeze.compare.groups import SCHEDULES, Group
 from timelyfreeze.compare.labels import Label, label_ends, label_points, wrap
-from timelyfreeze.compare.peers import FEWER_MICROBATCHES, FEWER_STEPS, split_peer
+from timelyfreeze.compare.peers import FEWER_MICROBATCHES, FEWER_STEPS, freezes, split_peer
 from timelyfreeze.plots import style
+from timelyfreeze.plots.histogram import frequencies_figure
+from timelyfreeze.plots.timeline import timeline_figure
+from timelyfreeze.records import FrozenCount, Timeline
 
 T = TypeVar("T")
 # What is drawn, by schedule.
@@ -74,10 +78,34 @@ def draw_points(
 
     The same limits apply to all panels; with ``low_is_good`` the vertical axis is upside down.
     """
+    figure, axes = _panels(list(panels), title, place)
+    _draw_trade_offs(axes, panels, y_label, low_is_good=low_is_good)
+    return figure
+
+
+def draw_models(
+    models: Mapping[str, Panels[Point]], title: str, place: str, *, y_label: str, low_is_good: bool
+) -> Figure:
+    """Draw the same of several models, each with its own limits; its panels begin a new row."""
+    wide = any(len(panels) > 1 for panels in models.values())
+    names: list[str] = []
+    for model, panels in models.items():
+        names += [f"{model}\n{schedule}" for schedule in panels]
+        names += [""] * (len(names) % 2 if wide else 0)
+    figure, axes = _panels(names, title, place)
+    left = iter(axes)
+    for panels in models.values():
+        own = [next(left) for _ in panels]
+        _draw_trade_offs(own, panels, y_label, low_is_good=low_is_good)
+    return figure
+
+
+def _draw_trade_offs(
+    axes: Sequence[Axes], panels: Panels[Point], y_label: str, *, low_is_good: bool
+) -> None:
     everything = [point for points in panels.values() for point in points]
     x_limits = _limits([v for p in everything for v in (p.x.low, p.x.high)])
     y_limits = _limits([v for p in everything for v in (p.y.low, p.y.high)])
-    figure, axes = _panels(list(panels), title, place)
     for one, (schedule, points) in zip(axes, panels.items(), strict=True):
         one.set(xlim=x_limits, ylim=y_limits[::-1] if low_is_good else y_limits,
                 xlabel="tokens/s per device", ylabel=y_label)  # fmt: skip
@@ -92,7 +120,6 @@ def draw_points(
         label_points(one, [_label(p.group, p.x.mean, p.y.mean) for p in points], bars)
         one.set_title("better: up and to the right", loc="right", color=style.FAINT_INK,
                       fontsize=style.SMALL_POINTS)  # fmt: skip
-    return figure
 
 
 def _draw_point(axes: Axes, point: Point, schedule: str) -> None:
@@ -192,6 +219,28 @@ def _draw_ratios(axes: Axes, rows: Sequence[StageRatios]) -> None:
     axes.spines[["left", "bottom"]].set_visible(False)
 
 
+def draw_batches(panels: Panels[Example[Timeline]], title: str, place: str) -> Figure:
+    """Draw the batches of the methods of a schedule below each other, on one time axis."""
+    batches = [batch for of_one in panels.values() for batch in of_one]
+    names = [_batch_name(batch) for batch in batches]
+    return timeline_figure([batch.value for batch in batches], f"{title}\n{place}", names)
+
+
+def _batch_name(batch: Example[Timeline]) -> str:
+    run, how = batch.run, f"{batch.value.origin} {batch.value.words}"
+    if freezes(batch.group.method):
+        return f"{batch.group.short_name}, seed {run.seed}, {how}"
+    return f"{batch.group.short_name}, {how} by {run.method}, seed {run.seed}"
+
+
+def draw_counts(panels: Panels[Example[Sequence[FrozenCount]]], title: str, place: str) -> Figure:
+    """Draw for the methods of a schedule how often tensors were frozen, a panel for each."""
+    examples = [example for of_one in panels.values() for example in of_one]
+    names = [f"{wrap(one.group.short_name)}\nseed {one.run.seed}, rank {one.value[0].rank}"
+             for one in examples]  # fmt: skip
+    return frequencies_figure(names, [one.value for one in examples], f"{title}\n{place}")
+
+
 def _label(group: Group, x: float, y: float) -> Label:
     return Label(x, y, group.short_name, color(group.method))
 
@@ -204,15 +253,15 @@ def _limits(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _panels(
-    schedules: Sequence[str], title: str, place: str, *,
+    titles: Sequence[str], title: str, place: str, *,
     inner_height: float = 2.6, left: float = 0.75, names: float = 0.0,
 ) -> tuple[Figure, list[Axes]]:  # fmt: skip
-    """Return a figure with axes for each schedule, two in a row.
+    """Return a figure with axes for each name, two in a row; "" leaves the place empty.
 
     Height and room left of the axes are inches, and ``names`` that for names right of them.
     """
-    n_columns = min(2, len(schedules))
-    n_rows = -(-len(schedules) // n_columns)
+    n_columns = min(2, len(titles))
+    n_rows = -(-len(titles) // n_columns)
     width = style.WIDTH_INCHES if n_columns == 2 else _NARROW
     height = _HEAD + n_rows * (_TOP + inner_height + _BOTTOM)
     figure = Figure(figsize=(width, height))
@@ -223,10 +272,12 @@ def _panels(
     panel = width / n_columns
     inner_width = panel - left - _RIGHT - names
     axes = []
-    for i, schedule in enumerate(schedules):
+    for i, name in enumerate(titles):
+        if not name:
+            continue
         row, column = divmod(i, n_columns)
         top = height - _HEAD - row * (_TOP + inner_height + _BOTTOM) - _TOP
         x, y = (column * panel + left) / width, (top - inner_height) / height
         axes.append(figure.add_axes((x, y, inner_width / width, inner_height / height)))
-        axes[-1].set_title(schedule, loc="left", color=style.INK)
+        axes[-1].set_title(name, loc="left", color=style.INK)
     return figure, axes

@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from timelyfreeze.compare.groups import NO_PLACE, Group
 from timelyfreeze.compare.metrics import Terms
-from timelyfreeze.compare.plots import KINDS, Plot
+from timelyfreeze.compare.plot import KINDS, Plot
 from timelyfreeze.compare.table import Table
 from timelyfreeze.files import markdown_table
 

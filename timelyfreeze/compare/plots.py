@@ -1,157 +1,127 @@
 """The plots of a comparison: what many runs show, as plots of matplotlib.
 
-A plot holds the runs of one place, that is devices and model, with a panel for each schedule:
-nothing shares axes that could not be compared. A plot whose data no run has says so, and has no
-figure.
+A plot holds the runs of one place, that is devices and model, with a panel for each schedule, or
+those of one schedule: nothing shares axes that could not be compared. A plot whose data no run has
+says so, and has no figure.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from timelyfreeze.compare.curves import Curve, Point, curves, points, stage_ratios, training_losses
-from timelyfreeze.compare.drawing import Panels, by_schedule, draw_curves, draw_points, draw_stages
+from timelyfreeze.compare.drawing import (
+    Panels,
+    by_schedule,
+    draw_batches,
+    draw_counts,
+    draw_curves,
+    draw_models,
+    draw_points,
+    draw_stages,
+)
+from timelyfreeze.compare.examples import Example, Examples, batches, frozen_counts, same_work
 from timelyfreeze.compare.groups import NO_PLACE, Group
 from timelyfreeze.compare.metrics import Terms
-from timelyfreeze.compare.peers import freezes
-from timelyfreeze.plots import style
-from timelyfreeze.records import last_running_mean
+from timelyfreeze.compare.peers import split_peer
+from timelyfreeze.compare.plot import (
+    ACCURACY,
+    HISTOGRAM,
+    LOSSES,
+    MODELS,
+    RATIOS,
+    STAGES,
+    TIMELINES,
+    VALIDATION,
+    Found,
+    Place,
+    Plot,
+    without,
+)
+from timelyfreeze.plots.histogram import mean_frequency
+from timelyfreeze.records import FrozenCount, Timeline, last_running_mean
 
 T = TypeVar("T")
-_TRADE_OFF = (
-    "Better is up and to the right. Points are means over repeats, bars reach from the smallest to "
-    "the largest{error}; the broad grey line joins what nothing else beats in both."
-)
-# Title and caption by kind.
-_WORDS = {
-    "accuracy_throughput": (
-        "Accuracy against throughput",
-        _TRADE_OFF.format(error=", and at least one standard error of the questions"),
-    ),
-    "loss_throughput": ("Validation loss against throughput", _TRADE_OFF.format(error="")),
-    "loss_seconds": (
-        "Loss against seconds of training",
-        "Lines: running mean over {window} logged training losses, mean over repeats, with a band "
-        "from the smallest to the largest. Small points: validation losses. What lies above the "
-        "axes is of the first fifth of the training; losses that are no numbers are left out. "
-        "Seconds are those spent in training steps; of an emulated pipeline, by its virtual clock.",
-    ),
-    "freeze_ratio_steps": (
-        "Freeze ratio over steps",
-        "Fraction of the elements of all weights whose update was left out, step by step, mean "
-        "over repeats with a band from the smallest to the largest.",
-    ),
-    "freeze_ratio_stages": (
-        "Freeze ratio of each stage",
-        "As applied in the last step, mean over repeats: fraction of the elements whose update was "
-        "left out.",
-    ),
-}
-KINDS = tuple(_WORDS)
-
-
-@dataclass(frozen=True)
-class Plot:
-    """One plot, or why there is none.
-
-    Attributes:
-        kind: One of ``KINDS``.
-        number: Of its place, from 1.
-        title: What it shows.
-        place: Of the runs in it.
-        caption: How to read it.
-        alt: What it says, for those who do not see it.
-        figure: None if no run has the data.
-        missing: What is not in it, and why; a sentence each.
-    """
-
-    kind: str
-    number: int
-    title: str
-    place: str
-    caption: str
-    alt: str
-    figure: Figure | None
-    missing: tuple[str, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """Of its files, without ending."""
-        return self.kind if self.number == 1 else f"{self.kind}_{self.number}"
+_ACCURACY_LABEL = "average accuracy, %"
 
 
 def plots(groups: Sequence[Group], terms: Terms) -> Iterator[Plot]:
     """Yield all plots, place by place; those that have no data as well."""
-    places = dict.fromkeys(one.place for one in groups if one.place != NO_PLACE)
-    for number, name in enumerate(places, 1):
-        place = _Place(name, number, [one for one in groups if one.place == name], terms)
+    names = dict.fromkeys(one.place for one in groups if one.place != NO_PLACE)
+    places = [Place(name, [g for g in groups if g.place == name], terms) for name in names]
+    numbers: Counter[str] = Counter()
+    for plot in _plots(places):
+        numbers[plot.kind] += 1
+        yield replace(plot, number=numbers[plot.kind])
+
+
+def _plots(places: Sequence[Place]) -> Iterator[Plot]:
+    for place in places:
         yield from (draw(place) for draw in (_accuracy, _validation, _losses, _ratios, _stages))
+        yield from _histograms(place)
+        yield from _timelines(place)
+    if len({place.model for place in places}) > 1:
+        yield _models(places)
 
 
-@dataclass(frozen=True)
-class _Place:
-    """The runs of a place, and what their plots have in common."""
-
-    name: str
-    number: int
-    groups: Sequence[Group]
-    terms: Terms
-
-    @property
-    def freezing(self) -> list[Group]:
-        return [group for group in self.groups if freezes(group.method)]
-
-    def plot(
-        self,
-        kind: str,
-        found: Sequence[tuple[Group, T, str]],
-        draw: Callable[[Panels[T], str, str], Figure],
-        missing: tuple[str, ...],
-    ) -> Plot:
-        """Return a plot of what was ``found``: groups, what is drawn of them, the same in words."""
-        title, caption = _WORDS[kind]
-        caption = caption.format(window=self.terms.window)
-        told = "; ".join(f"{group.schedule} {group.name}{words}" for group, _, words in found)
-        panels = by_schedule([(group, one) for group, one, _ in found])
-        # Names are no formulas, whatever signs they have.
-        with style.house_style(), rc_context({"text.parse_math": False}):
-            figure = draw(panels, title, self.name) if found else None
-        alt = f"{title}. {told}."
-        return Plot(kind, self.number, title, self.name, caption, alt, figure, missing)
+def _accuracy(place: Place) -> Plot:
+    found, missing = _accuracies(place)
+    draw = partial(draw_points, y_label=_ACCURACY_LABEL, low_is_good=False)
+    return place.plot(ACCURACY, found, draw, missing)
 
 
-def _accuracy(place: _Place) -> Plot:
+def _accuracies(place: Place) -> tuple[Found[Point], tuple[str, ...]]:
+    """Return accuracies and speeds in a place, and what is missing."""
     asked = {run.scores.asked for g in place.groups for run in g.runs if run.scores}
-    found = _trade_off(place, "accuracy", "accuracy_stderr") if len(asked) <= 1 else []
-    missing = _without(place.groups, found, "an average accuracy")
     if len(asked) > 1:
-        missing = ("the runs were asked different questions",)
-    draw = partial(draw_points, y_label="average accuracy, %", low_is_good=False)
-    return place.plot("accuracy_throughput", found, draw, missing)
+        return [], ("the runs were asked different questions",)
+    found = _trade_off(place, "accuracy", "accuracy_stderr")
+    return found, without(place.groups, found, "an average accuracy")
 
 
-def _validation(place: _Place) -> Plot:
+def _models(places: Sequence[Place]) -> Plot:
+    """Return the accuracies of several models, one place after the other."""
+    known = [(place, found) for place in places if (found := _accuracies(place)[0])]
+    models = Counter(place.model for place, _ in known)
+    several = len(models) > 1
+    panels = {
+        place.model if models[place.model] == 1 else place.name:
+            by_schedule([(group, point) for group, point, _ in found])
+        for place, found in known
+    }  # fmt: skip
+
+    def draw(_: Panels[Point], title: str, where: str) -> Figure:
+        return draw_models(panels, title, where, y_label=_ACCURACY_LABEL, low_is_good=False)
+
+    everywhere = Place("; ".join(dict.fromkeys(p.devices for p in places)), [], places[0].terms)
+    found = [
+        (group, point, f"{words} ({place.model})")
+        for place, of_place in known for group, point, words in of_place
+    ]  # fmt: skip
+    missing = () if several else ("fewer than two models have an average accuracy",)
+    return everywhere.plot(MODELS, found if several else [], draw, missing)
+
+
+def _validation(place: Place) -> Plot:
     found = _trade_off(place, "validation_loss")
-    missing = _without(place.groups, found, "a validation loss that is a number")
+    missing = without(place.groups, found, "a validation loss that is a number")
     draw = partial(draw_points, y_label="validation loss, low at the top", low_is_good=True)
-    return place.plot("loss_throughput", found, draw, missing)
+    return place.plot(VALIDATION, found, draw, missing)
 
 
-def _trade_off(
-    place: _Place, key: str, error_key: str | None = None
-) -> list[tuple[Group, Point, str]]:
+def _trade_off(place: Place, key: str, error_key: str | None = None) -> Found[Point]:
     found = points(place.groups, key, error_key)
     return [(p.group, p, f": {p.x.mean:,.0f} tokens/s, {p.y.mean:.3f}") for p in found]
 
 
-def _losses(place: _Place) -> Plot:
+def _losses(place: Place) -> Plot:
     window, reference = place.terms.window, place.terms.reference
     drawn = [c for group in place.groups for c in curves(group, training_losses(window))]
     marks = [c for g in place.groups for c in curves(g, lambda run: run.validation_losses)]
@@ -167,37 +137,72 @@ def _losses(place: _Place) -> Plot:
         target=target,
     )
     found = [(c.group, c, f" ends at {c.ys[-1]:.3f} after {c.xs[-1]:,.0f} s") for c in drawn]
-    missing = _without(place.groups, found, f"{window} logged losses")
-    return place.plot("loss_seconds", found, draw, missing)
+    missing = without(place.groups, found, f"{window} logged losses")
+    return place.plot(LOSSES, found, draw, missing)
 
 
-def _ratios(place: _Place) -> Plot:
+def _ratios(place: Place) -> Plot:
     drawn = [c for group in place.freezing for c in curves(group, lambda run: run.freeze_ratios)]
     found = [(c.group, c, f" ends at {c.ys[-1]:.2f}") for c in drawn]
-    missing = _without(place.freezing, found, "freeze ratios by step (steps.csv)")
+    missing = without(place.freezing, found, "freeze ratios by step (steps.csv)")
     draw = partial(draw_curves, labels=("step", "freeze ratio"), y_limits=(-0.02, 1.02))
-    return place.plot("freeze_ratio_steps", found, draw, missing)
+    return place.plot(RATIOS, found, draw, missing)
 
 
-def _stages(place: _Place) -> Plot:
+def _stages(place: Place) -> Plot:
     known = [(group, ratios) for group in place.freezing if (ratios := stage_ratios(group))]
     found = [
         (group, (group, ratios), ": " + ", ".join(f"stage {i} {r:.2f}" for i, r in ratios.items()))
         for group, ratios in known
     ]
-    missing = _without(place.freezing, found, "freeze ratios by stage")
-    return place.plot("freeze_ratio_stages", found, draw_stages, missing)
+    missing = without(place.freezing, found, "freeze ratios by stage")
+    return place.plot(STAGES, found, draw_stages, missing)
 
 
-def _without(
-    groups: Sequence[Group], found: Sequence[tuple[Group, Any, str]], what: str
-) -> tuple[str, ...]:
-    """Return a sentence that names the groups that lack ``what`` is drawn."""
-    if not found:
-        return (f"no run has {what}",)
-    drawn = [group for group, *_ in found]
-    names = [f"{g.schedule} {g.name}" for g in groups if g not in drawn and g.runs]
-    return (f"without {what}: {', '.join(names)}",) if names else ()
+def _histograms(place: Place) -> Iterator[Plot]:
+    groups = place.freezing
+    looked = [frozen_counts(of_one) for of_one in by_schedule([(g, g) for g in groups]).values()]
+
+    def tell(counts: Sequence[FrozenCount]) -> str:
+        mean = f"{mean_frequency(counts):.0%} of backwards"
+        return f": {len(counts)} tensors of rank {counts[0].rank}, left out of {mean}"
+
+    what = "counts of frozen tensors (frozen_counts.csv)"
+    return _of_schedules(place, HISTOGRAM, looked, draw_counts, tell, (groups, what))
+
+
+def _timelines(place: Place) -> Iterator[Plot]:
+    groups = [group for group in place.groups if not split_peer(group.method)]
+    by_one = by_schedule([(group, group) for group in groups]).values()
+    looked = [batches(part) for of_one in by_one for part in same_work(of_one)]
+
+    def tell(batch: Timeline) -> str:
+        return f": {batch.origin} {batch.words}, {batch.batch_ms:.4g} ms"
+
+    what = "a batch, measured or planned"
+    return _of_schedules(place, TIMELINES, looked, draw_batches, tell, (groups, what))
+
+
+def _of_schedules(
+    place: Place,
+    kind: str,
+    looked: Sequence[Examples[T]],
+    draw: Callable[[Panels[Example[T]], str, str], Figure],
+    tell: Callable[[T], str],
+    wanted: tuple[Sequence[Group], str],
+) -> Iterator[Plot]:
+    """Yield a plot of each of ``looked`` that has examples; if none has, one without a figure.
+
+    What is missing of all schedules stands beside the first. ``wanted`` is whose examples were
+    looked for, and what they are.
+    """
+    parts = [[(one.group, one, tell(one.value)) for one in found.known] for found in looked]
+    groups, what = wanted
+    missing = without(groups, [one for part in parts for one in part], what)
+    missing += tuple(reason for found in looked for reason in found.unread)
+    for i, part in enumerate([part for part in parts if part] or [[]]):
+        schedule = part[0][0].schedule if part else ""
+        yield place.plot(kind, part, draw, () if i else missing, schedule)
 
 
 def _limits(drawn: Sequence[Curve], target: tuple[float, str] | None) -> tuple[float, float]:

@@ -16,10 +16,13 @@ from matplotlib.figure import Figure
 from timelyfreeze.planning import plan_from_json
 from timelyfreeze.plots.timeline import timeline_figure
 from timelyfreeze.records import (
+    FROZEN,
+    UNFROZEN,
     Timeline,
     as_drawn,
     predicted_timelines,
     read_names,
+    timeline_file,
     timeline_files,
     timeline_from_json,
     trace_to_json,
@@ -32,8 +35,6 @@ from timelyfreeze.whatif.bounds_file import read_bounds_file
 Value = TypeVar("Value")
 
 _PLAN_FILES = ("bounds.json", "plan.json", "schedule.csv")
-_UNFROZEN = (Phase.UPPER_BOUND, Phase.WARMUP)
-_FROZEN = (Phase.STABLE, Phase.OFF)
 
 
 def draw_measured(run_folder: Path) -> Figure | str:
@@ -42,13 +43,9 @@ def draw_measured(run_folder: Path) -> Figure | str:
     Raises:
         ValueError: If a file cannot be read; so do the functions below.
     """
-    found = {timeline.phase: timeline for timeline in _measured(run_folder)}
-    # The best example of each that there is; a run that was stopped early has only one of them.
-    examples = [
-        next((found[phase] for phase in phases if phase in found), None)
-        for phases in (_UNFROZEN, _FROZEN)
-    ]
-    shown = [timeline for timeline in examples if timeline is not None] or list(found.values())
+    # A run that was stopped early has only one of them.
+    examples = [measured_batch(run_folder, phases) for phases in (UNFROZEN, FROZEN)]
+    shown = [timeline for timeline in examples if timeline is not None] or _measured(run_folder)
     return _figure(run_folder, shown) or (
         f"{run_folder / 'timelines'} has no measured_*.json: the run has no pipeline or no "
         "freezing, or ended before a phase was measured"
@@ -61,6 +58,18 @@ def draw_predicted(run_folder: Path) -> Figure | str:
     return _figure(run_folder, _predicted(run_folder)) or (
         f"{missing} missing: the run's method makes no plan, or none was made yet"
     )
+
+
+def measured_batch(run_folder: Path, phases: Sequence[Phase]) -> Timeline | None:
+    """Return the batch measured in the first of ``phases`` that a run has one of."""
+    files = (timeline_file(run_folder, phase) for phase in phases)
+    file = next((file for file in files if file.exists()), None)
+    return None if file is None else _of(file, timeline_from_json)
+
+
+def predicted_batch(run_folder: Path, phases: Sequence[Phase]) -> Timeline | None:
+    """Return the batch that a run's plan predicts for one of ``phases``; None without a plan."""
+    return next((one for one in _predicted(run_folder) if one.phase in phases), None)
 
 
 def trace_measured(run_folder: Path) -> str | None:

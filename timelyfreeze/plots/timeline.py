@@ -32,7 +32,7 @@ from timelyfreeze.plots.style import (
     annotate,
     house_style,
 )
-from timelyfreeze.records import KIND_WORDS, Block, Timeline
+from timelyfreeze.records import KIND_WORDS, UNFROZEN, Block, Timeline
 from timelyfreeze.schedule import ActionKind
 
 COLORS = {
@@ -44,6 +44,7 @@ COLORS = {
 # Weight gradients fill gaps; they are lower than the rest, which tells them apart in grey too.
 _HEIGHTS = {ActionKind.WEIGHT_BACKWARD: 0.62}
 _LANE_HEIGHT = 0.86
+_LANES_INCHES = 10.0  # of all lanes together, so that many batches still make one picture
 # A block with everything frozen keeps this much of its colour.
 _LEAST_COLOR = 0.2
 # More tints cannot be told apart, and all blocks of one tint are one path in the file.
@@ -55,7 +56,9 @@ _DIGIT_WIDTH = 0.62  # in font sizes
 _LEAST_POINTS = 5.0
 
 
-def timeline_figure(timelines: Sequence[Timeline], title: str = "") -> Figure:
+def timeline_figure(
+    timelines: Sequence[Timeline], title: str = "", names: Sequence[str] = ()
+) -> Figure:
     """Draw batches one below the other on one time axis.
 
     Blocks carry the number of their microbatch where they are wide enough. The paler a backward,
@@ -63,21 +66,26 @@ def timeline_figure(timelines: Sequence[Timeline], title: str = "") -> Figure:
     which of them, the first having none. The critical path is outlined.
 
     Args:
-        timelines: The batch without freezing first: later ones are compared with it.
+        timelines: The batch without freezing first, if there is one: later ones are compared with
+            it.
         title: Stands above all, such as the schedule.
+        names: Of the batches, such as the methods that made them; none for what they are
+            examples of.
 
     Raises:
-        ValueError: If there is nothing to draw.
+        ValueError: If there is nothing to draw, or another number of names than of batches.
     """
     if not timelines:
         raise ValueError("no timeline is given; there is nothing to draw")
+    if names and len(names) != len(timelines):
+        raise ValueError(f"{len(names)} names are given for {len(timelines)} timelines")
     with house_style():
-        return _draw(timelines, title)
+        return _draw(timelines, title, names or [""] * len(timelines))
 
 
-def _draw(timelines: Sequence[Timeline], title: str) -> Figure:
+def _draw(timelines: Sequence[Timeline], title: str, names: Sequence[str]) -> Figure:
     n_lanes = max(timeline.n_ranks for timeline in timelines)
-    lane_inches = min(0.42, max(0.2, 3.4 / n_lanes))
+    lane_inches = min(0.42, max(0.2, min(3.4, _LANES_INCHES / len(timelines)) / n_lanes))
     width = _figure_width(timelines)
     height = 1.15 + len(timelines) * (0.42 + n_lanes * lane_inches)
     layout = ConstrainedLayoutEngine(h_pad=0.06, hspace=0.04)
@@ -85,11 +93,12 @@ def _draw(timelines: Sequence[Timeline], title: str) -> Figure:
     axes = figure.subplots(len(timelines), 1, sharex=True, squeeze=False)[:, 0]
     longest_ms = max(timeline.batch_ms for timeline in timelines) or 1.0
     points_per_ms = 72.0 * (width - 1.6) / longest_ms
-    for row, (timeline, ax) in enumerate(zip(timelines, axes, strict=True)):
+    reference = timelines[0] if timelines[0].phase in UNFROZEN else None
+    for row, (timeline, ax, name) in enumerate(zip(timelines, axes, names, strict=True)):
         _draw_batch(ax, timeline, lane_inches, points_per_ms)
-        ax.set_title(batch_title(timeline, timelines[0] if row else None), loc="left")
-        if row:
-            ax.axvline(timelines[0].batch_ms, **_END_STYLE, zorder=0)
+        ax.set_title(batch_title(timeline, reference if row else None, name), loc="left")
+        if row and reference is not None:
+            ax.axvline(reference.batch_ms, **_END_STYLE, zorder=0)
     axes[-1].set_xlabel("time since the batch began (ms)")
     axes[-1].set_xlim(0.0, longest_ms * 1.002)
     if title:
@@ -107,13 +116,13 @@ def _figure_width(timelines: Sequence[Timeline]) -> float:
     return float(np.clip(2.0 + 0.32 * most, 10.0, 16.0))
 
 
-def batch_title(timeline: Timeline, reference: Timeline | None) -> str:
-    """Return what stands above a batch: what it is, its time and its bubbles.
+def batch_title(timeline: Timeline, reference: Timeline | None, name: str = "") -> str:
+    """Return what stands above a batch: its name or what it is, its time and its bubbles.
 
     The first one has no ``reference``; others are compared with it.
     """
-    text = f"{timeline.origin.capitalize()}, {timeline.words}: "
-    text += f"batch {timeline.batch_ms:.4g} ms"
+    text = name or f"{timeline.origin.capitalize()}, {timeline.words}"
+    text += f": batch {timeline.batch_ms:.4g} ms"
     if reference is not None and timeline.batch_ms > 0.0:
         text += f" ({100 * (reference.batch_ms / timeline.batch_ms - 1):+.1f}% throughput)"
     return f"{text}, bubbles {100 * timeline.bubble:.1f}%"
@@ -290,7 +299,7 @@ def _add_legend(figure: Figure, timelines: Sequence[Timeline]) -> None:
         which = "second" if n_places == 2 else "later"
         bar = Line2D([], [], color=_FOOT_COLOR, linewidth=3.5)
         entries.append((bar, f"foot bar: {which} stage of its rank"))
-    if len(timelines) > 1:
+    if len(timelines) > 1 and timelines[0].phase in UNFROZEN:
         end = Line2D([], [], **_END_STYLE)
         entries.append((end, f"end {timelines[0].words}"))
     figure.legend(

@@ -33,7 +33,9 @@ from timelyfreeze.records.scores import (
 from timelyfreeze.records.steps import STEPS, StepRow
 from timelyfreeze.records.summary import SUMMARY_FILE, RunSummary, read_summary, summary_to_json
 from timelyfreeze.records.timeline import (
+    FROZEN,
     KIND_WORDS,
+    UNFROZEN,
     Block,
     SeenBatch,
     Timeline,
@@ -50,10 +52,10 @@ from timelyfreeze.records.title import as_drawn, read_names, run_title
 from timelyfreeze.records.trace import trace_to_json
 
 __all__ = [
-    "AVERAGED", "BENCHMARKS", "BY_KEY", "COUNTS", "HUB", "KIND_WORDS", "LOSSES", "RESPONSES",
-    "SCORES", "SKIPPED_STEPS", "STEPS", "SUMMARY_FILE", "WINDOW", "Benchmark", "Block",
-    "FrozenCount", "LossRow", "NeverUpdated", "PassedEnergy", "ResponseRow", "RunSummary",
-    "Score", "Scores", "SeenBatch", "StepRatio", "StepRow", "Timeline", "as_drawn",
+    "AVERAGED", "BENCHMARKS", "BY_KEY", "COUNTS", "FROZEN", "HUB", "KIND_WORDS", "LOSSES",
+    "RESPONSES", "SCORES", "SKIPPED_STEPS", "STEPS", "SUMMARY_FILE", "UNFROZEN", "WINDOW",
+    "Benchmark", "Block", "FrozenCount", "LossRow", "NeverUpdated", "PassedEnergy", "ResponseRow",
+    "RunSummary", "Score", "Scores", "SeenBatch", "StepRatio", "StepRow", "Timeline", "as_drawn",
     "kappa_error", "kappa_of_cap", "kappa_over_p_eff", "last_running_mean", "mean_p_eff",
     "measured_timeline", "never_updated", "passed_energy", "predicted_timelines", "read_names",
     "read_scores", "read_summary", "render_scores", "run_title", "running_means", "scores_to_json",

@@ -37,6 +37,9 @@ from timelyfreeze.timing import (
 MEASURED = "measured"
 PREDICTED = "predicted"
 ORIGINS = (MEASURED, PREDICTED)
+# Phases whose batches are examples of training without freezing, and with; the best ones first.
+UNFROZEN = (Phase.UPPER_BOUND, Phase.WARMUP)
+FROZEN = (Phase.STABLE, Phase.OFF)
 _PHASE_WORDS = {
     Phase.WARMUP: "without freezing",
     Phase.UPPER_BOUND: "without freezing",

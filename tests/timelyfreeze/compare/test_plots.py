@@ -17,7 +17,8 @@ from timelyfreeze.compare.drawing import color, line_style
 from timelyfreeze.compare.groups import Group, Spread, compare, group
 from timelyfreeze.compare.labels import Label, label_points, spread_out
 from timelyfreeze.compare.metrics import Terms
-from timelyfreeze.compare.plots import KINDS, Plot, plots
+from timelyfreeze.compare.plot import KINDS, MODELS, Plot
+from timelyfreeze.compare.plots import plots
 from timelyfreeze.compare.runs import find_runs, flatten, read_run
 from timelyfreeze.compare.variants import variants, work_differs
 from timelyfreeze.records import STEPS
@@ -150,6 +151,54 @@ def test_accuracies_on_other_questions_share_no_plot(tmp_path: Path) -> None:
     assert plot.missing == ("the runs were asked different questions",)
 
 
+# --- several models -------------------------------------------------------------------------------
+
+
+def write_scored(folder: Path, model: str, schedule: str, speed: float, accuracy: float) -> None:
+    write_scores(
+        write_run(folder / f"{model} {schedule}", "apf", model=model, schedule=schedule,
+                  tokens_per_second=speed),
+        accuracy,
+    )  # fmt: skip
+
+
+def test_each_model_has_a_row_with_axes_of_its_own(tmp_path: Path) -> None:
+    for schedule, more in (("GPipe", 0.0), ("1F1B", 10.0)):
+        write_scored(tmp_path, "llama3 1B", schedule, 1000.0 + more, 0.4)
+    write_scored(tmp_path, "llama3 8B", "GPipe", 100.0, 0.6)
+    plot = drawn(tmp_path)["accuracy_models"]
+    panels = axes_of(plot)
+    assert [axes.get_title(loc="left") for axes in panels] == [
+        "llama3 1B\nGPipe", "llama3 1B\n1F1B", "llama3 8B\nGPipe",
+    ]  # fmt: skip
+    first, second, other = panels
+    assert (first.get_xlim(), first.get_ylim()) == (second.get_xlim(), second.get_ylim())
+    assert first.get_xlim()[0] < 1000.0 < first.get_xlim()[1]
+    assert other.get_xlim()[0] < 100.0 < other.get_xlim()[1] < 1000.0
+    places = [axes.get_position() for axes in panels]
+    assert places[0].y0 == places[1].y0 > places[2].y1
+    assert places[0].x0 == places[2].x0
+    assert texts(other) == {"apf"}
+    assert "GPipe apf: 100 tokens/s, 60.000 (llama3 8B)" in plot.alt
+    assert plot.place == "2 x some CPU, 2 cores"
+
+
+def test_models_of_one_schedule_stand_side_by_side(tmp_path: Path) -> None:
+    for model in ("llama3 1B", "llama3 8B"):
+        write_scored(tmp_path, model, "1F1B", 100.0, 0.4)
+    left, right = axes_of(drawn(tmp_path)["accuracy_models"])
+    assert left.get_position().y0 == right.get_position().y0
+
+
+def test_one_model_is_no_comparison_of_models(tmp_path: Path) -> None:
+    write_scored(tmp_path, "llama3 1B", "1F1B", 100.0, 0.4)
+    assert "accuracy_models" not in drawn(tmp_path)
+    write_run(tmp_path / "unscored", "apf", model="llama3 8B")
+    plot = drawn(tmp_path)["accuracy_models"]
+    assert plot.figure is None
+    assert plot.missing == ("fewer than two models have an average accuracy",)
+
+
 # --- curves and stages ----------------------------------------------------------------------------
 
 
@@ -213,14 +262,17 @@ def test_what_is_missing_is_said_and_places_share_no_plot(tmp_path: Path) -> Non
     write_run(tmp_path / "b", "apf", tokens_per_second=1.0, device="some GPU", steps_done=3)
     write_run(tmp_path / "c", "apf", tokens_per_second=1.0, device="some GPU")
     shown = drawn(tmp_path)
-    assert list(shown) == [*KINDS, *(f"{kind}_2" for kind in KINDS)]
+    kinds = [kind for kind in KINDS if kind != MODELS]
+    assert list(shown) == [*kinds, *(f"{kind}_2" for kind in kinds)]
     assert {p.figure for p in shown.values()} == {None}
-    assert [p.missing for p in shown.values()][:5] == [
+    assert [p.missing for p in shown.values()][:7] == [
         ("no run has an average accuracy",),
         ("no run has a validation loss that is a number",),
         ("no run has 2 logged losses",),
         ("no run has freeze ratios by step (steps.csv)",),
         ("no run has freeze ratios by stage",),
+        ("no run has counts of frozen tensors (frozen_counts.csv)",),
+        ("no run has a batch, measured or planned",),
     ]
     assert shown["loss_seconds_2"].place == "2 x some GPU, llama3 8M"
 

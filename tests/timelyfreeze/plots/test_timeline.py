@@ -121,6 +121,34 @@ def test_titles_compare_with_the_first_batch() -> None:
     assert idle == ["33% idle", "33% idle"]
 
 
+def test_names_stand_in_titles_and_what_freezes_is_no_reference() -> None:
+    before, after = both(parse_order(["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"]))
+    figure = timeline_figure([after, after, before], names=["apf", "lisa", "none"])
+    assert [ax.get_title(loc="left") for ax in figure.axes] == [
+        "apf: batch 7.5 ms, bubbles 33.3%",
+        "lisa: batch 7.5 ms, bubbles 33.3%",
+        "none: batch 9 ms, bubbles 33.3%",
+    ]
+    assert [len(ax.lines) for ax in figure.axes] == [0, 0, 0], "no end to be compared with"
+    assert not any("end" in text.get_text() for text in figure.legends[0].get_texts())
+    figure = timeline_figure([before, after, after], names=["none", "apf", "lisa"])
+    assert figure.axes[2].get_title(loc="left") == (
+        "lisa: batch 7.5 ms (+20.0% throughput), bubbles 33.3%"
+    )
+    assert [ax.lines[0].get_xdata()[0] for ax in figure.axes[1:]] == [9.0, 9.0]
+    with pytest.raises(ValueError, match="1 names are given for 2 timelines"):
+        timeline_figure([before, after], names=["none"])
+
+
+def test_many_batches_have_lower_lanes() -> None:
+    timelines = both(one_f_one_b_order(4, 8))
+    heights = [timeline_figure(timelines * n).get_figheight() for n in (1, 3, 6)]
+    # A head, and for each batch its title and four lanes of 0.42 inches; for 12 batches of 10 / 48.
+    assert heights == pytest.approx(
+        [1.15 + 2 * 2.1, 1.15 + 6 * (0.42 + 10 / 6), 1.15 + 12 * (0.42 + 10 / 12)]
+    )
+
+
 def test_both_batches_have_one_time_axis() -> None:
     figure = timeline_figure(both(one_f_one_b_order(4, 8)))
     assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim()
