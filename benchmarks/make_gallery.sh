@@ -3,9 +3,9 @@
 #
 # Usage: benchmarks/make_gallery.sh OUTPUT [-- --section.key=value ...]
 #
-# Trains the 8M model on 4 emulated ranks with and without freezing under each of four schedules, a minute or two a run on
-# one core, JOBS of them at a time (default 2). Runs that OUTPUT has are not made again. Plots go to OUTPUT/gallery; copy
-# them to docs/gallery once they have been looked at.
+# Trains the 8M model on 4 emulated ranks with and without freezing under each of four schedules, under 1F1B with apf and
+# autofreeze as well, a minute or two a run on one core, JOBS of them at a time (default 2). Runs that OUTPUT has are not made
+# again. Plots go to OUTPUT/gallery; copy them to docs/gallery once they have been looked at.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../scripts/usage.sh"
 expect_options "" "$@"
@@ -25,8 +25,8 @@ export OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES-}
 schedules=(GPipe 1F1B Interleaved1F1B ZBVZeroBubble)
 
 train() {
-  local schedule=$1 method=$2 folder=$output/$1/$2
-  shift 2
+  local folder=$output/$1/$3 schedule=$2 method=$3
+  shift 3
   if compgen -G "$folder/tb/*/summary.json" > /dev/null; then
     return
   fi
@@ -41,13 +41,23 @@ train() {
   fi
 }
 
+wait_for_room() {
+  while [ "$(jobs -rp | wc -l)" -ge "${JOBS:-2}" ]; do
+    wait -n
+  done
+}
+
 for schedule in "${schedules[@]}"; do
   for method in none timelyfreeze; do
-    while [ "$(jobs -rp | wc -l)" -ge "${JOBS:-2}" ]; do
-      wait -n
-    done
-    train "$schedule" "$method" --training.steps=64 "$@" &
+    wait_for_room
+    train "$schedule" "$schedule" "$method" --training.steps=64 "$@" &
   done
+done
+# Their checks come often, because the run is short.
+for method in apf autofreeze; do
+  wait_for_room
+  train others 1F1B "$method" --training.steps=64 --freezing.apf.check_interval=2 --freezing.apf.threshold=0.8 \
+    --freezing.autofreeze.check_interval=4 "$@" &
 done
 while [ -n "$(jobs -p)" ]; do
   wait -n
@@ -67,5 +77,9 @@ done
 "$python" -m timelyfreeze compare show "${schedules[@]/#/$output/}" --output "$output/comparison" --title "Four schedules"
 for plot in freeze_ratio_steps freeze_ratio_stages; do
   cp "$output/comparison/$plot.png" "$output/gallery/comparison_$plot.png"
+done
+"$python" -m timelyfreeze compare show "$output/1F1B" "$output/others" --output "$output/methods" --title "Four methods"
+for plot in timelines freeze_ratio_histogram; do
+  cp "$output/methods/$plot.png" "$output/gallery/methods_$plot.png"
 done
 ls -l "$output/gallery"

@@ -93,8 +93,10 @@ def panels(
         axes.set_visible(False)
     for axes in grid[:, 0]:
         axes.set_ylabel(y_label)
-    for axes in grid[-1]:
+    # The lowest of each column, also where the last row is not full.
+    for axes in list(grid.flat)[: len(names)][-n_columns:]:
         axes.set_xlabel(x_label)
+        axes.tick_params(labelbottom=True)
     figure.suptitle(title, x=0.01, ha="left")
     return figure, list(grid.flat[: len(names)])
 

@@ -53,6 +53,8 @@ _FOOT_HEIGHT = 0.2
 _FOOT_COLOR = "#3A3A3A"
 _OUTLINE = 1.3
 _DIGIT_WIDTH = 0.62  # in font sizes
+_LONG_NAME = 70  # more letters have a line of their own
+_LINE_INCHES = 0.18
 _LEAST_POINTS = 5.0
 
 
@@ -87,7 +89,8 @@ def _draw(timelines: Sequence[Timeline], title: str, names: Sequence[str]) -> Fi
     n_lanes = max(timeline.n_ranks for timeline in timelines)
     lane_inches = min(0.42, max(0.2, min(3.4, _LANES_INCHES / len(timelines)) / n_lanes))
     width = _figure_width(timelines)
-    height = 1.15 + len(timelines) * (0.42 + n_lanes * lane_inches)
+    n_long = sum(len(name) > _LONG_NAME for name in names)
+    height = 1.15 + len(timelines) * (0.42 + n_lanes * lane_inches) + n_long * _LINE_INCHES
     layout = ConstrainedLayoutEngine(h_pad=0.06, hspace=0.04)
     figure = Figure(figsize=(width, height), layout=layout)
     axes = figure.subplots(len(timelines), 1, sharex=True, squeeze=False)[:, 0]
@@ -122,7 +125,8 @@ def batch_title(timeline: Timeline, reference: Timeline | None, name: str = "") 
     The first one has no ``reference``; others are compared with it.
     """
     text = name or f"{timeline.origin.capitalize()}, {timeline.words}"
-    text += f": batch {timeline.batch_ms:.4g} ms"
+    text += ":\n" if len(text) > _LONG_NAME else ": "
+    text += f"batch {timeline.batch_ms:.4g} ms"
     if reference is not None and timeline.batch_ms > 0.0:
         text += f" ({100 * (reference.batch_ms / timeline.batch_ms - 1):+.1f}% throughput)"
     return f"{text}, bubbles {100 * timeline.bubble:.1f}%"

@@ -10,7 +10,9 @@ import pytest
 from PIL import Image
 
 from tests.timelyfreeze.compare.run_folders import table_rows, write_record, write_run, write_scores
+from tests.timelyfreeze.plots.folders import write_measured
 from timelyfreeze.compare import command
+from timelyfreeze.settings.phases import Phase
 
 
 def main(arguments: list[str]) -> int:
@@ -171,6 +173,29 @@ def test_plots_of_another_comparison_do_not_stay(few: Path, tmp_path: Path) -> N
     assert not (out / "loss_seconds_7.png").exists()
     assert not (out / "freeze_ratio_steps.svg").exists()
     assert (out / "mine.png").read_text() == "old"
+
+
+def test_each_schedule_has_its_timelines_in_page_and_files(tmp_path: Path) -> None:
+    runs, out = tmp_path / "runs", tmp_path / "out"
+    for schedule in ("GPipe", "1F1B"):
+        for method in ("none", "apf"):
+            folder = write_run(runs / schedule / method, method, schedule=schedule)
+        write_measured(folder, Phase.UPPER_BOUND, Phase.STABLE)
+    assert main([str(runs), "--output", str(out)]) == 0
+    names = ["timelines.png", "timelines.svg", "timelines_2.png", "timelines_2.svg"]
+    assert sorted(path.name for path in out.glob("timelines*")) == names
+    page = Page((out / "comparison.html").read_text())
+    assert [image["alt"] for image in page.all("img")] == [
+        f"Timelines of one batch. {schedule} none: measured without freezing, 15 ms; "
+        f"{schedule} apf: measured with freezing, 12.5 ms."
+        for schedule in ("GPipe", "1F1B")
+    ]
+    assert "1F1B, 2 x some CPU, 2 cores, llama3 8M" in page.text
+    text = (out / "comparison.md").read_text()
+    assert "## Timelines of one batch, 1F1B, 2 x some CPU, 2 cores, llama3 8M" in text
+    assert "![Timelines of one batch](timelines_2.png)" in text
+    assert main([str(runs / "GPipe"), "--output", str(out)]) == 0
+    assert sorted(path.name for path in out.glob("timelines*")) == names[:2]
 
 
 def test_plots_are_the_same_whenever_they_are_drawn(few: Path, tmp_path: Path) -> None:

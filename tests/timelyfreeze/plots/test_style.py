@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
 
-from timelyfreeze.plots.style import house_style, save
+from timelyfreeze.plots.style import house_style, panels, save
 
 
 def a_figure() -> Figure:
@@ -46,3 +46,9 @@ def test_settings_of_others_come_back() -> None:
     with house_style():
         matplotlib.rcParams["font.size"] = 99.0
     assert matplotlib.rcParams["font.size"] == before
+
+
+def test_the_lowest_panel_of_each_column_names_its_axis() -> None:
+    _, axes = panels(list("abcde"), 1.0, "t", x_label="x", y_label="y", sharey=True)
+    assert [panel.get_xlabel() for panel in axes] == ["", "x", "x", "x", "x"]
+    assert [panel.get_ylabel() for panel in axes] == ["y", "", "", "", "y"]

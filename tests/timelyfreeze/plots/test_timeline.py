@@ -136,6 +136,7 @@ def test_names_stand_in_titles_and_what_freezes_is_no_reference() -> None:
         "lisa: batch 7.5 ms (+20.0% throughput), bubbles 33.3%"
     )
     assert [ax.lines[0].get_xdata()[0] for ax in figure.axes[1:]] == [9.0, 9.0]
+    assert batch_title(before, None, 71 * "n") == 71 * "n" + ":\nbatch 9 ms, bubbles 33.3%"
     with pytest.raises(ValueError, match="1 names are given for 2 timelines"):
         timeline_figure([before, after], names=["none"])
 
