@@ -62,8 +62,9 @@ WORDS = {
         "Timelines of one batch",
         "A lane is a rank, a block an action with the number of its microbatch; the paler a "
         "backward, the more of it is frozen, and grey is waiting. Of each method the first seed is "
-        "shown; gains are of this one batch, in the table they are of all. A run of none measures "
-        "no batch: the one shown is of a run that freezes, from before it did.",
+        "shown, by a typical batch of its last ones; gains are of this one batch, in the table "
+        "they are of all. A run of none measures no batch: the one shown is of a run that freezes, "
+        "from before it did.",
     ),
 }
 KINDS = tuple(WORDS)
