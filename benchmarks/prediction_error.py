@@ -29,9 +29,10 @@ from pathlib import Path
 from prediction_table import CAP, collect, render_csv, render_table
 from processes import SCHEDULES
 
-from timelyfreeze.compare.asked import errors
 from timelyfreeze.compare.command import keep, parse
-from timelyfreeze.compare.jobs import (
+from timelyfreeze.compare.runs import Run, find_any
+from timelyfreeze.compare.runs.asked import errors
+from timelyfreeze.compare.runs.jobs import (
     DEGREE,
     Job,
     Settings,
@@ -40,7 +41,6 @@ from timelyfreeze.compare.jobs import (
     run_jobs,
     start,
 )
-from timelyfreeze.compare.runs import Run, find_any
 from timelyfreeze.files.options import number, status_of, whole
 
 

@@ -41,7 +41,7 @@ from turn_times import (
 )
 
 from timelyfreeze.compare.command import parse
-from timelyfreeze.compare.jobs import Starter, start
+from timelyfreeze.compare.runs.jobs import Starter, start
 from timelyfreeze.files import markdown_table
 from timelyfreeze.files.options import status_of, whole
 

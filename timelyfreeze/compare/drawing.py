@@ -18,7 +18,7 @@ from timelyfreeze.compare.curves import Curve, Point, front
 from timelyfreeze.compare.examples import Example
 from timelyfreeze.compare.groups import SCHEDULES, Group
 from timelyfreeze.compare.labels import Label, label_ends, label_points, wrap
-from timelyfreeze.compare.peers import FEWER_MICROBATCHES, FEWER_STEPS, freezes, split_peer
+from timelyfreeze.compare.runs.peers import FEWER_MICROBATCHES, FEWER_STEPS, freezes, split_peer
 from timelyfreeze.plots import style
 from timelyfreeze.plots.histogram import frequencies_figure
 from timelyfreeze.plots.timeline import timeline_figure

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from timelyfreeze.compare.groups import Group, work_differs
-from timelyfreeze.compare.peers import freezes
+from timelyfreeze.compare.groups import Group
 from timelyfreeze.compare.runs import Run
+from timelyfreeze.compare.runs.peers import freezes
+from timelyfreeze.compare.runs.variants import work_differs
 from timelyfreeze.plots.run_timelines import measured_batch, predicted_batch
 from timelyfreeze.records import COUNTS, FROZEN, UNFROZEN, FrozenCount, Timeline
 

@@ -21,9 +21,9 @@ from typing import Any
 import pandas as pd
 
 from timelyfreeze.compare.metrics import COLUMNS, Terms
-from timelyfreeze.compare.peers import split_peer
 from timelyfreeze.compare.runs import FINISHED, Run
-from timelyfreeze.compare.variants import variants, work_differs
+from timelyfreeze.compare.runs.peers import split_peer
+from timelyfreeze.compare.runs.variants import variants, work_differs
 
 # In the paper's order, then the rest of torch's; others follow by name.
 SCHEDULES = (

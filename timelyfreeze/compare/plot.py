@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from timelyfreeze.compare.drawing import Panels, by_schedule
 from timelyfreeze.compare.groups import Group
 from timelyfreeze.compare.metrics import Terms
-from timelyfreeze.compare.peers import freezes
+from timelyfreeze.compare.runs.peers import freezes
 from timelyfreeze.plots import style
 
 T = TypeVar("T")

@@ -30,7 +30,6 @@ from timelyfreeze.compare.drawing import (
 from timelyfreeze.compare.examples import Example, Examples, batches, frozen_counts, same_work
 from timelyfreeze.compare.groups import NO_PLACE, Group
 from timelyfreeze.compare.metrics import Terms
-from timelyfreeze.compare.peers import split_peer
 from timelyfreeze.compare.plot import (
     ACCURACY,
     HISTOGRAM,
@@ -45,6 +44,7 @@ from timelyfreeze.compare.plot import (
     Plot,
     without,
 )
+from timelyfreeze.compare.runs.peers import split_peer
 from timelyfreeze.plots.histogram import mean_frequency
 from timelyfreeze.records import FrozenCount, Timeline, last_running_mean
 

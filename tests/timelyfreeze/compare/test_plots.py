@@ -20,7 +20,7 @@ from timelyfreeze.compare.metrics import Terms
 from timelyfreeze.compare.plot import KINDS, MODELS, Plot
 from timelyfreeze.compare.plots import plots
 from timelyfreeze.compare.runs import find_runs, flatten, read_run
-from timelyfreeze.compare.variants import variants, work_differs
+from timelyfreeze.compare.runs.variants import variants, work_differs
 from timelyfreeze.records import STEPS
 
 

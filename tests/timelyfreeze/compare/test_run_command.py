@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.timelyfreeze.compare.run_folders import keys_of, table_rows, write_run
-from timelyfreeze.compare import jobs as comparison_jobs
 from timelyfreeze.compare.command import main
-from timelyfreeze.compare.jobs import ROOT, duration, start
+from timelyfreeze.compare.runs import jobs as comparison_jobs
+from timelyfreeze.compare.runs.jobs import ROOT, duration, start
 
 SPEEDS = {"none": 100.0, "apf": 125.0, "fixed": 150.0}
 

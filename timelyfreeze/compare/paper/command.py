@@ -20,7 +20,6 @@ from pathlib import Path
 
 from timelyfreeze.compare import command as compare_command
 from timelyfreeze.compare.groups import Group, compare, group
-from timelyfreeze.compare.jobs import Starter, start
 from timelyfreeze.compare.metrics import Terms
 from timelyfreeze.compare.paper.beside import base_folder, runs_beside
 from timelyfreeze.compare.paper.figures import draw_figure
@@ -30,6 +29,7 @@ from timelyfreeze.compare.paper.planned import plans_beside, read_plans
 from timelyfreeze.compare.paper.settings import settings_beside
 from timelyfreeze.compare.paper.studies import Study
 from timelyfreeze.compare.runs import find_runs
+from timelyfreeze.compare.runs.jobs import Starter, start
 from timelyfreeze.files import write_whole
 from timelyfreeze.files.options import existing_file, parse_with_keys, status_of
 from timelyfreeze.records import read_scores

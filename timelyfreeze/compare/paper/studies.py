@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from timelyfreeze.compare.jobs import ROOT
 from timelyfreeze.compare.paper.measured import measured
+from timelyfreeze.compare.runs.jobs import ROOT
 
 SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble")
 METHODS = (

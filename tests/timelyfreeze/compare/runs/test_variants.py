@@ -8,10 +8,10 @@ import pytest
 
 from tests.timelyfreeze.compare.run_folders import keys_of, table_notes, table_rows, write_run
 from tests.timelyfreeze.compare.tables import GAIN
-from timelyfreeze.compare.asked import plan_jobs
 from timelyfreeze.compare.command import main
-from timelyfreeze.compare.jobs import Settings
-from timelyfreeze.compare.variants import parse_variants, variant_folder
+from timelyfreeze.compare.runs.asked import plan_jobs
+from timelyfreeze.compare.runs.jobs import Settings
+from timelyfreeze.compare.runs.variants import parse_variants, variant_folder
 from timelyfreeze.records import STEPS
 
 CAP, BATCH = "freezing.max_freeze_ratio", "training.local_batch_size"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.timelyfreeze.compare.run_folders import keys_of
-from timelyfreeze.compare.asked import plan_jobs
-from timelyfreeze.compare.jobs import Settings
+from timelyfreeze.compare.runs.asked import plan_jobs
+from timelyfreeze.compare.runs.jobs import Settings
 
 (JOB,) = plan_jobs(["apf"], ["GPipe"], [7], 2)
 

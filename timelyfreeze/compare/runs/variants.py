@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import pandas as pd
-
-from timelyfreeze.compare.peers import PEER_KEYS, freezes, split_peer
+from timelyfreeze.compare.runs.peers import PEER_KEYS, freezes, split_peer
 
 # Flat: a key is the name of section and option, as on the command line.
 Settings = Mapping[str, Any]
@@ -149,9 +147,14 @@ def variants(
         {**{key: own[key] for key in own if _counts(key, method)}, **variant}
         for own, variant in zip(settings, asked, strict=True)
     ]
-    written = pd.DataFrame([{key: repr(own[key]) for key in own} for own in counting])
+    keys = set(itertools.chain.from_iterable(counting))
     always = set(itertools.chain.from_iterable(asked))
-    apart = {key for key in written if written[key].nunique(dropna=key not in always) > 1}
+
+    def differs(key: str) -> bool:
+        known = {repr(own[key]) for own in counting if key in own}
+        return len(known) + (key in always and any(key not in own for own in counting)) > 1
+
+    apart = {key for key in keys if differs(key)}
     return [_listed(own, apart) for own in counting]
 
 

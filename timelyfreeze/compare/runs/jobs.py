@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from timelyfreeze.cli import run_environment, train_command
-from timelyfreeze.compare.runs import FINISHED, RECORD, SET_ASIDE, find_runs
+from timelyfreeze.compare.runs.run import FINISHED, RECORD, SET_ASIDE, find_runs
 from timelyfreeze.files import read_object
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 DEGREE = "parallelism.pipeline_parallel_degree"
 LOG = "train.log"
 TAIL_LINES = 25

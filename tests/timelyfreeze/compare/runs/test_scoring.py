@@ -16,10 +16,10 @@ from tests.timelyfreeze.compare.run_folders import (
     write_scores,
 )
 from tests.timelyfreeze.compare.tables import rendered, table
-from timelyfreeze.compare import scoring
 from timelyfreeze.compare.command import main
 from timelyfreeze.compare.page import render_html
-from timelyfreeze.compare.scoring import parse_questions
+from timelyfreeze.compare.runs import scoring
+from timelyfreeze.compare.runs.scoring import parse_questions
 from timelyfreeze.compare.table import Table
 from timelyfreeze.records import STEPS, read_scores
 

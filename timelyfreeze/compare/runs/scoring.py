@@ -18,8 +18,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from timelyfreeze.cli import run_environment
-from timelyfreeze.compare.jobs import Job, Settings, Starter, duration, print_end, start
-from timelyfreeze.compare.runs import BASE_MODEL, FINISHED, Run, find_runs
+from timelyfreeze.compare.runs.jobs import Job, Settings, Starter, duration, print_end, start
+from timelyfreeze.compare.runs.run import BASE_MODEL, FINISHED, Run, find_runs
 from timelyfreeze.records import BY_KEY, HUB, Scores, read_scores
 
 LOG = "evaluate.log"

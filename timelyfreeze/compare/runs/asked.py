@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from timelyfreeze.compare.jobs import Job, Settings
-from timelyfreeze.compare.peers import (
+from timelyfreeze.compare.runs.jobs import Job, Settings
+from timelyfreeze.compare.runs.peers import (
     FEWER_STEPS,
     PEERS,
     fewer_microbatches,
@@ -21,8 +21,8 @@ from timelyfreeze.compare.peers import (
     split_peer,
     with_steps,
 )
-from timelyfreeze.compare.runs import FINISHED, Run, find_runs
-from timelyfreeze.compare.variants import TRUTHS, concerning, run_label, variant_folder
+from timelyfreeze.compare.runs.run import FINISHED, Run, find_runs
+from timelyfreeze.compare.runs.variants import TRUTHS, concerning, run_label, variant_folder
 
 
 @dataclass(frozen=True)

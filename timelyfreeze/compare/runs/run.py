@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from timelyfreeze.compare.peers import split_peer
-from timelyfreeze.compare.variants import read_variant, run_label
+from timelyfreeze.compare.runs.peers import split_peer
+from timelyfreeze.compare.runs.variants import read_variant, run_label
 from timelyfreeze.files import read_dataclass, read_object
 from timelyfreeze.records import (
     LOSSES,

@@ -20,7 +20,7 @@ from timelyfreeze.records import STEPS
 from timelyfreeze.schedule import ActionKind, build_dag, makespan
 
 if TYPE_CHECKING:
-    from timelyfreeze.compare.runs import Run
+    from timelyfreeze.compare.runs.run import Run
 
 FEWER_STEPS, FEWER_MICROBATCHES = "fewer_steps", "fewer_microbatches"
 PEERS = (FEWER_STEPS, FEWER_MICROBATCHES)

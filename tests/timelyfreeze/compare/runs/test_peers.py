@@ -13,15 +13,15 @@ from timelyfreeze.compare.command import main
 from timelyfreeze.compare.drawing import color, line_style
 from timelyfreeze.compare.groups import compare, group
 from timelyfreeze.compare.metrics import Terms
-from timelyfreeze.compare.peers import (
+from timelyfreeze.compare.plots import plots
+from timelyfreeze.compare.runs import Run, find_runs, read_run
+from timelyfreeze.compare.runs.peers import (
     fewer_microbatches,
     fewer_steps,
     freezes,
     peer_name,
     split_peer,
 )
-from timelyfreeze.compare.plots import plots
-from timelyfreeze.compare.runs import Run, find_runs, read_run
 from timelyfreeze.records import STEPS
 
 RATIO, LEARNED = "time to none's loss over none's", "learned, % of none"
