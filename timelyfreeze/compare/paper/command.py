@@ -3,7 +3,7 @@
     timelyfreeze paper                                all of them
     timelyfreeze paper table 4                        what it needs, how long it takes, what it runs
     timelyfreeze paper table 4 OUTPUT [-- --key=...]  runs or resumes it, and shows it
-    timelyfreeze paper figure 7 OUTPUT --small        the same with 8M parameters on this machine
+    timelyfreeze paper figure 7 OUTPUT --small        the same with a small model on this machine
     timelyfreeze paper table 4 --plans PLAN.json ...  plans beside the paper, nothing is run
 
 OUTPUT holds the runs of all tables and figures; they share them. What it has already is not run
@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     add("kind", nargs="?", choices=(TABLE, FIGURE))
     add("number", nargs="?", type=int, metavar="N", help="as in the paper")
     add("output", nargs="?", type=Path, metavar="OUTPUT", help="folder of all runs")
-    add("--small", action="store_true", help="8M parameters, one seed, emulated by one process")
+    add("--small", action="store_true", help="a small model, one seed, emulated by one process")
     add("--emulate", action="store_true", help="one process and one device for all ranks")
     add("--show", action="store_true", help="run nothing, show what OUTPUT has")
     scores = "score each run, which accuracies need: options of timelyfreeze evaluate, or ''"
@@ -163,7 +163,7 @@ def _show(item: Item, output: Path) -> None:
         table = runs_beside(study, _groups(study, output), base, item.columns)
         about = f"{item.name}: {item.title}. The paper's: {study.hardware}."
         if study.is_small:
-            about += " Ours is a model of 8M parameters: only the form can be compared."
+            about += " Ours is a model of some million parameters: only the form can be compared."
         text = f"{about}\n\n{table}\n"
         print(text, end="")
         write_whole(output / f"table_{item.number}.md", text.encode())

@@ -16,6 +16,7 @@ from timelyfreeze.compare.paper.studies import (
     more_ranks,
     single,
 )
+from timelyfreeze.compare.plot import ACCURACY, HISTOGRAM, MODELS, TIMELINES
 
 TABLE, FIGURE = "table", "figure"
 # Ways to show a figure: a plot of `compare show`, or one of `draw`.
@@ -94,7 +95,7 @@ def _results(number: int, study: Study, columns: tuple[str, ...], what: str) -> 
 def _timelines(number: int, schedule: str, study: Study, says: str = "") -> Item:
     title = f"batches of {len(study.methods)} methods, {schedule}, {study.n_ranks} ranks"
     return Item(
-        FIGURE, number, f"{title}, {study.model}", (study,), plot=(COMPARED, "timelines"), says=says
+        FIGURE, number, f"{title}, {study.model}", (study,), plot=(COMPARED, TIMELINES), says=says
     )
 
 
@@ -116,12 +117,12 @@ ITEMS = (
     ),
     Item(
         FIGURE, 5, "accuracy against throughput, a panel for each model",
-        (LLAMA_1B, LLAMA_8B, LLAMA_13B), plot=(COMPARED, "models"),
+        (LLAMA_1B, LLAMA_8B, LLAMA_13B), plot=(COMPARED, MODELS),
         says="up to +19 to 21% for 1B, +46% for 13B, accuracy within a point of no freezing",
     ),
     Item(
         FIGURE, 6, "accuracy against throughput for several values of each method's control",
-        controls(), plot=(COMPARED, "accuracy_throughput"),
+        controls(), plot=(COMPARED, ACCURACY),
         says="tokens/s falls with r_max and accuracy hardly changes; it recommends 0.5 to 0.8",
     ),
     _timelines(
@@ -141,7 +142,7 @@ ITEMS = (
     _timelines(13, "GPipe", more_ranks(8, "GPipe", "none", "apf", "timelyfreeze")),
     Item(
         FIGURE, 14, "how often each tensor of the last rank is frozen, by method",
-        (single(LLAMA_1B, *METHODS),), plot=(COMPARED, "histograms"),
+        (single(LLAMA_1B, *METHODS),), plot=(COMPARED, HISTOGRAM),
         says="TimelyFreeze nearly uniform, APF skewed, AutoFreeze by layers, hybrids in between",
     ),
     Item(

@@ -21,6 +21,8 @@ METHODS = (
 )  # fmt: skip
 CONFIGS = ROOT / "train_configs"
 _SMALL = "paper_small"
+# For the smallest of the paper's models, so that pictures of several models have two.
+_SMALLER = {"model.flavor": "debugmodel"}
 
 
 @dataclass(frozen=True)
@@ -122,10 +124,10 @@ class Study:
         ]  # fmt: skip
 
     def small(self) -> Study:
-        """Return the same for a model of 8M parameters, emulated by one process, with one seed."""
-        kept = {
-            key: value for key, value in self.keys.items() if key == "training.local_batch_size"
-        }
+        """Return the same for a small model, emulated by one process, with one seed."""
+        kept = {k: v for k, v in self.keys.items() if k == "training.local_batch_size"}
+        if self.model == LLAMA_1B.model:
+            kept |= _SMALLER
         return replace(self, config=_SMALL, seeds=self.seeds[:1], keys=kept, is_emulated=True)
 
 

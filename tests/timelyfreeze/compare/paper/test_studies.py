@@ -67,6 +67,7 @@ def test_small_runs_are_emulated_by_one_process() -> None:
     keys = words[words.index("--") + 1 :]
     assert sorted(keys) == [
         "--emulation.enable",
+        "--model.flavor=debugmodel",
         "--parallelism.pipeline_parallel_degree=6",
         "--training.local_batch_size=12",
     ]

@@ -1,0 +1,69 @@
+"""The small way through the paper, with real runs: a table with scores, and figures of them."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[4]
+QUESTIONS = ROOT.parent / "shared/data/eval"
+FEW = ["--schedules", "1F1B", "GPipe", "--methods", "timelyfreeze"]
+
+
+def paper(*words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "timelyfreeze", "paper", *words],
+        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True, text=True, timeout=1200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def rows(folder: Path, number: int) -> dict[tuple[str, str], list[str]]:
+    """Cells of a table by schedule and method."""
+    lines = (folder / f"table_{number}.md").read_text().splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {(row[0], row[1]): row[2:] for row in cells if len(row) > 2}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+def test_tables_and_figures_of_the_same_runs(tmp_path: Path) -> None:
+    has_scores = importlib.util.find_spec("lm_eval") is not None and QUESTIONS.is_dir()
+    scored = ["--evaluate", f"--data-dir {QUESTIONS} --limit 2"] if has_scores else []
+    said = paper("table", "4", str(tmp_path), "--small", "--schedules", "1F1B", *FEW[3:], *scored)
+    assert "[2/2] 1F1B timelyfreeze seed 42" in said
+    table = rows(tmp_path, 4)
+    # Ours, the paper's and the difference: accuracy, freeze ratio, tokens/s, gain, MFU.
+    cells = table["1F1B", "timelyfreeze"]
+    assert (cells[1], cells[4], cells[7], cells[10]) == ("36.36", "0.155", "9,257", "+29.4")
+    assert 0.2 < float(cells[3]) < 0.8, "a cap of 0.8, less what is before the plan"
+    assert float(cells[6].replace(",", "")) > 0
+    if has_scores:
+        assert 0.0 <= float(cells[0]) <= 100.0
+        paper("table", "6", str(tmp_path), "--small", "--schedules", "1F1B", *FEW[3:], "--show")
+        scores = rows(tmp_path, 6)["1F1B", "timelyfreeze"]
+        assert sum(map(float, scores[0:12:3])) / 4 == pytest.approx(float(scores[12]), abs=0.01)
+    for number in ("4", "15"):
+        said = paper("figure", number, str(tmp_path), "--small")
+        assert "finished before" in said
+        assert (tmp_path / f"figure_{number}.png").stat().st_size > 10_000
+    paper("figure", "14", str(tmp_path), "--small", "--methods", "timelyfreeze")
+    assert (tmp_path / "figure_14.svg").exists()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+def test_a_sweep_and_batches_of_six_ranks(tmp_path: Path) -> None:
+    said = paper("figure", "11", str(tmp_path), "--small", "--methods", "apf", "timelyfreeze")
+    assert "[3/3] GPipe timelyfreeze seed 42" in said
+    assert (tmp_path / "figure_11.png").stat().st_size > 10_000
+    assert "the paper: TimelyFreeze gains up to 10 points more than APF" in said
+    said = paper("figure", "6", str(tmp_path), "--small", "--methods", "timelyfreeze")
+    caps = [line for line in said.splitlines() if line.startswith("| 1F1B | timelyfreeze |")]
+    assert len(caps) == 5
+    assert "no run has an average accuracy" in said, "which needs --evaluate"
