@@ -6,10 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torchtitan.protocols.train_spec import get_train_spec
 
+from timelyfreeze.policies import Check
+from timelyfreeze.policies.layout import build_layout
+from timelyfreeze.runtime.change_meter import ChangeMeter
 from torchtitan.freezing.checks import check, n_microbatches
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.config_file import read_config
@@ -197,3 +201,26 @@ def test_what_the_table_gives_is_told_in_the_file_and_not_left_to_defaults(name:
         assert key in written["training"]
     for key in ("last_warmup_step", "last_monitor_step", "last_ramp_step", "max_freeze_ratio"):
         assert key in written["freezing"]
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_apf_freezes_the_share_of_settled_elements(name: str) -> None:
+    """A third of the elements stands still, all others drift: thresholds of elements carry over."""
+    apf = parse(name, WITHOUT_WEIGHTS, "--freezing.method=apf").freezing.apf
+    n_tensors, n_checks = 60, 20
+    weights = [torch.zeros(300) for _ in range(n_tensors)]
+    drift = torch.cat([torch.zeros(100), torch.rand(200) + 0.5])
+    names = [f"layers.{i}.w" for i in range(n_tensors)]
+    layout = build_layout({0: [(name, 300) for name in names]})
+    meter = ChangeMeter(list(zip(names, weights, strict=True)), apf.measurement)
+    meter.begin()
+    decision = apf.start(Check(0, layout, {}, 0))
+    frozen = []
+    for number in range(1, n_checks + 1):
+        for weight in weights:
+            weight += drift
+        taken = {metric: np.array(values) for metric, values in meter.take().items()}
+        decision = apf.decide(decision, Check(number, layout, taken, 0))
+        frozen.append(decision.frozen.mean())
+    spread = (1 / 3 * 2 / 3 / (n_tensors * n_checks)) ** 0.5
+    assert np.mean(frozen) == pytest.approx(1 / 3, abs=5 * spread)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from timelyfreeze.compare.groups import Group
 from timelyfreeze.compare.metrics import COLUMNS
@@ -75,8 +74,3 @@ def _cells(ours: Values, names: tuple[str, str, str], columns: Sequence[str]) ->
             yield _UNKNOWN
         else:
             yield format(ours[key] - papers[key], f"+{form.removeprefix('+')}")
-
-
-def base_folder(output: Path, study: Study) -> Path:
-    """Return where a comparison keeps the scores of the model before training."""
-    return output / study.folder / "base_model"

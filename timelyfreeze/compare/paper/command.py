@@ -21,7 +21,7 @@ from pathlib import Path
 from timelyfreeze.compare import command as compare_command
 from timelyfreeze.compare.groups import Group, compare, group
 from timelyfreeze.compare.metrics import Terms
-from timelyfreeze.compare.paper.beside import base_folder, runs_beside
+from timelyfreeze.compare.paper.beside import runs_beside
 from timelyfreeze.compare.paper.figures import draw_figure
 from timelyfreeze.compare.paper.items import FIGURE, ITEMS, TABLE, Item
 from timelyfreeze.compare.paper.measured import SPEEDS
@@ -30,6 +30,7 @@ from timelyfreeze.compare.paper.settings import settings_beside
 from timelyfreeze.compare.paper.studies import Study
 from timelyfreeze.compare.runs import find_runs
 from timelyfreeze.compare.runs.jobs import Starter, start
+from timelyfreeze.compare.runs.run import BASE_MODEL
 from timelyfreeze.files import write_whole
 from timelyfreeze.files.options import existing_file, parse_with_keys, status_of
 from timelyfreeze.records import read_scores
@@ -159,7 +160,7 @@ def _show(item: Item, output: Path) -> None:
             print(f"the paper: {item.says}")
         return
     for study in item.studies:
-        base = read_scores(base_folder(output, study))
+        base = read_scores(output / study.folder / BASE_MODEL)
         table = runs_beside(study, _groups(study, output), base, item.columns)
         about = f"{item.name}: {item.title}. The paper's: {study.hardware}."
         if study.is_small:
