@@ -95,6 +95,7 @@ RULES: dict[str, tuple[Any, Any]] = {
     "freezing.apf.reduction": _word("elements", "share", "sums"),
     "freezing.apf.freezing_period": _word("until_unstable", "grow_and_halve"),
     "freezing.autofreeze.check_interval": _whole(1),
+    "freezing.autofreeze.checks_per_epoch": _whole(0),
     "freezing.autofreeze.percentile": _number(st.floats(0, 100), below=0.0, above=100.0),
     "freezing.autofreeze.delta": _word("gradients", "updates"),
     "freezing.autofreeze.change": _word("absolute", "signed"),

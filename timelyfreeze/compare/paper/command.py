@@ -152,8 +152,7 @@ def _show(item: Item, output: Path) -> None:
         if not (output / study.folder).is_dir():
             raise ValueError(f"{output / study.folder} is not there; run {item.name} first")
     if item.kind == FIGURE:
-        groups = [one for study in _places(item) for one in _groups(study, output)]
-        drawn = draw_figure(item, groups, output)
+        drawn = draw_figure(item, _groups(item.studies, output), output)
         lines = [f"wrote {file}" for file in drawn.files]
         print("\n".join([*lines, *(f"missing: {why}" for why in drawn.missing)]))
         if item.says:
@@ -161,7 +160,7 @@ def _show(item: Item, output: Path) -> None:
         return
     for study in item.studies:
         base = read_scores(output / study.folder / BASE_MODEL)
-        table = runs_beside(study, _groups(study, output), base, item.columns)
+        table = runs_beside(study, _groups([study], output), base, item.columns)
         about = f"{item.name}: {item.title}. The paper's: {study.hardware}."
         if study.is_small:
             about += " Ours is a model of some million parameters: only the form can be compared."
@@ -170,13 +169,17 @@ def _show(item: Item, output: Path) -> None:
         write_whole(output / f"table_{item.number}.md", text.encode())
 
 
-def _places(item: Item) -> list[Study]:
-    """Return the item's studies, of several in one folder the first."""
-    return list({study.folder: study for study in reversed(item.studies)}.values())[::-1]
-
-
-def _groups(study: Study, output: Path) -> list[Group]:
-    """Return the groups of a study's runs, the first seed first."""
-    runs = find_runs([output / study.folder]).runs
-    groups = group(compare(runs, Terms()))
-    return [one for one in groups if one.schedule in study.schedules]
+def _groups(studies: Sequence[Study], output: Path) -> list[Group]:
+    """Return the groups of the studies' runs, whose folders may hold those of others too."""
+    wanted = {
+        (s.folder, schedule, m) for s in studies for schedule in s.schedules for m in s.methods
+    }
+    found = []
+    for folder in dict.fromkeys(study.folder for study in studies):
+        runs = find_runs([output / folder]).runs
+        found += [
+            one
+            for one in group(compare(runs, Terms()))
+            if (folder, one.schedule, one.method) in wanted
+        ]
+    return found

@@ -7,6 +7,7 @@ import pytest
 
 from tests.timelyfreeze.compare.run_folders import keys_of, write_run, write_scores
 from timelyfreeze.compare.paper.command import main
+from timelyfreeze.records import RESPONSES
 
 SPEEDS = {"none": 7000.0, "apf": 8400.0}
 
@@ -125,3 +126,22 @@ def test_all_of_them_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 10 + 12
     assert lines[3].startswith("table 4 ")
+
+
+def test_a_figure_is_of_its_own_runs_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Figure 15 is of timelyfreeze; none, which has no backward that freezes, stands beside it."""
+    folder = tmp_path / "llama3_2_1b/1F1B"
+    write_run(folder / "none/seed_42", "none")
+    frozen = write_run(folder / "timelyfreeze/seed_42", "timelyfreeze")
+    rows = [
+        ",".join(RESPONSES.header),
+        "0,B,upper_bound,0,0.0,2.0,0",
+        "0,B,lower_bound,0,1.0,1.0,0",
+    ]
+    (frozen / RESPONSES.name).write_text("\n".join(rows) + "\n")
+    assert main(["figure", "15", str(tmp_path), "--show"]) == 0
+    said = capsys.readouterr().out
+    assert f"wrote {tmp_path / 'figure_15.png'}" in said
+    assert "missing" not in said
