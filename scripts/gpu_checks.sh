@@ -74,11 +74,18 @@ if [ -n "$model" ] && [ -z "$examples" ]; then
   fail "--model is given and --examples is not; it needs examples to be trained on"
 fi
 if [ ${#parts[@]} -eq 0 ]; then
+  # A whole model with its optimizer, and all microbatches of GPipe.
+  memory_mib=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits 2>/dev/null | head -n 1 || true)
+  if [ -n "$small" ] || [ "${memory_mib:-0}" -ge 75000 ]; then
+    parts=(paper_1b paper_8b)
+  else
+    echo "The first GPU has ${memory_mib:-0} MiB; paper_1b and paper_8b need 80 GB and are left out." >&2
+  fi
   if [ "$gpus" -ge 2 ]; then
-    parts=(paper_1b paper_8b tests pipeline emulate sampling profile memory)
+    parts+=(tests pipeline emulate sampling profile memory)
     [ -z "$questions" ] || parts+=(scores)
   else
-    parts=(paper_1b paper_8b tests emulate sampling profile)
+    parts+=(tests emulate sampling profile)
     echo "One GPU is visible; pipeline, memory and scores need 2 or more and are left out." >&2
   fi
 fi
@@ -122,8 +129,9 @@ paper_runs() {
   if [ -n "$small" ]; then
     schedules=(1F1B ZBVZeroBubble) few_of_paper=(--schedules "${schedules[@]}")
   fi
+  mkdir -p "$output/paper"
   timelyfreeze paper table "$table" "$output/paper" --emulate --methods timelyfreeze --seeds 42 "${few_of_paper[@]}" \
-    -- "${keys[@]}" "${short[@]}"
+    -- "${keys[@]}" "${short[@]}" | tee "$output/paper/table_$table.md"
   "$python" benchmarks/prediction_error.py run "train_configs/$config.toml" "$output/paper/default_$config" \
     --pipelines emulated:4 --schedules "${schedules[@]}" --r-max 0.8 -- --freezing.preset= "${keys[@]}" "${short[@]}"
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +45,8 @@ def batches(groups: Sequence[Group]) -> Examples[Timeline]:
     """Return a batch of each group: a measured one if any of its runs has one, else a predicted.
 
     A run of ``none`` measures no batch. Its batch is one that a run which freezes measured before
-    it did, with the same seed where there is such a run. Peers have no batch of their own.
+    it did, with the same seed where there is such a run, and of these the one whose batches
+    without freezing are nearest to those of none. Peers have no batch of their own.
 
     Args:
         groups: Of one schedule and place, with as much work in a step.
@@ -53,8 +55,7 @@ def batches(groups: Sequence[Group]) -> Examples[Timeline]:
 
     def runs_of(group: Group) -> Sequence[Run]:
         if group.method == "none":
-            seed = group.runs[0].seed
-            return sorted(freezing, key=lambda run: run.seed != seed)
+            return sorted(freezing, key=lambda run: _distance(run, group.runs[0]))
         return group.runs if freezes(group.method) else ()
 
     def readers(group: Group) -> Iterator[Callable[[Path], Timeline | None]]:
@@ -65,6 +66,13 @@ def batches(groups: Sequence[Group]) -> Examples[Timeline]:
     return _first([
         (group, run, read) for group in groups for read in readers(group) for run in runs_of(group)
     ])  # fmt: skip
+
+
+def _distance(run: Run, none: Run) -> tuple[bool, float]:
+    """Return what tells how well a run's unfrozen batch stands for those of none."""
+    own_ms, nones_ms = run.summary.batch_ms_unfrozen, none.summary.batch_ms
+    apart = math.inf if own_ms is None or nones_ms is None else abs(own_ms - nones_ms)
+    return run.seed != none.seed, apart
 
 
 def frozen_counts(groups: Sequence[Group]) -> Examples[Sequence[FrozenCount]]:

@@ -61,10 +61,10 @@ WORDS = {
     TIMELINES: (
         "Timelines of one batch",
         "A lane is a rank, a block an action with the number of its microbatch; the paler a "
-        "backward, the more of it is frozen, and grey is waiting. Of each method the first seed is "
-        "shown, by a typical batch of its last ones; gains are of this one batch, in the table "
-        "they are of all. A run of none measures no batch: the one shown is of a run that freezes, "
-        "from before it did.",
+        "backward, the more of it is frozen, and grey is waiting; what is left out whole takes "
+        "next to no time, and hardly shows. Of each method the first seed is shown, by a typical "
+        "batch of its last ones; gains are of this one batch, in the table they are of all. A run "
+        "of none measures no batch: the one shown is of a run that freezes, from before it did.",
     ),
 }
 KINDS = tuple(WORDS)

@@ -15,11 +15,16 @@ from timelyfreeze.records import StepRow
 _WINDOW = 7
 
 
-def curves_figure(rows: Sequence[StepRow], title: str = "") -> Figure:
+def curves_figure(rows: Sequence[StepRow], title: str = "", n_emulated: int = 1) -> Figure:
     """Draw how much each step froze and how fast it was.
 
     Of an emulation, steps are those of the virtual clock. Throughput is drawn pale step by step,
     and as the median of ``_WINDOW`` steps of a phase, so that single steps do not hide the course.
+
+    Args:
+        rows: The steps.
+        title: Stands above.
+        n_emulated: Ranks that one process emulated, each a device by the virtual clock.
 
     Raises:
         ValueError: If there is no step.
@@ -32,17 +37,17 @@ def curves_figure(rows: Sequence[StepRow], title: str = "") -> Figure:
         shade_phases(below, rows)
         above = below.twinx()
         _draw_ratio(above, rows)
-        _draw_speed(below, rows)
+        _draw_speed(below, rows, n_emulated)
         below.set_xlabel("optimizer step")
         below.set_title(title, loc="left", pad=28 if bands(rows) else 8)
         figure.legend(loc="outside lower center", ncols=3)
     return figure
 
 
-def speeds(rows: Sequence[StepRow]) -> list[float]:
+def speeds(rows: Sequence[StepRow], n_emulated: int = 1) -> list[float]:
     """Return tokens/s per device of each step, by the virtual clock where there is one."""
     return [
-        row.tokens_per_second * row.step_ms / row.virtual_step_ms
+        row.tokens_per_second * row.step_ms / row.virtual_step_ms / n_emulated
         if row.virtual_step_ms
         else row.tokens_per_second
         for row in rows
@@ -62,9 +67,9 @@ def running_medians(rows: Sequence[StepRow], values: Sequence[float]) -> list[fl
     ]
 
 
-def _draw_speed(axes: Axes, rows: Sequence[StepRow]) -> None:
+def _draw_speed(axes: Axes, rows: Sequence[StepRow], n_emulated: int) -> None:
     steps = [row.step for row in rows]
-    values = speeds(rows)
+    values = speeds(rows, n_emulated)
     axes.plot(steps, values, color=FAINT_INK, lw=0.6, alpha=0.5)
     label = f"throughput, median of {_WINDOW} steps (left)"
     draw_by_phase(axes, rows, running_medians(rows, values), color=INK, lw=1.8, label=label)

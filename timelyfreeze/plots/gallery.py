@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ from timelyfreeze.plots.run_timelines import (
     trace_measured,
     trace_predicted,
 )
-from timelyfreeze.records import counts, losses, responses, run_title, steps
+from timelyfreeze.records import counts, losses, read_names, responses, run_title, steps
 
 Row = TypeVar("Row")
 Draw = Callable[[Path], Figure | str]
@@ -43,11 +44,29 @@ def _draws(
     return draw
 
 
-draw_curves = _draws(
-    curves_figure,
-    steps.STEPS.read,
-    f"{steps.STEPS.name} has no step: the run ended before the first step was logged",
-)
+def draw_curves(run_folder: Path) -> Figure | str:
+    """Draw freeze ratio and throughput over steps; or say why not.
+
+    Raises:
+        ValueError: If a file cannot be read.
+    """
+    draw = _draws(
+        partial(curves_figure, n_emulated=_n_emulated(run_folder)),
+        steps.STEPS.read,
+        f"{steps.STEPS.name} has no step: the run ended before the first step was logged",
+    )
+    return draw(run_folder)
+
+
+def _n_emulated(run_folder: Path) -> int:
+    """Return how many ranks one process ran; 1 for any other run."""
+    try:
+        names = read_names(run_folder)
+    except ValueError:  # told once, by who draws all plots
+        return 1
+    return names.n_ranks if names is not None and names.is_emulated else 1
+
+
 draw_convergence = _draws(
     convergence_figure,
     steps.STEPS.read,

@@ -28,6 +28,14 @@ def stages_of_ranks(stage_to_rank: Sequence[int]) -> list[list[int]]:
     return [[stage for stage, r in enumerate(stage_to_rank) if r == rank] for rank in ranks]
 
 
+def fewest_layers(n_stages: int) -> Split:
+    """Return the fewest layers of each stage: the ends have embedding and head and may do without.
+
+    ``n_stages`` is 2 or more.
+    """
+    return (0, *[1] * (n_stages - 2), 0)
+
+
 def min_max_split(
     n_layers: int, stage_to_rank: Sequence[int], load: Load, least: Sequence[int]
 ) -> Split:

@@ -34,7 +34,7 @@ from timelyfreeze.whatif.loads import (
     parameter_load,
     time_load,
 )
-from timelyfreeze.whatif.partition import Load, min_max_split
+from timelyfreeze.whatif.partition import Load, fewest_layers, min_max_split
 from timelyfreeze.whatif.times import Links, StageTimes, bounds_from_times
 
 
@@ -114,7 +114,9 @@ class ScheduleCases:
                 self.model.n_layers,
                 self.order.stage_to_rank,
                 self._load(name, self.model),
-                self.model.least_layers(self.dag.n_stages),
+                self.model.least_layers(self.dag.n_stages)
+                if name == TIME
+                else fewest_layers(self.dag.n_stages),
             )
         if len(name) != self.dag.n_stages:
             raise ValueError(f"it has {len(name)} stages, the schedule {self.dag.n_stages}")

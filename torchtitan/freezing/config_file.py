@@ -54,11 +54,14 @@ def read_config(args: Sequence[str]) -> JobConfig:
         job_config = ConfigManager(config_class).parse_args(list(args))
     except (ValueError, ImportError, AttributeError) as error:
         raise ConfigError(join_errors([str(error)])) from error
-    given = {*_keys_of(table), *_argument_keys(args)}
+    in_arguments = set(_argument_keys(args))
+    given = {*_keys_of(table), *in_arguments}
+    # On the command line a partition takes the place of the cut that the file has.
+    cuts = in_arguments if "parallelism.partition" in in_arguments else given
     errors = [
         *_not_numbers(job_config),
         *preset_errors(job_config, given),
-        *partition_errors(job_config, given),
+        *partition_errors(job_config, cuts),
     ]
     if errors:
         raise ConfigError(join_errors(errors))

@@ -98,6 +98,16 @@ def test_the_first_seed_is_shown_and_none_by_a_run_of_its_seed(tmp_path: Path) -
     ]
 
 
+def test_none_is_shown_by_the_run_whose_unfrozen_batches_are_nearest_to_its_own(
+    tmp_path: Path,
+) -> None:
+    write_run(tmp_path / "n", "none", batch_ms=100.0)
+    for method, ms in (("apf", 90.0), ("lisa", 101.0), ("linear", 103.0)):
+        write_batches(tmp_path / method, method, Phase.WARMUP, Phase.STABLE, batch_ms_unfrozen=ms)
+    first = titles(drawn(tmp_path)["timelines"])[0]
+    assert first.startswith("none, measured without freezing by lisa, seed 42")
+
+
 def test_a_plan_stands_in_for_what_was_not_measured(tmp_path: Path) -> None:
     write_run(tmp_path / "n", "none")
     write_plan(write_run(tmp_path / "t", "timelyfreeze"))

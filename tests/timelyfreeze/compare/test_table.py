@@ -9,6 +9,9 @@ import pytest
 
 from tests.timelyfreeze.compare.run_folders import WHAT, write_record, write_run, write_scores
 from tests.timelyfreeze.compare.tables import GAIN, SPEED, TO_LOSS, csv_rows, rendered, table
+from timelyfreeze.compare.groups import compare
+from timelyfreeze.compare.metrics import Terms
+from timelyfreeze.compare.runs import find_runs
 from timelyfreeze.records import RunSummary
 
 
@@ -270,3 +273,15 @@ def test_broken_scores_are_named(tmp_path: Path) -> None:
 def test_every_key_of_a_summary_is_in_the_csv(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "none")
     assert {field.name for field in fields(RunSummary)} <= csv_rows(tmp_path)[0].keys()
+
+
+def test_a_partition_stands_for_the_cut_that_follows_from_it(tmp_path: Path) -> None:
+    """Not the list of all modules; a run without one is told as such."""
+    cut = [["tok_embeddings", "layers.0"], ["layers.1", "norm", "output"]]
+    for name, parallelism in {
+        "a": {"partition": "", "module_fqns_per_model_part": None},
+        "b": {"partition": "parameters", "module_fqns_per_model_part": cut},
+    }.items():
+        write_run(tmp_path / name, "none", settings={"parallelism": parallelism})
+    compared = compare(find_runs([tmp_path]).runs, Terms())
+    assert sorted(compared["variant"]) == ["partition parameters", "partition unset"]

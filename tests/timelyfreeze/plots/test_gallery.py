@@ -133,6 +133,7 @@ def test_curves_show_ratio_and_speed_and_break_where_a_phase_ends(run: Path) -> 
 def test_speed_of_an_emulation_is_by_the_virtual_clock() -> None:
     rows = [step(1, "", 100.0), step(2, "", 100.0, virtual_step_ms=25.0)]
     assert speeds(rows) == [1000.0, 4000.0]
+    assert speeds(rows, n_emulated=4) == [1000.0, 1000.0], "each rank stands for a device"
 
 
 def test_medians_do_not_reach_into_another_phase() -> None:

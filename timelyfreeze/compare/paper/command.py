@@ -7,8 +7,9 @@
     timelyfreeze paper table 4 --plans PLAN.json ...  plans beside the paper, nothing is run
 
 OUTPUT holds the runs of all tables and figures; they share them. What it has already is not run
-again. A table goes to OUTPUT/table_4.md too, figures to OUTPUT/figure_7.png and .svg. What follows
--- goes to the trainer, after the settings of the paper. Exit status 1 if a run failed.
+again. A whole table goes to OUTPUT/table_4.md too, figures to OUTPUT/figure_7.png and .svg. What
+follows -- goes to the trainer, after the settings of the paper. Exit status 1 if a run failed or
+cannot be read, or a figure could not be drawn.
 """
 
 from __future__ import annotations
@@ -19,21 +20,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from timelyfreeze.compare import command as compare_command
-from timelyfreeze.compare.groups import Group, compare, group
-from timelyfreeze.compare.metrics import Terms
-from timelyfreeze.compare.paper.beside import runs_beside
-from timelyfreeze.compare.paper.figures import draw_figure
 from timelyfreeze.compare.paper.items import FIGURE, ITEMS, TABLE, Item
 from timelyfreeze.compare.paper.measured import SPEEDS
 from timelyfreeze.compare.paper.planned import plans_beside, read_plans
 from timelyfreeze.compare.paper.settings import settings_beside
+from timelyfreeze.compare.paper.show import show
 from timelyfreeze.compare.paper.studies import Study
-from timelyfreeze.compare.runs import find_runs
 from timelyfreeze.compare.runs.jobs import Starter, start
-from timelyfreeze.compare.runs.run import BASE_MODEL
-from timelyfreeze.files import write_whole
 from timelyfreeze.files.options import existing_file, parse_with_keys, status_of
-from timelyfreeze.records import read_scores
 
 _SETTINGS = 3  # the table of settings, which needs no run
 
@@ -68,23 +62,36 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _work(options: argparse.Namespace, keys: Sequence[str], starter: Starter) -> int:
-    if options.kind is None:
-        print("\n".join(f"{item.name:10} {item.missing or item.title}" for item in ITEMS))
+    if options.number is None:
+        items = [item for item in ITEMS if options.kind in (None, item.kind)]
+        print("\n".join(f"{item.name:10} {item.title}{_why_not(item)}" for item in items))
         return 0
     item = _item(options)
     if item.missing:
-        raise ValueError(f"{item.name} ({item.title}): {item.missing}")
+        raise ValueError(f"{item.name} is not here: {item.title}{_why_not(item)}")
     if options.kind == TABLE and options.number == _SETTINGS:
         print(settings_beside(item.studies))
         return 0
     if options.plans:
-        return _plans(item, options.plans)
+        return _plans(item, options)
     item = item.narrowed(options.schedules, options.methods, options.seeds, small=options.small)
     if options.emulate:
         item = item.emulated()
     if options.output is None:
+        if options.show:
+            raise ValueError("--show needs OUTPUT, the folder whose runs are shown")
         print(needs(item, options.evaluate, keys))
         return 0
+    if (
+        item.kind == FIGURE
+        and item.shows_accuracy
+        and options.evaluate is None
+        and not options.show
+    ):
+        raise ValueError(
+            f"{item.name} shows accuracies; say how runs are scored: --evaluate OPTIONS of "
+            "timelyfreeze evaluate, or --evaluate ''"
+        )
     output, status = options.output.resolve(), 0
     for study in () if options.show else item.studies:
         words = study.command(output, options.evaluate, keys)
@@ -93,8 +100,12 @@ def _work(options: argparse.Namespace, keys: Sequence[str], starter: Starter) ->
         if status > 1:
             return status
     print()
-    _show(item, output)
-    return status
+    is_whole = not (options.schedules or options.methods or options.seeds)
+    return max(status, show(item, output, keeps=is_whole))
+
+
+def _why_not(item: Item) -> str:
+    return f" ({item.missing})" if item.missing else ""
 
 
 def _item(options: argparse.Namespace) -> Item:
@@ -105,12 +116,16 @@ def _item(options: argparse.Namespace) -> Item:
     raise ValueError(f"{options.kind} {options.number} is not there; {options.kind}s are {known}")
 
 
-def _plans(item: Item, files: Sequence[Path]) -> int:
+def _plans(item: Item, options: argparse.Namespace) -> int:
     if item.columns != SPEEDS:
         tables = ", ".join(str(one.number) for one in ITEMS if one.columns == SPEEDS)
         raise ValueError(f"--plans is for tables {tables}, which have speeds; not for {item.name}")
+    others = ("output", "small", "emulate", "show", "evaluate", "schedules", "methods", "seeds")
+    if given := [f"--{name}" for name in others if getattr(options, name)]:
+        raise ValueError(f"--plans shows plans and runs nothing; leave out {', '.join(given)}")
     (study,) = item.studies
-    print(plans_beside(study, read_plans(files, study.max_freeze_ratio)))
+    print(f"planned from {', '.join(map(str, options.plans))}")
+    print(plans_beside(study, read_plans(options.plans, study.max_freeze_ratio)))
     return 0
 
 
@@ -121,65 +136,30 @@ def needs(item: Item, evaluate: str | None, keys: Sequence[str]) -> str:
         files = study.settings()
         folder, training = files["model"]["hf_assets_path"], files["training"]
         rows = training.get("dataset_path", f"{training['dataset']}, from the hub")
-        took = "minutes" if study.is_small else f"{study.hours():.2g} hours by the paper's tokens/s"
         words = study.command(Path("OUTPUT"), evaluate, keys)
         lines += [
             "",
             f"devices  {_devices(study)}",
             f"model    {folder} (another: -- --model.hf_assets_path=FOLDER)",
             f"rows     {rows} (others: -- --training.dataset_path=FILE)",
-            f"takes    {study.n_runs} runs, {took}",
+            f"takes    {study.n_runs} runs{_hours(study)}",
             f"runs     timelyfreeze compare {shlex.join(words)}",
         ]
-    if evaluate is None and any("accuracy" in one for one in [item.columns, item.plot]):
+    if len({study.folder for study in item.studies}) < len(item.studies):
+        lines += ["", "what stands in several of these is run once"]
+    if evaluate is None and item.shows_accuracy:
         lines += ["", "accuracies come with --evaluate OPTIONS"]
     return "\n".join(lines)
+
+
+def _hours(study: Study) -> str:
+    if study.is_small:
+        return ", minutes"
+    # One device for all ranks has the work of all, but nothing to wait for.
+    return "" if study.is_emulated else f", {study.hours():.2g} hours by the paper's tokens/s"
 
 
 def _devices(study: Study) -> str:
     if study.is_emulated:
         return f"one, for {study.n_ranks} emulated ranks"
     return f"{study.hardware}; or one, with --emulate"
-
-
-def _show(item: Item, output: Path) -> None:
-    """Print the table, or draw the figure, of what runs have left.
-
-    Raises:
-        ValueError: If there is none.
-    """
-    for study in item.studies:
-        if not (output / study.folder).is_dir():
-            raise ValueError(f"{output / study.folder} is not there; run {item.name} first")
-    if item.kind == FIGURE:
-        drawn = draw_figure(item, _groups(item.studies, output), output)
-        lines = [f"wrote {file}" for file in drawn.files]
-        print("\n".join([*lines, *(f"missing: {why}" for why in drawn.missing)]))
-        if item.says:
-            print(f"the paper: {item.says}")
-        return
-    for study in item.studies:
-        base = read_scores(output / study.folder / BASE_MODEL)
-        table = runs_beside(study, _groups([study], output), base, item.columns)
-        about = f"{item.name}: {item.title}. The paper's: {study.hardware}."
-        if study.is_small:
-            about += " Ours is a model of some million parameters: only the form can be compared."
-        text = f"{about}\n\n{table}\n"
-        print(text, end="")
-        write_whole(output / f"table_{item.number}.md", text.encode())
-
-
-def _groups(studies: Sequence[Study], output: Path) -> list[Group]:
-    """Return the groups of the studies' runs, whose folders may hold those of others too."""
-    wanted = {
-        (s.folder, schedule, m) for s in studies for schedule in s.schedules for m in s.methods
-    }
-    found = []
-    for folder in dict.fromkeys(study.folder for study in studies):
-        runs = find_runs([output / folder]).runs
-        found += [
-            one
-            for one in group(compare(runs, Terms()))
-            if (folder, one.schedule, one.method) in wanted
-        ]
-    return found

@@ -52,6 +52,11 @@ class Item:
         """Kind and number."""
         return f"{self.kind} {self.number}"
 
+    @property
+    def shows_accuracy(self) -> bool:
+        """Whether it shows accuracies, for which runs are scored."""
+        return "accuracy" in self.columns or self.plot[1] in (ACCURACY, MODELS)
+
     def narrowed(
         self, schedules: Sequence[str], methods: Sequence[str], seeds: Sequence[int], *, small: bool
     ) -> Item:
@@ -60,22 +65,24 @@ class Item:
         None stays with the methods, since gains are over it.
 
         Raises:
-            ValueError: If nothing is left.
+            ValueError: If it has no run of a schedule or method.
         """
+        known = {name for s in self.studies for name in (*s.schedules, *s.methods)}
+        if unknown := [name for name in (*schedules, *methods) if name not in known]:
+            raise ValueError(
+                f"{self.name} has no run of {', '.join(unknown)}; it has {', '.join(sorted(known))}"
+            )
         kept = []
         for study in self.studies:
-            wanted = {*methods, "none"} if methods else set(study.methods)
             one = replace(
                 study.small() if small else study,
                 schedules=tuple(s for s in study.schedules if not schedules or s in schedules),
-                methods=tuple(m for m in study.methods if m in wanted),
+                methods=tuple(
+                    m for m in study.methods if m in (*(methods or study.methods), "none")
+                ),
             )
-            one = replace(one, seeds=tuple(seeds) or one.seeds)
-            if one.schedules and set(one.methods) & (set(methods) or wanted):
-                kept.append(one)
-        if self.studies and not kept:
-            asked = ", ".join([*schedules, *methods])
-            raise ValueError(f"{self.name} has no run of {asked}")
+            if one.schedules and ("none" in methods or set(one.methods) != {"none"}):
+                kept.append(replace(one, seeds=tuple(seeds) or one.seeds))
         return replace(self, studies=tuple(kept))
 
     def emulated(self) -> Item:
@@ -85,7 +92,8 @@ class Item:
 
 
 _VISION = "it needs the paper's vision models, which are not here yet"
-_TIMED = ("none", "autofreeze", "apf", "timelyfreeze")
+_DRAWING = "no runs are in it; `timelyfreeze draw RUN` draws such batches of a run"
+_SHOWN = ("none", "autofreeze", "apf", "timelyfreeze")
 
 
 def _results(number: int, study: Study, columns: tuple[str, ...], what: str) -> Item:
@@ -111,6 +119,7 @@ ITEMS = (
     _results(8, LLAMA_13B, SCORES, "scores"),
     Item(TABLE, 9, "ConvNeXt-V2-L under three partitions", missing=_VISION),
     Item(TABLE, 10, "ViT-L/32", missing=_VISION),
+    *(Item(FIGURE, number, "a drawing of the idea", missing=_DRAWING) for number in (1, 2, 3)),
     Item(
         FIGURE, 4, "freeze ratio and tokens/s over the steps of a run",
         (single(LLAMA_1B, "timelyfreeze"),), plot=(DRAWN, "curves"),
@@ -126,16 +135,16 @@ ITEMS = (
         says="tokens/s falls with r_max and accuracy hardly changes; it recommends 0.5 to 0.8",
     ),
     _timelines(
-        7, "GPipe", single(LLAMA_8B, *_TIMED, schedule="GPipe"),
+        7, "GPipe", single(LLAMA_8B, *_SHOWN, schedule="GPipe"),
         "TimelyFreeze takes 31.66% off a batch of 698 ms",
     ),
-    _timelines(8, "1F1B", single(LLAMA_8B, *_TIMED), _FASTER),
+    _timelines(8, "1F1B", single(LLAMA_8B, *_SHOWN), _FASTER),
     _timelines(
-        9, "Interleaved1F1B", single(LLAMA_8B, *_TIMED, schedule="Interleaved1F1B"), _FASTER
+        9, "Interleaved1F1B", single(LLAMA_8B, *_SHOWN, schedule="Interleaved1F1B"), _FASTER
     ),
-    _timelines(10, "ZBVZeroBubble", single(LLAMA_8B, *_TIMED, schedule="ZBVZeroBubble"), _FASTER),
+    _timelines(10, "ZBVZeroBubble", single(LLAMA_8B, *_SHOWN, schedule="ZBVZeroBubble"), _FASTER),
     _timelines(
-        11, "GPipe", more_ranks(6, "GPipe", *_TIMED),
+        11, "GPipe", more_ranks(6, "GPipe", *_SHOWN),
         "TimelyFreeze gains up to 10 points more than APF, with four ranks 6 to 7",
     ),
     _timelines(12, "1F1B", more_ranks(6, "1F1B", "none", "apf", "timelyfreeze")),

@@ -50,14 +50,21 @@ def read_plans(paths: Sequence[Path], max_freeze_ratio: float) -> dict[str, Plan
     """Return by schedule the plans of some files with the paper's cap and the default split.
 
     Raises:
-        ValueError: If a file is no plan file, or two have the same schedule.
+        ValueError: If a file is no plan file, a schedule is planned twice, or none is.
     """
     found: dict[str, Planned] = {}
     for path in paths:
         for plan in _read(path, max_freeze_ratio):
             if plan.schedule in found:
-                raise ValueError(f"{path} plans {plan.schedule}, which another file has; name one")
+                raise ValueError(
+                    f"{path} plans {plan.schedule} once more; one plan of each schedule is shown"
+                )
             found[plan.schedule] = plan
+    if not set(found) & set(SCHEDULES):
+        raise ValueError(
+            f"{', '.join(map(str, paths))}: no plan with r_max {max_freeze_ratio:g} and the "
+            f"{DEFAULT_SPLIT} split of {', '.join(SCHEDULES)}"
+        )
     return found
 
 
@@ -72,10 +79,11 @@ def _read(path: Path, max_freeze_ratio: float) -> list[Planned]:
         ]
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{path} is not what `timelyfreeze plan --json` writes: {error!r}"
-        ) from None
+    except KeyError as error:
+        reason = f"it has no {error}"
+    except (ValueError, TypeError) as error:
+        reason = str(error)
+    raise ValueError(f"{path} is not what `timelyfreeze plan --json` writes: {reason}")
 
 
 def _planned(case: Mapping[str, Any], outside_ms: float) -> Planned:

@@ -12,7 +12,7 @@ from timelyfreeze.files import markdown_table
 MODELS = ("Llama-3.2-1B", "Llama-3-8B", "Llama-2-13B")
 # Title, key of the configuration, and the paper's values by model.
 ROWS: tuple[tuple[str, str, tuple[Any, Any, Any]], ...] = (
-    ("dataset", "training.dataset", ("alpaca", "sharegpt", "sharegpt")),
+    ("dataset", "training.dataset", ("Alpaca-GPT4", "OpenHermes-2.5", "OpenHermes-2.5")),
     ("steps", "training.steps", (800, 2000, 2000)),
     ("warm-up steps", "lr_scheduler.warmup_steps", (100, 200, 200)),
     ("optimizer", "optimizer.name", ("AdamW",) * 3),
@@ -32,6 +32,10 @@ ROWS: tuple[tuple[str, str, tuple[Any, Any, Any]], ...] = (
     ("P_Auto", "freezing.autofreeze.percentile", (80.0,) * 3),
 )
 
+# What the names of our loaders stand for.
+_DATASETS = {"alpaca": "Alpaca-GPT4", "sharegpt": "OpenHermes-2.5"}
+_SEEDS = ((42, 22, 11), (42, 22, 11), (42,))
+
 
 def settings_beside(studies: Sequence[Study]) -> str:
     """Return Table 3: of each model what its configuration file says, and what the paper says."""
@@ -41,9 +45,9 @@ def settings_beside(studies: Sequence[Study]) -> str:
     for title, key, papers in ROWS:
         cells = []
         for study, settings in zip(studies, files, strict=True):
-            cells += [
-                str(settings.get(key, "-")),
-                str(papers[MODELS.index(study.model)]),
-            ]
+            own = settings.get(key, "-")
+            cells += [str(_DATASETS.get(own, own)), str(papers[MODELS.index(study.model)])]
         rows.append([title, key, *cells])
+    seeds = [(study.seeds, _SEEDS[MODELS.index(study.model)]) for study in studies]
+    rows.append(["seeds", "", *(", ".join(map(str, one)) for pair in seeds for one in pair)])
     return markdown_table(["", "key", *heads], rows)

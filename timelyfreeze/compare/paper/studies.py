@@ -1,6 +1,7 @@
 """The runs behind the paper's tables and figures, as comparisons that ``compare run`` makes.
 
-The paper does not say which model its Figures 4, 13, 14 and 15 show; here it is its smallest.
+The paper does not say which model its Figures 4, 13, 14 and 15 show, nor what Figure 13 ran on;
+here it is its smallest, and A6000s.
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ METHODS = (
 )  # fmt: skip
 CONFIGS = ROOT / "train_configs"
 _SMALL = "paper_small"
-# For the smallest of the paper's models, so that pictures of several models have two.
-_SMALLER = {"model.flavor": "debugmodel"}
+# Flavors; the second stands for the smallest of the paper's models, so that pictures have two.
+_SMALL_MODEL, _SMALLER = "8M", "debugmodel"
+_FOLDERS = {
+    "Llama-3.2-1B": "llama3_2_1b", "Llama-3-8B": "llama3_8b", "Llama-2-13B": "llama2_13b"
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -73,11 +77,11 @@ class Study:
     @property
     def n_runs(self) -> int:
         """How many runs it has."""
-        n_methods = sum(
-            len(self.vary.split(",")) if self.vary and method != "none" else 1
-            for method in self.methods
-        )
-        return n_methods * len(self.schedules) * len(self.seeds)
+        return len(self.schedules) * len(self.seeds) * sum(map(self._n_values, self.methods))
+
+    def _n_values(self, method: str) -> int:
+        """Return how many values of the varied key a method runs with."""
+        return len(self.vary.split(",")) if self.vary and method != "none" else 1
 
     def settings(self) -> dict[str, Any]:
         """Return the sections of its configuration file."""
@@ -89,13 +93,14 @@ class Study:
         batch = self.keys.get("training.global_batch_size", training["global_batch_size"])
         n_steps = self.keys.get("training.steps", training["steps"])
         n_tokens = n_steps * batch * training["seq_len"]
-        seconds = [
-            n_tokens / (self.n_ranks * _tokens_per_second(self.model, schedule, method))
+        seconds = math.fsum(
+            self._n_values(method)
+            * n_tokens
+            / (self.n_ranks * _speed(self.model, schedule, method))
             for schedule in self.schedules
             for method in self.methods
-        ]
-        per_method = self.n_runs / (len(self.methods) * len(self.schedules))
-        return math.fsum(seconds) * per_method / 3600.0
+        )
+        return len(self.seeds) * seconds / 3600.0
 
     def command(self, output: Path, evaluate: str | None, arguments: Sequence[str]) -> list[str]:
         """Return the words behind ``timelyfreeze compare`` that make or resume the runs.
@@ -124,23 +129,36 @@ class Study:
         ]  # fmt: skip
 
     def small(self) -> Study:
-        """Return the same for a small model, emulated by one process, with one seed."""
+        """Return the same for a small model, emulated by one process, with one seed.
+
+        The paper's larger models have one that stands for both; its runs are made once.
+        """
         kept = {k: v for k, v in self.keys.items() if k == "training.local_batch_size"}
-        if self.model == LLAMA_1B.model:
-            kept |= _SMALLER
-        return replace(self, config=_SMALL, seeds=self.seeds[:1], keys=kept, is_emulated=True)
+        # With more ranks it would have fewer layers than stages.
+        is_smaller = self.model == LLAMA_1B.model and self.n_ranks == LLAMA_1B.n_ranks
+        name = _SMALLER if is_smaller else _SMALL_MODEL
+        return replace(
+            self,
+            folder=f"small_{name}{self.folder.removeprefix(_FOLDERS[self.model])}",
+            config=_SMALL,
+            seeds=self.seeds[:1],
+            keys={**kept, **({"model.flavor": name} if is_smaller else {})},
+            is_emulated=True,
+        )
 
 
-def _tokens_per_second(model: str, schedule: str, method: str) -> float:
+def _speed(model: str, schedule: str, method: str) -> float:
     values = measured()[model, schedule, method]
     return values["device_tokens_per_second"]
 
 
-LLAMA_1B = Study(
-    "llama3_2_1b", "Llama-3.2-1B", "llama3_2_1b_alpaca_gpt4", "4 x A6000", (42, 22, 11)
-)
-LLAMA_8B = Study("llama3_8b", "Llama-3-8B", "llama3_8b_openhermes", "4 x H200", (42, 22, 11))
-LLAMA_13B = Study("llama2_13b", "Llama-2-13B", "llama2_13b_openhermes", "4 x H200", (42,))
+def _main(model: str, config: str, hardware: str, *seeds: int) -> Study:
+    return Study(_FOLDERS[model], model, config, hardware, seeds)
+
+
+LLAMA_1B = _main("Llama-3.2-1B", "llama3_2_1b_alpaca_gpt4", "4 x A6000", 42, 22, 11)
+LLAMA_8B = _main("Llama-3-8B", "llama3_8b_openhermes", "4 x H200", 42, 22, 11)
+LLAMA_13B = _main("Llama-2-13B", "llama2_13b_openhermes", "4 x H200", 42)
 
 # One run each of the two ends, and a few between; the paper's own values are in its picture alone.
 _SWEPT = {
@@ -148,8 +166,6 @@ _SWEPT = {
     "apf": "freezing.apf.threshold=0.0025,0.005,0.01,0.02,0.04",
     "autofreeze": "freezing.autofreeze.percentile=50,60,70,80,90",
 }
-# Batches are timed in the first steps under the plan; the rest of the training is not needed.
-_TIMED = {"training.steps": 240}
 
 
 def single(study: Study, *methods: str, schedule: str = "1F1B") -> Study:
@@ -179,7 +195,6 @@ def more_ranks(n_ranks: int, schedule: str, *methods: str) -> Study:
     keys = {
         "training.local_batch_size": rows,
         "training.global_batch_size": 128 if 128 % rows == 0 else 10 * rows,
-        **_TIMED,
     }
     return replace(
         single(LLAMA_1B, *methods, schedule=schedule),

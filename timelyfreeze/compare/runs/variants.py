@@ -15,7 +15,7 @@ from urllib.parse import quote
 from timelyfreeze.compare.runs.peers import PEER_KEYS, freezes, split_peer
 
 # Flat: a key is the name of section and option, as on the command line.
-Settings = Mapping[str, Any]
+FlatSettings = Mapping[str, Any]
 # How long a step takes depends on these, apart from the freezing.
 WORK = ("model", "training", "parallelism", "activation_checkpoint", "compile", "quantize",
         "emulation")  # fmt: skip
@@ -28,6 +28,8 @@ LEFT_OUT = frozenset({
     "model.tokenizer_path", "model.print_after_conversion",
     "parallelism.pipeline_parallel_expert_parallel_overlap",
 })  # fmt: skip
+# Upstream's list of every stage's modules, and ours, from which it follows.
+_CUT, _PARTITION = "parallelism.module_fqns_per_model_part", "parallelism.partition"
 # Options of `compare run` that set these.
 _OPTIONS = {
     "freezing.method": "--methods",
@@ -113,7 +115,7 @@ def _value(text: str) -> Any:
     return TRUTHS.get(text, text)
 
 
-def work_differs(one: Settings, other: Settings) -> bool:
+def work_differs(one: FlatSettings, other: FlatSettings) -> bool:
     """Tell whether steps of two runs have something else to do, as far as both are known.
 
     How many steps there are is no part of it.
@@ -126,7 +128,7 @@ def work_differs(one: Settings, other: Settings) -> bool:
 
 
 def variants(
-    method: str, settings: Sequence[Settings], asked: Sequence[Settings] = ()
+    method: str, settings: Sequence[FlatSettings], asked: Sequence[FlatSettings] = ()
 ) -> list[str]:
     """Return of each run the settings in which it differs from other runs of its method.
 
@@ -144,7 +146,10 @@ def variants(
     """
     asked = asked or [{}] * len(settings)
     counting = [
-        {**{key: own[key] for key in own if _counts(key, method)}, **variant}
+        {
+            **{key: own[key] for key in own if _counts(key, method) and not _follows(key, own)},
+            **variant,
+        }
         for own, variant in zip(settings, asked, strict=True)
     ]
     keys = set(itertools.chain.from_iterable(counting))
@@ -158,12 +163,18 @@ def variants(
     return [_listed(own, apart) for own in counting]
 
 
-def _listed(own: Settings, apart: Iterable[str]) -> str:
-    return ", ".join(f"{_short(key)} {value}" for key, value in own.items() if key in apart)
+def _listed(own: FlatSettings, apart: Iterable[str]) -> str:
+    found = ((_short(key), value) for key, value in own.items() if key in apart)
+    return ", ".join(f"{name} {'unset' if value in ('', None) else value}" for name, value in found)
 
 
 def _short(key: str) -> str:
     return _SHORT.sub("", key)
+
+
+def _follows(key: str, own: FlatSettings) -> bool:
+    """Return whether a key says what another one has led to."""
+    return key == _CUT and bool(own.get(_PARTITION))
 
 
 def _counts(key: str, method: str) -> bool:

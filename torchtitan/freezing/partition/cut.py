@@ -23,7 +23,7 @@ from timelyfreeze.whatif.loads import (
     parameter_load,
     time_load,
 )
-from timelyfreeze.whatif.partition import Load, min_max_split
+from timelyfreeze.whatif.partition import Load, fewest_layers, min_max_split
 from torchtitan.freezing.checks import pipeline_errors, size_errors
 from torchtitan.freezing.config import JobConfig, count_layers, modules_of_split, stage_modules
 from torchtitan.freezing.emulation.pipeline import emulated_order
@@ -51,7 +51,7 @@ def with_partition(job_config: JobConfig) -> JobConfig:
         raise ValueError("; ".join(dict.fromkeys(reasons)))
     n_layers = count_model_layers(job_config)
     order = emulated_order(job_config, n_layers)
-    least: Sequence[int] = (0, *[1] * (order.n_stages - 2), 0)
+    least = fewest_layers(order.n_stages)
     if parallelism.partition == TIME:
         least = _profiled_layers(job_config, n_layers).least_layers(order.n_stages)
     load = _load(job_config, parallelism.partition, order, n_layers)

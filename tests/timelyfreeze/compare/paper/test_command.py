@@ -44,8 +44,10 @@ def test_a_table_is_run_once_and_shown_beside_the_paper(
     assert main([*words, "--", "--debug.deterministic"], starter=trainer) == 0
     assert len(trainer.keys) == 4
     assert {keys["debug.seed"] for keys in trainer.keys} == {"42", "22"}
-    assert "| | before training | - | 34.93 | - |" in (tmp_path / "table_4.md").read_text()
-    capsys.readouterr()
+    said = capsys.readouterr().out
+    assert "| | before training | - | 34.93 | - |" in said
+    assert "Ours: 2 x some CPU, 2 cores, llama3 8M." in said
+    assert not (tmp_path / "table_4.md").exists(), "of a part no file is kept"
     assert main([*words, "--", "--debug.deterministic"], starter=trainer) == 0
     assert len(trainer.keys) == 4, "what is there is not run again"
     line = next(
@@ -56,6 +58,38 @@ def test_a_table_is_run_once_and_shown_beside_the_paper(
         "| GPipe | apf | 37.00 | 35.86 | +1.14 | 0.300 | 0.351 | -0.051 | 8,400 | 8,183 | +217 "
         "| +20.0 | +17.5 | +2.5 | 20.00 | 18.81 | +1.19 |"
     )
+
+
+def test_a_whole_table_is_kept(tmp_path: Path) -> None:
+    for method in ("none", "apf"):
+        write_run(tmp_path / "llama2_13b/1F1B" / method, method)
+    assert main(["table", "5", str(tmp_path), "--show"]) == 0
+    assert "| 1F1B | apf |" in (tmp_path / "table_5.md").read_text()
+
+
+def test_seeds_that_are_not_asked_for_are_not_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["table", "4", str(tmp_path), *FEW], starter=Trainer())
+    capsys.readouterr()
+    words = ["table", "4", str(tmp_path), "--schedules", "GPipe", "--seeds", "7", "--show"]
+    assert main(words) == 1
+    assert "no run of table 4 has finished" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("broken", ["tb/name/summary.json", "../../../base_model/scores.json"])
+def test_what_cannot_be_read_is_told_and_the_rest_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], broken: str
+) -> None:
+    main(["table", "4", str(tmp_path), *FEW], starter=Trainer())
+    path = (tmp_path / "llama3_2_1b/GPipe/apf/seed_42" / broken).resolve()
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("{")
+    capsys.readouterr()
+    assert main(["table", "4", str(tmp_path), *FEW, "--show"]) == 1
+    said = capsys.readouterr().out
+    assert f"not read: {path.parent}" in said
+    assert "| GPipe | none | 37.00 |" in said
 
 
 def test_another_table_of_the_same_runs_shows_them(
@@ -99,6 +133,7 @@ def test_without_an_output_it_tells_what_it_needs(capsys: pytest.CaptureFixture[
 def test_settings_are_those_of_the_configurations(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["table", "3"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")][2:]
+    assert "| dataset | training.dataset | Alpaca-GPT4 | Alpaca-GPT4 | OpenHermes" in lines[0]
     assert "| T_w | freezing.last_warmup_step | 60 | 60 | 160 | 160 | 150 | 150 |" in lines
     for line in lines:
         cells = [cell.strip() for cell in line.strip("|").split("|")][2:]
@@ -109,7 +144,10 @@ def test_settings_are_those_of_the_configurations(capsys: pytest.CaptureFixture[
     ("words", "said"),
     [
         (["table", "11"], "table 11 is not there; tables are 1, 2, 3"),
-        (["figure", "3"], "figure 3 is not there; figures are 4, 5"),
+        (["figure", "16"], "figure 16 is not there; figures are 1, 2"),
+        (["figure", "3"], "figure 3 is not here: a drawing of the idea (no runs are in it"),
+        (["figure", "5", "OUT"], "figure 5 shows accuracies; say how runs are scored: --evaluate"),
+        (["table", "4", "--show"], "--show needs OUTPUT"),
         (["table", "9"], "vision models, which are not here yet"),
         (["table", "4", "OUT", "--show"], "llama3_2_1b is not there; run table 4 first"),
     ],
@@ -124,8 +162,10 @@ def test_what_cannot_be_shown_is_told(
 def test_all_of_them_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 10 + 12
+    assert len(lines) == 10 + 15
     assert lines[3].startswith("table 4 ")
+    assert main(["figure"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 15
 
 
 def test_a_figure_is_of_its_own_runs_alone(

@@ -75,7 +75,20 @@ def test_a_schedule_planned_twice_is_refused(
 ) -> None:
     plans = [write(tmp_path / name, case("1F1B")) for name in ("a.json", "b.json")]
     assert main(["table", "4", "--plans", *plans]) == 2
-    assert "b.json plans 1F1B, which another file has" in capsys.readouterr().err
+    assert "b.json plans 1F1B once more; one plan of each schedule" in capsys.readouterr().err
+
+
+def test_plans_of_another_cap_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["table", "4", "--plans", write(tmp_path / "a.json", case("1F1B", "default", 0.5))])
+    assert "a.json: no plan with r_max 0.8 and the default split" in capsys.readouterr().err
+
+
+def test_plans_run_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = write(tmp_path / "a.json", case("1F1B"))
+    assert main(["table", "4", "--small", "--schedules", "1F1B", "--plans", plan]) == 2
+    assert "leave out --small, --schedules" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"outside_ms": 0.0, "cases": [{}]}'])

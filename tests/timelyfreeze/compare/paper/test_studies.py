@@ -5,8 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from timelyfreeze.compare.paper.items import FIGURE, ITEMS, TABLE, Item
-from timelyfreeze.compare.paper.studies import LLAMA_1B, LLAMA_13B, controls, more_ranks, single
+from timelyfreeze.compare.paper.items import COMPARED, FIGURE, ITEMS, TABLE, Item
+from timelyfreeze.compare.paper.studies import (
+    LLAMA_1B,
+    LLAMA_8B,
+    LLAMA_13B,
+    controls,
+    more_ranks,
+    single,
+)
+from timelyfreeze.compare.plot import TIMELINES
 
 KEYS = "freezing.max_freeze_ratio", "freezing.apf.threshold", "freezing.autofreeze.percentile"
 
@@ -16,10 +24,14 @@ def item(kind: str, number: int) -> Item:
     return found
 
 
-def test_every_table_and_every_measured_figure_is_there_once() -> None:
+def test_every_table_and_every_figure_is_there_once() -> None:
     assert [one.number for one in ITEMS if one.kind == TABLE] == list(range(1, 11))
-    assert [one.number for one in ITEMS if one.kind == FIGURE] == list(range(4, 16))
-    assert [one.name for one in ITEMS if one.missing] == ["table 2", "table 9", "table 10"]
+    assert [one.number for one in ITEMS if one.kind == FIGURE] == list(range(1, 16))
+    missing = ["table 2", "table 9", "table 10", "figure 1", "figure 2", "figure 3"]
+    assert [one.name for one in ITEMS if one.missing] == missing
+    assert [one.name for one in ITEMS if one.plot == (COMPARED, TIMELINES)] == [
+        f"figure {number}" for number in range(7, 14)
+    ]
 
 
 def test_hours_are_those_of_the_papers_own_speed() -> None:
@@ -38,6 +50,9 @@ def test_controls_are_one_for_each_method_and_vary_in_one_folder() -> None:
     assert {study.folder for study in studies} == {"llama3_2_1b_controls"}
     assert tuple(study.vary.split("=")[0] for study in studies) == KEYS
     assert [study.n_runs for study in studies] == [18, 18, 18]  # none, and five values
+    # 800 steps of 128 x 1024 tokens, three seeds; 1F1B at the speeds of Table 4.
+    tokens = 3 * 800 * 128 * 1024
+    assert studies[0].hours() == pytest.approx(tokens / 4 / 3600 * (1 / 7152 + 5 / 9257))
 
 
 @pytest.mark.parametrize(("n_ranks", "rows", "step"), [(6, 12, 120), (8, 16, 128)])
@@ -67,10 +82,18 @@ def test_small_runs_are_emulated_by_one_process() -> None:
     keys = words[words.index("--") + 1 :]
     assert sorted(keys) == [
         "--emulation.enable",
-        "--model.flavor=debugmodel",
         "--parallelism.pipeline_parallel_degree=6",
         "--training.local_batch_size=12",
     ]
+
+
+def test_a_small_model_stands_for_the_smallest_and_another_for_the_larger_ones() -> None:
+    """Whose runs are made once, and are not taken for the paper's."""
+    small = [study.small() for study in (LLAMA_1B, LLAMA_8B, LLAMA_13B)]
+    assert [one.folder for one in small] == ["small_debugmodel", "small_8M", "small_8M"]
+    assert [one.keys.get("model.flavor") for one in small] == ["debugmodel", None, None]
+    assert controls()[0].small().folder == "small_debugmodel_controls"
+    assert more_ranks(8, "GPipe", "none").small().folder == "small_8M_8_ranks"
 
 
 def test_an_item_is_narrowed_and_keeps_none() -> None:
@@ -81,9 +104,11 @@ def test_an_item_is_narrowed_and_keeps_none() -> None:
     assert [study.methods for study in figure.studies] == [("none", "apf")]
 
 
-@pytest.mark.parametrize(("schedules", "methods"), [(["DualPipeV"], []), (["1F1B"], ["lisa"])])
+@pytest.mark.parametrize(
+    ("schedules", "methods"), [(["DualPipeV"], []), (["1F1B"], ["timelyfreeze", "lisa"])]
+)
 def test_what_an_item_does_not_have_is_refused(schedules: list[str], methods: list[str]) -> None:
-    with pytest.raises(ValueError, match=r"table 4 has no run of .*(DualPipeV|lisa)"):
+    with pytest.raises(ValueError, match=r"table 4 has no run of (DualPipeV|lisa); it has 1F1B, "):
         item(TABLE, 4).narrowed(schedules, methods, [], small=False)
 
 

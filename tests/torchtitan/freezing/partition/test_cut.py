@@ -74,6 +74,16 @@ def times(total_ms: float) -> StageTimes:
     return StageTimes(third, 2 * third, third, third, third, 0.0)
 
 
+def test_on_the_command_line_a_partition_takes_the_place_of_the_files_cut() -> None:
+    """As in the default configuration, whose file has a cut of its own."""
+    path = ROOT / "train_configs/tiny_8m.toml"
+    job_config = read_config([f"--job.config_file={path}", "--parallelism.partition=parameters"])
+    assert job_config.parallelism.module_fqns_per_model_part is not None
+    less = "--parallelism.pipeline_parallel_last_stage_less_layers=2"
+    with pytest.raises(ConfigError, match="last_stage_less_layers is given, and parallelism"):
+        read_config([f"--job.config_file={path}", "--parallelism.partition=parameters", less])
+
+
 def test_layers_stand_in_order_between_the_ends_of_the_model() -> None:
     assert modules_of_split((1, 2, 0)) == [
         ["tok_embeddings", "layers.0"],
@@ -248,7 +258,7 @@ def test_what_cannot_be_cut_is_refused_when_it_is_read(
         read(toml, f"{PARTITION}=parameters", *arguments)
 
 
-def test_a_contradicting_key_is_refused_wherever_it_stands(toml: Path) -> None:
+def test_a_contradicting_key_is_refused(toml: Path) -> None:
     with pytest.raises(ConfigError, match="last_stage_less_layers is given, and"):
         read(
             toml, f"{PARTITION}=memory", "--parallelism.pipeline_parallel_last_stage_less_layers=1"
@@ -258,5 +268,8 @@ def test_a_contradicting_key_is_refused_wherever_it_stands(toml: Path) -> None:
         TOML.replace("[parallelism]", f"[parallelism]\nmodule_fqns_per_model_part = {stages}")
     )
     assert layers_of(read(toml)) == (2, 2, 2)
+    toml.write_text(
+        toml.read_text().replace("[parallelism]", '[parallelism]\npartition = "memory"')
+    )
     with pytest.raises(ConfigError, match="module_fqns_per_model_part is given, and"):
-        read(toml, f"{PARTITION}=memory")
+        read(toml)
