@@ -18,7 +18,7 @@ from timelyfreeze.control import (
     processors_of,
 )
 from timelyfreeze.planning import FreezePlan
-from timelyfreeze.policies import FreezePolicy, Source, chosen_policy
+from timelyfreeze.policies import ComparesOutputs, FreezePolicy, Source, chosen_policy
 from timelyfreeze.runtime import (
     ActionRecorder,
     Exchange,
@@ -160,6 +160,11 @@ class TimelyFreeze:
         )
         order = read_order(schedule)
         errors = list(_errors(settings, plans=plans, n_stages=order.n_stages))
+        if _compares(chosen) and optimizer is None:
+            errors.append(
+                f"optimizer is None; {chosen!r} looks at the learning rate, so hand over the "
+                "optimizer"
+            )
         watches = chosen is not None and chosen.measurement is not None
         if watches and optimizer is None and chosen.measurement.source is not Source.UPDATES:  # type: ignore[union-attr]
             errors.append(
@@ -188,6 +193,7 @@ class TimelyFreeze:
             exchange=self._exchange,
             n_processors=n_processors,
             on_solved=on_plan or (lambda plan, bounds: None),
+            learning_rate=_rate_of(optimizer),
         )
         self._stages = stages
         self._reporter = Reporter(self._controller)
@@ -245,8 +251,7 @@ class TimelyFreeze:
         self, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
     ) -> None:
         """End each step once all optimizers have made theirs."""
-        optimizers: list[Any] = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
-        optimizers = [each for each in optimizers if each is not None]
+        optimizers = _listed(optimizer)
         done: set[int] = set()
 
         def after_step(stepped: torch.optim.Optimizer, *args: Any) -> None:
@@ -323,6 +328,28 @@ class TimelyFreeze:
     def __exit__(self, *error: object) -> None:
         """Close."""
         self.close()
+
+
+def _listed(
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
+) -> list[torch.optim.Optimizer]:
+    if optimizer is None:
+        return []
+    return list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
+
+
+def _compares(policy: object) -> bool:
+    return isinstance(policy, ComparesOutputs)
+
+
+def _rate_of(
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
+) -> Callable[[], float] | None:
+    """Return what looks up the highest learning rate of all groups; None without an optimizer."""
+    optimizers = _listed(optimizer)
+    if not optimizers:
+        return None
+    return lambda: max(float(group["lr"]) for each in optimizers for group in each.param_groups)
 
 
 def _errors(settings: FreezeSettings, *, plans: bool, n_stages: int) -> Iterator[str]:

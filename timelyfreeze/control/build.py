@@ -65,6 +65,7 @@ def build_controller(
     transfers: TransferMeter | None = None,
     measures_energy: bool = False,
     outside: OutsideClock | None = None,
+    learning_rate: Callable[[], float] | None = None,
     controller: type[FreezeController] = FreezeController,
 ) -> FreezeController:
     """Return a controller; every rank must call this together.
@@ -83,6 +84,7 @@ def build_controller(
         transfers: Times the links between ranks; None to do it by messages.
         measures_energy: Whether gradients are measured, for p_eff.
         outside: Times what steps do besides their batches; None for a clock like the recorder's.
+        learning_rate: Returns that of the step to come, for policies that look at it.
         controller: What to build.
 
     Raises:
@@ -96,7 +98,9 @@ def build_controller(
     exchange = exchange or Exchange()
     checks = None
     if policy is not None:
-        checks = checks_for(stages, policy, settings, exchange, clock_for(device))
+        checks = checks_for(
+            stages, policy, settings, exchange, clock_for(device), learning_rate=learning_rate
+        )
     energy = None
     if measures_energy:
         parameters = {s.stage_index: [p for _, p in s.named_stage_parameters()] for s in stages}

@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from torch import Tensor
+
 from timelyfreeze.control.batch_log import BatchLog, LoggedBatch
 from timelyfreeze.control.collected import (
     CollectedMetrics,
@@ -225,6 +227,15 @@ class FreezeController:
         until = "the end" if last is None else f"step {last}"
         logger.info("Freezing phase %s from step %d to %s", self.phase.value, self._step, until)
 
+    def note_tokens(self, n_tokens: Tensor) -> None:
+        """Take note of how many tokens of each row of the step's next batch are no padding.
+
+        Args:
+            n_tokens: At the beginning of each row, int, shape [B].
+        """
+        if self._checks is not None:
+            self._checks.note_tokens(n_tokens)
+
     @contextmanager
     def one_batch(self) -> Iterator[None]:
         """Run one pipeline batch of the step: set its masks, record its actions."""
@@ -292,6 +303,8 @@ class FreezeController:
         """End what still runs in the background; call it where the run ends, however it does."""
         if self._planner is not None:
             self._planner.close()
+        if self._checks is not None:
+            self._checks.close()
 
     # -- what to freeze ----------------------------------------------------------------------------
 

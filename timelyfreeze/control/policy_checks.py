@@ -8,7 +8,7 @@ numbers. So all ranks hold the same decision without any of them being in charge
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,9 +17,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from timelyfreeze.control.output_watch import OutputWatch
 from timelyfreeze.control.replica_states import begin_anew
-from timelyfreeze.policies import Check, Decision, FreezePolicy, Metric, ModelLayout, build_layout
+from timelyfreeze.policies import (
+    Check,
+    Compared,
+    ComparesOutputs,
+    Decision,
+    FreezePolicy,
+    Metric,
+    ModelLayout,
+    ReferenceSettings,
+    build_layout,
+    together,
+)
 from timelyfreeze.runtime import ChangeMeter, Clock, Exchange, FreezingStage
+from timelyfreeze.runtime.reference import Reference, make_reference
 from timelyfreeze.settings import HOST, FreezeSettings, Phase, PhaseSchedule, key
 
 logger = logging.getLogger(__name__)
@@ -40,6 +53,7 @@ class PolicyChecks:
         meter: Measures ``parameters`` as the policy wants; None if it wants nothing.
         clock: Times the scoring.
         seed: For policies that draw.
+        watch: Sees what a policy that compares outputs wants to know; None for others.
 
     Raises:
         ValueError: If the policy's settings are wrong or it refuses the model.
@@ -55,6 +69,7 @@ class PolicyChecks:
         meter: ChangeMeter | None,
         clock: Clock,
         seed: int,
+        watch: OutputWatch | None = None,
     ) -> None:
         errors = list(policy.errors())
         if errors:
@@ -68,6 +83,7 @@ class PolicyChecks:
         self._meter = meter
         self._clock = clock
         self._seed = seed
+        self._watch = watch
         self.decision = policy.start(Check(0, layout, {}, seed))
         self._measured: Mapping[Metric, NDArray[np.float64]] = {}
         self._marks: list[tuple[Any, Any]] = []
@@ -79,6 +95,10 @@ class PolicyChecks:
         """Begin the first interval where warm-up has ended, or where the run resumed without it."""
         self._step = step
         self._n_steps_timed += 1
+        if self._watch is not None:
+            with self._timed():
+                counts = self._counts
+                self._watch.begin_step(step, counts=counts, is_due=counts and self._is_due)
         first = self._phases.last_warmup_step + 1
         if self._meter is None or step < first:
             return
@@ -93,14 +113,26 @@ class PolicyChecks:
         Args:
             frequency: Fraction of the step's backwards that updated each of this rank's tensors.
         """
-        n = self._phases.learning_steps(self._step)
-        if n == 0 or self._phases.phase(self._step) is Phase.LOWER_BOUND:
+        if not self._counts:
             return
         if self._meter is not None:
             with self._timed():
                 self._meter.add_step(frequency)
-        if n % self._policy.check_interval == 0:
-            self._decide(n // self._policy.check_interval)
+        if self._watch is not None:
+            with self._timed():
+                self._watch.end_step()
+        if self._is_due:
+            self._decide(self._phases.learning_steps(self._step) // self._policy.check_interval)
+
+    @property
+    def _counts(self) -> bool:
+        """Whether the current step is one of those that checks come after so many of."""
+        is_still = self._phases.phase(self._step) is Phase.LOWER_BOUND
+        return self._phases.learning_steps(self._step) > 0 and not is_still
+
+    @property
+    def _is_due(self) -> bool:
+        return self._phases.learning_steps(self._step) % self._policy.check_interval == 0
 
     def _decide(self, number: int) -> None:
         metrics: Mapping[Metric, NDArray[np.float64]] = {}
@@ -108,8 +140,15 @@ class PolicyChecks:
             with self._timed():
                 mine = self._meter.take()
             metrics = self._gather(mine)
+        observed = None
+        if self._watch is not None:
+            observed = together(self._exchange.all_gather(self._watch.take()))
         before = self.decision
-        self.decision = self._policy.decide(before, Check(number, self.layout, metrics, self._seed))
+        check = Check(number, self.layout, metrics, self._seed, observed)
+        self.decision = self._policy.decide(before, check)
+        if self._watch is not None:
+            with self._timed():
+                self._watch.follow(self._compared)
         if self.decision.frozen.all() and not before.frozen.all() and self._exchange.rank == 0:
             logger.warning(
                 "From step %d on every tensor is frozen by %r: the model learns nothing until some "
@@ -117,6 +156,25 @@ class PolicyChecks:
                 self._step + 1,
                 self._policy,
             )
+
+    @property
+    def _compared(self) -> Compared | None:
+        assert isinstance(self._policy, ComparesOutputs)  # it is watched for
+        return self._policy.compared(self.decision, self.layout)
+
+    def note_tokens(self, n_tokens: Tensor) -> None:
+        """Take note of how many tokens of each row of the step's next batch are no padding.
+
+        Args:
+            n_tokens: At the beginning of each row, int, shape [B].
+        """
+        if self._watch is not None:
+            self._watch.note_tokens(n_tokens)
+
+    def close(self) -> None:
+        """End what runs in the background."""
+        if self._watch is not None:
+            self._watch.close()
 
     def _gather(
         self, mine: Mapping[Metric, list[float | None]]
@@ -213,16 +271,35 @@ class PolicyChecks:
         self._measured = {
             Metric(name): np.array(row, dtype=np.float64) for name, row in plain["measured"].items()
         }
+        if self._watch is not None:
+            self._watch.resume(self._compared)
+
+    def plain_losses(self) -> dict[str, list[float]]:
+        """Return what has been seen of losses since the last check, by stage."""
+        return {} if self._watch is None else self._watch.plain_losses()
+
+    def load_plain_losses(self, plain: Mapping[str, Sequence[float]]) -> None:
+        """Restore what :meth:`plain_losses` returned."""
+        if self._watch is not None:
+            self._watch.load_plain_losses(plain)
 
     def tensor_state(self) -> dict[str, Tensor]:
-        """Return the vectors the scores are made from."""
-        return {} if self._meter is None else self._meter.state_dict()
+        """Return the vectors the scores are made from, and weights that are compared with."""
+        vectors = {} if self._meter is None else self._meter.state_dict()
+        return vectors | ({} if self._watch is None else self._watch.tensor_state())
+
+    def tensors_to_load(self, names: Collection[str]) -> dict[str, Tensor]:
+        """Return room for what :meth:`tensor_state` returned where ``names`` were saved."""
+        vectors = {} if self._meter is None else self._meter.state_dict()
+        return vectors | ({} if self._watch is None else self._watch.tensors_to_load(names))
 
     def load_tensor_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore what :meth:`tensor_state` returned."""
         if self._meter is not None:
             self._meter.load_state_dict(tensors)
             self._has_begun = True
+        if self._watch is not None:
+            self._watch.load_tensor_state(tensors)
 
 
 def checks_for(
@@ -231,10 +308,22 @@ def checks_for(
     settings: FreezeSettings,
     exchange: Exchange,
     clock: Clock,
+    *,
+    learning_rate: Callable[[], float] | None = None,
+    make_reference: Callable[[ReferenceSettings], Reference] = make_reference,
 ) -> PolicyChecks:
     """Set up a policy for a rank's stages, recorders attached; every rank must call this together.
 
     Everyone's names and sizes are exchanged once here; ``clock`` times the scoring.
+
+    Args:
+        stages: This rank's.
+        policy: The rule.
+        settings: The user's choices.
+        exchange: Talks to the other ranks.
+        clock: Times the scoring.
+        learning_rate: Returns that of the step to come, for a policy that compares outputs.
+        make_reference: Returns what compares them.
 
     Raises:
         ValueError: As :class:`PolicyChecks` and :func:`timelyfreeze.policies.layout.build_layout`.
@@ -245,9 +334,8 @@ def checks_for(
         )
         for stage in stages
     }
-    layout = build_layout(
-        {s: tensors for rank in exchange.all_gather(mine) for s, tensors in rank.items()}
-    )
+    ranks = exchange.all_gather(mine)
+    layout = build_layout({s: tensors for rank in ranks for s, tensors in rank.items()})
     parameters = [named for stage in stages for named in stage.named_stage_parameters()]
     meter = None
     if policy.measurement is not None:
@@ -257,6 +345,13 @@ def checks_for(
             on_host=settings.score_memory == HOST,
             dtype=getattr(torch, settings.score_dtype),
         )
+    watch = None
+    if isinstance(policy, ComparesOutputs):
+        wanted = policy.reference_settings
+        # Of ranks that hold the same stage, the first evaluates it.
+        evaluated = {s for s in mine if not any(s in rank for rank in ranks[: exchange.rank])}
+        reference = make_reference(wanted)
+        watch = OutputWatch(layout, stages, evaluated, wanted, reference, learning_rate)
     return PolicyChecks(
-        policy, layout, parameters, exchange, settings.phases, meter, clock, settings.seed
+        policy, layout, parameters, exchange, settings.phases, meter, clock, settings.seed, watch
     )

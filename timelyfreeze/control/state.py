@@ -63,16 +63,19 @@ class FreezingState:
             state["planner"] = self.planner.plain_state()
         if self.checks is not None:
             state["policy"] = self.checks.plain_state()
+            state["losses"] = self.checks.plain_losses()
         parts = self.parts(state)
         return {
             **{f"{RANK_KEY}{number}": json.dumps(part) for number, part in parts.items()},
-            **self._tensors(),
+            **_scores({} if self.checks is None else self.checks.tensor_state()),
         }
 
     def wanted(self, keys: Collection[str]) -> dict[str, Any]:
         """Return what to load of a state with ``keys``: those of all processes, score vectors."""
         mine = [f"{RANK_KEY}{self.exchange.rank}"]
-        return {**dict.fromkeys(rank_keys(keys) or mine, ""), **self._tensors()}
+        saved = [k.removeprefix(_SCORE) for k in keys if k.startswith(_SCORE)]
+        tensors = {} if self.checks is None else self.checks.tensors_to_load(saved)
+        return {**dict.fromkeys(rank_keys(keys) or mine, ""), **_scores(tensors)}
 
     def load(self, state_dict: Mapping[str, Any]) -> None:
         """Restore what :meth:`save` returned on all processes, of this number or another.
@@ -97,6 +100,7 @@ class FreezingState:
             self.planner.load_plain_state(state["planner"])
         if self.checks is not None:
             self.checks.load_plain_state(state["policy"])
+            self.checks.load_plain_losses(state["losses"])
             vectors = {k: v for k, v in state_dict.items() if k.startswith(_SCORE)}
             self.checks.load_tensor_state({k.removeprefix(_SCORE): v for k, v in vectors.items()})
 
@@ -115,6 +119,6 @@ class FreezingState:
             )
         return state_of(states, self.stages, self.exchange.rank, self.exchange.size)
 
-    def _tensors(self) -> dict[str, Any]:
-        tensors = {} if self.checks is None else self.checks.tensor_state()
-        return {f"{_SCORE}{key}": tensor for key, tensor in tensors.items()}
+
+def _scores(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{_SCORE}{key}": tensor for key, tensor in tensors.items()}

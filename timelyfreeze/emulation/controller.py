@@ -23,7 +23,7 @@ from timelyfreeze.schedule import Action, ScheduleOrder, build_dag
 from timelyfreeze.timing import Samples, samples_from_plain
 
 # Parts of a state that have an entry for each stage of the rank.
-_BY_STAGE = {"tally", "energy"}
+_BY_STAGE = {"tally", "energy", "losses"}
 
 
 def split_state(state: Mapping[str, Any], order: ScheduleOrder) -> list[dict[str, Any]]:

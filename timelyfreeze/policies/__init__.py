@@ -3,7 +3,24 @@
 Importing this package registers all methods below.
 """
 
-from timelyfreeze.policies import apf, autofreeze, fixed, linear, lisa, pipetransformer, smartpipe
+from timelyfreeze.policies import (
+    apf,
+    autofreeze,
+    egeria,
+    fixed,
+    linear,
+    lisa,
+    pipetransformer,
+    smartpipe,
+)
+from timelyfreeze.policies.comparison import (
+    Compared,
+    ComparesOutputs,
+    Difference,
+    Observed,
+    ReferenceSettings,
+    together,
+)
 from timelyfreeze.policies.layout import ModelLayout, build_layout
 from timelyfreeze.policies.methods import Method, chosen_policy, parse_method
 from timelyfreeze.policies.policy import (
@@ -20,8 +37,9 @@ from timelyfreeze.policies.policy import (
 )
 
 __all__ = [
-    "NONE", "Check", "Decision", "FreezePolicy", "Measurement", "Method", "Metric", "ModelLayout",
-    "Source", "apf", "autofreeze", "build_layout", "chosen_policy", "fixed",
+    "NONE", "Check", "Compared", "ComparesOutputs", "Decision", "Difference", "FreezePolicy",
+    "Measurement", "Method", "Metric", "ModelLayout", "Observed", "ReferenceSettings", "Source",
+    "apf", "autofreeze", "build_layout", "chosen_policy", "egeria", "fixed",
     "freezes_whole_layers", "linear", "lisa", "parse_method", "pipetransformer",
-    "register_policy", "registered_policies", "smartpipe",
+    "register_policy", "registered_policies", "smartpipe", "together",
 ]  # fmt: skip

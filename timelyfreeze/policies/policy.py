@@ -23,6 +23,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from timelyfreeze.policies.comparison import Observed
 from timelyfreeze.policies.layout import ModelLayout
 
 NONE = "none"
@@ -78,12 +79,15 @@ class Check:
         metrics: One float64 number per tensor, shape [n], for each wanted metric; empty at the
             start. A tensor that was frozen all the time has not changed: its ``ABS_SUM`` is 0.
         seed: For policies that draw: the same on every rank and after a resume.
+        observed: Losses, learning rate and comparisons, for a policy that compares outputs
+            (:class:`timelyfreeze.policies.comparison.ComparesOutputs`); None at the start.
     """
 
     number: int
     layout: ModelLayout
     metrics: Mapping[Metric, NDArray[np.float64]]
     seed: int
+    observed: Observed | None = None
 
 
 @dataclass(frozen=True, eq=False)

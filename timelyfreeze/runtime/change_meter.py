@@ -23,10 +23,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from timelyfreeze.policies import Measurement, Metric, Source
-from timelyfreeze.runtime.shards import local_gradient, local_part, sum_over_shards
+from timelyfreeze.runtime.shards import as_sharded, local_gradient, local_part, sum_over_shards
 
 
 class ChangeMeter:
@@ -174,7 +173,7 @@ class ChangeMeter:
             ``{"<kind>.<parameter>": tensor}``. Keys do not depend on the step.
         """
         return {
-            f"{kind}.{name}": _like(vector, parameter)
+            f"{kind}.{name}": as_sharded(vector, parameter)
             for kind, kept in self._vectors.items()
             for name, parameter, vector in zip(self._names, self._parameters, kept, strict=True)
         }
@@ -192,17 +191,3 @@ def _zeros(parameter: Tensor, on_host: bool, dtype: torch.dtype) -> Tensor:
     pinned = on_host and local.is_cuda
     device = torch.device("cpu") if on_host else local.device
     return torch.zeros(local.shape, dtype=dtype, device=device, pin_memory=pinned)
-
-
-def _like(vector: Tensor, parameter: Tensor) -> Tensor:
-    """Return ``vector`` sharded as ``parameter`` is, so that a checkpoint holds it once."""
-    if not isinstance(parameter, DTensor):
-        return vector
-    return DTensor.from_local(
-        vector.to(parameter.device),
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )

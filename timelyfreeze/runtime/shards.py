@@ -15,6 +15,20 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
 
 
+def as_sharded(vector: Tensor, parameter: Tensor) -> Tensor:
+    """Return a rank's part sharded as ``parameter`` is; itself where that is not sharded."""
+    if not isinstance(parameter, DTensor):
+        return vector
+    return DTensor.from_local(
+        vector.to(parameter.device),
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
 def local_gradient(parameter: Tensor) -> Tensor:
     """Return the part of the gradient that belongs to the part of the parameter that is here.
 

@@ -7,8 +7,8 @@ one subclass serves them all. Without a recorder and masks attached it behaves a
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,8 @@ class FreezingStage(PipelineStage):
     """
 
     recorder: ActionRecorder | None = None
+    forwarding: int | None = None  # microbatch whose forward runs now, in training
+    on_loss: Callable[[Tensor], None] | None = None  # told each microbatch's loss, if it has one
     _keeps_graph = True
     _sampler: TokenSampler | None = None
 
@@ -145,6 +147,7 @@ class FreezingStage(PipelineStage):
             self._timed(ActionKind.FORWARD, fwd_chunk_id),
             self._variant_of(fwd_chunk_id),
             self._sampled(fwd_chunk_id),
+            self._noted(fwd_chunk_id),
         ):
             output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         if self._active and not self.is_last:
@@ -169,6 +172,8 @@ class FreezingStage(PipelineStage):
         last_backward: bool = False,
     ) -> None:
         """Run and time one microbatch's full backward, or the input half of a split one."""
+        if loss is not None and self.on_loss is not None:
+            self.on_loss(loss)
         kind = ActionKind.FULL_BACKWARD if full_backward else ActionKind.INPUT_BACKWARD
         with self._timed(kind, bwd_chunk_id):
             super().backward_one_chunk(
@@ -319,6 +324,15 @@ class FreezingStage(PipelineStage):
         if kind is not ActionKind.FORWARD:
             self._microbatch = microbatch
         return self.recorder.measure(Action(self.stage_index, kind, microbatch))
+
+    @contextmanager
+    def _noted(self, microbatch: int) -> Iterator[None]:
+        """Say which microbatch's forward runs."""
+        self.forwarding = microbatch if self._active else None
+        try:
+            yield
+        finally:
+            self.forwarding = None
 
     def _watch_embedding(self) -> None:
         embeddings = [m for m in self.submod.modules() if isinstance(m, nn.Embedding)]

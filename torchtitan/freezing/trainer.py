@@ -147,9 +147,15 @@ class FreezingTrainer(Trainer):
             transfers=dict if emulates else None,
             measures_energy=freezing.unit == TENSORS,
             outside=outside,
+            learning_rate=self._learning_rate,
             controller=EmulatedController if emulates else FreezeController,
         )
         self.checkpointer.states[CHECKPOINT_KEY] = self.controller
+
+    def _learning_rate(self) -> float:
+        """Return the highest of all groups of parameters."""
+        optimizers = self.optimizers.optimizers
+        return max(float(group["lr"]) for each in optimizers for group in each.param_groups)
 
     def _policy(self, name: str) -> FreezePolicy:
         """Return the policy's settings; one that checks so many times an epoch has its interval."""
@@ -174,6 +180,8 @@ class FreezingTrainer(Trainer):
         counts_padding = self.job_config.report.count_padding
         for input_dict, labels in super().batch_generator(data_iterable):
             n_tokens = input_dict.pop("n_tokens", None)
+            if n_tokens is not None and self.controller is not None:
+                self.controller.note_tokens(n_tokens)
             if n_tokens is not None and not counts_padding:
                 padding = labels.numel() - int(n_tokens.sum())
                 self.ntokens_seen -= padding

@@ -71,6 +71,19 @@ ROWS = [
         monotone=True,
         prefix=True,
     ),
+    Row(
+        "egeria",
+        {
+            "freezing__egeria__check_interval": 2,
+            "freezing__egeria__window": 2,
+            "freezing__egeria__stale": 1,
+            "freezing__egeria__bootstrap_change": 10.0,
+            # What arrives when would differ from run to run.
+            "freezing__egeria__reference": "inline",
+        },
+        monotone=True,
+        prefix=True,
+    ),
     Row("fixed", {"freezing__fixed__layers": 5}, monotone=True, prefix=True),
     Row("linear", {"freezing__linear__check_interval": 2}, monotone=True, prefix=True),
     Row("lisa", {"freezing__lisa__check_interval": 3}),

@@ -12,7 +12,9 @@ import timelyfreeze.policies.policy as policy_module
 from timelyfreeze.policies.policy import Measurement, register_policy, registered_policies
 
 ROOT = Path(__file__).resolve().parents[3]
-EXPECTED = {"apf", "autofreeze", "fixed", "linear", "lisa", "pipetransformer", "smartpipe"}
+EXPECTED = {
+    "apf", "autofreeze", "egeria", "fixed", "linear", "lisa", "pipetransformer", "smartpipe",
+}  # fmt: skip
 FILES = sorted(
     path for path in (ROOT / "timelyfreeze" / "policies").glob("*.py") if path.stem in EXPECTED
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields
 
-from timelyfreeze.policies import Method, freezes_whole_layers, parse_method
+from timelyfreeze.policies import ComparesOutputs, Method, freezes_whole_layers, parse_method
 from timelyfreeze.runtime import stages_per_rank
 from timelyfreeze.settings import (
     AUTO,
@@ -82,6 +82,8 @@ def freezing_errors(config: JobConfig) -> Iterator[str]:
     if method.policy is not None:
         policy = getattr(freezing, method.policy)
         yield from policy.errors()
+        if isinstance(policy, ComparesOutputs):
+            yield from _comparison_errors(config)
         if getattr(policy, "checks_per_epoch", 0):
             yield from _epoch_errors(config, f"freezing.{method.policy}.checks_per_epoch")
     yield from unknown_words(
@@ -153,6 +155,17 @@ def _token_errors(config: JobConfig, method: Method) -> Iterator[str]:
             f'freezing.last_warmup_step is 0; with max_freeze_ratio "{AUTO}" what sampling costs '
             "is measured in the last step of the warm-up, so it must be 1 or more"
         )
+
+
+def _comparison_errors(config: JobConfig) -> Iterator[str]:
+    """Yield what keeps a rank from running a copy of a block alone."""
+    for name in ("tensor_parallel_degree", "context_parallel_degree"):
+        if (degree := getattr(config.parallelism, name)) > 1:
+            yield (
+                f"parallelism.{name} is {degree}, and freezing.method "
+                f"{config.freezing.method!r} compares outputs of blocks, of which each rank then "
+                "has a part only; it must be 1"
+            )
 
 
 def _epoch_errors(config: JobConfig, key: str) -> Iterator[str]:

@@ -1,0 +1,292 @@
+"""What a policy sees that compares outputs: losses, the learning rate, and plasticity.
+
+Every rank counts the losses that it sees. The rank that holds the compared blocks, the first of
+several, captures one microbatch at each check and has a reference compare it. What the ranks have
+seen since the check before, they tell each other there, and only there: so all decide the same, and
+nobody waits for a comparison that takes longer.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from timelyfreeze.policies import Compared, ModelLayout, Observed, ReferenceSettings
+from timelyfreeze.policies.comparison import BACKGROUND
+from timelyfreeze.runtime import FreezingStage
+from timelyfreeze.runtime.reference import Capture, Reference, plain_copy
+from timelyfreeze.runtime.shards import as_sharded, local_part
+from timelyfreeze.settings import key
+
+_COPY = "copy."
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A transformer block of this rank.
+
+    Attributes:
+        stage: Its stage.
+        module: Wrapped or not.
+        parameters: By name in the model.
+        prefix: What those names begin with.
+    """
+
+    stage: FreezingStage
+    module: nn.Module
+    parameters: dict[str, Tensor]
+    prefix: str
+
+
+class OutputWatch:
+    """A rank's part of comparing outputs.
+
+    Args:
+        layout: The tensors of all stages.
+        stages: This rank's.
+        evaluated: Those of them that this rank evaluates; of ranks that hold the same, one does.
+        settings: How the reference is run.
+        reference: It, or what stands for it in a test.
+        learning_rate: Returns that of the step to come; None if nobody knows it.
+
+    Raises:
+        ValueError: If another process could not import the blocks.
+    """
+
+    def __init__(
+        self,
+        layout: ModelLayout,
+        stages: Sequence[FreezingStage],
+        evaluated: Collection[int],
+        settings: ReferenceSettings,
+        reference: Reference,
+        learning_rate: Callable[[], float] | None = None,
+    ) -> None:
+        self._blocks = _blocks(layout, stages)
+        self._evaluated = evaluated
+        self._settings = settings
+        self._reference = reference
+        self._learning_rate = learning_rate
+        if settings.place == BACKGROUND:
+            _check_importable(self._blocks)
+        self._losses: dict[int, Tensor] = {}
+        self._n_steps = 0
+        self._listens = False
+        for stage in stages:
+            if stage.is_last:
+                self._losses[stage.stage_index] = torch.zeros(
+                    (), dtype=torch.float64, device=stage.device
+                )
+                stage.on_loss = self._add_loss(stage.stage_index)
+        self._compared: Compared | None = None
+        self._copied: int | None = None  # number of the copy that there is
+        self._copy: dict[str, Tensor] = {}  # its weights: what this rank has of them
+        self._capture: Capture | None = None
+        self._n_tokens: Tensor | None = None
+        self._rate: float | None = None
+        self._n_dropped = 0
+
+    # -- the step ----------------------------------------------------------------------------------
+
+    def begin_step(self, step: int, *, counts: bool, is_due: bool) -> None:
+        """Enter a step.
+
+        Args:
+            step: Its number.
+            counts: Whether it changes weights as training does, so that its loss counts.
+            is_due: Whether there is a check at its end, so that its first batch is compared.
+        """
+        self._listens = counts
+        self._n_steps += counts
+        self._n_tokens = None
+        if not is_due:
+            return
+        self._rate = None if self._learning_rate is None else self._learning_rate()
+        if self._compared is None:
+            return
+        self._make_copy(self._compared)
+        blocks = self._own(self._compared)
+        if not blocks or blocks[0].stage.stage_index not in self._evaluated:
+            return
+        if self._is_busy(blocks[0].stage):
+            self._n_dropped += 1
+            return
+        self._capture = Capture(
+            blocks[0].stage,
+            [block.module for block in blocks],
+            step=step,
+            first=self._compared.first,
+            max_tokens=self._settings.max_tokens,
+            n_tokens=lambda: None if self._n_tokens is None else self._n_tokens.tolist(),
+        )
+
+    def note_tokens(self, n_tokens: Tensor) -> None:
+        """Take note of how many tokens of each row of a batch are no padding, int, shape [B].
+
+        Of a step's batches, the first one that is noted counts.
+        """
+        if self._n_tokens is None:
+            self._n_tokens = n_tokens
+
+    def end_step(self) -> None:
+        """Hand over what was captured."""
+        capture, self._capture = self._capture, None
+        if capture is None:
+            return
+        capture.remove()
+        if capture.batch is None or not self._reference.offer(capture.batch):
+            self._n_dropped += 1
+
+    def _add_loss(self, stage: int) -> Callable[[Tensor], None]:
+        def add(loss: Tensor) -> None:
+            if self._listens:
+                self._losses[stage].add_(local_part(loss))
+
+        return add
+
+    def _is_busy(self, stage: FreezingStage) -> bool:
+        """Whether the machine has other things to do.
+
+        Where it trains itself, it always has, and the process gives way by its priority.
+        """
+        if stage.device.type == "cpu" or self._settings.place != BACKGROUND:
+            return False
+        return os.getloadavg()[0] / (os.cpu_count() or 1) > self._settings.max_cpu_load
+
+    # -- the check ---------------------------------------------------------------------------------
+
+    def take(self) -> Observed:
+        """Return what this rank has seen since the last call."""
+        found, n_lost = self._reference.take()
+        seen = Observed(
+            self._mean_loss(), self._rate, tuple(sorted(found)), self._n_dropped + n_lost
+        )
+        self._n_dropped = self._n_steps = 0
+        for total in self._losses.values():
+            total.zero_()
+        return seen
+
+    def _mean_loss(self) -> float | None:
+        if not self._losses or self._n_steps == 0:
+            return None
+        return sum(float(total) for total in self._losses.values()) / self._n_steps
+
+    def follow(self, compared: Compared | None) -> None:
+        """Compare these blocks from now on; all ranks that hold them must call this together."""
+        self._compared = compared
+        if compared is None:
+            self._copied, self._copy = None, {}
+        else:
+            self._make_copy(compared)
+
+    def _own(self, compared: Compared) -> list[_Block]:
+        """Return the compared blocks, if they are here."""
+        layers = range(compared.first, compared.end)
+        return [self._blocks[layer] for layer in layers if layer in self._blocks]
+
+    def _make_copy(self, compared: Compared) -> None:
+        """Have the reference be a copy of the weights as they are now, or as they were saved."""
+        if self._copied == compared.copy:
+            return
+        blocks, saved = self._own(compared), self._copy if self._copied is None else {}
+        self._copied, self._copy = compared.copy, {}
+        copies = []
+        for block in blocks:
+            whole = {}
+            for name, parameter in block.parameters.items():
+                part = saved.get(name, local_part(parameter)).to("cpu", copy=True)
+                self._copy[name] = part
+                # Whoever holds a shard takes part, whoever evaluates keeps the whole.
+                full = as_sharded(part, parameter)
+                if isinstance(full, DTensor):
+                    full = full.full_tensor().cpu()
+                whole[name.removeprefix(block.prefix)] = full
+            if block.stage.stage_index in self._evaluated:
+                copies.append(plain_copy(block.module, whole))
+        if copies:
+            self._reference.load(nn.ModuleList(copies))
+
+    def close(self) -> None:
+        """End the reference."""
+        self._reference.close()
+
+    # -- checkpoint --------------------------------------------------------------------------------
+
+    def plain_losses(self) -> dict[str, list[float]]:
+        """Return sum and number of steps of the losses of the current interval, by stage."""
+        return {str(s): [float(total), self._n_steps] for s, total in self._losses.items()}
+
+    def load_plain_losses(self, plain: Mapping[str, Sequence[float]]) -> None:
+        """Restore what :meth:`plain_losses` returned."""
+        for stage, total in self._losses.items():
+            total.fill_(plain[str(stage)][0])
+            self._n_steps = int(plain[str(stage)][1])
+
+    def resume(self, compared: Compared | None) -> None:
+        """Go on with what a decision compares; the copy is made once weights are there."""
+        self._compared, self._copied, self._copy = compared, None, {}
+
+    def tensor_state(self) -> dict[str, Tensor]:
+        """Return the weights of the copy, sharded as the parameters are."""
+        of_model = {n: p for b in self._blocks.values() for n, p in b.parameters.items()}
+        return {
+            f"{_COPY}{name}": as_sharded(part, of_model[name]) for name, part in self._copy.items()
+        }
+
+    def tensors_to_load(self, names: Collection[str]) -> dict[str, Tensor]:
+        """Return room for those of ``names`` that are weights of this rank's blocks."""
+        return {
+            f"{_COPY}{name}": as_sharded(torch.empty_like(local_part(p), device="cpu"), p)
+            for block in self._blocks.values()
+            for name, p in block.parameters.items()
+            if f"{_COPY}{name}" in names
+        }
+
+    def load_tensor_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore what :meth:`tensor_state` returned, after :meth:`resume`."""
+        self._copy = {
+            name.removeprefix(_COPY): local_part(tensor).to("cpu", copy=True)
+            for name, tensor in tensors.items()
+            if name.startswith(_COPY)
+        }
+
+
+def _blocks(layout: ModelLayout, stages: Sequence[FreezingStage]) -> dict[int, _Block]:
+    """Return the transformer blocks of a rank by layer: the modules with a number in their name."""
+    layer_of = dict(zip(layout.names, layout.layers.tolist(), strict=True))
+    blocks: dict[int, _Block] = {}
+    for stage in stages:
+        raw = [name for name, _ in stage.submod.named_parameters()]
+        named = stage.named_stage_parameters()
+        for path, (name, parameter) in zip(raw, named, strict=True):
+            layer = layer_of[name]
+            if not 0 <= layer < layout.n_layers:
+                continue
+            if layer not in blocks:
+                module = stage.submod.get_submodule(_to_number(path))
+                blocks[layer] = _Block(stage, module, {}, f"{_to_number(name)}.")
+            blocks[layer].parameters[name] = parameter
+    return blocks
+
+
+def _to_number(name: str) -> str:
+    """Return a name up to its first number."""
+    parts = name.split(".")
+    return ".".join(parts[: 1 + next(i for i, part in enumerate(parts) if part.isdigit())])
+
+
+def _check_importable(blocks: Mapping[int, _Block]) -> None:
+    """Refuse classes of the script that was started, which no other process can import."""
+    for layer, block in blocks.items():
+        for module in block.module.modules():
+            if type(module).__module__ == "__main__":
+                raise ValueError(
+                    f"block {layer} has a {type(module).__name__}, whose class stands in the "
+                    "script that was started; a process of its own could not import it, so put it "
+                    f'into a module, or set {key("egeria.reference")} to "inline"'
+                )

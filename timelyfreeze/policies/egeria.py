@@ -1,0 +1,279 @@
+"""Egeria: freeze front blocks whose output keeps its distance from that of an older copy.
+
+Wang et al., "Egeria: Efficient DNN Training with Knowledge-Guided Layer Freezing" (KGT), 2023.
+Every n steps the frontmost live module l is compared with its *reference*, an 8-bit copy of a
+snapshot (``timelyfreeze.policies.plasticity``). Where the plasticity has stood still for S
+evaluations, l is frozen and l + 1 is watched (Algorithm 1). What is frozen is live again once the
+learning rate has fallen to a tenth of what it was when module 0 was frozen. Where the paper leaves
+a choice:
+
+- A slope counts by its absolute value, and T is a fraction of the range of the module's plasticity.
+- l is frozen in the evaluation in which the counter reaches S, and the next module has a history of
+  its own. The last module is never frozen.
+- Bootstrapping ends at the first check whose loss, a mean over the interval, differs by less than a
+  tenth from that of the check before.
+- Blocks in front of l are frozen, hence equal in both models. So the reference is a copy of l
+  alone and gets the input that l had in training. The embedding freezes with module 0 and is not
+  compared.
+- Halving stops at S = 1 and W = 2, below which there is no line to fit.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from timelyfreeze.policies.block_groups import BlockGroup, block_groups
+from timelyfreeze.policies.comparison import (
+    BACKGROUND,
+    INT8,
+    PLACES,
+    PRECISIONS,
+    Compared,
+    Observed,
+    ReferenceSettings,
+)
+from timelyfreeze.policies.layout import ModelLayout
+from timelyfreeze.policies.plasticity import History, history_from_plain
+from timelyfreeze.policies.policy import Check, Decision, register_policy
+from timelyfreeze.settings import key
+
+NORM = "norm"
+SQUARE = "square"
+_MODULES = "egeria.modules"
+
+
+@dataclass(frozen=True)
+class _State:
+    """What the rule remembers from check to check.
+
+    Attributes:
+        front: Number of the frontmost live module, l.
+        is_guided: Whether bootstrapping has ended.
+        loss: Mean loss of the interval before; None before there was one.
+        window: W as it is now.
+        stale: S as it is now.
+        frozen_rate: Learning rate when module 0 was frozen; None while it is live or unknown.
+        copy: Number of the copy that l is compared with.
+        copy_age: Evaluations with it.
+        dropped: Comparisons that were left out so far.
+        history: Plasticity of l.
+    """
+
+    front: int
+    is_guided: bool
+    loss: float | None
+    window: int
+    stale: int
+    frozen_rate: float | None
+    copy: int
+    copy_age: int
+    dropped: int
+    history: History
+
+    def to_plain(self) -> dict[str, Any]:
+        return {**vars(self), "history": self.history.to_plain()}
+
+    def renewed(self, **changes: Any) -> _State:
+        """Return the state with a new copy, and whatever else changes."""
+        return replace(self, copy=self.copy + 1, copy_age=0, **changes)
+
+
+def _from_plain(plain: Mapping[str, Any]) -> _State:
+    return _State(**{**plain, "history": history_from_plain(plain["history"])})
+
+
+@register_policy("egeria", whole_layers=True)
+@dataclass(frozen=True)
+class Egeria:
+    """Freeze front modules, the embedding with the first, once their plasticity stands still.
+
+    The paper gives no values for n, W and T and calls W = 5 too small; n, W and T are ours.
+    """
+
+    check_interval: int = 50
+    """n: steps from one evaluation of the frontmost live module to the next, and from one look at
+    the training loss to the next."""
+
+    window: int = 10
+    """W, at least 2: evaluations that plasticity is averaged over and a line is fitted to. After as
+    many there is a new snapshot for the reference."""
+
+    stale: int = 10
+    """S, at least 1: evaluations in a row with a small slope after which a module is frozen. The
+    paper sets S = W."""
+
+    tolerance: float = 0.01
+    """T, above 0: a slope is small if it is at most this fraction of the range of the module's
+    plasticity so far, an evaluation."""
+
+    bootstrap_change: float = 0.1
+    """Nothing is frozen until the mean loss of n steps differs from that of the n before by less
+    than this fraction of it; above 0."""
+
+    unfreeze_at: float = 0.1
+    """Everything is live again, and W and S are halved, once the learning rate is at or below this
+    fraction of what it was when the first module was frozen; in [0, 1), 0 for never."""
+
+    modules: list[str] = field(default_factory=list)
+    """Regular expressions, one for each module: a block belongs to the one that is found in a name
+    of its parameters. Empty: neighbours on a stage are put together as long as a module has no more
+    parameters than the largest block."""
+
+    rows: str = NORM
+    """What rows of similarities are divided by: their "norm", or its "square", as it is printed."""
+
+    max_tokens: int = 256
+    """Tokens of a microbatch that are compared, at least 1; padding is left out where it is
+    known."""
+
+    reference: str = BACKGROUND
+    """Where the reference runs: "background", in a process of its own that training never waits
+    for, or "inline", in the training process, so that a run can be repeated exactly."""
+
+    precision: str = INT8
+    """What linear layers of the reference compute in: "int8" or "float32"."""
+
+    queue_length: int = 2
+    """Evaluations that may wait for the process, at least 1. More are dropped and counted."""
+
+    max_cpu_load: float = 0.5
+    """Load of the machine (of the last minute, per core), above 0, over which evaluations are left
+    out and counted. Only where a GPU trains; inf for no limit."""
+
+    measurement = None
+
+    @property
+    def reference_settings(self) -> ReferenceSettings:
+        """How the reference is made and run."""
+        return ReferenceSettings(
+            self.reference,
+            self.precision,
+            self.max_tokens,
+            self.rows == SQUARE,
+            self.queue_length,
+            self.max_cpu_load,
+        )
+
+    def errors(self) -> Iterator[str]:
+        """Yield what is wrong with the settings."""
+        lowest = {"check_interval": 1, "window": 2, "stale": 1, "max_tokens": 1, "queue_length": 1}
+        for name, least in lowest.items():
+            if not getattr(self, name) >= least:
+                where = key(f"egeria.{name}")
+                yield f"{where} is {getattr(self, name)}; it must be {least} or more"
+        for name in ("tolerance", "bootstrap_change"):
+            if not 0.0 < getattr(self, name) < math.inf:
+                where = key(f"egeria.{name}")
+                yield f"{where} is {getattr(self, name)}; it must be above 0 and finite"
+        if not self.max_cpu_load > 0.0:
+            yield f"{key('egeria.max_cpu_load')} is {self.max_cpu_load}; it must be above 0"
+        if not 0.0 <= self.unfreeze_at < 1.0:
+            yield f"{key('egeria.unfreeze_at')} is {self.unfreeze_at}; it must lie in [0, 1)"
+        words = {"rows": (NORM, SQUARE), "reference": PLACES, "precision": PRECISIONS}
+        for name, known in words.items():
+            if (word := getattr(self, name)) not in known:
+                yield f"{key(f'egeria.{name}')} is {word!r}; known: {', '.join(known)}"
+        for pattern in self.modules:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                yield f"{key(_MODULES)} has {pattern!r}, which is no regular expression: {error}"
+
+    def groups(self, layout: ModelLayout) -> list[BlockGroup]:
+        """Return the modules of a model; raise ValueError if the patterns do not fit it."""
+        return block_groups(layout, self.modules, _MODULES)
+
+    def start(self, check: Check) -> Decision:
+        """Freeze nothing while bootstrapping.
+
+        Raises:
+            ValueError: If the patterns do not fit the model, or there is one module only.
+        """
+        if len(self.groups(check.layout)) < 2:
+            raise ValueError(
+                f"{key(_MODULES)} is {self.modules}, which makes one module of the model; the last "
+                "is never frozen, so there must be two or more"
+            )
+        first = _State(0, False, None, self.window, self.stale, None, 0, 0, 0, History())
+        return self._decision(first, check.layout)
+
+    def decide(self, before: Decision, check: Check) -> Decision:
+        """Take what comparisons have found, one by one, then look at the learning rate."""
+        if check.observed is None:
+            raise ValueError("egeria decides by comparisons, and this check has none")
+        state, seen = _from_plain(before.memory), check.observed
+        groups = self.groups(check.layout)
+        state = replace(state, dropped=state.dropped + seen.dropped)
+        if state.is_guided:
+            state = self._evaluate(state, seen, groups)
+            state = self._unfreeze(state, seen.learning_rate)
+        else:
+            state = self._bootstrap(state, seen.loss)
+        return self._decision(state, check.layout)
+
+    def compared(self, decision: Decision, layout: ModelLayout) -> Compared | None:
+        """Return the frontmost live module; None while bootstrapping, and where it is the last."""
+        state, groups = _from_plain(decision.memory), self.groups(layout)
+        if not state.is_guided or state.front == len(groups) - 1:
+            return None
+        return Compared(groups[state.front].first, groups[state.front].end, state.copy)
+
+    def _bootstrap(self, state: _State, loss: float | None) -> _State:
+        """Compare the loss with that of the interval before."""
+        if loss is None or state.loss is None:
+            return replace(state, loss=loss)
+        if abs(loss - state.loss) < self.bootstrap_change * abs(state.loss):
+            return state.renewed(is_guided=True, loss=loss)
+        return replace(state, loss=loss)
+
+    def _evaluate(self, state: _State, seen: Observed, groups: list[BlockGroup]) -> _State:
+        """Run Algorithm 1 for each comparison of the module that is the frontmost live one then."""
+        for found in seen.differences:
+            if state.front == len(groups) - 1 or found.first != groups[state.front].first:
+                continue  # begun before that module was frozen
+            if not math.isfinite(found.value):
+                state = replace(state, dropped=state.dropped + 1)
+                continue
+            history = state.history.after(found.value, state.window, self.tolerance)
+            state = replace(state, history=history, copy_age=state.copy_age + 1)
+            if history.stale >= state.stale:
+                rate = seen.learning_rate if state.front == 0 else state.frozen_rate
+                state = state.renewed(front=state.front + 1, frozen_rate=rate, history=History())
+            elif state.copy_age >= state.window:
+                state = state.renewed()
+        return state
+
+    def _unfreeze(self, state: _State, rate: float | None) -> _State:
+        """Begin anew with half the patience where the learning rate has fallen far enough."""
+        if state.front == 0 or rate is None or not state.frozen_rate:
+            return state
+        if rate > self.unfreeze_at * state.frozen_rate or self.unfreeze_at == 0.0:
+            return state
+        return state.renewed(
+            front=0,
+            frozen_rate=None,
+            window=max(2, state.window // 2),
+            stale=max(1, state.stale // 2),
+            history=History(),
+        )
+
+    def _decision(self, state: _State, layout: ModelLayout) -> Decision:
+        groups = self.groups(layout)
+        n_frozen = groups[state.front].first
+        metrics: dict[str, float] = {
+            "frozen_layers": n_frozen,
+            "frozen_modules": state.front,
+            "dropped_evaluations": state.dropped,
+            "stale_evaluations": state.history.stale,
+        }
+        if state.history.values:
+            metrics |= {
+                "plasticity": state.history.values[-1],
+                "smoothed_plasticity": state.history.smoothed[-1],
+                "plasticity_slope": state.history.slope,
+            }
+        return Decision(layout.prefix(n_frozen), state.to_plain(), metrics)

@@ -1,0 +1,127 @@
+"""Plasticity: how far a module's output lies from that of an older copy of it, and how it moves.
+
+Egeria (KGT), Sec. 4.2 and App. B. On one batch, the module and its reference have the outputs A_T
+and A_R. With Q = A as b rows, G = Q Q^T and each row of G divided by its norm, the plasticity is
+the similarity-preserving loss (Eq. 1)
+
+    P = || G_T - G_R ||_F^2 / b^2
+
+It compares which rows are alike, not the rows themselves, so outputs that are turned or scaled as
+a whole count as equal. The paper prints rows divided by their *squared* norm, under which outputs
+twice as large count as different; ``squared`` does that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+
+def similarity_loss(trained: ArrayLike, reference: ArrayLike, *, squared: bool = False) -> float:
+    """Return P of two outputs.
+
+    A row of zeros is like no other; its row of G stays zeros.
+
+    Args:
+        trained: A_T, shape [b, ...].
+        reference: A_R, of the same shape.
+        squared: Whether rows are divided by their squared norm.
+
+    Raises:
+        ValueError: If the shapes differ, or there is no row.
+    """
+    ours, theirs = np.asarray(trained), np.asarray(reference)
+    if ours.shape != theirs.shape or ours.ndim < 2 or len(ours) == 0:
+        raise ValueError(f"outputs have the shapes {ours.shape} and {theirs.shape}, not one [b, d]")
+    difference = _similarities(ours, squared) - _similarities(theirs, squared)
+    return float((difference**2).sum() / len(ours) ** 2)
+
+
+def _similarities(output: NDArray[Any], squared: bool) -> NDArray[np.float64]:
+    """Return G, shape [b, b]."""
+    rows = output.reshape(len(output), -1).astype(np.float64)
+    products = rows @ rows.T
+    norms = np.linalg.norm(products, axis=1, keepdims=True)
+    divisors = norms**2 if squared else norms
+    normed: NDArray[np.float64] = np.divide(
+        products, divisors, out=np.zeros_like(products), where=norms > 0.0
+    )
+    return normed
+
+
+def spread_evenly(n: int, limit: int) -> NDArray[np.int64]:
+    """Return at most ``limit`` of the positions 0 to n - 1, evenly spread, ascending."""
+    taken = min(n, limit)
+    return np.arange(taken, dtype=np.int64) * n // max(1, taken)
+
+
+def slope(values: ArrayLike) -> float:
+    """Return the slope of the least-squares line through values at 0, 1, 2, ...; 0 of one value."""
+    heights = np.asarray(values, dtype=np.float64)
+    places = np.arange(len(heights)) - (len(heights) - 1) / 2
+    spread = float(places @ places)
+    return float(places @ heights) / spread if spread > 0.0 else 0.0
+
+
+@dataclass(frozen=True)
+class History:
+    """What is remembered of the plasticity of one module (Algorithm 1).
+
+    Attributes:
+        values: P of the last evaluations, W at most, oldest first.
+        smoothed: Their moving means (Eq. 2), W at most, oldest first.
+        lowest: Smallest P since the history began.
+        highest: Largest.
+        stale: Evaluations in a row, up to the last, in which the slope was small.
+    """
+
+    values: tuple[float, ...] = ()
+    smoothed: tuple[float, ...] = ()
+    lowest: float = np.inf
+    highest: float = -np.inf
+    stale: int = 0
+
+    @property
+    def slope(self) -> float:
+        """Slope of the line through ``smoothed``, plasticity an evaluation."""
+        return slope(self.smoothed)
+
+    def after(self, value: float, window: int, tolerance: float) -> History:
+        """Return the history with one more evaluation.
+
+        A slope is small if its absolute value is at most ``tolerance`` times the range of P since
+        the history began: plasticities of different models differ by orders of magnitude.
+
+        Args:
+            value: P.
+            window: W.
+            tolerance: T, as a fraction of the range.
+        """
+        values = (*self.values, value)[-window:]
+        smoothed = (*self.smoothed, sum(values) / len(values))[-window:]
+        lowest, highest = min(self.lowest, value), max(self.highest, value)
+        is_stale = abs(slope(smoothed)) <= tolerance * (highest - lowest)
+        stale = self.stale + 1 if is_stale else 0
+        return History(values, smoothed, lowest, highest, stale)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return it as numbers and lists."""
+        return {
+            "values": list(self.values),
+            "smoothed": list(self.smoothed),
+            "range": [self.lowest, self.highest] if self.values else [],
+            "stale": self.stale,
+        }
+
+
+def history_from_plain(plain: dict[str, Any]) -> History:
+    """Return what :meth:`History.to_plain` was called of."""
+    if not plain["values"]:
+        return History()
+    lowest, highest = plain["range"]
+    return History(
+        tuple(plain["values"]), tuple(plain["smoothed"]), lowest, highest, plain["stale"]
+    )

@@ -1,0 +1,24 @@
+"""A copy of a few blocks that runs beside the training, to compare its output with theirs."""
+
+from timelyfreeze.policies import ReferenceSettings
+from timelyfreeze.policies.comparison import INLINE
+from timelyfreeze.runtime.reference.capture import Capture
+from timelyfreeze.runtime.reference.model import (
+    CapturedBatch,
+    InlineReference,
+    Reference,
+    ReferenceModel,
+)
+from timelyfreeze.runtime.reference.plain_copy import plain_copy
+from timelyfreeze.runtime.reference.process import ReferenceProcess
+
+
+def make_reference(settings: ReferenceSettings) -> Reference:
+    """Return a reference where the settings want it."""
+    return InlineReference(settings) if settings.place == INLINE else ReferenceProcess(settings)
+
+
+__all__ = [
+    "Capture", "CapturedBatch", "InlineReference", "Reference", "ReferenceModel",
+    "ReferenceProcess", "make_reference", "plain_copy",
+]  # fmt: skip

@@ -1,0 +1,144 @@
+"""The reference: a copy of a few blocks that is run on the host, and what it is compared with."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from timelyfreeze.policies import Difference, ReferenceSettings
+from timelyfreeze.policies.comparison import INT8
+from timelyfreeze.policies.plasticity import similarity_loss
+
+
+@dataclass(frozen=True)
+class CapturedBatch:
+    """What went into blocks and came out of them, of one microbatch, on the host.
+
+    Attributes:
+        step: Step that it is from.
+        first: First layer of the blocks.
+        args: What the first block was called with; the first of it is the input, [..., d]. The
+            others get the rest of it too.
+        kwargs: Likewise.
+        rows: Which rows of the output, as [-1, d], are kept, int64, shape [b].
+        output: Those rows, shape [b, d].
+        copied: Waits for the device until all of this is there; None if it is.
+    """
+
+    step: int
+    first: int
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    rows: Tensor
+    output: Tensor
+    copied: torch.cuda.Event | None = None
+
+    def arrived(self) -> CapturedBatch:
+        """Return it once everything is there; blocks until then."""
+        if self.copied is None:
+            return self
+        self.copied.synchronize()
+        return replace(self, copied=None)
+
+
+class Reference(Protocol):
+    """Where comparisons are made."""
+
+    def load(self, blocks: nn.ModuleList) -> None:
+        """Compare with these blocks from now on; they are not changed any more."""
+
+    def offer(self, batch: CapturedBatch) -> bool:
+        """Have a batch compared; return whether there was room for it."""
+
+    def take(self) -> tuple[list[Difference], int]:
+        """Return what was found since the last call, and how many accepted batches were lost."""
+
+    def close(self) -> None:
+        """End whatever runs."""
+
+
+class ReferenceModel:
+    """Blocks that compute in float32, their linear layers in 8 bits if so wanted and possible.
+
+    Args:
+        blocks: Copies on the host, one after the other; changed in place.
+        settings: How they are made and compared.
+
+    Attributes:
+        note: Why linear layers compute in float32 although 8 bits were asked for; None otherwise.
+    """
+
+    def __init__(self, blocks: nn.ModuleList, settings: ReferenceSettings) -> None:
+        self._blocks = blocks.float().eval()
+        self._squared = settings.squared
+        self.note = _quantize(self._blocks) if settings.precision == INT8 else None
+
+    def difference(self, batch: CapturedBatch) -> Difference:
+        """Return the plasticity of a batch."""
+        hidden, *rest = (_single(value) for value in batch.args)
+        kwargs = {name: _single(value) for name, value in batch.kwargs.items()}
+        with torch.no_grad():
+            for block in self._blocks:
+                hidden = first_tensor(block(hidden, *rest, **kwargs))
+        ours = hidden.flatten(0, -2)[batch.rows]
+        value = similarity_loss(
+            batch.output.float().numpy(), ours.float().numpy(), squared=self._squared
+        )
+        return Difference(batch.step, batch.first, value)
+
+
+class InlineReference:
+    """Compares in the process that trains, which waits."""
+
+    def __init__(self, settings: ReferenceSettings) -> None:
+        self._settings = settings
+        self._model: ReferenceModel | None = None
+        self._found: list[Difference] = []
+
+    def load(self, blocks: nn.ModuleList) -> None:
+        """As :class:`Reference`."""
+        self._model = ReferenceModel(blocks, self._settings)
+
+    def offer(self, batch: CapturedBatch) -> bool:
+        """Compare now."""
+        assert self._model is not None  # blocks are loaded before any is captured
+        self._found.append(self._model.difference(batch.arrived()))
+        return True
+
+    def take(self) -> tuple[list[Difference], int]:
+        """As :class:`Reference`; nothing is ever lost."""
+        found, self._found = self._found, []
+        return found, 0
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def first_tensor(output: Any) -> Tensor:
+    """Return a block's output, or the first of several."""
+    tensor: Tensor = output[0] if isinstance(output, (tuple, list)) else output
+    return tensor
+
+
+def _single(value: Any) -> Any:
+    is_number = isinstance(value, Tensor) and value.is_floating_point()
+    return value.float() if is_number else value
+
+
+def _quantize(blocks: nn.ModuleList) -> str | None:
+    """Have linear layers compute in 8 bits, in place; return why not, if they cannot."""
+    if torch.backends.quantized.engine == "none":
+        return "torch has no engine for 8 bits on this machine"
+    try:
+        from torch.ao.quantization import quantize_dynamic
+    except ImportError as error:
+        return f"this torch has no dynamic quantization ({error})"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch means to move it to torchao
+        quantize_dynamic(blocks, {nn.Linear}, dtype=torch.qint8, inplace=True)
+    return None
