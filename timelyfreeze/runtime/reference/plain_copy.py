@@ -16,6 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 _WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module")
 # What every module has; the rest is the class's own.
 _COMMON = set(vars(nn.Module())) | {"_compiled_call_impl"}
+_OF_SHARDING = "__composable_api_"  # how names begin that fully_shard sets
 
 
 def plain_copy(block: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
@@ -39,7 +40,7 @@ def _copied(
     new: nn.Module = object.__new__(plain)
     nn.Module.__init__(new)
     for name, value in vars(module).items():
-        if name not in _COMMON:
+        if name not in _COMMON and not name.startswith(_OF_SHARDING):
             vars(new)[name] = _own(value, f"{prefix}{name}", plain)
     for name, parameter in module._parameters.items():
         if parameter is not None and id(parameter) not in made:

@@ -23,6 +23,7 @@ from timelyfreeze.policies import Difference, ReferenceSettings
 from timelyfreeze.runtime.reference.model import CapturedBatch
 from timelyfreeze.runtime.reference.worker import (
     Told,
+    pickled,
     read_messages,
     search_paths,
     write_message,
@@ -169,28 +170,30 @@ def _send(stream: BinaryIO, questions: queue.SimpleQueue[Any], answers: deque[An
     try:
         while (question := questions.get()) is not _ENDED:
             try:
-                write_message(stream, _portable(question))
+                message = _portable(question)
             except (pickle.PicklingError, AttributeError, TypeError) as error:
-                answers.append(Told(f"cannot be sent: {error}", question[0] == "batch"))
+                answers.append(Told(f"it cannot be sent: {error}", question[0] == "batch"))
+            else:
+                write_message(stream, message)
     except OSError:
         pass  # it has died, which the other thread sees
 
 
-def _portable(question: Any) -> Any:
-    """Return what can be pickled: batches once they have arrived, blocks as bytes.
+def _portable(question: Any) -> bytes:
+    """Return it pickled: batches once they have arrived, blocks a second time.
 
-    Bytes, because reading blocks needs their classes, for which the process has to look first.
+    So the process knows that blocks have come before it looks for their classes.
     """
     kind, content = question if isinstance(question, tuple) else (None, None)
     if kind == "batch":
-        return kind, content.arrived()
+        return pickled((kind, content.arrived()))
     if kind == "blocks":
-        return kind, pickle.dumps(content, protocol=pickle.HIGHEST_PROTOCOL)
-    return question
+        return pickled((kind, pickled(content)))
+    return pickled(question)
 
 
 def _receive(stream: BinaryIO, answers: deque[Any]) -> None:
     """Read answers until there are no more."""
-    for pickled in read_messages(stream):
-        answers.append(pickle.loads(pickled))
+    for answer in read_messages(stream):
+        answers.append(pickle.loads(answer))
     answers.append(_ENDED)

@@ -6,6 +6,7 @@ Messages are pickles, each after its length, so that one that cannot be read lea
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import pickle
 import signal
@@ -18,6 +19,7 @@ from typing import Any, BinaryIO
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend
 
 from timelyfreeze.planning.background import end_with_parent
 from timelyfreeze.policies import ReferenceSettings
@@ -39,11 +41,28 @@ class Told:
     is_failure: bool
 
 
-def write_message(stream: BinaryIO, message: Any) -> None:
-    """Write a message and send it off."""
-    pickled = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    stream.write(_LENGTH.pack(len(pickled)))
-    stream.write(pickled)
+def pickled(value: Any) -> bytes:
+    """Return a value as bytes, blocks with attention kernels that they have chosen included."""
+    stream = io.BytesIO()
+    _Pickler(stream, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+    return stream.getvalue()
+
+
+class _Pickler(pickle.Pickler):
+    """Knows torch's kernels of attention, whose class cannot be found by the name it has."""
+
+    def reducer_override(self, value: Any) -> Any:
+        return (_backend, (int(value),)) if isinstance(value, SDPBackend) else NotImplemented
+
+
+def _backend(number: int) -> Any:
+    return SDPBackend(number)
+
+
+def write_message(stream: BinaryIO, message: bytes) -> None:
+    """Write a pickled message and send it off."""
+    stream.write(_LENGTH.pack(len(message)))
+    stream.write(message)
     stream.flush()
 
 
@@ -51,9 +70,9 @@ def read_messages(stream: BinaryIO) -> Iterator[bytes]:
     """Yield pickled messages until the stream ends, if need be in the middle of one."""
     while len(head := stream.read(_LENGTH.size)) == _LENGTH.size:
         (length,) = _LENGTH.unpack(head)
-        if len(pickled := stream.read(length)) < length:
+        if len(message := stream.read(length)) < length:
             return
-        yield pickled
+        yield message
 
 
 def search_paths(blocks: nn.ModuleList) -> dict[str, list[str]]:
@@ -75,17 +94,17 @@ def serve() -> None:
     settings = pickle.loads(next(messages))
     with suppress(BrokenPipeError):
         for answer in answers_to(messages, settings):
-            write_message(answers, answer)
+            write_message(answers, pickled(answer))
 
 
 def answers_to(messages: Iterator[bytes], settings: ReferenceSettings) -> Iterator[Any]:
     """Yield a :class:`Difference` or :class:`Told` for each batch, and what else is to be told."""
     model: ReferenceModel | None = None
     why = "no blocks were sent"
-    for pickled in messages:
+    for message in messages:
         is_batch = True
         try:
-            kind, content = pickle.loads(pickled)
+            kind, content = pickle.loads(message)
             if kind == "paths":
                 is_batch = False
                 _add_paths(content)
@@ -106,4 +125,5 @@ def answers_to(messages: Iterator[bytes], settings: ReferenceSettings) -> Iterat
 def _add_paths(paths: Mapping[str, Sequence[str]]) -> None:
     for top, folders in paths.items():
         package = importlib.import_module(top)
-        package.__path__.extend(f for f in folders if f not in package.__path__)
+        missing = [folder for folder in folders if folder not in package.__path__]
+        package.__path__ = [*package.__path__, *missing]
