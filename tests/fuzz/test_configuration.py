@@ -56,7 +56,7 @@ def _word(*known: str) -> Any:
 FLAG = (st.booleans(), st.nothing())
 PATH = (st.text(max_size=9), st.nothing())  # read only if another key asks for it
 SHARE = _number(st.floats(0, 1), below=0.0, above=1.0)
-METHODS = ("apf", "autofreeze", "fixed", "linear", "lisa", "pipetransformer", "smartpipe")
+METHODS = ("apf", "autofreeze", "egeria", "fixed", "linear", "lisa", "pipetransformer", "smartpipe")
 # Steps: 1000 of training, and T_w, T_m, T_f as they are by default, 60, 100 and 200.
 RULES: dict[str, tuple[Any, Any]] = {
     "freezing.method": _word(
@@ -97,8 +97,27 @@ RULES: dict[str, tuple[Any, Any]] = {
     "freezing.autofreeze.check_interval": _whole(1),
     "freezing.autofreeze.checks_per_epoch": _whole(0),
     "freezing.autofreeze.percentile": _number(st.floats(0, 100), below=0.0, above=100.0),
+    "freezing.autofreeze.checks_per_epoch": _whole(0),
     "freezing.autofreeze.delta": _word("gradients", "updates"),
     "freezing.autofreeze.change": _word("absolute", "signed"),
+    "freezing.egeria.check_interval": _whole(1),
+    "freezing.egeria.window": _whole(2),
+    "freezing.egeria.stale": _whole(1),
+    "freezing.egeria.tolerance": _number(st.floats(1e-6, 1e6), 0.0, INF, below=0.0),
+    "freezing.egeria.bootstrap_change": _number(st.floats(1e-6, 1e6), 0.0, INF, below=0.0),
+    "freezing.egeria.unfreeze_at": _number(
+        st.floats(0, 1, exclude_max=True), 1.0, below=0.0, above=1.0
+    ),
+    "freezing.egeria.modules": (
+        st.lists(st.sampled_from(["layers", r"\.[01]\."])),
+        st.sampled_from([["("], ["layers", "[a"]]),
+    ),
+    "freezing.egeria.rows": _word("norm", "square"),
+    "freezing.egeria.max_tokens": _whole(1),
+    "freezing.egeria.reference": _word("background", "inline"),
+    "freezing.egeria.precision": _word("int8", "float32"),
+    "freezing.egeria.queue_length": _whole(1),
+    "freezing.egeria.max_cpu_load": _number(st.floats(1e-6, 1e6), 0.0, below=0.0),
     "freezing.fixed.layers": _whole(0),
     "freezing.linear.check_interval": _whole(1),
     "freezing.linear.layers_per_check": _whole(1),

@@ -274,9 +274,9 @@ class PolicyChecks:
         if self._watch is not None:
             self._watch.resume(self._compared)
 
-    def plain_losses(self) -> dict[str, list[float]]:
-        """Return what has been seen of losses since the last check, by stage."""
-        return {} if self._watch is None else self._watch.plain_losses()
+    def plain_losses(self) -> dict[str, list[float]] | None:
+        """Return what has been seen of losses since the last check, by stage, if they count."""
+        return None if self._watch is None else self._watch.plain_losses()
 
     def load_plain_losses(self, plain: Mapping[str, Sequence[float]]) -> None:
         """Restore what :meth:`plain_losses` returned."""

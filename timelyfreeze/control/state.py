@@ -63,7 +63,8 @@ class FreezingState:
             state["planner"] = self.planner.plain_state()
         if self.checks is not None:
             state["policy"] = self.checks.plain_state()
-            state["losses"] = self.checks.plain_losses()
+            if (losses := self.checks.plain_losses()) is not None:
+                state["losses"] = losses
         parts = self.parts(state)
         return {
             **{f"{RANK_KEY}{number}": json.dumps(part) for number, part in parts.items()},
@@ -100,7 +101,8 @@ class FreezingState:
             self.planner.load_plain_state(state["planner"])
         if self.checks is not None:
             self.checks.load_plain_state(state["policy"])
-            self.checks.load_plain_losses(state["losses"])
+            if "losses" in state:
+                self.checks.load_plain_losses(state["losses"])
             vectors = {k: v for k, v in state_dict.items() if k.startswith(_SCORE)}
             self.checks.load_tensor_state({k.removeprefix(_SCORE): v for k, v in vectors.items()})
 

@@ -19,7 +19,7 @@ from timelyfreeze.schedule.order import order_from_csv, order_to_csv
 
 pytestmark = pytest.mark.long  # continuous integration runs it
 
-RESUMED = ["timelyfreeze", "timelyfreeze+apf", "autofreeze"]
+RESUMED = ["timelyfreeze", "timelyfreeze+apf", "autofreeze", "egeria"]
 
 
 @pytest.fixture(scope="module")

@@ -279,7 +279,7 @@ def test_what_is_missing_is_said_and_places_share_no_plot(tmp_path: Path) -> Non
 
 def test_methods_look_the_same_everywhere_and_different_from_each_other() -> None:
     methods = ["none", "timelyfreeze", "apf", "autofreeze", "pipetransformer", "smartpipe",
-               "fixed", "linear", "lisa", "timelyfreeze+apf"]  # fmt: skip
+               "egeria", "fixed", "linear", "lisa", "timelyfreeze+apf"]  # fmt: skip
     assert len({(color(method), line_style(method)) for method in methods}) == len(methods)
     assert color("of_my_own") == color("of_my_own")
 

@@ -1,4 +1,4 @@
-"""What a policy that compares outputs sees of a real pipeline, and what a checkpoint keeps of it."""
+"""What a policy that compares outputs sees of a pipeline, and what a checkpoint keeps of it."""
 
 import copy
 import json
@@ -123,7 +123,7 @@ class Run:
             self.optimizer.zero_grad()
             for number in range(batches):
                 ran = self.pipeline.run(batch=make_batch(10 * step + number))
-                self.losses.append(float(sum(ran.losses)))
+                self.losses.append(float(sum(ran.losses).detach()))
             self.optimizer.step()
             self.checks.end_step(np.ones(len(self.checks.layout.names)))
 

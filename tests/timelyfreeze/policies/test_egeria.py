@@ -1,6 +1,7 @@
 """Egeria's rule: when it begins, what it freezes and when it lets go, followed by hand."""
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -284,5 +285,5 @@ def test_a_model_of_one_module_is_refused() -> None:
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], message: str) -> None:
     with arguments_named(lambda argument: argument):
-        with pytest.raises(ValueError, match=message):
-            raise ValueError(only_error(Egeria(**settings)))
+        told = only_error(Egeria(**settings))
+    assert re.search(message, told), told

@@ -1,0 +1,116 @@
+"""Blocks that are sharded and recomputed are compared, also elsewhere, and all decide alike."""
+
+import pytest
+import torch
+from launcher import arguments, merged, run_scenarios
+from methods import ROWS, STEPS
+
+(ROW,) = [row for row in ROWS if row.method == "egeria"]
+STOP = 9  # between the checks of steps 8 and 10
+COMMON = {
+    "model__flavor": "tiny",
+    "parallelism__pipeline_parallel_degree": 2,
+    "parallelism__pipeline_parallel_schedule": "1F1B",
+    "training__steps": STEPS,
+    **ROW.arguments,
+}
+SHARDED = {
+    "parallelism__data_parallel_shard_degree": 2,
+    "training__mixed_precision_param": "bfloat16",
+    "training__global_batch_size": 32,  # two batches of each replica
+    "activation_checkpoint__mode": "full",
+    "freezing__egeria__window": 4,  # the copy is older than the step of the stop
+    "freezing__egeria__stale": 3,
+    "freezing__egeria__tolerance": 10.0,
+    "checkpoint__enable": None,
+    "checkpoint__keep_latest_k": 0,
+    "checkpoint__no_last_save_model_only": None,
+}
+PROCESS = {
+    "parallelism__data_parallel_shard_degree": 2,
+    "freezing__egeria__reference": "background",
+}
+
+
+COMPILED = {
+    "parallelism__data_parallel_shard_degree": 2,
+    "activation_checkpoint__mode": "selective",
+    "compile__enable": None,
+    "compile__backend": "aot_eager",
+}
+HYBRID = {
+    "parallelism__pipeline_parallel_degree": 4,
+    "parallelism__pipeline_parallel_schedule": "ZBVZeroBubble",
+    "freezing__method": "timelyfreeze+egeria",
+}
+
+
+def scenario(name, settings, **more):
+    return {"name": name, "fake_clock": True, "args": arguments(**{**COMMON, **settings}), **more}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("egeria")
+    going_on = {
+        "checkpoint__initial_load_path": folder / "sharded" / "checkpoint" / f"step-{STOP}",
+        "checkpoint__no_initial_load_model_only": None,
+        "checkpoint__load_only": None,
+    }
+    scenarios = [
+        scenario("sharded", SHARDED, save_at=[STOP]),
+        scenario("resumed", {**SHARDED, **going_on}, save_at=[], fixed_weights=False),
+        scenario("process", PROCESS, module="patient_reference"),
+        scenario("compiled", COMPILED),
+        scenario("under a plan", HYBRID),
+    ]
+    return run_scenarios(folder, 4, scenarios, timeout_s=600)
+
+
+def n_frozen(seen):
+    return [len(names) for _, names in seen["decided"]]
+
+
+@pytest.mark.parametrize("name", ["sharded", "process", "compiled"])
+def test_all_ranks_decide_alike_and_freeze_something(runs, name):
+    ranks = runs[name]
+    assert all(seen["decided"] == ranks[0]["decided"] for seen in ranks)
+    assert all(seen["warnings"] == [] for seen in ranks)
+    frozen = n_frozen(ranks[0])
+    assert frozen[0] == 0 < frozen[-1]
+    gradients = merged(ranks, "gradients")
+    _, last = ranks[0]["decided"][-1]
+    without = [name for name, gradient in gradients.items() if gradient is None]
+    assert {name.replace("_orig_mod.", "") for name in without} == set(last)
+
+
+def test_a_process_of_its_own_finds_what_freezes_module_after_module(runs):
+    # One evaluation each at steps 8 and 10 and 12, as in the training process itself.
+    by_step = {step: len(names) for step, names in runs["process"][0]["decided"]}
+    assert 0 == by_step[8] < by_step[9] < by_step[11] < by_step[13]
+
+
+def test_under_a_plan_its_choice_is_brought_to_the_ratio(runs):
+    ranks = runs["under a plan"]
+    assert sum(ranks[0]["plan"].values()) > 0.0
+    assert all(seen["decided"] == ranks[0]["decided"] for seen in ranks)
+    decided = dict(ranks[0]["decided"])
+    assert decided[STEPS]
+    relations = set()
+    for seen in ranks:
+        for step, stage, masks in seen["masks"]:
+            chosen = set(decided[step]) & set(seen["names"][stage])
+            if step < STEPS or not chosen:
+                continue
+            for mask in masks.values():
+                frozen = {n for n, f in zip(seen["names"][stage], mask, strict=True) if f}
+                relations.add(chosen <= frozen or frozen <= chosen)
+    assert relations == {True}
+
+
+def test_a_resumed_run_goes_on_with_the_copy_that_it_had(runs):
+    for a, b in zip(runs["sharded"], runs["resumed"], strict=True):
+        assert b["losses"] == a["losses"][-len(b["losses"]) :]
+        assert b["decided"] == [d for d in a["decided"] if d[0] > STOP]
+    left, right = merged(runs["resumed"], "weights"), merged(runs["sharded"], "weights")
+    assert [name for name in left if not torch.equal(left[name], right[name])] == []
