@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage
 
 import timelyfreeze
+from tests.timelyfreeze.helpers.layered import make_parts
 from tests.timelyfreeze.helpers.stages import (
     EVERY,
     FULL,
@@ -227,6 +228,34 @@ def test_a_policy_of_ones_own_decides_alone_after_each_step_of_the_optimizer() -
         optimizer.step()
         optimizer.zero_grad()
     assert events == ["live", "live", "decided", "frozen", "decided", "frozen", "decided"]
+
+
+def test_outputs_are_compared_and_the_learning_rate_is_that_of_the_optimizer() -> None:
+    settings = {
+        "check_interval": 1, "window": 2, "stale": 1, "bootstrap_change": 10.0,
+        "reference": "inline",
+    }  # fmt: skip
+    modules = make_parts()
+    schedule = plain_schedule(modules)
+    optimizer = torch.optim.SGD([p for m in modules for p in m.parameters()], lr=0.01)
+    arguments: Any = {"warmup": 1, "method": "egeria", "policy": settings}
+    with pytest.raises(ValueError, match=r"optimizer is None; Egeria\(.* at the learning rate"):
+        TimelyFreeze(schedule, **arguments)
+    tokens, labels = make_batch()
+    n_frozen = []
+    with TimelyFreeze(schedule, optimizer=optimizer, **arguments) as freezer:
+        for t in range(1, 11):
+            optimizer.param_groups[0]["lr"] = 0.01 if t < 9 else 0.001
+            with freezer.step(t):
+                schedule.step(tokens, target=labels)
+            n_frozen.append(
+                sum(all(p.grad is None for p in module.parameters()) for module in modules)
+            )
+            optimizer.step()
+            optimizer.zero_grad()
+    # Losses of steps 2 and 3 end bootstrapping; each step from 4 on freezes a block, up to the last
+    # but one; a tenth of the learning rate in step 9 lets go.
+    assert n_frozen == [0, 0, 0, 0, 1, 2, 3, 3, 3, 0]
 
 
 def make_named_modules() -> list[nn.Module]:

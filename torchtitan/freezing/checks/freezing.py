@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields
 
+from torchtitan.protocols.train_spec import get_train_spec
+
 from timelyfreeze.policies import ComparesOutputs, Method, freezes_whole_layers, parse_method
 from timelyfreeze.runtime import stages_per_rank
 from timelyfreeze.settings import (
@@ -29,6 +31,7 @@ from torchtitan.freezing.checks.pipeline import (
     too_small,
 )
 from torchtitan.freezing.config import Freezing, JobConfig, preset_errors
+from torchtitan.hf.flavors import chosen_args
 
 _COPIED = {field.name for field in fields(FreezeSettings)} - {"phases", "max_freeze_ratio"}
 # Upstream sets the second one after step 1. A run that resumes at a later step keeps the first.
@@ -166,6 +169,16 @@ def _comparison_errors(config: JobConfig) -> Iterator[str]:
                 f"{config.freezing.method!r} compares outputs of blocks, of which each rank then "
                 "has a part only; it must be 1"
             )
+    try:
+        args = chosen_args(config, get_train_spec(config.model.name).model_args)
+    except (ImportError, ValueError):
+        return  # told by those that check models
+    if getattr(args, "attn_type", "sdpa") != "sdpa":
+        yield (
+            f"model.flavor {config.model.flavor!r} has attn_type {args.attn_type!r}, whose masks "
+            "cannot be handed to a copy of a block, and freezing.method "
+            f"{config.freezing.method!r} compares blocks with copies; use a flavor with 'sdpa'"
+        )
 
 
 def _epoch_errors(config: JobConfig, key: str) -> Iterator[str]:

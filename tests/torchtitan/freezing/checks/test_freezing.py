@@ -62,6 +62,32 @@ def test_checks_of_an_epoch_need_epochs_of_known_length(keys: dict, rule: str) -
     assert line.startswith(f"freezing.autofreeze.checks_per_epoch is set, and {rule}")
 
 
+@pytest.mark.parametrize("method", ["egeria", "timelyfreeze+egeria"])
+@pytest.mark.parametrize(
+    ("keys", "rule"),
+    [
+        (
+            {"parallelism__tensor_parallel_degree": 2},
+            "parallelism.tensor_parallel_degree is 2, and freezing.method {!r} compares outputs",
+        ),
+        (
+            {"parallelism__context_parallel_degree": 2},
+            "parallelism.context_parallel_degree is 2, and freezing.method {!r} compares outputs",
+        ),
+        (
+            {"model__flavor": "debugmodel_flex_attn"},
+            "model.flavor 'debugmodel_flex_attn' has attn_type 'flex', whose masks cannot be",
+        ),
+    ],
+)
+def test_what_keeps_blocks_from_being_compared_is_refused(
+    method: str, keys: dict, rule: str
+) -> None:
+    check(config(freezing__method=method))
+    told = errors(config(freezing__method=method, **keys))
+    assert any(line.startswith(rule.format(method)) for line in told), told
+
+
 @pytest.mark.parametrize("method", ["apf", "timelyfreeze+apf"])
 def test_errors_of_a_policy_are_told_with_all_others(method: str) -> None:
     job_config = config(freezing__method=method, freezing__seed=-1, freezing__score_memory="disk")
