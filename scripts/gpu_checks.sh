@@ -202,7 +202,7 @@ run_emulate() {
 
 run_pipeline() {
   local methods=(none timelyfreeze apf autofreeze timelyfreeze+apf timelyfreeze+autofreeze pipetransformer smartpipe
-    fixed linear lisa)
+    egeria fixed linear lisa)
   local bf16=(--training.mixed_precision_param=bfloat16) ranks=(--ranks "$gpus")
   local schedules=(GPipe 1F1B Interleaved1F1B ZBVZeroBubble) modes=(all_or_nothing per_tensor)
   if [ -n "$small" ]; then

@@ -113,7 +113,7 @@ class OutputWatch:
         blocks = self._own(self._compared)
         if not blocks or blocks[0].stage.stage_index not in self._evaluated:
             return
-        if self._is_busy(blocks[0].stage):
+        if is_busy(self._settings, blocks[0].stage.device):
             self._n_dropped += 1
             return
         self._capture = Capture(
@@ -148,15 +148,6 @@ class OutputWatch:
                 self._losses[stage].add_(local_part(loss))
 
         return add
-
-    def _is_busy(self, stage: FreezingStage) -> bool:
-        """Whether the machine has other things to do.
-
-        Where it trains itself, it always has, and the process gives way by its priority.
-        """
-        if stage.device.type == "cpu" or self._settings.place != BACKGROUND:
-            return False
-        return os.getloadavg()[0] / (os.cpu_count() or 1) > self._settings.max_cpu_load
 
     # -- the check ---------------------------------------------------------------------------------
 
@@ -254,6 +245,21 @@ class OutputWatch:
             for name, tensor in tensors.items()
             if name.startswith(_COPY)
         }
+
+
+def is_busy(settings: ReferenceSettings, device: torch.device) -> bool:
+    """Return whether the machine has other things to do than to compare outputs.
+
+    Where it trains itself, it always has; then the process gives way by its priority. Inline, a run
+    is to be repeated exactly, whatever else the machine does.
+
+    Args:
+        settings: How the reference is run.
+        device: Where the stage trains.
+    """
+    if device.type == "cpu" or settings.place != BACKGROUND:
+        return False
+    return os.getloadavg()[0] / (os.cpu_count() or 1) > settings.max_cpu_load
 
 
 def _blocks(layout: ModelLayout, stages: Sequence[FreezingStage]) -> dict[int, _Block]:

@@ -4,8 +4,8 @@ from launcher import SCHEDULES, arguments
 from methods import ROWS, STEPS
 
 ROW = {row.method: row for row in ROWS}
-# No freezing, a plan, and a policy that freezes the front: its stages skip their backwards whole.
-METHODS = ["none", "timelyfreeze", "autofreeze"]
+# No freezing, a plan, and policies that freeze the front: its stages skip their backwards whole.
+METHODS = ["none", "timelyfreeze", "autofreeze", "egeria"]
 # Stops after which a run goes on in the other form.
 PLACES = {"upper bound": 3, "lower bound": 5, "ramp": 8, "stable": 11}
 COMMON = {"model__flavor": "tiny", "training__steps": STEPS, "training__max_norm": 0.5}

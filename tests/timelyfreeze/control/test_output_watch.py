@@ -2,8 +2,9 @@
 
 import copy
 import json
+import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from tests.timelyfreeze.helpers.stages import (
     make_batch,
     process_group,
 )
+from timelyfreeze.control import output_watch
 from timelyfreeze.control.policy_checks import PolicyChecks, checks_for
 from timelyfreeze.policies import Check, Decision, Difference
 from timelyfreeze.policies.egeria import Egeria
@@ -229,6 +231,33 @@ def test_a_reference_that_never_answers_delays_nothing_and_freezes_nothing() -> 
     ]  # fmt: skip
     assert run.frozen_layers() == 0
     assert run.checks.decision.metrics["dropped_evaluations"] == 4
+
+
+@pytest.mark.parametrize(
+    ("load", "device", "place", "wanted"),
+    [
+        (0.49, "cuda", "background", False),
+        (0.51, "cuda", "background", True),
+        (9.0, "cuda", "inline", False),  # or a run could not be repeated
+        (9.0, "cpu", "background", False),  # where training itself is the load
+    ],
+)
+def test_a_machine_is_busy_by_its_load_where_a_gpu_trains(
+    load: float, device: str, place: str, wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (load * (os.cpu_count() or 1), 0.0, 0.0))
+    settings = replace(POLICY, reference=place).reference_settings
+    assert output_watch.is_busy(settings, torch.device(device)) is wanted
+
+
+def test_a_busy_machine_leaves_evaluations_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = Noting()
+    run = Run(reference)
+    run.steps(1, 7)
+    monkeypatch.setattr(output_watch, "is_busy", lambda settings, device: True)
+    run.steps(8, 11)
+    assert [batch.step for batch in reference.batches] == [7]
+    assert run.checks.decision.metrics["dropped_evaluations"] == 2
 
 
 def test_answers_count_when_they_come() -> None:
