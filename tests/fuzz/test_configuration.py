@@ -97,7 +97,6 @@ RULES: dict[str, tuple[Any, Any]] = {
     "freezing.autofreeze.check_interval": _whole(1),
     "freezing.autofreeze.checks_per_epoch": _whole(0),
     "freezing.autofreeze.percentile": _number(st.floats(0, 100), below=0.0, above=100.0),
-    "freezing.autofreeze.checks_per_epoch": _whole(0),
     "freezing.autofreeze.delta": _word("gradients", "updates"),
     "freezing.autofreeze.change": _word("absolute", "signed"),
     "freezing.egeria.check_interval": _whole(1),

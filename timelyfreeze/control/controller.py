@@ -13,7 +13,6 @@ when times are compared with it, every so many steps; when a policy's check is d
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -30,6 +29,7 @@ from timelyfreeze.control.collected import (
     collected,
 )
 from timelyfreeze.control.masks import BatchMasks, units_of
+from timelyfreeze.control.phase_log import PhaseLog
 from timelyfreeze.control.planner import Planner, TransferMeter
 from timelyfreeze.control.policy_checks import PolicyChecks
 from timelyfreeze.control.state import FreezingState
@@ -45,10 +45,8 @@ from timelyfreeze.runtime import (
     frozen_counts,
 )
 from timelyfreeze.schedule import Action, PipelineDag, ScheduleOrder
-from timelyfreeze.settings import FreezeSettings, Phase, key
+from timelyfreeze.settings import FreezeSettings, Phase
 from timelyfreeze.timing import DurationBounds
-
-logger = logging.getLogger(__name__)
 
 
 class FreezeController:
@@ -124,7 +122,7 @@ class FreezeController:
         self._exchange = exchange
         self._updates = UpdateMeter(tables, order.n_microbatches, energy)
         self._step = 0
-        self._warned = False
+        self._phase_log = PhaseLog(settings.phases)
         self._log = BatchLog(recorder, exchange.rank)
         self._state = self.state_type(
             order, tuple(sorted(tables)), exchange, self._planner, checks, self._updates
@@ -202,30 +200,15 @@ class FreezeController:
         if self.phase is not self._phase:
             self._phase = self.phase
             self._batches_in_phase = 0
-            self._tell_phase()
-        if self.plan_missing and self._exchange.rank == 0 and not self._warned:
-            self._warned = True
-            logger.warning(
-                "Nothing is frozen: step %d is past %s (%d) and there is no plan (%s)",
-                step,
-                key("monitor"),
-                self.settings.phases.last_monitor_step,
-                self.failure or "the run did not pass through the monitoring steps",
-            )
+            self._phase_log.tell_phase(self.phase, step)
+        if self.plan_missing and self._exchange.rank == 0:
+            self._phase_log.tell_missing_plan(step, self.failure)
         # Where everything is frozen, an optimizer has less to do than usual.
         if self.phase in (Phase.UPPER_BOUND, Phase.MIXED):
             self._outside.begin_step()
         self._updates.begin_step(step, self.phase)
         if self._checks is not None and self.phase is not Phase.OFF:
             self._checks.begin_step(step)
-
-    def _tell_phase(self) -> None:
-        if self.phase is Phase.OFF:
-            return  # the planner has told, with the reason
-        is_last = self.phase is Phase.STABLE
-        last = None if is_last else self.settings.phases.last_step_of(self.phase)
-        until = "the end" if last is None else f"step {last}"
-        logger.info("Freezing phase %s from step %d to %s", self.phase.value, self._step, until)
 
     def note_tokens(self, n_tokens: Tensor) -> None:
         """Take note of how many tokens of each row of the step's next batch are no padding.

@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from timelyfreeze.control.output_watch import OutputWatch
 from timelyfreeze.control.replica_states import begin_anew
 from timelyfreeze.policies import (
     Check,
@@ -33,6 +32,7 @@ from timelyfreeze.policies import (
 )
 from timelyfreeze.runtime import ChangeMeter, Clock, Exchange, FreezingStage
 from timelyfreeze.runtime.reference import Reference, make_reference
+from timelyfreeze.runtime.reference.watch import OutputWatch
 from timelyfreeze.settings import HOST, FreezeSettings, Phase, PhaseSchedule, key
 
 logger = logging.getLogger(__name__)

@@ -21,12 +21,12 @@ from tests.timelyfreeze.helpers.stages import (
     make_batch,
     process_group,
 )
-from timelyfreeze.control import output_watch
 from timelyfreeze.control.policy_checks import PolicyChecks, checks_for
 from timelyfreeze.policies import Check, Decision, Difference
 from timelyfreeze.policies.egeria import Egeria
 from timelyfreeze.policies.plasticity import similarity_loss
 from timelyfreeze.runtime.reference import CapturedBatch, InlineReference
+from timelyfreeze.runtime.reference import watch as output_watch
 from timelyfreeze.settings import FreezeSettings, PhaseSchedule
 
 POLICY = Egeria(
