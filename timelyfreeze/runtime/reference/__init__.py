@@ -2,6 +2,7 @@
 
 from timelyfreeze.policies import ReferenceSettings
 from timelyfreeze.policies.comparison import INLINE
+from timelyfreeze.runtime.reference.blocks import StageBlock, check_importable, stage_blocks
 from timelyfreeze.runtime.reference.capture import Capture
 from timelyfreeze.runtime.reference.model import (
     CapturedBatch,
@@ -20,5 +21,6 @@ def make_reference(settings: ReferenceSettings) -> Reference:
 
 __all__ = [
     "Capture", "CapturedBatch", "InlineReference", "Reference", "ReferenceModel",
-    "ReferenceProcess", "make_reference", "plain_copy",
+    "ReferenceProcess", "StageBlock", "check_importable", "make_reference", "plain_copy",
+    "stage_blocks",
 ]  # fmt: skip

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, BinaryIO
 
 from torch import nn
@@ -177,6 +178,8 @@ def _send(stream: BinaryIO, questions: queue.SimpleQueue[Any], answers: deque[An
                 write_message(stream, message)
     except OSError:
         pass  # it has died, which the other thread sees
+    with suppress(OSError):
+        stream.close()
 
 
 def _portable(question: Any) -> bytes:
@@ -196,4 +199,5 @@ def _receive(stream: BinaryIO, answers: deque[Any]) -> None:
     """Read answers until there are no more."""
     for answer in read_messages(stream):
         answers.append(pickle.loads(answer))
+    stream.close()
     answers.append(_ENDED)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -19,28 +18,17 @@ from torch.distributed.tensor import DTensor
 from timelyfreeze.policies import Compared, ModelLayout, Observed, ReferenceSettings
 from timelyfreeze.policies.comparison import BACKGROUND
 from timelyfreeze.runtime import FreezingStage
-from timelyfreeze.runtime.reference import Capture, Reference, plain_copy
+from timelyfreeze.runtime.reference import (
+    Capture,
+    Reference,
+    StageBlock,
+    check_importable,
+    plain_copy,
+    stage_blocks,
+)
 from timelyfreeze.runtime.shards import as_sharded, local_part
-from timelyfreeze.settings import key
 
 _COPY = "copy."
-
-
-@dataclass(frozen=True)
-class _Block:
-    """A transformer block of this rank.
-
-    Attributes:
-        stage: Its stage.
-        module: Wrapped or not.
-        parameters: By name in the model.
-        prefix: What those names begin with.
-    """
-
-    stage: FreezingStage
-    module: nn.Module
-    parameters: dict[str, Tensor]
-    prefix: str
 
 
 class OutputWatch:
@@ -67,13 +55,13 @@ class OutputWatch:
         reference: Reference,
         learning_rate: Callable[[], float] | None = None,
     ) -> None:
-        self._blocks = _blocks(layout, stages)
+        self._blocks = stage_blocks(layout, stages)
         self._evaluated = evaluated
         self._settings = settings
         self._reference = reference
         self._learning_rate = learning_rate
         if settings.place == BACKGROUND:
-            _check_importable(self._blocks)
+            check_importable(self._blocks)
         self._losses: dict[int, Tensor] = {}
         self._n_steps = 0
         self._listens = False
@@ -175,7 +163,7 @@ class OutputWatch:
         else:
             self._make_copy(compared)
 
-    def _own(self, compared: Compared) -> list[_Block]:
+    def _own(self, compared: Compared) -> list[StageBlock]:
         """Return the compared blocks, if they are here."""
         layers = range(compared.first, compared.end)
         return [self._blocks[layer] for layer in layers if layer in self._blocks]
@@ -260,39 +248,3 @@ def is_busy(settings: ReferenceSettings, device: torch.device) -> bool:
     if device.type == "cpu" or settings.place != BACKGROUND:
         return False
     return os.getloadavg()[0] / (os.cpu_count() or 1) > settings.max_cpu_load
-
-
-def _blocks(layout: ModelLayout, stages: Sequence[FreezingStage]) -> dict[int, _Block]:
-    """Return the transformer blocks of a rank by layer: the modules with a number in their name."""
-    layer_of = dict(zip(layout.names, layout.layers.tolist(), strict=True))
-    blocks: dict[int, _Block] = {}
-    for stage in stages:
-        raw = [name for name, _ in stage.submod.named_parameters()]
-        named = stage.named_stage_parameters()
-        for path, (name, parameter) in zip(raw, named, strict=True):
-            layer = layer_of[name]
-            if not 0 <= layer < layout.n_layers:
-                continue
-            if layer not in blocks:
-                module = stage.submod.get_submodule(_to_number(path))
-                blocks[layer] = _Block(stage, module, {}, f"{_to_number(name)}.")
-            blocks[layer].parameters[name] = parameter
-    return blocks
-
-
-def _to_number(name: str) -> str:
-    """Return a name up to its first number."""
-    parts = name.split(".")
-    return ".".join(parts[: 1 + next(i for i, part in enumerate(parts) if part.isdigit())])
-
-
-def _check_importable(blocks: Mapping[int, _Block]) -> None:
-    """Refuse classes of the script that was started, which no other process can import."""
-    for layer, block in blocks.items():
-        for module in block.module.modules():
-            if type(module).__module__ == "__main__":
-                raise ValueError(
-                    f"block {layer} has a {type(module).__name__}, whose class stands in the "
-                    "script that was started; a process of its own could not import it, so put it "
-                    f'into a module, or set {key("egeria.reference")} to "inline"'
-                )
