@@ -93,7 +93,7 @@ def test_a_terminal_shows_the_status_instead_of_upstreams_line(
 
 
 def read_to_end(terminal: int) -> bytes:
-    """Everything that was written to a terminal that is closed by now; a read gives a part of it."""
+    """All that was written to a terminal, closed by now; one read may give a part of it."""
     parts = []
     with contextlib.suppress(OSError):  # nothing is left
         while part := os.read(terminal, 65536):
