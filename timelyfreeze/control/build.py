@@ -10,9 +10,10 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
+from timelyfreeze.control.caching import ActivationStore, FrontCache
 from timelyfreeze.control.controller import FreezeController
 from timelyfreeze.control.planner import TransferMeter
-from timelyfreeze.control.policy_checks import checks_for
+from timelyfreeze.control.policy_checks import PolicyChecks, checks_for
 from timelyfreeze.planning import FreezePlan
 from timelyfreeze.policies import FreezePolicy
 from timelyfreeze.runtime import (
@@ -24,7 +25,7 @@ from timelyfreeze.runtime import (
     clock_for,
     measure_transfers,
 )
-from timelyfreeze.schedule import ScheduleOrder
+from timelyfreeze.schedule import ScheduleOrder, build_dag
 from timelyfreeze.settings import PER_TENSOR, FreezeSettings
 from timelyfreeze.timing import DurationBounds, shared_cores
 
@@ -66,6 +67,8 @@ def build_controller(
     measures_energy: bool = False,
     outside: OutsideClock | None = None,
     learning_rate: Callable[[], float] | None = None,
+    store: ActivationStore | None = None,
+    front_identity: str = "",
     controller: type[FreezeController] = FreezeController,
 ) -> FreezeController:
     """Return a controller; every rank must call this together.
@@ -85,6 +88,9 @@ def build_controller(
         measures_energy: Whether gradients are measured, for p_eff.
         outside: Times what steps do besides their batches; None for a clock like the recorder's.
         learning_rate: Returns that of the step to come, for policies that look at it.
+        store: Keeps what a frozen front puts out, for a policy that decides alone; None to compute
+            it always.
+        front_identity: What that depends on besides the front's weights and the tokens.
         controller: What to build.
 
     Raises:
@@ -117,7 +123,24 @@ def build_controller(
         measure_transfers=transfers or partial(measure_transfers, stages, order, exchange, device),
         energy=energy,
         outside=outside,
+        cache=None
+        if store is None or checks is None
+        else _cache_for(stages, order, checks, exchange, store, front_identity),
     )
+
+
+def _cache_for(
+    stages: Sequence[FreezingStage],
+    order: ScheduleOrder,
+    checks: PolicyChecks,
+    exchange: Exchange,
+    store: ActivationStore,
+    identity: str,
+) -> FrontCache:
+    parameters = {name: p for stage in stages for name, p in stage.named_stage_parameters()}
+    held = [stage.stage_index for stage in stages]
+    dag = build_dag(order)
+    return FrontCache(store, checks.layout, parameters, held, dag, exchange, identity)
 
 
 def processors_of(device: torch.device, n_ranks: int) -> float | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from numpy.typing import ArrayLike
 
+from timelyfreeze.control.caching import CacheUse, use_of_all
 from timelyfreeze.records import PassedEnergy
 from timelyfreeze.runtime import RankUpdates, step_ratios
 from timelyfreeze.schedule import Action, PipelineDag
@@ -76,11 +77,13 @@ class RankMetrics:
         score: Time a step spent on a policy's scores, milliseconds, and their bytes; None without
             a policy.
         updates: What is left of the updates of its tensors.
+        cache: What it had of the cache of a frozen front; None without one.
     """
 
     log: BatchSummary
     score: tuple[float, int] | None
     updates: RankUpdates
+    cache: CacheUse | None = None
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,7 @@ class CollectedMetrics:
             current one included, mean over its backwards.
         energy: Gradient energy of the model, and how much of it the masks of the current phase
             have let through since the last collection; None where it is not measured.
+        cache: What the run had of the cache of a frozen front; None without one.
     """
 
     batch_ms: dict[Phase, tuple[float, ...]]
@@ -115,6 +119,7 @@ class CollectedMetrics:
     drift: float | None = None
     step_ratios: Mapping[int, float] = field(default_factory=dict)
     energy: PassedEnergy | None = None
+    cache: CacheUse | None = None
 
 
 def collected(
@@ -132,6 +137,7 @@ def collected(
     frozen = sum(rank.updates.total[0] for rank in ranks)
     elements = sum(rank.updates.total[1] for rank in ranks)
     scores = [rank.score for rank in ranks if rank.score is not None]
+    uses = [rank.cache for rank in ranks if rank.cache is not None]
     energies = [rank.updates.energy for rank in ranks if rank.updates.energy is not None]
     return CollectedMetrics(
         batch_ms=batch_times(dag, [rank.log.batches for rank in ranks], delays_ms),
@@ -143,6 +149,7 @@ def collected(
         drift=drift,
         step_ratios=step_ratios([rank.updates.steps for rank in ranks]),
         energy=sum(energies[1:], energies[0]) if energies else None,
+        cache=use_of_all(uses) if uses else None,
     )
 
 

@@ -21,6 +21,7 @@ from typing import Any
 from torch import Tensor
 
 from timelyfreeze.control.batch_log import BatchLog, LoggedBatch
+from timelyfreeze.control.caching import FrontCache, Row
 from timelyfreeze.control.collected import (
     CollectedMetrics,
     ObservedBatch,
@@ -55,6 +56,7 @@ class FreezeController:
     The trainer calls, in every step::
 
         controller.begin_step(step)
+        controller.name_batches(rows)     # where outputs of a frozen front are kept
         with controller.one_batch():      # once for each pipeline batch of the step
             schedule.step(...)
         controller.end_step()            # after the optimizer's step, gradients still there
@@ -74,6 +76,7 @@ class FreezeController:
             plan is solved.
         energy: Measures the gradients of ``stages``; None to do without p_eff.
         outside: Times what steps do besides their batches; None for a clock like the recorder's.
+        cache: Keeps what a frozen front puts out; None to compute it always.
 
     Attributes:
         state_type: Saves and restores what the controller knows.
@@ -98,6 +101,7 @@ class FreezeController:
         measure_transfers: TransferMeter = dict,
         energy: GradientEnergy | None = None,
         outside: OutsideClock | None = None,
+        cache: FrontCache | None = None,
     ) -> None:
         if not settings.phases.measures and checks is None:
             raise ValueError("without monitoring steps there is no plan, so a policy must decide")
@@ -106,6 +110,7 @@ class FreezeController:
         self._planner = planner if settings.phases.measures else None
         self._in_force = planner.in_force  # where nothing is measured, never a plan
         self._checks = checks
+        self._cache = cache
         self._stages = tuple(stages)
         units = units_of(stages)
         tables = {stage: of_stage.tensors for stage, of_stage in units.items()}
@@ -209,6 +214,17 @@ class FreezeController:
         self._updates.begin_step(step, self.phase)
         if self._checks is not None and self.phase is not Phase.OFF:
             self._checks.begin_step(step)
+        if self._cache is not None and self._checks is not None:
+            is_idle = self.phase in (Phase.OFF, Phase.WARMUP)
+            self._cache.begin_step(None if is_idle else self._checks.decision.frozen)
+
+    def name_batches(self, batches: Sequence[Sequence[Row]]) -> None:
+        """Say which rows each batch of the step has, so that a frozen front's outputs are known.
+
+        Every rank must call this together, if at all, before the step's first batch.
+        """
+        if self._cache is not None:
+            self._cache.name_batches(batches)
 
     def note_tokens(self, n_tokens: Tensor) -> None:
         """Take note of how many tokens of each row of the step's next batch are no padding.
@@ -225,10 +241,13 @@ class FreezeController:
         masks = self._masks(self._step, self._batch_index)
         by_stage = {s.stage_index: masks.of_stage(s.stage_index, self.dag) for s in self._stages}
         cut = {s.stage_index: masks.without_input_grads(s.stage_index) for s in self._stages}
+        entry = None if self._cache is None else self._cache.entry(self._batch_index)
         token_ratios: dict[int, dict[int, float]] = {}
         for stage in self._stages:
             index = stage.stage_index
             stage.freeze(by_stage[index], without_input_grads=cut[index])
+            if entry is not None:
+                stage.enter(entry)
             if self.settings.samples_tokens:
                 samples = masks.samples_of_stage(index, self.dag, stage.n_sampled_layers)
                 stage.sample(samples, measures=masks.measures_variance)
@@ -253,6 +272,11 @@ class FreezeController:
     def end_step(self) -> None:
         """Leave the step; let the policy check, and the planner solve or compare times."""
         self._updates.end_step()
+        if self._cache is not None:
+            if self._cache.needs_times:
+                self._drain()
+                self._cache.decide()
+            self._cache.end_step()
         if self._checks is not None and self.phase is not Phase.OFF:
             self._checks.end_step(self._updates.step_frequency)
         if self._planner is not None:
@@ -288,6 +312,8 @@ class FreezeController:
             self._planner.close()
         if self._checks is not None:
             self._checks.close()
+        if self._cache is not None:
+            self._cache.close()
 
     # -- what to freeze ----------------------------------------------------------------------------
 
@@ -338,6 +364,7 @@ class FreezeController:
             log,
             None if checks is None else (checks.take_ms_per_step(), checks.n_bytes),
             self._updates.take(gradient_scale, self._drawn_ratio),
+            None if self._cache is None else self._cache.use(),
         )
         ranks: list[RankMetrics] = self._exchange.all_gather(mine)
         check_same_masks(ranks)
@@ -372,6 +399,8 @@ class FreezeController:
         for observed, pattern in self._log.read():
             if self._planner is not None:
                 self._planner.add(observed.phase, pattern, observed.record, cold=observed.is_cold)
+            if self._cache is not None:
+                self._cache.add_times(observed.record.durations_ms)
             if self.on_batch is not None:
                 self.on_batch(observed)
 

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from timelyfreeze.planning import VarianceCurve
 from timelyfreeze.runtime.compiled_blocks import CompiledBlocks
+from timelyfreeze.runtime.entering import EnteringStage
 from timelyfreeze.runtime.masked_backward import (
     accumulation_nodes,
     drop_frozen,
@@ -34,7 +35,7 @@ from timelyfreeze.settings import key
 NOTHING_FROZEN: Mapping[int, NDArray[np.bool_]] = {}
 
 
-class FreezingStage(PipelineStage):
+class FreezingStage(EnteringStage):
     """Pipeline stage whose backward skips the weight gradients of frozen parameters.
 
     Construct it as any ``PipelineStage``, or make one of such (:func:`adopt_stages`); then
@@ -132,6 +133,7 @@ class FreezingStage(PipelineStage):
 
     def freeze_nothing(self) -> None:
         """Forget the masks of the last batch, keeping what it reported as applied."""
+        self._entry = None
         self._masks = NOTHING_FROZEN
         self._samples = {}
         self._without_input_grads = ()
@@ -141,7 +143,11 @@ class FreezingStage(PipelineStage):
             self._sampler.end_batch()
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        """Run and time one microbatch's forward."""
+        """Run and time one microbatch's forward; in front of the batch's entry, do nothing."""
+        if self._is_passed:
+            with self._timed(ActionKind.FORWARD, fwd_chunk_id):
+                self.fwd_cache[fwd_chunk_id] = ((), [])
+            return None
         self._keeps_graph = not (self._active and self._skips_backward(fwd_chunk_id))
         with (
             self._timed(ActionKind.FORWARD, fwd_chunk_id),
@@ -149,6 +155,7 @@ class FreezingStage(PipelineStage):
             self._sampled(fwd_chunk_id),
             self._noted(fwd_chunk_id),
         ):
+            self._begin_forward(fwd_chunk_id)
             output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         if self._active and not self.is_last:
             self.message_bytes = sum(t.nbytes for t in _tensors(output))
@@ -161,8 +168,8 @@ class FreezingStage(PipelineStage):
         """Run the module; where nothing of the backward will run, it keeps no activations."""
         # The stage's inputs stay outside of no_grad: whether they require grad says what the
         # stage in front expects to get back.
-        with nullcontext() if self._keeps_graph else no_grad():
-            return super().forward_maybe_with_nosync(*args, **kwargs)
+        with nullcontext() if self._keeps_graph else no_grad(), self._entered():
+            return super().forward_maybe_with_nosync(*self._entering(args), **kwargs)
 
     def backward_one_chunk(
         self,
@@ -175,6 +182,9 @@ class FreezingStage(PipelineStage):
         if loss is not None and self.on_loss is not None:
             self.on_loss(loss)
         kind = ActionKind.FULL_BACKWARD if full_backward else ActionKind.INPUT_BACKWARD
+        if self._is_passed:
+            self._pass_backward(kind, bwd_chunk_id)
+            return
         with self._timed(kind, bwd_chunk_id):
             super().backward_one_chunk(
                 bwd_chunk_id, loss=loss, full_backward=full_backward, last_backward=last_backward
@@ -182,6 +192,9 @@ class FreezingStage(PipelineStage):
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         """Run and time the weight half of one microbatch's split backward."""
+        if self._is_passed:
+            self._pass_backward(ActionKind.WEIGHT_BACKWARD, bwd_chunk_id)
+            return
         with self._timed(ActionKind.WEIGHT_BACKWARD, bwd_chunk_id):
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward=last_backward)
 
@@ -312,6 +325,15 @@ class FreezingStage(PipelineStage):
         if self._active and isinstance(self.submod, FSDPModule):
             settle_unsharded_gradients(self.submod)
         super().perform_reduce_grad(grad_scale_factor)
+
+    def _pass_backward(self, kind: ActionKind, microbatch: int) -> None:
+        """Take note of a backward that has nothing to do: what it is for is frozen whole."""
+        with self._timed(kind, microbatch):
+            if kind is not ActionKind.INPUT_BACKWARD:
+                self.applied_ratios[microbatch] = self._frozen_ratio(self._masks.get(microbatch))
+            if kind is not ActionKind.WEIGHT_BACKWARD:
+                self.fwd_cache.pop(microbatch)
+                self.bwd_cache[microbatch] = ()
 
     @property
     def _active(self) -> bool:

@@ -88,8 +88,9 @@ class InstructDataset(IterableDataset, Stateful):
         sequences: Makes them of examples.
 
     Yields:
-        ``({"input": int64 [T], "n_tokens": int64 []}, labels int64 [T])``; packed, the inputs have
-        ``"positions"``, int64 [T], too: see :class:`PackedSequence`.
+        ``({"input": int64 [T], "n_tokens": int64 [], "rows": int64 []}, labels int64 [T])``, where
+        ``"rows"`` is the example's index in the data set; packed, the inputs have ``"positions"``,
+        int64 [T], instead of it: see :class:`PackedSequence`.
 
     Raises:
         ValueError: If an argument is out of range, there are fewer examples than ranks, or every
@@ -223,8 +224,11 @@ class InstructDataset(IterableDataset, Stateful):
 
     def _rest_of_window(self, window: Sequence[int]) -> Iterator[Sample]:
         """Yield what is left of a window, and leave it behind."""
-        examples = [self.sequences.encode(self._index(number)) for number in window]
-        usable = [example for example in examples if example.has_target]
+        indices = [self._index(number) for number in window]
+        examples = [self.sequences.encode(index) for index in indices]
+        places = [place for place, example in enumerate(examples) if example.has_target]
+        usable = [examples[place] for place in places]
+        rows = [indices[place] for place in places]
         if not self._at.in_window:
             self._at.seen += len(examples)
             self._at.shortened += sum(example.n_cut > 0 for example in examples)
@@ -235,7 +239,8 @@ class InstructDataset(IterableDataset, Stateful):
             self._at.in_window = number + 1
             if self._at.in_window == len(sequences):
                 self._leave(window)
-            yield self.sequences.sample([usable[place] for place in sequences[number]])
+            together = sequences[number]
+            yield self.sequences.sample([usable[i] for i in together], [rows[i] for i in together])
         if not sequences:
             self._leave(window)
 

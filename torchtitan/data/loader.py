@@ -127,8 +127,8 @@ def build_instruct_dataloader(
     True unless given, since a pipeline schedule cannot run a batch of another size.
 
     Returns:
-        ResizableDataloader: Batches of ``({"input": [B, T], "n_tokens": [B]}, labels [B, T])``,
-            with ``"positions": [B, T]`` if packed.
+        ResizableDataloader: Batches of ``({"input": [B, T], "n_tokens": [B], "rows": [B]},
+            labels [B, T])``, with ``"positions": [B, T]`` instead of ``"rows"`` if packed.
 
     Raises:
         ValueError: If the name is unknown, or the data gives no batch.

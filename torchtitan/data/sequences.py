@@ -22,6 +22,8 @@ from torchtitan.data.turns import IGNORE_INDEX, EncodedExample, Formatter, Templ
 Sample = tuple[dict[str, Tensor], Tensor]
 # The loader's name, and the model's, for the place of each token in its example.
 POSITIONS = "positions"
+# The loader's name for which example of the data set a sequence is.
+ROWS = "rows"
 
 # Examples packed together: enough that what stays empty in a window's last sequences is little, and
 # few enough that encoding them is no pause.
@@ -59,12 +61,18 @@ class ExampleSequences:
             return [[place] for place in range(len(examples))]
         return pack([example.n_tokens for example in examples], self.seq_len)
 
-    def sample(self, examples: Sequence[EncodedExample]) -> Sample:
-        """Return the sequence of examples that go together."""
+    def sample(self, examples: Sequence[EncodedExample], rows: Sequence[int]) -> Sample:
+        """Return the sequence of examples that go together.
+
+        Args:
+            examples: One, or when packing any number.
+            rows: Index of each in the data set. A packed sequence is another one in the next epoch,
+                so it has no name.
+        """
         if not self.packing:
-            (example,) = examples
+            ((example, row),) = zip(examples, rows, strict=True)
             inputs = {"input": example.input_ids, "n_tokens": torch.tensor(example.n_tokens)}
-            return inputs, example.labels
+            return inputs | {ROWS: torch.tensor(row)}, example.labels
         packed = join_examples(examples, self.seq_len, pad_id(self.tokenizer))
         inputs = {"input": packed.input_ids, "n_tokens": torch.tensor(packed.n_tokens)}
         return inputs | {POSITIONS: packed.positions}, packed.labels

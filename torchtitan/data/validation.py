@@ -21,6 +21,7 @@ from torchtitan.tools import utils as titan_tools
 from torchtitan.tools.logging import logger
 
 from torchtitan.data.loader import build_instruct_dataloader, require_a_batch
+from torchtitan.data.sequences import ROWS
 from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit
 from torchtitan.data.turns import IGNORE_INDEX, PLAIN_TEMPLATE, Template
 
@@ -65,6 +66,7 @@ class InstructValidator(Validator):
         with _counted_apart(self._metrics_processor) as processor:
             for input_dict, labels in self._batches():
                 processor.ntokens_since_last_log += int(input_dict.pop("n_tokens").sum())
+                del input_dict[ROWS]
                 self.validation_dataloader = [(input_dict, labels)]
                 super().validate(model_parts, step)
                 targets = self._count_targets(labels)

@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from functools import partial
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +26,7 @@ from timelyfreeze.control import (
     build_controller,
     processors_of,
 )
+from timelyfreeze.control.caching import ActivationStore, EntryFolder, Row, token_digest
 from timelyfreeze.emulation import EmulatedController, EmulatedRecorder
 from timelyfreeze.policies import NONE, FreezePolicy, parse_method
 from timelyfreeze.runtime import (
@@ -36,11 +39,12 @@ from timelyfreeze.runtime import (
     stages_of,
 )
 from timelyfreeze.schedule import ScheduleOrder
-from timelyfreeze.settings import TENSORS, name_arguments
+from timelyfreeze.settings import GIB, TENSORS, name_arguments
 from torchtitan.checkpoints.manager import CheckpointError, SafeCheckpointManager
 from torchtitan.data.document_attention import to_every_stage
+from torchtitan.data.sequences import ROWS
 from torchtitan.freezing.checks import freeze_settings
-from torchtitan.freezing.config import JobConfig, toml_key
+from torchtitan.freezing.config import JobConfig, cache_folder, toml_key
 from torchtitan.freezing.emulation.mesh import EmulatedDims
 from torchtitan.freezing.emulation.pipeline import as_one_process, emulated_order
 from torchtitan.freezing.emulation.record import EmulationRecord, OptimizerClock
@@ -64,6 +68,8 @@ class FreezingTrainer(Trainer):
 
     def __init__(self, job_config: JobConfig) -> None:
         name_arguments(toml_key)
+        self._caches = job_config.freezing.cache.enable
+        self._rows: list[list[Row]] = []
         super().__init__(job_config)
         freezes, emulates = job_config.freezing.method != NONE, job_config.emulation.enable
         if freezes or emulates:
@@ -148,6 +154,8 @@ class FreezingTrainer(Trainer):
             measures_energy=freezing.unit == TENSORS,
             outside=outside,
             learning_rate=self._learning_rate,
+            store=self._store(),
+            front_identity=self._front_identity(),
             controller=EmulatedController if emulates else FreezeController,
         )
         self.checkpointer.states[CHECKPOINT_KEY] = self.controller
@@ -156,6 +164,24 @@ class FreezingTrainer(Trainer):
         """Return the highest of all groups of parameters."""
         optimizers = self.optimizers.optimizers
         return max(float(group["lr"]) for each in optimizers for group in each.param_groups)
+    def _store(self) -> ActivationStore | None:
+        """Return where this process keeps what the frozen front puts out; None to keep nothing."""
+        cache = self.job_config.freezing.cache
+        if not cache.enable:
+            return None
+        folder = None
+        if cache.disk_gib > 0.0:
+            place, room = Path(cache_folder(self.job_config)), int(cache.disk_gib * GIB)
+            folder = EntryFolder(place, dist.get_rank(), room)
+        return ActivationStore(int(cache.memory_gib * GIB), folder)
+
+    def _front_identity(self) -> str:
+        """Return what the front's output depends on besides its weights and a row's tokens."""
+        config = self.job_config
+        training = config.training
+        numbers = training.dtype, training.mixed_precision_param, torch.get_default_dtype()
+        made_by = config.model.converters, config.compile, torch.__version__, self.device.type
+        return repr((self.model_args, *numbers, *made_by))
 
     def _policy(self, name: str) -> FreezePolicy:
         """Return the policy's settings; one that checks so many times an epoch has its interval."""
@@ -182,6 +208,10 @@ class FreezingTrainer(Trainer):
             n_tokens = input_dict.pop("n_tokens", None)
             if n_tokens is not None and self.controller is not None:
                 self.controller.note_tokens(n_tokens)
+            rows = input_dict.pop(ROWS, None)
+            if rows is not None and self._caches:
+                pairs = zip(rows.tolist(), input_dict["input"], strict=True)
+                self._rows.append([Row(row, token_digest(tokens)) for row, tokens in pairs])
             if n_tokens is not None and not counts_padding:
                 padding = labels.numel() - int(n_tokens.sum())
                 self.ntokens_seen -= padding
@@ -203,12 +233,21 @@ class FreezingTrainer(Trainer):
         tokens_before = self.ntokens_seen
         if self.controller is not None:
             self.controller.begin_step(self.step)
-        super().train_step(self._batches_of_step(data_iterator))
+        super().train_step(self._named(self._batches_of_step(data_iterator)))
         if self.controller is not None:
             self.controller.end_step()
         self.metrics_processor.end_step(
             self.step, time.perf_counter() - started, self.ntokens_seen - tokens_before
         )
+
+    def _named(self, batches: Iterator[_Batch]) -> Iterator[_Batch]:
+        """Tell the controller the rows of the step's batches, where outputs are kept by row."""
+        if not self._caches or self.controller is None:
+            return batches
+        self._rows = []
+        taken = list(islice(batches, self.gradient_accumulation_steps))
+        self.controller.name_batches(self._rows)
+        return iter(taken)
 
     def _batches_of_step(self, data_iterator: Iterator[_Batch]) -> Iterator[_Batch]:
         """Return the batches of the next step, if all replicas have them.

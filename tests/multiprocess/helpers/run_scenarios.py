@@ -275,6 +275,8 @@ def run(scenario, folder):
         seen["switched_off"] = controller.switched_off
         frozen, elements = controller._updates.total
         seen["average_freeze_ratio"] = frozen / max(1, elements)
+        cache = controller._cache
+        seen["entered"] = None if cache is None else cache.use().entered
     trainer.close()
     torch.save(seen, folder / f"rank_{dist.get_rank()}.pt")
 

@@ -55,6 +55,17 @@ def test_what_a_sample_looks_like() -> None:
     assert inputs["input"].dtype == inputs["n_tokens"].dtype == labels.dtype == torch.int64
 
 
+def test_a_sample_names_its_row_of_the_data_set() -> None:
+    """Also where examples are dropped, and whatever their order and reader."""
+    readers = [
+        make(10, too_long={0, 4}, shuffle_seed=3, dp_rank=rank, dp_world_size=2) for rank in (0, 1)
+    ]
+    for reader in readers:
+        for inputs, _ in itertools.islice(reader, 25):
+            assert inputs["rows"].shape == ()
+            assert inputs["rows"].item() == int(inputs["input"][0]) - 100
+
+
 def test_order_without_shuffling() -> None:
     assert numbers(iter(make(3)), 7) == [0, 1, 2, 0, 1, 2, 0]
     assert numbers(iter(make(3, infinite=False))) == [0, 1, 2]
@@ -289,6 +300,8 @@ def test_batches_of_the_tiny_set() -> None:
     inputs, labels = next(iter(build()))
     assert inputs["input"].shape == labels.shape == (4, 128)
     assert inputs["n_tokens"].shape == (4,)
+    assert inputs["rows"].tolist() == [0, 1, 2, 3]
+    assert inputs["rows"].dtype == torch.int64
     assert bool((inputs["n_tokens"] > 20).all())
     tokenizer = HuggingFaceTokenizer(str(ASSETS / "tokenizer"))
     examples = (ASSETS / "tiny_instruct" / "train.jsonl").read_text("utf-8").splitlines()

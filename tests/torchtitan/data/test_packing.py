@@ -212,6 +212,7 @@ def test_the_loader_packs_and_resumes(workers: int) -> None:
         inputs, labels = next(stream)
     assert inputs["input"].shape == inputs["positions"].shape == labels.shape == (4, 256)
     assert inputs["n_tokens"].shape == (4,)
+    assert "rows" not in inputs  # another epoch packs other sequences
     state = loader.state_dict()
     want = next(stream)
     resumed = build()

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from timelyfreeze.settings import arguments_named
+from torchtitan.freezing.checks.cache import cache_errors, cache_folder_errors
 from torchtitan.freezing.checks.checkpoints import checkpoint_errors, output_errors
 from torchtitan.freezing.checks.data import data_errors, example_errors, validation_errors
 from torchtitan.freezing.checks.freezing import freezing_errors
@@ -44,6 +45,7 @@ def check(job_config: JobConfig, *, trains: bool = False) -> None:
             *data_errors(job_config),
             *validation_errors(job_config),
             *freezing_errors(job_config),
+            *cache_errors(job_config),
             *reference_errors(job_config),
         ]
         if trains:
@@ -52,6 +54,7 @@ def check(job_config: JobConfig, *, trains: bool = False) -> None:
                 *tokenizer_errors(job_config),
                 *checkpoint_errors(job_config),
                 *output_errors(job_config),
+                *cache_folder_errors(job_config),
             ]
     if errors:
         raise ConfigError(join_errors(errors))

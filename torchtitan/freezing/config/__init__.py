@@ -4,6 +4,7 @@ from torchtitan.freezing.config.job_config import (
     Freezing,
     JobConfig,
     Model,
+    cache_folder,
     job_config_class,
     toml_key,
 )
@@ -19,7 +20,7 @@ from torchtitan.freezing.config.layout import (
 from torchtitan.freezing.config.presets import preset_errors, preset_line, with_preset
 
 __all__ = [
-    "Freezing", "JobConfig", "Model", "count_layers", "examples_of_microbatch",
+    "Freezing", "JobConfig", "Model", "cache_folder", "count_layers", "examples_of_microbatch",
     "job_config_class", "modules_of_split", "pipeline_notes", "pipeline_order", "pipeline_title",
     "preset_errors", "preset_line", "stage_modules", "toml_key", "with_preset",
 ]  # fmt: skip

@@ -4,6 +4,7 @@ The string under a field is its documentation and its ``--help``. Annotations ar
 ``from __future__ import annotations``): upstream's manager looks at the types of nested sections.
 """
 
+import os
 from dataclasses import dataclass, field, make_dataclass
 
 from torchtitan.config import JobConfig as TitanJobConfig
@@ -11,7 +12,7 @@ from torchtitan.config import Model as TitanModel
 from torchtitan.config import Parallelism as TitanParallelism
 
 from timelyfreeze.policies import registered_policies
-from timelyfreeze.settings import AUTO
+from timelyfreeze.settings import AUTO, CacheSettings
 
 
 @dataclass
@@ -108,6 +109,9 @@ class Freezing:
     score_dtype: str = "float32"
     """Type of those vectors: "float32" or "bfloat16", which takes half the memory. Weights kept in
     bfloat16 hide changes smaller than half a step of it, unless the weights are bfloat16 too."""
+
+    cache: CacheSettings = field(default_factory=CacheSettings)
+    """Cache of what the frozen front puts out (see docs/how/cache.md)."""
 
 
 @dataclass
@@ -242,6 +246,11 @@ _KEYS = {
 def toml_key(argument: str) -> str:
     """Return the key that stands for an argument of the library."""
     return _KEYS.get(argument, f"freezing.{argument}")
+
+
+def cache_folder(config: JobConfig) -> str:
+    """Return where a run keeps what its frozen front puts out."""
+    return os.path.join(config.job.dump_folder, config.freezing.cache.folder)
 
 
 def job_config_class() -> type[JobConfig]:

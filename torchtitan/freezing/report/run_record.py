@@ -14,6 +14,7 @@ import torch
 from torchtitan.distributed import ParallelDims
 
 from timelyfreeze.control import CollectedMetrics, FreezeController
+from timelyfreeze.control.caching import CacheUse
 from timelyfreeze.records import (
     SKIPPED_STEPS,
     NeverUpdated,
@@ -145,6 +146,7 @@ class RunRecord:
             if self._metrics.score_bytes is not None and self._n_steps_collected:
                 measured["score_ms_per_step"] = self._score_ms / self._n_steps_collected
                 measured["score_memory_mib"] = self._metrics.score_bytes / _MIB
+            measured |= _cached(self._metrics.cache)
         if controller is not None and controller.plans:
             measured["switched_off"] = controller.switched_off
             measured |= _planned(controller, start.batches_per_step)
@@ -177,6 +179,18 @@ class RunRecord:
         n_last = max(1, self._last_step // 10)
         recent = [loss for step, loss in self._losses if step > self._last_step - n_last]
         return statistics.fmean(recent or [self._losses[-1][1]])
+
+
+def _cached(use: CacheUse | None) -> dict[str, Any]:
+    if use is None:
+        return {}
+    return {
+        "cache_batches": use.batches,
+        "cache_entered": use.entered,
+        "cache_saved_ms": use.saved_ms,
+        "cache_spent_ms": use.spent_ms,
+        "cache_mib": (use.memory_bytes + use.disk_bytes) / _MIB,
+    }
 
 
 def _planned(controller: FreezeController, batches_per_step: int) -> dict[str, Any]:

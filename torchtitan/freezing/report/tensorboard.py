@@ -53,6 +53,13 @@ def logged_metrics(
     if metrics.score_ms_per_step is not None and metrics.score_bytes is not None:
         logged["freezing/score_time_ms"] = metrics.score_ms_per_step
         logged["freezing/score_memory_mib"] = metrics.score_bytes / _MIB
+    if (cache := metrics.cache) is not None:
+        logged["freezing/cache/entered_batches"] = float(cache.entered)
+        logged["freezing/cache/spent_ms"] = cache.spent_ms
+        logged["freezing/cache/memory_mib"] = cache.memory_bytes / _MIB
+        logged["freezing/cache/disk_mib"] = cache.disk_bytes / _MIB
+        if cache.saved_ms is not None:
+            logged["freezing/cache/saved_ms"] = cache.saved_ms
     latest = metrics.batch_ms.get(controller.phase)
     known = {
         "freezing/batch_ms/measured": sorted(latest)[len(latest) // 2] if latest else None,

@@ -127,6 +127,7 @@ def _frozen_run(summary: RunSummary) -> _Lines:
         "planned freeze ratio": _by_stage(summary.planned_stage_ratios),
         "applied in the last step": _by_stage(summary.stage_ratios),
         "average freeze ratio": _known("{:.3f} over all steps", summary.average_freeze_ratio),
+        "activation cache": _cache(summary),
         "kappa / p_eff": _known(
             "{:.2f} / {:.2f} = {:.2f}; a loss is reached sooner with freezing if below 1",
             summary.kappa,
@@ -134,6 +135,18 @@ def _frozen_run(summary: RunSummary) -> _Lines:
             summary.kappa_over_p_eff,
         ),
     }
+
+
+def _cache(summary: RunSummary) -> str | None:
+    """Say what reading the frozen front's output was good for."""
+    told = _known(
+        "{:,} of {:,} batches began behind the frozen front; {:,.0f} MiB kept; {:,.0f} ms spent",
+        summary.cache_entered,
+        summary.cache_batches,
+        summary.cache_mib,
+        summary.cache_spent_ms,
+    )
+    return told and told + (_known(", about {:,.0f} ms saved", summary.cache_saved_ms) or "")
 
 
 def _beside(predicted_ms: float | None, measured_ms: float | None) -> str:

@@ -1,0 +1,165 @@
+"""Runs that read what the frozen front puts out learn what runs without a cache learn.
+
+Weights and losses are compared to the last bit, in float32. The small data set has few rows, so
+that epochs are short and every row comes again.
+"""
+
+import itertools
+import shutil
+
+import pytest
+import torch
+from launcher import ROOT, SCHEDULES, arguments, asked_for, merged, run_scenarios
+from methods import ROWS
+
+ROW = {row.method: row for row in ROWS}
+N_ROWS, STEPS = 24, 16
+RESUMED_AT = 11
+DISK = {"freezing__cache__memory_gib": 0, "freezing__cache__disk_gib": 1}
+SAVED = {
+    "checkpoint__enable": None,
+    "checkpoint__keep_latest_k": 0,
+    "checkpoint__no_last_save_model_only": None,
+}
+# Depth 5 ends within a stage of two blocks. Two batches in a step, of which each is a third of an
+# epoch; microbatches of two rows.
+TWO_BATCHES = {
+    "training__global_batch_size": 16,
+    "parallelism__pipeline_parallel_microbatch_size": 2,
+    "training__steps": 10,
+}
+VALIDATED = {
+    "validation__enable": None,
+    "validation__dataset": "alpaca",
+    "validation__dataset_path": "tests/assets/tiny_instruct",
+    "validation__local_batch_size": 8,
+    "validation__seq_len": 48,
+    "validation__freq": 3,
+    "validation__steps": 2,
+}
+GROWING = {**ROW["linear"].settings, "freezing__linear__check_interval": 9}
+METHODS = {"fixed": {}, "linear": GROWING, "autofreeze": ROW["autofreeze"].settings}
+CASES = [
+    *((4, "fixed", schedule, {}) for schedule in SCHEDULES),
+    (2, "fixed", "1F1B", TWO_BATCHES),
+    (2, "fixed", "ZBVZeroBubble", {**TWO_BATCHES, **DISK}),
+    (2, "linear", "GPipe", {"training__steps": 24}),
+    (2, "autofreeze", "1F1B", {"training__max_norm": 0.5}),
+    (2, "fixed", "GPipe", VALIDATED),
+    (1, "fixed", "1F1B", {}),
+    (1, "fixed", "ZBVZeroBubble", TWO_BATCHES),
+]
+NUMBERS = list(range(len(CASES)))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cache")
+    (folder / "data").mkdir()
+    lines = (ROOT / "tests/assets/tiny_instruct/train.jsonl").read_text().splitlines(keepends=True)
+    (folder / "data" / "train.jsonl").write_text("".join(lines[:N_ROWS]))
+    return folder
+
+
+def scenario(name, folder, n_processes, method, schedule, settings, *, cached, **more):
+    every = {
+        "model__flavor": "tiny",
+        "training__dataset": "alpaca",
+        "training__dataset_path": str(folder / "data"),
+        "training__seq_len": 128,
+        "training__steps": STEPS,
+        "parallelism__pipeline_parallel_degree": 4 if n_processes == 1 else n_processes,
+        "parallelism__pipeline_parallel_schedule": schedule,
+        "freezing__method": method,
+        "freezing__last_warmup_step": 2,
+        "freezing__fixed__layers": 5,
+        **METHODS[method],
+        **({"emulation__enable": None} if n_processes == 1 else {}),
+        **settings,
+        **({"freezing__cache__enable": None} if cached else {}),
+    }
+    if not cached:
+        every = {key: value for key, value in every.items() if "__cache__" not in key}
+    return {"name": name, "module": "always_reads", "args": arguments(**every), **more}
+
+
+@pytest.fixture(scope="module")
+def runs(request, folder):
+    """{number of a case: (ranks without a cache, ranks with)}."""
+    chosen = [number for (number,) in asked_for(request, "number")]
+    seen = {}
+    for n_processes in sorted({CASES[number][0] for number in chosen}):
+        mine = [number for number in chosen if CASES[number][0] == n_processes]
+        scenarios = [
+            scenario(f"{number} {cached}", folder, *CASES[number], cached=cached)
+            for number, cached in itertools.product(mine, (False, True))
+        ]
+        found = run_scenarios(folder / f"{n_processes}", n_processes, scenarios, timeout_s=900)
+        seen |= {n: (found[f"{n} False"], found[f"{n} True"]) for n in mine}
+    return seen
+
+
+def assert_same(plain, cached):
+    for a, b in zip(plain, cached, strict=True):
+        assert a["losses"] == b["losses"]
+        assert a["grad_norms"] == b["grad_norms"]
+    before, after = merged(plain, "weights"), merged(cached, "weights")
+    assert [name for name in before if not torch.equal(before[name], after[name])] == []
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_what_is_learned_is_the_same_to_the_last_bit(runs, number):
+    plain, cached = runs[number]
+    assert_same(plain, cached)
+    # All ranks know of the same batches. A growing front drops what it has.
+    assert len({seen["entered"] for seen in cached}) == 1
+    assert cached[0]["entered"] >= (3 if CASES[number][1] == "fixed" else 1)
+    assert [seen["warnings"] for seen in cached] == [seen["warnings"] for seen in plain]
+
+
+def resumed(name, folder, saved, settings, *, cached):
+    more = {
+        **SAVED,
+        **settings,
+        "checkpoint__initial_load_path": str(saved / "checkpoint" / f"step-{RESUMED_AT}"),
+        "checkpoint__no_initial_load_model_only": None,
+        "checkpoint__load_only": None,
+    }
+    return scenario(
+        name, folder, 2, "fixed", "1F1B", more, cached=cached, fixed_weights=False, save_at=[]
+    )  # fmt: skip
+
+
+def test_a_run_goes_on_with_a_warm_a_cold_a_damaged_and_a_deleted_cache(folder):
+    kept = {**SAVED, **DISK, "freezing__cache__folder": str(folder / "rows")}
+    saves = scenario(
+        "saves", folder, 2, "fixed", "1F1B", kept, cached=True, save_at=[RESUMED_AT]
+    )  # fmt: skip
+    (first,) = run_scenarios(folder / "saves", 2, [saves]).values()
+    saved, rows = folder / "saves" / "saves", folder / "rows"
+    files = sorted(rows.rglob("*.safetensors"))
+    assert len(files) == N_ROWS
+    for name in ("warm", "damaged", "none"):
+        shutil.copytree(rows, folder / f"rows {name}")
+    for file in (folder / "rows damaged").rglob("*.safetensors"):
+        file.write_bytes(file.read_bytes()[:-5])
+    scenarios = [
+        resumed(
+            name,
+            folder,
+            saved,
+            {**DISK, "freezing__cache__folder": str(folder / f"rows {name}")},
+            cached=name != "none",
+        )
+        for name in ("none", "warm", "damaged", "deleted")
+    ]
+    found = run_scenarios(folder / "resumed", 2, scenarios)
+    for name in ("warm", "damaged", "deleted"):
+        assert_same(found["none"], found[name])
+        assert found[name][0]["losses"] == first[0]["losses"][-(STEPS - RESUMED_AT) :]
+    # Three batches are computed in any case. Step 12 ends an epoch and 13 to 15 make the next, so
+    # without files the last step is the first that finds all its rows.
+    entered = {name: found[name][0]["entered"] for name in ("warm", "damaged", "deleted")}
+    assert entered == {"warm": 2, "deleted": 1, "damaged": 0}
+    told = [warning for seen in found["damaged"] for warning in seen["warnings"]]
+    assert len([warning for warning in told if "cannot be used" in warning]) == 1

@@ -1,0 +1,169 @@
+"""The cache along the steps, on one rank: when rows are kept, found, dropped and given up."""
+
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from timelyfreeze.control.caching import ActivationStore, FrontCache, Row
+from timelyfreeze.control.caching.verdict import N_COMPUTED, N_ENTERED
+from timelyfreeze.policies import build_layout
+from timelyfreeze.runtime import BatchEntry
+from timelyfreeze.schedule import ActionKind, build_dag, gpipe_order
+
+LAYOUT = build_layout(
+    {0: [("embedding", 1), ("layers.0", 1)], 1: [("layers.1", 1), ("layers.2", 1), ("head", 1)]}
+)
+DAG = build_dag(gpipe_order(2, 2))
+BATCHES = [[Row(number, "") for number in rows] for rows in ((0, 1, 2, 3), (4, 5, 6, 7))]
+
+
+def frozen(depth: int) -> np.ndarray:
+    return LAYOUT.prefix(depth)
+
+
+class Run:
+    """A rank that holds both stages; what the front puts out for row n is n."""
+
+    def __init__(self, front_ms: float = 10.0, read_ms: float | None = None) -> None:
+        self.parameters = {name: torch.zeros(1) for name in LAYOUT.names}
+        self.store = ActivationStore(1 << 20, None)
+        exchange = SimpleNamespace(all_gather=lambda value: [value], rank=0, size=1)
+        self.cache = FrontCache(self.store, LAYOUT, self.parameters, [0, 1], DAG, exchange, "model")
+        self.front_ms = front_ms
+        self.read_ms = read_ms
+
+    def step(
+        self, depth: int | None, batches: Sequence[Sequence[Row]] = BATCHES
+    ) -> list[BatchEntry | None]:
+        cache = self.cache
+        cache.begin_step(None if depth is None else frozen(depth))
+        cache.name_batches(batches)
+        entries = [self.batch(number, batch) for number, batch in enumerate(batches)]
+        if cache.needs_times:
+            if self.read_ms is not None:
+                cache._times.read_ms = [self.read_ms] * N_ENTERED
+            cache.decide()
+        cache.end_step()
+        self.store.flush()
+        return entries
+
+    def batch(self, number: int, batch: Sequence[Row]) -> BatchEntry | None:
+        entry = self.cache.entry(number)
+        is_cut = entry is not None and entry.cuts
+        if entry is not None and entry.tap is not None:
+            rows = torch.tensor([float(row.number) for row in batch])
+            for microbatch, part in enumerate(rows.reshape(2, -1, 1)):
+                entry.tap(microbatch, part)
+        front_ms = {ActionKind.FORWARD: 0.0 if is_cut else self.front_ms}
+        self.cache.add_times(
+            {a: 10.0 if a.stage else front_ms.get(a.kind, 0.0) for a in DAG.actions}
+        )
+        return entry
+
+
+def cuts(entries: Sequence[BatchEntry | None]) -> list[bool]:
+    return [entry is not None and entry.cuts for entry in entries]
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    run = Run()
+    yield run
+    run.cache.close()
+
+
+def test_rows_are_kept_in_one_epoch_and_found_in_the_next(run: Run) -> None:
+    assert cuts(run.step(1)) == [False, False]
+    # The first batches at a depth are computed, whatever there is.
+    assert cuts(run.step(1)) == [False, False]
+    assert N_COMPUTED == 3
+    shuffled = [[Row(number, "") for number in (7, 0, 5, 2)]]
+    (entry,) = run.step(1, shuffled)
+    assert entry is not None
+    assert (entry.stage, entry.n_blocks) == (1, 0)
+    assert [part.tolist() for part in entry.inputs.values()] == [[[7.0], [0.0]], [[5.0], [2.0]]]
+
+
+def test_a_batch_with_one_missing_row_is_computed_and_the_row_kept(run: Run) -> None:
+    run.step(1)
+    run.step(1)
+    batch = [[Row(number, "") for number in (0, 1, 2, 99)]]
+    assert cuts(run.step(1, batch)) == [False]
+    assert cuts(run.step(1, batch)) == [True]
+
+
+@pytest.mark.parametrize("between", [2, None])
+def test_another_depth_and_unfreezing_drop_everything(run: Run, between: int | None) -> None:
+    for _ in range(3):
+        run.step(1)
+    assert cuts(run.step(1)) == [True, True]
+    run.step(between)
+    for parameter in run.parameters.values():
+        parameter += 1.0  # they have learned
+    assert [cuts(run.step(1)) for _ in range(3)] == [[False, False], [False, False], [True, True]]
+
+
+def test_nothing_is_kept_while_nothing_is_frozen(run: Run) -> None:
+    assert run.step(None) == [None, None]
+    assert run.cache.use().batches == 0
+
+
+def test_a_step_that_nobody_names_is_computed(run: Run) -> None:
+    for _ in range(3):
+        run.step(1)
+    run.cache.begin_step(frozen(1))
+    assert run.cache.entry(0) is None
+
+
+@pytest.mark.parametrize(("read_ms", "pays"), [(9.0, True), (11.0, False)])
+def test_reading_goes_on_only_where_it_is_faster(read_ms: float, pays: bool) -> None:
+    """Of two forwards of 10 ms the second runs beside the stage behind, which is as slow."""
+    run = Run(front_ms=10.0, read_ms=read_ms)
+    for _ in range(2 + N_ENTERED // 2):
+        run.step(1)
+    assert cuts(run.step(1)) == [pays, pays]
+    use = run.cache.use()
+    assert use.entered == N_ENTERED + 2 * pays
+    assert (use.saved_ms or 0.0) > 0.0
+    assert (use.memory_bytes > 0) is pays
+    # Another depth is looked at anew.
+    for _ in range(2):
+        run.step(2)
+    assert cuts(run.step(2)) == [True, True]
+    run.cache.close()
+
+
+def test_what_cannot_be_read_after_all_is_computed(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(3):
+        run.step(1)
+    monkeypatch.setattr(run.store, "read", lambda row: None if row.number == 5 else torch.ones(1))
+    assert cuts(run.step(1)) == [True, False]
+
+
+def test_all_ranks_take_the_word_of_the_one_that_reads() -> None:
+    """A rank in front of the live stages has no rows, and learns that batches pass it by."""
+    gathered = []
+
+    def all_gather(value: object) -> list[object]:
+        gathered.append(value)
+        return [value, {"layers.0": "1"} if isinstance(value, dict) else [True, False]]
+
+    exchange = SimpleNamespace(all_gather=all_gather, rank=0, size=2)
+    parameters = {name: torch.zeros(1) for name in ("embedding", "layers.0")}
+    store = ActivationStore(1 << 20, None)
+    cache = FrontCache(store, LAYOUT, parameters, [0], DAG, exchange, "model")
+    cache.begin_step(frozen(1))
+    cache.name_batches(BATCHES)
+    assert gathered[-1] is None
+    entries = [cache.entry(number) for number in range(2)]
+    assert cuts(entries) == [True, False]
+    assert entries[0] is not None
+    assert entries[0].passes_by(0)
+    assert entries[0].begins_at(1)
+    assert len(entries[0].inputs) == 0
+    cache.close()

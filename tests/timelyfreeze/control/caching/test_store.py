@@ -1,0 +1,181 @@
+"""The store: memory first, then disk, within both limits, and behind the training."""
+
+import logging
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from timelyfreeze.control.caching import ActivationStore, EntryFolder, FolderInUseError, Row, in_use
+from timelyfreeze.control.caching import folder as folder_module
+
+MEMORY = 2 * 4 * 8  # two rows of 8 float32
+
+
+def output(number: int) -> Tensor:
+    return torch.full((1, 8), float(number))
+
+
+def row(number: int) -> Row:
+    return Row(number, f"tokens {number}")
+
+
+def filled(store: ActivationStore, numbers: range) -> None:
+    for number in numbers:
+        store.offer([row(number)], output(number))
+    store.flush()
+
+
+def found(store: ActivationStore, numbers: range) -> list[int]:
+    """Which rows are there; each must have its own output."""
+    there = [number for number in numbers if store.has(row(number))]
+    for number in there:
+        read = store.read(row(number))
+        assert read is not None
+        assert torch.equal(read, output(number)[0])
+    return there
+
+
+def disk(folder: Path, *, room: int = 1 << 20, rank: int = 0) -> EntryFolder:
+    return EntryFolder(folder, rank, room)
+
+
+def test_rows_go_to_memory_then_to_the_disk_then_nowhere(tmp_path: Path) -> None:
+    place = disk(tmp_path, room=600)
+    store = ActivationStore(MEMORY, place)
+    store.begin("front")
+    filled(store, range(10))
+    sizes = [f.stat().st_size for f in tmp_path.rglob("*.safetensors")]
+    assert 1 <= len(sizes) < 8
+    assert sum(sizes) == store.disk_used <= 600
+    assert store.memory_used == MEMORY
+    assert found(store, range(10)) == list(range(2 + len(sizes)))
+    store.close()
+
+
+def test_what_was_offered_may_be_written_over_at_once() -> None:
+    store = ActivationStore(MEMORY, None)
+    store.begin("front")
+    buffer = output(1)
+    store.offer([row(1)], buffer)
+    buffer.zero_()
+    store.flush()
+    assert found(store, range(2)) == [1]
+
+
+def test_rows_of_a_microbatch_are_stored_one_by_one() -> None:
+    store = ActivationStore(MEMORY, None)
+    store.begin("front")
+    store.offer([row(3)], output(3))
+    store.flush()
+    assert store.offer([row(3), row(4)], torch.cat([output(3), output(4)])) == 1
+    store.flush()
+    assert found(store, range(5)) == [3, 4]
+
+
+def test_a_row_with_other_tokens_is_missing(tmp_path: Path) -> None:
+    for memory in (MEMORY, 0):
+        store = ActivationStore(memory, disk(tmp_path))
+        store.begin("front")
+        filled(store, range(1))
+        other = Row(0, "other tokens")
+        assert not store.has(other) or store.read(other) is None
+        store.close()
+
+
+def test_another_front_finds_nothing_and_deletes_the_files(tmp_path: Path) -> None:
+    store = ActivationStore(MEMORY, disk(tmp_path))
+    store.begin("front")
+    filled(store, range(6))
+    store.begin("other")
+    assert found(store, range(6)) == []
+    assert (store.memory_used, store.disk_used) == (0, 0)
+    store.flush()
+    assert list(tmp_path.rglob("*.safetensors")) == []
+    store.close()
+
+
+def test_a_run_that_goes_on_finds_what_is_on_the_disk(tmp_path: Path) -> None:
+    store = ActivationStore(MEMORY, disk(tmp_path))
+    store.begin("front")
+    filled(store, range(6))
+    store.close()
+    again = ActivationStore(MEMORY, disk(tmp_path))
+    again.begin("front")
+    assert found(again, range(6)) == [2, 3, 4, 5]
+    again.close()
+
+
+def test_a_cut_file_is_a_miss_that_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = ActivationStore(0, disk(tmp_path))
+    store.begin("front")
+    filled(store, range(3))
+    for file in tmp_path.rglob("*.safetensors"):
+        file.write_bytes(file.read_bytes()[:-1])
+    with caplog.at_level(logging.WARNING):
+        assert [store.read(row(number)) for number in range(3)] == [None] * 3
+    assert len(caplog.records) == 1
+    assert not any(store.has(row(number)) for number in range(3))
+    filled(store, range(3))
+    assert found(store, range(3)) == [0, 1, 2]
+    store.close()
+
+
+def test_a_full_disk_is_told_once_and_what_is_there_is_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ActivationStore(0, disk(tmp_path))
+    store.begin("front")
+    filled(store, range(2))
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(folder_module, "write_entry", full)
+    with caplog.at_level(logging.WARNING):
+        filled(store, range(2, 6))
+    assert [record.message for record in caplog.records] == [
+        "The activation cache writes no more files: [Errno 28] No space left on device; training "
+        "goes on, and reads those that are there"
+    ]
+    assert found(store, range(6)) == [0, 1]
+    store.close()
+
+
+def test_a_slow_writer_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+    write = folder_module.write_entry
+    monkeypatch.setattr(folder_module, "write_entry", lambda *args: go_on.wait(60) and write(*args))
+    store = ActivationStore(0, disk(tmp_path))
+    store.begin("front")
+    for number in range(100):
+        store.offer([row(number)], output(number))  # would hang if it waited
+    assert store.n_refused == 100 - 64
+    go_on.set()
+    store.flush()
+    assert found(store, range(100)) == list(range(64))
+    filled(store, range(100))
+    assert found(store, range(100)) == list(range(100))
+    store.close()
+
+
+def test_two_runs_cannot_have_one_folder(tmp_path: Path) -> None:
+    first = disk(tmp_path)
+    assert in_use(tmp_path, 0)
+    assert not in_use(tmp_path, 1)
+    with pytest.raises(FolderInUseError, match=r"cache\.folder is '.*', which another run uses"):
+        disk(tmp_path)
+    disk(tmp_path, rank=1).close()
+    first.close()
+    assert not in_use(tmp_path, 0)
+    disk(tmp_path).close()
+
+
+def test_looking_leaves_nothing_behind(tmp_path: Path) -> None:
+    assert not in_use(tmp_path / "missing", 0)
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,103 @@
+"""Errors in the cache of a frozen front: each names its key, before anything starts."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.torchtitan.helpers.job_configs import config, errors
+from timelyfreeze.control.caching import EntryFolder
+from timelyfreeze.policies.methods import known_methods
+from timelyfreeze.settings import CacheSettings
+from torchtitan.freezing.checks import check
+from torchtitan.freezing.checks.cache import FRONT_POLICIES, cache_errors, cache_folder_errors
+from torchtitan.freezing.config import JobConfig
+
+
+def cached(settings: CacheSettings | None = None, **changes: Any) -> JobConfig:
+    job_config = config(
+        **{"freezing__method": "fixed", "training__dataset": "alpaca", **changes},
+    )
+    job_config.freezing.cache = settings or CacheSettings(enable=True)
+    return job_config
+
+
+@pytest.mark.parametrize("method", FRONT_POLICIES)
+def test_methods_that_freeze_from_the_front_are_taken(method: str) -> None:
+    check(cached(freezing__method=method))
+
+
+@pytest.mark.parametrize("method", sorted({*known_methods()} - {*FRONT_POLICIES}))
+def test_every_other_method_is_refused_by_name(method: str) -> None:
+    [line] = errors(cached(freezing__method=method))
+    assert line == (
+        f"freezing.cache.enable is true, and freezing.method is {method!r}, which does not freeze "
+        "the front in every microbatch; it must be one of autofreeze, fixed, linear, "
+        "pipetransformer, smartpipe, without a plan"
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "rule"),
+    [
+        ({"memory_gib": -1.0}, "freezing.cache.memory_gib is -1.0; it must be 0 or more"),
+        ({"disk_gib": float("inf")}, "freezing.cache.disk_gib is inf; it must be 0 or more"),
+        ({"memory_gib": 0.0}, "freezing.cache.memory_gib and freezing.cache.disk_gib are 0"),
+        ({"disk_gib": 1.0, "folder": ""}, "freezing.cache.folder is empty"),
+    ],
+)
+def test_rooms_that_make_no_sense(settings: dict[str, Any], rule: str) -> None:
+    [line] = errors(cached(CacheSettings(enable=True, **settings)))
+    assert line.startswith(rule)
+    check(cached(CacheSettings(enable=False, **settings)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"training__dataset": "c4_test"}, "training.dataset is 'c4_test', whose rows have no"),
+        ({"data__packing": True}, "data.packing is true, with which each epoch has other"),
+        (
+            {"parallelism__data_parallel_shard_degree": 3},
+            "there are 3 data-parallel ranks, to which each epoch deals other rows; "
+            "parallelism.data_parallel_replicate_degree times data_parallel_shard_degree must be 1",
+        ),
+        (
+            {"parallelism__tensor_parallel_degree": 2},
+            "parallelism.tensor_parallel_degree is 2; it must be 1",
+        ),
+    ],
+)
+def test_what_keeps_rows_from_coming_again(changes: dict[str, Any], rule: str) -> None:
+    [line] = [line for line in errors(cached(**changes)) if "cache" in line]
+    assert line.startswith(f"freezing.cache.enable is true, and {rule}")
+
+
+@pytest.mark.parametrize(("n_processes", "n_errors"), [(4, 0), (8, 1)])
+def test_replicas_are_counted_where_the_degree_takes_the_rest(
+    n_processes: int, n_errors: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", str(n_processes))
+    lines = list(cache_errors(cached()))
+    assert len(lines) == n_errors
+    assert all("there are 2 data-parallel ranks" in line for line in lines)
+
+
+def test_a_folder_that_cannot_be_used_is_told_before_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_config = cached(CacheSettings(enable=True, disk_gib=1.0), job__dump_folder=str(tmp_path))
+    assert list(cache_folder_errors(job_config)) == []
+    held = EntryFolder(tmp_path / "activation_cache", 1, 1)
+    assert list(cache_folder_errors(job_config)) == []
+    monkeypatch.setenv("RANK", "1")
+    [line] = cache_folder_errors(job_config)
+    assert line == (
+        "freezing.cache.folder is 'activation_cache', which another run uses; name another folder"
+    )
+    held.close()
+    assert list(cache_folder_errors(job_config)) == []
+    (tmp_path / "file").touch()
+    job_config.freezing.cache = CacheSettings(enable=True, disk_gib=1.0, folder="file")
+    [line] = cache_folder_errors(job_config)
+    assert "is no folder" in line

@@ -1,0 +1,20 @@
+"""Outputs of a frozen front, kept by row: in memory, and in files behind the training."""
+
+from timelyfreeze.control.caching.cache import FrontCache
+from timelyfreeze.control.caching.entries import Row
+from timelyfreeze.control.caching.folder import EntryFolder, FolderInUseError, in_use
+from timelyfreeze.control.caching.front import token_digest
+from timelyfreeze.control.caching.store import ActivationStore
+from timelyfreeze.control.caching.use import CacheUse, use_of_all
+
+__all__ = [
+    "ActivationStore",
+    "CacheUse",
+    "EntryFolder",
+    "FolderInUseError",
+    "FrontCache",
+    "Row",
+    "in_use",
+    "token_digest",
+    "use_of_all",
+]

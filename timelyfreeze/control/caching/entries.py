@@ -1,0 +1,87 @@
+"""One row's output of a frozen front as a file: written whole, and checked whenever it is read."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from timelyfreeze.files import write_whole
+
+SUFFIX = ".safetensors"
+_OUTPUT = "output"
+
+
+class Row(NamedTuple):
+    """A row of the data set.
+
+    Attributes:
+        number: Its index in the data set.
+        digest: Of its tokens, so that an index of another data set, another tokenizer or another
+            length is another row.
+    """
+
+    number: int
+    digest: str
+
+
+class EntryError(ValueError):
+    """A file is no whole entry of the row."""
+
+
+def entry_file(folder: Path, index: int) -> Path:
+    """Return the file of a row."""
+    return folder / f"{index}{SUFFIX}"
+
+
+def write_entry(folder: Path, row: Row, output: Tensor) -> int:
+    """Write what a frozen front puts out for a row; readers see all of the file or none.
+
+    Args:
+        folder: Of one front; made if it is not there.
+        row: The row.
+        output: On the host, contiguous, of any shape and type.
+
+    Returns:
+        int: Size of the file in bytes.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    from safetensors.torch import save
+
+    about = {"row": row.number, "digest": row.digest, "crc32": _crc32(output)}
+    content = save({_OUTPUT: output}, {"entry": json.dumps(about)})
+    write_whole(entry_file(folder, row.number), content)
+    return len(content)
+
+
+def read_entry(folder: Path, row: Row) -> Tensor:
+    """Return what :func:`write_entry` wrote for a row.
+
+    Raises:
+        EntryError: If the file is cut, damaged or of another row; says which.
+        OSError: If it cannot be read.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    file = entry_file(folder, row.number)
+    try:
+        with safe_open(file, framework="pt") as opened:
+            about = json.loads((opened.metadata() or {})["entry"])
+            output: Tensor = opened.get_tensor(_OUTPUT)
+    except (SafetensorError, LookupError, ValueError, TypeError) as error:
+        raise EntryError(f"{file.name} is cut or no entry ({error})") from error
+    if not isinstance(about, dict) or (about.get("row"), about.get("digest")) != tuple(row):
+        raise EntryError(f"{file.name} is the entry of another row")
+    if about.get("crc32") != _crc32(output):
+        raise EntryError(f"{file.name} is damaged: its checksum is wrong")
+    return output
+
+
+def _crc32(output: Tensor) -> int:
+    return zlib.crc32(output.contiguous().view(torch.uint8).numpy())

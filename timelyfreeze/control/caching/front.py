@@ -1,0 +1,86 @@
+"""Which front of the model is frozen in every microbatch, and what tells it from any other."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from timelyfreeze.policies import ModelLayout
+
+
+@dataclass(frozen=True)
+class Front:
+    """A frozen front: the embedding and the first blocks.
+
+    Attributes:
+        depth: How many blocks.
+        stage: The stage behind it, or in which it ends.
+        n_blocks: How many blocks of that stage belong to it.
+        names: Its parameters.
+    """
+
+    depth: int
+    stage: int
+    n_blocks: int
+    names: tuple[str, ...]
+
+
+def front_of(layout: ModelLayout, frozen: NDArray[np.bool_]) -> Front | None:
+    """Return the front that ``frozen`` freezes whole; None if the first block or all is live.
+
+    None too if every tensor is frozen: then there is nothing to learn and nothing to save.
+
+    Args:
+        layout: The n tensors of the model.
+        frozen: Which are frozen, bool, shape [n].
+    """
+    if frozen.all():
+        return None
+    depth = int(layout.layers[~frozen].min())
+    if depth < 1:
+        return None
+    stage = int(layout.stages[layout.layers >= depth].min())
+    in_front = layout.layers < depth
+    here = layout.layers[in_front & (layout.stages == stage)]
+    names = tuple(name for name, is_in in zip(layout.names, in_front, strict=True) if is_in)
+    return Front(depth, stage, len(set(here[here >= 0].tolist())), names)
+
+
+def digests(names: Sequence[str], parameters: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return a digest of each tensor of ``names`` that is among ``parameters``."""
+    return {name: _digest(parameters[name]) for name in names if name in parameters}
+
+
+def fingerprint(front: Front, of_tensors: Mapping[str, str], identity: str) -> str:
+    """Return a name that no front with other weights or of another model has.
+
+    Args:
+        front: The front.
+        of_tensors: Digest of each of its tensors.
+        identity: What its output depends on besides: the architecture, types of numbers.
+
+    Raises:
+        KeyError: If a tensor has no digest.
+    """
+    told = hashlib.blake2b(identity.encode(), digest_size=12)
+    for name in front.names:
+        told.update(f"\n{name} {of_tensors[name]}".encode())
+    return f"depth_{front.depth}_{told.hexdigest()}"
+
+
+def token_digest(tokens: Tensor) -> str:
+    """Return a digest of a row's tokens, int64, shape [T], on the host."""
+    return hashlib.blake2b(tokens.contiguous().numpy().tobytes(), digest_size=8).hexdigest()
+
+
+def _digest(parameter: Tensor) -> str:
+    data = parameter.detach().to("cpu").contiguous()
+    told = hashlib.blake2b(f"{data.dtype} {tuple(data.shape)}".encode(), digest_size=12)
+    told.update(memoryview(data.flatten().view(torch.uint8).numpy()))
+    return told.hexdigest()

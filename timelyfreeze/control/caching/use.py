@@ -1,0 +1,41 @@
+"""What a run had of its activation cache, in numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class CacheUse:
+    """Counts since the run began or was resumed.
+
+    Attributes:
+        batches: Batches with a frozen front.
+        entered: Those of them that began behind it.
+        memory_bytes: Rows in memory, now.
+        disk_bytes: Rows on the disk, now.
+        spent_ms: What reading, copying and digests of weights took of the training's time.
+        saved_ms: What the batches that began behind the front were shorter by, estimated from
+            measured times; None before any could be compared.
+    """
+
+    batches: int
+    entered: int
+    memory_bytes: int
+    disk_bytes: int
+    spent_ms: float
+    saved_ms: float | None
+
+
+def use_of_all(ranks: Sequence[CacheUse]) -> CacheUse:
+    """Put together what the processes of a pipeline tell; all begin the same batches."""
+    saved_ms = [rank.saved_ms for rank in ranks if rank.saved_ms is not None]
+    return CacheUse(
+        batches=max(rank.batches for rank in ranks),
+        entered=max(rank.entered for rank in ranks),
+        memory_bytes=sum(rank.memory_bytes for rank in ranks),
+        disk_bytes=sum(rank.disk_bytes for rank in ranks),
+        spent_ms=sum(rank.spent_ms for rank in ranks),
+        saved_ms=max(saved_ms, default=None),
+    )

@@ -1,0 +1,84 @@
+"""Whether reading what a frozen front puts out is faster than computing it, by measured times."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from timelyfreeze.schedule import Action, PipelineDag, makespan
+
+# Batches of each kind that are timed before it is decided; the first of a kind runs cold.
+N_COMPUTED, N_ENTERED = 3, 4
+
+Times = dict[Action, float]
+
+
+@dataclass
+class FrontTimes:
+    """What a rank has measured of its batches at one depth; milliseconds.
+
+    Attributes:
+        computed: Times of each action in batches that ran through the front.
+        entered: The same in batches that began behind it.
+        read_ms: What reading took for each batch that began behind it; empty on ranks that do not
+            read.
+    """
+
+    computed: list[Mapping[Action, float]] = field(default_factory=list)
+    entered: list[Mapping[Action, float]] = field(default_factory=list)
+    read_ms: list[float] = field(default_factory=list)
+
+    def summary(self) -> tuple[Times, Times, float | None]:
+        """Return medians: of actions when computed, when entered, and of reading a batch."""
+        read_ms = statistics.median(self.read_ms[1:]) if self.read_ms[1:] else None
+        return _medians(self.computed[1:]), _medians(self.entered[1:]), read_ms
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a batch saves and costs.
+
+    Attributes:
+        saved_ms: By how much it is shorter if it begins behind the front.
+        read_ms: What reading takes.
+    """
+
+    saved_ms: float
+    read_ms: float
+
+    @property
+    def pays(self) -> bool:
+        """Whether reading is faster than what it saves."""
+        return self.read_ms < self.saved_ms
+
+
+def verdict(dag: PipelineDag, ranks: Sequence[tuple[Times, Times, float | None]]) -> Verdict | None:
+    """Compare a batch that is played through from measured times with and without the front.
+
+    Args:
+        dag: The pipeline's graph.
+        ranks: What each rank's :meth:`FrontTimes.summary` returned.
+
+    Returns:
+        None if an action was not measured.
+    """
+    computed = {action: ms for times, _, _ in ranks for action, ms in times.items()}
+    entered = {action: ms for _, times, _ in ranks for action, ms in times.items()}
+    read_ms = [ms for _, _, ms in ranks if ms is not None]
+    if not read_ms or any(a not in computed or a not in entered for a in dag.actions):
+        return None
+    saved_ms = _batch_ms(dag, computed) - _batch_ms(dag, entered)
+    return Verdict(saved_ms, max(read_ms))
+
+
+def _batch_ms(dag: PipelineDag, times: Times) -> float:
+    return makespan(dag, [times[action] for action in dag.actions])
+
+
+def _medians(batches: Sequence[Mapping[Action, float]]) -> Times:
+    together: dict[Action, list[float]] = {}
+    for batch in batches:
+        for action, time_ms in batch.items():
+            together.setdefault(action, []).append(time_ms)
+    return {action: statistics.median(times) for action, times in together.items()}

@@ -1,0 +1,108 @@
+"""A pipeline stage in which a batch can begin, or which it can pass by.
+
+Every message between two stages that a batch passes by, or begins behind, is left out on both
+sides. So nobody waits for one, whatever the schedule.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.pipelining import PipelineStage
+
+from timelyfreeze.runtime.entry import BatchEntry, StageBlocks
+
+
+class EnteringStage(PipelineStage):
+    """Pipeline stage that a batch may enter at any block, or not at all.
+
+    What leaves no trace while :meth:`enter` has set nothing.
+    """
+
+    _entry: BatchEntry | None = None
+    _front: StageBlocks | None = None
+    _forwarded = -1
+
+    def enter(self, entry: BatchEntry) -> None:
+        """Set where the coming batch enters the model, whose front it would be otherwise.
+
+        Raises:
+            ValueError: If the stage's module cannot begin at one of its blocks.
+        """
+        self._entry = entry
+        if self._front is None:
+            self._front = StageBlocks(self.submod)
+
+    @property
+    def _active(self) -> bool:
+        """Whether this is training."""
+        return bool(self.has_backward)
+
+    @property
+    def _is_passed(self) -> bool:
+        """Whether the batch begins behind this stage."""
+        entry = self._entry
+        return entry is not None and self._active and entry.passes_by(self.stage_index)
+
+    @property
+    def _begins(self) -> bool:
+        """Whether the batch begins in this stage."""
+        entry = self._entry
+        return entry is not None and self._active and entry.begins_at(self.stage_index)
+
+    def _entry_input(self) -> Tensor:
+        assert self._entry is not None  # the caller saw to it
+        return self._entry.inputs[self._forwarded].to(self.device, non_blocking=True)
+
+    def _begin_forward(self, microbatch: int) -> None:
+        """Note which microbatch runs; where the batch begins here, its input has come."""
+        self._forwarded = microbatch
+        if self._begins and not self.is_first:
+            super().set_local_fwd_input(self._entry_input(), microbatch)
+
+    def _entering(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return what the module gets: in a first stage hidden states in place of tokens."""
+        return (self._entry_input(), *args[1:]) if self._begins and self.is_first else args
+
+    def _entered(self) -> AbstractContextManager[None]:
+        """Return what the module's forward runs in: its first blocks left out, or watched."""
+        entry, front = self._entry, self._front
+        if entry is None or front is None or not self._active:
+            return nullcontext()
+        if self._begins:
+            return front.without_first(entry.n_blocks)
+        if entry.tap is None or entry.stage != self.stage_index:
+            return nullcontext()
+        return front.tapped(entry.n_blocks, partial(entry.tap, self._forwarded))
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[Any]:
+        """Receive a microbatch's input, unless the batch begins here or behind."""
+        return [] if self._begins or self._is_passed else super().get_fwd_recv_ops(fwd_chunk_id)
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[Any]:
+        """Send a microbatch's output, unless the batch begins behind this stage."""
+        return [] if self._is_passed else super().get_fwd_send_ops(fwd_chunk_id)
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[Any]:
+        """Receive a microbatch's gradient, unless the batch begins behind this stage."""
+        return [] if self._is_passed else super().get_bwd_recv_ops(bwd_chunk_id)
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[Any]:
+        """Send a microbatch's input gradient, unless the batch begins here or behind."""
+        if not self._begins and not self._is_passed:
+            return super().get_bwd_send_ops(bwd_chunk_id)
+        self.bwd_cache.pop(bwd_chunk_id)
+        return []
+
+    def set_local_fwd_input(self, prev_stage_outputs: Any, mb_index: int) -> None:
+        """Take a same-rank stage's output, unless the batch begins here or behind."""
+        if not self._begins and not self._is_passed:
+            super().set_local_fwd_input(prev_stage_outputs, mb_index)
+
+    def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
+        """Take a same-rank stage's input gradient, unless the batch begins behind this stage."""
+        if not self._is_passed:
+            super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)

@@ -1,0 +1,45 @@
+"""What a user chooses about the cache of what a frozen front puts out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from timelyfreeze.settings.names import key
+
+GIB = 1024**3
+
+
+@dataclass(frozen=True)
+class CacheSettings:
+    """Whether what the frozen front puts out for a row is read in later epochs."""
+
+    enable: bool = False
+    """Read what the frozen front puts out for a row instead of computing it again. For methods that
+    freeze the front and make no plan, and data whose rows come again: see docs/how/cache.md."""
+
+    memory_gib: float = 4.0
+    """Memory of the host, GiB for each process, that rows are kept in first. 0: none."""
+
+    disk_gib: float = 0.0
+    """Room on the disk, GiB for each process, for rows that do not fit into memory. A run that is
+    resumed finds these again. 0: none."""
+
+    folder: str = "activation_cache"
+    """Where those rows are written, below job.dump_folder if it is not absolute. Only one run at a
+    time can use a folder. What it holds may be deleted whenever no run uses it."""
+
+    def errors(self) -> Iterator[str]:
+        """Yield what is wrong with the settings: key, value and rule."""
+        rooms = {"cache.memory_gib": self.memory_gib, "cache.disk_gib": self.disk_gib}
+        for name, room in rooms.items():
+            if not (math.isfinite(room) and room >= 0.0):
+                yield f"{key(name)} is {room}; it must be 0 or more, and finite"
+        if self.memory_gib == self.disk_gib == 0.0:
+            yield (
+                f"{key('cache.memory_gib')} and {key('cache.disk_gib')} are 0, so nothing can be "
+                "kept; make one of them larger"
+            )
+        if self.disk_gib > 0.0 and not self.folder:
+            yield f"{key('cache.folder')} is empty, and {key('cache.disk_gib')} is {self.disk_gib}"
