@@ -11,6 +11,7 @@ import torch
 
 from tests.timelyfreeze.helpers.pipelines import hand_order
 from tests.torchtitan.helpers.summaries import make_summary
+from timelyfreeze.control.caching import CacheUse
 from timelyfreeze.control.collected import CollectedMetrics
 from timelyfreeze.planning.plan import FreezePlan, plan_from_ratios
 from timelyfreeze.records.convergence import kappa_error
@@ -106,6 +107,17 @@ def test_speed_and_batches_of_a_frozen_run() -> None:
     assert summary.peak_memory_gib == 1.5
     assert summary.failure is None
     assert summary.score_ms_per_step is summary.score_memory_mib is None
+
+
+def test_what_the_run_had_of_its_cache_is_what_was_collected_last() -> None:
+    record = RunRecord()
+    for use in (CacheUse(2, 0, 0, 0, 1.0, None), CacheUse(9, 4, 2**20, 2**19, 2.5, 80.0)):
+        record.add_batches(CollectedMetrics({}, {}, 0.0, cache=use))
+    summary = summarize(record, controller(make_plan()))
+    assert (summary.cache_batches, summary.cache_entered) == (9, 4)
+    assert (summary.cache_saved_ms, summary.cache_spent_ms) == (80.0, 2.5)
+    assert summary.cache_mib == 1.5
+    assert summarize(RunRecord(), controller(make_plan())).cache_batches is None
 
 
 def test_a_step_of_several_batches() -> None:

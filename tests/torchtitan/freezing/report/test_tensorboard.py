@@ -10,6 +10,7 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import plugin_data_pb2
 
 from tests.torchtitan.helpers.summaries import make_summary
+from timelyfreeze.control.caching import CacheUse
 from timelyfreeze.control.collected import CollectedMetrics
 from timelyfreeze.settings.phases import Phase
 from torchtitan.freezing.config.job_config import JobConfig
@@ -153,6 +154,17 @@ def test_what_is_known_has_a_tag() -> None:
         "freezing/batch_ms/predicted": 80.0,
         "freezing/drift": 1.25,
     }
+
+
+@pytest.mark.parametrize(("saved_ms", "told"), [(None, {}), (9.5, {"saved_ms": 9.5})])
+def test_a_cache_has_tags_of_its_own(saved_ms: float | None, told: dict[str, float]) -> None:
+    use = CacheUse(8, 5, 2**20, 3 * 2**20, 1.5, saved_ms)
+    logged = logged_metrics(
+        controller(Phase.STABLE), CollectedMetrics({}, {}, 0.0, cache=use), None
+    )
+    tags = {"entered_batches": 5.0, "spent_ms": 1.5, "memory_mib": 1.0, "disk_mib": 3.0, **told}
+    cache = {tag: value for tag, value in logged.items() if "cache" in tag}
+    assert cache == {f"freezing/cache/{name}": value for name, value in tags.items()}
 
 
 def test_what_is_not_known_has_none() -> None:

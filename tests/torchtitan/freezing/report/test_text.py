@@ -51,6 +51,17 @@ def report(**metrics: Any) -> list[str]:
     return lines[3:-2]
 
 
+def test_a_cache_has_a_line() -> None:
+    used = {"cache_batches": 1200, "cache_entered": 800, "cache_mib": 64.2, "cache_spent_ms": 90.0}
+    line = (
+        "activation cache         800 of 1,200 batches began behind the frozen front; 64 MiB kept; "
+        "90 ms spent"
+    )
+    assert line in report(**SPEED, **used)
+    assert f"{line}, about 5,000 ms saved" in report(**SPEED, **used, cache_saved_ms=5000.0)
+    assert not any("cache" in told for told in report(**SPEED))
+
+
 def test_the_report_of_a_planned_run() -> None:
     assert report(**SPEED, **PLAN, **APPLIED, batch_ms_unfrozen=99.0, batch_ms=77.5) == [
         *SPEED_LINES,
