@@ -2,7 +2,7 @@
 
 from timelyfreeze.runtime.change_meter import ChangeMeter
 from timelyfreeze.runtime.compiled_blocks import CompiledBlocks
-from timelyfreeze.runtime.entry import BatchEntry
+from timelyfreeze.runtime.entry import BatchEntry, BlockPlace
 from timelyfreeze.runtime.exchange import Exchange, GridExchange
 from timelyfreeze.runtime.gradient_energy import GradientEnergy
 from timelyfreeze.runtime.masked_backward import masked_full_backward
@@ -28,10 +28,11 @@ from timelyfreeze.runtime.transfers import measure_transfers
 from timelyfreeze.runtime.update_meter import RankUpdates, UpdateMeter, frozen_counts
 
 __all__ = [
-    "NOTHING_FROZEN", "ActionRecorder", "BatchEntry", "ChangeMeter", "Clock", "CompiledBlocks",
-    "Exchange", "FreezingStage", "GradientEnergy", "GridExchange", "OutsideClock", "RankUpdates",
-    "UpdateMeter", "adopt_stages", "clock_for", "forward_only", "frozen_counts",
-    "greet_other_ranks_alone", "has_loss", "known_schedules", "masked_full_backward",
-    "measure_transfers", "named_order", "places_stages_in_v", "read_order", "run_batches_in",
-    "run_in_order", "splits_backward", "stages_of", "stages_per_rank", "step_ratios",
+    "NOTHING_FROZEN", "ActionRecorder", "BatchEntry", "BlockPlace", "ChangeMeter", "Clock",
+    "CompiledBlocks", "Exchange", "FreezingStage", "GradientEnergy", "GridExchange",
+    "OutsideClock", "RankUpdates", "UpdateMeter", "adopt_stages", "clock_for", "forward_only",
+    "frozen_counts", "greet_other_ranks_alone", "has_loss", "known_schedules",
+    "masked_full_backward", "measure_transfers", "named_order", "places_stages_in_v",
+    "read_order", "run_batches_in", "run_in_order", "splits_backward", "stages_of",
+    "stages_per_rank", "step_ratios",
 ]  # fmt: skip

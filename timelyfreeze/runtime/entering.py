@@ -16,6 +16,10 @@ from torch.distributed.pipelining import PipelineStage
 from timelyfreeze.runtime.entry import BatchEntry, StageBlocks
 
 
+def _nobody(microbatch: int, hidden: Tensor) -> None:
+    """Listen to nothing."""
+
+
 class EnteringStage(PipelineStage):
     """Pipeline stage that a batch may enter at any block, or not at all.
 
@@ -72,11 +76,13 @@ class EnteringStage(PipelineStage):
         entry, front = self._entry, self._front
         if entry is None or front is None or not self._active:
             return nullcontext()
-        if self._begins:
-            return front.without_first(entry.n_blocks)
-        if entry.tap is None or entry.stage != self.stage_index:
+        start, tapped = (
+            place.n_blocks if place is not None and place.stage == self.stage_index else None
+            for place in (entry.start, entry.tapped)
+        )
+        if start is None and tapped is None:
             return nullcontext()
-        return front.tapped(entry.n_blocks, partial(entry.tap, self._forwarded))
+        return front.cut(start, tapped, partial(entry.tap or _nobody, self._forwarded))
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[Any]:
         """Receive a microbatch's input, unless the batch begins here or behind."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -19,32 +19,42 @@ LAYERS, EMBEDDING = "layers", "tok_embeddings"
 Tap = Callable[[int, Tensor], None]
 
 
-@dataclass(frozen=True)
-class BatchEntry:
-    """How the coming batch runs through a stage that a frozen front reaches.
+class BlockPlace(NamedTuple):
+    """A place in front of a block.
 
     Attributes:
-        stage: The stage that holds the first live block.
-        n_blocks: How many of that stage's blocks lie in front of it.
-        cuts: Whether the batch begins at that block.
-        inputs: By microbatch, what it gets then, shape [rows, T, d]; empty on processes that do not
-            hold the stage.
-        tap: Told what it gets in a batch that begins at the front; None for nobody.
+        stage: The stage that holds the block.
+        n_blocks: How many of the stage's blocks lie in front of it.
     """
 
     stage: int
     n_blocks: int
-    cuts: bool = False
+
+
+@dataclass(frozen=True)
+class BatchEntry:
+    """How the coming batch runs through a pipeline whose front is frozen.
+
+    Attributes:
+        start: Where it begins; None for the front.
+        inputs: By microbatch, what the block at ``start`` gets, shape [rows, T, d]; empty on
+            processes that do not hold its stage.
+        tapped: Where ``tap`` listens, not before ``start``.
+        tap: Told what comes by there; None for nobody.
+    """
+
+    start: BlockPlace | None = None
     inputs: Mapping[int, Tensor] = field(default_factory=dict)
+    tapped: BlockPlace | None = None
     tap: Tap | None = None
 
     def passes_by(self, stage: int) -> bool:
         """Return whether the batch begins behind ``stage``."""
-        return self.cuts and stage < self.stage
+        return self.start is not None and stage < self.start.stage
 
     def begins_at(self, stage: int) -> bool:
         """Return whether the batch begins inside ``stage``, or at its first block."""
-        return self.cuts and stage == self.stage
+        return self.start is not None and stage == self.start.stage
 
 
 class StageBlocks:
@@ -72,34 +82,32 @@ class StageBlocks:
         self._layers = layers
 
     @contextmanager
-    def without_first(self, n_blocks: int) -> Iterator[None]:
-        """Have the module begin behind its embedding and its first ``n_blocks`` blocks."""
-        behind = list(self._layers.items())[n_blocks:]
-        embedding = getattr(self._module, EMBEDDING, None)
-        with self._replaced(nn.ModuleDict(behind)):
-            if embedding is not None:
-                setattr(self._module, EMBEDDING, None)
-            try:
-                yield
-            finally:
-                if embedding is not None:
-                    setattr(self._module, EMBEDDING, embedding)
+    def cut(
+        self, start: int | None, tapped: int | None, tell: Callable[[Tensor], None]
+    ) -> Iterator[None]:
+        """Run the module without what comes before a block, and listen in front of another.
 
-    @contextmanager
-    def tapped(self, n_blocks: int, tell: Callable[[Tensor], None]) -> Iterator[None]:
-        """Call ``tell`` with what comes out of the first ``n_blocks`` blocks."""
-        blocks = list(self._layers.items())
-        blocks.insert(n_blocks, ("tap", _Tap(tell)))
-        with self._replaced(nn.ModuleDict(blocks)):
-            yield
-
-    @contextmanager
-    def _replaced(self, layers: nn.ModuleDict) -> Iterator[None]:
-        setattr(self._module, LAYERS, layers)
+        Args:
+            start: Number of blocks to leave out, the embedding with them; None to leave out
+                nothing.
+            tapped: Number of blocks in front of the place where ``tell`` listens, at least
+                ``start``; None for nowhere.
+            tell: Called with what comes by there.
+        """
+        blocks: list[tuple[str, nn.Module]] = list(self._layers.items())
+        if tapped is not None:
+            blocks.insert(tapped, ("tap", _Tap(tell)))
+        replaced = {LAYERS: nn.ModuleDict(blocks[start or 0 :])}
+        if start is not None:
+            replaced[EMBEDDING] = None
+        before = {name: getattr(self._module, name, None) for name in replaced}
         try:
+            for name, part in replaced.items():
+                setattr(self._module, name, part)
             yield
         finally:
-            setattr(self._module, LAYERS, self._layers)
+            for name, part in before.items():
+                setattr(self._module, name, part)
 
 
 class _Tap(nn.Module):

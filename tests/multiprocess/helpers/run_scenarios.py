@@ -132,6 +132,19 @@ class FewBatches:
         return self._batches
 
 
+def note_starts(cache, starts):
+    """Note of each batch where it begins, None for the front, and whether its rows are kept."""
+    real_entry = cache.entry
+
+    def entry(number):
+        found = real_entry(number)
+        start = None if found is None or found.start is None else tuple(found.start)
+        starts.append((start, found is not None and found.tap is not None))
+        return found
+
+    cache.entry = entry
+
+
 def add_tiny_flavor():
     """Make "tiny" known, and "short" with half its layers.
 
@@ -216,6 +229,8 @@ def run(scenario, folder):
         optimizer.register_step_pre_hook(keep_gradients)
     controller = getattr(trainer, "controller", None)
     if controller is not None:
+        if controller._cache is not None:
+            note_starts(controller._cache, seen.setdefault("starts", []))
         for stage in controller._stages:
             seen.setdefault("sizes", {})[stage.stage_index] = stage.parameter_sizes.tolist()
             seen.setdefault("names", {})[stage.stage_index] = list(stage.parameter_names)
@@ -275,8 +290,6 @@ def run(scenario, folder):
         seen["switched_off"] = controller.switched_off
         frozen, elements = controller._updates.total
         seen["average_freeze_ratio"] = frozen / max(1, elements)
-        cache = controller._cache
-        seen["entered"] = None if cache is None else cache.use().entered
     trainer.close()
     torch.save(seen, folder / f"rank_{dist.get_rank()}.pt")
 

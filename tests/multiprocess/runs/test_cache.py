@@ -43,7 +43,9 @@ CASES = [
     *((4, "fixed", schedule, {}) for schedule in SCHEDULES),
     (2, "fixed", "1F1B", TWO_BATCHES),
     (2, "fixed", "ZBVZeroBubble", {**TWO_BATCHES, **DISK}),
-    (2, "linear", "GPipe", {"training__steps": 24}),
+    # A front that grows in the middle of an epoch.
+    (2, "linear", "GPipe", {"training__local_batch_size": 4, "training__steps": 27}),
+    (2, "linear", "ZBVZeroBubble", {"training__local_batch_size": 4, "training__steps": 27}),
     (2, "autofreeze", "1F1B", {"training__max_norm": 0.5}),
     (2, "fixed", "GPipe", VALIDATED),
     (1, "fixed", "1F1B", {}),
@@ -111,9 +113,13 @@ def assert_same(plain, cached):
 def test_what_is_learned_is_the_same_to_the_last_bit(runs, number):
     plain, cached = runs[number]
     assert_same(plain, cached)
-    # All ranks know of the same batches. A growing front drops what it has.
-    assert len({seen["entered"] for seen in cached}) == 1
-    assert cached[0]["entered"] >= (3 if CASES[number][1] == "fixed" else 1)
+    # All ranks know of the same batches.
+    assert all(seen["starts"] == cached[0]["starts"] for seen in cached)
+    starts = [start for start, _ in cached[0]["starts"] if start is not None]
+    assert len(starts) >= (3 if CASES[number][1] == "fixed" else 1)
+    if CASES[number][1] == "linear":
+        # Batches began at the end of the shallower front and were kept at the deeper one.
+        assert sum(start is not None and keeps for start, keeps in cached[0]["starts"]) > 0
     assert [seen["warnings"] for seen in cached] == [seen["warnings"] for seen in plain]
 
 
@@ -159,7 +165,10 @@ def test_a_run_goes_on_with_a_warm_a_cold_a_damaged_and_a_deleted_cache(folder):
         assert found[name][0]["losses"] == first[0]["losses"][-(STEPS - RESUMED_AT) :]
     # Three batches are computed in any case. Step 12 ends an epoch and 13 to 15 make the next, so
     # without files the last step is the first that finds all its rows.
-    entered = {name: found[name][0]["entered"] for name in ("warm", "damaged", "deleted")}
+    entered = {
+        name: sum(start is not None for start, _ in found[name][0]["starts"])
+        for name in ("warm", "damaged", "deleted")
+    }
     assert entered == {"warm": 2, "deleted": 1, "damaged": 0}
     told = [warning for seen in found["damaged"] for warning in seen["warnings"]]
     assert len([warning for warning in told if "cannot be used" in warning]) == 1

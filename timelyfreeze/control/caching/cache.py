@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,10 +27,17 @@ from timelyfreeze.control.caching.store import ActivationStore
 from timelyfreeze.control.caching.use import CacheUse
 from timelyfreeze.control.caching.verdict import N_COMPUTED, N_ENTERED, FrontTimes, Verdict, verdict
 from timelyfreeze.policies import ModelLayout
-from timelyfreeze.runtime import BatchEntry, Exchange
+from timelyfreeze.runtime import BatchEntry, BlockPlace, Exchange
 from timelyfreeze.schedule import Action, PipelineDag
 
 logger = logging.getLogger(__name__)
+
+
+class _Kept(NamedTuple):
+    """A front whose rows are kept, and the name that no other front has."""
+
+    front: Front
+    name: str
 
 
 class FrontCache:
@@ -66,11 +74,12 @@ class FrontCache:
         self._n_microbatches = 1 + max(action.microbatch for action in dag.actions)
         self._exchange = exchange
         self._identity = identity
-        self._front: Front | None = None
+        self._kept: _Kept | None = None
+        self._older: _Kept | None = None  # the front before this one, which has grown
         self._entries: list[BatchEntry | None] = []
-        self._unread: deque[tuple[FrontTimes, bool]] = deque()
+        self._unread: deque[list[Mapping[Action, float]] | None] = deque()
         self._times = FrontTimes()
-        self._n_batches = self._n_entered = 0  # of this front
+        self._n_computed = self._n_entered = 0  # of this front
         self._entered_in_step = 0
         self._verdict: Verdict | None = None
         self._is_decided = False
@@ -89,60 +98,75 @@ class FrontCache:
         """
         self._entries, self._entered_in_step = [], 0
         front = None if frozen is None else front_of(self._layout, frozen)
-        if front == self._front:
+        before = self._kept.front if self._kept is not None else None
+        if front == before:
             return
-        self._front = front
-        self._times = FrontTimes()
-        self._n_batches = self._n_entered = 0
-        self._verdict, self._is_decided = None, False
         with self._spending():
-            self._store.begin(None if front is None else self._name_of(front))
+            kept = None if front is None else _Kept(front, self._name_of(front))
+            # Nothing of a shallower front has changed while it grew.
+            has_grown = front is not None and before is not None and front.depth > before.depth
+            self._older = self._kept if has_grown and not self._is_off else None
+            self._kept = kept
+            self._times = FrontTimes()
+            self._n_computed = self._n_entered = 0
+            self._verdict, self._is_decided = None, False
+            self._store.begin(
+                None if kept is None else kept.name,
+                None if self._older is None else self._older.name,
+            )
+
+    @property
+    def _is_off(self) -> bool:
+        """Whether reading does not pay at this depth."""
+        return self._verdict is not None and not self._verdict.pays
 
     def name_batches(self, batches: Sequence[Sequence[Row]]) -> None:
         """Say which rows the step's batches have, in their order, and see which are there.
 
         A step whose batches nobody names is computed. Every rank must call this together.
         """
-        front = self._front
-        if front is None or (self._verdict is not None and not self._verdict.pays):
+        if self._kept is None or self._is_off:
             return
-        mine: list[list[Tensor] | None] | None = None
-        if front.stage in self._stages:
-            mine = [self._read(batch) for batch in batches]
-        told = None if mine is None else [found is not None for found in mine]
-        everyone: list[list[bool] | None] = self._exchange.all_gather(told)
-        found = next(answer for answer in everyone if answer is not None)
-        for place, is_there in enumerate(found):
-            outputs = None if mine is None else mine[place]
-            self._entries.append(self._entry(front, batches[place], is_there, outputs))
+        choices = [kept for kept in (self._kept, self._older) if kept is not None]
+        mine = [[self._read(kept, batch) for kept in choices] for batch in batches]
+        told = [[inputs is not None for inputs in of_batch] for of_batch in mine]
+        everyone: list[list[list[bool]]] = self._exchange.all_gather(told)
+        for number, batch in enumerate(batches):
+            there = [any(rank[number][i] for rank in everyone) for i in range(len(choices))]
+            chosen = next((i for i, is_there in enumerate(there) if is_there), None)
+            inputs = None if chosen is None else mine[number][chosen]
+            start = None if chosen is None else choices[chosen].front.end
+            self._entries.append(self._entry(batch, start, inputs))
 
     def entry(self, number: int) -> BatchEntry | None:
         """Return, once, where batch ``number`` of the step, from 0, enters the model."""
         entry = None
         if number < len(self._entries):
             entry, self._entries[number] = self._entries[number], None
-        is_entered = entry is not None and entry.cuts
-        if self._front is not None:
+        kind = None
+        if self._kept is not None:
+            start = None if entry is None else entry.start
+            is_entered = start == self._kept.front.end
             self._all_batches += 1
-            self._n_batches += 1
-            self._all_entered += is_entered
+            self._all_entered += start is not None
+            self._n_computed += start is None
             self._n_entered += is_entered
             self._entered_in_step += is_entered
-        self._unread.append((self._times, is_entered))
+            if start is None or is_entered:
+                kind = self._times.entered if is_entered else self._times.computed
+        self._unread.append(kind)
         return entry
 
     def add_times(self, durations_ms: Mapping[Action, float]) -> None:
         """Take note of the times of a batch, which come in the order of :meth:`entry`."""
-        times, is_entered = self._unread.popleft()
-        of_kind, most = (times.entered, N_ENTERED) if is_entered else (times.computed, N_COMPUTED)
-        if len(of_kind) < most:
+        of_kind = self._unread.popleft()
+        if of_kind is not None and len(of_kind) < N_ENTERED:
             of_kind.append(durations_ms)
 
     @property
     def needs_times(self) -> bool:
         """Whether it can be decided now whether reading pays; the same on all ranks."""
-        n_computed = self._n_batches - self._n_entered
-        enough = n_computed >= N_COMPUTED and self._n_entered >= N_ENTERED
+        enough = self._n_computed >= N_COMPUTED and self._n_entered >= N_ENTERED
         return enough and not self._is_decided
 
     def decide(self) -> None:
@@ -150,19 +174,20 @@ class FrontCache:
 
         Times of all batches must have been added.
         """
-        assert self._front is not None  # batches were entered
+        assert self._kept is not None  # batches were entered
         self._is_decided = True
         self._verdict = verdict(self._dag, self._exchange.all_gather(self._times.summary()))
         if self._verdict is None:
             return
         if not self._verdict.pays:
+            self._older = None
             self._store.begin(None)
         if self._exchange.rank != 0:
             return
         logger.info(
             "Activation cache, %d blocks frozen: reading takes %.2f ms a batch and saves %.2f ms; "
             "%s",
-            self._front.depth,
+            self._kept.front.depth,
             self._verdict.read_ms,
             self._verdict.saved_ms,
             "it stays on" if self._verdict.pays else "it is off until the depth changes",
@@ -197,35 +222,39 @@ class FrontCache:
         together = {name: digest for rank in everyone for name, digest in rank.items()}
         return fingerprint(front, together, self._identity)
 
-    def _read(self, batch: Sequence[Row]) -> list[Tensor] | None:
-        """Return the inputs of a batch's microbatches; None if a row is missing.
+    def _read(self, kept: _Kept, batch: Sequence[Row]) -> dict[int, Tensor] | None:
+        """Return the inputs of a batch's microbatches; None if a row is missing, or not held here.
 
         The first batches at a depth are computed, to know what that takes.
         """
-        n_computed = self._n_batches - self._n_entered
-        if n_computed < N_COMPUTED or not all(self._store.has(row) for row in batch):
+        is_here = kept.front.end.stage in self._stages and self._n_computed >= N_COMPUTED
+        if not is_here or not all(self._store.has(kept.name, row) for row in batch):
             return None
         started = time.perf_counter()
         with self._spending():
-            outputs = [self._store.read(row) for row in batch]
+            outputs = [self._store.read(kept.name, row) for row in batch]
             whole = [output for output in outputs if output is not None]
             if len(whole) < len(batch):
                 return None
             size = len(batch) // self._n_microbatches
-            inputs = [
-                torch.stack(whole[first : first + size]) for first in range(0, len(batch), size)
-            ]
-        if len(self._times.read_ms) < N_ENTERED:
+            parts = [whole[first : first + size] for first in range(0, len(batch), size)]
+            inputs = {microbatch: torch.stack(part) for microbatch, part in enumerate(parts)}
+        if kept is self._kept and len(self._times.read_ms) < N_ENTERED:
             self._times.read_ms.append(1e3 * (time.perf_counter() - started))
         return inputs
 
     def _entry(
-        self, front: Front, batch: Sequence[Row], is_there: bool, outputs: list[Tensor] | None
+        self, batch: Sequence[Row], start: BlockPlace | None, inputs: dict[int, Tensor] | None
     ) -> BatchEntry:
-        if is_there:
-            inputs = dict(enumerate(outputs or ()))
-            return BatchEntry(front.stage, front.n_blocks, cuts=True, inputs=inputs)
-        return BatchEntry(front.stage, front.n_blocks, tap=partial(self._keep, batch))
+        assert self._kept is not None  # the caller saw to it
+        end = self._kept.front.end
+        if start == end:
+            return BatchEntry(start, inputs or {})
+        if self._older is not None and self._older.front.end.stage in self._stages:
+            # Soon kept for the deeper front: they make room.
+            for row in batch:
+                self._store.drop(self._older.name, row.number)
+        return BatchEntry(start, inputs or {}, end, partial(self._keep, batch))
 
     def _keep(self, batch: Sequence[Row], microbatch: int, outputs: Tensor) -> None:
         """Store what the front puts out in one microbatch of ``batch``."""

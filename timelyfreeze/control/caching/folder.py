@@ -1,11 +1,12 @@
-"""The folder that one process keeps entries in: its own, and of one frozen front at a time."""
+"""The folder that one process keeps entries in: its own, with a folder for each frozen front."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -68,52 +69,58 @@ class EntryFolder:
                 f"{key('cache.folder')} is {str(folder)!r}, which another run uses; name another"
             ) from None
         self._room = room
-        self._front: Path | None = None
-        self._sizes: dict[int, int] = {}
+        self._sizes: dict[str, dict[int, int]] = {}
+        self._counting = threading.Lock()  # one thread writes, another drops
         self.n_bytes = 0
 
-    def begin(self, front: str) -> None:
-        """Hold entries of ``front`` from now on, those that are there already included.
+    def begin(self, fronts: Sequence[str]) -> list[Path]:
+        """Hold entries of ``fronts`` from now on, those that are there already included.
 
         Args:
-            front: A name that no other front has, weights included.
+            fronts: Names that no others have, weights included.
+
+        Returns:
+            Folders of other fronts, which nobody needs any more.
         """
-        self._front = self._place / front
-        files = self._front.glob(f"*{SUFFIX}") if self._front.is_dir() else ()
-        self._sizes = {int(f.stem): f.stat().st_size for f in files if f.stem.isdigit()}
-        self.n_bytes = sum(self._sizes.values())
+        self._sizes = {front: self._sizes.get(front) or self._found(front) for front in fronts}
+        self.n_bytes = sum(sum(sizes.values()) for sizes in self._sizes.values())
+        places = [place for place in sorted(self._place.iterdir()) if place.is_dir()]
+        return [place for place in places if place.name not in self._sizes]
 
-    def others(self) -> Iterator[Path]:
-        """Yield the folders of other fronts, which nobody needs any more."""
-        for place in sorted(self._place.iterdir()):
-            if place.is_dir() and place != self._front:
-                yield place
+    def _found(self, front: str) -> dict[int, int]:
+        files = (self._place / front).glob(f"*{SUFFIX}")
+        return {int(f.stem): f.stat().st_size for f in files if f.stem.isdigit()}
 
-    def __contains__(self, index: int) -> bool:
+    def has(self, front: str, number: int) -> bool:
         """Return whether there is an entry of a row."""
-        return index in self._sizes
+        return number in self._sizes[front]
 
     def has_room(self, n_bytes: int) -> bool:
         """Return whether an entry of so many bytes may be written."""
         return self.n_bytes + n_bytes <= self._room
 
-    def write(self, row: Row, output: Tensor) -> None:
+    def write(self, front: str, row: Row, output: Tensor) -> None:
         """Write an entry; raises as :func:`write_entry`."""
-        assert self._front is not None  # the store has begun
-        size = write_entry(self._front, row, output)
-        self.n_bytes += size - self._sizes.get(row.number, 0)
-        self._sizes[row.number] = size
+        size = write_entry(self._place / front, row, output)
+        with self._counting:
+            self.n_bytes += size - self._sizes[front].get(row.number, 0)
+            self._sizes[front][row.number] = size
 
-    def read(self, row: Row) -> Tensor:
+    def read(self, front: str, row: Row) -> Tensor:
         """Read an entry; raises as :func:`read_entry`."""
-        assert self._front is not None  # likewise
-        return read_entry(self._front, row)
+        return read_entry(self._place / front, row)
 
-    def drop(self, index: int) -> None:
-        """Forget an entry."""
-        assert self._front is not None  # likewise
-        self.n_bytes -= self._sizes.pop(index, 0)
-        entry_file(self._front, index).unlink(missing_ok=True)
+    def drop(self, front: str, number: int) -> None:
+        """Forget an entry, and delete its file if there is one.
+
+        Raises:
+            OSError: If it cannot be deleted.
+        """
+        with self._counting:
+            size = self._sizes[front].pop(number, None)
+            self.n_bytes -= size or 0
+        if size is not None:
+            entry_file(self._place / front, number).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Let others have the folder."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from timelyfreeze.policies import ModelLayout
+from timelyfreeze.runtime import BlockPlace
 
 
 @dataclass(frozen=True)
@@ -20,14 +21,13 @@ class Front:
 
     Attributes:
         depth: How many blocks.
-        stage: The stage behind it, or in which it ends.
-        n_blocks: How many blocks of that stage belong to it.
+        end: Where it ends: the stage of the first live block, and how many of its blocks belong to
+            the front.
         names: Its parameters.
     """
 
     depth: int
-    stage: int
-    n_blocks: int
+    end: BlockPlace
     names: tuple[str, ...]
 
 
@@ -49,7 +49,7 @@ def front_of(layout: ModelLayout, frozen: NDArray[np.bool_]) -> Front | None:
     in_front = layout.layers < depth
     here = layout.layers[in_front & (layout.stages == stage)]
     names = tuple(name for name, is_in in zip(layout.names, in_front, strict=True) if is_in)
-    return Front(depth, stage, len(set(here[here >= 0].tolist())), names)
+    return Front(depth, BlockPlace(stage, len(set(here[here >= 0].tolist()))), names)
 
 
 def digests(names: Sequence[str], parameters: Mapping[str, Tensor]) -> dict[str, str]:

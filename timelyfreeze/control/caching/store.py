@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 from functools import partial
 
@@ -21,7 +22,7 @@ _N_WAITING = 64
 
 
 class ActivationStore:
-    """Outputs of one frozen front, by row.
+    """Outputs of a frozen front, by row, and those of the shallower one that it has grown from.
 
     Rows that have found room stay until the front changes; later ones are not kept. In epochs that
     read every row once, replacing some by others would only make each come too late.
@@ -39,10 +40,11 @@ class ActivationStore:
         self._memory_bytes = memory_bytes
         self._folder = folder
         self._writer = BehindWriter(_N_WAITING)
-        self._in_memory: dict[int, tuple[str, Tensor]] = {}
+        self._front: str | None = None
+        self._in_memory: dict[str, dict[int, tuple[str, Tensor]]] = {}
         self._waiting: set[int] = set()
-        self._full = self._disk_failed = self._has_told = False
-        self._generation = 0
+        self._disk_failed = self._has_told = False
+        self._counting = threading.Lock()  # one thread stores, another drops
         self.memory_used = 0
         self.n_refused = 0
 
@@ -51,36 +53,42 @@ class ActivationStore:
         """Bytes of the rows on the disk."""
         return 0 if self._folder is None else self._folder.n_bytes
 
-    def begin(self, front: str | None) -> None:
-        """Forget all rows, but keep those of ``front`` that the disk has already.
+    def begin(self, front: str | None, older: str | None = None) -> None:
+        """Keep rows of ``front`` from now on.
+
+        Forget all rows but those of the two fronts that are there already.
 
         Args:
             front: A name that no other front has; None if there is none.
+            older: Likewise of a front whose rows may still be read.
         """
-        self._generation += 1
+        self._front = None  # what waits is not stored
         self._writer.flush()
-        self._in_memory, self._waiting = {}, set()
-        self.memory_used, self._full = 0, False
-        if self._folder is None:
-            return
-        self._folder.begin(front or "none")
-        for other in self._folder.others():
-            self._writer.add(partial(delete, other))
+        fronts = [name for name in (front, older) if name is not None]
+        self._in_memory = {name: self._in_memory.get(name, {}) for name in fronts}
+        in_memory = [kept for rows in self._in_memory.values() for _, kept in rows.values()]
+        self.memory_used = sum(output.nbytes for output in in_memory)
+        self._waiting = set()
+        if self._folder is not None:
+            for other in self._folder.begin(fronts):
+                self._writer.add(partial(delete, other))
+        self._front = front
 
-    def has(self, row: Row) -> bool:
-        """Return whether a row seems to be there."""
-        if row.number in self._in_memory:
-            return self._in_memory[row.number][0] == row.digest
-        return self._folder is not None and row.number in self._folder
+    def has(self, front: str, row: Row) -> bool:
+        """Return whether a row of a front that is kept seems to be there."""
+        kept = self._in_memory[front].get(row.number)
+        if kept is not None:
+            return kept[0] == row.digest
+        return self._folder is not None and self._folder.has(front, row.number)
 
-    def read(self, row: Row) -> Tensor | None:
+    def read(self, front: str, row: Row) -> Tensor | None:
         """Return a row's output, on the host; None, and forget it, where it is not whole."""
-        if row.number in self._in_memory:
-            digest, output = self._in_memory[row.number]
-            return output if digest == row.digest else None
+        kept = self._in_memory[front].get(row.number)
+        if kept is not None:
+            return kept[1] if kept[0] == row.digest else None
         assert self._folder is not None  # the row was there
         try:
-            return self._folder.read(row)
+            return self._folder.read(front, row)
         except (EntryError, OSError) as error:
             if not self._has_told:
                 self._has_told = True
@@ -89,11 +97,23 @@ class ActivationStore:
                     "and written again, and this is told once",
                     error,
                 )
-            self._forget(row.number)
+            self.drop(front, row.number)
             return None
 
+    def drop(self, front: str, number: int) -> None:
+        """Forget a row of a front that is kept, if it is there."""
+        kept = self._in_memory[front].pop(number, None)
+        if kept is not None:
+            with self._counting:
+                self.memory_used -= kept[1].nbytes
+        if self._folder is not None:
+            try:
+                self._folder.drop(front, number)
+            except OSError as error:
+                logger.debug("Row %d stays on the disk: %s", number, error)
+
     def offer(self, rows: Sequence[Row], outputs: Tensor) -> int:
-        """Store the rows that are missing, behind the training.
+        """Store rows of the front that are missing, behind the training.
 
         Args:
             rows: Of a microbatch.
@@ -103,17 +123,20 @@ class ActivationStore:
         Returns:
             How many rows will be stored.
         """
+        front = self._front
+        if front is None:
+            return 0
         wanted = [
             place
             for place, row in enumerate(rows)
-            if not self.has(row) and row.number not in self._waiting
+            if not self.has(front, row) and row.number not in self._waiting
         ]
-        if not wanted or self._full:
+        if not wanted or not self._has_room(outputs.nbytes // len(rows)):
             return 0
         copied, mark = _copied_to_host(outputs)
         chosen = [(rows[place], copied[place]) for place in wanted]
         self._waiting.update(row.number for row, _ in chosen)
-        if not self._writer.offer(partial(self._store, chosen, mark, self._generation)):
+        if not self._writer.offer(partial(self._store, front, chosen, mark)):
             self._waiting.difference_update(row.number for row, _ in chosen)
             self.n_refused += len(chosen)
             return 0
@@ -131,42 +154,37 @@ class ActivationStore:
 
     # -- in the writer's thread --------------------------------------------------------------------
 
-    def _store(self, chosen: Sequence[tuple[Row, Tensor]], mark: object, generation: int) -> None:
+    def _store(self, front: str, chosen: Sequence[tuple[Row, Tensor]], mark: object) -> None:
         if isinstance(mark, torch.cuda.Event):
             mark.synchronize()
         for row, output in chosen:
-            if generation == self._generation:
-                self._store_row(row, output)
+            if front == self._front:
+                self._store_row(front, row, output)
             self._waiting.discard(row.number)
 
-    def _store_row(self, row: Row, output: Tensor) -> None:
-        if self.memory_used + output.nbytes <= self._memory_bytes:
-            self._in_memory[row.number] = (row.digest, output.clone())
-            self.memory_used += output.nbytes
-        elif self._folder is not None and self._folder.has_room(output.nbytes):
-            self._write(self._folder, row, output)
-        else:
-            self._full = True
+    def _has_room(self, n_bytes: int) -> bool:
+        if self.memory_used + n_bytes <= self._memory_bytes:
+            return True
+        return self._folder is not None and not self._disk_failed and self._folder.has_room(n_bytes)
 
-    def _write(self, folder: EntryFolder, row: Row, output: Tensor) -> None:
-        if self._disk_failed:
+    def _store_row(self, front: str, row: Row, output: Tensor) -> None:
+        if not self._has_room(output.nbytes):
             return
+        if self.memory_used + output.nbytes <= self._memory_bytes:
+            self._in_memory[front][row.number] = (row.digest, output.clone())
+            with self._counting:
+                self.memory_used += output.nbytes
+            return
+        assert self._folder is not None  # or there would be no room
         try:
-            folder.write(row, output)
+            self._folder.write(front, row, output)
         except OSError as error:
-            self._disk_failed = self._full = True
+            self._disk_failed = True
             logger.warning(
                 "The activation cache writes no more files: %s; training goes on, and reads those "
                 "that are there",
                 error,
             )
-
-    def _forget(self, index: int) -> None:
-        assert self._folder is not None  # what is in memory is whole
-        try:
-            self._folder.drop(index)
-        except OSError as error:
-            logger.debug("Row %d stays on the disk: %s", index, error)
 
 
 def _copied_to_host(outputs: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:

@@ -37,7 +37,7 @@ def test_a_front_ends_before_the_first_block_with_a_live_tensor(
     first_live: str, expected: tuple[int, int, int] | None
 ) -> None:
     front = front_of(LAYOUT, frozen(first_live, "output.weight"))
-    found = None if front is None else (front.depth, front.stage, front.n_blocks)
+    found = None if front is None else (front.depth, *front.end)
     assert found == expected
 
 

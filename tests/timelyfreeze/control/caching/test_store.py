@@ -29,11 +29,11 @@ def filled(store: ActivationStore, numbers: range) -> None:
     store.flush()
 
 
-def found(store: ActivationStore, numbers: range) -> list[int]:
+def found(store: ActivationStore, numbers: range, front: str = "front") -> list[int]:
     """Which rows are there; each must have its own output."""
-    there = [number for number in numbers if store.has(row(number))]
+    there = [number for number in numbers if store.has(front, row(number))]
     for number in there:
-        read = store.read(row(number))
+        read = store.read(front, row(number))
         assert read is not None
         assert torch.equal(read, output(number)[0])
     return there
@@ -82,7 +82,7 @@ def test_a_row_with_other_tokens_is_missing(tmp_path: Path) -> None:
         store.begin("front")
         filled(store, range(1))
         other = Row(0, "other tokens")
-        assert not store.has(other) or store.read(other) is None
+        assert not store.has("front", other) or store.read("front", other) is None
         store.close()
 
 
@@ -91,10 +91,31 @@ def test_another_front_finds_nothing_and_deletes_the_files(tmp_path: Path) -> No
     store.begin("front")
     filled(store, range(6))
     store.begin("other")
-    assert found(store, range(6)) == []
+    assert found(store, range(6), "other") == []
     assert (store.memory_used, store.disk_used) == (0, 0)
     store.flush()
     assert list(tmp_path.rglob("*.safetensors")) == []
+    store.close()
+
+
+def test_rows_of_an_older_front_stay_until_they_are_dropped(tmp_path: Path) -> None:
+    store = ActivationStore(MEMORY, disk(tmp_path, room=500))
+    store.begin("front")
+    filled(store, range(3))
+    store.begin("deeper", older="front")
+    assert found(store, range(3)) == [0, 1, 2]
+    assert found(store, range(3), "deeper") == []
+    store.drop("front", 1)  # from memory
+    assert (store.memory_used, found(store, range(3))) == (MEMORY // 2, [0, 2])
+    filled(store, range(1, 2))
+    assert (store.memory_used, found(store, range(3), "deeper")) == (MEMORY, [1])
+    before = store.disk_used
+    store.drop("front", 2)  # from the disk
+    assert store.disk_used < before
+    assert list(tmp_path.rglob("*.safetensors")) == []
+    store.begin("deepest", older="deeper")
+    assert found(store, range(3), "deeper") == [1]
+    assert store.memory_used == MEMORY // 2
     store.close()
 
 
@@ -118,9 +139,9 @@ def test_a_cut_file_is_a_miss_that_is_told_once(
     for file in tmp_path.rglob("*.safetensors"):
         file.write_bytes(file.read_bytes()[:-1])
     with caplog.at_level(logging.WARNING):
-        assert [store.read(row(number)) for number in range(3)] == [None] * 3
+        assert [store.read("front", row(number)) for number in range(3)] == [None] * 3
     assert len(caplog.records) == 1
-    assert not any(store.has(row(number)) for number in range(3))
+    assert not any(store.has("front", row(number)) for number in range(3))
     filled(store, range(3))
     assert found(store, range(3)) == [0, 1, 2]
     store.close()

@@ -1,6 +1,7 @@
 """A batch that begins behind a frozen front learns what one that ran through it learns."""
 
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from tests.timelyfreeze.helpers.stages import (
     Pipeline,
     make_batch,
 )
-from timelyfreeze.runtime import BatchEntry, forward_only
+from timelyfreeze.runtime import BatchEntry, BlockPlace, forward_only
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
@@ -82,7 +83,8 @@ def equal(a: Tensor | None, b: Tensor | None) -> bool:
 def test_losses_and_gradients_are_the_same_to_the_last_bit(pipeline: Pipeline, depth: int) -> None:
     stage, n_blocks = (depth // 2, depth % 2) if depth < 8 else (3, 2)
     kept: dict[int, Tensor] = {}
-    tapped = BatchEntry(stage, n_blocks, tap=lambda m, t: kept.update({m: t.detach().clone()}))
+    place = BlockPlace(stage, n_blocks)
+    tapped = BatchEntry(tapped=place, tap=lambda m, t: kept.update({m: t.detach().clone()}))
     plain = step(pipeline, None, depth)
     assert all(map(equal, plain, step(pipeline, tapped, depth)))
     assert sorted(kept) == list(range(N_MICROBATCHES))
@@ -91,7 +93,7 @@ def test_losses_and_gradients_are_the_same_to_the_last_bit(pipeline: Pipeline, d
         for name, block in [*module.layers.items(), ("embedding", module.tok_embeddings)]:
             if block is not None:
                 block.register_forward_pre_hook(lambda *_, name=name: ran.update([name]))
-    entered = BatchEntry(stage, n_blocks, cuts=True, inputs=kept)
+    entered = BatchEntry(place, kept)
     found = step(pipeline, entered, depth)
     assert all(map(equal, plain, found))
     assert any(gradient is not None for gradient in found[N_MICROBATCHES:])
@@ -102,12 +104,34 @@ def test_losses_and_gradients_are_the_same_to_the_last_bit(pipeline: Pipeline, d
     assert ran["embedding"] == N_MICROBATCHES
 
 
+@pytest.mark.parametrize(("first", "second"), [(2, 3), (3, 4), (3, 5), (2, 6), (4, 8)])
+def test_a_batch_may_begin_within_the_front_and_be_listened_to_behind_it(
+    pipeline: Pipeline, first: int, second: int
+) -> None:
+    """What was kept of a shallower front is carried on to a deeper one."""
+    places = {depth: BlockPlace(depth // 2, depth % 2) for depth in (first, second)}
+    places[8] = BlockPlace(3, 2)
+    kept: dict[int, dict[int, Tensor]] = {first: {}, second: {}}
+
+    def told(depth: int) -> Callable[[int, Tensor], None]:
+        return lambda m, t: kept[depth].update({m: t.detach().clone()})
+
+    step(pipeline, BatchEntry(tapped=places[first], tap=told(first)), first)
+    plain = step(pipeline, BatchEntry(tapped=places[second], tap=told(second)), second)
+    directly = kept[second]
+    kept[second] = {}
+    entry = BatchEntry(places[first], kept[first], places[second], told(second))
+    assert all(map(equal, plain, step(pipeline, entry, second)))
+    assert all(torch.equal(kept[second][m], directly[m]) for m in range(N_MICROBATCHES))
+
+
 def test_what_a_passed_stage_froze_still_counts(pipeline: Pipeline) -> None:
     kept: dict[int, Tensor] = {}
-    tap = BatchEntry(2, 0, tap=lambda m, t: kept.update({m: t.detach().clone()}))
+    place = BlockPlace(2, 0)
+    tap = BatchEntry(tapped=place, tap=lambda m, t: kept.update({m: t.detach().clone()}))
     step(pipeline, tap, 4)
     (computed,) = pipeline.recorder.drain()
-    step(pipeline, BatchEntry(2, 0, cuts=True, inputs=kept), 4)
+    step(pipeline, BatchEntry(place, kept), 4)
     (entered,) = pipeline.recorder.drain()
     assert entered.durations_ms.keys() == computed.durations_ms.keys()
     ratios = [set(stage.applied_ratios.values()) for stage in pipeline.stages]
@@ -120,7 +144,7 @@ def test_evaluation_begins_at_the_front(pipeline: Pipeline) -> None:
     with forward_only(pipeline.schedule):
         outputs = pipeline.schedule.eval(tokens, target=labels, losses=[])
         for stage in pipeline.stages:
-            stage.enter(BatchEntry(2, 0, cuts=True))
+            stage.enter(BatchEntry(BlockPlace(2, 0)))
         again = pipeline.schedule.eval(tokens, target=labels, losses=[])
     assert torch.equal(again, outputs)
 
@@ -130,4 +154,4 @@ def test_a_model_without_blocks_is_refused() -> None:
 
     pipeline = Pipeline(make_modules(), LOOPED)
     with pytest.raises(ValueError, match=r"'layers'; Sequential has none"):
-        pipeline.stages[0].enter(BatchEntry(1, 0))
+        pipeline.stages[0].enter(BatchEntry(BlockPlace(1, 0)))
