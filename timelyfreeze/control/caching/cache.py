@@ -25,7 +25,14 @@ from timelyfreeze.control.caching.entries import Row
 from timelyfreeze.control.caching.front import Front, digests, fingerprint, front_of
 from timelyfreeze.control.caching.store import ActivationStore
 from timelyfreeze.control.caching.use import CacheUse
-from timelyfreeze.control.caching.verdict import N_COMPUTED, N_ENTERED, FrontTimes, Verdict, verdict
+from timelyfreeze.control.caching.verdict import (
+    N_COMPUTED,
+    N_ENTERED,
+    N_TIMED,
+    FrontTimes,
+    Verdict,
+    verdict,
+)
 from timelyfreeze.policies import ModelLayout
 from timelyfreeze.runtime import BatchEntry, BlockPlace, Exchange
 from timelyfreeze.schedule import Action, PipelineDag
@@ -160,7 +167,7 @@ class FrontCache:
     def add_times(self, durations_ms: Mapping[Action, float]) -> None:
         """Take note of the times of a batch, which come in the order of :meth:`entry`."""
         of_kind = self._unread.popleft()
-        if of_kind is not None and len(of_kind) < N_ENTERED:
+        if of_kind is not None and len(of_kind) < N_TIMED:
             of_kind.append(durations_ms)
 
     @property
@@ -176,7 +183,8 @@ class FrontCache:
         """
         assert self._kept is not None  # batches were entered
         self._is_decided = True
-        self._verdict = verdict(self._dag, self._exchange.all_gather(self._times.summary()))
+        everyone = self._exchange.all_gather(self._times.summary())
+        self._verdict = verdict(self._dag, everyone, self._kept.front.end.stage)
         if self._verdict is None:
             return
         if not self._verdict.pays:

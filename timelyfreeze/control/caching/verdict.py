@@ -6,10 +6,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from timelyfreeze.schedule import Action, PipelineDag, makespan
+from timelyfreeze.schedule import Action, ActionKind, PipelineDag, makespan
 
-# Batches of each kind that are timed before it is decided; the first of a kind runs cold.
-N_COMPUTED, N_ENTERED = 3, 4
+# Batches of each kind that are timed before it is decided, and at most; the first of a kind runs
+# cold.
+N_COMPUTED, N_ENTERED, N_TIMED = 3, 4, 16
 
 Times = dict[Action, float]
 
@@ -53,12 +54,18 @@ class Verdict:
         return self.read_ms < self.saved_ms
 
 
-def verdict(dag: PipelineDag, ranks: Sequence[tuple[Times, Times, float | None]]) -> Verdict | None:
+def verdict(
+    dag: PipelineDag, ranks: Sequence[tuple[Times, Times, float | None]], stage: int
+) -> Verdict | None:
     """Compare a batch that is played through from measured times with and without the front.
+
+    All but the forwards up to the first live block take the same time in both, so that a machine
+    that was busy meanwhile does not count.
 
     Args:
         dag: The pipeline's graph.
         ranks: What each rank's :meth:`FrontTimes.summary` returned.
+        stage: The stage of the first live block.
 
     Returns:
         None if an action was not measured.
@@ -68,7 +75,12 @@ def verdict(dag: PipelineDag, ranks: Sequence[tuple[Times, Times, float | None]]
     read_ms = [ms for _, _, ms in ranks if ms is not None]
     if not read_ms or any(a not in computed or a not in entered for a in dag.actions):
         return None
-    saved_ms = _batch_ms(dag, computed) - _batch_ms(dag, entered)
+    shorter = {
+        action: ms
+        for action, ms in entered.items()
+        if action.kind is ActionKind.FORWARD and action.stage <= stage
+    }
+    saved_ms = _batch_ms(dag, computed) - _batch_ms(dag, {**computed, **shorter})
     return Verdict(saved_ms, max(read_ms))
 
 

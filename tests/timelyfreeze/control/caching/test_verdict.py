@@ -31,7 +31,7 @@ def test_a_batch_saves_what_it_is_shorter_by(read_ms: float, pays: bool) -> None
     """
     cold = batch(100.0, 100.0, 100.0)
     mine = times([cold, batch(3, 5, 10)], [cold, batch(0, 5, 10)], [99.0, read_ms])
-    found = verdict(DAG, [mine.summary()])
+    found = verdict(DAG, [mine.summary()], 1)
     assert found is not None
     assert found.saved_ms == pytest.approx((3 + 2 * 5 + 2 * 10) - (2 * 5 + 2 * 10))
     assert found.read_ms == read_ms
@@ -47,7 +47,7 @@ def test_ranks_put_their_actions_together() -> None:
         computed = [of_stage(stage, batch(3, 5, 10))] * 2
         entered = [of_stage(stage, batch(0, 4, 10))] * 2
         ranks.append(times(computed, entered, [1.0, 2.0] if stage else []).summary())
-    found = verdict(DAG, ranks)
+    found = verdict(DAG, ranks, 1)
     assert found is not None
     assert found.saved_ms == pytest.approx(3 + 2 * 1)
     assert found.read_ms == 2.0
@@ -56,7 +56,14 @@ def test_ranks_put_their_actions_together() -> None:
 def test_one_slow_batch_does_not_count() -> None:
     computed = [batch(3, 5, 10)] * 3 + [batch(300, 5, 10)]
     mine = times(computed, [batch(0, 5, 10)] * 2, [1.0, 1.0])
-    found = verdict(DAG, [mine.summary()])
+    found = verdict(DAG, [mine.summary()], 1)
+    assert found is not None
+    assert found.saved_ms == pytest.approx(3)
+
+
+def test_a_machine_that_was_busy_while_batches_were_read_does_not_count() -> None:
+    mine = times([batch(3, 5, 10)] * 2, [batch(0, 50, 100)] * 2, [1.0, 1.0])
+    found = verdict(DAG, [mine.summary()], 0)
     assert found is not None
     assert found.saved_ms == pytest.approx(3)
 
@@ -65,5 +72,5 @@ def test_nothing_is_said_of_what_was_not_measured() -> None:
     whole = [batch(3, 5, 10)] * 2
     part = [{Action(0, FORWARD, 0): 1.0}] * 2
     for mine in (times(whole, part, [1.0, 1.0]), times(part, whole, [1.0, 1.0])):
-        assert verdict(DAG, [mine.summary()]) is None
-    assert verdict(DAG, [times(whole, whole, []).summary()]) is None
+        assert verdict(DAG, [mine.summary()], 1) is None
+    assert verdict(DAG, [times(whole, whole, []).summary()], 1) is None
