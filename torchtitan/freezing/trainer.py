@@ -43,7 +43,7 @@ from timelyfreeze.settings import GIB, TENSORS, name_arguments
 from torchtitan.checkpoints.manager import CheckpointError, SafeCheckpointManager
 from torchtitan.data.document_attention import to_every_stage
 from torchtitan.data.sequences import ROWS
-from torchtitan.freezing.checks import freeze_settings
+from torchtitan.freezing.checks import caches, freeze_settings
 from torchtitan.freezing.config import JobConfig, cache_folder, toml_key
 from torchtitan.freezing.emulation.mesh import EmulatedDims
 from torchtitan.freezing.emulation.pipeline import as_one_process, emulated_order
@@ -68,7 +68,7 @@ class FreezingTrainer(Trainer):
 
     def __init__(self, job_config: JobConfig) -> None:
         name_arguments(toml_key)
-        self._caches = job_config.freezing.cache.enable
+        self._caches = caches(job_config)
         self._rows: list[list[Row]] = []
         super().__init__(job_config)
         freezes, emulates = job_config.freezing.method != NONE, job_config.emulation.enable
@@ -166,10 +166,9 @@ class FreezingTrainer(Trainer):
         return max(float(group["lr"]) for each in optimizers for group in each.param_groups)
     def _store(self) -> ActivationStore | None:
         """Return where this process keeps what the frozen front puts out; None to keep nothing."""
-        cache = self.job_config.freezing.cache
-        if not cache.enable:
+        if not self._caches:
             return None
-        folder = None
+        cache, folder = self.job_config.freezing.cache, None
         if cache.disk_gib > 0.0:
             place, room = Path(cache_folder(self.job_config)), int(cache.disk_gib * GIB)
             folder = EntryFolder(place, dist.get_rank(), room)

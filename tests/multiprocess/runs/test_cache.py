@@ -51,7 +51,12 @@ CASES = [
     (1, "fixed", "1F1B", {}),
     (1, "fixed", "ZBVZeroBubble", TWO_BATCHES),
 ]
-NUMBERS = list(range(len(CASES)))
+# Other schedules, and emulations with several batches in a step.
+LONG = {0, 2, 3, 5, len(CASES) - 1}
+NUMBERS = [
+    pytest.param(number, marks=[pytest.mark.long] if number in LONG else [])
+    for number in range(len(CASES))
+]
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """Errors of a configuration, found before any process group starts."""
 
+from torchtitan.freezing.checks.cache import caches
 from torchtitan.freezing.checks.configuration import (
     ConfigError,
     check,
@@ -19,8 +20,8 @@ from torchtitan.freezing.checks.pipeline import (
 )
 
 __all__ = [
-    "ConfigError", "check", "check_examples", "compiles_blocks", "freeze_settings", "join_errors",
-    "n_microbatches", "partition_errors", "peer_errors", "pipeline_errors",
+    "ConfigError", "caches", "check", "check_examples", "compiles_blocks", "freeze_settings",
+    "join_errors", "n_microbatches", "partition_errors", "peer_errors", "pipeline_errors",
     "reads_training_examples", "recompute_error", "schedule_errors", "size_errors",
     "validation_split",
 ]  # fmt: skip

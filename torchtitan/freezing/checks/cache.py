@@ -8,7 +8,7 @@ from pathlib import Path
 
 from timelyfreeze.control.caching import in_use
 from timelyfreeze.files import write_obstacle
-from timelyfreeze.policies import parse_method
+from timelyfreeze.policies import NONE, parse_method
 from torchtitan.data.turns import INSTRUCT_DATASETS, is_instruct_dataset
 from torchtitan.freezing.checks.parallel import data_parallel_degree
 from torchtitan.freezing.config import JobConfig, cache_folder
@@ -20,9 +20,14 @@ _ENABLED = "freezing.cache.enable is true"
 _ALONE = ("tensor_parallel_degree", "context_parallel_degree")
 
 
+def caches(config: JobConfig) -> bool:
+    """Return whether outputs of a frozen front are to be kept; not where nothing is frozen."""
+    return config.freezing.cache.enable and config.freezing.method != NONE
+
+
 def cache_errors(config: JobConfig) -> Iterator[str]:
     """Yield why outputs of the frozen front cannot be kept, or not as asked."""
-    if not config.freezing.cache.enable:
+    if not caches(config):
         return
     yield from config.freezing.cache.errors()
     yield from _method_errors(config)
@@ -73,7 +78,7 @@ def _data_errors(config: JobConfig) -> Iterator[str]:
 def cache_folder_errors(config: JobConfig) -> Iterator[str]:
     """Say why this process can keep no rows in the folder of the cache."""
     settings = config.freezing.cache
-    if not (settings.enable and settings.disk_gib > 0.0):
+    if not (caches(config) and settings.disk_gib > 0.0):
         return
     folder = Path(cache_folder(config))
     if obstacle := write_obstacle(folder):

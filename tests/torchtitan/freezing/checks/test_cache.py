@@ -9,7 +9,7 @@ from tests.torchtitan.helpers.job_configs import config, errors
 from timelyfreeze.control.caching import EntryFolder
 from timelyfreeze.policies.methods import known_methods
 from timelyfreeze.settings import CacheSettings
-from torchtitan.freezing.checks import check
+from torchtitan.freezing.checks import caches, check
 from torchtitan.freezing.checks.cache import FRONT_POLICIES, cache_errors, cache_folder_errors
 from torchtitan.freezing.config import JobConfig
 
@@ -27,7 +27,7 @@ def test_methods_that_freeze_from_the_front_are_taken(method: str) -> None:
     check(cached(freezing__method=method))
 
 
-@pytest.mark.parametrize("method", sorted({*known_methods()} - {*FRONT_POLICIES}))
+@pytest.mark.parametrize("method", sorted({*known_methods()} - {"none", *FRONT_POLICIES}))
 def test_every_other_method_is_refused_by_name(method: str) -> None:
     [line] = errors(cached(freezing__method=method))
     assert line == (
@@ -35,6 +35,12 @@ def test_every_other_method_is_refused_by_name(method: str) -> None:
         "the front in every microbatch; it must be one of autofreeze, fixed, linear, "
         "pipetransformer, smartpipe, without a plan"
     )
+
+
+def test_a_run_that_freezes_nothing_does_not_look_at_it() -> None:
+    job_config = cached(CacheSettings(enable=True, memory_gib=-1.0), freezing__method="none")
+    check(job_config)
+    assert not caches(job_config)
 
 
 @pytest.mark.parametrize(
