@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from timelyfreeze.control.caching import ActivationStore, FrontCache
 from timelyfreeze.control.controller import FreezeController
-from timelyfreeze.control.planner import TransferMeter
+from timelyfreeze.control.plans.planner import TransferMeter
 from timelyfreeze.control.policy_checks import PolicyChecks, checks_for
 from timelyfreeze.planning import FreezePlan
 from timelyfreeze.policies import FreezePolicy

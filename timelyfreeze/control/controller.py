@@ -21,7 +21,7 @@ from typing import Any
 from torch import Tensor
 
 from timelyfreeze.control.batch_log import BatchLog, LoggedBatch
-from timelyfreeze.control.caching import FrontCache, Row
+from timelyfreeze.control.caching import FrontCache
 from timelyfreeze.control.collected import (
     CollectedMetrics,
     ObservedBatch,
@@ -31,7 +31,7 @@ from timelyfreeze.control.collected import (
 )
 from timelyfreeze.control.masks import BatchMasks, units_of
 from timelyfreeze.control.phase_log import PhaseLog
-from timelyfreeze.control.planner import Planner, TransferMeter
+from timelyfreeze.control.plans.planner import Planner, TransferMeter
 from timelyfreeze.control.policy_checks import PolicyChecks
 from timelyfreeze.control.state import FreezingState
 from timelyfreeze.planning import FreezePlan, Solution, SolverChoices
@@ -56,7 +56,6 @@ class FreezeController:
     The trainer calls, in every step::
 
         controller.begin_step(step)
-        controller.name_batches(rows)     # where outputs of a frozen front are kept
         with controller.one_batch():      # once for each pipeline batch of the step
             schedule.step(...)
         controller.end_step()            # after the optimizer's step, gradients still there
@@ -80,6 +79,8 @@ class FreezeController:
 
     Attributes:
         state_type: Saves and restores what the controller knows.
+        cache: Keeps outputs of a frozen front; None for none. Where it is there, all ranks call its
+            ``name_batches`` before a step's first batch.
         on_batch: Called with each batch once its times are read, oldest first; set it to look on.
 
     Raises:
@@ -110,18 +111,12 @@ class FreezeController:
         self._planner = planner if settings.phases.measures else None
         self._in_force = planner.in_force  # where nothing is measured, never a plan
         self._checks = checks
-        self._cache = cache
+        self.cache = cache
         self._stages = tuple(stages)
         units = units_of(stages)
         tables = {stage: of_stage.tensors for stage, of_stage in units.items()}
-        self._masks = partial(
-            BatchMasks,
-            settings,
-            units,
-            order.n_microbatches,
-            self._in_force if self.plans else None,
-            checks,
-        )
+        plan = self._in_force if self.plans else None
+        self._masks = partial(BatchMasks, settings, units, order.n_microbatches, plan, checks)
         self._recorder = recorder
         self._outside = outside or OutsideClock(recorder.clock)
         self._exchange = exchange
@@ -214,17 +209,9 @@ class FreezeController:
         self._updates.begin_step(step, self.phase)
         if self._checks is not None and self.phase is not Phase.OFF:
             self._checks.begin_step(step)
-        if self._cache is not None and self._checks is not None:
+        if self.cache is not None and self._checks is not None:
             is_idle = self.phase in (Phase.OFF, Phase.WARMUP)
-            self._cache.begin_step(None if is_idle else self._checks.decision.frozen)
-
-    def name_batches(self, batches: Sequence[Sequence[Row]]) -> None:
-        """Say which rows each batch of the step has, so that a frozen front's outputs are known.
-
-        Every rank must call this together, if at all, before the step's first batch.
-        """
-        if self._cache is not None:
-            self._cache.name_batches(batches)
+            self.cache.begin_step(None if is_idle else self._checks.decision.frozen)
 
     def note_tokens(self, n_tokens: Tensor) -> None:
         """Take note of how many tokens of each row of the step's next batch are no padding.
@@ -239,19 +226,11 @@ class FreezeController:
     def one_batch(self) -> Iterator[None]:
         """Run one pipeline batch of the step: set its masks, record its actions."""
         masks = self._masks(self._step, self._batch_index)
-        by_stage = {s.stage_index: masks.of_stage(s.stage_index, self.dag) for s in self._stages}
-        cut = {s.stage_index: masks.without_input_grads(s.stage_index) for s in self._stages}
-        entry = None if self._cache is None else self._cache.entry(self._batch_index)
-        token_ratios: dict[int, dict[int, float]] = {}
-        for stage in self._stages:
-            index = stage.stage_index
-            stage.freeze(by_stage[index], without_input_grads=cut[index])
-            if entry is not None:
+        set_up = masks.set_up(self._stages, self.dag)
+        entry = None if self.cache is None else self.cache.entry(self._batch_index)
+        if entry is not None:
+            for stage in self._stages:
                 stage.enter(entry)
-            if self.settings.samples_tokens:
-                samples = masks.samples_of_stage(index, self.dag, stage.n_sampled_layers)
-                stage.sample(samples, measures=masks.measures_variance)
-                token_ratios[index] = {m: sample.ratio for m, sample in samples.items()}
         try:
             with self._outside.batch(), self._recorder.recorded_batch():
                 yield
@@ -261,22 +240,21 @@ class FreezeController:
         if self._planner is not None and masks.measures_variance:
             curves = {s.stage_index: s.take_variance() for s in self._stages}
             self._planner.measured.add_curves(curves)
-        self._updates.add_batch(by_stage, token_ratios)
-        self._log.add_masks(by_stage)
+        self._updates.add_batch(set_up.masks, set_up.token_ratios)
+        self._log.add_masks(set_up.masks)
         is_cold = self._batches_in_phase < self.settings.discard_batches or masks.measures_variance
         applied = {s.stage_index: s.applied_ratios for s in self._stages}
-        self._log.add(LoggedBatch(self._step, self.phase, masks.pattern, is_cold, applied, cut))
+        self._log.add(
+            LoggedBatch(self._step, self.phase, masks.pattern, is_cold, applied, set_up.cut)
+        )
         self._batches_in_phase += 1
         self._batch_index += 1
 
     def end_step(self) -> None:
         """Leave the step; let the policy check, and the planner solve or compare times."""
         self._updates.end_step()
-        if self._cache is not None:
-            if self._cache.needs_times:
-                self._drain()
-                self._cache.decide()
-            self._cache.end_step()
+        if self.cache is not None:
+            self.cache.end_step(self._drain)
         if self._checks is not None and self.phase is not Phase.OFF:
             self._checks.end_step(self._updates.step_frequency)
         if self._planner is not None:
@@ -308,12 +286,9 @@ class FreezeController:
 
     def close(self) -> None:
         """End what still runs in the background; call it where the run ends, however it does."""
-        if self._planner is not None:
-            self._planner.close()
-        if self._checks is not None:
-            self._checks.close()
-        if self._cache is not None:
-            self._cache.close()
+        for part in (self._planner, self._checks, self.cache):
+            if part is not None:
+                part.close()
 
     # -- what to freeze ----------------------------------------------------------------------------
 
@@ -364,7 +339,7 @@ class FreezeController:
             log,
             None if checks is None else (checks.take_ms_per_step(), checks.n_bytes),
             self._updates.take(gradient_scale, self._drawn_ratio),
-            None if self._cache is None else self._cache.use(),
+            None if self.cache is None else self.cache.use(),
         )
         ranks: list[RankMetrics] = self._exchange.all_gather(mine)
         check_same_masks(ranks)
@@ -399,8 +374,8 @@ class FreezeController:
         for observed, pattern in self._log.read():
             if self._planner is not None:
                 self._planner.add(observed.phase, pattern, observed.record, cold=observed.is_cold)
-            if self._cache is not None:
-                self._cache.add_times(observed.record.durations_ms)
+            if self.cache is not None:
+                self.cache.add_times(observed.record.durations_ms)
             if self.on_batch is not None:
                 self.on_batch(observed)
 

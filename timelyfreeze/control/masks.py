@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from timelyfreeze.control.plan_in_force import PlanInForce
+from timelyfreeze.control.plans.plan_in_force import PlanInForce
 from timelyfreeze.control.policy_checks import PolicyChecks
 from timelyfreeze.masks import (
     FreezeUnits,
@@ -29,6 +30,20 @@ from timelyfreeze.runtime.sampling import TokenSample
 from timelyfreeze.schedule import Action, ActionKind, PipelineDag
 from timelyfreeze.settings import AUTO, FreezeSettings, Phase, actual_freeze_ratio
 from timelyfreeze.timing import Pattern, pattern_of
+
+
+class SetUp(NamedTuple):
+    """What a batch runs under, by stage of this rank.
+
+    Attributes:
+        masks: By microbatch, of the backwards that freeze something.
+        cut: Microbatches for which the stage computes no input gradient.
+        token_ratios: By microbatch, the fraction of tokens that a sampled backward leaves out.
+    """
+
+    masks: dict[int, Mapping[int, NDArray[np.bool_]]]
+    cut: dict[int, Collection[int]]
+    token_ratios: dict[int, dict[int, float]]
 
 
 @dataclass(frozen=True)
@@ -77,6 +92,22 @@ class BatchMasks:
         is_followed = self.plan is not None and self.plan.is_followed
         is_chosen = self.settings.max_freeze_ratio == AUTO
         return is_followed and is_chosen and self.settings.compares_times(self.step)
+
+    def set_up(self, stages: Sequence[FreezingStage], dag: PipelineDag) -> SetUp:
+        """Have the stages freeze like this in the batch to come; return how."""
+        found = SetUp(
+            {s.stage_index: self.of_stage(s.stage_index, dag) for s in stages},
+            {s.stage_index: self.without_input_grads(s.stage_index) for s in stages},
+            {},
+        )
+        for stage in stages:
+            index = stage.stage_index
+            stage.freeze(found.masks[index], without_input_grads=found.cut[index])
+            if self.settings.samples_tokens:
+                samples = self.samples_of_stage(index, dag, stage.n_sampled_layers)
+                stage.sample(samples, measures=self.measures_variance)
+                found.token_ratios[index] = {m: sample.ratio for m, sample in samples.items()}
+        return found
 
     def of_stage(self, stage: int, dag: PipelineDag) -> Mapping[int, NDArray[np.bool_]]:
         """Return the masks of one stage by microbatch; those that freeze nothing are left out."""

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from timelyfreeze.control.planner import Planner
+from timelyfreeze.control.plans.planner import Planner
 from timelyfreeze.control.policy_checks import PolicyChecks
 from timelyfreeze.control.replica_states import (
     RANK_KEY,

@@ -2,7 +2,7 @@
 
 from timelyfreeze.runtime.change_meter import ChangeMeter
 from timelyfreeze.runtime.compiled_blocks import CompiledBlocks
-from timelyfreeze.runtime.entry import BatchEntry, BlockPlace
+from timelyfreeze.runtime.entering.entry import BatchEntry, BlockPlace
 from timelyfreeze.runtime.exchange import Exchange, GridExchange
 from timelyfreeze.runtime.gradient_energy import GradientEnergy
 from timelyfreeze.runtime.masked_backward import masked_full_backward

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from timelyfreeze.planning import VarianceCurve
 from timelyfreeze.runtime.compiled_blocks import CompiledBlocks
-from timelyfreeze.runtime.entering import EnteringStage
+from timelyfreeze.runtime.entering.stage import EnteringStage
 from timelyfreeze.runtime.masked_backward import (
     accumulation_nodes,
     drop_frozen,

@@ -164,6 +164,7 @@ class FreezingTrainer(Trainer):
         """Return the highest of all groups of parameters."""
         optimizers = self.optimizers.optimizers
         return max(float(group["lr"]) for each in optimizers for group in each.param_groups)
+
     def _store(self) -> ActivationStore | None:
         """Return where this process keeps what the frozen front puts out; None to keep nothing."""
         if not self._caches:
@@ -245,7 +246,7 @@ class FreezingTrainer(Trainer):
             return batches
         self._rows = []
         taken = list(islice(batches, self.gradient_accumulation_steps))
-        self.controller.name_batches(self._rows)
+        self.controller.cache.name_batches(self._rows)
         return iter(taken)
 
     def _batches_of_step(self, data_iterator: Iterator[_Batch]) -> Iterator[_Batch]:

@@ -71,12 +71,12 @@ class Fault:
         FileSystemWriter.write_data = half
 
     def spoil_solver(self):
-        import timelyfreeze.control.planner
+        import timelyfreeze.control.plans.planner
 
         if self.settings.get("solver") == "absent":
             sys.modules["highspy"] = None
         if self.settings.get("solver") == "hangs":
-            timelyfreeze.control.planner.solve_from_times = hang
+            timelyfreeze.control.plans.planner.solve_from_times = hang
 
 
 def faulty(base, fault):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import timelyfreeze.control.planner as planner_module
+import timelyfreeze.control.plans.planner as planner_module
 from tests.timelyfreeze.helpers.pipelines import hand_order
 from tests.timelyfreeze.helpers.ranks import (
     N_TENSORS,

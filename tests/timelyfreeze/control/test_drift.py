@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.timelyfreeze.helpers.pipelines import random_bounds, random_order
-from timelyfreeze.control.drift import drifts, forward_drift, largest_move, moved_bounds
+from timelyfreeze.control.plans.drift import drifts, forward_drift, largest_move, moved_bounds
 from timelyfreeze.schedule.actions import ActionKind
 from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import parse_order

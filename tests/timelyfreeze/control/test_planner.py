@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-import timelyfreeze.control.planner as planner_module
+import timelyfreeze.control.plans.planner as planner_module
 from tests.timelyfreeze.helpers.pipelines import simulate
 from tests.timelyfreeze.helpers.ranks import PHASES, Ranks, linear_ms, warnings
 from timelyfreeze.planning.lp import LpError

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import timelyfreeze.control.plan_call as plan_call_module
-import timelyfreeze.control.planner as planner_module
+import timelyfreeze.control.plans.plan_call as plan_call_module
+import timelyfreeze.control.plans.planner as planner_module
 from tests.timelyfreeze.control.test_solver_delay import HereAtOnce
 from tests.timelyfreeze.helpers.moving_times import ALONE, EXACT, ORDER, Machine, messages
 from tests.timelyfreeze.helpers.pipelines import simulate
 from tests.timelyfreeze.helpers.ranks import Ranks, warnings, without_stable_times
-from timelyfreeze.control.replanning import (
+from timelyfreeze.control.plans.replanning import (
     DriftCheck,
     check_drift,
     drift_from_plain,

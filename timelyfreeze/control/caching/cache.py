@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
@@ -201,8 +201,15 @@ class FrontCache:
             "it stays on" if self._verdict.pays else "it is off until the depth changes",
         )
 
-    def end_step(self) -> None:
-        """Leave the step."""
+    def end_step(self, drain: Callable[[], None]) -> None:
+        """Leave the step, and decide whether reading pays as soon as enough batches were timed.
+
+        Args:
+            drain: Adds the times of all batches so far.
+        """
+        if self.needs_times:
+            drain()
+            self.decide()
         if self._verdict is not None:
             self._saved_ms = self._saved_ms or 0.0
             self._saved_ms += self._entered_in_step * self._verdict.saved_ms

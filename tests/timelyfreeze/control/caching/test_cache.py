@@ -35,6 +35,10 @@ class Run:
         self.front_ms = front_ms
         self.read_ms = read_ms
 
+    def _drain(self) -> None:
+        if self.read_ms is not None:
+            self.cache._times.read_ms = [self.read_ms] * N_ENTERED
+
     def step(
         self, depth: int | None, batches: Sequence[Sequence[Row]] = BATCHES
     ) -> list[BatchEntry | None]:
@@ -42,11 +46,7 @@ class Run:
         cache.begin_step(None if depth is None else frozen(depth))
         cache.name_batches(batches)
         entries = [self.batch(number, batch) for number, batch in enumerate(batches)]
-        if cache.needs_times:
-            if self.read_ms is not None:
-                cache._times.read_ms = [self.read_ms] * N_ENTERED
-            cache.decide()
-        cache.end_step()
+        cache.end_step(self._drain)
         self.store.flush()
         return entries
 

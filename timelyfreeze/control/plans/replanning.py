@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from timelyfreeze.control.drift import Group, drifts, largest_move, moved_bounds
+from timelyfreeze.control.plans.drift import Group, drifts, largest_move, moved_bounds
 from timelyfreeze.planning import FreezePlan
 from timelyfreeze.runtime import Exchange
 from timelyfreeze.schedule import ActionKind, PipelineDag

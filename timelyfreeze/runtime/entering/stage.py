@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 
-from timelyfreeze.runtime.entry import BatchEntry, StageBlocks
+from timelyfreeze.runtime.entering.entry import BatchEntry, StageBlocks
 
 
 def _nobody(microbatch: int, hidden: Tensor) -> None:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from timelyfreeze.control.drift import Group, moved_bounds
-from timelyfreeze.control.measured import Measured
-from timelyfreeze.control.plan_call import PlanCall, automatic_delay, is_quick
-from timelyfreeze.control.plan_in_force import PlanInForce
-from timelyfreeze.control.replanning import (
+from timelyfreeze.control.plans.drift import Group, moved_bounds
+from timelyfreeze.control.plans.measured import Measured
+from timelyfreeze.control.plans.plan_call import PlanCall, automatic_delay, is_quick
+from timelyfreeze.control.plans.plan_in_force import PlanInForce
+from timelyfreeze.control.plans.replanning import (
     Replanning,
     described,
     drift_from_plain,
