@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz.mangling import DEEP, VALUES, fuzzed, mangled_bytes, message_of
 from tests.torchtitan.helpers.job_configs import config
+from timelyfreeze.settings import CacheSettings
 from torchtitan.freezing.checks import ConfigError, check, freeze_settings
 from torchtitan.freezing.config.job_config import JobConfig, job_config_class
 from torchtitan.freezing.config_file import form_errors, read_config, read_toml
@@ -130,6 +131,10 @@ RULES: dict[str, tuple[Any, Any]] = {
     "freezing.smartpipe.check_interval": _whole(1),
     "freezing.smartpipe.tau": _number(st.floats(1e-6, 1e6), 0.0, INF, below=0.0),
     "freezing.smartpipe.rate": _number(st.floats(1e-6, 1), 0.0, below=0.0, above=1.0),
+    "freezing.cache.enable": FLAG,
+    "freezing.cache.memory_gib": _number(st.floats(1e-6, 1e6), 0.0, INF, -INF, below=0.0),
+    "freezing.cache.disk_gib": _number(st.floats(0, 1e6), INF, -INF, below=0.0),
+    "freezing.cache.folder": PATH,
     "data.shuffle": FLAG,
     "data.seed": _whole(0),
     "data.validation_fraction": _number(
@@ -158,6 +163,9 @@ def _told(key: str, value: Any) -> str:
     if found := list(form_errors(CLASS, table)):
         return "\n".join(found)
     job_config = config(training__dataset="alpaca")
+    if section == "freezing.cache":
+        job_config.freezing.method = "fixed"
+        job_config.freezing.cache = CacheSettings(enable=True)
     holder: Any = job_config
     for part in section.split("."):
         holder = getattr(holder, part)

@@ -38,8 +38,8 @@ class CacheSettings:
                 yield f"{key(name)} is {room}; it must be 0 or more, and finite"
         if self.memory_gib == self.disk_gib == 0.0:
             yield (
-                f"{key('cache.memory_gib')} and {key('cache.disk_gib')} are 0, so nothing can be "
-                "kept; make one of them larger"
+                f"{key('cache.memory_gib')} is 0.0, and {key('cache.disk_gib')} too, so nothing "
+                "can be kept; make one of them larger"
             )
         if self.disk_gib > 0.0 and not self.folder:
             yield f"{key('cache.folder')} is empty, and {key('cache.disk_gib')} is {self.disk_gib}"

@@ -74,7 +74,7 @@ def read_entry(folder: Path, row: Row) -> Tensor:
         with safe_open(file, framework="pt") as opened:
             about = json.loads((opened.metadata() or {})["entry"])
             output: Tensor = opened.get_tensor(_OUTPUT)
-    except (SafetensorError, LookupError, ValueError, TypeError) as error:
+    except (SafetensorError, LookupError, ValueError, TypeError, RecursionError) as error:
         raise EntryError(f"{file.name} is cut or no entry ({error})") from error
     if not isinstance(about, dict) or (about.get("row"), about.get("digest")) != tuple(row):
         raise EntryError(f"{file.name} is the entry of another row")
@@ -84,4 +84,4 @@ def read_entry(folder: Path, row: Row) -> Tensor:
 
 
 def _crc32(output: Tensor) -> int:
-    return zlib.crc32(output.contiguous().view(torch.uint8).numpy())
+    return zlib.crc32(output.flatten().view(torch.uint8).numpy())
