@@ -229,8 +229,8 @@ def run(scenario, folder):
         optimizer.register_step_pre_hook(keep_gradients)
     controller = getattr(trainer, "controller", None)
     if controller is not None:
-        if controller._cache is not None:
-            note_starts(controller._cache, seen.setdefault("starts", []))
+        if controller.cache is not None:
+            note_starts(controller.cache, seen.setdefault("starts", []))
         for stage in controller._stages:
             seen.setdefault("sizes", {})[stage.stage_index] = stage.parameter_sizes.tolist()
             seen.setdefault("names", {})[stage.stage_index] = list(stage.parameter_names)
