@@ -38,7 +38,19 @@ VALIDATED = {
     "validation__steps": 2,
 }
 GROWING = {**ROW["linear"].settings, "freezing__linear__check_interval": 9}
-METHODS = {"fixed": {}, "linear": GROWING, "autofreeze": ROW["autofreeze"].settings}
+# The first module freezes early, and what is left is watched while its input is read.
+WATCHED = {
+    **ROW["egeria"].settings,
+    "freezing__egeria__tolerance": 10.0,
+    "freezing__egeria__unfreeze_at": 0.0,
+    "freezing__egeria__check_interval": 1,
+}
+METHODS = {
+    "fixed": {},
+    "linear": GROWING,
+    "autofreeze": ROW["autofreeze"].settings,
+    "egeria": WATCHED,
+}
 CASES = [
     *((4, "fixed", schedule, {}) for schedule in SCHEDULES),
     (2, "fixed", "1F1B", TWO_BATCHES),
@@ -48,6 +60,7 @@ CASES = [
     (2, "linear", "ZBVZeroBubble", {"training__local_batch_size": 4, "training__steps": 27}),
     (2, "autofreeze", "1F1B", {"training__max_norm": 0.5}),
     (2, "fixed", "GPipe", VALIDATED),
+    (2, "egeria", "1F1B", {"training__local_batch_size": 4, "training__steps": 33}),
     (1, "fixed", "1F1B", {}),
     (1, "fixed", "ZBVZeroBubble", TWO_BATCHES),
 ]

@@ -14,7 +14,7 @@ from torchtitan.freezing.checks.parallel import data_parallel_degree
 from torchtitan.freezing.config import JobConfig, cache_folder
 
 # Policies that freeze whole blocks from the front, the same in every microbatch.
-FRONT_POLICIES = ("autofreeze", "fixed", "linear", "pipetransformer", "smartpipe")
+FRONT_POLICIES = ("autofreeze", "egeria", "fixed", "linear", "pipetransformer", "smartpipe")
 _ENABLED = "freezing.cache.enable is true"
 # What would cut a row in parts.
 _ALONE = ("tensor_parallel_degree", "context_parallel_degree")

@@ -32,8 +32,8 @@ def test_every_other_method_is_refused_by_name(method: str) -> None:
     [line] = errors(cached(freezing__method=method))
     assert line == (
         f"freezing.cache.enable is true, and freezing.method is {method!r}, which does not freeze "
-        "the front in every microbatch; it must be one of autofreeze, fixed, linear, "
-        "pipetransformer, smartpipe, without a plan"
+        "the front in every microbatch; it must be one of autofreeze, egeria, fixed, "
+        "linear, pipetransformer, smartpipe, without a plan"
     )
 
 
