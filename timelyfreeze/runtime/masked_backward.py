@@ -104,3 +104,17 @@ def drop_frozen(
         if live:
             kept.append({**group, "params": live})
     return kept
+
+
+def tensors_of(output: Any) -> list[Tensor]:
+    """Return the tensors among what a stage puts out."""
+    outputs = output if isinstance(output, (tuple, list)) else (output,)
+    return [t for t in outputs if isinstance(t, Tensor)]
+
+
+def zero_gradients(stage_inputs: Sequence[Any]) -> tuple[Tensor | None, ...]:
+    """Return what goes to the stage in front where it has no use for gradients."""
+    return tuple(
+        torch.zeros_like(t) if isinstance(t, Tensor) and t.requires_grad else None
+        for t in stage_inputs
+    )

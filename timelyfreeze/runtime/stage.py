@@ -7,13 +7,13 @@ one subclass serves them all. Without a recorder and masks attached it behaves a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor, nn, no_grad, zeros_like
+from torch import Tensor, nn, no_grad
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
 from torch.nn.parallel import DistributedDataParallel
@@ -25,6 +25,8 @@ from timelyfreeze.runtime.masked_backward import (
     accumulation_nodes,
     drop_frozen,
     masked_full_backward,
+    tensors_of,
+    zero_gradients,
 )
 from timelyfreeze.runtime.recorder import ActionRecorder
 from timelyfreeze.runtime.sampling import TokenSample, TokenSampler, VarianceMeter
@@ -43,7 +45,6 @@ class FreezingStage(EnteringStage):
     """
 
     recorder: ActionRecorder | None = None
-    forwarding: int | None = None  # microbatch whose forward runs now, in training
     on_loss: Callable[[Tensor], None] | None = None  # told each microbatch's loss, if it has one
     _keeps_graph = True
     _sampler: TokenSampler | None = None
@@ -158,7 +159,7 @@ class FreezingStage(EnteringStage):
             self._begin_forward(fwd_chunk_id)
             output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         if self._active and not self.is_last:
-            self.message_bytes = sum(t.nbytes for t in _tensors(output))
+            self.message_bytes = sum(t.nbytes for t in tensors_of(output))
         if self._active and self._embedding_output is not None:
             self._chain_ends[fwd_chunk_id] = self._embedding_output
             self._embedding_output = None
@@ -241,13 +242,13 @@ class FreezingStage(EnteringStage):
         """
         if backward_type == "input":
             self._postponed[self._microbatch] = bwd_kwargs
-            return _zeros(bwd_kwargs["input_values"]), []
+            return zero_gradients(bwd_kwargs["input_values"]), []
         if backward_type == "weight":
             bwd_kwargs = self._postponed.pop(self._microbatch)
         if mask is None:
             mask = np.zeros(len(self.parameter_names), dtype=np.bool_)
         self._masked_full(bwd_kwargs, mask, ())
-        return _zeros(bwd_kwargs["input_values"]), []
+        return zero_gradients(bwd_kwargs["input_values"]), []
 
     def _masked_full(
         self,
@@ -347,15 +348,6 @@ class FreezingStage(EnteringStage):
             self._microbatch = microbatch
         return self.recorder.measure(Action(self.stage_index, kind, microbatch))
 
-    @contextmanager
-    def _noted(self, microbatch: int) -> Iterator[None]:
-        """Say which microbatch's forward runs."""
-        self.forwarding = microbatch if self._active else None
-        try:
-            yield
-        finally:
-            self.forwarding = None
-
     def _watch_embedding(self) -> None:
         embeddings = [m for m in self.submod.modules() if isinstance(m, nn.Embedding)]
         if not embeddings:
@@ -397,15 +389,3 @@ def adopt_stages(stages: Sequence[Any]) -> list[FreezingStage]:
             both = None if is_plain else type(f"Freezing{kind.__name__}", (FreezingStage, kind), {})
             stage.__class__ = both or FreezingStage
     return list(stages)
-
-
-def _tensors(output: Any) -> list[Tensor]:
-    outputs = output if isinstance(output, (tuple, list)) else (output,)
-    return [t for t in outputs if isinstance(t, Tensor)]
-
-
-def _zeros(stage_inputs: Sequence[Any]) -> tuple[Tensor | None, ...]:
-    """Return what goes to the stage in front where it has no use for gradients."""
-    return tuple(
-        zeros_like(t) if isinstance(t, Tensor) and t.requires_grad else None for t in stage_inputs
-    )

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from timelyfreeze.control import (
     build_controller,
     processors_of,
 )
-from timelyfreeze.control.caching import ActivationStore, EntryFolder, Row, token_digest
+from timelyfreeze.control.caching import Row, token_digest
 from timelyfreeze.emulation import EmulatedController, EmulatedRecorder
 from timelyfreeze.policies import NONE, FreezePolicy, parse_method
 from timelyfreeze.runtime import (
@@ -39,15 +38,16 @@ from timelyfreeze.runtime import (
     stages_of,
 )
 from timelyfreeze.schedule import ScheduleOrder
-from timelyfreeze.settings import GIB, TENSORS, name_arguments
+from timelyfreeze.settings import TENSORS, name_arguments
 from torchtitan.checkpoints.manager import CheckpointError, SafeCheckpointManager
 from torchtitan.data.document_attention import to_every_stage
 from torchtitan.data.sequences import ROWS
 from torchtitan.freezing.checks import caches, freeze_settings
-from torchtitan.freezing.config import JobConfig, cache_folder, toml_key
+from torchtitan.freezing.config import JobConfig, toml_key
 from torchtitan.freezing.emulation.mesh import EmulatedDims
 from torchtitan.freezing.emulation.pipeline import as_one_process, emulated_order
 from torchtitan.freezing.emulation.record import EmulationRecord, OptimizerClock
+from torchtitan.freezing.front_store import front_identity, front_store
 from torchtitan.freezing.partition import model_sizes, partition_line
 from torchtitan.freezing.report.progress import quiet_unless
 from torchtitan.freezing.stop_request import StopRequest
@@ -154,8 +154,8 @@ class FreezingTrainer(Trainer):
             measures_energy=freezing.unit == TENSORS,
             outside=outside,
             learning_rate=self._learning_rate,
-            store=self._store(),
-            front_identity=self._front_identity(),
+            store=front_store(self.job_config, dist.get_rank()) if self._caches else None,
+            front_identity=front_identity(self.job_config, self.model_args, self.device),
             controller=EmulatedController if emulates else FreezeController,
         )
         self.checkpointer.states[CHECKPOINT_KEY] = self.controller
@@ -164,24 +164,6 @@ class FreezingTrainer(Trainer):
         """Return the highest of all groups of parameters."""
         optimizers = self.optimizers.optimizers
         return max(float(group["lr"]) for each in optimizers for group in each.param_groups)
-
-    def _store(self) -> ActivationStore | None:
-        """Return where this process keeps what the frozen front puts out; None to keep nothing."""
-        if not self._caches:
-            return None
-        cache, folder = self.job_config.freezing.cache, None
-        if cache.disk_gib > 0.0:
-            place, room = Path(cache_folder(self.job_config)), int(cache.disk_gib * GIB)
-            folder = EntryFolder(place, dist.get_rank(), room)
-        return ActivationStore(int(cache.memory_gib * GIB), folder)
-
-    def _front_identity(self) -> str:
-        """Return what the front's output depends on besides its weights and a row's tokens."""
-        config = self.job_config
-        training = config.training
-        numbers = training.dtype, training.mixed_precision_param, torch.get_default_dtype()
-        made_by = config.model.converters, config.compile, torch.__version__, self.device.type
-        return repr((self.model_args, *numbers, *made_by))
 
     def _policy(self, name: str) -> FreezePolicy:
         """Return the policy's settings; one that checks so many times an epoch has its interval."""

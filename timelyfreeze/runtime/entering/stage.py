@@ -6,7 +6,8 @@ sides. So nobody waits for one, whatever the schedule.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,7 @@ class EnteringStage(PipelineStage):
     What leaves no trace while :meth:`enter` has set nothing.
     """
 
+    forwarding: int | None = None  # microbatch whose forward runs now, in training
     _entry: BatchEntry | None = None
     _front: StageBlocks | None = None
     _forwarded = -1
@@ -56,6 +58,15 @@ class EnteringStage(PipelineStage):
         """Whether the batch begins in this stage."""
         entry = self._entry
         return entry is not None and self._active and entry.begins_at(self.stage_index)
+
+    @contextmanager
+    def _noted(self, microbatch: int) -> Iterator[None]:
+        """Say which microbatch's forward runs."""
+        self.forwarding = microbatch if self._active else None
+        try:
+            yield
+        finally:
+            self.forwarding = None
 
     def _entry_input(self) -> Tensor:
         assert self._entry is not None  # the caller saw to it

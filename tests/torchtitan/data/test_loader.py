@@ -1,0 +1,145 @@
+"""Loaders of instruction data: batches, workers, resuming, and where examples come from."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import torch
+from torchtitan.components.tokenizer import HuggingFaceTokenizer
+
+from torchtitan.data.examples import DataExampleError
+from torchtitan.data.loader import build_instruct_dataloader
+from torchtitan.data.split import ExampleSplit
+from torchtitan.data.turns import IGNORE_INDEX
+
+ASSETS = Path(__file__).parents[2] / "assets"
+
+
+def build(**kwargs: Any) -> Any:
+    defaults: dict[str, Any] = {
+        "dp_world_size": 1,
+        "dp_rank": 0,
+        "tokenizer": HuggingFaceTokenizer(str(ASSETS / "tokenizer")),
+        "dataset": "alpaca",
+        "dataset_path": str(ASSETS / "tiny_instruct"),
+        "seq_len": 128,
+        "batch_size": 4,
+    }
+    return build_instruct_dataloader(**(defaults | kwargs))
+
+
+def test_batches_of_the_tiny_set() -> None:
+    inputs, labels = next(iter(build()))
+    assert inputs["input"].shape == labels.shape == (4, 128)
+    assert inputs["n_tokens"].shape == (4,)
+    assert inputs["rows"].tolist() == [0, 1, 2, 3]
+    assert inputs["rows"].dtype == torch.int64
+    assert bool((inputs["n_tokens"] > 20).all())
+    tokenizer = HuggingFaceTokenizer(str(ASSETS / "tokenizer"))
+    examples = (ASSETS / "tiny_instruct" / "train.jsonl").read_text("utf-8").splitlines()
+    answers = [json.loads(example)["output"] for example in examples[:4]]
+    for answer, label in zip(answers, labels, strict=True):
+        learned = [token for token in label.tolist() if token != IGNORE_INDEX]
+        assert tokenizer.decode(learned, skip_special_tokens=False) == f"{answer}<|end|>"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_loader_resumes_in_the_middle_of_an_epoch(workers: int) -> None:
+    kwargs = {"dataset": "ShareGPT", "dataset_path": str(ASSETS / "tiny_chat"), "seq_len": 64}
+    kwargs |= {"shuffle_seed": 5, "num_workers": workers, "dp_world_size": 2, "dp_rank": 1}
+    loader = build(**kwargs)
+    stream = iter(loader)
+    for _ in range(25):  # into the second epoch: 75 examples a rank, 4 a batch
+        next(stream)
+    state = loader.state_dict()
+    want = [next(stream) for _ in range(6)]
+    resumed = build(**kwargs)
+    resumed.load_state_dict(state)
+    for (inputs, labels), (again, labels_again) in zip(want, resumed, strict=False):
+        assert torch.equal(inputs["input"], again["input"])
+        assert torch.equal(inputs["n_tokens"], again["n_tokens"])
+        assert torch.equal(labels, labels_again)
+
+
+def test_workers_do_not_repeat_examples() -> None:
+    path = str(ASSETS / "tiny_chat")
+    kwargs = {"dataset": "sharegpt", "dataset_path": path, "infinite": False, "batch_size": 5}
+    single = torch.cat([inputs["input"] for inputs, _ in build(**kwargs)])
+    double = torch.cat([inputs["input"] for inputs, _ in build(num_workers=2, **kwargs)])
+    assert len(single) == len(double) == 150
+    assert sorted(single.tolist()) == sorted(double.tolist())
+
+
+def write_examples(path: Path, outputs: list[Any]) -> str:
+    examples = [{"instruction": "Say it.", "input": "", "output": output} for output in outputs]
+    path.write_text("".join(json.dumps(example) + "\n" for example in examples))
+    return str(path)
+
+
+def test_a_rest_that_fills_no_batch_is_left_out_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    path = write_examples(tmp_path / "a.jsonl", ["x"] * 6)
+    loader = build(dataset_path=path, infinite=False)
+    assert [len(labels) for _, labels in loader] == [4]
+    assert "The last 2 of a reader's 6 examples do not fill a batch" in caplog.text
+    loader = build(dataset_path=path, infinite=False, drop_last=False)
+    assert [len(labels) for _, labels in loader] == [4, 2]
+    with pytest.raises(
+        ValueError, match=r"training\.local_batch_size is 7, .* has only 6 examples"
+    ):
+        build(dataset_path=path, infinite=False, batch_size=7)
+    with pytest.raises(
+        ValueError, match=r"only 3 examples; .* data\.validation_fraction \(it is 0\.5\)"
+    ):
+        build(dataset_path=path, infinite=False, split=ExampleSplit(0.5, held_out=True))
+
+
+def test_local_examples_are_checked_before_the_first_step(tmp_path: Path) -> None:
+    path = write_examples(tmp_path / "a.jsonl", ["x", "y", None])
+    text = f"{path}, line 3: field 'output' is null; expected a string"
+    with pytest.raises(DataExampleError) as info:
+        build(dataset_path=path)
+    assert str(info.value) == text
+
+
+@pytest.mark.parametrize(
+    ("dataset", "name", "good"),
+    [
+        ("alpaca", "vicgalle/alpaca-gpt4", {"instruction": "x", "input": "", "output": "y"}),
+        (
+            "sharegpt",
+            "teknium/OpenHermes-2.5",
+            {"conversations": [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}]},
+        ),
+    ],
+)
+def test_without_a_path_the_default_comes_from_the_hub(
+    dataset: str, name: str, good: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = dict.fromkeys(good)
+    asked = []
+
+    def load_dataset(path: str, split: str) -> datasets.Dataset:
+        asked.append((path, split))
+        return datasets.Dataset.from_list([good, good, bad])
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    loader = build(dataset=dataset, dataset_path=None, batch_size=1)
+    assert asked == [(name, "train")]
+    stream = iter(loader)
+    next(stream)
+    next(stream)
+    with pytest.raises(DataExampleError, match=rf"^{name}, example 2: field '\w+' is null"):
+        next(stream)
+
+
+def test_unknown_names_and_paths() -> None:
+    with pytest.raises(ValueError, match=r"unknown training\.dataset 'c4'; known: \['alpaca', 's"):
+        build(dataset="c4")
+    with pytest.raises(FileNotFoundError, match=r"^validation\.dataset_path is '\./nothing'"):
+        build(dataset_path="./nothing", section="validation")
