@@ -29,6 +29,18 @@ ALLOWED = {
     ): "a pipe between a process and its own child: the bytes never lie in a file, and nobody "
     "else can write into the pipe",
     (
+        "timelyfreeze/runtime/reference/process.py",
+        "pickle",
+    ): "likewise a pipe between a training process and its own child, which compares outputs",
+    (
+        "timelyfreeze/runtime/reference/worker.py",
+        "pickle",
+    ): "the other end of that pipe: what its own parent process has written, never a file",
+    (
+        "timelyfreeze/runtime/reference/worker.py",
+        "import_module",
+    ): "packages that the parent process has imported already, by what it says over that pipe",
+    (
         "torchtitan/data/chat_template.py",
         "from_string",
     ): "a Jinja program of the tokenizer's folder, run in Jinja's immutable sandbox, as "

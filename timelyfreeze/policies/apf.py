@@ -18,9 +18,11 @@ the elements' scores:
   their scores, weighted with E^abs. Elements that move a lot count more, those that hardly move
   cannot outvote them. The sum of E^abs obeys the recursion of its elements, so one number per
   tensor takes the place of a second vector as large as the model.
-- "share": the share of the elements whose own score is at most the threshold, which would be frozen
-  one by one in the original, is the probability that the tensor is frozen until the next check. So
-  in the mean just as many elements are frozen. It needs that second vector.
+- "share": the share of the elements whose own score has come down to the threshold, which would be
+  frozen one by one in the original, is the probability that the tensor is frozen until the next
+  check. So in the mean just as many elements are frozen. It needs that second vector. A frozen
+  element gets no updates, so its score stays and it is frozen for good: here too, an element that
+  has settled stays so, and the share only grows.
 - "sums": Eq. 2 with Delta_K summed over the tensor first, |E_K| of the sum over E_K^abs. Elements
   that drift in opposite directions cancel, so a tensor may count as stable although each
   of its elements drifts; in return no running mean of elements is needed, and scores are small.
@@ -117,6 +119,12 @@ class Apf:
             yield (
                 f"{key('apf.freezing_period')} is {self.freezing_period!r}; "
                 f"known: {', '.join(FREEZING_PERIODS)}"
+            )
+        if self.reduction == SHARE and self.freezing_period == GROW_AND_HALVE:
+            yield (
+                f"{key('apf.freezing_period')} is {GROW_AND_HALVE!r}, and "
+                f"{key('apf.reduction')} is {SHARE!r}, whose elements stay settled; set it to "
+                f"{UNTIL_UNSTABLE!r}"
             )
 
     def start(self, check: Check) -> Decision:

@@ -48,7 +48,9 @@ class Metric(Enum):
     SUM = "sum"  # sum of Delta_K, so that opposite moves cancel
     ABS_SUM = "abs_sum"  # sum of |Delta_K|
     MEAN_ABS_SUM = "mean_abs_sum"  # sum of |E_K|, E_K = alpha E_{K-1} + (1 - alpha) Delta_K
-    SETTLED = "settled"  # number of elements with |E_K| <= T times such a mean of |Delta_K|
+    # Number of elements with |E_K| <= T times such a mean of |Delta_K|, once and for all: their
+    # means stay, as those of elements that are frozen.
+    SETTLED = "settled"
     DIFFERENCE_SQUARE_SUM = "difference_square_sum"  # sum of (Delta_K - Delta_{K-1})^2
 
 

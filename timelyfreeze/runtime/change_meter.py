@@ -73,6 +73,8 @@ class ChangeMeter:
                 vector.zero_()
                 if kind == "weights":
                     vector.copy_(local_part(parameter))
+                elif kind == "mean" and "mean_abs" in self._vectors:
+                    vector.fill_(torch.nan)  # no mean yet, of which nothing can have settled
 
     def add_step(self, frequency: NDArray[np.float64]) -> None:
         """Take note of the gradients of a step that has just been made.
@@ -118,8 +120,9 @@ class ChangeMeter:
         measurement = self._measurement
         vectors = {kind: kept[i] for kind, kept in self._vectors.items()}
         change = self._change(i, vectors)
+        stays = self._settled(vectors, change.device)
         means = {
-            kind: self._next_mean(vectors[kind], value)
+            kind: self._next_mean(vectors[kind], value, stays)
             for kind, value in (("mean", change), ("mean_abs", change.abs()))
             if kind in vectors
         }
@@ -144,9 +147,22 @@ class ChangeMeter:
             vectors["sum"].zero_()
         return metrics
 
-    def _next_mean(self, mean: Tensor, value: Tensor) -> Tensor:
-        """Take one step of a running mean, in place, and return it in float32."""
-        moved = torch.lerp(value, mean.to(value.device, torch.float32), self._measurement.decay)
+    def _settled(self, vectors: Mapping[str, Tensor], device: torch.device) -> Tensor | None:
+        """Return which elements settled at a check before, bool; None if nobody asks for them.
+
+        Frozen one by one they would not be updated any more, so their means stay as they are.
+        """
+        if "mean_abs" not in vectors:
+            return None
+        mean, mean_abs = (vectors[kind].to(device, torch.float32) for kind in ("mean", "mean_abs"))
+        return mean.abs() <= self._measurement.threshold * mean_abs
+
+    def _next_mean(self, mean: Tensor, value: Tensor, stays: Tensor | None) -> Tensor:
+        """Take one step of a running mean, in place, but where it stays; return it in float32."""
+        before = mean.to(value.device, torch.float32).nan_to_num(nan=0.0)
+        moved = torch.lerp(value, before, self._measurement.decay)
+        if stays is not None:
+            moved = torch.where(stays, before, moved)
         mean.copy_(moved)
         return moved
 

@@ -15,8 +15,13 @@ THRESHOLD = 0.3
 Metrics = dict[Metric, list[float]]
 
 
-def oracle(changes: Sequence[Sequence[Tensor]], decay: float = DECAY) -> list[Metrics]:
-    """Metrics at each check K from Delta_K of every tensor, by the definitions in ``Metric``."""
+def oracle(
+    changes: Sequence[Sequence[Tensor]], decay: float = DECAY, *, settles: bool = False
+) -> list[Metrics]:
+    """Metrics at each check K from Delta_K of every tensor, by the definitions in ``Metric``.
+
+    With ``settles`` the means of an element that has settled stay, as ``Metric.SETTLED`` has it.
+    """
     means = [[0.0] * change.numel() for change in changes[0]]
     means_abs = [[0.0] * change.numel() for change in changes[0]]
     before = [[0.0] * change.numel() for change in changes[0]]
@@ -25,10 +30,12 @@ def oracle(changes: Sequence[Sequence[Tensor]], decay: float = DECAY) -> list[Me
         row: Metrics = {metric: [] for metric in Metric}
         for i, change in enumerate(check):
             delta = change.double().flatten().tolist()
-            means[i] = [decay * e + (1.0 - decay) * d for e, d in zip(means[i], delta, strict=True)]
-            means_abs[i] = [
-                decay * e + (1.0 - decay) * abs(d) for e, d in zip(means_abs[i], delta, strict=True)
-            ]
+            for k, d in enumerate(delta):
+                e, a = means[i][k], means_abs[i][k]
+                if settles and at_checks and abs(e) <= THRESHOLD * a:
+                    continue
+                means[i][k] = decay * e + (1.0 - decay) * d
+                means_abs[i][k] = decay * a + (1.0 - decay) * abs(d)
             pairs = zip(means[i], means_abs[i], strict=True)
             row[Metric.SETTLED].append(sum(abs(e) <= THRESHOLD * a for e, a in pairs))
             moved = [d - b for d, b in zip(delta, before[i], strict=True)]

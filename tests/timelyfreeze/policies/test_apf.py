@@ -224,6 +224,11 @@ def test_it_measures_updates_with_its_alpha() -> None:
         ({"threshold": math.nan}, "apf.threshold is nan; it must lie in [0, 1]"),
         ({"alpha": 1.0}, "apf.alpha is 1.0; it must be 0 or more and below 1"),
         ({"alpha": math.nan}, "apf.alpha is nan; it must be 0 or more and below 1"),
+        (
+            {"reduction": "share", "freezing_period": "grow_and_halve"},
+            "apf.freezing_period is 'grow_and_halve', and apf.reduction is 'share', whose elements "
+            "stay settled; set it to 'until_unstable'",
+        ),
         ({"reduction": "max"}, "apf.reduction is 'max'; known: elements, share, sums"),
         (
             {"freezing_period": "ever"},
