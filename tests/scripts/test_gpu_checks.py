@@ -52,13 +52,13 @@ def test_what_one_gpu_can_do(tmp_path: Path) -> None:
             file = read_bounds_file(tmp_path / "profile" / f"{config}_{schedule}" / "bounds.json")
             assert (file.n_ranks, file.n_stages, file.n_microbatches) == (4, n_stages, 8)
         table = (tmp_path / "profile" / f"{config}.md").read_text()
-        assert [row.split(" | ")[:2] for row in table.splitlines()[4:]] == [
+        assert [row.split(" | ")[:2] for row in table.splitlines()[5:]] == [
             [f"| {schedule}", method] for schedule in SCHEDULES for method in METHODS
         ]
     for number in (1, 4):
         lines = (tmp_path / f"paper/table_{number}.md").read_text().splitlines()
         rows = [line for line in lines if " | timelyfreeze | " in line]
-        assert [row.split(" | ")[0] for row in rows] == ["| 1F1B", "| ZBVZeroBubble"]
+        assert [row.split(" | ")[0] for row in rows[-2:]] == ["| 1F1B", "| ZBVZeroBubble"]
     for folder in ("emulate", *(f"paper/default_{config}" for config in CONFIGS)):
         table = (tmp_path / folder / "prediction.md").read_text()
         for schedule in ("1F1B", "ZBVZeroBubble"):
