@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from timelyfreeze.compare.runs.peers import PEER_KEYS, freezes, split_peer
+from timelyfreeze.policies import registered_policies
 
 # Flat: a key is the name of section and option, as on the command line.
 FlatSettings = Mapping[str, Any]
@@ -188,6 +189,6 @@ def _counts(key: str, method: str) -> bool:
 
 
 def _is_of_other_method(key: str, method: str) -> bool:
-    """Return whether ``key`` of the freezing is an option of a method that ``method`` has not."""
-    _, *options = key.split(".")
-    return len(options) > 1 and options[0] not in method.split("+")
+    """Return whether ``key`` of the freezing is an option of a policy that ``method`` has not."""
+    _, section, *_ = key.split(".")
+    return section in registered_policies() and section not in method.split("+")
