@@ -31,9 +31,8 @@ class PrecedenceRows:
         columns, values = lp.columns[: len(row)], lp.values[: len(row)]
         is_ratio = columns > lp.n_actions
         after, before = ~is_ratio & (values > 0.0), ~is_ratio & (values < 0.0)
-        # build_lp writes one of either kind into each row.
-        assert (row[after] == np.arange(n_rows)).all()
-        assert (row[before] == np.arange(n_rows)).all()
+        for kind in (after, before):
+            assert (row[kind] == np.arange(n_rows)).all()  # build_lp writes one into each row
         self._n_nodes = lp.n_actions + 1
         self._least = lp.row_lower[:n_rows]
         self._after = columns[after].tolist()

@@ -13,8 +13,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -40,11 +40,37 @@ from timelyfreeze.schedule import Action, PipelineDag
 logger = logging.getLogger(__name__)
 
 
-class _Kept(NamedTuple):
-    """A front whose rows are kept, and the name that no other front has."""
+@dataclass
+class _Kept:
+    """A front whose rows are kept, and what has been seen of it.
+
+    Attributes:
+        front: The front.
+        name: A name that no other front has.
+        times: Measured times of batches through it and behind it.
+        n_computed: Batches that ran through it.
+        n_entered: Batches that began behind it.
+        is_decided: Whether it is known if reading pays.
+        verdict: What a batch saves and costs; None before, and where that cannot be told.
+    """
 
     front: Front
     name: str
+    times: FrontTimes = field(default_factory=FrontTimes)
+    n_computed: int = 0
+    n_entered: int = 0
+    is_decided: bool = False
+    verdict: Verdict | None = None
+
+    @property
+    def is_off(self) -> bool:
+        """Whether reading does not pay."""
+        return self.verdict is not None and not self.verdict.pays
+
+    @property
+    def can_be_decided(self) -> bool:
+        """Whether enough batches of both kinds were timed; the same on all ranks."""
+        return self.n_computed >= N_COMPUTED and self.n_entered >= N_ENTERED
 
 
 class FrontCache:
@@ -85,11 +111,7 @@ class FrontCache:
         self._older: _Kept | None = None  # the front before this one, which has grown
         self._entries: list[BatchEntry | None] = []
         self._unread: deque[list[Mapping[Action, float]] | None] = deque()
-        self._times = FrontTimes()
-        self._n_computed = self._n_entered = 0  # of this front
         self._entered_in_step = 0
-        self._verdict: Verdict | None = None
-        self._is_decided = False
         self._all_batches = self._all_entered = 0
         self._spent_ms = 0.0
         self._saved_ms: float | None = None
@@ -105,37 +127,32 @@ class FrontCache:
         """
         self._entries, self._entered_in_step = [], 0
         front = None if frozen is None else front_of(self._layout, frozen)
-        before = self._kept.front if self._kept is not None else None
-        if front == before:
+        last = self._kept
+        if front == (None if last is None else last.front):
             return
+        self._older = None
         with self._spending():
-            kept = None if front is None else _Kept(front, self._name_of(front))
-            # Nothing of a shallower front has changed while it grew.
-            has_grown = front is not None and before is not None and front.depth > before.depth
-            self._older = self._kept if has_grown and not self._is_off else None
-            self._kept = kept
-            self._times = FrontTimes()
-            self._n_computed = self._n_entered = 0
-            self._verdict, self._is_decided = None, False
+            self._kept = None if front is None else _Kept(front, self._name_of(front))
+            if front is not None and last is not None and front.depth > last.front.depth:
+                # Nothing of the shallower front has changed while it grew.
+                self._older = None if last.is_off else last
             self._store.begin(
-                None if kept is None else kept.name,
+                None if self._kept is None else self._kept.name,
                 None if self._older is None else self._older.name,
             )
-
-    @property
-    def _is_off(self) -> bool:
-        """Whether reading does not pay at this depth."""
-        return self._verdict is not None and not self._verdict.pays
 
     def name_batches(self, batches: Sequence[Sequence[Row]]) -> None:
         """Say which rows the step's batches have, in their order, and see which are there.
 
         A step whose batches nobody names is computed. Every rank must call this together.
         """
-        if self._kept is None or self._is_off:
+        kept = self._kept
+        if kept is None or kept.is_off:
             return
-        choices = [kept for kept in (self._kept, self._older) if kept is not None]
-        mine = [[self._read(kept, batch) for kept in choices] for batch in batches]
+        # The first batches at a depth are computed, to know what that takes.
+        fronts = (kept, self._older) if kept.n_computed >= N_COMPUTED else ()
+        choices = [front for front in fronts if front is not None]
+        mine = [[self._read(front, batch) for front in choices] for batch in batches]
         told = [[inputs is not None for inputs in of_batch] for of_batch in mine]
         everyone: list[list[list[bool]]] = self._exchange.all_gather(told)
         for number, batch in enumerate(batches):
@@ -143,25 +160,25 @@ class FrontCache:
             chosen = next((i for i, is_there in enumerate(there) if is_there), None)
             inputs = None if chosen is None else mine[number][chosen]
             start = None if chosen is None else choices[chosen].front.end
-            self._entries.append(self._entry(batch, start, inputs))
+            self._entries.append(self._entry(batch, kept.front.end, start, inputs))
 
     def entry(self, number: int) -> BatchEntry | None:
         """Return, once, where batch ``number`` of the step, from 0, enters the model."""
-        entry = None
+        entry, kept, of_kind = None, self._kept, None
         if number < len(self._entries):
             entry, self._entries[number] = self._entries[number], None
-        kind = None
-        if self._kept is not None:
+        if kept is not None:
             start = None if entry is None else entry.start
-            is_entered = start == self._kept.front.end
             self._all_batches += 1
             self._all_entered += start is not None
-            self._n_computed += start is None
-            self._n_entered += is_entered
-            self._entered_in_step += is_entered
-            if start is None or is_entered:
-                kind = self._times.entered if is_entered else self._times.computed
-        self._unread.append(kind)
+            if start is None:
+                kept.n_computed += 1
+                of_kind = kept.times.computed
+            elif start == kept.front.end:
+                kept.n_entered += 1
+                self._entered_in_step += 1
+                of_kind = kept.times.entered
+        self._unread.append(of_kind)
         return entry
 
     def add_times(self, durations_ms: Mapping[Action, float]) -> None:
@@ -170,49 +187,23 @@ class FrontCache:
         if of_kind is not None and len(of_kind) < N_TIMED:
             of_kind.append(durations_ms)
 
-    @property
-    def needs_times(self) -> bool:
-        """Whether it can be decided now whether reading pays; the same on all ranks."""
-        enough = self._n_computed >= N_COMPUTED and self._n_entered >= N_ENTERED
-        return enough and not self._is_decided
-
-    def decide(self) -> None:
-        """Go on or stop reading at this depth; every rank must call this together.
-
-        Times of all batches must have been added.
-        """
-        assert self._kept is not None  # batches were entered
-        self._is_decided = True
-        everyone = self._exchange.all_gather(self._times.summary())
-        self._verdict = verdict(self._dag, everyone, self._kept.front.end.stage)
-        if self._verdict is None:
-            return
-        if not self._verdict.pays:
-            self._older = None
-            self._store.begin(None)
-        if self._exchange.rank != 0:
-            return
-        logger.info(
-            "Activation cache, %d blocks frozen: reading takes %.2f ms a batch and saves %.2f ms; "
-            "%s",
-            self._kept.front.depth,
-            self._verdict.read_ms,
-            self._verdict.saved_ms,
-            "it stays on" if self._verdict.pays else "it is off until the depth changes",
-        )
-
     def end_step(self, drain: Callable[[], None]) -> None:
         """Leave the step, and decide whether reading pays as soon as enough batches were timed.
+
+        Every rank must call this together.
 
         Args:
             drain: Adds the times of all batches so far.
         """
-        if self.needs_times:
+        kept = self._kept
+        if kept is None:
+            return
+        if kept.can_be_decided and not kept.is_decided:
             drain()
-            self.decide()
-        if self._verdict is not None:
+            self._decide(kept)
+        if kept.verdict is not None:
             self._saved_ms = self._saved_ms or 0.0
-            self._saved_ms += self._entered_in_step * self._verdict.saved_ms
+            self._saved_ms += self._entered_in_step * kept.verdict.saved_ms
 
     def use(self) -> CacheUse:
         """Return what this rank had of the cache so far."""
@@ -231,6 +222,27 @@ class FrontCache:
 
     # -- parts -------------------------------------------------------------------------------------
 
+    def _decide(self, kept: _Kept) -> None:
+        """Go on or stop reading at this depth; times of all batches have been added."""
+        kept.is_decided = True
+        everyone = self._exchange.all_gather(kept.times.summary())
+        kept.verdict = verdict(self._dag, everyone, kept.front.end.stage)
+        if kept.verdict is None:
+            return
+        if kept.is_off:
+            self._older = None
+            self._store.begin(None)
+        if self._exchange.rank != 0:
+            return
+        logger.info(
+            "Activation cache, %d blocks frozen: reading takes %.2f ms a batch and saves %.2f ms; "
+            "%s",
+            kept.front.depth,
+            kept.verdict.read_ms,
+            kept.verdict.saved_ms,
+            "it stays on" if kept.verdict.pays else "it is off until the depth changes",
+        )
+
     def _name_of(self, front: Front) -> str:
         mine = digests(front.names, self._parameters)
         everyone = self._exchange.all_gather(mine)
@@ -238,11 +250,8 @@ class FrontCache:
         return fingerprint(front, together, self._identity)
 
     def _read(self, kept: _Kept, batch: Sequence[Row]) -> dict[int, Tensor] | None:
-        """Return the inputs of a batch's microbatches; None if a row is missing, or not held here.
-
-        The first batches at a depth are computed, to know what that takes.
-        """
-        is_here = kept.front.end.stage in self._stages and self._n_computed >= N_COMPUTED
+        """Return the inputs of a batch's microbatches; None where not all of them are held."""
+        is_here = kept.front.end.stage in self._stages
         if not is_here or not all(self._store.has(kept.name, row) for row in batch):
             return None
         started = time.perf_counter()
@@ -254,15 +263,17 @@ class FrontCache:
             size = len(batch) // self._n_microbatches
             parts = [whole[first : first + size] for first in range(0, len(batch), size)]
             inputs = {microbatch: torch.stack(part) for microbatch, part in enumerate(parts)}
-        if kept is self._kept and len(self._times.read_ms) < N_ENTERED:
-            self._times.read_ms.append(1e3 * (time.perf_counter() - started))
+        if len(kept.times.read_ms) < N_ENTERED:
+            kept.times.read_ms.append(1e3 * (time.perf_counter() - started))
         return inputs
 
     def _entry(
-        self, batch: Sequence[Row], start: BlockPlace | None, inputs: dict[int, Tensor] | None
+        self,
+        batch: Sequence[Row],
+        end: BlockPlace,
+        start: BlockPlace | None,
+        inputs: dict[int, Tensor] | None,
     ) -> BatchEntry:
-        assert self._kept is not None  # the caller saw to it
-        end = self._kept.front.end
         if start == end:
             return BatchEntry(start, inputs or {})
         if self._older is not None and self._older.front.end.stage in self._stages:

@@ -86,7 +86,8 @@ class ActivationStore:
         kept = self._in_memory[front].get(row.number)
         if kept is not None:
             return kept[1] if kept[0] == row.digest else None
-        assert self._folder is not None  # the row was there
+        if self._folder is None:
+            return None
         try:
             return self._folder.read(front, row)
         except (EntryError, OSError) as error:
@@ -168,14 +169,13 @@ class ActivationStore:
         return self._folder is not None and not self._disk_failed and self._folder.has_room(n_bytes)
 
     def _store_row(self, front: str, row: Row, output: Tensor) -> None:
-        if not self._has_room(output.nbytes):
-            return
         if self.memory_used + output.nbytes <= self._memory_bytes:
             self._in_memory[front][row.number] = (row.digest, output.clone())
             with self._counting:
                 self.memory_used += output.nbytes
             return
-        assert self._folder is not None  # or there would be no room
+        if self._folder is None or not self._has_room(output.nbytes):
+            return
         try:
             self._folder.write(front, row, output)
         except OSError as error:

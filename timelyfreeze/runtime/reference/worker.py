@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend
 
 from timelyfreeze.planning.background import end_with_parent
 from timelyfreeze.policies import ReferenceSettings
-from timelyfreeze.runtime.reference.model import CapturedBatch, ReferenceModel
+from timelyfreeze.runtime.reference.model import ReferenceModel
 
 _LENGTH = struct.Struct(">Q")
 
@@ -114,7 +114,6 @@ def answers_to(messages: Iterator[bytes], settings: ReferenceSettings) -> Iterat
                 if model.note is not None:
                     yield Told(f"its linear layers compute in float32: {model.note}", False)
             else:
-                assert isinstance(content, CapturedBatch)
                 if model is None:
                     raise ValueError(why)
                 yield model.difference(content)

@@ -117,7 +117,7 @@ def test_an_option_of_a_method_varies_that_method(methods: str, caps: list[str |
 def test_a_section_of_all_methods_varies_every_one_that_freezes() -> None:
     asked = parse_variants(["freezing.cache.enable=false,true"])
     jobs = plan_jobs(["none", "autofreeze"], ["1F1B"], [42], 2, variants=asked)
-    assert [job.keys.get("freezing.cache.enable") for job in jobs] == [None, "false", "true"]
+    assert [job.keys.get("freezing.cache.enable") for job in jobs] == [None, False, True]
 
 
 def test_any_value_gives_a_folder_of_its_own() -> None:

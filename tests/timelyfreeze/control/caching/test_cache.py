@@ -37,7 +37,7 @@ class Run:
 
     def _drain(self) -> None:
         if self.read_ms is not None:
-            self.cache._times.read_ms = [self.read_ms] * N_ENTERED
+            self.cache._kept.times.read_ms = [self.read_ms] * N_ENTERED
 
     def step(
         self, depth: int | None, batches: Sequence[Sequence[Row]] = BATCHES
@@ -177,6 +177,8 @@ def test_all_ranks_take_the_word_of_the_one_that_reads() -> None:
     store = ActivationStore(1 << 20, None)
     cache = FrontCache(store, LAYOUT, parameters, [0], DAG, exchange, "model")
     cache.begin_step(frozen(1))
+    for number in range(N_COMPUTED):
+        cache.entry(number)
     cache.name_batches(BATCHES)
     assert gathered[-1] == [[False], [False]]
     entries = [cache.entry(number) for number in range(2)]
