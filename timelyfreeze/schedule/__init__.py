@@ -6,7 +6,9 @@ from timelyfreeze.schedule.dag import (
     build_dag,
     check_delays,
     check_durations,
+    connect,
     critical_path,
+    dependencies,
     edge_delays,
     makespan,
     start_times,
@@ -23,7 +25,7 @@ from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
 
 __all__ = [
     "Action", "ActionKind", "PipelineDag", "ScheduleError", "ScheduleOrder", "build_dag",
-    "build_order", "check_delays", "check_durations", "critical_path", "edge_delays",
-    "gpipe_order", "makespan", "one_f_one_b_order", "order_from_csv", "order_to_csv",
-    "parse_action", "parse_order", "start_times",
+    "build_order", "check_delays", "check_durations", "connect", "critical_path",
+    "dependencies", "edge_delays", "gpipe_order", "makespan", "one_f_one_b_order",
+    "order_from_csv", "order_to_csv", "parse_action", "parse_order", "start_times",
 ]  # fmt: skip

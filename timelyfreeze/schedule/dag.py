@@ -5,7 +5,7 @@ Implements arXiv:2602.05754, Sec. 3.2.1 and App. B. Notation: A actions, E edges
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -82,24 +82,45 @@ def build_dag(order: ScheduleOrder) -> PipelineDag:
         ScheduleError: If the actions wait for each other in a circle, so that the schedule would
             hang; the message names the actions of one circle.
     """
-    actions = tuple(action for row in order.ranks for action in row)
-    index = {action: i for i, action in enumerate(actions)}
+    return connect(order.ranks, dependencies(order), order.n_stages)
+
+
+def dependencies(order: ScheduleOrder) -> list[tuple[Action, Action]]:
+    """Return which action hands its result to which: the edges between stages and within one."""
+    actions = {action for row in order.ranks for action in row}
     pairs: list[tuple[Action, Action]] = []
-    for row in order.ranks:
-        pairs.extend(pairwise(row))
     for stage in range(order.n_stages):
         for microbatch in range(order.n_microbatches):
             forward, full, inputs, weights = (Action(stage, k, microbatch) for k in ActionKind)
-            backward = full if full in index else inputs
+            backward = full if full in actions else inputs
             pairs.append((forward, backward))
             if backward is inputs:
                 pairs.append((inputs, weights))
             if stage > 0:
                 pairs.append((Action(stage - 1, ActionKind.FORWARD, microbatch), forward))
                 below = Action(stage - 1, ActionKind.FULL_BACKWARD, microbatch)
-                if below not in index:
+                if below not in actions:
                     below = Action(stage - 1, ActionKind.INPUT_BACKWARD, microbatch)
                 pairs.append((backward, below))
+    return pairs
+
+
+def connect(
+    ranks: Sequence[Sequence[Action]], waits: Iterable[tuple[Action, Action]], n_stages: int
+) -> PipelineDag:
+    """Return the graph of actions that wait for each other, as ``build_dag`` does for one batch.
+
+    Args:
+        ranks: Actions of each rank in the order in which it runs them; a rank may have none.
+        waits: Pairs of which the second waits for the first, besides neighbours on a rank.
+        n_stages: Number of stages.
+
+    Raises:
+        ScheduleError: If actions wait for each other in a circle.
+    """
+    actions = tuple(action for row in ranks for action in row)
+    index = {action: i for i, action in enumerate(actions)}
+    pairs = [*(pair for row in ranks for pair in pairwise(row)), *waits]
     edges = np.array(sorted({(index[a], index[b]) for a, b in pairs}), dtype=np.int64)
     edges = edges.reshape(-1, 2)
     return PipelineDag(
@@ -107,9 +128,9 @@ def build_dag(order: ScheduleOrder) -> PipelineDag:
         edges=_read_only(edges),
         topological=_read_only(_topological_order(actions, edges)),
         stages=_read_only(np.array([a.stage for a in actions], dtype=np.int64)),
-        ranks=_read_only(np.repeat(np.arange(order.n_ranks), [len(row) for row in order.ranks])),
+        ranks=_read_only(np.repeat(np.arange(len(ranks)), [len(row) for row in ranks])),
         freezable=_read_only(np.array([a.kind.freezable for a in actions], dtype=np.bool_)),
-        n_stages=order.n_stages,
+        n_stages=n_stages,
     )
 
 

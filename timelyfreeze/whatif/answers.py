@@ -30,6 +30,27 @@ def answer(file: BoundsFile, grid: Grid, layers: Split | None = None) -> Answer:
     Raises:
         ValueError: If no case can be built, or ``layers`` contradicts the file.
     """
+    tables, notes = schedules_of(file, grid, layers)
+    cases: list[Case] = []
+    for table in tables:
+        for found in table.cases():
+            if isinstance(found, Case):
+                cases.append(found)
+            elif found not in notes:
+                notes.append(found)
+    if not cases:
+        raise nothing_planned(notes)
+    return Answer(tuple(cases), tuple(notes))
+
+
+def schedules_of(
+    file: BoundsFile, grid: Grid, layers: Split | None
+) -> tuple[list[ScheduleCases], list[str]]:
+    """Return the schedules of a grid, each with each number of microbatches, and notes.
+
+    Raises:
+        ValueError: If ``layers`` contradicts the file.
+    """
     stages, known = file.stage_times(), file.notes.layers
     if layers is not None and len(layers) != len(stages):
         raise ValueError(
@@ -43,23 +64,23 @@ def answer(file: BoundsFile, grid: Grid, layers: Split | None = None) -> Answer:
         )
     model, notes = _model(file, stages, layers or known)
     notes = [*_basis(file), *_messages(file, grid), *notes]
-    cases: list[Case] = []
+    tables: list[ScheduleCases] = []
     for schedule, n_microbatches in itertools.product(grid.schedules, grid.microbatches):
         try:
-            order = _order_of(schedule, grid.n_ranks, len(stages), n_microbatches)
+            order = order_of(schedule, grid.n_ranks, len(stages), n_microbatches)
             dag = build_dag(order)
         except ValueError as error:
             notes.append(f"left out {schedule}, {n_microbatches} microbatches: {first_line(error)}")
             continue
-        table = ScheduleCases(file, grid, schedule, n_microbatches, order, dag, stages, model)
-        for found in table.cases():
-            if isinstance(found, Case):
-                cases.append(found)
-            elif found not in notes:
-                notes.append(found)
-    if not cases:
-        raise ValueError("nothing can be planned:\n" + "\n".join(f"  - {n}" for n in notes))
-    return Answer(tuple(cases), tuple(notes))
+        tables.append(
+            ScheduleCases(file, grid, schedule, n_microbatches, order, dag, stages, model)
+        )
+    return tables, notes
+
+
+def nothing_planned(notes: Sequence[str]) -> ValueError:
+    """Return the error of a grid without cases."""
+    return ValueError("nothing can be planned:\n" + "\n".join(f"  - {n}" for n in notes))
 
 
 def _model(
@@ -116,7 +137,7 @@ def _messages(file: BoundsFile, grid: Grid) -> Iterator[str]:
         )
 
 
-def _order_of(schedule: str, n_ranks: int, n_measured: int, n_microbatches: int) -> ScheduleOrder:
+def order_of(schedule: str, n_ranks: int, n_measured: int, n_microbatches: int) -> ScheduleOrder:
     """Return the order in which the ranks of a schedule work.
 
     It has as many stages as were measured, where the schedule can have so many.

@@ -1,15 +1,14 @@
-"""What freezing has to beat: the split with the shortest batch, nothing frozen."""
+"""The split with the shortest batch; nothing frozen, it is what freezing has to beat."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from timelyfreeze.schedule import PipelineDag
-from timelyfreeze.timing import play_batch
 from timelyfreeze.whatif.grid import Split
 from timelyfreeze.whatif.layer_model import LayerModel
-from timelyfreeze.whatif.times import Links, bounds_from_times
+from timelyfreeze.whatif.times import Links, unfrozen_batch_ms
 
 # Beyond so many actions times splits in a round, the search for the best split stops at the most
 # even one: a round would take minutes.
@@ -43,16 +42,32 @@ def best_split(
     Raises:
         ValueError: If there are too few layers for the stages.
     """
-    lead, delays = links.lead_ms(dag), links.delays_ms(dag)
-
-    def batch_ms(split: Split) -> float:
-        longest = bounds_from_times(dag, model.times(split)).max_ms + lead
-        return play_batch(dag, longest, n_processors, delays)[1]
-
     min_layers = model.least_layers(dag.n_stages)
-    starts = [_even_split(model, dag, min_layers), *also]
+    return shortest_split(
+        [_even_split(model, dag, min_layers), *also],
+        min_layers,
+        lambda split: unfrozen_batch_ms(dag, model.times(split), n_processors, links),
+        n_actions=len(dag.actions),
+    )
+
+
+def shortest_split(
+    starts: Sequence[Split],
+    min_layers: Split,
+    batch_ms: Callable[[Split], float],
+    *,
+    n_actions: int,
+) -> Split:
+    """Take the best of ``starts`` and move a layer at a time while the batch gets shorter.
+
+    Args:
+        starts: Layers of each stage.
+        min_layers: The fewest layers that each stage may have.
+        batch_ms: Time of a batch with a split.
+        n_actions: Actions of a batch, which tell how long that takes to find.
+    """
     best = min((batch_ms(split), split) for split in starts)
-    if len(dag.actions) * dag.n_stages**2 > _MAX_ACTIONS_IN_ROUND:
+    if n_actions * len(min_layers) ** 2 > _MAX_ACTIONS_IN_ROUND:
         return best[1]
     while True:
         nearby = ((batch_ms(split), split) for split in _neighbours(best[1], min_layers))

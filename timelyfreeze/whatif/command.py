@@ -10,21 +10,41 @@ from timelyfreeze.files.options import number, status_of, whole
 from timelyfreeze.settings import ALL_OR_NOTHING, AUTO, FIRST_STAGE_MODES, SKIP_INPUT_GRADS, USE
 from timelyfreeze.whatif.answers import answer
 from timelyfreeze.whatif.bounds_file import BoundsFile, read_bounds_file, recall
+from timelyfreeze.whatif.front_cases import answer_fronts
+from timelyfreeze.whatif.front_report import fronts_to_csv, fronts_to_json, render_fronts
 from timelyfreeze.whatif.grid import BEST_SPLIT, DEFAULT_SPLIT, Grid, Split
-from timelyfreeze.whatif.loads import PARTITIONS
+from timelyfreeze.whatif.loads import PARAMETERS, PARTITIONS, TIME
 from timelyfreeze.whatif.report import render, title_of, to_csv, to_json
 
 # Ranks times microbatches: four times the largest pipeline that has been solved, 64 by 256.
 MAX_CELLS = 65536
 _MAX_MS = 1e15
 _SPLITS = (DEFAULT_SPLIT, BEST_SPLIT, *PARTITIONS)
+# What only a plan, or a step with its optimizer, depends on.
+_OF_PLANS: tuple[str, ...] = (
+    "r_max", "first_stage", "skip_input_grads", "batches", "outside_ms", "time_limit_s",
+)  # fmt: skip
 PAPERS = ["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"]
 
 
 def main(arguments: Sequence[str]) -> int:
     """Plan what the options ask for; return the exit status."""
-    options = _parser().parse_args(arguments)
-    return status_of(lambda: _plan(options))
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    _check_together(parser, options)
+    return status_of(lambda: _plan(options) if options.frozen_layers is None else _fronts(options))
+
+
+def _check_together(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Refuse options that the question asked has no use for."""
+    names: tuple[str, ...]
+    if options.frozen_layers is None:
+        names, why = ("shrink_by",), "needs --frozen-layers"
+    else:
+        names, why = _OF_PLANS, "is of plans, and --frozen-layers asks for none; leave one out"
+    for name in names:
+        if getattr(options, name) != parser.get_default(name):
+            parser.error(f"argument --{name.replace('_', '-')}: it {why}")
 
 
 def _cap(text: str) -> float | str:
@@ -52,6 +72,17 @@ def _parser() -> argparse.ArgumentParser:
         help=f"{DEFAULT_SPLIT}: as measured, or TorchTitan's cut for another number of stages; "
         f"{BEST_SPLIT}: the fastest without freezing; {', '.join(PARTITIONS)}: the largest rank "
         "has least of it; or layers of each stage, such as 9,8,8,7",
+    )  # fmt: skip
+    add = parser.add_argument_group("frozen fronts in the place of plans").add_argument
+    add(
+        "--frozen-layers", nargs="+", type=whole(1), metavar="K",
+        help="what the first K layers, frozen in every microbatch, bring: alone, with a cache, "
+        "re-split, run ahead of, shrunk to fewer ranks",
+    )  # fmt: skip
+    add(
+        "--shrink-by", choices=(PARAMETERS, TIME),
+        help=f"what a shrunk pipeline balances; default: {PARAMETERS}, as PipeTransformer does, "
+        f"if the file tells them, else {TIME}",
     )  # fmt: skip
     add = parser.add_argument_group("what the file may not say").add_argument
     add("--ranks", type=whole(2), metavar="N", help="pipeline ranks")
@@ -100,6 +131,20 @@ def _plan(options: argparse.Namespace) -> int:
         _write(options.json, to_json(found, file, grid, recalled))
     if options.csv is not None:
         _write(options.csv, to_csv(found))
+    return 0
+
+
+def _fronts(options: argparse.Namespace) -> int:
+    file = read_bounds_file(options.bounds)
+    grid = _grid(options, file)
+    found = answer_fronts(
+        file, grid, options.frozen_layers, partition=options.shrink_by, layers=options.layers
+    )
+    print(render_fronts(found, title_of(file, grid, recall(file, file.notes.processors))))
+    if options.json is not None:
+        _write(options.json, fronts_to_json(found, file, grid))
+    if options.csv is not None:
+        _write(options.csv, fronts_to_csv(found))
     return 0
 
 

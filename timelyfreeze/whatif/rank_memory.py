@@ -1,7 +1,7 @@
 """What a rank's memory holds at its fullest, from the bytes of the parts of a model.
 
-A part is the embedding, a layer, the last norm or the head. Nothing is taken to be frozen: that is
-the most that a run needs.
+A part is the embedding, a layer, the last norm or the head. Nothing is taken to be frozen, which is
+the most that a run needs, except what is told to be frozen for good.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ RESERVE_BYTES = 2 * 1024**3
 EMBEDDING, LAYER, NORM, HEAD = "embedding", "layer", "norm", "head"
 # How many of each part a stage has.
 Parts = Mapping[str, int]
+_NO_PARTS: Parts = {}
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,20 @@ def parts_of(stage: int, n_stages: int, n_layers: int) -> dict[str, int]:
     return {**first, LAYER: n_layers, **last}
 
 
+def frozen_parts(parts: Parts, n_frozen: int) -> tuple[Parts, Parts]:
+    """Return the parts of a stage that are live, and those that are frozen.
+
+    Args:
+        parts: Parts of the stage.
+        n_frozen: How many of its layers are frozen; an embedding in front of them is too.
+    """
+    frozen = {part: n for part, n in parts.items() if part == EMBEDDING and n_frozen}
+    if n_frozen:
+        frozen[LAYER] = n_frozen
+    live = {part: n - frozen.get(part, 0) for part, n in parts.items()}
+    return {part: n for part, n in live.items() if n}, frozen
+
+
 def rank_memory(
     model: ModelBytes,
     stages: Mapping[int, Parts],
@@ -124,20 +139,23 @@ def rank_memory(
     *,
     n_stages: int,
     n_microbatches: int,
+    frozen: Parts = _NO_PARTS,
 ) -> RankMemory:
     """Return what a device holds.
 
     Args:
         model: Bytes of the model's parts.
-        stages: The parts of each stage on the device.
+        stages: The parts of each stage on the device; those that are not frozen for good. A stage
+            without any keeps nothing for a backward.
         actions: What it runs, one after the other.
         n_stages: Stages of the whole pipeline.
         n_microbatches: Microbatches of a batch.
+        frozen: Parts on the device that are frozen for good: they have weights and nothing else.
     """
     last = n_stages - 1
 
     kept = {
-        stage: model.total(parts, "kept") + (model.message if stage < last else 0)
+        stage: model.total(parts, "kept") + (model.message if stage < last and parts else 0)
         for stage, parts in stages.items()
     }
     between = {stage: model.total(p, "kept_between_halves") for stage, p in stages.items()}
@@ -145,14 +163,14 @@ def rank_memory(
     present = {part for parts in stages.values() for part, n in parts.items() if n}
     n_neighbours = sum((stage > 0) + (stage < last) for stage in stages)
     return RankMemory(
-        parameters=sum(weights),
+        parameters=sum(weights) + model.total(frozen, "weights"),
         gradients=sum(weights),
         optimizer=_N_OPTIMIZER_STATES * sum(weights),
-        casts=sum(model.total(parts, "casts") for parts in stages.values()),
+        casts=sum(model.total(parts, "casts") for parts in (*stages.values(), frozen)),
         activations=peak_bytes(actions, kept.__getitem__, between.__getitem__),
         messages=n_neighbours * n_microbatches * model.message if last else 0,
         # The last: each stage has an optimizer of its own.
-        scratch=max(model.part(part).largest_weight for part in present)
+        scratch=max((model.part(part).largest_weight for part in present), default=0)
         + (2 * model.logits if last in stages else 0)
         + model.recomputed
         + model.update_copies * max(weights),

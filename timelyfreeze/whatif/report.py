@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -30,13 +30,18 @@ _DERIVED = (
 
 def render(answer: Answer, title: str) -> str:
     """Return the table under ``title``, with notes below."""
-    rows = [_cells(case) for case in answer.cases]
+    lines = aligned([_cells(case) for case in answer.cases])
+    return "\n".join([title, "", *lines, "", _LEGEND, *_best(answer.cases), *answer.notes])
+
+
+def aligned(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return the lines of a table of rows with the same columns; empty columns are left out."""
     columns = [name for name in rows[0] if any(row[name] for row in rows)]
     table = [columns, *([row[name] for name in columns] for row in rows)]
     widths = [max(len(row[i]) for row in table) for i in range(len(columns))]
     lines = ["  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in table]
     lines.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join([title, "", *lines, "", _LEGEND, *_best(answer.cases), *answer.notes])
+    return lines
 
 
 def title_of(file: BoundsFile, grid: Grid, recalled: Recall | None) -> str:
@@ -136,7 +141,11 @@ def to_json(answer: Answer, file: BoundsFile, grid: Grid, recalled: Recall | Non
 
 def to_csv(answer: Answer) -> str:
     """Return the cases as CSV; lists are joined by spaces, what is not known is empty."""
-    rows = plain_cases(answer)
+    return csv_of(plain_cases(answer))
+
+
+def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return rows as CSV; lists are joined by spaces, None is empty."""
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()

@@ -66,7 +66,7 @@ class ScheduleCases:
         """Yield cases, and notes on those that cannot be built or that noise has a hand in."""
         best_unfrozen, why_none = None, "layers cannot be moved"
         try:
-            best_unfrozen = self._best_unfrozen()
+            best_unfrozen = self.best_unfrozen()
         except ValueError as error:
             why_none = first_line(error)
         for name in self.grid.splits:
@@ -74,10 +74,10 @@ class ScheduleCases:
             try:
                 if name == BEST_SPLIT and best_unfrozen is None:
                     raise ValueError(why_none)
-                split = self._split(name, best_unfrozen)
+                split = self.split_of(name, best_unfrozen)
                 bounds = self._bounds(split)
             except ValueError as error:
-                yield self._left_out(title, error)
+                yield self.left_out(title, error)
                 continue
             if split is not None and self.model is not None:
                 for stage in self.model.pinned(split):
@@ -89,14 +89,23 @@ class ScheduleCases:
                 try:
                     yield self._case(title, split, bounds, cap, best_unfrozen)
                 except (LpError, ValueError) as error:
-                    yield self._left_out(f"{title}, r_max {render_cap(cap)}", error)
+                    yield self.left_out(f"{title}, r_max {render_cap(cap)}", error)
 
-    def _left_out(self, split: str, error: Exception) -> str:
+    def left_out(self, split: str, error: Exception) -> str:
+        """Return the note on a case that cannot be."""
         where = f"{self.schedule}, {self.n_microbatches} microbatches, split {split}"
         return f"left out {where}: {first_line(error)}"
 
-    def _split(self, name: str | Split, best_unfrozen: Split | None) -> Split | None:
-        """Return layers of each stage; None stands for the split as measured."""
+    def split_of(self, name: str | Split, best_unfrozen: Split | None) -> Split | None:
+        """Return layers of each stage; None stands for the split as measured.
+
+        Args:
+            name: As in ``Grid.splits``.
+            best_unfrozen: What ``best_unfrozen`` returned.
+
+        Raises:
+            ValueError: If the schedule cannot have that split.
+        """
         if name == BEST_SPLIT:
             return best_unfrozen
         if name == DEFAULT_SPLIT:
@@ -138,7 +147,12 @@ class ScheduleCases:
             "`timelyfreeze profile CONFIG.toml` does"
         )
 
-    def _best_unfrozen(self) -> Split | None:
+    def best_unfrozen(self) -> Split | None:
+        """Return the split that is fastest with nothing frozen; None where layers are not known.
+
+        Raises:
+            ValueError: If there are too few layers for the stages.
+        """
         if self.model is None:
             return None
         starts = [self.model.layers]
@@ -147,17 +161,17 @@ class ScheduleCases:
             self.model.times(default)
             starts.append(default)
         also = [split for split in starts if len(split) == self.dag.n_stages]
-        return best_split(self.model, self.dag, self.grid.n_processors, also, self._links)
+        return best_split(self.model, self.dag, self.grid.n_processors, also, self.links)
 
     def _bounds(self, split: Split | None) -> DurationBounds:
         times = self.stages
         if split is not None and self.model is not None:
             times = self.model.times(split)
-        bounds = self._links.added_to(self.dag, bounds_from_times(self.dag, times))
+        bounds = self.links.added_to(self.dag, bounds_from_times(self.dag, times))
         return replace(bounds, outside_ms=self.grid.outside_ms / self.grid.batches)
 
     @property
-    def _links(self) -> Links:
+    def links(self) -> Links:
         """What messages cost: as measured, and what the grid adds to their overhead."""
         measured = self.file.links
         # Where it cannot be told apart, the measured overhead stays in the times of stages.

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from timelyfreeze.schedule import Action, ActionKind, PipelineDag, edge_delays
-from timelyfreeze.timing import DurationBounds, receiving, with_messages
+from timelyfreeze.timing import DurationBounds, play_batch, receiving, with_messages
 
 Pair = tuple[float, float]
 
@@ -187,3 +187,27 @@ class Links:
         """Return ``bounds`` that had no messages with these."""
         with_overhead = with_messages(dag, bounds, self.p2p_overhead_ms)
         return replace(with_overhead, p2p_latency_ms=self.over(dag))
+
+
+_FREE = Links()
+
+
+def unfrozen_batch_ms(
+    dag: PipelineDag,
+    stages: Sequence[StageTimes],
+    n_processors: float | None = None,
+    links: Links = _FREE,
+) -> float:
+    """Return the time of a batch whose actions take what their stages take unfrozen.
+
+    Args:
+        dag: The schedule.
+        stages: Times of its stages.
+        n_processors: As for ``play_batch``.
+        links: What messages cost.
+
+    Raises:
+        ValueError: As ``bounds_from_times``.
+    """
+    longest = bounds_from_times(dag, stages).max_ms + links.lead_ms(dag)
+    return play_batch(dag, longest, n_processors, links.delays_ms(dag))[1]
