@@ -38,7 +38,9 @@ def paper_balance(
         Live units of each rank, which may be 0, and the size of the largest rank, in parameters.
     """
     live = [Fraction(size, _MILLION) for size in sizes[n_frozen:]]
-    held = Fraction(sum(sizes[:n_frozen]), _MILLION) * Fraction(lambda_)
+    # 1 / 6 as a float is a little less than a sixth.
+    share = Fraction(lambda_).limit_denominator(_MILLION)
+    held = Fraction(sum(sizes[:n_frozen]), _MILLION) * share
     counts, loads, at = [], [], 0
     for k in range(n_ranks):
         limit = _mean(live[at:], n_ranks - k) + _variance(live[at:]) / (n_ranks - k)

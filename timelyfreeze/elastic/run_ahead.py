@@ -22,9 +22,10 @@ from timelyfreeze.schedule import (
 )
 from timelyfreeze.timing import play_actions
 
-# Batches that are played to find the time of one. The first ones find the front not yet ahead. The
-# last four count: their mean also holds where batches take long and short times in turn.
-N_BATCHES, _N_COUNTED = 9, 4
+# Batches that are played to find the time of one. The first ones find the front not yet ahead, and
+# beside the last one no front works. Four before it count: their mean also holds where batches take
+# long and short times in turn.
+N_BATCHES, _N_COUNTED = 10, 4
 
 
 def behind_front(order: ScheduleOrder, n_front: int) -> PipelineDag:
@@ -77,8 +78,7 @@ class RunAhead:
     ) -> float:
         """Return the time of a batch once the front is ahead; arguments as ``play_batch``."""
         ends = self.batch_ends_ms(durations_ms, n_processors, delays_ms)
-        n = min(_N_COUNTED, self.n_batches - 1)
-        return (ends[-1] - ends[-1 - n]) / n if n else ends[0]
+        return (ends[-2] - ends[-2 - _N_COUNTED]) / _N_COUNTED
 
 
 def run_ahead(order: ScheduleOrder, n_front: int, n_batches: int = N_BATCHES) -> RunAhead:
@@ -92,7 +92,7 @@ def run_ahead(order: ScheduleOrder, n_front: int, n_batches: int = N_BATCHES) ->
     Args:
         order: The schedule of one batch.
         n_front: How many stages in front run ahead, from 0 to all but the last.
-        n_batches: How many batches.
+        n_batches: How many batches; 6 or more for ``RunAhead.batch_ms``.
     """
     n = order.n_microbatches
 
