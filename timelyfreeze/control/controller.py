@@ -110,7 +110,7 @@ class FreezeController:
         planner = Planner(order, settings, exchange, n_processors, on_solved, measure_transfers)
         self._planner = planner if settings.phases.measures else None
         self._in_force = planner.in_force  # where nothing is measured, never a plan
-        self._checks = checks
+        self.checks = checks
         self.cache = cache
         self._stages = tuple(stages)
         units = units_of(stages)
@@ -207,11 +207,11 @@ class FreezeController:
         if self.phase in (Phase.UPPER_BOUND, Phase.MIXED):
             self._outside.begin_step()
         self._updates.begin_step(step, self.phase)
-        if self._checks is not None and self.phase is not Phase.OFF:
-            self._checks.begin_step(step)
-        if self.cache is not None and self._checks is not None:
+        if self.checks is not None and self.phase is not Phase.OFF:
+            self.checks.begin_step(step)
+        if self.cache is not None and self.checks is not None:
             is_idle = self.phase in (Phase.OFF, Phase.WARMUP)
-            self.cache.begin_step(None if is_idle else self._checks.decision.frozen)
+            self.cache.begin_step(None if is_idle else self.checks.decision.frozen)
 
     def note_tokens(self, n_tokens: Tensor) -> None:
         """Take note of how many tokens of each row of the step's next batch are no padding.
@@ -219,8 +219,8 @@ class FreezeController:
         Args:
             n_tokens: At the beginning of each row, int, shape [B].
         """
-        if self._checks is not None:
-            self._checks.note_tokens(n_tokens)
+        if self.checks is not None:
+            self.checks.note_tokens(n_tokens)
 
     @contextmanager
     def one_batch(self) -> Iterator[None]:
@@ -255,8 +255,8 @@ class FreezeController:
         self._updates.end_step()
         if self.cache is not None:
             self.cache.end_step(self._drain)
-        if self._checks is not None and self.phase is not Phase.OFF:
-            self._checks.end_step(self._updates.step_frequency)
+        if self.checks is not None and self.phase is not Phase.OFF:
+            self.checks.end_step(self._updates.step_frequency)
         if self._planner is not None:
             outside_ms = self._outside.end_step()
             if outside_ms is not None and self._batch_index > 0:
@@ -286,7 +286,7 @@ class FreezeController:
 
     def close(self) -> None:
         """End what still runs in the background; call it where the run ends, however it does."""
-        for part in (self._planner, self._checks, self.cache):
+        for part in (self._planner, self.checks, self.cache):
             if part is not None:
                 part.close()
 
@@ -302,9 +302,9 @@ class FreezeController:
         """
         if self.plans:
             return self._in_force.ratio(action, self._step)
-        if self._checks is None or self.phase is Phase.WARMUP:
+        if self.checks is None or self.phase is Phase.WARMUP:
             return 0.0
-        return self._checks.frozen_ratio(action.stage)
+        return self.checks.frozen_ratio(action.stage)
 
     # -- metrics -----------------------------------------------------------------------------------
 
@@ -334,7 +334,7 @@ class FreezeController:
             RuntimeError: If processes that hold the same stage have frozen different tensors.
         """
         self._drain()
-        checks, log = self._checks, self._log.take()
+        checks, log = self.checks, self._log.take()
         mine = RankMetrics(
             log,
             None if checks is None else (checks.take_ms_per_step(), checks.n_bytes),
@@ -365,7 +365,7 @@ class FreezeController:
 
     def _drawn_ratio(self, stage: int) -> float | None:
         """Return the probability that a tensor of ``stage`` is frozen, if tensors are drawn."""
-        is_drawn = self._checks is None and not self.settings.samples_tokens
+        is_drawn = self.checks is None and not self.settings.samples_tokens
         if not is_drawn or self.phase not in (Phase.RAMP, Phase.STABLE):
             return None
         return self.expected_stage_ratios()[stage]

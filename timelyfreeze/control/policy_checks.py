@@ -216,6 +216,12 @@ class PolicyChecks:
         live = self.layout.stages[~self.decision.frozen]
         return int(live.min()) if live.size else int(self.layout.stages.max()) + 1
 
+    @property
+    def frozen_layers(self) -> int:
+        """How many of the first transformer blocks are frozen, the embedding with them."""
+        live = self.layout.layers[~self.decision.frozen]
+        return max(0, int(live.min())) if live.size else self.layout.n_layers
+
     # -- what it costs -----------------------------------------------------------------------------
 
     @property

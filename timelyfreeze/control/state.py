@@ -10,12 +10,15 @@ from typing import Any
 
 from timelyfreeze.control.plans.planner import Planner
 from timelyfreeze.control.policy_checks import PolicyChecks
+from timelyfreeze.control.recut import is_cut_alike, recut
 from timelyfreeze.control.replica_states import (
     RANK_KEY,
     begin_anew,
     check_same_pipeline,
+    held_stages,
     rank_keys,
     saved_states,
+    stages_of_ranks,
     state_of,
 )
 from timelyfreeze.runtime import Exchange, UpdateMeter
@@ -81,11 +84,13 @@ class FreezingState:
     def load(self, state_dict: Mapping[str, Any]) -> None:
         """Restore what :meth:`save` returned on all processes, of this number or another.
 
+        A policy without a plan goes on with any pipeline.
+
         Raises:
-            ValueError: If the checkpoint is one of another pipeline or of another method.
+            ValueError: If the checkpoint is one of another method, or has a plan for another
+                pipeline.
         """
         states = saved_states(state_dict)
-        check_same_pipeline(states, self.declared)
         wanted = {"planner": self.planner is not None, "policy": self.checks is not None}
         if any((part in states[0]) != is_wanted for part, is_wanted in wanted.items()):
             raise ValueError(
@@ -93,7 +98,7 @@ class FreezingState:
                 f"{', '.join(sorted(set(states[0]) & set(wanted)))}); resume with the same one, "
                 f"or, {begin_anew()}"
             )
-        state = self.own(states)
+        state = self._state_of_all(states)
         frozen, elements = state["applied"]
         self.updates.total = (frozen, elements)
         self.updates.load_plain_state(state)
@@ -105,6 +110,17 @@ class FreezingState:
                 self.checks.load_plain_losses(state["losses"])
             vectors = {k: v for k, v in state_dict.items() if k.startswith(_SCORE)}
             self.checks.load_tensor_state({k.removeprefix(_SCORE): v for k, v in vectors.items()})
+
+    def _state_of_all(self, states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Return this process's state, also of another pipeline where nothing is of its stages."""
+        if self.planner is not None or self.checks is None:
+            check_same_pipeline(states, self.declared)
+            return self.own(states)
+        layout, alike = self.checks.layout, is_cut_alike(states, self.checks.layout)
+        if alike and set(held_stages(states)) == set(stages_of_ranks(self.declared)):
+            return self.own(states)
+        logger.info("Freezing goes on with another pipeline: of each tensor what was known of it")
+        return recut(states, layout, self.stages, self.exchange.rank, self.exchange.size)
 
     def parts(self, state: Mapping[str, Any]) -> Mapping[int, Mapping[str, Any]]:
         """Return {number of a process: its state} of what this process saves."""

@@ -48,6 +48,7 @@ def elastic_plan(
     largest_at_start: float = math.inf,
     *,
     n_microbatches: int,
+    min_ranks: int = 1,
     partition: str = PARAMETERS,
     fits: Fits | None = None,
 ) -> ElasticPlan:
@@ -72,6 +73,7 @@ def elastic_plan(
         lambda_: Cost of a frozen unit over a live one, in [0, 1]; not used with ``TIME``.
         largest_at_start: Largest rank of the pipeline at the start, M0, as ``sizes``.
         n_microbatches: Microbatches of a batch.
+        min_ranks: It becomes no shorter.
         partition: ``PARAMETERS`` or ``TIME``.
         fits: What ranks have room for; with ``TIME`` it then decides in the place of M0.
 
@@ -89,7 +91,7 @@ def elastic_plan(
 
     limit = math.inf if partition == TIME and fits is not None else largest_at_start
     k = n_ranks
-    while k >= 2:
+    while k >= 2 and k // 2 >= min_ranks:
         halved = cut(k // 2)
         if halved is None or halved[1] > limit:
             break

@@ -22,7 +22,7 @@ from timelyfreeze.policies.comparison import (
     together,
 )
 from timelyfreeze.policies.layout import ModelLayout, build_layout
-from timelyfreeze.policies.methods import Method, chosen_policy, parse_method
+from timelyfreeze.policies.methods import Method, chosen_policy, makes_plan, parse_method
 from timelyfreeze.policies.policy import (
     NONE,
     Check,
@@ -40,6 +40,6 @@ __all__ = [
     "NONE", "Check", "Compared", "ComparesOutputs", "Decision", "Difference", "FreezePolicy",
     "Measurement", "Method", "Metric", "ModelLayout", "Observed", "ReferenceSettings", "Source",
     "apf", "autofreeze", "build_layout", "chosen_policy", "egeria", "fixed",
-    "freezes_whole_layers", "linear", "lisa", "parse_method", "pipetransformer",
+    "freezes_whole_layers", "linear", "lisa", "makes_plan", "parse_method", "pipetransformer",
     "register_policy", "registered_policies", "smartpipe", "together",
 ]  # fmt: skip

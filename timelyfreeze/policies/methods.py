@@ -50,6 +50,11 @@ def parse_method(text: str) -> Method | None:
     return Method(plans=bool(plus and planned), policy=policy)
 
 
+def makes_plan(text: str) -> bool:
+    """Return whether a method freezes by a plan; an unknown one does not."""
+    return text.partition("+")[0] == PLANNED and text in known_methods()
+
+
 def chosen_policy(
     method: str | FreezePolicy, policy: FreezePolicy | Mapping[str, Any] | None
 ) -> tuple[bool, FreezePolicy | None]:

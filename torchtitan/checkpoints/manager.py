@@ -14,13 +14,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException
-from torchtitan.components.checkpoint import CheckpointManager
+from torchtitan.components.checkpoint import MODEL, CheckpointManager
 from torchtitan.tools.logging import logger
 
 from torchtitan.checkpoints.finished import METADATA, finished_steps, saved_keys, unfinished_steps
 from torchtitan.checkpoints.fitted_states import fitted_states
+from torchtitan.checkpoints.handover import MemoryCheckpoint
 
 
 class CheckpointError(RuntimeError):
@@ -33,6 +36,27 @@ class SafeCheckpointManager(CheckpointManager):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._saved_step: int | None = None
+        self._handed: MemoryCheckpoint | None = None
+
+    def hand_over(self, device: torch.device) -> MemoryCheckpoint:
+        """Save everything in memory, for :meth:`take_over`; every process must call this together.
+
+        Args:
+            device: Where the default process group's tensors are.
+        """
+        memory = MemoryCheckpoint(device)
+        states = self._flattened_model_states_sd()
+        memory.take_metadata(dcp.save(states, storage_writer=memory))
+        return memory
+
+    def take_over(self, memory: MemoryCheckpoint) -> None:
+        """Load from memory instead of from a folder when :meth:`load` is called, once."""
+        self._handed = memory
+
+    def _load_handed(self, memory: MemoryCheckpoint) -> None:
+        states = fitted_states(self._flattened_model_states_sd(), memory.keys)
+        dcp.load(states, storage_reader=memory)
+        self.states[MODEL].load_state_dict(states)
 
     def load(self, step: int = -1) -> bool:
         """Load as upstream does, but take unfinished checkpoints for none.
@@ -43,6 +67,10 @@ class SafeCheckpointManager(CheckpointManager):
         Raises:
             CheckpointError: If the checkpoint is damaged or does not fit this run.
         """
+        if self._handed is not None:
+            memory, self._handed = self._handed, None
+            self._load_handed(memory)
+            return True
         if not self.enable:
             return super().load(step)
         folder = Path(self.folder)

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from torchtitan.protocols import train_spec as titan_spec
 
 from timelyfreeze.planning import end_with_parent
+from timelyfreeze.policies import NONE
 from torchtitan.freezing.checks import ConfigError, check, check_examples, join_errors
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.config_file import read_config
@@ -63,11 +64,15 @@ def launch(args: Sequence[str], local_rank: int) -> int:
         logging.disable(logging.INFO)
     import torchtitan.train as titan_train
 
+    from torchtitan.freezing.elastic import ElasticRun
     from torchtitan.freezing.trainer import FreezingTrainer
+
+    is_elastic = job_config.freezing.elastic.enable
+    run = ElasticRun if is_elastic and job_config.freezing.method != NONE else FreezingTrainer
 
     # Upstream's main function would parse the command line again, without our sections.
     titan_train.ConfigManager = lambda: SimpleNamespace(parse_args=lambda: job_config)
-    titan_train.main(FreezingTrainer)
+    titan_train.main(run)
     return 0
 
 

@@ -24,12 +24,15 @@ class StopRequest:
 
     Args:
         timeout: How long ranks wait for each other.
+
+    Attributes:
+        heard: The signal that this rank has heard, or 0.
     """
 
     def __init__(self, timeout: timedelta) -> None:
         # Between hosts, whatever the model's messages run over: no device has to be waited for.
         self._group = dist.new_group(backend="gloo", timeout=timeout)
-        self._heard = 0
+        self.heard = 0
         self._said = torch.zeros((), dtype=torch.int64)
         self._on_its_way: dist.Work | None = None
 
@@ -50,7 +53,7 @@ class StopRequest:
                 signal.signal(number, handler)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
-        self._heard = self._heard or number
+        self.heard = self.heard or number
 
     def agreed(self) -> signal.Signals | None:
         """Return the signal by which the run ends now, the same on every rank.
@@ -59,7 +62,7 @@ class StopRequest:
         """
         found = self.settled()
         if found is None:
-            self._said = torch.tensor(self._heard, dtype=torch.int64)
+            self._said = torch.tensor(self.heard, dtype=torch.int64)
             self._on_its_way = dist.all_reduce(
                 self._said, op=dist.ReduceOp.MAX, group=self._group, async_op=True
             )

@@ -204,7 +204,7 @@ def run(scenario, folder):
             seen["labels"].append(kwargs["labels"].clone())
             loss = super().forward_backward_step(**kwargs)
             seen["losses"].append(float(loss))
-            checks = getattr(getattr(self, "controller", None), "_checks", None)
+            checks = getattr(getattr(self, "controller", None), "checks", None)
             if checks is not None:
                 names = [checks.layout.names[i] for i in np.flatnonzero(checks.decision.frozen)]
                 seen["decided"].append((self.step, names))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from timelyfreeze.control.caching import in_use
 from timelyfreeze.files import write_obstacle
-from timelyfreeze.policies import NONE, parse_method
+from timelyfreeze.policies import NONE, makes_plan
 from torchtitan.data.turns import INSTRUCT_DATASETS, is_instruct_dataset
 from torchtitan.freezing.checks.parallel import data_parallel_degree
 from torchtitan.freezing.config import JobConfig, cache_folder
@@ -47,11 +47,7 @@ def cache_errors(config: JobConfig) -> Iterator[str]:
 
 
 def _method_errors(config: JobConfig) -> Iterator[str]:
-    try:
-        method = parse_method(config.freezing.method)
-    except ValueError:
-        return  # told with the method
-    if method is None or method.plans:
+    if makes_plan(config.freezing.method):
         yield (
             f"{_ENABLED}, and freezing.method is {config.freezing.method!r}, whose plan freezes "
             "other tensors in each microbatch; it must be a policy without a plan"

@@ -1,7 +1,7 @@
 """Finds what keeps a run from resuming, in this size or another, or from being saved.
 
-Weights, optimizers and instruction data go on in any number of data-parallel ranks; so does
-freezing, in a pipeline of the same stages and microbatches.
+Weights, optimizers and instruction data go on in any number of data-parallel ranks. So does a
+policy without a plan, in any pipeline; a plan only in one of the same stages and microbatches.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from timelyfreeze.control import pipeline_error, rank_keys, saved_states
 from timelyfreeze.files import write_obstacle
-from timelyfreeze.policies import NONE
+from timelyfreeze.policies import makes_plan
 from timelyfreeze.settings import arguments_named
 from torchtitan.checkpoints.finished import damage, finished_steps, saved_keys, saved_values
 from torchtitan.data.turns import is_instruct_dataset
@@ -80,7 +80,7 @@ def _resize_errors(config: JobConfig, folder: Path) -> Iterator[str]:
     excluded = config.checkpoint.exclude_from_loading
     keys = saved_keys(folder)
     try:
-        if config.freezing.method != NONE and _FREEZING not in excluded:
+        if makes_plan(config.freezing.method) and _FREEZING not in excluded:
             yield from _pipeline_errors(config, folder, keys)
         if _WORLD_SIZE in keys and _DATA not in excluded:
             yield from _data_errors(config, folder)

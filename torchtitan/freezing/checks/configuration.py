@@ -9,6 +9,7 @@ from timelyfreeze.settings import arguments_named
 from torchtitan.freezing.checks.cache import cache_errors, cache_folder_errors
 from torchtitan.freezing.checks.checkpoints import checkpoint_errors, output_errors
 from torchtitan.freezing.checks.data import data_errors, example_errors, validation_errors
+from torchtitan.freezing.checks.elastic import elastic_errors
 from torchtitan.freezing.checks.freezing import freezing_errors
 from torchtitan.freezing.checks.models import device_errors, model_errors, tokenizer_errors
 from torchtitan.freezing.checks.parallel import float8_errors, parallel_errors
@@ -46,6 +47,7 @@ def check(job_config: JobConfig, *, trains: bool = False) -> None:
             *validation_errors(job_config),
             *freezing_errors(job_config),
             *cache_errors(job_config),
+            *elastic_errors(job_config),
             *reference_errors(job_config),
         ]
         if trains:

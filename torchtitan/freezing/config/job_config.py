@@ -12,7 +12,7 @@ from torchtitan.config import Model as TitanModel
 from torchtitan.config import Parallelism as TitanParallelism
 
 from timelyfreeze.policies import registered_policies
-from timelyfreeze.settings import AUTO, CacheSettings
+from timelyfreeze.settings import AUTO, CacheSettings, ElasticSettings
 
 
 @dataclass
@@ -112,6 +112,9 @@ class Freezing:
 
     cache: CacheSettings = field(default_factory=CacheSettings)
     """Cache of what the frozen front puts out (see docs/how/cache.md)."""
+
+    elastic: ElasticSettings = field(default_factory=ElasticSettings)
+    """A pipeline that becomes shorter as the front freezes (see docs/how/elastic.md)."""
 
 
 @dataclass

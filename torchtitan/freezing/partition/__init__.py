@@ -1,6 +1,8 @@
 """Where a model is cut into stages so that time, parameters or memory are even."""
 
 from torchtitan.freezing.partition.cut import partition_line, with_partition
-from torchtitan.freezing.partition.sizes import model_sizes
+from torchtitan.freezing.partition.sizes import count_model_layers, model_sizes, part_parameters
 
-__all__ = ["model_sizes", "partition_line", "with_partition"]
+__all__ = [
+    "count_model_layers", "model_sizes", "part_parameters", "partition_line", "with_partition",
+]  # fmt: skip

@@ -173,5 +173,5 @@ class Progress:
 
 def quiet_unless(shown: bool, rank: int) -> None:
     """Let only warnings through on a rank that is not shown, unless LOG_RANK names it."""
-    if not shown and str(rank) not in os.environ.get("LOG_RANK", "").split(","):
-        logging.getLogger().setLevel(logging.WARNING)
+    talks = shown or str(rank) in os.environ.get("LOG_RANK", "").split(",")
+    logging.getLogger().setLevel(logging.INFO if talks else logging.WARNING)

@@ -1,0 +1,124 @@
+"""Runs trainings that may move to other pipelines and writes what happened.
+
+Usage: torchrun --nproc_per_node=N tests/multiprocess/helpers/elastic_run.py SCENARIOS.json
+    OUTPUT_FOLDER
+
+A scenario is {"name", "args", "is_elastic", "save_at": steps after which a checkpoint is written,
+"dies_at": a step after which the first move fails on rank 0, "resumes": whether weights are those
+of a checkpoint}. Each rank writes OUTPUT_FOLDER/NAME/rank_R.pt with the rows and the loss of each
+step, the weights at the end, the pipelines, and how many of the trainers that were left are still
+there.
+"""
+
+import gc
+import weakref
+
+import torch
+import torch.distributed as dist
+from launcher import run_each_scenario
+from run_scenarios import add_tiny_flavor, fix_weights, parameters_of, whole
+
+from torchtitan.freezing.launch import prepare
+
+
+def run(scenario, folder):
+    job_config = prepare([*scenario["args"], f"--job.dump_folder={folder}"])
+    import torchtitan.train as titan_train
+
+    from torchtitan.checkpoints.manager import SafeCheckpointManager
+    from torchtitan.data.sequences import ROWS
+    from torchtitan.freezing.elastic import ElasticRun
+    from torchtitan.freezing.trainer import FreezingTrainer
+
+    titan_train.time.sleep = lambda seconds: None
+    seen = {"rows": [], "losses": [], "pipelines": [], "frozen": []}
+    trainers = []
+
+    def built(trainer, original=FreezingTrainer.__init__):
+        def build(self, config):
+            original(self, config)
+            if not trainers and not scenario.get("resumes"):
+                fix_weights(self.model_parts)
+            trainers.append(weakref.ref(self))
+            parallelism = config.parallelism
+            seen["pipelines"].append(
+                (
+                    self.step,
+                    parallelism.pipeline_parallel_degree,
+                    self.parallel_dims.dp_shard,
+                    config.training.local_batch_size,
+                )
+            )
+            saves = scenario.get("save_at", [])
+            self.checkpointer._should_save = lambda step, last_step=False: step in saves
+            self.processed = 0
+
+        return build
+
+    real_batches, real_step = FreezingTrainer.batch_generator, FreezingTrainer.forward_backward_step
+    real_close, real_hand_over = FreezingTrainer.close, SafeCheckpointManager.hand_over
+
+    def batch_generator(self, loader):
+        def noted():
+            for inputs, labels in loader:
+                seen["rows"].append((self.step, inputs[ROWS].tolist()))
+                yield inputs, labels
+
+        yield from real_batches(self, noted())
+
+    def forward_backward_step(self, **kwargs):
+        loss = real_step(self, **kwargs)
+        if self.pp_has_last_stage:
+            seen["losses"].append((self.step, float(loss)))
+        if self.controller is not None:
+            checks = self.controller.checks
+            seen["frozen"].append((self.step, checks.frozen_layers))
+        return loss
+
+    def close(self):
+        parameters = parameters_of(self.model_parts)
+        seen["weights"] = {name: whole(p) for name, p in parameters.items()}
+        seen["moments"] = {
+            parameter_name: {key: whole(value) for key, value in state.items()}
+            for parameter_name, p in parameters.items()
+            for optimizer in self.optimizers.optimizers
+            if (state := optimizer.state.get(p))
+        }
+        seen["step"], seen["n_tokens"] = self.step, self.ntokens_seen
+        if self.controller is not None:
+            seen["freeze_ratio_sums"] = list(self.controller._updates.total)
+        real_close(self)
+
+    patches = {
+        "__init__": built(FreezingTrainer),
+        "batch_generator": batch_generator,
+        "forward_backward_step": forward_backward_step,
+        "close": close,
+    }
+    originals = {name: getattr(FreezingTrainer, name) for name in patches}
+
+    def hand_over(self, device):
+        memory = real_hand_over(self, device)
+        if dist.get_rank() == 0 and scenario.get("dies_at"):
+            raise SystemExit(9)
+        return memory
+
+    for name, patch in patches.items():
+        setattr(FreezingTrainer, name, patch)
+    SafeCheckpointManager.hand_over = hand_over
+    try:
+        trainer = (ElasticRun if scenario["is_elastic"] else FreezingTrainer)(job_config)
+        trainer.train()
+        trainer.close()
+        gc.collect()
+        seen["n_left_over"] = sum(each() is not None for each in trainers[:-1])
+    finally:
+        SafeCheckpointManager.hand_over = real_hand_over
+        for name, original in originals.items():
+            setattr(FreezingTrainer, name, original)
+    torch.save(seen, folder / f"rank_{dist.get_rank()}.pt")
+
+
+if __name__ == "__main__":
+    add_tiny_flavor()
+    run_each_scenario(run)

@@ -1,0 +1,145 @@
+"""A run that moves to other pipelines as its front freezes equals one that stays where it is.
+
+The same rows come in the same steps, in float32, and so do weights, moments and what was frozen.
+"""
+
+import json
+
+import pytest
+import torch
+from launcher import ROOT, arguments, merged, run_scenarios
+
+N_STEPS = 10
+# Checks after steps 4, 6 and 8 of 10 layers.
+FREEZING = {
+    "freezing__method": "linear",
+    "freezing__last_warmup_step": 2,
+    "freezing__linear.check_interval": 2,
+    "freezing__linear.layers_per_check": 3,
+    "freezing__linear.max_layers": 8,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where everything is, with rows that are short enough for none to be left out."""
+    folder = tmp_path_factory.mktemp("elastic")
+    rows = (ROOT / "tests/assets/tiny_instruct/train.jsonl").read_text().splitlines()
+    short = sorted(rows, key=lambda row: len("".join(json.loads(row).values())))[:101]
+    (folder / "rows.jsonl").write_text("\n".join(short) + "\n")
+    return folder
+
+
+def scenario(folder, name, *, is_elastic, save_at=(), resumes=None, **settings):
+    saved = {}
+    if resumes is not None:
+        saved = {
+            "checkpoint__initial_load_path": folder / resumes,
+            "checkpoint__no_initial_load_model_only": None,
+        }
+    elastic = {"freezing__elastic.enable": None} if is_elastic else {}
+    return {
+        "name": name,
+        "is_elastic": is_elastic,
+        "save_at": list(save_at),
+        "resumes": resumes is not None,
+        "args": arguments(
+            **{
+                "model__flavor": "8M",
+                "training__dataset_path": folder / "rows.jsonl",
+                "training__seq_len": 64,
+                "training__steps": N_STEPS,
+                "training__mixed_precision_param": "float32",
+                "parallelism__pipeline_parallel_degree": 4,
+                "validation__no_enable": None,
+                "checkpoint__enable": None,
+                "checkpoint__keep_latest_k": 0,
+                **FREEZING,
+                **elastic,
+                **settings,
+                **saved,
+            }
+        ),
+    }
+
+
+@pytest.fixture(scope="module")
+def runs(folder):
+    scenarios = [
+        scenario(folder, "stays", is_elastic=False),
+        scenario(folder, "moves", is_elastic=True, save_at=[7, 9]),
+        scenario(folder, "GPipe", is_elastic=True, parallelism__pipeline_parallel_schedule="GPipe"),
+    ]
+    seen = run_scenarios(folder, 4, scenarios, script="elastic_run.py")
+    resumed = [
+        # In the pipeline of the start, from a checkpoint of a shorter one, and the other way round.
+        scenario(folder, "resumed", is_elastic=True, resumes="moves/checkpoint/step-9"),
+        scenario(folder, "stays there", is_elastic=False, resumes="moves/checkpoint/step-7"),
+    ]
+    return seen | run_scenarios(folder / "later", 4, resumed, script="elastic_run.py")
+
+
+def per_step(ranks, key):
+    """Return {step: everything that replicas saw of it}, of the ranks with the first stage."""
+    together = {}
+    for rank in ranks:
+        for step, value in rank[key]:
+            together.setdefault(step, []).append(value)
+    return together
+
+
+def rows_of_steps(ranks):
+    return {
+        step: {row for rows in found for row in rows}
+        for step, found in per_step(ranks, "rows").items()
+    }
+
+
+def losses_of_steps(ranks):
+    return {step: sum(found) for step, found in per_step(ranks, "losses").items()}
+
+
+def test_the_pipeline_becomes_shorter_and_replicas_take_the_free_ranks(runs):
+    for name in ("moves", "GPipe"):
+        pipelines = [
+            (ranks, replicas, rows) for _, ranks, replicas, rows in runs[name][0]["pipelines"]
+        ]
+        assert pipelines[0] == (4, 1, 8)
+        assert pipelines[-1] == (2, 2, 4)
+        assert len(pipelines) > 2  # cut anew before it became shorter
+
+
+@pytest.mark.parametrize("name", ["moves", "GPipe", "resumed", "stays there"])
+def test_no_row_is_lost_or_comes_twice(runs, name):
+    expected, found = rows_of_steps(runs["stays"]), rows_of_steps(runs[name])
+    assert found == {step: expected[step] for step in found}
+    assert max(found) == N_STEPS
+
+
+@pytest.mark.parametrize("name", ["moves", "GPipe", "resumed", "stays there"])
+def test_losses_and_weights_are_those_of_a_run_that_stays(runs, name):
+    expected, found = losses_of_steps(runs["stays"]), losses_of_steps(runs[name])
+    assert found == pytest.approx({step: expected[step] for step in found}, rel=1e-6)
+    for key in ("weights", "moments"):
+        want, have = merged(runs["stays"], key), merged(runs[name], key)
+        torch.testing.assert_close(have, want, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["moves", "GPipe", "resumed", "stays there"])
+def test_what_is_frozen_is_that_of_a_run_that_stays(runs, name):
+    expected = {step: set(found) for step, found in per_step(runs["stays"], "frozen").items()}
+    found = {step: set(found) for step, found in per_step(runs[name], "frozen").items()}
+    assert found == {step: expected[step] for step in found}
+
+
+@pytest.mark.parametrize("name", ["moves", "GPipe", "resumed"])
+def test_the_average_freeze_ratio_counts_every_step(runs, name):
+    def ratio(ranks):
+        sums = [sum(rank["freeze_ratio_sums"][i] for rank in ranks) for i in (0, 1)]
+        return sums[0] / sums[1]
+
+    assert ratio(runs[name]) == pytest.approx(ratio(runs["stays"]), rel=1e-9)
+
+
+def test_nothing_of_a_former_pipeline_is_kept(runs):
+    assert [rank["n_left_over"] for rank in runs["moves"]] == [0, 0, 0, 0]

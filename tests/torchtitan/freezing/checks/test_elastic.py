@@ -1,0 +1,72 @@
+"""Errors in an elastic pipeline: each names its key, before anything starts."""
+
+from typing import Any
+
+import pytest
+
+from tests.torchtitan.freezing.elastic.test_pipeline import elastic
+from tests.torchtitan.helpers.job_configs import errors
+from timelyfreeze.settings import CacheSettings, ElasticSettings
+from torchtitan.freezing.checks import check
+
+
+@pytest.mark.parametrize("method", ["fixed", "autofreeze", "pipetransformer", "egeria"])
+@pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
+def test_policies_without_a_plan_are_taken(method: str, schedule: str) -> None:
+    check(elastic(freezing__method=method, parallelism__pipeline_parallel_schedule=schedule))
+
+
+def test_without_freezing_nothing_is_wrong() -> None:
+    check(elastic(freezing__method="none", training__dataset="c4"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"freezing__method": "timelyfreeze+apf"},
+            "freezing.method is 'timelyfreeze+apf', whose plan is of one pipeline; it must be a "
+            "policy without a plan",
+        ),
+        (
+            {"parallelism__pipeline_parallel_schedule": "Interleaved1F1B"},
+            "the schedule is 'Interleaved1F1B'; parallelism.pipeline_parallel_schedule must be one "
+            "with a stage on each rank: GPipe, 1F1B",
+        ),
+        (
+            {"parallelism__tensor_parallel_degree": 2},
+            "parallelism.tensor_parallel_degree is 2; it must be 1",
+        ),
+        (
+            {"training__dataset": "c4"},
+            "training.dataset is 'c4', whose rows cannot be dealt to more replicas; it must be one "
+            "of alpaca, sharegpt",
+        ),
+        (
+            {"emulation__enable": True},
+            "emulation.enable is true: one process has no other ranks to move to",
+        ),
+    ],
+)
+def test_what_does_not_go_together(changes: dict[str, Any], message: str) -> None:
+    lines = errors(elastic(**changes))
+    assert f"freezing.elastic.enable is true, and {message}" in lines
+
+
+def test_rows_in_a_cache_would_be_on_other_ranks() -> None:
+    job_config = elastic()
+    job_config.freezing.cache = CacheSettings(enable=True)
+    [line] = errors(job_config)
+    assert "freezing.cache.enable is true: rows would be on other ranks after a move" in line
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"frozen_cost": -0.1}, "freezing.elastic.frozen_cost is -0.1; it must be in [0, 1]"),
+        ({"frozen_cost": 1.1}, "freezing.elastic.frozen_cost is 1.1; it must be in [0, 1]"),
+        ({"min_ranks": 1}, "freezing.elastic.min_ranks is 1; it must be 2 or more"),
+    ],
+)
+def test_numbers_that_make_no_sense(settings: dict[str, Any], message: str) -> None:
+    assert errors(elastic(ElasticSettings(enable=True, **settings))) == [message]

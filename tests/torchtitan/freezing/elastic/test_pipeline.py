@@ -1,0 +1,122 @@
+"""Which pipeline suits what is frozen, and the configuration that a run goes on with."""
+
+from typing import Any
+
+import pytest
+
+from tests.torchtitan.helpers.job_configs import config
+from timelyfreeze.settings import ElasticSettings
+from torchtitan.freezing.checks import check
+from torchtitan.freezing.config import JobConfig, stage_modules
+from torchtitan.freezing.elastic.pipeline import (
+    Pipeline,
+    first_pipeline,
+    moved_config,
+    pipeline_for,
+)
+
+# Upstream's debugmodel, by hand: vocabulary 2,048, width 256, 6 layers.
+LAYER = 4 * 256 * 256 + 3 * 256 * 768 + 2 * 256
+EMBEDDING, HEAD = 2048 * 256, 2048 * 256 + 256
+START = (1, 2, 2, 1)
+
+
+def elastic(settings: ElasticSettings | None = None, **changes: Any) -> JobConfig:
+    values = {
+        "freezing__method": "fixed",
+        "training__dataset": "alpaca",
+        "model__flavor": "debugmodel",
+        **changes,
+    }
+    job_config = config(**values)
+    job_config.freezing.elastic = settings or ElasticSettings(enable=True)
+    return job_config
+
+
+def loads(split: tuple[int, ...], n_frozen: int, frozen_cost: float = 1 / 6) -> list[float]:
+    """Parameters of each stage; those of frozen layers and of the embedding count less."""
+    sizes = [float(LAYER)] * 6
+    sizes[0] += EMBEDDING
+    sizes[5] += HEAD
+    costs = [s * (frozen_cost if i < n_frozen else 1.0) for i, s in enumerate(sizes)]
+    ends = [sum(split[: i + 1]) for i in range(len(split))]
+    return [sum(costs[end - n : end]) for n, end in zip(split, ends, strict=True)]
+
+
+def test_a_run_begins_as_it_is_configured() -> None:
+    assert first_pipeline(elastic()) == Pipeline(START)
+    for n_frozen in (0, 6):
+        assert pipeline_for(elastic(), n_frozen) == Pipeline(START)
+
+
+def test_it_becomes_shorter_when_no_rank_gets_more_than_at_the_start() -> None:
+    most = max(loads(START, 0))
+    found = {n: pipeline_for(elastic(), n) for n in range(1, 6)}
+    # With 4 frozen, neither two live layers and the head fit on a rank, nor can four ranks have a
+    # layer each: a run stays in the pipeline that it has.
+    assert [n for n, pipeline in found.items() if pipeline is None] == [4]
+    pipelines = {n: pipeline for n, pipeline in found.items() if pipeline is not None}
+    for n_frozen, pipeline in pipelines.items():
+        assert sum(pipeline.split) == 6
+        assert pipeline.n_replicas * len(pipeline.split) == 4
+        # All frozen layers are on the first rank.
+        assert pipeline.split[0] >= n_frozen
+        if len(pipeline.split) == 2:
+            assert max(loads(pipeline.split, n_frozen)) <= most
+    assert [len(p.split) for p in pipelines.values()] == [4, 4, 4, 2]
+
+
+def test_what_frozen_layers_cost_decides_when() -> None:
+    dear = elastic(ElasticSettings(enable=True, frozen_cost=1.0))
+    pipelines = [pipeline_for(dear, n) for n in range(1, 6)]
+    assert all(p is None or len(p.split) == 4 for p in pipelines)
+
+
+def test_it_becomes_no_shorter_than_the_user_says() -> None:
+    kept = elastic(ElasticSettings(enable=True, min_ranks=3))
+    assert pipeline_for(kept, 5) is None
+
+
+def test_every_replica_has_a_microbatch_for_each_stage() -> None:
+    """Of 4 microbatches two replicas have 2 each, of 2 only one; of 3 there are no halves."""
+    for n in (4, 8):
+        assert pipeline_for(elastic(training__local_batch_size=n), 5) == Pipeline((5, 1), 2)
+    for n in (2, 3):
+        assert pipeline_for(elastic(training__local_batch_size=n), 5) is None
+
+
+def test_the_rest_of_a_configuration_stays() -> None:
+    job_config = elastic(training__global_batch_size=16, validation__local_batch_size=8)
+    moved = moved_config(job_config, Pipeline((5, 1), 2))
+    check(moved)
+    parallelism = moved.parallelism
+    assert parallelism.pipeline_parallel_degree == 2
+    assert parallelism.data_parallel_shard_degree == -1
+    assert stage_modules(moved, 6) == [
+        ["tok_embeddings", "layers.0", "layers.1", "layers.2", "layers.3", "layers.4"],
+        ["layers.5", "norm", "output"],
+    ]
+    assert (moved.training.local_batch_size, moved.training.global_batch_size) == (4, 16)
+    assert moved.validation.local_batch_size == 4
+    assert parallelism.pipeline_parallel_microbatch_size == 1
+    assert first_pipeline(job_config) == Pipeline(START)
+
+
+def test_given_replicas_are_multiplied() -> None:
+    job_config = elastic(
+        parallelism__data_parallel_shard_degree=2, parallelism__data_parallel_replicate_degree=3
+    )
+    parallelism = moved_config(job_config, Pipeline((5, 1), 2)).parallelism
+    assert parallelism.data_parallel_shard_degree == 4
+    assert parallelism.data_parallel_replicate_degree == 3
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "words"),
+    [
+        (Pipeline((4, 2)), "of 2 ranks with 4,2 layers"),
+        (Pipeline((4, 2), 2), "of 2 ranks with 4,2 layers, 2 of them side by side"),
+    ],
+)
+def test_a_pipeline_in_words(pipeline: Pipeline, words: str) -> None:
+    assert str(pipeline) == words

@@ -1,0 +1,33 @@
+"""What a user chooses about pipelines that shrink as the front of the model freezes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from timelyfreeze.settings.names import key
+
+
+@dataclass(frozen=True)
+class ElasticSettings:
+    """Whether a frozen front makes the pipeline shorter, and replicas of it take the free ranks."""
+
+    enable: bool = False
+    """Move the model onto half as many pipeline ranks once enough of its front is frozen for them,
+    and train replicas on the ranks that this frees. For methods that freeze the front and make no
+    plan: see docs/how/elastic.md."""
+
+    frozen_cost: float = 1 / 6
+    """lambda, in [0, 1]: what a frozen layer counts where the model is cut, as a fraction of a live
+    one."""
+
+    min_ranks: int = 2
+    """The pipeline becomes no shorter than this, 2 at least."""
+
+    def errors(self) -> Iterator[str]:
+        """Yield what is wrong with the settings: key, value and rule."""
+        if not (math.isfinite(self.frozen_cost) and 0.0 <= self.frozen_cost <= 1.0):
+            yield f"{key('elastic.frozen_cost')} is {self.frozen_cost}; it must be in [0, 1]"
+        if self.min_ranks < 2:
+            yield f"{key('elastic.min_ranks')} is {self.min_ranks}; it must be 2 or more"

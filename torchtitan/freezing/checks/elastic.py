@@ -1,0 +1,55 @@
+"""Finds errors in ``[freezing.elastic]``: what keeps a pipeline from becoming shorter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from timelyfreeze.policies import NONE, makes_plan
+from torchtitan.data.turns import INSTRUCT_DATASETS, is_instruct_dataset
+from torchtitan.freezing.config import JobConfig
+
+_ENABLED = "freezing.elastic.enable is true"
+# Of one stage on each rank, so that a shorter pipeline has as many stages as ranks.
+_SCHEDULES = ("GPipe", "1F1B")
+_ALONE = ("tensor_parallel_degree", "context_parallel_degree", "expert_parallel_degree")
+
+
+def elastic_errors(config: JobConfig) -> Iterator[str]:
+    """Yield why a run cannot go on in another pipeline; nothing where nothing is frozen."""
+    freezing, parallelism = config.freezing, config.parallelism
+    if not freezing.elastic.enable or freezing.method == NONE:
+        return
+    yield from freezing.elastic.errors()
+    if makes_plan(freezing.method):
+        yield (
+            f"{_ENABLED}, and freezing.method is {freezing.method!r}, whose plan is of one "
+            "pipeline; it must be a policy without a plan"
+        )
+    name, csv = parallelism.pipeline_parallel_schedule, parallelism.pipeline_parallel_schedule_csv
+    if csv or name not in _SCHEDULES:
+        yield (
+            f"{_ENABLED}, and the schedule is {csv or name!r}; "
+            "parallelism.pipeline_parallel_schedule must be one with a stage on each rank: "
+            f"{', '.join(_SCHEDULES)}"
+        )
+    for degree in _ALONE:
+        if (value := getattr(parallelism, degree)) > 1:
+            yield f"{_ENABLED}, and parallelism.{degree} is {value}; it must be 1"
+    dataset = config.training.dataset
+    if not is_instruct_dataset(dataset):
+        yield (
+            f"{_ENABLED}, and training.dataset is {dataset!r}, whose rows cannot be dealt to more "
+            f"replicas; it must be one of {', '.join(INSTRUCT_DATASETS)}"
+        )
+    if config.model.name != "llama3":
+        yield (
+            f"{_ENABLED}, and model.name is {config.model.name!r}, whose layers cannot be counted; "
+            "it must be 'llama3'"
+        )
+    if config.emulation.enable:
+        yield f"{_ENABLED}, and emulation.enable is true: one process has no other ranks to move to"
+    if freezing.cache.enable:
+        yield (
+            f"{_ENABLED}, and freezing.cache.enable is true: rows would be on other ranks after a "
+            "move; switch one of them off"
+        )

@@ -1,0 +1,118 @@
+"""Pipelines of an elastic run: which one suits what is frozen, and how a run goes on in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from timelyfreeze.elastic import elastic_plan
+from torchtitan.freezing.config import (
+    JobConfig,
+    count_layers,
+    examples_of_microbatch,
+    modules_of_split,
+    stage_modules,
+)
+from torchtitan.freezing.partition import count_model_layers, part_parameters
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """How a run's processes share the model.
+
+    Attributes:
+        split: Layers of each stage; a stage for each pipeline rank.
+        n_replicas: Copies of the pipeline, for each one that the run began with.
+    """
+
+    split: tuple[int, ...]
+    n_replicas: int = 1
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        layers = ",".join(map(str, self.split))
+        copies = "" if self.n_replicas == 1 else f", {self.n_replicas} of them side by side"
+        return f"of {len(self.split)} ranks with {layers} layers{copies}"
+
+
+def first_pipeline(config: JobConfig) -> Pipeline:
+    """Return what a run begins with."""
+    return Pipeline(count_layers(stage_modules(config, count_model_layers(config))))
+
+
+def pipeline_for(config: JobConfig, n_frozen: int) -> Pipeline | None:
+    """Return the pipeline that suits a model whose first ``n_frozen`` layers are frozen.
+
+    That of PipeTransformer's Algorithm 1 (``timelyfreeze.elastic.elastic_plan``), by numbers of
+    parameters: shorter as long as its largest rank gets no larger than at the start, and with
+    replicas on all ranks that this frees. Where replicas cannot share the microbatches so that
+    each has one for every stage, it stays longer.
+
+    Args:
+        config: What the run began with.
+        n_frozen: With nothing or everything frozen, it is the pipeline of the start.
+
+    Returns:
+        None if no cut of the model suits: the algorithm may leave a rank without layers.
+    """
+    start, settings = first_pipeline(config), config.freezing.elastic
+    n_layers, n_ranks = sum(start.split), len(start.split)
+    if not 0 < n_frozen < n_layers:
+        return start
+    sizes = _sizes(config, n_layers)
+    n_microbatches = config.training.local_batch_size // examples_of_microbatch(config)
+    least = settings.min_ranks
+    while True:
+        try:
+            plan = elastic_plan(
+                sizes,
+                n_frozen,
+                n_ranks,
+                settings.frozen_cost,
+                _largest(sizes, start.split),
+                n_microbatches=n_microbatches,
+                min_ranks=least,
+            )
+        except ValueError:  # of all that it refuses, only this can be: the rest was checked
+            return None
+        if plan.ranks_used == n_ranks and plan.n_microbatches >= plan.n_ranks:
+            return Pipeline(plan.split, plan.n_replicas)
+        least = plan.n_ranks + 1
+
+
+def moved_config(config: JobConfig, pipeline: Pipeline) -> JobConfig:
+    """Return the configuration that a run goes on with.
+
+    The global batch and the examples of a microbatch stay as they are: each replica has fewer
+    microbatches. New replicas share the parameters (FSDP).
+
+    Args:
+        config: What the run began with.
+        pipeline: Whose replicas divide the examples of a batch.
+    """
+    n, parallelism = pipeline.n_replicas, config.parallelism
+    shards = parallelism.data_parallel_shard_degree  # -1: as many as there are ranks for
+    validation = config.validation
+    return replace(
+        config,
+        parallelism=replace(
+            parallelism,
+            pipeline_parallel_degree=len(pipeline.split),
+            module_fqns_per_model_part=modules_of_split(pipeline.split),
+            data_parallel_shard_degree=shards if shards < 0 else shards * n,
+        ),
+        training=replace(config.training, local_batch_size=config.training.local_batch_size // n),
+        validation=replace(validation, local_batch_size=validation.local_batch_size // n),
+    )
+
+
+def _sizes(config: JobConfig, n_layers: int) -> list[int]:
+    parts = part_parameters(config)
+    sizes = [parts.layer] * n_layers
+    sizes[0] += parts.first
+    sizes[-1] += parts.last
+    return sizes
+
+
+def _largest(sizes: list[int], split: tuple[int, ...]) -> int:
+    ends = [sum(split[: stage + 1]) for stage in range(len(split))]
+    return max(sum(sizes[end - n : end]) for n, end in zip(split, ends, strict=True))

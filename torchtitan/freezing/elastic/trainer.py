@@ -1,0 +1,60 @@
+"""A trainer that ends before a step so that another one can go on from there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from timelyfreeze.control import FreezeController
+from torchtitan.checkpoints.handover import MemoryCheckpoint
+from torchtitan.checkpoints.manager import SafeCheckpointManager
+from torchtitan.freezing.config import JobConfig
+from torchtitan.freezing.trainer import FreezingTrainer
+
+
+class _Left(BaseException):
+    """The run goes on elsewhere. No ``Exception``: nobody on the way may report it as an error."""
+
+
+class LeavingTrainer(FreezingTrainer):
+    """A trainer of a part of a run.
+
+    Args:
+        job_config: What to train, and how.
+        leaves: Asked before each step, on all ranks alike, whether to end here.
+    """
+
+    def __init__(self, job_config: JobConfig, leaves: Callable[[FreezeController], bool]) -> None:
+        super().__init__(job_config)
+        self._leaves = leaves
+
+    def should_continue_training(self) -> bool:
+        """Return whether there is another step; leave if it is another trainer's."""
+        goes_on = super().should_continue_training()
+        if goes_on and self.controller is not None and self._leaves(self.controller):
+            raise _Left
+        return goes_on
+
+    def train(self) -> None:
+        """Train to the end of the run, or until it goes on elsewhere."""
+        try:
+            super().train()
+        except _Left:
+            self.metrics_processor.end_run(f"goes on in another pipeline after step {self.step}")
+
+    def hand_over(self) -> tuple[MemoryCheckpoint, int]:
+        """Close; return what the run goes on from, and a signal to stop that came late, or 0."""
+        memory = self._manager.hand_over(self.device)
+        heard = 0 if self._stop is None else self._stop.heard
+        self.close()
+        return memory, heard
+
+    def take_over(self, memory: MemoryCheckpoint, heard: int) -> None:
+        """Go on from what another trainer has handed over."""
+        self._manager.take_over(memory)
+        if self._stop is not None:
+            self._stop.heard = heard
+
+    @property
+    def _manager(self) -> SafeCheckpointManager:
+        assert isinstance(self.checkpointer, SafeCheckpointManager)  # upstream's is replaced
+        return self.checkpointer
