@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.metadata import version
 
 from timelyfreeze.cli import overlay
 from timelyfreeze.cli.environment import DEFAULTS
@@ -55,6 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(usage())
         return 0 if words else 2
+    if words[0] == "--version":
+        print(f"timelyfreeze {version('timelyfreeze')}")
+        return 0
     if words[0] not in COMMANDS:
         print(f"error: {words[0]!r} is no command\n\n{usage()}", file=sys.stderr)
         return 2

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -26,6 +27,12 @@ def test_the_map_names_every_command(capsys: pytest.CaptureFixture[str]) -> None
 def test_other_words_are_told(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     assert f"{words[0]!r} is no command" in capsys.readouterr().err
+
+
+def test_the_version_is_that_of_the_project(capsys: pytest.CaptureFixture[str]) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"timelyfreeze {project['version']}\n"
 
 
 def test_without_a_command_the_map_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
