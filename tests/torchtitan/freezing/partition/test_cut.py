@@ -1,7 +1,6 @@
 """From ``parallelism.partition`` in a file to the stages of the pipeline."""
 
 import itertools
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.torchtitan.helpers.debug_model import N_LAYERS, toml_text
 from timelyfreeze.schedule import build_dag, gpipe_order
 from timelyfreeze.whatif.bounds_file import bounds_file_text
 from timelyfreeze.whatif.grid import Split
@@ -22,19 +22,6 @@ from torchtitan.freezing.memory.estimate import estimate_memory
 from torchtitan.freezing.partition import partition_line
 
 ROOT = Path(__file__).resolve().parents[4]
-N_LAYERS = 6  # of upstream's debugmodel
-TOML = """
-[model]
-name = "llama3"
-flavor = "debugmodel"
-[training]
-local_batch_size = 8
-seq_len = 64
-[parallelism]
-pipeline_parallel_degree = 3
-[activation_checkpoint]
-mode = "none"
-"""
 SCHEDULE = "--parallelism.pipeline_parallel_schedule"
 PARTITION = "--parallelism.partition"
 
@@ -42,7 +29,7 @@ PARTITION = "--parallelism.partition"
 @pytest.fixture
 def toml(tmp_path: Path) -> Path:
     path = tmp_path / "run.toml"
-    path.write_text(TOML)
+    path.write_text(toml_text())
     return path
 
 
@@ -188,7 +175,7 @@ def test_time_by_hand(toml: Path, tmp_path: Path) -> None:
 
 
 def test_the_command_line_can_do_without_the_partition_of_a_file(toml: Path) -> None:
-    toml.write_text(TOML.replace("[parallelism]", '[parallelism]\npartition = "time"'))
+    toml.write_text(toml_text(parallelism__partition="time"))
     with pytest.raises(ConfigError, match=r"which needs parallelism\.partition_profile"):
         read(toml)
     job_config = read(toml, f"{PARTITION}=")
@@ -263,13 +250,9 @@ def test_a_contradicting_key_is_refused(toml: Path) -> None:
         read(
             toml, f"{PARTITION}=memory", "--parallelism.pipeline_parallel_last_stage_less_layers=1"
         )
-    stages = json.dumps(modules_of_split((2, 2, 2)))
-    toml.write_text(
-        TOML.replace("[parallelism]", f"[parallelism]\nmodule_fqns_per_model_part = {stages}")
-    )
+    cut: dict[str, Any] = {"parallelism__module_fqns_per_model_part": modules_of_split((2, 2, 2))}
+    toml.write_text(toml_text(**cut))
     assert layers_of(read(toml)) == (2, 2, 2)
-    toml.write_text(
-        toml.read_text().replace("[parallelism]", '[parallelism]\npartition = "memory"')
-    )
+    toml.write_text(toml_text(**cut, parallelism__partition="memory"))
     with pytest.raises(ConfigError, match="module_fqns_per_model_part is given, and"):
         read(toml)

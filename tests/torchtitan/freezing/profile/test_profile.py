@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tests.timelyfreeze.helpers.stages import process_group
-from tests.torchtitan.freezing.profile.tiny_runs import N_LAYERS, config
+from tests.torchtitan.helpers.debug_model import N_LAYERS, config
 from timelyfreeze.runtime.recorder import HostClock, LoneHostClock
 from timelyfreeze.runtime.stage import FreezingStage
 from timelyfreeze.schedule.actions import ActionKind

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.torchtitan.freezing.profile.tiny_runs import N_LAYERS, config
+from tests.torchtitan.helpers.debug_model import N_LAYERS, config, toml_text
 from timelyfreeze.schedule.actions import ActionKind
 from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import order_from_csv
@@ -29,21 +29,6 @@ from torchtitan.freezing.profile.runs import Profile
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("installed")]
 
 F, B, I, W = ActionKind  # noqa: E741
-TOML = """
-[model]
-name = "llama3"
-flavor = "debugmodel"
-[training]
-local_batch_size = 8
-seq_len = 16
-mixed_precision_param = "float32"
-[parallelism]
-pipeline_parallel_degree = 3
-pipeline_parallel_schedule = "1F1B"
-pipeline_parallel_microbatch_size = 2
-[activation_checkpoint]
-mode = "none"
-"""
 
 
 def response(stage: int | None, n_layers: int, f: float, b: tuple[float, float], mode: Any = None):
@@ -122,7 +107,7 @@ def test_the_bounds_file_notes_what_planning_needs(by_hand: Profile, tmp_path: P
 
 def test_two_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     toml = tmp_path / "tiny.toml"
-    toml.write_text(TOML)
+    toml.write_text(toml_text())
     folder = tmp_path / "profile"
     arguments = [str(toml), "--output", str(folder), "--ratios", "0.5", "--warmup", "0",
                  "--repeats", "2", "--", "--freezing.first_stage=per_tensor"]  # fmt: skip
@@ -177,7 +162,7 @@ def test_what_is_not_covered_is_an_error(
     tmp_path: Path, arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     toml = tmp_path / "tiny.toml"
-    toml.write_text(TOML)
+    toml.write_text(toml_text())
     assert main([str(toml), "--output", str(tmp_path / "out"), *arguments]) == 2
     assert expected in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
