@@ -83,9 +83,9 @@ def house_style() -> Iterator[None]:
 def panels(
     names: Sequence[str], height: float, title: str, *, x_label: str, y_label: str, sharey: bool
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure with axes for each of ``names``, up to four in a row of ``height`` inches."""
-    n_columns = min(_MOST_COLUMNS, len(names))
-    n_rows = math.ceil(len(names) / n_columns)
+    """Return a figure with axes for each of ``names``, in even rows of ``height`` inches."""
+    n_rows = math.ceil(len(names) / _MOST_COLUMNS)
+    n_columns = math.ceil(len(names) / n_rows)
     figure = Figure(figsize=(WIDTH_INCHES, 0.7 + height * n_rows), layout="constrained")
     grid = figure.subplots(n_rows, n_columns, sharex=True, sharey=sharey, squeeze=False)
     for axes, name in zip(grid.flat, names, strict=False):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
+import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -50,5 +51,15 @@ def test_settings_of_others_come_back() -> None:
 
 def test_the_lowest_panel_of_each_column_names_its_axis() -> None:
     _, axes = panels(list("abcde"), 1.0, "t", x_label="x", y_label="y", sharey=True)
-    assert [panel.get_xlabel() for panel in axes] == ["", "x", "x", "x", "x"]
-    assert [panel.get_ylabel() for panel in axes] == ["y", "", "", "", "y"]
+    assert [panel.get_xlabel() for panel in axes] == ["", "", "x", "x", "x"]
+    assert [panel.get_ylabel() for panel in axes] == ["y", "", "", "y", ""]
+
+
+@pytest.mark.parametrize(
+    ("n", "rows"),
+    [(1, [1]), (4, [4]), (5, [3, 2]), (6, [3, 3]), (7, [4, 3]), (8, [4, 4]), (9, [3, 3, 3])],
+)
+def test_rows_are_as_even_as_can_be(n: int, rows: list[int]) -> None:
+    _, axes = panels(["a"] * n, 1.0, "t", x_label="x", y_label="y", sharey=True)
+    heights = [round(panel.get_position().y0, 6) for panel in axes]
+    assert [heights.count(height) for height in sorted(set(heights), reverse=True)] == rows
