@@ -120,17 +120,21 @@ def compare(runs: Sequence[Run], terms: Terms) -> pd.DataFrame:
 def group(compared: pd.DataFrame) -> list[Group]:
     """Return the groups of repeats, in the order of the table.
 
-    A run that did not end may not know its place; it goes with the first group of its method that
-    has its settings, or of any where they are not known.
+    A run that did not end goes with the first group of its method and place that has its settings,
+    or any where they are not known. If it does not know its place, and such groups are in several,
+    or if there is no such group, it is in none of them.
     """
     homes = compared[_REPEAT].copy()
     is_finished = compared["status"] == FINISHED
     settled = homes[is_finished]
-    for i, (schedule, method, variant, _) in homes[~is_finished].iterrows():
+    for i, (schedule, method, variant, known) in homes[~is_finished].iterrows():
         alike = settled[(settled["schedule"] == schedule) & (settled["method"] == method)]
+        if known != NO_PLACE:
+            alike = alike[alike["place"] == known]
         same = alike[alike["variant"] == variant]
-        home = (same if variant or len(same) else alike)[:1]
-        homes.loc[i] = home.iloc[0] if len(home) else [schedule, method, variant, NO_PLACE]
+        fitting = same if variant or len(same) else alike
+        is_clear = len(fitting) and len({*fitting["place"]} - {NO_PLACE}) <= 1
+        homes.loc[i] = fitting.iloc[0] if is_clear else [schedule, method, variant, NO_PLACE]
         settled = pd.concat([settled, homes.loc[[i]]])
     keys = [homes[key] for key in _REPEAT]
     return [

@@ -118,6 +118,23 @@ def test_failed_and_unfinished_runs_are_told_and_count_for_nothing(tmp_path: Pat
     ]
 
 
+def test_a_run_that_did_not_end_counts_in_the_row_of_its_own_place(tmp_path: Path) -> None:
+    for device in ("some CPU", "some GPU"):
+        write_run(tmp_path / device, "apf", device=device)
+    write_run(tmp_path / "cut", "apf", device="some GPU", seed=2, steps_done=3)
+    rows, _ = table(tmp_path)
+    assert {row["on"].split(",")[0]: row["runs"] for row in rows} == {
+        "2 x some CPU": "1", "2 x some GPU": "1, 1 unfinished",
+    }  # fmt: skip
+    # One whose place is not known, or where no run has ended, counts in the row of none.
+    write_record(tmp_path / "killed", 1, seed=3)
+    write_run(tmp_path / "other", "apf", device="another GPU", seed=4, steps_done=3)
+    rows, _ = table(tmp_path)
+    assert {row["on"].split(",")[0]: row["runs"] for row in rows} == {
+        "2 x some CPU": "1", "2 x some GPU": "1, 1 unfinished", "-": "1 failed, 1 unfinished",
+    }  # fmt: skip
+
+
 def test_why_there_is_no_plan_stands_below(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "timelyfreeze", failure="the solver gave up", tokens_per_second=1.0)
     assert "1F1B timelyfreeze seed 42: the solver gave up" in table(tmp_path)[1]
