@@ -66,7 +66,7 @@ class FreezePlan:
             ) from None
 
     def stage_mean_ratios(self) -> dict[int, float]:
-        """Mean ratio over each stage's freezable actions, the left side of Eq. 8."""
+        """Mean ratio over each stage's freezable actions; Eq. 8 counts forwards as well."""
         ratios: dict[int, list[float]] = {}
         for action, ratio in self._ratio_by_action.items():
             if action.kind.freezable:
