@@ -52,7 +52,7 @@ def train_command(
         torchrun: Options of torchrun for a run over several hosts; empty for this host alone.
     """
     return [
-        sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={n_processes}",
+        sys.executable, "-m", "timelyfreeze.cli.torchrun", f"--nproc_per_node={n_processes}",
         *(torchrun or ALONE), "-m", "timelyfreeze.cli.worker",
         "--job.config_file", str(config), *keys,
     ]  # fmt: skip

@@ -38,7 +38,7 @@ def test_torchrun_takes_the_place_of_the_command(started: dict[str, Any]) -> Non
         train.main(["x.toml", "--nproc", "2", "--training.steps=3", "--quiet"])
     assert started["path"] == sys.executable
     assert started["command"] == [
-        sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2",
+        sys.executable, "-m", "timelyfreeze.cli.torchrun", "--nproc_per_node=2",
         "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0", "-m", "timelyfreeze.cli.worker",
         "--job.config_file", "x.toml", "--training.steps=3", "--quiet",
     ]  # fmt: skip

@@ -16,7 +16,7 @@ from timelyfreeze.compare.runs.jobs import Settings
 def test_the_command_of_a_run() -> None:
     words = JOB.command(Settings(Path("small.toml"), ("--a.b=c",)), Path("out"))
     assert words[:6] == [
-        sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2",
+        sys.executable, "-m", "timelyfreeze.cli.torchrun", "--nproc_per_node=2",
         "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0",
     ]  # fmt: skip
     assert words[6:10] == ["-m", "timelyfreeze.cli.worker", "--job.config_file", "small.toml"]
