@@ -36,7 +36,7 @@ from timelyfreeze.compare.metrics import Terms
 from timelyfreeze.compare.page import render_html, render_markdown
 from timelyfreeze.compare.plot import KINDS
 from timelyfreeze.compare.plots import plots
-from timelyfreeze.compare.runs import FoundRuns, Run, find_any, find_runs, jobs
+from timelyfreeze.compare.runs import FoundRuns, Run, checking, find_any, find_runs, jobs
 from timelyfreeze.compare.runs.asked import errors, plan_jobs
 from timelyfreeze.compare.runs.peers import PEERS
 from timelyfreeze.compare.runs.scoring import Scoring, parse_questions, scoring_errors
@@ -139,6 +139,7 @@ def _run(options: argparse.Namespace, arguments: tuple[str, ...], starter: jobs.
         scoring = Scoring(parse_questions(options.evaluate), output, starter)
     if found:
         raise ValueError("\n       ".join(found))
+    checking.require_startable(asked, settings, output)
     if options.evaluate is None:
         is_well = not jobs.run_jobs(asked, settings, output, starter=starter)
     else:

@@ -19,7 +19,8 @@ from torchtitan.protocols import train_spec as titan_spec
 
 from timelyfreeze.planning import end_with_parent
 from timelyfreeze.policies import NONE
-from torchtitan.freezing.checks import ConfigError, check, check_examples, join_errors
+from torchtitan.freezing import checks
+from torchtitan.freezing.checks import ConfigError, check_examples, join_errors
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.config_file import read_config
 from torchtitan.upstream import fixes as upstream_fixes
@@ -86,6 +87,16 @@ def _leave_to_the_first(message: str) -> None:
     print(message, flush=True)
 
 
+def check(args: Sequence[str]) -> None:
+    """Check ``args`` as :func:`launch` does, and start nothing.
+
+    Raises:
+        ConfigError: If the configuration has errors.
+        SystemExit: If an argument is wrong, which has then been said.
+    """
+    check_examples(prepare(args))
+
+
 def prepare(args: Sequence[str]) -> JobConfig:
     """Parse and check ``args`` and register the train spec they ask for.
 
@@ -104,7 +115,7 @@ def prepare(args: Sequence[str]) -> JobConfig:
     job_config = read_config(spelled_out)
     name = job_config.model.name
     titan_spec._extra_train_specs.pop(name, None)
-    check(job_config, trains=True)
+    checks.check(job_config, trains=True)
     try:
         train_spec = build_train_spec(titan_spec.get_train_spec(name), job_config)
     except ValueError as error:

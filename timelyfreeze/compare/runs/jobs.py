@@ -81,7 +81,15 @@ class Job:
         return replace(self, keys={**self.keys, **keys}, record={**self.record, "fitted": keys})
 
     def command(self, settings: Settings, folder: Path) -> list[str]:
-        """Return the command that makes the run in ``folder``.
+        """Return the command that makes the run in ``folder``."""
+        return train_command(settings.config, self.nproc, self._keys(settings, folder))
+
+    def arguments(self, settings: Settings, folder: Path) -> list[str]:
+        """Return what the trainer of the run in ``folder`` is given, its TOML file first."""
+        return [f"--job.config_file={settings.config}", *self._keys(settings, folder)]
+
+    def _keys(self, settings: Settings, folder: Path) -> list[str]:
+        """Return the keys of the configuration, as arguments.
 
         The pipeline is as deep as there are processes, unless the job or the trainer's arguments
         say otherwise.
@@ -92,7 +100,7 @@ class Job:
         words = (_word(key, value) for key, value in keys.items())
         # What is fitted holds against the trainer's arguments, which it was fitted to.
         fitted = (f"--{key}={value}" for key, value in self.record.get("fitted", {}).items())
-        return train_command(settings.config, self.nproc, [*words, *settings.arguments, *fitted])
+        return [*words, *settings.arguments, *fitted]
 
 
 def _word(key: str, value: Any) -> str:
@@ -147,7 +155,7 @@ def run_jobs(
     if found := list(_conflicts(jobs, settings, output)):
         raise ValueError("\n       ".join(found))
     output.mkdir(parents=True, exist_ok=True)
-    done = {job.path for job in jobs if _is_finished(output / job.path)}
+    done = {job.path for job in jobs if is_finished(output / job.path)}
     failed: list[Job] = []
     seconds: list[float] = []
     for number, job in enumerate(jobs, 1):
@@ -169,7 +177,7 @@ def run_jobs(
         seconds.append(time.monotonic() - started)
         left = len(jobs) - len(done) - len(seconds)
         to_go = f"{duration(statistics.fmean(seconds) * left)} to go"
-        if status == 0 and _is_finished(output / job.path):
+        if status == 0 and is_finished(output / job.path):
             print(f" {duration(seconds[-1])}, {to_go}", flush=True)
             failed += [] if then(job) else [job]
             seconds[-1] = time.monotonic() - started
@@ -194,7 +202,7 @@ def _conflicts(jobs: Sequence[Job], settings: Settings, output: Path) -> Iterato
     """
     for job in jobs:
         path = output / job.path / RECORD
-        if not (path.is_file() and _is_finished(output / job.path)):
+        if not (path.is_file() and is_finished(output / job.path)):
             continue
         before = read_object(path).get("settings") or {}
         for key, value in _same(job, settings).items():
@@ -238,7 +246,7 @@ def _run_one(job: Job, settings: Settings, output: Path, starter: Starter) -> in
     return status
 
 
-def _is_finished(folder: Path) -> bool:
+def is_finished(folder: Path) -> bool:
     """Tell whether a run in ``folder`` did all its steps."""
     return folder.is_dir() and any(run.status == FINISHED for run in find_runs([folder]).runs)
 

@@ -1,0 +1,89 @@
+"""Errors that are told before the first run: by the trainer's own checks, which start nothing."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.timelyfreeze.compare.run_folders import write_run
+from timelyfreeze.cli import checker
+from timelyfreeze.compare.command import main
+from timelyfreeze.compare.runs import checking
+from timelyfreeze.compare.runs.jobs import ROOT
+
+Checked = list[tuple[str, Sequence[Sequence[str]]]]
+
+
+def never(command: Sequence[str], variables: Mapping[str, str], log: Path) -> int:
+    raise AssertionError("a run was started")
+
+
+def compare(config: Path, output: Path, *more: str) -> int:
+    words = ["run", str(config), str(output), "--schedules", "1F1B", "--nproc", "2", *more]
+    return main(words, starter=never)
+
+
+@pytest.fixture
+def checks(monkeypatch: pytest.MonkeyPatch, checked: Checked) -> None:
+    pytest.importorskip("torchtitan")
+    monkeypatch.setattr(checking, "errors_of", checker.errors_of)
+    # A thread for each of the threads that a loaded machine has would make it wait for itself.
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.mark.slow
+def test_all_runs_are_checked_before_the_first_starts(
+    tmp_path: Path, checks: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out"
+    words = ["--methods", "none", "apf", "nosuch", "--seeds", "1", "2", "--vary"]
+    threshold = "freezing.apf.threshold=0.01,-1"
+    config = ROOT / "train_configs/tiny_8m.toml"
+    assert compare(config, output, *words, threshold, "--", "--training.seq_len=64") == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert "Traceback" not in error
+    first, second = error.removeprefix("error: ").split(" cannot start:\n", 2)[:2]
+    assert first == "1F1B apf apf.threshold -1 seed 1, 1F1B apf apf.threshold -1 seed 2"
+    told, others = second.rsplit("\n", 1)
+    assert told.startswith("The configuration has an error:\n  - freezing.apf.threshold is -1")
+    assert others == "1F1B nosuch seed 1, 1F1B nosuch seed 2"
+    assert "freezing.method is 'nosuch'" in error
+    assert "1F1B none" not in error
+    assert not output.exists()
+
+
+@pytest.mark.slow
+def test_what_cannot_be_parsed_is_told_once(
+    tmp_path: Path, checks: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "small.toml"
+    config.write_text("")
+    words = ["--methods", "none", "apf", "--", "--unknown.key=1"]
+    assert compare(config, tmp_path / "out", *words) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: 1F1B none seed 42, 1F1B apf seed 42 cannot start:\n")
+    assert error.count("Unrecognized options: --unknown.key=1") == 1
+
+
+def test_only_what_is_still_to_be_made_is_checked_and_in_a_folder_that_is_not_there(
+    tmp_path: Path, checked: Checked
+) -> None:
+    config, output = tmp_path / "small.toml", tmp_path / "out"
+    config.write_text("")
+    write_run(output / "1F1B/none/seed_42/tb/x", "none")
+    write_run(output / "1F1B/apf/seed_42/tb/x", "apf", steps_done=3)
+    with pytest.raises(AssertionError, match="a run was started"):
+        compare(config, output, "--methods", "none", "apf")
+    ((module, (line,)),) = checked
+    assert module == "torchtitan.freezing.launch"
+    assert line[:2] == [
+        f"--job.config_file={config}", f"--job.dump_folder={output}/1F1B/apf/seed_42_new",
+    ]  # fmt: skip
+    assert "--parallelism.pipeline_parallel_degree=2" in line
+    assert "--freezing.method=apf" in line
+
+
+def test_a_check_that_breaks_is_told() -> None:
+    with pytest.raises(ValueError, match=r"by no\.such ended with status 1:\n(.*\n)*.*No module"):
+        checker.errors_of("no.such", [[]], {}, ROOT)

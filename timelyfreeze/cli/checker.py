@@ -1,0 +1,64 @@
+"""Checks command lines before what they ask for is started: many in one process.
+
+The process gets the lines on standard input, and its last line of output says what is wrong with
+each, both as JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+
+from timelyfreeze.cli import overlay
+
+
+def errors_of(
+    module: str, lines: Sequence[Sequence[str]], variables: Mapping[str, str], folder: Path
+) -> list[str | None]:
+    """Return what is wrong with each of some command lines; None where nothing is.
+
+    Args:
+        module: Has ``check(arguments)``, which raises a ValueError, or says why it exits.
+        lines: Arguments.
+        variables: Environment that the lines are for.
+        folder: Current folder that they are for.
+
+    Raises:
+        ValueError: If they cannot be checked, with what was said last.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "timelyfreeze.cli.checker", module],
+        input=json.dumps(lines), capture_output=True, text=True, env=variables, cwd=folder,
+        check=False,
+    )  # fmt: skip
+    if done.returncode != 0:
+        said = "\n".join(done.stderr.splitlines()[-10:])
+        raise ValueError(f"the check by {module} ended with status {done.returncode}:\n{said}")
+    found: list[str | None] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _errors(module: str, lines: Sequence[Sequence[str]]) -> Iterator[str | None]:
+    check = import_module(module).check
+    for arguments in lines:
+        said = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+                check(arguments)
+        except (ValueError, OSError) as error:
+            yield str(error)
+        except SystemExit:
+            yield said.getvalue().strip()
+        else:
+            yield None
+
+
+if __name__ == "__main__":
+    overlay.install()  # also where the project is not installed
+    print("\n" + json.dumps([*_errors(sys.argv[1], json.load(sys.stdin))]))
