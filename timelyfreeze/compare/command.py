@@ -139,6 +139,8 @@ def _run(options: argparse.Namespace, arguments: tuple[str, ...], starter: jobs.
         scoring = Scoring(parse_questions(options.evaluate), output, starter)
     if found:
         raise ValueError("\n       ".join(found))
+    if options.evaluate is not None:
+        checking.require_questions(scoring.questions, output)
     checking.require_startable(asked, settings, output)
     if options.evaluate is None:
         is_well = not jobs.run_jobs(asked, settings, output, starter=starter)

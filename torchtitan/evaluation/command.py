@@ -52,13 +52,9 @@ def main(
     arguments: Sequence[str], *, runner: Runner = run_lm_eval, exporter: Exporter = export
 ) -> int:
     """Score a model, and return the exit status; what follows ``--`` is lm-eval's."""
-    words = [*arguments, "--"]
-    at = words.index("--")
-    options = _parser().parse_args(words[:at])
-    options.further = words[at + 1 : -1]
+    options = _parse(arguments)
     try:
-        _check(options)
-        check_tasks([task for task in options.tasks if task not in BY_KEY], options.further, runner)
+        _check(options, runner)
         model = find_model(options.model, options.step, exporter)
         output = _output(options.output or model.run or model.folder)
         scores = evaluate(model, options, output, runner)
@@ -69,6 +65,16 @@ def main(
         write_tensorboard(model.run, scores)
     print(f"\n{render_scores(scores)}\n{output / SCORES}")
     return 0
+
+
+def check(arguments: Sequence[str]) -> None:
+    """Check the arguments of :func:`main` as far as they can be without the model.
+
+    Raises:
+        ValueError: If something is wrong.
+        SystemExit: If they cannot be parsed, which has then been said.
+    """
+    _check(_parse(arguments), run_lm_eval)
 
 
 def evaluate(model: Model, options: argparse.Namespace, output: Path, runner: Runner) -> Scores:
@@ -139,6 +145,14 @@ def write_tensorboard(run: Path, scores: Scores) -> None:
                 writer.add_scalar(f"lm_eval/{task}/{name}", value, scores.step)
 
 
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    words = [*arguments, "--"]
+    at = words.index("--")
+    options = _parser().parse_args(words[:at])
+    options.further = words[at + 1 : -1]
+    return options
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="timelyfreeze evaluate",
@@ -158,7 +172,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _check(options: argparse.Namespace) -> None:
+def _check(options: argparse.Namespace, runner: Runner) -> None:
     """Raise for what cannot be, before a model is exported or loaded; split the tasks."""
     for name in ("limit", "step"):
         if getattr(options, name) is not None:
@@ -180,6 +194,7 @@ def _check(options: argparse.Namespace) -> None:
     options.tasks = [*ours, *dict.fromkeys(name for name in names if name not in BY_KEY)]
     if options.data_dir is not None:
         find_files(options.data_dir, options.tasks)
+    check_tasks([task for task in options.tasks if task not in BY_KEY], options.further, runner)
 
 
 def _check_device(name: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from tests.torchtitan.evaluation.question_files import write_questions
 from timelyfreeze.compare.runs.scoring import parse_questions
 from timelyfreeze.records.benchmarks import BENCHMARKS
 from timelyfreeze.records.scores import read_scores
-from torchtitan.evaluation.command import main
+from torchtitan.evaluation.command import check, main
 from torchtitan.evaluation.harness import run_lm_eval
 
 ACCURACY = {
@@ -243,6 +244,20 @@ def test_errors_are_told(
     assert main([str(hf_folder), *arguments], runner=stand_in) == 2
     assert f"error: {message}" in capsys.readouterr().err
     assert stand_in.asked == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--limit", "0"], "--limit is 0; it must be 1 or more"),
+        (["--dtype", "int8"], "--dtype is 'int8'; known: float32, bfloat16, float16"),
+        (["--data-dir", ".", "--tasks", "gsm8k"], "--data-dir knows no files for 'gsm8k'"),
+    ],
+)
+def test_options_can_be_checked_without_a_model(arguments: list[str], message: str) -> None:
+    check(["no_model_yet", "--limit", "3"])
+    with pytest.raises(ValueError, match=re.escape(message)):
+        check(["no_model_yet", *arguments])
 
 
 def test_an_output_that_is_a_file_is_told_at_once(

@@ -9,9 +9,11 @@ from pathlib import Path
 from timelyfreeze.cli import run_environment
 from timelyfreeze.cli.checker import errors_of
 from timelyfreeze.compare.runs.jobs import ROOT, Job, Settings, is_finished
+from timelyfreeze.compare.runs.scoring import Questions
 from timelyfreeze.files import listed
 
 _TRAINER = "torchtitan.freezing.launch"
+_EVALUATE = "torchtitan.evaluation.command"
 
 
 def require_startable(jobs: Sequence[Job], settings: Settings, output: Path) -> None:
@@ -35,6 +37,18 @@ def require_startable(jobs: Sequence[Job], settings: Settings, output: Path) -> 
     if found:
         told = (f"{listed(labels)} cannot start:\n{error}" for error, labels in found.items())
         raise ValueError("\n".join(told))
+
+
+def require_questions(questions: Questions, output: Path) -> None:
+    """Check the options of ``evaluate``.
+
+    Raises:
+        ValueError: Naming what is wrong with them.
+    """
+    line = questions.arguments(output, output)
+    (error,) = errors_of(_EVALUATE, [line], run_environment(os.environ, 1), ROOT)
+    if error is not None:
+        raise ValueError(f"--evaluate: {error.rpartition('error: ')[2]}")
 
 
 def _new(folder: Path) -> Path:

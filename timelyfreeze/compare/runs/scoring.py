@@ -48,8 +48,14 @@ class Questions:
 
     def command(self, model: Path, output: Path) -> list[str]:
         """Return the command that scores a model into the folder ``output``."""
-        words = [sys.executable, "-m", "timelyfreeze", "evaluate", str(model), *self.options]
-        return [*words, "--output", str(output), *(["--", *self.further] if self.further else [])]
+        return [
+            sys.executable, "-m", "timelyfreeze", "evaluate", *self.arguments(model, output)
+        ]  # fmt: skip
+
+    def arguments(self, model: Path, output: Path) -> list[str]:
+        """Return what ``timelyfreeze evaluate`` is given for it."""
+        words = [str(model), *self.options, "--output", str(output)]
+        return [*words, "--", *self.further] if self.further else words
 
     def are_answered_in(self, scores: Scores) -> bool:
         """Tell whether these questions, all of them and no others, have given the scores."""

@@ -8,7 +8,7 @@ import pytest
 from tests.timelyfreeze.compare.run_folders import write_run
 from timelyfreeze.cli import checker
 from timelyfreeze.compare.command import main
-from timelyfreeze.compare.runs import checking
+from timelyfreeze.compare.runs import checking, scoring
 from timelyfreeze.compare.runs.jobs import ROOT
 
 Checked = list[tuple[str, Sequence[Sequence[str]]]]
@@ -64,6 +64,22 @@ def test_what_cannot_be_parsed_is_told_once(
     error = capsys.readouterr().err
     assert error.startswith("error: 1F1B none seed 42, 1F1B apf seed 42 cannot start:\n")
     assert error.count("Unrecognized options: --unknown.key=1") == 1
+
+
+@pytest.mark.slow
+def test_options_of_evaluate_are_checked_before_the_first_run_starts(
+    tmp_path: Path,
+    checks: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(scoring, "find_spec", lambda name: name)
+    config = tmp_path / "small.toml"
+    config.write_text("[checkpoint]\nenable = true\n")
+    words = ["--methods", "none", "--evaluate=--nosuch 3"]
+    assert compare(config, tmp_path / "out", *words) == 2
+    error = capsys.readouterr().err
+    assert error == "error: --evaluate: unrecognized arguments: --nosuch 3\n"
 
 
 def test_only_what_is_still_to_be_made_is_checked_and_in_a_folder_that_is_not_there(
