@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from zlib import crc32
 
 import numpy as np
@@ -35,6 +35,7 @@ class LoggedBatch:
         is_cold: Whether it is one of the first batches after a change of phase or of plan.
         applied: What its masks really froze.
         cut: Microbatches whose input gradients were left out.
+        entry_stage: As in ``ObservedBatch``; ``policy`` too.
     """
 
     step: int
@@ -43,6 +44,8 @@ class LoggedBatch:
     is_cold: bool
     applied: Applied
     cut: Cut
+    entry_stage: int | None = None
+    policy: Mapping[str, float] = field(default_factory=dict)
 
 
 class BatchLog:
@@ -92,7 +95,14 @@ class BatchLog:
             # A first stage has no input gradient to leave out.
             was_cut = {a for a in fractions if a.stage and a.microbatch in logged.cut[a.stage]}
             observed = ObservedBatch(
-                logged.step, logged.phase, logged.is_cold, record, fractions, was_cut
+                logged.step,
+                logged.phase,
+                logged.is_cold,
+                record,
+                fractions,
+                was_cut,
+                logged.entry_stage,
+                logged.policy,
             )
             found.append((observed, logged.pattern))
             if not logged.is_cold:

@@ -32,6 +32,9 @@ class ObservedBatch:
         fractions: Frozen fraction of elements of each of the rank's backwards that computes weight
             gradients.
         cut: Those of them that computed no input gradient, because nobody needed it.
+        entry_stage: Stage in which it began, with what the frozen front had put out before; None
+            if at the front.
+        policy: Metrics of the policy's decision that held; empty without a policy.
     """
 
     step: int
@@ -40,6 +43,8 @@ class ObservedBatch:
     record: BatchRecord
     fractions: Mapping[Action, float]
     cut: Collection[Action] = ()
+    entry_stage: int | None = None
+    policy: Mapping[str, float] = field(default_factory=dict)
 
 
 def ratios_by_action(record: BatchRecord, applied: Applied) -> dict[Action, float]:

@@ -35,6 +35,7 @@ from timelyfreeze.control.plans.planner import Planner, TransferMeter
 from timelyfreeze.control.policy_checks import PolicyChecks
 from timelyfreeze.control.state import FreezingState
 from timelyfreeze.planning import FreezePlan, Solution, SolverChoices
+from timelyfreeze.policies import Decision
 from timelyfreeze.records import FrozenCount
 from timelyfreeze.runtime import (
     ActionRecorder,
@@ -170,6 +171,11 @@ class FreezeController:
         return None if self._planner is None else self._planner.failure
 
     @property
+    def decision(self) -> Decision | None:
+        """What the policy has decided last; None without one."""
+        return None if self._checks is None else self._checks.decision
+
+    @property
     def phase(self) -> Phase:
         """The phase of the current step."""
         if self._in_force.is_off(self._step):
@@ -244,8 +250,12 @@ class FreezeController:
         self._log.add_masks(set_up.masks)
         is_cold = self._batches_in_phase < self.settings.discard_batches or masks.measures_variance
         applied = {s.stage_index: s.applied_ratios for s in self._stages}
+        start = None if entry is None or entry.start is None else entry.start.stage
+        policy = {} if self.decision is None else self.decision.metrics
         self._log.add(
-            LoggedBatch(self._step, self.phase, masks.pattern, is_cold, applied, set_up.cut)
+            LoggedBatch(
+                self._step, self.phase, masks.pattern, is_cold, applied, set_up.cut, start, policy
+            )
         )
         self._batches_in_phase += 1
         self._batch_index += 1

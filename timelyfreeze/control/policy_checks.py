@@ -144,7 +144,7 @@ class PolicyChecks:
         if self._watch is not None:
             observed = together(self._exchange.all_gather(self._watch.take()))
         before = self.decision
-        check = Check(number, self.layout, metrics, self._seed, observed)
+        check = Check(number, self.layout, metrics, self._seed, observed, self._step)
         self.decision = self._policy.decide(before, check)
         if self._watch is not None:
             with self._timed():

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from timelyfreeze.plots.convergence import convergence_figure
 from timelyfreeze.plots.curves import curves_figure
+from timelyfreeze.plots.front import front_figure
 from timelyfreeze.plots.histogram import histogram_figure
 from timelyfreeze.plots.loss import loss_figure
 from timelyfreeze.plots.response import response_figure
@@ -20,7 +21,7 @@ from timelyfreeze.plots.run_timelines import (
     trace_measured,
     trace_predicted,
 )
-from timelyfreeze.records import counts, losses, read_names, responses, run_title, steps
+from timelyfreeze.records import counts, front, losses, read_names, responses, run_title, steps
 
 Row = TypeVar("Row")
 Draw = Callable[[Path], Figure | str]
@@ -67,6 +68,23 @@ def _n_emulated(run_folder: Path) -> int:
     return names.n_ranks if names is not None and names.is_emulated else 1
 
 
+def draw_front(run_folder: Path) -> Figure | str:
+    """Draw the frozen front over steps, and plasticity where there is any; or say why not.
+
+    Raises:
+        ValueError: If a file cannot be read.
+    """
+    try:
+        rows = front.FRONT.read(run_folder)
+    except FileNotFoundError:
+        return f"{front.FRONT.name} has no step: the run's method freezes no front"
+    has_evaluations = (run_folder / front.PLASTICITY.name).exists()
+    evaluations = front.PLASTICITY.read(run_folder) if has_evaluations else []
+    if not rows or not (evaluations or any(row.frozen_layers for row in rows)):
+        return f"{front.FRONT.name} has no front: nothing was frozen yet"
+    return front_figure(rows, evaluations, run_title(run_folder))
+
+
 draw_convergence = _draws(
     convergence_figure,
     steps.STEPS.read,
@@ -97,6 +115,7 @@ PLOTS: tuple[tuple[str, Draw], ...] = (
     ("timeline_measured", draw_measured),
     ("timeline_predicted", draw_predicted),
     ("curves", draw_curves),
+    ("front", draw_front),
     ("loss", draw_loss),
     ("convergence", draw_convergence),
     ("response", draw_response),

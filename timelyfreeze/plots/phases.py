@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from matplotlib.axes import Axes
 
 from timelyfreeze.plots.style import FAINT_INK, annotate
-from timelyfreeze.records import StepRow
 from timelyfreeze.settings import Phase
 
 # The shade behind each phase, and its name: short, to fit over a narrow band.
@@ -24,6 +23,18 @@ _LOOKS = {
 }
 
 
+class StepOfPhase(Protocol):
+    """A row of a file that has one for each step."""
+
+    @property
+    def step(self) -> int:
+        """Number of the optimizer step."""
+
+    @property
+    def phase(self) -> str:
+        """Name of its phase; "" for a run without freezing."""
+
+
 class Band(NamedTuple):
     """A phase with its first and its last step."""
 
@@ -32,7 +43,7 @@ class Band(NamedTuple):
     last: int
 
 
-def bands(rows: Sequence[StepRow]) -> list[Band]:
+def bands(rows: Sequence[StepOfPhase]) -> list[Band]:
     """Return the phases of a run in order; empty for one without freezing."""
     found = []
     for name, group in groupby(rows, key=lambda row: row.phase):
@@ -43,7 +54,12 @@ def bands(rows: Sequence[StepRow]) -> list[Band]:
 
 
 def draw_by_phase(
-    axes: Axes, rows: Sequence[StepRow], values: Sequence[float | None], *, label: str, **look: Any
+    axes: Axes,
+    rows: Sequence[StepOfPhase],
+    values: Sequence[float | None],
+    *,
+    label: str,
+    **look: Any,
 ) -> None:
     """Draw a curve over steps that breaks where a phase ends: what follows is another regime.
 
@@ -63,7 +79,7 @@ def draw_by_phase(
             label = "_"  # once in the legend
 
 
-def shade_phases(axes: Axes, rows: Sequence[StepRow], *, named: bool = True) -> None:
+def shade_phases(axes: Axes, rows: Sequence[StepOfPhase], *, named: bool = True) -> None:
     """Shade the phases of a run behind what is drawn over its steps.
 
     Args:

@@ -21,7 +21,7 @@ from timelyfreeze.plots.timeline_batch import (
     stage_places,
     tint,
 )
-from timelyfreeze.records import KIND_WORDS, UNFROZEN, Timeline
+from timelyfreeze.records import FRONT_READ, KIND_WORDS, UNFROZEN, Timeline
 from timelyfreeze.schedule import ActionKind
 
 _LANES_INCHES = 10.0  # of all lanes together, so that many batches still make one picture
@@ -96,6 +96,8 @@ def batch_title(timeline: Timeline, reference: Timeline | None, name: str = "") 
     The first one has no ``reference``; others are compared with it.
     """
     text = name or f"{timeline.origin.capitalize()}, {timeline.words}"
+    if name and timeline.entry_stage is not None:
+        text += f", {FRONT_READ}"
     text += ":\n" if len(text) > _LONG_NAME else ": "
     text += f"batch {timeline.batch_ms:.4g} ms"
     if reference is not None and timeline.batch_ms > 0.0:
@@ -105,11 +107,11 @@ def batch_title(timeline: Timeline, reference: Timeline | None, name: str = "") 
 
 def _add_legend(figure: Figure, timelines: Sequence[Timeline]) -> None:
     entries: list[tuple[Any, str]] = []
-    kinds = {block.action.kind for timeline in timelines for block in timeline.blocks}
+    kinds = {block.action.kind for timeline in timelines for block in timeline.ran}
     for kind in ActionKind:
         if kind in kinds:
             entries.append((Patch(color=COLORS[kind]), f"{kind.value}: {KIND_WORDS[kind]}"))
-    if any(block.freeze_ratio > 0.0 for timeline in timelines for block in timeline.blocks):
+    if any(block.freeze_ratio > 0.0 for timeline in timelines for block in timeline.ran):
         kind = next(kind for kind in ActionKind if kind.freezable and kind in kinds)
         tints = tuple(Patch(color=tint(kind, ratio)) for ratio in (0.0, 0.5, 1.0))
         entries.append((tints, "0, 50, 100% frozen"))

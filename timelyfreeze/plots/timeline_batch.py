@@ -25,7 +25,7 @@ from timelyfreeze.plots.style import (
     YELLOW,
     annotate,
 )
-from timelyfreeze.records import Block, Timeline
+from timelyfreeze.records import FRONT_READ, Block, Timeline
 from timelyfreeze.schedule import ActionKind
 
 COLORS = {
@@ -54,7 +54,7 @@ def draw_batch(ax: Axes, timeline: Timeline, lane_inches: float, points_per_ms: 
     lanes = [_box(0.0, batch_ms, rank, _LANE_HEIGHT) for rank in range(n)]
     _add_boxes(ax, lanes, facecolor=LANE, edgecolor="none", zorder=1)
     by_tint: dict[tuple[float, float, float], list[Block]] = {}
-    for block in timeline.blocks:
+    for block in timeline.ran:
         by_tint.setdefault(block_color(block), []).append(block)
     for color, blocks in by_tint.items():
         boxes = [_box(b.start_ms, b.end_ms, b.rank, _height(b)) for b in blocks]
@@ -62,6 +62,7 @@ def draw_batch(ax: Axes, timeline: Timeline, lane_inches: float, points_per_ms: 
     _add_boxes(ax, _foot_bars(timeline), facecolor=FOOT_COLOR, edgecolor="none", zorder=3)
     _draw_critical_path(ax, timeline)
     _draw_numbers(ax, timeline, lane_inches, points_per_ms)
+    _name_empty_lanes(ax, timeline)
     ax.set_ylim(n - 0.5, -0.5)
     ax.set_yticks(range(n), [f"rank {rank}" for rank in range(n)])
     ax.tick_params(axis="y", length=0)
@@ -69,6 +70,13 @@ def draw_batch(ax: Axes, timeline: Timeline, lane_inches: float, points_per_ms: 
     for rank, fraction in enumerate(timeline.rank_bubbles):
         place = ("axes fraction", "data")
         annotate(ax, f"{100 * fraction:.0f}% idle", (1.0, rank), place, shift=(4, 0), va="center")
+
+
+def _name_empty_lanes(ax: Axes, timeline: Timeline) -> None:
+    """Say of ranks that the batch passed by why they have no block."""
+    for rank in set(range(timeline.n_ranks)) - {block.rank for block in timeline.ran}:
+        middle = (timeline.batch_ms / 2, float(rank))
+        annotate(ax, f"nothing runs: {FRONT_READ}", middle, "data", ha="center", va="center")
 
 
 # -- blocks ----------------------------------------------------------------------------------------
@@ -121,7 +129,7 @@ def _foot_bars(timeline: Timeline) -> list[NDArray[np.float64]]:
     places = stage_places(timeline)
     most = max(places.values())
     bars = []
-    for block in timeline.blocks:
+    for block in timeline.ran:
         place = places[block.action.stage]
         if place:
             height = _LANE_HEIGHT * _FOOT_HEIGHT * (1.0 if most == 1 else 2.0 * place / most)
@@ -150,7 +158,7 @@ def _draw_critical_path(ax: Axes, timeline: Timeline) -> None:
 
 def _stretches(timeline: Timeline) -> Iterator[list[Block]]:
     """Yield the critical path in pieces that stay on one rank."""
-    path = [block for block in timeline.blocks if block.is_critical]
+    path = [block for block in timeline.ran if block.is_critical]
     path.sort(key=lambda block: (block.end_ms, block.start_ms))
     stretch: list[Block] = []
     for block in path:
@@ -169,7 +177,7 @@ def _draw_numbers(ax: Axes, timeline: Timeline, lane_inches: float, points_per_m
     points = min(TEXT_POINTS, 0.5 * 72.0 * lane_inches)
     rise = _LANE_HEIGHT * _FOOT_HEIGHT / 2 if max(stage_places(timeline).values()) else 0.0
     for kind in ActionKind:
-        blocks = [block for block in timeline.blocks if block.action.kind is kind]
+        blocks = [block for block in timeline.ran if block.action.kind is kind]
         for block, size in _readable(blocks, points_per_ms):
             ax.text(
                 (block.start_ms + block.end_ms) / 2,

@@ -17,6 +17,7 @@ from timelyfreeze.policies.comparison import (
     Compared,
     ComparesOutputs,
     Difference,
+    Evaluation,
     Observed,
     ReferenceSettings,
     together,
@@ -37,9 +38,10 @@ from timelyfreeze.policies.policy import (
 )
 
 __all__ = [
-    "NONE", "Check", "Compared", "ComparesOutputs", "Decision", "Difference", "FreezePolicy",
-    "Measurement", "Method", "Metric", "ModelLayout", "Observed", "ReferenceSettings", "Source",
-    "apf", "autofreeze", "build_layout", "chosen_policy", "egeria", "fixed",
-    "freezes_whole_layers", "linear", "lisa", "makes_plan", "parse_method", "pipetransformer",
+    "NONE", "Check", "Compared", "ComparesOutputs", "Decision", "Difference", "Evaluation",
+    "FreezePolicy", "Measurement", "Method", "Metric", "ModelLayout", "Observed",
+    "ReferenceSettings", "Source", "apf", "autofreeze", "build_layout", "chosen_policy", "egeria",
+    "fixed", "freezes_whole_layers", "linear", "lisa", "makes_plan", "parse_method",
+    "pipetransformer",
     "register_policy", "registered_policies", "smartpipe", "together",
 ]  # fmt: skip

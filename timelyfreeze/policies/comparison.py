@@ -76,6 +76,23 @@ class Difference:
 
 
 @dataclass(frozen=True)
+class Evaluation:
+    """What a decision has made of one comparison.
+
+    Attributes:
+        step: Step whose batch went through both.
+        module: Number of the part of the model, from the front.
+        value: Plasticity.
+        smoothed: Its moving mean.
+    """
+
+    step: int
+    module: int
+    value: float
+    smoothed: float
+
+
+@dataclass(frozen=True)
 class Observed:
     """What a rank, or all of them together, have seen since the check before.
 

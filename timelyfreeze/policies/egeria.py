@@ -4,8 +4,8 @@ Wang et al., "Egeria: Efficient DNN Training with Knowledge-Guided Layer Freezin
 Every n steps the frontmost live module l is compared with its *reference*, an 8-bit copy of a
 snapshot (``timelyfreeze.policies.plasticity``). Where the plasticity has stood still for S
 evaluations, l is frozen and l + 1 is watched (Algorithm 1). What is frozen is live again once the
-learning rate has fallen to a tenth of what it was when module 0 was frozen. Where the paper leaves
-a choice:
+learning rate has fallen to a tenth of what it was when module 0 was frozen, and at steps that the
+user names, as Sec. 4 asks for where a learning rate rises again. Where the paper leaves a choice:
 
 - A slope counts by its absolute value, and T is a fraction of the range of the module's plasticity.
 - l is frozen in the evaluation in which the counter reaches S, and the next module has a history of
@@ -22,9 +22,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from timelyfreeze.policies.block_groups import BlockGroup, block_groups
 from timelyfreeze.policies.comparison import (
@@ -33,57 +32,19 @@ from timelyfreeze.policies.comparison import (
     PLACES,
     PRECISIONS,
     Compared,
+    Evaluation,
     Observed,
     ReferenceSettings,
 )
+from timelyfreeze.policies.egeria_state import EgeriaState, state_from_plain
 from timelyfreeze.policies.layout import ModelLayout
-from timelyfreeze.policies.plasticity import History, history_from_plain
+from timelyfreeze.policies.plasticity import History
 from timelyfreeze.policies.policy import Check, Decision, register_policy
 from timelyfreeze.settings import key
 
 NORM = "norm"
 SQUARE = "square"
 _MODULES = "egeria.modules"
-
-
-@dataclass(frozen=True)
-class _State:
-    """What the rule remembers from check to check.
-
-    Attributes:
-        front: Number of the frontmost live module, l.
-        is_guided: Whether bootstrapping has ended.
-        loss: Mean loss of the interval before; None before there was one.
-        window: W as it is now.
-        stale: S as it is now.
-        frozen_rate: Learning rate when module 0 was frozen; None while it is live or unknown.
-        copy: Number of the copy that l is compared with.
-        copy_age: Evaluations with it.
-        dropped: Comparisons that were left out so far.
-        history: Plasticity of l.
-    """
-
-    front: int
-    is_guided: bool
-    loss: float | None
-    window: int
-    stale: int
-    frozen_rate: float | None
-    copy: int
-    copy_age: int
-    dropped: int
-    history: History
-
-    def to_plain(self) -> dict[str, Any]:
-        return {**vars(self), "history": self.history.to_plain()}
-
-    def renewed(self, **changes: Any) -> _State:
-        """Return the state with a new copy, and whatever else changes."""
-        return replace(self, copy=self.copy + 1, copy_age=0, **changes)
-
-
-def _from_plain(plain: Mapping[str, Any]) -> _State:
-    return _State(**{**plain, "history": history_from_plain(plain["history"])})
 
 
 @register_policy("egeria", whole_layers=True)
@@ -117,6 +78,10 @@ class Egeria:
     unfreeze_at: float = 0.1
     """Everything is live again, and W and S are halved, once the learning rate is at or below this
     fraction of what it was when the first module was frozen; in [0, 1), 0 for never."""
+
+    unfreeze_steps: list[int] = field(default_factory=list)
+    """Steps, each 1 or more, at whose next check everything is live again, and W and S are halved:
+    where a cyclical schedule raises the learning rate."""
 
     modules: list[str] = field(default_factory=list)
     """Regular expressions, one for each module: a block belongs to the one that is found in a name
@@ -173,6 +138,9 @@ class Egeria:
             yield f"{key('egeria.max_cpu_load')} is {self.max_cpu_load}; it must be above 0"
         if not 0.0 <= self.unfreeze_at < 1.0:
             yield f"{key('egeria.unfreeze_at')} is {self.unfreeze_at}; it must lie in [0, 1)"
+        if any(step < 1 for step in self.unfreeze_steps):
+            where = key("egeria.unfreeze_steps")
+            yield f"{where} is {self.unfreeze_steps}; each step must be 1 or more"
         words = {"rows": (NORM, SQUARE), "reference": PLACES, "precision": PRECISIONS}
         for name, known in words.items():
             if (word := getattr(self, name)) not in known:
@@ -198,31 +166,30 @@ class Egeria:
                 f"{key(_MODULES)} is {self.modules}, which makes one module of the model; the last "
                 "is never frozen, so there must be two or more"
             )
-        first = _State(0, False, None, self.window, self.stale, None, 0, 0, 0, History())
-        return self._decision(first, check.layout)
+        return self._decision(EgeriaState(self.window, self.stale), check.layout)
 
     def decide(self, before: Decision, check: Check) -> Decision:
-        """Take what comparisons have found, one by one, then look at the learning rate."""
+        """Take what comparisons have found, one by one, then see whether to unfreeze."""
         if check.observed is None:
             raise ValueError("egeria decides by comparisons, and this check has none")
-        state, seen = _from_plain(before.memory), check.observed
-        groups = self.groups(check.layout)
-        state = replace(state, dropped=state.dropped + seen.dropped)
-        if state.is_guided:
-            state = self._evaluate(state, seen, groups)
-            state = self._unfreeze(state, seen.learning_rate)
-        else:
-            state = self._bootstrap(state, seen.loss)
-        return self._decision(state, check.layout)
+        last, seen = state_from_plain(before.memory), check.observed
+        state = replace(last, dropped=last.dropped + seen.dropped, step=check.step)
+        if not state.is_guided:
+            return self._decision(self._bootstrap(state, seen.loss), check.layout)
+        state, evaluations = self._evaluate(state, seen, self.groups(check.layout))
+        is_asked = any(last.step < step <= check.step for step in self.unfreeze_steps)
+        if state.front > 0 and (is_asked or self._has_fallen(state, seen.learning_rate)):
+            state = state.unfrozen()
+        return self._decision(state, check.layout, evaluations)
 
     def compared(self, decision: Decision, layout: ModelLayout) -> Compared | None:
         """Return the frontmost live module; None while bootstrapping, and where it is the last."""
-        state, groups = _from_plain(decision.memory), self.groups(layout)
+        state, groups = state_from_plain(decision.memory), self.groups(layout)
         if not state.is_guided or state.front == len(groups) - 1:
             return None
         return Compared(groups[state.front].first, groups[state.front].end, state.copy)
 
-    def _bootstrap(self, state: _State, loss: float | None) -> _State:
+    def _bootstrap(self, state: EgeriaState, loss: float | None) -> EgeriaState:
         """Compare the loss with that of the interval before."""
         if loss is None or state.loss is None:
             return replace(state, loss=loss)
@@ -230,8 +197,11 @@ class Egeria:
             return state.renewed(is_guided=True, loss=loss)
         return replace(state, loss=loss)
 
-    def _evaluate(self, state: _State, seen: Observed, groups: list[BlockGroup]) -> _State:
+    def _evaluate(
+        self, state: EgeriaState, seen: Observed, groups: list[BlockGroup]
+    ) -> tuple[EgeriaState, tuple[Evaluation, ...]]:
         """Run Algorithm 1 for each comparison of the module that is the frontmost live one then."""
+        evaluations = []
         for found in seen.differences:
             if state.front == len(groups) - 1 or found.first != groups[state.front].first:
                 continue  # begun before that module was frozen
@@ -240,33 +210,30 @@ class Egeria:
                 continue
             history = state.history.after(found.value, state.window, self.tolerance)
             state = replace(state, history=history, copy_age=state.copy_age + 1)
+            smoothed = history.smoothed[-1]
+            evaluations.append(Evaluation(found.step, state.front, found.value, smoothed))
             if history.stale >= state.stale:
                 rate = seen.learning_rate if state.front == 0 else state.frozen_rate
                 state = state.renewed(front=state.front + 1, frozen_rate=rate, history=History())
             elif state.copy_age >= state.window:
                 state = state.renewed()
-        return state
+        return state, tuple(evaluations)
 
-    def _unfreeze(self, state: _State, rate: float | None) -> _State:
-        """Begin anew with half the patience where the learning rate has fallen far enough."""
-        if state.front == 0 or rate is None or not state.frozen_rate:
-            return state
-        if rate > self.unfreeze_at * state.frozen_rate or self.unfreeze_at == 0.0:
-            return state
-        return state.renewed(
-            front=0,
-            frozen_rate=None,
-            window=max(2, state.window // 2),
-            stale=max(1, state.stale // 2),
-            history=History(),
-        )
+    def _has_fallen(self, state: EgeriaState, rate: float | None) -> bool:
+        """Return whether the learning rate is far below that of the first freeze."""
+        if rate is None or not state.frozen_rate or self.unfreeze_at == 0.0:
+            return False
+        return rate <= self.unfreeze_at * state.frozen_rate
 
-    def _decision(self, state: _State, layout: ModelLayout) -> Decision:
+    def _decision(
+        self, state: EgeriaState, layout: ModelLayout, evaluations: tuple[Evaluation, ...] = ()
+    ) -> Decision:
         groups = self.groups(layout)
         n_frozen = groups[state.front].first
         metrics: dict[str, float] = {
             "frozen_layers": n_frozen,
             "frozen_modules": state.front,
+            "bootstrapping": float(not state.is_guided),
             "dropped_evaluations": state.dropped,
             "stale_evaluations": state.history.stale,
         }
@@ -276,4 +243,4 @@ class Egeria:
                 "smoothed_plasticity": state.history.smoothed[-1],
                 "plasticity_slope": state.history.slope,
             }
-        return Decision(layout.prefix(n_frozen), state.to_plain(), metrics)
+        return Decision(layout.prefix(n_frozen), state.to_plain(), metrics, evaluations)

@@ -23,7 +23,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from timelyfreeze.policies.comparison import Observed
+from timelyfreeze.policies.comparison import Evaluation, Observed
 from timelyfreeze.policies.layout import ModelLayout
 
 NONE = "none"
@@ -83,6 +83,7 @@ class Check:
         seed: For policies that draw: the same on every rank and after a resume.
         observed: Losses, learning rate and comparisons, for a policy that compares outputs
             (:class:`timelyfreeze.policies.comparison.ComparesOutputs`); None at the start.
+        step: Optimizer step that has just ended; 0 at the start.
     """
 
     number: int
@@ -90,6 +91,7 @@ class Check:
     metrics: Mapping[Metric, NDArray[np.float64]]
     seed: int
     observed: Observed | None = None
+    step: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,12 +102,16 @@ class Decision:
         frozen: Tensors to freeze until the next check, bool, shape [n].
         memory: What the rule wants to see again at the next check; numbers and lists of numbers
             only, because it goes into checkpoints as JSON.
-        metrics: Numbers worth a curve, by name.
+        metrics: Numbers worth a curve, by name. ``frozen_layers`` says that the policy freezes
+            from the front, and how many blocks.
+        evaluations: Comparisons that it took into account, for whoever draws them; they are in no
+            checkpoint.
     """
 
     frozen: NDArray[np.bool_]
     memory: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
+    evaluations: tuple[Evaluation, ...] = ()
 
 
 class FreezePolicy(Protocol):

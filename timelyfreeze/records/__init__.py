@@ -12,6 +12,7 @@ from timelyfreeze.records.convergence import (
     passed_energy,
 )
 from timelyfreeze.records.counts import COUNTS, FrozenCount, NeverUpdated, never_updated
+from timelyfreeze.records.front import FRONT, PLASTICITY, FrontRow, PlasticityRow
 from timelyfreeze.records.losses import (
     LOSSES,
     WINDOW,
@@ -30,16 +31,16 @@ from timelyfreeze.records.scores import (
     render_scores,
     scores_to_json,
 )
+from timelyfreeze.records.seen_batch import SeenBatch, measured_timeline
 from timelyfreeze.records.steps import STEPS, StepRow
 from timelyfreeze.records.summary import SUMMARY_FILE, RunSummary, read_summary, summary_to_json
 from timelyfreeze.records.timeline import (
+    FRONT_READ,
     FROZEN,
     KIND_WORDS,
     UNFROZEN,
     Block,
-    SeenBatch,
     Timeline,
-    measured_timeline,
     predicted_timelines,
 )
 from timelyfreeze.records.timeline_file import (
@@ -52,13 +53,14 @@ from timelyfreeze.records.title import as_drawn, read_names, run_title
 from timelyfreeze.records.trace import trace_to_json
 
 __all__ = [
-    "AVERAGED", "BENCHMARKS", "BY_KEY", "COUNTS", "FROZEN", "HUB", "KIND_WORDS", "LOSSES",
-    "RESPONSES", "SCORES", "SKIPPED_STEPS", "STEPS", "SUMMARY_FILE", "UNFROZEN", "WINDOW",
-    "Benchmark", "Block", "FrozenCount", "LossRow", "NeverUpdated", "PassedEnergy", "ResponseRow",
-    "RunSummary", "Score", "Scores", "SeenBatch", "StepRatio", "StepRow", "Timeline", "as_drawn",
-    "kappa_error", "kappa_of_cap", "kappa_over_p_eff", "last_running_mean", "mean_p_eff",
-    "measured_timeline", "never_updated", "passed_energy", "predicted_timelines", "read_names",
-    "read_scores", "read_summary", "render_scores", "run_title", "running_means", "scores_to_json",
+    "AVERAGED", "BENCHMARKS", "BY_KEY", "COUNTS", "FRONT", "FRONT_READ", "FROZEN", "HUB",
+    "KIND_WORDS", "LOSSES", "PLASTICITY", "RESPONSES", "SCORES", "SKIPPED_STEPS", "STEPS",
+    "SUMMARY_FILE", "UNFROZEN", "WINDOW", "Benchmark", "Block", "FrontRow", "FrozenCount",
+    "LossRow", "NeverUpdated", "PassedEnergy", "PlasticityRow", "ResponseRow", "RunSummary",
+    "Score", "Scores", "SeenBatch", "StepRatio", "StepRow", "Timeline", "as_drawn", "kappa_error",
+    "kappa_of_cap", "kappa_over_p_eff", "last_running_mean", "mean_p_eff", "measured_timeline",
+    "never_updated", "passed_energy", "predicted_timelines", "read_names", "read_scores",
+    "read_summary", "render_scores", "run_title", "running_means", "scores_to_json",
     "seconds_to_reach", "summary_to_json", "timeline_file", "timeline_files", "timeline_from_json",
     "timeline_to_json", "trace_to_json",
 ]  # fmt: skip

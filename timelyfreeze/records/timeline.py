@@ -6,8 +6,7 @@ bounds it was made from, or measured, from one batch as all ranks saw it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 
@@ -23,14 +22,10 @@ from timelyfreeze.schedule import (
     build_dag,
     build_order,
     check_delays,
-    edge_delays,
 )
 from timelyfreeze.settings import Phase
 from timelyfreeze.timing import (
     DurationBounds,
-    Intervals,
-    clock_offsets,
-    min_distances,
     play_actions,
 )
 
@@ -49,6 +44,8 @@ _PHASE_WORDS = {
     Phase.STABLE: "with freezing",
     Phase.OFF: "with freezing switched off",
 }
+# What is said of a batch that began behind a frozen front.
+FRONT_READ = "front read from the cache"
 # What stands beside actions wherever they are shown.
 KIND_WORDS = {
     ActionKind.FORWARD: "forward",
@@ -95,19 +92,31 @@ class Timeline:
         phase: What the batch is an example of: UPPER_BOUND is without freezing, STABLE with.
         blocks: Every action once, rank by rank, in the order of execution.
         step: Optimizer step that it was measured in; None if it was not.
+        entry_stage: Stage in which the batch began, with what the frozen front had put out before;
+            stages in front of it ran nothing. None if the batch ran through the front.
     """
 
     origin: str
     phase: Phase
     blocks: tuple[Block, ...]
     step: int | None = None
+    entry_stage: int | None = None
 
     @property
     def words(self) -> str:
         """What the batch is an example of, for people, such as "without freezing"."""
         if self.phase is Phase.STABLE and not any(block.freeze_ratio for block in self.blocks):
             return "with nothing to freeze"
-        return _PHASE_WORDS[self.phase]
+        return _PHASE_WORDS[self.phase] + ("" if self.entry_stage is None else f", {FRONT_READ}")
+
+    def is_passed(self, action: Action) -> bool:
+        """Return whether the batch began behind an action's stage, so that it did not run."""
+        return self.entry_stage is not None and action.stage < self.entry_stage
+
+    @cached_property
+    def ran(self) -> tuple[Block, ...]:
+        """The blocks without those that the batch passed by."""
+        return tuple(block for block in self.blocks if not self.is_passed(block.action))
 
     @cached_property
     def lanes(self) -> tuple[tuple[Block, ...], ...]:
@@ -151,19 +160,6 @@ class Timeline:
         return sum(self.rank_bubbles) / self.n_ranks
 
 
-@dataclass(frozen=True)
-class SeenBatch:
-    """One pass as one process saw it.
-
-    Attributes:
-        intervals_ms: When each of its actions began and ended, by its own clock, milliseconds.
-        fractions: Frozen fraction of elements of those that compute weight gradients.
-    """
-
-    intervals_ms: Intervals
-    fractions: Mapping[Action, float]
-
-
 def predicted_timelines(
     dag: PipelineDag, bounds: DurationBounds, plan: FreezePlan, n_processors: float | None = None
 ) -> tuple[Timeline, Timeline]:
@@ -190,7 +186,7 @@ def predicted_timelines(
     ) -> Timeline:
         delays_ms = bounds.delays_ms(dag)
         start, end = play_actions(dag, durations_ms, n_processors, delays_ms)
-        return _timeline(PREDICTED, phase, dag, start, end, ratios, delays_ms)
+        return timeline_of(PREDICTED, phase, dag, start, end, ratios, delays_ms)
 
     return (
         played(Phase.UPPER_BOUND, bounds.max_ms, nothing),
@@ -198,72 +194,7 @@ def predicted_timelines(
     )
 
 
-def measured_timeline(
-    declared: ScheduleOrder,
-    processes: Sequence[SeenBatch],
-    phase: Phase,
-    *,
-    step: int | None = None,
-    p2p_latency_ms: Mapping[tuple[int, int], float] | None = None,
-) -> Timeline:
-    """Put together one batch from what each process saw of it.
-
-    Processes share no clock. Their clocks are set so that nothing begins before what it waits for
-    has ended and arrived; messages in both directions leave a range of such settings, of which the
-    middle is taken (``clock_offsets``). What the plot shows as idle is each rank's own; how lanes
-    lie to each other is right to half of what messages there and back take beyond
-    ``p2p_latency_ms``. Where one process ran the actions of all ranks, as in an emulation, there is
-    one clock and nothing to set.
-
-    Args:
-        declared: Tells which rank holds each stage; the order that ran takes its place.
-        processes: Every process of the run, in the order of their numbers. Of data-parallel
-            replicas the first to hold a stage counts, which is one and the same replica where
-            processes of a stage are numbered one after the other.
-        phase: What the batch is an example of.
-        step: Optimizer step of the batch.
-        p2p_latency_ms: What messages between ranks take, as in ``DurationBounds``; None where
-            that is not known.
-
-    Raises:
-        ValueError: If the processes together did not see every action of a pipeline once.
-    """
-    seen: list[SeenBatch] = []
-    known: set[Action] = set()
-    for process in processes:
-        if process.intervals_ms and not known.issuperset(process.intervals_ms):
-            seen.append(process)
-            known.update(process.intervals_ms)
-    rows: list[list[Action]] = [[] for _ in declared.ranks]
-    for process in seen:
-        # Stable, so that actions that take no time stay in the order of execution.
-        for action in sorted(process.intervals_ms, key=lambda a: process.intervals_ms[a]):
-            if action.stage >= declared.n_stages:
-                raise ValueError(
-                    f"action {action} was seen, and the schedule has {declared.n_stages} stages"
-                )
-            rows[declared.stage_to_rank[action.stage]].append(action)
-    dag = build_dag(build_order(rows))
-    clocks = [process.intervals_ms for process in seen]
-    delays_ms = edge_delays(dag, p2p_latency_ms or {})
-    offsets = clock_offsets(min_distances(dag, clocks, delays_ms)).tolist()
-    times = {
-        action: (offset + start, offset + end)
-        for offset, clock in zip(offsets, clocks, strict=True)
-        for action, (start, end) in clock.items()
-    }
-    intervals = np.array([times[action] for action in dag.actions])
-    intervals -= intervals.min()
-    fractions = {
-        action: fraction for process in seen for action, fraction in process.fractions.items()
-    }
-    ratios = np.array([fractions.get(action, 0.0) for action in dag.actions])
-    return _timeline(
-        MEASURED, phase, dag, intervals[:, 0], intervals[:, 1], ratios, delays_ms, step
-    )
-
-
-def _timeline(
+def timeline_of(
     origin: str,
     phase: Phase,
     dag: PipelineDag,
@@ -272,7 +203,21 @@ def _timeline(
     ratios: NDArray[np.float64],
     delays_ms: ArrayLike,
     step: int | None = None,
+    entry_stage: int | None = None,
 ) -> Timeline:
+    """Return the timeline of a graph's A actions.
+
+    Args:
+        origin: One of ``ORIGINS``.
+        phase: What the batch is an example of.
+        dag: The graph, with E edges.
+        start_ms: Shape [A], milliseconds since the batch began.
+        end_ms: Likewise.
+        ratios: Frozen fraction of each action, shape [A], in [0, 1].
+        delays_ms: As for :func:`critical_positions`.
+        step: As in the timeline.
+        entry_stage: Likewise.
+    """
     critical = set(critical_positions(dag, end_ms, delays_ms))
     columns = zip(
         dag.actions,
@@ -283,7 +228,13 @@ def _timeline(
         strict=True,
     )
     blocks = tuple(Block(*values, i in critical) for i, values in enumerate(columns))
-    return Timeline(origin, phase, blocks, step)
+    timeline = Timeline(origin, phase, blocks, step, entry_stage)
+    if entry_stage is None:
+        return timeline
+    ran = (
+        replace(b, is_critical=b.is_critical and not timeline.is_passed(b.action)) for b in blocks
+    )
+    return replace(timeline, blocks=tuple(ran))
 
 
 def critical_positions(

@@ -24,6 +24,7 @@ def timeline_to_json(timeline: Timeline) -> str:
         "origin": timeline.origin,
         "phase": timeline.phase.value,
         "step": timeline.step,
+        "entry_stage": timeline.entry_stage,
         "batch_ms": timeline.batch_ms,
         "bubble": timeline.bubble,
         "rank_bubbles": list(timeline.rank_bubbles),
@@ -85,6 +86,8 @@ def timeline_from_json(text: str) -> Timeline:
         blocks = tuple(_block(key, rows[key]) for key in keys_of("actions", rows))
         step = field_of("", data, "step")
         step = None if step is None else whole_of("step", step)
+        entry = data.get("entry_stage")  # files of earlier versions have none
+        entry = None if entry is None else whole_of("entry_stage", entry)
         origin, phase = field_of("", data, "origin"), field_of("", data, "phase")
         known = [one.value for one in Phase]
         if phase not in known:
@@ -93,7 +96,7 @@ def timeline_from_json(text: str) -> Timeline:
             raise ValueError(f"origin is {shown(origin)}; known: {', '.join(ORIGINS)}")
     except ValueError as error:
         raise ValueError(f"not the text of a timeline: {error}") from error
-    timeline = Timeline(origin, Phase(phase), blocks, step)
+    timeline = Timeline(origin, Phase(phase), blocks, step, entry)
     if [lane[0].rank for lane in timeline.lanes] != list(range(timeline.n_ranks)):
         raise ValueError("the timeline's actions are not sorted by rank, or a rank has none")
     for block in blocks:
@@ -102,5 +105,7 @@ def timeline_from_json(text: str) -> Timeline:
                 f"action {block.action} runs from {block.start_ms} to {block.end_ms} ms; it must "
                 "not end before it begins"
             )
-    _ = timeline.order  # refuses what is no complete pipeline
+    n_stages = timeline.order.n_stages  # refuses what is no complete pipeline
+    if entry is not None and entry >= n_stages:
+        raise ValueError(f"entry_stage is {entry}; the stages are 0 to {n_stages - 1}")
     return timeline

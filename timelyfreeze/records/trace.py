@@ -91,6 +91,8 @@ def _actions(
 ) -> Iterator[Event]:
     for block, (start, end) in zip(timeline.blocks, slices, strict=True):
         action = block.action
+        if timeline.is_passed(action):
+            continue
         category = KIND_WORDS[action.kind]
         yield _slice(
             first_pid + block.rank,

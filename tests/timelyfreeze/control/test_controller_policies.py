@@ -3,6 +3,7 @@
 import json
 import statistics
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,9 @@ from tests.timelyfreeze.helpers.ranks import (
     without_stable_times,
 )
 from tests.timelyfreeze.helpers.stub_policy import StubMeter, StubPolicy, choose_by_number
+from timelyfreeze.control.collected import ObservedBatch
 from timelyfreeze.policies.policy import Check, Metric
+from timelyfreeze.runtime import BatchEntry, BlockPlace
 from timelyfreeze.schedule.actions import Action, ActionKind
 from timelyfreeze.schedule.order import ScheduleOrder
 from timelyfreeze.schedule.schedules import one_f_one_b_order
@@ -153,6 +156,32 @@ def test_collected_metrics_are_those_of_masks_policy_and_meter() -> None:
     assert metrics.policy == {"frozen_tensors": 15}
     assert metrics.score_bytes == StubMeter.n_bytes
     assert metrics.score_ms_per_step == 0.0, "the hand clock stands still while scoring"
+
+
+def test_a_batch_tells_where_it_began_and_what_the_policy_had_decided() -> None:
+    """Of each step's three batches the second begins at stage 1."""
+    ranks = alone()
+    entries = {1: BatchEntry(BlockPlace(1, 0)), 2: BatchEntry()}
+    entered: list[BatchEntry] = []
+    for stages, controller in zip(ranks.stages, ranks.controllers, strict=True):
+        controller.cache = SimpleNamespace(  # type: ignore[assignment]
+            begin_step=lambda frozen: None,
+            entry=entries.get,
+            end_step=lambda drain: None,
+            add_times=lambda durations_ms: None,
+            use=lambda: None,
+        )
+        for stage in stages.values():
+            stage.enter = entered.append  # type: ignore[attr-defined]
+    seen: list[ObservedBatch] = []
+    ranks.controllers[1].on_batch = seen.append
+    ranks.run(1, 7)
+    ranks.collect()
+    assert [observed.entry_stage for observed in seen] == 7 * [None, 1, None]
+    frozen = [observed.policy["frozen_tensors"] for observed in seen[::3]]
+    assert frozen == [5, 5, 5, 5, 12, 12, 15], "that of the check before the step"
+    assert ranks.controllers[1].decision is ranks.checks[1].decision  # type: ignore[union-attr]
+    assert len(entered) == 2 * 7 * 2
 
 
 def test_the_slowest_scoring_counts() -> None:

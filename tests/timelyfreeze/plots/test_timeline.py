@@ -1,6 +1,7 @@
 """What the plot of a batch shows, read back from the figure; no pixels are compared."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -185,6 +186,24 @@ def test_later_stages_of_a_rank_have_a_foot_bar() -> None:
         assert bottom == pytest.approx(box[3]), "it stands on the foot of its block"
     (legend,) = figure.legends
     assert "foot bar: second stage of its rank" in [t.get_text() for t in legend.get_texts()]
+
+
+def test_what_a_batch_passed_by_is_not_drawn_and_its_rank_says_why() -> None:
+    """1F1B of 4 by 8 that begins at stage 2: ranks 0 and 1 have no block, outline nor number."""
+    before, after = both(one_f_one_b_order(4, 8))
+    entered = replace(after, entry_stage=2)
+    figure = timeline_figure([before, entered])
+    axes = figure.axes[1]
+    title = "Predicted, with freezing, front read from the cache: batch"
+    assert axes.get_title(loc="left").startswith(title)
+    lanes = [box for box in boxes(figure, 1) if round((box[2] + box[3]) / 2) <= 1]
+    assert [box[:2] for box in lanes] == 2 * [(0.0, after.batch_ms)], "but for the grey of idling"
+    told = [t for t in axes.texts if t.get_text() == "nothing runs: front read from the cache"]
+    assert sorted(text.xy[1] for text in told) == [0.0, 1.0]  # type: ignore[attr-defined]
+    assert numbers(figure, 1) == sorted(str(m) for m in range(8) for _ in range(4))
+    assert not any("nothing runs" in text.get_text() for text in figure.axes[0].texts)
+    named = batch_title(entered, before, "fixed")
+    assert named.startswith("fixed, front read from the cache: batch")
 
 
 def test_nothing_to_draw_is_refused() -> None:

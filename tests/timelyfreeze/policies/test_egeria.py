@@ -11,7 +11,7 @@ import pytest
 from tests.timelyfreeze.helpers.stub_policy import LAYOUT
 from tests.timelyfreeze.helpers.toy_model import only_error
 from timelyfreeze.policies import Check, Compared, ComparesOutputs, Decision, Difference, Observed
-from timelyfreeze.policies.comparison import ReferenceSettings, together
+from timelyfreeze.policies.comparison import Evaluation, ReferenceSettings, together
 from timelyfreeze.policies.egeria import Egeria
 from timelyfreeze.policies.layout import build_layout
 from timelyfreeze.settings import arguments_named
@@ -148,6 +148,21 @@ def test_numbers_that_are_none_count_as_dropped() -> None:
     assert decision.metrics["dropped_evaluations"] == 4
 
 
+def test_a_decision_tells_what_it_took_into_account() -> None:
+    """That of the module it froze too, whose history is over; nothing that came too late."""
+    policy = Egeria(stale=2, window=2)
+    decision = run(policy, [*GUIDED, found(1.0, 3.0), found(5.0)])
+    assert decision.evaluations == (Evaluation(10, 0, 5.0, 4.0),)
+    decision = run(policy, [*GUIDED, found(1.0, 1.0, 1.0)])
+    assert decision.evaluations == (Evaluation(10, 0, 1.0, 1.0), Evaluation(11, 0, 1.0, 1.0))
+    assert run(policy, [found()], decision).evaluations == ()
+
+
+def test_metrics_tell_whether_it_is_bootstrapping() -> None:
+    decisions = [start(Egeria()), run(Egeria(), GUIDED[:1]), run(Egeria(), GUIDED)]
+    assert [decision.metrics["bootstrapping"] for decision in decisions] == [1.0, 1.0, 0.0]
+
+
 # -- snapshots -------------------------------------------------------------------------------------
 
 
@@ -217,6 +232,41 @@ def test_what_is_frozen_stays_so_without_a_rate_or_without_the_wish(policy: Eger
     assert frozen_layers(run(policy, seen)) == 1
 
 
+def at_steps(policy: Egeria, seen: Sequence[Observed], interval: int) -> list[Decision]:
+    """Return the decision of each check; checks lie ``interval`` steps apart."""
+    decisions = [start(policy)]
+    for number, observed in enumerate(seen, start=1):
+        check = Check(number, LAYOUT, {}, 7, observed, step=number * interval)
+        decisions.append(policy.decide(decisions[-1], check))
+    return decisions[1:]
+
+
+@pytest.mark.parametrize("step", [41, 45, 50])
+def test_all_is_live_again_at_the_check_that_follows_a_named_step(step: int) -> None:
+    """Checks at steps 10, 20, ..., 70; modules 0 and 1 are frozen at 30 and 40."""
+    policy = Egeria(stale=4, window=6, unfreeze_steps=[step])
+    still = [found(*[1.0] * 4), found(*[1.0] * 4, layer=1), found(), found(1.0, 1.0), found()]
+    decisions = at_steps(policy, [*GUIDED, *still], 10)
+    assert [frozen_layers(decision) for decision in decisions] == [0, 0, 1, 2, 0, 1, 1]
+    live = decisions[4].memory
+    assert (live["stale"], live["window"]) == (2, 3), "halved, as at a low learning rate"
+
+
+def test_each_named_step_counts_once_and_only_where_something_is_frozen() -> None:
+    """Steps 5 and 15 lie in bootstrapping, 25 before anything is frozen; 45 is due at 50."""
+    policy = Egeria(stale=1, window=8, unfreeze_steps=[5, 15, 25, 45])
+    seen = [*GUIDED, found(), found(1.0), found(1.0), found(1.0)]
+    decisions = at_steps(policy, seen, 10)
+    assert [frozen_layers(decision) for decision in decisions] == [0, 0, 0, 1, 0, 1]
+    assert decisions[-1].memory["window"] == 4
+
+
+def test_named_steps_need_no_learning_rate() -> None:
+    policy = Egeria(stale=1, unfreeze_at=0.0, unfreeze_steps=[40])
+    seen = [*GUIDED, found(1.0), Observed(1.0, None)]
+    assert [frozen_layers(decision) for decision in at_steps(policy, seen, 10)] == [0, 0, 1, 0]
+
+
 # -- the rest --------------------------------------------------------------------------------------
 
 
@@ -276,6 +326,7 @@ def test_a_model_of_one_module_is_refused() -> None:
         ({"bootstrap_change": float("nan")}, "egeria.bootstrap_change is nan; it must be above"),
         ({"max_cpu_load": 0.0}, "egeria.max_cpu_load is 0.0; it must be above 0"),
         ({"unfreeze_at": 1.0}, r"egeria.unfreeze_at is 1.0; it must lie in \[0, 1\)"),
+        ({"unfreeze_steps": [9, 0]}, r"egeria.unfreeze_steps is \[9, 0\]; each step must be 1 or"),
         ({"rows": "cube"}, "egeria.rows is 'cube'; known: norm, square"),
         ({"reference": "gpu"}, "egeria.reference is 'gpu'; known: background, inline"),
         ({"precision": "int4"}, "egeria.precision is 'int4'; known: int8, float32"),

@@ -12,10 +12,8 @@ from timelyfreeze.records.timeline import (
     MEASURED,
     PREDICTED,
     Block,
-    SeenBatch,
     Timeline,
     critical_positions,
-    measured_timeline,
     predicted_timelines,
 )
 from timelyfreeze.records.timeline_file import timeline_from_json, timeline_to_json
@@ -128,84 +126,9 @@ def test_what_arrived_last_was_waited_for_and_not_what_ended_last() -> None:
     assert [str(dag.actions[i]) for i in path] == ["0F0", "0F1", "1F1", "1B1", "0B1"]
 
 
-def seen(first_ms: float, **intervals: tuple[float, float]) -> SeenBatch:
-    """What a process saw whose clock shows 0 ``first_ms`` after the batch began."""
-    times = {
-        parse_action(name.strip("_")): (start - first_ms, end - first_ms)
-        for name, (start, end) in intervals.items()
-    }
-    fractions = {action: 0.25 for action in times if action.kind.freezable}
-    return SeenBatch(times, fractions)
-
-
-def two_processes() -> list[SeenBatch]:
-    """Messages take half a millisecond both ways; the last action is rank 1's own."""
-    return [
-        seen(0.0, _0F0=(0, 1), _0F1=(1, 2), _0B0=(5, 7), _0B1=(9, 11)),
-        seen(1.5, _1F0=(1.5, 2.5), _1B0=(2.5, 4.5), _1F1=(4.5, 5.5), _1B1=(5.5, 8.5)),
-    ]
-
-
-def test_a_measured_pass_has_one_clock_again() -> None:
-    timeline = measured_timeline(TWO, two_processes(), Phase.STABLE, step=7)
-    assert (timeline.origin, timeline.phase, timeline.step) == (MEASURED, Phase.STABLE, 7)
-    assert interval(timeline, "0B0") == pytest.approx((5.0, 7.0))
-    assert interval(timeline, "1B1") == pytest.approx((5.5, 8.5))
-    assert timeline.batch_ms == pytest.approx(11.0)
-    assert critical(timeline) == {"0F0", "1F0", "1B0", "1F1", "1B1", "0B1"}
-    assert {str(b.action) for b in timeline.blocks if b.freeze_ratio == 0.25} == {
-        "0B0", "0B1", "1B0", "1B1",
-    }  # fmt: skip
-
-
-def test_what_ended_last_is_what_was_waited_for() -> None:
-    """0B1 begins after 0B0 here, which has taken longer than 1B1."""
-    processes = two_processes()
-    processes[0] = seen(0.0, _0F0=(0, 1), _0F1=(1, 2), _0B0=(5, 9.5), _0B1=(9.5, 11))
-    timeline = measured_timeline(TWO, processes, Phase.STABLE)
-    assert critical(timeline) == {"0F0", "1F0", "1B0", "0B0", "0B1"}
-
-
-def test_of_replicas_the_first_counts() -> None:
-    first, second = two_processes()
-    slower = seen(0.0, _0F0=(0, 2), _0F1=(2, 4), _0B0=(5, 7), _0B1=(9, 11))
-    together = measured_timeline(TWO, [first, slower, second, second], Phase.STABLE)
-    assert together == measured_timeline(TWO, [first, second], Phase.STABLE)
-
-
-def test_one_process_with_all_ranks_keeps_its_clock() -> None:
-    """An emulation: messages of any kind take nothing, and ranks come from the schedule."""
-    first, second = two_processes()
-    times = {
-        **first.intervals_ms,
-        **{a: (s + 1.5, e + 1.5) for a, (s, e) in second.intervals_ms.items()},
-    }
-    timeline = measured_timeline(TWO, [SeenBatch(times, {})], Phase.STABLE)
-    assert [len(lane) for lane in timeline.lanes] == [4, 4]
-    assert interval(timeline, "1F0") == (1.5, 2.5)
-    assert interval(timeline, "0B1") == (9.0, 11.0)
-
-
-def test_blocks_come_in_the_order_that_ran() -> None:
-    declared = parse_order(["0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1"])
-    timeline = measured_timeline(declared, two_processes(), Phase.STABLE)
-    assert timeline.order == TWO
-    names = [
-        (str(timeline.blocks[i].action), str(timeline.blocks[j].action)) for i, j in timeline.edges
-    ]
-    assert ("1B0", "1F1") in names
-    assert ("1F0", "1F1") not in names
-
-
-def test_a_pass_with_a_hole_is_refused() -> None:
-    first, second = two_processes()
-    times = {a: t for a, t in second.intervals_ms.items() if str(a) != "1B1"}
-    with pytest.raises(ValueError, match="1I1 is missing"):
-        measured_timeline(TWO, [first, SeenBatch(times, {})], Phase.STABLE)
-
-
 def test_text_brings_back_every_bit() -> None:
-    for timeline in (*unfrozen_and_planned(), measured_timeline(TWO, two_processes(), Phase.OFF)):
+    unfrozen, planned = unfrozen_and_planned()
+    for timeline in (unfrozen, planned, replace(unfrozen, phase=Phase.OFF, step=7, entry_stage=1)):
         text = timeline_to_json(timeline)
         assert timeline_from_json(text) == timeline
         assert json.loads(text)["batch_ms"] == timeline.batch_ms
@@ -219,6 +142,7 @@ def test_text_brings_back_every_bit() -> None:
         (lambda d: d["actions"].pop("1B1"), "1I1 is missing"),
         (lambda d: d["actions"]["0F0"].update(end_ms=-1.0), "0F0.end_ms is -1.0; it must be in"),
         (lambda d: d["actions"]["0F0"].update(start_ms=9.0), "0F0 runs from 9.0 to 1.0 ms"),
+        (lambda d: d.update(entry_stage=2), "entry_stage is 2; the stages are 0 to 1"),
         (lambda d: d["actions"]["1F0"].update(rank=0), "stage lives on|sorted by rank"),
     ],
 )
@@ -233,6 +157,20 @@ def test_words_do_not_speak_of_freezing_where_nothing_is_frozen() -> None:
     unfrozen, planned = unfrozen_and_planned()
     assert (unfrozen.words, planned.words) == ("without freezing", "with freezing")
     assert replace(unfrozen, phase=Phase.STABLE).words == "with nothing to freeze"
+
+
+def test_a_batch_that_began_behind_the_front_says_so_and_leaves_out_what_did_not_run() -> None:
+    _, planned = unfrozen_and_planned()
+    entered = replace(planned, entry_stage=1)
+    assert entered.words == "with freezing, front read from the cache"
+    assert [str(b.action) for b in entered.ran] == ["1F0", "1B0", "1F1", "1B1"]
+    assert planned.ran == planned.blocks
+
+
+def test_files_of_earlier_versions_have_no_entry() -> None:
+    data = json.loads(timeline_to_json(unfrozen_and_planned()[0]))
+    assert data.pop("entry_stage", 9) is None
+    assert timeline_from_json(json.dumps(data)) == unfrozen_and_planned()[0]
 
 
 def test_a_batch_without_time_has_no_bubble() -> None:

@@ -1,6 +1,7 @@
 """Traces, read back as the trace event format asks viewers to read them."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -169,6 +170,23 @@ def test_the_small_trace_is_the_one_by_hand() -> None:
         (1, 0.0, 1000.0, "1F0"),
         (1, 7000.0, 2000.0, "the end of the batch"),
     ]
+
+
+def test_what_a_batch_passes_by_has_no_slice() -> None:
+    """Of stage 0, in front of the first live block, nothing ran: its rank is idle throughout."""
+    blocks = tuple(
+        replace(b, start_ms=0.0, end_ms=0.0) if b.action.stage == 0 else b
+        for b in small()[0].blocks
+    )
+    timeline = Timeline(MEASURED, Phase.STABLE, blocks, 7, entry_stage=1)
+    events = check_format(trace_to_json([timeline]))
+    slices = [e for e in events if e["ph"] == "X" and e["cat"] != "idle"]
+    assert sorted(e["args"]["action"] for e in slices) == ["1B0", "1B1", "1F0", "1F1"]
+    idle = [(e["ts"], e["dur"]) for e in events if e.get("cat") == "idle" and e["pid"] == 0]
+    assert idle == [(0.0, 7000.0)]
+    assert arrows(events) == set()
+    (name, _) = (e["args"]["name"] for e in events if e["name"] == "process_name")
+    assert name == "rank 0, measured with nothing to freeze"
 
 
 def test_every_rank_of_every_batch_is_a_process_with_a_name() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -103,6 +103,7 @@ class TimelineRecord:
         return is_last or is_enough or phase is not self._current
 
     def _write(self, phase: Phase, batches: list[ObservedBatch]) -> None:
+        batches = of_commonest_entry(batches)
         everyone = self.exchange.all_gather([observed.record.span_ms for observed in batches])
         chosen = batches[typical(everyone)]
         processes = self.exchange.all_gather(
@@ -118,6 +119,7 @@ class TimelineRecord:
                 phase,
                 step=chosen.step,
                 p2p_latency_ms=None if bounds is None else bounds.p2p_latency_ms,
+                entry_stage=chosen.entry_stage,
             )
         except ValueError as error:
             logger.warning("There will be no timeline of phase %s: %s", phase.value, error)
@@ -126,6 +128,13 @@ class TimelineRecord:
         with self.writing():
             write_whole(file, timeline_to_json(timeline).encode())
         logger.debug("Wrote %s", file)
+
+
+def of_commonest_entry(batches: Sequence[ObservedBatch]) -> list[ObservedBatch]:
+    """Return the batches that began where most did; of several such places the latest counts."""
+    counts = Counter(observed.entry_stage for observed in reversed(batches))
+    ((most, _),) = counts.most_common(1)
+    return [observed for observed in batches if observed.entry_stage == most]
 
 
 def typical(spans_ms: list[list[float]]) -> int:

@@ -32,6 +32,8 @@ _FILES = {
     "settings.json": "the whole configuration",
     "steps.csv": "every optimizer step",
     "losses.csv": "logged losses",
+    "front.csv": "the frozen front in every step",
+    "plasticity.csv": "evaluations of the frontmost live module",
     "frozen_counts.csv": "how often each tensor was frozen",
     "responses.csv": "times of backwards, and what was frozen of them",
     "schedule.csv": "the order of actions",

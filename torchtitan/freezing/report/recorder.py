@@ -27,6 +27,7 @@ from timelyfreeze.whatif.loads import UNKNOWN_SIZES, ModelSizes
 from torchtitan.freezing.config import JobConfig, pipeline_notes, preset_line
 from torchtitan.freezing.emulation.record import EmulationRecord
 from torchtitan.freezing.report.batches import ResponseSample, TimelineRecord
+from torchtitan.freezing.report.front_record import FrontRecord
 from torchtitan.freezing.report.losses import LossCurve, read_reference
 from torchtitan.freezing.report.page import render_page
 from torchtitan.freezing.report.run_folder import OutputGuard, number_former
@@ -72,6 +73,7 @@ class RunRecorder:
         self._emulation: EmulationRecord | None = None
         self._flops = math.nan, math.nan
         self._timelines: TimelineRecord | None = None
+        self._front: FrontRecord | None = None
         self._responses = ResponseSample()
         self._logged_loss: float | None = None
         self._loss_curve = LossCurve(folder / "losses.csv") if writes else None
@@ -119,6 +121,9 @@ class RunRecorder:
                 writes=self._writes,
                 writing=self._guard.writing,
             )
+            if self._writes:
+                caches = controller.cache is not None
+                self._front = FrontRecord(self._folder, caches=caches, writing=self._guard.writing)
             controller.on_batch = self._add_batch
             self._write("schedule.csv", order_to_csv(controller.order))
 
@@ -126,6 +131,8 @@ class RunRecorder:
         self._responses.add(observed)
         if self._timelines is not None:
             self._timelines.add(observed)
+        if self._front is not None:
+            self._front.add_batch(observed)
 
     def save_plan(
         self,
@@ -164,6 +171,8 @@ class RunRecorder:
             max_norm, is_finite = self._config.training.max_norm, math.isfinite(grad_norm)
             metrics = controller.collect(max(1.0, grad_norm / max_norm) if is_finite else None)
             self.record.add_batches(metrics)
+            if self._front is not None:
+                self._front.write()
             predicted_ms = controller.expected_batch_ms()
             extra |= logged_metrics(controller, metrics, predicted_ms)
             extra |= self._steps.log(step, loss, controller.phase, metrics, predicted_ms)
@@ -190,6 +199,8 @@ class RunRecorder:
         phase = None if self._controller is None else self._controller.phase
         self.record.add_step(step, phase, seconds, n_tokens)
         self._steps.end_step(step, phase, seconds, self.record.seconds, n_tokens)
+        if self._front is not None and self._controller is not None:
+            self._front.end_step(self._controller.decision)
         if self._emulation is not None:
             self._emulation.add_step(phase, seconds, n_tokens)
         # A loss is logged before its step has ended and its time is known.
@@ -212,6 +223,8 @@ class RunRecorder:
             metrics = self._controller.collect()
             self.record.add_batches(metrics)
             self._steps.add_ratios(metrics)
+            if self._front is not None:
+                self._front.write()
             counts = self._save_frozen(self._controller)
         self.collect_timelines(is_last=True)
         peaks = Exchange().all_gather(self.record.peak_memory_gib)
@@ -252,6 +265,8 @@ class RunRecorder:
     def close(self) -> None:
         """Write what is still out."""
         self._steps.close()
+        if self._front is not None:
+            self._front.write()
 
     def _write(self, name: str, text: str) -> None:
         if self._writes:

@@ -22,7 +22,13 @@ ORDER = parse_order(["0F0 0B0", "1F0 1B0"])
 
 
 def observed(
-    rank: int, step: int, phase: Phase, slow_ms: float = 0.0, *, is_cold: bool = False
+    rank: int,
+    step: int,
+    phase: Phase,
+    slow_ms: float = 0.0,
+    *,
+    is_cold: bool = False,
+    entry_stage: int | None = None,
 ) -> ObservedBatch:
     """F takes 1 ms, B 2, the last one more; the batch 6 ms and more, of which rank 1 sees 3."""
     times = [
@@ -34,7 +40,12 @@ def observed(
     fractions = {action: 0.5 for action in intervals if action.kind.freezable}
     span_ms = max(end for _, end in intervals.values())
     return ObservedBatch(
-        step, phase, is_cold, BatchRecord(durations, span_ms, intervals), fractions
+        step,
+        phase,
+        is_cold,
+        BatchRecord(durations, span_ms, intervals),
+        fractions,
+        entry_stage=entry_stage,
     )
 
 
@@ -50,9 +61,9 @@ class Ranks:
             for rank in range(2)
         ]
 
-    def add(self, step: int, phase: Phase, slow_ms: float = 0.0, *, is_cold: bool = False) -> None:
+    def add(self, step: int, phase: Phase, slow_ms: float = 0.0, **more: Any) -> None:
         for rank, record in enumerate(self.records):
-            record.add(observed(rank, step, phase, slow_ms, is_cold=is_cold))
+            record.add(observed(rank, step, phase, slow_ms, **more))
 
     def collect(self, *, is_last: bool = False) -> bool:
         with ThreadPoolExecutor(2) as pool:
@@ -97,6 +108,20 @@ def test_the_pass_with_the_median_time_is_put_together_from_all_ranks(ranks: Ran
         ("1F0", 1.0, 2.0, 0.0),
         ("1B0", 2.0, 4.0, 0.5),
     ]
+
+
+@pytest.mark.parametrize(("n_entered", "shown"), [(2, (None, 2)), (3, (1, 5)), (4, (1, 4))])
+def test_the_pass_that_is_shown_began_where_most_did(
+    ranks: Ranks, n_entered: int, shown: tuple[int | None, int]
+) -> None:
+    """Of 6 passes, each slower than the one before. Of as many of each kind, the later count."""
+    for step in range(1, 7):
+        entry_stage = 1 if step > 6 - n_entered else None
+        ranks.add(step, Phase.STABLE, float(step), entry_stage=entry_stage)
+    ranks.collect(is_last=True)
+    timeline = timeline_from_json(timeline_file(ranks.folder, Phase.STABLE).read_text())
+    assert (timeline.entry_stage, timeline.step) == shown, "the median of its kind"
+    assert timeline.is_passed(parse_action("0F0")) == (shown[0] == 1)
 
 
 def test_cold_passes_and_the_ramp_are_no_examples(ranks: Ranks) -> None:

@@ -1,0 +1,86 @@
+"""The frozen front over the steps of a run, and how it came about (Egeria's Figs. 1 and 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from timelyfreeze.plots.phases import bands, shade_phases
+from timelyfreeze.plots.plasticity import draw_plasticity
+from timelyfreeze.plots.style import BLUE, INK, SKY, WIDTH_INCHES, annotate, house_style
+from timelyfreeze.records import FrontRow, PlasticityRow
+
+# Of the width of the axes, what a stretch has to have for its share to be written above it.
+_LEAST_WIDTH = 0.06
+
+
+def front_figure(
+    rows: Sequence[FrontRow], evaluations: Sequence[PlasticityRow] = (), title: str = ""
+) -> Figure:
+    """Draw how many blocks were frozen in each step, and below it the plasticity that decided.
+
+    With an activation cache, the part of the area that stands for batches read from it is darker,
+    and their share of each stretch between two changes of the front is written above it.
+
+    Args:
+        rows: The steps.
+        evaluations: Of the policy's modules; none for policies that have no modules.
+        title: Stands above.
+
+    Raises:
+        ValueError: If there is no step.
+    """
+    if not rows:
+        raise ValueError("front.csv has no step yet; there is nothing to draw")
+    n_panels = 2 if evaluations else 1
+    with house_style():
+        figure = Figure(figsize=(WIDTH_INCHES, 1.4 + 2.2 * n_panels), layout="constrained")
+        panels = figure.subplots(n_panels, 1, sharex=True, squeeze=False)[:, 0]
+        shade_phases(panels[0], rows)
+        _draw_front(panels[0], rows)
+        if evaluations:
+            draw_plasticity(panels[1], rows, evaluations)
+            shade_phases(panels[1], rows, named=False)
+        panels[-1].set_xlabel("optimizer step")
+        panels[0].set_title(title, loc="left", pad=28 if bands(rows) else 8)
+        figure.legend(loc="outside lower center", ncols=4)
+    return figure
+
+
+def _draw_front(axes: Axes, rows: Sequence[FrontRow]) -> None:
+    steps = [row.step for row in rows]
+    layers = [row.frozen_layers for row in rows]
+    is_cached = any(row.read is not None for row in rows)
+    label = "front computed" if is_cached else "front"
+    axes.fill_between(steps, layers, step="mid", color=SKY, alpha=0.4, lw=0, label=label)
+    if is_cached:
+        read = [row.frozen_layers * (row.read or 0) / row.batches for row in rows]
+        label = "front read from the cache"
+        axes.fill_between(steps, read, step="mid", color=BLUE, alpha=0.6, lw=0, label=label)
+        for stretch in stretches(rows):
+            _write_share(axes, stretch, n_steps=rows[-1].step - rows[0].step + 1)
+    axes.plot(steps, layers, drawstyle="steps-mid", color=INK, lw=1.4)
+    axes.set_ylim(0, 1.25 * max(1, *layers))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_ylabel("frozen blocks")
+
+
+def stretches(rows: Sequence[FrontRow]) -> Iterator[list[FrontRow]]:
+    """Yield steps in a row with the same front, where there is one."""
+    for n_layers, group in groupby(rows, key=lambda row: row.frozen_layers):
+        if n_layers:
+            yield list(group)
+
+
+def _write_share(axes: Axes, stretch: Sequence[FrontRow], n_steps: int) -> None:
+    """Write above a stretch of the front which share of its batches was read."""
+    first, last = stretch[0], stretch[-1]
+    if last.step - first.step + 1 < _LEAST_WIDTH * n_steps:
+        return
+    share = sum(row.read or 0 for row in stretch) / sum(row.batches for row in stretch)
+    at = ((first.step + last.step) / 2, float(first.frozen_layers))
+    annotate(axes, f"{100 * share:.0f}% read", at, "data", shift=(0, 3), ha="center", va="bottom")
