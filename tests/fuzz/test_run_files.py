@@ -18,6 +18,7 @@ from tests.timelyfreeze.plots.folders import write_measured, write_plan, write_s
 from timelyfreeze.__main__ import main
 from timelyfreeze.plots import gallery, run_timelines, style
 from timelyfreeze.records.counts import COUNTS, FrozenCount
+from timelyfreeze.records.front import FRONT, PLASTICITY, FrontRow, PlasticityRow
 from timelyfreeze.records.losses import LOSSES
 from timelyfreeze.records.responses import RESPONSES, ResponseRow, read_responses
 from timelyfreeze.records.steps import STEPS, StepRow
@@ -31,6 +32,8 @@ PHASES = ["warmup", "upper_bound", "lower_bound", "ramp", "stable", "stable"]
 DRAWN_FROM = {
     "steps.csv": ["curves", "convergence"],
     "losses.csv": ["loss"],
+    "front.csv": ["front"],
+    "plasticity.csv": ["front"],
     "responses.csv": ["response"],
     "frozen_counts.csv": ["histogram"],
     "timelines/measured_stable.json": ["timeline_measured", "trace_measured"],
@@ -59,6 +62,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     rows = "".join(f"{n},{n}.5,{5.0 / n:.3f},\n{n},{n}.5,,2.75\n" for n in range(1, 12))
     (folder / "losses.csv").write_text(f"step,seconds,train_loss,validation_loss\n{rows}")
+    FRONT.write(
+        folder,
+        [
+            FrontRow(n, phase, max(0, n - 4), 2, n // 4, max(0, n - 4), int(n < 4))
+            for n, phase in enumerate(PHASES, start=1)
+        ],
+    )
+    PLASTICITY.write(folder, [PlasticityRow(n, max(0, n - 4), 0.5 / n, 0.25) for n in (4, 5, 6)])
     RESPONSES.write(
         folder,
         [
@@ -171,6 +182,8 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "steps.csv": STEPS.read,
     "losses.csv": LOSSES.read,
     "responses.csv": read_responses,
+    "front.csv": FRONT.read,
+    "plasticity.csv": PLASTICITY.read,
     "frozen_counts.csv": COUNTS.read,
 }
 

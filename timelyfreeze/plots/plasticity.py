@@ -24,12 +24,12 @@ class Decisions:
 
     Attributes:
         guided: Bootstrapping is over; None if it never was, or was before the first row.
-        frozen: Step and number of each module that was frozen, in the order of steps.
+        frozen: Step and numbers of modules that were frozen together, such as "2" or "2-4".
         unfrozen: Everything is live again.
     """
 
     guided: int | None
-    frozen: tuple[tuple[int, int], ...]
+    frozen: tuple[tuple[int, str], ...]
     unfrozen: tuple[int, ...]
 
 
@@ -39,7 +39,7 @@ def decisions(rows: Sequence[FrontRow]) -> Decisions:
     changes = [(b.step, a.frozen_modules or 0, b.frozen_modules or 0) for a, b in pairwise(rows)]
     return Decisions(
         guided[0] if guided else None,
-        tuple((step, module) for step, a, b in changes for module in range(a, b)),
+        tuple((step, f"{a}" if b == a + 1 else f"{a}-{b - 1}") for step, a, b in changes if b > a),
         tuple(step for step, a, b in changes if b < a),
     )
 
@@ -54,7 +54,7 @@ def draw_plasticity(
         rows: Steps of the run.
         evaluations: In the order in which they were taken into account.
     """
-    labels = ["plasticity", "plasticity, smoothed"]
+    labels = ["plasticity, each evaluation", "plasticity, smoothed"]
     for module, group in groupby(evaluations, key=lambda found: found.module):
         found = list(group)
         look: Any = {"color": _COLORS[module % len(_COLORS)], "marker": "."}
@@ -65,7 +65,7 @@ def draw_plasticity(
         labels = ["_", "_"]  # once in the legend
     is_positive = all(found.plasticity > 0.0 for found in evaluations)
     axes.set_yscale("log" if is_positive else "linear")
-    axes.set_ylabel("of the frontmost\nlive module")
+    axes.set_ylabel("plasticity of the\nfrontmost live module")
     _mark(axes, decisions(rows), rows[-1].step - rows[0].step + 1)
 
 
@@ -89,14 +89,14 @@ def _mark(axes: Axes, decided: Decisions, n_steps: int) -> None:
 
 
 def frozen_labels(
-    frozen: Sequence[tuple[int, int]], least_distance: float
+    frozen: Sequence[tuple[int, str]], least_distance: float
 ) -> Iterator[tuple[float, str]]:
     """Yield where to write which modules' numbers; those too close to each other are one text."""
-    together: list[list[tuple[int, int]]] = []
-    for step, module in frozen:
+    together: list[list[tuple[int, str]]] = []
+    for step, modules in frozen:
         if together and step - together[-1][0][0] < least_distance:
-            together[-1].append((step, module))
+            together[-1].append((step, modules))
         else:
-            together.append([(step, module)])
+            together.append([(step, modules)])
     for group in together:
-        yield (group[0][0] + group[-1][0]) / 2, ", ".join(str(module) for _, module in group)
+        yield (group[0][0] + group[-1][0]) / 2, ", ".join(modules for _, modules in group)

@@ -157,6 +157,7 @@ def test_the_policy_is_asked_before_the_first_step_and_its_choice_holds_until_th
         held.append(int(recorded.checks.decision.memory["numbers"][-1]))
         assert np.array_equal(recorded.checks.decision.frozen, masks[min(held[-1], 3)])
     assert held == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [check.step for check in recorded.seen] == [0, 3, 5, 7], "the step that has ended"
     assert recorded.checks.decision.memory == {"numbers": [0, 1, 2, 3]}, "each saw the one before"
 
 

@@ -16,6 +16,7 @@ from timelyfreeze.plots.phases import Band, bands
 from timelyfreeze.plots.response import AssumedLine, assumed_lines, response_figure
 from timelyfreeze.plots.style import MOST_PNG_BYTES, save
 from timelyfreeze.records.counts import COUNTS, FrozenCount
+from timelyfreeze.records.front import FRONT, FrontRow
 from timelyfreeze.records.losses import LossRow
 from timelyfreeze.records.responses import RESPONSES, ResponseRow
 from timelyfreeze.records.steps import STEPS as STEPS_TABLE
@@ -23,6 +24,7 @@ from timelyfreeze.records.steps import StepRow
 
 DRAWN: dict[str, Callable[[Path], Figure | str]] = {
     "curves": gallery.draw_curves,
+    "front": gallery.draw_front,
     "loss": gallery.draw_loss,
     "convergence": gallery.draw_convergence,
     "response": gallery.draw_response,
@@ -51,6 +53,7 @@ def run(tmp_path: Path) -> Path:
         + "".join(f"{i},{i / 2},{8 - i / 2},\n" for i in range(1, 13))
         + "12,6,,3.5\n"
     )
+    FRONT.write(tmp_path, [FrontRow(1, "warmup", 0, 1), FrontRow(2, "stable", 3, 1)])
     rows = [
         ResponseRow(stage, "B", phase, m, fraction, 10.0 - 6 * fraction + m, 0)
         for stage in (0, 1)
@@ -113,7 +116,7 @@ def test_a_run_without_the_data_says_so(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", DRAWN)
 def test_a_file_that_cannot_be_read_is_no_missing_one(name: str, tmp_path: Path) -> None:
-    for file in ("steps", "losses", "responses", "frozen_counts"):
+    for file in ("steps", "front", "losses", "responses", "frozen_counts"):
         (tmp_path / f"{file}.csv").write_text("what,is,this\n1,2,3\n")
     with pytest.raises(ValueError, match=r"\.csv "):
         DRAWN[name](tmp_path)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from timelyfreeze.records.counts import COUNTS, FrozenCount, NeverUpdated, never_updated
+from timelyfreeze.records.front import FRONT, PLASTICITY, FrontRow, PlasticityRow
 from timelyfreeze.records.losses import (
     LOSSES,
     LossRow,
@@ -33,6 +34,31 @@ def test_steps(tmp_path: Path) -> None:
     STEPS.append(tmp_path, rows[1:])
     assert (tmp_path / "steps.csv").read_text() == STEPS_TEXT
     assert STEPS.read(tmp_path) == rows
+
+
+FRONT_TEXT = """\
+step,phase,frozen_layers,batches,read,frozen_modules,bootstrapping
+1,warmup,0,1,,0,1
+2,stable,3,4,2,1,0
+"""
+
+
+def test_the_front(tmp_path: Path) -> None:
+    rows = [FrontRow(1, "warmup", 0, 1, None, 0, 1), FrontRow(2, "stable", 3, 4, 2, 1, 0)]
+    FRONT.write(tmp_path, rows)
+    assert (tmp_path / "front.csv").read_text() == FRONT_TEXT
+    assert FRONT.read(tmp_path) == rows
+    (tmp_path / "front.csv").write_text(FRONT_TEXT.replace("3,4,2", "3,4,5"))
+    with pytest.raises(ValueError, match=r"line 3: read is 5; it must not be above batches \(4\)"):
+        FRONT.read(tmp_path)
+
+
+def test_plasticity(tmp_path: Path) -> None:
+    rows = [PlasticityRow(14, 0, 0.5, 0.25), PlasticityRow(16, 1, 1e-06, 2e-06)]
+    PLASTICITY.write(tmp_path, rows)
+    assert PLASTICITY.read(tmp_path) == rows
+    head = (tmp_path / "plasticity.csv").read_text().splitlines()[0]
+    assert head == "step,module,plasticity,smoothed"
 
 
 def test_losses(tmp_path: Path) -> None:

@@ -12,9 +12,12 @@ from timelyfreeze.control import ObservedBatch
 from timelyfreeze.files import Table
 from timelyfreeze.policies import Decision
 from timelyfreeze.records import FRONT, PLASTICITY, FrontRow, PlasticityRow
-from timelyfreeze.settings import FREEZING_PHASES
+from timelyfreeze.settings import Phase
 
 Row = TypeVar("Row")
+
+# Phases in which a policy's choice is frozen, under a plan or alone.
+_IN_FORCE = (Phase.RAMP, Phase.STABLE)
 
 
 class FrontRecord:
@@ -53,7 +56,7 @@ class FrontRecord:
             read = None if read is None or row.read is None else row.read + read
             self._rows[-1] = replace(row, batches=row.batches + 1, read=read)
             return
-        is_in_force = observed.phase in FREEZING_PHASES
+        is_in_force = observed.phase in _IN_FORCE
         counts = {
             name: int(policy[name])
             for name in ("frozen_modules", "bootstrapping")
