@@ -4,8 +4,9 @@
 # Usage: benchmarks/make_gallery.sh OUTPUT [-- --section.key=value ...]
 #
 # Trains the 8M model on 4 emulated ranks with and without freezing under each of four schedules, under 1F1B with apf and
-# autofreeze as well, a minute or two a run on one core, JOBS of them at a time (default 2). Runs that OUTPUT has are not made
-# again. Plots go to OUTPUT/gallery; copy them to docs/gallery once they have been looked at.
+# autofreeze as well, and with egeria and the activation cache over few rows, a minute or two a run on one core, JOBS of them at
+# a time (default 2). Runs that OUTPUT has are not made again. Plots go to OUTPUT/gallery; copy them to docs/gallery once they
+# have been looked at.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../scripts/usage.sh"
 expect_options "" "$@"
@@ -59,6 +60,13 @@ for method in apf autofreeze; do
   train others 1F1B "$method" --training.steps=64 --freezing.apf.check_interval=2 --freezing.apf.threshold=0.8 \
     --freezing.autofreeze.check_interval=4 "$@" &
 done
+# An epoch of 4 steps, so that rows come again before the front grows; the reference inline, so that the run can be repeated.
+mkdir -p "$output/rows"
+head -n 32 tests/assets/tiny_instruct/train.jsonl > "$output/rows/train.jsonl"
+wait_for_room
+train front 1F1B egeria --training.steps=128 --training.dataset_path="$output/rows" --freezing.cache.enable \
+  --freezing.egeria.check_interval=2 --freezing.egeria.window=6 --freezing.egeria.stale=4 --freezing.egeria.tolerance=0.25 \
+  --freezing.egeria.reference=inline --freezing.egeria.unfreeze_at=0 --freezing.egeria.unfreeze_steps=88 "$@" &
 while [ -n "$(jobs -p)" ]; do
   wait -n
 done
@@ -74,6 +82,7 @@ for schedule in "${schedules[@]}"; do
     done
   fi
 done
+cp "$(dirname "$(compgen -G "$output/front/egeria/tb/*/summary.json" | head -n 1)")/plots/front.png" "$output/gallery/front.png"
 "$python" -m timelyfreeze compare show "${schedules[@]/#/$output/}" --output "$output/comparison" --title "Four schedules"
 for plot in freeze_ratio_steps freeze_ratio_stages; do
   cp "$output/comparison/$plot.png" "$output/gallery/comparison_$plot.png"

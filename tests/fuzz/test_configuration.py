@@ -108,6 +108,10 @@ RULES: dict[str, tuple[Any, Any]] = {
     "freezing.egeria.unfreeze_at": _number(
         st.floats(0, 1, exclude_max=True), 1.0, below=0.0, above=1.0
     ),
+    "freezing.egeria.unfreeze_steps": (
+        st.lists(st.integers(1), max_size=3),
+        st.lists(st.integers(max_value=0), min_size=1, max_size=3),
+    ),
     "freezing.egeria.modules": (
         st.lists(st.sampled_from(["layers", r"\.[01]\."])),
         st.sampled_from([["("], ["layers", "[a"]]),

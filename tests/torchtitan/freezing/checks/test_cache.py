@@ -74,6 +74,11 @@ def test_rooms_that_make_no_sense(settings: dict[str, Any], rule: str) -> None:
             {"parallelism__tensor_parallel_degree": 2},
             "parallelism.tensor_parallel_degree is 2; it must be 1",
         ),
+        (
+            {"model__name": "qwen3"},
+            "model.name is 'qwen3'; only the blocks of llama3 are known to compute a row from "
+            "nothing but its tokens",
+        ),
     ],
 )
 def test_what_keeps_rows_from_coming_again(changes: dict[str, Any], rule: str) -> None:
