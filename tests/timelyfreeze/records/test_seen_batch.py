@@ -112,6 +112,24 @@ def test_a_rank_that_a_batch_passes_by_does_not_set_the_clocks(passed_since_ms: 
     assert critical(timeline) == {"1F0", "2F0", "2B0", "2F1", "2B1", "1B1"}
 
 
+def test_what_a_batch_passed_by_has_sent_nothing_that_would_set_the_clocks() -> None:
+    """Two ranks of two stages. Rank 1 is 5 ms early, and waits for nothing but stage 2."""
+    order = parse_order(["0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1", "1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1"])
+    ran = {f"_{int(name[0]) + 1}{name[1:]}": times for name, times in RAN.items()}
+    passed = {
+        "_0F0": (-0.5, -0.25), "_0F1": (-0.25, 0.0), "_0B0": (10.0, 10.5), "_0B1": (10.5, 11.0),
+        "_1F0": (-5.0, -4.5), "_1F1": (-4.5, -4.0), "_1B0": (7.5, 8.0), "_1B1": (8.0, 8.5),
+    }  # fmt: skip
+    processes = [
+        seen(first_ms, **{name: (ran | passed)[name] for name in ran | passed if name[1] in held})
+        for first_ms, held in ((0.0, "02"), (-5.0, "13"))
+    ]
+    timeline = measured_timeline(order, processes, Phase.STABLE, entry_stage=2)
+    for name, times in ran.items():
+        assert interval(timeline, name.strip("_")) == pytest.approx(times)
+    assert critical(timeline) == {"2F0", "3F0", "3B0", "3F1", "3B1", "2B1"}
+
+
 def test_a_passed_stage_of_a_rank_that_computes_takes_no_time() -> None:
     """An emulation of two ranks with two stages each; the batch begins at stage 2, at 0.5 ms."""
     order = parse_order(["0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1", "1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1"])
