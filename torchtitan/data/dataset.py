@@ -18,9 +18,10 @@ from torchtitan.tools.logging import logger
 
 from torchtitan.data.examples import InstructExamples
 from torchtitan.data.messages import MessageReader
+from torchtitan.data.order import EpochOrder
 from torchtitan.data.sequences import WINDOW_EXAMPLES, ExampleSequences, Sample
 from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit
-from torchtitan.data.stream import ExampleStream, ReaderPlace, remaining
+from torchtitan.data.stream import Dealing, ExampleStream, ReaderPlace, remaining
 from torchtitan.data.turns import PLAIN_TEMPLATE, Formatter, Template
 
 
@@ -55,6 +56,11 @@ class InstructDataset(IterableDataset, Stateful):
     who reads it, and any number of ranks can go on where others have stopped: see
     :meth:`remaining`.
 
+    With ``keeps_parts`` each of several ranks, and each of its workers, has the same examples in
+    every epoch, in another order, except for the n mod (D W) of them that do not divide
+    (:mod:`torchtitan.data.order`). The first epoch is the same without. After a resume by other
+    readers, or with the other setting, this begins with the next epoch.
+
     A finite stream (``infinite=False``) is one epoch. It is cut to equal parts, so that no rank
     runs dry before another: up to D - 1 (D W - 1) examples are left out.
 
@@ -82,6 +88,7 @@ class InstructDataset(IterableDataset, Stateful):
         split: Which examples to read.
         template: Makes tokens of what an example says.
         packing: Put several examples into a sequence.
+        keeps_parts: Whether each rank has the same examples in every epoch.
 
     Attributes:
         infinite: Whether examples never end.
@@ -112,6 +119,7 @@ class InstructDataset(IterableDataset, Stateful):
         split: ExampleSplit = ALL_EXAMPLES,
         template: Template = PLAIN_TEMPLATE,
         packing: bool = False,
+        keeps_parts: bool = False,
     ) -> None:
         if seq_len < 1:
             raise ValueError(f"{section}.seq_len is {seq_len}; it must be at least 1")
@@ -136,7 +144,7 @@ class InstructDataset(IterableDataset, Stateful):
         self._split = split
         self._window = WINDOW_EXAMPLES if packing else 1
         self._indices = split.indices(len(examples))
-        self._orders: dict[int, np.ndarray] = {}
+        self._keeps_parts = keeps_parts and dp_world_size > 1  # one rank has them all anyway
         self._begin(ExampleStream())
         self._resumed = False
         if template is PLAIN_TEMPLATE and tokenizer.eos_id is None:
@@ -184,16 +192,19 @@ class InstructDataset(IterableDataset, Stateful):
             )
         return usable // n_readers
 
+    @cached_property
+    def _order(self) -> EpochOrder:
+        return EpochOrder(self._usable, self._shuffle_seed)
+
     def _index(self, number: int) -> int:
         """Return which example of the data set a number of the stream stands for."""
-        epoch, place = divmod(number, len(self._usable))
-        if self._shuffle_seed is None:
-            return int(self._usable[place])
-        if epoch not in self._orders:
-            # Seeded with both numbers: epochs then have unrelated orders, and none needs the last.
-            generator = np.random.default_rng([self._shuffle_seed, epoch])
-            self._orders = {epoch: generator.permutation(self._usable)}
-        return int(self._orders[epoch][place])
+        return self._order.index(self._stream, number)
+
+    def _dealt(self, stream: ExampleStream, n_readers: int) -> ExampleStream:
+        """Return the stream as so many readers take it."""
+        if not (self._keeps_parts or stream.dealings):
+            return stream
+        return stream.in_parts(n_readers if self._keeps_parts else 1, len(self._usable))
 
     def __iter__(self) -> Iterator[Sample]:
         """Yield sequences, from the first or from where the loaded state was."""
@@ -202,6 +213,7 @@ class InstructDataset(IterableDataset, Stateful):
         self._resumed = False
         readers = self._reader()
         most = self.examples_of_a_reader(readers[1])
+        self._stream = self._dealt(self._stream, readers[1])
         if not self.infinite:
             left = len(self._stream.left) + len(self._usable) - self._stream.start
             most = left // readers[1]
@@ -285,10 +297,13 @@ class InstructDataset(IterableDataset, Stateful):
 
     def state_dict(self) -> dict[str, Any]:
         """Where this reader is; see :meth:`load_state_dict`."""
+        n_readers = self._reader()[1]
+        stream = self._dealt(self._stream, n_readers)
         return self._identity() | {
-            "readers": self._reader()[1],
-            "start": self._stream.start,
-            "left": list(self._stream.left),
+            "readers": n_readers,
+            "start": stream.start,
+            "left": list(stream.left),
+            "dealings": [list(dealing) for dealing in stream.dealings],
             **vars(self._at),
         }
 
@@ -299,14 +314,13 @@ class InstructDataset(IterableDataset, Stateful):
             ValueError: If the state belongs to another data set or order, or cannot be gone on from
                 by as many readers; then :meth:`remaining` tells what they have left.
         """
-        self._require_same(state_dict)
         n_readers = self._reader()[1]
-        if state_dict["readers"] != n_readers:
+        if not self.continues([state_dict], n_readers):
             raise ValueError(
-                f"this is the state of one of other readers than these {n_readers}; "
-                "remaining() tells what all of them together have left"
+                f"this is the state of one of other readers than these {n_readers}, or of other "
+                "parts; remaining() tells what all of them together have left"
             )
-        self._begin(ExampleStream(state_dict["start"], tuple(state_dict["left"])))
+        self._begin(_stream_of(state_dict))
         self._at = _Progress(**{name: state_dict[name] for name in vars(self._at)})
         self._resumed = True
 
@@ -318,7 +332,10 @@ class InstructDataset(IterableDataset, Stateful):
         """
         for state in states:
             self._require_same(state)
-        return all(state["readers"] == n_readers for state in states)
+        if any(state["readers"] != n_readers for state in states):
+            return False
+        streams = [_stream_of(state) for state in states]
+        return all(self._dealt(stream, n_readers) == stream for stream in streams)
 
     def go_on(self, stream: ExampleStream) -> None:
         """Let the next iteration begin with the first example of ``stream``."""
@@ -339,11 +356,9 @@ class InstructDataset(IterableDataset, Stateful):
         n_readers = len(states)
         for state in states:
             self._require_same(state)
-        start, left = states[0]["start"], states[0]["left"]
-        together = {"readers": n_readers, "start": start, "left": left}
-        if any({**state, **together} != state for state in states):
+        stream = _stream_of(states[0])
+        if any(s["readers"] != n_readers or _stream_of(s) != stream for s in states):
             raise ValueError("these are not the states of all readers of one stream")
-        stream = ExampleStream(start, tuple(left))
         places = [self._place(stream, state, r, n_readers) for r, state in enumerate(states)]
         return remaining(stream, places)
 
@@ -354,7 +369,8 @@ class InstructDataset(IterableDataset, Stateful):
         if not state["in_window"]:
             return ReaderPlace(state["taken"])
         window = self._window_at(stream, state["taken"], reader, n_readers)
-        examples = {number: self.sequences.encode(self._index(number)) for number in window}
+        indices = {number: self._order.index(stream, number) for number in window}
+        examples = {number: self.sequences.encode(index) for number, index in indices.items()}
         usable = [number for number in window if examples[number].has_target]
         sequences = self.sequences.dealt([examples[number] for number in usable])
         kept = [usable[place] for part in sequences[state["in_window"] :] for place in part]
@@ -369,3 +385,9 @@ class InstructDataset(IterableDataset, Stateful):
                     f"{value!r}; to start the data anew, add 'dataloader' to "
                     "checkpoint.exclude_from_loading"
                 )
+
+
+def _stream_of(state: Mapping[str, Any]) -> ExampleStream:
+    """Return the stream that a reader's state was saved of; older ones have no dealings."""
+    dealings = tuple(Dealing(*dealing) for dealing in state.get("dealings", ()))
+    return ExampleStream(state["start"], tuple(state["left"]), dealings)

@@ -25,7 +25,8 @@ class ResizableDataloader(ParallelAwareDataloader):
     """Upstream's loader, which saves what upstream's saves but can load what other ranks saved.
 
     Each rank saves its own state; upstream's loads no other. Here all are loaded: where there are
-    as many readers as before, each goes on from its own, otherwise all from what is left over.
+    as many readers of the same parts as before, each goes on from its own, otherwise all from what
+    is left over.
     """
 
     dataset: InstructDataset
@@ -117,6 +118,7 @@ def build_instruct_dataloader(
     split: ExampleSplit = ALL_EXAMPLES,
     template: Template = PLAIN_TEMPLATE,
     packing: bool = False,
+    keeps_parts: bool = False,
     **dataloader_kwargs: Any,
 ) -> ResizableDataloader:
     """Build the loader of instruction data.
@@ -155,6 +157,7 @@ def build_instruct_dataloader(
         split=split,
         template=template,
         packing=packing,
+        keeps_parts=keeps_parts,
     )
     for index in range(1 if examples.is_remote else len(examples)):
         dataset_.sequences.check(index)  # better now than hours into a run

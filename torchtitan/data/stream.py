@@ -3,8 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+
+class Dealing(NamedTuple):
+    """Who gets an example in every epoch: number g is one of part (g + shift) mod n_parts.
+
+    See :mod:`torchtitan.data.order`; with one part, who gets it is left to chance.
+
+    Attributes:
+        first_epoch: From which epoch on.
+        n_parts: Number of parts.
+        shift: In [0, n_parts).
+    """
+
+    first_epoch: int = 0
+    n_parts: int = 1
+    shift: int = 0
 
 
 @dataclass(frozen=True)
@@ -18,15 +34,39 @@ class ExampleStream:
     Attributes:
         start: All numbers from here on are in the stream.
         left: Those before ``start`` that are.
+        dealings: How epochs are dealt, by ascending first epoch; those before the first of these
+            have one part.
     """
 
     start: int = 0
     left: tuple[int, ...] = ()
+    dealings: tuple[Dealing, ...] = ()
 
     def number(self, place: int) -> int:
         """Return the number at ``place`` of the stream, from 0."""
         n_left = len(self.left)
         return self.left[place] if place < n_left else self.start + place - n_left
+
+    def dealing(self, epoch: int) -> Dealing:
+        """Return how an epoch is dealt."""
+        there = (dealing for dealing in reversed(self.dealings) if dealing.first_epoch <= epoch)
+        return next(there, Dealing())
+
+    def in_parts(self, n_parts: int, n_examples: int) -> ExampleStream:
+        """Return the stream with a part for each of as many readers, one for 1.
+
+        Epochs of which something was read before the readers began stay as they are.
+
+        Args:
+            n_parts: The number of readers, or 1.
+            n_examples: Of an epoch.
+        """
+        shift = (len(self.left) - self.start) % n_parts
+        wanted = Dealing(-(-self.start // n_examples), n_parts, shift)
+        before = tuple(d for d in self.dealings if d.first_epoch < wanted.first_epoch)
+        last = before[-1] if before else Dealing()
+        is_same = (last.n_parts, last.shift) == (n_parts, shift)
+        return replace(self, dealings=before if is_same else (*before, wanted))
 
 
 class ReaderPlace(NamedTuple):
@@ -52,4 +92,4 @@ def remaining(stream: ExampleStream, readers: Sequence[ReaderPlace]) -> ExampleS
     start, left = stream.number(end), sorted(unread)
     while left and left[-1] == start - 1:
         start = left.pop()
-    return ExampleStream(start, tuple(left))
+    return replace(stream, start=start, left=tuple(left))

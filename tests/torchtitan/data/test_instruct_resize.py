@@ -77,20 +77,28 @@ def readers_of(prompts: list[int], n_readers: int, **kwargs: Any) -> list[Instru
     seed=st.none() | st.integers(0, 9),
     window=st.none() | st.integers(1, 5),
     runs=st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=5), min_size=1, max_size=4),
+    parted=st.lists(st.booleans(), min_size=5, max_size=5),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_readers_that_come_and_go_read_every_example_once_an_epoch(
-    prompts: list[int], seed: int | None, window: int | None, runs: list[list[int]]
+    prompts: list[int],
+    seed: int | None,
+    window: int | None,
+    runs: list[list[int]],
+    parted: list[bool],
 ) -> None:
-    """Each run has as many readers as it has numbers, and each reader hands out that much."""
+    """Each run has as many readers as it has numbers, and each reader hands out that much.
+
+    In some of the runs readers keep their parts.
+    """
     fitting = [i for i, prompt in enumerate(prompts) if prompt <= SEQ_LEN]
     if not fitting:
         return
     kwargs: dict[str, Any] = {"shuffle_seed": seed, "window": window}
     read: Counter[int] = Counter()
     states: list[dict[str, Any]] = []
-    for counts in runs:
-        readers = readers_of(prompts, len(counts), **kwargs)
+    for counts, keeps_parts in zip(runs, parted, strict=False):
+        readers = readers_of(prompts, len(counts), keeps_parts=keeps_parts, **kwargs)
         if states:
             stream = readers[0].remaining(states)
             for reader in readers:
@@ -102,7 +110,7 @@ def test_readers_that_come_and_go_read_every_example_once_an_epoch(
             except ValueError:
                 return
         states = [saved(reader) for reader in readers]
-    last = make(prompts, **kwargs)
+    last = make(prompts, keeps_parts=parted[-1], **kwargs)
     last.go_on(last.remaining(states))
     numbers = [last._stream.start - 1, *last._stream.left]
     n_epochs = 2 + max(numbers) // len(prompts)
@@ -110,6 +118,82 @@ def test_readers_that_come_and_go_read_every_example_once_an_epoch(
     while read.total() < n_epochs * len(fitting):
         read.update(examples_in(next(stream)[0]))
     assert read == dict.fromkeys(fitting, n_epochs)
+
+
+def read_by_each(count: int, n_readers: int, n_epochs: int, **kwargs: Any) -> list[list[set[int]]]:
+    """Return for each reader what it reads in each epoch of ``count`` times ``n_readers``."""
+    readers = readers_of([1] * count * n_readers, n_readers, keeps_parts=True, **kwargs)
+    streams = [iter(taken(reader, count * n_epochs)) for reader in readers]
+    return [[set(itertools.islice(s, count)) for _ in range(n_epochs)] for s in streams]
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_parts_come_again_in_every_epoch(seed: int | None) -> None:
+    for epochs in read_by_each(5, 3, 4, shuffle_seed=seed):
+        assert len(epochs[0]) == 5
+        assert all(epoch == epochs[0] for epoch in epochs)
+
+
+def test_parts_are_shuffled_anew() -> None:
+    reader = make([1] * 20, 1, 2, keeps_parts=True, shuffle_seed=3)
+    read = taken(reader, 40)
+    epochs = [read[i : i + 10] for i in range(0, 40, 10)]
+    assert len(set(map(tuple, epochs))) == 4
+    assert epochs[0] == taken(make([1] * 20, 1, 2, shuffle_seed=3), 10), "as without parts"
+
+
+@pytest.mark.slow
+def test_one_rank_has_the_order_that_it_has_without_parts() -> None:
+    """Whatever workers it has."""
+    for workers in (0, 2):
+        plain, parted = (build(0, 1, num_workers=workers, keeps_parts=k) for k in (False, True))
+        assert texts(iter(parted), 150) == texts(iter(plain), 150)
+
+
+@given(
+    count=st.integers(4, 40),
+    n_readers=st.integers(1, 4),
+    seed=st.none() | st.integers(0, 9),
+    left=st.integers(0, 30),
+)
+@settings(max_examples=80, deadline=None)
+def test_examples_that_change_their_reader_are_fewer_than_the_readers(
+    count: int, n_readers: int, seed: int | None, left: int
+) -> None:
+    """Also where other readers have begun: from the next epoch on, every one of them once."""
+    readers = readers_of([1] * count, n_readers, keeps_parts=True, shuffle_seed=seed)
+    if left:
+        alone = make([1] * count, shuffle_seed=seed)
+        taken(alone, left)
+        for reader in readers:
+            reader.go_on(alone.remaining([alone.state_dict()]))
+    first = -(-left // count)
+    owners: dict[int, list[int]] = {example: [] for example in range(count)}
+    for number, reader in enumerate(readers):
+        for place, example in enumerate(taken(reader, 4 * count)):
+            if first <= (left + number + place * n_readers) // count < first + 3:
+                owners[example].append(number)
+    assert {len(each) for each in owners.values()} == {3}
+    assert sum(len(set(each)) > 1 for each in owners.values()) <= count % n_readers
+
+
+def test_a_state_of_readers_without_parts_is_not_gone_on_from_by_one() -> None:
+    """It would read the rest of its parts, and nobody the rest of what it has left."""
+    plain, parted = (
+        [make([1] * 6, reader, 2, keeps_parts=keeps) for reader in range(2)]
+        for keeps in (False, True)
+    )
+    for reader in (*plain, *parted):
+        taken(reader, 2)
+    states = [saved(reader) for reader in plain]
+    assert not parted[0].continues(states, 1)
+    with pytest.raises(ValueError, match="or of other parts"):
+        parted[0].load_state_dict(states[0])
+    with pytest.raises(ValueError, match="or of other parts"):
+        plain[0].load_state_dict(saved(parted[0]))
+    stream = parted[0].remaining(states)
+    assert stream.start == 4
+    assert stream.dealings == ()
 
 
 @pytest.mark.slow
@@ -199,6 +283,25 @@ def test_loaders_go_on_where_others_have_stopped(workers: tuple[int, int]) -> No
     assert sorted(read + rest) == sorted(whole)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_loaders_that_keep_their_parts_are_resumed_exactly(workers: int) -> None:
+    """In the second epoch. Of 150 examples four readers, two of each rank, share out 148."""
+    kwargs = {"keeps_parts": True, "num_workers": workers}
+    loaders = [build(rank, 2, **kwargs) for rank in range(2)]
+    streams = [iter(loader) for loader in loaders]
+    first = [texts(stream, 45) for stream in streams]
+    state: dict[str, Any] = {}
+    for loader in loaders:
+        state |= loader.state_dict()
+    rest = [texts(stream, 30) for stream in streams]
+    for rank, wanted in enumerate(rest):
+        resumed = build(rank, 2, **kwargs)
+        resumed.load_state_dict(state)
+        assert texts(iter(resumed), 30) == wanted
+        assert len({*first[rank], *wanted}) <= (75 if workers == 0 else 74 + 2)
+
+
 def test_a_rank_that_is_missing_is_told() -> None:
     state = build(0, 2).state_dict()
     with pytest.raises(ValueError, match=r"has world_size = 2, but not dp_rank_1; .*exclude_from"):
@@ -214,7 +317,7 @@ def test_states_of_other_data_are_refused() -> None:
     one.go_on(ExampleStream(3))
     with pytest.raises(ValueError, match="not the states of all readers of one stream"):
         make([1] * 6).remaining([one.state_dict(), other.state_dict()])
-    with pytest.raises(ValueError, match=r"other readers than these 1; remaining\(\) tells"):
+    with pytest.raises(ValueError, match=r"other readers than these 1, or .*; remaining\(\) tells"):
         make([1] * 6).load_state_dict(one.state_dict())
 
 
