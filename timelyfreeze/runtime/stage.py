@@ -314,10 +314,11 @@ class FreezingStage(EnteringStage):
 
         FSDP computes with gathered parameters, which are other objects than the shards that stand
         in the module otherwise; so they are looked up at each backward, and gathered first where
-        the forward has let go of them.
+        the forward has let go of them. Those that the batch does not run through are left alone.
         """
+        left_out = self._left_out()
         for module in self.submod.modules():
-            if isinstance(module, FSDPModule):
+            if isinstance(module, FSDPModule) and module not in left_out:
                 module.unshard()
         return list(self.submod.parameters())
 

@@ -81,6 +81,12 @@ class StageBlocks:
         self._module = module
         self._layers = layers
 
+    def first(self, n_blocks: int) -> set[nn.Module]:
+        """Return the embedding, if it is here, the first blocks, and what they are made of."""
+        embedding = getattr(self._module, EMBEDDING, None)
+        parts = [embedding, *list(self._layers.values())[:n_blocks]]
+        return {inner for part in parts if part is not None for inner in part.modules()}
+
     @contextmanager
     def cut(
         self, start: int | None, tapped: int | None, tell: Callable[[Tensor], None]

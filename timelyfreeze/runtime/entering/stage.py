@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
 from timelyfreeze.runtime.entering.entry import BatchEntry, StageBlocks
@@ -81,6 +81,14 @@ class EnteringStage(PipelineStage):
     def _entering(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return what the module gets: in a first stage hidden states in place of tokens."""
         return (self._entry_input(), *args[1:]) if self._begins and self.is_first else args
+
+    def _left_out(self) -> set[nn.Module]:
+        """Return the modules of this stage in front of the block where the batch begins."""
+        if not self._begins or self._front is None:
+            return set()
+        assert self._entry is not None  # the batch begins somewhere
+        assert self._entry.start is not None  # likewise
+        return self._front.first(self._entry.start.n_blocks)
 
     def _entered(self) -> AbstractContextManager[None]:
         """Return what the module's forward runs in: its first blocks left out, or watched."""

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from tests.timelyfreeze.helpers.stages import (
     FULL,
     LOOPED,
     N_MICROBATCHES,
+    SINGLE,
     SPLIT,
     VOCABULARY,
     WIDTH,
@@ -19,8 +21,10 @@ from tests.timelyfreeze.helpers.stages import (
     Head,
     Pipeline,
     make_batch,
+    shard,
 )
 from timelyfreeze.runtime import BatchEntry, BlockPlace, forward_only
+from timelyfreeze.runtime.shards import local_part
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
@@ -123,6 +127,36 @@ def test_a_batch_may_begin_within_the_front_and_be_listened_to_behind_it(
     entry = BatchEntry(places[first], kept[first], places[second], told(second))
     assert all(map(equal, plain, step(pipeline, entry, second)))
     assert all(torch.equal(kept[second][m], directly[m]) for m in range(N_MICROBATCHES))
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+@pytest.mark.parametrize("schedule", SINGLE)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_under_fsdp_blocks_that_are_left_out_stay_sharded(
+    schedule: type, depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    module = Part(0)
+    module.layers["2"], module.head = Block(), Head()
+    shard([module])
+    pipeline = Pipeline([module], schedule)
+    kept: dict[int, Tensor] = {}
+    place = BlockPlace(0, depth)
+    tapped = BatchEntry(tapped=place, tap=lambda m, t: kept.update({m: t.detach().clone()}))
+    plain = [local_part(t) if t is not None else t for t in step(pipeline, tapped, depth)]
+    gathered = Counter[str]()
+    unshard = FSDPModule.unshard
+    names = {block: name for name, block in module.layers.items()}
+
+    def counted(self: FSDPModule) -> None:
+        gathered.update([names.get(self, "other")])
+        unshard(self)
+
+    monkeypatch.setattr(FSDPModule, "unshard", counted)
+    found = step(pipeline, BatchEntry(place, kept), depth)
+    assert all(map(equal, plain, [local_part(t) if t is not None else t for t in found]))
+    assert any(gradient is not None for gradient in found[N_MICROBATCHES:])
+    assert set(gathered) == {*map(str, range(depth, 3)), "other"}
 
 
 def test_what_a_passed_stage_froze_still_counts(pipeline: Pipeline) -> None:
