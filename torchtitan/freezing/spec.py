@@ -24,7 +24,7 @@ from torchtitan.data.named_templates import build_chat_template
 from torchtitan.data.split import ExampleSplit
 from torchtitan.data.turns import has_turns, is_instruct_dataset
 from torchtitan.data.validation import build_instruct_validator
-from torchtitan.freezing.checks import reads_training_examples, validation_split
+from torchtitan.freezing.checks import caches, reads_training_examples, validation_split
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.emulation.pipeline import build_emulated_pipeline
 from torchtitan.freezing.report.metrics import FreezingMetricsProcessor
@@ -122,6 +122,8 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
             split=ExampleSplit(job_config.data.validation_fraction),
             template=template_for(tokenizer),
             packing=job_config.data.packing,
+            # Else a row would go to a process that has not kept it.
+            keeps_parts=caches(job_config),
             **vars(training.dataloader),
         )
 

@@ -4,6 +4,9 @@ While the first blocks are frozen in every microbatch, what they put out for a r
 The rank that holds the first live block keeps it, and reads all rows of a step's batches before the
 step; one exchange tells every rank which of the batches begin there. Such a batch passes by the
 stages in front. All other batches are computed as ever, and their rows kept.
+
+Replicas have rows of their own and run through the same blocks: a batch begins behind the front
+only where each of them has all of its rows.
 """
 
 from __future__ import annotations
@@ -142,7 +145,7 @@ class FrontCache:
             )
 
     def name_batches(self, batches: Sequence[Sequence[Row]]) -> None:
-        """Say which rows the step's batches have, in their order, and see which are there.
+        """Say which rows this replica's batches have, in their order, and see which are there.
 
         A step whose batches nobody names is computed. Every rank must call this together.
         """
@@ -153,11 +156,19 @@ class FrontCache:
         fronts = (kept, self._older) if kept.n_computed >= N_COMPUTED else ()
         choices = [front for front in fronts if front is not None]
         mine = [[self._read(front, batch) for front in choices] for batch in batches]
-        told = [[inputs is not None for inputs in of_batch] for of_batch in mine]
-        everyone: list[list[list[bool]]] = self._exchange.all_gather(told)
+        # Of each replica one rank has to say something: the one that holds the block.
+        holds = [front.front.end.stage in self._stages for front in choices]
+        told = [
+            [
+                inputs is not None if here else None
+                for inputs, here in zip(of_batch, holds, strict=True)
+            ]
+            for of_batch in mine
+        ]
+        everyone: list[list[list[bool | None]]] = self._exchange.all_gather(told)
         for number, batch in enumerate(batches):
-            there = [any(rank[number][i] for rank in everyone) for i in range(len(choices))]
-            chosen = next((i for i, is_there in enumerate(there) if is_there), None)
+            there = [[rank[number][i] for rank in everyone] for i in range(len(choices))]
+            chosen = next((i for i, of_all in enumerate(there) if _agreed(of_all)), None)
             inputs = None if chosen is None else mine[number][chosen]
             start = None if chosen is None else choices[chosen].front.end
             self._entries.append(self._entry(batch, kept.front.end, start, inputs))
@@ -244,10 +255,8 @@ class FrontCache:
         )
 
     def _name_of(self, front: Front) -> str:
-        mine = digests(front.names, self._parameters)
-        everyone = self._exchange.all_gather(mine)
-        together = {name: digest for rank in everyone for name, digest in rank.items()}
-        return fingerprint(front, together, self._identity)
+        everyone = self._exchange.all_gather(digests(front.names, self._parameters))
+        return fingerprint(front, everyone, self._identity)
 
     def _read(self, kept: _Kept, batch: Sequence[Row]) -> dict[int, Tensor] | None:
         """Return the inputs of a batch's microbatches; None where not all of them are held."""
@@ -294,3 +303,9 @@ class FrontCache:
         started = time.perf_counter()
         yield
         self._spent_ms += 1e3 * (time.perf_counter() - started)
+
+
+def _agreed(of_all: Sequence[bool | None]) -> bool:
+    """Return whether all replicas have a batch; None of ranks that cannot have it."""
+    told = [is_there for is_there in of_all if is_there is not None]
+    return bool(told) and all(told)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from timelyfreeze.policies import ModelLayout
 from timelyfreeze.runtime import BlockPlace
+from timelyfreeze.runtime.shards import local_part
 
 
 @dataclass(frozen=True)
@@ -53,24 +54,29 @@ def front_of(layout: ModelLayout, frozen: NDArray[np.bool_]) -> Front | None:
 
 
 def digests(names: Sequence[str], parameters: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return a digest of each tensor of ``names`` that is among ``parameters``."""
+    """Return a digest of the part that is here of each tensor of ``names`` in ``parameters``."""
     return {name: _digest(parameters[name]) for name in names if name in parameters}
 
 
-def fingerprint(front: Front, of_tensors: Mapping[str, str], identity: str) -> str:
+def fingerprint(front: Front, ranks: Sequence[Mapping[str, str]], identity: str) -> str:
     """Return a name that no front with other weights or of another model has.
+
+    Where tensors are sharded, nor has the same front over another number of processes.
 
     Args:
         front: The front.
-        of_tensors: Digest of each of its tensors.
+        ranks: What each rank's :func:`digests` returned.
         identity: What its output depends on besides: the architecture, types of numbers.
 
     Raises:
-        KeyError: If a tensor has no digest.
+        ValueError: If a tensor has no digest.
     """
     told = hashlib.blake2b(identity.encode(), digest_size=12)
     for name in front.names:
-        told.update(f"\n{name} {of_tensors[name]}".encode())
+        parts = [digests[name] for digests in ranks if name in digests]
+        if not parts:
+            raise ValueError(f"no rank has {name!r} of the frozen front")
+        told.update(f"\n{name} {' '.join(parts)}".encode())
     return f"depth_{front.depth}_{told.hexdigest()}"
 
 
@@ -80,7 +86,7 @@ def token_digest(tokens: Tensor) -> str:
 
 
 def _digest(parameter: Tensor) -> str:
-    data = parameter.detach().to("cpu").contiguous()
+    data = local_part(parameter).to("cpu").contiguous()
     told = hashlib.blake2b(f"{data.dtype} {tuple(data.shape)}".encode(), digest_size=12)
     told.update(memoryview(data.flatten().view(torch.uint8).numpy()))
     return told.hexdigest()

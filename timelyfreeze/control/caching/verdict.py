@@ -60,7 +60,7 @@ def verdict(
     """Compare a batch that is played through from measured times with and without the front.
 
     All but the forwards up to the first live block take the same time in both, so that a machine
-    that was busy meanwhile does not count.
+    that was busy meanwhile does not count. Of replicas the slowest one's times count.
 
     Args:
         dag: The pipeline's graph.
@@ -70,8 +70,8 @@ def verdict(
     Returns:
         None if an action was not measured.
     """
-    computed = {action: ms for times, _, _ in ranks for action, ms in times.items()}
-    entered = {action: ms for _, times, _ in ranks for action, ms in times.items()}
+    computed = _slowest([times for times, _, _ in ranks])
+    entered = _slowest([times for _, times, _ in ranks])
     read_ms = [ms for _, _, ms in ranks if ms is not None]
     if not read_ms or any(a not in computed or a not in entered for a in dag.actions):
         return None
@@ -82,6 +82,14 @@ def verdict(
     }
     saved_ms = _batch_ms(dag, computed) - _batch_ms(dag, {**computed, **shorter})
     return Verdict(saved_ms, max(read_ms))
+
+
+def _slowest(ranks: Sequence[Times]) -> Times:
+    slowest: dict[Action, float] = {}
+    for times in ranks:
+        for action, time_ms in times.items():
+            slowest[action] = max(time_ms, slowest.get(action, 0.0))
+    return slowest
 
 
 def _batch_ms(dag: PipelineDag, times: Times) -> float:

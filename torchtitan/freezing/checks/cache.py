@@ -10,7 +10,6 @@ from timelyfreeze.control.caching import in_use
 from timelyfreeze.files import write_obstacle
 from timelyfreeze.policies import NONE, makes_plan
 from torchtitan.data.turns import INSTRUCT_DATASETS, is_instruct_dataset
-from torchtitan.freezing.checks.parallel import data_parallel_degree
 from torchtitan.freezing.config import JobConfig, cache_folder
 
 _ENABLED = "freezing.cache.enable is true"
@@ -33,12 +32,6 @@ def cache_errors(config: JobConfig) -> Iterator[str]:
     for name in _ALONE:
         if (degree := getattr(config.parallelism, name)) > 1:
             yield f"{_ENABLED}, and parallelism.{name} is {degree}; it must be 1"
-    if (replicas := data_parallel_degree(config)) is not None and replicas > 1:
-        yield (
-            f"{_ENABLED}, and there are {replicas} data-parallel ranks, to which each epoch deals "
-            "other rows; parallelism.data_parallel_replicate_degree times "
-            "data_parallel_shard_degree must be 1"
-        )
     if config.model.name != "llama3":
         yield (
             f"{_ENABLED}, and model.name is {config.model.name!r}; only the blocks of llama3 are "

@@ -53,6 +53,17 @@ def test_ranks_put_their_actions_together() -> None:
     assert found.read_ms == 2.0
 
 
+@pytest.mark.parametrize("slow_first", [True, False])
+def test_of_replicas_the_slowest_one_counts(slow_first: bool) -> None:
+    slow = times([batch(4, 5, 10)] * 2, [batch(1, 5, 10)] * 2, [1.0, 2.5])
+    fast = times([batch(3, 5, 10)] * 2, [batch(0, 5, 10)] * 2, [1.0, 2.0])
+    ranks = [slow.summary(), fast.summary()]
+    found = verdict(DAG, ranks if slow_first else ranks[::-1], 1)
+    assert found is not None
+    assert found.saved_ms == pytest.approx(4 - 1)
+    assert found.read_ms == 2.5
+
+
 def test_one_slow_batch_does_not_count() -> None:
     computed = [batch(3, 5, 10)] * 3 + [batch(300, 5, 10)]
     mine = times(computed, [batch(0, 5, 10)] * 2, [1.0, 1.0])
