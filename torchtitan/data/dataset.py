@@ -5,6 +5,7 @@ training. A sequence of ``seq_len`` tokens is one example and padding, or, packe
 as fit (see ``torchtitan.data.sequences``); either way no answer sees another example.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -145,6 +146,7 @@ class InstructDataset(IterableDataset, Stateful):
         self._window = WINDOW_EXAMPLES if packing else 1
         self._indices = split.indices(len(examples))
         self._keeps_parts = keeps_parts and dp_world_size > 1  # one rank has them all anyway
+        self._without_target: set[int] = set()  # examples that were dropped before
         self._begin(ExampleStream())
         self._resumed = False
         if template is PLAIN_TEMPLATE and tokenizer.eos_id is None:
@@ -212,12 +214,9 @@ class InstructDataset(IterableDataset, Stateful):
             self._begin(ExampleStream())
         self._resumed = False
         readers = self._reader()
-        most = self.examples_of_a_reader(readers[1])
         self._stream = self._dealt(self._stream, readers[1])
-        if not self.infinite:
-            left = len(self._stream.left) + len(self._usable) - self._stream.start
-            most = left // readers[1]
-        while self.infinite or self._at.taken < most:
+        most = self._most(readers[1])
+        while self._at.taken < most:
             window = self._window_at(self._stream, self._at.taken, *readers)
             epoch = window[0] // len(self._usable)
             if epoch != self._at.epoch:
@@ -225,6 +224,32 @@ class InstructDataset(IterableDataset, Stateful):
                 self._at = _Progress(self._at.taken, self._at.in_window, epoch)
             yield from self._rest_of_window(window)
         self._report_epoch()
+
+    def _most(self, n_readers: int) -> float:
+        """Return how many examples of the stream a reader takes at all."""
+        self.examples_of_a_reader(n_readers)  # refuses too many readers
+        left = len(self._stream.left) + len(self._usable) - self._stream.start
+        return math.inf if self.infinite else left // n_readers
+
+    def upcoming(self, n: int) -> list[int]:
+        """Return the indices of the examples that this reader hands out next; it stays where it is.
+
+        For a data set that is being iterated in this process, without packing. An example that will
+        be dropped is among them if this reader has not come by it before.
+
+        Args:
+            n: How many; there are fewer where the examples end.
+        """
+        readers = self._reader()
+        taken, most = self._at.taken, self._most(readers[1])
+        found: list[int] = []
+        while len(found) < n and taken < most:
+            (number,) = self._window_at(self._stream, taken, *readers)
+            index = self._index(number)
+            if index not in self._without_target:
+                found.append(index)
+            taken += 1
+        return found
 
     def _window_at(
         self, stream: ExampleStream, taken: int, reader: int, n_readers: int
@@ -245,6 +270,7 @@ class InstructDataset(IterableDataset, Stateful):
             self._at.seen += len(examples)
             self._at.shortened += sum(example.n_cut > 0 for example in examples)
             self._at.dropped += len(examples) - len(usable)
+        self._without_target.update(set(indices) - set(rows))
         sequences = self.sequences.dealt(usable)
         for number in range(self._at.in_window, len(sequences)):
             # Counted before a sequence is handed out, since a checkpoint is taken after that.

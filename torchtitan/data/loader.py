@@ -31,6 +31,23 @@ class ResizableDataloader(ParallelAwareDataloader):
 
     dataset: InstructDataset
 
+    def upcoming(self, n_batches: int) -> list[list[int]]:
+        """Return the rows of the batches that come next, while this loader is being iterated.
+
+        They are indices in the data set, as ``"rows"`` of a batch; the loader stays where it is.
+
+        Args:
+            n_batches: How many, at least 0; there are fewer where the examples end, and none where
+                rows have no names (packing) or workers alone know where they are.
+        """
+        if self.num_workers or self.dataset.sequences.packing:
+            return []
+        size = self.batch_size
+        assert size is not None  # batches are made here
+        rows = self.dataset.upcoming(n_batches * size)
+        batches = [rows[first : first + size] for first in range(0, len(rows), size)]
+        return [batch for batch in batches if len(batch) == size or not self.drop_last]
+
     def state_to_load(self, keys: Collection[str]) -> dict[str, Any]:
         """Return what to load of a checkpoint that has ``keys``: the states of all ranks."""
         ranks = [key for key in keys if key.startswith(RANK_KEY)]

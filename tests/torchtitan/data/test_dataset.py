@@ -1,5 +1,6 @@
 """The stream of examples: resumed exactly, shared out evenly, nothing dropped in silence."""
 
+import copy
 import itertools
 import json
 import logging
@@ -278,3 +279,49 @@ def test_a_tokenizer_without_end_is_warned_about(caplog: pytest.LogCaptureFixtur
 
 
 # --- the loader -----------------------------------------------------------------------------------
+
+
+@given(
+    count=st.integers(3, 12),
+    world_size=st.integers(1, 3),
+    seed=st.none() | st.integers(0, 9),
+    seen=st.integers(1, 40),
+    n=st.integers(0, 30),
+    infinite=st.booleans(),
+)
+@settings(max_examples=100, deadline=None)
+def test_a_reader_tells_what_it_will_hand_out(
+    count: int, world_size: int, seed: int | None, seen: int, n: int, infinite: bool
+) -> None:
+    """Over the ends of epochs; asking neither moves it nor changes what a checkpoint holds."""
+    rank = {"dp_world_size": world_size, "dp_rank": world_size - 1}
+    kwargs = {**rank, "shuffle_seed": seed, "infinite": infinite}
+    expected = numbers(iter(make(count, **kwargs)), seen + n)[seen:]
+    asked, resumed = make(count, **kwargs), make(count, **kwargs)
+    stream = iter(asked)
+    numbers(stream, seen)
+    state = copy.deepcopy(asked.state_dict())
+    assert asked.upcoming(n) == expected
+    assert asked.state_dict() == state
+    assert numbers(stream, n) == expected
+    resumed.load_state_dict(state)
+    assert resumed.upcoming(n) == expected
+    assert numbers(iter(resumed), n) == expected
+
+
+def test_an_example_that_was_dropped_before_is_not_told() -> None:
+    data = make(6, too_long={1, 4})
+    stream = iter(data)
+    assert numbers(stream, 3) == [0, 2, 3]
+    assert data.upcoming(6) == [4, 5, 0, 2, 3, 4]  # nobody has looked at 4 yet
+    assert numbers(stream, 2) == [5, 0]
+    assert data.upcoming(6) == numbers(stream, 6) == [2, 3, 5, 0, 2, 3]
+
+
+def test_a_stream_that_ends_tells_no_more_than_it_has() -> None:
+    data = make(7, infinite=False)
+    stream = iter(data)
+    assert numbers(stream, 4) == [0, 1, 2, 3]
+    assert data.upcoming(2) == [4, 5]
+    assert data.upcoming(10) == [4, 5, 6] == numbers(stream)
+    assert data.upcoming(10) == []

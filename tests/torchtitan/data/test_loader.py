@@ -64,6 +64,36 @@ def test_the_loader_resumes_in_the_middle_of_an_epoch(workers: int) -> None:
         assert torch.equal(labels, labels_again)
 
 
+def test_the_loader_tells_the_rows_of_the_batches_that_come_next() -> None:
+    """Of 150 examples a rank has 75: batches of 4 go over the end of its epoch."""
+    kwargs = {"dataset": "ShareGPT", "dataset_path": str(ASSETS / "tiny_chat"), "seq_len": 256}
+    kwargs |= {"shuffle_seed": 5, "dp_world_size": 2, "dp_rank": 1}
+    loader = build(**kwargs)
+    stream = iter(loader)
+    for _ in range(16):
+        next(stream)
+    state = loader.state_dict()
+    told = loader.upcoming(6)
+    assert loader.state_dict() == state
+    assert told == [next(stream)[0]["rows"].tolist() for _ in range(6)]
+    resumed = build(**kwargs)
+    resumed.load_state_dict(state)
+    again = iter(resumed)
+    assert next(again)[0]["rows"].tolist() == told[0]
+    assert resumed.upcoming(5) == told[1:]
+
+
+def test_a_loader_tells_no_more_than_it_knows(tmp_path: Path) -> None:
+    for kwargs in ({"num_workers": 2}, {"packing": True}):
+        loader = build(**kwargs)
+        next(iter(loader))
+        assert loader.upcoming(3) == []
+    path = write_examples(tmp_path / "a.jsonl", ["x"] * 11)
+    loader = build(dataset_path=path, infinite=False)
+    next(iter(loader))
+    assert loader.upcoming(3) == [[4, 5, 6, 7]]  # the last 3 fill no batch
+
+
 def test_workers_do_not_repeat_examples() -> None:
     path = str(ASSETS / "tiny_chat")
     kwargs = {"dataset": "sharegpt", "dataset_path": path, "infinite": False, "batch_size": 5}
