@@ -106,6 +106,7 @@ class RunSummary:
         cache_saved_ms: By how much these were shorter, estimated from measured times.
         cache_spent_ms: What reading and keeping took, on all ranks together.
         cache_mib: What is kept at the end.
+        cache_read_ahead: Rows of the disk that were in memory when they were needed.
         failure: Why a method that plans has no plan.
         switched_off: Since when and why nothing is frozen although there is a plan.
         ended_early: Why the run ended before its last step, after which one, and what was saved.
@@ -188,6 +189,7 @@ class RunSummary:
     cache_saved_ms: float | None = None
     cache_spent_ms: float | None = None
     cache_mib: float | None = None
+    cache_read_ahead: int | None = None
     failure: str | None = None
     switched_off: str | None = None
     ended_early: str | None = None

@@ -229,6 +229,7 @@ class FreezingTrainer(Trainer):
         self._rows = []
         taken = list(islice(batches, self.gradient_accumulation_steps))
         self.controller.cache.name_batches(self._rows)
+        self.controller.cache.read_ahead(self.dataloader.upcoming)
         return iter(taken)
 
     def _batches_of_step(self, data_iterator: Iterator[_Batch]) -> Iterator[_Batch]:

@@ -132,14 +132,15 @@ class FewBatches:
         return self._batches
 
 
-def note_starts(cache, starts):
+def note_starts(cache, seen):
     """Note of each batch where it begins, None for the front, and whether its rows are kept."""
-    real_entry = cache.entry
+    real_entry, starts = cache.entry, seen.setdefault("starts", [])
 
     def entry(number):
         found = real_entry(number)
         start = None if found is None or found.start is None else tuple(found.start)
         starts.append((start, found is not None and found.tap is not None))
+        seen["read_ahead"] = cache.use().read_ahead
         return found
 
     cache.entry = entry
@@ -230,7 +231,7 @@ def run(scenario, folder):
     controller = getattr(trainer, "controller", None)
     if controller is not None:
         if controller.cache is not None:
-            note_starts(controller.cache, seen.setdefault("starts", []))
+            note_starts(controller.cache, seen)
         for stage in controller._stages:
             seen.setdefault("sizes", {})[stage.stage_index] = stage.parameter_sizes.tolist()
             seen.setdefault("names", {})[stage.stage_index] = list(stage.parameter_names)

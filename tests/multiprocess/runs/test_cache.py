@@ -135,6 +135,9 @@ def test_what_is_learned_is_the_same_to_the_last_bit(runs, number):
     assert all(seen["starts"] == cached[0]["starts"] for seen in cached)
     starts = [start for start, _ in cached[0]["starts"] if start is not None]
     assert len(starts) >= (3 if CASES[number][1] == "fixed" else 1)
+    # Only rows of the disk are; the rank that holds the first live block reads them.
+    read_ahead = sum(seen["read_ahead"] for seen in cached)
+    assert (read_ahead > 0) == (DISK.items() <= CASES[number][3].items())
     if CASES[number][1] == "linear":
         # Batches began at the end of the shallower front and were kept at the deeper one.
         assert sum(start is not None and keeps for start, keeps in cached[0]["starts"]) > 0

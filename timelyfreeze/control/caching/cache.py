@@ -42,6 +42,8 @@ from timelyfreeze.schedule import Action, PipelineDag
 
 logger = logging.getLogger(__name__)
 
+N_AHEAD = 5  # batches whose rows are read ahead, or those of the next step if it has more
+
 
 @dataclass
 class _Kept:
@@ -53,6 +55,7 @@ class _Kept:
         times: Measured times of batches through it and behind it.
         n_computed: Batches that ran through it.
         n_entered: Batches that began behind it.
+        has_read: Whether some did in a step before this one.
         is_decided: Whether it is known if reading pays.
         verdict: What a batch saves and costs; None before, and where that cannot be told.
     """
@@ -62,6 +65,7 @@ class _Kept:
     times: FrontTimes = field(default_factory=FrontTimes)
     n_computed: int = 0
     n_entered: int = 0
+    has_read: bool = False
     is_decided: bool = False
     verdict: Verdict | None = None
 
@@ -73,14 +77,14 @@ class _Kept:
     @property
     def can_be_decided(self) -> bool:
         """Whether enough batches of both kinds were timed; the same on all ranks."""
-        return self.n_computed >= N_COMPUTED and self.n_entered >= N_ENTERED
+        return self.has_read and self.n_computed >= N_COMPUTED and self.n_entered >= N_ENTERED
 
 
 class FrontCache:
     """Reads and keeps what the frozen front of a pipeline puts out.
 
     In every step all ranks call :meth:`begin_step`, :meth:`name_batches`, :meth:`entry` for each
-    batch in turn, and :meth:`end_step`.
+    batch in turn, and :meth:`end_step`. After the second, each may call :meth:`read_ahead`.
 
     Args:
         store: Of this rank.
@@ -173,6 +177,24 @@ class FrontCache:
             start = None if chosen is None else choices[chosen].front.end
             self._entries.append(self._entry(batch, kept.front.end, start, inputs))
 
+    def read_ahead(self, upcoming: Callable[[int], Sequence[Sequence[int]]]) -> None:
+        """Have rows of the batches behind the named ones read from the disk during the step.
+
+        Args:
+            upcoming: Returns the rows of so many batches, fewer where there are no more.
+        """
+        kept, older = self._kept, self._older
+        if kept is None or kept.is_off or kept.n_computed < N_COMPUTED:
+            return
+        # Not before the first is read: the batches that are timed would find all rows read, and
+        # later ones would not, where a disk is slower than the training.
+        reads = kept.has_read or any(e and e.start == kept.front.end for e in self._entries)
+        fronts = [front for front in (kept if reads else None, older) if front is not None]
+        mine = [front.name for front in fronts if front.front.end.stage in self._stages]
+        if mine:
+            with self._spending():
+                self._store.read_ahead(mine, upcoming(max(N_AHEAD, len(self._entries))))
+
     def entry(self, number: int) -> BatchEntry | None:
         """Return, once, where batch ``number`` of the step, from 0, enters the model."""
         entry, kept, of_kind = None, self._kept, None
@@ -209,9 +231,10 @@ class FrontCache:
         kept = self._kept
         if kept is None:
             return
-        if kept.can_be_decided and not kept.is_decided:
+        if self._entered_in_step and kept.can_be_decided and not kept.is_decided:
             drain()
             self._decide(kept)
+        kept.has_read = kept.has_read or self._entered_in_step > 0
         if kept.verdict is not None:
             self._saved_ms = self._saved_ms or 0.0
             self._saved_ms += self._entered_in_step * kept.verdict.saved_ms
@@ -225,6 +248,7 @@ class FrontCache:
             self._store.disk_used,
             self._spent_ms,
             self._saved_ms,
+            self._store.n_ahead,
         )
 
     def close(self) -> None:
@@ -272,7 +296,8 @@ class FrontCache:
             size = len(batch) // self._n_microbatches
             parts = [whole[first : first + size] for first in range(0, len(batch), size)]
             inputs = {microbatch: torch.stack(part) for microbatch, part in enumerate(parts)}
-        if len(kept.times.read_ms) < N_ENTERED:
+        # In the first step that reads, nothing was read ahead.
+        if kept.has_read and len(kept.times.read_ms) < N_ENTERED:
             kept.times.read_ms.append(1e3 * (time.perf_counter() - started))
         return inputs
 

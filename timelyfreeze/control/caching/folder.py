@@ -11,7 +11,14 @@ from pathlib import Path
 
 from torch import Tensor
 
-from timelyfreeze.control.caching.entries import SUFFIX, Row, entry_file, read_entry, write_entry
+from timelyfreeze.control.caching.entries import (
+    SUFFIX,
+    Entry,
+    Row,
+    entry_file,
+    read_entry,
+    write_entry,
+)
 from timelyfreeze.settings import key
 
 _LOCK = "lock"
@@ -106,9 +113,13 @@ class EntryFolder:
             self.n_bytes += size - self._sizes[front].get(row.number, 0)
             self._sizes[front][row.number] = size
 
-    def read(self, front: str, row: Row) -> Tensor:
-        """Read an entry; raises as :func:`read_entry`."""
-        return read_entry(self._place / front, row)
+    def read(self, front: str, number: int) -> Entry:
+        """Read an entry; raises as :func:`read_entry`. Any thread may."""
+        return read_entry(self._place / front, number)
+
+    def size(self, front: str, number: int) -> int:
+        """Return how many bytes the entry of a row takes, 0 if there is none."""
+        return self._sizes[front].get(number, 0)
 
     def drop(self, front: str, number: int) -> None:
         """Forget an entry, and delete its file if there is one.

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from timelyfreeze.control.caching.ahead import AheadReader
 from timelyfreeze.control.caching.entries import EntryError, Row
 from timelyfreeze.control.caching.folder import EntryFolder, delete
 from timelyfreeze.control.caching.writer import BehindWriter
@@ -19,6 +20,8 @@ logger = logging.getLogger(__name__)
 # Microbatches whose outputs may wait to be stored. Training never waits: one more is not stored,
 # and its rows are computed and offered again in the next epoch.
 _N_WAITING = 64
+# Room in memory for rows that are read ahead.
+_AHEAD_BYTES = 1 << 30
 
 
 class ActivationStore:
@@ -40,6 +43,7 @@ class ActivationStore:
         self._memory_bytes = memory_bytes
         self._folder = folder
         self._writer = BehindWriter(_N_WAITING)
+        self._ahead = None if folder is None else AheadReader(folder, _AHEAD_BYTES)
         self._front: str | None = None
         self._in_memory: dict[str, dict[int, tuple[str, Tensor]]] = {}
         self._waiting: set[int] = set()
@@ -47,6 +51,11 @@ class ActivationStore:
         self._counting = threading.Lock()  # one thread stores, another drops
         self.memory_used = 0
         self.n_refused = 0
+
+    @property
+    def n_ahead(self) -> int:
+        """Rows of the disk that were in memory when they were read."""
+        return 0 if self._ahead is None else self._ahead.n_ahead
 
     @property
     def disk_used(self) -> int:
@@ -64,6 +73,8 @@ class ActivationStore:
         """
         self._front = None  # what waits is not stored
         self._writer.flush()
+        if self._ahead is not None:
+            self._ahead.want(())
         fronts = [name for name in (front, older) if name is not None]
         self._in_memory = {name: self._in_memory.get(name, {}) for name in fronts}
         in_memory = [kept for rows in self._in_memory.values() for _, kept in rows.values()]
@@ -86,10 +97,10 @@ class ActivationStore:
         kept = self._in_memory[front].get(row.number)
         if kept is not None:
             return kept[1] if kept[0] == row.digest else None
-        if self._folder is None:
+        if self._ahead is None:
             return None
         try:
-            return self._folder.read(front, row)
+            return self._ahead.read(front, row.number).of(row)
         except (EntryError, OSError) as error:
             if not self._has_told:
                 self._has_told = True
@@ -101,12 +112,32 @@ class ActivationStore:
             self.drop(front, row.number)
             return None
 
+    def read_ahead(self, fronts: Sequence[str], batches: Sequence[Sequence[int]]) -> None:
+        """Have rows that are on the disk read behind the training.
+
+        They stay in memory until they are read from here, or until the next call leaves them out.
+
+        Args:
+            fronts: Names of those that are kept. A batch is read from the first that has all of its
+                rows, and not at all if none has.
+            batches: Numbers of the rows of the coming batches, in their order.
+        """
+        if self._ahead is None:
+            return
+        chosen = [(self._front_of(fronts, batch), batch) for batch in batches]
+        places = [(front, number) for front, batch in chosen if front for number in batch]
+        self._ahead.want(
+            (front, number) for front, number in places if number not in self._in_memory[front]
+        )
+
     def drop(self, front: str, number: int) -> None:
         """Forget a row of a front that is kept, if it is there."""
         kept = self._in_memory[front].pop(number, None)
         if kept is not None:
             with self._counting:
                 self.memory_used -= kept[1].nbytes
+        if self._ahead is not None:
+            self._ahead.forget(front, number)
         if self._folder is not None:
             try:
                 self._folder.drop(front, number)
@@ -150,8 +181,19 @@ class ActivationStore:
     def close(self) -> None:
         """Store what waits, and let others have the folder."""
         self._writer.close()
+        if self._ahead is not None:
+            self._ahead.close()
         if self._folder is not None:
             self._folder.close()
+
+    def _front_of(self, fronts: Sequence[str], batch: Sequence[int]) -> str | None:
+        """Return the first front that has all rows of a batch."""
+
+        def has(front: str, number: int) -> bool:
+            on_disk = self._folder is not None and self._folder.has(front, number)
+            return on_disk or number in self._in_memory[front]
+
+        return next((f for f in fronts if all(has(f, number) for number in batch)), None)
 
     # -- in the writer's thread --------------------------------------------------------------------
 

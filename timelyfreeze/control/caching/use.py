@@ -18,6 +18,7 @@ class CacheUse:
         spent_ms: What reading, copying and digests of weights took of the training's time.
         saved_ms: What the batches that began behind the front were shorter by, estimated from
             measured times; None before any could be compared.
+        read_ahead: Rows of the disk that were in memory when they were needed.
     """
 
     batches: int
@@ -26,6 +27,7 @@ class CacheUse:
     disk_bytes: int
     spent_ms: float
     saved_ms: float | None
+    read_ahead: int = 0
 
 
 def use_of_all(ranks: Sequence[CacheUse]) -> CacheUse:
@@ -38,4 +40,5 @@ def use_of_all(ranks: Sequence[CacheUse]) -> CacheUse:
         disk_bytes=sum(rank.disk_bytes for rank in ranks),
         spent_ms=sum(rank.spent_ms for rank in ranks),
         saved_ms=max(saved_ms, default=None),
+        read_ahead=sum(rank.read_ahead for rank in ranks),
     )

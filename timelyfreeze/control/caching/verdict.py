@@ -22,8 +22,8 @@ class FrontTimes:
     Attributes:
         computed: Times of each action in batches that ran through the front.
         entered: The same in batches that began behind it.
-        read_ms: What reading took for each batch that began behind it; empty on ranks that do not
-            read.
+        read_ms: How long the training waited for the rows of each batch that began behind it, from
+            the second step with such batches on; empty on ranks that do not read.
     """
 
     computed: list[Mapping[Action, float]] = field(default_factory=list)
@@ -32,7 +32,7 @@ class FrontTimes:
 
     def summary(self) -> tuple[Times, Times, float | None]:
         """Return medians: of actions when computed, when entered, and of reading a batch."""
-        read_ms = statistics.median(self.read_ms[1:]) if self.read_ms[1:] else None
+        read_ms = statistics.median(self.read_ms) if self.read_ms else None
         return _medians(self.computed[1:]), _medians(self.entered[1:]), read_ms
 
 
@@ -42,7 +42,7 @@ class Verdict:
 
     Attributes:
         saved_ms: By how much it is shorter if it begins behind the front.
-        read_ms: What reading takes.
+        read_ms: How long the training waits until its rows are read.
     """
 
     saved_ms: float

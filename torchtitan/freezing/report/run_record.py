@@ -190,6 +190,7 @@ def _cached(use: CacheUse | None) -> dict[str, Any]:
         "cache_saved_ms": use.saved_ms,
         "cache_spent_ms": use.spent_ms,
         "cache_mib": (use.memory_bytes + use.disk_bytes) / _MIB,
+        "cache_read_ahead": use.read_ahead,
     }
 
 

@@ -55,6 +55,7 @@ def logged_metrics(
         logged["freezing/score_memory_mib"] = metrics.score_bytes / _MIB
     if (cache := metrics.cache) is not None:
         logged["freezing/cache/entered_batches"] = float(cache.entered)
+        logged["freezing/cache/read_ahead_rows"] = float(cache.read_ahead)
         logged["freezing/cache/spent_ms"] = cache.spent_ms
         logged["freezing/cache/memory_mib"] = cache.memory_bytes / _MIB
         logged["freezing/cache/disk_mib"] = cache.disk_bytes / _MIB

@@ -1,13 +1,15 @@
 """The cache along the steps, on one rank: when rows are kept, found, dropped and given up."""
 
+import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from timelyfreeze.control.caching import ActivationStore, FrontCache, Row
+from timelyfreeze.control.caching import ActivationStore, EntryFolder, FrontCache, Row
 from timelyfreeze.control.caching.verdict import N_COMPUTED, N_ENTERED
 from timelyfreeze.policies import build_layout
 from timelyfreeze.runtime import BatchEntry
@@ -27,9 +29,14 @@ def frozen(depth: int) -> np.ndarray:
 class Run:
     """A rank that holds both stages; what the front puts out for row n is n."""
 
-    def __init__(self, front_ms: float = 10.0, read_ms: float | None = None) -> None:
+    def __init__(
+        self,
+        front_ms: float = 10.0,
+        read_ms: float | None = None,
+        folder: EntryFolder | None = None,
+    ) -> None:
         self.parameters = {name: torch.zeros(1) for name in LAYOUT.names}
-        self.store = ActivationStore(1 << 20, None)
+        self.store = ActivationStore(0 if folder else 1 << 20, folder)
         exchange = SimpleNamespace(all_gather=lambda value: [value], rank=0, size=1)
         self.cache = FrontCache(self.store, LAYOUT, self.parameters, [0, 1], DAG, exchange, "model")
         self.front_ms = front_ms
@@ -40,15 +47,24 @@ class Run:
             self.cache._kept.times.read_ms = [self.read_ms] * N_ENTERED
 
     def step(
-        self, depth: int | None, batches: Sequence[Sequence[Row]] = BATCHES
+        self,
+        depth: int | None,
+        batches: Sequence[Sequence[Row]] = BATCHES,
+        upcoming: Sequence[Sequence[int]] = (),
     ) -> list[BatchEntry | None]:
         cache = self.cache
         cache.begin_step(None if depth is None else frozen(depth))
         cache.name_batches(batches)
+        self.n_asked: int | None = None
+        cache.read_ahead(lambda n: self._upcoming(n, upcoming))
         entries = [self.batch(number, batch) for number, batch in enumerate(batches)]
         cache.end_step(self._drain)
         self.store.flush()
         return entries
+
+    def _upcoming(self, n: int, batches: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+        self.n_asked = n
+        return batches
 
     def batch(self, number: int, batch: Sequence[Row]) -> BatchEntry | None:
         entry = self.cache.entry(number)
@@ -151,6 +167,135 @@ def test_reading_goes_on_only_where_it_is_faster(read_ms: float, pays: bool) -> 
         run.step(2)
     assert cuts(run.step(2)) == [True, True]
     run.cache.close()
+
+
+def numbers(batches: Sequence[Sequence[Row]]) -> list[list[int]]:
+    return [[row.number for row in batch] for batch in batches]
+
+
+def settle(store: ActivationStore) -> None:
+    for read in list(store._ahead._reads.values()):
+        read.exception(60)
+
+
+@pytest.fixture
+def on_disk(tmp_path: Path) -> Iterator[Run]:
+    run = Run(folder=EntryFolder(tmp_path, 0, 1 << 20))
+    yield run
+    run.cache.close()
+
+
+def test_rows_of_the_next_step_are_read_while_this_one_runs(on_disk: Run) -> None:
+    for _ in range(2):
+        on_disk.step(1, upcoming=numbers(BATCHES))
+        assert on_disk.n_asked is None  # nothing is read yet
+    for step in range(4):
+        assert cuts(on_disk.step(1, upcoming=numbers(BATCHES))) == [True, True]
+        assert on_disk.n_asked == 5
+        assert on_disk.cache.use().read_ahead == 8 * step
+        settle(on_disk.store)
+    entries = on_disk.step(1)  # which nobody follows
+    assert entries[1].inputs[1].tolist() == [[6.0], [7.0]]
+    assert on_disk.cache.use().read_ahead == 8 * 4
+    assert on_disk.store._ahead._reads == {}
+
+
+def test_a_step_of_many_batches_looks_as_far_as_the_next(on_disk: Run) -> None:
+    for _ in range(2):
+        on_disk.step(1, [*BATCHES] * 3)
+    assert on_disk.n_asked == 6
+
+
+def test_rows_of_an_older_front_are_read_ahead_too(on_disk: Run) -> None:
+    """Unlike those of the front itself, of which none was read."""
+    later = [[Row(number, "") for number in rows] for rows in ((8, 9, 10, 11), (12, 13, 14, 15))]
+    for _ in range(2):
+        on_disk.step(1, [*BATCHES, *later])
+    for _ in range(2):
+        on_disk.step(2)
+    first, second = on_disk.step(2, later[:1], [*numbers(later[1:]), *numbers(BATCHES)]), None
+    assert [entry.start for entry in first] == [(1, 0)]
+    settle(on_disk.store)
+    assert sorted(number for _, number in on_disk.store._ahead._reads) == [12, 13, 14, 15]
+    (second,) = on_disk.step(2, later[1:], numbers(BATCHES))
+    assert second.start == (1, 0)
+    assert on_disk.cache.use().read_ahead == 4
+    assert on_disk.store._ahead._reads == {}
+    on_disk.step(2, BATCHES, numbers(later))
+    assert len(on_disk.store._ahead._reads) == 8
+
+
+def test_only_the_rank_that_reads_asks_which_rows_come(tmp_path: Path) -> None:
+    run = Run(folder=EntryFolder(tmp_path, 0, 1 << 20))
+    run.cache._stages = frozenset([0])
+    run.cache._exchange.all_gather = lambda value: (
+        [value] if isinstance(value, dict) else [[[True]] * len(value)]
+    )
+    for _ in range(3):
+        run.step(1)
+    assert run.cache.use().entered == 2
+    assert run.n_asked is None
+    run.cache.close()
+
+
+def test_it_is_decided_by_what_the_training_waits_for(
+    on_disk: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody could read ahead the rows of the first step that reads, so it does not count.
+
+    A row that the training reads itself takes 100 s of a clock that is pushed on.
+    """
+    now = [0.0]
+    monkeypatch.setattr("timelyfreeze.control.caching.cache.time.perf_counter", lambda: now[0])
+    read = EntryFolder.read
+
+    def slow(folder: EntryFolder, front: str, number: int) -> object:
+        now[0] += 100.0 * (threading.current_thread() is threading.main_thread())
+        return read(folder, front, number)
+
+    monkeypatch.setattr(EntryFolder, "read", slow)
+    waited = []
+    for _ in range(5):
+        on_disk.step(1, upcoming=numbers(BATCHES))
+        settle(on_disk.store)
+        waited.append(now[0])
+    assert waited == [0.0, 0.0, 800.0, 800.0, 800.0]
+    kept = on_disk.cache._kept
+    assert kept.times.read_ms == [0.0] * 4
+    assert kept.is_decided
+    assert kept.verdict.pays
+    assert kept.verdict.read_ms == 0.0
+
+
+def test_a_disk_that_is_too_slow_to_be_read_ahead_does_not_pay(
+    on_disk: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_disk.store._ahead, "want", lambda places: None)
+    now = [0.0]
+    monkeypatch.setattr("timelyfreeze.control.caching.cache.time.perf_counter", lambda: now[0])
+    read = EntryFolder.read
+
+    def slow(folder: EntryFolder, front: str, number: int) -> object:
+        now[0] += 100.0
+        return read(folder, front, number)
+
+    monkeypatch.setattr(EntryFolder, "read", slow)
+    for _ in range(4):
+        on_disk.step(1, upcoming=numbers(BATCHES))
+    verdict = on_disk.cache._kept.verdict
+    assert (verdict.read_ms, verdict.pays) == (400e3, False)
+
+
+def test_it_is_decided_in_a_step_whose_reading_was_timed(run: Run) -> None:
+    """Four batches began behind the front in one step, and in the next there is none."""
+    run.step(1, [*BATCHES, *BATCHES])
+    run.step(1, [*BATCHES, *BATCHES])
+    unknown = [[Row(number, "") for number in (0, 1, 2, 99)]]
+    run.step(1, unknown)
+    assert not run.cache._kept.is_decided
+    run.step(1)
+    assert run.cache._kept.is_decided
+    assert run.cache._kept.verdict is not None
 
 
 def test_what_cannot_be_read_after_all_is_computed(

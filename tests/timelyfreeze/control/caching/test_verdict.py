@@ -30,7 +30,7 @@ def test_a_batch_saves_what_it_is_shorter_by(read_ms: float, pays: bool) -> None
     The second forward of the front runs beside the stage behind it, so it saves nothing.
     """
     cold = batch(100.0, 100.0, 100.0)
-    mine = times([cold, batch(3, 5, 10)], [cold, batch(0, 5, 10)], [99.0, read_ms])
+    mine = times([cold, batch(3, 5, 10)], [cold, batch(0, 5, 10)], [read_ms])
     found = verdict(DAG, [mine.summary()], 1)
     assert found is not None
     assert found.saved_ms == pytest.approx((3 + 2 * 5 + 2 * 10) - (2 * 5 + 2 * 10))
@@ -46,7 +46,7 @@ def test_ranks_put_their_actions_together() -> None:
     for stage in range(2):
         computed = [of_stage(stage, batch(3, 5, 10))] * 2
         entered = [of_stage(stage, batch(0, 4, 10))] * 2
-        ranks.append(times(computed, entered, [1.0, 2.0] if stage else []).summary())
+        ranks.append(times(computed, entered, [2.0, 1.0, 9.0] if stage else []).summary())
     found = verdict(DAG, ranks, 1)
     assert found is not None
     assert found.saved_ms == pytest.approx(3 + 2 * 1)

@@ -111,12 +111,12 @@ def test_speed_and_batches_of_a_frozen_run() -> None:
 
 def test_what_the_run_had_of_its_cache_is_what_was_collected_last() -> None:
     record = RunRecord()
-    for use in (CacheUse(2, 0, 0, 0, 1.0, None), CacheUse(9, 4, 2**20, 2**19, 2.5, 80.0)):
+    for use in (CacheUse(2, 0, 0, 0, 1.0, None), CacheUse(9, 4, 2**20, 2**19, 2.5, 80.0, 7)):
         record.add_batches(CollectedMetrics({}, {}, 0.0, cache=use))
     summary = summarize(record, controller(make_plan()))
     assert (summary.cache_batches, summary.cache_entered) == (9, 4)
     assert (summary.cache_saved_ms, summary.cache_spent_ms) == (80.0, 2.5)
-    assert summary.cache_mib == 1.5
+    assert (summary.cache_mib, summary.cache_read_ahead) == (1.5, 7)
     assert summarize(RunRecord(), controller(make_plan())).cache_batches is None
 
 

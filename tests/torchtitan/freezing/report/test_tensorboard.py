@@ -158,11 +158,12 @@ def test_what_is_known_has_a_tag() -> None:
 
 @pytest.mark.parametrize(("saved_ms", "told"), [(None, {}), (9.5, {"saved_ms": 9.5})])
 def test_a_cache_has_tags_of_its_own(saved_ms: float | None, told: dict[str, float]) -> None:
-    use = CacheUse(8, 5, 2**20, 3 * 2**20, 1.5, saved_ms)
+    use = CacheUse(8, 5, 2**20, 3 * 2**20, 1.5, saved_ms, 7)
     logged = logged_metrics(
         controller(Phase.STABLE), CollectedMetrics({}, {}, 0.0, cache=use), None
     )
-    tags = {"entered_batches": 5.0, "spent_ms": 1.5, "memory_mib": 1.0, "disk_mib": 3.0, **told}
+    tags = {"entered_batches": 5.0, "read_ahead_rows": 7.0, "spent_ms": 1.5, **told}
+    tags |= {"memory_mib": 1.0, "disk_mib": 3.0}
     cache = {tag: value for tag, value in logged.items() if "cache" in tag}
     assert cache == {f"freezing/cache/{name}": value for name, value in tags.items()}
 
