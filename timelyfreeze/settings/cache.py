@@ -24,7 +24,7 @@ class CacheSettings:
 
     disk_gib: float = 0.0
     """Room on the disk, GiB for each process, for rows that do not fit into memory. A run that is
-    resumed finds these again. 0: none."""
+    resumed finds these again. Rows that are read ahead take up to 1 GiB of memory more. 0: none."""
 
     folder: str = "activation_cache"
     """Where those rows are written, below job.dump_folder if it is not absolute. Only one run at a
