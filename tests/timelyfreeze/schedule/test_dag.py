@@ -17,7 +17,7 @@ from tests.timelyfreeze.helpers.pipelines import (
     split_microbatches,
 )
 from timelyfreeze.schedule.actions import Action, parse_action
-from timelyfreeze.schedule.dag import build_dag, critical_path, makespan, start_times
+from timelyfreeze.schedule.dag import build_dag, connect, critical_path, makespan, start_times
 from timelyfreeze.schedule.order import ScheduleError, ScheduleOrder, parse_order
 from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
 
@@ -81,6 +81,17 @@ def test_edges_where_split_and_full_backwards_meet() -> None:
         "1I0>1W0 3I0>3W0 3I1>3W1",  # within a stage
     )
     assert {"2B0>1I0", "2B1>1B1"} <= edges & on_rank
+
+
+def test_a_graph_of_other_rows_by_hand() -> None:
+    rows = [[parse_action(word) for word in text.split()] for text in ("0F0 0F1", "", "1F0")]
+    dag = connect(rows, [(rows[0][0], rows[2][0]), (rows[2][0], rows[0][1])], n_stages=3)
+    edges = {f"{dag.actions[i]}>{dag.actions[j]}" for i, j in dag.edges.tolist()}
+    assert edges == words("0F0>0F1 0F0>1F0 1F0>0F1")
+    assert dag.ranks.tolist() == [0, 0, 2]
+    assert makespan(dag, [1.0, 2.0, 4.0]) == 7.0
+    with pytest.raises(ScheduleError, match="would hang"):
+        connect(rows, [(rows[0][1], rows[2][0]), (rows[2][0], rows[0][0])], n_stages=3)
 
 
 @given(seeds)

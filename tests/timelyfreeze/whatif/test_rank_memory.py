@@ -8,6 +8,7 @@ from timelyfreeze.whatif.rank_memory import (
     ModelBytes,
     PartBytes,
     RankMemory,
+    frozen_parts,
     parts_of,
     peak_bytes,
     rank_memory,
@@ -82,6 +83,26 @@ def test_an_update_of_all_weights_at_once_copies_the_larger_stage() -> None:
         ).scratch  # fmt: skip
 
     assert scratch(1) - scratch(0) == 130
+
+
+def test_of_frozen_parts_there_are_the_weights() -> None:
+    assert frozen_parts({"embedding": 1, "layer": 3}, 2) == (
+        {"layer": 1}, {"embedding": 1, "layer": 2},
+    )  # fmt: skip
+    assert frozen_parts({"embedding": 1, "layer": 3}, 0) == ({"embedding": 1, "layer": 3}, {})
+    order = parse_order(["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"])
+
+    def memory(n_frozen: int) -> RankMemory:
+        live, frozen = frozen_parts(parts_of(0, 2, 2), n_frozen)
+        actions = order.ranks[0]
+        return rank_memory(
+            MODEL, {0: live}, actions, n_stages=2, n_microbatches=2, frozen=frozen
+        )  # fmt: skip
+
+    # 130 of 160 frozen: gradients and Adam of 30, two forwards of 7 and the message.
+    assert memory(1) == RankMemory(160, 30, 60, 30, 2 * (7 + 5), 10, 12 + 4)
+    # Frozen whole, it keeps nothing for a backward, not its message either.
+    assert memory(2) == RankMemory(160, 0, 0, 30, 0, 10, 4)
 
 
 def test_a_reserve_is_kept_back() -> None:
