@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from timelyfreeze.cli.plan import MAX_CELLS
 from timelyfreeze.files import markdown_lines, shown
 from timelyfreeze.files.options import new_file, number, status_of, whole
 from timelyfreeze.planning import FreezeLp, build_lp, solve_freeze_ratios
@@ -40,7 +41,6 @@ from timelyfreeze.planning.interior_point import (
 from timelyfreeze.runtime import known_schedules, named_order, stages_per_rank
 from timelyfreeze.schedule import PipelineDag, build_dag, makespan
 from timelyfreeze.timing import DurationBounds
-from timelyfreeze.whatif.command import MAX_CELLS
 
 Floats = NDArray[np.float64]
 

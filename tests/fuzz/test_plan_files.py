@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from tests.fuzz.mangling import DEEP, VALUES, fuzzed, mangled_bytes, mangled_json, message_of
 from tests.timelyfreeze.helpers.pipelines import hand_order
 from timelyfreeze.cli.main import main as program
+from timelyfreeze.cli.plan import main
 from timelyfreeze.planning.plan import plan_from_json, plan_from_ratios, plan_to_json
 from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import ScheduleError, ScheduleOrder, order_from_csv, order_to_csv
 from timelyfreeze.timing.bounds import uniform_bounds
 from timelyfreeze.timing.bounds_json import bounds_from_json
 from timelyfreeze.whatif.bounds_file import bounds_file_text, read_bounds_file
-from timelyfreeze.whatif.command import main
 from timelyfreeze.whatif.notes import PipelineNotes
 from timelyfreeze.whatif.times import StageTimes
 

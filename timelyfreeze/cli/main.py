@@ -32,8 +32,8 @@ COMMANDS = {
         "torchtitan.freezing.profile.command", "time each stage of a pipeline alone on one device"
     ),
     "plan": Command(
-        "timelyfreeze.whatif.command",
-        "from measured times: what freezing brings for any schedule, cap or split",
+        "timelyfreeze.cli.plan",
+        "from measured times: what freezing brings for any schedule, cap, split or front",
         extra="",
     ),
     "draw": Command("timelyfreeze.plots.command", "plots and traces of a run", extra="plots"),

@@ -3,8 +3,7 @@
 Times of stages and messages (``times``) come out of a bounds file (``bounds_file``, ``notes``), are
 carried over to other splits (``layer_model``) and given to the actions of other schedules. Every
 case of a ``grid`` is solved as a run would solve it (``answers``, ``schedule_cases``), beside the
-best split without freezing (``best_unfrozen``). ``command`` is ``timelyfreeze plan``, ``report``
-what it prints.
+best split without freezing (``best_unfrozen``). ``report`` is what ``timelyfreeze plan`` prints.
 """
 
 from timelyfreeze.whatif.answers import answer

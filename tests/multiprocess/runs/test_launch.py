@@ -6,6 +6,7 @@ import pytest
 from launcher import FREEZING, launch, launch_forked
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from timelyfreeze.cli.plan import main as plan_from_bounds
 from timelyfreeze.planning.plan import plan_from_json
 from timelyfreeze.records.counts import COUNTS
 from timelyfreeze.records.responses import read_responses
@@ -14,7 +15,6 @@ from timelyfreeze.records.timeline_file import timeline_file, timeline_from_json
 from timelyfreeze.schedule.order import order_from_csv
 from timelyfreeze.settings.phases import Phase
 from timelyfreeze.whatif.bounds_file import read_bounds_file
-from timelyfreeze.whatif.command import main as plan_from_bounds
 
 
 @pytest.fixture(scope="module")

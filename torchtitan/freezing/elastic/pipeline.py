@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from timelyfreeze.elastic import elastic_plan
+from timelyfreeze.planning.elastic import elastic_plan
 from torchtitan.freezing.config import (
     JobConfig,
     count_layers,
@@ -42,7 +42,7 @@ def first_pipeline(config: JobConfig) -> Pipeline:
 def pipeline_for(config: JobConfig, n_frozen: int) -> Pipeline | None:
     """Return the pipeline that suits a model whose first ``n_frozen`` layers are frozen.
 
-    That of PipeTransformer's Algorithm 1 (``timelyfreeze.elastic.elastic_plan``), by numbers of
+    That of PipeTransformer's Algorithm 1 (``timelyfreeze.planning.elastic``), by numbers of
     parameters: shorter as long as its largest rank gets no larger than at the start, and with
     replicas on all ranks that this frees. Where replicas cannot share the microbatches so that
     each has one for every stage, it stays longer.

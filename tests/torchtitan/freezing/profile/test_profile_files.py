@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from tests.torchtitan.helpers.debug_model import N_LAYERS, config, toml_text
+from timelyfreeze.cli.plan import main as plan_main
 from timelyfreeze.schedule.actions import ActionKind
 from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import order_from_csv
 from timelyfreeze.timing.bounds_json import bounds_from_json
 from timelyfreeze.whatif.bounds_file import read_bounds_file
-from timelyfreeze.whatif.command import main as plan_main
 from timelyfreeze.whatif.loads import PartParameters
 from torchtitan.freezing.config.layout import pipeline_order
 from torchtitan.freezing.profile.command import main

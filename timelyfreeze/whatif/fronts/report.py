@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from timelyfreeze.whatif.bounds_file import BoundsFile
-from timelyfreeze.whatif.front_cases import FrontAnswer, FrontCase
+from timelyfreeze.whatif.fronts.cases import FrontAnswer, FrontCase
 from timelyfreeze.whatif.grid import Grid, render_split
 from timelyfreeze.whatif.report import aligned, csv_of
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.timelyfreeze.helpers.pipelines import hand_order, needs, split_microbatches
-from timelyfreeze.elastic.run_ahead import RunAhead, behind_front, run_ahead
+from timelyfreeze.planning.elastic.run_ahead import RunAhead, behind_front, run_ahead
 from timelyfreeze.schedule.actions import Action, ActionKind
 from timelyfreeze.schedule.dag import makespan, start_times
 from timelyfreeze.schedule.order import ScheduleOrder

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from timelyfreeze.elastic.balance import min_max_balance, paper_balance
+from timelyfreeze.planning.elastic.balance import min_max_balance, paper_balance
 
 MILLION = 1_000_000
 # Four layers of an attention of 2 and an MLP of 4 million parameters.

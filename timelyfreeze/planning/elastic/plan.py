@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from timelyfreeze.elastic.balance import Balance, min_max_balance, paper_balance
+from timelyfreeze.planning.elastic.balance import Balance, min_max_balance, paper_balance
 
 PARAMETERS, TIME = "parameters", "time"
 # PipeTransformer, Sec. 3.2.1: what a frozen layer takes of a device's memory over a live one.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from timelyfreeze.elastic import PARAMETERS, TIME, ElasticPlan, elastic_plan, replicas_of
+from timelyfreeze.planning.elastic import PARAMETERS, TIME, ElasticPlan, elastic_plan, replicas_of
 from timelyfreeze.schedule import ScheduleOrder, build_dag, gpipe_order
 from timelyfreeze.whatif.answers import order_of
-from timelyfreeze.whatif.frozen_front import front_times, layer_times
+from timelyfreeze.whatif.fronts.times import front_times, layer_times
 from timelyfreeze.whatif.grid import Split
 from timelyfreeze.whatif.layer_model import LayerModel
 from timelyfreeze.whatif.loads import loads_of_ranks, memory_load, parameter_load

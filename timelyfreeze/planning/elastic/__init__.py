@@ -5,15 +5,15 @@ whose frozen stages work on the next one; ``smartpipe`` has that paper's formula
 layers in a running pipeline is not here.
 """
 
-from timelyfreeze.elastic.balance import min_max_balance, paper_balance
-from timelyfreeze.elastic.plan import (
+from timelyfreeze.planning.elastic.balance import min_max_balance, paper_balance
+from timelyfreeze.planning.elastic.plan import (
     PARAMETERS,
     TIME,
     ElasticPlan,
     elastic_plan,
     replicas_of,
 )
-from timelyfreeze.elastic.run_ahead import RunAhead, behind_front, run_ahead
+from timelyfreeze.planning.elastic.run_ahead import RunAhead, behind_front, run_ahead
 
 __all__ = [
     "PARAMETERS",

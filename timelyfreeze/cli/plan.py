@@ -10,8 +10,8 @@ from timelyfreeze.files.options import number, status_of, whole
 from timelyfreeze.settings import ALL_OR_NOTHING, AUTO, FIRST_STAGE_MODES, SKIP_INPUT_GRADS, USE
 from timelyfreeze.whatif.answers import answer
 from timelyfreeze.whatif.bounds_file import BoundsFile, read_bounds_file, recall
-from timelyfreeze.whatif.front_cases import answer_fronts
-from timelyfreeze.whatif.front_report import fronts_to_csv, fronts_to_json, render_fronts
+from timelyfreeze.whatif.fronts.cases import answer_fronts
+from timelyfreeze.whatif.fronts.report import fronts_to_csv, fronts_to_json, render_fronts
 from timelyfreeze.whatif.grid import BEST_SPLIT, DEFAULT_SPLIT, Grid, Split
 from timelyfreeze.whatif.loads import PARAMETERS, PARTITIONS, TIME
 from timelyfreeze.whatif.report import render, title_of, to_csv, to_json

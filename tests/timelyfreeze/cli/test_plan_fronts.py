@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from timelyfreeze.cli.plan import main
 from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.schedules import one_f_one_b_order
 from timelyfreeze.whatif.bounds_file import bounds_file_text
-from timelyfreeze.whatif.command import main
 from timelyfreeze.whatif.notes import PipelineNotes
 from timelyfreeze.whatif.times import StageTimes, bounds_from_times
 
@@ -98,7 +98,7 @@ def test_the_profile_in_the_repository_has_sizes(capsys: pytest.CaptureFixture[s
 
 def test_a_laptop_needs_no_torch(bounds: Path) -> None:
     program = (
-        "import sys; from timelyfreeze.whatif.command import main; "
+        "import sys; from timelyfreeze.cli.plan import main; "
         f"status = main([{str(bounds)!r}, '--schedules', 'GPipe', '--frozen-layers', '3']); "
         "assert 'torch' not in sys.modules; sys.exit(status)"
     )

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from timelyfreeze.cli.plan import main
 from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import order_to_csv
 from timelyfreeze.schedule.schedules import one_f_one_b_order
 from timelyfreeze.whatif.bounds_file import bounds_file_text
-from timelyfreeze.whatif.command import main
 from timelyfreeze.whatif.notes import PipelineNotes
 from timelyfreeze.whatif.times import StageTimes, bounds_from_times
 
@@ -148,7 +148,7 @@ def test_a_broken_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_a_laptop_needs_no_torch(bounds: Path) -> None:
     program = (
-        "import sys; from timelyfreeze.whatif.command import main; "
+        "import sys; from timelyfreeze.cli.plan import main; "
         f"status = main([{str(bounds)!r}, '--schedules', 'GPipe', '1F1B']); "
         "assert 'torch' not in sys.modules and 'torchtitan' not in sys.modules; sys.exit(status)"
     )

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from timelyfreeze.elastic.plan import TIME, ElasticPlan, elastic_plan, replicas_of
+from timelyfreeze.planning.elastic.plan import TIME, ElasticPlan, elastic_plan, replicas_of
 
 MILLION = 1_000_000
 SUBLAYERS = [2 * MILLION, 4 * MILLION] * 4

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from timelyfreeze.elastic import behind_front, min_max_balance, run_ahead
+from timelyfreeze.planning.elastic import behind_front, min_max_balance, run_ahead
 from timelyfreeze.whatif.answers import nothing_planned, schedules_of
 from timelyfreeze.whatif.best_unfrozen import shortest_split
 from timelyfreeze.whatif.bounds_file import BoundsFile
-from timelyfreeze.whatif.front_shrink import Shrinking, Shrunk
-from timelyfreeze.whatif.frozen_front import front_times, layer_times, stages_in_front
+from timelyfreeze.whatif.fronts.shrink import Shrinking, Shrunk
+from timelyfreeze.whatif.fronts.times import front_times, layer_times, stages_in_front
 from timelyfreeze.whatif.grid import BEST_SPLIT, Grid, Split, render_split
 from timelyfreeze.whatif.layer_model import LayerModel
 from timelyfreeze.whatif.schedule_cases import ScheduleCases, first_line

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from timelyfreeze.elastic import smartpipe
-from timelyfreeze.elastic.run_ahead import run_ahead
+from timelyfreeze.planning.elastic import smartpipe
+from timelyfreeze.planning.elastic.run_ahead import run_ahead
 from timelyfreeze.schedule.order import ScheduleOrder
 from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
 

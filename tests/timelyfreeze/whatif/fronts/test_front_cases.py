@@ -12,10 +12,10 @@ from timelyfreeze.schedule.actions import Action
 from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import ScheduleOrder
 from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
-from timelyfreeze.whatif import front_cases
 from timelyfreeze.whatif.bounds_file import BoundsFile, bounds_file_text, read_bounds_file
-from timelyfreeze.whatif.front_cases import FrontCase, answer_fronts
-from timelyfreeze.whatif.frozen_front import front_times
+from timelyfreeze.whatif.fronts import cases as front_cases
+from timelyfreeze.whatif.fronts.cases import FrontCase, answer_fronts
+from timelyfreeze.whatif.fronts.times import front_times
 from timelyfreeze.whatif.grid import BEST_SPLIT, DEFAULT_SPLIT, Grid
 from timelyfreeze.whatif.layer_model import LayerModel, layer_model
 from timelyfreeze.whatif.loads import PartParameters
