@@ -35,7 +35,6 @@ from timelyfreeze.control.plans.planner import Planner, TransferMeter
 from timelyfreeze.control.policy_checks import PolicyChecks
 from timelyfreeze.control.state import FreezingState
 from timelyfreeze.planning import FreezePlan, Solution, SolverChoices
-from timelyfreeze.policies import Decision
 from timelyfreeze.records import FrozenCount
 from timelyfreeze.runtime import (
     ActionRecorder,
@@ -169,11 +168,6 @@ class FreezeController:
     def failure(self) -> str | None:
         """Why there is no plan, if solving failed."""
         return None if self._planner is None else self._planner.failure
-
-    @property
-    def decision(self) -> Decision | None:
-        """What the policy has decided last; None without one."""
-        return None if self._checks is None else self._checks.decision
 
     @property
     def phase(self) -> Phase:

@@ -199,8 +199,9 @@ class RunRecorder:
         phase = None if self._controller is None else self._controller.phase
         self.record.add_step(step, phase, seconds, n_tokens)
         self._steps.end_step(step, phase, seconds, self.record.seconds, n_tokens)
-        if self._front is not None and self._controller is not None:
-            self._front.end_step(self._controller.decision)
+        checks = None if self._controller is None else self._controller.checks
+        if self._front is not None:
+            self._front.end_step(None if checks is None else checks.decision)
         if self._emulation is not None:
             self._emulation.add_step(phase, seconds, n_tokens)
         # A loss is logged before its step has ended and its time is known.
