@@ -245,7 +245,7 @@ class FreezeController:
         is_cold = self._batches_in_phase < self.settings.discard_batches or masks.measures_variance
         applied = {s.stage_index: s.applied_ratios for s in self._stages}
         start = None if entry is None or entry.start is None else entry.start.stage
-        policy = {} if self.decision is None else self.decision.metrics
+        policy = {} if self.checks is None else self.checks.decision.metrics
         self._log.add(
             LoggedBatch(
                 self._step, self.phase, masks.pattern, is_cold, applied, set_up.cut, start, policy
