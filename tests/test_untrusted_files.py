@@ -71,6 +71,18 @@ ALLOWED = {
         "import_module",
     ): "our commands by the table in that file, which no file adds to",
     (
+        "timelyfreeze/cli/checker.py",
+        "import_module",
+    ): "a module of ours that our own command names on the command line",
+    (
+        "torchtitan/checkpoints/handover.py",
+        "read_metadata",
+    ): "what the processes of this run have just told each other, never a file",
+    (
+        "torchtitan/checkpoints/manager.py",
+        "dcp.load",
+    ): "likewise: from the memory of this run's processes",
+    (
         "timelyfreeze/cli/worker.py",
         "runpy.run_module",
     ): "torchtitan.freezing, named in the code, and nothing else",

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz.mangling import DEEP, VALUES, fuzzed, mangled_bytes, message_of
 from tests.torchtitan.helpers.job_configs import config
-from timelyfreeze.settings import CacheSettings
+from timelyfreeze.settings import CacheSettings, ElasticSettings
 from torchtitan.freezing.checks import ConfigError, check, freeze_settings
 from torchtitan.freezing.config.job_config import JobConfig, job_config_class
 from torchtitan.freezing.config_file import form_errors, read_config, read_toml
@@ -139,6 +139,9 @@ RULES: dict[str, tuple[Any, Any]] = {
     "freezing.cache.memory_gib": _number(st.floats(1e-6, 1e6), 0.0, INF, -INF, below=0.0),
     "freezing.cache.disk_gib": _number(st.floats(0, 1e6), INF, -INF, below=0.0),
     "freezing.cache.folder": PATH,
+    "freezing.elastic.enable": FLAG,
+    "freezing.elastic.frozen_cost": _number(st.floats(0, 1), INF, below=0.0, above=1.0),
+    "freezing.elastic.min_ranks": _whole(2),
     "data.shuffle": FLAG,
     "data.seed": _whole(0),
     "data.validation_fraction": _number(
@@ -170,6 +173,9 @@ def _told(key: str, value: Any) -> str:
     if section == "freezing.cache":
         job_config.freezing.method = "fixed"
         job_config.freezing.cache = CacheSettings(enable=True)
+    if section == "freezing.elastic":
+        job_config.freezing.method = "fixed"
+        job_config.freezing.elastic = ElasticSettings(enable=True)
     holder: Any = job_config
     for part in section.split("."):
         holder = getattr(holder, part)

@@ -13,6 +13,7 @@ import signal
 import time
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from types import SimpleNamespace
 
 from torchtitan.protocols import train_spec as titan_spec
@@ -68,12 +69,11 @@ def launch(args: Sequence[str], local_rank: int) -> int:
     from torchtitan.freezing.elastic import ElasticRun
     from torchtitan.freezing.trainer import FreezingTrainer
 
-    is_elastic = job_config.freezing.elastic.enable
-    run = ElasticRun if is_elastic and job_config.freezing.method != NONE else FreezingTrainer
-
+    is_elastic = job_config.freezing.elastic.enable and job_config.freezing.method != NONE
+    trainer = partial(ElasticRun, FreezingTrainer) if is_elastic else FreezingTrainer
     # Upstream's main function would parse the command line again, without our sections.
     titan_train.ConfigManager = lambda: SimpleNamespace(parse_args=lambda: job_config)
-    titan_train.main(run)
+    titan_train.main(trainer)
     return 0
 
 

@@ -4,10 +4,9 @@ Usage: torchrun --nproc_per_node=N tests/multiprocess/helpers/elastic_run.py SCE
     OUTPUT_FOLDER
 
 A scenario is {"name", "args", "is_elastic", "save_at": steps after which a checkpoint is written,
-"dies_at": a step after which the first move fails on rank 0, "resumes": whether weights are those
-of a checkpoint}. Each rank writes OUTPUT_FOLDER/NAME/rank_R.pt with the rows and the loss of each
-step, the weights at the end, the pipelines, and how many of the trainers that were left are still
-there.
+"resumes": whether weights are those of a checkpoint}. Each rank writes
+OUTPUT_FOLDER/NAME/rank_R.pt with the rows and the loss of each step, the weights at the end, the
+pipelines, and how many of the trainers that were left are still there.
 """
 
 import gc
@@ -25,7 +24,6 @@ def run(scenario, folder):
     job_config = prepare([*scenario["args"], f"--job.dump_folder={folder}"])
     import torchtitan.train as titan_train
 
-    from torchtitan.checkpoints.manager import SafeCheckpointManager
     from torchtitan.data.sequences import ROWS
     from torchtitan.freezing.elastic import ElasticRun
     from torchtitan.freezing.trainer import FreezingTrainer
@@ -34,7 +32,7 @@ def run(scenario, folder):
     seen = {"rows": [], "losses": [], "pipelines": [], "frozen": []}
     trainers = []
 
-    def built(trainer, original=FreezingTrainer.__init__):
+    def built(original):
         def build(self, config):
             original(self, config)
             if not trainers and not scenario.get("resumes"):
@@ -51,12 +49,11 @@ def run(scenario, folder):
             )
             saves = scenario.get("save_at", [])
             self.checkpointer._should_save = lambda step, last_step=False: step in saves
-            self.processed = 0
 
         return build
 
     real_batches, real_step = FreezingTrainer.batch_generator, FreezingTrainer.forward_backward_step
-    real_close, real_hand_over = FreezingTrainer.close, SafeCheckpointManager.hand_over
+    real_close = FreezingTrainer.close
 
     def batch_generator(self, loader):
         def noted():
@@ -87,33 +84,31 @@ def run(scenario, folder):
         seen["step"], seen["n_tokens"] = self.step, self.ntokens_seen
         if self.controller is not None:
             seen["freeze_ratio_sums"] = list(self.controller._updates.total)
+            cache = self.controller.cache
+            seen["cache_entered"] = 0 if cache is None else cache.use().entered
         real_close(self)
 
     patches = {
-        "__init__": built(FreezingTrainer),
+        "__init__": built(FreezingTrainer.__init__),
         "batch_generator": batch_generator,
         "forward_backward_step": forward_backward_step,
         "close": close,
     }
     originals = {name: getattr(FreezingTrainer, name) for name in patches}
 
-    def hand_over(self, device):
-        memory = real_hand_over(self, device)
-        if dist.get_rank() == 0 and scenario.get("dies_at"):
-            raise SystemExit(9)
-        return memory
-
     for name, patch in patches.items():
         setattr(FreezingTrainer, name, patch)
-    SafeCheckpointManager.hand_over = hand_over
     try:
-        trainer = (ElasticRun if scenario["is_elastic"] else FreezingTrainer)(job_config)
+        trainer = (
+            ElasticRun(FreezingTrainer, job_config)
+            if scenario["is_elastic"]
+            else FreezingTrainer(job_config)
+        )
         trainer.train()
         trainer.close()
         gc.collect()
         seen["n_left_over"] = sum(each() is not None for each in trainers[:-1])
     finally:
-        SafeCheckpointManager.hand_over = real_hand_over
         for name, original in originals.items():
             setattr(FreezingTrainer, name, original)
     torch.save(seen, folder / f"rank_{dist.get_rank()}.pt")

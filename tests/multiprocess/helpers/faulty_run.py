@@ -6,7 +6,8 @@ It is the entry point that users start, but for three things: weights and measur
 names alone, so that runs can be compared bit for bit; the fault happens; and a run that comes to
 its end writes its weights into the dump folder, ``weights_R.pt``. A fault is a JSON object:
 
-    "at": "step", or "checkpoint": when half of that step's checkpoint is written
+    "at": "step", or "checkpoint": when half of that step's checkpoint is written; "hand_over" or
+        "take_over": in the midst of an elastic run's first move
     "step", "rank": when and to whom
     "signal": sent to the process itself, or, with "to": "agent", to torchrun
     "max_bytes": no file of that rank may grow beyond it from then on
@@ -26,7 +27,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from hanging_solver import hang
-from run_scenarios import add_tiny_flavor, fix_weights, use_fake_clock
+from run_scenarios import add_tiny_flavor, fix_weights, use_fake_clock, whole
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from torchtitan.freezing.launch import launch
@@ -70,6 +71,20 @@ class Fault:
 
         FileSystemWriter.write_data = half
 
+    def spoil_moving(self):
+        from torchtitan.checkpoints.handover import MemoryCheckpoint
+
+        def spoilt(place, real):
+            def method(*args):
+                if self.is_due(place, None):
+                    self.happen(None)
+                return real(*args)
+
+            return method
+
+        for place, name in {"hand_over": "write_data", "take_over": "read_data"}.items():
+            setattr(MemoryCheckpoint, name, spoilt(place, getattr(MemoryCheckpoint, name)))
+
     def spoil_solver(self):
         import timelyfreeze.control.plans.planner
 
@@ -109,7 +124,7 @@ def faulty(base, fault):
 
         def train(self):
             super().train()
-            weights = {n: p.detach() for m in self.model_parts for n, p in m.named_parameters()}
+            weights = {n: whole(p) for m in self.model_parts for n, p in m.named_parameters()}
             folder = Path(self.job_config.job.dump_folder)
             torch.save(weights, folder / f"weights_{dist.get_rank()}.pt")
 
@@ -119,6 +134,7 @@ def faulty(base, fault):
 def main():
     fault, args = Fault(json.loads(Path(sys.argv[1]).read_text())), sys.argv[2:]
     fault.spoil_solver()
+    fault.spoil_moving()
     add_tiny_flavor()
     import torchtitan.train as titan_train
 

@@ -7,6 +7,7 @@ import json
 
 import pytest
 import torch
+from faults import equal_weights, run_with
 from launcher import ROOT, arguments, merged, run_scenarios
 
 N_STEPS = 10
@@ -27,6 +28,7 @@ def folder(tmp_path_factory):
     rows = (ROOT / "tests/assets/tiny_instruct/train.jsonl").read_text().splitlines()
     short = sorted(rows, key=lambda row: len("".join(json.loads(row).values())))[:101]
     (folder / "rows.jsonl").write_text("\n".join(short) + "\n")
+    (folder / "few_rows.jsonl").write_text("\n".join(short[:40]) + "\n")
     return folder
 
 
@@ -69,6 +71,18 @@ def runs(folder):
         scenario(folder, "stays", is_elastic=False),
         scenario(folder, "moves", is_elastic=True, save_at=[7, 9]),
         scenario(folder, "GPipe", is_elastic=True, parallelism__pipeline_parallel_schedule="GPipe"),
+    ]
+    # Five steps in an epoch. A cache without room makes the same order of rows.
+    scenarios += [
+        scenario(
+            folder,
+            name,
+            is_elastic=True,
+            training__steps=20,
+            training__dataset_path=folder / "few_rows.jsonl",
+            **{"freezing__cache.enable": None, "freezing__cache.memory_gib": room},
+        )
+        for name, room in {"keeps rows": 1.0, "keeps none": 1e-9}.items()
     ]
     seen = run_scenarios(folder, 4, scenarios, script="elastic_run.py")
     resumed = [
@@ -139,6 +153,45 @@ def test_the_average_freeze_ratio_counts_every_step(runs, name):
         return sums[0] / sums[1]
 
     assert ratio(runs[name]) == pytest.approx(ratio(runs["stays"]), rel=1e-9)
+
+
+def test_rows_are_kept_anew_after_a_move(runs):
+    cached, computed = runs["keeps rows"], runs["keeps none"]
+    assert cached[0]["pipelines"][-1][1:] == (2, 2, 4)
+    assert [rank["cache_entered"] for rank in computed] == [0, 0, 0, 0]
+    assert all(rank["cache_entered"] >= 4 for rank in cached)
+    for key in ("rows", "losses", "weights", "moments"):
+        for one, other in zip(cached, computed, strict=True):
+            torch.testing.assert_close(one[key], other[key], rtol=0, atol=0)
+
+
+@pytest.mark.long
+def test_killed_in_the_midst_of_a_move_it_comes_to_the_same_weights(folder):
+    settings = {
+        "model__flavor": "8M",
+        "parallelism__pipeline_parallel_degree": 4,
+        "parallelism__pipeline_parallel_microbatch_size": 1,
+        "training__dataset_path": folder / "rows.jsonl",
+        "training__seq_len": 64,
+        "training__steps": N_STEPS,
+        "training__global_batch_size": 8,
+        "freezing__last_monitor_step": False,
+        "freezing__last_ramp_step": False,
+        "checkpoint__interval": 2,
+        **FREEZING,
+        "freezing__elastic.enable": None,
+    }
+    ended = run_with({}, folder / "undisturbed", n_processes=4, **settings)
+    assert ended.status == 0, ended.output[-4000:]
+    for place in ("hand_over", "take_over"):
+        fault = {"at": place, "rank": 2, "signal": "SIGKILL"}
+        killed = run_with(fault, folder / "killed", n_processes=4, **settings)
+        assert killed.status != 0
+        assert killed.left == []
+    last = run_with({}, folder / "killed", n_processes=4, **settings)
+    assert last.lines("Training starts at step 5")
+    assert len(last.lines("the run goes on in a pipeline of")) == 3
+    assert equal_weights(folder / "killed", folder / "undisturbed", n_processes=4)
 
 
 def test_nothing_of_a_former_pipeline_is_kept(runs):

@@ -190,5 +190,5 @@ def _counts(key: str, method: str) -> bool:
 
 def _is_of_other_method(key: str, method: str) -> bool:
     """Return whether ``key`` of the freezing is an option of a policy that ``method`` has not."""
-    _, section, *_ = key.split(".")
-    return section in registered_policies() and section not in method.split("+")
+    others = registered_policies().keys() - method.split("+")
+    return any(section in others for section in key.split(".")[1:-1])

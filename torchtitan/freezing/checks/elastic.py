@@ -48,8 +48,3 @@ def elastic_errors(config: JobConfig) -> Iterator[str]:
         )
     if config.emulation.enable:
         yield f"{_ENABLED}, and emulation.enable is true: one process has no other ranks to move to"
-    if freezing.cache.enable:
-        yield (
-            f"{_ENABLED}, and freezing.cache.enable is true: rows would be on other ranks after a "
-            "move; switch one of them off"
-        )

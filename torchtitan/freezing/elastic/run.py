@@ -10,18 +10,19 @@ from contextlib import contextmanager
 
 from torchtitan.tools import utils as titan_tools
 from torchtitan.tools.logging import logger
+from torchtitan.train import Trainer
 
 from timelyfreeze.control import FreezeController
 from torchtitan.checkpoints.handover import MemoryCheckpoint
 from torchtitan.freezing.checks import ConfigError, check
 from torchtitan.freezing.config import JobConfig
+from torchtitan.freezing.elastic.leaving import Leaving, leaving
 from torchtitan.freezing.elastic.pipeline import (
     Pipeline,
     first_pipeline,
     moved_config,
     pipeline_for,
 )
-from torchtitan.freezing.elastic.trainer import LeavingTrainer
 from torchtitan.upstream.process_groups import end_all_but_the_default
 
 
@@ -32,15 +33,17 @@ class ElasticRun:
     checkpoint would hold goes through the processes' memory.
 
     Args:
+        trainer: The trainer's class.
         job_config: What the run begins with.
     """
 
-    def __init__(self, job_config: JobConfig) -> None:
+    def __init__(self, trainer: type[Trainer], job_config: JobConfig) -> None:
+        self._build = leaving(trainer)
         self._config = job_config
         self._pipeline = first_pipeline(job_config)
         self._next = self._pipeline
         self._n_frozen = 0
-        self._trainer: LeavingTrainer | None = LeavingTrainer(job_config, self._leaves)
+        self._trainer: Leaving | None = self._build(job_config, self._leaves)
 
     def train(self) -> None:
         """Train to the end, in as many pipelines as it takes.
@@ -89,7 +92,8 @@ class ElasticRun:
         if titan_tools.device_type != "cpu":
             titan_tools.device_module.empty_cache()
         with _silence():  # all was said when the run began
-            self._trainer = LeavingTrainer(moved_config(self._config, self._next), self._leaves)
+            config = moved_config(self._config, self._next)
+            self._trainer = self._build(config, self._leaves)
         self._trainer.take_over(memory, heard)
         self._pipeline = self._next
         logger.info(

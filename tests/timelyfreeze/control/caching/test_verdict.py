@@ -55,8 +55,8 @@ def test_ranks_put_their_actions_together() -> None:
 
 @pytest.mark.parametrize("slow_first", [True, False])
 def test_of_replicas_the_slowest_one_counts(slow_first: bool) -> None:
-    slow = times([batch(4, 5, 10)] * 2, [batch(1, 5, 10)] * 2, [1.0, 2.5])
-    fast = times([batch(3, 5, 10)] * 2, [batch(0, 5, 10)] * 2, [1.0, 2.0])
+    slow = times([batch(4, 5, 10)] * 2, [batch(1, 5, 10)] * 2, [2.5, 2.5])
+    fast = times([batch(3, 5, 10)] * 2, [batch(0, 5, 10)] * 2, [2.0, 2.0])
     ranks = [slow.summary(), fast.summary()]
     found = verdict(DAG, ranks if slow_first else ranks[::-1], 1)
     assert found is not None

@@ -1,29 +1,32 @@
-"""A trainer that ends before a step so that another one can go on from there."""
+"""What makes a trainer end before a step, so that another one can go on from there."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from torchtitan.train import Trainer
+
 from timelyfreeze.control import FreezeController
 from torchtitan.checkpoints.handover import MemoryCheckpoint
 from torchtitan.checkpoints.manager import SafeCheckpointManager
 from torchtitan.freezing.config import JobConfig
-from torchtitan.freezing.trainer import FreezingTrainer
+
+Leaves = Callable[[FreezeController], bool]
 
 
 class _Left(BaseException):
     """The run goes on elsewhere. No ``Exception``: nobody on the way may report it as an error."""
 
 
-class LeavingTrainer(FreezingTrainer):
-    """A trainer of a part of a run.
+class Leaving(Trainer):
+    """Of a trainer of a part of a run the first base; the second is ``FreezingTrainer``.
 
     Args:
         job_config: What to train, and how.
         leaves: Asked before each step, on all ranks alike, whether to end here.
     """
 
-    def __init__(self, job_config: JobConfig, leaves: Callable[[FreezeController], bool]) -> None:
+    def __init__(self, job_config: JobConfig, leaves: Leaves) -> None:
         super().__init__(job_config)
         self._leaves = leaves
 
@@ -58,3 +61,8 @@ class LeavingTrainer(FreezingTrainer):
     def _manager(self) -> SafeCheckpointManager:
         assert isinstance(self.checkpointer, SafeCheckpointManager)  # upstream's is replaced
         return self.checkpointer
+
+
+def leaving(trainer: type[Trainer]) -> type[Leaving]:
+    """Return ``FreezingTrainer``, or what stands in its place, as a trainer that may leave."""
+    return type("LeavingTrainer", (Leaving, trainer), {})
