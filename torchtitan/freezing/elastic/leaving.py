@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from torchtitan.distributed import ParallelDims
 from torchtitan.train import Trainer
 
 from timelyfreeze.control import FreezeController
@@ -12,6 +13,7 @@ from torchtitan.checkpoints.manager import SafeCheckpointManager
 from torchtitan.freezing.config import JobConfig
 
 Leaves = Callable[[FreezeController], bool]
+KnownDims = dict[tuple[int, int, int], ParallelDims]
 
 
 class _Left(BaseException):
@@ -24,11 +26,22 @@ class Leaving(Trainer):
     Args:
         job_config: What to train, and how.
         leaves: Asked before each step, on all ranks alike, whether to end here.
+        dims: Those of the trainers before, by degrees; takes this one's up.
     """
 
-    def __init__(self, job_config: JobConfig, leaves: Leaves) -> None:
-        super().__init__(job_config)
+    def __init__(self, job_config: JobConfig, leaves: Leaves, dims: KnownDims) -> None:
         self._leaves = leaves
+        self._known_dims = dims
+        super().__init__(job_config)
+
+    def init_distributed(self) -> ParallelDims:
+        """Return dimensions, with the meshes of a former trainer that has the same.
+
+        Meshes of the same ranks and names are equal, and torch's caches would go on with the
+        process groups of the first of them.
+        """
+        found = super().init_distributed()
+        return self._known_dims.setdefault((found.pp, found.dp_replicate, found.dp_shard), found)
 
     def should_continue_training(self) -> bool:
         """Return whether there is another step; leave if it is another trainer's."""

@@ -16,21 +16,20 @@ from timelyfreeze.control import FreezeController
 from torchtitan.checkpoints.handover import MemoryCheckpoint
 from torchtitan.freezing.checks import ConfigError, check
 from torchtitan.freezing.config import JobConfig
-from torchtitan.freezing.elastic.leaving import Leaving, leaving
+from torchtitan.freezing.elastic.leaving import KnownDims, Leaving, leaving
 from torchtitan.freezing.elastic.pipeline import (
     Pipeline,
     first_pipeline,
     moved_config,
     pipeline_for,
 )
-from torchtitan.upstream.process_groups import end_all_but_the_default
 
 
 class ElasticRun:
     """A trainer for as long as its pipeline suits what is frozen, then another for the next.
 
-    All processes stay. Meshes, process groups, stages and optimizers are built anew, and what a
-    checkpoint would hold goes through the processes' memory.
+    All processes stay. Meshes, stages and optimizers are built anew, and what a checkpoint would
+    hold goes through the processes' memory.
 
     Args:
         trainer: The trainer's class.
@@ -43,7 +42,8 @@ class ElasticRun:
         self._pipeline = first_pipeline(job_config)
         self._next = self._pipeline
         self._n_frozen = 0
-        self._trainer: Leaving | None = self._build(job_config, self._leaves)
+        self._dims: KnownDims = {}
+        self._trainer: Leaving | None = self._build(job_config, self._leaves, self._dims)
 
     def train(self) -> None:
         """Train to the end, in as many pipelines as it takes.
@@ -85,15 +85,13 @@ class ElasticRun:
     def _move(self, memory: MemoryCheckpoint, heard: int) -> None:
         """Go on with a trainer of the next pipeline, which loads what the last has handed over."""
         started = time.perf_counter()
-        # Room for the next trainer, and for its process groups, before it is built.
-        self._trainer = None
+        self._trainer = None  # room for the next one before it is built
         gc.collect()
-        end_all_but_the_default()
         if titan_tools.device_type != "cpu":
             titan_tools.device_module.empty_cache()
         with _silence():  # all was said when the run began
             config = moved_config(self._config, self._next)
-            self._trainer = self._build(config, self._leaves)
+            self._trainer = self._build(config, self._leaves, self._dims)
         self._trainer.take_over(memory, heard)
         self._pipeline = self._next
         logger.info(
