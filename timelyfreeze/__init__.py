@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from timelyfreeze.api import TimelyFreeze as TimelyFreeze
     from timelyfreeze.control import FreezeReport as FreezeReport
+    from timelyfreeze.control.caching import CacheUse as CacheUse
+    from timelyfreeze.control.caching import Row as Row
+    from timelyfreeze.control.caching import token_digest as token_digest
     from timelyfreeze.planning import FreezePlan as FreezePlan
     from timelyfreeze.planning import LpError as LpError
     from timelyfreeze.planning import plan_from_ratios as plan_from_ratios
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
     from timelyfreeze.schedule import parse_action as parse_action
     from timelyfreeze.schedule import parse_order as parse_order
     from timelyfreeze.schedule import start_times as start_times
+    from timelyfreeze.settings import ActivationCache as ActivationCache
     from timelyfreeze.settings import Phase as Phase
     from timelyfreeze.timing import DurationBounds as DurationBounds
     from timelyfreeze.timing import bounds_from_samples as bounds_from_samples
@@ -47,6 +51,7 @@ if TYPE_CHECKING:
 _ROOMS = {
     "api": ("TimelyFreeze",),
     "control": ("FreezeReport",),
+    "control.caching": ("CacheUse", "Row", "token_digest"),
     "planning": ("FreezePlan", "LpError", "plan_from_ratios", "solve_freeze_ratios"),
     "policies": (
         "Check", "Decision", "FreezePolicy", "Measurement", "Metric", "ModelLayout", "Source",
@@ -57,7 +62,7 @@ _ROOMS = {
         "build_order", "critical_path", "makespan", "order_from_csv", "order_to_csv",
         "parse_action", "parse_order", "start_times",
     ),
-    "settings": ("Phase",),
+    "settings": ("ActivationCache", "Phase"),
     "timing": ("DurationBounds", "bounds_from_samples", "uniform_bounds"),
 }  # fmt: skip
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}

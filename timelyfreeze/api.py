@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ from timelyfreeze.control import (
     build_controller,
     processors_of,
 )
+from timelyfreeze.control.caching import NamedRows, Row
+from timelyfreeze.control.caching.library import cache_errors, front_identity, opened
 from timelyfreeze.planning import FreezePlan
 from timelyfreeze.policies import ComparesOutputs, FreezePolicy, Source, chosen_policy
 from timelyfreeze.runtime import (
@@ -36,6 +38,7 @@ from timelyfreeze.settings import (
     AUTO,
     TENSORS,
     USE,
+    ActivationCache,
     FreezeSettings,
     Phase,
     PhaseSchedule,
@@ -101,6 +104,8 @@ class TimelyFreeze:
             the default group take part.
         device: Where the stages compute; None for what they say.
         on_plan: Called on every rank with each new plan and its bounds.
+        cache: Reads what a frozen front put out for a row, for a policy that decides alone; None to
+            compute it always.
 
     Raises:
         ValueError: If an argument breaks its rule, or the pipeline cannot be frozen.
@@ -135,6 +140,7 @@ class TimelyFreeze:
         data_parallel_group: dist.ProcessGroup | None = None,
         device: torch.device | str | None = None,
         on_plan: Callable[[FreezePlan, DurationBounds], None] | None = None,
+        cache: ActivationCache | None = None,
     ) -> None:
         plans, chosen = chosen_policy(method, policy)
         phases = PhaseSchedule.unplanned(warmup)
@@ -175,26 +181,36 @@ class TimelyFreeze:
             errors.append("schedule has no loss_fn; without one there is no backward to freeze")
         if settings.samples_tokens and not (plans and chosen is None):
             errors.append(f'unit is "{unit}", which needs method "timelyfreeze" without a policy')
+        if cache is not None:
+            errors += cache_errors(cache, method, plans=plans)
         if errors:
             raise ValueError("; ".join(errors))
         stages = adopt_stages(stages_of(schedule))
+        self._rows: NamedRows | None = None
+        if cache is not None:
+            self._rows = NamedRows(stages, order.n_microbatches)
+            for stage in stages:
+                stage.find_blocks(cache.layers, cache.embedding)
         self._exchange = _exchange(stages, pipeline_group, data_parallel_group)
         where = torch.device(stages[0].device if device is None else device)
         n_processors = processors_of(where, order.n_ranks)
         recorder = ActionRecorder(clock_for(where, shared=n_processors is not None))
         attach_clocks(stages, recorder, settings)
-        self._controller = build_controller(
-            stages,
-            order,
-            settings,
-            chosen,
-            recorder,
-            device=where,
-            exchange=self._exchange,
-            n_processors=n_processors,
-            on_solved=on_plan or (lambda plan, bounds: None),
-            learning_rate=_rate_of(optimizer),
-        )
+        with opened(cache) as store:
+            self._controller = build_controller(
+                stages,
+                order,
+                settings,
+                chosen,
+                recorder,
+                device=where,
+                exchange=self._exchange,
+                n_processors=n_processors,
+                on_solved=on_plan or (lambda plan, bounds: None),
+                learning_rate=_rate_of(optimizer),
+                store=store,
+                front_identity=front_identity(cache, where),
+            )
         self._stages = stages
         self._reporter = Reporter(self._controller)
         self._undo: list[Callable[[], None]] = [
@@ -208,7 +224,12 @@ class TimelyFreeze:
     # -- the step ----------------------------------------------------------------------------------
 
     @contextmanager
-    def step(self, t: int) -> Iterator[None]:
+    def step(
+        self,
+        t: int,
+        rows: Sequence[Sequence[Row]] | None = None,
+        upcoming: Sequence[Sequence[int]] = (),
+    ) -> Iterator[None]:
         """Run the batches of an optimizer step, one or several ``schedule.step(...)``, inside.
 
         The step ends, for policies and for the plan, after the optimizer's step if an optimizer was
@@ -216,28 +237,50 @@ class TimelyFreeze:
 
         Args:
             t: Number of the step, from 1; after a resume where the run had stopped.
+            rows: With a cache, for each of the step's batches its rows in their order, the same on
+                all ranks of a pipeline.
+            upcoming: With a cache on a disk, for each of the next batches the numbers of its rows,
+                which are read ahead; none where they are not known.
 
         Raises:
             RuntimeError: Inside another step.
-            ValueError: If ``t`` is below 1.
+            ValueError: If ``t`` is below 1, or ``rows`` are not those of the batches.
         """
         if self._is_inside:
             raise RuntimeError(f"step {t} begins inside step {self._step}")
+        if self._rows is not None:
+            self._rows.begin_step(t, rows)
+        elif rows is not None or upcoming:
+            raise ValueError(
+                f"step {t} names rows, and cache is None; leave them out, or hand over "
+                "cache=ActivationCache()"
+            )
         self._end_step()
         self._controller.begin_step(t)
+        self._name_batches(upcoming)
         self._step, self._is_open, self._is_inside = t, True, True
         try:
             yield
         finally:
             self._is_inside = False
+        if self._rows is not None:
+            self._rows.end_step()
 
-    def _one_batch(self) -> AbstractContextManager[None]:
+    def _name_batches(self, upcoming: Sequence[Sequence[int]]) -> None:
+        cache = self._controller.cache
+        if self._rows is not None and cache is not None:
+            cache.name_batches(self._rows.batches)
+            cache.read_ahead(lambda n: [[int(row) for row in batch] for batch in upcoming[:n]])
+
+    @contextmanager
+    def _one_batch(self) -> Iterator[None]:
         if not self._is_inside:
             raise RuntimeError(
                 "schedule.step(...) was called outside of `with freezer.step(t):`; put it inside, "
                 "or call freezer.close() to train without freezing"
             )
-        return self._controller.one_batch()
+        with self._rows.one_batch() if self._rows else nullcontext(), self._controller.one_batch():
+            yield
 
     def _end_step(self) -> None:
         if not self._is_open:
@@ -315,7 +358,8 @@ class TimelyFreeze:
 
     def close(self) -> None:
         """End what runs in the background, and let the schedule run as it did before."""
-        self._controller.close()
+        if self._undo:  # the first time
+            self._controller.close()
         while self._undo:
             self._undo.pop()()
         for stage in self._stages:

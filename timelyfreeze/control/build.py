@@ -10,7 +10,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from timelyfreeze.control.caching import ActivationStore, FrontCache
+from timelyfreeze.control.caching import ActivationStore, FrontCache, check_blocks
 from timelyfreeze.control.controller import FreezeController
 from timelyfreeze.control.plans.planner import TransferMeter
 from timelyfreeze.control.policy_checks import PolicyChecks, checks_for
@@ -94,7 +94,8 @@ def build_controller(
         controller: What to build.
 
     Raises:
-        ValueError: If the policy's settings are wrong or it refuses the model.
+        ValueError: If the policy's settings are wrong or it refuses the model, or a front of the
+            model cannot be cut off.
     """
     if any(stage.frozen_together for stage in stages):
         logger.info(
@@ -139,6 +140,7 @@ def _cache_for(
 ) -> FrontCache:
     parameters = {name: p for stage in stages for name, p in stage.named_stage_parameters()}
     held = [stage.stage_index for stage in stages]
+    check_blocks(stages, checks.layout)
     dag = build_dag(order)
     return FrontCache(store, checks.layout, parameters, held, dag, exchange, identity)
 

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from timelyfreeze.control.caching import CacheUse
 from timelyfreeze.control.collected import CollectedMetrics
 from timelyfreeze.control.controller import FreezeController
 from timelyfreeze.settings import Phase
@@ -30,6 +31,7 @@ class FreezeReport:
         applied_ratios: Mean frozen fraction of each stage's backwards, in the last step collected.
         average_freeze_ratio: Mean frozen fraction since the run began.
         without: Why nothing is frozen by a plan, where that is so.
+        cache: What the run had of the cache of a frozen front; None without one.
     """
 
     step: int
@@ -42,6 +44,7 @@ class FreezeReport:
     applied_ratios: Mapping[int, float]
     average_freeze_ratio: float
     without: str | None
+    cache: CacheUse | None = None
 
     @property
     def measured_unfrozen_ms(self) -> float | None:
@@ -70,6 +73,8 @@ class FreezeReport:
         if self.applied_ratios:
             lines.append(f"applied ratios   {_ratios(self.applied_ratios)}")
         lines.append(f"average ratio    {self.average_freeze_ratio:.2f} since the run began")
+        if self.cache is not None:
+            lines.append(f"activation cache {_use(self.cache)}")
         if self.without is not None:
             lines.append(f"nothing is frozen by a plan: {self.without}")
         return "\n".join(lines)
@@ -118,11 +123,20 @@ class Reporter:
             applied_ratios=metrics.applied_stage_ratios,
             average_freeze_ratio=metrics.average_freeze_ratio,
             without=controller.switched_off or controller.failure,
+            cache=metrics.cache,
         )
 
 
 def _ms(time_ms: float | None) -> str:
     return "not measured" if time_ms is None else f"{time_ms:.1f} ms"
+
+
+def _use(cache: CacheUse) -> str:
+    saved = "" if cache.saved_ms is None else f", about {cache.saved_ms:,.0f} ms saved"
+    return (
+        f"{cache.entered} of {cache.batches} batches began behind the frozen front; "
+        f"{cache.spent_ms:,.0f} ms spent{saved}"
+    )
 
 
 def _ratios(ratios: Mapping[int, float]) -> str:

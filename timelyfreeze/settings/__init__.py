@@ -1,6 +1,6 @@
 """What a user chooses: phases of a run, and the settings of freezing."""
 
-from timelyfreeze.settings.cache import GIB, CacheSettings
+from timelyfreeze.settings.cache import GIB, ActivationCache, CacheSettings
 from timelyfreeze.settings.choices import (
     ALL_OR_NOTHING,
     AUTO,
@@ -37,8 +37,8 @@ from timelyfreeze.settings.phases import (
 __all__ = [
     "ALL_OR_NOTHING", "AUTO", "FIRST_STAGE_MODES", "FREEZING_PHASES", "GIB", "HOST", "MIXED",
     "N_SEEDS", "OFF", "PER_TENSOR", "PLAN", "SKIP_INPUT_GRADS", "TENSORS", "TOKENS", "UNITS", "USE",
-    "CacheSettings", "ElasticSettings", "FreezeSettings", "Phase", "PhaseSchedule",
-    "actual_freeze_ratio", "arguments_named", "effective_skip_input_grads", "key", "name_arguments",
-    "ratio_errors", "replanning_errors", "seed_errors", "skip_errors", "token_errors",
-    "unknown_words",
+    "ActivationCache", "CacheSettings", "ElasticSettings", "FreezeSettings", "Phase",
+    "PhaseSchedule", "actual_freeze_ratio", "arguments_named", "effective_skip_input_grads", "key",
+    "name_arguments", "ratio_errors", "replanning_errors", "seed_errors", "skip_errors",
+    "token_errors", "unknown_words",
 ]  # fmt: skip

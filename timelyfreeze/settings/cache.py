@@ -43,3 +43,35 @@ class CacheSettings:
             )
         if self.disk_gib > 0.0 and not self.folder:
             yield f"{key('cache.folder')} is empty, and {key('cache.disk_gib')} is {self.disk_gib}"
+
+
+@dataclass(frozen=True)
+class ActivationCache:
+    """The cache of a trainer of one's own; see docs/library.md for what its data has to keep to.
+
+    Args:
+        memory_gib: Memory of the host, GiB for each process, that rows are kept in first.
+        disk_gib: Room on the disk, GiB for each process, for rows that do not fit into memory.
+        folder: Where those are written. Only one run at a time can use a folder.
+        identity: What outputs of the front depend on besides its weights and a row's tokens, as
+            text: the model's settings, types of numbers. Files of another identity are not read.
+        layers: What the modules of the stages call the ``nn.ModuleDict`` of their blocks.
+        embedding: What that of the first stage calls its embedding.
+    """
+
+    memory_gib: float = 4.0
+    disk_gib: float = 0.0
+    folder: str = "activation_cache"
+    identity: str = ""
+    layers: str = "layers"
+    embedding: str = "tok_embeddings"
+
+    def errors(self) -> Iterator[str]:
+        """Yield what is wrong with the settings: argument, value and rule."""
+        yield from CacheSettings(True, self.memory_gib, self.disk_gib, self.folder).errors()
+        if self.disk_gib > 0.0 and not self.identity:
+            yield (
+                f"{key('cache.identity')} is empty, and {key('cache.disk_gib')} is "
+                f"{self.disk_gib}; files outlive a run, so name what outputs depend on besides "
+                "weights and tokens: the model's settings, types of numbers"
+            )

@@ -7,17 +7,15 @@ from typing import Any
 
 import torch
 
-from timelyfreeze.control.caching import ActivationStore, EntryFolder
+from timelyfreeze.control.caching import ActivationStore, folder_for
 from timelyfreeze.settings import GIB
 from torchtitan.freezing.config import JobConfig, cache_folder
 
 
 def front_store(job_config: JobConfig, rank: int) -> ActivationStore:
     """Return the store of a process, as ``[freezing.cache]`` wants it."""
-    cache, folder = job_config.freezing.cache, None
-    if cache.disk_gib > 0.0:
-        place, room = Path(cache_folder(job_config)), int(cache.disk_gib * GIB)
-        folder = EntryFolder(place, rank, room)
+    cache = job_config.freezing.cache
+    folder = folder_for(Path(cache_folder(job_config)), rank, cache.disk_gib)
     return ActivationStore(int(cache.memory_gib * GIB), folder)
 
 

@@ -19,7 +19,7 @@ from timelyfreeze.control.caching.entries import (
     read_entry,
     write_entry,
 )
-from timelyfreeze.settings import key
+from timelyfreeze.settings import GIB, key
 
 _LOCK = "lock"
 
@@ -46,6 +46,16 @@ def in_use(folder: Path, rank: int) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def folder_for(folder: Path, rank: int, disk_gib: float) -> EntryFolder | None:
+    """Return where a process keeps what does not fit into memory; None if it gets no room.
+
+    Raises:
+        FolderInUseError: If another run has it open.
+        OSError: If it cannot be made.
+    """
+    return EntryFolder(folder, rank, int(disk_gib * GIB)) if disk_gib > 0.0 else None
 
 
 class EntryFolder:

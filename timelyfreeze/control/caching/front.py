@@ -81,8 +81,8 @@ def fingerprint(front: Front, ranks: Sequence[Mapping[str, str]], identity: str)
 
 
 def token_digest(tokens: Tensor) -> str:
-    """Return a digest of a row's tokens, int64, shape [T], on the host."""
-    return hashlib.blake2b(tokens.contiguous().numpy().tobytes(), digest_size=8).hexdigest()
+    """Return a digest of a row's tokens, int64, shape [T]; on the host nobody waits for it."""
+    return hashlib.blake2b(tokens.contiguous().cpu().numpy().tobytes(), digest_size=8).hexdigest()
 
 
 def _digest(parameter: Tensor) -> str:

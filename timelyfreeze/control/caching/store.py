@@ -132,10 +132,9 @@ class ActivationStore:
 
     def drop(self, front: str, number: int) -> None:
         """Forget a row of a front that is kept, if it is there."""
-        kept = self._in_memory[front].pop(number, None)
-        if kept is not None:
-            with self._counting:
-                self.memory_used -= kept[1].nbytes
+        with self._counting:
+            kept = self._in_memory[front].pop(number, None)
+            self.memory_used -= 0 if kept is None else kept[1].nbytes
         if self._ahead is not None:
             self._ahead.forget(front, number)
         if self._folder is not None:
@@ -212,9 +211,11 @@ class ActivationStore:
 
     def _store_row(self, front: str, row: Row, output: Tensor) -> None:
         if self.memory_used + output.nbytes <= self._memory_bytes:
-            self._in_memory[front][row.number] = (row.digest, output.clone())
+            rows = self._in_memory[front]
             with self._counting:
-                self.memory_used += output.nbytes
+                before = rows.get(row.number)  # its output for other tokens
+                self.memory_used += output.nbytes - (0 if before is None else before[1].nbytes)
+                rows[row.number] = (row.digest, output.clone())
             return
         if self._folder is None or not self._has_room(output.nbytes):
             return

@@ -66,25 +66,37 @@ class StageBlocks:
 
     Args:
         module: The stage's module.
+        layers: What it calls its blocks.
+        embedding: What it calls its embedding, which it may lack.
 
     Raises:
-        ValueError: If it has no ``layers``.
+        ValueError: If it has no such blocks.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        layers = getattr(module, LAYERS, None)
-        if not isinstance(layers, nn.ModuleDict):
+    def __init__(self, module: nn.Module, layers: str = LAYERS, embedding: str = EMBEDDING) -> None:
+        blocks = getattr(module, layers, None)
+        if not isinstance(blocks, nn.ModuleDict):
             raise ValueError(
                 f"the activation cache needs a model whose blocks are in an nn.ModuleDict "
-                f"{LAYERS!r}; {type(module).__name__} has none"
+                f"{layers!r}; {type(module).__name__} has none"
             )
         self._module = module
-        self._layers = layers
+        self._layers = blocks
+        self._names = layers, embedding
+
+    @property
+    def n_blocks(self) -> int:
+        """How many blocks there are."""
+        return len(self._layers)
+
+    @property
+    def embedding(self) -> nn.Module | None:
+        """The embedding; None where there is none."""
+        return getattr(self._module, self._names[1], None)
 
     def first(self, n_blocks: int) -> set[nn.Module]:
         """Return the embedding, if it is here, the first blocks, and what they are made of."""
-        embedding = getattr(self._module, EMBEDDING, None)
-        parts = [embedding, *list(self._layers.values())[:n_blocks]]
+        parts = [self.embedding, *list(self._layers.values())[:n_blocks]]
         return {inner for part in parts if part is not None for inner in part.modules()}
 
     @contextmanager
@@ -103,9 +115,10 @@ class StageBlocks:
         blocks: list[tuple[str, nn.Module]] = list(self._layers.items())
         if tapped is not None:
             blocks.insert(tapped, ("tap", _Tap(tell)))
-        replaced = {LAYERS: nn.ModuleDict(blocks[start or 0 :])}
+        layers, embedding = self._names
+        replaced = {layers: nn.ModuleDict(blocks[start or 0 :])}
         if start is not None:
-            replaced[EMBEDDING] = None
+            replaced[embedding] = None
         before = {name: getattr(self._module, name, None) for name in replaced}
         try:
             for name, part in replaced.items():

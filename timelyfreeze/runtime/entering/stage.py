@@ -14,7 +14,12 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
-from timelyfreeze.runtime.entering.entry import BatchEntry, StageBlocks
+from timelyfreeze.runtime.entering.entry import (
+    EMBEDDING,
+    LAYERS,
+    BatchEntry,
+    StageBlocks,
+)
 
 
 def _nobody(microbatch: int, hidden: Tensor) -> None:
@@ -28,6 +33,7 @@ class EnteringStage(PipelineStage):
     """
 
     forwarding: int | None = None  # microbatch whose forward runs now, in training
+    n_rows: int | None = None  # of a microbatch, once one has run in training
     _entry: BatchEntry | None = None
     _front: StageBlocks | None = None
     _forwarded = -1
@@ -39,8 +45,31 @@ class EnteringStage(PipelineStage):
             ValueError: If the stage's module cannot begin at one of its blocks.
         """
         self._entry = entry
-        if self._front is None:
-            self._front = StageBlocks(self.submod)
+        self._front = self.blocks
+
+    @property
+    def blocks(self) -> StageBlocks:
+        """The blocks of the stage's module; raises as :meth:`find_blocks`."""
+        return self._front or self.find_blocks()
+
+    def find_blocks(self, layers: str = LAYERS, embedding: str = EMBEDDING) -> StageBlocks:
+        """Look up where the stage's module can begin, and return it.
+
+        Args:
+            layers: What the module calls its blocks.
+            embedding: What that of a first stage calls its embedding.
+
+        Raises:
+            ValueError: If it cannot begin at one of its blocks.
+        """
+        front = StageBlocks(self.submod, layers, embedding)
+        if self.is_first and front.embedding is None:
+            raise ValueError(
+                f"the activation cache needs a first stage whose embedding is {embedding!r}; "
+                f"{type(self.submod).__name__} has none"
+            )
+        self._front = front
+        return front
 
     @property
     def _active(self) -> bool:
@@ -80,7 +109,11 @@ class EnteringStage(PipelineStage):
 
     def _entering(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return what the module gets: in a first stage hidden states in place of tokens."""
-        return (self._entry_input(), *args[1:]) if self._begins and self.is_first else args
+        if self._begins and self.is_first:
+            args = (self._entry_input(), *args[1:])
+        if self._active and args and isinstance(args[0], Tensor):
+            self.n_rows = len(args[0])
+        return args
 
     def _left_out(self) -> set[nn.Module]:
         """Return the modules of this stage in front of the block where the batch begins."""

@@ -200,3 +200,14 @@ def test_two_runs_cannot_have_one_folder(tmp_path: Path) -> None:
 def test_looking_leaves_nothing_behind(tmp_path: Path) -> None:
     assert not in_use(tmp_path / "missing", 0)
     assert os.listdir(tmp_path) == []
+
+
+def test_a_row_with_other_tokens_takes_the_place_of_the_one_before() -> None:
+    store = ActivationStore(MEMORY, None)
+    store.begin("front")
+    for tokens in ("a", "b", "c"):
+        store.offer([Row(1, tokens)], output(1))
+        store.flush()
+    assert store.memory_used == output(1).nbytes
+    assert [store.has("front", Row(1, tokens)) for tokens in "abc"] == [False, False, True]
+    store.close()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
+from tests.timelyfreeze.helpers.layered import make_parts
 from tests.timelyfreeze.helpers.stages import (
     FULL,
     LOOPED,
@@ -189,3 +190,21 @@ def test_a_model_without_blocks_is_refused() -> None:
     pipeline = Pipeline(make_modules(), LOOPED)
     with pytest.raises(ValueError, match=r"'layers'; Sequential has none"):
         pipeline.stages[0].enter(BatchEntry(BlockPlace(1, 0)))
+
+
+def test_blocks_and_embedding_may_have_other_names() -> None:
+    pipeline = Pipeline(make_parts(), LOOPED)
+    first, second = pipeline.stages[:2]
+    with pytest.raises(ValueError, match="first stage whose embedding is 'tok_embeddings'; Part"):
+        first.find_blocks()
+    assert first.find_blocks("layers", "embedding").embedding is first.submod.embedding
+    assert second.find_blocks("layers", "embedding").embedding is None
+    with pytest.raises(ValueError, match=r"an nn\.ModuleDict 'blocks'; Part has none"):
+        second.find_blocks("blocks")
+
+
+def test_a_stage_knows_how_many_rows_a_microbatch_has() -> None:
+    pipeline = Pipeline([Part(stage) for stage in range(4)], LOOPED)
+    assert {stage.n_rows for stage in pipeline.stages} == {None}
+    pipeline.run()
+    assert {stage.n_rows for stage in pipeline.stages} == {2}
