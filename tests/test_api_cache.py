@@ -11,19 +11,18 @@ from torch import Tensor, nn
 
 from tests.test_api import plain_schedule
 from tests.timelyfreeze.helpers.layered import make_parts
+from tests.timelyfreeze.helpers.rows import BATCH, N_ROWS, NumberedRows
 from tests.timelyfreeze.helpers.stages import (
     FULL,
     SINGLE,
     SPLIT,
     V_SHAPED,
-    VOCABULARY,
     process_group,
 )
-from timelyfreeze import ActivationCache, Row, TimelyFreeze, token_digest
+from timelyfreeze import ActivationCache, Row, TimelyFreeze
 from timelyfreeze.control.caching.verdict import N_COMPUTED, Verdict
 
-N_ROWS, BATCH, EPOCHS = 24, 8, 3
-N_LAYERS = 4
+EPOCHS = 3
 MEMORY = ActivationCache(memory_gib=1.0, embedding="embedding")
 LAYERS_OF = {FULL: (4, 1), SPLIT: (4, 1), V_SHAPED[0]: (2, 2), SINGLE[1]: (1, 4)}
 
@@ -34,19 +33,6 @@ def _one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(Verdict, "pays", True)
     with process_group():
         yield
-
-
-def make_rows() -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(5)
-    tokens, labels = (torch.randint(VOCABULARY, (N_ROWS, 3), generator=generator) for _ in "ab")
-    return tokens, labels
-
-
-def order_of(epochs: int) -> list[list[int]]:
-    """The rows of each batch: each epoch has all, in an order of its own."""
-    generator = torch.Generator().manual_seed(6)
-    numbers = torch.cat([torch.randperm(N_ROWS, generator=generator) for _ in range(epochs)])
-    return numbers.reshape(-1, BATCH).tolist()
 
 
 class Loop:
@@ -65,16 +51,13 @@ class Loop:
             self.schedule, cache=cache, optimizer=self.optimizer, **arguments
         )
         self.caches = cache is not None
-        self.data = make_rows()
+        self.data = NumberedRows()
         self.losses: list[Tensor] = []
 
     def batch(self, numbers: Sequence[int]) -> None:
-        tokens, labels = (of_all[list(numbers)] for of_all in self.data)
+        tokens, labels = self.data.batch(numbers)
         self.schedule.step(tokens, target=labels, losses=(losses := []))
         self.losses += losses
-
-    def rows(self, numbers: Sequence[int]) -> list[Row]:
-        return [Row(number, token_digest(self.data[0][number])) for number in numbers]
 
     def train(self, batches: Sequence[Sequence[int]], *, per_step: int = 1) -> None:
         steps = range(0, len(batches), per_step)
@@ -82,7 +65,7 @@ class Loop:
             mine, rest = batches[first : first + per_step], batches[first + per_step :]
             named: dict[str, Any] = {}
             if self.caches:
-                named = {"rows": [self.rows(numbers) for numbers in mine], "upcoming": rest}
+                named = {"rows": [self.data.rows(numbers) for numbers in mine], "upcoming": rest}
             with self.freezer.step(t, **named):
                 for numbers in mine:
                     self.batch(numbers)
@@ -111,7 +94,7 @@ def assert_same(one: Loop, other: Loop) -> None:
 def test_what_is_learned_is_the_same_to_the_last_bit(kind: type, per_step: int) -> None:
     plain, cached = Loop(None, kind), Loop(MEMORY, kind)
     for loop in (plain, cached):
-        loop.train(order_of(EPOCHS), per_step=per_step)
+        loop.train(NumberedRows().order(EPOCHS), per_step=per_step)
     assert_same(plain, cached)
     report = cached.freezer.report()
     assert report.cache is not None
@@ -130,7 +113,7 @@ def test_a_front_that_grows_is_read_at_each_depth() -> None:
     arguments: Any = {"method": "linear", "policy": {"check_interval": 7, "max_layers": 2}}
     plain, cached = Loop(None, **arguments), Loop(MEMORY, **arguments)
     for loop in (plain, cached):
-        loop.train(order_of(8))
+        loop.train(NumberedRows().order(8))
     assert_same(plain, cached)
     report = cached.freezer.report()
     assert report.cache is not None
@@ -143,7 +126,7 @@ def test_files_are_written_at_the_end_and_read_ahead_by_a_run_that_goes_on(tmp_p
         memory_gib=0.0, disk_gib=1.0, folder=str(tmp_path), identity="a", embedding="embedding"
     )
     first = Loop(disk, warmup=0)
-    first.train(order_of(1))
+    first.train(NumberedRows().order(1))
     first.freezer.close()
     assert len(list(tmp_path.rglob("*.safetensors"))) == N_ROWS
     entered = {}
@@ -153,7 +136,7 @@ def test_files_are_written_at_the_end_and_read_ahead_by_a_run_that_goes_on(tmp_p
             ActivationCache(**{**vars(disk), "identity": identity}),
             warmup=0,
         )
-        again.train(order_of(2))
+        again.train(NumberedRows().order(2))
         use = again.freezer.report().cache
         assert use is not None
         assert use.read_ahead > 0
@@ -165,11 +148,11 @@ def test_files_are_written_at_the_end_and_read_ahead_by_a_run_that_goes_on(tmp_p
 
 def test_validation_runs_through_the_front() -> None:
     loop = Loop(MEMORY, SINGLE[1], warmup=0)
-    tokens, labels = (of_all[:BATCH] for of_all in loop.data)
-    loop.train(order_of(2)[:5])
+    tokens, labels = loop.data.batch(range(BATCH))
+    loop.train(NumberedRows().order(2)[:5])
     with torch.no_grad():
         wanted = loop.modules[0](tokens)
-    with loop.freezer.step(6, [loop.rows(range(BATCH))]):
+    with loop.freezer.step(6, [loop.data.rows(range(BATCH))]):
         found = loop.schedule.eval(tokens, target=labels, losses=[])
         loop.batch(range(BATCH))
     assert torch.equal(found, wanted)
@@ -237,7 +220,7 @@ def refusal(loop: Loop, step: int, rows: Any, *batches: Sequence[int]) -> str:
 def test_rows_that_are_not_those_of_the_batches_are_refused() -> None:
     loop, plain = Loop(MEMORY), Loop(None)
     batch, other = range(BATCH), range(BATCH, 2 * BATCH)
-    rows = loop.rows(batch)
+    rows = loop.data.rows(batch)
     assert refusal(loop, 1, None).startswith(
         "step 1 has no rows, which the cache needs: freezer.step(t, rows=[[Row("
     )
@@ -249,7 +232,7 @@ def test_rows_that_are_not_those_of_the_batches_are_refused() -> None:
         "step 2 runs more batches than its rows name (1); name the rows of each: "
         "freezer.step(t, rows=[[Row(number, token_digest(tokens)), ...], ...])"
     )
-    assert refusal(loop, 3, [rows, loop.rows(other)], batch) == (
+    assert refusal(loop, 3, [rows, loop.data.rows(other)], batch) == (
         "rows of step 3 are those of 2 batches, and it ran 1; name the rows of batches that run"
     )
     assert refusal(plain, 1, [rows]) == (

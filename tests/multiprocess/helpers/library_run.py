@@ -7,8 +7,12 @@ A scenario is {"name", "schedule", "arguments"}; "csv" is an order that replaces
 and with "shards" the two pipelines split their stages between them. Each rank writes whether the
 gradients of every step were those of a plain chain of the same modules times the masks, to the last
 bit; where stages are split, the mean of two such chains, one for the batch of each pipeline.
+
+A scenario with "cache" trains over a few epochs without and with an activation cache, each pipeline
+on rows of its own, and notes what was learned.
 """
 
+import always_reads  # noqa: F401 - this import has the cache read whatever that costs
 import torch
 import torch.distributed as dist
 from launcher import run_each_scenario
@@ -17,6 +21,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
 
+from tests.timelyfreeze.helpers.layered import Layer, make_parts
+from tests.timelyfreeze.helpers.rows import NumberedRows
 from tests.timelyfreeze.helpers.stages import (
     N_MICROBATCHES,
     Block,
@@ -25,11 +31,12 @@ from tests.timelyfreeze.helpers.stages import (
     make_modules,
     sum_loss,
 )
-from timelyfreeze import TimelyFreeze
+from timelyfreeze import ActivationCache, TimelyFreeze
 from timelyfreeze.runtime import FreezingStage, greet_other_ranks_alone
 
 N_RANKS = 2
 STEPS = 12
+EPOCHS = 3
 
 
 def groups():
@@ -49,7 +56,7 @@ def whole_model(n_stages):
 def shard(module, replicas):
     """Split a stage between the processes that hold it: each block, and what is left."""
     mesh = DeviceMesh.from_group(replicas, "cpu")
-    for part in [m for m in module.modules() if isinstance(m, Block) and m is not module]:
+    for part in [m for m in module.modules() if isinstance(m, (Block, Layer)) and m is not module]:
         fully_shard(part, mesh=mesh, reshard_after_forward=False)
     fully_shard(module, mesh=mesh, reshard_after_forward=False)
     module.set_gradient_divide_factor(dist.get_world_size(replicas))
@@ -63,27 +70,83 @@ def mean(gradients):
     return None if gradients[0] is None else sum(gradients) / len(gradients)
 
 
+def held_stages(name, rank):
+    """The stages of a pipeline's rank, and how many there are."""
+    if issubclass(get_schedule_class(name), PipelineScheduleSingle):
+        return [rank], 2
+    return [rank, 3 - rank] if name in ("ZBVZeroBubble", "DualPipeV") else [rank, rank + 2], 4
+
+
+def build(name, modules, held, pipeline):
+    """A schedule and its stages, as one builds them without freezing."""
+    kind = get_schedule_class(name)
+    device = torch.device("cpu")
+    stages = [PipelineStage(modules[s], s, len(modules), device, group=pipeline) for s in held]
+    greet_other_ranks_alone(stages)
+    of_rank = stages[0] if issubclass(kind, PipelineScheduleSingle) else stages
+    return kind(of_rank, N_MICROBATCHES, loss_fn=sum_loss, scale_grads=False), stages
+
+
+def train_epochs(scenario, cache):
+    """Train over rows of this pipeline; return losses, weights, and batches that were read."""
+    pipeline, replicas = groups()
+    held, n_stages = held_stages(scenario["schedule"], dist.get_rank(pipeline))
+    modules = make_parts(n_stages, 8 // n_stages)
+    if scenario["shards"]:
+        for s in held:
+            shard(modules[s], replicas)
+    schedule, _ = build(scenario["schedule"], modules, held, pipeline)
+    parameters = [p for s in held for p in modules[s].parameters()]
+    optimizer = torch.optim.SGD(parameters, lr=0.01)
+    freezer = TimelyFreeze(
+        schedule,
+        warmup=1,
+        optimizer=optimizer,
+        data_parallel_group=replicas,
+        cache=cache,
+        **scenario["arguments"],
+    )
+    data = NumberedRows(seed=5 + dist.get_rank(replicas))
+    seen = {"losses": []}
+    for t, numbers in enumerate(data.order(scenario.get("epochs", EPOCHS)), start=1):
+        tokens, labels = data.batch(numbers)
+        with freezer.step(t, None if cache is None else [data.rows(numbers)]):
+            schedule.step(tokens, target=labels, losses=(losses := []))
+        seen["losses"] += [loss.detach() for loss in losses]
+        if not scenario["shards"]:
+            for p in parameters:
+                if p.grad is not None:
+                    dist.all_reduce(p.grad, group=replicas)
+        optimizer.step()
+        optimizer.zero_grad()
+        if cache is not None:
+            freezer._controller.cache._store.flush()  # no step waits for the writer
+    use = freezer.report().cache
+    seen["entered"] = None if use is None else use.entered
+    freezer.close()
+    whole = [p.full_tensor() if scenario["shards"] else p for p in parameters]
+    seen["weights"] = [p.detach().clone() for p in whole]
+    return seen
+
+
+def run_cached(scenario, folder):
+    cache = ActivationCache(embedding="embedding", **scenario["cache"])
+    seen = {"plain": train_epochs(scenario, None), "cached": train_epochs(scenario, cache)}
+    torch.save(seen, folder / f"rank_{dist.get_rank()}.pt")
+
+
 def run(scenario, folder):
+    if "cache" in scenario:
+        run_cached(scenario, folder)
+        return
     pipeline, replicas = groups()
     shards = scenario.get("shards", False)
-    rank = dist.get_rank(pipeline)
-    kind = get_schedule_class(scenario["schedule"])
-    is_single = issubclass(kind, PipelineScheduleSingle)
-    n_stages = 2 if is_single else 4
-    held = [rank] if is_single else [rank, rank + 2]
-    if scenario["schedule"] in ("ZBVZeroBubble", "DualPipeV"):
-        held = [rank, 3 - rank]
+    held, n_stages = held_stages(scenario["schedule"], dist.get_rank(pipeline))
     modules, plain = whole_model(n_stages), whole_model(n_stages)
     if shards:
         for s in held:
             shard(modules[s], replicas)
-    stages = [
-        PipelineStage(modules[s], s, n_stages, torch.device("cpu"), group=pipeline) for s in held
-    ]
-    greet_other_ranks_alone(stages)
-    schedule = kind(
-        stages[0] if is_single else stages, N_MICROBATCHES, loss_fn=sum_loss, scale_grads=False
-    )
+    schedule, stages = build(scenario["schedule"], modules, held, pipeline)
     if "csv" in scenario:
         # A file of one's own: another rank that began to write a common one would leave it empty.
         order = folder / f"order_{dist.get_rank()}.csv"

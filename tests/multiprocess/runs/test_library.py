@@ -1,6 +1,7 @@
 """The library without TorchTitan: two pipelines of two ranks each, groups named by the user."""
 
 import pytest
+import torch
 from launcher import SCHEDULES, asked_for, run_scenarios
 
 # No schedule of torch's: microbatches in pairs, the last first on the way back; rank 1 splits it.
@@ -14,6 +15,27 @@ RUNS = {
     "csv": {"schedule": "Interleaved1F1B", "csv": PAIRS},
     "shards csv": {"schedule": "Interleaved1F1B", "csv": PAIRS, "shards": True},
 }
+
+FIXED = {"method": "fixed", "policy": {"layers": 5}}
+GROWING = {"method": "linear", "policy": {"check_interval": 5, "layers_per_check": 3}}
+# The front of 5 blocks ends in the middle of a stage.
+CACHED = {
+    **{name: {"schedule": name, "arguments": FIXED} for name in SCHEDULES},
+    **{f"shards {n}": {"schedule": n, "arguments": FIXED, "shards": True} for n in SCHEDULES},
+    "grows": {"schedule": "1F1B", "arguments": GROWING, "epochs": 6},
+}
+LONG = {name for name in CACHED if name.split()[-1] in ("GPipe", "DualPipeV", "Interleaved1F1B")}
+CACHED_NAMES = [pytest.param(n, marks=[pytest.mark.long] if n in LONG else []) for n in CACHED]
+
+
+@pytest.fixture(scope="module")
+def cached_runs(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("library_cache")
+    scenarios = [
+        {"name": name, "shards": False, "cache": {"memory_gib": 1.0}, **CACHED[name]}
+        for (name,) in asked_for(request, "cached_name")
+    ]
+    return run_scenarios(folder, 4, scenarios, script="library_run.py")
 
 
 @pytest.fixture(scope="module")
@@ -42,3 +64,19 @@ def test_replicas_freeze_the_same_by_one_plan(name, runs):
         assert seen["plan"] == ranks[0]["plan"]
         assert seen["report"] == ranks[0]["report"]
         assert seen["state"] == ["rank_0", "rank_1", "rank_2", "rank_3"]
+
+
+@pytest.mark.parametrize("cached_name", CACHED_NAMES)
+def test_with_a_cache_the_same_is_learned_to_the_last_bit(cached_name, cached_runs):
+    for seen in cached_runs[cached_name]:
+        plain, cached = seen["plain"], seen["cached"]
+        for part in ("losses", "weights"):
+            assert len(plain[part]) == len(cached[part])
+            assert all(map(torch.equal, plain[part], cached[part]))
+        assert plain["entered"] is None
+        # At least all batches of an epoch, which are three.
+        assert cached["entered"] >= 3
+    # Each pipeline has rows of its own; the last stage of the first is not that of the second.
+    losses = [seen["cached"]["losses"] for seen in cached_runs[cached_name]]
+    (first, second) = (of_rank for of_rank in losses if of_rank)
+    assert not all(map(torch.equal, first, second))
