@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from timelyfreeze.planning import VarianceCurve
 from timelyfreeze.runtime.compiled_blocks import CompiledBlocks
 from timelyfreeze.runtime.entering.stage import EnteringStage
+from timelyfreeze.runtime.frozen_blocks import FrozenBlocks
 from timelyfreeze.runtime.masked_backward import (
     accumulation_nodes,
     drop_frozen,
@@ -73,6 +74,7 @@ class FreezingStage(EnteringStage):
         self.parameter_sizes = np.array([p.numel() for _, p in named], dtype=np.int64)
         self._blocks = CompiledBlocks(self.submod)
         self.frozen_together = self._blocks.positions
+        self._frozen_blocks = FrozenBlocks(self.submod, self.parameter_names)
         self._masks = NOTHING_FROZEN
         self._without_input_grads: Collection[int] = ()
         self._sampler = TokenSampler(self.submod) if samples_tokens else None
@@ -169,7 +171,8 @@ class FreezingStage(EnteringStage):
         """Run the module; where nothing of the backward will run, it keeps no activations."""
         # The stage's inputs stay outside of no_grad: whether they require grad says what the
         # stage in front expects to get back.
-        with nullcontext() if self._keeps_graph else no_grad(), self._entered():
+        graph = self._front_without_graph() if self._keeps_graph else no_grad()
+        with graph, self._entered():
             return super().forward_maybe_with_nosync(*self._entering(args), **kwargs)
 
     def backward_one_chunk(
@@ -297,6 +300,15 @@ class FreezingStage(EnteringStage):
             weights=backward_type != "input",
             meter=meter,
         )
+
+    def _front_without_graph(self) -> AbstractContextManager[None]:
+        """Return what a forward runs in, so that it keeps nothing of a frozen front."""
+        mask = self._masks.get(self._forwarded) if self._active else None
+        # A compiled block is one graph, that of its first forward.
+        is_compiled = bool(self._active and self.frozen_together)
+        if mask is None or is_compiled or self._forwarded not in self._without_input_grads:
+            return nullcontext()
+        return self._frozen_blocks.without_graph(mask)
 
     def _skips_backward(self, microbatch: int) -> bool:
         """Return whether nothing of a microbatch's backward will run here."""

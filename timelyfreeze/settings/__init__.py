@@ -26,6 +26,7 @@ from timelyfreeze.settings.choices import (
 )
 from timelyfreeze.settings.elastic import ElasticSettings
 from timelyfreeze.settings.names import arguments_named, key, name_arguments
+from timelyfreeze.settings.packing import PackingSettings
 from timelyfreeze.settings.phases import (
     FREEZING_PHASES,
     MIXED,
@@ -37,8 +38,8 @@ from timelyfreeze.settings.phases import (
 __all__ = [
     "ALL_OR_NOTHING", "AUTO", "FIRST_STAGE_MODES", "FREEZING_PHASES", "GIB", "HOST", "MIXED",
     "N_SEEDS", "OFF", "PER_TENSOR", "PLAN", "SKIP_INPUT_GRADS", "TENSORS", "TOKENS", "UNITS", "USE",
-    "ActivationCache", "CacheSettings", "ElasticSettings", "FreezeSettings", "Phase",
-    "PhaseSchedule", "actual_freeze_ratio", "arguments_named", "effective_skip_input_grads", "key",
-    "name_arguments", "ratio_errors", "replanning_errors", "seed_errors", "skip_errors",
-    "token_errors", "unknown_words",
+    "ActivationCache", "CacheSettings", "ElasticSettings", "FreezeSettings", "PackingSettings",
+    "Phase", "PhaseSchedule", "actual_freeze_ratio", "arguments_named",
+    "effective_skip_input_grads", "key", "name_arguments", "ratio_errors", "replanning_errors",
+    "seed_errors", "skip_errors", "token_errors", "unknown_words",
 ]  # fmt: skip

@@ -1,7 +1,7 @@
 """What a rank's memory holds at its fullest, from the bytes of the parts of a model.
 
 A part is the embedding, a layer, the last norm or the head. Nothing is taken to be frozen, which is
-the most that a run needs, except what is told to be frozen for good.
+the most that a run needs, except what is told to be frozen.
 """
 
 from __future__ import annotations
@@ -145,12 +145,13 @@ def rank_memory(
 
     Args:
         model: Bytes of the model's parts.
-        stages: The parts of each stage on the device; those that are not frozen for good. A stage
-            without any keeps nothing for a backward.
+        stages: The parts of each stage on the device; those that are not frozen. A stage without
+            any keeps nothing for a backward.
         actions: What it runs, one after the other.
         n_stages: Stages of the whole pipeline.
         n_microbatches: Microbatches of a batch.
-        frozen: Parts on the device that are frozen for good: they have weights and nothing else.
+        frozen: Parts on the device that are frozen: they have weights and what the optimizer had
+            of them, and a forward of one layer, which is passing.
     """
     last = n_stages - 1
 
@@ -165,14 +166,14 @@ def rank_memory(
     return RankMemory(
         parameters=sum(weights) + model.total(frozen, "weights"),
         gradients=sum(weights),
-        optimizer=_N_OPTIMIZER_STATES * sum(weights),
+        optimizer=_N_OPTIMIZER_STATES * (sum(weights) + model.total(frozen, "weights")),
         casts=sum(model.total(parts, "casts") for parts in (*stages.values(), frozen)),
         activations=peak_bytes(actions, kept.__getitem__, between.__getitem__),
         messages=n_neighbours * n_microbatches * model.message if last else 0,
         # The last: each stage has an optimizer of its own.
         scratch=max((model.part(part).largest_weight for part in present), default=0)
         + (2 * model.logits if last in stages else 0)
-        + model.recomputed
+        + (max(model.recomputed, model.layer.kept) if frozen.get(LAYER) else model.recomputed)
         + model.update_copies * max(weights),
     )
 

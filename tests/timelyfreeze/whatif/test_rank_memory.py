@@ -85,7 +85,7 @@ def test_an_update_of_all_weights_at_once_copies_the_larger_stage() -> None:
     assert scratch(1) - scratch(0) == 130
 
 
-def test_of_frozen_parts_there_are_the_weights() -> None:
+def test_of_frozen_parts_there_are_the_weights_and_their_moments() -> None:
     assert frozen_parts({"embedding": 1, "layer": 3}, 2) == (
         {"layer": 1}, {"embedding": 1, "layer": 2},
     )  # fmt: skip
@@ -99,10 +99,11 @@ def test_of_frozen_parts_there_are_the_weights() -> None:
             MODEL, {0: live}, actions, n_stages=2, n_microbatches=2, frozen=frozen
         )  # fmt: skip
 
-    # 130 of 160 frozen: gradients and Adam of 30, two forwards of 7 and the message.
-    assert memory(1) == RankMemory(160, 30, 60, 30, 2 * (7 + 5), 10, 12 + 4)
+    # 130 of 160 frozen: gradients of 30, two forwards of 7 and the message. A frozen layer's forward
+    # passes: 7, more than the 4 of one that runs again.
+    assert memory(1) == RankMemory(160, 30, 320, 30, 2 * (7 + 5), 10, 12 + 7)
     # Frozen whole, it keeps nothing for a backward, not its message either.
-    assert memory(2) == RankMemory(160, 0, 0, 30, 0, 10, 4)
+    assert memory(2) == RankMemory(160, 0, 320, 30, 0, 10, 7)
 
 
 def test_a_reserve_is_kept_back() -> None:

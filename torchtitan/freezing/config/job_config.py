@@ -12,7 +12,7 @@ from torchtitan.config import Model as TitanModel
 from torchtitan.config import Parallelism as TitanParallelism
 
 from timelyfreeze.policies import registered_policies
-from timelyfreeze.settings import AUTO, CacheSettings, ElasticSettings
+from timelyfreeze.settings import AUTO, CacheSettings, ElasticSettings, PackingSettings
 
 
 @dataclass
@@ -115,6 +115,9 @@ class Freezing:
 
     elastic: ElasticSettings = field(default_factory=ElasticSettings)
     """A pipeline that becomes shorter as the front freezes (see docs/how/elastic.md)."""
+
+    packing: PackingSettings = field(default_factory=PackingSettings)
+    """Larger batches in the memory that the frozen front sets free (see docs/how/packing.md)."""
 
 
 @dataclass

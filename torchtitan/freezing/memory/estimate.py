@@ -25,7 +25,9 @@ from timelyfreeze.whatif.rank_memory import (
     NORM,
     ModelBytes,
     PartBytes,
+    Parts,
     RankMemory,
+    frozen_parts,
     rank_memory,
 )
 from torchtitan.freezing.checks import peer_errors, size_errors
@@ -35,12 +37,16 @@ from torchtitan.freezing.memory.activations import module_bytes
 from torchtitan.hf.flavors import LLAMA, chosen_args
 
 # What upstream calls the ends of the model.
-_INPUT = "tok_embeddings"
+_INPUT, _LAYERS = "tok_embeddings", "layers."
 _PARTS = {_INPUT: EMBEDDING, "norm": NORM, "output": HEAD}
 
 
-def estimate_memory(job_config: JobConfig) -> list[RankMemory]:
+def estimate_memory(job_config: JobConfig, n_frozen: int = 0) -> list[RankMemory]:
     """Return what each pipeline rank of a run needs, or the one device that emulates them all.
+
+    Args:
+        job_config: What runs.
+        n_frozen: Layers in front that are frozen, the embedding with them.
 
     Raises:
         ValueError: As ``model_bytes``.
@@ -51,16 +57,28 @@ def estimate_memory(job_config: JobConfig) -> list[RankMemory]:
     order = emulated_order(job_config, n_layers)
 
     def memory(actions: Sequence[Action]) -> RankMemory:
-        parts = {
-            action.stage: Counter(_PARTS.get(name, LAYER) for name in stages[action.stage])
-            for action in actions
-        }
+        live, frozen = {}, Counter[str]()
+        for stage in {action.stage for action in actions}:
+            live[stage], still = _parts(stages[stage], n_frozen)
+            frozen.update(still)
         return rank_memory(
-            model, parts, actions, n_stages=order.n_stages, n_microbatches=order.n_microbatches
+            model,
+            live,
+            actions,
+            n_stages=order.n_stages,
+            n_microbatches=order.n_microbatches,
+            frozen=frozen,
         )
 
     rows = (merge_ranks(order),) if job_config.emulation.enable else order.ranks
     return [memory(actions) for actions in rows]
+
+
+def _parts(modules: Sequence[str], n_frozen: int) -> tuple[Parts, Parts]:
+    """Return the parts of a stage that are live, and those that are frozen."""
+    layers = [int(name.removeprefix(_LAYERS)) for name in modules if name.startswith(_LAYERS)]
+    parts = Counter(_PARTS.get(name, LAYER) for name in modules)
+    return frozen_parts(parts, sum(layer < n_frozen for layer in layers))
 
 
 def model_bytes(job_config: JobConfig) -> ModelBytes:
