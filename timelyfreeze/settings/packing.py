@@ -61,7 +61,8 @@ class PackingSettings:
         elif self.mode not in _MODES:
             yield f"{key('packing.mode')} is {self.mode!r}; known: {', '.join(_MODES)}"
         if self.max_global_batch < 0:
-            yield f"{key('packing.max_global_batch')} is {self.max_global_batch}; it must be 0 or more"
+            name = key("packing.max_global_batch")
+            yield f"{name} is {self.max_global_batch}; it must be 0 or more"
         if self.learning_rate not in _RATES:
             yield (
                 f"{key('packing.learning_rate')} is {self.learning_rate!r}; "

@@ -69,8 +69,9 @@ def launch(args: Sequence[str], local_rank: int) -> int:
     from torchtitan.freezing.elastic import ElasticRun
     from torchtitan.freezing.trainer import FreezingTrainer
 
-    is_elastic = job_config.freezing.elastic.enable and job_config.freezing.method != NONE
-    trainer = partial(ElasticRun, FreezingTrainer) if is_elastic else FreezingTrainer
+    freezing = job_config.freezing
+    moves = freezing.method != NONE and (freezing.elastic.enable or freezing.packing.is_on)
+    trainer = partial(ElasticRun, FreezingTrainer) if moves else FreezingTrainer
     # Upstream's main function would parse the command line again, without our sections.
     titan_train.ConfigManager = lambda: SimpleNamespace(parse_args=lambda: job_config)
     titan_train.main(trainer)

@@ -5,8 +5,8 @@ Usage: torchrun --nproc_per_node=N tests/multiprocess/helpers/elastic_run.py SCE
 
 A scenario is {"name", "args", "is_elastic", "save_at": steps after which a checkpoint is written,
 "resumes": whether weights are those of a checkpoint}. Each rank writes
-OUTPUT_FOLDER/NAME/rank_R.pt with the rows and the loss of each step, the weights at the end, the
-pipelines, and how many of the trainers that were left are still there.
+OUTPUT_FOLDER/NAME/rank_R.pt with the rows and the loss of each step, its learning rate, the weights
+at the end, the pipelines, the batches, and how many of the trainers that were left are still there.
 """
 
 import gc
@@ -29,7 +29,7 @@ def run(scenario, folder):
     from torchtitan.freezing.trainer import FreezingTrainer
 
     titan_train.time.sleep = lambda seconds: None
-    seen = {"rows": [], "losses": [], "pipelines": [], "frozen": []}
+    seen = {"rows": [], "losses": [], "rates": [], "pipelines": [], "batches": [], "frozen": []}
     trainers = []
 
     def built(original):
@@ -47,6 +47,8 @@ def run(scenario, folder):
                     config.training.local_batch_size,
                 )
             )
+            training, size = config.training, parallelism.pipeline_parallel_microbatch_size
+            seen["batches"].append((size, training.local_batch_size, training.global_batch_size))
             saves = scenario.get("save_at", [])
             self.checkpointer._should_save = lambda step, last_step=False: step in saves
 
@@ -64,6 +66,7 @@ def run(scenario, folder):
         yield from real_batches(self, noted())
 
     def forward_backward_step(self, **kwargs):
+        seen["rates"].append((self.step, self._learning_rate()))
         loss = real_step(self, **kwargs)
         if self.pp_has_last_stage:
             seen["losses"].append((self.step, float(loss)))

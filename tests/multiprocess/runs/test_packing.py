@@ -1,95 +1,201 @@
-"""Packed sequences under a pipeline: gradients are those of one process, on every schedule."""
+"""A run whose batches grow as its front freezes learns what one with the batches of the start does.
+
+In float32: the same rows in the same steps while a step's rows stay; where they grow, the same rows
+in the same order, in fewer steps.
+"""
+
+import json
+import math
 
 import pytest
-from launcher import SCHEDULES, arguments, merged, run_scenarios
+import torch
+from launcher import ROOT, arguments, merged, run_scenarios
 
-pytestmark = pytest.mark.long  # continuous integration runs it
-
-PACKED = {"data__packing": None, "training__seq_len": 192, "training__local_batch_size": 4}
-ONE = {"parallelism__pipeline_parallel_degree": 1}
-TWO = {"parallelism__pipeline_parallel_degree": 2}
+# Checks after steps 4, 6 and 8 freeze 3, 6 and 8 of 10 layers.
 FREEZING = {
-    "freezing__method": "timelyfreeze",
-    "freezing__last_warmup_step": 1,
-    "freezing__last_monitor_step": 5,
-    "freezing__last_ramp_step": 6,
-    "freezing__discard_batches": 0,
-    "training__steps": 8,
+    "freezing__method": "linear",
+    "freezing__last_warmup_step": 2,
+    "freezing__linear.check_interval": 2,
+    "freezing__linear.layers_per_check": 3,
+    "freezing__linear.max_layers": 8,
 }
-VALIDATION = {
-    "data__validation_fraction": 16 / 1210,
-    "validation__enable": None,
-    "validation__dataset": "alpaca",
-    "validation__dataset_path": "tests/assets/tiny_instruct",
-    "validation__seq_len": 96,
-    "validation__local_batch_size": 8,
-    "validation__freq": 4,
-}
+N_ROWS = 8  # of a pipeline batch
+RATE = 1e-3
 
 
 @pytest.fixture(scope="module")
-def single(tmp_path_factory):
-    scenarios = [{"name": "packed", "args": arguments(**ONE, **PACKED)}]
-    return run_scenarios(tmp_path_factory.mktemp("single"), 1, scenarios)
+def folder(tmp_path_factory):
+    """Where everything is, with rows that are short enough for none to be left out."""
+    folder = tmp_path_factory.mktemp("packing")
+    rows = (ROOT / "tests/assets/tiny_instruct/train.jsonl").read_text().splitlines()
+    short = sorted(rows, key=lambda row: len("".join(json.loads(row).values())))[:101]
+    (folder / "rows.jsonl").write_text("\n".join(short) + "\n")
+    return folder
 
 
-@pytest.fixture(scope="module")
-def pipelined(tmp_path_factory):
-    scenarios = [
-        {
-            "name": schedule,
-            "args": arguments(**TWO, **PACKED, parallelism__pipeline_parallel_schedule=schedule),
+def scenario(folder, name, *, rows, steps, most=None, save_at=(), resumes=None, **settings):
+    """``most`` is the largest global batch, 0 for that of the start, None without packing."""
+    saved = packing = {}
+    if resumes is not None:
+        saved = {
+            "checkpoint__initial_load_path": folder / resumes,
+            "checkpoint__no_initial_load_model_only": None,
         }
-        for schedule in SCHEDULES
-    ]
-    # Microbatches of one sequence take another way through upstream's rotary embeddings.
-    scenarios.append(
-        {
-            "name": "microbatches of two",
-            "args": arguments(**TWO, **PACKED, parallelism__pipeline_parallel_microbatch_size=2),
+    if most is not None:
+        packing = {
+            "freezing__packing.mode": "performance",
+            "freezing__packing.max_global_batch": most,
         }
-    )
-    scenarios += [
-        {
-            "name": f"freezing {schedule}",
-            "fake_clock": True,
-            "args": arguments(
-                **TWO,
-                **PACKED,
+    return {
+        "name": name,
+        "is_elastic": most is not None,
+        "save_at": list(save_at),
+        "resumes": resumes is not None,
+        "args": arguments(
+            **{
+                "model__flavor": "8M",
+                "optimizer__lr": RATE,
+                "training__dataset_path": folder / "rows.jsonl",
+                "training__seq_len": 64,
+                "training__steps": steps,
+                "training__local_batch_size": N_ROWS,
+                "training__global_batch_size": rows,
+                "training__mixed_precision_param": "float32",
+                "parallelism__pipeline_parallel_degree": 2,
+                "validation__no_enable": None,
+                "checkpoint__enable": None,
+                "checkpoint__keep_latest_k": 0,
                 **FREEZING,
-                **VALIDATION,
-                parallelism__pipeline_parallel_schedule=schedule,
-            ),
-        }
-        for schedule in ("1F1B", "ZBVZeroBubble")
-    ]
-    return run_scenarios(tmp_path_factory.mktemp("pipelined"), 2, scenarios)
+                **packing,
+                **settings,
+                **saved,
+            }
+        ),
+    }
 
 
-@pytest.mark.parametrize("name", [*SCHEDULES, "microbatches of two"])
-def test_gradients_equal_those_of_one_process(single, pipelined, name):
-    reference = single["packed"][0]
-    ours = merged(pipelined[name], "gradients")
-    assert ours.keys() == reference["gradients"].keys()
-    for parameter, expected in reference["gradients"].items():
-        error = float((ours[parameter] - expected).norm() / expected.norm())
-        assert error < 1e-5, f"{parameter}: relative difference {error:.2e}"
-    (losses,) = [seen["losses"] for seen in pipelined[name] if seen["losses"][0] != -1.0]
-    assert losses == pytest.approx(reference["losses"], rel=1e-6)
+CONSTANT = {"lr_scheduler__decay_ratio": 0.0}
+SCHEDULE = {
+    "freezing__packing.learning_rate": "sqrt",
+    "lr_scheduler__decay_type": "linear",
+    "lr_scheduler__min_lr_factor": 0.0,
+}
 
 
-def test_several_examples_are_in_a_sequence(single):
-    """Each example of ours begins with the begin token."""
-    seen = single["packed"][0]
-    begins = int((seen["batches"][0] == 0).sum())
-    assert begins > 4
-    assert seen["n_tokens"] > 0.8 * 4 * 192
+@pytest.fixture(scope="module")
+def runs(folder):
+    scenarios = [
+        scenario(folder, "stays", rows=32, steps=10),
+        scenario(folder, "packs", rows=32, steps=10, most=0, save_at=[7]),
+        scenario(
+            folder, "GPipe", rows=32, steps=10, most=0,
+            parallelism__pipeline_parallel_schedule="GPipe",
+        ),
+        scenario(folder, "stays small", rows=8, steps=24),
+        scenario(
+            folder, "grows", rows=8, steps=23, most=32, save_at=[9],
+            **SCHEDULE,
+        ),
+        scenario(folder, "doubles", rows=8, steps=10, most=16, save_at=[6], **CONSTANT),
+    ]  # fmt: skip
+    seen = run_scenarios(folder, 2, scenarios, script="elastic_run.py")
+    resumed = [
+        scenario(
+            folder, "packs again", rows=32, steps=10, most=0, resumes="packs/checkpoint/step-7"
+        ),
+        scenario(
+            folder, "grows again", rows=8, steps=23, most=32, resumes="grows/checkpoint/step-9",
+            **SCHEDULE,
+        ),
+        # By hand, with twice the rows in two accumulations.
+        scenario(
+            folder, "doubled", rows=16, steps=8, resumes="doubles/checkpoint/step-6", **CONSTANT
+        ),
+    ]  # fmt: skip
+    return seen | run_scenarios(folder / "later", 2, resumed, script="elastic_run.py")
 
 
-@pytest.mark.parametrize("schedule", ["1F1B", "ZBVZeroBubble"])
-def test_freezing_and_validation_work_with_packed_sequences(pipelined, schedule):
-    ranks = pipelined[f"freezing {schedule}"]
-    (losses,) = [seen["losses"] for seen in ranks if seen["losses"][0] != -1.0]
-    assert len(losses) == 8
-    assert losses[-1] < losses[0]
-    assert max(ranks[0]["plan"].values()) > 0
+def rows_of_steps(ranks):
+    """Return {step: its rows in the order of reading}."""
+    found = {}
+    for step, rows in ranks[0]["rows"]:
+        found.setdefault(step, []).extend(rows)
+    return found
+
+
+def losses_of_steps(ranks):
+    found = {}
+    for step, loss in ranks[-1]["losses"]:
+        found[step] = found.get(step, 0.0) + loss
+    return found
+
+
+def assert_same_weights(have, want):
+    for key in ("weights", "moments"):
+        torch.testing.assert_close(merged(have, key), merged(want, key), rtol=1e-5, atol=1e-7)
+
+
+def test_a_step_takes_fewer_and_larger_batches(runs):
+    assert runs["packs"][0]["batches"] == [(1, 8, 32), (2, 16, 32), (4, 32, 32)]
+    # With two more layers frozen there is another cut, and no room for more rows.
+    assert runs["GPipe"][0]["batches"] == [(1, 8, 32), (2, 16, 32), (2, 16, 32)]
+    assert runs["packs again"][0]["batches"] == [(1, 8, 32), (2, 16, 32), (4, 32, 32)]
+    n_batches = {}
+    for step, _ in runs["packs"][0]["rows"]:
+        n_batches[step] = n_batches.get(step, 0) + 1
+    assert list(n_batches.values()) == [4] * 6 + [2] * 2 + [1] * 2
+
+
+@pytest.mark.parametrize("name", ["packs", "GPipe", "packs again"])
+def test_fewer_accumulations_learn_the_same(runs, name):
+    stays, found = runs["stays"], runs[name]
+    rows, losses = rows_of_steps(found), losses_of_steps(found)
+    assert max(rows) == 10
+    assert rows == {step: rows_of_steps(stays)[step] for step in rows}
+    expected = losses_of_steps(stays)
+    assert losses == pytest.approx({step: expected[step] for step in losses}, rel=1e-6)
+    assert_same_weights(found, stays)
+
+
+def test_once_a_step_is_one_batch_it_takes_more_rows(runs):
+    assert runs["grows"][0]["batches"] == [(1, 8, 8), (3, 24, 24), (4, 32, 32)]
+    n_rows = [len(rows) for rows in rows_of_steps(runs["grows"]).values()]
+    # 23 batches of 8 are 12 of the first 8 steps, and three times 4, of which 1 is beyond them.
+    assert n_rows == [8] * 6 + [24] * 2 + [32] * 3
+    assert runs["grows"][0]["step"] == 11
+
+
+def in_order(ranks):
+    return [row for rows in rows_of_steps(ranks).values() for row in rows]
+
+
+def test_rows_come_in_order_whatever_the_size_of_a_step(runs):
+    expected = in_order(runs["stays small"])
+    assert in_order(runs["grows"]) == expected
+    assert in_order(runs["grows again"]) == expected[-2 * 32 :]
+    assert in_order(runs["doubles"]) == expected[:80]
+
+
+def test_the_learning_rate_follows_the_rows(runs):
+    """Warm-up of a step, then down to 0 in 22: the schedule of the run without packing."""
+    n_read, expected = 0, {}
+    for step in range(1, 12):
+        growth = 1 if step <= 6 else 3 if step <= 8 else 4
+        expected[step] = RATE * (1.0 if n_read < 2 else 1.0 - (n_read - 1) / 22) * math.sqrt(growth)
+        n_read += growth
+    assert dict(runs["grows"][0]["rates"]) == pytest.approx(expected)
+    assert dict(runs["grows again"][0]["rates"]) == pytest.approx(
+        {step: expected[step] for step in (10, 11)}
+    )
+
+
+def test_a_resumed_run_ends_where_the_other_did(runs):
+    assert runs["grows again"][0]["step"] == 11
+    assert_same_weights(runs["grows again"], runs["grows"])
+
+
+def test_a_larger_step_is_one_of_a_run_that_accumulates_as_many_rows(runs):
+    assert runs["doubles"][0]["step"] == runs["doubled"][0]["step"] == 8
+    have, want = losses_of_steps(runs["doubles"]), losses_of_steps(runs["doubled"])
+    assert {step: have[step] for step in want} == pytest.approx(want, rel=1e-6)
+    assert_same_weights(runs["doubles"], runs["doubled"])

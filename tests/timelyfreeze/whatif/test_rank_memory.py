@@ -99,8 +99,8 @@ def test_of_frozen_parts_there_are_the_weights_and_their_moments() -> None:
             MODEL, {0: live}, actions, n_stages=2, n_microbatches=2, frozen=frozen
         )  # fmt: skip
 
-    # 130 of 160 frozen: gradients of 30, two forwards of 7 and the message. A frozen layer's forward
-    # passes: 7, more than the 4 of one that runs again.
+    # 130 of 160 frozen: gradients of 30, two forwards of 7 and the message. While a frozen layer
+    # runs it has its 7, more than the 4 of one that runs again.
     assert memory(1) == RankMemory(160, 30, 320, 30, 2 * (7 + 5), 10, 12 + 7)
     # Frozen whole, it keeps nothing for a backward, not its message either.
     assert memory(2) == RankMemory(160, 0, 320, 30, 0, 10, 7)

@@ -12,6 +12,7 @@ from torchtitan.freezing.checks.data import data_errors, example_errors, validat
 from torchtitan.freezing.checks.elastic import elastic_errors
 from torchtitan.freezing.checks.freezing import freezing_errors
 from torchtitan.freezing.checks.models import device_errors, model_errors, tokenizer_errors
+from torchtitan.freezing.checks.packing import packing_errors
 from torchtitan.freezing.checks.parallel import float8_errors, parallel_errors
 from torchtitan.freezing.checks.partition import partition_errors
 from torchtitan.freezing.checks.pipeline import emulation_errors, length_errors, pipeline_errors
@@ -48,6 +49,7 @@ def check(job_config: JobConfig, *, trains: bool = False) -> None:
             *freezing_errors(job_config),
             *cache_errors(job_config),
             *elastic_errors(job_config),
+            *packing_errors(job_config),
             *reference_errors(job_config),
         ]
         if trains:

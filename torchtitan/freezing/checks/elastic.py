@@ -10,7 +10,7 @@ from torchtitan.freezing.config import JobConfig
 
 _ENABLED = "freezing.elastic.enable is true"
 # Of one stage on each rank, so that a shorter pipeline has as many stages as ranks.
-_SCHEDULES = ("GPipe", "1F1B")
+ONE_STAGE_SCHEDULES = ("GPipe", "1F1B")
 _ALONE = ("tensor_parallel_degree", "context_parallel_degree", "expert_parallel_degree")
 
 
@@ -26,11 +26,11 @@ def elastic_errors(config: JobConfig) -> Iterator[str]:
             "pipeline; it must be a policy without a plan"
         )
     name, csv = parallelism.pipeline_parallel_schedule, parallelism.pipeline_parallel_schedule_csv
-    if csv or name not in _SCHEDULES:
+    if csv or name not in ONE_STAGE_SCHEDULES:
         yield (
             f"{_ENABLED}, and the schedule is {csv or name!r}; "
             "parallelism.pipeline_parallel_schedule must be one with a stage on each rank: "
-            f"{', '.join(_SCHEDULES)}"
+            f"{', '.join(ONE_STAGE_SCHEDULES)}"
         )
     for degree in _ALONE:
         if (value := getattr(parallelism, degree)) > 1:

@@ -11,6 +11,7 @@ from torchtitan.freezing.config.job_config import (
 from torchtitan.freezing.config.layout import (
     count_layers,
     examples_of_microbatch,
+    global_rows,
     modules_of_split,
     pipeline_notes,
     pipeline_order,
@@ -21,6 +22,6 @@ from torchtitan.freezing.config.presets import preset_errors, preset_line, with_
 
 __all__ = [
     "Freezing", "JobConfig", "Model", "cache_folder", "count_layers", "examples_of_microbatch",
-    "job_config_class", "modules_of_split", "pipeline_notes", "pipeline_order", "pipeline_title",
-    "preset_errors", "preset_line", "stage_modules", "toml_key", "with_preset",
+    "global_rows", "job_config_class", "modules_of_split", "pipeline_notes", "pipeline_order",
+    "pipeline_title", "preset_errors", "preset_line", "stage_modules", "toml_key", "with_preset",
 ]  # fmt: skip

@@ -77,6 +77,12 @@ def examples_of_microbatch(config: JobConfig) -> int:
     return config.parallelism.pipeline_parallel_microbatch_size
 
 
+def global_rows(config: JobConfig) -> int:
+    """Return the sequences of a step of a run without replicas."""
+    rows = config.training.global_batch_size
+    return rows if rows > 0 else config.training.local_batch_size  # upstream: below 1 for one batch
+
+
 def pipeline_title(config: JobConfig) -> str:
     """Return model, pipeline, batch and types of a configuration in words."""
     training, parallelism = config.training, config.parallelism

@@ -12,6 +12,7 @@ from torchtitan.freezing.config import (
     modules_of_split,
     stage_modules,
 )
+from torchtitan.freezing.elastic.form import Pace
 from torchtitan.freezing.partition import count_model_layers, part_parameters
 
 
@@ -31,7 +32,32 @@ class Pipeline:
         """Return it in words."""
         layers = ",".join(map(str, self.split))
         copies = "" if self.n_replicas == 1 else f", {self.n_replicas} of them side by side"
-        return f"of {len(self.split)} ranks with {layers} layers{copies}"
+        return f"in a pipeline of {len(self.split)} ranks with {layers} layers{copies}"
+
+    def moved(self, config: JobConfig) -> JobConfig:
+        """Return the configuration that a run goes on with that began with ``config``.
+
+        The global batch and the examples of a microbatch stay as they are: each replica has fewer
+        microbatches. New replicas share the parameters (FSDP).
+        """
+        n, parallelism = self.n_replicas, config.parallelism
+        shards = parallelism.data_parallel_shard_degree  # -1: as many as there are ranks for
+        training, validation = config.training, config.validation
+        return replace(
+            config,
+            parallelism=replace(
+                parallelism,
+                pipeline_parallel_degree=len(self.split),
+                module_fqns_per_model_part=modules_of_split(self.split),
+                data_parallel_shard_degree=shards if shards < 0 else shards * n,
+            ),
+            training=replace(training, local_batch_size=training.local_batch_size // n),
+            validation=replace(validation, local_batch_size=validation.local_batch_size // n),
+        )
+
+    def pace(self, config: JobConfig) -> Pace:
+        """Return that steps stay as they are."""
+        return Pace()
 
 
 def first_pipeline(config: JobConfig) -> Pipeline:
@@ -77,32 +103,6 @@ def pipeline_for(config: JobConfig, n_frozen: int) -> Pipeline | None:
         if plan.ranks_used == n_ranks and plan.n_microbatches >= plan.n_ranks:
             return Pipeline(plan.split, plan.n_replicas)
         least = plan.n_ranks + 1
-
-
-def moved_config(config: JobConfig, pipeline: Pipeline) -> JobConfig:
-    """Return the configuration that a run goes on with.
-
-    The global batch and the examples of a microbatch stay as they are: each replica has fewer
-    microbatches. New replicas share the parameters (FSDP).
-
-    Args:
-        config: What the run began with.
-        pipeline: Whose replicas divide the examples of a batch.
-    """
-    n, parallelism = pipeline.n_replicas, config.parallelism
-    shards = parallelism.data_parallel_shard_degree  # -1: as many as there are ranks for
-    validation = config.validation
-    return replace(
-        config,
-        parallelism=replace(
-            parallelism,
-            pipeline_parallel_degree=len(pipeline.split),
-            module_fqns_per_model_part=modules_of_split(pipeline.split),
-            data_parallel_shard_degree=shards if shards < 0 else shards * n,
-        ),
-        training=replace(config.training, local_batch_size=config.training.local_batch_size // n),
-        validation=replace(validation, local_batch_size=validation.local_batch_size // n),
-    )
 
 
 def _sizes(config: JobConfig, n_layers: int) -> list[int]:

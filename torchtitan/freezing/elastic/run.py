@@ -1,4 +1,4 @@
-"""A run that is built anew, on other pipeline ranks, whenever what is frozen asks for it."""
+"""A run that is built anew, in another form, whenever what is frozen asks for it."""
 
 from __future__ import annotations
 
@@ -12,21 +12,17 @@ from torchtitan.tools import utils as titan_tools
 from torchtitan.tools.logging import logger
 from torchtitan.train import Trainer
 
-from timelyfreeze.control import FreezeController
 from torchtitan.checkpoints.handover import MemoryCheckpoint
 from torchtitan.freezing.checks import ConfigError, check
 from torchtitan.freezing.config import JobConfig
+from torchtitan.freezing.elastic.form import Form, Moment, Pace
 from torchtitan.freezing.elastic.leaving import KnownDims, Leaving, leaving
-from torchtitan.freezing.elastic.pipeline import (
-    Pipeline,
-    first_pipeline,
-    moved_config,
-    pipeline_for,
-)
+from torchtitan.freezing.elastic.packing import first_batch, packed_batch
+from torchtitan.freezing.elastic.pipeline import first_pipeline, pipeline_for
 
 
 class ElasticRun:
-    """A trainer for as long as its pipeline suits what is frozen, then another for the next.
+    """A trainer for as long as its form suits what is frozen, then another for the next.
 
     All processes stay. Meshes, stages and optimizers are built anew, and what a checkpoint would
     hold goes through the processes' memory.
@@ -39,21 +35,21 @@ class ElasticRun:
     def __init__(self, trainer: type[Trainer], job_config: JobConfig) -> None:
         self._build = leaving(trainer)
         self._config = job_config
-        self._pipeline = first_pipeline(job_config)
-        self._next = self._pipeline
-        self._n_frozen = 0
+        self._form = _first_form(job_config)
+        self._next = self._form
+        self._n_frozen: int | None = None
         self._dims: KnownDims = {}
-        self._trainer: Leaving | None = self._build(job_config, self._leaves, self._dims)
+        self._trainer: Leaving | None = self._build(job_config, self._leaves, Pace(), self._dims)
 
     def train(self) -> None:
-        """Train to the end, in as many pipelines as it takes.
+        """Train to the end, in as many forms as it takes.
 
         Raises:
             Exception: As ``FreezingTrainer.train``.
         """
         while self._trainer is not None:
             self._trainer.train()
-            if self._next == self._pipeline:
+            if self._next == self._form:
                 return
             self._move(*self._trainer.hand_over())
 
@@ -62,44 +58,52 @@ class ElasticRun:
         if self._trainer is not None:
             self._trainer.close()
 
-    def _leaves(self, controller: FreezeController) -> bool:
-        """Return whether the run goes on in another pipeline; the same on all ranks."""
-        checks = controller.checks
-        n_frozen = 0 if checks is None else checks.frozen_layers
-        if n_frozen != self._n_frozen:
-            self._n_frozen = n_frozen
-            self._next = self._possible(pipeline_for(self._config, n_frozen))
-        return self._next != self._pipeline
+    def _leaves(self, moment: Moment) -> Form | None:
+        """Return how the run goes on elsewhere, None if it stays; the same on all ranks."""
+        if moment.n_frozen != self._n_frozen:
+            self._n_frozen = moment.n_frozen
+            self._next = self._possible(_form_for(self._config, moment))
+        return None if self._next == self._form else self._next
 
-    def _possible(self, pipeline: Pipeline | None) -> Pipeline:
-        """Return ``pipeline``, or the present one if there is none or a run cannot have it."""
-        if pipeline is None:
-            return self._pipeline
+    def _possible(self, form: Form | None) -> Form:
+        """Return ``form``, or the present one if there is none or a run cannot have it."""
+        if form is None:
+            return self._form
         try:
-            check(moved_config(self._config, pipeline))
+            check(form.moved(self._config))
         except ConfigError as error:
-            logger.warning("The pipeline does not become one %s: %s", pipeline, error)
-            return self._pipeline
-        return pipeline
+            logger.warning("The run does not go on %s: %s", form, error)
+            return self._form
+        return form
 
     def _move(self, memory: MemoryCheckpoint, heard: int) -> None:
-        """Go on with a trainer of the next pipeline, which loads what the last has handed over."""
+        """Go on with a trainer of the next form, which loads what the last has handed over."""
         started = time.perf_counter()
         self._trainer = None  # room for the next one before it is built
         gc.collect()
         if titan_tools.device_type != "cpu":
             titan_tools.device_module.empty_cache()
+        moved, pace = self._next.moved(self._config), self._next.pace(self._config)
         with _silence():  # all was said when the run began
-            config = moved_config(self._config, self._next)
-            self._trainer = self._build(config, self._leaves, self._dims)
+            self._trainer = self._build(moved, self._leaves, pace, self._dims)
         self._trainer.take_over(memory, heard)
-        self._pipeline = self._next
+        self._form = self._next
         logger.info(
-            "%d layers are frozen: the run goes on in a pipeline %s, built in %.1f s",
+            "%d layers are frozen: the run goes on %s, built in %.1f s",
             self._n_frozen,
-            self._pipeline,
+            self._form,
             time.perf_counter() - started,
         )
+
+
+def _first_form(config: JobConfig) -> Form:
+    return first_batch(config) if config.freezing.packing.is_on else first_pipeline(config)
+
+
+def _form_for(config: JobConfig, moment: Moment) -> Form | None:
+    if config.freezing.packing.is_on:
+        return packed_batch(config, moment)
+    return pipeline_for(config, moment.n_frozen)
 
 
 @contextmanager

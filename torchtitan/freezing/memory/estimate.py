@@ -25,9 +25,7 @@ from timelyfreeze.whatif.rank_memory import (
     NORM,
     ModelBytes,
     PartBytes,
-    Parts,
     RankMemory,
-    frozen_parts,
     rank_memory,
 )
 from torchtitan.freezing.checks import peer_errors, size_errors
@@ -37,16 +35,12 @@ from torchtitan.freezing.memory.activations import module_bytes
 from torchtitan.hf.flavors import LLAMA, chosen_args
 
 # What upstream calls the ends of the model.
-_INPUT, _LAYERS = "tok_embeddings", "layers."
+_INPUT = "tok_embeddings"
 _PARTS = {_INPUT: EMBEDDING, "norm": NORM, "output": HEAD}
 
 
-def estimate_memory(job_config: JobConfig, n_frozen: int = 0) -> list[RankMemory]:
+def estimate_memory(job_config: JobConfig) -> list[RankMemory]:
     """Return what each pipeline rank of a run needs, or the one device that emulates them all.
-
-    Args:
-        job_config: What runs.
-        n_frozen: Layers in front that are frozen, the embedding with them.
 
     Raises:
         ValueError: As ``model_bytes``.
@@ -57,28 +51,16 @@ def estimate_memory(job_config: JobConfig, n_frozen: int = 0) -> list[RankMemory
     order = emulated_order(job_config, n_layers)
 
     def memory(actions: Sequence[Action]) -> RankMemory:
-        live, frozen = {}, Counter[str]()
-        for stage in {action.stage for action in actions}:
-            live[stage], still = _parts(stages[stage], n_frozen)
-            frozen.update(still)
+        parts = {
+            action.stage: Counter(_PARTS.get(name, LAYER) for name in stages[action.stage])
+            for action in actions
+        }
         return rank_memory(
-            model,
-            live,
-            actions,
-            n_stages=order.n_stages,
-            n_microbatches=order.n_microbatches,
-            frozen=frozen,
+            model, parts, actions, n_stages=order.n_stages, n_microbatches=order.n_microbatches
         )
 
     rows = (merge_ranks(order),) if job_config.emulation.enable else order.ranks
     return [memory(actions) for actions in rows]
-
-
-def _parts(modules: Sequence[str], n_frozen: int) -> tuple[Parts, Parts]:
-    """Return the parts of a stage that are live, and those that are frozen."""
-    layers = [int(name.removeprefix(_LAYERS)) for name in modules if name.startswith(_LAYERS)]
-    parts = Counter(_PARTS.get(name, LAYER) for name in modules)
-    return frozen_parts(parts, sum(layer < n_frozen for layer in layers))
 
 
 def model_bytes(job_config: JobConfig) -> ModelBytes:

@@ -15,7 +15,7 @@ from tests.timelyfreeze.helpers.stages import (
     make_batch,
     sum_loss,
 )
-from tests.timelyfreeze.runtime.stage.test_entry import Part, equal, is_in_front, step
+from tests.timelyfreeze.runtime.stage.test_entry import Part, is_in_front, step
 from timelyfreeze.runtime.frozen_blocks import FrozenBlocks
 
 pytestmark = pytest.mark.usefixtures("one_rank")

@@ -11,7 +11,6 @@ from torchtitan.freezing.config import JobConfig, stage_modules
 from torchtitan.freezing.elastic.pipeline import (
     Pipeline,
     first_pipeline,
-    moved_config,
     pipeline_for,
 )
 
@@ -87,7 +86,7 @@ def test_every_replica_has_a_microbatch_for_each_stage() -> None:
 
 def test_the_rest_of_a_configuration_stays() -> None:
     job_config = elastic(training__global_batch_size=16, validation__local_batch_size=8)
-    moved = moved_config(job_config, Pipeline((5, 1), 2))
+    moved = Pipeline((5, 1), 2).moved(job_config)
     check(moved)
     parallelism = moved.parallelism
     assert parallelism.pipeline_parallel_degree == 2
@@ -106,7 +105,7 @@ def test_given_replicas_are_multiplied() -> None:
     job_config = elastic(
         parallelism__data_parallel_shard_degree=2, parallelism__data_parallel_replicate_degree=3
     )
-    parallelism = moved_config(job_config, Pipeline((5, 1), 2)).parallelism
+    parallelism = Pipeline((5, 1), 2).moved(job_config).parallelism
     assert parallelism.data_parallel_shard_degree == 4
     assert parallelism.data_parallel_replicate_degree == 3
 
@@ -114,8 +113,8 @@ def test_given_replicas_are_multiplied() -> None:
 @pytest.mark.parametrize(
     ("pipeline", "words"),
     [
-        (Pipeline((4, 2)), "of 2 ranks with 4,2 layers"),
-        (Pipeline((4, 2), 2), "of 2 ranks with 4,2 layers, 2 of them side by side"),
+        (Pipeline((4, 2)), "in a pipeline of 2 ranks with 4,2 layers"),
+        (Pipeline((4, 2), 2), "in a pipeline of 2 ranks with 4,2 layers, 2 of them side by side"),
     ],
 )
 def test_a_pipeline_in_words(pipeline: Pipeline, words: str) -> None:

@@ -218,22 +218,6 @@ def test_weights_are_cast_once_however_many_microbatches_there_are() -> None:
     assert all(rank.casts == 0 for rank in estimate_memory(config()))
 
 
-def test_a_frozen_front_has_weights_and_moments_alone() -> None:
-    """Of 10 layers in stages of 2, 3, 3, 2: nothing, one and a half stages, all but the last."""
-    live = estimate_memory(config())
-    for n_frozen in (0, 3, 8):
-        ranks = estimate_memory(config(), n_frozen)
-        assert [rank.parameters for rank in ranks] == [rank.parameters for rank in live]
-        assert [rank.optimizer for rank in ranks] == [rank.optimizer for rank in live]
-        gradients = [now.gradients / before.gradients for now, before in zip(ranks, live)]
-        expected = {0: [1, 1, 1, 1], 3: [0, 2 / 3, 1, 1], 8: [0, 0, 0, 1]}[n_frozen]
-        assert gradients == pytest.approx(expected)
-        assert [rank.activations > 0 for rank in ranks] == [share > 0 for share in expected]
-    # Stage 1 keeps 3 microbatches of a layer fewer.
-    fewer = live[1].activations - estimate_memory(config(), 3)[1].activations
-    assert fewer == 3 * kept(torch.float32, None).block
-
-
 def test_bfloat16_halves_what_belongs_to_parameters() -> None:
     full = estimate_memory(config())
     half = estimate_memory(config(training__dtype="bfloat16"))

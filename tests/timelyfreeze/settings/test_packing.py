@@ -1,0 +1,42 @@
+"""What a user may choose about packing."""
+
+import pytest
+
+from timelyfreeze.settings import PackingSettings
+
+
+def test_batches_stay_unless_asked() -> None:
+    assert not PackingSettings().is_on
+    assert PackingSettings("performance").is_on
+    assert not list(PackingSettings("performance").errors())
+
+
+@pytest.mark.parametrize(("rule", "factor"), [("none", 1.0), ("linear", 4.0), ("sqrt", 2.0)])
+def test_the_learning_rate_of_a_step_with_four_times_the_rows(rule: str, factor: float) -> None:
+    settings = PackingSettings("performance", learning_rate=rule)
+    assert settings.rate_factor(4) == factor
+    assert settings.rate_factor(1) == 1.0
+    assert not list(settings.errors())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (PackingSettings("small"), "packing.mode is 'small'; known: none, performance"),
+        (
+            PackingSettings("efficiency"),
+            "packing.mode is 'efficiency'; a run cannot give back processes while it runs, so it "
+            'must be "performance" or "none" (docs/how/packing.md says what to do instead)',
+        ),
+        (
+            PackingSettings(max_global_batch=-1),
+            "packing.max_global_batch is -1; it must be 0 or more",
+        ),
+        (
+            PackingSettings(learning_rate="cubic"),
+            "packing.learning_rate is 'cubic'; known: none, linear, sqrt",
+        ),
+    ],
+)
+def test_what_makes_no_sense(settings: PackingSettings, message: str) -> None:
+    assert list(settings.errors()) == [message]

@@ -1,0 +1,119 @@
+"""Which batch suits what is frozen, and the configuration that a run goes on with."""
+
+from itertools import combinations, pairwise
+from typing import Any
+
+import pytest
+
+from tests.torchtitan.helpers.job_configs import config
+from timelyfreeze.planning.elastic import BatchPacking
+from timelyfreeze.settings import PackingSettings
+from torchtitan.freezing.checks import check
+from torchtitan.freezing.config import JobConfig, stage_modules
+from torchtitan.freezing.elastic.form import Moment, Pace
+from torchtitan.freezing.elastic.packing import PackedBatch, first_batch, packed_batch
+from torchtitan.freezing.memory.cuts import CutMemory
+from torchtitan.freezing.memory.estimate import estimate_memory
+
+N_LAYERS, START = 10, (2, 3, 3, 2)
+
+
+def packing(settings: PackingSettings | None = None, **changes: Any) -> JobConfig:
+    values = {
+        "freezing__method": "fixed",
+        "training__dataset": "alpaca",
+        "training__global_batch_size": 64,
+        "training__seq_len": 64,
+        "model__flavor": "8M",
+        **changes,
+    }
+    job_config = config(**values)
+    job_config.freezing.packing = settings or PackingSettings("performance")
+    return job_config
+
+
+def at(n_frozen: int) -> Moment:
+    return Moment(n_frozen, step=100, n_batches=100)
+
+
+def test_a_run_begins_as_it_is_configured() -> None:
+    start = PackedBatch(BatchPacking(1, 8), 64, START, 1000)
+    assert first_batch(packing()) == packed_batch(packing(), at(0)) == start
+    assert first_batch(packing(training__global_batch_size=-1)).rows == 8
+
+
+def splits() -> list[tuple[int, ...]]:
+    ends = [(0, *inner, N_LAYERS) for inner in combinations(range(1, N_LAYERS), 3)]
+    return [tuple(b - a for a, b in pairwise(each)) for each in ends]
+
+
+@pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
+@pytest.mark.parametrize("n_frozen", [3, 6, 8])
+def test_it_is_the_largest_batch_that_some_cut_has_room_for(schedule: str, n_frozen: int) -> None:
+    """Every cut of the model is tried."""
+    job_config = packing(parallelism__pipeline_parallel_schedule=schedule)
+    limit = max(rank.total for rank in estimate_memory(job_config))
+    found = packed_batch(job_config, at(n_frozen))
+
+    def fullest(factor: int, split: tuple[int, ...]) -> int:
+        larger = packing(
+            parallelism__pipeline_parallel_schedule=schedule,
+            parallelism__pipeline_parallel_microbatch_size=factor,
+            training__local_batch_size=8 * factor,
+        )
+        return memories.setdefault(factor, CutMemory(larger, N_LAYERS)).of_fullest(split, n_frozen)
+
+    memories: dict[int, CutMemory] = {}
+    possible = [f for f in (2, 4, 8) if any(fullest(f, split) <= limit for split in splits())]
+    assert found.packing == BatchPacking(max(possible, default=1), 8 // max(possible, default=1))
+    assert (found.rows, found.last_step) == (64, 1000)
+    if found.packing.factor > 1:
+        assert fullest(found.packing.factor, found.split) <= limit
+    else:
+        assert found.split == START
+
+
+def test_batches_grow_with_the_front() -> None:
+    factors = [packed_batch(packing(), at(n)).packing.factor for n in range(N_LAYERS + 1)]
+    assert factors == sorted(factors)
+    assert (factors[0], factors[-1]) == (1, 8)
+
+
+def test_rows_of_a_step_grow_up_to_what_the_user_says() -> None:
+    for most, rows in ((0, 8), (8, 8), (15, 8), (16, 16), (31, 24)):
+        job_config = packing(
+            PackingSettings("performance", max_global_batch=most), training__global_batch_size=8
+        )
+        found = packed_batch(job_config, at(9))
+        assert (found.rows, found.packing.accumulations) == (rows, 1)
+        # Of 900 batches that were left.
+        assert found.last_step == 100 + 900 // (rows // 8)
+
+
+def test_the_rest_of_a_configuration_stays() -> None:
+    job_config = packing(
+        PackingSettings("performance", 128, "linear"), validation__local_batch_size=16
+    )
+    form = PackedBatch(BatchPacking(16, 1, 2), 128, (6, 2, 1, 1), 550)
+    moved = form.moved(job_config)
+    check(moved)
+    training, parallelism = moved.training, moved.parallelism
+    assert (training.local_batch_size, training.global_batch_size) == (128, 128)
+    assert parallelism.pipeline_parallel_microbatch_size == 16
+    assert parallelism.pipeline_parallel_degree == 4
+    assert moved.validation.local_batch_size == 16
+    assert [len(names) for names in stage_modules(moved, N_LAYERS)] == [7, 2, 1, 3]
+    # The run is shorter, its schedule of the learning rate is not.
+    assert (training.steps, moved.lr_scheduler.total_steps) == (550, 1000)
+    assert form.pace(job_config) == Pace(2, 2.0)
+    job_config.lr_scheduler.total_steps = 2000
+    assert form.moved(job_config).lr_scheduler.total_steps == 2000
+    assert job_config.training.steps == 1000
+
+
+def test_a_batch_in_words() -> None:
+    form = PackedBatch(BatchPacking(16, 1, 2), 128, (6, 2, 1, 1), 550)
+    assert str(form) == (
+        "with microbatches 16 times as large as at the start, 1 batches and 128 rows in a step, "
+        "6,2,1,1 layers on the ranks, up to step 550"
+    )

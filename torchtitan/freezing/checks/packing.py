@@ -1,0 +1,103 @@
+"""Finds errors in ``[freezing.packing]``: what keeps batches from growing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from timelyfreeze.policies import NONE, makes_plan
+from timelyfreeze.settings import OFF, effective_skip_input_grads
+from torchtitan.data.turns import INSTRUCT_DATASETS, is_instruct_dataset
+from torchtitan.freezing.checks.elastic import ONE_STAGE_SCHEDULES
+from torchtitan.freezing.checks.parallel import (
+    COMPILED,
+    NOT_COMPILED,
+    compiles_blocks,
+    data_parallel_degree,
+    peer_errors,
+)
+from torchtitan.freezing.checks.pipeline import n_microbatches
+from torchtitan.freezing.config import JobConfig, global_rows
+
+
+def packing_errors(config: JobConfig) -> Iterator[str]:
+    """Yield why the batches of a run cannot grow; nothing where nothing is frozen."""
+    freezing, settings = config.freezing, config.freezing.packing
+    if not settings.is_on or freezing.method == NONE:
+        return
+    yield from settings.errors()
+    on = f"freezing.packing.mode is {settings.mode!r}"
+    if makes_plan(freezing.method):
+        yield (
+            f"{on}, and freezing.method is {freezing.method!r}, whose plan is of one size of "
+            "microbatches; it must be a policy without a plan"
+        )
+    if effective_skip_input_grads(freezing.first_stage, freezing.skip_input_grads) == OFF:
+        yield (
+            f"{on}, and a frozen front keeps its activations with freezing.first_stage "
+            f"{freezing.first_stage!r} and skip_input_grads {freezing.skip_input_grads!r}; they "
+            'must be "all_or_nothing" and "use"'
+        )
+    name, csv = (
+        config.parallelism.pipeline_parallel_schedule,
+        config.parallelism.pipeline_parallel_schedule_csv,
+    )
+    if csv or name not in ONE_STAGE_SCHEDULES:
+        yield (
+            f"{on}, and the schedule is {csv or name!r}; "
+            "parallelism.pipeline_parallel_schedule must be one with a stage on each rank: "
+            f"{', '.join(ONE_STAGE_SCHEDULES)}"
+        )
+    for section in ("elastic", "cache"):
+        if getattr(freezing, section).enable:
+            yield f"{on}, and freezing.{section}.enable is true; switch one of them off"
+    if config.emulation.enable:
+        yield f"{on}, and emulation.enable is true: one device holds all ranks"
+    yield from _estimate_errors(config, on)
+    yield from _batch_errors(config, on)
+
+
+def _estimate_errors(config: JobConfig, on: str) -> Iterator[str]:
+    """Yield why nobody can tell how much memory larger batches take."""
+    why = f"{on}, and memory is estimated for pipeline parallelism alone"
+    yield from peer_errors(config, why)
+    shard = config.parallelism.data_parallel_shard_degree
+    n_replicas = data_parallel_degree(config) if shard == -1 else None
+    if n_replicas is not None and n_replicas > 1:
+        yield (
+            f"parallelism.data_parallel_shard_degree is -1, which makes {n_replicas} of the "
+            f"processes; {why}, so start as many as parallelism.pipeline_parallel_degree"
+        )
+    if config.model.name != "llama3":
+        yield f"{on}, and model.name is {config.model.name!r}; memory is estimated for 'llama3'"
+    if (mode := config.activation_checkpoint.mode) not in ("none", "full"):
+        yield (
+            f"{on}, and activation_checkpoint.mode is {mode!r}; memory is estimated for "
+            '"none" and "full"'
+        )
+    if compiles_blocks(config):
+        yield (
+            f"{on}, and {COMPILED}: compiled blocks keep their activations, frozen or not; set "
+            f"{NOT_COMPILED}"
+        )
+
+
+def _batch_errors(config: JobConfig, on: str) -> Iterator[str]:
+    training, most = config.training, config.freezing.packing.max_global_batch
+    if not is_instruct_dataset(training.dataset):
+        yield (
+            f"{on}, and training.dataset is {training.dataset!r}; batches grow of "
+            f"{', '.join(INSTRUCT_DATASETS)}"
+        )
+    if n_microbatches(config) is None or training.local_batch_size < 1:
+        return  # told with the pipeline
+    rows = global_rows(config)
+    if rows % training.local_batch_size:
+        yield (
+            f"training.global_batch_size is {rows}; it must be a multiple of "
+            f"training.local_batch_size ({training.local_batch_size})"
+        )
+    if 0 < most < rows:
+        yield (
+            f"freezing.packing.max_global_batch is {most}; it must be 0, or at least "
+            f"training.global_batch_size ({rows})"
+        )

@@ -1,0 +1,46 @@
+"""What a running training can be rebuilt as, and what that follows from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torchtitan.freezing.config import JobConfig
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where a run is.
+
+    Attributes:
+        n_frozen: Layers in front that are frozen.
+        step: The step that was finished last.
+        n_batches: Rows that were read until then, in steps of the start.
+    """
+
+    n_frozen: int
+    step: int
+    n_batches: int
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What a step is, over one of the start.
+
+    Attributes:
+        growth: Rows; the schedule of the learning rate goes on by as many steps.
+        rate_factor: Learning rate.
+    """
+
+    growth: int = 1
+    rate_factor: float = 1.0
+
+
+class Form(Protocol):
+    """One way for a run to go on; in words, how, such as "in a pipeline of 2 ranks"."""
+
+    def moved(self, config: JobConfig) -> JobConfig:
+        """Return the configuration that a run goes on with that began with ``config``."""
+
+    def pace(self, config: JobConfig) -> Pace:
+        """Return what its steps are, of a run that began with ``config``."""
