@@ -20,8 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from timelyfreeze.planning import VarianceCurve
 from timelyfreeze.runtime.compiled_blocks import CompiledBlocks
+from timelyfreeze.runtime.entering.frozen_blocks import FrozenBlocks
 from timelyfreeze.runtime.entering.stage import EnteringStage
-from timelyfreeze.runtime.frozen_blocks import FrozenBlocks
 from timelyfreeze.runtime.masked_backward import (
     accumulation_nodes,
     drop_frozen,

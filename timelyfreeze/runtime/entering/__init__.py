@@ -1,1 +1,1 @@
-"""Where a batch enters a pipeline whose front is frozen, and stages that it may pass by."""
+"""Where a batch enters a pipeline whose front is frozen, and what its front need not keep."""
