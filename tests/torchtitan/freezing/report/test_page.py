@@ -85,6 +85,13 @@ def test_a_run_with_freezing(tmp_path: Path) -> None:
     assert "| 1 | 0 | 0.50 | 0.75 | 0.25 |" in page
 
 
+def test_device_seconds_are_those_of_all_devices(tmp_path: Path) -> None:
+    rows = rows_of(page_of(tmp_path, **MEASURED))
+    assert rows["device-seconds: that times 4 devices"] == "4,938.0"
+    emulated = page_of(tmp_path, **MEASURED, emulated_ranks=4)
+    assert "device-seconds" not in emulated
+
+
 def test_kappa_of_batches_stands_beside_eq_50(tmp_path: Path) -> None:
     """1 - 0.8 * (1 - 60 / 90), 77.5 / 90 and 77.5 / 99."""
     settings = {"freezing": {"method": "timelyfreeze", "max_freeze_ratio": 0.8}}
