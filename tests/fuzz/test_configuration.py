@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz.mangling import DEEP, VALUES, fuzzed, mangled_bytes, message_of
 from tests.torchtitan.helpers.job_configs import config
-from timelyfreeze.settings import CacheSettings, ElasticSettings
+from timelyfreeze.settings import CacheSettings, ElasticSettings, PackingSettings
 from torchtitan.freezing.checks import ConfigError, check, freeze_settings
 from torchtitan.freezing.config.job_config import JobConfig, job_config_class
 from torchtitan.freezing.config_file import form_errors, read_config, read_toml
@@ -140,8 +140,15 @@ RULES: dict[str, tuple[Any, Any]] = {
     "freezing.cache.disk_gib": _number(st.floats(0, 1e6), INF, -INF, below=0.0),
     "freezing.cache.folder": PATH,
     "freezing.elastic.enable": FLAG,
-    "freezing.elastic.frozen_cost": _number(st.floats(0, 1), INF, below=0.0, above=1.0),
+    "freezing.elastic.frozen_cost": SHARE,
     "freezing.elastic.min_ranks": _whole(2),
+    "freezing.packing.mode": _word("none", "performance"),
+    # A step has 8 rows.
+    "freezing.packing.max_global_batch": (
+        st.just(0) | st.integers(8),
+        st.integers(max_value=-1) | st.integers(1, 7),
+    ),
+    "freezing.packing.learning_rate": _word("none", "linear", "sqrt"),
     "data.shuffle": FLAG,
     "data.seed": _whole(0),
     "data.validation_fraction": _number(
@@ -170,12 +177,14 @@ def _told(key: str, value: Any) -> str:
     if found := list(form_errors(CLASS, table)):
         return "\n".join(found)
     job_config = config(training__dataset="alpaca")
-    if section == "freezing.cache":
+    switched_on = {
+        "freezing.cache": CacheSettings(enable=True),
+        "freezing.elastic": ElasticSettings(enable=True),
+        "freezing.packing": PackingSettings("performance"),
+    }
+    if section in switched_on:
         job_config.freezing.method = "fixed"
-        job_config.freezing.cache = CacheSettings(enable=True)
-    if section == "freezing.elastic":
-        job_config.freezing.method = "fixed"
-        job_config.freezing.elastic = ElasticSettings(enable=True)
+        setattr(job_config.freezing, section.removeprefix("freezing."), switched_on[section])
     holder: Any = job_config
     for part in section.split("."):
         holder = getattr(holder, part)
