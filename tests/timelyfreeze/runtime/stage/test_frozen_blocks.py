@@ -10,13 +10,18 @@ from torch import Tensor
 from tests.timelyfreeze.helpers.stages import (
     FULL,
     N_MICROBATCHES,
+    SINGLE,
     SPLIT,
+    Block,
+    Head,
     Pipeline,
     make_batch,
+    shard,
     sum_loss,
 )
 from tests.timelyfreeze.runtime.stage.test_entry import Part, is_in_front, step
 from timelyfreeze.runtime.entering.frozen_blocks import FrozenBlocks
+from timelyfreeze.runtime.shards import local_part
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
@@ -65,6 +70,27 @@ def test_frozen_blocks_beside_live_ones_have_no_graph(schedule: type, depth: int
     step(pipeline, None, 0)
     assert has_graph["0"] == N_MICROBATCHES  # live again
     assert all("forward" not in vars(b) for module in modules for b in module.layers.values())
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+@pytest.mark.parametrize("schedule", SINGLE)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_under_fsdp_gradients_are_the_same(schedule: type, depth: int) -> None:
+    """Also after a step in which the front, live again, has a graph."""
+
+    def part() -> Part:
+        torch.manual_seed(0)
+        module = Part(0)
+        module.layers["2"], module.head = Block(), Head()
+        return module
+
+    plain, sharded = part(), part()
+    shard([sharded])
+    pipelines = [Pipeline([module], schedule) for module in (plain, sharded)]
+    for frozen in (depth, 0, depth):
+        expected, found = (step(pipeline, None, frozen) for pipeline in pipelines)
+        local = [None if t is None else local_part(t) for t in found]
+        torch.testing.assert_close(local, expected)
 
 
 def test_a_block_with_a_live_tensor_ends_the_front() -> None:
