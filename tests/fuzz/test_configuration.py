@@ -135,6 +135,7 @@ RULES: dict[str, tuple[Any, Any]] = {
     "freezing.smartpipe.check_interval": _whole(1),
     "freezing.smartpipe.tau": _number(st.floats(1e-6, 1e6), 0.0, INF, below=0.0),
     "freezing.smartpipe.rate": _number(st.floats(1e-6, 1), 0.0, below=0.0, above=1.0),
+    "freezing.run_ahead": FLAG,
     "freezing.cache.enable": FLAG,
     "freezing.cache.memory_gib": _number(st.floats(1e-6, 1e6), 0.0, INF, -INF, below=0.0),
     "freezing.cache.disk_gib": _number(st.floats(0, 1e6), INF, -INF, below=0.0),
@@ -185,6 +186,8 @@ def _told(key: str, value: Any) -> str:
     if section in switched_on:
         job_config.freezing.method = "fixed"
         setattr(job_config.freezing, section.removeprefix("freezing."), switched_on[section])
+    if key == "freezing.run_ahead":
+        job_config.freezing.method = "fixed"
     holder: Any = job_config
     for part in section.split("."):
         holder = getattr(holder, part)

@@ -38,8 +38,10 @@ from timelyfreeze.planning import FreezePlan, Solution, SolverChoices
 from timelyfreeze.records import FrozenCount
 from timelyfreeze.runtime import (
     ActionRecorder,
+    BatchEntry,
     Exchange,
     FreezingStage,
+    FrontAhead,
     GradientEnergy,
     OutsideClock,
     UpdateMeter,
@@ -81,6 +83,8 @@ class FreezeController:
         state_type: Saves and restores what the controller knows.
         cache: Keeps outputs of a frozen front; None for none. Where it is there, all ranks call its
             ``name_batches`` before a step's first batch.
+        ahead: Runs the frozen front ahead of the other stages; None not to. Set it for a policy
+            that decides alone and has no cache; then all ranks tell it of each batch.
         on_batch: Called with each batch once its times are read, oldest first; set it to look on.
 
     Raises:
@@ -112,6 +116,7 @@ class FreezeController:
         self._in_force = planner.in_force  # where nothing is measured, never a plan
         self.checks = checks
         self.cache = cache
+        self.ahead: FrontAhead | None = None
         self._stages = tuple(stages)
         units = units_of(stages)
         tables = {stage: of_stage.tensors for stage, of_stage in units.items()}
@@ -209,9 +214,13 @@ class FreezeController:
         self._updates.begin_step(step, self.phase)
         if self.checks is not None and self.phase is not Phase.OFF:
             self.checks.begin_step(step)
-        if self.cache is not None and self.checks is not None:
-            is_idle = self.phase in (Phase.OFF, Phase.WARMUP)
+        if self.checks is None:
+            return
+        is_idle = self.phase in (Phase.OFF, Phase.WARMUP)
+        if self.cache is not None:
             self.cache.begin_step(None if is_idle else self.checks.decision.frozen)
+        if self.ahead is not None:
+            self.ahead.begin_step(0 if is_idle else self.checks.first_live_stage)
 
     def note_tokens(self, n_tokens: Tensor) -> None:
         """Take note of how many tokens of each row of the step's next batch are no padding.
@@ -227,7 +236,7 @@ class FreezeController:
         """Run one pipeline batch of the step: set its masks, record its actions."""
         masks = self._masks(self._step, self._batch_index)
         set_up = masks.set_up(self._stages, self.dag)
-        entry = None if self.cache is None else self.cache.entry(self._batch_index)
+        entry = self._entry()
         if entry is not None:
             for stage in self._stages:
                 stage.enter(entry)
@@ -253,6 +262,11 @@ class FreezeController:
         )
         self._batches_in_phase += 1
         self._batch_index += 1
+
+    def _entry(self) -> BatchEntry | None:
+        """Return where the batch enters the model; None for its front."""
+        of_batches = self.cache or self.ahead
+        return None if of_batches is None else of_batches.entry(self._batch_index)
 
     def end_step(self) -> None:
         """Leave the step; let the policy check, and the planner solve or compare times."""

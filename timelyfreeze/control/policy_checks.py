@@ -125,6 +125,11 @@ class PolicyChecks:
             self._decide(self._phases.learning_steps(self._step) // self._policy.check_interval)
 
     @property
+    def decides(self) -> bool:
+        """Whether the policy decides anew at the end of the current step."""
+        return self._counts and self._is_due
+
+    @property
     def _counts(self) -> bool:
         """Whether the current step is one of those that checks come after so many of."""
         is_still = self._phases.phase(self._step) is Phase.LOWER_BOUND

@@ -76,7 +76,14 @@ def _name_empty_lanes(ax: Axes, timeline: Timeline) -> None:
     """Say of ranks that the batch passed by why they have no block."""
     for rank in set(range(timeline.n_ranks)) - {block.rank for block in timeline.ran}:
         middle = (timeline.batch_ms / 2, float(rank))
-        annotate(ax, f"nothing runs: {FRONT_READ}", middle, "data", ha="center", va="center")
+        annotate(
+            ax,
+            f"nothing of this batch runs: {FRONT_READ}",
+            middle,
+            "data",
+            ha="center",
+            va="center",
+        )
 
 
 # -- blocks ----------------------------------------------------------------------------------------

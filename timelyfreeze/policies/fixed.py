@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ class Fixed:
     layers: int = 1
     """How many transformer blocks from the front are frozen."""
 
-    check_interval = 1
+    check_interval = sys.maxsize  # never: there is nothing to decide anew
     measurement = None
 
     def errors(self) -> Iterator[str]:

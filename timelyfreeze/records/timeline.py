@@ -45,7 +45,7 @@ _PHASE_WORDS = {
     Phase.OFF: "with freezing switched off",
 }
 # What is said of a batch that began behind a frozen front.
-FRONT_READ = "front read from the cache"
+FRONT_READ = "front computed before"
 # What stands beside actions wherever they are shown.
 KIND_WORDS = {
     ActionKind.FORWARD: "forward",

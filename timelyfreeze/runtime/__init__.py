@@ -2,6 +2,7 @@
 
 from timelyfreeze.runtime.change_meter import ChangeMeter
 from timelyfreeze.runtime.compiled_blocks import CompiledBlocks
+from timelyfreeze.runtime.entering.ahead import FrontAhead
 from timelyfreeze.runtime.entering.entry import BatchEntry, BlockPlace
 from timelyfreeze.runtime.exchange import Exchange, GridExchange
 from timelyfreeze.runtime.gradient_energy import GradientEnergy
@@ -20,6 +21,7 @@ from timelyfreeze.runtime.torch_pipelining import (
     read_order,
     run_batches_in,
     run_in_order,
+    split_batch,
     splits_backward,
     stages_of,
     stages_per_rank,
@@ -29,10 +31,10 @@ from timelyfreeze.runtime.update_meter import RankUpdates, UpdateMeter, frozen_c
 
 __all__ = [
     "NOTHING_FROZEN", "ActionRecorder", "BatchEntry", "BlockPlace", "ChangeMeter", "Clock",
-    "CompiledBlocks", "Exchange", "FreezingStage", "GradientEnergy", "GridExchange",
+    "CompiledBlocks", "Exchange", "FreezingStage", "FrontAhead", "GradientEnergy", "GridExchange",
     "OutsideClock", "RankUpdates", "UpdateMeter", "adopt_stages", "clock_for", "forward_only",
     "frozen_counts", "greet_other_ranks_alone", "has_loss", "known_schedules",
     "masked_full_backward", "measure_transfers", "named_order", "places_stages_in_v",
-    "read_order", "run_batches_in", "run_in_order", "splits_backward", "stages_of",
+    "read_order", "run_batches_in", "run_in_order", "split_batch", "splits_backward", "stages_of",
     "stages_per_rank", "step_ratios",
 ]  # fmt: skip

@@ -6,7 +6,7 @@ when one of them moves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -146,6 +146,19 @@ def stages_of(schedule: Any) -> list[Any]:
 def has_loss(schedule: Any) -> bool:
     """Return whether a schedule computes a loss, without which nothing is trained."""
     return schedule._loss_fn is not None
+
+
+def split_batch(
+    schedule: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> list[tuple[tuple[Any, ...], Mapping[str, Any]]]:
+    """Return what a schedule hands to its stage for each microbatch when it runs a batch.
+
+    Args:
+        schedule: A schedule object of ``torch.distributed.pipelining``.
+        args: Positional arguments of its ``step``.
+        kwargs: Arguments of its ``step`` that are for the stages.
+    """
+    return list(zip(*schedule._split_inputs(args, dict(kwargs)), strict=True))
 
 
 def run_batches_in(

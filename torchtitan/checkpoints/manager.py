@@ -110,6 +110,10 @@ class SafeCheckpointManager(CheckpointManager):
         finally:
             self.folder = folder
 
+    def saves_after(self, step: int) -> bool:
+        """Return whether a checkpoint is saved after ``step``, be it the last or not."""
+        return bool(self._should_save(step))
+
     def save(self, curr_step: int, last_step: bool = False) -> None:
         """Save as upstream does, at the steps at which it does.
 

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Sequence
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 from torchtitan.protocols import train_spec as titan_spec
 
@@ -66,16 +67,23 @@ def launch(args: Sequence[str], local_rank: int) -> int:
         logging.disable(logging.INFO)
     import torchtitan.train as titan_train
 
-    from torchtitan.freezing.elastic import ElasticRun
+    # Upstream's main function would parse the command line again, without our sections.
+    titan_train.ConfigManager = lambda: SimpleNamespace(parse_args=lambda: job_config)
+    titan_train.main(trainer_for(job_config))
+    return 0
+
+
+def trainer_for(job_config: JobConfig) -> Any:
+    """Return what builds the trainer that a configuration asks for."""
+    from torchtitan.freezing.elastic import ElasticRun, running_ahead
     from torchtitan.freezing.trainer import FreezingTrainer
 
     freezing = job_config.freezing
-    moves = freezing.method != NONE and (freezing.elastic.enable or freezing.packing.is_on)
-    trainer = partial(ElasticRun, FreezingTrainer) if moves else FreezingTrainer
-    # Upstream's main function would parse the command line again, without our sections.
-    titan_train.ConfigManager = lambda: SimpleNamespace(parse_args=lambda: job_config)
-    titan_train.main(trainer)
-    return 0
+    if freezing.method != NONE and (freezing.elastic.enable or freezing.packing.is_on):
+        return partial(ElasticRun, FreezingTrainer)
+    if freezing.method != NONE and freezing.run_ahead:
+        return running_ahead(FreezingTrainer)
+    return FreezingTrainer
 
 
 def _leave_to_the_first(message: str) -> None:

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from launcher import run_each_scenario
 
-from torchtitan.freezing.launch import prepare
+from torchtitan.freezing.launch import prepare, trainer_for
 from torchtitan.upstream import fixes as upstream_fixes
 
 TINY = {"dim": 64, "n_layers": 8, "n_heads": 4, "n_kv_heads": 2, "vocab_size": 2048}
@@ -146,6 +146,18 @@ def note_starts(cache, seen):
     cache.entry = entry
 
 
+def note_ahead(trainer, seen):
+    """Note of each batch its step, how many stages are in front, and whether these go on."""
+    ahead, found = trainer.controller.ahead, seen.setdefault("ahead", [])
+    real_end = ahead.end_batch
+
+    def end_batch(microbatches=None):
+        found.append((trainer.step, ahead.n_front, microbatches is not None))
+        real_end(microbatches)
+
+    ahead.end_batch = end_batch
+
+
 def add_tiny_flavor():
     """Make "tiny" known, and "short" with half its layers.
 
@@ -181,7 +193,7 @@ def run(scenario, folder):
 
         train_spec._extra_train_specs.clear()
     else:
-        from torchtitan.freezing.trainer import FreezingTrainer as Base
+        Base = trainer_for(job_config)
     import torchtitan.train as titan_train
 
     titan_train.time.sleep = lambda seconds: None
@@ -232,6 +244,8 @@ def run(scenario, folder):
     if controller is not None:
         if controller.cache is not None:
             note_starts(controller.cache, seen)
+        if controller.ahead is not None:
+            note_ahead(trainer, seen)
         for stage in controller._stages:
             seen.setdefault("sizes", {})[stage.stage_index] = stage.parameter_sizes.tolist()
             seen.setdefault("names", {})[stage.stage_index] = list(stage.parameter_names)

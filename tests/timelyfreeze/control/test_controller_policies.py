@@ -183,6 +183,30 @@ def test_a_batch_tells_where_it_began_and_what_the_policy_had_decided() -> None:
     assert len(entered) == 2 * 7 * 2
 
 
+def test_a_front_that_works_ahead_is_told_how_many_stages_are_frozen_whole() -> None:
+    """Warm-up ends after step 2; the stub freezes stage 0 whole from the fourth check on."""
+    ranks = alone()
+    told: list[int] = []
+    entries = BatchEntry(BlockPlace(1, 0))
+    for stages, controller in zip(ranks.stages, ranks.controllers, strict=True):
+        controller.ahead = SimpleNamespace(  # type: ignore[assignment]
+            begin_step=told.append, entry=lambda number: entries
+        )
+        for stage in stages.values():
+            stage.enter = lambda entry: None  # type: ignore[attr-defined]
+    seen: list[ObservedBatch] = []
+    ranks.controllers[1].on_batch = seen.append
+    expected = []
+    for step in range(1, 8):
+        first_live = ranks.checks[0].first_live_stage
+        ranks.run(step, step)
+        expected.append(0 if ranks.controllers[0].phase is Phase.WARMUP else first_live)
+    assert told[::2] == told[1::2] == expected
+    assert set(expected) == {0, 1}
+    ranks.collect()
+    assert {observed.entry_stage for observed in seen} == {1}
+
+
 def test_the_slowest_scoring_counts() -> None:
     ranks = alone()
     ranks.run(1, 2)

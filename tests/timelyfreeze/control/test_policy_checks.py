@@ -367,3 +367,17 @@ def test_it_is_told_once_when_nothing_is_trained_any_more(
     recorded.run(1, 12)
     told = [message for message in caplog.messages if "every tensor is frozen" in message]
     assert [message.split(" on every")[0] for message in told] == ["From step 5", "From step 11"]
+
+
+@pytest.mark.parametrize("phases", PHASES)
+@pytest.mark.parametrize("interval", [1, 3])
+def test_a_step_tells_whether_a_decision_ends_it(phases: PhaseSchedule, interval: int) -> None:
+    recorded = Recorded(StubPolicy(lambda check: NOTHING, interval), phases)
+    told = []
+    for step in range(1, 41):
+        recorded.checks.begin_step(step)
+        told.append(recorded.checks.decides)
+        n_before = len(recorded.seen)
+        recorded.checks.end_step(np.ones(N))
+        assert told[-1] == (len(recorded.seen) > n_before)
+    assert any(told)

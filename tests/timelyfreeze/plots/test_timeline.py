@@ -194,16 +194,18 @@ def test_what_a_batch_passed_by_is_not_drawn_and_its_rank_says_why() -> None:
     entered = replace(after, entry_stage=2)
     figure = timeline_figure([before, entered])
     axes = figure.axes[1]
-    title = "Predicted, with freezing, front read from the cache: batch"
+    title = "Predicted, with freezing, front computed before: batch"
     assert axes.get_title(loc="left").startswith(title)
     lanes = [box for box in boxes(figure, 1) if round((box[2] + box[3]) / 2) <= 1]
     assert [box[:2] for box in lanes] == 2 * [(0.0, after.batch_ms)], "but for the grey of idling"
-    told = [t for t in axes.texts if t.get_text() == "nothing runs: front read from the cache"]
+    told = [
+        t for t in axes.texts if t.get_text() == "nothing of this batch runs: front computed before"
+    ]
     assert sorted(text.xy[1] for text in told) == [0.0, 1.0]  # type: ignore[attr-defined]
     assert numbers(figure, 1) == sorted(str(m) for m in range(8) for _ in range(4))
-    assert not any("nothing runs" in text.get_text() for text in figure.axes[0].texts)
+    assert not any("nothing of this batch" in text.get_text() for text in figure.axes[0].texts)
     named = batch_title(entered, before, "fixed")
-    assert named.startswith("fixed, front read from the cache: batch")
+    assert named.startswith("fixed, front computed before: batch")
 
 
 def test_nothing_to_draw_is_refused() -> None:

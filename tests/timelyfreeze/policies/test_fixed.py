@@ -14,6 +14,10 @@ def test_the_first_layers_are_frozen_from_the_start_to_the_end(layers: int) -> N
     assert decisions[0].metrics == {"frozen_layers": layers}
 
 
+def test_it_never_decides_anew() -> None:
+    assert all(step % Fixed(2).check_interval for step in range(1, 10**6, 999))
+
+
 def test_a_resumed_run_keeps_what_was_frozen() -> None:
     decisions = run(Fixed(2), toy_layout(5), [{}] * 3, through_json=True)
     assert [prefix_length(d.frozen) for d in decisions] == [2] * 4

@@ -162,7 +162,7 @@ def test_words_do_not_speak_of_freezing_where_nothing_is_frozen() -> None:
 def test_a_batch_that_began_behind_the_front_says_so_and_leaves_out_what_did_not_run() -> None:
     _, planned = unfrozen_and_planned()
     entered = replace(planned, entry_stage=1)
-    assert entered.words == "with freezing, front read from the cache"
+    assert entered.words == "with freezing, front computed before"
     assert [str(b.action) for b in entered.ran] == ["1F0", "1B0", "1F1", "1B1"]
     assert planned.ran == planned.blocks
 

@@ -33,6 +33,7 @@ from timelyfreeze.runtime.torch_pipelining import (
     named_order,
     run_batches_in,
     run_in_order,
+    split_batch,
 )
 from timelyfreeze.schedule.actions import Action, ActionKind
 from timelyfreeze.schedule.schedules import one_f_one_b_order
@@ -285,3 +286,22 @@ def test_training_batches_and_their_losses_run_in_contexts_until_undone() -> Non
         events.clear()
         schedule.step(tokens, target=labels)
         assert set(events) == {"loss"}
+
+
+@pytest.mark.parametrize("schedule", [torch_schedules.ScheduleGPipe, torch_schedules.Schedule1F1B])
+def test_a_batch_is_split_as_its_stage_gets_it(schedule: type) -> None:
+    """Guards ``_split_inputs``."""
+    with process_group():
+        pipeline = Pipeline([nn.Sequential(*make_modules())], schedule)
+        tokens, labels = make_batch()
+        got: list[torch.Tensor] = []
+        pipeline.modules[0].register_forward_pre_hook(lambda _, args: got.append(args[0]))
+        found = split_batch(pipeline.schedule, (tokens,), {})
+        assert got == []
+        pipeline.schedule.step(tokens, target=labels)
+        # Before a first batch torch runs a microbatch more, to see shapes.
+        assert len(found) == N_MICROBATCHES
+        for (args, kwargs), real in zip(found, got[-N_MICROBATCHES:], strict=True):
+            assert torch.equal(args[0], real)
+            assert kwargs == {}
+        assert split_batch(pipeline.schedule, (), {}) == [((), {})] * N_MICROBATCHES

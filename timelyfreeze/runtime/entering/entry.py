@@ -38,7 +38,7 @@ class BatchEntry:
     Attributes:
         start: Where it begins; None for the front.
         inputs: By microbatch, what the block at ``start`` gets, shape [rows, T, d]; empty on
-            processes that do not hold its stage.
+            processes that do not hold its stage. Looking one up may wait for it.
         tapped: Where ``tap`` listens, not before ``start``.
         tap: Told what comes by there; None for nobody.
     """
@@ -55,6 +55,10 @@ class BatchEntry:
     def begins_at(self, stage: int) -> bool:
         """Return whether the batch begins inside ``stage``, or at its first block."""
         return self.start is not None and stage == self.start.stage
+
+    def wait_for(self, microbatch: int) -> None:
+        """Wait until the input of a microbatch is there."""
+        _ = self.inputs[microbatch]
 
 
 class StageBlocks:

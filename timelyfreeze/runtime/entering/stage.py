@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, nn, no_grad
 from torch.distributed.pipelining import PipelineStage
 
 from timelyfreeze.runtime.entering.entry import (
@@ -97,20 +97,26 @@ class EnteringStage(PipelineStage):
         finally:
             self.forwarding = None
 
-    def _entry_input(self) -> Tensor:
+    def forward_alone(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Run the module on a microbatch of a batch that passes by this stage, without a trace."""
+        with no_grad():
+            output: Tensor = self.submod(*args, **kwargs)
+        return output
+
+    def _entry_input(self, microbatch: int) -> Tensor:
         assert self._entry is not None  # the caller saw to it
-        return self._entry.inputs[self._forwarded].to(self.device, non_blocking=True)
+        return self._entry.inputs[microbatch].to(self.device, non_blocking=True)
 
     def _begin_forward(self, microbatch: int) -> None:
         """Note which microbatch runs; where the batch begins here, its input has come."""
         self._forwarded = microbatch
         if self._begins and not self.is_first:
-            super().set_local_fwd_input(self._entry_input(), microbatch)
+            super().set_local_fwd_input(self._entry_input(microbatch), microbatch)
 
     def _entering(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return what the module gets: in a first stage hidden states in place of tokens."""
         if self._begins and self.is_first:
-            args = (self._entry_input(), *args[1:])
+            args = (self._entry_input(self._forwarded), *args[1:])
         if self._active and args and isinstance(args[0], Tensor):
             self.n_rows = len(args[0])
         return args
@@ -137,8 +143,12 @@ class EnteringStage(PipelineStage):
         return front.cut(start, tapped, partial(entry.tap or _nobody, self._forwarded))
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[Any]:
-        """Receive a microbatch's input, unless the batch begins here or behind."""
-        return [] if self._begins or self._is_passed else super().get_fwd_recv_ops(fwd_chunk_id)
+        """Receive a microbatch's input; where the batch begins here, wait for it instead."""
+        if self._begins:
+            assert self._entry is not None  # the batch begins somewhere
+            self._entry.wait_for(fwd_chunk_id)  # here, so that no action's time has the wait
+            return []
+        return [] if self._is_passed else super().get_fwd_recv_ops(fwd_chunk_id)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[Any]:
         """Send a microbatch's output, unless the batch begins behind this stage."""

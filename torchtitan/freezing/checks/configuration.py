@@ -16,6 +16,7 @@ from torchtitan.freezing.checks.packing import packing_errors
 from torchtitan.freezing.checks.parallel import float8_errors, parallel_errors
 from torchtitan.freezing.checks.partition import partition_errors
 from torchtitan.freezing.checks.pipeline import emulation_errors, length_errors, pipeline_errors
+from torchtitan.freezing.checks.run_ahead import run_ahead_errors
 from torchtitan.freezing.config import JobConfig, toml_key
 from torchtitan.freezing.report.losses import reference_errors
 
@@ -50,6 +51,7 @@ def check(job_config: JobConfig, *, trains: bool = False) -> None:
             *cache_errors(job_config),
             *elastic_errors(job_config),
             *packing_errors(job_config),
+            *run_ahead_errors(job_config),
             *reference_errors(job_config),
         ]
         if trains:

@@ -110,6 +110,10 @@ class Freezing:
     """Type of those vectors: "float32" or "bfloat16", which takes half the memory. Weights kept in
     bfloat16 hide changes smaller than half a step of it, unless the weights are bfloat16 too."""
 
+    run_ahead: bool = False
+    """Let stages that are frozen whole forward the next batch while live stages work on this one.
+    For methods that freeze the front and make no plan: see docs/how/run_ahead.md."""
+
     cache: CacheSettings = field(default_factory=CacheSettings)
     """Cache of what the frozen front puts out (see docs/how/cache.md)."""
 

@@ -1,5 +1,6 @@
-"""A pipeline that becomes shorter as the front of the model freezes, while a run goes on."""
+"""What a run does with the ranks of a frozen front: a shorter pipeline, or the next batch."""
 
+from torchtitan.freezing.elastic.ahead import RunningAhead, running_ahead
 from torchtitan.freezing.elastic.run import ElasticRun
 
-__all__ = ["ElasticRun"]
+__all__ = ["ElasticRun", "RunningAhead", "running_ahead"]

@@ -130,6 +130,22 @@ def test_a_batch_may_begin_within_the_front_and_be_listened_to_behind_it(
     assert all(torch.equal(kept[second][m], directly[m]) for m in range(N_MICROBATCHES))
 
 
+def test_an_input_is_waited_for_before_its_forward_is_timed(pipeline: Pipeline) -> None:
+    asked: list[int] = []
+
+    class Inputs(dict[int, Tensor]):
+        def __missing__(self, microbatch: int) -> Tensor:
+            asked.append(microbatch)
+            return torch.empty(0)
+
+    step(pipeline, None, 0)
+    for stage in pipeline.stages:
+        stage.enter(BatchEntry(BlockPlace(2, 0), Inputs()))
+        is_in_front = stage.stage_index <= 2
+        assert (stage.get_fwd_recv_ops(1) == []) == is_in_front
+        assert asked == ([1] if stage.stage_index >= 2 else [])
+
+
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 @pytest.mark.parametrize("schedule", SINGLE)
 @pytest.mark.parametrize("depth", [1, 2])

@@ -1,0 +1,66 @@
+"""Finds errors in ``freezing.run_ahead``: what keeps a frozen front from working ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from timelyfreeze.policies import NONE, makes_plan
+from torchtitan.data.turns import INSTRUCT_DATASETS, is_instruct_dataset
+from torchtitan.freezing.checks.elastic import ONE_STAGE_SCHEDULES
+from torchtitan.freezing.checks.parallel import data_parallel_degree, peer_errors
+from torchtitan.freezing.config import JobConfig
+
+_ENABLED = "freezing.run_ahead is true"
+
+
+def run_ahead_errors(config: JobConfig) -> Iterator[str]:
+    """Yield why a front cannot work ahead; nothing where nothing is frozen."""
+    freezing, parallelism = config.freezing, config.parallelism
+    if not freezing.run_ahead or freezing.method == NONE:
+        return
+    if makes_plan(freezing.method):
+        yield (
+            f"{_ENABLED}, and freezing.method is {freezing.method!r}, whose plan freezes other "
+            "tensors in each microbatch; it must be a policy without a plan"
+        )
+    if config.emulation.enable:
+        yield f"{_ENABLED}, and emulation.enable is true: one process has nobody to be ahead of"
+    name, csv = parallelism.pipeline_parallel_schedule, parallelism.pipeline_parallel_schedule_csv
+    # A rank that holds a live stage too has no time to be ahead.
+    if csv or name not in ONE_STAGE_SCHEDULES:
+        yield (
+            f"{_ENABLED}, and the schedule is {csv or name!r}; "
+            "parallelism.pipeline_parallel_schedule must be one with a stage on each rank: "
+            f"{', '.join(ONE_STAGE_SCHEDULES)}"
+        )
+    alone = f"{_ENABLED}, and a front works ahead in one pipeline alone"
+    yield from peer_errors(config, alone)
+    shards, replicas = parallelism.data_parallel_shard_degree, data_parallel_degree(config)
+    if shards == -1 and replicas is not None and replicas > 1:
+        yield (
+            f"parallelism.data_parallel_shard_degree is -1, and the processes started make "
+            f"{replicas} of it; {alone}, so start as many as parallelism.pipeline_parallel_degree "
+            f"({parallelism.pipeline_parallel_degree})"
+        )
+    dataset = config.training.dataset
+    if not is_instruct_dataset(dataset):
+        yield (
+            f"{_ENABLED}, and training.dataset is {dataset!r}, whose next batch cannot be looked "
+            f"at; it must be one of {', '.join(INSTRUCT_DATASETS)}"
+        )
+    if config.model.name != "llama3":
+        yield (
+            f"{_ENABLED}, and model.name is {config.model.name!r}; only the blocks of llama3 are "
+            "known to compute a row from nothing but its tokens and their weights"
+        )
+    for key in ("cache", "elastic"):
+        if getattr(freezing, key).enable:
+            yield (
+                f"{_ENABLED}, and freezing.{key}.enable is true, which has its own use for the "
+                "ranks of a frozen front; switch one of them off"
+            )
+    if freezing.packing.is_on:
+        yield (
+            f"{_ENABLED}, and freezing.packing.mode is {freezing.packing.mode!r}, by which the "
+            "next batch may be larger; switch one of them off"
+        )

@@ -1,0 +1,134 @@
+"""What makes the frozen front of a trainer work a batch ahead of the live stages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torchtitan.components.checkpoint import DATALOADER
+from torchtitan.tools.logging import logger
+from torchtitan.train import Trainer
+
+from timelyfreeze.runtime import FrontAhead, split_batch, stages_of
+from timelyfreeze.runtime.entering.ahead import Microbatches
+from torchtitan.checkpoints.manager import SafeCheckpointManager
+from torchtitan.data.lookahead import Batch, Lookahead
+from torchtitan.data.sequences import ROWS
+from torchtitan.freezing.config import JobConfig
+
+# Of a batch, what the model does not get.
+_ABOUT_ROWS = ("n_tokens", ROWS)
+
+
+class RunningAhead(Trainer):
+    """Of such a trainer the first base; the second is ``FreezingTrainer``.
+
+    Its pipeline has one stage on each rank, and no replicas.
+
+    Every rank reads the next batch where the front may begin with it, so that all of them know
+    whether there is one. What a checkpoint saves of the loader is where the steps are.
+    """
+
+    def __init__(self, job_config: JobConfig) -> None:
+        super().__init__(job_config)
+        assert self.controller is not None  # the configuration was checked
+        (stage,) = stages_of(self.pp_schedule)
+        ranks = dist.get_process_group_ranks(stage.group)
+        # Nothing is sent in the first step, which may take longer.
+        timeout = timedelta(seconds=job_config.comm.train_timeout_seconds)
+        group = dist.new_group(ranks, timeout=timeout)
+        n_microbatches = self.controller.order.n_microbatches
+        self._ahead = self.controller.ahead = FrontAhead(stage, n_microbatches, group)
+        self._lookahead = Lookahead(self.dataloader)
+        self.checkpointer.states[DATALOADER] = self._lookahead
+        self._n_batches_left = self._n_told = 0
+
+    def batch_generator(self, data_iterable: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield the loader's batches; they count when they are used."""
+        return super().batch_generator(self._lookahead)
+
+    def train_step(self, data_iterator: Iterator[Batch]) -> None:
+        """Run one optimizer step, and what of the next one the front may do before."""
+        self._n_batches_left = self.gradient_accumulation_steps
+        super().train_step(data_iterator)
+
+    def forward_backward_step(
+        self,
+        *,
+        input_dict: dict[str, torch.Tensor],
+        labels: torch.Tensor,
+        global_valid_tokens: torch.Tensor,
+    ) -> torch.Tensor:
+        """Run one pipeline batch; a front has forwarded it before, and then goes on."""
+        self._n_batches_left -= 1
+        self._tell_front()
+        upcoming = self._lookahead.peek() if self._may_begin_next else None
+        self._ahead.begin_batch(
+            partial(self._microbatches, input_dict, labels),
+            is_followed=self._n_batches_left > 0 or upcoming is not None,
+        )
+        loss = super().forward_backward_step(
+            input_dict=input_dict, labels=labels, global_valid_tokens=global_valid_tokens
+        )
+        self._ahead.end_batch(None if upcoming is None else partial(self._microbatches, *upcoming))
+        return loss
+
+    def _tell_front(self) -> None:
+        """Log how many stages work ahead, where it is another number than before."""
+        if self._ahead.n_front != self._n_told:
+            self._n_told = self._ahead.n_front
+            logger.info(f"From step {self.step} on {self._n_told} stages work a batch ahead")
+
+    @property
+    def _may_begin_next(self) -> bool:
+        """Whether the front goes on with a batch of the next step after the current one."""
+        if self._n_batches_left or not self._ahead.n_front:
+            return False
+        assert self.controller is not None  # the front is its
+        assert self.controller.checks is not None  # likewise
+        assert isinstance(self.checkpointer, SafeCheckpointManager)  # upstream's is replaced
+        validates = self.job_config.validation.enable
+        return may_begin_next(
+            self.step,
+            self.job_config.training.steps,
+            validates=validates and self.validator.should_validate(self.step),
+            saves=self.checkpointer.saves_after(self.step),
+            decides=self.controller.checks.decides,
+        )
+
+    def _microbatches(
+        self, input_dict: dict[str, torch.Tensor], labels: torch.Tensor
+    ) -> Microbatches:
+        """Return what this rank's stage gets from outside, as upstream hands it over."""
+        on_device = {
+            name: value.to(self.device)
+            for name, value in input_dict.items()
+            if name not in _ABOUT_ROWS
+        }
+        inputs, _, of_first, of_every = self.post_dataloading_process(on_device, labels)
+        if not self.pp_has_first_stage:
+            return split_batch(self.pp_schedule, (), of_every)
+        return split_batch(self.pp_schedule, (inputs,), {**of_first, **of_every})
+
+
+def running_ahead(trainer: type[Trainer]) -> type[RunningAhead]:
+    """Return ``FreezingTrainer``, or what stands in its place, with a front that works ahead."""
+    return type("AheadTrainer", (RunningAhead, trainer), {})
+
+
+def may_begin_next(step: int, n_steps: int, *, validates: bool, saves: bool, decides: bool) -> bool:
+    """Return whether the front may forward a batch of step ``step`` + 1 in ``step``.
+
+    Every rank comes to the same answer.
+
+    Args:
+        step: The current step, from 1.
+        n_steps: Of the run.
+        validates: Whether validation comes between the two.
+        saves: Whether a checkpoint does.
+        decides: Whether a policy does, by which the front may grow or learn again.
+    """
+    return step < n_steps and not (validates or saves or decides)
