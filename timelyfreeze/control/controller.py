@@ -182,6 +182,11 @@ class FreezeController:
         return self.settings.phases.phase(self._step)
 
     @property
+    def entered_phase(self) -> Phase | None:
+        """The phase of the last step that was begun; None before the first one."""
+        return self._phase
+
+    @property
     def switched_off(self) -> str | None:
         """Since when and why nothing is frozen although there is a plan; None while it is."""
         return self._in_force.switched_off
@@ -221,6 +226,10 @@ class FreezeController:
             self.cache.begin_step(None if is_idle else self.checks.decision.frozen)
         if self.ahead is not None:
             self.ahead.begin_step(0 if is_idle else self.checks.first_live_stage)
+
+    def go_on_in(self, phase: Phase | None) -> None:
+        """Take a phase as told: the run had entered it before this controller; None for none."""
+        self._phase = phase
 
     def note_tokens(self, n_tokens: Tensor) -> None:
         """Take note of how many tokens of each row of the step's next batch are no padding.

@@ -31,8 +31,8 @@ def recut(
 ) -> dict[str, Any]:
     """Return the state that a process goes on from with stages of its own.
 
-    Counts of frozen tensors go where the tensors are. The sums of the average freeze ratio are
-    handed out evenly. Gradient energies are measured anew.
+    Counts of frozen tensors and gradient energies go where the tensors are: what stays frozen can
+    not be measured anew. The sums of the average freeze ratio are handed out evenly.
 
     Args:
         states: Of all processes that have saved one, by a policy without a plan.
@@ -56,6 +56,9 @@ def recut(
     backwards = max(count for count, _ in tallies.values())
     state = {key: value for key, value in states[0].items() if key != "energy"}
     state["tally"] = {str(s): [backwards, frozen[layout.of_stage(s)].tolist()] for s in stages}
+    if (energies := _energies(states)).keys() == tallies.keys():
+        energy = np.array([each for s in tallies for each in energies[s]], dtype=object)
+        state["energy"] = {str(s): energy[layout.of_stage(s)].tolist() for s in stages}
     sums = [sum(of[i] for of in (each["applied"] for each in states)) for i in (0, 1)]
     share, rest = divmod(sums[1], n_processes)
     state["applied"] = [sums[0] / n_processes, share + (number < rest)]
@@ -70,3 +73,8 @@ def _tallies(states: Sequence[Mapping[str, Any]]) -> dict[int, tuple[int, Sequen
     """Return {stage: (backwards, of each tensor in how many it was frozen)}, front to back."""
     by_stage = {int(s): (n, frozen) for each in states for s, (n, frozen) in each["tally"].items()}
     return dict(sorted(by_stage.items()))
+
+
+def _energies(states: Sequence[Mapping[str, Any]]) -> dict[int, Sequence[float | None]]:
+    """Return {stage: gradient energy of each tensor} of stages whose energy was measured."""
+    return {int(s): found for each in states for s, found in each.get("energy", {}).items()}

@@ -11,15 +11,18 @@ from matplotlib.ticker import MaxNLocator
 
 from timelyfreeze.plots.phases import bands, shade_phases
 from timelyfreeze.plots.plasticity import draw_plasticity
-from timelyfreeze.plots.style import BLUE, INK, SKY, WIDTH_INCHES, annotate, house_style
-from timelyfreeze.records import FrontRow, PlasticityRow
+from timelyfreeze.plots.style import BLUE, INK, SKY, VERMILLION, WIDTH_INCHES, annotate, house_style
+from timelyfreeze.records import FrontRow, Move, PlasticityRow
 
 # Of the width of the axes, what a stretch has to have for its share to be written above it.
 _LEAST_WIDTH = 0.06
 
 
 def front_figure(
-    rows: Sequence[FrontRow], evaluations: Sequence[PlasticityRow] = (), title: str = ""
+    rows: Sequence[FrontRow],
+    evaluations: Sequence[PlasticityRow] = (),
+    title: str = "",
+    moves: Sequence[Move] = (),
 ) -> Figure:
     """Draw how many blocks were frozen in each step, and below it the plasticity that decided.
 
@@ -30,6 +33,7 @@ def front_figure(
         rows: The steps.
         evaluations: Of the policy's modules; none for policies that have no modules.
         title: Stands above.
+        moves: To other pipelines, each a thin line before its first step.
 
     Raises:
         ValueError: If there is no step.
@@ -42,6 +46,9 @@ def front_figure(
         panels = figure.subplots(n_panels, 1, sharex=True, squeeze=False)[:, 0]
         shade_phases(panels[0], rows)
         _draw_front(panels[0], rows)
+        for i, move in enumerate(moves):
+            label = "_" if i else "move to another pipeline"  # once in the legend
+            panels[0].axvline(move.step - 0.5, color=VERMILLION, lw=0.8, ls=":", label=label)
         if evaluations:
             draw_plasticity(panels[1], rows, evaluations)
             shade_phases(panels[1], rows, named=False)

@@ -21,7 +21,16 @@ from timelyfreeze.plots.run_timelines import (
     trace_measured,
     trace_predicted,
 )
-from timelyfreeze.records import counts, front, losses, read_names, responses, run_title, steps
+from timelyfreeze.records import (
+    counts,
+    front,
+    losses,
+    moves,
+    read_names,
+    responses,
+    run_title,
+    steps,
+)
 
 Row = TypeVar("Row")
 Draw = Callable[[Path], Figure | str]
@@ -82,7 +91,9 @@ def draw_front(run_folder: Path) -> Figure | str:
     evaluations = front.PLASTICITY.read(run_folder) if has_evaluations else []
     if not rows or not (evaluations or any(row.frozen_layers for row in rows)):
         return f"{front.FRONT.name} has no front: nothing was frozen yet"
-    return front_figure(rows, evaluations, run_title(run_folder))
+    has_moves = (run_folder / moves.MOVES.name).exists()
+    moved = moves.MOVES.read(run_folder) if has_moves else []
+    return front_figure(rows, evaluations, run_title(run_folder), moved)
 
 
 draw_convergence = _draws(

@@ -21,6 +21,7 @@ from timelyfreeze.records.losses import (
     running_means,
     seconds_to_reach,
 )
+from timelyfreeze.records.moves import MOVES, Move
 from timelyfreeze.records.responses import RESPONSES, ResponseRow
 from timelyfreeze.records.scores import (
     HUB,
@@ -54,9 +55,9 @@ from timelyfreeze.records.trace import trace_to_json
 
 __all__ = [
     "AVERAGED", "BENCHMARKS", "BY_KEY", "COUNTS", "FRONT", "FRONT_READ", "FROZEN", "HUB",
-    "KIND_WORDS", "LOSSES", "PLASTICITY", "RESPONSES", "SCORES", "SKIPPED_STEPS", "STEPS",
+    "KIND_WORDS", "LOSSES", "MOVES", "PLASTICITY", "RESPONSES", "SCORES", "SKIPPED_STEPS", "STEPS",
     "SUMMARY_FILE", "UNFROZEN", "WINDOW", "Benchmark", "Block", "FrontRow", "FrozenCount",
-    "LossRow", "NeverUpdated", "PassedEnergy", "PlasticityRow", "ResponseRow", "RunSummary",
+    "LossRow", "Move", "NeverUpdated", "PassedEnergy", "PlasticityRow", "ResponseRow", "RunSummary",
     "Score", "Scores", "SeenBatch", "StepRatio", "StepRow", "Timeline", "as_drawn", "kappa_error",
     "kappa_of_cap", "kappa_over_p_eff", "last_running_mean", "mean_p_eff", "measured_timeline",
     "never_updated", "passed_energy", "predicted_timelines", "read_names", "read_scores",

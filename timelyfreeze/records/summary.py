@@ -32,7 +32,8 @@ class RunSummary:
         model: Name and flavor, such as "llama3 8M".
         dataset: ``training.dataset``, and its path where one is set.
         n_devices: Processes of the run.
-        ranks_per_replica: Processes that one batch is split among.
+        ranks_per_replica: Processes that one batch is split among; of an elastic run when it
+            began.
         batches_per_step: Pipeline batches of an optimizer step, on each replica.
         device: Name of the GPU, or of the processor with the number of usable cores.
         torch_version: Of the process that wrote this.
@@ -42,7 +43,8 @@ class RunSummary:
         tokens_per_second_unfrozen: Per device, from the median step of warm-up and of the first
             half of monitoring.
         tokens_per_second: Per device, from the median step of the stable phase; without freezing,
-            of the run.
+            of the run. Of an elastic run it is that in its last pipeline, and so are all other
+            times of the stable phase.
         step_ms_unfrozen: Median step in milliseconds, as above.
         step_ms: Likewise.
         step_ms_off: Median step in milliseconds since freezing was switched off.
@@ -107,6 +109,8 @@ class RunSummary:
         cache_spent_ms: What reading and keeping took, on all ranks together.
         cache_mib: What is kept at the end.
         cache_read_ahead: Rows of the disk that were in memory when they were needed.
+        moves: How often an elastic run went on in another pipeline; None for other runs.
+        moves_seconds: What that took; ``seconds`` has none of it.
         failure: Why a method that plans has no plan.
         switched_off: Since when and why nothing is frozen although there is a plan.
         ended_early: Why the run ended before its last step, after which one, and what was saved.
@@ -190,6 +194,8 @@ class RunSummary:
     cache_spent_ms: float | None = None
     cache_mib: float | None = None
     cache_read_ahead: int | None = None
+    moves: int | None = None
+    moves_seconds: float | None = None
     failure: str | None = None
     switched_off: str | None = None
     ended_early: str | None = None

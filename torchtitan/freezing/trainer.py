@@ -49,6 +49,7 @@ from torchtitan.freezing.emulation.pipeline import as_one_process, emulated_orde
 from torchtitan.freezing.emulation.record import EmulationRecord, OptimizerClock
 from torchtitan.freezing.front_store import front_identity, front_store
 from torchtitan.freezing.partition import model_sizes, partition_line
+from torchtitan.freezing.report.output import RunOutput
 from torchtitan.freezing.report.progress import quiet_unless
 from torchtitan.freezing.stop_request import StopRequest
 from torchtitan.upstream.fixes import one_cast_for_all
@@ -60,8 +61,13 @@ _Batch = tuple[dict[str, torch.Tensor], torch.Tensor]
 
 
 class FreezingTrainer(Trainer):
-    """Upstream's trainer with the freeze controller around each step and each pipeline batch."""
+    """Upstream's trainer with the freeze controller around each step and each pipeline batch.
 
+    Attributes:
+        output: Of a run that has begun elsewhere, if there is one, set before this is built.
+    """
+
+    output: RunOutput | None = None
     job_config: JobConfig
     controller: FreezeController | None = None
     recorder: ActionRecorder | None = None
@@ -81,7 +87,7 @@ class FreezingTrainer(Trainer):
         timeout = timedelta(seconds=job_config.comm.init_timeout_seconds)
         self._stop = StopRequest(timeout) if job_config.comm.mode == "default" else None
         self._steps_done: int | None = None
-        self.metrics_processor.begin_run(self.controller, emulation)
+        self.metrics_processor.begin_run(self.controller, emulation, self.output)
 
     def init_distributed(self) -> ParallelDims:
         """Set up the process groups, then let only the rank that has the loss talk."""

@@ -6,7 +6,8 @@ Usage: torchrun --nproc_per_node=N tests/multiprocess/helpers/elastic_run.py SCE
 A scenario is {"name", "args", "is_elastic", "save_at": steps after which a checkpoint is written,
 "resumes": whether weights are those of a checkpoint}. Each rank writes
 OUTPUT_FOLDER/NAME/rank_R.pt with the rows and the loss of each step, its learning rate, the weights
-at the end, the pipelines, the batches, and how many of the trainers that were left are still there.
+at the end, the pipelines, the batches, and how many of the trainers that were left are still there
+when the next one is built.
 """
 
 import gc
@@ -30,14 +31,17 @@ def run(scenario, folder):
 
     titan_train.time.sleep = lambda seconds: None
     seen = {"rows": [], "losses": [], "rates": [], "pipelines": [], "batches": [], "frozen": []}
-    trainers = []
+    seen["n_left_over"] = 0
+    trainers, left = [], []
 
     def built(original):
         def build(self, config):
+            seen["n_left_over"] += sum(each() is not None for each in left)
             original(self, config)
             if not trainers and not scenario.get("resumes"):
                 fix_weights(self.model_parts)
             trainers.append(weakref.ref(self))
+            left.extend((weakref.ref(self), weakref.ref(self.model_parts[0])))
             parallelism = config.parallelism
             seen["pipelines"].append(
                 (
@@ -110,7 +114,7 @@ def run(scenario, folder):
         trainer.train()
         trainer.close()
         gc.collect()
-        seen["n_left_over"] = sum(each() is not None for each in trainers[:-1])
+        seen["n_left_over"] += sum(each() is not None for each in trainers[:-1])
     finally:
         for name, original in originals.items():
             setattr(FreezingTrainer, name, original)

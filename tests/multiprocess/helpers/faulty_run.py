@@ -50,7 +50,7 @@ class Fault:
         if "max_bytes" in self.settings:
             resource.setrlimit(resource.RLIMIT_FSIZE, (self.settings["max_bytes"], -1))
         if "full" in self.settings:
-            trainer.metrics_processor._recorder._loss_curve._path = Path("/dev/full")
+            trainer.metrics_processor._output.recorder._loss_curve._path = Path("/dev/full")
         if "poison" in self.settings:
             with torch.no_grad():
                 next(trainer.model_parts[-1].parameters()).fill_(float("nan"))

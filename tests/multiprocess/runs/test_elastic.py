@@ -9,6 +9,10 @@ import pytest
 import torch
 from faults import equal_weights, run_with
 from launcher import ROOT, arguments, merged, run_scenarios
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from timelyfreeze.plots.drawing import draw_run
+from timelyfreeze.records import FRONT, LOSSES, MOVES, STEPS, read_summary
 
 N_STEPS = 10
 # Checks after steps 4, 6 and 8 of 10 layers.
@@ -69,7 +73,13 @@ def scenario(folder, name, *, is_elastic, save_at=(), resumes=None, **settings):
 def runs(folder):
     scenarios = [
         scenario(folder, "stays", is_elastic=False),
-        scenario(folder, "moves", is_elastic=True, save_at=[7, 9]),
+        scenario(
+            folder,
+            "moves",
+            is_elastic=True,
+            save_at=[7, 9],
+            metrics__enable_tensorboard=None,
+        ),
         scenario(folder, "GPipe", is_elastic=True, parallelism__pipeline_parallel_schedule="GPipe"),
     ]
     # Five steps in an epoch. A cache without room makes the same order of rows.
@@ -193,6 +203,95 @@ def test_killed_in_the_midst_of_a_move_it_comes_to_the_same_weights(folder):
     assert last.lines("Training starts at step 5")
     assert len(last.lines("the run goes on in a pipeline of")) == 3
     assert equal_weights(folder / "killed", folder / "undisturbed", n_processes=4)
+
+
+@pytest.fixture(scope="module")
+def run_folder(runs, folder):
+    """What the run that moves has written."""
+    (only,) = (folder / "moves" / "tb").iterdir()
+    return only
+
+
+def test_a_run_that_moves_has_one_folder(run_folder):
+    every_step = list(range(1, N_STEPS + 1))
+    for table in (LOSSES, STEPS, FRONT):
+        rows = table.read(run_folder)
+        assert [row.step for row in rows] == every_step, table.name
+    seconds = [row.seconds for row in LOSSES.read(run_folder)]
+    assert seconds == sorted(seconds)
+    assert len(list(run_folder.glob("events.out.tfevents.*"))) == 1
+
+
+def test_its_losses_are_those_of_a_run_that_stays(runs, run_folder):
+    expected = losses_of_steps(runs["stays"])
+    found = {row.step: row.train_loss for row in LOSSES.read(run_folder)}
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_its_p_eff_is_that_of_a_run_that_stays(folder, run_folder):
+    """Energies of frozen tensors cannot be measured anew after a move."""
+    (other,) = (folder / "stays" / "tb").iterdir()
+    expected, found = ([row.p_eff for row in STEPS.read(each)] for each in (other, run_folder))
+    assert found == pytest.approx(expected, rel=1e-4)
+    assert found[-1] < 0.9 < found[0]
+    assert read_summary(run_folder).p_eff == pytest.approx(read_summary(other).p_eff, rel=1e-4)
+
+
+def test_its_moves_are_listed(runs, run_folder):
+    moves, built = MOVES.read(run_folder), runs["moves"][0]["pipelines"]
+    assert [(move.ranks, move.replicas) for move in moves] == [
+        (ranks, replicas) for _, ranks, replicas, _ in built[1:]
+    ]
+    # After the checks of steps 4, 6 and 8.
+    assert [(move.step, move.frozen_layers) for move in moves] == [(5, 3), (7, 6), (9, 8)]
+    assert all(len(move.split.split()) == move.ranks for move in moves)
+    assert all(sum(map(int, move.split.split())) == 10 for move in moves)
+    report = (run_folder / "report.txt").read_text()
+    page = (run_folder / "report.md").read_text()
+    for move in moves:
+        assert f"\n  step {move.step} " in report
+        assert f"| {move.step} | {move.frozen_layers} | {move.ranks} | {move.replicas} |" in page
+
+
+def test_its_summary_covers_every_step(runs, run_folder):
+    summary, steps = read_summary(run_folder), STEPS.read(run_folder)
+    moves = MOVES.read(run_folder)
+    assert (summary.steps_done, summary.ended_early) == (N_STEPS, None)
+    assert (summary.n_devices, summary.ranks_per_replica) == (4, 4)
+    assert summary.seconds == pytest.approx(sum(row.step_ms for row in steps) / 1e3, rel=1e-5)
+    assert summary.moves == len(moves)
+    assert summary.moves_seconds == pytest.approx(sum(move.seconds for move in moves), rel=1e-5)
+    sums = [sum(rank["freeze_ratio_sums"][i] for rank in runs["moves"]) for i in (0, 1)]
+    assert summary.average_freeze_ratio == pytest.approx(sums[0] / sums[1])
+    settings = json.loads((run_folder / "settings.json").read_text())
+    assert settings["parallelism"]["pipeline_parallel_degree"] == 4
+
+
+def test_what_is_of_one_pipeline_is_numbered(run_folder):
+    n_moves = len(MOVES.read(run_folder))
+    for number in range(1, n_moves + 1):
+        for name in ("schedule", "responses"):
+            assert (run_folder / f"{name}_{number}.csv").exists()
+    ranks = [len((run_folder / name).read_text().splitlines()) for name in (
+        "schedule_1.csv", "schedule.csv")]  # fmt: skip
+    assert ranks == [4, 2]
+
+
+def test_its_curves_in_tensorboard_are_whole(run_folder):
+    events = EventAccumulator(str(run_folder))
+    events.Reload()
+    assert [e.step for e in events.Scalars("loss_metrics/global_avg_loss")] == [
+        *range(1, N_STEPS + 1)
+    ]
+    replicas = [event.value for event in events.Scalars("freezing/elastic/replicas")]
+    assert (replicas[0], replicas[-1]) == (1.0, 2.0)
+    assert [e.value for e in events.Scalars("freezing/elastic/ranks")] == [4 / n for n in replicas]
+
+
+def test_its_folder_can_be_drawn(run_folder):
+    drawn = draw_run(run_folder)
+    assert drawn.broken == {}
+    assert "front.png" in {file.name for file in drawn.files}
 
 
 def test_nothing_of_a_former_pipeline_is_kept(runs):

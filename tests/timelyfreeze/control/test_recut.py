@@ -44,11 +44,22 @@ def test_counts_go_where_the_tensors_are() -> None:
     assert recut(SAVED, cut, [0, 2], 0, 2)["tally"] == {"0": [4, [4, 3, 2]], "2": [4, [0]]}
 
 
-def test_the_decision_stays_and_energies_are_measured_anew() -> None:
+def test_the_decision_stays() -> None:
     state = recut(SAVED, layout(1, 4), [1], 1, 2)
     assert state["policy"] == {"frozen": [0]}
-    assert "energy" not in state
     assert state["losses"] == {"1": [7.5, 3]}
+
+
+def test_energies_go_where_the_tensors_are() -> None:
+    second = {"energy": {"1": [3.0, None, 5.0]}}
+    saved = [SAVED[0], SAVED[1] | second, SAVED[2] | second]
+    cut = layout(1, 2, 2)
+    assert recut(saved, cut, [0, 2], 0, 2)["energy"] == {"0": [1.0], "2": [None, 5.0]}
+    assert recut(saved, cut, [1], 1, 2)["energy"] == {"1": [2.0, 3.0]}
+
+
+def test_energies_are_measured_anew_where_not_all_are_known() -> None:
+    assert "energy" not in recut(SAVED, layout(1, 4), [1], 1, 2)
 
 
 @pytest.mark.parametrize("n_processes", [1, 2, 3, 5])

@@ -10,6 +10,7 @@ from matplotlib.collections import PolyCollection
 from timelyfreeze.plots.front import front_figure, stretches
 from timelyfreeze.plots.gallery import draw_front
 from timelyfreeze.records.front import FRONT, PLASTICITY, FrontRow, PlasticityRow
+from timelyfreeze.records.moves import MOVES, Move
 
 DEPTHS = [0, 0, 2, 2, 2, 2, 5, 5, 0, 0]
 READ = [0, 0, 0, 0, 2, 2, 0, 1, 0, 0]
@@ -47,6 +48,18 @@ def test_the_front_is_a_step_for_each_change() -> None:
     assert heights(axes) == {"front": [0.0, 0.0, 5.0]}
     assert texts(axes) == ["warm-up", "stable"]
     assert axes.get_title(loc="left") == "fixed"
+
+
+def test_moves_are_lines_before_their_first_steps(tmp_path: Path) -> None:
+    FRONT.write(tmp_path, rows(cached=False))
+    MOVES.write(tmp_path, [Move(3, 2, 4, 1, "4 2 2 2", 1.0), Move(7, 5, 2, 2, "7 3", 1.0)])
+    figure = draw_front(tmp_path)
+    assert not isinstance(figure, str)
+    lines = [line for line in figure.axes[0].get_lines() if line.get_linestyle() == ":"]
+    assert [np.asarray(line.get_xdata()).tolist() for line in lines] == [[2.5, 2.5], [6.5, 6.5]]
+    (legend,) = figure.legends
+    names = [text.get_text() for text in legend.get_texts()]
+    assert names.count("move to another pipeline") == 1
 
 
 def test_what_was_read_is_a_part_of_the_area_and_its_share_stands_above() -> None:

@@ -12,7 +12,7 @@ from timelyfreeze.control.caching.folder import (
 from timelyfreeze.control.caching.front import token_digest
 from timelyfreeze.control.caching.named_rows import NamedRows
 from timelyfreeze.control.caching.store import ActivationStore
-from timelyfreeze.control.caching.use import CacheUse, use_of_all
+from timelyfreeze.control.caching.use import CacheUse, use_of_all, use_of_parts
 
 __all__ = [
     "ActivationStore",
@@ -27,4 +27,5 @@ __all__ = [
     "in_use",
     "token_digest",
     "use_of_all",
+    "use_of_parts",
 ]

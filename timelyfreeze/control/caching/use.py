@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -41,4 +41,19 @@ def use_of_all(ranks: Sequence[CacheUse]) -> CacheUse:
         spent_ms=sum(rank.spent_ms for rank in ranks),
         saved_ms=max(saved_ms, default=None),
         read_ahead=sum(rank.read_ahead for rank in ranks),
+    )
+
+
+def use_of_parts(former: CacheUse | None, latest: CacheUse | None) -> CacheUse | None:
+    """Put together what two parts of a run tell, one after the other; kept is what is kept now."""
+    if former is None or latest is None:
+        return former or latest
+    saved_ms = [part.saved_ms for part in (former, latest) if part.saved_ms is not None]
+    return replace(
+        latest,
+        batches=former.batches + latest.batches,
+        entered=former.entered + latest.entered,
+        spent_ms=former.spent_ms + latest.spent_ms,
+        saved_ms=sum(saved_ms) if saved_ms else None,
+        read_ahead=former.read_ahead + latest.read_ahead,
     )

@@ -39,6 +39,10 @@ class Pace:
 class Form(Protocol):
     """One way for a run to go on; in words, how, such as "in a pipeline of 2 ranks"."""
 
+    @property
+    def split(self) -> tuple[int, ...]:
+        """Layers of each stage."""
+
     def moved(self, config: JobConfig) -> JobConfig:
         """Return the configuration that a run goes on with that began with ``config``."""
 

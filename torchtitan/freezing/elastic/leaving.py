@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
+import torch.distributed as dist
 from torchtitan.distributed import ParallelDims
 from torchtitan.train import Trainer
 
+from timelyfreeze.settings import Phase
 from torchtitan.checkpoints.handover import MemoryCheckpoint
 from torchtitan.checkpoints.manager import SafeCheckpointManager
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.elastic.form import Form, Moment, Pace
+from torchtitan.freezing.report.output import RunOutput
+from torchtitan.freezing.report.progress import quiet_unless
 
 Leaves = Callable[[Moment], Form | None]
 KnownDims = dict[tuple[int, int, int], ParallelDims]
@@ -20,6 +26,23 @@ KnownDims = dict[tuple[int, int, int], ParallelDims]
 
 class _Left(BaseException):
     """The run goes on elsewhere. No ``Exception``: nobody on the way may report it as an error."""
+
+
+@dataclass(frozen=True)
+class HandedOver:
+    """What a run goes on from in another trainer.
+
+    Attributes:
+        memory: What a checkpoint would hold.
+        heard: A signal to stop that came late, or 0.
+        phase: Of the last step; None if there was none since the run was resumed.
+        output: What the run is shown and recorded by.
+    """
+
+    memory: MemoryCheckpoint
+    heard: int
+    phase: Phase | None
+    output: RunOutput
 
 
 class Leaving(Trainer):
@@ -31,11 +54,25 @@ class Leaving(Trainer):
             it goes on here.
         pace: What its steps are.
         dims: Those of the trainers before, by degrees; takes this one's up.
+        output: Of the run that goes on here; None if it begins here.
     """
 
-    def __init__(self, job_config: JobConfig, leaves: Leaves, pace: Pace, dims: KnownDims) -> None:
+    def __init__(
+        self,
+        job_config: JobConfig,
+        leaves: Leaves,
+        pace: Pace,
+        dims: KnownDims,
+        output: RunOutput | None = None,
+    ) -> None:
         self._leaves, self._pace, self._known_dims = leaves, pace, dims
+        self._left_with: RunOutput | None = None
+        self._arrived: Callable[[], None] = lambda: None
+        self._until_arrived = ExitStack()
+        self.output = output
         super().__init__(job_config)
+        # A pipeline is never longer than the first, whose last ranks are shown.
+        assert output is None or not output.is_shown or self.pp_has_last_stage
 
     def init_distributed(self) -> ParallelDims:
         """Return dimensions, with the meshes of a former trainer that has the same.
@@ -44,26 +81,32 @@ class Leaving(Trainer):
         process groups of the first of them.
         """
         found = super().init_distributed()
+        if self.output is not None:
+            quiet_unless(self.output.is_shown, dist.get_rank())
         return self._known_dims.setdefault((found.pp, found.dp_replicate, found.dp_shard), found)
 
     def should_continue_training(self) -> bool:
         """Return whether there is another step; leave if it is another trainer's."""
+        self._until_arrived.close()
+        arrived, self._arrived = self._arrived, lambda: None
+        arrived()
         goes_on = super().should_continue_training()
         if goes_on and self.controller is not None:
             checks = self.controller.checks
             n_frozen = 0 if checks is None else checks.frozen_layers
             # Larger steps take the schedule further, which checkpoints hold.
             n_batches = self.lr_schedulers.schedulers[0].last_epoch
-            if (elsewhere := self._leaves(Moment(n_frozen, self.step, n_batches))) is not None:
-                raise _Left(str(elsewhere))
+            if self._leaves(Moment(n_frozen, self.step, n_batches)) is not None:
+                raise _Left
         return goes_on
 
     def train(self) -> None:
         """Train to the end of the run, or until it goes on elsewhere."""
         try:
-            super().train()
-        except _Left as left:
-            self.metrics_processor.end_run(f"goes on {left} after step {self.step}")
+            with self._until_arrived:
+                super().train()
+        except _Left:
+            self._left_with = self.metrics_processor.leave()
 
     def train_step(self, data_iterator: Iterator[Any]) -> None:
         """Run one optimizer step at this trainer's pace."""
@@ -90,18 +133,30 @@ class Leaving(Trainer):
                 group["lr"] = rate
             raise
 
-    def hand_over(self) -> tuple[MemoryCheckpoint, int]:
-        """Close; return what the run goes on from, and a signal to stop that came late, or 0."""
+    def hand_over(self) -> HandedOver:
+        """Close; return what the run goes on from."""
+        assert self.controller is not None  # it has asked for another pipeline
+        assert self._left_with is not None  # likewise
         memory = self._manager.hand_over(self.device)
         heard = 0 if self._stop is None else self._stop.heard
         self.close()
-        return memory, heard
+        return HandedOver(memory, heard, self.controller.entered_phase, self._left_with)
 
-    def take_over(self, memory: MemoryCheckpoint, heard: int) -> None:
-        """Go on from what another trainer has handed over."""
-        self._manager.take_over(memory)
+    def take_over(self, handed: HandedOver, arrived: Callable[[], None]) -> None:
+        """Go on from what another trainer has handed over.
+
+        Args:
+            handed: By the trainer before; loaded when training begins.
+            arrived: Called once it is loaded, before the first step; until then the log has
+                warnings alone.
+        """
+        assert self.controller is not None  # the trainer before had one
+        self._manager.take_over(handed.memory)
+        self.controller.go_on_in(handed.phase)
         if self._stop is not None:
-            self._stop.heard = heard
+            self._stop.heard = handed.heard
+        self._arrived = arrived
+        self._until_arrived.enter_context(silence(logging.INFO))
 
     @property
     def _manager(self) -> SafeCheckpointManager:
@@ -112,3 +167,14 @@ class Leaving(Trainer):
 def leaving(trainer: type[Trainer]) -> type[Leaving]:
     """Return ``FreezingTrainer``, or what stands in its place, as a trainer that may leave."""
     return type("LeavingTrainer", (Leaving, trainer), {})
+
+
+@contextmanager
+def silence(level: int) -> Iterator[None]:
+    """Keep what is said up to ``level`` out of the log."""
+    before = logging.root.manager.disable
+    logging.disable(max(before, level))
+    try:
+        yield
+    finally:
+        logging.disable(before)

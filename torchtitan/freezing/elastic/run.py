@@ -5,27 +5,27 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+import warnings
+from functools import partial
 
 from torchtitan.tools import utils as titan_tools
 from torchtitan.tools.logging import logger
 from torchtitan.train import Trainer
 
-from torchtitan.checkpoints.handover import MemoryCheckpoint
 from torchtitan.freezing.checks import ConfigError, check
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.elastic.form import Form, Moment, Pace
-from torchtitan.freezing.elastic.leaving import KnownDims, Leaving, leaving
+from torchtitan.freezing.elastic.leaving import HandedOver, KnownDims, Leaving, leaving, silence
 from torchtitan.freezing.elastic.packing import first_batch, packed_batch
 from torchtitan.freezing.elastic.pipeline import first_pipeline, pipeline_for
+from torchtitan.freezing.report.output import RunOutput
 
 
 class ElasticRun:
     """A trainer for as long as its form suits what is frozen, then another for the next.
 
     All processes stay. Meshes, stages and optimizers are built anew, and what a checkpoint would
-    hold goes through the processes' memory.
+    hold goes through the processes' memory. What the run writes goes on in the same folder.
 
     Args:
         trainer: The trainer's class.
@@ -39,6 +39,7 @@ class ElasticRun:
         self._next = self._form
         self._n_frozen: int | None = None
         self._dims: KnownDims = {}
+        self._output: RunOutput | None = None
         self._trainer: Leaving | None = self._build(job_config, self._leaves, Pace(), self._dims)
 
     def train(self) -> None:
@@ -51,12 +52,15 @@ class ElasticRun:
             self._trainer.train()
             if self._next == self._form:
                 return
-            self._move(*self._trainer.hand_over())
+            started = time.perf_counter()
+            self._move(self._trainer.hand_over(), started)
 
     def close(self) -> None:
-        """Close the trainer that there is, if building it did not fail."""
+        """Close the trainer, or, if building one has failed, what it would have gone on with."""
         if self._trainer is not None:
             self._trainer.close()
+        elif self._output is not None:
+            self._output.close()
 
     def _leaves(self, moment: Moment) -> Form | None:
         """Return how the run goes on elsewhere, None if it stays; the same on all ranks."""
@@ -76,23 +80,29 @@ class ElasticRun:
             return self._form
         return form
 
-    def _move(self, memory: MemoryCheckpoint, heard: int) -> None:
+    def _move(self, handed: HandedOver, started: float) -> None:
         """Go on with a trainer of the next form, which loads what the last has handed over."""
-        started = time.perf_counter()
-        self._trainer = None  # room for the next one before it is built
+        self._trainer, self._output = None, handed.output  # room for the next one
         gc.collect()
         if titan_tools.device_type != "cpu":
             titan_tools.device_module.empty_cache()
         moved, pace = self._next.moved(self._config), self._next.pace(self._config)
-        with _silence():  # all was said when the run began
-            self._trainer = self._build(moved, self._leaves, pace, self._dims)
-        self._trainer.take_over(memory, heard)
+        with silence(logging.WARNING), warnings.catch_warnings():  # all was said at the start
+            warnings.simplefilter("ignore")
+            self._trainer = self._build(moved, self._leaves, pace, self._dims, handed.output)
         self._form = self._next
+        self._trainer.take_over(handed, partial(self._tell, self._trainer, started))
+
+    def _tell(self, trainer: Leaving, started: float) -> None:
+        """Say and write down what the run has moved to, once it is there."""
+        seconds, step = time.perf_counter() - started, trainer.step + 1
+        trainer.metrics_processor.note_move(step, self._n_frozen, self._form.split, seconds)
         logger.info(
-            "%d layers are frozen: the run goes on %s, built in %.1f s",
+            "Frozen layers: %d; the run goes on %s, from step %d, after %.1f s",
             self._n_frozen,
             self._form,
-            time.perf_counter() - started,
+            step,
+            seconds,
         )
 
 
@@ -104,13 +114,3 @@ def _form_for(config: JobConfig, moment: Moment) -> Form | None:
     if config.freezing.packing.is_on:
         return packed_batch(config, moment)
     return pipeline_for(config, moment.n_frozen)
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-import torchtitan.components.metrics as titan_metrics
 import torchtitan.tools.utils as titan_tools
-from torchtitan.components.metrics import LoggerContainer, MetricsProcessor
+from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.distributed import ParallelDims
 from torchtitan.tools.logging import logger
 from torchtitan.tools.utils import NoColor
@@ -21,85 +21,82 @@ from timelyfreeze.timing import DurationBounds
 from timelyfreeze.whatif.loads import UNKNOWN_SIZES, ModelSizes
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.emulation.record import EmulationRecord
-from torchtitan.freezing.report.losses import FiniteWatch
-from torchtitan.freezing.report.plots import RunPlots
-from torchtitan.freezing.report.progress import Progress
-from torchtitan.freezing.report.recorder import RunRecorder
-from torchtitan.freezing.report.run_folder import OutputGuard, make_run_folder
-from torchtitan.freezing.report.run_record import summary_at_start
-from torchtitan.freezing.report.tensorboard import RunTensorBoard
+from torchtitan.freezing.report.output import RunOutput, open_output
 
 
 class FreezingMetricsProcessor(MetricsProcessor):
     """Upstream's metrics processor with a folder per run, freezing metrics, progress and a report.
 
     Every rank has one, since metrics are gathered from all; only the rank that has the loss shows
-    and writes.
-
-    Attributes:
-        run_folder: Where the rank that is shown writes.
+    and writes. There is nothing to write to before :meth:`begin_run`.
     """
 
     def __init__(
         self, job_config: JobConfig, parallel_dims: ParallelDims, *args: Any, **kwargs: Any
     ) -> None:
-        # Upstream would open a TensorBoard folder named by the minute, in which runs started
-        # together mix.
-        without_tensorboard = replace(
-            job_config, metrics=replace(job_config.metrics, enable_tensorboard=False)
-        )
-        super().__init__(without_tensorboard, parallel_dims)
+        without_loggers = replace(job_config.metrics, enable_tensorboard=False, enable_wandb=False)
+        super().__init__(replace(job_config, metrics=without_loggers), parallel_dims)
         self.job_config = job_config
-        shown_rank = titan_metrics._get_metrics_rank(parallel_dims, job_config)
-        self._is_shown = dist.get_rank() == shown_rank
-        self.run_folder = make_run_folder(job_config, create=self._is_shown)
         if not sys.stdout.isatty():
             self.color = NoColor()
         self._controller: FreezeController | None = None
-        self._guard = OutputGuard(self.run_folder)
-        device_name = self.device_memory_monitor.device_name
-        self._recorder = RunRecorder(
-            job_config,
-            summary_at_start(job_config, parallel_dims, device_name, titan_tools.device_type),
-            self.run_folder,
-            self._guard,
-            writes=self._is_shown,
-            n_layers=getattr(args[0], "n_layers", None) if args else None,
-        )
-        self._watch = FiniteWatch()
-        self._has_new_plots = False
         self._is_quiet = job_config.report.quiet
-        self._progress = Progress(
-            job_config.training.steps, shown=self._is_shown and not self._is_quiet
-        )
-        self._tensorboard: RunTensorBoard | None = None
-        all_ranks = job_config.metrics.save_for_all_ranks
-        if job_config.metrics.enable_tensorboard and (self._is_shown or all_ranks):
-            self._open_tensorboard(f"rank_{dist.get_rank()}" if all_ranks else "")
-        self._plots: RunPlots | None = None
-        if self._is_shown and job_config.plots.enable:
-            board = self._tensorboard
-            self._plots = RunPlots(self.run_folder, None if board is None else board.writer)
+        self._n_layers = getattr(args[0], "n_layers", None) if args else None
+        self._opened: RunOutput | None = None
 
-    def _open_tensorboard(self, name: str) -> None:
-        folder = str(self.run_folder / name)
-        self._tensorboard = RunTensorBoard(folder, self.job_config, self._guard)
-        loggers = LoggerContainer()
-        loggers.add_logger(self.logger)
-        loggers.add_logger(self._tensorboard)
-        self.logger = loggers
+    @property
+    def run_folder(self) -> Path:
+        """Where the rank that is shown writes."""
+        return self._output.folder
+
+    @property
+    def _output(self) -> RunOutput:
+        assert self._opened is not None  # there is nothing to tell before the run begins
+        return self._opened
 
     def begin_run(
-        self, controller: FreezeController | None, emulation: EmulationRecord | None = None
+        self,
+        controller: FreezeController | None,
+        emulation: EmulationRecord | None = None,
+        output: RunOutput | None = None,
     ) -> None:
-        """Start showing and recording; as ``RunRecorder.begin``."""
+        """Start showing and recording.
+
+        Args:
+            controller: None for a run without freezing.
+            emulation: None where every rank has its own process.
+            output: Of the run that goes on here, in another pipeline; None for a new one.
+        """
         self._controller = controller
-        self._recorder.begin(
-            controller,
-            emulation,
-            flops_per_token=self.num_flops_per_token,
-            peak_flops=self.gpu_peak_flops,
-        )
+        if output is not None:
+            assert controller is not None  # nothing else asks for another pipeline
+            output.recorder.go_on(controller, self.parallel_dims.non_data_parallel_size)
+        else:
+            device_name = self.device_memory_monitor.device_name
+            output = open_output(self.job_config, self.parallel_dims, device_name, self._n_layers)
+            output.recorder.begin(
+                controller,
+                emulation,
+                flops_per_token=self.num_flops_per_token,
+                peak_flops=self.gpu_peak_flops,
+            )
+        self._opened = output
+        self.logger = output.logger
+
+    def leave(self) -> RunOutput:
+        """Write what is known so far, and give away what the run goes on with elsewhere."""
+        self._note_peak_memory()
+        output, self._opened = self._output, None
+        if output.plots is not None:
+            output.plots.close()  # files that it might read are about to get other names
+            output.has_new_plots = True
+        output.recorder.leave()
+        return output
+
+    def note_move(self, step: int, n_frozen: int, split: Sequence[int], seconds: float) -> None:
+        """Take note of the move that brought the run here; as ``RunRecorder.note_move``."""
+        self._output.recorder.note_move(step, n_frozen, split, seconds)
+        self.time_last_log = time.perf_counter()
 
     def save_plan(
         self,
@@ -109,8 +106,8 @@ class FreezingMetricsProcessor(MetricsProcessor):
         sizes: ModelSizes = UNKNOWN_SIZES,
     ) -> None:
         """Keep what was measured and what was solved; as ``RunRecorder.save_plan``."""
-        self._recorder.save_plan(plan, bounds, n_processors, sizes)
-        self._has_new_plots = True
+        self._output.recorder.save_plan(plan, bounds, n_processors, sizes)
+        self._output.has_new_plots = True
 
     def log(
         self,
@@ -121,59 +118,59 @@ class FreezingMetricsProcessor(MetricsProcessor):
         extra_metrics: dict[str, Any] | None = None,
     ) -> None:
         """Log upstream's metrics and those of freezing; all ranks come here at the same steps."""
-        ours = self._recorder.log(step, global_avg_loss, grad_norm)
+        ours = self._output.recorder.log(step, global_avg_loss, grad_norm)
         extra = {**(extra_metrics or {}), **ours}
         self._draw(step)
         self._warn_unless_finite(step, global_avg_loss, grad_norm)
         self._note_peak_memory()
         seconds = time.perf_counter() - self.time_last_log
         tokens = self.ntokens_since_last_log / self.parallel_dims.non_data_parallel_size
-        kappa = self._recorder.latest_kappa
-        self._progress.note(
+        kappa = self._output.recorder.latest_kappa
+        self._output.progress.note(
             loss=global_avg_loss,
             tokens_per_second=tokens / seconds if seconds > 0.0 else None,
             gain=1 / kappa - 1 if kappa else None,
         )
-        with self._progress.instead_of_upstream():
+        with self._output.progress.instead_of_upstream():
             super().log(step, global_avg_loss, global_max_loss, grad_norm, extra)
 
     def _draw(self, step: int) -> None:
         """Have what is new drawn; all ranks come here, of which the one that is shown draws."""
-        if self._recorder.collect_timelines():
-            self._has_new_plots = True
-        if self._plots is None:
+        if self._output.recorder.collect_timelines():
+            self._output.has_new_plots = True
+        if self._output.plots is None:
             return
-        self._plots.show(step)
+        self._output.plots.show(step)
         # Drawing could hold up the actions that are timed on a CPU meanwhile.
         is_timed = self._controller is not None and self._controller.phase.monitors
-        if self._has_new_plots and not is_timed:
-            self._has_new_plots = False
-            self._plots.draw()
+        if self._output.has_new_plots and not is_timed:
+            self._output.has_new_plots = False
+            self._output.plots.draw()
 
     def log_validation(
         self, loss: float, step: int, extra_metrics: dict[str, Any] | None = None
     ) -> None:
         """Log a validation; all ranks come here, of which the one that is shown has the loss."""
-        self._recorder.log_validation(step, loss)
+        self._output.recorder.log_validation(step, loss)
         self._note_peak_memory()
         super().log_validation(loss, step, extra_metrics)
 
     def _warn_unless_finite(self, step: int, loss: float, grad_norm: float) -> None:
         phase = None if self._controller is None else self._controller.phase
-        ratios = self._recorder.record.stage_ratios
-        warning = self._watch.note(step, loss, grad_norm, phase, ratios)
-        if warning is not None and self._is_shown:
+        ratios = self._output.recorder.record.stage_ratios
+        warning = self._output.watch.note(step, loss, grad_norm, phase, ratios)
+        if warning is not None and self._output.is_shown:
             logger.warning(warning)
 
     def _note_peak_memory(self) -> None:
         """Remember the peak, which upstream resets whenever it has logged."""
         stats = titan_tools.device_module.memory_stats(self.device_memory_monitor.device)
-        self._recorder.record.add_peak_memory(stats.get("reserved_bytes.all.peak", -1))
+        self._output.recorder.record.add_peak_memory(stats.get("reserved_bytes.all.peak", -1))
 
     def end_step(self, step: int, seconds: float, n_tokens: int) -> None:
         """Take note of a finished step."""
-        self._recorder.end_step(step, seconds, n_tokens)
-        self._progress.end_step(step, seconds, self._controller)
+        self._output.recorder.end_step(step, seconds, n_tokens)
+        self._output.progress.end_step(step, seconds, self._controller)
 
     def end_run(self, ended_early: str | None = None) -> None:
         """Gather what is still out, write the summary and show the report.
@@ -182,22 +179,19 @@ class FreezingMetricsProcessor(MetricsProcessor):
             ended_early: Why the run ends before its last step; None if it does not.
         """
         self._note_peak_memory()
-        summary, counts, text = self._recorder.end(ended_early)
-        self._progress.close()
-        if self._tensorboard is not None and self._is_shown:
-            self._tensorboard.log_summary(summary)
-        if self._is_shown and not self._is_quiet:
+        summary, counts, text = self._output.recorder.end(ended_early)
+        self._output.progress.close()
+        if self._output.tensorboard is not None and self._output.is_shown:
+            self._output.tensorboard.log_summary(summary)
+        if self._output.is_shown and not self._is_quiet:
             print(text, flush=True)
-        if self._plots is not None:
-            self._plots.finish(summary.steps_done)
-        self._recorder.write_page(summary, counts)
-        if self._is_shown and self._is_quiet:
+        if self._output.plots is not None:
+            self._output.plots.finish(summary.steps_done)
+        self._output.recorder.write_page(summary, counts)
+        if self._output.is_shown and self._is_quiet:
             print(f"report: {self.run_folder / 'report.md'}", flush=True)
 
     def close(self) -> None:
-        """Close the display and upstream's loggers."""
-        self._recorder.close()
-        if self._plots is not None:
-            self._plots.close()
-        self._progress.close()
-        super().close()
+        """Close what the run was shown and logged by, unless it goes on elsewhere."""
+        if self._opened is not None:
+            self._opened.close()

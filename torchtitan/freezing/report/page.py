@@ -10,6 +10,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, Template
 
 from timelyfreeze.records import FrozenCount, RunSummary, kappa_of_cap
+from torchtitan.freezing.report.move_record import TimedMove
 from torchtitan.freezing.report.text import by_virtual_clock
 
 # Keys that tell runs apart at a glance; settings.json has all.
@@ -34,6 +35,7 @@ _FILES = {
     "losses.csv": "logged losses",
     "front.csv": "the frozen front in every step",
     "plasticity.csv": "evaluations of the frontmost live module",
+    "moves.csv": "moves to other pipelines",
     "frozen_counts.csv": "how often each tensor was frozen",
     "responses.csv": "times of backwards, and what was frozen of them",
     "schedule.csv": "the order of actions",
@@ -48,6 +50,7 @@ def render_page(
     settings: Mapping[str, Any],
     run_folder: Path,
     counts: Sequence[FrozenCount] = (),
+    moves: Sequence[TimedMove] = (),
 ) -> str:
     """Return the page as markdown; it lists the files that the folder has now.
 
@@ -56,6 +59,7 @@ def render_page(
         settings: The configuration, by section and key.
         run_folder: Where the run's files are.
         counts: How often each tensor was frozen; empty without freezing.
+        moves: To other pipelines; empty for a run that stayed.
     """
     clock = by_virtual_clock(summary)
     before_ms, after_ms = clock.step_ms_unfrozen, clock.step_ms
@@ -67,6 +71,7 @@ def render_page(
         gain=before_ms / after_ms - 1 if before_ms and after_ms else None,
         kappa=_kappa_of_batches(summary, settings),
         stages=_stages(summary, counts),
+        moves=moves,
         settings=list(_settings(settings)),
         folder=run_folder,
         plots=sorted((run_folder / "plots").glob("*.png")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from timelyfreeze.records import (
     COUNTS,
     RESPONSES,
     FrozenCount,
+    Move,
     RunSummary,
     never_updated,
     summary_to_json,
@@ -29,16 +31,22 @@ from torchtitan.freezing.emulation.record import EmulationRecord
 from torchtitan.freezing.report.batches import ResponseSample, TimelineRecord
 from torchtitan.freezing.report.front_record import FrontRecord
 from torchtitan.freezing.report.losses import LossCurve, read_reference
+from torchtitan.freezing.report.move_record import MoveRecord
 from torchtitan.freezing.report.page import render_page
 from torchtitan.freezing.report.run_folder import OutputGuard, number_former
 from torchtitan.freezing.report.run_record import RunRecord, with_convergence, with_utilization
 from torchtitan.freezing.report.step_record import StepRecord
-from torchtitan.freezing.report.tensorboard import logged_metrics
+from torchtitan.freezing.report.tensorboard import elastic_metrics, logged_metrics
 from torchtitan.freezing.report.text import render_report
+
+# What is of one pipeline: where another one follows, they get a number and stay.
+_OF_A_PIPELINE = ("schedule.csv", "responses.csv", "timelines/measured_stable.json")
 
 
 class RunRecorder:
     """Collects what a run tells of itself, on every rank, and writes it on the one that is shown.
+
+    A run that moves to another pipeline goes on with the same one.
 
     Args:
         job_config: The run's configuration.
@@ -65,6 +73,7 @@ class RunRecorder:
         self.record = RunRecord()
         self._config = job_config
         self._start = start
+        self._ranks_per_replica = start.ranks_per_replica
         self._folder = folder
         self._guard = guard
         self._writes = writes
@@ -79,10 +88,10 @@ class RunRecorder:
         self._loss_curve = LossCurve(folder / "losses.csv") if writes else None
         self._steps = StepRecord(
             folder if writes else None,
-            start.ranks_per_replica,
             emulates=job_config.emulation.enable,
             writing=guard.writing,
         )
+        self._moves = MoveRecord(folder if writes else None, guard.writing)
         name = job_config.report.reference_run
         # Read before the run, so that what becomes of it meanwhile does no harm.
         self._reference = read_reference(Path(name)) if name is not None and writes else None
@@ -109,23 +118,67 @@ class RunRecorder:
             peak_flops: Of a device, each second; NaN where it is not known.
         """
         self._flops = flops_per_token, peak_flops
-        self._controller, self._emulation = controller, emulation
+        self._emulation = emulation
         if self._writes and (told := preset_line(self._config)) is not None:
             logger.info(told)
         self._write("settings.json", json.dumps(self._config.to_dict(), indent=2) + "\n")
         if controller is not None:
-            self._timelines = TimelineRecord(
-                controller,
-                Exchange(),
-                self._folder,
-                writes=self._writes,
-                writing=self._guard.writing,
-            )
             if self._writes:
                 caches = controller.cache is not None
                 self._front = FrontRecord(self._folder, caches=caches, writing=self._guard.writing)
-            controller.on_batch = self._add_batch
-            self._write("schedule.csv", order_to_csv(controller.order))
+            self._follow(controller)
+
+    def _follow(self, controller: FreezeController) -> None:
+        """Begin to look on at a controller, and so at a pipeline."""
+        self._controller = controller
+        self._timelines = TimelineRecord(
+            controller,
+            Exchange(),
+            self._folder,
+            writes=self._writes,
+            writing=self._guard.writing,
+        )
+        controller.on_batch = self._add_batch
+        self._write("schedule.csv", order_to_csv(controller.order))
+
+    def leave(self) -> None:
+        """Write what is known of a pipeline, and let go of it; every rank comes here."""
+        if self._controller is not None:
+            self._gather(self._controller)
+        self.collect_timelines(is_last=True)
+        self._steps.close()
+        self._controller = self._timelines = None  # room for the next pipeline
+
+    def go_on(self, controller: FreezeController, ranks_per_replica: int) -> None:
+        """Record the same run in another pipeline.
+
+        Args:
+            controller: Its controller.
+            ranks_per_replica: Processes that now share a batch.
+        """
+        self._ranks_per_replica = ranks_per_replica
+        self.record.begin_pipeline()
+        self._responses = ResponseSample()
+        if self._writes:
+            with self._guard.writing():
+                number_former(self._folder, _OF_A_PIPELINE)
+        self._follow(controller)
+
+    def note_move(self, step: int, n_frozen: int, split: Sequence[int], seconds: float) -> None:
+        """Take note of a move that is over.
+
+        Args:
+            step: First one in the new pipeline.
+            n_frozen: Layers that are frozen.
+            split: Layers on each of its ranks.
+            seconds: What the move took.
+        """
+        layers = " ".join(map(str, split))
+        self._moves.add(Move(step, n_frozen, len(split), self._n_replicas, layers, seconds))
+
+    @property
+    def _n_replicas(self) -> int:
+        return self._start.n_devices // self._ranks_per_replica
 
     def _add_batch(self, observed: ObservedBatch) -> None:
         self._responses.add(observed)
@@ -174,8 +227,13 @@ class RunRecorder:
             if self._front is not None:
                 self._front.write()
             predicted_ms = controller.expected_batch_ms()
-            extra |= logged_metrics(controller, metrics, predicted_ms)
-            extra |= self._steps.log(step, loss, controller.phase, metrics, predicted_ms)
+            of_run = replace(metrics, cache=self.record.cache)
+            extra |= logged_metrics(controller, of_run, predicted_ms)
+            if self._config.freezing.elastic.enable:
+                extra |= elastic_metrics(controller.order.n_ranks, self._n_replicas)
+            extra |= self._steps.log(
+                step, loss, controller.phase, metrics, predicted_ms, self._n_replicas
+            )
         if self._emulation is not None:
             extra |= self._emulation.metrics()
             self._steps.add_virtual(self._emulation.take_steps())
@@ -197,8 +255,10 @@ class RunRecorder:
     def end_step(self, step: int, seconds: float, n_tokens: int) -> None:
         """Take note of a finished step."""
         phase = None if self._controller is None else self._controller.phase
-        self.record.add_step(step, phase, seconds, n_tokens)
-        self._steps.end_step(step, phase, seconds, self.record.seconds, n_tokens)
+        of_device = n_tokens / self._ranks_per_replica
+        self.record.add_step(step, phase, seconds, of_device)
+        self._steps.end_step(step, phase, seconds, self.record.seconds, of_device)
+        self._moves.add_step(seconds)
         checks = None if self._controller is None else self._controller.checks
         if self._front is not None:
             self._front.end_step(None if checks is None else checks.decision)
@@ -221,12 +281,11 @@ class RunRecorder:
         """
         counts: list[FrozenCount] = []
         if self._controller is not None:
-            metrics = self._controller.collect()
-            self.record.add_batches(metrics)
-            self._steps.add_ratios(metrics)
-            if self._front is not None:
-                self._front.write()
-            counts = self._save_frozen(self._controller)
+            self._gather(self._controller)
+            counts = self._controller.frozen_counts()
+            if self._writes:
+                with self._guard.writing():
+                    COUNTS.write(self._folder, counts)
         self.collect_timelines(is_last=True)
         peaks = Exchange().all_gather(self.record.peak_memory_gib)
         peak_memory_gib = max((peak for peak in peaks if peak is not None), default=None)
@@ -240,28 +299,34 @@ class RunRecorder:
         summary = with_utilization(summary, *self._flops)
         if self._reference is not None:
             summary = replace(summary, **self._reference.compared(self._folder))
+        if self._config.freezing.elastic.enable and self._controller is not None:
+            n_moves, seconds = len(self._moves.timed()), self._moves.seconds
+            summary = replace(summary, moves=n_moves, moves_seconds=seconds)
         summary = replace(summary, ended_early=ended_early)
-        text = render_report(summary, self._folder)
+        text = render_report(summary, self._folder, self._moves.timed())
         self._write("summary.json", summary_to_json(summary))
         self._write("report.txt", text)
         return summary, counts, text
 
     def write_page(self, summary: RunSummary, counts: list[FrozenCount]) -> None:
         """Write the page, which lists the files that are there."""
-        page = render_page(summary, self._config.to_dict(), self._folder, counts)
+        moves = self._moves.timed()
+        page = render_page(summary, self._config.to_dict(), self._folder, counts, moves)
         self._write("report.md", page)
 
-    def _save_frozen(self, controller: FreezeController) -> list[FrozenCount]:
-        """Write how often each tensor was frozen and what that saved; all ranks come here."""
-        counts = controller.frozen_counts()
+    def _gather(self, controller: FreezeController) -> None:
+        """Gather what has not been logged, and samples of backwards; all ranks come here."""
+        metrics = controller.collect()
+        self.record.add_batches(metrics)
+        self._steps.add_ratios(metrics)
+        if self._front is not None:
+            self._front.write()
         everyone = Exchange().all_gather(self._responses.by_stage())
         by_stage = {stage: rows for rank in reversed(everyone) for stage, rows in rank.items()}
         if self._writes:
             rows = [row for _, of_stage in sorted(by_stage.items()) for row in of_stage]
             with self._guard.writing():
-                COUNTS.write(self._folder, counts)
                 RESPONSES.write(self._folder, rows)
-        return counts
 
     def close(self) -> None:
         """Write what is still out."""

@@ -14,7 +14,7 @@ import torch
 from torchtitan.distributed import ParallelDims
 
 from timelyfreeze.control import CollectedMetrics, FreezeController
-from timelyfreeze.control.caching import CacheUse
+from timelyfreeze.control.caching import CacheUse, use_of_parts
 from timelyfreeze.records import (
     SKIPPED_STEPS,
     NeverUpdated,
@@ -44,12 +44,13 @@ class RunRecord:
     def __init__(self) -> None:
         self.seconds = 0.0
         self._step_seconds: dict[Phase | None, list[float]] = {}
-        self._n_tokens = 0
+        self._n_tokens = 0.0
         self._n_steps = 0
         self._last_step = 0
         self._batch_ms: dict[Phase, list[float]] = {}
         self._drift: list[float] = []
         self._metrics: CollectedMetrics | None = None
+        self._former_cache: CacheUse | None = None
         self._score_ms = 0.0
         self._n_steps_collected = 0
         self._losses: list[tuple[int, float]] = []
@@ -66,8 +67,13 @@ class RunRecord:
         """What the masks of the last logged step froze of each stage; None before."""
         return None if self._metrics is None else self._metrics.applied_stage_ratios
 
-    def add_step(self, step: int, phase: Phase | None, seconds: float, n_tokens: int) -> None:
-        """Take note of a finished optimizer step."""
+    @property
+    def cache(self) -> CacheUse | None:
+        """What the run had of the cache of a frozen front, in all its pipelines; None without."""
+        return use_of_parts(self._former_cache, self._metrics and self._metrics.cache)
+
+    def add_step(self, step: int, phase: Phase | None, seconds: float, n_tokens: float) -> None:
+        """Take note of a finished optimizer step, which took ``n_tokens`` for each device."""
         self._step_seconds.setdefault(phase, []).append(seconds)
         self.seconds += seconds
         self._n_tokens += n_tokens
@@ -90,6 +96,14 @@ class RunRecord:
         """Forget batches of the stable phase: they ran under another plan than the one to come."""
         self._batch_ms.pop(Phase.STABLE, None)
         self._drift.clear()
+
+    def begin_pipeline(self) -> None:
+        """Forget steps and batches of the stable phase: they ran in another pipeline."""
+        self.begin_plan()
+        self._step_seconds.pop(Phase.STABLE, None)
+        self._former_cache = self.cache
+        if self._metrics is not None:
+            self._metrics = replace(self._metrics, cache=None)
 
     def add_loss(self, step: int, loss: float) -> None:
         """Take note of a logged training loss."""
@@ -122,8 +136,8 @@ class RunRecord:
         after_ms = self._median_step_ms([None] if controller is None else [Phase.STABLE])
         measured: dict[str, Any] = {
             "steps_done": self._last_step,
-            "tokens_per_second_unfrozen": self._speed(before_ms, start.ranks_per_replica),
-            "tokens_per_second": self._speed(after_ms, start.ranks_per_replica),
+            "tokens_per_second_unfrozen": self._speed(before_ms),
+            "tokens_per_second": self._speed(after_ms),
             "step_ms_unfrozen": before_ms,
             "step_ms": after_ms,
             "step_ms_off": self._median_step_ms([Phase.OFF]),
@@ -146,7 +160,7 @@ class RunRecord:
             if self._metrics.score_bytes is not None and self._n_steps_collected:
                 measured["score_ms_per_step"] = self._score_ms / self._n_steps_collected
                 measured["score_memory_mib"] = self._metrics.score_bytes / _MIB
-            measured |= _cached(self._metrics.cache)
+        measured |= _cached(self.cache)
         if controller is not None and controller.plans:
             measured["switched_off"] = controller.switched_off
             measured |= _planned(controller, start.batches_per_step)
@@ -159,14 +173,14 @@ class RunRecord:
     def _warm(self, phases: Sequence[Phase | None]) -> list[float]:
         return [s for phase in phases for s in self._step_seconds.get(phase, [])[SKIPPED_STEPS:]]
 
-    def _speed(self, step_ms: float | None, ranks: int) -> float | None:
+    def _speed(self, step_ms: float | None) -> float | None:
         """Return tokens/s per device at the run's mean number of tokens in a step.
 
         The mean, so that uneven padding does not show as speed.
         """
         if step_ms is None:
             return None
-        return 1e3 * self._n_tokens / self._n_steps / step_ms / ranks
+        return 1e3 * self._n_tokens / self._n_steps / step_ms
 
     def _median_batch_ms(self, phases: Sequence[Phase]) -> float | None:
         """Return the median over the first of ``phases`` that was measured."""

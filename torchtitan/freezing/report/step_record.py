@@ -25,7 +25,6 @@ class StepRecord:
 
     Args:
         folder: Of the run, where rows go; None on ranks that write nothing.
-        ranks_per_replica: Processes that share a batch.
         emulates: Whether kappa is that of the virtual clock.
         writing: What rows are written in.
 
@@ -36,7 +35,6 @@ class StepRecord:
     def __init__(
         self,
         folder: Path | None,
-        ranks_per_replica: int,
         *,
         emulates: bool,
         writing: Callable[[], AbstractContextManager[None]] = nullcontext,
@@ -45,7 +43,6 @@ class StepRecord:
         if folder is not None:
             STEPS.write(folder)
         self._writing = writing
-        self._ranks = ranks_per_replica
         self._emulates = emulates
         self._ended: list[StepRow] = []
         self._n_virtual = 0  # of the ended rows, how many have their virtual time
@@ -70,6 +67,7 @@ class StepRecord:
         phase: Phase | None = None,
         metrics: CollectedMetrics | None = None,
         predicted_ms: float | None = None,
+        n_replicas: int = 1,
     ) -> dict[str, float]:
         """Take note of what is logged of a step that is about to end.
 
@@ -79,6 +77,7 @@ class StepRecord:
             phase: Its phase; None for a run without freezing.
             metrics: What all ranks have exchanged; None likewise.
             predicted_ms: Prediction for its batches.
+            n_replicas: How often the gradient energy of the model is in that of all ranks.
 
         Returns:
             kappa, p_eff and their ratio, as far as they are known, by their tags.
@@ -96,7 +95,7 @@ class StepRecord:
             self.latest_kappa = kappa or self.latest_kappa
         values["p_eff"] = p_eff = None if metrics.energy is None else metrics.energy.p_eff
         if phase is Phase.STABLE and metrics.energy is not None and p_eff is not None:
-            self._stable.append((p_eff, metrics.energy.total))
+            self._stable.append((p_eff, metrics.energy.total / n_replicas))
         tags = {
             "freezing/kappa": kappa,
             "freezing/p_eff": p_eff,
@@ -105,9 +104,17 @@ class StepRecord:
         return {tag: value for tag, value in tags.items() if value is not None}
 
     def end_step(
-        self, step: int, phase: Phase | None, seconds: float, total_seconds: float, n_tokens: int
+        self, step: int, phase: Phase | None, seconds: float, total_seconds: float, n_tokens: float
     ) -> None:
-        """Take note of a finished step; ``total_seconds`` is what all steps so far took."""
+        """Take note of a finished step.
+
+        Args:
+            step: Its number.
+            phase: Its phase; None for a run without freezing.
+            seconds: How long it took.
+            total_seconds: What all steps so far took.
+            n_tokens: Its tokens for each device.
+        """
         if not self._emulates:
             self._kappa.add(phase, 1e3 * seconds)
         self._ended.append(
@@ -116,7 +123,7 @@ class StepRecord:
                 phase="" if phase is None else phase.value,
                 seconds=total_seconds,
                 step_ms=1e3 * seconds,
-                tokens_per_second=n_tokens / seconds / self._ranks if seconds > 0.0 else math.nan,
+                tokens_per_second=n_tokens / seconds if seconds > 0.0 else math.nan,
                 freeze_ratio=0.0 if phase is None else None,
             )
         )

@@ -70,6 +70,11 @@ def logged_metrics(
     return logged | {tag: value for tag, value in known.items() if value is not None}
 
 
+def elastic_metrics(n_ranks: int, n_replicas: int) -> dict[str, float]:
+    """Return the pipeline of a logged step, of a run that may move to another one."""
+    return {"freezing/elastic/ranks": n_ranks, "freezing/elastic/replicas": n_replicas}
+
+
 # The custom scalars tab draws no line of a tag that has a parenthesis. Upstream's throughput has
 # one and is written a second time, under the tag behind it.
 THROUGHPUT = ("throughput(tps)", "freezing/tokens_per_second")

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from timelyfreeze.records import RunSummary
+from torchtitan.freezing.report.move_record import TimedMove
 
 # Lines of the report by their label; None for what is not known, which is left out.
 _Lines = dict[str, str | None]
 
 
-def render_report(summary: RunSummary, run_folder: Path) -> str:
+def render_report(summary: RunSummary, run_folder: Path, moves: Sequence[TimedMove] = ()) -> str:
     """Return the report of a run.
 
     Args:
         summary: The run's metrics; a line whose metrics are missing is left out or says so.
         run_folder: Where the run's files are.
+        moves: To other pipelines.
     """
     clock = by_virtual_clock(summary)
     lines: _Lines = {
@@ -29,6 +31,7 @@ def render_report(summary: RunSummary, run_folder: Path) -> str:
             summary.emulated_ranks,
         ),
         **(_unfrozen_run(clock) if summary.method == "none" else _frozen_run(clock)),
+        **_moves(summary, moves),
         "MFU": _utilization(summary),
         "as run on one device": _on_one_device(summary),
         "validation loss": _known("{:.4f}", summary.validation_loss),
@@ -38,6 +41,32 @@ def render_report(summary: RunSummary, run_folder: Path) -> str:
     }
     text = "".join(f"{label:<24} {line}".rstrip() + "\n" for label, line in lines.items() if line)
     return f"\nRun report\n----------\n{text}"
+
+
+def _moves(summary: RunSummary, moves: Sequence[TimedMove]) -> _Lines:
+    lines: _Lines = {
+        f"  step {timed.move.step}": f"{move_text(timed)}; {_step_change(timed)}" for timed in moves
+    }
+    if not moves:
+        return {}
+    return {
+        "moved": _known("{} times, {:.1f} s in all", summary.moves, summary.moves_seconds),
+        **lines,
+    }
+
+
+def move_text(timed: TimedMove) -> str:
+    """Return what froze, and to which pipeline a run moved for it."""
+    move = timed.move
+    frozen = "1 layer" if move.frozen_layers == 1 else f"{move.frozen_layers} layers"
+    copies = "" if move.replicas == 1 else f", {move.replicas} replicas"
+    ranks = "1 rank" if move.ranks == 1 else f"{move.ranks} ranks"
+    return f"{frozen} frozen: {ranks} with {move.split} layers{copies}, in {move.seconds:.1f} s"
+
+
+def _step_change(timed: TimedMove) -> str:
+    times = [_known("{:,.1f} ms", ms) or "unknown" for ms in (timed.before_ms, timed.after_ms)]
+    return f"a step {times[0]} before, {times[1]} since"
 
 
 def _utilization(summary: RunSummary) -> str | None:

@@ -59,7 +59,8 @@ def metrics(batch_ms: dict[Phase, tuple[float, ...]]) -> CollectedMetrics:
     return CollectedMetrics(batch_ms, {0: 0.125, 1: 0.5}, average_freeze_ratio=0.2345)
 
 
-def record_of(steps: list[tuple[Phase | None, list[float]]], n_tokens: int = 400) -> RunRecord:
+def record_of(steps: list[tuple[Phase | None, list[float]]], n_tokens: int = 200) -> RunRecord:
+    """Return a record; ``n_tokens`` are those of a step for each device."""
     record, step = RunRecord(), 0
     for phase, seconds in steps:
         for each in seconds:
@@ -68,8 +69,8 @@ def record_of(steps: list[tuple[Phase | None, list[float]]], n_tokens: int = 400
     return record
 
 
-def summarize(record: RunRecord, of: Any, ranks: int = 2) -> RunSummary:
-    return record.summarize(replace(START, ranks_per_replica=ranks), of, peak_memory_gib=1.5)
+def summarize(record: RunRecord, of: Any) -> RunSummary:
+    return record.summarize(START, of, peak_memory_gib=1.5)
 
 
 def test_speed_and_batches_of_a_frozen_run() -> None:
@@ -88,7 +89,7 @@ def test_speed_and_batches_of_a_frozen_run() -> None:
         metrics({Phase.UPPER_BOUND: (200.0,), Phase.STABLE: (77.5, 62.0), Phase.RAMP: (1.0,)})
     )
     summary = summarize(record, controller(make_plan()))
-    # 400 tokens in 0.2 s on 2 devices, then in 0.16 s.
+    # 200 tokens of each device in 0.2 s, then in 0.16 s.
     assert summary.tokens_per_second_unfrozen == pytest.approx(1000.0)
     assert summary.step_ms_unfrozen == pytest.approx(200.0)
     assert summary.tokens_per_second == pytest.approx(1250.0)
@@ -118,6 +119,31 @@ def test_what_the_run_had_of_its_cache_is_what_was_collected_last() -> None:
     assert (summary.cache_saved_ms, summary.cache_spent_ms) == (80.0, 2.5)
     assert (summary.cache_mib, summary.cache_read_ahead) == (1.5, 7)
     assert summarize(RunRecord(), controller(make_plan())).cache_batches is None
+
+
+def test_what_is_said_with_freezing_is_of_the_last_pipeline() -> None:
+    record = RunRecord()
+    for step, seconds in enumerate([9.0, 9.0, 0.4], 1):
+        record.add_step(step, Phase.WARMUP, seconds, n_tokens=100)
+    for step, seconds in enumerate([9.0, 9.0, 0.3], 4):
+        record.add_step(step, Phase.STABLE, seconds, n_tokens=100)
+    used = CacheUse(5, 2, 2**20, 0, 1.0, 30.0)
+    measured = {Phase.WARMUP: (90.0,), Phase.STABLE: (80.0,)}
+    record.add_batches(CollectedMetrics(measured, {}, 0.1, drift=3.0, cache=used))
+    record.begin_pipeline()
+    assert record.cache == used
+    assert summarize(record, controller(None, plans=False)).tokens_per_second is None
+    for step, seconds in enumerate([9.0, 9.0, 0.2], 7):
+        record.add_step(step, Phase.STABLE, seconds, n_tokens=100)
+    used = CacheUse(3, 1, 2**19, 0, 2.0, None)
+    record.add_batches(CollectedMetrics({Phase.STABLE: (40.0,)}, {0: 1.0}, 0.2, cache=used))
+    summary = summarize(record, controller(None, plans=False))
+    assert (summary.step_ms_unfrozen, summary.step_ms) == (400.0, 200.0)
+    assert (summary.tokens_per_second_unfrozen, summary.tokens_per_second) == (250.0, 500.0)
+    assert (summary.batch_ms_unfrozen, summary.batch_ms, summary.drift) == (90.0, 40.0, None)
+    assert (summary.steps_done, summary.seconds) == (9, pytest.approx(54.9))
+    assert (summary.cache_batches, summary.cache_entered, summary.cache_mib) == (8, 3, 0.5)
+    assert (summary.cache_saved_ms, summary.cache_spent_ms) == (30.0, 3.0)
 
 
 def test_a_step_of_several_batches() -> None:
@@ -211,12 +237,12 @@ def test_uneven_padding_does_not_show_as_speed() -> None:
         record.add_step(step, Phase.WARMUP, 0.5, n_tokens)
     for step in range(5, 9):
         record.add_step(step, Phase.STABLE, 0.5, n_tokens=400)
-    summary = summarize(record, controller(make_plan()), ranks=1)
+    summary = summarize(record, controller(make_plan()))
     assert summary.tokens_per_second_unfrozen == summary.tokens_per_second == 800.0
 
 
 def test_a_run_without_freezing_has_one_speed_and_no_batches() -> None:
-    summary = summarize(record_of([(None, [9.0, 9.0, 0.5, 0.5])], n_tokens=1000), None, ranks=4)
+    summary = summarize(record_of([(None, [9.0, 9.0, 0.5, 0.5])], n_tokens=250), None)
     assert (summary.tokens_per_second, summary.step_ms) == (500.0, 500.0)
     assert summary.tokens_per_second_unfrozen is summary.step_ms_unfrozen is None
     assert summary.batch_ms is summary.batch_ms_predicted is summary.batch_ms_unfrozen is None

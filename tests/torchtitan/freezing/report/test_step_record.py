@@ -1,4 +1,4 @@
-"""Steps of a small run by hand: 2 ranks share a batch of 400 tokens."""
+"""Steps of a small run by hand: 200 tokens for each device."""
 
 import math
 from pathlib import Path
@@ -13,7 +13,7 @@ from torchtitan.freezing.report.step_record import StepRecord
 
 
 def record(folder: Path, *, emulates: bool = False) -> StepRecord:
-    return StepRecord(folder, 2, emulates=emulates)
+    return StepRecord(folder, emulates=emulates)
 
 
 def metrics(
@@ -25,7 +25,7 @@ def metrics(
 
 
 def end(to: StepRecord, step: int, phase: Phase | None, ms: float) -> None:
-    to.end_step(step, phase, ms / 1e3, 10.0 * step, 400)
+    to.end_step(step, phase, ms / 1e3, 10.0 * step, 200)
 
 
 def test_a_row_for_each_step_with_what_was_exchanged_later(tmp_path: Path) -> None:
@@ -79,6 +79,15 @@ def test_only_the_stable_phase_makes_the_runs_p_eff(tmp_path: Path) -> None:
     assert steps.p_eff is None
 
 
+def test_a_step_counts_as_much_with_replicas_as_without(tmp_path: Path) -> None:
+    """Each replica tells the energy of the model."""
+    steps = record(tmp_path)
+    steps.log(1, 5.0, Phase.STABLE, metrics({}, PassedEnergy(1.0, 2.0)))
+    steps.log(2, 5.0, Phase.STABLE, metrics({}, PassedEnergy(12.0, 12.0)), n_replicas=2)
+    # (0.5 * 2 + 1 * 6) / 8
+    assert steps.p_eff == 0.875
+
+
 def test_a_run_without_freezing_froze_nothing(tmp_path: Path) -> None:
     steps = record(tmp_path)
     assert steps.log(1, 5.0) == {}
@@ -112,7 +121,7 @@ def test_an_emulations_kappa_is_by_the_virtual_clock(tmp_path: Path) -> None:
 
 
 def test_ranks_that_write_nothing_still_tell(tmp_path: Path) -> None:
-    steps = StepRecord(None, 2, emulates=False)
+    steps = StepRecord(None, emulates=False)
     assert steps.log(1, math.nan, Phase.WARMUP, metrics({}, PassedEnergy(0.0, 0.0))) == {
         "freezing/p_eff": 1.0
     }

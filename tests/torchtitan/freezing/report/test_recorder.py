@@ -1,0 +1,113 @@
+"""One record of a run that moves to another pipeline: its files, and what adds up."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.timelyfreeze.helpers.pipelines import TWO_BY_TWO
+from tests.torchtitan.helpers.summaries import make_summary
+from timelyfreeze.control.collected import CollectedMetrics
+from timelyfreeze.records import LOSSES, MOVES, RESPONSES, STEPS, FrozenCount, Move, read_summary
+from timelyfreeze.schedule import order_to_csv
+from timelyfreeze.schedule.order import ScheduleOrder, parse_order
+from timelyfreeze.settings.phases import Phase
+from torchtitan.freezing.config.job_config import JobConfig
+from torchtitan.freezing.report import recorder as of_recorder
+from torchtitan.freezing.report.recorder import RunRecorder
+from torchtitan.freezing.report.run_folder import OutputGuard
+
+START = make_summary(method="fixed", n_devices=4, ranks_per_replica=4, steps=8)
+LONG = parse_order([f"{rank}F0 {rank}B0" for rank in range(4)])
+SHORT = parse_order(TWO_BY_TWO)
+
+
+class Controller(SimpleNamespace):
+    """A controller of the stable phase, without batches."""
+
+    def __init__(self, order: ScheduleOrder, average_ratio: float) -> None:
+        super().__init__(
+            phase=Phase.STABLE, order=order, cache=None, checks=None, plans=False,
+            collect=lambda scale=None: CollectedMetrics({}, {0: 1.0}, average_ratio),
+            frozen_counts=lambda: [FrozenCount(0, 0, "w", 4, 2, 1)],
+            expected_batch_ms=lambda: None, expected_stage_ratios=dict,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a run of 8 steps of 400 tokens, of which the last 4 are in a shorter pipeline.
+
+    Its 4 processes are a replica before, then two replicas, which have 200 tokens each.
+    """
+    alone = SimpleNamespace(all_gather=lambda value: [value])
+    monkeypatch.setattr(of_recorder, "Exchange", lambda: alone)
+    config = JobConfig()
+    config.freezing.method = "fixed"
+    config.freezing.elastic = replace(config.freezing.elastic, enable=True)
+    config.training.steps = 8
+    guard = OutputGuard(tmp_path)
+    run = RunRecorder(config, START, tmp_path, guard, writes=True, n_layers=4)
+    run.begin(_any(Controller(LONG, 0.25)))
+    _steps(run, range(1, 5), 0.5, n_tokens=400)
+    run.leave()
+    run.go_on(_any(Controller(SHORT, 0.5)), ranks_per_replica=2)
+    run.note_move(5, 2, (3, 1), 1.5)
+    _steps(run, range(5, 9), 0.25, n_tokens=200)
+    summary, counts, _ = run.end(None)
+    run.write_page(summary, counts)
+    return tmp_path
+
+
+def _any(value: Any) -> Any:
+    return value
+
+
+def _steps(run: RunRecorder, steps: range, seconds: float, n_tokens: int) -> None:
+    for step in steps:
+        if step % 2 == 0:
+            tags = run.log(step, 1.0 / step, grad_norm=1.0)
+            n_replicas = 400 / n_tokens
+            assert tags["freezing/elastic/ranks"] == run._controller.order.n_ranks  # type: ignore[union-attr]
+            assert tags["freezing/elastic/replicas"] == n_replicas
+        run.end_step(step, seconds, n_tokens)
+
+
+def test_rows_of_both_pipelines_follow_each_other(folder: Path) -> None:
+    losses = LOSSES.read(folder)
+    assert [(row.step, row.seconds) for row in losses] == [(2, 1.0), (4, 2.0), (6, 2.5), (8, 3.0)]
+    steps = STEPS.read(folder)
+    assert [row.step for row in steps] == list(range(1, 9))
+    # 400 tokens of 4 devices in 0.5 s, then in 0.25 s.
+    assert [row.tokens_per_second for row in steps] == [200.0] * 4 + [400.0] * 4
+
+
+def test_the_summary_is_of_the_whole_run_and_its_speed_of_the_last_pipeline(folder: Path) -> None:
+    summary = read_summary(folder)
+    assert (summary.steps_done, summary.seconds) == (8, 3.0)
+    assert (summary.step_ms, summary.tokens_per_second) == (250.0, 400.0)
+    assert (summary.moves, summary.moves_seconds) == (1, 1.5)
+    assert summary.average_freeze_ratio == 0.5
+    assert summary.ranks_per_replica == 4
+
+
+def test_the_move_is_written_and_told(folder: Path) -> None:
+    assert MOVES.read(folder) == [Move(5, 2, 2, 2, "3 1", 1.5)]
+    line = "2 layers frozen: 2 ranks with 3 1 layers, 2 replicas, in 1.5 s"
+    report = (folder / "report.txt").read_text()
+    assert f"  step 5                 {line}; a step 500.0 ms before, 250.0 ms since" in report
+    page = (folder / "report.md").read_text()
+    assert "| 5 | 2 | 2 | 2 | 3 1 | 1.5 | 500.0 ms | 250.0 ms |" in page
+
+
+def test_files_of_the_former_pipeline_get_a_number(folder: Path) -> None:
+    assert (folder / "schedule.csv").read_text() == order_to_csv(SHORT)
+    assert (folder / "schedule_1.csv").read_text() == order_to_csv(LONG)
+    assert (folder / "responses_1.csv").exists()
+    assert RESPONSES.read(folder) == []
+    settings = json.loads((folder / "settings.json").read_text())
+    assert settings["training"]["steps"] == 8
+    assert not (folder / "settings_1.json").exists()
