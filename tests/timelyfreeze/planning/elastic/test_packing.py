@@ -71,7 +71,7 @@ def test_workers_that_make_no_sense(numbers: tuple[int, int, int]) -> None:
         efficiency_workers(*numbers)
 
 
-@given(n_steps=st.integers(1, 100), growths=st.lists(st.integers(1, 5), min_size=100, max_size=100))
+@given(n_steps=st.integers(1, 100), growths=st.lists(st.integers(1, 5), min_size=101, max_size=101))
 def test_a_run_ends_with_the_rows_that_it_was_to_read(n_steps: int, growths: list[int]) -> None:
     """Played step by step, with another growth in each."""
     step = n_read = 0
