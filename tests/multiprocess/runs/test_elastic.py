@@ -243,7 +243,7 @@ def test_its_moves_are_listed(runs, run_folder):
         (ranks, replicas) for _, ranks, replicas, _ in built[1:]
     ]
     # After the checks of steps 4, 6 and 8.
-    assert [(move.step, move.frozen_layers) for move in moves] == [(5, 3), (7, 6), (9, 8)]
+    assert [(move.step, move.frozen_layers) for move in moves] == [(5, 4), (7, 8), (9, 9)]
     assert all(len(move.split.split()) == move.ranks for move in moves)
     assert all(sum(map(int, move.split.split())) == 10 for move in moves)
     report = (run_folder / "report.txt").read_text()
