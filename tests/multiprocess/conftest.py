@@ -4,12 +4,22 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 # Tests take from helpers, and a few from one another.
 sys.path.insert(0, str(Path(__file__).parent / "gradients"))
 sys.path.insert(0, str(Path(__file__).parent / "helpers"))
 
 from hybrids import Case, Runs
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """Compute what runs are compared with as their processes do: more threads add up otherwise."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
