@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from timelyfreeze.planning import VarianceCurve
 from timelyfreeze.runtime.compiled_blocks import CompiledBlocks
+from timelyfreeze.runtime.entering.entry import AT_THE_FRONT
 from timelyfreeze.runtime.entering.frozen_blocks import FrozenBlocks
 from timelyfreeze.runtime.entering.stage import EnteringStage
 from timelyfreeze.runtime.masked_backward import (
@@ -136,7 +137,7 @@ class FreezingStage(EnteringStage):
 
     def freeze_nothing(self) -> None:
         """Forget the masks of the last batch, keeping what it reported as applied."""
-        self._entry = None
+        self._entry = AT_THE_FRONT
         self._masks = NOTHING_FROZEN
         self._samples = {}
         self._without_input_grads = ()

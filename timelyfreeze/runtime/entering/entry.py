@@ -61,6 +61,9 @@ class BatchEntry:
         _ = self.inputs[microbatch]
 
 
+AT_THE_FRONT = BatchEntry()
+
+
 class StageBlocks:
     """The transformer blocks of a stage's module, of which a forward can leave out the first.
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn, no_grad
 from torch.distributed.pipelining import PipelineStage
 
 from timelyfreeze.runtime.entering.entry import (
+    AT_THE_FRONT,
     EMBEDDING,
     LAYERS,
     BatchEntry,
@@ -34,7 +35,7 @@ class EnteringStage(PipelineStage):
 
     forwarding: int | None = None  # microbatch whose forward runs now, in training
     n_rows: int | None = None  # of a microbatch, once one has run in training
-    _entry: BatchEntry | None = None
+    _entry: BatchEntry = AT_THE_FRONT
     _front: StageBlocks | None = None
     _forwarded = -1
 
@@ -79,14 +80,12 @@ class EnteringStage(PipelineStage):
     @property
     def _is_passed(self) -> bool:
         """Whether the batch begins behind this stage."""
-        entry = self._entry
-        return entry is not None and self._active and entry.passes_by(self.stage_index)
+        return self._active and self._entry.passes_by(self.stage_index)
 
     @property
     def _begins(self) -> bool:
         """Whether the batch begins in this stage."""
-        entry = self._entry
-        return entry is not None and self._active and entry.begins_at(self.stage_index)
+        return self._active and self._entry.begins_at(self.stage_index)
 
     @contextmanager
     def _noted(self, microbatch: int) -> Iterator[None]:
@@ -104,7 +103,6 @@ class EnteringStage(PipelineStage):
         return output
 
     def _entry_input(self, microbatch: int) -> Tensor:
-        assert self._entry is not None  # the caller saw to it
         return self._entry.inputs[microbatch].to(self.device, non_blocking=True)
 
     def _begin_forward(self, microbatch: int) -> None:
@@ -123,16 +121,15 @@ class EnteringStage(PipelineStage):
 
     def _left_out(self) -> set[nn.Module]:
         """Return the modules of this stage in front of the block where the batch begins."""
-        if not self._begins or self._front is None:
+        start = self._entry.start
+        if start is None or self._front is None or not self._begins:
             return set()
-        assert self._entry is not None  # the batch begins somewhere
-        assert self._entry.start is not None  # likewise
-        return self._front.first(self._entry.start.n_blocks)
+        return self._front.first(start.n_blocks)
 
     def _entered(self) -> AbstractContextManager[None]:
         """Return what the module's forward runs in: its first blocks left out, or watched."""
         entry, front = self._entry, self._front
-        if entry is None or front is None or not self._active:
+        if front is None or not self._active:
             return nullcontext()
         start, tapped = (
             place.n_blocks if place is not None and place.stage == self.stage_index else None
@@ -145,7 +142,6 @@ class EnteringStage(PipelineStage):
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[Any]:
         """Receive a microbatch's input; where the batch begins here, wait for it instead."""
         if self._begins:
-            assert self._entry is not None  # the batch begins somewhere
             self._entry.wait_for(fwd_chunk_id)  # here, so that no action's time has the wait
             return []
         return [] if self._is_passed else super().get_fwd_recv_ops(fwd_chunk_id)

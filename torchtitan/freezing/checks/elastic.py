@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 from timelyfreeze.policies import NONE, makes_plan
 from torchtitan.data.turns import INSTRUCT_DATASETS, is_instruct_dataset
+from torchtitan.freezing.checks.pipeline import one_stage_errors
 from torchtitan.freezing.config import JobConfig
 
 _ENABLED = "freezing.elastic.enable is true"
-# Of one stage on each rank, so that a shorter pipeline has as many stages as ranks.
-ONE_STAGE_SCHEDULES = ("GPipe", "1F1B")
 _ALONE = ("tensor_parallel_degree", "context_parallel_degree", "expert_parallel_degree")
 
 
@@ -25,13 +24,7 @@ def elastic_errors(config: JobConfig) -> Iterator[str]:
             f"{_ENABLED}, and freezing.method is {freezing.method!r}, whose plan is of one "
             "pipeline; it must be a policy without a plan"
         )
-    name, csv = parallelism.pipeline_parallel_schedule, parallelism.pipeline_parallel_schedule_csv
-    if csv or name not in ONE_STAGE_SCHEDULES:
-        yield (
-            f"{_ENABLED}, and the schedule is {csv or name!r}; "
-            "parallelism.pipeline_parallel_schedule must be one with a stage on each rank: "
-            f"{', '.join(ONE_STAGE_SCHEDULES)}"
-        )
+    yield from one_stage_errors(config, _ENABLED)  # so a shorter pipeline has as many as ranks
     for degree in _ALONE:
         if (value := getattr(parallelism, degree)) > 1:
             yield f"{_ENABLED}, and parallelism.{degree} is {value}; it must be 1"

@@ -7,15 +7,13 @@ from collections.abc import Iterator
 from timelyfreeze.policies import NONE, makes_plan
 from timelyfreeze.settings import OFF, effective_skip_input_grads
 from torchtitan.data.turns import INSTRUCT_DATASETS, is_instruct_dataset
-from torchtitan.freezing.checks.elastic import ONE_STAGE_SCHEDULES
 from torchtitan.freezing.checks.parallel import (
     COMPILED,
     NOT_COMPILED,
     compiles_blocks,
-    data_parallel_degree,
-    peer_errors,
+    lone_pipeline_errors,
 )
-from torchtitan.freezing.checks.pipeline import n_microbatches
+from torchtitan.freezing.checks.pipeline import n_microbatches, one_stage_errors
 from torchtitan.freezing.config import JobConfig, global_rows
 
 
@@ -37,16 +35,7 @@ def packing_errors(config: JobConfig) -> Iterator[str]:
             f"{freezing.first_stage!r} and skip_input_grads {freezing.skip_input_grads!r}; they "
             'must be "all_or_nothing" and "use"'
         )
-    name, csv = (
-        config.parallelism.pipeline_parallel_schedule,
-        config.parallelism.pipeline_parallel_schedule_csv,
-    )
-    if csv or name not in ONE_STAGE_SCHEDULES:
-        yield (
-            f"{on}, and the schedule is {csv or name!r}; "
-            "parallelism.pipeline_parallel_schedule must be one with a stage on each rank: "
-            f"{', '.join(ONE_STAGE_SCHEDULES)}"
-        )
+    yield from one_stage_errors(config, on)
     for section in ("elastic", "cache"):
         if getattr(freezing, section).enable:
             yield f"{on}, and freezing.{section}.enable is true; switch one of them off"
@@ -59,14 +48,7 @@ def packing_errors(config: JobConfig) -> Iterator[str]:
 def _estimate_errors(config: JobConfig, on: str) -> Iterator[str]:
     """Yield why nobody can tell how much memory larger batches take."""
     why = f"{on}, and memory is estimated for pipeline parallelism alone"
-    yield from peer_errors(config, why)
-    shard = config.parallelism.data_parallel_shard_degree
-    n_replicas = data_parallel_degree(config) if shard == -1 else None
-    if n_replicas is not None and n_replicas > 1:
-        yield (
-            f"parallelism.data_parallel_shard_degree is -1, which makes {n_replicas} of the "
-            f"processes; {why}, so start as many as parallelism.pipeline_parallel_degree"
-        )
+    yield from lone_pipeline_errors(config, why)
     if config.model.name != "llama3":
         yield f"{on}, and model.name is {config.model.name!r}; memory is estimated for 'llama3'"
     if (mode := config.activation_checkpoint.mode) not in ("none", "full"):

@@ -96,6 +96,18 @@ def peer_errors(config: JobConfig, why: str) -> Iterator[str]:
             yield f"parallelism.{key} is {degree}; {why}, so it must be {numbers}"
 
 
+def lone_pipeline_errors(config: JobConfig, why: str) -> Iterator[str]:
+    """Say which parallelism there is besides one pipeline, replicas that -1 makes included."""
+    yield from peer_errors(config, why)
+    parallelism, n_replicas = config.parallelism, data_parallel_degree(config)
+    if parallelism.data_parallel_shard_degree == -1 and n_replicas is not None and n_replicas > 1:
+        yield (
+            f"parallelism.{_SHARD} is -1, and the processes started make {n_replicas} of it; "
+            f"{why}, so start as many as parallelism.pipeline_parallel_degree "
+            f"({parallelism.pipeline_parallel_degree})"
+        )
+
+
 def _count_errors(degrees: dict[str, int], shard: int, n_processes: int) -> Iterator[str]:
     product = prod(degrees.values())
     names = " x ".join(f"{name} ({n})" for name, n in degrees.items() if n > 1) or "1"

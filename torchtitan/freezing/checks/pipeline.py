@@ -22,6 +22,9 @@ _EMULATED = "emulation.enable is true"
 _MAX_CELLS = 65536
 
 
+_ONE_STAGE_SCHEDULES = ("GPipe", "1F1B")
+
+
 def pipeline_errors(config: JobConfig) -> Iterator[str]:
     """Yield what is wrong with the pipeline that is asked for: key, value and rule."""
     parallelism = config.parallelism
@@ -54,6 +57,18 @@ def schedule_errors(config: JobConfig) -> Iterator[str]:
         yield (
             f"parallelism.pipeline_parallel_schedule is {name!r}; "
             f"known: {', '.join(known_schedules())}"
+        )
+
+
+def one_stage_errors(config: JobConfig, on: str) -> Iterator[str]:
+    """Say that the ranks of a pipeline have several stages each, which ``on`` cannot be with."""
+    name = config.parallelism.pipeline_parallel_schedule
+    csv = config.parallelism.pipeline_parallel_schedule_csv
+    if csv or name not in _ONE_STAGE_SCHEDULES:
+        yield (
+            f"{on}, and the schedule is {csv or name!r}; "
+            "parallelism.pipeline_parallel_schedule must be one with a stage on each rank: "
+            f"{', '.join(_ONE_STAGE_SCHEDULES)}"
         )
 
 

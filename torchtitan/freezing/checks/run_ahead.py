@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from timelyfreeze.policies import NONE, makes_plan
 from torchtitan.data.turns import INSTRUCT_DATASETS, is_instruct_dataset
-from torchtitan.freezing.checks.elastic import ONE_STAGE_SCHEDULES
-from torchtitan.freezing.checks.parallel import data_parallel_degree, peer_errors
+from torchtitan.freezing.checks.parallel import lone_pipeline_errors
+from torchtitan.freezing.checks.pipeline import one_stage_errors
 from torchtitan.freezing.config import JobConfig
 
 _ENABLED = "freezing.run_ahead is true"
@@ -15,7 +15,7 @@ _ENABLED = "freezing.run_ahead is true"
 
 def run_ahead_errors(config: JobConfig) -> Iterator[str]:
     """Yield why a front cannot work ahead; nothing where nothing is frozen."""
-    freezing, parallelism = config.freezing, config.parallelism
+    freezing = config.freezing
     if not freezing.run_ahead or freezing.method == NONE:
         return
     if makes_plan(freezing.method):
@@ -25,23 +25,10 @@ def run_ahead_errors(config: JobConfig) -> Iterator[str]:
         )
     if config.emulation.enable:
         yield f"{_ENABLED}, and emulation.enable is true: one process has nobody to be ahead of"
-    name, csv = parallelism.pipeline_parallel_schedule, parallelism.pipeline_parallel_schedule_csv
     # A rank that holds a live stage too has no time to be ahead.
-    if csv or name not in ONE_STAGE_SCHEDULES:
-        yield (
-            f"{_ENABLED}, and the schedule is {csv or name!r}; "
-            "parallelism.pipeline_parallel_schedule must be one with a stage on each rank: "
-            f"{', '.join(ONE_STAGE_SCHEDULES)}"
-        )
+    yield from one_stage_errors(config, _ENABLED)
     alone = f"{_ENABLED}, and a front works ahead in one pipeline alone"
-    yield from peer_errors(config, alone)
-    shards, replicas = parallelism.data_parallel_shard_degree, data_parallel_degree(config)
-    if shards == -1 and replicas is not None and replicas > 1:
-        yield (
-            f"parallelism.data_parallel_shard_degree is -1, and the processes started make "
-            f"{replicas} of it; {alone}, so start as many as parallelism.pipeline_parallel_degree "
-            f"({parallelism.pipeline_parallel_degree})"
-        )
+    yield from lone_pipeline_errors(config, alone)
     dataset = config.training.dataset
     if not is_instruct_dataset(dataset):
         yield (

@@ -90,7 +90,9 @@ def test_replicas_of_the_rest_are_found_at_the_start(monkeypatch: pytest.MonkeyP
     check(job_config)
     monkeypatch.setenv("WORLD_SIZE", "8")
     [line] = errors(job_config)
-    assert line.startswith("parallelism.data_parallel_shard_degree is -1, which makes 2 of the")
+    assert line.startswith(
+        "parallelism.data_parallel_shard_degree is -1, and the processes started make 2 of it; "
+    )
 
 
 @pytest.mark.parametrize("section", ["elastic", "cache"])
