@@ -216,3 +216,14 @@ def merged(ranks, key):
     for seen in ranks:
         together.update(seen[key])
     return together
+
+
+def assert_same(runs, others):
+    """Assert that two runs have read the same rows and learned the same, to the last bit."""
+    for a, b in zip(runs, others, strict=True):
+        assert len(a["batches"]) == len(b["batches"])
+        assert all(map(torch.equal, a["batches"], b["batches"]))
+        assert a["losses"] == b["losses"]
+        assert a["grad_norms"] == b["grad_norms"]
+    before, after = merged(runs, "weights"), merged(others, "weights")
+    assert [name for name in before if not torch.equal(before[name], after[name])] == []

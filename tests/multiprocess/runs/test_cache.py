@@ -8,8 +8,7 @@ import itertools
 import shutil
 
 import pytest
-import torch
-from launcher import ROOT, SCHEDULES, arguments, asked_for, merged, run_scenarios
+from launcher import ROOT, SCHEDULES, arguments, asked_for, assert_same, run_scenarios
 from methods import ROWS
 
 ROW = {row.method: row for row in ROWS}
@@ -117,14 +116,6 @@ def runs(request, folder):
         found = run_scenarios(folder / f"{n_processes}", n_processes, scenarios, timeout_s=900)
         seen |= {n: (found[f"{n} False"], found[f"{n} True"]) for n in mine}
     return seen
-
-
-def assert_same(plain, cached):
-    for a, b in zip(plain, cached, strict=True):
-        assert a["losses"] == b["losses"]
-        assert a["grad_norms"] == b["grad_norms"]
-    before, after = merged(plain, "weights"), merged(cached, "weights")
-    assert [name for name in before if not torch.equal(before[name], after[name])] == []
 
 
 @pytest.mark.parametrize("number", NUMBERS)

@@ -8,8 +8,7 @@ import shutil
 from itertools import chain
 
 import pytest
-import torch
-from launcher import ROOT, arguments, asked_for, merged, run_scenarios
+from launcher import ROOT, arguments, asked_for, assert_same, run_scenarios
 
 # Six or three steps make an epoch, of two or four replicas. One row is left over: it goes to each
 # replica in turn.
@@ -99,15 +98,6 @@ def runs(request, folder):
         found = run_scenarios(folder / f"{n_processes}", n_processes, scenarios, timeout_s=900)
         seen |= {name: (found[f"{name}, no room"], found[f"{name}, room"]) for name in mine}
     return seen
-
-
-def assert_same(computed, read):
-    for a, b in zip(computed, read, strict=True):
-        assert all(map(torch.equal, a["batches"], b["batches"]))
-        assert a["losses"] == b["losses"]
-        assert a["grad_norms"] == b["grad_norms"]
-    before, after = merged(computed, "weights"), merged(read, "weights")
-    assert [name for name in before if not torch.equal(before[name], after[name])] == []
 
 
 def n_entered(ranks):

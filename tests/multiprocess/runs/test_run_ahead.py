@@ -10,7 +10,7 @@ import itertools
 import pytest
 import torch
 from faults import equal_weights, run_with
-from launcher import arguments, asked_for, merged, run_scenarios
+from launcher import arguments, asked_for, assert_same, merged, run_scenarios
 from methods import ROWS
 
 ROW = {row.method: row for row in ROWS}
@@ -117,22 +117,17 @@ def runs(request, tmp_path_factory):
     return seen
 
 
-def assert_same(plain, ahead):
+def assert_same_rows(plain, ahead):
+    assert_same(plain, ahead)
     for a, b in zip(plain, ahead, strict=True):
-        assert a["losses"] == b["losses"]
-        assert a["grad_norms"] == b["grad_norms"]
         assert a["n_tokens"] == b["n_tokens"]
         assert a["decided"] == b["decided"]
-        for x, y in zip(a["batches"], b["batches"], strict=True):
-            assert torch.equal(x, y)
-    before, after = merged(plain, "weights"), merged(ahead, "weights")
-    assert [name for name in before if not torch.equal(before[name], after[name])] == []
 
 
 @pytest.mark.parametrize("number", NUMBERS)
 def test_run_ahead_learns_the_same_to_the_last_bit(runs, number):
     plain, ahead = runs[number]
-    assert_same(plain, ahead)
+    assert_same_rows(plain, ahead)
     assert all(seen["ahead"] == ahead[0]["ahead"] for seen in ahead)
     steps = {step for step, _, goes_on in ahead[0]["ahead"] if goes_on}
     assert steps == CASES[number][4]
