@@ -2,11 +2,14 @@
 
 While the first blocks are frozen in every microbatch, what they put out for a row stays the same.
 The rank that holds the first live block keeps it, and reads all rows of a step's batches before the
-step; one exchange tells every rank which of the batches begin there. Such a batch passes by the
-stages in front. All other batches are computed as ever, and their rows kept.
+step; every rank is told which of the batches begin there. Such a batch passes by the stages in
+front. All other batches are computed as ever, and their rows kept.
 
-Replicas have rows of their own and run through the same blocks: a batch begins behind the front
-only where each of them has all of its rows.
+Where the front has grown, what was kept of the shallower ones stays as long as there is room. A
+batch begins behind the deepest front of which all of its rows are there.
+
+Replicas have rows of their own and run through the same blocks: a batch begins behind a front only
+where each of them has all of its rows.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import compress
 
 import numpy as np
 import torch
@@ -115,7 +119,7 @@ class FrontCache:
         self._exchange = exchange
         self._identity = identity
         self._kept: _Kept | None = None
-        self._older: _Kept | None = None  # the front before this one, which has grown
+        self._older: list[_Kept] = []  # fronts that this one has grown from, the deepest first
         self._entries: list[BatchEntry | None] = []
         self._unread: deque[list[Mapping[Action, float]] | None] = deque()
         self._entered_in_step = 0
@@ -137,16 +141,15 @@ class FrontCache:
         last = self._kept
         if front == (None if last is None else last.front):
             return
-        self._older = None
+        has_grown = front is not None and last is not None and front.depth > last.front.depth
         with self._spending():
             self._kept = None if front is None else _Kept(front, self._name_of(front))
-            if front is not None and last is not None and front.depth > last.front.depth:
-                # Nothing of the shallower front has changed while it grew.
-                self._older = None if last.is_off else last
-            self._store.begin(
-                None if self._kept is None else self._kept.name,
-                None if self._older is None else self._older.name,
-            )
+            if not has_grown or last is None:
+                self._older = []
+            elif not last.is_off:
+                # Nothing of the shallower fronts has changed while they grew.
+                self._older.insert(0, last)
+            self._begin_store()
 
     def name_batches(self, batches: Sequence[Sequence[Row]]) -> None:
         """Say which rows this replica's batches have, in their order, and see which are there.
@@ -157,25 +160,27 @@ class FrontCache:
         if kept is None or kept.is_off:
             return
         # The first batches at a depth are computed, to know what that takes.
-        fronts = (kept, self._older) if kept.n_computed >= N_COMPUTED else ()
-        choices = [front for front in fronts if front is not None]
-        mine = [[self._read(front, batch) for front in choices] for batch in batches]
-        # Of each replica one rank has to say something: the one that holds the block.
-        holds = [front.front.end.stage in self._stages for front in choices]
-        told = [
-            [
-                inputs is not None if here else None
-                for inputs, here in zip(of_batch, holds, strict=True)
-            ]
-            for of_batch in mine
+        choices = [kept, *self._older] if kept.n_computed >= N_COMPUTED else []
+        there = self._agreed([[self._has(front, batch) for front in choices] for batch in batches])
+        fronts = [next(compress(choices, of_batch), None) for of_batch in there]
+        inputs = [
+            None if front is None else self._read(front, batch)
+            for front, batch in zip(fronts, batches, strict=True)
         ]
-        everyone: list[list[list[bool | None]]] = self._exchange.all_gather(told)
-        for number, batch in enumerate(batches):
-            there = [[rank[number][i] for rank in everyone] for i in range(len(choices))]
-            chosen = next((i for i, of_all in enumerate(there) if _agreed(of_all)), None)
-            inputs = None if chosen is None else mine[number][chosen]
-            start = None if chosen is None else choices[chosen].front.end
-            self._entries.append(self._entry(batch, kept.front.end, start, inputs))
+        if any(fronts):
+            # What was there may turn out to be cut.
+            read = self._agreed(
+                [
+                    [None if front is None or not self._is_here(front) else part is not None]
+                    for front, part in zip(fronts, inputs, strict=True)
+                ]
+            )
+            fronts = [
+                front if whole else None for front, (whole,) in zip(fronts, read, strict=True)
+            ]
+        for batch, front, part in zip(batches, fronts, inputs, strict=True):
+            start = None if front is None else front.front.end
+            self._entries.append(self._entry(batch, kept.front.end, start, part))
 
     def read_ahead(self, upcoming: Callable[[int], Sequence[Sequence[int]]]) -> None:
         """Have rows of the batches behind the named ones read from the disk during the step.
@@ -183,14 +188,14 @@ class FrontCache:
         Args:
             upcoming: Returns the rows of so many batches, fewer where there are no more.
         """
-        kept, older = self._kept, self._older
+        kept = self._kept
         if kept is None or kept.is_off or kept.n_computed < N_COMPUTED:
             return
         # Not before the first is read: the batches that are timed would find all rows read, and
         # later ones would not, where a disk is slower than the training.
         reads = kept.has_read or any(e and e.start == kept.front.end for e in self._entries)
-        fronts = [front for front in (kept if reads else None, older) if front is not None]
-        mine = [front.name for front in fronts if front.front.end.stage in self._stages]
+        fronts = [kept, *self._older] if reads else self._older
+        mine = [front.name for front in fronts if self._is_here(front)]
         if mine:
             with self._spending():
                 self._store.read_ahead(mine, upcoming(max(N_AHEAD, len(self._entries))))
@@ -265,7 +270,7 @@ class FrontCache:
         if kept.verdict is None:
             return
         if kept.is_off:
-            self._older = None
+            self._older = []
             self._store.begin(None)
         if self._exchange.rank != 0:
             return
@@ -282,10 +287,32 @@ class FrontCache:
         everyone = self._exchange.all_gather(digests(front.names, self._parameters))
         return fingerprint(front, everyone, self._identity)
 
+    def _begin_store(self) -> None:
+        kept = self._kept
+        older = [front.name for front in self._older]
+        self._store.begin(None if kept is None else kept.name, older)
+
+    def _is_here(self, front: _Kept) -> bool:
+        """Return whether this rank holds the first block behind a front, and so its rows."""
+        return front.front.end.stage in self._stages
+
+    def _has(self, front: _Kept, batch: Sequence[Row]) -> bool | None:
+        """Return whether all rows of a batch seem to be there; None where they cannot be."""
+        if not self._is_here(front):
+            return None
+        return all(self._store.has(front.name, row) for row in batch)
+
+    def _agreed(self, mine: list[list[bool | None]]) -> list[list[bool]]:
+        """Return, of as many answers for each batch, which ones all ranks agree to."""
+        everyone: list[list[list[bool | None]]] = self._exchange.all_gather(mine)
+        return [
+            [_all_say_yes(of_all) for of_all in zip(*of_batch, strict=True)]
+            for of_batch in zip(*everyone, strict=True)
+        ]
+
     def _read(self, kept: _Kept, batch: Sequence[Row]) -> dict[int, Tensor] | None:
         """Return the inputs of a batch's microbatches; None where not all of them are held."""
-        is_here = kept.front.end.stage in self._stages
-        if not is_here or not all(self._store.has(kept.name, row) for row in batch):
+        if not self._is_here(kept):
             return None
         started = time.perf_counter()
         with self._spending():
@@ -310,10 +337,6 @@ class FrontCache:
     ) -> BatchEntry:
         if start == end:
             return BatchEntry(start, inputs or {})
-        if self._older is not None and self._older.front.end.stage in self._stages:
-            # Soon kept for the deeper front: they make room.
-            for row in batch:
-                self._store.drop(self._older.name, row.number)
         return BatchEntry(start, inputs or {}, end, partial(self._keep, batch))
 
     def _keep(self, batch: Sequence[Row], microbatch: int, outputs: Tensor) -> None:
@@ -330,7 +353,7 @@ class FrontCache:
         self._spent_ms += 1e3 * (time.perf_counter() - started)
 
 
-def _agreed(of_all: Sequence[bool | None]) -> bool:
-    """Return whether all replicas have a batch; None of ranks that cannot have it."""
+def _all_say_yes(of_all: Sequence[bool | None]) -> bool:
+    """Return whether all replicas say yes; None of ranks that cannot know."""
     told = [is_there for is_there in of_all if is_there is not None]
     return bool(told) and all(told)

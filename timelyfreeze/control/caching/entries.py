@@ -13,6 +13,7 @@ from torch import Tensor
 from timelyfreeze.files import write_whole
 
 SUFFIX = ".safetensors"
+HEADER_BYTES = 256  # more than a file has besides the output
 _OUTPUT = "output"
 
 

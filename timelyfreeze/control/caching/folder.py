@@ -12,6 +12,7 @@ from pathlib import Path
 from torch import Tensor
 
 from timelyfreeze.control.caching.entries import (
+    HEADER_BYTES,
     SUFFIX,
     Entry,
     Row,
@@ -112,9 +113,13 @@ class EntryFolder:
         """Return whether there is an entry of a row."""
         return number in self._sizes[front]
 
-    def has_room(self, n_bytes: int) -> bool:
-        """Return whether an entry of so many bytes may be written."""
-        return self.n_bytes + n_bytes <= self._room
+    def numbers(self, front: str) -> list[int]:
+        """Return the numbers of the rows that have entries."""
+        return list(self._sizes[front])
+
+    def has_room(self, n_bytes: int, n_rows: int = 1) -> bool:
+        """Return whether entries of so many bytes, those of ``n_rows``, may be written."""
+        return self.n_bytes + n_bytes + n_rows * HEADER_BYTES <= self._room
 
     def write(self, front: str, row: Row, output: Tensor) -> None:
         """Write an entry; raises as :func:`write_entry`."""

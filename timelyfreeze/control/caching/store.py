@@ -25,10 +25,11 @@ _AHEAD_BYTES = 1 << 30
 
 
 class ActivationStore:
-    """Outputs of a frozen front, by row, and those of the shallower one that it has grown from.
+    """Outputs of a frozen front, by row, and those of the shallower ones that it has grown from.
 
-    Rows that have found room stay until the front changes; later ones are not kept. In epochs that
-    read every row once, replacing some by others would only make each come too late.
+    Rows of the front that have found room stay until it changes; later ones are not kept. In epochs
+    that read every row once, replacing some by others would only make each come too late. Rows of
+    shallower fronts make room for them, those of the shallowest first.
 
     Args:
         memory_bytes: Room in memory.
@@ -45,6 +46,7 @@ class ActivationStore:
         self._writer = BehindWriter(_N_WAITING)
         self._ahead = None if folder is None else AheadReader(folder, _AHEAD_BYTES)
         self._front: str | None = None
+        self._older: list[str] = []
         self._in_memory: dict[str, dict[int, tuple[str, Tensor]]] = {}
         self._waiting: set[int] = set()
         self._disk_failed = self._has_told = False
@@ -62,20 +64,20 @@ class ActivationStore:
         """Bytes of the rows on the disk."""
         return 0 if self._folder is None else self._folder.n_bytes
 
-    def begin(self, front: str | None, older: str | None = None) -> None:
+    def begin(self, front: str | None, older: Sequence[str] = ()) -> None:
         """Keep rows of ``front`` from now on.
 
-        Forget all rows but those of the two fronts that are there already.
+        Forget all rows but those of the named fronts that are there already.
 
         Args:
             front: A name that no other front has; None if there is none.
-            older: Likewise of a front whose rows may still be read.
+            older: Likewise of fronts whose rows may still be read, the shallowest last.
         """
         self._front = None  # what waits is not stored
         self._writer.flush()
         if self._ahead is not None:
             self._ahead.want(())
-        fronts = [name for name in (front, older) if name is not None]
+        fronts = [*([] if front is None else [front]), *older]
         self._in_memory = {name: self._in_memory.get(name, {}) for name in fronts}
         in_memory = [kept for rows in self._in_memory.values() for _, kept in rows.values()]
         self.memory_used = sum(output.nbytes for output in in_memory)
@@ -83,7 +85,7 @@ class ActivationStore:
         if self._folder is not None:
             for other in self._folder.begin(fronts):
                 self._writer.add(partial(delete, other))
-        self._front = front
+        self._front, self._older = front, list(older)
 
     def has(self, front: str, row: Row) -> bool:
         """Return whether a row of a front that is kept seems to be there."""
@@ -162,7 +164,10 @@ class ActivationStore:
             for place, row in enumerate(rows)
             if not self.has(front, row) and row.number not in self._waiting
         ]
-        if not wanted or not self._has_room(outputs.nbytes // len(rows)):
+        row_bytes = outputs.nbytes // len(rows)
+        if wanted and self._older:
+            self._make_room(row_bytes, len(wanted) + len(self._waiting))
+        if not wanted or not self._has_room(row_bytes):
             return 0
         copied, mark = _copied_to_host(outputs)
         chosen = [(rows[place], copied[place]) for place in wanted]
@@ -193,6 +198,20 @@ class ActivationStore:
             return on_disk or number in self._in_memory[front]
 
         return next((f for f in fronts if all(has(f, number) for number in batch)), None)
+
+    def _make_room(self, row_bytes: int, n_rows: int) -> None:
+        """Drop rows of shallower fronts, the shallowest first, until so many more find room."""
+        n_bytes = row_bytes * n_rows
+        for front in reversed(self._older):
+            rows = self._in_memory[front]
+            while rows and self.memory_used + n_bytes > self._memory_bytes:
+                self.drop(front, next(iter(rows)))
+        if self._folder is None or self.memory_used + n_bytes <= self._memory_bytes:
+            return
+        for front in reversed(self._older):
+            numbers = self._folder.numbers(front)
+            while numbers and not self._folder.has_room(n_bytes, n_rows):
+                self.drop(front, numbers.pop())
 
     # -- in the writer's thread --------------------------------------------------------------------
 

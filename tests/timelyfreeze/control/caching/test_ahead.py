@@ -165,7 +165,7 @@ def test_rows_in_memory_are_not_read_ahead(tmp_path: Path, disk: Disk) -> None:
 
 
 def test_a_batch_comes_from_the_first_front_that_has_it(store: ActivationStore) -> None:
-    store.begin("deeper", older="front")
+    store.begin("deeper", older=["front"])
     store.offer([row(1)], torch.full((1, 8), 100.0))
     store.flush()
     store.read_ahead(["deeper", "front"], [[1], [1, 2]])

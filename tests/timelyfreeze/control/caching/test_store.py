@@ -102,7 +102,7 @@ def test_rows_of_an_older_front_stay_until_they_are_dropped(tmp_path: Path) -> N
     store = ActivationStore(MEMORY, disk(tmp_path, room=500))
     store.begin("front")
     filled(store, range(3))
-    store.begin("deeper", older="front")
+    store.begin("deeper", older=["front"])
     assert found(store, range(3)) == [0, 1, 2]
     assert found(store, range(3), "deeper") == []
     store.drop("front", 1)  # from memory
@@ -113,9 +113,37 @@ def test_rows_of_an_older_front_stay_until_they_are_dropped(tmp_path: Path) -> N
     store.drop("front", 2)  # from the disk
     assert store.disk_used < before
     assert list(tmp_path.rglob("*.safetensors")) == []
-    store.begin("deepest", older="deeper")
+    store.begin("deepest", older=["deeper"])
     assert found(store, range(3), "deeper") == [1]
     assert store.memory_used == MEMORY // 2
+    store.close()
+
+
+def test_rows_of_the_shallowest_front_make_room_first() -> None:
+    store = ActivationStore(6 * 4 * 8, None)
+    for front, older in (("a", []), ("b", ["a"])):
+        store.begin(front, older)
+        filled(store, range(3))
+    store.begin("c", ["b", "a"])
+    filled(store, range(4))
+    assert [found(store, range(6), front) for front in "abc"] == [[], [1, 2], [0, 1, 2, 3]]
+    filled(store, range(4, 8))
+    assert [found(store, range(9), front) for front in "abc"] == [[], [], [0, 1, 2, 3, 4, 5]]
+    assert store.memory_used == 6 * 4 * 8
+    store.close()
+
+
+def test_files_of_shallower_fronts_make_room_too(tmp_path: Path) -> None:
+    store = ActivationStore(0, disk(tmp_path, room=1500))
+    store.begin("front")
+    filled(store, range(20))
+    n_files = len(found(store, range(20)))
+    assert 2 < n_files < 20
+    store.begin("deeper", ["front"])
+    filled(store, range(n_files - 1))
+    assert found(store, range(20), "deeper") == list(range(n_files - 1))
+    assert len(found(store, range(20), "front")) <= 1
+    assert sum(f.stat().st_size for f in tmp_path.rglob("*.safetensors")) == store.disk_used <= 1500
     store.close()
 
 
