@@ -1,13 +1,14 @@
 """Trains for a given time with ranks that are killed at random, and beside it in peace.
 
-Usage: python tests/multiprocess/helpers/soak.py OUTPUT --minutes 60
+Usage: python tests/multiprocess/helpers/soak.py OUTPUT --minutes 60 [--elastic]
 
 The tiny model over 4 pipeline ranks on the CPU. One run is left alone; its memory and file handles
 must stay level. The other is the same run, but every so often a rank gets SIGKILL or torchrun
 SIGTERM, and it is started again until it has made all of its steps; in the end its weights must
 equal the first one's, bit for bit. Measured times never repeat, so both take times that follow from
-what was frozen (``faulty_run.py``). Prints a table; ends with status 1 if something leaked, was
-left behind or differs.
+what was frozen (``faulty_run.py``). With ``--elastic`` the front freezes and the pipeline shrinks;
+of three starts one is killed in the midst of its first move. Prints a table; ends with status 1 if
+something leaked, was left behind or differs.
 """
 
 from __future__ import annotations
@@ -56,7 +57,22 @@ class Job:
     handles: list[int] = field(default_factory=list)
 
 
-def settings(n_steps: int, folder: Path) -> dict[str, object]:
+def elastic_settings(n_steps: int) -> dict[str, object]:
+    """Return what makes the pipeline shrink from 4 ranks to 2 and to 1 along the run."""
+    return {
+        "model__flavor": "8M",
+        "parallelism__pipeline_parallel_microbatch_size": 1,
+        "training__seq_len": 64,
+        "freezing__method": "linear",
+        "freezing__last_monitor_step": False,
+        "freezing__last_ramp_step": False,
+        "freezing__linear.check_interval": max(1, n_steps // 12),
+        "freezing__linear.max_layers": 9,
+        "freezing__elastic.enable": None,
+    }
+
+
+def settings(n_steps: int, folder: Path, *, is_elastic: bool) -> dict[str, object]:
     """Return the settings of both runs."""
     last_monitor = max(12, n_steps // 10)
     return {
@@ -70,10 +86,18 @@ def settings(n_steps: int, folder: Path) -> dict[str, object]:
         "freezing__last_warmup_step": 4,
         "freezing__last_monitor_step": last_monitor,
         "freezing__last_ramp_step": 2 * last_monitor,
+        **(elastic_settings(n_steps) if is_elastic else {}),
     }
 
 
-def train(folder: Path, n_steps: int, draw: random.Random | None, kill_every_s: float) -> Job:
+def train(
+    folder: Path,
+    n_steps: int,
+    draw: random.Random | None,
+    kill_every_s: float,
+    *,
+    is_elastic: bool = False,
+) -> Job:
     """Run until all steps are made.
 
     Args:
@@ -81,12 +105,18 @@ def train(folder: Path, n_steps: int, draw: random.Random | None, kill_every_s: 
         n_steps: Optimizer steps.
         draw: Says when and whom to kill; None to leave the run alone.
         kill_every_s: Mean time between two kills, seconds.
+        is_elastic: Whether the pipeline shrinks.
     """
     job, began = Job(), time.monotonic()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    command = command_of({}, folder, n_processes=N_RANKS, **settings(n_steps, folder))
+    chosen = settings(n_steps, folder, is_elastic=is_elastic)
     while not (folder / "weights_0.pt").is_file():
+        fault = {}
+        if is_elastic and draw is not None and draw.random() < 1.0 / 3.0:
+            place = draw.choice(["hand_over", "take_over"])
+            fault = {"at": place, "rank": draw.randrange(N_RANKS), "signal": "SIGKILL"}
+        command = command_of(fault, folder, n_processes=N_RANKS, **chosen)
         mark = uuid.uuid4().hex
         environment = {**os.environ, "OMP_NUM_THREADS": "1", MARK: mark}
         job.starts += 1
@@ -94,7 +124,11 @@ def train(folder: Path, n_steps: int, draw: random.Random | None, kill_every_s: 
             torchrun = subprocess.Popen(
                 command, cwd=ROOT, env=environment, stdout=output, stderr=output
             )
+            n_kills = sum(job.kills.values())
             watch(torchrun, job, draw, kill_every_s)
+        if torchrun.returncode != 0 and sum(job.kills.values()) == n_kills and fault:
+            whom = "a rank by SIGKILL in a move"
+            job.kills[whom] = job.kills.get(whom, 0) + 1
         left = processes_left(mark, wait_s=40.0)
         job.left_behind += len(left)
         if draw is None and torchrun.returncode != 0:
@@ -159,9 +193,9 @@ def ends(samples: list[float] | list[int]) -> tuple[float, float]:
     )
 
 
-def seconds_per_step(folder: Path) -> float:
+def seconds_per_step(folder: Path, *, is_elastic: bool) -> float:
     """Return what a step takes, from a short run."""
-    train(folder, _CALIBRATION_STEPS, None, 0.0)
+    train(folder, _CALIBRATION_STEPS, None, 0.0, is_elastic=is_elastic)
     (run,) = (folder / "tb").iterdir()
     summary = json.loads((run / "summary.json").read_text())
     return float(summary["seconds"]) / _CALIBRATION_STEPS
@@ -175,18 +209,20 @@ def main(arguments: Sequence[str]) -> int:
     minutes, seconds = (number(0.0, most, above=True) for most in (1e5, 1e6))
     add("--minutes", type=minutes, default=60.0, help="about how long it may take")
     add("--kill-every", type=seconds, default=45.0, help="mean seconds between kills")
+    add("--elastic", action="store_true", help="a pipeline that shrinks; kills in its moves too")
     add("--seed", type=whole(0, 2**64 - 1), default=0, help="of the kills")
     return soak(parser.parse_args(arguments))
 
 
 def soak(given: argparse.Namespace) -> int:
     """Run both, print the table and return the exit status."""
-    step_s = seconds_per_step(given.output / "calibration")
+    shrinks = {"is_elastic": given.elastic}
+    step_s = seconds_per_step(given.output / "calibration", **shrinks)
     n_steps = max(_CALIBRATION_STEPS, int(_FRACTION_IN_PEACE * 60.0 * given.minutes / step_s))
     print(f"{n_steps} steps of about {1e3 * step_s:.0f} ms", flush=True)
-    peace = train(given.output / "in_peace", n_steps, None, 0.0)
+    peace = train(given.output / "in_peace", n_steps, None, 0.0, **shrinks)
     draw = random.Random(given.seed)
-    killed = train(given.output / "killed", n_steps, draw, given.kill_every)
+    killed = train(given.output / "killed", n_steps, draw, given.kill_every, **shrinks)
     is_equal = equal_weights(given.output / "in_peace", given.output / "killed", N_RANKS)
     memory, handles = ends(peace.memory_mib), ends(peace.handles)
     kills = ", ".join(f"{n} x {whom}" for whom, n in sorted(killed.kills.items())) or "none"
