@@ -39,6 +39,11 @@ def document_mask(positions: Tensor) -> Tensor:
 class DocumentAttention(Attention):
     """Upstream's attention, with the weights and names it has, under a mask if there is one."""
 
+    def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values of ``x``, each [B, T, heads, head_dim]."""
+        by_head = (*x.shape[:2], -1, self.head_dim)
+        return self.wq(x).view(by_head), self.wk(x).view(by_head), self.wv(x).view(by_head)
+
     def forward(
         self,
         x: Tensor,
@@ -59,9 +64,7 @@ class DocumentAttention(Attention):
         """
         if attention_masks is None:
             return super().forward(x, freqs_cis, None, positions)
-        by_head = (*x.shape[:2], -1, self.head_dim)
-        queries, keys = self.wq(x).view(by_head), self.wk(x).view(by_head)
-        values = self.wv(x).view(by_head)
+        queries, keys, values = self.heads(x)
         queries, keys = apply_rotary_emb(queries, keys, freqs_cis, positions)
         # Kernels that take a mask want as many heads of keys as of queries.
         keys = keys.repeat_interleave(self.n_rep, dim=2)
@@ -78,10 +81,12 @@ class DocumentAttention(Attention):
 class DocumentTransformer(Transformer):
     """Upstream's llama3 for packed sequences; without ``positions`` it computes what that does."""
 
+    attention_class = DocumentAttention
+
     def __init__(self, model_args: TransformerModelArgs) -> None:
         super().__init__(model_args)
         for layer in self.layers.values():
-            layer.attention = DocumentAttention(model_args)
+            layer.attention = self.attention_class(model_args)
 
     def forward(
         self, tokens: Tensor, attention_masks: Tensor | None = None, positions: Tensor | None = None

@@ -30,6 +30,7 @@ from torchtitan.freezing.emulation.pipeline import build_emulated_pipeline
 from torchtitan.freezing.report.metrics import FreezingMetricsProcessor
 from torchtitan.hf.adapter import LlamaAdapter
 from torchtitan.hf.flavors import chosen_args, known_flavors
+from torchtitan.hf.model import Decoder, DecoderArgs
 from torchtitan.upstream.fixes import (
     PipelineLoss,
     autocast_stages,
@@ -144,7 +145,7 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
 
     return replace(
         upstream,
-        model_cls=DocumentTransformer if packing else upstream.model_cls,
+        model_cls=_model_class(upstream, model_args, packing=packing),
         model_args={**known_flavors(job_config, upstream.model_args), flavor: model_args},
         build_tokenizer_fn=build_tokenizer_fn if upstream.build_tokenizer_fn else None,
         state_dict_adapter=LlamaAdapter
@@ -159,3 +160,9 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
         build_validator_fn=build_validator_fn if upstream.build_validator_fn else None,
         build_metrics_processor_fn=FreezingMetricsProcessor,
     )
+
+
+def _model_class(upstream: TrainSpec, model_args: Any, *, packing: bool) -> type[nn.Module]:
+    if isinstance(model_args, DecoderArgs):
+        return Decoder
+    return DocumentTransformer if packing else upstream.model_cls

@@ -1,21 +1,30 @@
-"""LLaMA models and their weights, from a Hugging Face folder's words to upstream's and back."""
+"""Models and their weights, from a Hugging Face folder's words to upstream's and back."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import astuple, replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
-from torchtitan.models.llama3 import Transformer
 from torchtitan.models.llama3.model.args import RoPEScalingArgs, TransformerModelArgs
 from torchtitan.models.llama3.model.state_dict_adapter import Llama3StateDictAdapter
 from torchtitan.tools.logging import logger
 
 from torchtitan.hf.llama_config import EMBEDDING, HEAD, LlamaConfig, RopeScaling, read_settings
+from torchtitan.hf.model import Decoder, DecoderArgs, as_decoder
+
+# What config.json's model and ours call the same.
+_SAME_NAMES = (
+    *("model_type", "head_dim", "qkv_bias", "output_bias", "qk_norm", "sliding_window"),
+    "vocab_size",
+)
 
 
 def feed_forward_size(args: TransformerModelArgs) -> int:
@@ -30,15 +39,14 @@ def _plain_feed_forward_size(dim: int) -> int:
     return int(2 * 4 * dim / 3)
 
 
-def model_args(config: LlamaConfig) -> TransformerModelArgs:
+def model_args(config: LlamaConfig) -> DecoderArgs:
     """Return upstream's description of ``config``; every call gives one of its own."""
     scaling = config.rope_scaling
-    return TransformerModelArgs(
+    return DecoderArgs(
         dim=config.hidden_size,
         n_layers=config.num_hidden_layers,
         n_heads=config.num_attention_heads,
         n_kv_heads=config.num_key_value_heads,
-        vocab_size=config.vocab_size,
         # The half keeps the product, which is rounded down, clear of the next lower number.
         ffn_dim_multiplier=(config.intermediate_size + 0.5)
         / _plain_feed_forward_size(config.hidden_size),
@@ -47,6 +55,7 @@ def model_args(config: LlamaConfig) -> TransformerModelArgs:
         rope_theta=config.rope_theta,
         rope_scaling_args=RoPEScalingArgs(*(astuple(scaling) if scaling else (1.0,))),
         max_seq_len=config.max_position_embeddings,
+        **{name: getattr(config, name) for name in _SAME_NAMES},
     )
 
 
@@ -56,31 +65,82 @@ def config_of(args: TransformerModelArgs) -> LlamaConfig:
     Tied embeddings are unknown to ``args`` and come out as untied, which a trained model is.
     """
     scaling = args.rope_scaling_args
+    own = as_decoder(args)
     return LlamaConfig(
         hidden_size=args.dim,
         intermediate_size=feed_forward_size(args),
         num_hidden_layers=args.n_layers,
         num_attention_heads=args.n_heads,
         num_key_value_heads=args.n_heads if args.n_kv_heads is None else args.n_kv_heads,
-        vocab_size=args.vocab_size,
         rms_norm_eps=args.norm_eps,
         rope_theta=float(args.rope_theta),
         rope_scaling=None
         if scaling.scaling_factor == 1.0
         else RopeScaling(*map(float, astuple(scaling)[:3]), astuple(scaling)[3]),
         max_position_embeddings=args.max_seq_len,
+        **{name: getattr(own, name) for name in _SAME_NAMES},
     )
 
 
+# {name in the files: ours}
+_ATTENTION, _SELF_ATTENTION = "layers.{}.attention", "model.layers.{}.self_attn"
+_BIASES = {
+    f"{_SELF_ATTENTION}.{theirs}_proj.bias": f"{_ATTENTION}.w{theirs}.bias" for theirs in "qkvo"
+}
+_NORMS = {
+    f"{_SELF_ATTENTION}.{theirs}_norm.weight": f"{_ATTENTION}.{theirs}_norm.weight"
+    for theirs in "qk"
+}
+
+
 class LlamaAdapter(Llama3StateDictAdapter):
-    """Upstream's adapter for llama3, which also takes folders whose embeddings are tied."""
+    """Upstream's adapter for llama3, and what it does not know.
+
+    That is folders whose embeddings are tied, heads of any width, biases, and norms of heads.
+    Upstream rotates neighbours of a head where the files' models rotate its halves, so it reorders
+    the rows of ``wq`` and ``wk``; biases and norms of queries and keys follow them.
+    """
 
     def __init__(self, model_args: TransformerModelArgs, hf_assets_path: str | None) -> None:
         super().__init__(model_args, hf_assets_path)
+        self.from_hf_map |= _BIASES | _NORMS
         index = self.fqn_to_index_mapping
         if index is not None and EMBEDDING in index:
             # Trained models are never tied: saving one has to know a file for its output layer.
             index.setdefault(HEAD, index[EMBEDDING])
+
+    def to_hf(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Return the tensors as the files have them."""
+        return super().to_hf(self._reordered(state_dict, self._permute))
+
+    def from_hf(self, hf_state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Return the tensors of files as the model has them."""
+        return self._reordered(super().from_hf(hf_state_dict), self._reverse_permute)
+
+    def _reordered(
+        self, state_dict: dict[str, Any], permute: Callable[[Tensor, int], Tensor]
+    ) -> dict[str, Any]:
+        """Return the model's tensors with the vectors of queries and keys reordered."""
+        args = as_decoder(self.model_args)
+        # How many heads lie behind one another in a vector; all share one norm.
+        n_heads = {
+            "wq.bias": args.n_heads,
+            "wk.bias": args.n_kv_heads or args.n_heads,
+            **dict.fromkeys(("q_norm.weight", "k_norm.weight"), 1),
+        }
+        changed = dict(state_dict)
+        for name, tensor in state_dict.items():
+            n = n_heads.get(name.rpartition("attention.")[2])
+            if n is not None:
+                changed[name] = permute(tensor.unsqueeze(1), n).squeeze(1)
+        return changed
+
+    def _permute(self, w: Tensor, n_heads_arg: int, *_: Any) -> Tensor:
+        # Upstream names sizes that hold for heads of dim / n_heads alone; the tensor has its own.
+        return super()._permute(w, n_heads_arg)
+
+    def _reverse_permute(self, w: Tensor, n_heads_arg: int, *_: Any) -> Tensor:
+        return super()._reverse_permute(w, n_heads_arg)
 
     def get_hf_storage_reader(
         self, path: str, from_quantized: bool = False
@@ -103,7 +163,7 @@ def tensor_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
     """
     args = model_args(config)
     with torch.device("meta"):
-        weights = LlamaAdapter(args, None).to_hf(Transformer(args).state_dict())
+        weights = LlamaAdapter(args, None).to_hf(Decoder(args).state_dict())
     tied = {HEAD} if config.tie_word_embeddings else set()
     return {name: tuple(weights[name].shape) for name in weights if name not in tied}
 

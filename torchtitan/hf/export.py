@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torchtitan.config import TORCH_DTYPE_MAP
-from torchtitan.models.llama3 import Transformer, llama3_args
+from torchtitan.models.llama3 import llama3_args
 from torchtitan.tools.logging import init_logger, logger
 
 from timelyfreeze.files.options import status_of
@@ -37,6 +37,7 @@ from torchtitan.hf.llama_config import (
     read_settings,
     to_settings,
 )
+from torchtitan.hf.model import Decoder, as_decoder
 from torchtitan.hf.weights import StoredWeights
 
 MAX_FILE_BYTES = 5 * 10**9
@@ -175,7 +176,7 @@ def export_run(
 def _names_to_write(exportable: Exportable, weights: StoredWeights) -> list[str]:
     """Return the names of the model's tensors, without an output layer that is still tied."""
     with torch.device("meta"):
-        names = list(Transformer(exportable.model_args).state_dict())
+        names = list(Decoder(as_decoder(exportable.model_args)).state_dict())
     missing = [name for name in names if name not in weights]
     if missing:
         raise ExportError(f"{str(exportable.checkpoint)!r} lacks {missing[0]} of the run's model")

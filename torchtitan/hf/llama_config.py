@@ -1,4 +1,4 @@
-"""What a LLaMA model is made of, in the words of a Hugging Face ``config.json``."""
+"""What a LLaMA, Mistral, Qwen2 or Qwen3 model is made of, in the words of ``config.json``."""
 
 from __future__ import annotations
 
@@ -22,9 +22,24 @@ _SIZES = (
     "vocab_size",
 )
 # What transformers takes where config.json has no such key.
-_DEFAULTS = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 2048}
+_DEFAULTS = {"model_type": "llama", "rms_norm_eps": 1e-6, "rope_theta": 10000.0}
+_DEFAULTS_OF = {
+    "llama": {"max_position_embeddings": 2048},
+    "mistral": {"max_position_embeddings": 131072, "num_key_value_heads": 8},
+    "qwen2": {"max_position_embeddings": 32768, "num_key_value_heads": 32},
+    "qwen3": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "head_dim": 128},
+}
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+MODEL_TYPES = tuple(_ARCHITECTURES)
+_DEFAULT_WINDOW = 4096
 # Neither changes what the weights mean: the length is a limit for training.seq_len, and tied
 # embeddings are untied when they are loaded.
+_NO_KEYS = ("qkv_bias", "output_bias", "qk_norm")
 _NOT_COMPARED = ("max_position_embeddings", "tie_word_embeddings")
 
 
@@ -40,12 +55,20 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """Sizes and constants of a LLaMA model; the names are those of ``config.json``.
+    """Sizes and constants of a LLaMA, or of a model of another family that is built like one.
+
+    The names are those of ``config.json``, where it has the value.
 
     Attributes:
         rope_scaling: None for rotary embeddings that are not scaled, which a factor of 1 means too.
         max_position_embeddings: Longest sequence that the model was trained with.
         tie_word_embeddings: Whether the output layer is the embedding.
+        model_type: Family, one of ``MODEL_TYPES``.
+        head_dim: Width of one attention head; hidden_size / num_attention_heads if None is given.
+        qkv_bias: Whether the projections of queries, keys and values have biases.
+        output_bias: Whether the projection behind the attention has one.
+        qk_norm: Whether queries and keys are normed, head by head.
+        sliding_window: Tokens that a token sees, itself included; None for all before it.
     """
 
     hidden_size: int
@@ -59,11 +82,18 @@ class LlamaConfig:
     rope_scaling: RopeScaling | None
     max_position_embeddings: int
     tie_word_embeddings: bool = False
+    model_type: str = "llama"
+    head_dim: int | None = None
+    qkv_bias: bool = False
+    output_bias: bool = False
+    qk_norm: bool = False
+    sliding_window: int | None = None
 
-    @property
-    def head_dim(self) -> int:
-        """Width of one attention head."""
-        return self.hidden_size // self.num_attention_heads
+    def __post_init__(self) -> None:
+        """Fill in the width of a head."""
+        if self.head_dim is None:
+            width = self.hidden_size // self.num_attention_heads
+            object.__setattr__(self, "head_dim", width)
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
@@ -88,10 +118,14 @@ def parse_config(settings: Mapping[str, Any]) -> LlamaConfig:
     ``rope_theta`` beside ``rope_scaling`` of the releases before.
 
     Raises:
-        ValueError: Naming everything for which upstream's llama3 has no place.
+        ValueError: Naming everything for which the model has no place.
     """
     given = {key: value for key, value in settings.items() if value is not None}
-    given = {**_DEFAULTS, "num_key_value_heads": given.get("num_attention_heads"), **given}
+    family = given.get("model_type", "llama")
+    # An odd value may be of any type.
+    defaults = _DEFAULTS_OF[family] if family in MODEL_TYPES else _DEFAULTS_OF["llama"]
+    n_heads = given.get("num_attention_heads")
+    given = {**_DEFAULTS, "num_key_value_heads": n_heads, **defaults, **given}
     if problems := list(_unsupported(given)):
         raise ValueError("; ".join(problems))
     rope = _rope_settings(given)
@@ -106,7 +140,36 @@ def parse_config(settings: Mapping[str, Any]) -> LlamaConfig:
         rope_scaling=RopeScaling(**scaling) if scaled else None,
         max_position_embeddings=int(given["max_position_embeddings"]),
         tie_word_embeddings=bool(given.get("tie_word_embeddings", False)),
+        model_type=family,
+        head_dim=given.get("head_dim"),
+        qkv_bias=family == "qwen2" or _has_attention_bias(given),
+        output_bias=_has_attention_bias(given),
+        qk_norm=family == "qwen3",
+        sliding_window=_sliding_window(given, settings),
     )
+
+
+def _has_attention_bias(given: Mapping[str, Any]) -> bool:
+    # The other families do not know the key.
+    return given["model_type"] in ("llama", "qwen3") and bool(given.get("attention_bias"))
+
+
+def _sliding_window(given: Mapping[str, Any], settings: Mapping[str, Any]) -> int | None:
+    """Return the window of the layers that have one, or None."""
+    family = given["model_type"]
+    if family == "llama" or (family != "mistral" and not given.get("use_sliding_window")):
+        return None
+    if family != "mistral":
+        layers = given.get("layer_types")
+        if layers is None:
+            begins = given.get("max_window_layers", 28)
+            has_window = begins < given["num_hidden_layers"]
+        else:
+            has_window = "sliding_attention" in layers
+        if not has_window:
+            return None
+    # Null is none, and no such key is the default.
+    return settings.get("sliding_window", _DEFAULT_WINDOW)
 
 
 def _rope_settings(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,12 +187,13 @@ def _unsupported(given: Mapping[str, Any]) -> Iterator[str]:
     for key in missing:
         yield f"{key} is {shown(given.get(key))}; it must be a whole number, 1 or more"
     yield from _not_positive(given, ("rms_norm_eps", "max_position_embeddings"))
-    for key, only in (("model_type", "llama"), ("hidden_act", "silu")):
-        if given.get(key, only) != only:
-            yield f'{key} is {shown(given[key])}; it must be "{only}"'
-    for key in ("attention_bias", "mlp_bias"):
-        if given.get(key):
-            yield f"{key} is true; upstream's llama3 has no biases, so it must be false"
+    if given["model_type"] not in MODEL_TYPES:
+        yield f"model_type is {shown(given['model_type'])}; known: {', '.join(MODEL_TYPES)}"
+    if given.get("hidden_act", "silu") != "silu":
+        yield f'hidden_act is {shown(given["hidden_act"])}; it must be "silu"'
+    if given.get("mlp_bias"):
+        yield "mlp_bias is true; upstream's feed-forward has no biases, so it must be false"
+    yield from _odd_windows(given)
     if given.get("quantization_config"):
         yield "quantization_config is set; only weights that are not quantized can be trained"
     for key in ("rope_parameters", "rope_scaling"):
@@ -146,18 +210,25 @@ def _unsupported(given: Mapping[str, Any]) -> Iterator[str]:
     if missing:
         return
     heads, n_kv_heads = given["num_attention_heads"], given["num_key_value_heads"]
-    if given["hidden_size"] % heads:
-        yield f"num_attention_heads is {heads}; it must divide hidden_size"
-    elif (width := given["hidden_size"] // heads) != given.get("head_dim", width):
-        yield (
-            f"head_dim is {shown(given['head_dim'])}; it must be hidden_size / "
-            f"num_attention_heads ({width})"
-        )
+    width = given.get("head_dim")
+    if width is None and given["hidden_size"] % heads:
+        yield f"num_attention_heads is {heads}; it must divide hidden_size, or head_dim must be set"
+    elif width is not None and (type(width) is not int or width < 2 or width % 2):
+        yield f"head_dim is {shown(width)}; it must be an even number, 2 or more"
     if type(n_kv_heads) is not int or n_kv_heads < 1 or heads % n_kv_heads:
         yield (
             f"num_key_value_heads is {shown(n_kv_heads)}; it must divide num_attention_heads "
             f"({heads})"
         )
+
+
+def _odd_windows(given: Mapping[str, Any]) -> Iterator[str]:
+    for key in ("sliding_window", "max_window_layers"):
+        value = given.get(key, 1)
+        if type(value) is not int or value < 0 or (key == "sliding_window" and value < 1):
+            yield f"{key} is {shown(value)}; it must be a whole number, 1 or more"
+    if not isinstance(given.get("layer_types", []), list):
+        yield f"layer_types is {shown(given['layer_types'])}; it must be a list"
 
 
 def _not_positive(values: Mapping[str, Any], keys: Iterable[str], lead: str = "") -> Iterator[str]:
@@ -172,7 +243,7 @@ def read_config(folder: Path) -> LlamaConfig:
     """Return the model that a Hugging Face folder holds.
 
     Raises:
-        ValueError: If ``config.json`` is missing or has something upstream's llama3 has not.
+        ValueError: If ``config.json`` is missing or has something that the model has not.
     """
     settings = read_settings(folder)
     try:
@@ -187,7 +258,7 @@ def differences(expected: LlamaConfig, found: LlamaConfig) -> list[str]:
     Context length and tied embeddings are left out: loaded weights mean the same with either.
     """
     return [
-        f"{name} is {_text(there)}, not {_text(here)}"
+        f"{name} is {_text(name, there)}, not {_text(name, here)}"
         for name in (field.name for field in fields(LlamaConfig))
         if name not in _NOT_COMPARED
         and not _is_same(here := getattr(expected, name), there := getattr(found, name))
@@ -200,9 +271,9 @@ def _is_same(left: Any, right: Any) -> bool:
     return left == right
 
 
-def _text(value: Any) -> str:
+def _text(name: str, value: Any) -> str:
     if value is None:
-        return "unscaled"
+        return "unscaled" if name == "rope_scaling" else "none"
     if isinstance(value, RopeScaling):
         return (
             f"{value.factor:g} (low {value.low_freq_factor:g}, high {value.high_freq_factor:g}, "
@@ -214,13 +285,15 @@ def _text(value: Any) -> str:
 def to_settings(config: LlamaConfig) -> dict[str, Any]:
     """Return the contents of a ``config.json`` for ``config``, readable by every transformers."""
     scaling = config.rope_scaling and {"rope_type": "llama3", **vars(config.rope_scaling)}
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+    settings = {
+        "architectures": [_ARCHITECTURES[config.model_type]],
         "hidden_act": "silu",
-        "attention_bias": False,
+        "attention_bias": config.output_bias,
         "mlp_bias": False,
-        "head_dim": config.head_dim,
         **vars(config),
         "rope_scaling": scaling,
     }
+    if config.model_type.startswith("qwen"):
+        settings["use_sliding_window"] = config.sliding_window is not None
+        settings["max_window_layers"] = 0
+    return {key: value for key, value in settings.items() if key not in _NO_KEYS}

@@ -39,7 +39,16 @@ FORM_CASES = [
     pytest.param(form, marks=[] if form == "2ranks" else [pytest.mark.long]) for form in FORMS
 ]
 # How each family lies on disk.
-N_FILES = {"llama2": 3, "llama3": 1, "llama31": 2, "llama32": 3, "smollm2": 1}
+N_FILES = {
+    "llama2": 3,
+    "llama3": 1,
+    "llama31": 2,
+    "llama32": 3,
+    "smollm2": 1,
+    "mistral": 2,
+    "qwen2": 3,
+    "qwen3": 1,
+}
 V_SHAPED = "ZBVZeroBubble"
 
 

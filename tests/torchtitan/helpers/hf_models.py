@@ -1,4 +1,4 @@
-"""Small Hugging Face folders of each family, and a LLaMA that computes straight from their tensors.
+"""Small Hugging Face folders of each family, and a model that computes straight from their tensors.
 
 The model here is written from the definition, in the layout of the files: halves of a head are
 rotated against each other, where upstream rotates neighbours. It shares no code with what it
@@ -71,6 +71,44 @@ FAMILIES = {
         rope_parameters={"rope_theta": 100000.0, "rope_type": "default"},
         tie_word_embeddings=True,
     ),
+    # Heads together wider than the model, as in Mistral Nemo.
+    "mistral": _settings(
+        heads=4,
+        kv_heads=2,
+        width=64,
+        ff=224,
+        architectures=["MistralForCausalLM"],
+        model_type="mistral",
+        head_dim=24,
+        sliding_window=None,
+        rope_theta=1000000.0,
+    ),
+    "qwen2": _settings(
+        heads=4,
+        kv_heads=2,
+        width=64,
+        ff=224,
+        architectures=["Qwen2ForCausalLM"],
+        model_type="qwen2",
+        use_sliding_window=False,
+        sliding_window=32,
+        max_window_layers=3,
+        rope_theta=1000000.0,
+        tie_word_embeddings=True,
+    ),
+    "qwen3": _settings(
+        heads=4,
+        kv_heads=2,
+        width=48,
+        ff=128,
+        architectures=["Qwen3ForCausalLM"],
+        model_type="qwen3",
+        head_dim=20,
+        attention_bias=False,
+        rms_norm_eps=1e-6,
+        rope_parameters={"rope_theta": 1000000.0, "rope_type": "default"},
+        tie_word_embeddings=True,
+    ),
 }
 
 
@@ -108,7 +146,9 @@ def random_weights(settings: dict[str, Any], dtype: torch.dtype, seed: int) -> d
     width, ff, vocabulary = (
         settings[key] for key in ("hidden_size", "intermediate_size", "vocab_size")
     )
-    kv = width // settings["num_attention_heads"] * settings["num_key_value_heads"]
+    family, heads = settings["model_type"], settings["num_attention_heads"]
+    head = settings.get("head_dim", width // heads)
+    q, kv = head * heads, head * settings["num_key_value_heads"]
 
     def draw(*shape: int) -> Tensor:
         values = torch.randn(shape, generator=generator) * (0.5 if len(shape) == 1 else 0.1)
@@ -117,17 +157,25 @@ def random_weights(settings: dict[str, Any], dtype: torch.dtype, seed: int) -> d
     weights = {"model.embed_tokens.weight": draw(vocabulary, width)}
     for layer in range(settings["num_hidden_layers"]):
         shapes = {
-            "self_attn.q_proj": (width, width),
+            "self_attn.q_proj": (q, width),
             "self_attn.k_proj": (kv, width),
             "self_attn.v_proj": (kv, width),
-            "self_attn.o_proj": (width, width),
+            "self_attn.o_proj": (width, q),
             "mlp.gate_proj": (ff, width),
             "mlp.up_proj": (ff, width),
             "mlp.down_proj": (width, ff),
             "input_layernorm": (width,),
             "post_attention_layernorm": (width,),
         }
+        if family == "qwen3":
+            shapes |= {"self_attn.q_norm": (head,), "self_attn.k_norm": (head,)}
         weights |= {f"model.layers.{layer}.{n}.weight": draw(*s) for n, s in shapes.items()}
+        if family == "qwen2":
+            sizes = {"q": q, "k": kv, "v": kv}
+            weights |= {
+                f"model.layers.{layer}.self_attn.{n}_proj.bias": draw(size)
+                for n, size in sizes.items()
+            }
     weights["model.norm.weight"] = draw(width)
     if not settings["tie_word_embeddings"]:
         weights["lm_head.weight"] = draw(vocabulary, width)
@@ -153,7 +201,7 @@ def logits_of(folder: Path, tokens: Tensor) -> Tensor:
     settings, stored = read_folder(folder)
     weights = {name: tensor.float() for name, tensor in stored.items()}
     heads, kv_heads = settings["num_attention_heads"], settings["num_key_value_heads"]
-    width = settings["hidden_size"] // heads
+    width = settings.get("head_dim", settings["hidden_size"] // heads)
     n_rows, length = tokens.shape
 
     def norm(x: Tensor, name: str) -> Tensor:
@@ -161,7 +209,8 @@ def logits_of(folder: Path, tokens: Tensor) -> Tensor:
         return x * scale * weights[name]
 
     def project(x: Tensor, name: str) -> Tensor:
-        return x @ weights[name].T
+        bias = weights.get(name.replace("weight", "bias"))
+        return x @ weights[name].T + (0.0 if bias is None else bias)
 
     angles = torch.outer(torch.arange(length).float(), torch.tensor(frequencies(settings, width)))
     cos, sin = (f(torch.cat([angles, angles], -1)) for f in (torch.cos, torch.sin))
@@ -179,6 +228,8 @@ def logits_of(folder: Path, tokens: Tensor) -> Tensor:
         at = f"model.layers.{layer}"
         x = norm(h, f"{at}.input_layernorm.weight")
         q, k, v = (split(project(x, f"{at}.self_attn.{n}_proj.weight")) for n in "qkv")
+        if f"{at}.self_attn.q_norm.weight" in weights:
+            q, k = (norm(t, f"{at}.self_attn.{n}_norm.weight") for t, n in ((q, "q"), (k, "k")))
         q, k = rotate(q), rotate(k)
         k, v = (t.repeat_interleave(heads // kv_heads, dim=1) for t in (k, v))
         fractions = (q @ k.transpose(-1, -2) / math.sqrt(width) + future).softmax(-1)

@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException
-from torchtitan.models.llama3 import Transformer
 from torchtitan.models.llama3.model.state_dict_adapter import Llama3StateDictAdapter
 
 from tests.torchtitan.helpers.hf_models import (
@@ -19,14 +18,15 @@ from tests.torchtitan.helpers.hf_models import (
 )
 from torchtitan.hf.adapter import LlamaAdapter, model_args
 from torchtitan.hf.llama_config import read_config
+from torchtitan.hf.model import Decoder
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float32) -> Transformer:
+def load(folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
     """Load as upstream's checkpoint manager does."""
     args = model_args(read_config(folder))
-    model = Transformer(args)
+    model = Decoder(args)
     for parameter in model.parameters():  # not the buffer, which is complex
         parameter.data = torch.full_like(parameter, torch.nan, dtype=dtype)
     adapter = LlamaAdapter(args, str(folder))

@@ -122,11 +122,14 @@ def test_what_is_left_out_is_what_transformers_takes() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"model_type": "mistral"}, "model_type is 'mistral'"),
+        ({"model_type": "mixtral"}, "model_type is 'mixtral'; known: llama, mistral, qwen2, qwen3"),
+        ({"model_type": ["llama"]}, "model_type is ['llama']"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
-        ({"attention_bias": True}, "attention_bias is true"),
         ({"mlp_bias": True}, "mlp_bias is true"),
-        ({"head_dim": 128}, "head_dim is 128; it must be hidden_size / num_attention_heads (64)"),
+        ({"head_dim": 63}, "head_dim is 63; it must be an even number, 2 or more"),
+        ({"sliding_window": "wide"}, "sliding_window is 'wide'"),
+        ({"max_window_layers": -1}, "max_window_layers is -1"),
+        ({"layer_types": 3}, "layer_types is 3; it must be a list"),
         ({"num_attention_heads": 3, "head_dim": None}, "num_attention_heads is 3"),
         ({"num_key_value_heads": 5}, "num_key_value_heads is 5"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is set"),
@@ -136,15 +139,81 @@ def test_what_is_left_out_is_what_transformers_takes() -> None:
         ({"vocab_size": "many"}, "vocab_size is 'many'"),
     ],
 )
-def test_what_upstream_has_no_place_for_is_refused(change: dict[str, Any], words: str) -> None:
+def test_what_the_model_has_no_place_for_is_refused(change: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match="is") as error:
         parse_config({**LLAMA_32_1B, **change})
     assert words in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("settings", "window"),
+    [
+        ({"model_type": "llama", "sliding_window": 32}, None),
+        ({"model_type": "mistral"}, 4096),  # as transformers takes it
+        ({"model_type": "mistral", "sliding_window": None}, None),
+        ({"model_type": "mistral", "sliding_window": 512}, 512),
+        ({"model_type": "qwen2", "sliding_window": 512}, None),
+        ({"model_type": "qwen2", "sliding_window": 512, "use_sliding_window": True}, None),
+        (
+            {
+                "model_type": "qwen3",
+                "sliding_window": 512,
+                "use_sliding_window": True,
+                "max_window_layers": 15,
+            },
+            512,
+        ),
+        (
+            {
+                "model_type": "qwen3",
+                "sliding_window": 512,
+                "use_sliding_window": True,
+                "max_window_layers": 15,
+                "layer_types": ["full_attention"] * 16,
+            },
+            None,
+        ),
+        (
+            {
+                "model_type": "qwen2",
+                "sliding_window": 512,
+                "use_sliding_window": True,
+                "layer_types": ["full_attention"] * 15 + ["sliding_attention"],
+            },
+            512,
+        ),
+    ],
+)
+def test_a_window_counts_where_a_layer_has_one(
+    settings: dict[str, Any], window: int | None
+) -> None:
+    """Of 16 layers; those from max_window_layers on have the window, 28 if it is not said."""
+    assert parse_config({**LLAMA_32_1B, **settings}).sliding_window == window
+
+
+@pytest.mark.parametrize(
+    ("settings", "biases"),
+    [
+        ({"model_type": "llama"}, (False, False)),
+        ({"model_type": "llama", "attention_bias": True}, (True, True)),
+        ({"model_type": "mistral", "attention_bias": True}, (False, False)),
+        ({"model_type": "qwen2", "attention_bias": False}, (True, False)),
+        ({"model_type": "qwen3"}, (False, False)),
+        ({"model_type": "qwen3", "attention_bias": True}, (True, True)),
+    ],
+)
+def test_biases_are_those_that_transformers_makes(
+    settings: dict[str, Any], biases: tuple[bool, bool]
+) -> None:
+    given = {key: value for key, value in LLAMA_32_1B.items() if key != "attention_bias"}
+    config = parse_config({**given, **settings})
+    assert (config.qkv_bias, config.output_bias) == biases
+    assert config.qk_norm is (settings["model_type"] == "qwen3")
+
+
 def test_all_that_is_unsupported_is_named_at_once() -> None:
     with pytest.raises(ValueError, match="model_type") as error:
-        parse_config({**LLAMA_32_1B, "model_type": "qwen3", "mlp_bias": True})
+        parse_config({**LLAMA_32_1B, "model_type": "qwen3_moe", "mlp_bias": True})
     assert "mlp_bias" in str(error.value)
 
 
@@ -162,6 +231,13 @@ def test_each_difference_has_a_sentence() -> None:
         "num_key_value_heads is 32, not 8",
         "rope_theta is 10000, not 500000",
         "rope_scaling is unscaled, not 32 (low 1, high 4, original length 8192)",
+    ]
+    other = replace(flavor, model_type="qwen3", head_dim=80, qk_norm=True, sliding_window=64)
+    assert differences(flavor, other) == [
+        "model_type is qwen3, not llama",
+        "head_dim is 80, not 64",
+        "qk_norm is True, not False",
+        "sliding_window is 64, not none",
     ]
     assert differences(flavor, replace(flavor, rms_norm_eps=9.999999747378752e-06)) == []
     assert len(differences(flavor, replace(flavor, rms_norm_eps=1e-6))) == 1

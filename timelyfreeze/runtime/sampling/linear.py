@@ -169,7 +169,7 @@ class SampledLinear(nn.Linear):  # type: ignore[misc]
             dtype = torch.get_autocast_dtype(device)
             x, weight = x.to(dtype), self.sampler.cast(self.number, weight, dtype)
         y = _SampledProduct.apply(x, weight, self.sampler, self.number)
-        return y if bias is None else y + bias
+        return y if bias is None else y + bias.to(y.dtype)  # as autocast casts it
 
 
 class _SampledProduct(Function):  # type: ignore[misc]

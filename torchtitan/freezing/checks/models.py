@@ -28,6 +28,7 @@ from torchtitan.hf.adapter import config_of
 from torchtitan.hf.flavors import FROM_FOLDER, LLAMA, chosen_args, weights_folder
 from torchtitan.hf.folder import stored_tensors, tensor_errors
 from torchtitan.hf.llama_config import differences, read_config, read_settings
+from torchtitan.hf.model import as_decoder
 
 _LOADS = "checkpoint.initial_load_in_hf is true"
 # Upstream reads the first of these that is there, and the settings if they are.
@@ -35,6 +36,12 @@ _VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt")
 _SETTINGS = "tokenizer_config.json"
 _SAMPLE = "What is 2 + 2?\nFour."
 _MAX_CHARACTERS = 300
+_HINTS = {
+    "qwen3": (
+        f'; a dense Qwen3 can be cut with model.name = "{LLAMA}", model.flavor = "{FROM_FOLDER}" '
+        "and model.hf_assets_path its folder"
+    )
+}
 _TRANSFORMERS = "transformers_modeling_backend"
 _PANIC = "PanicException"
 
@@ -67,7 +74,9 @@ def model_errors(config: JobConfig) -> Iterator[str]:
     yield from _stage_errors(config, spec)
     if name != LLAMA:
         yield from _tied_elsewhere(config)
-    elif config.checkpoint.initial_load_in_hf:
+        return
+    yield from _family_errors(config)
+    if config.checkpoint.initial_load_in_hf:
         yield from _loading_errors(config)
 
 
@@ -80,6 +89,7 @@ def _stage_errors(config: JobConfig, spec: TrainSpec) -> Iterator[str]:
         yield (
             f"model.name is {model.name!r} and parallelism.pipeline_parallel_degree is {degree}; "
             "upstream cannot cut this model into stages, so the degree must be 1"
+            + _HINTS.get(model.name, "")
         )
     elif spec.pipelining_fn is pipeline_llm and not any(pipeline_errors(config)):
         try:
@@ -95,6 +105,28 @@ def _stage_errors(config: JobConfig, spec: TrainSpec) -> Iterator[str]:
                 f"{config.parallelism.pipeline_parallel_schedule!r}, and the {n_layers} layers of "
                 f"model.flavor {model.flavor!r} make other stages: {error}"
             )
+
+
+def _family_errors(config: JobConfig) -> Iterator[str]:
+    """Say what a run asks for that the model of a family other than LLaMA cannot do."""
+    try:
+        args = as_decoder(chosen_args(config, llama3_args))
+    except ValueError:
+        return  # told where the model is cut or built
+    length = config.training.seq_len
+    if args.sliding_window is not None and length > args.sliding_window:
+        yield (
+            f"training.seq_len is {length}, and the model in {str(weights_folder(config))!r} has a "
+            f"sliding_window of {args.sliding_window}; attention here sees all tokens before one, "
+            "so the length must be at most the window"
+        )
+    degree = config.parallelism.tensor_parallel_degree
+    if args.qk_norm and degree > 1:
+        yield (
+            f"parallelism.tensor_parallel_degree is {degree}, and the model norms its queries and "
+            f"keys ({args.model_type}); the norms' gradients would not be summed over the ranks "
+            "that share its heads, so the degree must be 1"
+        )
 
 
 def device_errors(config: JobConfig) -> Iterator[str]:

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torchtitan.components.loss import cross_entropy_loss
 from torchtitan.models.llama3.model.args import TransformerModelArgs
-from torchtitan.models.llama3.model.model import TransformerBlock, precompute_freqs_cis
 
+from torchtitan.hf.model import Decoder, as_decoder
 from torchtitan.upstream.fixes import one_cast_for_all
 
 
@@ -76,15 +76,11 @@ def module_bytes(
     with FakeTensorMode(), titan_tools.set_default_dtype(dtype):
         x = torch.empty(n_rows, seq_len, args.dim, requires_grad=True)
         # Other kinds of attention keep what fused attention keeps, and need masks to run.
-        block = TransformerBlock(0, replace(args, attn_type="sdpa"))
-        frequencies = precompute_freqs_cis(
-            args.dim // args.n_heads, seq_len, args.rope_theta, args.rope_scaling_args
-        )
+        one = replace(as_decoder(args), n_layers=1, max_seq_len=seq_len, attn_type="sdpa")
+        model = Decoder(one)
+        block, frequencies = model.layers["0"], model.freqs_cis
         kept_by_block, out = _kept(block, casting, x, frequencies, None, buffers=[frequencies])
-        head = nn.Sequential(
-            nn.RMSNorm(args.dim, eps=args.norm_eps),
-            nn.Linear(args.dim, args.vocab_size, bias=False),
-        )
+        head = nn.Sequential(model.norm, model.output)
         labels = torch.empty(n_rows, seq_len, dtype=torch.int64)
         hidden = torch.empty_like(out, requires_grad=True)
         kept_by_head, _ = _kept(head, casting, hidden, loss_labels=labels)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 from torchtitan.config import TORCH_DTYPE_MAP
-from torchtitan.models.llama3 import Transformer, llama3_args
+from torchtitan.models.llama3 import llama3_args
 from torchtitan.models.llama3.model.args import TransformerModelArgs
 
 from timelyfreeze.emulation import merge_ranks
@@ -33,6 +33,7 @@ from torchtitan.freezing.config import JobConfig, examples_of_microbatch, stage_
 from torchtitan.freezing.emulation.pipeline import emulated_order
 from torchtitan.freezing.memory.activations import module_bytes
 from torchtitan.hf.flavors import LLAMA, chosen_args
+from torchtitan.hf.model import Decoder, as_decoder
 
 # What upstream calls the ends of the model.
 _INPUT = "tok_embeddings"
@@ -87,9 +88,13 @@ def model_bytes(job_config: JobConfig) -> ModelBytes:
     cast_bytes = 0 if mixed in (torch.float32, dtype) else mixed.itemsize
 
     def part(module: str, kept: int = 0, kept_between_halves: int = 0) -> PartBytes:
-        sizes = [shape.numel() for shape in shapes[module]]
+        sizes = [shape.numel() for shape in shapes[module].values()]
         # An embedding is looked up as it is, and norms stay in float32.
-        linear = [s.numel() for s in shapes[module] if len(s) == 2 and module != _INPUT]
+        linear = [
+            shape.numel()
+            for name, shape in shapes[module].items()
+            if module != _INPUT and (len(shape) == 2 or name.endswith("bias"))
+        ]
         return PartBytes(
             weights=sum(sizes) * dtype.itemsize,
             casts=sum(linear) * cast_bytes,
@@ -122,12 +127,12 @@ def _not_covered(config: JobConfig) -> Iterator[str]:
     yield from size_errors(config)
 
 
-def parameter_shapes(args: TransformerModelArgs) -> dict[str, list[torch.Size]]:
-    """Return the shape of each parameter, by module: "layers.3", "output", ..."""
+def parameter_shapes(args: TransformerModelArgs) -> dict[str, dict[str, torch.Size]]:
+    """Return the shape of each parameter, by module ("layers.3", "output", ...) and name in it."""
     with torch.device("meta"):
-        model = Transformer(args)
+        model = Decoder(as_decoder(args))
     modules: dict[str, nn.Module] = {
         **{name: getattr(model, name) for name in _PARTS},
         **{f"layers.{name}": layer for name, layer in model.layers.items()},
     }
-    return {name: [p.shape for p in m.parameters()] for name, m in modules.items()}
+    return {name: {n: p.shape for n, p in m.named_parameters()} for name, m in modules.items()}

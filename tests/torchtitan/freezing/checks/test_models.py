@@ -120,11 +120,35 @@ def test_weights_are_not_looked_at_unless_they_are_loaded(tmp_path: Path) -> Non
 
 def test_the_flavor_hf_needs_a_model_it_can_read(tmp_path: Path) -> None:
     assert "has no config.json" in the_error(hf_config(tmp_path))
-    folder = claim(write_folder(tmp_path / "other", FAMILIES["llama3"]), model_type="mistral")
+    folder = claim(write_folder(tmp_path / "other", FAMILIES["llama3"]), model_type="gemma3")
     for loads in (True, False):
         error = the_error(hf_config(folder, checkpoint__initial_load_in_hf=loads))
         assert 'model.flavor is "hf"' in error
-        assert "model_type is 'mistral'" in error
+        assert "model_type is 'gemma3'; known: llama, mistral, qwen2, qwen3" in error
+
+
+def test_sequences_are_no_longer_than_a_sliding_window(tmp_path: Path) -> None:
+    folder = claim(write_folder(tmp_path, FAMILIES["mistral"]), sliding_window=128)
+    assert list(model_errors(hf_config(folder, training__seq_len=128))) == []
+    error = the_error(hf_config(folder, training__seq_len=129))
+    assert error.startswith("training.seq_len is 129, and the model in")
+    assert "has a sliding_window of 128" in error
+
+
+def test_norms_of_heads_are_not_split_over_ranks(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "qwen3", FAMILIES["qwen3"])
+    error = the_error(hf_config(folder, parallelism__tensor_parallel_degree=2))
+    assert error.startswith("parallelism.tensor_parallel_degree is 2, and the model norms its")
+    other = write_folder(tmp_path / "qwen2", FAMILIES["qwen2"])
+    assert list(model_errors(hf_config(other, parallelism__tensor_parallel_degree=2))) == []
+
+
+def test_qwen3_in_a_pipeline_is_told_the_way_by_its_folder() -> None:
+    changes = {"model__name": "qwen3", "model__flavor": "0.6B", "model__hf_assets_path": ""}
+    job_config = config(**changes)
+    error = the_error(job_config)
+    assert error.startswith("model.name is 'qwen3' and parallelism.pipeline_parallel_degree is 4")
+    assert 'model.name = "llama3", model.flavor = "hf"' in error
 
 
 def test_nothing_is_loaded_without_checkpoints(tmp_path: Path) -> None:
