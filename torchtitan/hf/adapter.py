@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.tensor import DTensor, Replicate
 from torch.futures import Future
 from torchtitan.models.llama3.model.args import RoPEScalingArgs, TransformerModelArgs
 from torchtitan.models.llama3.model.state_dict_adapter import Llama3StateDictAdapter
@@ -135,12 +136,12 @@ class LlamaAdapter(Llama3StateDictAdapter):
                 changed[name] = permute(tensor.unsqueeze(1), n).squeeze(1)
         return changed
 
+    # Upstream names sizes that hold for heads of dim / n_heads alone; the tensor has its own.
     def _permute(self, w: Tensor, n_heads_arg: int, *_: Any) -> Tensor:
-        # Upstream names sizes that hold for heads of dim / n_heads alone; the tensor has its own.
-        return super()._permute(w, n_heads_arg)
+        return _by_whole_heads(super()._permute, w, n_heads_arg)
 
     def _reverse_permute(self, w: Tensor, n_heads_arg: int, *_: Any) -> Tensor:
-        return super()._reverse_permute(w, n_heads_arg)
+        return _by_whole_heads(super()._reverse_permute, w, n_heads_arg)
 
     def get_hf_storage_reader(
         self, path: str, from_quantized: bool = False
@@ -154,6 +155,18 @@ class LlamaAdapter(Llama3StateDictAdapter):
             path,
         )
         return UntyingReader(path)
+
+
+def _by_whole_heads(
+    permute: Callable[[Tensor, int], Tensor], tensor: Tensor, n_heads: int
+) -> Tensor:
+    """Reorder the rows of each head; a tensor whose shards cut heads is gathered for that."""
+    if not isinstance(tensor, DTensor) or n_heads % tensor.device_mesh.size() == 0:
+        return permute(tensor, n_heads)
+    mesh = tensor.device_mesh
+    whole = permute(tensor.full_tensor(), n_heads)
+    replicated = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return replicated.redistribute(placements=tensor.placements)
 
 
 def tensor_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:

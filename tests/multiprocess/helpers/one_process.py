@@ -54,7 +54,7 @@ def in_float8(model):
     float8.convert_to_float8_training(model, config=config)
 
 
-def gradients_by_microbatch(weights, replicas, precision, *, cast_weights=False):
+def gradients_by_microbatch(weights, replicas, precision, *, cast_weights=False, model=None):
     """Return {name: gradients, shape [n_microbatches, ...]} of the mean loss over all tokens.
 
     Nothing is frozen: each microbatch, the rows of all replicas in it, has its own gradient.
@@ -64,8 +64,9 @@ def gradients_by_microbatch(weights, replicas, precision, *, cast_weights=False)
         replicas: Inputs and labels of each replica, shape [n_rows, seq_len].
         precision: One of those that ``hybrids.py`` names.
         cast_weights: Whether all weights are cast to bf16, as FSDP does, or autocast decides.
+        model: The whole model; that of ``model_of`` if None.
     """
-    model = model_of(replicas[0][0].shape[1])
+    model = model or model_of(replicas[0][0].shape[1])
     if precision == "float8":
         in_float8(model)
     is_low = precision == "bf16"

@@ -49,6 +49,8 @@ N_FILES = {
     "qwen2": 3,
     "qwen3": 1,
 }
+# Two shards cut the heads of the last but one, and the norms of heads of the last.
+SHARDED = ["llama32", "qwen2", "smollm2", "qwen3"]
 V_SHAPED = "ZBVZeroBubble"
 
 
@@ -138,8 +140,14 @@ def seen(request, folders, tokens, tmp_path_factory):
             "parallelism__pipeline_parallel_degree": 2,
             "parallelism__data_parallel_shard_degree": 2,
         }
-        arguments_ = model_arguments(folders["llama32"], **size)
-        scenarios.append({"name": "sharded", "args": arguments_, "tokens": str(tokens)})
+        scenarios += [
+            {
+                "name": f"sharded {family}",
+                "args": model_arguments(folders[family], **size),
+                "tokens": str(tokens),
+            }
+            for family in SHARDED
+        ]
     ranks = run_scenarios(place, n_processes, scenarios, script="pipeline_logits.py", timeout_s=600)
     return ranks, place
 
@@ -234,12 +242,13 @@ def test_a_resumed_run_goes_on_from_its_checkpoint_and_not_from_the_folder(seen)
     assert torch.equal(the_logits(ranks["resumed"]), the_logits(ranks["trained"]))
 
 
-def test_shards_of_stages_are_loaded_too(seen, folders, tokens):
+@pytest.mark.parametrize("family", SHARDED)
+def test_shards_of_stages_are_loaded_too(seen, folders, tokens, family):
     ranks, _ = seen
-    if "sharded" not in ranks:
+    if f"sharded {family}" not in ranks:
         pytest.skip("needs 4 ranks")
-    expected = logits_of(folders["llama32"], torch.load(tokens))
-    replicas = [rank["logits"] for rank in ranks["sharded"] if rank["logits"] is not None]
+    expected = logits_of(folders[family], torch.load(tokens))
+    replicas = [rank["logits"] for rank in ranks[f"sharded {family}"] if rank["logits"] is not None]
     assert len(replicas) == 2
     for logits in replicas:
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
