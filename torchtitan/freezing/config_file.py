@@ -18,6 +18,7 @@ from typing import Any
 
 from torchtitan.config import ConfigManager
 
+from timelyfreeze.cli.hub import fetch_model, is_hub_id
 from timelyfreeze.files import shown
 from torchtitan.freezing.checks import ConfigError, join_errors, partition_errors
 from torchtitan.freezing.config import (
@@ -33,12 +34,18 @@ _MODULE_KEYS = ("--job.custom_config_module", "--job.custom-config-module")
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
-def read_config(args: Sequence[str]) -> JobConfig:
+def read_config(args: Sequence[str], *, weights: bool = False) -> JobConfig:
     """Return the configuration of ``args`` and of the TOML file that they name.
+
+    A model that is named by its id on the hub is fetched, if its folder is not there yet.
+
+    Args:
+        args: Command line.
+        weights: Whether to fetch the weights too, should the run begin from them.
 
     Raises:
         ConfigError: Naming the file if it cannot be read, else every key of it that is unknown or
-            has a value of another type.
+            has a value of another type; or the model that cannot be fetched.
         SystemExit: If an argument is wrong, which has then been said.
     """
     path, config_class = _value_of(args, _FILE_KEYS), job_config_class()
@@ -66,9 +73,17 @@ def read_config(args: Sequence[str]) -> JobConfig:
     if errors:
         raise ConfigError(join_errors(errors))
     try:
+        _fetch_model(job_config, weights=weights)
         return with_partition(with_preset(job_config, given))
     except ValueError as error:
         raise ConfigError(join_errors([str(error)])) from error
+
+
+def _fetch_model(job_config: JobConfig, *, weights: bool) -> None:
+    model, checkpoint = job_config.model, job_config.checkpoint
+    if is_hub_id(model.hf_assets_path):
+        reads = checkpoint.initial_load_in_hf and not checkpoint.initial_load_path
+        model.hf_assets_path = fetch_model(model.hf_assets_path, weights=weights and reads)
 
 
 def _keys_of(table: dict[str, Any], prefix: str = "") -> Iterator[str]:

@@ -121,7 +121,7 @@ def prepare(args: Sequence[str]) -> JobConfig:
     from torchtitan.freezing.spec import build_train_spec
 
     spelled_out = ["--report.quiet" if arg == "--quiet" else arg for arg in args]
-    job_config = read_config(spelled_out)
+    job_config = read_config(spelled_out, weights=True)
     name = job_config.model.name
     titan_spec._extra_train_specs.pop(name, None)
     checks.check(job_config, trains=True)

@@ -17,6 +17,8 @@ from torchtitan.hf.adapter import tensor_shapes
 from torchtitan.hf.llama_config import HEAD, LlamaConfig
 
 SUFFIX = ".safetensors"
+# What Mistral puts beside the files: the same weights by names of its own, which nothing reads.
+_OTHER_FORM = "consolidated"
 # At most as many names of one kind in a message: the first few tell what is wrong.
 _N_NAMED = 3
 
@@ -37,7 +39,8 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
         ValueError: If there are none, one that the index names is missing or damaged, or two hold
             the same tensor.
     """
-    files = sorted(folder.glob(f"*{SUFFIX}"))
+    paths = folder.glob(f"*{SUFFIX}")
+    files = sorted(path for path in paths if not path.name.startswith(_OTHER_FORM))
     absent = sorted(_files_of_index(folder) - {file.name for file in files})
     if absent:
         raise ValueError(f"{str(folder)!r} lacks {_some(absent)}, which its {INDEX_FILE} names")

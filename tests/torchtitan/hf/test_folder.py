@@ -69,6 +69,14 @@ def test_a_tensor_may_lie_in_one_file_only(tmp_path: Path) -> None:
         stored_tensors(tmp_path)
 
 
+def test_mistrals_own_form_of_the_weights_is_left_alone(tmp_path: Path) -> None:
+    write_folder(tmp_path, FAMILIES["mistral"])
+    save_file(
+        {"layers.0.attention.wk.weight": torch.ones(4)}, tmp_path / "consolidated.safetensors"
+    )
+    assert errors(tmp_path) == []
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [

@@ -1,0 +1,115 @@
+"""A model named by its id on the hub: fetched once for each host, a folder from then on."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+_SECTION, _NAME = "model", "hf_assets_path"
+KEY = f"{_SECTION}.{_NAME}"
+_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+# Configuration, tokenizer, chat template and generation settings.
+_TEXTS = ("*.json", "*.jinja", "*.model", "*.txt")
+_WEIGHTS = ("*.safetensors",)
+# Folders hold other forms of the model, and so do files of this name beside Mistral's own.
+_OTHER_FORMS = ("*/*", "consolidated*")
+_MAX_CHARACTERS = 300
+
+
+def is_hub_id(name: str) -> bool:
+    """Return whether ``name`` is OWNER/MODEL and no path, of a folder or in one, here."""
+    return _ID.fullmatch(name) is not None and not Path(name).parent.exists()
+
+
+def fetch_model(name: str, *, weights: bool) -> str:
+    """Return the folder of a model of the hub; what lies in the hub's cache is not fetched again.
+
+    Args:
+        name: Its id, OWNER/MODEL.
+        weights: Whether its weights are wanted, or its configuration and tokenizer alone.
+
+    Raises:
+        ValueError: Naming key, id and reason, if it cannot be had.
+    """
+    try:
+        import huggingface_hub
+
+        folder: str = huggingface_hub.snapshot_download(
+            name,
+            allow_patterns=[*_TEXTS, *(_WEIGHTS if weights else ())],
+            ignore_patterns=list(_OTHER_FORMS),
+        )
+    except Exception as error:  # of the hub, of the network, of the disk: all have their own
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = f"{type(error).__name__}: {' '.join(lines)[:_MAX_CHARACTERS]}"
+        raise ValueError(
+            f"{KEY} is {name!r}, which is no folder here, and as a model of the hub it cannot be "
+            f"fetched ({reason}); name a folder that holds it, or see that the id is right, that "
+            "the hub can be reached and that HF_TOKEN may read the model"
+        ) from error
+    return folder
+
+
+def with_fetched_model(arguments: Sequence[str]) -> list[str]:
+    """Return a run's arguments, with the folder of its model where they name an id of the hub.
+
+    Called by the process that starts those of a host, so that these need not fetch it.
+
+    Args:
+        arguments: Keys of the configuration, ``--job.config_file`` among them, and any others.
+
+    Raises:
+        ValueError: As :func:`fetch_model`.
+    """
+    table = _table(_last(arguments, "job.config_file"))
+    name = _last(arguments, KEY) or _text(table, _SECTION, _NAME)
+    if name is None or not is_hub_id(name):
+        return list(arguments)
+    loads = _flag(arguments, "checkpoint.initial_load_in_hf")
+    if loads is None:
+        loads = bool(_text(table, "checkpoint", "initial_load_in_hf"))
+    elsewhere = _last(arguments, "checkpoint.initial_load_path") or _text(
+        table, "checkpoint", "initial_load_path"
+    )
+    folder = fetch_model(name, weights=loads and not elsewhere)
+    print(f"{KEY}: {name} of the hub lies in {folder}", flush=True)
+    return [*arguments, f"--{KEY}={folder}"]
+
+
+def _table(path: str | None) -> dict[str, Any]:
+    """Return what a TOML file says; what is wrong with it is for the checks to tell."""
+    try:
+        return {} if path is None else tomllib.loads(Path(path).read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+
+
+def _text(table: dict[str, Any], section: str, key: str) -> Any:
+    values = table.get(section)
+    value = values.get(key) if isinstance(values, dict) else None
+    return value if isinstance(value, str | bool) else None
+
+
+def _last(arguments: Sequence[str], key: str) -> str | None:
+    """Return the value that is given to ``key`` last, as ``--key=value`` or in two words."""
+    found = None
+    for i, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        if name.replace("-", "_") != f"__{key}":
+            continue
+        if equals:
+            found = value
+        elif i + 1 < len(arguments):
+            found = arguments[i + 1]
+    return found
+
+
+def _flag(arguments: Sequence[str], key: str) -> bool | None:
+    """Return what the last ``--section.name`` or ``--section.no_name`` says; None without one."""
+    section, _, name = key.rpartition(".")
+    words = {f"__{key}": True, f"__{section}.no_{name}": False}
+    said = [words[w] for a in arguments if (w := a.replace("-", "_")) in words]
+    return said[-1] if said else None
