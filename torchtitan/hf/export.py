@@ -26,8 +26,16 @@ from torchtitan.checkpoints.finished import (
     finished_steps,
     read_run_settings,
 )
+from torchtitan.data.turns import is_instruct_dataset
 from torchtitan.freezing.config import JobConfig
 from torchtitan.hf.adapter import LlamaAdapter, config_of
+from torchtitan.hf.companions import (
+    TOKEN_IDS,
+    copy_companions,
+    known_ids,
+    write_chat_template,
+    write_generation_config,
+)
 from torchtitan.hf.flavors import LLAMA, chosen_args, weights_folder
 from torchtitan.hf.llama_config import (
     CONFIG_FILE,
@@ -42,13 +50,6 @@ from torchtitan.hf.weights import StoredWeights
 
 MAX_FILE_BYTES = 5 * 10**9
 _HEAD, _EMBEDDING = "output.weight", "tok_embeddings.weight"
-# What transformers reads beside config.json and the weights.
-_COMPANIONS = (
-    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json"),
-    *("added_tokens.json", "vocab.json", "merges.txt"),
-    *("chat_template.jinja", "generation_config.json"),
-)
-_TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 class ExportError(ValueError):
@@ -64,12 +65,14 @@ class Exportable:
         job_config: The run's configuration, as far as the model and its places go.
         model_args: Upstream's description of the model.
         source: Contents of the ``config.json`` the run began from; empty if there was none.
+        chat_template: ``data.chat_template`` of a run with instruction data, else None.
     """
 
     checkpoint: Path
     job_config: JobConfig
     model_args: Any
     source: dict[str, Any]
+    chat_template: str | None
 
 
 def find_exportable(run: Path, step: int | None) -> Exportable:
@@ -111,7 +114,9 @@ def find_exportable(run: Path, step: int | None) -> Exportable:
         source = read_settings(folder) if (folder / CONFIG_FILE).is_file() else {}
     except ValueError as error:
         raise ExportError(str(error)) from error
-    return Exportable(checkpoint, job_config, model_args, source)
+    instructs = is_instruct_dataset(settings["training"]["dataset"])
+    chat_template = settings["data"]["chat_template"] if instructs else None
+    return Exportable(checkpoint, job_config, model_args, source, chat_template)
 
 
 def _job_config(settings: Mapping[str, Any]) -> JobConfig:
@@ -162,15 +167,21 @@ def export_run(
     weights.write(part, names, translate, dtype=dtype, max_file_bytes=max_file_bytes)
     config = replace(config_of(exportable.model_args), tie_word_embeddings=_HEAD not in names)
     settings = hf_settings(config, exportable.source, dtype or weights.dtype(_EMBEDDING))
+    _write_companions(part, exportable, settings)
     (part / CONFIG_FILE).write_text(json.dumps(settings, indent=2) + "\n")
-    # A model whose weights were loaded from elsewhere may have its tokenizer in another place.
-    job_config = exportable.job_config
-    for place in (weights_folder(job_config), Path(job_config.model.hf_assets_path)):
-        for name in _COMPANIONS:
-            if (place / name).is_file():
-                shutil.copyfile(place / name, part / name)
     part.rename(folder)
     return folder
+
+
+def _write_companions(folder: Path, exportable: Exportable, settings: dict[str, Any]) -> None:
+    """Write what lies beside the weights; ``settings`` get the token ids that they have not."""
+    job_config, name = exportable.job_config, exportable.chat_template
+    # A model whose weights were loaded from elsewhere may have its tokenizer in another place.
+    places = (weights_folder(job_config), Path(job_config.model.hf_assets_path))
+    tokenizer = copy_companions(places, folder)
+    settings.update({**known_ids(tokenizer), **settings})
+    end = None if name is None else write_chat_template(folder, name, tokenizer)
+    write_generation_config(folder, settings, end)
 
 
 def _names_to_write(exportable: Exportable, weights: StoredWeights) -> list[str]:
@@ -200,7 +211,7 @@ def hf_settings(
     if source and _describes(source, config):
         settings = dict(source)
     else:
-        settings |= {key: source[key] for key in _TOKEN_IDS if key in source}
+        settings |= {key: source[key] for key in TOKEN_IDS if key in source}
     settings["tie_word_embeddings"] = config.tie_word_embeddings
     settings.pop("torch_dtype", None)
     settings["dtype"] = str(dtype).removeprefix("torch.")

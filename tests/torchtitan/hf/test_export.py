@@ -168,6 +168,7 @@ def test_the_tokenizer_goes_along(tmp_path: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == [
         "chat_template.jinja",
         "config.json",
+        "generation_config.json",
         "model.safetensors",
         "tokenizer.json",
     ]
