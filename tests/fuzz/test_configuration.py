@@ -155,8 +155,34 @@ RULES: dict[str, tuple[Any, Any]] = {
     "data.validation_fraction": _number(
         st.floats(0, 1, exclude_max=True), 1.0, below=0.0, above=1.0
     ),
-    "data.chat_template": _word("plain", "alpaca", "llama2", "llama3", "chatml", "tokenizer"),
+    "data.chat_template": _word(
+        "auto", "plain", "alpaca", "llama2", "llama3", "chatml", "tokenizer"
+    ),
     "data.packing": FLAG,
+    # Training reads one place by default.
+    "data.paths": (
+        st.lists(st.text(min_size=1, max_size=9), max_size=3, unique=True),
+        st.just(["x", "x"]) | st.just(["x", ""]),
+    ),
+    "data.weights": (
+        st.lists(st.floats(1e-6, 1000), max_size=1),
+        st.lists(st.sampled_from([0.0, -1.0, INF, 1001.0]), min_size=1, max_size=1)
+        | st.lists(st.floats(1e-6, 1000), min_size=2, max_size=3),
+    ),
+    **dict.fromkeys(
+        ("data.subset", "data.split", "data.revision"),
+        (
+            st.text(max_size=9) | st.lists(st.text(max_size=9), max_size=1),
+            st.lists(st.text(max_size=9), min_size=2, max_size=3),
+        ),
+    ),
+    **{
+        f"data.columns.{name}": PATH
+        for name in (
+            *("messages", "conversations", "tools", "prompt", "completion"),
+            *("instruction", "input", "output"),
+        )
+    },
     "emulation.enable": FLAG,
     "parallelism.partition": _word("", "time", "parameters", "memory"),
     "parallelism.partition_profile": PATH,

@@ -2,7 +2,7 @@
 
 A template is a Jinja program, as transformers keeps it in a tokenizer's folder, and is run in
 Jinja's sandbox with what transformers gives it: ``messages``, ``add_generation_prompt``, the
-tokenizer's special tokens and ``raise_exception``. Two things differ. There are no tools or
+tokenizer's special tokens, ``tools`` and ``raise_exception``. Two things differ. There are no
 documents. And there is no ``strftime_now``: examples that carry today's date would differ from one
 day to the next, so templates that ask whether it exists (Llama 3.1 and 3.2) write their own date.
 """
@@ -21,7 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from torchtitan.components.tokenizer import HuggingFaceTokenizer
 
 from timelyfreeze.files import read_object, shown
-from torchtitan.data.messages import Message
+from torchtitan.data.messages import TOOL_CALLS, TOOLS, Conversation, Message
 
 TEMPLATE_FILE = "chat_template.jinja"
 CONFIG_FILE = "tokenizer_config.json"
@@ -74,11 +74,18 @@ class ChatTemplate:
         except (jinja2.TemplateError, RecursionError, ValueError) as error:
             raise ChatTemplateError(f"chat template {name!r}: {error}") from error
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] = (),
+        *,
+        add_generation_prompt: bool = False,
+    ) -> str:
         """Return the text of ``messages``.
 
         Args:
-            messages: The conversation.
+            messages: Of a conversation.
+            tools: That may be called in it.
             add_generation_prompt: End with what stands before an answer.
 
         Raises:
@@ -88,30 +95,33 @@ class ChatTemplate:
             return _compiled(self._source).render(
                 messages=[self._as_dict(message) for message in messages],
                 add_generation_prompt=add_generation_prompt,
-                tools=None,
+                tools=list(tools) or None,
                 documents=None,
                 **self._tokens,
             )
         except Exception as error:  # a program of somebody's, which can fail in any way
             raise ChatTemplateError(f"the chat template {self.name!r} refuses: {error}") from error
 
-    def mark(self, messages: Sequence[Message]) -> ChatText:
-        """Render ``messages`` and find their answers in the text.
+    def mark(self, said: Conversation) -> ChatText:
+        """Render a conversation and find its answers in the text.
 
         The text before an answer is that of the messages before it with the generation prompt, as
         at inference; what the answer adds is learned, but for blanks at its end.
 
         Raises:
-            ChatTemplateError: As in :meth:`render`, or if a conversation's text does not begin with
-                the text of its first messages, so that answers cannot be told from prompts.
+            ChatTemplateError: As in :meth:`render`, if the template has no words for tools that the
+                conversation has, or if its text does not begin with the text of its first messages,
+                so that answers cannot be told from prompts.
         """
-        text = self.render(messages)
+        messages, tools = said
+        require_words(self.name, self._source, said)
+        text = self.render(messages, tools)
         answers = []
         for i, message in enumerate(messages):
-            if message.role != "assistant":
+            if not message.is_answer:
                 continue
-            before = self.render(messages[:i], add_generation_prompt=True)
-            until = self.render(messages[: i + 1])
+            before = self.render(messages[:i], tools, add_generation_prompt=True)
+            until = self.render(messages[: i + 1], tools)
             if not (until.startswith(before) and text.startswith(until)):
                 raise ChatTemplateError(
                     f"the chat template {self.name!r} writes the messages up to answer "
@@ -122,7 +132,7 @@ class ChatTemplate:
         return ChatText(text, tuple(answers))
 
     def tokens(
-        self, messages: Sequence[Message], tokenizer: HuggingFaceTokenizer
+        self, said: Conversation, tokenizer: HuggingFaceTokenizer
     ) -> tuple[list[int], list[bool]]:
         """Return the tokens of a conversation, and which of them are learned.
 
@@ -133,7 +143,7 @@ class ChatTemplate:
         Raises:
             ChatTemplateError: As in :meth:`mark`.
         """
-        chat = self.mark(messages)
+        chat = self.mark(said)
         encoding = tokenizer.tokenizer.encode(chat.text, add_special_tokens=False)
         ids, offsets = encoding.ids, encoding.offsets  # lists made anew at each access
         learned = [False] * len(ids)
@@ -155,17 +165,38 @@ class ChatTemplate:
         Raises:
             ChatTemplateError: If the template cannot render a question and an answer.
         """
-        chat = self.mark([Message("user", "question"), Message("assistant", "answer")])
+        question = [Message("user", "question"), Message("assistant", "answer")]
+        chat = self.mark(Conversation(question))
         ((start, end),) = chat.answers
         return chat.text[start:end].partition("answer")[2]
 
-    def _as_dict(self, message: Message) -> dict[str, str]:
-        fields = {"role": message.role, "content": message.content}
+    def _as_dict(self, message: Message) -> dict[str, Any]:
+        fields = {**message.others, "role": message.role, "content": message.content}
         if self._reads_context:
-            return fields | {"context": message.context}
+            return fields | {"context": message.context or ""}
         if message.context:
             fields["content"] += f"\n\n{message.context}"
         return fields
+
+
+def require_words(name: str, source: str, said: Conversation) -> None:
+    """Refuse a conversation with tools where a template would leave them out in silence.
+
+    Args:
+        name: What messages call the template.
+        source: Its program.
+        said: The conversation.
+
+    Raises:
+        ChatTemplateError: Naming what the template does not write.
+    """
+    has_calls = any(TOOL_CALLS in message.others for message in said.messages)
+    for word, is_there in ((TOOL_CALLS, has_calls), (TOOLS, bool(said.tools))):
+        if is_there and word not in source:
+            raise ChatTemplateError(
+                f"the chat template {name!r} has no words for {word}, which the example has; set "
+                'data.chat_template to one that has, such as "tokenizer" of a model tuned for tools'
+            )
 
 
 def template_in_folder(folder: str | Path) -> str | None:

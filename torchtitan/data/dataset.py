@@ -17,13 +17,12 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.tools.logging import logger
 
-from torchtitan.data.examples import InstructExamples
-from torchtitan.data.messages import MessageReader
+from torchtitan.data.mixture import ExampleMixture
 from torchtitan.data.order import EpochOrder
 from torchtitan.data.sequences import WINDOW_EXAMPLES, ExampleSequences, Sample
 from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit
 from torchtitan.data.stream import Dealing, ExampleStream, ReaderPlace, remaining
-from torchtitan.data.turns import PLAIN_TEMPLATE, Formatter, Template
+from torchtitan.data.turns import PLAIN_TEMPLATE, Template
 
 
 @dataclass
@@ -50,7 +49,8 @@ class _Progress:
 class InstructDataset(IterableDataset, Stateful):
     """Sequences of one data-parallel rank, in an order that a checkpoint can resume.
 
-    An epoch is a pass over all examples of the split, in its order or in a permutation drawn from
+    An epoch is a pass over all examples of the split, those of a source with a weight as often as
+    that says (:meth:`ExampleMixture.epoch`), in this order or in a permutation drawn from
     ``(shuffle_seed, epoch)``, the same on all ranks. Epochs follow each other in one stream
     (:mod:`torchtitan.data.stream`), of which rank r of D takes every D-th example from the r-th on;
     of W loader workers, worker w counts as rank r W + w of D W. So the stream does not depend on
@@ -77,8 +77,7 @@ class InstructDataset(IterableDataset, Stateful):
     one epoch. Ranks do not have equally many of them: packing is for endless streams.
 
     Args:
-        examples: The data set.
-        formatter: Example -> turns, or with a chat template example -> messages.
+        examples: The data set, one or several sources.
         tokenizer: See :func:`encode`.
         seq_len: T, at least 1.
         dp_rank: Data-parallel rank, in [0, dp_world_size).
@@ -103,13 +102,12 @@ class InstructDataset(IterableDataset, Stateful):
     Raises:
         ValueError: If an argument is out of range, there are fewer examples than ranks, or every
             example of an epoch is dropped.
-        DataExampleError: If the formatter or the template refuses an example.
+        DataExampleError: If an example cannot be read, or the template refuses it.
     """
 
     def __init__(
         self,
-        examples: InstructExamples,
-        formatter: Formatter | MessageReader,
+        examples: ExampleMixture,
         tokenizer: BaseTokenizer,
         seq_len: int,
         dp_rank: int = 0,
@@ -132,9 +130,7 @@ class InstructDataset(IterableDataset, Stateful):
             raise ValueError(
                 "packing is True and infinite is False; packing is for endless streams"
             )
-        self.sequences = ExampleSequences(
-            examples, formatter, tokenizer, seq_len, template, packing
-        )
+        self.sequences = ExampleSequences(examples, tokenizer, seq_len, template, packing)
         self._n_examples = len(examples)
         self._seq_len = seq_len
         self._dp_rank = dp_rank
@@ -144,7 +140,7 @@ class InstructDataset(IterableDataset, Stateful):
         self._seq_len_key = f"{section}.seq_len"
         self._split = split
         self._window = WINDOW_EXAMPLES if packing else 1
-        self._indices = split.indices(len(examples))
+        self._indices = examples.epoch(split)
         self._keeps_parts = keeps_parts and dp_world_size > 1  # one rank has them all anyway
         self._without_target: set[int] = set()  # examples that were dropped before
         self._begin(ExampleStream())
@@ -319,6 +315,7 @@ class InstructDataset(IterableDataset, Stateful):
             "validation_fraction": self._split.validation_fraction,
             "held_out": self._split.held_out,
             "packing": self.sequences.packed_as,
+            "weights": self.sequences.examples.mixed_as,
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -326,6 +323,7 @@ class InstructDataset(IterableDataset, Stateful):
         n_readers = self._reader()[1]
         stream = self._dealt(self._stream, n_readers)
         return self._identity() | {
+            "template": self.sequences.template.name,
             "readers": n_readers,
             "start": stream.start,
             "left": list(stream.left),
@@ -349,6 +347,20 @@ class InstructDataset(IterableDataset, Stateful):
         self._begin(_stream_of(state_dict))
         self._at = _Progress(**{name: state_dict[name] for name in vars(self._at)})
         self._resumed = True
+
+    def template_change(self, state: Mapping[str, Any]) -> str | None:
+        """Return what to tell where a state's examples were written by another template, or None.
+
+        A state without a name is of a former version, whose default was the plain format.
+        """
+        saved, now = state.get("template"), self.sequences.template.name
+        if now == (saved or PLAIN_TEMPLATE.name):
+            return None
+        then = "does not say, by default 'plain'" if saved is None else f"{saved!r}"
+        return (
+            f"From here on examples are written by the chat template {now!r}; before the "
+            f"checkpoint: {then} (data.chat_template)"
+        )
 
     def continues(self, states: Sequence[Mapping[str, Any]], n_readers: int) -> bool:
         """Return whether :meth:`load_state_dict` takes states of some of ``n_readers``.

@@ -1,110 +1,86 @@
 """Examples of instruction data: from a local file, a folder of files, or the hub.
 
-Local files are read here rather than through ``datasets`` so that an error names the very example.
 The examples are not encoded: ``torchtitan.data.dataset`` does that while training.
 """
 
-import gzip
-import json
 import os
-import zlib
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from torchtitan.tools.logging import logger
 
+from torchtitan.data.example_error import DataExampleError, FieldError, kind_of
+from torchtitan.data.messages import Conversation, chat_messages
+from torchtitan.data.row_files import SUFFIXES, data_files, first_row, read_rows
+from torchtitan.data.row_kinds import ROW_KINDS, RowShape, row_shape
+
 T = TypeVar("T")
-_KINDS = {
-    dict: "an object",
-    list: "a list",
-    str: "a string",
-    bool: "a truth value",
-    int: "a number",
-    float: "a number",
-    type(None): "null",
-}
+Columns = tuple[tuple[str, str], ...]
 
 
-class FieldError(ValueError):
-    """An example breaks the shape of its data set; formatters, which raise it, know no place.
+class HubPart(NamedTuple):
+    """Which part of a hub data set is read.
 
     Args:
-        field: Name of the field, such as ``output`` or ``conversations[2].from``.
-        problem: What was found and what was expected.
+        subset: Also called its configuration; "" for the only one.
+        split: "" for "train".
+        revision: A commit, branch or tag; "" for the newest.
     """
 
-    def __init__(self, field: str, problem: str) -> None:
-        super().__init__(f"field '{field}' {problem}")
-        self.field = field
-        self.problem = problem
+    subset: str = ""
+    split: str = ""
+    revision: str = ""
 
 
-class DataExampleError(ValueError):
-    """An example of a data set cannot be used.
-
-    Args:
-        file: File or hub name.
-        example: Line number from 1 for jsonl, index from 0 for json, parquet and the hub; None when
-            the file as a whole cannot be read.
-        problem: What was found and what was expected.
-        field: Name of the field, or None when the example as a whole is broken.
-    """
-
-    def __init__(
-        self, file: str, example: int | None, problem: str, field: str | None = None
-    ) -> None:
-        unit = "line" if file.endswith((".jsonl", ".jsonl.gz")) else "example"
-        place = file if example is None else f"{file}, {unit} {example}"
-        super().__init__(f"{place}: {f'field {field!r} ' if field else ''}{problem}")
-        self.file = file
-        self.example = example
-        self.field = field
-        self.problem = problem
+WHOLE = HubPart()
 
 
 @dataclass(frozen=True)
 class InstructExamples:
-    """The examples of a data set, each with its place.
+    """The examples of one source, each with its place.
 
     Args:
-        examples: A list of dictionaries, or a hub data set, which stays on disk.
-        files: ``(name, examples)`` for each source in order; the counts add up to
-            ``len(examples)``.
-        numbers: Example number of every example in its source; None where that is the index (the
+        examples: Rows, as a list or as a hub data set, which stays on disk.
+        files: ``(name, examples)`` for each file in order; the counts add up to ``len(examples)``.
+        messages: What a row says.
+        numbers: Example number of every example in its file; None where that is the index (the
             hub).
+        columns: For each field its column, for errors, where they differ.
     """
 
     examples: Sequence[dict[str, Any]]
     files: tuple[tuple[str, int], ...]
+    messages: Callable[[dict[str, Any]], Conversation]
     numbers: array | None = None
+    columns: Mapping[str, str] | None = None
 
     def __len__(self) -> int:
         """Count the examples."""
         return len(self.examples)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        """Return the example at ``index``."""
-        return self.examples[index]
 
     @property
     def is_remote(self) -> bool:
         """Whether the examples are a hub data set, of which none has been looked at."""
         return self.numbers is None
 
-    def read(self, index: int, reader: Callable[[dict[str, Any]], T]) -> T:
-        """Return what ``reader`` makes of the example at ``index``.
+    def read(self, index: int, use: Callable[[Conversation], T]) -> T:
+        """Return what ``use`` makes of what the example at ``index`` says.
 
         Raises:
-            DataExampleError: With the example's place, where ``reader`` raises a ValueError.
+            DataExampleError: With the example's place, where it says nothing that can be read, or
+                ``use`` raises a ValueError.
         """
         try:
-            return reader(self.examples[index])
+            return use(self.messages(self.examples[index]))
         except FieldError as error:
-            raise DataExampleError(*self.place(index), error.problem, error.field) from error
+            field, columns = error.field, self.columns or {}
+            head = next((name for name in columns if field.split("[")[0] == name), "")
+            named = columns.get(head, "") + field.removeprefix(head)
+            raise DataExampleError(*self.place(index), error.problem, named) from error
         except ValueError as error:
             raise DataExampleError(*self.place(index), str(error)) from error
 
@@ -142,14 +118,21 @@ def is_local_path(path: str, *, key: str = "training.dataset_path") -> bool:
 
 
 def read_examples(
-    path: str, fields: Sequence[str], *, key: str = "training.dataset_path"
+    path: str,
+    kind: str,
+    *,
+    columns: Columns = (),
+    part: HubPart = WHOLE,
+    key: str = "training.dataset_path",
 ) -> InstructExamples:
-    """Read a data set; of every example only ``fields`` are kept.
+    """Read a source; of every row only the columns of its kind are kept.
 
     Args:
         path: A json, jsonl, jsonl.gz or parquet file, a folder of those (read in the order of their
-            names), or a hub name, of which the split ``train`` is loaded.
-        fields: Fields that every example must have.
+            names), or a hub name.
+        kind: What the rows are, or "auto": what the first row looks like.
+        columns: Fields and their columns, where they are called otherwise.
+        part: What to read of a hub data set.
         key: Config key that holds ``path``, for errors.
 
     Returns:
@@ -157,22 +140,24 @@ def read_examples(
 
     Raises:
         FileNotFoundError: If a local path does not exist, or a folder holds no data file.
-        ValueError: If a file's suffix is not known, or there are no examples.
-        DataExampleError: If an example is not valid JSON, not an object, or lacks a field.
+        ValueError: If a file's suffix is not known, there are no examples, or the hub does not have
+            them.
+        DataExampleError: If a row is not valid JSON, not an object, lacks a column, or the first is
+            of no known kind.
     """
     if is_local_path(path, key=key):
-        return _read_local(Path(path).expanduser(), fields, key)
+        return _read_local(Path(path).expanduser(), kind, columns, key)
     logger.info(f"{key} {path!r} is no file or folder here; loading it as a hub data set")
-    return _read_hub(path, fields, key)
+    return _read_hub(path, kind, columns, part, key)
 
 
-def _read_local(path: Path, fields: Sequence[str], key: str) -> InstructExamples:
-    files = _data_files(path, key)
+def _read_local(path: Path, kind: str, columns: Columns, key: str) -> InstructExamples:
+    files = data_files(path, key)
     try:
         states = tuple((state.st_size, state.st_mtime_ns) for state in map(os.stat, files))
     except OSError as error:
         raise DataExampleError(str(error.filename), None, f"cannot be read ({error})") from error
-    examples = _read_files(tuple(files), states, tuple(fields))
+    examples = _read_files(tuple(files), states, kind, columns)
     if not len(examples):
         raise ValueError(f"{key} is {str(path)!r}, which holds no examples; at least one is needed")
     logger.info(f"Read {len(examples)} examples from {len(files)} file(s) of {path}")
@@ -181,135 +166,88 @@ def _read_local(path: Path, fields: Sequence[str], key: str) -> InstructExamples
 
 # Examples are looked at before processes start, and again by the loaders of training and
 # validation.
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=8)
 def _read_files(
-    files: tuple[Path, ...], states: tuple[tuple[int, int], ...], fields: tuple[str, ...]
+    files: tuple[Path, ...], states: tuple[tuple[int, int], ...], kind: str, columns: Columns
 ) -> InstructExamples:
     """Return the examples of files; ``states`` tell whether they are those read before."""
     examples: list[dict[str, Any]] = []
     numbers = array("Q")
     counts: list[tuple[str, int]] = []
-    for file in files:
-        before = len(examples)
-        try:
-            reader = next(r for suffix, r in _READERS.items() if file.name.endswith(suffix))
-            for number, example in reader(file, fields):
-                _require_fields(example, fields, str(file), number)
-                examples.append({field: example[field] for field in fields})
+    file = files[0]
+    try:
+        first = first_row(files)
+        if first is None:
+            return InstructExamples([], (), chat_messages, numbers)
+        shape = _shape(*first, kind, columns)
+        wanted = [*shape.required.values(), *shape.optional.values()]
+        for file in files:
+            before = len(examples)
+            for number, row in read_rows(file, wanted):
+                examples.append(_kept(row, shape, str(file), number))
                 numbers.append(number)
-        except OSError as error:
-            raise DataExampleError(str(file), None, f"cannot be read ({error})") from error
-        counts.append((str(file), len(examples) - before))
-    return InstructExamples(examples, tuple(counts), numbers)
+            counts.append((str(file), len(examples) - before))
+    except OSError as error:
+        place = str(error.filename or file)
+        raise DataExampleError(place, None, f"cannot be read ({error})") from error
+    return _examples(examples, tuple(counts), shape, numbers)
 
 
-def _read_hub(name: str, fields: Sequence[str], key: str) -> InstructExamples:
+def _read_hub(name: str, kind: str, columns: Columns, part: HubPart, key: str) -> InstructExamples:
     # Imported here: local data sets need nothing of this large package.
     from datasets import load_dataset
 
-    examples = load_dataset(name, split="train")
-    if len(examples) == 0:
-        raise ValueError(f"{key} is {name!r}, which holds no examples; at least one is needed")
-    _require_fields(dict.fromkeys(examples.column_names), fields, name, 0)
-    examples = examples.select_columns(list(fields))
-    return InstructExamples(examples, ((name, len(examples)),))
-
-
-def _data_files(path: Path, key: str) -> list[Path]:
-    if path.is_file():
-        if path.name.endswith(SUFFIXES):
-            return [path]
+    chosen = {"name": part.subset, "revision": part.revision}
+    chosen = {key: value for key, value in chosen.items() if value}
+    try:
+        rows = load_dataset(name, split=part.split or "train", **chosen)
+    except (ValueError, OSError) as error:
         raise ValueError(
-            f"{key} is {str(path)!r}; a data file must end in one of {', '.join(SUFFIXES)}"
-        )
-    if not path.is_dir():
-        raise FileNotFoundError(f"{key} is {str(path)!r}, which is neither a file nor a folder")
-    try:
-        entries = sorted(entry for entry in path.iterdir() if entry.is_file())
-    except OSError as error:
-        raise FileNotFoundError(f"{key} is {str(path)!r}, which cannot be read: {error}") from error
-    files = [entry for entry in entries if entry.name.endswith(SUFFIXES)]
-    if not files:
-        raise FileNotFoundError(
-            f"{key} is {str(path)!r}, a folder without a file that ends in {', '.join(SUFFIXES)}; "
-            "subfolders are not searched"
-        )
-    if len(files) < len(entries):
-        others = [entry.name for entry in entries if entry not in files]
-        logger.info(f"{path}: {len(others)} other file(s) left alone, such as {others[0]}")
-    return files
-
-
-def _read_jsonl(file: Path, fields: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    number = 0
-    with gzip.open(file) if file.name.endswith(".gz") else file.open("rb") as stream:
-        try:
-            for number, line in enumerate(stream, 1):
-                if line.strip():  # an empty line is no example
-                    yield number, _parse(line, str(file), number)
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise DataExampleError(
-                str(file), number + 1, f"cannot be unpacked ({error}); expected a whole gzip file"
-            ) from error
-
-
-def _read_json(file: Path, fields: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    examples = _parse(file.read_bytes(), str(file), None)
-    if not isinstance(examples, list):
-        problem = (
-            f"holds {kind_of(examples)}; expected a list of objects (for one a line, use .jsonl)"
-        )
-        raise DataExampleError(str(file), None, problem)
-    yield from enumerate(examples)
-
-
-def _read_parquet(file: Path, fields: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        parquet = pyarrow.parquet.ParquetFile(file)
-        _require_fields(dict.fromkeys(parquet.schema_arrow.names), fields, str(file), 0)
-        number = 0
-        for batch in parquet.iter_batches(columns=list(fields)):
-            for example in batch.to_pylist():
-                yield number, example
-                number += 1
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        # Errors of damaged files may be as long as the file.
-        problem = f"is not a readable parquet file ({str(error)[:200]})"
-        raise DataExampleError(str(file), None, problem) from error
-
-
-_READERS: dict[str, Callable[[Path, Sequence[str]], Iterator[tuple[int, dict[str, Any]]]]] = {
-    ".jsonl.gz": _read_jsonl,
-    ".jsonl": _read_jsonl,
-    ".json": _read_json,
-    ".parquet": _read_parquet,
-}
-SUFFIXES = tuple(_READERS)
-
-
-def _parse(data: bytes, file: str, number: int | None) -> Any:
-    try:
-        return json.loads(data.decode("utf-8"))
-    except (ValueError, RecursionError) as error:  # covers bad UTF-8, bad JSON, deep nesting
-        more = "" if number is None else " on one line"
-        raise DataExampleError(
-            file, number, f"is not valid JSON ({error}); expected JSON in UTF-8{more}"
+            f"{key} is {name!r}, of which the hub gives no rows with data.subset {part.subset!r}, "
+            f"data.split {part.split!r}, data.revision {part.revision!r}: {error}"
         ) from error
+    if len(rows) == 0:
+        raise ValueError(f"{key} is {name!r}, which holds no examples; at least one is needed")
+    shape = _shape(name, 0, dict.fromkeys(rows.column_names), kind, columns)
+    fields = {column: field for field, column in {**shape.required, **shape.optional}.items()}
+    there = [column for column in fields if column in rows.column_names]
+    rows = rows.select_columns(there)
+    rows = rows.rename_columns({c: fields[c] for c in there if c != fields[c]})
+    return _examples(rows, ((name, len(rows)),), shape)
 
 
-def _require_fields(example: Any, fields: Sequence[str], file: str, number: int) -> None:
-    if not isinstance(example, dict):
-        problem = f"is {kind_of(example)}; expected an object with {list(fields)}"
+def _shape(file: str, number: int, row: Any, kind: str, columns: Columns) -> RowShape:
+    """Return what rows are by the first, and log it."""
+    if not isinstance(row, dict):
+        raise DataExampleError(file, number, f"is {kind_of(row)}; expected an object")
+    try:
+        shape = row_shape(kind, list(row), dict(columns))
+    except ValueError as error:
+        raise DataExampleError(file, number, str(error)) from error
+    _kept(row, shape, file, number)
+    logger.info(f"{file}: {shape.told(list(row))}")
+    return shape
+
+
+def _kept(row: Any, shape: RowShape, file: str, number: int) -> dict[str, Any]:
+    """Return the fields of a row."""
+    required = list(shape.required.values())
+    if not isinstance(row, dict):
+        problem = f"is {kind_of(row)}; expected an object with {required}"
         raise DataExampleError(file, number, problem)
-    for field in fields:
-        if field not in example:
-            problem = f"is missing; expected {list(fields)}, the example has {list(example)}"
-            raise DataExampleError(file, number, problem, field)
+    for column in required:
+        if column not in row:
+            problem = f"is missing; expected {required}, the example has {list(row)}"
+            raise DataExampleError(file, number, problem, column)
+    columns = {**shape.required, **shape.optional}
+    return {field: row[column] for field, column in columns.items() if column in row}
 
 
-def kind_of(value: Any) -> str:
-    """What ``value`` is, in the words of JSON, such as ``a list`` or ``null``."""
-    return _KINDS.get(type(value), type(value).__name__)
+def _examples(
+    rows: Sequence[dict[str, Any]],
+    files: tuple[tuple[str, int], ...],
+    shape: RowShape,
+    numbers: array | None = None,
+) -> InstructExamples:
+    columns = {**shape.required, **shape.optional}
+    return InstructExamples(rows, files, ROW_KINDS[shape.kind].messages, numbers, columns)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -12,11 +12,10 @@ from torchtitan.components.dataloader import ParallelAwareDataloader
 from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.tools.logging import logger
 
-from torchtitan.data.chat_template import ChatTemplate
 from torchtitan.data.dataset import InstructDataset
-from torchtitan.data.examples import read_examples
+from torchtitan.data.sources import DataSource, read_sources
 from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit
-from torchtitan.data.turns import INSTRUCT_DATASETS, PLAIN_TEMPLATE, Template, is_instruct_dataset
+from torchtitan.data.turns import PLAIN_TEMPLATE, Template
 
 RANK_KEY = "dp_rank_"
 
@@ -62,6 +61,8 @@ class ResizableDataloader(ParallelAwareDataloader):
         if not state_dict:  # nothing was read yet
             return
         dp_degree = state_dict["world_size"]
+        for name in [key for key in state_dict if key.startswith(RANK_KEY)][:1]:
+            self._tell_of_template(next(_dataset_states(_plain(state_dict[name]))))
         if dp_degree == self.dp_world_size and self._rank_id in state_dict:
             own = _plain(state_dict[self._rank_id])
             workers = list(_dataset_states(own))
@@ -85,6 +86,10 @@ class ResizableDataloader(ParallelAwareDataloader):
             self.dp_world_size,
             dp_degree,
         )
+
+    def _tell_of_template(self, state: Mapping[str, Any]) -> None:
+        if change := self.dataset.template_change(state):
+            logger.warning(change)
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -125,8 +130,7 @@ def build_instruct_dataloader(
     dp_world_size: int,
     dp_rank: int,
     tokenizer: BaseTokenizer,
-    dataset: str,
-    dataset_path: str | None,
+    sources: Sequence[DataSource],
     seq_len: int,
     batch_size: int,
     infinite: bool = True,
@@ -140,30 +144,23 @@ def build_instruct_dataloader(
 ) -> ResizableDataloader:
     """Build the loader of instruction data.
 
-    ``dataset`` is a name in :data:`INSTRUCT_DATASETS`, in any case, ``dataset_path`` a local file
-    or folder, a hub name, or None for the default hub name; ``batch_size`` counts sequences. Other
-    arguments are those of :class:`InstructDataset`, or for ``StatefulDataLoader``: ``drop_last`` is
-    True unless given, since a pipeline schedule cannot run a batch of another size.
+    ``sources`` say where the examples are; ``batch_size`` counts sequences. Other arguments are
+    those of :class:`InstructDataset`, or for ``StatefulDataLoader``: ``drop_last`` is True unless
+    given, since a pipeline schedule cannot run a batch of another size.
 
     Returns:
         ResizableDataloader: Batches of ``({"input": [B, T], "n_tokens": [B], "rows": [B]},
             labels [B, T])``, with ``"positions": [B, T]`` instead of ``"rows"`` if packed.
 
     Raises:
-        ValueError: If the name is unknown, or the data gives no batch.
+        ValueError: If the data gives no batch.
         FileNotFoundError: If a local path does not exist.
         DataExampleError: If an example is broken. Local examples are all checked here, hub examples
             when read.
     """
-    if not is_instruct_dataset(dataset):
-        raise ValueError(f"unknown {section}.dataset {dataset!r}; known: {list(INSTRUCT_DATASETS)}")
-    spec = INSTRUCT_DATASETS[dataset.lower()]
-    examples = read_examples(
-        dataset_path or spec.default_path, spec.fields, key=f"{section}.dataset_path"
-    )
-    dataset_ = InstructDataset(
+    examples = read_sources(sources)
+    dataset = InstructDataset(
         examples=examples,
-        formatter=spec.messages if isinstance(template, ChatTemplate) else spec.formatter,
         tokenizer=tokenizer,
         seq_len=seq_len,
         dp_rank=dp_rank,
@@ -176,12 +173,12 @@ def build_instruct_dataloader(
         packing=packing,
         keeps_parts=keeps_parts,
     )
-    for index in range(1 if examples.is_remote else len(examples)):
-        dataset_.sequences.check(index)  # better now than hours into a run
+    for index in examples.worth_a_check():
+        dataset.sequences.check(index)  # better now than hours into a run
     dataloader_kwargs.setdefault("drop_last", True)
     if not infinite and dataloader_kwargs["drop_last"]:
         workers = max(1, dataloader_kwargs.get("num_workers", 0))
-        count = dataset_.examples_of_a_reader(dp_world_size * workers)
+        count = dataset.examples_of_a_reader(dp_world_size * workers)
         require_a_batch(count, batch_size, section, split)
         if count % batch_size:
             logger.info(
@@ -189,7 +186,7 @@ def build_instruct_dataloader(
                 f"of {section}.local_batch_size = {batch_size} and are left out"
             )
     return ResizableDataloader(
-        dataset_,
+        dataset,
         dp_rank=dp_rank,
         dp_world_size=dp_world_size,
         batch_size=batch_size,

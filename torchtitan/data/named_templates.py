@@ -17,6 +17,7 @@ from torchtitan.data.chat_template import (
 )
 from torchtitan.data.turns import PLAIN_TEMPLATE, Template
 
+AUTO = "auto"
 PLAIN = PLAIN_TEMPLATE.name
 FROM_TOKENIZER = "tokenizer"
 
@@ -56,7 +57,9 @@ _ALPACA = (
     r"{{ '### Instruction:\n' + message.content + '\n\n' }}"
     r"{% if message.context %}{{ '### Input:\n' + message.context + '\n\n' }}{% endif %}"
     r"{{ '### Response:\n' }}"
-    r"{% else %}{{ message.content }}{{ eos_token }}{% set place.opening = '\n\n' %}"
+    r"{% elif message.role == 'assistant' %}"
+    r"{{ message.content }}{{ eos_token }}{% set place.opening = '\n\n' %}"
+    r"{% else %}{{ raise_exception('it has no words for role ' + message.role) }}"
     r"{% endif %}{% endfor %}"
 )
 
@@ -68,7 +71,9 @@ _LLAMA2 = (
     r"{% elif message.role == 'user' %}"
     r"{{ bos_token }}{{ '[INST] ' + (place.system + message.content) | trim + ' [/INST]' }}"
     r"{% set place.system = '' %}"
-    r"{% else %}{{ ' ' + message.content | trim + ' ' + eos_token }}"
+    r"{% elif message.role == 'assistant' %}"
+    r"{{ ' ' + message.content | trim + ' ' + eos_token }}"
+    r"{% else %}{{ raise_exception('it has no words for role ' + message.role) }}"
     r"{% endif %}{% endfor %}"
 )
 
@@ -100,7 +105,34 @@ NAMED_TEMPLATES = {
 
 def known_templates() -> tuple[str, ...]:
     """Return what ``data.chat_template`` may be."""
-    return (PLAIN, FROM_TOKENIZER, *NAMED_TEMPLATES)
+    return (AUTO, PLAIN, FROM_TOKENIZER, *NAMED_TEMPLATES)
+
+
+def chosen_template(name: str, folder: str) -> str:
+    """Return the template that "auto" stands for, the tokenizer's own or alpaca; others as named.
+
+    Args:
+        name: The value of ``data.chat_template``.
+        folder: ``model.hf_assets_path``.
+
+    Raises:
+        ChatTemplateError: If the folder's template cannot be read.
+    """
+    if name != AUTO:
+        return name
+    return "alpaca" if template_in_folder(folder) is None else FROM_TOKENIZER
+
+
+def choice_told(name: str, folder: str) -> str | None:
+    """Return which template was chosen and why, for the log; None where one is named."""
+    if name != AUTO:
+        return None
+    chosen = chosen_template(name, folder)
+    why = "has one" if chosen == FROM_TOKENIZER else "has none"
+    return (
+        f"data.chat_template is {name!r}: taking {chosen!r}, since the tokenizer in "
+        f"model.hf_assets_path ({folder!r}) {why}"
+    )
 
 
 def template_error(name: str, folder: str) -> str | None:
@@ -112,13 +144,13 @@ def template_error(name: str, folder: str) -> str | None:
     """
     if name not in known_templates():
         return f"data.chat_template is {name!r}; known: {', '.join(known_templates())}"
-    if name != FROM_TOKENIZER or not Path(folder).is_dir():
+    if name not in (AUTO, FROM_TOKENIZER) or not Path(folder).is_dir():
         return None  # upstream's tokenizer says what is wrong with the folder
     try:
         source = template_in_folder(folder)
     except ChatTemplateError as error:
         return str(error)
-    if source is None:
+    if source is None and name == FROM_TOKENIZER:
         return (
             f"data.chat_template is {name!r}, and model.hf_assets_path ({folder!r}) has no chat "
             f"template: neither {TEMPLATE_FILE} nor chat_template in {CONFIG_FILE}; choose one of "
@@ -149,6 +181,7 @@ def build_chat_template(name: str, tokenizer: BaseTokenizer, folder: str) -> Tem
             f"model's is {type(tokenizer).__name__}; set it to {PLAIN!r}"
         )
     tokens = special_tokens(tokenizer)
+    asked, name = name, chosen_template(name, folder)
     if name == FROM_TOKENIZER:
         source = template_in_folder(folder)
         if source is None:
@@ -156,7 +189,7 @@ def build_chat_template(name: str, tokenizer: BaseTokenizer, folder: str) -> Tem
         template = ChatTemplate(name, source, tokens)
     else:
         named = NAMED_TEMPLATES[name]
-        _require_tokens(name, named, tokenizer, tokens, folder)
+        _require_tokens(asked, name, tokenizer, tokens, folder)
         template = ChatTemplate(name, named.source, tokens, reads_context=named.reads_context)
     if not template.end_of_answer():
         logger.warning(
@@ -178,20 +211,21 @@ def special_tokens(tokenizer: HuggingFaceTokenizer) -> dict[str, str]:
 
 
 def _require_tokens(
+    asked: str,
     name: str,
-    named: NamedTemplate,
     tokenizer: HuggingFaceTokenizer,
     tokens: dict[str, str],
     folder: str,
 ) -> None:
     missing = [
         word
-        for word in named.tokens
+        for word in NAMED_TEMPLATES[name].tokens
         if (tokens.get(word) if word.endswith("_token") else tokenizer.token_to_id(word)) is None
     ]
     if missing:
         raise ChatTemplateError(
-            f"data.chat_template is {name!r}, which needs the tokens {', '.join(missing)}, and the "
+            f"data.chat_template is {asked!r}{'' if asked == name else f', so {name!r}'}, which "
+            f"needs the tokens {', '.join(missing)}, and the "
             f"tokenizer in model.hf_assets_path ({folder!r}) does not have them; choose another "
             "template, or a tokenizer (and model) made for this one"
         )

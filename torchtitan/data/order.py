@@ -15,7 +15,7 @@ class EpochOrder:
     are dealt in parts, examples change places in it so that each part's readers find its own.
 
     Args:
-        indices: The n examples of an epoch, int64.
+        indices: The n examples of an epoch, int64; one may be there several times.
         seed: Of the permutations, at least 0; None keeps the order of ``indices``.
     """
 
@@ -31,7 +31,7 @@ class EpochOrder:
         if key not in self._orders:
             # Two: where an epoch ends, numbers of both come in turn.
             self._orders = {**dict(list(self._orders.items())[-1:]), key: self._order(*key)}
-        return int(self._orders[key][place])
+        return int(self._indices[self._orders[key][place]])
 
     def _order(self, epoch: int, dealing: Dealing) -> NDArray[np.int64]:
         order = self._permuted(epoch)
@@ -41,10 +41,12 @@ class EpochOrder:
         return in_parts(order, self._permuted(0), dealing.n_parts, shift)
 
     def _permuted(self, epoch: int) -> NDArray[np.int64]:
+        """Return places in the list of examples."""
+        n = len(self._indices)
         if self._seed is None:
-            return self._indices
+            return np.arange(n, dtype=np.int64)
         # Seeded with both numbers: epochs then have unrelated orders, and none needs the last.
-        return np.random.default_rng([self._seed, epoch]).permutation(self._indices)
+        return np.random.default_rng([self._seed, epoch]).permutation(n)
 
 
 def in_parts(

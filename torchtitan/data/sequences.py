@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torchtitan.components.tokenizer import BaseTokenizer
 
-from torchtitan.data.examples import InstructExamples
-from torchtitan.data.messages import MessageReader
-from torchtitan.data.turns import IGNORE_INDEX, EncodedExample, Formatter, Template, encode, pad_id
+from torchtitan.data.messages import Conversation
+from torchtitan.data.mixture import ExampleMixture
+from torchtitan.data.turns import IGNORE_INDEX, EncodedExample, Template, encode, pad_id
 
 Sample = tuple[dict[str, Tensor], Tensor]
 # The loader's name, and the model's, for the place of each token in its example.
@@ -36,8 +36,7 @@ READ, LEARNED = "        | ", "learned | "
 class ExampleSequences:
     """Makes sequences of examples; arguments are those of ``InstructDataset``."""
 
-    examples: InstructExamples
-    formatter: Formatter | MessageReader
+    examples: ExampleMixture
     tokenizer: BaseTokenizer
     seq_len: int
     template: Template
@@ -46,14 +45,14 @@ class ExampleSequences:
     def encode(self, index: int) -> EncodedExample:
         """The tokens of the example at ``index`` of the data set."""
 
-        def encoded(example: dict[str, Any]) -> EncodedExample:
-            return encode(self.formatter(example), self.template, self.tokenizer, self.seq_len)
+        def encoded(said: Conversation) -> EncodedExample:
+            return encode(said, self.template, self.tokenizer, self.seq_len)
 
         return self.examples.read(index, encoded)
 
     def check(self, index: int) -> None:
         """Raise DataExampleError if the example at ``index`` of the data set cannot be used."""
-        self.examples.read(index, lambda example: self.template.mark(self.formatter(example)))
+        self.examples.read(index, self.template.mark)
 
     def dealt(self, examples: Sequence[EncodedExample]) -> list[list[int]]:
         """Return which of a window's examples go into each of its sequences."""

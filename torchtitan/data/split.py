@@ -1,12 +1,9 @@
 """Which examples of instruction data are trained on, and which are held out for validation."""
 
-import os
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-
-from torchtitan.data.turns import INSTRUCT_DATASETS
 
 # Not a setting: runs that differ in their seeds are compared on the same examples.
 _SPLIT_SEED = 0
@@ -65,23 +62,3 @@ class ExampleSplit:
 
 
 ALL_EXAMPLES = ExampleSplit()
-
-
-def is_same_data_set(
-    dataset: str, dataset_path: str | None, other: str, other_path: str | None
-) -> bool:
-    """Return whether two pairs of ``dataset`` and ``dataset_path`` name the same examples.
-
-    A path may be spelled in several ways; a missing one means the default of its data set. Of names
-    that are not in ``INSTRUCT_DATASETS``, in any case, none is the same.
-    """
-    dataset, other = dataset.lower(), other.lower()
-    if dataset != other or dataset not in INSTRUCT_DATASETS:
-        return False
-    default = INSTRUCT_DATASETS[dataset].default_path
-    return _place(dataset_path or default) == _place(other_path or default)
-
-
-def _place(path: str) -> str:
-    local = os.path.expanduser(path)
-    return os.path.realpath(local) if os.path.exists(local) else path

@@ -1,95 +1,30 @@
-"""From an example to tokens: what each kind of instruction data looks like to the model.
+"""From what an example says to tokens and labels; our own plain format."""
 
-Each kind of data has a reader, from an example to messages for chat templates, and a formatter,
-from an example to turns for the plain format. A new kind is a new entry of ``INSTRUCT_DATASETS``.
-"""
-
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torchtitan.components.tokenizer import BaseTokenizer, HuggingFaceTokenizer
 
-from torchtitan.data.chat_template import ChatTemplate
-from torchtitan.data.messages import Message, MessageReader, alpaca_messages, sharegpt_messages
+from torchtitan.data.chat_template import ChatTemplate, require_words
+from torchtitan.data.messages import ASSISTANT, Conversation, Message
 
 IGNORE_INDEX = -100
 
 
 class Turn(NamedTuple):
-    """A piece of an example: who speaks, the text that the model reads, whether it is learned."""
+    """A piece of an example.
+
+    Args:
+        role: Who speaks.
+        text: What the model reads.
+        is_target: Whether it is an answer that is learned.
+        is_given: Whether it is one that is not, which ends in the same way.
+    """
 
     role: str
     text: str
     is_target: bool
-
-
-Formatter = Callable[[dict[str, Any]], list[Turn]]
-
-
-def format_alpaca(example: dict[str, Any]) -> list[Turn]:
-    """Turn ``{instruction, input, output}`` into a prompt and its answer.
-
-    The input's header is left out where the input is empty.
-
-    Raises:
-        FieldError: As in :func:`alpaca_messages`.
-    """
-    question, answer = alpaca_messages(example)
-    prompt = f"### Instruction:\n{question.content}\n\n"
-    if question.context:
-        prompt += f"### Input:\n{question.context}\n\n"
-    return [
-        Turn("user", f"{prompt}### Response:\n", is_target=False),
-        Turn("assistant", answer.content, is_target=True),
-    ]
-
-
-def format_sharegpt(example: dict[str, Any]) -> list[Turn]:
-    """Turn ``{conversations: [{from, value}, ...]}`` into turns; every answer is learned.
-
-    Raises:
-        FieldError: As in :func:`sharegpt_messages`.
-    """
-    turns = []
-    for role, content, _ in sharegpt_messages(example):
-        header = f"### {role.capitalize()}:\n"
-        if role == "assistant":
-            turns += [Turn(role, header, is_target=False), Turn(role, content, is_target=True)]
-        else:
-            turns.append(Turn(role, f"{header}{content}\n\n", is_target=False))
-    return turns
-
-
-@dataclass(frozen=True)
-class InstructSpec:
-    """A kind of instruction data: its name on the hub, its fields, example -> turns, messages."""
-
-    default_path: str
-    fields: tuple[str, ...]
-    formatter: Formatter
-    messages: MessageReader
-
-
-INSTRUCT_DATASETS = {
-    "alpaca": InstructSpec(
-        "vicgalle/alpaca-gpt4", ("instruction", "input", "output"), format_alpaca, alpaca_messages
-    ),
-    "sharegpt": InstructSpec(
-        "teknium/OpenHermes-2.5", ("conversations",), format_sharegpt, sharegpt_messages
-    ),
-}
-
-
-def is_instruct_dataset(name: str) -> bool:
-    """Whether ``training.dataset`` names instruction data; other names are upstream's."""
-    return name.lower() in INSTRUCT_DATASETS
-
-
-def has_turns(name: str) -> bool:
-    """Whether examples of the data set ``name`` may have several answers."""
-    return is_instruct_dataset(name) and "conversations" in INSTRUCT_DATASETS[name.lower()].fields
+    is_given: bool = False
 
 
 class EncodedExample(NamedTuple):
@@ -114,31 +49,58 @@ class EncodedExample(NamedTuple):
 
 
 class PlainTemplate:
-    """Our own plain format, for any tokenizer: turns instead of messages, no special tokens.
+    """Our own plain format, for any tokenizer: headers in words, no special tokens.
 
-    Each turn is encoded on its own, so that no token spans a prompt and an answer. The tokenizer's
-    end token follows each answer and is learned with it; its begin token opens the example. Either
-    is left out where the tokenizer has none.
+    An instruction is written as in Alpaca, other messages under the name of their role. Each turn
+    is encoded on its own, so that no token spans a prompt and an answer. The tokenizer's end token
+    follows each answer and is learned with it; its begin token opens the example. Either is left
+    out where the tokenizer has none.
     """
 
     name = "plain"
 
-    def mark(self, turns: list[Turn]) -> list[Turn]:
-        """Return ``turns``, which say themselves what is learned."""
+    def mark(self, said: Conversation) -> list[Turn]:
+        """Return a conversation in turns, which say what is learned.
+
+        Raises:
+            ChatTemplateError: If it has tools, for which the format has no words.
+        """
+        require_words(self.name, "", said)
+        turns: list[Turn] = []
+        for before, message in zip((None, *said.messages), said.messages, strict=False):
+            turns += _turns(message, follows_instruction=_is_instruction(before))
         return turns
 
-    def tokens(self, turns: list[Turn], tokenizer: BaseTokenizer) -> tuple[list[int], list[bool]]:
-        """Return the tokens of ``turns``, and which of them are learned."""
+    def tokens(self, said: Conversation, tokenizer: BaseTokenizer) -> tuple[list[int], list[bool]]:
+        """Return the tokens of a conversation, and which of them are learned; see :meth:`mark`."""
+        turns = self.mark(said)
         bos, eos = getattr(tokenizer, "bos_id", None), tokenizer.eos_id
         ids = [] if bos is None else [bos]
         learned = [False] * len(ids)
         for turn in turns:
             piece = _encode_piece(tokenizer, turn.text)
-            if turn.is_target and eos is not None:
+            if (turn.is_target or turn.is_given) and eos is not None:
                 piece.append(eos)
             ids += piece
             learned += [turn.is_target] * len(piece)
         return ids, learned
+
+
+def _turns(message: Message, *, follows_instruction: bool) -> list[Turn]:
+    role, content = message.role, message.content
+    if message.context is not None:
+        source = f"### Input:\n{message.context}\n\n" if message.context else ""
+        return [Turn(role, f"### Instruction:\n{content}\n\n{source}### Response:\n", False)]
+    header = f"### {role.capitalize()}:\n"
+    if role != ASSISTANT:
+        return [Turn(role, f"{header}{content}\n\n", is_target=False)]
+    answer = Turn(role, content, message.is_answer, is_given=message.is_given)
+    return [answer] if follows_instruction else [Turn(role, header, is_target=False), answer]
+
+
+def _is_instruction(message: Message | None) -> bool:
+    """Whether a message is written with the header of its answer."""
+    return message is not None and message.context is not None
 
 
 PLAIN_TEMPLATE = PlainTemplate()
@@ -146,12 +108,12 @@ Template = PlainTemplate | ChatTemplate
 
 
 def encode(
-    said: list[Turn] | list[Message], template: Template, tokenizer: BaseTokenizer, seq_len: int
+    said: Conversation, template: Template, tokenizer: BaseTokenizer, seq_len: int
 ) -> EncodedExample:
     """Encode an example for next-token prediction, cut or padded to ``seq_len``.
 
     Args:
-        said: Turns for the plain format, messages for a chat template.
+        said: The example.
         template: Writes tokens and says which are learned.
         tokenizer: A Hugging Face one for a chat template.
         seq_len: T, at least 1.

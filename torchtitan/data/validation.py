@@ -22,6 +22,7 @@ from torchtitan.tools.logging import logger
 
 from torchtitan.data.loader import build_instruct_dataloader, require_a_batch
 from torchtitan.data.sequences import ROWS
+from torchtitan.data.sources import validation_sources
 from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit
 from torchtitan.data.turns import IGNORE_INDEX, PLAIN_TEMPLATE, Template
 
@@ -157,8 +158,7 @@ def build_instruct_validator(
         dp_world_size=dp_world_size,
         dp_rank=dp_rank,
         tokenizer=tokenizer,
-        dataset=validation.dataset,
-        dataset_path=validation.dataset_path,
+        sources=validation_sources(job_config),
         seq_len=validation.seq_len,
         batch_size=validation.local_batch_size,
         infinite=validation.steps != -1,

@@ -20,9 +20,10 @@ from torchtitan.data.document_attention import (
     conversation_error,
 )
 from torchtitan.data.loader import build_instruct_dataloader
-from torchtitan.data.named_templates import build_chat_template
+from torchtitan.data.named_templates import build_chat_template, choice_told
+from torchtitan.data.row_kinds import has_turns, is_instruct_dataset
+from torchtitan.data.sources import training_sources
 from torchtitan.data.split import ExampleSplit
-from torchtitan.data.turns import has_turns, is_instruct_dataset
 from torchtitan.data.validation import build_instruct_validator
 from torchtitan.freezing.checks import caches, reads_training_examples, validation_split
 from torchtitan.freezing.config import JobConfig
@@ -111,12 +112,14 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
                 tokenizer=tokenizer,
                 job_config=job_config,
             )
+        folder = job_config.model.hf_assets_path
+        if told := choice_told(job_config.data.chat_template, folder):
+            logger.info(told)
         return build_instruct_dataloader(
             dp_world_size=dp_world_size,
             dp_rank=dp_rank,
             tokenizer=tokenizer,
-            dataset=training.dataset,
-            dataset_path=training.dataset_path,
+            sources=training_sources(job_config),
             seq_len=training.seq_len,
             batch_size=training.local_batch_size,
             shuffle_seed=job_config.data.seed if job_config.data.shuffle else None,

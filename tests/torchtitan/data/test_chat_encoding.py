@@ -13,11 +13,13 @@ from torchtitan.components.tokenizer import HuggingFaceTokenizer
 
 from tests.torchtitan.helpers.chat_tokenizers import GUEST, load, tokenizer_folder
 from torchtitan.data.chat_template import ChatTemplate
-from torchtitan.data.examples import DataExampleError, read_examples
+from torchtitan.data.example_error import DataExampleError
+from torchtitan.data.examples import read_examples
 from torchtitan.data.loader import build_instruct_dataloader
-from torchtitan.data.messages import Message
+from torchtitan.data.messages import Conversation, Message
 from torchtitan.data.named_templates import NAMED_TEMPLATES, build_chat_template
-from torchtitan.data.turns import IGNORE_INDEX, INSTRUCT_DATASETS, EncodedExample, encode
+from torchtitan.data.sources import DataSource
+from torchtitan.data.turns import IGNORE_INDEX, EncodedExample, encode
 
 pytestmark = pytest.mark.slow
 
@@ -72,7 +74,7 @@ def learned_runs(example: EncodedExample) -> list[list[int]]:
 
 def test_a_conversation_by_hand(tokenizer: HuggingFaceTokenizer) -> None:
     messages = [Message("user", "7"), Message("assistant", "8"), Message("user", "9")]
-    example = encode(messages, template_of("chatml", tokenizer), tokenizer, 32)
+    example = encode(Conversation(messages), template_of("chatml", tokenizer), tokenizer, 32)
     start, end = tokenizer.token_to_id("<|im_start|>"), tokenizer.token_to_id("<|im_end|>")
     (newline,), user, assistant = (
         tokenizer.tokenizer.encode(text).ids for text in ("\n", "user", "assistant")
@@ -106,7 +108,7 @@ def test_exactly_the_answers_are_learned(
     messages = []
     for question, answer in pieces:
         messages += [Message("user", f"({question})"), Message("assistant", f"x{answer}x")]
-    example = encode(messages, template_of(name, tokenizer), tokenizer, 512)
+    example = encode(Conversation(messages), template_of(name, tokenizer), tokenizer, 512)
     texts = [tokenizer.decode(run, skip_special_tokens=False) for run in learned_runs(example)]
     lead = " " if name == "llama2" else ""
     assert texts == [f"{lead}x{answer}x{ENDS[name]}" for _, answer in pieces]
@@ -122,13 +124,13 @@ def test_blanks_before_an_answer_are_not_learned_where_offsets_are_trimmed() -> 
     """Such a tokenizer says of the blanks that they stand where the answer begins."""
     messages = [Message("user", "Hi"), Message("assistant", "\n\nYes")]
     for tokenizer in (PLAIN, TRIMMING):
-        example = encode(messages, template_of("chatml", tokenizer), tokenizer, 64)
+        example = encode(Conversation(messages), template_of("chatml", tokenizer), tokenizer, 64)
         (run,) = learned_runs(example)
         learned = tokenizer.decode(run, skip_special_tokens=False)
         assert "\n\nYes<|im_end|>".endswith(learned)
         assert learned.endswith("Yes<|im_end|>")
         example = encode(
-            [Message("user", "Hi"), Message("assistant", "Yes")],
+            Conversation([Message("user", "Hi"), Message("assistant", "Yes")]),
             template_of("llama3", tokenizer),
             tokenizer,
             64,
@@ -151,7 +153,7 @@ def test_a_tokenizer_that_puts_a_blank_before_each_text(tmp_path: Path) -> None:
     source = NAMED_TEMPLATES["llama2"].source
     template = ChatTemplate("llama2", source, tokenizer.config)
     messages = [Message("user", "Hi"), Message("assistant", "Ciao")]
-    example = encode(messages, template, tokenizer, 16)
+    example = encode(Conversation(messages), template, tokenizer, 16)
     (run,) = learned_runs(example)
     texts = [inner.id_to_token(i) for i in run]
     assert texts[0] == "▁Ciao"
@@ -183,11 +185,11 @@ PLAIN, TRIMMING = _tiny(False), _tiny(True)
 def test_every_example_of_ours_is_learned(
     name: str, data: str, dataset: str, tokenizer: HuggingFaceTokenizer
 ) -> None:
-    spec = INSTRUCT_DATASETS[dataset]
     template = template_of(name, tokenizer)
-    for entry in read_examples(str(ASSETS / f"tiny_{data}"), spec.fields):
-        messages = spec.messages(entry)
-        example = encode(messages, template, tokenizer, 1024)
+    examples = read_examples(str(ASSETS / f"tiny_{data}"), dataset)
+    for index in range(len(examples)):
+        messages = examples.read(index, lambda said: said.messages)
+        example = encode(Conversation(messages), template, tokenizer, 1024)
         texts = [tokenizer.decode(run, skip_special_tokens=False) for run in learned_runs(example)]
         answers = [m.content for m in messages if m.role == "assistant"]
         lead = " " if name == "llama2" else ""
@@ -225,7 +227,7 @@ def test_text_and_tokens_are_those_of_transformers(name: str, folder: Path) -> N
     )
     assert template.render(messages[:2], add_generation_prompt=True) == prompt
     ids = as_transformers_has_it(folder, as_dicts, tokenize=True, return_dict=False, **settings_)
-    ours = tokens_of(encode(messages, template, tokenizer, 512))
+    ours = tokens_of(encode(Conversation(messages), template, tokenizer, 512))
     assert list(ids)[: len(ours)] == ours
     assert len(ids) - len(ours) in (0, 1)
 
@@ -246,7 +248,7 @@ def test_answers_are_those_that_transformers_marks(folder: Path) -> None:
         return_assistant_tokens_mask=True,
     )
     tokenizer = load(folder)
-    example = encode(messages, template_of("tokenizer", tokenizer), tokenizer, 128)
+    example = encode(Conversation(messages), template_of("tokenizer", tokenizer), tokenizer, 128)
     learned = [False, *(example.labels != IGNORE_INDEX).tolist()]
     masks = [bool(mask) for mask in marked["assistant_masks"]]
     assert learned[: len(masks)] == masks
@@ -271,16 +273,16 @@ def test_real_examples_with_a_real_template_are_those_of_transformers(
     transformers = pytest.importorskip("transformers", reason="not part of the environment")
     theirs = transformers.AutoTokenizer.from_pretrained(str(folder))
     tokenizer = load(folder)
-    template, spec = template_of("tokenizer", tokenizer), INSTRUCT_DATASETS[dataset]
-    examples = read_examples(str(SHARED / "data" / "instruct" / data), spec.fields)
-    for entry in list(examples.examples)[:150]:
-        messages = spec.messages(entry)
+    template = template_of("tokenizer", tokenizer)
+    examples = read_examples(str(SHARED / "data" / "instruct" / data), dataset)
+    for index in range(150):
+        messages = examples.read(index, lambda said: said.messages)
         as_dicts = [
             {"role": m.role, "content": m.content + (f"\n\n{m.context}" if m.context else "")}
             for m in messages
         ]
         ids = list(theirs.apply_chat_template(as_dicts, tokenize=True, return_dict=False))
-        example = encode(messages, template, tokenizer, len(ids) + 1)
+        example = encode(Conversation(messages), template, tokenizer, len(ids) + 1)
         ours = tokens_of(example)
         assert ids[: len(ours)] == ours
         assert len(ids) - len(ours) in (0, 1)
@@ -297,8 +299,7 @@ def test_the_loader_takes_a_template(tokenizer: HuggingFaceTokenizer) -> None:
         dp_world_size=1,
         dp_rank=0,
         tokenizer=tokenizer,
-        dataset="alpaca",
-        dataset_path=str(ASSETS / "tiny_instruct"),
+        sources=[DataSource("alpaca", str(ASSETS / "tiny_instruct"))],
         seq_len=256,
         batch_size=2,
         template=template_of("chatml", tokenizer),
@@ -320,8 +321,7 @@ def test_an_example_that_the_template_refuses_is_named(
             dp_world_size=1,
             dp_rank=0,
             tokenizer=tokenizer,
-            dataset="sharegpt",
-            dataset_path=str(path),
+            sources=[DataSource("sharegpt", str(path))],
             seq_len=64,
             batch_size=1,
             template=template_of("llama2", tokenizer),

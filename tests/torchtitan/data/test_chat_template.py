@@ -14,10 +14,11 @@ from torchtitan.data.chat_template import (
     ChatTemplateError,
     template_in_folder,
 )
-from torchtitan.data.messages import Message
+from torchtitan.data.messages import Conversation, Message
 from torchtitan.data.named_templates import (
     NAMED_TEMPLATES,
     build_chat_template,
+    choice_told,
     known_templates,
     template_error,
 )
@@ -90,7 +91,7 @@ def named(name: str) -> ChatTemplate:
 
 def bracketed(template: ChatTemplate, messages: list[Message]) -> str:
     """The text with brackets around what is learned."""
-    text, answers = template.mark(messages)
+    text, answers = template.mark(Conversation(messages))
     pieces, behind = [], 0
     for start, end in answers:
         pieces += [text[behind:start], "[[", text[start:end], "]]"]
@@ -105,7 +106,10 @@ def test_a_named_template_by_hand(name: str, messages: list[Message], expected: 
 
 def test_every_named_template_has_a_case() -> None:
     assert {name for name, _, _ in CASES} == set(NAMED_TEMPLATES)
-    assert known_templates() == ("plain", "tokenizer", "alpaca", "llama2", "llama3", "chatml")
+    assert known_templates() == (
+        *("auto", "plain", "tokenizer"),
+        *("alpaca", "llama2", "llama3", "chatml"),
+    )
 
 
 def test_a_prompt_is_what_stands_before_the_answer() -> None:
@@ -113,13 +117,13 @@ def test_a_prompt_is_what_stands_before_the_answer() -> None:
     for name in NAMED_TEMPLATES:
         template = named(name)
         prompt = template.render([SYSTEM, ASK], add_generation_prompt=True)
-        text, ((start, _),) = template.mark([SYSTEM, ASK, BYE])
+        text, ((start, _),) = template.mark(Conversation([SYSTEM, ASK, BYE]))
         assert text[:start] == prompt
 
 
 def test_llama2_wants_its_system_message_first() -> None:
     with pytest.raises(ChatTemplateError, match="'llama2' refuses: a system message must come"):
-        named("llama2").mark([ASK, BYE, SYSTEM])
+        named("llama2").mark(Conversation([ASK, BYE, SYSTEM]))
 
 
 def test_a_template_of_a_folder() -> None:
@@ -170,7 +174,7 @@ def test_what_templates_of_transformers_use() -> None:
 )
 def test_what_a_template_cannot_do_is_told(source: str, text: str) -> None:
     with pytest.raises(ChatTemplateError, match=text):
-        ChatTemplate("x", source, {}).mark([ASK, SAY, AGAIN, BYE])
+        ChatTemplate("x", source, {}).mark(Conversation([ASK, SAY, AGAIN, BYE]))
 
 
 def test_a_broken_template_is_told_with_its_line() -> None:
@@ -251,7 +255,8 @@ def test_a_folder_without_a_template_is_told(tmp_path: Path) -> None:
 def test_an_unknown_name_is_told_with_the_known_ones() -> None:
     error = template_error("vicuna", "")
     assert error == (
-        "data.chat_template is 'vicuna'; known: plain, tokenizer, alpaca, llama2, llama3, chatml"
+        "data.chat_template is 'vicuna'; known: auto, plain, tokenizer, alpaca, llama2, llama3, "
+        "chatml"
     )
 
 
@@ -272,3 +277,76 @@ def test_another_tokenizer_has_no_templates(tmp_path: Path) -> None:
 
     with pytest.raises(ChatTemplateError, match=r"needs a Hugging Face tokenizer, .* is Other"):
         build_chat_template("alpaca", Other(), "")
+
+
+# --- tools ----------------------------------------------------------------------------------------
+
+TOOLS = (
+    "{% if tools %}[tools]{{ tools | tojson }}\n{% endif %}"
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}<{{ call.function.name }} "
+    "{{- call.function.arguments | tojson }}>{% endfor %}</s>\n"
+    "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+CALLS = {"tool_calls": [{"function": {"name": "add", "arguments": {"a": 2}}}]}
+TURNS = Conversation(
+    [ASK, Message("assistant", "", others=CALLS), Message("tool", "4"), Message("assistant", "4.")],
+    [{"name": "add"}],
+)
+
+
+def test_calls_are_learned_and_what_tools_return_is_not() -> None:
+    text, answers = ChatTemplate("x", TOOLS, {}).mark(TURNS)
+    assert text.startswith('[tools][{"name": "add"}]\n[user]Hi</s>\n[assistant]<add')
+    learned = [text[start:end] for start, end in answers]
+    assert learned == ['<add{"a": 2}></s>', "4.</s>"]
+
+
+def test_given_answers_are_not_learned() -> None:
+    messages = [ASK, SAY._replace(is_given=True), AGAIN, BYE]
+    text, answers = named("chatml").mark(Conversation(messages))
+    assert [text[start:end] for start, end in answers] == ["Ciao<|im_end|>"]
+    assert text == named("chatml").mark(Conversation([ASK, SAY, AGAIN, BYE])).text
+
+
+@pytest.mark.parametrize("name", list(NAMED_TEMPLATES))
+def test_a_template_without_words_for_tools_is_refused(name: str) -> None:
+    with pytest.raises(ChatTemplateError, match=f"'{name}' has no words for tool_calls, which the"):
+        named(name).mark(TURNS._replace(tools=[]))
+    with pytest.raises(ChatTemplateError, match=f"'{name}' has no words for tools, which the exa"):
+        named(name).mark(Conversation([ASK, BYE], TURNS.tools))
+
+
+@pytest.mark.parametrize("name", ["alpaca", "llama2"])
+def test_a_tool_is_not_taken_for_another_role(name: str) -> None:
+    with pytest.raises(ChatTemplateError, match="it has no words for role tool"):
+        named(name).mark(Conversation([ASK, Message("tool", "4"), BYE]))
+
+
+# --- what "auto" stands for -----------------------------------------------------------------------
+
+
+def test_auto_takes_the_tokenizers_own_template_or_alpaca(tmp_path: Path) -> None:
+    whole = tokenizer_folder(tmp_path / "whole", chat_template=GUEST)
+    bare = tokenizer_folder(tmp_path / "bare")
+    assert build("auto", whole).name == "tokenizer"
+    assert build("auto", bare).name == "alpaca"
+    assert build("auto", bare).mark(Conversation([ASK, BYE])) == build("alpaca", bare).mark(
+        Conversation([ASK, BYE])
+    )
+    assert template_error("auto", str(bare)) is None
+    told = choice_told("auto", str(whole))
+    assert told == (
+        "data.chat_template is 'auto': taking 'tokenizer', since the tokenizer in "
+        f"model.hf_assets_path ({str(whole)!r}) has one"
+    )
+    assert "taking 'alpaca'" in str(choice_told("auto", str(bare)))
+    assert choice_told("plain", str(bare)) is None
+
+
+def test_auto_without_an_end_token_is_told_with_what_was_asked(tmp_path: Path) -> None:
+    bare = tokenizer_folder(tmp_path / "bare", eos_token=None)
+    with pytest.raises(
+        ChatTemplateError, match="is 'auto', so 'alpaca', which needs the tokens eos"
+    ):
+        build("auto", bare)

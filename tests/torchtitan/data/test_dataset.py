@@ -16,27 +16,31 @@ from hypothesis import strategies as st
 from tests.torchtitan.helpers.number_tokenizer import NumberTokenizer
 from torchtitan.data.dataset import InstructDataset
 from torchtitan.data.examples import InstructExamples
+from torchtitan.data.messages import Conversation, Message, MessageReader
+from torchtitan.data.mixture import ExampleMixture
 from torchtitan.data.split import ExampleSplit
-from torchtitan.data.turns import IGNORE_INDEX, Turn
+from torchtitan.data.turns import IGNORE_INDEX
 
 ASSETS = Path(__file__).parents[2] / "assets"
 SEQ_LEN = 8
 
 
-def make_examples(count: int, too_long: set[int] = frozenset()) -> InstructExamples:
+def messages(example: dict[str, Any]) -> Conversation:
+    prompt = f"{100 + example['i']} " * example["prompt"]
+    return Conversation([Message("user", prompt), Message("assistant", "7")])
+
+
+def make_examples(
+    count: int, too_long: set[int] = frozenset(), says: MessageReader = messages
+) -> ExampleMixture:
     """Example i has the prompt 100 + i; those of ``too_long`` have it often enough to fill T."""
     examples = [{"i": i, "prompt": 1 + SEQ_LEN * (i in too_long)} for i in range(count)]
-    return InstructExamples(examples, (("examples.jsonl", count),))
-
-
-def formatter(example: dict[str, Any]) -> list[Turn]:
-    prompt = f"{100 + example['i']} " * example["prompt"]
-    return [Turn("user", prompt, False), Turn("assistant", "7", True)]
+    return ExampleMixture([InstructExamples(examples, (("examples.jsonl", count),), says)])
 
 
 def make(count: int, too_long: set[int] = frozenset(), **kwargs: Any) -> InstructDataset:
     examples = make_examples(count, too_long)
-    return InstructDataset(examples, formatter, NumberTokenizer(), SEQ_LEN, **kwargs)
+    return InstructDataset(examples, NumberTokenizer(), SEQ_LEN, **kwargs)
 
 
 def numbers(stream: Iterator[Any], count: int | None = None) -> list[int]:
@@ -244,13 +248,11 @@ def test_examples_that_are_cut_but_learned_in_part_are_counted(
 ) -> None:
     caplog.set_level(logging.INFO)
 
-    def long_answer(example: dict[str, Any]) -> list[Turn]:
-        return [Turn("user", "100", False), Turn("assistant", "7 " * 20, True)]
+    def long_answer(example: dict[str, Any]) -> Conversation:
+        return Conversation([Message("user", "100"), Message("assistant", "7 " * 20)])
 
-    examples = make_examples(3)
-    assert (
-        len(list(InstructDataset(examples, long_answer, NumberTokenizer(), 8, infinite=False))) == 3
-    )
+    examples = make_examples(3, says=long_answer)
+    assert len(list(InstructDataset(examples, NumberTokenizer(), 8, infinite=False))) == 3
     assert "epoch 0 of rank 0: 3 of 3 examples cut at training.seq_len = 8" in caplog.text
 
 
@@ -268,13 +270,13 @@ def test_errors_name_the_value_and_the_rule() -> None:
     with pytest.raises(ValueError, match="shuffle_seed is -1; it must be at least 0"):
         make(3, shuffle_seed=-1)
     with pytest.raises(ValueError, match=r"training\.seq_len is 0; it must be at least 1"):
-        InstructDataset(make_examples(3), formatter, NumberTokenizer(), 0)
+        InstructDataset(make_examples(3), NumberTokenizer(), 0)
 
 
 def test_a_tokenizer_without_end_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
     tokenizer = NumberTokenizer()
     tokenizer.eos_id = None
-    InstructDataset(make_examples(1), formatter, tokenizer, 8)
+    InstructDataset(make_examples(1), tokenizer, 8)
     assert "no end token (eos_token in tokenizer_config.json)" in caplog.text
 
 

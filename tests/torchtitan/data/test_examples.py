@@ -10,12 +10,13 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from torchtitan.data.example_error import DataExampleError
 from torchtitan.data.examples import (
-    DataExampleError,
     InstructExamples,
     is_local_path,
     read_examples,
 )
+from torchtitan.data.messages import chat_messages
 
 FIELDS = ("instruction", "output")
 ROWS = [
@@ -48,8 +49,8 @@ def test_every_container_gives_the_same_examples_and_places(
     tmp_path: Path, name: str, first: int
 ) -> None:
     path = write(tmp_path / name, ROWS)
-    examples = read_examples(str(path), FIELDS)
-    assert [examples[i] for i in range(len(examples))] == KEPT
+    examples = read_examples(str(path), "alpaca")
+    assert [examples.examples[i] for i in range(len(examples))] == KEPT
     assert [examples.place(i) for i in range(7)] == [(str(path), first + i) for i in range(7)]
     assert not examples.is_remote
 
@@ -59,8 +60,8 @@ def test_a_folder_is_read_in_the_order_of_names(tmp_path: Path) -> None:
     write(tmp_path / "b.json", ROWS[3:5])
     write(tmp_path / "a.jsonl.gz", ROWS[:3])
     (tmp_path / "README.md").write_text("not data")
-    examples = read_examples(str(tmp_path), FIELDS)
-    assert [examples[i] for i in range(len(examples))] == KEPT
+    examples = read_examples(str(tmp_path), "alpaca")
+    assert [examples.examples[i] for i in range(len(examples))] == KEPT
     places = [(Path(file).name, number) for file, number in map(examples.place, range(7))]
     assert places == [
         *[("a.jsonl.gz", 1), ("a.jsonl.gz", 2), ("a.jsonl.gz", 3)],
@@ -73,7 +74,7 @@ def test_a_folder_is_read_in_the_order_of_names(tmp_path: Path) -> None:
 def test_empty_lines_are_no_examples_but_count_as_lines(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(jsonl(ROWS[:1]) + b"\n  \n" + jsonl(ROWS[1:2]))
-    examples = read_examples(str(path), FIELDS)
+    examples = read_examples(str(path), "alpaca")
     assert [examples.place(i)[1] for i in range(len(examples))] == [1, 4]
 
 
@@ -95,7 +96,7 @@ def test_a_broken_line_is_named(tmp_path: Path, line: bytes, field: str | None, 
     path = tmp_path / "a.jsonl"
     path.write_bytes(jsonl(ROWS[:2]) + line + b"\n" + jsonl(ROWS[2:]))
     with pytest.raises(DataExampleError) as info:
-        read_examples(str(path), FIELDS)
+        read_examples(str(path), "alpaca")
     assert (info.value.file, info.value.example, info.value.field) == (str(path), 3, field)
     assert f"{path}, {text}" in str(info.value)
     assert isinstance(info.value, ValueError)
@@ -107,38 +108,38 @@ def test_a_broken_element_of_a_list_is_named_by_index(tmp_path: Path) -> None:
     with pytest.raises(
         DataExampleError, match=r"a\.json, example 2: is a string; expected an object"
     ):
-        read_examples(str(path), FIELDS)
+        read_examples(str(path), "alpaca")
 
 
 def test_a_json_file_must_be_a_list(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text(json.dumps({"data": ROWS}))
     with pytest.raises(DataExampleError, match=r"a\.json: holds an object; expected a list of obj"):
-        read_examples(str(path), FIELDS)
+        read_examples(str(path), "alpaca")
     path.write_bytes(jsonl(ROWS))
     with pytest.raises(DataExampleError, match=r"a\.json: is not valid JSON \(Extra data: line 2"):
-        read_examples(str(path), FIELDS)
+        read_examples(str(path), "alpaca")
 
 
 def test_a_column_that_a_parquet_file_lacks_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", [{"instruction": "x"}])
     with pytest.raises(DataExampleError, match=r"a\.parquet, example 0: field 'output' is missing"):
-        read_examples(str(path), FIELDS)
+        read_examples(str(path), "alpaca")
 
 
 def test_unreadable_containers_are_named(tmp_path: Path) -> None:
     parquet = tmp_path / "a.parquet"
     parquet.write_bytes(b"PAR1 no more than that")
     with pytest.raises(DataExampleError, match=r"a\.parquet: is not a readable parquet file"):
-        read_examples(str(parquet), FIELDS)
+        read_examples(str(parquet), "alpaca")
     packed = gzip.compress(jsonl(ROWS * 50), mtime=0)
     gz = tmp_path / "a.jsonl.gz"
     gz.write_bytes(packed[: len(packed) // 2])
     with pytest.raises(DataExampleError, match=r"a\.jsonl\.gz, line \d+: cannot be unpacked"):
-        read_examples(str(gz), FIELDS)
+        read_examples(str(gz), "alpaca")
     gz.write_bytes(jsonl(ROWS))
     with pytest.raises(DataExampleError, match=r"line 1: cannot be unpacked \(Not a gzipped file"):
-        read_examples(str(gz), FIELDS)
+        read_examples(str(gz), "alpaca")
 
 
 def test_what_counts_as_a_local_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,24 +163,24 @@ def test_what_counts_as_a_local_path(tmp_path: Path, monkeypatch: pytest.MonkeyP
             is_local_path(path)
         assert repr(path) in str(info.value)
     with pytest.raises(FileNotFoundError, match=r"^validation\.dataset_path"):
-        read_examples("./other", FIELDS, key="validation.dataset_path")
+        read_examples("./other", "alpaca", key="validation.dataset_path")
 
 
 def test_a_home_path_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     write(tmp_path / "a.jsonl", ROWS)
-    assert len(read_examples("~/a.jsonl", FIELDS)) == 7
+    assert len(read_examples("~/a.jsonl", "alpaca")) == 7
 
 
 def test_paths_without_data_are_named(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("x")
     with pytest.raises(FileNotFoundError, match=r"training\.dataset_path .* folder without a file"):
-        read_examples(str(tmp_path), FIELDS)
+        read_examples(str(tmp_path), "alpaca")
     with pytest.raises(ValueError, match=r"notes\.txt'; a data file must end in one of \.jsonl"):
-        read_examples(str(tmp_path / "notes.txt"), FIELDS)
+        read_examples(str(tmp_path / "notes.txt"), "alpaca")
     (tmp_path / "empty.jsonl").write_bytes(b"\n")
     with pytest.raises(ValueError, match=r"empty\.jsonl', which holds no examples"):
-        read_examples(str(tmp_path / "empty.jsonl"), FIELDS)
+        read_examples(str(tmp_path / "empty.jsonl"), "alpaca")
 
 
 def test_a_hub_name_goes_through_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,14 +191,16 @@ def test_a_hub_name_goes_through_datasets(monkeypatch: pytest.MonkeyPatch) -> No
         return datasets.Dataset.from_list(ROWS)
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    examples = read_examples("owner/name", FIELDS)
+    examples = read_examples("owner/name", "alpaca")
     assert asked == [("owner/name", "train")]
     assert examples.is_remote
     assert isinstance(examples.examples, datasets.Dataset), "a hub data set stays on disk"
-    assert [examples[i] for i in range(len(examples))] == KEPT
+    assert [examples.examples[i] for i in range(len(examples))] == KEPT
     assert examples.place(4) == ("owner/name", 4)
-    with pytest.raises(DataExampleError, match=r"^owner/name, example 0: field 'reply' is missing"):
-        read_examples("owner/name", ("reply",))
+    with pytest.raises(
+        DataExampleError, match=r"^owner/name, example 0: field 'conversations' is missing"
+    ):
+        read_examples("owner/name", "sharegpt")
 
 
 def test_an_empty_hub_data_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,9 +208,9 @@ def test_an_empty_hub_data_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         datasets, "load_dataset", lambda name, split: datasets.Dataset.from_list([])
     )
     with pytest.raises(ValueError, match=r"training\.dataset_path is 'owner/name', which holds no"):
-        read_examples("owner/name", FIELDS)
+        read_examples("owner/name", "alpaca")
 
 
 def test_places_of_examples_without_numbers() -> None:
-    examples = InstructExamples([{}, {}, {}], (("hub", 3),))
+    examples = InstructExamples([{}, {}, {}], (("hub", 3),), chat_messages)
     assert [examples.place(i) for i in range(3)] == [("hub", 0), ("hub", 1), ("hub", 2)]

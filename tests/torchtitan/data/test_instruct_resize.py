@@ -18,16 +18,18 @@ from tests.torchtitan.helpers.number_tokenizer import NumberTokenizer
 from torchtitan.data.dataset import InstructDataset
 from torchtitan.data.examples import InstructExamples
 from torchtitan.data.loader import build_instruct_dataloader
+from torchtitan.data.messages import Conversation, Message
+from torchtitan.data.mixture import ExampleMixture
+from torchtitan.data.sources import DataSource
 from torchtitan.data.stream import ExampleStream, ReaderPlace, remaining
-from torchtitan.data.turns import Turn
 
 ASSETS = Path(__file__).parents[2] / "assets"
 SEQ_LEN = 12
 
 
-def formatter(example: dict[str, Any]) -> list[Turn]:
+def messages(example: dict[str, Any]) -> Conversation:
     prompt = f"{100 + example['i']} " * example["prompt"]
-    return [Turn("user", prompt, False), Turn("assistant", "7", True)]
+    return Conversation([Message("user", prompt), Message("assistant", "7")])
 
 
 def make(prompts: list[int], reader: int = 0, n_readers: int = 1, **kwargs: Any) -> InstructDataset:
@@ -36,10 +38,10 @@ def make(prompts: list[int], reader: int = 0, n_readers: int = 1, **kwargs: Any)
     examples = InstructExamples(
         [{"i": i, "prompt": prompt} for i, prompt in enumerate(prompts)],
         (("examples.jsonl", len(prompts)),),
+        messages,
     )
     data = InstructDataset(
-        examples,
-        formatter,
+        ExampleMixture([examples]),
         NumberTokenizer(),
         SEQ_LEN,
         dp_rank=reader,
@@ -245,8 +247,7 @@ def test_what_is_left_by_hand() -> None:
 def build(dp_rank: int, dp_world_size: int, **kwargs: Any) -> Any:
     defaults: dict[str, Any] = {
         "tokenizer": HuggingFaceTokenizer(str(ASSETS / "tokenizer")),
-        "dataset": "sharegpt",
-        "dataset_path": str(ASSETS / "tiny_chat"),
+        "sources": [DataSource("sharegpt", str(ASSETS / "tiny_chat"))],
         "seq_len": 256,
         "batch_size": 2,
         "shuffle_seed": 4,

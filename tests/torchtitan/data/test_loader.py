@@ -2,6 +2,7 @@
 
 import json
 import logging
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,11 @@ import pytest
 import torch
 from torchtitan.components.tokenizer import HuggingFaceTokenizer
 
-from torchtitan.data.examples import DataExampleError
+from tests.torchtitan.helpers.job_configs import make_job_config
+from torchtitan.data.example_error import DataExampleError
 from torchtitan.data.loader import build_instruct_dataloader
+from torchtitan.data.named_templates import build_chat_template
+from torchtitan.data.sources import DataSource, training_sources
 from torchtitan.data.split import ExampleSplit
 from torchtitan.data.turns import IGNORE_INDEX
 
@@ -23,8 +27,7 @@ def build(**kwargs: Any) -> Any:
         "dp_world_size": 1,
         "dp_rank": 0,
         "tokenizer": HuggingFaceTokenizer(str(ASSETS / "tokenizer")),
-        "dataset": "alpaca",
-        "dataset_path": str(ASSETS / "tiny_instruct"),
+        "sources": [DataSource("alpaca", str(ASSETS / "tiny_instruct"))],
         "seq_len": 128,
         "batch_size": 4,
     }
@@ -48,7 +51,7 @@ def test_batches_of_the_tiny_set() -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_loader_resumes_in_the_middle_of_an_epoch(workers: int) -> None:
-    kwargs = {"dataset": "ShareGPT", "dataset_path": str(ASSETS / "tiny_chat"), "seq_len": 64}
+    kwargs = {"sources": [DataSource("sharegpt", str(ASSETS / "tiny_chat"))], "seq_len": 64}
     kwargs |= {"shuffle_seed": 5, "num_workers": workers, "dp_world_size": 2, "dp_rank": 1}
     loader = build(**kwargs)
     stream = iter(loader)
@@ -66,7 +69,7 @@ def test_the_loader_resumes_in_the_middle_of_an_epoch(workers: int) -> None:
 
 def test_the_loader_tells_the_rows_of_the_batches_that_come_next() -> None:
     """Of 150 examples a rank has 75: batches of 4 go over the end of its epoch."""
-    kwargs = {"dataset": "ShareGPT", "dataset_path": str(ASSETS / "tiny_chat"), "seq_len": 256}
+    kwargs = {"sources": [DataSource("sharegpt", str(ASSETS / "tiny_chat"))], "seq_len": 256}
     kwargs |= {"shuffle_seed": 5, "dp_world_size": 2, "dp_rank": 1}
     loader = build(**kwargs)
     stream = iter(loader)
@@ -89,14 +92,14 @@ def test_a_loader_tells_no_more_than_it_knows(tmp_path: Path) -> None:
         next(iter(loader))
         assert loader.upcoming(3) == []
     path = write_examples(tmp_path / "a.jsonl", ["x"] * 11)
-    loader = build(dataset_path=path, infinite=False)
+    loader = build(sources=[DataSource("alpaca", path)], infinite=False)
     next(iter(loader))
     assert loader.upcoming(3) == [[4, 5, 6, 7]]  # the last 3 fill no batch
 
 
 def test_workers_do_not_repeat_examples() -> None:
     path = str(ASSETS / "tiny_chat")
-    kwargs = {"dataset": "sharegpt", "dataset_path": path, "infinite": False, "batch_size": 5}
+    kwargs = {"sources": [DataSource("sharegpt", path)], "infinite": False, "batch_size": 5}
     single = torch.cat([inputs["input"] for inputs, _ in build(**kwargs)])
     double = torch.cat([inputs["input"] for inputs, _ in build(num_workers=2, **kwargs)])
     assert len(single) == len(double) == 150
@@ -114,26 +117,30 @@ def test_a_rest_that_fills_no_batch_is_left_out_and_said(
 ) -> None:
     caplog.set_level(logging.INFO)
     path = write_examples(tmp_path / "a.jsonl", ["x"] * 6)
-    loader = build(dataset_path=path, infinite=False)
+    loader = build(sources=[DataSource("alpaca", path)], infinite=False)
     assert [len(labels) for _, labels in loader] == [4]
     assert "The last 2 of a reader's 6 examples do not fill a batch" in caplog.text
-    loader = build(dataset_path=path, infinite=False, drop_last=False)
+    loader = build(sources=[DataSource("alpaca", path)], infinite=False, drop_last=False)
     assert [len(labels) for _, labels in loader] == [4, 2]
     with pytest.raises(
         ValueError, match=r"training\.local_batch_size is 7, .* has only 6 examples"
     ):
-        build(dataset_path=path, infinite=False, batch_size=7)
+        build(sources=[DataSource("alpaca", path)], infinite=False, batch_size=7)
     with pytest.raises(
         ValueError, match=r"only 3 examples; .* data\.validation_fraction \(it is 0\.5\)"
     ):
-        build(dataset_path=path, infinite=False, split=ExampleSplit(0.5, held_out=True))
+        build(
+            sources=[DataSource("alpaca", path)],
+            infinite=False,
+            split=ExampleSplit(0.5, held_out=True),
+        )
 
 
 def test_local_examples_are_checked_before_the_first_step(tmp_path: Path) -> None:
     path = write_examples(tmp_path / "a.jsonl", ["x", "y", None])
     text = f"{path}, line 3: field 'output' is null; expected a string"
     with pytest.raises(DataExampleError) as info:
-        build(dataset_path=path)
+        build(sources=[DataSource("alpaca", path)])
     assert str(info.value) == text
 
 
@@ -159,7 +166,8 @@ def test_without_a_path_the_default_comes_from_the_hub(
         return datasets.Dataset.from_list([good, good, bad])
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    loader = build(dataset=dataset, dataset_path=None, batch_size=1)
+    sources = training_sources(make_job_config(training__dataset=dataset))
+    loader = build(sources=sources, batch_size=1)
     assert asked == [(name, "train")]
     stream = iter(loader)
     next(stream)
@@ -168,8 +176,30 @@ def test_without_a_path_the_default_comes_from_the_hub(
         next(stream)
 
 
-def test_unknown_names_and_paths() -> None:
-    with pytest.raises(ValueError, match=r"unknown training\.dataset 'c4'; known: \['alpaca', 's"):
-        build(dataset="c4")
+def test_unknown_paths() -> None:
+    source = DataSource("alpaca", "./nothing", key="validation.dataset_path")
     with pytest.raises(FileNotFoundError, match=r"^validation\.dataset_path is '\./nothing'"):
-        build(dataset_path="./nothing", section="validation")
+        build(sources=[source], section="validation")
+
+
+def test_another_template_after_a_resume_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = HuggingFaceTokenizer(str(ASSETS / "tokenizer"))
+    alpaca = build_chat_template("auto", tokenizer, str(ASSETS / "tokenizer"))
+    loader = build()
+    next(iter(loader))
+    state = loader.state_dict()
+    build().load_state_dict(state)
+    assert not caplog.records
+    build(template=alpaca).load_state_dict(state)
+    (record,) = caplog.records
+    assert "by the chat template 'alpaca'; before the checkpoint: 'plain' (data.c" in record.message
+    caplog.clear()
+    # A former version, which did not save the name: its default was the plain format.
+    own = pickle.loads(state["dp_rank_0"])
+    del own["_snapshot" if "_snapshot" in own else "dataset_state"]["template"]
+    former = {**state, "dp_rank_0": pickle.dumps(own)}
+    build().load_state_dict(former)
+    assert not caplog.records
+    build(template=alpaca).load_state_dict(former)
+    (record,) = caplog.records
+    assert "before the checkpoint: does not say, by default 'plain'" in record.message

@@ -16,8 +16,11 @@ from torchtitan.data import dataset as instruct_data
 from torchtitan.data.dataset import InstructDataset
 from torchtitan.data.examples import InstructExamples
 from torchtitan.data.loader import build_instruct_dataloader
+from torchtitan.data.messages import Conversation, Message
+from torchtitan.data.mixture import ExampleMixture
 from torchtitan.data.sequences import PackedSequence, join_examples, pack
-from torchtitan.data.turns import IGNORE_INDEX, EncodedExample, Turn
+from torchtitan.data.sources import DataSource
+from torchtitan.data.turns import IGNORE_INDEX, EncodedExample
 
 ASSETS = Path(__file__).parents[2] / "assets"
 SEQ_LEN = 12
@@ -74,20 +77,18 @@ def test_joined_examples_by_hand() -> None:
 # --- the stream -----------------------------------------------------------------------------------
 
 
-def formatter(example: dict[str, Any]) -> list[Turn]:
+def messages(example: dict[str, Any]) -> Conversation:
     """Example i is 100 + i once or more, then the answer 7."""
-    return [
-        Turn("user", f"{100 + example['i']} " * example["prompt"], False),
-        Turn("assistant", "7", True),
-    ]
+    prompt = f"{100 + example['i']} " * example["prompt"]
+    return Conversation([Message("user", prompt), Message("assistant", "7")])
 
 
 def make(prompts: list[int], **kwargs: Any) -> InstructDataset:
     """A prompt of n tokens makes n + 1 inputs, and no target where n is above SEQ_LEN."""
     examples = [{"i": i, "prompt": n} for i, n in enumerate(prompts)]
-    source = InstructExamples(examples, (("examples.jsonl", len(examples)),))
+    source = InstructExamples(examples, (("examples.jsonl", len(examples)),), messages)
     kwargs = {"packing": True, **kwargs}
-    return InstructDataset(source, formatter, NumberTokenizer(), SEQ_LEN, **kwargs)
+    return InstructDataset(ExampleMixture([source]), NumberTokenizer(), SEQ_LEN, **kwargs)
 
 
 def examples_in(inputs: dict[str, torch.Tensor]) -> list[int]:
@@ -197,8 +198,7 @@ def test_the_loader_packs_and_resumes(workers: int) -> None:
             dp_world_size=1,
             dp_rank=0,
             tokenizer=HuggingFaceTokenizer(str(ASSETS / "tokenizer")),
-            dataset="alpaca",
-            dataset_path=str(ASSETS / "tiny_instruct"),
+            sources=[DataSource("alpaca", str(ASSETS / "tiny_instruct"))],
             seq_len=256,
             batch_size=4,
             shuffle_seed=1,
@@ -229,8 +229,7 @@ def test_little_stays_empty() -> None:
         dp_world_size=1,
         dp_rank=0,
         tokenizer=HuggingFaceTokenizer(str(ASSETS / "tokenizer")),
-        dataset="alpaca",
-        dataset_path=str(ASSETS / "tiny_instruct"),
+        sources=[DataSource("alpaca", str(ASSETS / "tiny_instruct"))],
         seq_len=1024,
         batch_size=4,
         packing=True,

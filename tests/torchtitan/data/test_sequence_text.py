@@ -83,4 +83,4 @@ def test_the_command_shows_what_is_learned(
     ]
     assert "        | Say no." in lines
     assert show_samples.main([*arguments, "--data.chat_template=vicuna"]) == 2
-    assert "data.chat_template is 'vicuna'; known: plain" in capsys.readouterr().err
+    assert "data.chat_template is 'vicuna'; known: auto, plain" in capsys.readouterr().err

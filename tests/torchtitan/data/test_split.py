@@ -1,11 +1,9 @@
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit, fraction_error, is_same_data_set
+from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit, fraction_error
 
 SHARES = st.floats(0.0, 0.95)
 
@@ -63,20 +61,3 @@ def test_a_fraction_within_its_range_is_no_error(fraction: float) -> None:
 def test_a_fraction_that_leaves_nothing_to_train_on_is_refused(held_out: bool) -> None:
     with pytest.raises(ValueError, match=r"validation_fraction is 0\.9, .* all of 4 examples"):
         ExampleSplit(0.9, held_out).indices(4)
-
-
-def test_same_data_sets_are_found_however_they_are_spelled(tmp_path: Path) -> None:
-    path = tmp_path / "examples"
-    path.mkdir()
-    (tmp_path / "link").symlink_to(path)
-    assert is_same_data_set("alpaca", str(path), "ALPACA", f"{path}/../examples/")
-    assert is_same_data_set("alpaca", str(path), "alpaca", str(tmp_path / "link"))
-    assert is_same_data_set("sharegpt", None, "sharegpt", "teknium/OpenHermes-2.5")
-    assert is_same_data_set("alpaca", "some/name", "alpaca", "some/name")
-
-
-def test_other_data_sets_are_not_the_same(tmp_path: Path) -> None:
-    assert not is_same_data_set("alpaca", str(tmp_path), "sharegpt", str(tmp_path))
-    assert not is_same_data_set("alpaca", str(tmp_path), "alpaca", None)
-    assert not is_same_data_set("alpaca", str(tmp_path), "alpaca", str(tmp_path / "other"))
-    assert not is_same_data_set("c4_test", None, "c4_test", None), "no examples to hold out there"

@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 from tokenizers import processors
 from torchtitan.components.tokenizer import BaseTokenizer, HuggingFaceTokenizer
 
-from torchtitan.data.examples import FieldError, read_examples
+from torchtitan.data.example_error import FieldError
+from torchtitan.data.examples import read_examples
+from torchtitan.data.messages import alpaca_messages, sharegpt_messages
+from torchtitan.data.row_kinds import ROW_KINDS, is_instruct_dataset
 from torchtitan.data.turns import (
     IGNORE_INDEX,
-    INSTRUCT_DATASETS,
     PLAIN_TEMPLATE,
     EncodedExample,
+    PlainTemplate,
     Turn,
     encode,
-    format_alpaca,
-    format_sharegpt,
-    is_instruct_dataset,
 )
 
 ROOT = Path(__file__).parents[3]
@@ -30,8 +30,23 @@ ASSETS = ROOT / "tests" / "assets"
 END = "<|end|>"
 
 
+class TurnsByHand(PlainTemplate):
+    """Takes turns where the plain format makes them of messages."""
+
+    def mark(self, said: Any) -> list[Turn]:
+        return said
+
+
 def encode_example(turns: list[Turn], tokenizer: BaseTokenizer, seq_len: int) -> EncodedExample:
-    return encode(turns, PLAIN_TEMPLATE, tokenizer, seq_len)
+    return encode(turns, TurnsByHand(), tokenizer, seq_len)
+
+
+def format_alpaca(example: dict[str, Any]) -> list[Turn]:
+    return PLAIN_TEMPLATE.mark(alpaca_messages(example))
+
+
+def format_sharegpt(example: dict[str, Any]) -> list[Turn]:
+    return PLAIN_TEMPLATE.mark(sharegpt_messages(example))
 
 
 def tiny_tokenizer() -> HuggingFaceTokenizer:
@@ -178,8 +193,8 @@ def test_broken_sharegpt_examples(messages: Any, field: str, text: str) -> None:
 
 
 def test_the_table_of_data_sets() -> None:
-    assert INSTRUCT_DATASETS["alpaca"].default_path == "vicgalle/alpaca-gpt4"
-    assert INSTRUCT_DATASETS["sharegpt"].default_path == "teknium/OpenHermes-2.5"
+    assert ROW_KINDS["alpaca"].default_path == "vicgalle/alpaca-gpt4"
+    assert ROW_KINDS["sharegpt"].default_path == "teknium/OpenHermes-2.5"
     assert is_instruct_dataset("Alpaca")
     assert not is_instruct_dataset("c4_test")
 
@@ -262,11 +277,9 @@ def test_padding_takes_the_pad_token_or_the_end_token() -> None:
 def test_every_example_of_ours_is_learned_exactly(
     name: str, dataset: str, tokenizer: HuggingFaceTokenizer
 ) -> None:
-    examples = read_examples(str(ASSETS / f"tiny_{name}"), INSTRUCT_DATASETS[dataset].fields)
-    lengths = [
-        check_example(INSTRUCT_DATASETS[dataset].formatter(example), tokenizer, 512)
-        for example in examples
-    ]
+    examples = read_examples(str(ASSETS / f"tiny_{name}"), dataset)
+    turns = [examples.read(i, PLAIN_TEMPLATE.mark) for i in range(len(examples))]
+    lengths = [check_example(said, tokenizer, 512) for said in turns]
     assert max(lengths) < 512, "so that none was cut and all were compared in full"
 
 
@@ -292,10 +305,8 @@ def test_every_real_example_is_learned_exactly(
             pytest.skip("needs TIMELYFREEZE_SMOLLM2, a folder with SmolLM2's tokenizer")
         tokenizer = HuggingFaceTokenizer(folder)
     path = SHARED / "data" / "instruct" / name
-    examples = read_examples(str(path), INSTRUCT_DATASETS[dataset].fields)
+    examples = read_examples(str(path), dataset)
     assert len(examples) == count
-    lengths = [
-        check_example(INSTRUCT_DATASETS[dataset].formatter(example), tokenizer, 2048)
-        for example in examples.examples
-    ]
+    turns = [examples.read(i, PLAIN_TEMPLATE.mark) for i in range(count)]
+    lengths = [check_example(said, tokenizer, 2048) for said in turns]
     assert sum(length <= 2048 for length in lengths) > 0.9 * count

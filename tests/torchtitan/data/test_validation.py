@@ -17,8 +17,10 @@ from torchtitan.components.tokenizer import HuggingFaceTokenizer
 from torchtitan.data import validation as instruct_validation
 from torchtitan.data.dataset import InstructDataset
 from torchtitan.data.examples import InstructExamples
+from torchtitan.data.messages import alpaca_messages
+from torchtitan.data.mixture import ExampleMixture
 from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit
-from torchtitan.data.turns import IGNORE_INDEX, INSTRUCT_DATASETS
+from torchtitan.data.turns import IGNORE_INDEX
 from torchtitan.data.validation import InstructValidator, build_instruct_validator
 from torchtitan.freezing.config.job_config import JobConfig
 
@@ -108,8 +110,8 @@ def build(
 def mean_loss_by_hand(model: Model, examples: str, indices: range) -> tuple[float, float]:
     """The mean over target tokens, and the mean over batches of two examples, in numpy."""
     entries = [json.loads(line) for line in Path(examples).read_text().splitlines()]
-    entries = InstructExamples(entries, ((examples, len(entries)),))
-    dataset = InstructDataset(entries, INSTRUCT_DATASETS["alpaca"].formatter, TOKENIZER, SEQ_LEN)
+    source = InstructExamples(entries, ((examples, len(entries)),), alpaca_messages)
+    dataset = InstructDataset(ExampleMixture([source]), TOKENIZER, SEQ_LEN)
     table = model.table.weight.detach().numpy().astype(np.float64)
     losses = []
     for index in indices:

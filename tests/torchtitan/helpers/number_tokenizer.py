@@ -4,14 +4,14 @@ from torchtitan.components.tokenizer import BaseTokenizer
 
 
 class NumberTokenizer(BaseTokenizer):
-    """Texts are numbers apart by spaces, which are their own tokens."""
+    """Numbers apart by blanks are their own tokens; other words, such as headers, have none."""
 
     def __init__(self) -> None:
         super().__init__()
         self.eos_id = 1
 
     def encode(self, text: str, add_bos: bool, add_eos: bool) -> list[int]:
-        return [int(word) for word in text.split()]
+        return [int(word) for word in text.split() if word.isdigit()]
 
     def decode(self, ids: list[int]) -> str:
         return " ".join(map(str, ids))

@@ -159,11 +159,12 @@ class ActivationStore:
         front = self._front
         if front is None:
             return 0
-        wanted = [
-            place
+        missing = {  # a row may come twice
+            row.number: place
             for place, row in enumerate(rows)
             if not self.has(front, row) and row.number not in self._waiting
-        ]
+        }
+        wanted = list(missing.values())
         row_bytes = outputs.nbytes // len(rows)
         if wanted and self._older:
             self._make_room(row_bytes, len(wanted) + len(self._waiting))

@@ -5,17 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from torchtitan.data.examples import is_local_path, read_examples
-from torchtitan.data.messages import require_messages
-from torchtitan.data.named_templates import PLAIN, build_chat_template, template_error
-from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit, fraction_error, is_same_data_set
-from torchtitan.data.turns import INSTRUCT_DATASETS, is_instruct_dataset
+from torchtitan.data.examples import WHOLE, is_local_path, read_examples
+from torchtitan.data.mixture import MOST_REPEATS
+from torchtitan.data.named_templates import AUTO, PLAIN, build_chat_template, template_error
+from torchtitan.data.row_kinds import INSTRUCT_DATASETS, is_instruct_dataset
+from torchtitan.data.sources import (
+    DataSource,
+    reads_training_data,
+    training_sources,
+    validation_sources,
+)
+from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit, fraction_error
 from torchtitan.freezing.checks.pipeline import n_microbatches, too_small
 from torchtitan.freezing.config import JobConfig
 
 
 def data_errors(config: JobConfig) -> Iterator[str]:
     """Yield what is wrong with ``[data]`` besides its fraction: key, value and rule."""
+    yield from _source_errors(config)
     yield from _template_errors(config)
     yield from too_small(config, "data.seed", lowest=0)
     if config.data.packing:
@@ -24,19 +31,63 @@ def data_errors(config: JobConfig) -> Iterator[str]:
 
 def example_errors(config: JobConfig) -> Iterator[str]:
     """Yield what is wrong with instruction data on this disk; hub data is not looked at."""
-    sections = {"training": config.training}
-    if config.validation.enable:
-        sections["validation"] = config.validation
-    for name, section in sections.items():
-        if not is_instruct_dataset(section.dataset):
-            continue
-        spec = INSTRUCT_DATASETS[section.dataset.lower()]
-        place, key = section.dataset_path or spec.default_path, f"{name}.dataset_path"
+    for source in dict.fromkeys(_sources(config)):
         try:
-            if is_local_path(place, key=key):
-                require_messages(read_examples(place, spec.fields, key=key), spec.messages)
+            if not is_local_path(source.path, key=source.key):
+                continue
+            if source.part != WHOLE:
+                yield (
+                    f"{source.key} has {source.path!r}, which is on this disk; data.subset, "
+                    "data.split and data.revision are for data of the hub"
+                )
+            examples = read_examples(
+                source.path, source.kind, columns=source.columns, key=source.key
+            )
+            for index in range(len(examples)):
+                examples.read(index, lambda said: said)
         except (FileNotFoundError, ValueError) as error:
             yield str(error)
+
+
+def _sources(config: JobConfig) -> list[DataSource]:
+    """Return what is read, in training and in validation; nothing of a section with errors."""
+    found: list[DataSource] = []
+    for sources, is_read in (
+        (training_sources, True),
+        (validation_sources, config.validation.enable),
+    ):
+        try:
+            found += sources(config) if is_read else ()
+        except ValueError:
+            continue  # told with the keys
+    return found
+
+
+def _source_errors(config: JobConfig) -> Iterator[str]:
+    data, dataset = config.data, config.training.dataset
+    try:
+        sources = training_sources(config)
+        validation_sources(config) if config.validation.enable else ()
+    except ValueError as error:
+        yield str(error)
+        return
+    for key in ("paths", "weights", "subset", "split", "revision"):
+        if getattr(data, key) and not sources:
+            yield (
+                f"data.{key} is {getattr(data, key)!r}, and training.dataset is {dataset!r}; it is "
+                f"for {', '.join(INSTRUCT_DATASETS)}"
+            )
+    if data.paths and config.training.dataset_path:
+        yield (
+            f"data.paths is {data.paths}, and training.dataset_path is "
+            f"{config.training.dataset_path!r}; set one of them"
+        )
+    if len({(source.place, source.part) for source in sources}) < len(sources):
+        yield f"data.paths is {data.paths}, which has a path twice; data.weights repeats examples"
+    if not all(source.path for source in sources):
+        yield f"data.paths is {data.paths}; each must be a file, a folder or a hub name"
+    if not all(0 < source.weight <= MOST_REPEATS for source in sources):
+        yield f"data.weights is {data.weights}; each must be above 0 and at most {MOST_REPEATS}"
 
 
 def _template_errors(config: JobConfig) -> Iterator[str]:
@@ -45,11 +96,15 @@ def _template_errors(config: JobConfig) -> Iterator[str]:
         yield message
         return
     validates = config.validation.enable and is_instruct_dataset(config.validation.dataset)
-    if name != PLAIN and not is_instruct_dataset(config.training.dataset) and not validates:
+    if (
+        name not in (AUTO, PLAIN)
+        and not is_instruct_dataset(config.training.dataset)
+        and not validates
+    ):
         yield (
             f"data.chat_template is {name!r}, and training.dataset is "
             f"{config.training.dataset!r}; templates are for {', '.join(INSTRUCT_DATASETS)}, so it "
-            f"must be {PLAIN!r}"
+            f"must be {AUTO!r} or {PLAIN!r}"
         )
 
 
@@ -83,14 +138,14 @@ def _packing_errors(config: JobConfig) -> Iterator[str]:
 def validation_split(config: JobConfig) -> ExampleSplit:
     """Return which examples of its data set validation reads: what training holds out, or all."""
     fraction = config.data.validation_fraction
-    if fraction > 0 and _reads_training_data(config):
+    if fraction > 0 and reads_training_data(config):
         return ExampleSplit(fraction, held_out=True)
     return ALL_EXAMPLES
 
 
 def reads_training_examples(config: JobConfig) -> bool:
     """Return whether validation reads the very examples that are trained on."""
-    return config.data.validation_fraction == 0 and _reads_training_data(config)
+    return config.data.validation_fraction == 0 and reads_training_data(config)
 
 
 def validation_errors(config: JobConfig) -> Iterator[str]:
@@ -132,7 +187,7 @@ def _fraction_errors(config: JobConfig) -> Iterator[str]:
             f"{training.dataset!r}; examples can be held out of {', '.join(INSTRUCT_DATASETS)}, "
             "so it must be 0"
         )
-    elif validation.enable and not _reads_training_data(config):
+    elif validation.enable and not _reads_same(config):
         yield (
             f"data.validation_fraction is {fraction}, and validation reads other data than "
             f"training (validation.dataset {validation.dataset!r}, dataset_path "
@@ -142,8 +197,8 @@ def _fraction_errors(config: JobConfig) -> Iterator[str]:
         )
 
 
-def _reads_training_data(config: JobConfig) -> bool:
-    training, validation = config.training, config.validation
-    return is_same_data_set(
-        training.dataset, training.dataset_path, validation.dataset, validation.dataset_path
-    )
+def _reads_same(config: JobConfig) -> bool:
+    try:
+        return reads_training_data(config)
+    except ValueError:
+        return True  # told with the sources

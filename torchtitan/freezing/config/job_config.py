@@ -125,8 +125,55 @@ class Freezing:
 
 
 @dataclass
+class Columns:
+    """What columns of the rows are called where they are not called as here."""
+
+    messages: str = ""
+    """A list of messages, each with role and content."""
+
+    conversations: str = ""
+    """A list of messages, each with from and value."""
+
+    tools: str = ""
+    """Tools that may be called in the messages."""
+
+    prompt: str = ""
+    """A text, or a list of messages."""
+
+    completion: str = ""
+    """What is learned: a text, or a list of messages."""
+
+    instruction: str = ""
+    """What is asked."""
+
+    input: str = ""
+    """What an instruction is about; may be missing."""
+
+    output: str = ""
+    """The answer."""
+
+
+@dataclass
 class Data:
-    """How instruction data sets (training.dataset "alpaca" or "sharegpt") are read."""
+    """How instruction data is read: training.dataset "auto" or the kind of its rows."""
+
+    paths: list[str] = field(default_factory=list)
+    """Several files, folders or hub data sets, instead of training.dataset_path."""
+
+    weights: list[float] = field(default_factory=list)
+    """How often each of data.paths comes in an epoch, above 0 and up to 1000. 2.5: every example
+    twice, and half of them, always the same, once more. Unset: once each."""
+
+    subset: str | list[str] = ""
+    """Subset (configuration) of a hub data set; one value, or one for each of data.paths."""
+
+    split: str | list[str] = ""
+    """Split of a hub data set; one value, or one for each of data.paths. Unset: "train"."""
+
+    revision: str | list[str] = ""
+    """Commit, branch or tag of a hub data set; one value, or one for each of data.paths."""
+
+    columns: Columns = field(default_factory=Columns)
 
     shuffle: bool = True
     """Draw the examples of each epoch in a new random order."""
@@ -139,10 +186,10 @@ class Data:
     validation.dataset and validation.dataset_path name the same data as those of training. Which
     examples these are depends on no seed."""
 
-    chat_template: str = "plain"
-    """How the messages of an example become text: "plain" (our own, with headers in words),
-    "tokenizer" (the chat template in model.hf_assets_path), "alpaca", "llama2", "llama3" or
-    "chatml"."""
+    chat_template: str = "auto"
+    """How the messages of an example become text: "tokenizer" (the chat template in
+    model.hf_assets_path), "alpaca", "llama2", "llama3", "chatml" or "plain" (our own, with headers
+    in words). "auto": the tokenizer's own, else "alpaca"."""
 
     packing: bool = False
     """Put several examples into one sequence of training.seq_len tokens, without attention from one

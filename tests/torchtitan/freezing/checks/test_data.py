@@ -9,6 +9,7 @@ from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit
 from torchtitan.freezing.checks import ConfigError, check
 from torchtitan.freezing.checks.data import (
     data_errors,
+    example_errors,
     reads_training_examples,
     validation_errors,
     validation_split,
@@ -34,6 +35,8 @@ def config(**changes: Any) -> JobConfig:
             "validation__dataset": "sharegpt",
         },
         {"parallelism__tensor_parallel_degree": 2},
+        {"data__paths": ["a", "b"], "data__weights": [0.5, 2], "training__dataset": "auto"},
+        {"data__paths": ["a/b", "a/b"], "data__subset": ["en", "de"]},
     ],
 )
 def test_a_sound_configuration_has_no_errors(changes: dict[str, Any]) -> None:
@@ -43,10 +46,39 @@ def test_a_sound_configuration_has_no_errors(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [
-        ({"data__chat_template": "Llama3"}, ["data.chat_template is 'Llama3'; known: plain, tok"]),
+        (
+            {"data__chat_template": "Llama3"},
+            ["data.chat_template is 'Llama3'; known: auto, plain, tok"],
+        ),
         (
             {"data__chat_template": "llama3", "training__dataset": "c4_test"},
-            ["data.chat_template is 'llama3'", "training.dataset is 'c4_test'", "must be 'plain'"],
+            [
+                "data.chat_template is 'llama3'",
+                "training.dataset is 'c4_test'",
+                "must be 'auto' or 'plain'",
+            ],
+        ),
+        (
+            {"data__paths": ["a", "b"], "training__dataset_path": "c"},
+            ["data.paths is ['a', 'b']", "training.dataset_path is 'c'", "set one of them"],
+        ),
+        ({"data__paths": ["a", "a"]}, ["data.paths is ['a', 'a'], which has a path twice"]),
+        ({"data__paths": ["a", ""]}, ["data.paths is ['a', '']; each must be a file"]),
+        (
+            {"data__paths": ["a", "b"], "data__weights": [1.0, 0.0]},
+            ["data.weights is [1.0, 0.0]; each must be above 0 and at most 1000"],
+        ),
+        (
+            {"data__weights": [1.0, 2.0]},
+            ["data.weights is [1.0, 2.0]; it must have a value for each of 1 places"],
+        ),
+        (
+            {"training__dataset": "auto"},
+            ["training.dataset is 'auto', which has no data of its ow"],
+        ),
+        (
+            {"training__dataset": "c4_test", "data__split": "test"},
+            ["data.split is 'test', and training.dataset is 'c4_test'", "auto, messages"],
         ),
         (
             {"data__packing": True, "training__dataset": "c4_test"},
@@ -77,6 +109,15 @@ def test_the_template_of_a_folder_must_be_there(tmp_path: Path) -> None:
     assert "has no chat template" in error
     whole = tokenizer_folder(tmp_path / "whole", chat_template=GUEST)
     assert list(data_errors(config(**settings, model__hf_assets_path=str(whole)))) == []
+
+
+def test_keys_of_the_hub_are_not_for_files(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"prompt": "x", "completion": "y"}\n')
+    there = {"training__dataset": "auto", "training__dataset_path": str(path)}
+    assert list(example_errors(config(**there))) == []
+    (error,) = example_errors(config(**there, data__revision="v1"))
+    assert error.startswith(f"training.dataset_path has {str(path)!r}, which is on this disk; data")
 
 
 def test_they_are_among_the_checks_of_a_run() -> None:
@@ -139,7 +180,11 @@ def test_upstreams_defaults_have_no_errors() -> None:
         ),
         (
             {"training__dataset": "c4", "validation__enable": False},
-            ["data.validation_fraction is 0.1", "training.dataset is 'c4'", "alpaca, sharegpt"],
+            [
+                "data.validation_fraction is 0.1",
+                "training.dataset is 'c4'",
+                "auto, messages, sharegpt",
+            ],
         ),
         (
             {"validation__dataset_path": "other/examples"},

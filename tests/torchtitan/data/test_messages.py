@@ -1,0 +1,158 @@
+"""Rows of every kind as messages, and who is learned of; broken ones are named by field."""
+
+import json
+from typing import Any
+
+import pytest
+
+from torchtitan.data.chat_template import ChatTemplateError
+from torchtitan.data.example_error import FieldError
+from torchtitan.data.messages import (
+    Conversation,
+    Message,
+    alpaca_messages,
+    chat_messages,
+    completion_messages,
+    sharegpt_messages,
+)
+from torchtitan.data.turns import PLAIN_TEMPLATE, Turn
+
+ASK = {"role": "user", "content": "2 and 2?"}
+SAY = {"role": "assistant", "content": "4"}
+CALL = {
+    "type": "function",
+    "function": {"name": "add", "arguments": {"a": 2, "b": 2}},
+}
+TOOL_TURNS = [
+    ASK,
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "name": "add", "content": "4"},
+    SAY,
+]
+
+
+def said(conversation: Conversation) -> list[tuple[str, str, bool]]:
+    return [(m.role, m.content, m.is_answer) for m in conversation.messages]
+
+
+def test_messages_of_roles_and_contents() -> None:
+    row = {"messages": [{"role": "system", "content": "Be kind."}, ASK, SAY, ASK, SAY]}
+    assert said(chat_messages(row)) == [
+        ("system", "Be kind.", False),
+        *[("user", "2 and 2?", False), ("assistant", "4", True)] * 2,
+    ]
+
+
+def test_either_list_takes_the_names_of_the_other() -> None:
+    renamed = [{"from": "human", "value": "2 and 2?"}, {"from": "gpt", "value": "4"}]
+    want = [("user", "2 and 2?", False), ("assistant", "4", True)]
+    assert said(chat_messages({"messages": renamed})) == want
+    assert said(sharegpt_messages({"conversations": [ASK, SAY]})) == want
+
+
+def test_a_prompt_and_its_completion() -> None:
+    found = completion_messages({"prompt": "2 and 2?", "completion": "4"})
+    assert said(found) == [("user", "2 and 2?", False), ("assistant", "4", True)]
+
+
+def test_answers_in_a_prompt_of_messages_are_not_learned() -> None:
+    found = completion_messages({"prompt": [ASK, SAY, ASK], "completion": [SAY]})
+    assert said(found) == [
+        ("user", "2 and 2?", False),
+        ("assistant", "4", False),
+        ("user", "2 and 2?", False),
+        ("assistant", "4", True),
+    ]
+    assert PLAIN_TEMPLATE.mark(found)[1:3] == [
+        Turn("assistant", "### Assistant:\n", False),
+        Turn("assistant", "4", False, is_given=True),
+    ]
+
+
+def test_alpaca_without_an_input() -> None:
+    whole = alpaca_messages({"instruction": "x", "input": "", "output": "y"})
+    assert alpaca_messages({"instruction": "x", "output": "y"}) == whole
+    assert whole.messages[0] == Message("user", "x", "")
+
+
+def test_calls_of_tools_and_what_they_return() -> None:
+    found = chat_messages({"messages": TOOL_TURNS, "tools": [{"name": "add"}]})
+    assert found.tools == [{"name": "add"}]
+    assert said(found) == [
+        ("user", "2 and 2?", False),
+        ("assistant", "", True),
+        ("tool", "4", False),
+        ("assistant", "4", True),
+    ]
+    assert found.messages[1].others == {"tool_calls": [CALL]}
+    assert found.messages[2].others == {"name": "add"}
+
+
+def test_arguments_and_tools_as_texts_of_json_are_read() -> None:
+    function = {"name": "add", "arguments": '{"a": 2, "b": 2}'}
+    turns = [ASK, {"role": "assistant", "tool_calls": [{**CALL, "function": function}]}]
+    found = chat_messages({"messages": turns, "tools": json.dumps([{"name": "add"}])})
+    assert found.messages[1].others == {"tool_calls": [CALL]}
+    assert found.tools == [{"name": "add"}]
+    assert chat_messages({"messages": [ASK, SAY], "tools": ""}).tools == []
+
+
+def test_fields_that_columnar_files_fill_up_with_nulls_are_not_there() -> None:
+    row = {"messages": [{**ASK, "tool_calls": None, "name": None}, {**SAY, "tool_calls": None}]}
+    assert all(not message.others for message in chat_messages(row).messages)
+
+
+@pytest.mark.parametrize(
+    ("row", "field", "text"),
+    [
+        ({}, "messages", "is null; expected a list of messages"),
+        ({"messages": []}, "messages", "is empty; expected at least one message"),
+        ({"messages": [ASK]}, "messages", "has no answer; expected a message from assistant"),
+        ({"messages": [SAY, 3]}, "messages[1]", "is a number; expected an object with role, conte"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role", "is missing; expected a string"),
+        ({"messages": [{"role": "x"}]}, "messages[0].role", "is 'x'; expected one of ["),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "is missing; expected a string"),
+        ({"messages": [{**ASK, "content": []}]}, "messages[0].content", "is a list; expected a st"),
+        (
+            {"messages": [{**SAY, "tool_calls": "x"}]},
+            "messages[0].tool_calls",
+            "is no list of objects; expected the calls of a message",
+        ),
+        (
+            {"messages": [{**SAY, "tool_calls": [{"function": {"arguments": "{"}}]}]},
+            "messages[0].tool_calls.function.arguments",
+            "is a text that is no JSON (",
+        ),
+        ({"messages": [ASK, SAY], "tools": {}}, "tools", "is an object; expected a list of tools"),
+    ],
+)
+def test_broken_messages(row: dict[str, Any], field: str, text: str) -> None:
+    with pytest.raises(FieldError) as info:
+        chat_messages(row)
+    assert info.value.field == field
+    assert info.value.problem.startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("row", "field", "text"),
+    [
+        ({"prompt": 3, "completion": "y"}, "prompt", "is a number; expected a string"),
+        ({"prompt": "x"}, "completion", "is missing; expected a string"),
+        ({"prompt": [ASK], "completion": [ASK]}, "completion", "has no answer; expected a message"),
+        ({"prompt": [], "completion": "y"}, "prompt", "is empty; expected at least one message"),
+    ],
+)
+def test_broken_prompts_and_completions(row: dict[str, Any], field: str, text: str) -> None:
+    with pytest.raises(FieldError) as info:
+        completion_messages(row)
+    assert info.value.field == field
+    assert info.value.problem.startswith(text)
+
+
+def test_tools_are_not_left_out_in_silence() -> None:
+    for row, word in (
+        ({"messages": TOOL_TURNS}, "tool_calls"),
+        ({"messages": [ASK, SAY], "tools": [{}]}, "tools"),
+    ):
+        with pytest.raises(ChatTemplateError, match=f"'plain' has no words for {word}, which"):
+            PLAIN_TEMPLATE.mark(chat_messages(row))

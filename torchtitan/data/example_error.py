@@ -1,0 +1,57 @@
+"""Errors of instruction data, which name the place and the field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_KINDS = {
+    dict: "an object",
+    list: "a list",
+    str: "a string",
+    bool: "a truth value",
+    int: "a number",
+    float: "a number",
+    type(None): "null",
+}
+
+
+class FieldError(ValueError):
+    """An example breaks the shape of its kind; readers, which raise it, know no place.
+
+    Args:
+        field: Name of the field, such as ``output`` or ``conversations[2].from``.
+        problem: What was found and what was expected.
+    """
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"field '{field}' {problem}")
+        self.field = field
+        self.problem = problem
+
+
+class DataExampleError(ValueError):
+    """An example of a data set cannot be used.
+
+    Args:
+        file: File or hub name.
+        example: Line number from 1 for jsonl, index from 0 for json, parquet and the hub; None when
+            the file as a whole cannot be read.
+        problem: What was found and what was expected.
+        field: Name of the field, or None when the example as a whole is broken.
+    """
+
+    def __init__(
+        self, file: str, example: int | None, problem: str, field: str | None = None
+    ) -> None:
+        unit = "line" if file.endswith((".jsonl", ".jsonl.gz")) else "example"
+        place = file if example is None else f"{file}, {unit} {example}"
+        super().__init__(f"{place}: {f'field {field!r} ' if field else ''}{problem}")
+        self.file = file
+        self.example = example
+        self.field = field
+        self.problem = problem
+
+
+def kind_of(value: Any) -> str:
+    """What ``value`` is, in the words of JSON, such as ``a list`` or ``null``."""
+    return _KINDS.get(type(value), type(value).__name__)
