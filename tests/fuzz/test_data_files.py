@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz.mangling import DEEP, VALUES, fuzzed, mangled_bytes, mangled_json, message_of
 from tests.torchtitan.helpers.job_configs import config
+from torchtitan.data.chat_template import ChatTemplate
 from torchtitan.data.example_error import DataExampleError
 from torchtitan.data.examples import read_examples
 from torchtitan.freezing.checks.data import example_errors
@@ -32,6 +33,25 @@ SHAREGPT: list[dict[str, Any]] = [
     {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
     {"conversations": [{"from": "system", "value": ""}, {"from": "gpt", "value": "c"}]},
 ]
+CALL = {"function": {"name": "add", "arguments": '{"a": 1}'}}
+ASKED = [
+    {"role": "system", "content": "Be kind."},
+    {"role": "user", "content": "a"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "content": "1", "name": "add"},
+]
+SAID = [{"role": "assistant", "content": "b"}]
+MESSAGES: list[dict[str, Any]] = [
+    {"messages": ASKED + SAID, "tools": [{"name": "add"}], "prompt": "x", "completion": "y"},
+    {"messages": SAID, "tools": "[]", "prompt": ASKED, "completion": SAID},
+]
+TEMPLATE = ChatTemplate(
+    "x",
+    "{{ tools | tojson }}{% for m in messages %}[{{ m.role }}]{{ m.content }}"
+    "{{ m.tool_calls | default([]) | tojson }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}",
+    {},
+)
 
 
 def _parquet(examples: list[dict[str, Any]], **options: Any) -> bytes:
@@ -60,6 +80,7 @@ def _use(path: Path, kind: str) -> None:
         for message in examples.read(index, lambda said: said.messages):
             message.content.encode()
             (message.context or "").encode()
+        examples.read(index, TEMPLATE.mark).text.encode()
 
 
 def _said(path: Path, kind: str) -> str | None:
@@ -129,6 +150,14 @@ def test_a_broken_conversation_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "examples.json"
     path.write_text(text)
     _said(path, "sharegpt")
+
+
+@fuzzed(60)
+@given(text=mangled_json(MESSAGES), kind=st.sampled_from(["auto", "messages", "prompt_completion"]))
+def test_broken_messages_and_tools_are_named(tmp_path: Path, text: str, kind: str) -> None:
+    path = tmp_path / "examples.json"
+    path.write_text(text)
+    _said(path, kind)
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,10 @@ class ChatTemplate:
         messages, tools = said
         require_words(self.name, self._source, said)
         text = self.render(messages, tools)
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # contents are checked, other fields are not
+            raise ChatTemplateError(f"its text has half of a character ({error})") from error
         answers = []
         for i, message in enumerate(messages):
             if not message.is_answer:

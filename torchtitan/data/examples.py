@@ -6,7 +6,7 @@ The examples are not encoded: ``torchtitan.data.dataset`` does that while traini
 import os
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -49,14 +49,16 @@ class InstructExamples:
         messages: What a row says.
         numbers: Example number of every example in its file; None where that is the index (the
             hub).
-        columns: For each field its column, for errors, where they differ.
+        columns: For each field its column, for errors.
+        about: What the rows are, for people.
     """
 
     examples: Sequence[dict[str, Any]]
     files: tuple[tuple[str, int], ...]
     messages: Callable[[dict[str, Any]], Conversation]
     numbers: array | None = None
-    columns: Mapping[str, str] | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    about: str = ""
 
     def __len__(self) -> int:
         """Count the examples."""
@@ -77,9 +79,8 @@ class InstructExamples:
         try:
             return use(self.messages(self.examples[index]))
         except FieldError as error:
-            field, columns = error.field, self.columns or {}
-            head = next((name for name in columns if field.split("[")[0] == name), "")
-            named = columns.get(head, "") + field.removeprefix(head)
+            head = error.field.split("[")[0]
+            named = self.columns.get(head, head) + error.field.removeprefix(head)
             raise DataExampleError(*self.place(index), error.problem, named) from error
         except ValueError as error:
             raise DataExampleError(*self.place(index), str(error)) from error
@@ -179,7 +180,7 @@ def _read_files(
         first = first_row(files)
         if first is None:
             return InstructExamples([], (), chat_messages, numbers)
-        shape = _shape(*first, kind, columns)
+        shape, about = _shape(*first, kind, columns)
         wanted = [*shape.required.values(), *shape.optional.values()]
         for file in files:
             before = len(examples)
@@ -190,7 +191,7 @@ def _read_files(
     except OSError as error:
         place = str(error.filename or file)
         raise DataExampleError(place, None, f"cannot be read ({error})") from error
-    return _examples(examples, tuple(counts), shape, numbers)
+    return _examples(examples, tuple(counts), shape, about, numbers)
 
 
 def _read_hub(name: str, kind: str, columns: Columns, part: HubPart, key: str) -> InstructExamples:
@@ -208,16 +209,16 @@ def _read_hub(name: str, kind: str, columns: Columns, part: HubPart, key: str) -
         ) from error
     if len(rows) == 0:
         raise ValueError(f"{key} is {name!r}, which holds no examples; at least one is needed")
-    shape = _shape(name, 0, dict.fromkeys(rows.column_names), kind, columns)
+    shape, about = _shape(name, 0, dict.fromkeys(rows.column_names), kind, columns)
     fields = {column: field for field, column in {**shape.required, **shape.optional}.items()}
     there = [column for column in fields if column in rows.column_names]
     rows = rows.select_columns(there)
     rows = rows.rename_columns({c: fields[c] for c in there if c != fields[c]})
-    return _examples(rows, ((name, len(rows)),), shape)
+    return _examples(rows, ((name, len(rows)),), shape, about)
 
 
-def _shape(file: str, number: int, row: Any, kind: str, columns: Columns) -> RowShape:
-    """Return what rows are by the first, and log it."""
+def _shape(file: str, number: int, row: Any, kind: str, columns: Columns) -> tuple[RowShape, str]:
+    """Return what rows are by the first, for us and for people, and log it."""
     if not isinstance(row, dict):
         raise DataExampleError(file, number, f"is {kind_of(row)}; expected an object")
     try:
@@ -225,8 +226,9 @@ def _shape(file: str, number: int, row: Any, kind: str, columns: Columns) -> Row
     except ValueError as error:
         raise DataExampleError(file, number, str(error)) from error
     _kept(row, shape, file, number)
-    logger.info(f"{file}: {shape.told(list(row))}")
-    return shape
+    about = f"{file}: {shape.told(list(row))}"
+    logger.info(about)
+    return shape, about
 
 
 def _kept(row: Any, shape: RowShape, file: str, number: int) -> dict[str, Any]:
@@ -247,7 +249,8 @@ def _examples(
     rows: Sequence[dict[str, Any]],
     files: tuple[tuple[str, int], ...],
     shape: RowShape,
+    about: str,
     numbers: array | None = None,
 ) -> InstructExamples:
     columns = {**shape.required, **shape.optional}
-    return InstructExamples(rows, files, ROW_KINDS[shape.kind].messages, numbers, columns)
+    return InstructExamples(rows, files, ROW_KINDS[shape.kind].messages, numbers, columns, about)

@@ -305,7 +305,7 @@ def summary_at_start(
     csv = parallelism.pipeline_parallel_schedule_csv
     schedule = Path(csv).name if csv else parallelism.pipeline_parallel_schedule
     is_shuffled = is_instruct_dataset(training.dataset) and data.shuffle
-    path = training.dataset_path
+    path = ", ".join(data.paths) or training.dataset_path
     cores = f", {usable_cores():g} cores" if device_type == "cpu" else ""
     return RunSummary(
         method=job_config.freezing.method,

@@ -76,6 +76,17 @@ def test_rows_of_a_microbatch_are_stored_one_by_one() -> None:
     assert found(store, range(5)) == [3, 4]
 
 
+def test_a_row_that_comes_twice_in_a_microbatch_is_stored_once(tmp_path: Path) -> None:
+    for memory in (MEMORY, 0):
+        store = ActivationStore(memory, disk(tmp_path / str(memory)))
+        store.begin("front")
+        twice = [row(3), row(3), row(4)]
+        assert store.offer(twice, torch.cat([output(3), output(3), output(4)])) == 2
+        store.flush()
+        assert found(store, range(5)) == [3, 4]
+        store.close()
+
+
 def test_a_row_with_other_tokens_is_missing(tmp_path: Path) -> None:
     for memory in (MEMORY, 0):
         store = ActivationStore(memory, disk(tmp_path))

@@ -347,6 +347,9 @@ def test_what_a_pipeline_run_knows_of_itself(monkeypatch: pytest.MonkeyPatch) ->
     assert (start.n_devices, start.ranks_per_replica) == (4, 2)
     assert start.device == "Abacus 3000, 1.5 cores"
     assert start.dataset == "alpaca: ./rows"
+    several = job_config()
+    several.data.paths = ["a.jsonl", "owner/b"]
+    assert summary_at_start(several, dims(2), "", "cpu").dataset == "alpaca: a.jsonl, owner/b"
     assert start.config_file == "train_configs/tiny_8m.toml"
     assert start.torch_version == torch.__version__
     assert start.steps_done == 0
