@@ -46,7 +46,7 @@ ALLOWED = {
     ): "a Jinja program of the tokenizer's folder, run in Jinja's immutable sandbox, as "
     "transformers does: it sees texts, and no Python",
     (
-        "torchtitan/data/examples.py",
+        "torchtitan/data/rows/examples.py",
         "load_dataset",
     ): "hub data by name; datasets 4 and later run no code of a data set, and those before ask",
     (

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz.mangling import DEEP, VALUES, fuzzed, mangled_bytes, mangled_json, message_of
 from torchtitan.data.chat_template import ChatTemplate, template_in_folder
-from torchtitan.data.messages import Message
+from torchtitan.data.rows.messages import Conversation, Message
 from torchtitan.hf.folder import stored_tensors
 from torchtitan.hf.llama_config import LlamaConfig, read_config
 
@@ -52,6 +52,7 @@ def safetensors(header: str) -> bytes:
 WHOLE = safetensors(json.dumps(HEADER))
 INDEX = {"metadata": {}, "weight_map": {"a": "model.safetensors", "b": "model.safetensors"}}
 TOKENIZER = {"bos_token": "<s>", "chat_template": [{"name": "default", "template": "{{ 1 }}"}]}
+SAID = Conversation([Message("user", "a")])
 
 
 @fuzzed(60)
@@ -146,7 +147,7 @@ PIECES += ["m.content", " + ", "'a'.b.c()", "{% set a = ", " %}", "''.__class__"
     ).map("".join)
 )
 def test_a_template_that_fails_is_refused_by_name(source: str) -> None:
-    message = message_of(lambda: ChatTemplate("mine", source, {}).mark([Message("user", "a")]))
+    message = message_of(lambda: ChatTemplate("mine", source, {}).mark(SAID))
     assert message is None or "chat template 'mine'" in message
 
 
@@ -161,7 +162,7 @@ def test_a_template_that_fails_is_refused_by_name(source: str) -> None:
     ],
 )
 def test_a_template_gets_no_more_than_its_share(source: str) -> None:
-    message = message_of(lambda: ChatTemplate("mine", source, {}).mark([Message("user", "a")]))
+    message = message_of(lambda: ChatTemplate("mine", source, {}).mark(SAID))
     assert "chat template 'mine'" in str(message)
 
 

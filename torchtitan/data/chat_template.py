@@ -21,7 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from torchtitan.components.tokenizer import HuggingFaceTokenizer
 
 from timelyfreeze.files import read_object, shown
-from torchtitan.data.messages import TOOL_CALLS, TOOLS, Conversation, Message
+from torchtitan.data.rows.messages import TOOL_CALLS, TOOLS, Conversation, Message
 
 TEMPLATE_FILE = "chat_template.jinja"
 CONFIG_FILE = "tokenizer_config.json"

@@ -124,7 +124,7 @@ def conversation_error(flavor: str, model_args: Any) -> str | None:
     if getattr(model_args, "attn_mask_type", "causal") != "block_causal":
         return None
     return (
-        f"training.dataset has conversations, and model.flavor {flavor!r} (attn_type "
+        f"training.dataset may have conversations, and model.flavor {flavor!r} (attn_type "
         f"{model_args.attn_type!r}) ends a document at every end token, so that a turn would not "
         "see those before it; use a flavor with 'sdpa'"
     )

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from torchtitan.data.examples import InstructExamples
-from torchtitan.data.messages import Conversation
+from torchtitan.data.rows.examples import InstructExamples
+from torchtitan.data.rows.messages import Conversation
 from torchtitan.data.split import ExampleSplit
 
 T = TypeVar("T")

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torchtitan.components.tokenizer import BaseTokenizer
 
-from torchtitan.data.messages import Conversation
 from torchtitan.data.mixture import ExampleMixture
+from torchtitan.data.rows.messages import Conversation
 from torchtitan.data.turns import IGNORE_INDEX, EncodedExample, Template, encode, pad_id
 
 Sample = tuple[dict[str, Tensor], Tensor]

@@ -6,9 +6,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from torchtitan.data.examples import WHOLE, Columns, HubPart, read_examples
 from torchtitan.data.mixture import ExampleMixture
-from torchtitan.data.row_kinds import ROW_KINDS, is_instruct_dataset
+from torchtitan.data.rows.examples import WHOLE, Columns, HubPart, read_examples
+from torchtitan.data.rows.kinds import ROW_KINDS, is_instruct_dataset
 from torchtitan.freezing.config import JobConfig
 
 

@@ -6,7 +6,7 @@ import torch
 from torchtitan.components.tokenizer import BaseTokenizer, HuggingFaceTokenizer
 
 from torchtitan.data.chat_template import ChatTemplate, require_words
-from torchtitan.data.messages import ASSISTANT, Conversation, Message
+from torchtitan.data.rows.messages import ASSISTANT, Conversation, Message
 
 IGNORE_INDEX = -100
 

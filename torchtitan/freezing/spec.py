@@ -21,7 +21,7 @@ from torchtitan.data.document_attention import (
 )
 from torchtitan.data.loader import build_instruct_dataloader
 from torchtitan.data.named_templates import build_chat_template, choice_told
-from torchtitan.data.row_kinds import has_turns, is_instruct_dataset
+from torchtitan.data.rows.kinds import has_turns, is_instruct_dataset
 from torchtitan.data.sources import training_sources
 from torchtitan.data.split import ExampleSplit
 from torchtitan.data.validation import build_instruct_validator

@@ -13,11 +13,11 @@ from torchtitan.components.tokenizer import HuggingFaceTokenizer
 
 from tests.torchtitan.helpers.chat_tokenizers import GUEST, load, tokenizer_folder
 from torchtitan.data.chat_template import ChatTemplate
-from torchtitan.data.example_error import DataExampleError
-from torchtitan.data.examples import read_examples
 from torchtitan.data.loader import build_instruct_dataloader
-from torchtitan.data.messages import Conversation, Message
 from torchtitan.data.named_templates import NAMED_TEMPLATES, build_chat_template
+from torchtitan.data.rows.errors import DataExampleError
+from torchtitan.data.rows.examples import read_examples
+from torchtitan.data.rows.messages import Conversation, Message
 from torchtitan.data.sources import DataSource
 from torchtitan.data.turns import IGNORE_INDEX, EncodedExample, encode
 

@@ -14,7 +14,6 @@ from torchtitan.data.chat_template import (
     ChatTemplateError,
     template_in_folder,
 )
-from torchtitan.data.messages import Conversation, Message
 from torchtitan.data.named_templates import (
     NAMED_TEMPLATES,
     build_chat_template,
@@ -22,6 +21,7 @@ from torchtitan.data.named_templates import (
     known_templates,
     template_error,
 )
+from torchtitan.data.rows.messages import Conversation, Message
 
 SYSTEM = Message("system", "Be kind.")
 ASK, SAY = Message("user", "Hi"), Message("assistant", " Hello \n")

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from tests.torchtitan.helpers.number_tokenizer import NumberTokenizer
 from torchtitan.data.dataset import InstructDataset
-from torchtitan.data.examples import InstructExamples
-from torchtitan.data.messages import Conversation, Message, MessageReader
 from torchtitan.data.mixture import ExampleMixture
+from torchtitan.data.rows.examples import InstructExamples
+from torchtitan.data.rows.messages import Conversation, Message, MessageReader
 from torchtitan.data.split import ExampleSplit
 from torchtitan.data.turns import IGNORE_INDEX
 

@@ -16,10 +16,10 @@ from torchtitan.components.tokenizer import HuggingFaceTokenizer
 
 from tests.torchtitan.helpers.number_tokenizer import NumberTokenizer
 from torchtitan.data.dataset import InstructDataset
-from torchtitan.data.examples import InstructExamples
 from torchtitan.data.loader import build_instruct_dataloader
-from torchtitan.data.messages import Conversation, Message
 from torchtitan.data.mixture import ExampleMixture
+from torchtitan.data.rows.examples import InstructExamples
+from torchtitan.data.rows.messages import Conversation, Message
 from torchtitan.data.sources import DataSource
 from torchtitan.data.stream import ExampleStream, ReaderPlace, remaining
 

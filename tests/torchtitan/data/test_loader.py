@@ -12,9 +12,9 @@ import torch
 from torchtitan.components.tokenizer import HuggingFaceTokenizer
 
 from tests.torchtitan.helpers.job_configs import make_job_config
-from torchtitan.data.example_error import DataExampleError
 from torchtitan.data.loader import build_instruct_dataloader
 from torchtitan.data.named_templates import build_chat_template
+from torchtitan.data.rows.errors import DataExampleError
 from torchtitan.data.sources import DataSource, training_sources
 from torchtitan.data.split import ExampleSplit
 from torchtitan.data.turns import IGNORE_INDEX

@@ -14,10 +14,10 @@ from torchtitan.components.tokenizer import HuggingFaceTokenizer
 from tests.torchtitan.helpers.number_tokenizer import NumberTokenizer
 from torchtitan.data import dataset as instruct_data
 from torchtitan.data.dataset import InstructDataset
-from torchtitan.data.examples import InstructExamples
 from torchtitan.data.loader import build_instruct_dataloader
-from torchtitan.data.messages import Conversation, Message
 from torchtitan.data.mixture import ExampleMixture
+from torchtitan.data.rows.examples import InstructExamples
+from torchtitan.data.rows.messages import Conversation, Message
 from torchtitan.data.sequences import PackedSequence, join_examples, pack
 from torchtitan.data.sources import DataSource
 from torchtitan.data.turns import IGNORE_INDEX, EncodedExample

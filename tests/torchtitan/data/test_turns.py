@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tokenizers import processors
 from torchtitan.components.tokenizer import BaseTokenizer, HuggingFaceTokenizer
 
-from torchtitan.data.example_error import FieldError
-from torchtitan.data.examples import read_examples
-from torchtitan.data.messages import alpaca_messages, sharegpt_messages
-from torchtitan.data.row_kinds import ROW_KINDS, is_instruct_dataset
+from torchtitan.data.rows.errors import FieldError
+from torchtitan.data.rows.examples import read_examples
+from torchtitan.data.rows.kinds import ROW_KINDS, is_instruct_dataset
+from torchtitan.data.rows.messages import alpaca_messages, sharegpt_messages
 from torchtitan.data.turns import (
     IGNORE_INDEX,
     PLAIN_TEMPLATE,

@@ -16,9 +16,9 @@ from torchtitan.components.tokenizer import HuggingFaceTokenizer
 
 from torchtitan.data import validation as instruct_validation
 from torchtitan.data.dataset import InstructDataset
-from torchtitan.data.examples import InstructExamples
-from torchtitan.data.messages import alpaca_messages
 from torchtitan.data.mixture import ExampleMixture
+from torchtitan.data.rows.examples import InstructExamples
+from torchtitan.data.rows.messages import alpaca_messages
 from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit
 from torchtitan.data.turns import IGNORE_INDEX
 from torchtitan.data.validation import InstructValidator, build_instruct_validator

@@ -9,7 +9,7 @@ from pathlib import Path
 from timelyfreeze.control.caching import in_use
 from timelyfreeze.files import write_obstacle
 from timelyfreeze.policies import NONE, makes_plan
-from torchtitan.data.row_kinds import INSTRUCT_DATASETS, is_instruct_dataset
+from torchtitan.data.rows.kinds import INSTRUCT_DATASETS, is_instruct_dataset
 from torchtitan.freezing.config import JobConfig, cache_folder
 
 _ENABLED = "freezing.cache.enable is true"

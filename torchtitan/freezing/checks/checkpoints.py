@@ -14,7 +14,7 @@ from timelyfreeze.files import write_obstacle
 from timelyfreeze.policies import makes_plan
 from timelyfreeze.settings import arguments_named
 from torchtitan.checkpoints.finished import damage, finished_steps, saved_keys, saved_values
-from torchtitan.data.row_kinds import is_instruct_dataset
+from torchtitan.data.rows.kinds import is_instruct_dataset
 from torchtitan.freezing.checks.parallel import data_parallel_degree
 from torchtitan.freezing.checks.pipeline import n_microbatches
 from torchtitan.freezing.config import JobConfig, toml_key

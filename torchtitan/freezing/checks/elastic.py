@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from timelyfreeze.policies import NONE, makes_plan
-from torchtitan.data.row_kinds import INSTRUCT_DATASETS, is_instruct_dataset
+from torchtitan.data.rows.kinds import INSTRUCT_DATASETS, is_instruct_dataset
 from torchtitan.freezing.checks.pipeline import one_stage_errors
 from torchtitan.freezing.config import JobConfig
 

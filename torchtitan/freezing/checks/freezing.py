@@ -22,7 +22,7 @@ from timelyfreeze.settings import (
     unknown_words,
 )
 from timelyfreeze.timing import discard_errors
-from torchtitan.data.row_kinds import is_instruct_dataset
+from torchtitan.data.rows.kinds import is_instruct_dataset
 from torchtitan.freezing.checks.parallel import COMPILED, NOT_COMPILED, compiles_blocks
 from torchtitan.freezing.checks.pipeline import (
     is_known,

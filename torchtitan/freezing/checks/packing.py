@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from timelyfreeze.policies import NONE, makes_plan
 from timelyfreeze.settings import OFF, effective_skip_input_grads
-from torchtitan.data.row_kinds import INSTRUCT_DATASETS, is_instruct_dataset
+from torchtitan.data.rows.kinds import INSTRUCT_DATASETS, is_instruct_dataset
 from torchtitan.freezing.checks.parallel import (
     COMPILED,
     NOT_COMPILED,

@@ -24,7 +24,7 @@ from timelyfreeze.records import (
 )
 from timelyfreeze.settings import Phase
 from timelyfreeze.timing import usable_cores
-from torchtitan.data.row_kinds import is_instruct_dataset
+from torchtitan.data.rows.kinds import is_instruct_dataset
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.report.text import by_virtual_clock
 

@@ -40,7 +40,7 @@ def test_without_freezing_nothing_is_wrong() -> None:
         (
             {"training__dataset": "c4"},
             "training.dataset is 'c4', whose rows cannot be dealt to more replicas; it must be one "
-            "of alpaca, sharegpt",
+            "of auto, messages, sharegpt, prompt_completion, alpaca",
         ),
         (
             {"emulation__enable": True},

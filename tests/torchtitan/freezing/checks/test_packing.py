@@ -71,7 +71,8 @@ ON = "freezing.packing.mode is 'performance', and "
         ),
         (
             {"training__dataset": "c4"},
-            f"{ON}training.dataset is 'c4'; batches grow of alpaca, sharegpt",
+            f"{ON}training.dataset is 'c4'; batches grow of auto, messages, sharegpt, "
+            "prompt_completion, alpaca",
         ),
         (
             {"training__global_batch_size": 60},

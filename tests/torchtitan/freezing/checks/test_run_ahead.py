@@ -61,7 +61,7 @@ def test_nobody_is_ahead_unasked() -> None:
         (
             {"training__dataset": "c4"},
             ", and training.dataset is 'c4', whose next batch cannot be looked at; it must be one "
-            "of alpaca, sharegpt",
+            "of auto, messages, sharegpt, prompt_completion, alpaca",
         ),
         (
             {"emulation__enable": True},

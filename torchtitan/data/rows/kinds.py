@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torchtitan.data.messages import (
+from torchtitan.data.rows.messages import (
     TOOLS,
     MessageReader,
     alpaca_messages,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from torchtitan.data.example_error import FieldError, kind_of
+from torchtitan.data.rows.errors import FieldError, kind_of
 
 ASSISTANT = "assistant"
 SPEAKERS = {

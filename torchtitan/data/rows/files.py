@@ -14,7 +14,7 @@ from typing import Any
 
 from torchtitan.tools.logging import logger
 
-from torchtitan.data.example_error import DataExampleError, kind_of
+from torchtitan.data.rows.errors import DataExampleError, kind_of
 
 # The number of a row in its file, and the row; of a jsonl file the number is that of the line.
 NumberedRow = tuple[int, Any]

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from torchtitan.tools.logging import logger
 
-from torchtitan.data.example_error import DataExampleError, FieldError, kind_of
-from torchtitan.data.messages import Conversation, chat_messages
-from torchtitan.data.row_files import SUFFIXES, data_files, first_row, read_rows
-from torchtitan.data.row_kinds import ROW_KINDS, RowShape, row_shape
+from torchtitan.data.rows.errors import DataExampleError, FieldError, kind_of
+from torchtitan.data.rows.files import SUFFIXES, data_files, first_row, read_rows
+from torchtitan.data.rows.kinds import ROW_KINDS, RowShape, row_shape
+from torchtitan.data.rows.messages import Conversation, chat_messages
 
 T = TypeVar("T")
 Columns = tuple[tuple[str, str], ...]

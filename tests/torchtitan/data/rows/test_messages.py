@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from torchtitan.data.chat_template import ChatTemplateError
-from torchtitan.data.example_error import FieldError
-from torchtitan.data.messages import (
+from torchtitan.data.rows.errors import FieldError
+from torchtitan.data.rows.messages import (
     Conversation,
     Message,
     alpaca_messages,
