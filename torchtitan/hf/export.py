@@ -26,7 +26,7 @@ from torchtitan.checkpoints.finished import (
     finished_steps,
     read_run_settings,
 )
-from torchtitan.data.turns import is_instruct_dataset
+from torchtitan.data.rows.kinds import is_instruct_dataset
 from torchtitan.freezing.config import JobConfig
 from torchtitan.hf.adapter import LlamaAdapter, config_of
 from torchtitan.hf.companions import (
