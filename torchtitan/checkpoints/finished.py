@@ -5,18 +5,20 @@ from __future__ import annotations
 import io
 import pickle
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from timelyfreeze.files import read_object
 
 METADATA = ".metadata"
 INDEX_FILE = "model.safetensors.index.json"  # of a Hugging Face folder
 SETTINGS_FILE = "settings.json"
+TRAIN_STATE = "train_state"
 
 
 def read_run_settings(run: Path) -> dict[str, Any]:
@@ -59,6 +61,40 @@ def finished_steps(checkpoints: Path) -> dict[int, Path]:
     return {step: folder for step, folder in _steps(checkpoints) if _is_finished(folder)}
 
 
+def resumable_step(steps: Mapping[int, Path], excluded: Sequence[str] = ()) -> int | None:
+    """Return the last step that a run can go on from; None if there is none.
+
+    What ``checkpoint.last_save_model_only`` saves after the last step holds the model alone.
+
+    Args:
+        steps: As :func:`finished_steps` returns them.
+        excluded: States that are not to be loaded.
+    """
+    return next(
+        (step for step in sorted(steps, reverse=True) if is_whole(steps[step], excluded)), None
+    )
+
+
+def is_whole(folder: Path, excluded: Sequence[str] = ()) -> bool:
+    """Return whether a finished checkpoint has what a run goes on from, besides the model.
+
+    Step 0 is where a run begins: the model alone is all there is.
+    """
+    if TRAIN_STATE in excluded or folder.name == "step-0" or damage(folder) is not None:
+        return True  # what is damaged is told as that
+    return any(key.startswith(f"{TRAIN_STATE}.") for key in saved_keys(folder))
+
+
+def model_only_error(folder: Path) -> str:
+    """Return why a run cannot go on from a checkpoint that is not whole, and what to do."""
+    return (
+        f"the checkpoint {str(folder)!r} holds the model alone (checkpoint.last_save_model_only), "
+        "so a run cannot go on from it; checkpoint.load_step names another, if there is one; a new "
+        f"run begins with its weights by checkpoint.initial_load_path = {str(folder)!r} and "
+        "another checkpoint.folder"
+    )
+
+
 def unfinished_steps(checkpoints: Path) -> dict[int, Path]:
     """Return the folders of checkpoints that a run was stopped at writing, by their step."""
     return {step: folder for step, folder in _steps(checkpoints) if not _is_finished(folder)}
@@ -98,6 +134,19 @@ def saved_keys(folder: Path) -> list[str]:
         return []
 
 
+def saved_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors of a finished checkpoint, by name; none if not readable.
+
+    Those of optimizers and of freezing are among them, under names of their own.
+    """
+    try:
+        saved = FileSystemReader(folder).read_metadata().state_dict_metadata
+    except Exception:  # as in saved_keys
+        return {}
+    tensors = {name: one for name, one in saved.items() if isinstance(one, TensorStorageMetadata)}
+    return {name: tuple(one.size) for name, one in tensors.items()}
+
+
 def saved_values(folder: Path, names: Collection[str]) -> dict[str, Any]:
     """Return plain values that a finished checkpoint has, without starting any process group.
 
@@ -127,7 +176,7 @@ def saved_values(folder: Path, names: Collection[str]) -> dict[str, Any]:
 
 def _steps(checkpoints: Path) -> Iterator[tuple[int, Path]]:
     for folder in checkpoints.glob("step-*"):
-        if match := re.fullmatch(r"step-(\d+)", folder.name):
+        if match := re.fullmatch(r"step-(0|[1-9]\d*)", folder.name):
             yield int(match[1]), folder
 
 

@@ -1,15 +1,16 @@
 """Upstream's checkpoint manager, for jobs that die at night and go on in another size.
 
-What it adds: an unfinished checkpoint does not pass for one, a damaged or foreign one is named with
-what to do, one that is written over is never taken for whole meanwhile, one can be saved at any
-step, and what each process has saved of its own can be read by more processes or fewer.
+What it adds: an unfinished checkpoint does not pass for one, nor does one of the model alone; a
+damaged or foreign one is named with what to do, one that is written over is never taken for whole
+meanwhile, one can be saved at any step, each has the configuration of its run, and what each
+process has saved of its own can be read by more processes or fewer.
 ``docs/reference/upstream.md`` says what upstream does without.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,17 @@ from torch.distributed.checkpoint import CheckpointException
 from torchtitan.components.checkpoint import MODEL, CheckpointManager
 from torchtitan.tools.logging import logger
 
-from torchtitan.checkpoints.finished import METADATA, finished_steps, saved_keys, unfinished_steps
+from torchtitan.checkpoints.finished import (
+    METADATA,
+    finished_steps,
+    model_only_error,
+    resumable_step,
+    saved_keys,
+    unfinished_steps,
+)
 from torchtitan.checkpoints.fitted_states import fitted_states
 from torchtitan.checkpoints.handover import MemoryCheckpoint
+from torchtitan.checkpoints.settings import changed_settings, save_settings
 
 
 class CheckpointError(RuntimeError):
@@ -31,7 +40,14 @@ class CheckpointError(RuntimeError):
 
 
 class SafeCheckpointManager(CheckpointManager):
-    """Upstream's manager, with the promises of this module."""
+    """Upstream's manager, with the promises of this module.
+
+    Attributes:
+        settings: The run's configuration, saved with each checkpoint and compared with that of the
+            one that is loaded; None where it is not known.
+    """
+
+    settings: Mapping[str, Any] | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -78,13 +94,18 @@ class SafeCheckpointManager(CheckpointManager):
         if unfinished and dist.get_rank() == 0:
             names = ", ".join(path.name for _, path in sorted(unfinished.items()))
             logger.warning("%s: %s passed over; writing it was not finished", folder, names)
-        what = str(folder / f"step-{step if step != -1 else max(finished, default=0)}")
-        if not finished and step == -1:
+        if finished and step == -1:
+            step = self._last_whole(finished)
+        what = str(folder / f"step-{step}")
+        if step == -1:
             what = str(self.initial_load_path or "the initial weights")
         try:
-            if finished or step != -1:
+            if step != -1:
+                self._tell_changes(folder / f"step-{step}")
                 return super().load(step)
             with self._as_if_new():
+                if self.initial_load_path and not self.initial_load_model_only:
+                    self._tell_changes(Path(self.initial_load_path))
                 return super().load(step)
         except CheckpointException as error:
             raise CheckpointError(
@@ -92,6 +113,22 @@ class SafeCheckpointManager(CheckpointManager):
                 "model or configuration. checkpoint.load_step names an older one, "
                 "checkpoint.folder another place; to begin anew, move the folder away"
             ) from error
+
+    def _last_whole(self, finished: Mapping[int, Path]) -> int:
+        """Return the last step that has more than the model, and say what is passed over."""
+        last, step = max(finished), resumable_step(finished, self.exclude_from_loading)
+        if step is None:
+            raise CheckpointError(model_only_error(finished[last]))
+        if step != last and dist.get_rank() == 0:
+            logger.warning(
+                "%s holds the model alone; the run goes on from %s", finished[last], finished[step]
+            )
+        return step
+
+    def _tell_changes(self, checkpoint: Path) -> None:
+        if changes := changed_settings(checkpoint, self.settings or {}):
+            told = (f"{key} is {now!r} and was {then!r}" for key, (then, now) in changes.items())
+            logger.info("The run goes on from %s in another way: %s", checkpoint, ", ".join(told))
 
     def dcp_load(
         self, state_dict: dict[str, Any], checkpoint_id: str, from_hf: bool, from_quantized: bool
@@ -129,6 +166,8 @@ class SafeCheckpointManager(CheckpointManager):
                 # What was saved here before is whole no more once its files are written over. No
                 # rank writes before rank 0 has agreed to the plan of what goes where.
                 (folder / METADATA).unlink(missing_ok=True)
+                if self.settings is not None:
+                    save_settings(folder, self.settings)
             super().save(curr_step, last_step)
         except (CheckpointException, OSError) as error:
             cause = _cause(error) if isinstance(error, CheckpointException) else error
@@ -137,12 +176,26 @@ class SafeCheckpointManager(CheckpointManager):
             ) from error
         self._saved_step = curr_step
 
+    def _purge_stale_checkpoints(self) -> None:
+        """Remove what ``checkpoint.keep_latest_k`` does not keep.
+
+        Upstream takes everything with "step-" and a number in its name for a checkpoint.
+        """
+        if self.keep_latest_k > 0 and dist.get_rank() == 0:
+            folder = Path(self.folder)
+            checkpoints = sorted({**finished_steps(folder), **unfinished_steps(folder)}.items())
+            for _, old in checkpoints[: -self.keep_latest_k]:
+                self.purge_queue.put(str(old))
+
     def last_finished(self) -> str:
         """Say which checkpoint a run would resume from."""
         finished = finished_steps(Path(self.folder))
         if not finished:
             return f"{self.folder} has no finished checkpoint"
-        return f"the same command resumes from {finished[max(finished)]}"
+        step = resumable_step(finished, self.exclude_from_loading)
+        if step is None:
+            return f"{finished[max(finished)]} holds the model alone"
+        return f"the same command resumes from {finished[step]}"
 
     def save_now(self, step: int, *, last_step: bool) -> str:
         """Save a checkpoint at this step, unless there is one or none are wanted.

@@ -22,9 +22,10 @@ from torchtitan.protocols import train_spec as titan_spec
 from timelyfreeze.planning import end_with_parent
 from timelyfreeze.policies import NONE
 from torchtitan.freezing import checks
-from torchtitan.freezing.checks import ConfigError, check_examples, join_errors
+from torchtitan.freezing.checks import ConfigError, check_examples, is_done, join_errors
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.config_file import read_config
+from torchtitan.freezing.done import done_run
 from torchtitan.upstream import fixes as upstream_fixes
 
 # How long a process leaves it to the first one of its host to tell of an error.
@@ -36,7 +37,7 @@ def launch(args: Sequence[str], local_rank: int) -> int:
 
     Returns:
         The exit status: 2 if the configuration has errors, which the first process of each host
-        prints; 0 after ``--help``.
+        prints; 0 after ``--help``, and where all steps of the run are done.
     """
     has_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     if has_torchrun:
@@ -51,6 +52,10 @@ def launch(args: Sequence[str], local_rank: int) -> int:
                 quiet.enter_context(contextlib.redirect_stderr(said))
             job_config = prepare(args)
         check_examples(job_config)
+        if is_done(job_config):
+            if local_rank == 0:
+                print(done_run(job_config), flush=True)
+            return 0
     except ConfigError as error:
         if local_rank == 0:
             print(f"error: {error}", flush=True)

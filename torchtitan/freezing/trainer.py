@@ -39,7 +39,7 @@ from timelyfreeze.runtime import (
 )
 from timelyfreeze.schedule import ScheduleOrder
 from timelyfreeze.settings import TENSORS, name_arguments
-from torchtitan.checkpoints.manager import CheckpointError, SafeCheckpointManager
+from torchtitan.checkpoints.manager import SafeCheckpointManager
 from torchtitan.data.document_attention import to_every_stage
 from torchtitan.data.sequences import ROWS
 from torchtitan.freezing.checks import caches, freeze_settings
@@ -84,6 +84,7 @@ class FreezingTrainer(Trainer):
         if freezes:
             self._build_controller(optimizers)
         emulation = None if optimizers is None else self._emulation_record(optimizers)
+        self.checkpointer.settings = job_config.to_dict()
         timeout = timedelta(seconds=job_config.comm.init_timeout_seconds)
         self._stop = StopRequest(timeout) if job_config.comm.mode == "default" else None
         self._steps_done: int | None = None
@@ -293,15 +294,6 @@ class FreezingTrainer(Trainer):
         with nullcontext() if self._stop is None else self._stop.listening():
             try:
                 super().train()
-            except CheckpointError as error:
-                if f"Missing key in checkpoint state_dict: {CHECKPOINT_KEY}." not in str(error):
-                    raise
-                raise ValueError(
-                    "the checkpoint has no state for freezing.method "
-                    f"{self.job_config.freezing.method!r}: it was saved under another one, or "
-                    "without freezing; resume with the same method, or, to begin freezing anew, "
-                    f'set checkpoint.exclude_from_loading = ["{CHECKPOINT_KEY}"]'
-                ) from error
             except Exception as error:
                 self._tell_where(error)
                 raise

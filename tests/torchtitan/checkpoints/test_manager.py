@@ -12,7 +12,7 @@ from torchtitan.config.job_config import Checkpoint
 
 from tests.timelyfreeze.helpers.stages import process_group
 from tests.torchtitan.upstream.test_fixes import fresh
-from torchtitan.checkpoints.manager import SafeCheckpointManager
+from torchtitan.checkpoints.manager import CheckpointError, SafeCheckpointManager
 
 
 class State:
@@ -137,3 +137,59 @@ def test_where_none_are_wanted_none_is_saved(key: str, tmp_path: Path) -> None:
     value = "true" if key == "load_only" else "false"
     assert text == f"; nothing is saved, since checkpoint.{key} is {value}"
     assert list(tmp_path.rglob("step-*")) == []
+
+
+def test_the_model_alone_is_passed_over_by_a_run_that_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = manager(tmp_path, value=3)
+    made.save(100)
+    made.states["train_state"].value = 5
+    made.save(150, last_step=True)
+    again = manager(tmp_path)
+    assert again.load()
+    assert again.states["train_state"].value == 3
+    assert f"step-150 holds the model alone; the run goes on from {tmp_path}" in caplog.text
+    whole = manager(tmp_path, last_save_model_only=False, value=7)
+    whole.save(150, last_step=True)
+    assert again.load()
+    assert again.states["train_state"].value == 7
+
+
+def test_where_all_that_is_there_is_the_model_alone_it_is_named(tmp_path: Path) -> None:
+    manager(tmp_path).save(150, last_step=True)
+    with pytest.raises(CheckpointError, match=r"step-150' holds the model alone \(checkpoint\.las"):
+        manager(tmp_path).load()
+    weights = ["train_state", "optimizer", "lr_scheduler", "dataloader"]
+    assert manager(tmp_path, exclude_from_loading=weights).load()
+
+
+def test_settings_that_differ_from_those_of_the_checkpoint_are_told_in_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    settings = {"debug": {"seed": 1, "deterministic": False}, "job": {"description": "a"}}
+    made = manager(tmp_path)
+    made.settings = settings
+    made.save(100)
+    for seed, told in ((1, []), (7, ["debug.seed is 7 and was 1"])):
+        caplog.clear()
+        again = manager(tmp_path)
+        again.settings = {"debug": {"seed": seed, "deterministic": False}, "job": {"other": 3}}
+        assert again.load()
+        lines = [r.getMessage() for r in caplog.records if "goes on from" in r.getMessage()]
+        assert [line.partition("another way: ")[2] for line in lines] == told
+
+
+@pytest.mark.parametrize("upstream", [True, False])
+def test_upstream_still_removes_what_only_looks_like_a_checkpoint(
+    upstream: bool, tmp_path: Path
+) -> None:
+    mine = tmp_path / "checkpoint" / "best-of-step-100"
+    mine.mkdir(parents=True)
+    made = manager(tmp_path, upstream=upstream, keep_latest_k=2)
+    for step in (100, 200, 300):
+        made.save(step)
+    made.close()
+    left = sorted(path.name for path in (tmp_path / "checkpoint").iterdir())
+    assert left == [*([] if upstream else [mine.name]), "step-200", "step-300"]

@@ -1,6 +1,7 @@
 """Errors of a configuration, found before any process group starts."""
 
 from torchtitan.freezing.checks.cache import caches
+from torchtitan.freezing.checks.checkpoints import is_done, start_of
 from torchtitan.freezing.checks.configuration import (
     ConfigError,
     check,
@@ -21,7 +22,7 @@ from torchtitan.freezing.checks.pipeline import (
 
 __all__ = [
     "ConfigError", "caches", "check", "check_examples", "compiles_blocks", "freeze_settings",
-    "join_errors", "n_microbatches", "partition_errors", "peer_errors", "pipeline_errors",
-    "reads_training_examples", "recompute_error", "schedule_errors", "size_errors",
-    "validation_split",
+    "is_done", "join_errors", "n_microbatches", "partition_errors", "peer_errors",
+    "pipeline_errors", "reads_training_examples", "recompute_error", "schedule_errors",
+    "size_errors", "start_of", "validation_split",
 ]  # fmt: skip

@@ -7,64 +7,131 @@ policy without a plan, in any pipeline; a plan only in one of the same stages an
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from timelyfreeze.control import pipeline_error, rank_keys, saved_states
 from timelyfreeze.files import write_obstacle
-from timelyfreeze.policies import makes_plan
+from timelyfreeze.policies import NONE, makes_plan
 from timelyfreeze.settings import arguments_named
-from torchtitan.checkpoints.finished import damage, finished_steps, saved_keys, saved_values
+from torchtitan.checkpoints.finished import (
+    TRAIN_STATE,
+    damage,
+    finished_steps,
+    is_whole,
+    model_only_error,
+    resumable_step,
+    saved_keys,
+    saved_values,
+)
 from torchtitan.data.rows.kinds import is_instruct_dataset
 from torchtitan.freezing.checks.parallel import data_parallel_degree
 from torchtitan.freezing.checks.pipeline import n_microbatches
+from torchtitan.freezing.checks.resuming import resuming_errors, weights_errors
 from torchtitan.freezing.config import JobConfig, toml_key
 
 _FREEZING, _DATA = "freezing", "dataloader"
 _WORLD_SIZE = f"{_DATA}.world_size"
 
 
+@dataclass(frozen=True)
+class Start:
+    """The checkpoint that a run begins from.
+
+    Attributes:
+        folder: Of the checkpoint.
+        step: The last one that was done; 0 where the weights alone are taken.
+    """
+
+    folder: Path
+    step: int
+
+
+def start_of(config: JobConfig) -> Start | None:
+    """Return what a run finds in its own folder; None where it begins anew, or cannot begin."""
+    checkpoint = config.checkpoint
+    if not checkpoint.enable:
+        return None
+    finished = finished_steps(_folder(config))
+    step = checkpoint.load_step if checkpoint.load_step != -1 else max(finished, default=-1)
+    # After the last step nothing is left to do, whatever was kept of it.
+    if step < config.training.steps and checkpoint.load_step == -1:
+        whole = resumable_step(finished, checkpoint.exclude_from_loading)
+        step = step if whole is None else whole
+    return Start(finished[step], step) if step in finished else None
+
+
+def is_done(config: JobConfig) -> bool:
+    """Return whether a run is called again that has all its steps, or more, behind it."""
+    start = start_of(config)
+    excluded = TRAIN_STATE in config.checkpoint.exclude_from_loading
+    return start is not None and not excluded and start.step >= config.training.steps
+
+
 def checkpoint_errors(config: JobConfig) -> Iterator[str]:
-    """Say what is wrong with the checkpoint that a run would begin from."""
+    """Say what is wrong with the checkpoint that a run would begin from, and with its place."""
     checkpoint = config.checkpoint
     if not checkpoint.enable:
         return
-    folder = Path(config.job.dump_folder) / checkpoint.folder
-    finished = finished_steps(folder)
-    if finished or (folder.is_dir() and checkpoint.load_step != -1):
-        step = max(finished) if checkpoint.load_step == -1 else checkpoint.load_step
-        errors = list(_resumed_errors(checkpoint.load_step, folder, finished))
-        yield from errors
-        if not errors and step > 0:  # upstream loads no more than the model from step 0
-            yield from _resize_errors(config, finished[step])
-    elif checkpoint.initial_load_path and not checkpoint.initial_load_in_hf:
-        initial = Path(checkpoint.initial_load_path)
-        problem = damage(initial) if initial.is_dir() else "it is no folder"
-        if problem is not None:
-            yield f"checkpoint.initial_load_path is {str(initial)!r}, and {problem}"
-        elif not checkpoint.initial_load_model_only:
-            yield from _resize_errors(config, initial)
-
-
-def _resumed_errors(load_step: int, folder: Path, finished: dict[int, Path]) -> Iterator[str]:
-    step = max(finished) if load_step == -1 else load_step
-    if step not in finished:
-        known = ", ".join(map(str, sorted(finished))) or "none"
+    folder, start = _folder(config), start_of(config)
+    if (obstacle := write_obstacle(folder)) and not checkpoint.load_only:
+        yield f"checkpoint.folder is {checkpoint.folder!r}, and {obstacle}; name another folder"
+    elif start is not None:
+        yield from _start_errors(config, start)
+    elif checkpoint.load_step != -1 and folder.is_dir():
+        known = ", ".join(map(str, sorted(finished_steps(folder)))) or "none"
         yield (
-            f"checkpoint.load_step is {load_step}, of which {str(folder)!r} has no finished "
-            f"checkpoint; finished are: {known}"
+            f"checkpoint.load_step is {checkpoint.load_step}, of which {str(folder)!r} has no "
+            f"finished checkpoint; finished are: {known}"
+        )
+    elif checkpoint.initial_load_path and not checkpoint.initial_load_in_hf:
+        yield from _initial_errors(config, Path(checkpoint.initial_load_path))
+
+
+def _folder(config: JobConfig) -> Path:
+    return Path(config.job.dump_folder) / config.checkpoint.folder
+
+
+def _start_errors(config: JobConfig, start: Start) -> Iterator[str]:
+    if problem := damage(start.folder):
+        finished = finished_steps(start.folder.parent)
+        former = [s for s, f in finished.items() if s < start.step and damage(f) is None]
+        resume = ""
+        if former:
+            resume = f"checkpoint.load_step = {max(former)} resumes from the one before, or "
+        yield (
+            f"the checkpoint {str(start.folder)!r} is damaged: {problem}; {resume}move the folder "
+            "away"
         )
         return
-    problem = damage(finished[step])
-    if problem is None:
+    wrong = list(weights_errors(config, start.folder))
+    yield from wrong
+    if start.step > 0 and not wrong:  # upstream loads no more than the model from step 0
+        yield from _whole_errors(config, start.folder, is_needed=not is_done(config))
+
+
+def _initial_errors(config: JobConfig, folder: Path) -> Iterator[str]:
+    """Say why a new run cannot begin with a checkpoint of another."""
+    problem = damage(folder) if folder.is_dir() else "it is no folder"
+    if problem is not None:
+        yield f"checkpoint.initial_load_path is {str(folder)!r}, and {problem}"
         return
-    former = [s for s in finished if s < step and damage(finished[s]) is None]
-    resume = ""
-    if former:
-        resume = f"checkpoint.load_step = {max(former)} resumes from the one before, or "
-    yield (
-        f"the checkpoint {str(finished[step])!r} is damaged: {problem}; {resume}move the folder "
-        "away"
-    )
+    wrong = list(weights_errors(config, folder))
+    yield from wrong
+    if not (wrong or config.checkpoint.initial_load_model_only):
+        yield from _whole_errors(config, folder)
+
+
+def _whole_errors(config: JobConfig, folder: Path, *, is_needed: bool = True) -> Iterator[str]:
+    """Say why a run cannot go on with all that a checkpoint has, or that it has not all."""
+    if not is_whole(folder, config.checkpoint.exclude_from_loading):
+        if is_needed:
+            yield model_only_error(folder)
+        return
+    wrong = list(resuming_errors(config, folder))
+    yield from wrong
+    if not wrong:
+        yield from _resize_errors(config, folder)
 
 
 def output_errors(config: JobConfig) -> Iterator[str]:
@@ -80,8 +147,8 @@ def _resize_errors(config: JobConfig, folder: Path) -> Iterator[str]:
     excluded = config.checkpoint.exclude_from_loading
     keys = saved_keys(folder)
     try:
-        if makes_plan(config.freezing.method) and _FREEZING not in excluded:
-            yield from _pipeline_errors(config, folder, keys)
+        if config.freezing.method != NONE and _FREEZING not in excluded:
+            yield from _freezing_errors(config, folder, keys)
         if _WORLD_SIZE in keys and _DATA not in excluded:
             yield from _data_errors(config, folder)
     except (ValueError, LookupError, TypeError, AttributeError, OSError) as error:
@@ -92,11 +159,19 @@ def _resize_errors(config: JobConfig, folder: Path) -> Iterator[str]:
         )
 
 
-def _pipeline_errors(config: JobConfig, folder: Path, keys: list[str]) -> Iterator[str]:
+def _freezing_errors(config: JobConfig, folder: Path, keys: list[str]) -> Iterator[str]:
     prefix = f"{_FREEZING}."
     names = rank_keys([key.removeprefix(prefix) for key in keys if key.startswith(prefix)])
     if not names:
-        return  # saved without freezing, which is told where it is loaded
+        yield (
+            f"the checkpoint {str(folder)!r} has no state for freezing.method "
+            f"{config.freezing.method!r}: it was saved without freezing; resume with the same "
+            "method, or, to begin freezing anew, set "
+            f'checkpoint.exclude_from_loading = ["{_FREEZING}"]'
+        )
+        return
+    if not makes_plan(config.freezing.method):
+        return
     values = saved_values(folder, [prefix + name for name in names])
     states = saved_states({key.removeprefix(prefix): text for key, text in values.items()})
     n_ranks, n = config.parallelism.pipeline_parallel_degree, n_microbatches(config)

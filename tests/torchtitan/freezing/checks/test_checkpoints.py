@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torchtitan.models.llama3 import Transformer
+from torchtitan.models.llama3.model.args import TransformerModelArgs
 
 from tests.timelyfreeze.helpers.ranks import Ranks
 from tests.torchtitan.helpers.job_configs import config
 from tests.torchtitan.helpers.job_configs import make_job_config as job_config
+from timelyfreeze.files import shown
 from timelyfreeze.schedule.schedules import one_f_one_b_order
 from torchtitan.checkpoints.finished import (
     damage,
@@ -20,15 +23,44 @@ from torchtitan.checkpoints.finished import (
     saved_values,
     unfinished_steps,
 )
-from torchtitan.freezing.checks.checkpoints import checkpoint_errors, output_errors
+from torchtitan.checkpoints.settings import save_settings
+from torchtitan.freezing.checks import resuming
+from torchtitan.freezing.checks.checkpoints import (
+    checkpoint_errors,
+    is_done,
+    output_errors,
+    start_of,
+)
+
+
+def model_of(n_layers: int = 2, dim: int = 16) -> TransformerModelArgs:
+    return TransformerModelArgs(dim=dim, n_layers=n_layers, n_heads=2, vocab_size=64)
+
+
+@pytest.fixture(autouse=True)
+def _small_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flavors are of two layers, but for one of three and a wide one."""
+    flavors = {"deep": model_of(n_layers=3), "wide": model_of(dim=32)}
+
+    def chosen(job_config: Any, _: Any) -> TransformerModelArgs:
+        return flavors.get(job_config.model.flavor, model_of())
+
+    monkeypatch.setattr(resuming, "chosen_args", chosen)
+
+
+def weights() -> dict[str, Any]:
+    return {name: torch.zeros_like(w) for name, w in Transformer(model_of()).state_dict().items()}
+
+
+def save(place: Path, step: int, **states: Any) -> Path:
+    """A checkpoint by torch itself, with all that a run goes on from."""
+    trained = {"train_state": {"step": step}, "optimizer": {"state.x": torch.ones(500)}}
+    dcp.save({**weights(), **trained, **states}, checkpoint_id=place, no_dist=True)
+    return place
 
 
 def write_checkpoint(folder: Path, step: int) -> Path:
-    """A checkpoint of two tensors, by torch itself."""
-    place = folder / f"step-{step}"
-    state = {"a": torch.arange(1000.0), "b": torch.ones(500)}
-    dcp.save(state, checkpoint_id=place, no_dist=True)
-    return place
+    return save(folder / f"step-{step}", step)
 
 
 def saving_config(tmp_path: Path, **changes):
@@ -106,6 +138,145 @@ def test_what_a_new_run_begins_from_is_looked_at_too(checkpoints: Path, tmp_path
     assert begun(tmp_path)[0].endswith("and it has no .metadata")
 
 
+def only_weights(checkpoints: Path, step: int) -> Path:
+    place = checkpoints / f"step-{step}"
+    dcp.save(weights(), checkpoint_id=place, no_dist=True)
+    return place
+
+
+def test_a_run_with_all_its_steps_behind_it_is_done(checkpoints: Path, tmp_path: Path) -> None:
+    for last in (6, 9):
+        for steps, done in ((last - 1, True), (last, True), (last + 1, False)):
+            assert is_done(saving_config(tmp_path, training__steps=steps)) is done
+        only_weights(checkpoints, 9)
+    assert list(checkpoint_errors(saving_config(tmp_path, training__steps=9))) == []
+    earlier = saving_config(tmp_path, training__steps=9, checkpoint__load_step=3)
+    assert not is_done(earlier), "it trains once more from there"
+    anew = saving_config(tmp_path, training__steps=6)
+    anew.checkpoint.exclude_from_loading = ["train_state"]
+    assert not is_done(anew)
+    assert not is_done(saving_config(tmp_path / "elsewhere"))
+
+
+def test_with_more_steps_a_run_goes_on_from_what_holds_more_than_the_model(
+    checkpoints: Path, tmp_path: Path
+) -> None:
+    place = only_weights(checkpoints, 9)
+    longer = saving_config(tmp_path, training__steps=12)
+    assert start_of(longer).step == 6
+    assert list(checkpoint_errors(longer)) == []
+    asked_for = saving_config(tmp_path, training__steps=12, checkpoint__load_step=9)
+    error = the_error(checkpoint_errors(asked_for))
+    assert error.startswith(f"the checkpoint {str(place)!r} holds the model alone (checkpoint.last")
+    for step in (3, 6):
+        only_weights(checkpoints, step)
+    assert the_error(checkpoint_errors(longer)) == error
+    # A new run takes the weights.
+    changes = {"checkpoint__initial_load_path": str(place)}
+    new = saving_config(tmp_path / "new", **changes)
+    assert list(checkpoint_errors(new)) == []
+    new.checkpoint.initial_load_model_only = False
+    assert "holds the model alone" in the_error(checkpoint_errors(new))
+
+
+@pytest.mark.parametrize("name", ["old-step-9", "step-9.bak", "step-009", "step-"])
+def test_names_that_only_look_like_a_checkpoint_are_none(
+    name: str, checkpoints: Path, tmp_path: Path
+) -> None:
+    write_checkpoint(checkpoints, 9).rename(checkpoints / name)
+    assert start_of(saving_config(tmp_path)).step == 6
+
+
+def test_a_file_in_place_of_the_checkpoints_is_told(tmp_path: Path) -> None:
+    (tmp_path / "outputs").mkdir()
+    (tmp_path / "outputs" / "checkpoint").write_text("")
+    error = the_error(checkpoint_errors(saving_config(tmp_path)))
+    assert error.startswith("checkpoint.folder is 'checkpoint', and ")
+    assert "is no folder" in error
+
+
+@pytest.mark.parametrize(
+    ("flavor", "unlike"),
+    [
+        ("deep", "it has 2 layers, this model 3"),
+        ("wide", "tok_embeddings.weight is [64, 16] there, [64, 32] in this model"),
+    ],
+)
+def test_another_model_is_told_with_key_and_both_values(
+    flavor: str, unlike: str, checkpoints: Path, tmp_path: Path
+) -> None:
+    changes = {"model__flavor": flavor}
+    error = the_error(checkpoint_errors(saving_config(tmp_path, **changes)))
+    assert error.startswith(f"model.flavor is '{flavor}': the checkpoint ")
+    assert f"step-6' belongs to another model: {unlike};" in error
+    save_settings(checkpoints / "step-6", saving_config(tmp_path).to_dict())
+    error = the_error(checkpoint_errors(saving_config(tmp_path, **changes)))
+    assert error.startswith(f"model.flavor is '{flavor}' and was 'debugmodel': the checkpoint ")
+
+
+# A run that freezes, at step 6; last_warmup_step is 2, so that times are there.
+FROZEN = {"freezing__method": "timelyfreeze+apf", "freezing__last_warmup_step": 2}
+
+
+@pytest.mark.parametrize(
+    ("key", "then", "now", "state"),
+    [
+        ("optimizer.lr", 8e-4, 1e-5, '"lr_scheduler", "optimizer"'),
+        ("optimizer.weight_decay", 0.1, 0.0, '"optimizer"'),
+        ("training.dataset", "alpaca", "c4_test", '"dataloader"'),
+        ("training.dataset_path", None, "rows.jsonl", '"dataloader"'),
+        ("data.seed", 42, 7, '"dataloader"'),
+        ("data.validation_fraction", 0.0, 0.5, '"dataloader"'),
+        ("freezing.method", "timelyfreeze+apf", "apf", '"freezing"'),
+        ("freezing.last_warmup_step", 2, 7, '"freezing"'),
+        ("freezing.max_freeze_ratio", "auto", 0.5, '"freezing"'),
+        ("parallelism.pipeline_parallel_schedule", "1F1B", "GPipe", '"freezing"'),
+    ],
+)
+def test_what_a_checkpoint_brings_along_cannot_differ(
+    key: str, then: Any, now: Any, state: str, tmp_path: Path
+) -> None:
+    place = write(tmp_path)
+    save_settings(place, saved_config(**FROZEN).to_dict())
+    section, _, name = key.partition(".")
+    changed = {**FROZEN, f"{section}__{name}": now, "debug__seed": 3}
+    told = [error for error in found(tmp_path, **changed) if error.startswith(f"{key} is ")]
+    (error,) = told
+    assert error.startswith(
+        f"{key} is {now!r} and was {shown(then)}: the checkpoint {str(place)!r}"
+    )
+    assert f"checkpoint.exclude_from_loading = [{state}]" in error
+    excluded = {"checkpoint__exclude_from_loading": ["optimizer", "lr_scheduler", "dataloader"]}
+    excluded["checkpoint__exclude_from_loading"].append("freezing")
+    assert found(tmp_path, **changed, **excluded) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"debug__seed": 7, "freezing__seed": 7, "training__steps": 2000, "training__seq_len": 64},
+        {"lr_scheduler__warmup_steps": 3, "freezing__last_ramp_step": 999, "metrics__log_freq": 7},
+    ],
+)
+def test_what_else_differs_is_no_error(changes: dict[str, Any], tmp_path: Path) -> None:
+    save_settings(write(tmp_path), saved_config().to_dict())
+    assert found(tmp_path, **changes) == []
+
+
+def test_phases_may_differ_as_long_as_nothing_was_measured(tmp_path: Path) -> None:
+    save_settings(write(tmp_path, last_step=1), saved_config().to_dict())
+    assert found(tmp_path, freezing__last_warmup_step=8) == []
+    assert len(found(tmp_path, freezing__last_warmup_step=5)) == 1, "step 6 should be measured"
+
+
+def test_a_checkpoint_without_freezing_is_told(tmp_path: Path) -> None:
+    save(tmp_path / "outputs" / "checkpoint" / "step-6", 6)
+    (error,) = found(tmp_path)
+    assert "has no state for freezing.method 'timelyfreeze': it was saved without freezing" in error
+    assert found(tmp_path, freezing__method="none") == []
+    assert found(tmp_path, checkpoint__exclude_from_loading=["freezing"]) == []
+
+
 def test_a_place_where_nothing_can_be_written_is_told(tmp_path: Path) -> None:
     assert list(output_errors(saving_config(tmp_path / "not" / "there" / "yet"))) == []
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
@@ -131,15 +302,12 @@ def write(folder: Path, last_step: int = 5, **data: Any) -> Path:
     """A checkpoint of step 6, by torch itself."""
     ranks = Ranks(ORDER, n_replicas=2)
     ranks.run(1, last_step)
-    state = {"freezing": ranks.saved(), "dataloader": {"world_size": 2, **data}}
     place = folder / "outputs" / "checkpoint" / "step-6"
-    dcp.save(state, checkpoint_id=place, no_dist=True)
-    return place
+    return save(place, 6, freezing=ranks.saved(), dataloader={"world_size": 2, **data})
 
 
-def found(folder: Path, **changes: Any) -> list[str]:
+def saved_config(**changes: Any) -> Any:
     values = {
-        "job__dump_folder": str(folder / "outputs"),
         "checkpoint__enable": True,
         "parallelism__pipeline_parallel_degree": 2,
         "parallelism__data_parallel_shard_degree": 4,
@@ -147,7 +315,12 @@ def found(folder: Path, **changes: Any) -> list[str]:
         "training__dataset": "alpaca",
         **changes,
     }
-    return list(checkpoint_errors(config(**values)))
+    return config(**values)
+
+
+def found(folder: Path, **changes: Any) -> list[str]:
+    changes["job__dump_folder"] = str(folder / "outputs")
+    return list(checkpoint_errors(saved_config(**changes)))
 
 
 @pytest.mark.parametrize("shard_degree", [1, 2, 4])
@@ -219,8 +392,7 @@ def test_what_a_new_run_begins_from_is_looked_at_if_more_than_weights_are_taken(
 )
 def test_a_foreign_state_is_told_without_a_stack_trace(text: str, tmp_path: Path) -> None:
     place = tmp_path / "outputs" / "checkpoint" / "step-6"
-    state = {"freezing": {"rank_0": text}, "dataloader": {"world_size": 2}}
-    dcp.save(state, checkpoint_id=place, no_dist=True)
+    save(place, 6, freezing={"rank_0": text}, dataloader={"world_size": 2})
     told = found(tmp_path)
     assert told[0].startswith(f"the checkpoint {str(place)!r} is damaged or foreign: ")
 
