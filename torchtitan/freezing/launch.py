@@ -22,10 +22,10 @@ from torchtitan.protocols import train_spec as titan_spec
 from timelyfreeze.planning import end_with_parent
 from timelyfreeze.policies import NONE
 from torchtitan.freezing import checks
-from torchtitan.freezing.checks import ConfigError, check_examples, is_done, join_errors
+from torchtitan.freezing.checks import ConfigError, check_examples, is_done, join_errors, start_of
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.config_file import read_config
-from torchtitan.freezing.done import done_run
+from torchtitan.freezing.report.run_folder import last_report
 from torchtitan.upstream import fixes as upstream_fixes
 
 # How long a process leaves it to the first one of its host to tell of an error.
@@ -54,7 +54,7 @@ def launch(args: Sequence[str], local_rank: int) -> int:
         check_examples(job_config)
         if is_done(job_config):
             if local_rank == 0:
-                print(done_run(job_config), flush=True)
+                print(_done_run(job_config), flush=True)
             return 0
     except ConfigError as error:
         if local_rank == 0:
@@ -89,6 +89,17 @@ def trainer_for(job_config: JobConfig) -> Any:
     if freezing.method != NONE and freezing.run_ahead:
         return running_ahead(FreezingTrainer)
     return FreezingTrainer
+
+
+def _done_run(job_config: JobConfig) -> str:
+    """Return what is said of a run that is done: at which step, and its report if it has one."""
+    start, report = start_of(job_config), last_report(job_config)
+    assert start is not None  # the caller saw to it
+    told = (
+        f"This run is done at step {start.step} (training.steps is {job_config.training.steps}, "
+        f"the checkpoint {str(start.folder)!r}); with more training.steps it goes on"
+    )
+    return told if report is None else f"{told}\n\n{report.read_text()}\nreport: {report}"
 
 
 def _leave_to_the_first(message: str) -> None:

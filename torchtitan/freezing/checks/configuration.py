@@ -15,8 +15,10 @@ from torchtitan.freezing.checks.models import device_errors, model_errors, token
 from torchtitan.freezing.checks.packing import packing_errors
 from torchtitan.freezing.checks.parallel import float8_errors, parallel_errors
 from torchtitan.freezing.checks.partition import partition_errors
-from torchtitan.freezing.checks.pipeline import emulation_errors, length_errors, pipeline_errors
+from torchtitan.freezing.checks.pipeline import emulation_errors, pipeline_errors
+from torchtitan.freezing.checks.ranges import range_errors, with_defaults
 from torchtitan.freezing.checks.run_ahead import run_ahead_errors
+from torchtitan.freezing.checks.upstream import text_errors, upstream_errors
 from torchtitan.freezing.config import JobConfig, toml_key
 from torchtitan.freezing.report.losses import reference_errors
 
@@ -36,9 +38,20 @@ def check(job_config: JobConfig, *, trains: bool = False) -> None:
     Raises:
         ConfigError: Naming every error found.
     """
+    impossible = range_errors(job_config)
+    # What else is wrong is looked for with possible numbers, and nothing is told twice.
+    others = _errors(with_defaults(job_config, impossible), trains=trains)
+    errors = [
+        *impossible.values(),
+        *(error for error in others if not any(key in error for key in impossible)),
+    ]
+    if errors:
+        raise ConfigError(join_errors(errors))
+
+
+def _errors(job_config: JobConfig, *, trains: bool) -> list[str]:
     with arguments_named(toml_key):
         errors = [
-            *length_errors(job_config),
             *pipeline_errors(job_config),
             *partition_errors(job_config),
             *emulation_errors(job_config),
@@ -53,6 +66,7 @@ def check(job_config: JobConfig, *, trains: bool = False) -> None:
             *packing_errors(job_config),
             *run_ahead_errors(job_config),
             *reference_errors(job_config),
+            *upstream_errors(job_config),
         ]
         if trains:
             errors += [
@@ -62,20 +76,19 @@ def check(job_config: JobConfig, *, trains: bool = False) -> None:
                 *output_errors(job_config),
                 *cache_folder_errors(job_config),
             ]
-    if errors:
-        raise ConfigError(join_errors(errors))
+    return errors
 
 
 def check_examples(job_config: JobConfig) -> None:
-    """Raise if the instruction data that lies on disk cannot be used.
+    """Raise if the data that lies on disk cannot be used.
 
-    All its examples are read, which the data loader then need not do again. Apart from
+    All instruction examples are read, which the data loader then need not do again. Apart from
     :func:`check`, because not everything that needs a configuration needs its data.
 
     Raises:
         ConfigError: Naming the path, or the first example that is broken, of each data set.
     """
-    if errors := list(example_errors(job_config)):
+    if errors := [*example_errors(job_config), *text_errors(job_config)]:
         raise ConfigError(join_errors(errors))
 
 

@@ -154,16 +154,13 @@ def validation_errors(config: JobConfig) -> Iterator[str]:
     if not config.validation.enable:
         return
     validation, training = config.validation, config.training
-    yield from too_small(config, "validation.freq")
     if validation.seq_len > training.seq_len:
         yield (
             f"validation.seq_len is {validation.seq_len}; it must be at most training.seq_len "
             f"({training.seq_len}), the length that the model is built for"
         )
-    yield from too_small(config, "validation.local_batch_size")
     if (
-        validation.local_batch_size > 0
-        and config.parallelism.pipeline_parallel_degree > 1
+        config.parallelism.pipeline_parallel_degree > 1
         and (n := n_microbatches(config))
         and validation.local_batch_size % n
     ):

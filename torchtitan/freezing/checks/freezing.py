@@ -127,11 +127,6 @@ def _unsupported(config: JobConfig) -> Iterator[str]:
         return
     if compiles_blocks(config):
         yield from _compiled_errors(config)
-    if config.optimizer.early_step_in_backward:
-        yield (
-            "optimizer.early_step_in_backward is true; freezing needs gradients of all "
-            "microbatches before the optimizer steps, so it must be false"
-        )
     known = is_known(config.parallelism.pipeline_parallel_schedule)
     if known and config.activation_checkpoint.mode != "none" and order_splits_backward(config):
         yield recompute_error(config)

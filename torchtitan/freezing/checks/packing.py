@@ -73,11 +73,6 @@ def _batch_errors(config: JobConfig, on: str) -> Iterator[str]:
     if n_microbatches(config) is None or training.local_batch_size < 1:
         return  # told with the pipeline
     rows = global_rows(config)
-    if rows % training.local_batch_size:
-        yield (
-            f"training.global_batch_size is {rows}; it must be a multiple of "
-            f"training.local_batch_size ({training.local_batch_size})"
-        )
     if 0 < most < rows:
         yield (
             f"freezing.packing.max_global_batch is {most}; it must be 0, or at least "

@@ -34,21 +34,7 @@ def parallel_errors(config: JobConfig) -> Iterator[str]:
     parallelism = config.parallelism
     degrees = {name: getattr(parallelism, name) for name in _DEGREES}
     shard = parallelism.data_parallel_shard_degree
-    wrong = [
-        f"parallelism.{name} is {n}; it must be 1 or more" for name, n in degrees.items() if n < 1
-    ]
-    if shard < 1 and shard != -1:
-        wrong.append(f"parallelism.{_SHARD} is {shard}; it must be 1 or more, or -1 for the rest")
-    yield from wrong
-    if wrong:
-        return
     tensors, contexts = degrees["tensor_parallel_degree"], degrees["context_parallel_degree"]
-    divisor = tensors * (2 * contexts if contexts > 1 else 1)
-    if config.training.seq_len % divisor:
-        yield (
-            f"training.seq_len is {config.training.seq_len}; tensor and context parallelism cut "
-            f"sequences, so it must be a multiple of {divisor}"
-        )
     if contexts > 1 and not torch.accelerator.is_available():
         yield (
             f"parallelism.context_parallel_degree is {contexts}; torch has attention over several "

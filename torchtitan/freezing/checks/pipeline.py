@@ -81,11 +81,6 @@ def size_errors(config: JobConfig) -> Iterator[str]:
     if n_ranks <= 1 or training.local_batch_size < 1:
         return
     yield from _microbatch_errors(config)
-    if (n := n_microbatches(config)) is not None and n_ranks * n > _MAX_CELLS:
-        yield (
-            f"parallelism.pipeline_parallel_degree ({n_ranks}) times microbatches "
-            f"({n}, from training.local_batch_size) must be at most {_MAX_CELLS}"
-        )
 
 
 def length_errors(config: JobConfig) -> Iterator[str]:
@@ -136,7 +131,13 @@ def order_splits_backward(config: JobConfig) -> bool:
 
 
 def _microbatch_errors(config: JobConfig) -> Iterator[str]:
-    if n_microbatches(config) is None:
+    n, n_ranks = n_microbatches(config), config.parallelism.pipeline_parallel_degree
+    if n is not None and n_ranks * n > _MAX_CELLS:
+        yield (
+            f"parallelism.pipeline_parallel_degree ({n_ranks}) times microbatches "
+            f"({n}, from training.local_batch_size) must be at most {_MAX_CELLS}"
+        )
+    if n is None:
         yield (
             f"training.local_batch_size is {config.training.local_batch_size}, which "
             "parallelism.pipeline_parallel_microbatch_size "

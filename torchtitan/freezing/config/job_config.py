@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, make_dataclass
 from torchtitan.config import JobConfig as TitanJobConfig
 from torchtitan.config import Model as TitanModel
 from torchtitan.config import Parallelism as TitanParallelism
+from torchtitan.config.job_config import Validation as TitanValidation
 
 from timelyfreeze.policies import registered_policies
 from timelyfreeze.settings import AUTO, CacheSettings, ElasticSettings, PackingSettings
@@ -274,11 +275,20 @@ class Parallelism(TitanParallelism):
 
 
 @dataclass
+class Validation(TitanValidation):
+    """What is measured on examples that are not trained on."""
+
+    def __post_init__(self) -> None:
+        """Assert nothing: checks tell all errors at once."""
+
+
+@dataclass
 class JobConfig(TitanJobConfig):
     """TorchTitan's configuration with the sections that this fork adds."""
 
     model: Model = field(default_factory=Model)
     parallelism: Parallelism = field(default_factory=Parallelism)
+    validation: Validation = field(default_factory=Validation)
     freezing: Freezing = field(default_factory=Freezing)
     data: Data = field(default_factory=Data)
     emulation: Emulation = field(default_factory=Emulation)

@@ -33,7 +33,7 @@ from torchtitan.freezing.report.front_record import FrontRecord
 from torchtitan.freezing.report.losses import LossCurve, read_reference
 from torchtitan.freezing.report.move_record import MoveRecord
 from torchtitan.freezing.report.page import render_page
-from torchtitan.freezing.report.run_folder import OutputGuard, number_former
+from torchtitan.freezing.report.run_folder import REPORT, OutputGuard, number_former
 from torchtitan.freezing.report.run_record import RunRecord, with_convergence, with_utilization
 from torchtitan.freezing.report.step_record import StepRecord
 from torchtitan.freezing.report.tensorboard import elastic_metrics, logged_metrics
@@ -305,7 +305,7 @@ class RunRecorder:
         summary = replace(summary, ended_early=ended_early)
         text = render_report(summary, self._folder, self._moves.timed())
         self._write("summary.json", summary_to_json(summary))
-        self._write("report.txt", text)
+        self._write(REPORT, text)
         return summary, counts, text
 
     def write_page(self, summary: RunSummary, counts: list[FrozenCount]) -> None:

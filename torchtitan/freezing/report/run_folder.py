@@ -11,7 +11,10 @@ from pathlib import Path
 from torchtitan.tools.logging import logger
 
 from timelyfreeze.runtime import Exchange
+from torchtitan.checkpoints.finished import read_run_settings
 from torchtitan.freezing.config import JobConfig
+
+REPORT = "report.txt"
 
 
 def make_run_folder(job_config: JobConfig, *, create: bool) -> Path:
@@ -45,6 +48,21 @@ def free_name(name: str, place: Path) -> str:
     """Return ``name``, with a number behind it if ``place`` already has one of that name."""
     names = chain([name], (f"{name}_{number}" for number in count(2)))
     return next(free for free in names if not (place / free).exists())
+
+
+def last_report(job_config: JobConfig) -> Path | None:
+    """Return the newest short report of a run that saves its checkpoints where this one does."""
+    place = Path(job_config.job.dump_folder) / job_config.metrics.save_tb_folder
+    reports = (path for path in place.glob(f"*/{REPORT}") if _saved_in(job_config, path.parent))
+    return max(reports, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def _saved_in(job_config: JobConfig, run: Path) -> bool:
+    try:
+        checkpoint = read_run_settings(run)["checkpoint"]
+        return bool(checkpoint["enable"] and checkpoint["folder"] == job_config.checkpoint.folder)
+    except (ValueError, LookupError, TypeError):
+        return False
 
 
 def number_former(folder: Path, names: Iterable[str]) -> None:

@@ -24,7 +24,7 @@ ERRORS: list[tuple[dict[str, Any], list[str]]] = [
     ),
     (
         {"parallelism__pipeline_parallel_microbatch_size": 0},
-        ["parallelism.pipeline_parallel_microbatch_size (0) must divide"],
+        ["parallelism.pipeline_parallel_microbatch_size is 0; it must be 1 or more"],
     ),
     (
         {"parallelism__fsdp_reshard_after_forward": "always", **ZERO_BUBBLE},

@@ -38,13 +38,6 @@ def test_what_goes_together_passes(monkeypatch, n_processes, keys) -> None:
     assert found(monkeypatch, n_processes, **keys) == []
 
 
-def test_a_length_that_context_parallelism_cannot_cut_is_named(monkeypatch) -> None:
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    (message,) = found(monkeypatch, None, context_parallel=3)
-    assert "training.seq_len is" in message
-    assert "multiple of 6" in message
-
-
 @pytest.mark.parametrize("has_accelerator", [True, False])
 def test_context_parallelism_is_refused_on_a_cpu(monkeypatch, has_accelerator: bool) -> None:
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: has_accelerator)
@@ -92,9 +85,6 @@ def test_compiled_blocks_whose_tensors_are_split_are_refused(components: list[st
             {"pipeline_parallel": 2, "data_parallel_replicate": 2, "data_parallel_shard": 1},
             ["data_parallel_replicate_degree is 2"],
         ),
-        (None, {"tensor_parallel": 0}, ["tensor_parallel_degree is 0; it must be 1 or more"]),
-        (None, {"data_parallel_shard": 0}, ["data_parallel_shard_degree is 0", "-1"]),
-        (None, {"tensor_parallel": 3}, ["training.seq_len is", "multiple of 3"]),
     ],
 )
 def test_each_error_is_named(monkeypatch, n_processes, keys, words) -> None:

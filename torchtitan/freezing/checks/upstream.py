@@ -1,0 +1,207 @@
+"""Finds what upstream refuses by itself, with a stack trace and once processes have started."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torchtitan.components.quantization import float8, mx  # noqa: F401 - they register converters
+from torchtitan.hf_datasets.text_datasets import DATASETS, build_text_dataloader
+from torchtitan.protocols.model_converter import _registry_model_converter_cls
+from torchtitan.protocols.train_spec import get_train_spec
+
+from torchtitan.data.examples import is_local_path
+from torchtitan.data.turns import INSTRUCT_DATASETS, is_instruct_dataset
+from torchtitan.freezing.checks.parallel import compiles_blocks, data_parallel_degree
+from torchtitan.freezing.config import JobConfig
+
+_OPTIMIZERS = ("Adam", "AdamW")
+_STATES = ("optimizer", "lr_scheduler", "dataloader", "train_state", "freezing")
+_MAX_CHARACTERS = 300
+# Upstream computes these with what accelerators alone have.
+_NEEDS_GPU = {
+    "profiling.enable_profiling": "upstream's profiler",
+    "profiling.enable_memory_snapshot": "a snapshot of memory",
+    "training.enable_cpu_offload": "offloading to the CPU",
+    "training.gc_debug": "finding tensors in cycles",
+}
+
+
+def upstream_errors(config: JobConfig) -> Iterator[str]:
+    """Yield which of upstream's keys do not go together, or with this machine."""
+    yield from _device_errors(config)
+    yield from _batch_errors(config)
+    yield from _length_errors(config)
+    yield from _name_errors(config)
+    yield from _loader_errors(config)
+    yield from _optimizer_errors(config)
+    yield from _checkpoint_errors(config)
+    yield from _recompute_errors(config)
+
+
+def _device_errors(config: JobConfig) -> Iterator[str]:
+    if not torch.accelerator.is_available():
+        for key, what in _NEEDS_GPU.items():
+            section, _, name = key.partition(".")
+            if getattr(getattr(config, section), name):
+                yield f"{key} is true; {what} needs a GPU, so it must be false"
+        if config.checkpoint.async_mode == "async_with_pinned_mem":
+            yield (
+                'checkpoint.async_mode is "async_with_pinned_mem", which needs a GPU; it must be '
+                '"disabled" or "async"'
+            )
+    profiling = config.profiling
+    steps = profiling.profiler_warmup + profiling.profiler_active
+    if profiling.enable_profiling and profiling.profile_freq < steps:
+        yield (
+            f"profiling.profile_freq is {profiling.profile_freq}; it must be at least "
+            f"profiling.profiler_warmup + profiler_active ({steps})"
+        )
+
+
+def _batch_errors(config: JobConfig) -> Iterator[str]:
+    training, degree = config.training, data_parallel_degree(config)
+    rows = training.local_batch_size * (degree or 1)
+    if training.global_batch_size > 0 and training.global_batch_size % rows:
+        yield (
+            f"training.global_batch_size is {training.global_batch_size}; it must be a multiple of "
+            f"training.local_batch_size ({training.local_batch_size})"
+            + (f" times the {degree} data-parallel ranks" if degree not in (None, 1) else "")
+        )
+
+
+def _length_errors(config: JobConfig) -> Iterator[str]:
+    parallelism, length = config.parallelism, config.training.seq_len
+    divisor = 2 * parallelism.tensor_parallel_degree * parallelism.context_parallel_degree
+    if length % divisor:
+        yield (
+            f"training.seq_len is {length}; it must be a multiple of {divisor}: upstream wants 2 x "
+            "parallelism.tensor_parallel_degree x context_parallel_degree"
+        )
+
+
+def _name_errors(config: JobConfig) -> Iterator[str]:
+    """Say which names nobody knows."""
+    if config.optimizer.name not in _OPTIMIZERS:
+        yield f"optimizer.name is {config.optimizer.name!r}; known: {', '.join(_OPTIMIZERS)}"
+    for name, section in _sections(config) if _reads_texts(config) else ():
+        if not (is_instruct_dataset(section.dataset) or section.dataset in DATASETS):
+            known = ", ".join([*INSTRUCT_DATASETS, *DATASETS])
+            yield f"{name}.dataset is {section.dataset!r}; known: {known}"
+    for name in config.model.converters:
+        if name not in _registry_model_converter_cls:
+            known = ", ".join(_registry_model_converter_cls)
+            yield f"model.converters has {name!r}; known: {known}"
+    if unknown := set(config.checkpoint.exclude_from_loading) - set(_STATES):
+        yield (
+            f"checkpoint.exclude_from_loading has {', '.join(map(repr, sorted(unknown)))}; "
+            f"known: {', '.join(_STATES)}"
+        )
+    if config.job.save_config_file == "":
+        yield 'job.save_config_file is ""; it must be the name of a file'
+    name = config.experimental.custom_import
+    if name and not _is_module(name):
+        yield f"experimental.custom_import is {name!r}, of which there is no module"
+    if config.fault_tolerance.enable:
+        yield "fault_tolerance.enable is true; this trainer has no TorchFT, so it must be false"
+
+
+def _is_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):  # of a part of its name, or a name that is none
+        return False
+
+
+def _sections(config: JobConfig) -> Iterator[tuple[str, Any]]:
+    yield "training", config.training
+    if config.validation.enable:
+        yield "validation", config.validation
+
+
+def _reads_texts(config: JobConfig) -> bool:
+    """Return whether the model is one of texts; others have data sets of their own."""
+    try:
+        return get_train_spec(config.model.name).build_dataloader_fn is build_text_dataloader
+    except (ImportError, ValueError):
+        return False  # told by those that check models
+
+
+def text_errors(config: JobConfig) -> Iterator[str]:
+    """Say why upstream cannot read the texts that lie on this disk; a first one is read."""
+    for name, section in _sections(config):
+        if section.dataset not in DATASETS:
+            continue
+        texts = DATASETS[section.dataset]
+        place = section.dataset_path or texts.path
+        try:
+            if is_local_path(place, key=f"{name}.dataset_path"):
+                texts.sample_processor(next(iter(texts.loader(place))))
+        # Whatever the library finds wrong with files: it raises what its parts do.
+        except Exception as error:
+            told = " ".join(str(error).split()) or "it is empty"
+            yield (
+                f"{name}.dataset is {section.dataset!r}, whose texts cannot be read from "
+                f"{place!r} ({name}.dataset_path): {type(error).__name__}: {told[:_MAX_CHARACTERS]}"
+            )
+
+
+def _loader_errors(config: JobConfig) -> Iterator[str]:
+    for name, section in (("training", config.training), ("validation", config.validation)):
+        loader = section.dataloader
+        for key in ("persistent_workers", "prefetch_factor"):
+            if getattr(loader, key) and not loader.num_workers:
+                yield (
+                    f"{name}.dataloader.{key} is {getattr(loader, key)}; it is for workers, and "
+                    f"{name}.dataloader.num_workers is 0"
+                )
+
+
+def _optimizer_errors(config: JobConfig) -> Iterator[str]:
+    degree, total = config.parallelism.pipeline_parallel_degree, config.lr_scheduler.total_steps
+    if config.optimizer.early_step_in_backward and degree > 1:
+        yield (
+            "optimizer.early_step_in_backward is true, and "
+            f"parallelism.pipeline_parallel_degree is {degree}; upstream has it without a pipeline "
+            "only, so it must be false"
+        )
+    if total is not None and total < config.training.steps:
+        yield (
+            f"lr_scheduler.total_steps is {total}; after that the learning rate would be below 0, "
+            f"so it must be training.steps ({config.training.steps}) or more"
+        )
+
+
+def _checkpoint_errors(config: JobConfig) -> Iterator[str]:
+    checkpoint = config.checkpoint
+    if not checkpoint.enable:
+        return
+    needed = {
+        "initial_load_in_hf_quantized": "initial_load_in_hf",
+        "initial_load_in_hf": "initial_load_model_only",
+        "last_save_in_hf": "last_save_model_only",
+    }
+    for key, other in needed.items():
+        if getattr(checkpoint, key) and not getattr(checkpoint, other):
+            yield f"checkpoint.{key} is true, and checkpoint.{other} is false; it must be true"
+
+
+def _recompute_errors(config: JobConfig) -> Iterator[str]:
+    settings = config.activation_checkpoint
+    if settings.mode == "memory_budget" and not compiles_blocks(config):
+        yield (
+            'activation_checkpoint.mode is "memory_budget", which the compiler looks after; set '
+            'compile.enable = true and components with "model"'
+        )
+    option = settings.selective_ac_option
+    if settings.mode == "selective" and not (option == "op" or _is_count(option)):
+        yield (
+            f'activation_checkpoint.selective_ac_option is {option!r}; it must be "op" or '
+            "a whole number above 0"
+        )
+
+
+def _is_count(text: str) -> bool:
+    return text.isdecimal() and int(text) > 0
