@@ -1,6 +1,7 @@
 """The library in a trainer of one's own, all stages in one process."""
 
 import logging
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -354,11 +355,17 @@ def test_a_report_tells_what_was_measured_and_planned() -> None:
     assert report.measured_frozen_ms is not None
     lines = str(report).splitlines()
     assert lines[0] == "TimelyFreeze, step 14, phase stable"
-    assert [line.split("  ")[0] for line in lines[1:4]] == [
+    assert [line.split("  ")[0] for line in lines[1:5]] == [
         "batch measured",
         "batch predicted",
+        "it holds for",
         "planned ratios",
     ]
+    assert re.fullmatch(
+        r"it holds for     a device or core of its own for each rank; 9 of 10 batches within -[\d.]+% to \+[\d.]+% "
+        "if the machine goes on as measured",
+        lines[3],
+    )
 
 
 def test_what_was_measured_does_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,6 +165,11 @@ class FreezeController:
         return self._in_force.bounds
 
     @property
+    def predicts_for(self) -> str:
+        """What ranks predictions are for, in words."""
+        return self._in_force.predicts_for
+
+    @property
     def solver_choices(self) -> SolverChoices | None:
         """What plans are solved under; None if the method does not plan."""
         return None if self._planner is None else self._planner.choices

@@ -11,6 +11,7 @@ from timelyfreeze.control.caching import CacheUse
 from timelyfreeze.control.collected import CollectedMetrics
 from timelyfreeze.control.controller import FreezeController
 from timelyfreeze.settings import Phase
+from timelyfreeze.timing import within
 
 # Of each phase as many of the last batches count.
 _KEPT = 256
@@ -27,6 +28,9 @@ class FreezeReport:
         unfrozen_batch_ms: What the plan predicts without freezing; None without a plan.
         planned_batch_ms: What it predicts with its ratios.
         frozen_batch_ms: What it predicts with everything frozen: the upper bound of the gain.
+        interval_factor: 9 of 10 batches take between 1 / this and this times a prediction; None
+            where too few batches were timed, or without a plan.
+        predicts_for: What ranks predictions are for, in words; None without a plan.
         planned_ratios: Mean planned freeze ratio of each stage's backwards.
         applied_ratios: Mean frozen fraction of each stage's backwards, in the last step collected.
         average_freeze_ratio: Mean frozen fraction since the run began.
@@ -45,6 +49,8 @@ class FreezeReport:
     average_freeze_ratio: float
     without: str | None
     cache: CacheUse | None = None
+    interval_factor: float | None = None
+    predicts_for: str | None = None
 
     @property
     def measured_unfrozen_ms(self) -> float | None:
@@ -69,6 +75,7 @@ class FreezeReport:
                 f"{_ms(self.planned_batch_ms)} with; {_ms(self.frozen_batch_ms)} with everything "
                 "frozen"
             )
+            lines.append(f"it holds for     {self.predicts_for}; {within(self.interval_factor)}")
             lines.append(f"planned ratios   {_ratios(self.planned_ratios)}")
         if self.applied_ratios:
             lines.append(f"applied ratios   {_ratios(self.applied_ratios)}")
@@ -107,7 +114,7 @@ class Reporter:
     def report(self, step: int) -> FreezeReport:
         """Return what is known after the last begun step; every rank must call this together."""
         controller, metrics = self._controller, self.collect()
-        plan = controller.plan
+        plan, bounds = controller.plan, controller.bounds
         return FreezeReport(
             step=step,
             phase=controller.phase,
@@ -124,6 +131,8 @@ class Reporter:
             average_freeze_ratio=metrics.average_freeze_ratio,
             without=controller.switched_off or controller.failure,
             cache=metrics.cache,
+            interval_factor=None if bounds is None else bounds.interval_factor,
+            predicts_for=None if plan is None else controller.predicts_for,
         )
 
 

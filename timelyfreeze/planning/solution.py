@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -32,7 +32,9 @@ from timelyfreeze.timing import (
     bounds_to_json,
     executed_order,
     halves,
+    interval_factor,
     message_time,
+    play_batch,
     slowest,
     slowest_replica,
     with_messages,
@@ -141,7 +143,9 @@ def bounds_from_times(
         )
     bounds = replace(bounds, p2p_latency_ms=slowest(rank.p2p_latency_ms for rank in ranks))
     p2p_overhead_ms = _message_time(dag, bounds, ranks, n_processors)
-    return order, with_messages(dag, bounds, p2p_overhead_ms)
+    bounds = with_messages(dag, bounds, p2p_overhead_ms)
+    factor = interval_factor(_missed_by(dag, bounds, ranks, n_processors))
+    return order, replace(bounds, interval_factor=factor)
 
 
 def _message_time(
@@ -152,17 +156,36 @@ def _message_time(
     It depends on how busy the ranks are. Batches with nothing and with everything frozen are the
     extremes, between which a planned one lies; half frozen ones lie between them too.
     """
-    overheads_ms = []
+    delays_ms = bounds.delays_ms(dag)
+    overheads_ms = [
+        message_time(dag, durations_ms, float(np.median(batches_ms)), n_processors, delays_ms)
+        for durations_ms, batches_ms in _timed_patterns(dag, bounds, ranks)
+    ]
+    return sum(overheads_ms) / len(overheads_ms) if overheads_ms else 0.0
+
+
+def _missed_by(
+    dag: PipelineDag, bounds: DurationBounds, ranks: Sequence[RankTimes], n_processors: float | None
+) -> list[float]:
+    """Return measured over played time of each batch, whatever it froze."""
+    delays_ms = bounds.delays_ms(dag)
+    missed_by = []
+    for durations_ms, batches_ms in _timed_patterns(dag, bounds, ranks):
+        played_ms = play_batch(dag, durations_ms, n_processors, delays_ms)[1]
+        missed_by += [batch_ms / played_ms if played_ms > 0.0 else 0.0 for batch_ms in batches_ms]
+    return missed_by
+
+
+def _timed_patterns(
+    dag: PipelineDag, bounds: DurationBounds, ranks: Sequence[RankTimes]
+) -> Iterator[tuple[NDArray[np.float64], tuple[float, ...]]]:
+    """Yield what actions take by the bounds, and the timed batches, of each pattern; ms."""
     delays_ms = bounds.delays_ms(dag)
     for pattern in dict.fromkeys(entry.pattern for rank in ranks for entry in rank.patterns):
-        measured_ms = _median_batch(dag, [_of_pattern(rank, pattern) for rank in ranks], delays_ms)
-        if measured_ms is not None:
+        batches_ms = _batches(dag, [_of_pattern(rank, pattern) for rank in ranks], delays_ms)
+        if batches_ms:
             is_frozen = [pattern.freezes(action) for action in dag.actions]
-            durations_ms = np.where(is_frozen, bounds.min_ms, bounds.max_ms)
-            overheads_ms.append(
-                message_time(dag, durations_ms, measured_ms, n_processors, delays_ms)
-            )
-    return sum(overheads_ms) / len(overheads_ms) if overheads_ms else 0.0
+            yield np.where(is_frozen, bounds.min_ms, bounds.max_ms), batches_ms
 
 
 def _of_pattern(rank: RankTimes, pattern: Pattern) -> PatternTimes:
@@ -171,10 +194,10 @@ def _of_pattern(rank: RankTimes, pattern: Pattern) -> PatternTimes:
     )
 
 
-def _median_batch(
+def _batches(
     dag: PipelineDag, ranks: Sequence[PatternTimes], delays_ms: NDArray[np.float64]
-) -> float | None:
-    """Return the median time of a batch from each rank's action times and spans."""
+) -> tuple[float, ...]:
+    """Return the time of each batch from each rank's action times and spans."""
     batches = [
         RankBatches(
             tuple((Phase.STABLE.value, span_ms) for span_ms in rank.spans_ms),
@@ -182,8 +205,7 @@ def _median_batch(
         )
         for rank in ranks
     ]
-    batches_ms = batch_times(dag, batches, delays_ms).get(Phase.STABLE)
-    return float(np.median(batches_ms)) if batches_ms else None
+    return batch_times(dag, batches, delays_ms).get(Phase.STABLE, ())
 
 
 def solution_to_plain(solution: Solution) -> dict[str, str]:

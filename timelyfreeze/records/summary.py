@@ -60,6 +60,10 @@ class RunSummary:
         batch_ms_predicted: Pipeline batch under the plan.
         batch_ms: Median pipeline batch of the stable phase as measured, under the last plan.
         all_frozen_batch_ms: Pipeline batch with everything frozen, from the measured bounds.
+        interval_factor: 9 of 10 batches take between 1 / this and this times a prediction, as
+            batches scattered while measuring for the plan.
+        predicts_for: What ranks predictions are for: with a device or core of their own, or
+            sharing cores.
         emulated_ranks: Ranks of a pipeline that ran in one process; None where each had its own.
             Where it is set, batches are measured by the virtual clock, which gives every rank a
             device of its own; steps and tokens/s without ``virtual`` are those of the one device.
@@ -148,6 +152,8 @@ class RunSummary:
     batch_ms_predicted: float | None = None
     batch_ms: float | None = None
     all_frozen_batch_ms: float | None = None
+    interval_factor: float | None = None
+    predicts_for: str | None = None
     drift: float | None = None
     planned_gain: float | None = None
     upper_bound_gain: float | None = None

@@ -16,6 +16,7 @@ from timelyfreeze.timing.bounds import (
 )
 from timelyfreeze.timing.bounds_json import bounds_from_json, bounds_to_json, parse_bounds
 from timelyfreeze.timing.clock_alignment import Intervals, clock_offsets, min_distances
+from timelyfreeze.timing.interval import holds_for, interval_factor, range_of, within
 from timelyfreeze.timing.monitoring import (
     FROZEN,
     UNFROZEN,
@@ -47,8 +48,9 @@ __all__ = [
     "FROZEN", "UNFROZEN", "BatchRecord", "DurationBounds", "Intervals", "Monitoring", "Pattern",
     "PatternTimes", "RankBatches", "Samples", "batch_times", "bounds_from_json",
     "bounds_from_samples", "bounds_to_json", "clock_offsets", "discard_errors",
-    "executed_order", "halves", "median_of_each", "message_time", "min_distances", "misreading",
-    "parse_bounds", "pattern_of", "play_actions", "play_batch", "rank_batches", "receiving",
-    "samples_from_plain", "shared_cores", "shared_processors", "slowest", "slowest_durations",
-    "slowest_replica", "uniform_bounds", "usable_cores", "validate_bounds", "with_messages",
+    "executed_order", "halves", "holds_for", "interval_factor", "median_of_each", "message_time",
+    "min_distances", "misreading", "parse_bounds", "pattern_of", "play_actions", "play_batch",
+    "range_of", "rank_batches", "receiving", "samples_from_plain", "shared_cores",
+    "shared_processors", "slowest", "slowest_durations", "slowest_replica", "uniform_bounds",
+    "usable_cores", "validate_bounds", "with_messages", "within",
 ]  # fmt: skip

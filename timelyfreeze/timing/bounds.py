@@ -49,6 +49,8 @@ class DurationBounds:
             was frozen, less where a part of the tokens was left out. Ratios go up to here, and
             durations fall linearly on the way.
         outside_ms: What a step takes besides its batches, for each of them; 0 where nobody knows.
+        interval_factor: 9 of 10 batches take between 1 / this and this times what the bounds say
+            (``interval``); None where too few batches were timed.
     """
 
     min_ms: NDArray[np.float64]
@@ -58,6 +60,7 @@ class DurationBounds:
     p2p_latency_ms: Mapping[tuple[int, int], float] = field(default_factory=dict)
     measured_ratio: float = 1.0
     outside_ms: float = 0.0
+    interval_factor: float | None = None
 
     def delays_ms(self, dag: PipelineDag) -> NDArray[np.float64]:
         """Return how long after its first action an edge's second may start, shape [E]."""

@@ -23,6 +23,7 @@ class BoundsTable:
         p2p_latency_ms: As in ``DurationBounds``.
         measured_ratio: As in ``DurationBounds``.
         outside_ms: As in ``DurationBounds``.
+        interval_factor: As in ``DurationBounds``.
     """
 
     pairs: Mapping[Action, tuple[float, float]]
@@ -31,6 +32,7 @@ class BoundsTable:
     p2p_latency_ms: Mapping[tuple[int, int], float]
     measured_ratio: float
     outside_ms: float
+    interval_factor: float | None
 
 
 def bounds_to_json(dag: PipelineDag, bounds: DurationBounds) -> str:
@@ -38,7 +40,7 @@ def bounds_to_json(dag: PipelineDag, bounds: DurationBounds) -> str:
 
     An object with ``bounds`` (action to ``min_ms`` and ``max_ms``), ``pinned``,
     ``p2p_overhead_ms``, ``p2p_latency_ms`` (by link: "0>1" from rank 0 to rank 1),
-    ``measured_ratio`` and ``outside_ms``.
+    ``measured_ratio``, ``outside_ms`` and ``interval_factor``.
 
     Raises:
         ValueError: As ``validate_bounds``.
@@ -56,7 +58,8 @@ def bounds_to_json(dag: PipelineDag, bounds: DurationBounds) -> str:
         f'  "p2p_overhead_ms": {json.dumps(bounds.p2p_overhead_ms)},\n'
         f'  "p2p_latency_ms": {latency},\n'
         f'  "measured_ratio": {json.dumps(bounds.measured_ratio)},\n'
-        f'  "outside_ms": {json.dumps(bounds.outside_ms)}\n}}\n'
+        f'  "outside_ms": {json.dumps(bounds.outside_ms)},\n'
+        f'  "interval_factor": {json.dumps(bounds.interval_factor)}\n}}\n'
     )
 
 
@@ -76,6 +79,7 @@ def parse_bounds(data: Any) -> BoundsTable:
         )
         pairs[parse_action(key)] = (low, high)
     latency = data.get("p2p_latency_ms", {})
+    factor = data.get("interval_factor")
     return BoundsTable(
         pairs,
         _pinned(data.get("pinned", []), pairs),
@@ -86,6 +90,7 @@ def parse_bounds(data: Any) -> BoundsTable:
         },
         number_of("measured_ratio", data.get("measured_ratio", 1.0), least=0.0, most=1.0),
         number_of("outside_ms", data.get("outside_ms", 0.0), least=0.0),
+        None if factor is None else number_of("interval_factor", factor, least=1.0),
     )
 
 
@@ -113,6 +118,7 @@ def bounds_from_json(dag: PipelineDag, text: str) -> DurationBounds:
         p2p_latency_ms=table.p2p_latency_ms,
         measured_ratio=table.measured_ratio,
         outside_ms=table.outside_ms,
+        interval_factor=table.interval_factor,
     )
     validate_bounds(dag, bounds)
     return bounds

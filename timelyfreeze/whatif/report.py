@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from timelyfreeze.timing import holds_for, within
 from timelyfreeze.whatif.bounds_file import BoundsFile, Recall
 from timelyfreeze.whatif.grid import Answer, Case, Grid, render_cap
 
@@ -57,6 +58,11 @@ def title_of(file: BoundsFile, grid: Grid, recalled: Recall | None) -> str:
             f"actions, {from_stages_ms:.1f} ms ({from_stages_ms / measured_ms - 1.0:+.1%}) from "
             "the times of its stages"
         )
+    measured = "" if file.interval_factor is None else ", as those of the measured run"
+    lines.append(
+        f"predictions hold for {holds_for(grid.n_ranks, grid.n_processors)}; "
+        f"{within(file.interval_factor)}{measured}"
+    )
     return "\n".join(lines)
 
 
@@ -133,6 +139,7 @@ def to_json(answer: Answer, file: BoundsFile, grid: Grid, recalled: Recall | Non
         **{key: value for key, value in asdict(grid).items() if key not in asked},
         "measured_batch_ms": measured_ms,
         "measured_batch_ms_from_stages": from_stages_ms,
+        "interval_factor": file.interval_factor,
         "cases": plain_cases(answer),
         "notes": answer.notes,
     }

@@ -56,6 +56,24 @@ def test_a_table_and_the_same_in_files(
     assert [line[1] for line in lines] == ["8", "8"]
 
 
+@pytest.mark.parametrize(
+    ("factor", "options", "said"),
+    [
+        (None, [], "a device or core of its own for each rank; interval unknown"),
+        (1.25, ["--processors", "2"],
+         "4 ranks that share 2 cores; 9 of 10 batches within -20.0% to +25.0% if the machine goes "
+         "on as measured, as those of the measured run"),
+    ],
+)  # fmt: skip
+def test_predictions_say_for_what_they_hold(
+    bounds: Path, capsys: pytest.CaptureFixture[str], factor: float | None, options: list[str],
+    said: str,
+) -> None:  # fmt: skip
+    bounds.write_text(json.dumps(json.loads(bounds.read_text()) | {"interval_factor": factor}))
+    assert main([str(bounds), "--schedules", "1F1B", "--r-max", "0.5", *options]) == 0
+    assert f"\npredictions hold for {said}" in capsys.readouterr().out
+
+
 def test_the_order_beside_is_used(bounds: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (bounds.parent / "schedule.csv").write_text(order_to_csv(one_f_one_b_order(4, 8)))
     assert main([str(bounds), "--schedules", "1F1B"]) == 0

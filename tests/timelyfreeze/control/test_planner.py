@@ -1,5 +1,6 @@
 """What is solved, from which times, and what becomes of a run without a plan."""
 
+import logging
 import re
 from typing import Any
 
@@ -105,6 +106,20 @@ def test_processors_that_ranks_fraction_reach_plan_and_prediction() -> None:
     work = sum(linear_ms(action, 1.0) for action in alone.controllers[0].dag.actions)
     assert shared.controllers[0].expected_batch_ms() == pytest.approx(work)
     assert alone.controllers[0].expected_batch_ms() < work
+
+
+@pytest.mark.parametrize(
+    ("n_processors", "ranks"),
+    [(None, "a device or core of its own for each rank"), (1.0, "2 ranks that share 1 core")],
+)
+def test_the_plan_is_logged_with_its_interval_and_for_what_it_holds(
+    n_processors: float | None, ranks: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    Ranks(ORDER, n_processors=n_processors).run(1, LAST_MONITOR_STEP)
+    (said, *_) = [m for m in caplog.messages if m.startswith("Freeze plan: batch")]
+    assert re.search(r"; 9 of 10 batches within -[\d.]+% to \+[\d.]+% if the machine", said)
+    assert said.endswith(f", for {ranks}")
 
 
 def test_backwards_that_freezing_does_not_shorten_are_named(

@@ -294,14 +294,18 @@ class Ranks:
 
 
 def without_stable_times(state: dict[str, Any]) -> dict[str, Any]:
-    """What a checkpoint holds but for the batches of the stable phase.
+    """What a checkpoint holds but for the batches of the stable phase, and how batches scatter.
 
     Their times are no binary fractions, and a resumed run leaves its first batches out.
     """
     shown = dict(state)
     for key in [key for key in state if key.startswith("rank_")]:
         rank = json.loads(state[key])
-        rank.get("planner", {"samples": {}})["samples"].pop("stable", None)
+        planner = rank.get("planner", {"samples": {}})
+        planner["samples"].pop("stable", None)
+        if "solved" in planner:
+            bounds = json.loads(planner["solved"]["bounds"])
+            planner["solved"]["bounds"] = {**bounds, "interval_factor": None}
         shown[key] = json.dumps(rank)
     return shown
 

@@ -21,7 +21,14 @@ from timelyfreeze.planning import (
 )
 from timelyfreeze.schedule import Action, PipelineDag, ScheduleOrder, build_dag
 from timelyfreeze.settings import OFF, FreezeSettings, Phase, actual_freeze_ratio
-from timelyfreeze.timing import DurationBounds, RankBatches, play_batch, slowest_durations
+from timelyfreeze.timing import (
+    DurationBounds,
+    RankBatches,
+    holds_for,
+    play_batch,
+    slowest_durations,
+    within,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +110,17 @@ class PlanInForce:
         return self._last_followed_step is not None and step > self._last_followed_step
 
     # -- what it says ------------------------------------------------------------------------------
+
+    @property
+    def predicts_for(self) -> str:
+        """What ranks predictions are for, in words."""
+        return holds_for(self.order.n_ranks, self._n_processors)
+
+    @property
+    def certainty(self) -> str:
+        """How far batches lie from predictions, and what ranks these are for, in words."""
+        factor = None if self.bounds is None else self.bounds.interval_factor
+        return f"{within(factor)}, for {self.predicts_for}"
 
     def ratio(self, action: Action, step: int) -> float:
         """Return the freeze ratio in [0, 1] that a backward has at ``step``, Eq. 9 included.

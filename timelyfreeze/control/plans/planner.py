@@ -223,7 +223,7 @@ class Planner:
             return
         if self.in_force.plan is None or again is None:
             plan = self.in_force.adopt(answer)
-            logger.info("Freeze plan: %s", described(plan))
+            logger.info("Freeze plan: %s; %s", described(plan), self.in_force.certainty)
         else:
             self._first_bounds = self._first_bounds or self.in_force.bounds
             former = self.in_force.under(answer.bounds, answer.curves)
@@ -231,11 +231,12 @@ class Planner:
             plan = self.in_force.adopt(replace(answer, plan=former) if stays else answer)
             logger.info(
                 "%s have moved (%s); the plan solved for them: %s; the former one with them: "
-                "%s; %s",
+                "%s; %s; %s",
                 "Times" if self._replanning.is_large(again[0]) else "Times and noise",
                 drift_text(again[0]),
                 described(answer.plan),
                 described(former),
+                self.in_force.certainty,
                 "the former one stays" if stays else "the new one takes its place",
             )
         self._replanning.forget()

@@ -10,6 +10,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, Template
 
 from timelyfreeze.records import FrozenCount, RunSummary, kappa_of_cap
+from timelyfreeze.timing import range_of, within
 from torchtitan.freezing.report.move_record import TimedMove
 from torchtitan.freezing.report.text import by_virtual_clock
 
@@ -92,7 +93,7 @@ def _template() -> Template:
         # A cell of a table has no line break, and no bar of its own.
         finalize=lambda value: str(value).replace("|", "\\|").replace("\n", " "),
     )
-    templates.filters.update(number=_number, ms=_ms, beside=_beside)
+    templates.filters.update(number=_number, ms=_ms, beside=_beside, within=within)
     return templates.get_template(_TEMPLATE)
 
 
@@ -159,11 +160,18 @@ def _ms(value: float | None) -> str:
     return _number(value, ",.1f", " ms")
 
 
-def _beside(measured_ms: float | None, predicted_ms: float | None) -> str:
-    """Return a time as predicted and as measured."""
+def _beside(
+    measured_ms: float | None,
+    predicted_ms: float | None,
+    factor: float | None,
+    fixed_ms: float | None = None,
+) -> str:
+    """Return a time as predicted, with its interval, and as measured."""
     if predicted_ms is None:
         return _ms(measured_ms)
+    interval = range_of(predicted_ms, factor, fixed_ms=fixed_ms or 0.0)
+    predicted = f"predicted {_ms(predicted_ms)}{interval and f' ({interval})'}"
     if measured_ms is None:
-        return f"predicted {_ms(predicted_ms)}, not measured"
+        return f"{predicted}, not measured"
     error = measured_ms / predicted_ms - 1
-    return f"predicted {_ms(predicted_ms)}, measured {_ms(measured_ms)} ({error:+.1%})"
+    return f"{predicted}, measured {_ms(measured_ms)} ({error:+.1%})"

@@ -209,7 +209,7 @@ def _cached(use: CacheUse | None) -> dict[str, Any]:
 
 
 def _planned(controller: FreezeController, batches_per_step: int) -> dict[str, Any]:
-    plan = controller.plan
+    plan, bounds = controller.plan, controller.bounds
     if plan is None:
         return {"failure": controller.failure or "not enough steps to measure"}
     return {
@@ -218,6 +218,8 @@ def _planned(controller: FreezeController, batches_per_step: int) -> dict[str, A
         "outside_ms": batches_per_step * plan.outside_ms,
         "step_ms_predicted": batches_per_step * (plan.batch_ms + plan.outside_ms),
         "all_frozen_batch_ms": plan.frozen_batch_ms,
+        "interval_factor": None if bounds is None else bounds.interval_factor,
+        "predicts_for": controller.predicts_for,
         "planned_gain": plan.gain,
         "steps_factor": plan.steps_factor,
         "upper_bound_gain": plan.upper_bound_gain,

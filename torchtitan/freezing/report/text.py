@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from timelyfreeze.records import RunSummary
+from timelyfreeze.timing import range_of, within
 from torchtitan.freezing.report.move_record import TimedMove
 
 # Lines of the report by their label; None for what is not known, which is left out.
@@ -134,16 +135,18 @@ def _frozen_run(summary: RunSummary) -> _Lines:
     }
     if summary.failure is not None:
         return {**lines, "no freeze plan": summary.failure}
-    step = _beside(summary.step_ms_predicted, after_ms)
+    factor, outside_ms = summary.interval_factor, summary.outside_ms or 0.0
+    step = _beside(summary.step_ms_predicted, after_ms, factor, outside_ms)
     return {
         **lines,
         "batch without freezing": _beside(
-            summary.batch_ms_unfrozen_predicted, summary.batch_ms_unfrozen
+            summary.batch_ms_unfrozen_predicted, summary.batch_ms_unfrozen, factor
         ),
-        "batch with freezing": _beside(summary.batch_ms_predicted, summary.batch_ms),
+        "batch with freezing": _beside(summary.batch_ms_predicted, summary.batch_ms, factor),
         "step with freezing": None
         if summary.step_ms_predicted is None
         else f"{step}; {summary.outside_ms:.1f} ms outside of batches",
+        "predictions hold for": _known("{}; {}", summary.predicts_for, within(factor)),
         "speed of the machine": _known(
             "forwards took {:.2f} times as long as when they were measured", summary.drift
         ),
@@ -178,12 +181,18 @@ def _cache(summary: RunSummary) -> str | None:
     return told and told + (_known(", about {:,.0f} ms saved", summary.cache_saved_ms) or "")
 
 
-def _beside(predicted_ms: float | None, measured_ms: float | None) -> str:
+def _beside(
+    predicted_ms: float | None,
+    measured_ms: float | None,
+    factor: float | None,
+    fixed_ms: float = 0.0,
+) -> str:
     measured = _known("measured {:.1f} ms", measured_ms) or "not measured"
     if predicted_ms is None:
         return measured
     error = "" if measured_ms is None else f" ({measured_ms / predicted_ms - 1:+.1%})"
-    return f"predicted {predicted_ms:.1f} ms, {measured}{error}"
+    interval = range_of(predicted_ms, factor, fixed_ms=fixed_ms)
+    return f"predicted {predicted_ms:.1f} ms{interval and f' ({interval})'}, {measured}{error}"
 
 
 def _by_stage(ratios: Mapping[int, float] | None) -> str | None:

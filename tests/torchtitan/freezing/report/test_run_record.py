@@ -52,7 +52,14 @@ def controller(
     plans: bool = True,
     switched_off: str | None = None,
 ) -> Any:
-    return SimpleNamespace(plan=plan, failure=failure, plans=plans, switched_off=switched_off)
+    return SimpleNamespace(
+        plan=plan,
+        failure=failure,
+        plans=plans,
+        switched_off=switched_off,
+        bounds=None if plan is None else SimpleNamespace(interval_factor=1.25),
+        predicts_for="4 ranks that share 2 cores",
+    )
 
 
 def metrics(batch_ms: dict[Phase, tuple[float, ...]]) -> CollectedMetrics:
@@ -99,6 +106,7 @@ def test_speed_and_batches_of_a_frozen_run() -> None:
     assert (summary.batch_ms_unfrozen_predicted, summary.batch_ms_unfrozen) == (90.0, 99.0)
     assert (summary.batch_ms_predicted, summary.batch_ms) == (77.5, 77.5)
     assert (summary.outside_ms, summary.step_ms_predicted) == (5.0, 77.5 + 5.0)
+    assert (summary.interval_factor, summary.predicts_for) == (1.25, "4 ranks that share 2 cores")
     assert summary.all_frozen_batch_ms == 60.0
     assert summary.upper_bound_gain == pytest.approx(0.5)
     assert summary.planned_gain == pytest.approx(90 / 77.5 - 1)

@@ -76,6 +76,23 @@ def test_the_report_of_a_planned_run() -> None:
     ]
 
 
+def test_a_prediction_has_an_interval_and_says_for_what_it_holds() -> None:
+    known = {"interval_factor": 1.25, "predicts_for": "4 ranks that share 2 cores"}
+    lines = report(**SPEED, **PLAN, **known, **APPLIED, batch_ms_unfrozen=99.0, batch_ms=77.5)
+    assert lines[3:7] == [
+        "batch without freezing   predicted 90.0 ms (72.0 to 112.5 ms), measured 99.0 ms (+10.0%)",
+        "batch with freezing      predicted 77.5 ms (62.0 to 96.9 ms), measured 77.5 ms (+0.0%)",
+        # Of 164 ms 86.5 are no batch's: 77.5 / 1.25 + 86.5 and 77.5 * 1.25 + 86.5.
+        "step with freezing       predicted 164.0 ms (148.5 to 183.4 ms), measured 160.0 ms "
+        "(-2.4%); 86.5 ms outside of batches",
+        "predictions hold for     4 ranks that share 2 cores; 9 of 10 batches within -20.0% to "
+        "+25.0% if the machine goes on as measured",
+    ]
+    known["interval_factor"] = None
+    unknown = report(**SPEED, **PLAN, **known, **APPLIED, batch_ms=77.5)
+    assert "predictions hold for     4 ranks that share 2 cores; interval unknown" in str(unknown)
+
+
 def test_the_estimated_time_to_a_loss_comes_first() -> None:
     estimate = "0.92 of that without freezing, estimated: a step takes 0.80 of the time, and about "
     assert report(**SPEED, steps_factor=1.15, time_to_loss=0.92)[:2] == [
