@@ -60,7 +60,7 @@ def _student_quantile(freedom: int) -> float:
         (5.0 * z**5 + 16.0 * z**3 + 3.0 * z) / 96.0,
         (3.0 * z**7 + 19.0 * z**5 + 17.0 * z**3 - 15.0 * z) / 384.0,
     )
-    return sum(term / freedom**power for power, term in enumerate(terms))
+    return sum(term / float(freedom) ** power for power, term in enumerate(terms))
 
 
 def within(factor: float | None) -> str:
@@ -71,18 +71,12 @@ def within(factor: float | None) -> str:
     return f"9 of 10 batches within {low:+.1f}% to {high:+.1f}% if the machine goes on as measured"
 
 
-def range_of(time_ms: float, factor: float | None, *, fixed_ms: float = 0.0) -> str:
-    """Return the interval around a prediction, such as "90.9 to 110.0 ms"; "" if it is not known.
+def range_of(batch_ms: float, factor: float | None) -> str:
+    """Return the interval around a predicted batch, such as "90.9 to 110.0 ms".
 
-    Args:
-        time_ms: What is predicted.
-        factor: As from :func:`interval_factor`.
-        fixed_ms: The part of it that is no batch's.
+    "" where the factor is not known.
     """
-    if factor is None:
-        return ""
-    batches_ms = time_ms - fixed_ms
-    return f"{batches_ms / factor + fixed_ms:,.1f} to {batches_ms * factor + fixed_ms:,.1f} ms"
+    return "" if factor is None else f"{batch_ms / factor:,.1f} to {batch_ms * factor:,.1f} ms"
 
 
 def holds_for(n_ranks: int, n_processors: float | None) -> str:

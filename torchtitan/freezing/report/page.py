@@ -161,15 +161,12 @@ def _ms(value: float | None) -> str:
 
 
 def _beside(
-    measured_ms: float | None,
-    predicted_ms: float | None,
-    factor: float | None,
-    fixed_ms: float | None = None,
+    measured_ms: float | None, predicted_ms: float | None, factor: float | None = None
 ) -> str:
     """Return a time as predicted, with its interval, and as measured."""
     if predicted_ms is None:
         return _ms(measured_ms)
-    interval = range_of(predicted_ms, factor, fixed_ms=fixed_ms or 0.0)
+    interval = range_of(predicted_ms, factor)
     predicted = f"predicted {_ms(predicted_ms)}{interval and f' ({interval})'}"
     if measured_ms is None:
         return f"{predicted}, not measured"

@@ -135,8 +135,8 @@ def _frozen_run(summary: RunSummary) -> _Lines:
     }
     if summary.failure is not None:
         return {**lines, "no freeze plan": summary.failure}
-    factor, outside_ms = summary.interval_factor, summary.outside_ms or 0.0
-    step = _beside(summary.step_ms_predicted, after_ms, factor, outside_ms)
+    factor = summary.interval_factor
+    step = _beside(summary.step_ms_predicted, after_ms)
     return {
         **lines,
         "batch without freezing": _beside(
@@ -182,16 +182,13 @@ def _cache(summary: RunSummary) -> str | None:
 
 
 def _beside(
-    predicted_ms: float | None,
-    measured_ms: float | None,
-    factor: float | None,
-    fixed_ms: float = 0.0,
+    predicted_ms: float | None, measured_ms: float | None, factor: float | None = None
 ) -> str:
     measured = _known("measured {:.1f} ms", measured_ms) or "not measured"
     if predicted_ms is None:
         return measured
     error = "" if measured_ms is None else f" ({measured_ms / predicted_ms - 1:+.1%})"
-    interval = range_of(predicted_ms, factor, fixed_ms=fixed_ms)
+    interval = range_of(predicted_ms, factor)
     return f"predicted {predicted_ms:.1f} ms{interval and f' ({interval})'}, {measured}{error}"
 
 
