@@ -1,4 +1,4 @@
-"""Every key of ``[freezing]``, ``[data]``, ``[emulation]``, ours of other sections, given wrongly.
+"""Every key of the sections that are ours, and ours of other sections, given wrongly.
 
 ``RULES`` is the table of docs/reference/configuration.md once more: for each key what it may be,
 and what not, in a configuration that is right but for that key.
@@ -57,6 +57,8 @@ def _word(*known: str) -> Any:
 FLAG = (st.booleans(), st.nothing())
 PATH = (st.text(max_size=9), st.nothing())  # read only if another key asks for it
 SHARE = _number(st.floats(0, 1), below=0.0, above=1.0)
+COLORS = st.lists(st.floats(0.01, 1), min_size=3, max_size=3)
+WRONG_COLORS = st.lists(st.floats(0.01, 1), max_size=2) | st.just([0.5, INF, 0.5])
 METHODS = ("apf", "autofreeze", "egeria", "fixed", "linear", "lisa", "pipetransformer", "smartpipe")
 # Steps: 1000 of training, and T_w, T_m, T_f as they are by default, 60, 100 and 200.
 RULES: dict[str, tuple[Any, Any]] = {
@@ -183,6 +185,18 @@ RULES: dict[str, tuple[Any, Any]] = {
             *("instruction", "input", "output"),
         )
     },
+    "vision.image_size": _whole(1),
+    "vision.image_column": PATH,
+    "vision.label_column": PATH,
+    "vision.subset": PATH,
+    "vision.split": PATH,
+    "vision.validation_split": PATH,
+    "vision.classes": _whole(0),
+    "vision.augmentation": _word("resized_crop", "padded_crop", "none"),
+    "vision.mean": (COLORS, WRONG_COLORS),
+    "vision.std": (COLORS, WRONG_COLORS | st.just([0.5, 0.0, 0.5])),
+    "vision.mixup": _number(st.floats(0, 1e6), INF, below=0.0),
+    "vision.label_smoothing": _number(st.floats(0, 1, exclude_max=True), 1.0, below=0.0, above=1.0),
     "emulation.enable": FLAG,
     "parallelism.partition": _word("", "time", "parameters", "memory"),
     "parallelism.partition_profile": PATH,
@@ -246,7 +260,7 @@ def test_every_key_has_a_rule() -> None:
     sections = {field.name: field.type for field in fields(CLASS)}
     keys = {
         key
-        for name in ("freezing", "data", "emulation")
+        for name in ("freezing", "data", "vision", "emulation")
         for key in _keys(sections[name], f"{name}.")
     }
     for name in ("model", "parallelism"):

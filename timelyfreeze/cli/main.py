@@ -46,7 +46,7 @@ COMMANDS = {
     "paper": Command(
         "timelyfreeze.compare.paper.command", "each table and figure of the paper", "plots"
     ),
-    "export": Command("torchtitan.hf.export", "a run's weights as a Hugging Face folder"),
+    "export": Command("torchtitan.vision.export", "a run's weights as a Hugging Face folder"),
     "evaluate": Command(
         "torchtitan.evaluation.command", "scores of a run or a folder, with lm-eval", extra="eval"
     ),

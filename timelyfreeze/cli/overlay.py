@@ -15,6 +15,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
+from timelyfreeze.cli import torchvision_import
+
 RELEASE = "torchtitan"
 OURS = str(Path(__file__).resolve().parents[2] / RELEASE)
 
@@ -45,3 +47,4 @@ def install() -> None:
         sys.meta_path.insert(0, _Finder())
     if RELEASE in sys.modules:
         _extend(sys.modules[RELEASE].__path__)  # type: ignore[arg-type]
+    torchvision_import.install()  # in every process: transformers import it too

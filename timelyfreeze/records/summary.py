@@ -40,6 +40,8 @@ class RunSummary:
         steps: ``training.steps``.
         steps_done: Number of the last finished step.
         started_at: ISO 8601 time with offset.
+        unit: What throughput counts: "tokens", or "images" for a model that reads pictures; where a
+            name here says tokens, it is these.
         tokens_per_second_unfrozen: Per device, from the median step of warm-up and of the first
             half of monitoring.
         tokens_per_second: Per device, from the median step of the stable phase; without freezing,
@@ -102,6 +104,8 @@ class RunSummary:
             none was logged there.
         last_loss: Training loss logged last.
         validation_loss: Of the last validation.
+        validation_top1: Fraction of its pictures whose class had the highest score.
+        validation_top5: Likewise, one of the five highest.
         seconds: Sum of the step times; validation and checkpoints are not in it.
         peak_memory_gib: Largest over the ranks: memory reserved by CUDA's allocator, on a CPU the
             resident set.
@@ -136,6 +140,7 @@ class RunSummary:
     steps_done: int = 0
     started_at: str
 
+    unit: str = "tokens"
     tokens_per_second_unfrozen: float | None = None
     tokens_per_second: float | None = None
     step_ms_unfrozen: float | None = None
@@ -189,6 +194,8 @@ class RunSummary:
     train_loss: float | None = None
     last_loss: float | None = None
     validation_loss: float | None = None
+    validation_top1: float | None = None
+    validation_top5: float | None = None
 
     seconds: float = 0.0
     peak_memory_gib: float | None = None

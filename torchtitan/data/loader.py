@@ -13,6 +13,7 @@ from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.tools.logging import logger
 
 from torchtitan.data.dataset import InstructDataset
+from torchtitan.data.resumable import ResumableDataset
 from torchtitan.data.sources import DataSource, read_sources
 from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit
 from torchtitan.data.turns import PLAIN_TEMPLATE, Template
@@ -28,7 +29,7 @@ class ResizableDataloader(ParallelAwareDataloader):
     is left over.
     """
 
-    dataset: InstructDataset
+    dataset: ResumableDataset
 
     def upcoming(self, n_batches: int) -> list[list[int]]:
         """Return the rows of the batches that come next, while this loader is being iterated.
@@ -39,7 +40,7 @@ class ResizableDataloader(ParallelAwareDataloader):
             n_batches: How many, at least 0; there are fewer where the examples end, and none where
                 rows have no names (packing) or workers alone know where they are.
         """
-        if self.num_workers or self.dataset.sequences.packing:
+        if self.num_workers or not self.dataset.names_rows:
             return []
         size = self.batch_size
         assert size is not None  # batches are made here

@@ -29,18 +29,16 @@ from torchtitan.data.turns import IGNORE_INDEX, PLAIN_TEMPLATE, Template
 Batch = tuple[dict[str, Tensor], Tensor]
 
 
-class InstructValidator(Validator):
-    """Upstream's validator over examples of instruction data.
+class BatchValidator(Validator):
+    """Upstream's validator over a loader of ours, which is handed one batch at a time.
 
-    The loss is the mean over all target tokens. Upstream averages over batches, which gives a token
-    more weight the fewer its batch has; so upstream is handed one batch at a time here, and its
-    answers are weighed by their tokens.
+    So what it finds can be weighed by what a batch holds.
 
     Args:
-        loader: Batches of ``build_instruct_dataloader``. With ``validation.steps`` set they are
-            started over as needed; every validation begins with the first.
+        loader: With ``validation.steps`` set it is started over as needed; every validation begins
+            with its first batch.
         job_config: ``validation.steps`` and ``validation.freq`` are read.
-        metrics_processor: Gets the loss.
+        metrics_processor: Gets what is found.
         **kwargs: What upstream's validator takes besides.
     """
 
@@ -61,32 +59,46 @@ class InstructValidator(Validator):
         self._n_steps = job_config.validation.steps
         self._metrics_processor = metrics_processor
 
-    def validate(self, model_parts: list[nn.Module], step: int) -> None:
-        """Evaluate the model and log the loss; all ranks come here at the same steps."""
-        loss_sum, n_targets = 0.0, 0.0
-        with _counted_apart(self._metrics_processor) as processor:
-            for input_dict, labels in self._batches():
-                processor.ntokens_since_last_log += int(input_dict.pop("n_tokens").sum())
-                del input_dict[ROWS]
-                self.validation_dataloader = [(input_dict, labels)]
-                super().validate(model_parts, step)
-                targets = self._count_targets(labels)
-                loss_sum += self._one_loss.value * targets
-                n_targets += targets
-            processor.log_validation(loss=loss_sum / n_targets, step=step)
+    def _evaluate(
+        self, model_parts: list[nn.Module], step: int, inputs: dict[str, Tensor], labels: Tensor
+    ) -> float:
+        """Return upstream's loss of one batch of all replicas."""
+        self.validation_dataloader = [(inputs, labels)]
+        super().validate(model_parts, step)
+        return self._one_loss.value
 
     def _batches(self) -> Iterator[Batch]:
         if self._n_steps == -1:
             return iter(self._loader)
         return islice(chain.from_iterable(repeat(self._loader)), self._n_steps)
 
-    def _count_targets(self, labels: Tensor) -> float:
-        """Return the number of target tokens of the batch on all replicas."""
-        count = (labels != IGNORE_INDEX).sum()
+    def _of_all_replicas(self, count: Tensor) -> float:
+        """Return the sum of a number, [], of every replica."""
         if not self.parallel_dims.dp_enabled:
             return float(count)
         mesh = self.parallel_dims.get_mesh("batch")
         return titan_dist.dist_sum(count.to(titan_tools.device_type), mesh)
+
+
+class InstructValidator(BatchValidator):
+    """Validates on examples of instruction data, in batches of ``build_instruct_dataloader``.
+
+    The loss is the mean over all target tokens. Upstream averages over batches, which gives a token
+    more weight the fewer its batch has; so its answers for each batch are weighed by their tokens.
+    """
+
+    def validate(self, model_parts: list[nn.Module], step: int) -> None:
+        """Evaluate the model and log the loss; all ranks come here at the same steps."""
+        loss_sum, n_targets = 0.0, 0.0
+        with counted_apart(self._metrics_processor) as processor:
+            for input_dict, labels in self._batches():
+                processor.ntokens_since_last_log += int(input_dict.pop("n_tokens").sum())
+                del input_dict[ROWS]
+                loss = self._evaluate(model_parts, step, input_dict, labels)
+                targets = self._of_all_replicas((labels != IGNORE_INDEX).sum())
+                loss_sum += loss * targets
+                n_targets += targets
+            processor.log_validation(loss=loss_sum / n_targets, step=step)
 
 
 class _OneLoss:
@@ -111,7 +123,7 @@ def _no_text_loader() -> Iterator[None]:
 
 
 @contextmanager
-def _counted_apart(processor: MetricsProcessor) -> Iterator[MetricsProcessor]:
+def counted_apart(processor: MetricsProcessor) -> Iterator[MetricsProcessor]:
     """Let the processor count tokens and time of a validation, and then go on with training's.
 
     Upstream starts both anew after a validation, and so takes the steps since the last log out of

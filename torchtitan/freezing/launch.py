@@ -26,6 +26,7 @@ from torchtitan.freezing.checks import ConfigError, check_examples, is_done, joi
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.config_file import read_config
 from torchtitan.freezing.report.run_folder import last_report
+from torchtitan.images.examples import ImageError
 from torchtitan.upstream import fixes as upstream_fixes
 
 # How long a process leaves it to the first one of its host to tell of an error.
@@ -37,7 +38,8 @@ def launch(args: Sequence[str], local_rank: int) -> int:
 
     Returns:
         The exit status: 2 if the configuration has errors, which the first process of each host
-        prints; 0 after ``--help``, and where all steps of the run are done.
+        prints; 1 if a picture cannot be read; 0 after ``--help``, and where all steps of the run
+        are done.
     """
     has_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     if has_torchrun:
@@ -74,7 +76,12 @@ def launch(args: Sequence[str], local_rank: int) -> int:
 
     # Upstream's main function would parse the command line again, without our sections.
     titan_train.ConfigManager = lambda: SimpleNamespace(parse_args=lambda: job_config)
-    titan_train.main(trainer_for(job_config))
+    try:
+        titan_train.main(trainer_for(job_config))
+    except ImageError as error:
+        # Of a picture that only its reading shows to be damaged; no stack says more than its name.
+        print(f"error: {error}", flush=True)
+        return 1
     return 0
 
 
@@ -135,6 +142,7 @@ def prepare(args: Sequence[str]) -> JobConfig:
     warnings.filterwarnings("ignore", message="'set_vital' is deprecated")
     # Imported after the patches: it takes upstream's functions by name.
     from torchtitan.freezing.spec import build_train_spec
+    from torchtitan.vision.spec import base_spec
 
     spelled_out = ["--report.quiet" if arg == "--quiet" else arg for arg in args]
     job_config = read_config(spelled_out, weights=True)
@@ -142,7 +150,7 @@ def prepare(args: Sequence[str]) -> JobConfig:
     titan_spec._extra_train_specs.pop(name, None)
     checks.check(job_config, trains=True)
     try:
-        train_spec = build_train_spec(titan_spec.get_train_spec(name), job_config)
+        train_spec = build_train_spec(base_spec(job_config), job_config)
     except ValueError as error:
         raise ConfigError(join_errors([str(error)])) from error
     titan_spec.register_train_spec(name, train_spec)

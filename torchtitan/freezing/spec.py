@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torchtitan.config import Optimizer as OptimizerConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.llama3.model.state_dict_adapter import Llama3StateDictAdapter
 from torchtitan.protocols.train_spec import TrainSpec
@@ -19,6 +20,7 @@ from torchtitan.data.document_attention import (
     attention_error,
     conversation_error,
 )
+from torchtitan.data.kinds import has_rows, is_image_dataset
 from torchtitan.data.loader import build_instruct_dataloader
 from torchtitan.data.named_templates import build_chat_template, choice_told
 from torchtitan.data.rows.kinds import has_turns, is_instruct_dataset
@@ -38,6 +40,9 @@ from torchtitan.upstream.fixes import (
     evaluate_forwards_alone,
     reduce_by_sum_on_cpu,
 )
+from torchtitan.upstream.optimizers import SGD, build_sgd
+from torchtitan.vision.args import VisionArgs
+from torchtitan.vision.spec import with_classes
 
 
 def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
@@ -53,6 +58,8 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
     """
     flavor = job_config.model.flavor
     model_args = chosen_args(job_config, upstream.model_args)
+    if isinstance(model_args, VisionArgs):
+        model_args = with_classes(model_args, job_config)
 
     packing = job_config.data.packing
     if packing and (error := attention_error(upstream.model_cls, flavor, model_args)):
@@ -89,6 +96,12 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
         loss_fn = upstream.build_loss_fn(config, parallel_dims=parallel_dims, **kwargs)
         return PipelineLoss(loss_fn) if parallel_dims.pp_enabled else loss_fn
 
+    def build_optimizers_fn(
+        model_parts: list[nn.Module], config: OptimizerConfig, *args: Any, **kwargs: Any
+    ) -> Any:
+        build = build_sgd if config.name == SGD else upstream.build_optimizers_fn
+        return build(model_parts, config, *args, **kwargs)
+
     def build_tokenizer_fn(config: JobConfig) -> Any:
         tokenizer = upstream.build_tokenizer_fn(config)
         # transformers' models learn later how many tokens they have, from a folder of their own.
@@ -105,6 +118,10 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
         dp_world_size: int, dp_rank: int, tokenizer: Any, job_config: JobConfig
     ) -> Any:
         training = job_config.training
+        if is_image_dataset(training.dataset):
+            return upstream.build_dataloader_fn(
+                dp_world_size=dp_world_size, dp_rank=dp_rank, job_config=job_config
+            )
         if not is_instruct_dataset(training.dataset):
             return upstream.build_dataloader_fn(
                 dp_world_size=dp_world_size,
@@ -132,16 +149,19 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
         )
 
     def build_validator_fn(*, job_config: JobConfig, **kwargs: Any) -> Any:
-        if not is_instruct_dataset(job_config.validation.dataset):
+        if not has_rows(job_config.validation.dataset):
             return upstream.build_validator_fn(job_config=job_config, **kwargs)
         if reads_training_examples(job_config):
             logger.warning(
                 "Validation reads the examples that are trained on; data.validation_fraction holds "
                 "some of them out"
             )
+        split = validation_split(job_config)
+        if is_image_dataset(job_config.validation.dataset):
+            return upstream.build_validator_fn(job_config=job_config, split=split, **kwargs)
         return build_instruct_validator(
             job_config=job_config,
-            split=validation_split(job_config),
+            split=split,
             template=template_for(kwargs["tokenizer"]),
             **kwargs,
         )
@@ -158,6 +178,7 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
         pipelining_fn=wraps(upstream.pipelining_fn)(pipelining_fn)
         if upstream.pipelining_fn
         else None,
+        build_optimizers_fn=build_optimizers_fn,
         build_loss_fn=build_loss_fn,
         build_dataloader_fn=build_dataloader_fn,
         build_validator_fn=build_validator_fn if upstream.build_validator_fn else None,

@@ -53,6 +53,7 @@ from torchtitan.freezing.report.output import RunOutput
 from torchtitan.freezing.report.progress import quiet_unless
 from torchtitan.freezing.stop_request import StopRequest
 from torchtitan.upstream.fixes import one_cast_for_all
+from torchtitan.vision.loss import shares_of_target
 
 CHECKPOINT_KEY = "freezing"
 ALL_TOKENS = "ntokens_seen_by_all"
@@ -205,6 +206,10 @@ class FreezingTrainer(Trainer):
                 padding = labels.numel() - int(n_tokens.sum())
                 self.ntokens_seen -= padding
                 self.metrics_processor.ntokens_since_last_log -= padding
+            # A row of shares is one target, though it has a number for each class.
+            shares = labels.numel() - labels.numel() // shares_of_target(labels)
+            self.ntokens_seen -= shares
+            self.metrics_processor.ntokens_since_last_log -= shares
             yield input_dict, labels
 
     def post_dataloading_process(
@@ -266,6 +271,7 @@ class FreezingTrainer(Trainer):
         global_valid_tokens: torch.Tensor,
     ) -> torch.Tensor:
         """Run one pipeline batch, its loss divided by the step's tokens before the backward."""
+        global_valid_tokens = global_valid_tokens / shares_of_target(labels)
         if not self.parallel_dims.pp_enabled:
             return super().forward_backward_step(
                 input_dict=input_dict, labels=labels, global_valid_tokens=global_valid_tokens

@@ -9,12 +9,14 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.models.llama3 import llama3_args
 from torchtitan.tools.logging import init_logger, logger
@@ -63,23 +65,52 @@ class Exportable:
     Attributes:
         checkpoint: Folder of one step.
         job_config: The run's configuration, as far as the model and its places go.
-        model_args: Upstream's description of the model.
         source: Contents of the ``config.json`` the run began from; empty if there was none.
         chat_template: ``data.chat_template`` of a run with instruction data, else None.
     """
 
     checkpoint: Path
     job_config: JobConfig
-    model_args: Any
     source: dict[str, Any]
     chat_template: str | None
 
+    @property
+    def places(self) -> tuple[Path, Path]:
+        """Where what belongs beside the weights may lie; the last one that has a file counts.
 
-def find_exportable(run: Path, step: int | None) -> Exportable:
+        A model whose weights were loaded from elsewhere may have its tokenizer in another place.
+        """
+        return weights_folder(self.job_config), Path(self.job_config.model.hf_assets_path)
+
+
+@dataclass(frozen=True)
+class FolderForm:
+    """What a folder of one model is made of.
+
+    Attributes:
+        names: Tensors to write, by their names here, in the order of the files.
+        translate: From names and tensors here to those in the files.
+        settings: From the type of the weights, None for that of the checkpoint, to the contents of
+            ``config.json``.
+        write_companions: Writes into the folder what transformers reads besides; may add to the
+            contents of ``config.json``.
+    """
+
+    names: Sequence[str]
+    translate: Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
+    settings: Callable[[torch.dtype | None], dict[str, Any]]
+    write_companions: Callable[[Path, dict[str, Any]], None]
+
+
+# For each ``model.name``, what makes the form of a checkpoint.
+Forms = Mapping[str, Callable[[Exportable, StoredWeights], FolderForm]]
+
+
+def find_exportable(run: Path, step: int | None, names: Collection[str]) -> Exportable:
     """Return the checkpoint of ``run`` at ``step``, or its last one.
 
     Raises:
-        ExportError: If there is none, or the run's model is no LLaMA.
+        ExportError: If there is none, or the run's model has none of the ``names``.
     """
     try:
         settings = read_run_settings(run)
@@ -87,9 +118,10 @@ def find_exportable(run: Path, step: int | None) -> Exportable:
     except ValueError as error:
         raise ExportError(f"{error}; name the folder that the run's report names") from error
     job_config = _job_config(settings)
-    if job_config.model.name != LLAMA:
+    if job_config.model.name not in names:
         raise ExportError(
-            f"the run's model.name is {job_config.model.name!r}; only {LLAMA!r} can be exported"
+            f"the run's model.name is {job_config.model.name!r}; only "
+            f"{', '.join(map(repr, names))} can be exported"
         )
     steps = finished_steps(checkpoints)
     if not steps:
@@ -109,20 +141,19 @@ def find_exportable(run: Path, step: int | None) -> Exportable:
         )
     folder = weights_folder(job_config)
     try:
-        model_args = chosen_args(job_config, llama3_args)
         # A model trained from random weights may have a tokenizer's folder without a model.
         source = read_settings(folder) if (folder / CONFIG_FILE).is_file() else {}
     except ValueError as error:
         raise ExportError(str(error)) from error
     instructs = is_instruct_dataset(settings["training"]["dataset"])
     chat_template = settings["data"]["chat_template"] if instructs else None
-    return Exportable(checkpoint, job_config, model_args, source, chat_template)
+    return Exportable(checkpoint, job_config, source, chat_template)
 
 
 def _job_config(settings: Mapping[str, Any]) -> JobConfig:
     job_config = JobConfig()
-    for section in ("model", "checkpoint"):
-        for key, value in settings[section].items():
+    for section in ("model", "checkpoint", "vision"):
+        for key, value in settings.get(section, {}).items():  # former runs have no [vision]
             setattr(getattr(job_config, section), key, value)
     return job_config
 
@@ -134,11 +165,9 @@ def export_run(
     output: Path | None = None,
     dtype: torch.dtype | None = None,
     max_file_bytes: int = MAX_FILE_BYTES,
+    forms: Forms | None = None,
 ) -> Path:
     """Write the weights of a run as a folder that transformers loads.
-
-    Embeddings that were tied in the folder the run began from stay tied if they are still equal,
-    bit for bit; trained apart, they are written apart.
 
     Args:
         run: Folder of the run, as its report names it, with settings.json.
@@ -147,6 +176,7 @@ def export_run(
         dtype: Type of the weights; as they lie in the checkpoint if None, so that the folder
             computes what the training model did.
         max_file_bytes: A file is closed before it would grow beyond this.
+        forms: Models that can be exported; LLaMA alone if None.
 
     Returns:
         The folder, which is either whole or not there.
@@ -154,43 +184,68 @@ def export_run(
     Raises:
         ExportError: If the run has no such checkpoint or the folder is there already.
     """
-    exportable = find_exportable(run, step)
+    forms = {LLAMA: llama_form} if forms is None else forms
+    exportable = find_exportable(run, step, list(forms))
     folder = output or run / f"hf_{exportable.checkpoint.name}"
     if folder.exists():
         raise ExportError(f"{str(folder)!r} is there already; remove it or name another folder")
+    weights = StoredWeights(exportable.checkpoint)
+    form = forms[exportable.job_config.model.name](exportable, weights)
     part = folder.with_name(folder.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    weights = StoredWeights(exportable.checkpoint)
-    names = _names_to_write(exportable, weights)
-    translate = LlamaAdapter(exportable.model_args, None).to_hf
-    weights.write(part, names, translate, dtype=dtype, max_file_bytes=max_file_bytes)
-    config = replace(config_of(exportable.model_args), tie_word_embeddings=_HEAD not in names)
-    settings = hf_settings(config, exportable.source, dtype or weights.dtype(_EMBEDDING))
-    _write_companions(part, exportable, settings)
+    weights.write(part, form.names, form.translate, dtype=dtype, max_file_bytes=max_file_bytes)
+    settings = form.settings(dtype)
+    form.write_companions(part, settings)
     (part / CONFIG_FILE).write_text(json.dumps(settings, indent=2) + "\n")
     part.rename(folder)
     return folder
 
 
-def _write_companions(folder: Path, exportable: Exportable, settings: dict[str, Any]) -> None:
+def llama_form(exportable: Exportable, weights: StoredWeights) -> FolderForm:
+    """Return the form of a LLaMA.
+
+    Embeddings that were tied in the folder the run began from stay tied if they are still equal,
+    bit for bit; trained apart, they are written apart.
+
+    Raises:
+        ExportError: If the checkpoint lacks a tensor, or its model cannot be told any more.
+    """
+    try:
+        args = chosen_args(exportable.job_config, llama3_args)
+    except ValueError as error:
+        raise ExportError(str(error)) from error
+    with torch.device("meta"):
+        names = list(Decoder(as_decoder(args)).state_dict())
+    require_tensors(exportable, weights, names)
+    names = _without_tied(names, exportable, weights)
+    config = replace(config_of(args), tie_word_embeddings=_HEAD not in names)
+
+    def settings(dtype: torch.dtype | None) -> dict[str, Any]:
+        return hf_settings(config, exportable.source, dtype or weights.dtype(_EMBEDDING))
+
+    companions = partial(_write_companions, exportable)
+    return FolderForm(names, LlamaAdapter(args, None).to_hf, settings, companions)
+
+
+def _write_companions(exportable: Exportable, folder: Path, settings: dict[str, Any]) -> None:
     """Write what lies beside the weights; ``settings`` get the token ids that they have not."""
-    job_config, name = exportable.job_config, exportable.chat_template
-    # A model whose weights were loaded from elsewhere may have its tokenizer in another place.
-    places = (weights_folder(job_config), Path(job_config.model.hf_assets_path))
-    tokenizer = copy_companions(places, folder)
+    name = exportable.chat_template
+    tokenizer = copy_companions(exportable.places, folder)
     settings.update({**known_ids(tokenizer), **settings})
     end = None if name is None else write_chat_template(folder, name, tokenizer)
     write_generation_config(folder, settings, end)
 
 
-def _names_to_write(exportable: Exportable, weights: StoredWeights) -> list[str]:
-    """Return the names of the model's tensors, without an output layer that is still tied."""
-    with torch.device("meta"):
-        names = list(Decoder(as_decoder(exportable.model_args)).state_dict())
+def require_tensors(exportable: Exportable, weights: StoredWeights, names: Sequence[str]) -> None:
+    """Raise ExportError if a checkpoint lacks one of the named tensors."""
     missing = [name for name in names if name not in weights]
     if missing:
         raise ExportError(f"{str(exportable.checkpoint)!r} lacks {missing[0]} of the run's model")
+
+
+def _without_tied(names: list[str], exportable: Exportable, weights: StoredWeights) -> list[str]:
+    """Return the names without that of an output layer that is still tied."""
     if exportable.source.get("tie_word_embeddings"):
         if torch.equal(*weights.load([_EMBEDDING, _HEAD]).values()):
             names.remove(_HEAD)
@@ -213,6 +268,12 @@ def hf_settings(
     else:
         settings |= {key: source[key] for key in TOKEN_IDS if key in source}
     settings["tie_word_embeddings"] = config.tie_word_embeddings
+    return with_dtype(settings, dtype)
+
+
+def with_dtype(settings: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """Return the contents of ``config.json`` with the type of the weights, for every release."""
+    settings = dict(settings)
     settings.pop("torch_dtype", None)
     settings["dtype"] = str(dtype).removeprefix("torch.")
     # Releases of transformers before 5 know the type by this name alone.
@@ -227,8 +288,8 @@ def _describes(source: Mapping[str, Any], config: LlamaConfig) -> bool:
         return False
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Export as the command line says and return the exit status."""
+def main(arguments: Sequence[str], forms: Forms | None = None) -> int:
+    """Export as the command line says and return the exit status; ``forms`` as ``export_run``."""
     parser = argparse.ArgumentParser(
         prog="timelyfreeze export", description="Writes a run's weights as a Hugging Face folder."
     )
@@ -242,7 +303,8 @@ def main(arguments: Sequence[str]) -> int:
     dtype = TORCH_DTYPE_MAP[options.dtype] if options.dtype else None
 
     def export() -> int:
-        print(export_run(options.run, options.step, output=options.output, dtype=dtype))
+        places = options.run, options.step
+        print(export_run(*places, output=options.output, dtype=dtype, forms=forms))
         return 0
 
     return status_of(export)

@@ -10,7 +10,7 @@ from typing import Any
 
 from torchtitan.models.llama3.model.args import RoPEScalingArgs, TransformerModelArgs
 
-from torchtitan.freezing.config import JobConfig
+from torchtitan.freezing.config import IMAGE_MODELS, JobConfig
 from torchtitan.hf.adapter import model_args
 from torchtitan.hf.llama_config import LlamaConfig, RopeScaling, read_config
 
@@ -93,7 +93,7 @@ def chosen_args(job_config: JobConfig, upstream: Mapping[str, Any]) -> Any:
     model = job_config.model
     flavors = known_flavors(job_config, upstream)
     if model.flavor not in flavors:
-        names = [*flavors, *([FROM_FOLDER] if model.name == LLAMA else [])]
+        names = {*flavors, *([FROM_FOLDER] if model.name in (LLAMA, *IMAGE_MODELS) else [])}
         raise ValueError(
             f"model.flavor is {model.flavor!r}, which {model.name} does not have; "
             f"known: {', '.join(sorted(names))}"

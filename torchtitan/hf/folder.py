@@ -43,7 +43,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     files = sorted(path for path in paths if not path.name.startswith(_OTHER_FORM))
     absent = sorted(_files_of_index(folder) - {file.name for file in files})
     if absent:
-        raise ValueError(f"{str(folder)!r} lacks {_some(absent)}, which its {INDEX_FILE} names")
+        raise ValueError(f"{str(folder)!r} lacks {some_of(absent)}, which its {INDEX_FILE} names")
     if not files:
         raise ValueError(f"{str(folder)!r} has no {SUFFIX} files")
     found: dict[str, StoredTensor] = {}
@@ -97,13 +97,14 @@ def tensor_errors(config: LlamaConfig, tensors: Mapping[str, StoredTensor]) -> I
         if name in tensors and tensors[name].shape != shape
     ]
     if missing:
-        yield f"it lacks {_some(missing)}"
+        yield f"it lacks {some_of(missing)}"
     if unknown:
-        yield f"it has {_some(unknown)}, for which the model has no place"
+        yield f"it has {some_of(unknown)}, for which the model has no place"
     if misshapen:
-        yield f"it has {_some(misshapen)}"
+        yield f"it has {some_of(misshapen)}"
 
 
-def _some(names: list[str]) -> str:
+def some_of(names: list[str]) -> str:
+    """Return the first few names in words, and how many more there are."""
     rest = len(names) - _N_NAMED
     return ", ".join(names[:_N_NAMED]) + (f" and {rest} more" if rest > 0 else "")

@@ -35,6 +35,10 @@ class StoredWeights:
         """Return the type in which a tensor lies in the checkpoint."""
         return self._entries[name].properties.dtype
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor."""
+        return tuple(self._entries[name].size)
+
     def load(self, names: Sequence[str]) -> dict[str, Tensor]:
         """Read the named tensors and no others, in the order of ``names``."""
         weights = {

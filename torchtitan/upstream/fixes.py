@@ -27,6 +27,7 @@ from torch.distributed.fsdp import FSDPModule
 from torchtitan.config import TORCH_DTYPE_MAP, JobConfig
 from torchtitan.distributed import ParallelDims
 
+from timelyfreeze.cli import torchvision_import
 from timelyfreeze.runtime import forward_only, places_stages_in_v
 from torchtitan.checkpoints.manager import SafeCheckpointManager
 from torchtitan.freezing.emulation.mesh import EmulatedMesh
@@ -44,6 +45,7 @@ def install() -> None:
     if _installed:
         return
     _installed = True
+    torchvision_import.install()
     if not torch.accelerator.is_available():
         _use_cpu()
     _patch(titan_dist, "clip_grad_norm_", _clip_on_device)

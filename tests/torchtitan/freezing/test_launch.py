@@ -2,8 +2,10 @@
 
 import pytest
 
+from tests.torchtitan.helpers.job_configs import make_job_config
 from torchtitan.freezing import launch as launch_module
 from torchtitan.freezing.launch import launch
+from torchtitan.images.examples import ImageError
 
 # Wrong for the parser, which prints by itself; wrong for our checks, which raise.
 MISTAKES = ["--unknown.key=1", "--training.steps=x", "--model.vocab_size=0"]
@@ -68,3 +70,22 @@ def test_help_is_printed_once_and_is_no_failure(
     assert launch(["--help"], local_rank=3) == 0
     assert said(capfd) == ""
     assert waits == []
+
+
+def test_a_damaged_picture_is_named_without_a_stack_trace(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], waits: list[float]
+) -> None:
+    """Found by reading, after the checks; the launch itself is that of any run."""
+    import torchtitan.train as titan_train
+
+    def broken(trainer: object) -> None:
+        raise ImageError("pictures.parquet, row 7: is not a readable picture (cut off)")
+
+    monkeypatch.setattr(launch_module, "prepare", lambda args: make_job_config())
+    monkeypatch.setattr(launch_module, "trainer_for", lambda job_config: None)
+    monkeypatch.setattr(titan_train, "ConfigManager", None)
+    monkeypatch.setattr(titan_train, "main", broken)
+    assert launch([], local_rank=0) == 1
+    printed = said(capfd)
+    assert "error: pictures.parquet, row 7: is not a readable picture (cut off)\n" in printed
+    assert "Traceback" not in printed

@@ -24,7 +24,7 @@ from torchtitan.checkpoints.finished import (
     saved_keys,
     saved_values,
 )
-from torchtitan.data.rows.kinds import is_instruct_dataset
+from torchtitan.data.kinds import has_rows
 from torchtitan.freezing.checks.parallel import data_parallel_degree
 from torchtitan.freezing.checks.pipeline import n_microbatches
 from torchtitan.freezing.checks.resuming import resuming_errors, weights_errors
@@ -186,11 +186,12 @@ def _data_errors(config: JobConfig, folder: Path) -> Iterator[str]:
     saved = saved_values(folder, [_WORLD_SIZE])[_WORLD_SIZE]
     degree = data_parallel_degree(config)
     dataset = config.training.dataset
-    if degree in (None, saved) or is_instruct_dataset(dataset):
+    if degree in (None, saved) or has_rows(dataset):
         return
     yield (
         f"the checkpoint {str(folder)!r} was saved with {saved} data-parallel ranks, and this run "
         f"has {degree} (parallelism.data_parallel_replicate_degree x data_parallel_shard_degree); "
         f"the data set {dataset!r} (training.dataset) goes on with as many only, instruction data "
-        'with any; to start the data anew, set checkpoint.exclude_from_loading = ["dataloader"]'
+        "and pictures with any; to start the data anew, set "
+        'checkpoint.exclude_from_loading = ["dataloader"]'
     )

@@ -11,6 +11,7 @@ from torchtitan.freezing.checks.checkpoints import checkpoint_errors, output_err
 from torchtitan.freezing.checks.data import data_errors, example_errors, validation_errors
 from torchtitan.freezing.checks.elastic import elastic_errors
 from torchtitan.freezing.checks.freezing import freezing_errors
+from torchtitan.freezing.checks.images import image_errors, vision_errors
 from torchtitan.freezing.checks.models import device_errors, model_errors, tokenizer_errors
 from torchtitan.freezing.checks.packing import packing_errors
 from torchtitan.freezing.checks.parallel import float8_errors, parallel_errors
@@ -59,6 +60,7 @@ def _errors(job_config: JobConfig, *, trains: bool) -> list[str]:
             *model_errors(job_config),
             *float8_errors(job_config),
             *data_errors(job_config),
+            *vision_errors(job_config),
             *validation_errors(job_config),
             *freezing_errors(job_config),
             *cache_errors(job_config),
@@ -80,15 +82,15 @@ def _errors(job_config: JobConfig, *, trains: bool) -> list[str]:
 
 
 def check_examples(job_config: JobConfig) -> None:
-    """Raise if the data that lies on disk cannot be used.
+    """Raise if the instruction data or the pictures that lie on disk cannot be used.
 
-    All instruction examples are read, which the data loader then need not do again. Apart from
-    :func:`check`, because not everything that needs a configuration needs its data.
+    All examples of instruction data are read, which the data loader then need not do again. Apart
+    from :func:`check`, because not everything that needs a configuration needs its data.
 
     Raises:
         ConfigError: Naming the path, or the first example that is broken, of each data set.
     """
-    if errors := [*example_errors(job_config), *text_errors(job_config)]:
+    if errors := [*example_errors(job_config), *image_errors(job_config), *text_errors(job_config)]:
         raise ConfigError(join_errors(errors))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from torchtitan.data.kinds import IMAGES, has_rows
 from torchtitan.data.mixture import MOST_REPEATS
 from torchtitan.data.named_templates import AUTO, PLAIN, build_chat_template, template_error
 from torchtitan.data.rows.examples import WHOLE, is_local_path, read_examples
@@ -16,6 +17,7 @@ from torchtitan.data.sources import (
     validation_sources,
 )
 from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit, fraction_error
+from torchtitan.freezing.checks.images import reads_training_images
 from torchtitan.freezing.checks.pipeline import n_microbatches, too_small
 from torchtitan.freezing.config import JobConfig
 
@@ -138,14 +140,14 @@ def _packing_errors(config: JobConfig) -> Iterator[str]:
 def validation_split(config: JobConfig) -> ExampleSplit:
     """Return which examples of its data set validation reads: what training holds out, or all."""
     fraction = config.data.validation_fraction
-    if fraction > 0 and reads_training_data(config):
+    if fraction > 0 and _reads_training(config):
         return ExampleSplit(fraction, held_out=True)
     return ALL_EXAMPLES
 
 
 def reads_training_examples(config: JobConfig) -> bool:
     """Return whether validation reads the very examples that are trained on."""
-    return config.data.validation_fraction == 0 and reads_training_data(config)
+    return config.data.validation_fraction == 0 and _reads_training(config)
 
 
 def validation_errors(config: JobConfig) -> Iterator[str]:
@@ -178,11 +180,11 @@ def _fraction_errors(config: JobConfig) -> Iterator[str]:
         yield message
     elif fraction == 0:
         return
-    elif not is_instruct_dataset(training.dataset):
+    elif not has_rows(training.dataset):
         yield (
             f"data.validation_fraction is {fraction}, and training.dataset is "
-            f"{training.dataset!r}; examples can be held out of {', '.join(INSTRUCT_DATASETS)}, "
-            "so it must be 0"
+            f"{training.dataset!r}; examples can be held out of "
+            f"{', '.join((*INSTRUCT_DATASETS, IMAGES))}, so it must be 0"
         )
     elif validation.enable and not _reads_same(config):
         yield (
@@ -194,8 +196,13 @@ def _fraction_errors(config: JobConfig) -> Iterator[str]:
         )
 
 
+def _reads_training(config: JobConfig) -> bool:
+    """Return whether validation reads from the data that is trained on."""
+    return reads_training_images(config) or reads_training_data(config)
+
+
 def _reads_same(config: JobConfig) -> bool:
     try:
-        return reads_training_data(config)
+        return _reads_training(config)
     except ValueError:
         return True  # told with the sources

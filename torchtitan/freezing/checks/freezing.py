@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields
 
-from torchtitan.protocols.train_spec import get_train_spec
-
 from timelyfreeze.policies import ComparesOutputs, Method, freezes_whole_layers, parse_method
 from timelyfreeze.runtime import stages_per_rank
 from timelyfreeze.settings import (
@@ -22,7 +20,7 @@ from timelyfreeze.settings import (
     unknown_words,
 )
 from timelyfreeze.timing import discard_errors
-from torchtitan.data.rows.kinds import is_instruct_dataset
+from torchtitan.data.kinds import has_rows
 from torchtitan.freezing.checks.parallel import COMPILED, NOT_COMPILED, compiles_blocks
 from torchtitan.freezing.checks.pipeline import (
     is_known,
@@ -32,6 +30,7 @@ from torchtitan.freezing.checks.pipeline import (
 )
 from torchtitan.freezing.config import Freezing, JobConfig, preset_errors
 from torchtitan.hf.flavors import chosen_args
+from torchtitan.vision.spec import base_spec
 
 _COPIED = {field.name for field in fields(FreezeSettings)} - {"phases", "max_freeze_ratio"}
 # Upstream sets the second one after step 1. A run that resumes at a later step keeps the first.
@@ -165,7 +164,7 @@ def _comparison_errors(config: JobConfig) -> Iterator[str]:
                 "has a part only; it must be 1"
             )
     try:
-        args = chosen_args(config, get_train_spec(config.model.name).model_args)
+        args = chosen_args(config, base_spec(config).model_args)
     except (ImportError, ValueError):
         return  # told by those that check models
     if getattr(args, "attn_type", "sdpa") != "sdpa":
@@ -178,7 +177,7 @@ def _comparison_errors(config: JobConfig) -> Iterator[str]:
 
 def _epoch_errors(config: JobConfig, key: str) -> Iterator[str]:
     """Yield why the steps of an epoch are not known before it."""
-    if not is_instruct_dataset(config.training.dataset):
+    if not has_rows(config.training.dataset):
         yield (
             f"{key} is set, and training.dataset is {config.training.dataset!r}, whose epochs have "
             "no known length; set check_interval instead"

@@ -14,21 +14,24 @@ from torchtitan.distributed.pipeline_parallel import pipeline_llm
 from torchtitan.experiments import _supported_experiments
 from torchtitan.models import _supported_models
 from torchtitan.models.llama3 import llama3_args
-from torchtitan.protocols.train_spec import TrainSpec, get_train_spec
+from torchtitan.protocols.train_spec import TrainSpec
 
 from timelyfreeze.files import parse_json, shown
 from torchtitan.checkpoints.finished import finished_steps
+from torchtitan.data.kinds import is_image_dataset
 from torchtitan.data.named_templates import special_tokens
 from torchtitan.data.turns import pad_id
 from torchtitan.freezing.checks.data import tokenizer_template_errors
+from torchtitan.freezing.checks.image_models import image_model_errors
 from torchtitan.freezing.checks.pipeline import pipeline_errors, too_small
-from torchtitan.freezing.config import JobConfig
+from torchtitan.freezing.config import IMAGE_MODELS, JobConfig, model_family
 from torchtitan.freezing.emulation.pipeline import emulated_order
 from torchtitan.hf.adapter import config_of
 from torchtitan.hf.flavors import FROM_FOLDER, LLAMA, chosen_args, weights_folder
 from torchtitan.hf.folder import stored_tensors, tensor_errors
 from torchtitan.hf.llama_config import differences, read_config, read_settings
 from torchtitan.hf.model import as_decoder
+from torchtitan.vision.spec import base_spec
 
 _LOADS = "checkpoint.initial_load_in_hf is true"
 # Upstream reads the first of these that is there, and the settings if they are.
@@ -57,13 +60,18 @@ def model_errors(config: JobConfig) -> Iterator[str]:
             yield f'model.flavor is "{FROM_FOLDER}", and {error}'
             return
     try:
-        spec = get_train_spec(name)
+        spec = base_spec(config)
     except ImportError as error:
         yield f"model.name is {name!r}, which cannot be imported ({error}); install what it needs"
         return
-    except ValueError:
-        known = ", ".join(sorted([*_supported_models, *_supported_experiments]))
-        yield f"model.name is {name!r}; known: {known}"
+    except ValueError as error:
+        known = ", ".join(sorted([*_supported_models, *_supported_experiments, *IMAGE_MODELS]))
+        is_known = name in IMAGE_MODELS
+        yield (
+            f"model.flavor is {config.model.flavor!r}, and {error}"
+            if is_known
+            else (f"model.name is {name!r}; known: {known}")
+        )
         return
     if name == _TRANSFORMERS and int(version("transformers").partition(".")[0]) >= 5:
         yield (
@@ -72,12 +80,30 @@ def model_errors(config: JobConfig) -> Iterator[str]:
             "'transformers<5'"
         )
     yield from _stage_errors(config, spec)
+    if not model_family(config).reads_text:
+        yield from _of_images(config, spec)
+        return
+    if is_image_dataset(config.training.dataset):
+        yield (
+            f"training.dataset is {config.training.dataset!r}, and model.name is {name!r}, which "
+            f"reads text; models of pictures: {', '.join(IMAGE_MODELS)}"
+        )
     if name != LLAMA:
         yield from _tied_elsewhere(config)
         return
     yield from _family_errors(config)
     if config.checkpoint.initial_load_in_hf:
         yield from _loading_errors(config)
+
+
+def _of_images(config: JobConfig, spec: TrainSpec) -> Iterator[str]:
+    try:
+        args = chosen_args(config, spec.model_args)
+    except ValueError as error:
+        if config.parallelism.pipeline_parallel_degree <= 1:  # else told with the stages
+            yield str(error)
+        return
+    yield from image_model_errors(config, args)
 
 
 def _stage_errors(config: JobConfig, spec: TrainSpec) -> Iterator[str]:
@@ -135,7 +161,7 @@ def device_errors(config: JobConfig) -> Iterator[str]:
     if torch.accelerator.is_available():
         return
     try:
-        args = chosen_args(config, get_train_spec(model.name).model_args)
+        args = chosen_args(config, base_spec(config).model_args)
     except (ImportError, ValueError):
         return  # told by model_errors
     if hasattr(args, "moe_args") and getattr(args, "moe_enabled", True):
@@ -213,7 +239,9 @@ def _tied_elsewhere(config: JobConfig) -> Iterator[str]:
 
 
 def tokenizer_errors(config: JobConfig) -> Iterator[str]:
-    """Say why the tokenizer of ``model.hf_assets_path`` cannot be used."""
+    """Say why the tokenizer of ``model.hf_assets_path`` cannot be used, where one is needed."""
+    if not model_family(config).reads_text:
+        return
     folder = Path(config.model.hf_assets_path)
     key = f"model.hf_assets_path is {str(folder)!r}"
     if not folder.is_dir():

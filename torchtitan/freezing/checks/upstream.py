@@ -12,8 +12,8 @@ from torchtitan.hf_datasets.text_datasets import DATASETS, build_text_dataloader
 from torchtitan.protocols.model_converter import _registry_model_converter_cls
 from torchtitan.protocols.train_spec import get_train_spec
 
-from torchtitan.data.examples import is_local_path
-from torchtitan.data.turns import INSTRUCT_DATASETS, is_instruct_dataset
+from torchtitan.data.rows.examples import is_local_path
+from torchtitan.data.rows.kinds import INSTRUCT_DATASETS, is_instruct_dataset
 from torchtitan.freezing.checks.parallel import compiles_blocks, data_parallel_degree
 from torchtitan.freezing.config import JobConfig
 

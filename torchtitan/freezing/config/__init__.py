@@ -1,5 +1,6 @@
 """The configuration of a run, and the pipeline that it describes."""
 
+from torchtitan.freezing.config.family import IMAGE_MODELS, ModelFamily, model_family
 from torchtitan.freezing.config.job_config import (
     Freezing,
     JobConfig,
@@ -19,9 +20,11 @@ from torchtitan.freezing.config.layout import (
     stage_modules,
 )
 from torchtitan.freezing.config.presets import preset_errors, preset_line, with_preset
+from torchtitan.freezing.config.vision import Vision
 
 __all__ = [
-    "Freezing", "JobConfig", "Model", "cache_folder", "count_layers", "examples_of_microbatch",
-    "global_rows", "job_config_class", "modules_of_split", "pipeline_notes", "pipeline_order",
-    "pipeline_title", "preset_errors", "preset_line", "stage_modules", "toml_key", "with_preset",
+    "IMAGE_MODELS", "Freezing", "JobConfig", "Model", "ModelFamily", "Vision", "cache_folder",
+    "count_layers", "examples_of_microbatch", "global_rows", "job_config_class", "model_family",
+    "modules_of_split", "pipeline_notes", "pipeline_order", "pipeline_title", "preset_errors",
+    "preset_line", "stage_modules", "toml_key", "with_preset",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The configuration: TorchTitan's, and sections for freezing, data, emulation, plots, report.
+"""The configuration: TorchTitan's, and the sections that this fork adds.
 
 The string under a field is its documentation and its ``--help``. Annotations are evaluated here (no
 ``from __future__ import annotations``): upstream's manager looks at the types of nested sections.
@@ -14,6 +14,7 @@ from torchtitan.config.job_config import Validation as TitanValidation
 
 from timelyfreeze.policies import registered_policies
 from timelyfreeze.settings import AUTO, CacheSettings, ElasticSettings, PackingSettings
+from torchtitan.freezing.config.vision import Vision
 
 
 @dataclass
@@ -291,6 +292,7 @@ class JobConfig(TitanJobConfig):
     validation: Validation = field(default_factory=Validation)
     freezing: Freezing = field(default_factory=Freezing)
     data: Data = field(default_factory=Data)
+    vision: Vision = field(default_factory=Vision)
     emulation: Emulation = field(default_factory=Emulation)
     plots: Plots = field(default_factory=Plots)
     report: Report = field(default_factory=Report)

@@ -13,6 +13,7 @@ from timelyfreeze.runtime import named_order, stages_per_rank
 from timelyfreeze.schedule import Action, ActionKind, ScheduleOrder, build_order, order_from_csv
 from timelyfreeze.whatif.loads import UNKNOWN_SIZES, ModelSizes
 from timelyfreeze.whatif.notes import PipelineNotes
+from torchtitan.freezing.config.family import model_family
 from torchtitan.freezing.config.job_config import JobConfig
 
 
@@ -90,10 +91,12 @@ def pipeline_title(config: JobConfig) -> str:
     schedule = parallelism.pipeline_parallel_schedule_csv or parallelism.pipeline_parallel_schedule
     pipeline = f"{schedule} over {n_ranks} ranks, " if n_ranks > 1 else ""
     emulated = "emulated in one process, " if config.emulation.enable else ""
+    family = model_family(config)
+    of_row = f"x {training.seq_len} {family.unit}" if family.reads_text else family.unit
     return (
         f"{config.model.flavor}, {pipeline}{emulated}"
-        f"{training.local_batch_size // n_examples} microbatches of {n_examples} x "
-        f"{training.seq_len} tokens, weights {training.dtype}, computing in "
+        f"{training.local_batch_size // n_examples} microbatches of {n_examples} {of_row}, "
+        f"weights {training.dtype}, computing in "
         f"{training.mixed_precision_param}"
     )
 
@@ -127,7 +130,8 @@ def pipeline_notes(
         first_stage=job_config.freezing.first_stage,
         skip_input_grads=job_config.freezing.skip_input_grads,
         layers=layers if layers is not None and len(layers) == order.n_stages else None,
-        tokens_per_microbatch=examples_of_microbatch(job_config) * job_config.training.seq_len,
+        tokens_per_microbatch=examples_of_microbatch(job_config)
+        * model_family(job_config).per_row(job_config),
         parameters=sizes.parameters,
         memory=sizes.memory,
     )

@@ -34,6 +34,7 @@ from torchtitan.freezing.emulation.pipeline import emulated_order
 from torchtitan.freezing.memory.activations import module_bytes
 from torchtitan.hf.flavors import LLAMA, chosen_args
 from torchtitan.hf.model import Decoder, as_decoder
+from torchtitan.upstream.optimizers import SGD
 
 # What upstream calls the ends of the model.
 _INPUT = "tok_embeddings"
@@ -118,6 +119,8 @@ def model_bytes(job_config: JobConfig) -> ModelBytes:
 def _not_covered(config: JobConfig) -> Iterator[str]:
     if config.model.name != LLAMA:
         yield f"model.name is {config.model.name!r}; memory is estimated for {LLAMA!r}"
+    if config.optimizer.name == SGD:
+        yield f"optimizer.name is {SGD!r}; memory is estimated for 'Adam' and 'AdamW'"
     yield from peer_errors(config, "memory is estimated for pipeline parallelism alone")
     if config.activation_checkpoint.mode not in ("none", "full"):
         yield (

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 from torchtitan.distributed.pipeline_parallel import pipeline_llm
-from torchtitan.protocols.train_spec import TrainSpec, get_train_spec
+from torchtitan.protocols.train_spec import TrainSpec
 
 from timelyfreeze.whatif.loads import ModelSizes, PartParameters
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.memory.estimate import model_bytes
 from torchtitan.hf.flavors import chosen_args
+from torchtitan.vision.spec import base_spec
 
 
 def model_sizes(job_config: JobConfig) -> ModelSizes:
@@ -62,7 +63,7 @@ def _described(job_config: JobConfig) -> tuple[TrainSpec, Any]:
     """Return upstream's spec of a model, and its description."""
     name = job_config.model.name
     try:
-        spec = get_train_spec(name)
+        spec = base_spec(job_config)
     except (ImportError, ValueError) as error:
         raise ValueError(f"model.name is {name!r}: {error}") from error
     if spec.pipelining_fn is None or inspect.unwrap(spec.pipelining_fn) is not pipeline_llm:

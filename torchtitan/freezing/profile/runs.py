@@ -16,7 +16,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torchtitan.tools.utils as titan_tools
-from torchtitan.protocols.train_spec import get_train_spec
 
 from timelyfreeze.schedule import ActionKind, ScheduleOrder
 from timelyfreeze.settings import arguments_named, unknown_words
@@ -33,6 +32,7 @@ from torchtitan.freezing.emulation.pipeline import emulated_order
 from torchtitan.freezing.profile.bench import Bench, Repeats
 from torchtitan.freezing.profile.response import Response
 from torchtitan.freezing.spec import build_train_spec
+from torchtitan.vision.spec import base_spec
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def profile_stages(
         reasons = list(_not_covered(job_config))
     if reasons:
         raise ValueError("; ".join(reasons))
-    spec = build_train_spec(get_train_spec(job_config.model.name), job_config)
+    spec = build_train_spec(base_spec(job_config), job_config)
     model_args: Any = spec.model_args[job_config.model.flavor]
     if reasons := list(_model_not_covered(job_config, model_args)):
         raise ValueError("; ".join(reasons))

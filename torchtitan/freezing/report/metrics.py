@@ -151,7 +151,7 @@ class FreezingMetricsProcessor(MetricsProcessor):
         self, loss: float, step: int, extra_metrics: dict[str, Any] | None = None
     ) -> None:
         """Log a validation; all ranks come here, of which the one that is shown has the loss."""
-        self._output.recorder.log_validation(step, loss)
+        self._output.recorder.log_validation(step, loss, extra_metrics)
         self._note_peak_memory()
         super().log_validation(loss, step, extra_metrics)
 

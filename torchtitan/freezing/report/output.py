@@ -11,7 +11,7 @@ import torchtitan.tools.utils as titan_tools
 from torchtitan.components.metrics import BaseLogger, LoggerContainer
 from torchtitan.distributed import ParallelDims
 
-from torchtitan.freezing.config import JobConfig
+from torchtitan.freezing.config import JobConfig, model_family
 from torchtitan.freezing.report.losses import FiniteWatch
 from torchtitan.freezing.report.plots import RunPlots
 from torchtitan.freezing.report.progress import Progress
@@ -95,7 +95,8 @@ def open_output(
     if is_shown and job_config.plots.enable:
         plots = RunPlots(folder, None if tensorboard is None else tensorboard.writer)
     shows_progress = is_shown and not job_config.report.quiet
-    progress = Progress(job_config.training.steps, shown=shows_progress)
+    unit = model_family(job_config).unit
+    progress = Progress(job_config.training.steps, shown=shows_progress, unit=unit)
     return RunOutput(is_shown, folder, recorder, progress, logger, tensorboard, plots)
 
 

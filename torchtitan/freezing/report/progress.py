@@ -37,9 +37,10 @@ class Status:
         phase: Phase of the step; None without freezing.
         steps_left_in_phase: None where the phase lasts to the end.
         loss: Logged last.
-        tokens_per_second: Per device, since the loss before.
+        tokens_per_second: Per device, since the loss before; of what ``unit`` says.
         gain: Throughput over that without freezing, as a fraction.
         seconds_left: Until the last step, at the pace of the last steps.
+        unit: What throughput counts.
     """
 
     phase: Phase | None = None
@@ -48,6 +49,7 @@ class Status:
     tokens_per_second: float | None = None
     gain: float | None = None
     seconds_left: float | None = None
+    unit: str = "tokens"
 
 
 def status_text(status: Status) -> str:
@@ -60,7 +62,7 @@ def status_text(status: Status) -> str:
     if status.loss is not None:
         parts.append(f"loss {status.loss:.3f}")
     if status.tokens_per_second is not None:
-        parts.append(f"{status.tokens_per_second:,.0f} tokens/s")
+        parts.append(f"{status.tokens_per_second:,.0f} {status.unit}/s")
     if status.gain is not None:
         parts.append(f"{status.gain:+.0%} throughput")
     if status.seconds_left is not None:
@@ -108,11 +110,12 @@ class Progress:
     Args:
         n_steps: Steps of the whole run.
         shown: Whether this rank shows anything.
+        unit: What throughput counts.
     """
 
-    def __init__(self, n_steps: int, *, shown: bool) -> None:
+    def __init__(self, n_steps: int, *, shown: bool, unit: str = "tokens") -> None:
         self._n_steps = n_steps
-        self._status = Status()
+        self._status = Status(unit=unit)
         self._pace = Pace(n_steps)
         self._use_bar = shown and sys.stderr.isatty()
         self._bar: tqdm[None] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -245,9 +245,11 @@ class RunRecorder:
         """Write timelines of phases that are over, on all ranks; return whether there was one."""
         return self._timelines is not None and self._timelines.collect(is_last=is_last)
 
-    def log_validation(self, step: int, loss: float) -> None:
-        """Take note of a validation."""
-        self.record.add_validation_loss(loss)
+    def log_validation(
+        self, step: int, loss: float, scores: Mapping[str, float] | None = None
+    ) -> None:
+        """Take note of a validation, and of what it counted besides."""
+        self.record.add_validation(loss, scores or {})
         if self._loss_curve is not None:
             with self._guard.writing():
                 self._loss_curve.add_validation(step, self.record.seconds, loss)

@@ -24,10 +24,12 @@ from timelyfreeze.records import (
 )
 from timelyfreeze.settings import Phase
 from timelyfreeze.timing import usable_cores
-from torchtitan.data.rows.kinds import is_instruct_dataset
-from torchtitan.freezing.config import JobConfig
+from torchtitan.data.kinds import has_rows
+from torchtitan.freezing.config import JobConfig, model_family
 from torchtitan.freezing.report.text import by_virtual_clock
 
+# What a validation of pictures counts besides its loss.
+_SCORES = {f"validation_{name}": f"validation_metrics/{name}" for name in ("top1", "top5")}
 _MIB = 1024**2
 _GIB = 1024**3
 
@@ -54,7 +56,7 @@ class RunRecord:
         self._score_ms = 0.0
         self._n_steps_collected = 0
         self._losses: list[tuple[int, float]] = []
-        self._validation_loss: float | None = None
+        self._validation: dict[str, float] = {}
         self._peak_bytes = -1
 
     @property
@@ -109,9 +111,11 @@ class RunRecord:
         """Take note of a logged training loss."""
         self._losses.append((step, loss))
 
-    def add_validation_loss(self, loss: float) -> None:
-        """Take note of a validation; the last one counts."""
-        self._validation_loss = loss
+    def add_validation(self, loss: float, scores: Mapping[str, float]) -> None:
+        """Take note of a validation and of what it counted besides; the last one counts."""
+        self._validation = {"validation_loss": loss} | {
+            field: scores[metric] for field, metric in _SCORES.items() if metric in scores
+        }
 
     def add_peak_memory(self, n_bytes: int) -> None:
         """Take note of a peak, before the device starts a new one; -1 stands for unknown."""
@@ -146,7 +150,7 @@ class RunRecord:
             "drift": statistics.median(self._drift) if self._drift else None,
             "train_loss": self._train_loss(),
             "last_loss": self._losses[-1][1] if self._losses else None,
-            "validation_loss": self._validation_loss,
+            **self._validation,
             "seconds": self.seconds,
             "peak_memory_gib": peak_memory_gib,
             **(emulated or {}),
@@ -306,7 +310,7 @@ def summary_at_start(
     n_examples = training.local_batch_size * replicas
     csv = parallelism.pipeline_parallel_schedule_csv
     schedule = Path(csv).name if csv else parallelism.pipeline_parallel_schedule
-    is_shuffled = is_instruct_dataset(training.dataset) and data.shuffle
+    is_shuffled = has_rows(training.dataset) and data.shuffle
     path = ", ".join(data.paths) or training.dataset_path
     cores = f", {usable_cores():g} cores" if device_type == "cpu" else ""
     return RunSummary(
@@ -325,4 +329,5 @@ def summary_at_start(
         torch_version=torch.__version__,
         steps=training.steps,
         started_at=datetime.now().astimezone().isoformat(timespec="seconds"),
+        unit=model_family(job_config).unit,
     )

@@ -14,7 +14,7 @@ from timelyfreeze.control import CollectedMetrics, FreezeController
 from timelyfreeze.files import markdown_table
 from timelyfreeze.records import RunSummary
 from timelyfreeze.settings import Phase
-from torchtitan.freezing.config import JobConfig
+from torchtitan.freezing.config import JobConfig, model_family
 from torchtitan.freezing.report.run_folder import OutputGuard
 
 _MIB = 1024**2
@@ -82,7 +82,7 @@ THROUGHPUT = ("throughput(tps)", "freezing/tokens_per_second")
 # The custom scalars tab: lines of each chart, by group. Tags are regular expressions there.
 _CHARTS = {
     "speed": {
-        "tokens/s per device": [r"^freezing/(emulation/virtual_)?tokens_per_second$"],
+        "{unit}/s per device": [r"^freezing/(emulation/virtual_)?tokens_per_second$"],
         "batch, ms, measured and predicted": [r"^freezing/batch_ms/.*"],
         "machine, times as slow as when measured": [r"^freezing/drift$"],
         "step of an emulated pipeline, ms": [r"^freezing/emulation/virtual_step_ms$"],
@@ -105,10 +105,15 @@ _CHARTS = {
         "gradient norm": [r"^grad_norm$"],
     },
 }
-LAYOUT = {
-    group: {title: ["Multiline", tags] for title, tags in charts.items()}
-    for group, charts in _CHARTS.items()
-}
+
+
+def layout(unit: str) -> dict[str, dict[str, list[Any]]]:
+    """Return the custom scalars tab of a run whose throughput counts ``unit``."""
+    return {
+        group: {title.format(unit=unit): ["Multiline", tags] for title, tags in charts.items()}
+        for group, charts in _CHARTS.items()
+    }
+
 
 # Metrics of a summary that the table of runs has, by tag.
 _FINAL = (
@@ -133,7 +138,7 @@ class RunTensorBoard(TensorBoardLogger):
         super().__init__(folder)
         self._guard = guard
         self.writer.add_text("settings", _as_table(job_config.to_dict()), 0)
-        self.writer.add_custom_scalars(LAYOUT)
+        self.writer.add_custom_scalars(layout(model_family(job_config).unit))
         experiment, begin, self._end = hparams(hyperparameters(job_config), dict.fromkeys(FINAL, 0))
         # To the run's own files: torch's add_hparams would make another run below this one.
         for part in (experiment, begin):

@@ -36,6 +36,7 @@ def render_report(summary: RunSummary, run_folder: Path, moves: Sequence[TimedMo
         "MFU": _utilization(summary),
         "as run on one device": _on_one_device(summary),
         "validation loss": _known("{:.4f}", summary.validation_loss),
+        "validation top-1": _accuracy(summary),
         "loss of the reference": _reference(summary),
         "files": str(run_folder),
         "TensorBoard": f"tensorboard --logdir {run_folder.parent}",
@@ -94,8 +95,15 @@ def _on_one_device(summary: RunSummary) -> str | None:
     """Say what an emulation itself took."""
     if summary.emulated_ranks is None:
         return None
-    step = _known("{:,.0f} tokens/s, {:.1f} ms a step", summary.tokens_per_second, summary.step_ms)
+    form = f"{{:,.0f}} {summary.unit}/s, {{:.1f}} ms a step"
+    step = _known(form, summary.tokens_per_second, summary.step_ms)
     return step and step + (_known(", {:.1f} ms a batch", summary.real_batch_ms) or "")
+
+
+def _accuracy(summary: RunSummary) -> str | None:
+    top5 = _known(", top-5 {:.2%}", summary.validation_top5) or ""
+    top1 = _known("{:.2%}", summary.validation_top1)
+    return top1 and top1 + top5
 
 
 def _reference(summary: RunSummary) -> str | None:
@@ -106,7 +114,7 @@ def _reference(summary: RunSummary) -> str | None:
 
 def _unfrozen_run(summary: RunSummary) -> _Lines:
     speed = _known("{:,.0f}", summary.tokens_per_second)
-    return {"tokens/s per device": speed} if speed else {"too few steps to measure": " "}
+    return {f"{summary.unit}/s per device": speed} if speed else {"too few steps to measure": " "}
 
 
 def _time_to_loss(summary: RunSummary) -> str | None:
@@ -123,7 +131,7 @@ def _time_to_loss(summary: RunSummary) -> str | None:
 
 def _frozen_run(summary: RunSummary) -> _Lines:
     before_ms, after_ms = summary.step_ms_unfrozen, summary.step_ms
-    speed = "{:,.0f} tokens/s per device, {:.1f} ms a step"
+    speed = f"{{:,.0f}} {summary.unit}/s per device, {{:.1f}} ms a step"
     gain = before_ms / after_ms - 1 if before_ms is not None and after_ms is not None else None
     lines: _Lines = {
         "time to a loss": _time_to_loss(summary),

@@ -312,9 +312,11 @@ def test_the_training_loss_is_that_of_the_last_tenth(
 def test_the_last_validation_counts() -> None:
     record = RunRecord()
     assert summarize(record, None).validation_loss is None
-    record.add_validation_loss(3.0)
-    record.add_validation_loss(2.0)
-    assert summarize(record, None).validation_loss == 2.0
+    record.add_validation(3.0, {})
+    record.add_validation(2.0, {"validation_metrics/top1": 0.5, "other": 1.0})
+    summary = summarize(record, None)
+    assert (summary.validation_loss, summary.validation_top1) == (2.0, 0.5)
+    assert summary.validation_top5 is None
 
 
 def test_the_largest_peak_of_memory_stays() -> None:

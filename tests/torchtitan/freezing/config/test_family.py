@@ -1,0 +1,28 @@
+"""What is counted of a model: tokens of rows, or pictures."""
+
+import pytest
+
+from tests.torchtitan.helpers.job_configs import config
+from torchtitan.freezing.config import model_family, pipeline_notes, pipeline_order, pipeline_title
+
+
+@pytest.mark.parametrize(
+    ("name", "unit", "per_microbatch", "title"),
+    [
+        ("llama3", "tokens", 2 * 64, "4 microbatches of 2 x 64 tokens, weights float32"),
+        ("vit", "images", 2, "4 microbatches of 2 images, weights float32"),
+        ("convnextv2", "images", 2, "4 microbatches of 2 images, weights float32"),
+    ],
+)
+def test_a_row_is_its_tokens_or_one_picture(
+    name: str, unit: str, per_microbatch: int, title: str
+) -> None:
+    given = config(
+        model__name=name,
+        training__seq_len=64,
+        parallelism__pipeline_parallel_microbatch_size=2,
+    )
+    assert model_family(given).unit == unit
+    order = pipeline_order(given, 8)
+    assert pipeline_notes(given, order, 8).tokens_per_microbatch == per_microbatch
+    assert title in pipeline_title(given)

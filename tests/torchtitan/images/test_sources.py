@@ -1,0 +1,163 @@
+"""Pictures from folders and parquet files, and what is said of broken ones."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.make_assets.pictures import pixels, png, rows, write_folder, write_parquet
+from torchtitan.images.examples import ImageError, check_headers, check_labels
+from torchtitan.images.sources import ImagePlace, read_images
+
+SHARED = Path(__file__).resolve().parents[4] / "shared" / "data" / "vision"
+
+
+def place(path: Path | str, **columns: str) -> ImagePlace:
+    return ImagePlace(str(path), "training.dataset_path", **columns)
+
+
+def test_a_folder_has_a_class_for_each_of_its_folders(tmp_path: Path) -> None:
+    write_folder(tmp_path, 3, 2)
+    (tmp_path / "class_1" / "notes.txt").write_text("no picture")
+    images = read_images(place(tmp_path))
+    assert images.names == ("class_0", "class_1", "class_2")
+    assert images.labels.tolist() == [0, 0, 1, 1, 2, 2]
+    assert np.array_equal(np.asarray(images.picture(3)), pixels(1, 1))
+    assert images.place(3) == str(tmp_path / "class_1" / "00003.png")
+
+
+def test_a_folder_to_validate_on_gets_the_labels_of_training(tmp_path: Path) -> None:
+    write_folder(tmp_path, 3, 1)
+    images = read_images(place(tmp_path), ["class_2", "class_x", "class_0", "class_1"])
+    assert images.labels.tolist() == [2, 3, 0]
+    assert images.classes == 4
+    with pytest.raises(ValueError, match="class 'class_1' the training data does not have"):
+        read_images(place(tmp_path), ["class_0", "class_2"])
+
+
+def test_parquet_files_follow_each_other_and_name_their_rows(tmp_path: Path) -> None:
+    table = list(rows(2, 3))
+    write_parquet(tmp_path / "train-0.parquet", table[:4])
+    write_parquet(tmp_path / "train-1.parquet", table[4:])
+    write_parquet(tmp_path / "test-0.parquet", table[:1])
+    images = read_images(place(tmp_path / "train-*.parquet"))
+    assert images.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert images.names == ()
+    assert images.classes == 2
+    assert np.array_equal(np.asarray(images.picture(4)), pixels(1, 1))
+    assert images.place(4) == f"{tmp_path / 'train-1.parquet'}, row 0"
+    assert len(read_images(place(tmp_path))) == 7
+    assert len(read_images(place(tmp_path / "test-0.parquet"))) == 1
+
+
+def test_columns_have_the_names_that_are_told(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", list(rows(2, 1)))
+    with pytest.raises(ValueError, match=r"vision\.image_column is 'img'; .* image, label"):
+        read_images(place(path, image_column="img"))
+    with pytest.raises(ValueError, match=r"vision\.label_column is 'image', which holds struct"):
+        read_images(place(path, label_column="image"))
+
+
+def test_pictures_of_any_mode_become_red_green_and_blue(tmp_path: Path) -> None:
+    from PIL import Image
+
+    (tmp_path / "gray").mkdir()
+    Image.new("L", (5, 4), 7).save(tmp_path / "gray" / "a.png")
+    Image.new("RGBA", (5, 4), (1, 2, 3, 0)).save(tmp_path / "gray" / "b.png")
+    images = read_images(place(tmp_path))
+    assert np.array_equal(np.asarray(images.picture(0)), np.full((4, 5, 3), 7))
+    assert np.asarray(images.picture(1))[0, 0].tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("data", "why", "by_its_header"),
+    [
+        (b"no picture", "is not a readable picture (no known format)", True),
+        (b"", "is not a readable picture", True),
+        (None, "there is no picture", True),
+        (png(0, 0)[:60], "is not a readable picture", False),
+        (png(0, 0)[:500] + b"\0" * 300, "is not a readable picture", False),
+    ],
+    ids=["text", "empty", "null", "cut", "zeros"],
+)
+def test_a_broken_picture_is_named_with_file_and_row(
+    tmp_path: Path, data: bytes | None, why: str, by_its_header: bool
+) -> None:
+    path = write_parquet(tmp_path / "a.parquet", [(png(0, 0), 0), (data, 0)])
+    images = read_images(place(path))
+    with pytest.raises(ImageError) as error:
+        images.picture(1)
+    assert str(error.value).startswith(f"{path}, row 1: {why}")
+    assert "BytesIO" not in str(error.value)
+    if by_its_header:
+        with pytest.raises(ImageError) as told:
+            check_headers(images)
+        assert str(told.value) == str(error.value)
+    else:
+        assert check_headers(images) == 2
+
+
+def test_of_many_pictures_as_many_headers_are_looked_at_as_is_quick(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torchtitan.images.examples._MOST_HEADERS", 4)
+    table: list = [(png(0, 0), 0)] * 10
+    images = read_images(place(write_parquet(tmp_path / "a.parquet", table)))
+    assert check_headers(images) == 4  # 0, 3, 6, 9
+    table[9] = (b"", 0)
+    images = read_images(place(write_parquet(tmp_path / "b.parquet", table)))
+    with pytest.raises(ImageError, match="row 9"):
+        check_headers(images)
+
+
+def test_labels_out_of_range_are_named(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", [(png(0, 0), 0), (png(0, 1), 4), (png(0, 2), -1)])
+    images = read_images(place(path))
+    with pytest.raises(ImageError, match=r"a\.parquet, row 1: the label is 4; with 4 classes"):
+        check_labels(images, 4)
+    with pytest.raises(ImageError, match=r"a\.parquet, row 2: the label is -1; with 5 classes"):
+        check_labels(images, 5)
+    missing = write_parquet(tmp_path / "b.parquet", [(png(0, 0), 0), (png(0, 1), None)])
+    with pytest.raises(ImageError, match=r"b\.parquet, row 1: there is no label"):
+        read_images(place(missing))
+
+
+def test_places_that_have_no_pictures_are_told(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "outer" / "train").mkdir(parents=True)
+    (tmp_path / "outer" / "train" / "cat").mkdir()
+    (tmp_path / "text.txt").write_text("")
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1 and no more")
+    write_parquet(tmp_path / "no_rows.parquet", [])
+    for name, why in {
+        "empty": "neither files that end in .parquet nor folders",
+        "outer": "folder 'train' has no pictures",
+        "text.txt": "must end in .parquet",
+        "none.parquet": "no such file",
+        "*.png": "fits 0 files",
+        "broken.parquet": "is not a readable parquet file",
+        "no_rows.parquet": "holds no pictures",
+    }.items():
+        with pytest.raises((ValueError, FileNotFoundError), match=why) as error:
+            read_images(place(tmp_path / name))
+        assert str(tmp_path / name) in str(error.value)
+
+
+def test_an_error_from_a_worker_loses_its_stack_trace() -> None:
+    text = "Caught ImageError in worker 0.\nTraceback:\n  ...\na.b.ImageError: f, row 3: is bad\n"
+    assert str(ImageError(text)) == "f, row 3: is bad"
+    assert str(ImageError("f, row 3: is bad")) == "f, row 3: is bad"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SHARED.is_dir(), reason="../shared/data/vision has CIFAR-10")
+def test_cifar_is_read_and_sorted_by_class() -> None:
+    path = SHARED / "cifar10_test.parquet"
+    images = read_images(place(path, image_column="img"))
+    assert len(images) == 10_000
+    assert images.classes == 10
+    assert np.bincount(images.labels).tolist() == [1000] * 10
+    assert (np.diff(images.labels) >= 0).all()
+    assert check_headers(images) == 10_000
+    assert images.picture(9_999).size == (32, 32)
+    assert images.place(17) == f"{path}, row 17"

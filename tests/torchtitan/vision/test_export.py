@@ -1,0 +1,98 @@
+"""Checkpoints of image classifiers, turned into folders that transformers loads."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from tests.torchtitan.helpers.image_models import (
+    CLASSES,
+    KINDS,
+    SETTINGS,
+    args_of,
+    library_model,
+    load,
+    some_pictures,
+)
+from torchtitan.freezing.config import JobConfig
+from torchtitan.hf.export import ExportError, export_run
+from torchtitan.vision.export import FORMS
+from torchtitan.vision.flavors import FLAVORS
+from torchtitan.vision.model import VisionModel
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+def save_run(place: Path, model: torch.nn.Module, kind: str, **model_keys: Any) -> Path:
+    """Write what a run leaves: its settings, and a checkpoint as upstream writes it."""
+    job_config = JobConfig()
+    job_config.job.dump_folder = str(place / "outputs")
+    job_config.model.name = kind
+    for key, value in model_keys.items():
+        setattr(job_config.model, key, value)
+    run = place / "outputs" / "tb" / "run"
+    run.mkdir(parents=True)
+    (run / "settings.json").write_text(json.dumps(job_config.to_dict()))
+    state = model.state_dict()
+    dcp.save(state, checkpoint_id=place / "outputs" / "checkpoint" / "step-5", no_dist=True)
+    return run
+
+
+def loaded_by_library(folder: Path) -> Any:
+    """The folder's model; every tensor of it comes from the files."""
+    model, info = transformers.AutoModelForImageClassification.from_pretrained(
+        folder, output_loading_info=True
+    )
+    assert not any(info.values()), info
+    return model.eval()
+
+
+@pytest.mark.parametrize("file_bytes", [10**9, 40_000])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_library_loads_what_was_trained(
+    tmp_path: Path, kind: str, file_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trained from scratch, for other classes than the flavor has: the checkpoint knows."""
+    monkeypatch.setitem(FLAVORS[kind], "tiny", {**SETTINGS[kind], "num_labels": 1000})
+    model = VisionModel(args_of(kind), library_model(kind)).eval()
+    run = save_run(tmp_path, model, kind, flavor="tiny")
+    folder = export_run(run, max_file_bytes=file_bytes, forms=FORMS)
+    assert (len(list(folder.glob("*.safetensors"))) > 1) == (file_bytes < 10**9)
+    pictures = some_pictures(2)
+    with torch.no_grad():
+        expected, library = model(pictures), loaded_by_library(folder)
+        torch.testing.assert_close(library(pictures).logits, expected, atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(load(folder, kind)(pictures), expected, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_folder_that_was_trained_keeps_its_words(tmp_path: Path, kind: str) -> None:
+    """Names of classes, and what the library reads pictures with."""
+    source = tmp_path / "source"
+    library = library_model(kind)
+    library.config.id2label = {i: f"class {i}" for i in range(CLASSES)}
+    library.save_pretrained(source)
+    (source / "preprocessor_config.json").write_text("{}")
+    model = VisionModel(args_of(kind), library)
+    run = save_run(tmp_path, model, kind, flavor="hf", hf_assets_path=str(source))
+    folder = export_run(run, dtype=torch.bfloat16, forms=FORMS)
+    exported = loaded_by_library(folder)
+    assert exported.config.id2label == library.config.id2label
+    assert exported.dtype == torch.bfloat16
+    assert (folder / "preprocessor_config.json").is_file()
+    assert json.loads((folder / "config.json").read_text())["model_type"] == kind
+
+
+def test_a_checkpoint_that_lacks_a_tensor_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(FLAVORS["vit"], "tiny", SETTINGS["vit"])
+    model = VisionModel(args_of("vit"), library_model("vit"))
+    del model.layers["3"]
+    run = save_run(tmp_path, model, "vit", flavor="tiny")
+    with pytest.raises(ExportError, match=r"lacks layers\.3\."):
+        export_run(run, forms=FORMS)

@@ -1,0 +1,333 @@
+"""Data of one data-parallel rank, in an order that any number of ranks and workers can resume."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from torch.distributed.checkpoint.stateful import Stateful
+from torch.utils.data import IterableDataset, get_worker_info
+
+from torchtitan.data.order import EpochOrder
+from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit
+from torchtitan.data.stream import Dealing, ExampleStream, ReaderPlace, remaining
+
+
+@dataclass
+class Progress:
+    """How far a reader is.
+
+    Attributes:
+        taken: Examples of the windows behind it.
+        in_window: Samples handed out of the window that it is in.
+        epoch: That of what it read last, or None before the first example.
+    """
+
+    taken: int = 0
+    in_window: int = 0
+    epoch: int | None = None
+
+
+class ResumableDataset(IterableDataset, Stateful):
+    """Samples of one data-parallel rank, in an order that a checkpoint can resume.
+
+    An epoch is a pass over all examples of the split, in its order or in a permutation drawn from
+    ``(shuffle_seed, epoch)``, the same on all ranks. Epochs follow each other in one stream
+    (:mod:`torchtitan.data.stream`), of which rank r of D takes every D-th example from the r-th on;
+    of W loader workers, worker w counts as rank r W + w of D W. So the stream does not depend on
+    who reads it, and any number of ranks can go on where others have stopped: see
+    :meth:`remaining`.
+
+    With ``keeps_parts`` each of several ranks, and each of its workers, has the same examples in
+    every epoch, in another order, except for the n mod (D W) of them that do not divide
+    (:mod:`torchtitan.data.order`). The first epoch is the same without. After a resume by other
+    readers, or with the other setting, this begins with the next epoch.
+
+    A finite stream (``infinite=False``) is one epoch. It is cut to equal parts, so that no rank
+    runs dry before another: up to D - 1 (D W - 1) examples are left out.
+
+    Iterating anew starts at the first example, unless ``load_state_dict`` or ``go_on`` was called
+    since.
+
+    A subclass makes samples of examples. It may take several at a time, a window, all of one epoch,
+    and make any number of samples of them.
+
+    Args:
+        n_examples: Of the data set.
+        indices: The examples of an epoch, int64; one may be there several times.
+        dp_rank: Data-parallel rank, in [0, dp_world_size).
+        dp_world_size: Number of data-parallel ranks, D.
+        infinite: Go on with the next epoch after the last example.
+        shuffle_seed: Seed of the permutations, at least 0; None keeps the order.
+        split: Which examples ``indices`` are taken from.
+        keeps_parts: Whether each rank has the same examples in every epoch.
+        window: Examples that are taken at a time.
+
+    Attributes:
+        infinite: Whether examples never end.
+
+    Raises:
+        ValueError: If an argument is out of range.
+    """
+
+    names_rows = True  # whether a sample is one example, so that its index names it
+    _progress: type[Progress] = Progress
+
+    def __init__(
+        self,
+        n_examples: int,
+        indices: np.ndarray,
+        dp_rank: int = 0,
+        dp_world_size: int = 1,
+        infinite: bool = True,
+        shuffle_seed: int | None = None,
+        split: ExampleSplit = ALL_EXAMPLES,
+        keeps_parts: bool = False,
+        window: int = 1,
+    ) -> None:
+        if not 0 <= dp_rank < dp_world_size:
+            raise ValueError(f"dp_rank is {dp_rank}; it must lie in [0, {dp_world_size})")
+        if shuffle_seed is not None and shuffle_seed < 0:
+            raise ValueError(f"shuffle_seed is {shuffle_seed}; it must be at least 0, or None")
+        self._n_examples = n_examples
+        self._dp_rank = dp_rank
+        self._dp_world_size = dp_world_size
+        self.infinite = infinite
+        self._shuffle_seed = shuffle_seed
+        self._split = split
+        self._window = window
+        self._indices = indices
+        self._keeps_parts = keeps_parts and dp_world_size > 1  # one rank has them all anyway
+        self._begin(ExampleStream())
+        self._resumed = False
+
+    @abstractmethod
+    def _rest_of_window(self, window: Sequence[int]) -> Iterator[Any]:
+        """Yield what is left of a window, given its numbers, and :meth:`_leave` it behind.
+
+        ``self._at.in_window`` counts a sample before it is handed out, since a checkpoint is taken
+        after that.
+        """
+
+    def _kept(self, indices: Mapping[int, int], handed_out: int) -> list[int]:
+        """Return the numbers of a window, each with its index, that are not handed out yet."""
+        raise NotImplementedError("a window of one example is left as soon as it is handed out")
+
+    def _report_epoch(self) -> None:
+        """Tell of the epoch that ends, if one does."""
+
+    def _passes_by(self, index: int) -> bool:
+        """Return whether the example at ``index`` is known to give no sample."""
+        return False
+
+    @property
+    def n_examples_of_epoch(self) -> int:
+        """How many examples of the split all ranks together read in an epoch, dropped ones too."""
+        return len(self._indices)
+
+    @cached_property
+    def _usable(self) -> np.ndarray:
+        """Indices of the examples of an epoch, int64, in the order of the split."""
+        return self._indices
+
+    def _begin(self, stream: ExampleStream) -> None:
+        """Be at the first example of ``stream``."""
+        self._stream, self._at = stream, self._progress()
+
+    def _reader(self) -> tuple[int, int]:
+        """Return the number of this reader, and how many there are."""
+        worker = get_worker_info()
+        workers, worker_id = (1, 0) if worker is None else (worker.num_workers, worker.id)
+        return self._dp_rank * workers + worker_id, self._dp_world_size * workers
+
+    def examples_of_a_reader(self, n_readers: int) -> int:
+        """Return how many examples of an epoch each of ``n_readers`` gets at least.
+
+        Raises:
+            ValueError: If there are fewer examples than readers.
+        """
+        usable = len(self._usable)
+        if usable < n_readers:
+            raise ValueError(
+                f"the data set has {usable} usable examples, fewer than the {n_readers} readers "
+                "(data-parallel ranks times loader workers); use fewer ranks or more data"
+            )
+        return usable // n_readers
+
+    @cached_property
+    def _order(self) -> EpochOrder:
+        return EpochOrder(self._usable, self._shuffle_seed)
+
+    def _index(self, number: int) -> int:
+        """Return which example of the data set a number of the stream stands for."""
+        return self._order.index(self._stream, number)
+
+    def _dealt(self, stream: ExampleStream, n_readers: int) -> ExampleStream:
+        """Return the stream as so many readers take it."""
+        if not (self._keeps_parts or stream.dealings):
+            return stream
+        return stream.in_parts(n_readers if self._keeps_parts else 1, len(self._usable))
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield samples, from the first or from where the loaded state was."""
+        if not self._resumed:
+            self._begin(ExampleStream())
+        self._resumed = False
+        readers = self._reader()
+        self._stream = self._dealt(self._stream, readers[1])
+        most = self._most(readers[1])
+        while self._at.taken < most:
+            window = self._window_at(self._stream, self._at.taken, *readers)
+            epoch = window[0] // len(self._usable)
+            if epoch != self._at.epoch:
+                self._report_epoch()
+                self._at = self._progress(self._at.taken, self._at.in_window, epoch)
+            yield from self._rest_of_window(window)
+        self._report_epoch()
+
+    def _most(self, n_readers: int) -> float:
+        """Return how many examples of the stream a reader takes at all."""
+        self.examples_of_a_reader(n_readers)  # refuses too many readers
+        left = len(self._stream.left) + len(self._usable) - self._stream.start
+        return math.inf if self.infinite else left // n_readers
+
+    def upcoming(self, n: int) -> list[int]:
+        """Return the indices of the examples that this reader hands out next; it stays where it is.
+
+        For a data set that is being iterated in this process and names its rows. An example that
+        will be dropped is among them if this reader has not come by it before.
+
+        Args:
+            n: How many; there are fewer where the examples end.
+        """
+        readers = self._reader()
+        taken, most = self._at.taken, self._most(readers[1])
+        found: list[int] = []
+        while len(found) < n and taken < most:
+            (number,) = self._window_at(self._stream, taken, *readers)
+            index = self._index(number)
+            if not self._passes_by(index):
+                found.append(index)
+            taken += 1
+        return found
+
+    def _window_at(
+        self, stream: ExampleStream, taken: int, reader: int, n_readers: int
+    ) -> list[int]:
+        """Return the numbers that a reader takes next: a window full, all of one epoch."""
+        n_examples = len(self._usable)
+        numbers = [stream.number(reader + (taken + i) * n_readers) for i in range(self._window)]
+        return [number for number in numbers if number // n_examples == numbers[0] // n_examples]
+
+    def _leave(self, window: Sequence[int]) -> None:
+        self._at.taken += len(window)
+        self._at.in_window = 0
+
+    def _identity(self) -> dict[str, Any]:
+        """What must be the same for a position to mean the same example."""
+        return {
+            "examples": self._n_examples,
+            "shuffle_seed": self._shuffle_seed,
+            "infinite": self.infinite,
+            "validation_fraction": self._split.validation_fraction,
+            "held_out": self._split.held_out,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this reader is; see :meth:`load_state_dict`."""
+        n_readers = self._reader()[1]
+        stream = self._dealt(self._stream, n_readers)
+        return self._identity() | {
+            "readers": n_readers,
+            "start": stream.start,
+            "left": list(stream.left),
+            "dealings": [list(dealing) for dealing in stream.dealings],
+            **vars(self._at),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Let the next iteration go on from ``state_dict``.
+
+        Raises:
+            ValueError: If the state belongs to another data set or order, or cannot be gone on from
+                by as many readers; then :meth:`remaining` tells what they have left.
+        """
+        n_readers = self._reader()[1]
+        if not self.continues([state_dict], n_readers):
+            raise ValueError(
+                f"this is the state of one of other readers than these {n_readers}, or of other "
+                "parts; remaining() tells what all of them together have left"
+            )
+        self._begin(_stream_of(state_dict))
+        self._at = self._progress(**{name: state_dict[name] for name in vars(self._at)})
+        self._resumed = True
+
+    def continues(self, states: Sequence[Mapping[str, Any]], n_readers: int) -> bool:
+        """Return whether :meth:`load_state_dict` takes states of some of ``n_readers``.
+
+        Raises:
+            ValueError: If they belong to another data set or order.
+        """
+        for state in states:
+            self._require_same(state)
+        if any(state["readers"] != n_readers for state in states):
+            return False
+        streams = [_stream_of(state) for state in states]
+        return all(self._dealt(stream, n_readers) == stream for stream in streams)
+
+    def go_on(self, stream: ExampleStream) -> None:
+        """Let the next iteration begin with the first example of ``stream``."""
+        self._begin(stream)
+        self._resumed = True
+
+    def remaining(self, states: Sequence[Mapping[str, Any]]) -> ExampleStream:
+        """Return the examples that readers have not handed out, for any number of others.
+
+        Examples of a window that was half handed out are read once more, to see which it were.
+
+        Args:
+            states: What :meth:`state_dict` returned, of all readers in order.
+
+        Raises:
+            ValueError: If the states belong to another data set or order, or not together.
+        """
+        n_readers = len(states)
+        for state in states:
+            self._require_same(state)
+        stream = _stream_of(states[0])
+        if any(s["readers"] != n_readers or _stream_of(s) != stream for s in states):
+            raise ValueError("these are not the states of all readers of one stream")
+        places = [self._place(stream, state, r, n_readers) for r, state in enumerate(states)]
+        return remaining(stream, places)
+
+    def _place(
+        self, stream: ExampleStream, state: Mapping[str, Any], reader: int, n_readers: int
+    ) -> ReaderPlace:
+        """Return how far a reader has come in the stream, and what it kept of its window."""
+        if not state["in_window"]:
+            return ReaderPlace(state["taken"])
+        window = self._window_at(stream, state["taken"], reader, n_readers)
+        indices = {number: self._order.index(stream, number) for number in window}
+        kept = self._kept(indices, state["in_window"])
+        return ReaderPlace(state["taken"] + len(window), kept)
+
+    def _require_same(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError if a state belongs to another data set or order."""
+        for name, value in self._identity().items():
+            if state.get(name) != value:
+                raise ValueError(
+                    f"the checkpoint's data loader has {name} = {state.get(name)!r}, this run has "
+                    f"{value!r}; to start the data anew, add 'dataloader' to "
+                    "checkpoint.exclude_from_loading"
+                )
+
+
+def _stream_of(state: Mapping[str, Any]) -> ExampleStream:
+    """Return the stream that a reader's state was saved of; older ones have no dealings."""
+    dealings = tuple(Dealing(*dealing) for dealing in state.get("dealings", ()))
+    return ExampleStream(state["start"], tuple(state["left"]), dealings)

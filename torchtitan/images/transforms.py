@@ -1,0 +1,93 @@
+"""From a picture to what the model gets, with draws that are named by seed, epoch and row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+RESIZED_CROP, PADDED_CROP, NONE = "resized_crop", "padded_crop", "none"
+AUGMENTATIONS = (RESIZED_CROP, PADDED_CROP, NONE)
+# Of a picture's shorter side, what validation looks at where training takes parts of pictures:
+# a whole picture would look farther away than those.
+_CENTER = 0.875
+# Of the size, what a padded picture may be moved to each side.
+_PADDING = 1 / 8
+
+
+@dataclass(frozen=True)
+class ImageTransform:
+    """Makes tensors of pictures.
+
+    Attributes:
+        size: S, height and width.
+        mean: Of the three colors, of 1.
+        std: Likewise.
+        augmentation: One of :data:`AUGMENTATIONS`.
+        is_training: Whether pictures are changed at random.
+    """
+
+    size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augmentation: str = NONE
+    is_training: bool = False
+
+    def __call__(self, picture: Image.Image, *key: int) -> Tensor:
+        """Return float32 [3, S, S].
+
+        Args:
+            picture: In red, green and blue.
+            key: Numbers, at least 0, that every draw depends on, and on nothing else.
+        """
+        with _drawn_from(key):
+            return self._transform(picture)
+
+    @cached_property
+    def _transform(self) -> Callable[[Any], Tensor]:
+        from torchvision.transforms import v2
+
+        return v2.Compose(
+            [
+                *(self._random(v2) if self.is_training else self._fixed(v2)),
+                v2.ToImage(),
+                v2.ToDtype(torch.float32, scale=True),
+                v2.Normalize(list(self.mean), list(self.std)),
+                v2.ToPureTensor(),
+            ]
+        )
+
+    def _random(self, v2: Any) -> list[Any]:
+        flip = v2.RandomHorizontalFlip()
+        if self.augmentation == RESIZED_CROP:
+            return [v2.RandomResizedCrop(self.size), flip]
+        if self.augmentation == PADDED_CROP:
+            padding = round(self.size * _PADDING)
+            return [v2.Resize(self.size), v2.RandomCrop(self.size, padding=padding), flip]
+        return self._fixed(v2)
+
+    def _fixed(self, v2: Any) -> list[Any]:
+        center = _CENTER if self.augmentation == RESIZED_CROP else 1.0
+        return [v2.Resize(round(self.size / center)), v2.CenterCrop(self.size)]
+
+
+@contextmanager
+def _drawn_from(key: tuple[int, ...]) -> Iterator[None]:
+    """Draw what torch draws on the CPU from ``key``, and then go on as if nothing was drawn."""
+    state = torch.get_rng_state()
+    seed = np.random.SeedSequence(key).generate_state(1, np.uint64)[0]
+    # Not torch.manual_seed, which would also seed devices.
+    torch.default_generator.manual_seed(int(seed))
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)

@@ -1,0 +1,131 @@
+"""Validation on pictures: held-out loss, top-1 and top-5, on every schedule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchtitan.config import JobConfig as TitanJobConfig
+from torchtitan.tools.logging import logger
+
+from torchtitan.data.sequences import ROWS
+from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit
+from torchtitan.data.validation import BatchValidator, counted_apart
+from torchtitan.freezing.config import JobConfig
+from torchtitan.images.accuracy import Scores, scores_of
+from torchtitan.images.loader import build_validation_dataloader
+
+# What upstream logs where the last stage is not.
+_ELSEWHERE = -1.0
+
+
+class ImageValidator(BatchValidator):
+    """Validates on pictures, in batches of ``build_validation_dataloader``.
+
+    Loss and shares are means over all pictures. The loss is the cross-entropy, whatever smoothing
+    training has.
+
+    Args:
+        loader: As the base has it.
+        job_config: Likewise.
+        metrics_processor: Gets the loss and ``validation_metrics/top1`` and ``top5``, of 1.
+        **kwargs: What upstream's validator takes besides.
+    """
+
+    def __init__(
+        self, loader: Any, job_config: TitanJobConfig, metrics_processor: Any, **kwargs: Any
+    ) -> None:
+        self._outputs = _Outputs(kwargs.get("pp_schedule"), kwargs["loss_fn"])
+        if kwargs.get("pp_schedule") is not None:
+            kwargs["pp_schedule"] = self._outputs
+        kwargs["loss_fn"] = self._outputs.loss
+        super().__init__(loader, job_config, metrics_processor, **kwargs)
+
+    def validate(self, model_parts: list[nn.Module], step: int) -> None:
+        """Evaluate the model and log what was found; all ranks come here at the same steps."""
+        scores = Scores()
+        with counted_apart(self._metrics_processor) as processor:
+            for input_dict, labels in self._batches():
+                processor.ntokens_since_last_log += len(labels)
+                del input_dict[ROWS]
+                self._evaluate(model_parts, step, input_dict, labels)
+                logits = self._outputs.take()
+                if logits is not None:
+                    scores += scores_of(logits, labels.to(logits.device))
+            sums = [torch.tensor(value, dtype=torch.float64) for value in scores]
+            self._log(Scores(*map(self._of_all_replicas, sums)), step)
+
+    def post_dataloading_process(
+        self, input_dict: dict[str, Tensor], labels: Tensor, model_parts: list[nn.Module]
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Any]]:
+        """Hand on pictures and labels; no masks belong to them."""
+        return input_dict["input"], labels, {}, {}
+
+    def _log(self, scores: Scores, step: int) -> None:
+        processor, n = self._metrics_processor, scores.pictures
+        if not n:
+            processor.log_validation(loss=_ELSEWHERE, step=step)
+            return
+        top1, top5 = scores.top1 / n, scores.top5 / n
+        logger.info(f"validation: top-1 {top1:.2%}, top-5 {top5:.2%} of {n:.0f} pictures")
+        processor.log_validation(
+            loss=scores.loss / n,
+            step=step,
+            extra_metrics={"validation_metrics/top1": top1, "validation_metrics/top5": top5},
+        )
+
+
+class _Outputs:
+    """Keeps what the last stage puts out, whose loss alone upstream's validator asks for.
+
+    Args:
+        schedule: Of the pipeline; None without one.
+        loss_fn: That of training.
+    """
+
+    def __init__(self, schedule: Any, loss_fn: Any) -> None:
+        self._schedule = schedule
+        self._loss_fn = loss_fn
+        self._logits: Tensor | None = None
+
+    def eval(self, *args: Any, **kwargs: Any) -> None:
+        """Evaluate a batch in the pipeline."""
+        self._logits = self._schedule.eval(*args, return_outputs=True, **kwargs)
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of a batch without a pipeline."""
+        self._logits = logits
+        return self._loss_fn(logits, labels)
+
+    def take(self) -> Tensor | None:
+        """Return the logits of the batch, [B, C]; None where the last stage is not."""
+        logits, self._logits = self._logits, None
+        return logits
+
+
+def build_image_validator(
+    *,
+    job_config: JobConfig,
+    dp_world_size: int,
+    dp_rank: int,
+    split: ExampleSplit = ALL_EXAMPLES,
+    **kwargs: Any,
+) -> ImageValidator:
+    """Build the validator of pictures.
+
+    Args:
+        job_config: ``[validation]`` and ``[vision]`` are read.
+        dp_world_size: Number of data-parallel ranks.
+        dp_rank: This rank's number among them.
+        split: Which pictures of the data set to read.
+        **kwargs: What upstream's validator takes besides.
+
+    Raises:
+        ValueError: As :func:`torchtitan.images.loader.build_validation_dataloader` does.
+    """
+    loader = build_validation_dataloader(
+        dp_world_size=dp_world_size, dp_rank=dp_rank, job_config=job_config, split=split
+    )
+    places = {"dp_world_size": dp_world_size, "dp_rank": dp_rank}
+    return ImageValidator(loader, job_config, **{"tokenizer": None, **places, **kwargs})

@@ -1,0 +1,1 @@
+"""Image classifiers of the library transformers, in TorchTitan's pipeline."""

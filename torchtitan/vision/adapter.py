@@ -1,0 +1,106 @@
+"""Weights of an image classifier, from a Hugging Face folder's names to ours and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import HuggingFaceStorageReader
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
+from torch.futures import Future
+from torchtitan.protocols.state_dict_adapter import StateDictAdapter
+from torchtitan.tools.logging import logger
+
+from torchtitan.vision.args import VisionArgs
+from torchtitan.vision.names import Place, name_in, new_tensors, places_in_folder
+
+
+class VisionAdapter(StateDictAdapter):
+    """Loads and saves folders that transformers loads; an output layer may be new."""
+
+    def __init__(self, model_args: VisionArgs, hf_assets_path: str | None) -> None:
+        super().__init__(model_args, hf_assets_path)
+        self._places = places_in_folder(model_args)
+        self._ours = {place.name: name for name, place in self._places.items()}
+        index = self.fqn_to_index_mapping
+        if index is not None:
+            # A folder may lack the prefix, or the output layer, which saving one needs.
+            self.fqn_to_index_mapping = {
+                place.name: index.get(name_in(index, place), max(index.values()))
+                for place in self._places.values()
+            }
+
+    def to_hf(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Return the same tensors under a folder's names."""
+        return {self._places[name].name: tensor for name, tensor in state_dict.items()}
+
+    def from_hf(self, hf_state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Return the same tensors under our names."""
+        return {self._ours[name]: tensor for name, tensor in hf_state_dict.items()}
+
+    def get_hf_storage_reader(
+        self, path: str, from_quantized: bool = False
+    ) -> HuggingFaceStorageReader:
+        """Return a reader of ``path``; what it does not have of the output layer stays as drawn."""
+        return _FolderReader(path, self._places)
+
+
+class _FolderReader(HuggingFaceStorageReader):
+    """Reads a folder as if it were that of the classifier: prefixed, and with its classes.
+
+    Args:
+        path: The folder.
+        places: Of the classifier, by our names.
+    """
+
+    def __init__(self, path: str, places: Mapping[str, Place]) -> None:
+        super().__init__(path)
+        self._places = places
+        self._new: set[str] = set()
+        self._stored: dict[str, Any] = {}
+
+    def read_metadata(self) -> Metadata:
+        """Return what the files hold, under a classifier's names and with its output layer."""
+        metadata = super().read_metadata()
+        stored = metadata.state_dict_metadata
+        shapes = {name: tuple(tensor.size) for name, tensor in stored.items()}
+        new = {place.name: place for place in new_tensors(self._places, shapes).values()}
+        self._new, self._stored = set(new), dict(stored)
+        if new:
+            logger.info(
+                "%s has no %s; it is drawn anew",
+                self.path,
+                ", ".join(f"{name} {list(place.shape)}" for name, place in new.items()),
+            )
+        for place in self._places.values():
+            if place.name in new:
+                stored[place.name] = _of_shape(place.shape)
+            else:
+                stored[place.name] = stored[name_in(stored, place)]
+        return metadata
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read what ``plan`` asks for and the folder has."""
+        bare = {place.name: name_in(self._stored, place) for place in self._places.values()}
+        items = []
+        for item in plan.items:
+            source = item.storage_index
+            if source.fqn in self._new:
+                continue
+            place = MetadataIndex(bare[source.fqn], source.offset, source.index)
+            items.append(replace(item, storage_index=place))
+        return super().read_data(LoadPlan(items, plan.storage_data), planner)
+
+
+def _of_shape(shape: tuple[int, ...]) -> TensorStorageMetadata:
+    whole = ChunkStorageMetadata(torch.Size([0] * len(shape)), torch.Size(shape))
+    return TensorStorageMetadata(TensorProperties(), torch.Size(shape), [whole])

@@ -1,0 +1,70 @@
+"""``timelyfreeze export`` of every model, image classifiers beside LLaMA."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchtitan.freezing.config import IMAGE_MODELS
+from torchtitan.hf import export as hf_export
+from torchtitan.hf.export import (
+    Exportable,
+    ExportError,
+    FolderForm,
+    require_tensors,
+    with_dtype,
+)
+from torchtitan.hf.flavors import LLAMA, chosen_args
+from torchtitan.hf.weights import StoredWeights
+from torchtitan.images.settings import PREPROCESSOR
+from torchtitan.vision.adapter import VisionAdapter
+from torchtitan.vision.flavors import vision_flavors
+from torchtitan.vision.names import places_in_folder
+
+_HEAD = "output.weight"
+
+
+def vision_form(exportable: Exportable, weights: StoredWeights) -> FolderForm:
+    """Return the form of an image classifier, with the classes that it was trained for.
+
+    Raises:
+        ExportError: If the checkpoint lacks a tensor, or its model cannot be told any more.
+    """
+    job_config = exportable.job_config
+    require_tensors(exportable, weights, [_HEAD])
+    try:
+        args = chosen_args(job_config, vision_flavors(job_config))
+        args = replace(args, classes=weights.shape(_HEAD)[0])
+        config = args.config()
+    except (ImportError, ValueError) as error:
+        raise ExportError(str(error)) from error
+    config.architectures = [args.library.model_class]
+    names = list(places_in_folder(args))
+    require_tensors(exportable, weights, names)
+
+    def settings(dtype: torch.dtype | None) -> dict[str, Any]:
+        return with_dtype(json.loads(config.to_json_string()), dtype or weights.dtype(_HEAD))
+
+    def write_companions(folder: Path, _: dict[str, Any]) -> None:
+        for place in exportable.places:
+            if (place / PREPROCESSOR).is_file():
+                shutil.copyfile(place / PREPROCESSOR, folder / PREPROCESSOR)
+
+    return FolderForm(names, VisionAdapter(args, None).to_hf, settings, write_companions)
+
+
+FORMS: hf_export.Forms = {
+    LLAMA: hf_export.llama_form,
+    **dict.fromkeys(IMAGE_MODELS, vision_form),
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Export as the command line says and return the exit status."""
+    return hf_export.main(arguments, FORMS)

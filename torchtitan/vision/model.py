@@ -1,0 +1,62 @@
+"""An image classifier that TorchTitan cuts into stages as it cuts its own models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchtitan.protocols import ModelProtocol
+
+from torchtitan.vision.args import VisionArgs
+
+
+class VisionModel(ModelProtocol):
+    """Modules of a transformers classifier, under the names by which TorchTitan cuts.
+
+    Stages, partitions and what enters behind a frozen front know a model by these names, so the
+    embedding of patches is ``tok_embeddings`` here too. A part that another stage holds is None.
+
+    Args:
+        model_args: What to build.
+        classifier: The library's model whose modules are taken; built if not given.
+    """
+
+    def __init__(self, model_args: VisionArgs, classifier: Any = None) -> None:
+        super().__init__(model_args)
+        self.model_args = model_args
+        classifier = model_args.build() if classifier is None else classifier
+        backbone = getattr(classifier, classifier.base_model_prefix)
+        blocks = model_args.library.take_blocks(backbone)
+        self.tok_embeddings = backbone.embeddings
+        self.layers = nn.ModuleDict({str(i): block for i, block in enumerate(blocks)})
+        self.norm = backbone.layernorm
+        self.output = classifier.classifier
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return the logits, shape [B, classes], or what the next stage gets.
+
+        Args:
+            hidden: Pictures, shape [B, channels, height, width], or a former stage's output.
+        """
+        if self.tok_embeddings is not None:
+            hidden = hidden.to(next(self.tok_embeddings.parameters()).dtype)
+            hidden = self.tok_embeddings(hidden)
+        else:
+            hidden = _with_plain_gradient(hidden)
+        for layer in self.layers.values():
+            hidden = layer(hidden)
+        if self.norm is not None:
+            hidden = self.norm(self.model_args.library.pool(hidden))
+        if self.output is not None:
+            hidden = self.output(hidden)
+        return hidden.contiguous()  # a block of ConvNeXt puts channels last, which no link takes
+
+    def init_weights(self, buffer_device: torch.device | None = None) -> None:
+        """Draw the weights of the parts that are here by the library's rule for each module."""
+        self.apply(self.model_args.library.rule(self.model_args.config()))
+
+
+def _with_plain_gradient(hidden: Tensor) -> Tensor:
+    """Return ``hidden``, whose gradient will be contiguous, as links between ranks want it."""
+    return hidden.flatten(1).unflatten(1, hidden.shape[1:])

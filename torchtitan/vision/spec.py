@@ -1,0 +1,59 @@
+"""What TorchTitan needs to train an image classifier."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torchtitan.components.lr_scheduler import build_lr_schedulers
+from torchtitan.components.optimizer import build_optimizers
+from torchtitan.distributed.pipeline_parallel import pipeline_llm
+from torchtitan.models.llama3 import parallelize_llama
+from torchtitan.protocols.train_spec import TrainSpec, get_train_spec
+
+from torchtitan.freezing.config import JobConfig
+from torchtitan.images.loader import build_image_dataloader
+from torchtitan.images.settings import configured_classes
+from torchtitan.images.validation import build_image_validator
+from torchtitan.vision.adapter import VisionAdapter
+from torchtitan.vision.args import VisionArgs
+from torchtitan.vision.flavors import vision_flavors
+from torchtitan.vision.library import LIBRARIES
+from torchtitan.vision.loss import build_image_loss
+from torchtitan.vision.model import VisionModel
+
+
+def base_spec(job_config: JobConfig) -> TrainSpec:
+    """Return the spec of ``model.name``: ours for an image classifier, otherwise upstream's.
+
+    Raises:
+        ImportError: If what the model needs is not installed.
+        ValueError: If the name is unknown, or the folder of flavor "hf" cannot be read.
+    """
+    if job_config.model.name not in LIBRARIES:
+        return get_train_spec(job_config.model.name)
+    return TrainSpec(
+        model_cls=VisionModel,
+        model_args=vision_flavors(job_config),
+        # Without tensor and context parallelism nothing in it knows what a block is made of.
+        parallelize_fn=parallelize_llama,
+        pipelining_fn=pipeline_llm,
+        build_optimizers_fn=build_optimizers,
+        build_lr_schedulers_fn=build_lr_schedulers,
+        build_dataloader_fn=build_image_dataloader,
+        build_validator_fn=build_image_validator,
+        build_tokenizer_fn=None,
+        build_loss_fn=build_image_loss,
+        state_dict_adapter=VisionAdapter,
+    )
+
+
+def with_classes(model_args: VisionArgs, job_config: JobConfig) -> VisionArgs:
+    """Return ``model_args`` with the number of classes that the run's pictures have.
+
+    Raises:
+        ValueError: If ``vision.classes`` does not tell it and the pictures cannot be read.
+    """
+    try:
+        return replace(model_args, classes=configured_classes(job_config))
+    except FileNotFoundError as error:
+        raise ValueError(str(error)) from error
