@@ -25,7 +25,7 @@ class Command:
 COMMANDS = {
     "train": Command("timelyfreeze.cli.train", "train with a TOML file over a pipeline"),
     "doctor": Command(
-        "timelyfreeze.doctor.command", "what is wrong with this host and its ranks", extra=""
+        "timelyfreeze.cli.doctor.command", "what is wrong with this host and its ranks", extra=""
     ),
     "estimate": Command(
         "torchtitan.freezing.estimate", "what each rank's memory will hold; no GPU needed"

@@ -1,27 +1,41 @@
-"""torchrun, which adds no stack trace of its own where a process has told of the user's error.
+"""torchrun, which adds no stack trace of its own where what is wrong can be told in a line.
 
-Before any process starts, a model that is named by its id on the hub is fetched.
+That is where a process has told of the user's error, and where nodes do not find each other. Before
+any process starts, a model that is named by its id on the hub is fetched.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 from timelyfreeze.cli.hub import with_fetched_model
 
 USER_ERROR = 2
+# What torchrun takes where --rdzv_conf has no "timeout" and there is no --master_port.
+_MEET_WITHIN_S = "900"
+_PORT = 29500
 
 
 def main() -> None:
-    """Run torchrun with the arguments of this process; exit with 2 if the first failure did."""
+    """Run torchrun with the arguments of this process.
+
+    Exit with 2 if a model cannot be fetched or the first failure of a process did, and with 1 if
+    nodes do not meet.
+    """
     try:
         sys.argv = with_fetched_model(sys.argv)
     except ValueError as error:
         print(f"error: {error}", flush=True)
         sys.exit(USER_ERROR)
+    from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.run import main as torchrun
 
+    node = _node(sys.argv[1:])
+    if node is not None:
+        print(f"{node[0]} waits for the others at {node[1]}", flush=True)
     try:
         torchrun()
     except ChildFailedError as error:
@@ -29,6 +43,34 @@ def main() -> None:
         if failure.exitcode != USER_ERROR:
             raise
         sys.exit(USER_ERROR)
+    except (DistError, RendezvousError) as error:
+        if node is None:
+            raise
+        why = str(error).splitlines()[0]
+        print(
+            f"error: {node[0]} did not meet the others, or lost them, at {node[1]}: {why}; start "
+            "all nodes with the same address and port, which nothing else may use, and another "
+            "node_rank each (`timelyfreeze doctor` with the same options looks at that)",
+            file=sys.stderr,
+        )
+        sys.exit(1)
+
+
+def _node(arguments: Sequence[str]) -> tuple[str, str] | None:
+    """Return which node of how many this is, and where and how long it waits; None if alone."""
+    from torch.distributed.run import get_args_parser
+
+    options = get_args_parser().parse_args(list(arguments))
+    if str(options.nnodes) in ("1", "1:1"):
+        return None
+    place = options.rdzv_endpoint or f"{options.master_addr}:{options.master_port or _PORT}"
+    conf = dict(part.partition("=")[::2] for part in options.rdzv_conf.split(",") if part)
+    waits_s = conf.get("timeout", conf.get("join_timeout"))
+    if waits_s is None and options.rdzv_backend == "static":
+        waits_s = _MEET_WITHIN_S
+    limit = f", {waits_s} s at most" if waits_s else ""
+    number = f"Node {options.node_rank}" if options.rdzv_backend == "static" else "This node"
+    return f"{number} of {options.nnodes}", f"{place}{limit}"
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
-"""A pipeline over two launchers, as two hosts start it, trains as one over a single launcher."""
+"""Two launchers, as two hosts start them: they train as one does, are late, die, or are alone."""
 
 import csv
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 from launcher import ROOT, arguments
@@ -30,6 +33,23 @@ def start(folder, n_processes, *launcher):
         "-m", "torchtitan.freezing", *arguments(**SETTINGS), f"--job.dump_folder={folder}",
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True,
+    )  # fmt: skip
+
+
+def start_node(folder, node, port, *options, **settings):
+    """Start a node of two as the guide says."""
+    command = [
+        sys.executable, "-m", "timelyfreeze", "train", "train_configs/tiny_8m.toml", "--nproc=1",
+        *arguments(**{**SETTINGS, **settings}), f"--job.dump_folder={folder}",
+    ]  # fmt: skip
+    torchrun = [
+        "--nnodes=2", f"--node_rank={node}", "--master_addr=localhost", f"--master_port={port}",
+        *options,
+    ]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHRUN_ARGS": " ".join(torchrun)}
     return subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True,
@@ -66,3 +86,63 @@ def test_two_launchers_train_as_one(tmp_path):
     assert len(losses(tmp_path / "two")) == 5
     assert losses(tmp_path / "two") == losses(tmp_path / "one")
     assert sum("Run report" in output for output in outputs) == 1, "one process talks"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+def test_a_node_that_is_late_is_waited_for(tmp_path):
+    port = free_port()
+    first = start_node(tmp_path, 0, port)
+    time.sleep(8)
+    both = [first, start_node(tmp_path, 1, port)]
+    try:
+        outputs = [process.communicate(timeout=110)[0] for process in both]
+    finally:
+        for process in both:
+            process.kill()
+    assert [process.returncode for process in both] == [0, 0], outputs[0][-2000:]
+    assert f"Node 0 of 2 waits for the others at localhost:{port}, 900 s at most" in outputs[0]
+    assert len(losses(tmp_path)) == 5
+
+
+@pytest.mark.multiprocess
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_node_that_waits_in_vain_says_where(tmp_path, node):
+    port = free_port()
+    alone = start_node(tmp_path, node, port, "--rdzv_conf=timeout=3")
+    try:
+        said, _ = alone.communicate(timeout=80)
+    finally:
+        alone.kill()
+    assert alone.returncode == 1
+    last = said.splitlines()[-1]
+    assert last.startswith(
+        f"error: Node {node} of 2 did not meet the others, or lost them, at localhost:{port}, 3 s "
+    ), said[-2000:]
+    assert "Traceback" not in said
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+def test_a_node_that_dies_ends_the_other_at_once(tmp_path):
+    port = free_port()
+    both = [start_node(tmp_path, node, port, training__steps=10**6) for node in (0, 1)]
+    try:
+        limit = time.monotonic() + 110
+        while not (files := list(tmp_path.glob("tb/*/losses.csv"))) or len(losses(tmp_path)) < 2:
+            assert time.monotonic() < limit, files
+            assert both[0].poll() is None
+            time.sleep(0.5)
+        launcher = both[1].pid
+        ranks = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+        for process in (launcher, *map(int, ranks)):
+            os.kill(process, signal.SIGKILL)
+        # Of ranks on CPUs the connection tells; 30 s more are torchrun's to end what is left.
+        said, _ = both[0].communicate(timeout=60)
+    finally:
+        for process in both:
+            process.kill()
+    assert both[0].returncode == 1
+    assert "Rank 0 ends in step" in said
+    assert "another rank died or hung before" in said

@@ -19,7 +19,7 @@ def test_the_map_names_every_command(capsys: pytest.CaptureFixture[str]) -> None
     assert [line.split()[0] for line in said.splitlines() if line.startswith("  ")] == [*COMMANDS]
     assert set(COMMANDS) == {
         "train", "plan", "profile", "draw", "compare", "paper", "evaluate", "export", "estimate",
-        "samples",
+        "samples", "doctor",
     }  # fmt: skip
 
 

@@ -1,10 +1,11 @@
-"""What is left of torchrun's stack trace: none for an error of the user's, all of it else."""
+"""What is left of torchrun's stack trace: none where a line tells what is wrong, all of it else."""
 
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from timelyfreeze.cli import torchrun
 
@@ -23,6 +24,45 @@ def fails_with(monkeypatch: pytest.MonkeyPatch, *exit_codes: int) -> None:
         raise errors.ChildFailedError("worker", failures)
 
     monkeypatch.setattr("torch.distributed.run.main", run)
+    monkeypatch.setattr(sys, "argv", ["torchrun", "worker.py"])
+
+
+@pytest.mark.parametrize(
+    ("options", "waits"),
+    [
+        (["--nnodes=2", "--node_rank=1", "--master_addr=a", "--master_port=7"],
+         "Node 1 of 2 waits for the others at a:7, 900 s at most"),
+        (["--nnodes=2", "--node-rank=1", "--master-addr=a", "--rdzv_conf=timeout=60"],
+         "Node 1 of 2 waits for the others at a:29500, 60 s at most"),
+        (["--nnodes=1:4", "--rdzv_backend=c10d", "--rdzv_endpoint=a:8"],
+         "This node of 1:4 waits for the others at a:8"),
+        (["--nnodes=1", "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0"], None),
+    ],
+)  # fmt: skip
+def test_nodes_that_do_not_meet_are_told_in_a_line(
+    options: list[str], waits: str | None, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def run() -> None:
+        raise torch.distributed.DistStoreError("Timed out. 1/2 clients joined.\nframe #0")
+
+    monkeypatch.setattr("torch.distributed.run.main", run)
+    monkeypatch.setattr(sys, "argv", ["torchrun", *options, "worker.py", "--key=1"])
+    if waits is None:
+        with pytest.raises(torch.distributed.DistStoreError):
+            torchrun.main()
+        assert not capsys.readouterr().out, "one node waits for nobody"
+        return
+    with pytest.raises(SystemExit) as end:
+        torchrun.main()
+    assert end.value.code == 1
+    said = capsys.readouterr()
+    assert said.out == f"{waits}\n"
+    node, place = waits.split(" waits for the others at ")
+    assert said.err.startswith(
+        f"error: {node} did not meet the others, or lost them, at {place}: Timed out. 1/2 clients "
+        "joined.; start all nodes"
+    )
 
 
 def test_an_error_of_the_user_keeps_its_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from timelyfreeze.doctor import command
-from timelyfreeze.doctor.finding import Finding
+from timelyfreeze.cli.doctor import command
+from timelyfreeze.cli.doctor.finding import Finding
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ def test_arguments_that_are_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.multiprocess
 @pytest.mark.timeout(120)
 def test_ranks_meet_and_tell_of_clocks_and_links() -> None:
-    root = Path(__file__).resolve().parents[3]
+    root = Path(__file__).resolve().parents[4]
     done = subprocess.run(
         [sys.executable, "-m", "timelyfreeze", "doctor", "--nproc", "2"],
         capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(root)}, check=False,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from timelyfreeze.doctor.group import Round, clocks, meet, neighbours, ranks
+from timelyfreeze.cli.doctor.group import Round, clocks, meet, neighbours, ranks
 
 
 def test_all_on_one_release() -> None:

@@ -11,8 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from timelyfreeze.cli.doctor.finding import Finding
 from timelyfreeze.cli.environment import count_gpus, run_environment
-from timelyfreeze.doctor.finding import Finding
 from timelyfreeze.files import write_obstacle
 from timelyfreeze.timing import usable_cores
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from timelyfreeze.doctor import host
-from timelyfreeze.doctor.finding import Finding, render
-from timelyfreeze.doctor.host import (
+from timelyfreeze.cli.doctor import host
+from timelyfreeze.cli.doctor.finding import Finding, render
+from timelyfreeze.cli.doctor.host import (
     Folder,
     cores,
     devices,
@@ -22,7 +22,7 @@ from timelyfreeze.doctor.host import (
     shared_memory,
 )
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 GIB = 2**30
 
 

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
-from timelyfreeze.doctor.finding import Finding
+from timelyfreeze.cli.doctor.finding import Finding
 
 _PORT = 29500
 _TIMEOUT_S = 5.0

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from timelyfreeze.cli.doctor.address import address_findings, meeting_place
+from timelyfreeze.cli.doctor.finding import Finding, render
+from timelyfreeze.cli.doctor.host import folders_of, host_findings
 from timelyfreeze.cli.environment import count_gpus, run_environment
 from timelyfreeze.cli.train import ALONE
-from timelyfreeze.doctor.address import address_findings, meeting_place
-from timelyfreeze.doctor.finding import Finding, render
-from timelyfreeze.doctor.host import folders_of, host_findings
 from timelyfreeze.files.options import existing_file, status_of, whole
 
 # Of a process that torchrun started: our torchrun then ends without a stack trace.
@@ -97,7 +97,7 @@ def _as_rank(config: Mapping[str, Any]) -> bool:
     """
     import torch.distributed as dist  # takes seconds, which only ranks have to spend
 
-    from timelyfreeze.doctor.group import group_findings, meet
+    from timelyfreeze.cli.doctor.group import group_findings, meet
     from timelyfreeze.runtime.exchange import Exchange
 
     failed = meet()

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from timelyfreeze.doctor import address
-from timelyfreeze.doctor.address import address_findings, meeting_place
-from timelyfreeze.doctor.finding import Finding
+from timelyfreeze.cli.doctor import address
+from timelyfreeze.cli.doctor.address import address_findings, meeting_place
+from timelyfreeze.cli.doctor.finding import Finding
 
 
 @pytest.mark.parametrize(

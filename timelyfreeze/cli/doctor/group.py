@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from timelyfreeze.doctor.finding import Finding
+from timelyfreeze.cli.doctor.finding import Finding
 from timelyfreeze.runtime.exchange import Exchange
 from timelyfreeze.timing import clock_offsets
 
