@@ -50,9 +50,17 @@ ALLOWED = {
         "load_dataset",
     ): "hub data by name; datasets 4 and later run no code of a data set, and those before ask",
     (
-        "torchtitan/hf/adapter.py",
-        "read_metadata",
-    ): "torch's reader of safetensors headers, which are JSON",
+        "torchtitan/images/sources.py",
+        "load_dataset",
+    ): "likewise; on this disk parquet, which is data alone",
+    (
+        "timelyfreeze/cli/torchvision_import.py",
+        "exec_module",
+    ): "torchvision, as Python's own import of it would",
+    **{
+        (place, "read_metadata"): "torch's reader of safetensors headers, which are JSON"
+        for place in ("torchtitan/hf/adapter.py", "torchtitan/vision/adapter.py")
+    },
     (
         "torchtitan/data/loader.py",
         "pickle",

@@ -103,7 +103,7 @@ def test_all_are_told_at_once_and_nothing_twice(
         "training.local_batch_size": -4,
         "validation.steps": 0,
         "freezing.seed": -1,
-        "optimizer.name": "SGD",
+        "optimizer.name": "Lion",
     }
     arguments = [f"--{key}={value}" for key, value in wrong.items()]
     assert launch([f"--job.dump_folder={tmp_path}", *arguments], local_rank=0) == 2
@@ -120,8 +120,8 @@ def test_all_are_told_at_once_and_nothing_twice(
         ({"training__global_batch_size": 12}, "it must be a multiple of training.local_batch_size"),
         ({"training__seq_len": 33}, "training.seq_len is 33; it must be a multiple of 2: "),
         ({"parallelism__tensor_parallel_degree": 3}, "it must be a multiple of 6: "),
-        ({"training__dataset": "nonsense"}, "training.dataset is 'nonsense'; known: alpaca, "),
-        ({"optimizer__name": "SGD"}, "optimizer.name is 'SGD'; known: Adam, AdamW"),
+        ({"training__dataset": "nonsense"}, "training.dataset is 'nonsense'; known: auto, "),
+        ({"optimizer__name": "Lion"}, "optimizer.name is 'Lion'; known: Adam, AdamW, SGD"),
         ({"model__converters": ["x"]}, "model.converters has 'x'; known: quantize.linear"),
         ({"checkpoint__exclude_from_loading": ["x"]}, "checkpoint.exclude_from_loading has 'x'"),
         ({"experimental__custom_import": "no.such"}, "experimental.custom_import is 'no.such', of"),

@@ -199,7 +199,7 @@ class InstructDataset(ResumableDataset):
         """Where this reader is, and by which template."""
         return super().state_dict() | {"template": self.sequences.template.name}
 
-    def template_change(self, state: Mapping[str, Any]) -> str | None:
+    def change_since(self, state: Mapping[str, Any]) -> str | None:
         """Return what to tell where a state's examples were written by another template, or None.
 
         A state without a name is of a former version, whose default was the plain format.

@@ -63,7 +63,7 @@ class ResizableDataloader(ParallelAwareDataloader):
             return
         dp_degree = state_dict["world_size"]
         for name in [key for key in state_dict if key.startswith(RANK_KEY)][:1]:
-            self._tell_of_template(next(_dataset_states(_plain(state_dict[name]))))
+            self._tell_change(next(_dataset_states(_plain(state_dict[name]))))
         if dp_degree == self.dp_world_size and self._rank_id in state_dict:
             own = _plain(state_dict[self._rank_id])
             workers = list(_dataset_states(own))
@@ -88,8 +88,8 @@ class ResizableDataloader(ParallelAwareDataloader):
             dp_degree,
         )
 
-    def _tell_of_template(self, state: Mapping[str, Any]) -> None:
-        if change := self.dataset.template_change(state):
+    def _tell_change(self, state: Mapping[str, Any]) -> None:
+        if change := self.dataset.change_since(state):
             logger.warning(change)
 
 

@@ -267,6 +267,10 @@ class ResumableDataset(IterableDataset, Stateful):
         self._at = self._progress(**{name: state_dict[name] for name in vars(self._at)})
         self._resumed = True
 
+    def change_since(self, state: Mapping[str, Any]) -> str | None:
+        """Return what to tell of samples that are made otherwise than before a state; or None."""
+        return None
+
     def continues(self, states: Sequence[Mapping[str, Any]], n_readers: int) -> bool:
         """Return whether :meth:`load_state_dict` takes states of some of ``n_readers``.
 

@@ -20,10 +20,9 @@ from torchtitan.data.document_attention import (
     attention_error,
     conversation_error,
 )
-from torchtitan.data.kinds import has_rows, is_image_dataset
 from torchtitan.data.loader import build_instruct_dataloader
 from torchtitan.data.named_templates import build_chat_template, choice_told
-from torchtitan.data.rows.kinds import has_turns, is_instruct_dataset
+from torchtitan.data.rows.kinds import has_rows, has_turns, is_image_dataset, is_instruct_dataset
 from torchtitan.data.sources import training_sources
 from torchtitan.data.split import ExampleSplit
 from torchtitan.data.validation import build_instruct_validator

@@ -43,11 +43,26 @@ ROW_KINDS = {
 }
 AUTO = "auto"
 INSTRUCT_DATASETS = (AUTO, *ROW_KINDS)
+IMAGES = "images"
 
 
 def is_instruct_dataset(name: str) -> bool:
     """Whether ``training.dataset`` names instruction data; other names are upstream's."""
     return name.lower() in INSTRUCT_DATASETS
+
+
+def is_image_dataset(name: str) -> bool:
+    """Whether ``training.dataset`` names pictures and their classes."""
+    return name.lower() == IMAGES
+
+
+def has_rows(name: str) -> bool:
+    """Whether a data set has numbered examples, of instructions or pictures.
+
+    Its epochs have a known length, some examples can be held out, and any number of replicas goes
+    on where others have stopped.
+    """
+    return is_instruct_dataset(name) or is_image_dataset(name)
 
 
 def has_turns(name: str) -> bool:

@@ -24,7 +24,7 @@ from torchtitan.checkpoints.finished import (
     saved_keys,
     saved_values,
 )
-from torchtitan.data.kinds import has_rows
+from torchtitan.data.rows.kinds import has_rows
 from torchtitan.freezing.checks.parallel import data_parallel_degree
 from torchtitan.freezing.checks.pipeline import n_microbatches
 from torchtitan.freezing.checks.resuming import resuming_errors, weights_errors

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from torchtitan.data.kinds import IMAGES, has_rows
 from torchtitan.data.mixture import MOST_REPEATS
 from torchtitan.data.named_templates import AUTO, PLAIN, build_chat_template, template_error
 from torchtitan.data.rows.examples import WHOLE, is_local_path, read_examples
-from torchtitan.data.rows.kinds import INSTRUCT_DATASETS, is_instruct_dataset
+from torchtitan.data.rows.kinds import IMAGES, INSTRUCT_DATASETS, has_rows, is_instruct_dataset
 from torchtitan.data.sources import (
     DataSource,
     reads_training_data,

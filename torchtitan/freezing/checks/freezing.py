@@ -20,7 +20,7 @@ from timelyfreeze.settings import (
     unknown_words,
 )
 from timelyfreeze.timing import discard_errors
-from torchtitan.data.kinds import has_rows
+from torchtitan.data.rows.kinds import has_rows
 from torchtitan.freezing.checks.parallel import COMPILED, NOT_COMPILED, compiles_blocks
 from torchtitan.freezing.checks.pipeline import (
     is_known,

@@ -1,16 +1,22 @@
-"""Finds errors in ``[vision]`` and in the pictures that lie on disk."""
+"""Finds errors in ``[vision]``, in pictures on this disk, and in models that classify them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 from torchtitan.tools.logging import logger
 
-from torchtitan.data.kinds import IMAGES, is_image_dataset
+from torchtitan.checkpoints.finished import finished_steps
+from torchtitan.data.rows.kinds import IMAGES, is_image_dataset
+from torchtitan.freezing.checks.parallel import compiles_blocks
 from torchtitan.freezing.checks.pipeline import too_small
 from torchtitan.freezing.config import JobConfig
+from torchtitan.hf.flavors import FROM_FOLDER, weights_folder
+from torchtitan.hf.folder import some_of, stored_tensors
 from torchtitan.images.examples import ImageExamples, check_headers, check_labels
 from torchtitan.images.settings import (
     class_count,
@@ -21,7 +27,19 @@ from torchtitan.images.settings import (
 )
 from torchtitan.images.sources import ImagePlace, read_images
 from torchtitan.images.transforms import AUGMENTATIONS
+from torchtitan.vision.flavors import folder_settings
+from torchtitan.vision.names import name_in, new_tensors, places_in_folder
 
+_LOADS = "checkpoint.initial_load_in_hf is true"
+# What makes the same weights another model, in the words of both kinds.
+_MEANING = (
+    "depths", "hidden_act", "hidden_size", "hidden_sizes", "intermediate_size", "layer_norm_eps",
+    "num_attention_heads", "num_hidden_layers", "patch_size", "qkv_bias",
+)  # fmt: skip
+_OF_TEXT = (
+    "vocab_size", "rope_scaling_factor", "rope_low_freq_factor", "rope_high_freq_factor",
+    "rope_original_max_position_embeddings",
+)  # fmt: skip
 _PACKAGES = {"PIL": "pillow", "torchvision": "torchvision"}
 
 
@@ -100,3 +118,81 @@ def reads_training_images(config: JobConfig) -> bool:
     if not all(map(is_image_dataset, kinds)) or not config.training.dataset_path:
         return False
     return validation_place(config).identity == training_place(config).identity
+
+
+def image_model_errors(config: JobConfig, args: Any) -> Iterator[str]:
+    """Say what keeps an image classifier from being trained as asked.
+
+    Args:
+        config: The configuration.
+        args: Its model, as ``chosen_args`` returns it; changed to what the run asks for.
+    """
+    name, flavor = config.model.name, config.model.flavor
+    args.update_from_config(config)
+    dataset = config.training.dataset
+    if not is_image_dataset(dataset):
+        yield f"training.dataset is {dataset!r}; {name!r} reads pictures, so it must be {IMAGES!r}"
+    for degree in ("tensor_parallel_degree", "context_parallel_degree"):
+        if (n := getattr(config.parallelism, degree)) > 1:
+            yield f"parallelism.{degree} is {n}; blocks of {name!r} are not split, so it must be 1"
+    for key in _OF_TEXT:
+        if (value := getattr(config.model, key)) is not None:
+            yield f"model.{key} is {value}; {name!r} reads no text, so it must be unset"
+    if compiles_blocks(config):
+        yield (
+            f'compile.components has "model"; blocks of {name!r} are not compiled here, so set '
+            'compile.enable = false or components = ["loss"]'
+        )
+    size = args.config().image_size
+    if args.library.fixed_size and size != config.vision.image_size:
+        yield (
+            f"vision.image_size is {config.vision.image_size}; model.flavor {flavor!r} of {name!r} "
+            f"has a position for each patch of {size} x {size} pixels, so it must be {size}"
+        )
+    if config.checkpoint.initial_load_in_hf:
+        yield from _loading_errors(config, args)
+
+
+def _loading_errors(config: JobConfig, args: Any) -> Iterator[str]:
+    checkpoint = config.checkpoint
+    if not checkpoint.enable:
+        yield f"{_LOADS}, and checkpoint.enable is false, so no weights would be loaded"
+        return
+    if finished_steps(Path(config.job.dump_folder) / checkpoint.folder):
+        return  # the run resumes, and needs the folder no more
+    folder = weights_folder(config)
+    try:
+        found = args.library.config(folder_settings(config.model.name, folder), args.classes)
+        tensors = stored_tensors(folder)
+    except ValueError as error:
+        yield (
+            f"{_LOADS}, and {error}; the folder is named by checkpoint.initial_load_path or, "
+            "without it, model.hf_assets_path"
+        )
+        return
+    expected = args.config()
+    unlike = [
+        f"{key} is {there}, not {here}"
+        for key in _MEANING
+        if (there := getattr(found, key, None)) != (here := getattr(expected, key, None))
+    ]
+    if unlike:
+        yield (
+            f"{_LOADS}, and the model in {str(folder)!r} is not that of model.flavor "
+            f"{config.model.flavor!r}: {'; '.join(unlike)}; choose the flavor that matches, or "
+            f'model.flavor = "{FROM_FOLDER}" to take what the folder says'
+        )
+        return
+    stored = {name: tensor.shape for name, tensor in tensors.items()}
+    places = places_in_folder(args)
+    new = new_tensors(places, stored)
+    needed = {name_in(stored, place): place for name, place in places.items() if name not in new}
+    if missing := [name for name in needed if name not in stored]:
+        yield f"{_LOADS}, and {str(folder)!r} lacks {some_of(missing)}"
+    misshapen = [
+        f"{name} {list(stored[name])} instead of {list(place.shape)}"
+        for name, place in needed.items()
+        if name in stored and stored[name] != place.shape
+    ]
+    if misshapen:
+        yield f"{_LOADS}, and {str(folder)!r} has {some_of(misshapen)}"

@@ -18,11 +18,11 @@ from torchtitan.protocols.train_spec import TrainSpec
 
 from timelyfreeze.files import parse_json, shown
 from torchtitan.checkpoints.finished import finished_steps
-from torchtitan.data.kinds import is_image_dataset
 from torchtitan.data.named_templates import special_tokens
+from torchtitan.data.rows.kinds import is_image_dataset
 from torchtitan.data.turns import pad_id
 from torchtitan.freezing.checks.data import tokenizer_template_errors
-from torchtitan.freezing.checks.image_models import image_model_errors
+from torchtitan.freezing.checks.images import image_model_errors
 from torchtitan.freezing.checks.pipeline import pipeline_errors, too_small
 from torchtitan.freezing.config import IMAGE_MODELS, JobConfig, model_family
 from torchtitan.freezing.emulation.pipeline import emulated_order

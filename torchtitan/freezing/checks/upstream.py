@@ -13,11 +13,12 @@ from torchtitan.protocols.model_converter import _registry_model_converter_cls
 from torchtitan.protocols.train_spec import get_train_spec
 
 from torchtitan.data.rows.examples import is_local_path
-from torchtitan.data.rows.kinds import INSTRUCT_DATASETS, is_instruct_dataset
+from torchtitan.data.rows.kinds import IMAGES, INSTRUCT_DATASETS, has_rows
 from torchtitan.freezing.checks.parallel import compiles_blocks, data_parallel_degree
 from torchtitan.freezing.config import JobConfig
+from torchtitan.upstream.optimizers import SGD
 
-_OPTIMIZERS = ("Adam", "AdamW")
+_OPTIMIZERS = ("Adam", "AdamW", SGD)
 _STATES = ("optimizer", "lr_scheduler", "dataloader", "train_state", "freezing")
 _MAX_CHARACTERS = 300
 # Upstream computes these with what accelerators alone have.
@@ -87,8 +88,8 @@ def _name_errors(config: JobConfig) -> Iterator[str]:
     if config.optimizer.name not in _OPTIMIZERS:
         yield f"optimizer.name is {config.optimizer.name!r}; known: {', '.join(_OPTIMIZERS)}"
     for name, section in _sections(config) if _reads_texts(config) else ():
-        if not (is_instruct_dataset(section.dataset) or section.dataset in DATASETS):
-            known = ", ".join([*INSTRUCT_DATASETS, *DATASETS])
+        if not (has_rows(section.dataset) or section.dataset in DATASETS):
+            known = ", ".join([*INSTRUCT_DATASETS, IMAGES, *DATASETS])
             yield f"{name}.dataset is {section.dataset!r}; known: {known}"
     for name in config.model.converters:
         if name not in _registry_model_converter_cls:

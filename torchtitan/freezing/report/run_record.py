@@ -24,7 +24,7 @@ from timelyfreeze.records import (
 )
 from timelyfreeze.settings import Phase
 from timelyfreeze.timing import usable_cores
-from torchtitan.data.kinds import has_rows
+from torchtitan.data.rows.kinds import has_rows
 from torchtitan.freezing.config import JobConfig, model_family
 from torchtitan.freezing.report.text import by_virtual_clock
 
