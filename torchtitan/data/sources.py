@@ -74,7 +74,7 @@ def training_sources(config: JobConfig) -> tuple[DataSource, ...]:
 def validation_sources(config: JobConfig) -> tuple[DataSource, ...]:
     """Return what validation reads, each example once; nothing for text.
 
-    Without a path of its own it reads ``data.paths``, where training has the same data set. A path
+    Without a path of its own it reads what training reads, if that has the same data set. A path
     that training reads is read in the same way, any other one as a whole.
 
     Raises:
@@ -85,7 +85,7 @@ def validation_sources(config: JobConfig) -> tuple[DataSource, ...]:
         return ()
     trained = training_sources(config)
     path = validation.dataset_path
-    if path is None and config.data.paths and kind == config.training.dataset.lower():
+    if path is None and kind == config.training.dataset.lower():
         return tuple(replace(source, weight=1.0) for source in trained)
     named = path or default_path(kind)
     if not named:

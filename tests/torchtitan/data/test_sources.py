@@ -80,6 +80,15 @@ def test_validation_reads_the_places_of_training_each_example_once() -> None:
     assert validation_sources(job_config)[0].part == HubPart()
 
 
+@pytest.mark.parametrize("kind", ["auto", "alpaca"])
+def test_validation_without_a_path_reads_that_of_training(kind: str) -> None:
+    job_config = config(
+        training__dataset=kind, training__dataset_path="a/b", validation__dataset=kind
+    )
+    assert [source.path for source in validation_sources(job_config)] == ["a/b"]
+    assert reads_training_data(job_config)
+
+
 def test_same_data_is_found_however_it_is_spelled(tmp_path: Path) -> None:
     path = tmp_path / "examples"
     path.mkdir()
@@ -100,7 +109,8 @@ def test_same_data_is_found_however_it_is_spelled(tmp_path: Path) -> None:
     assert same("sharegpt", None, "sharegpt", "teknium/OpenHermes-2.5")
     assert same("alpaca", "some/name", "alpaca", "some/name")
     assert not same("alpaca", str(path), "sharegpt", str(path))
-    assert not same("alpaca", str(path), "alpaca", None)
+    assert same("alpaca", str(path), "alpaca", None)
+    assert not same("alpaca", str(path), "sharegpt", None)
     assert not same("alpaca", str(path), "alpaca", str(tmp_path))
     assert not same("c4_test", None, "c4_test", None), "no examples to hold out there"
 
