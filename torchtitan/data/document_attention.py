@@ -56,25 +56,23 @@ class DocumentAttention(Attention):
         Args:
             x: [B, T, dim].
             freqs_cis: Rotary embeddings, complex, [at least T, head_dim / 2].
-            attention_masks: As :func:`document_mask` returns it; None is upstream's attention.
+            attention_masks: As :func:`document_mask` returns it; None computes what upstream does.
             positions: int64, [B, T].
 
         Returns:
             [B, T, dim].
         """
-        if attention_masks is None:
-            return super().forward(x, freqs_cis, None, positions)
         queries, keys, values = self.heads(x)
         queries, keys = apply_rotary_emb(queries, keys, freqs_cis, positions)
-        # Kernels that take a mask want as many heads of keys as of queries.
-        keys = keys.repeat_interleave(self.n_rep, dim=2)
-        values = values.repeat_interleave(self.n_rep, dim=2)
-        attended = F.scaled_dot_product_attention(
-            queries.transpose(1, 2),  # [B, heads, T, head_dim]
-            keys.transpose(1, 2),
-            values.transpose(1, 2),
-            attn_mask=attention_masks,
-        )
+        if attention_masks is not None:
+            # Kernels that take a mask want as many heads of keys as of queries.
+            keys = keys.repeat_interleave(self.n_rep, dim=2)
+            values = values.repeat_interleave(self.n_rep, dim=2)
+        by_head = [part.transpose(1, 2) for part in (queries, keys, values)]  # [B, heads, T, d]
+        if attention_masks is None:
+            attended = self.inner_attention(*by_head, enable_gqa=self.enable_gqa)
+        else:
+            attended = F.scaled_dot_product_attention(*by_head, attn_mask=attention_masks)
         return self.wo(attended.transpose(1, 2).flatten(2))
 
 

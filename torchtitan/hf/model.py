@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torchtitan.models.llama3.model.args import TransformerModelArgs
-from torchtitan.models.llama3.model.model import apply_rotary_emb, precompute_freqs_cis
+from torchtitan.models.llama3.model.model import precompute_freqs_cis
 from torchtitan.models.utils import get_dense_model_nparams_and_flops
 
 from torchtitan.data.document_attention import DocumentAttention, DocumentTransformer
@@ -86,26 +86,6 @@ class DecoderAttention(DocumentAttention):
             queries = self.q_norm(queries.to(dtype)).type_as(values)
             keys = self.k_norm(keys.to(dtype)).type_as(values)
         return queries, keys, values
-
-    def forward(
-        self,
-        x: Tensor,
-        freqs_cis: Tensor,
-        attention_masks: Tensor | None,
-        positions: Tensor | None = None,
-    ) -> Tensor:
-        """Attend, as the base class does; see there."""
-        if self.q_norm is None or attention_masks is not None:
-            return super().forward(x, freqs_cis, attention_masks, positions)
-        queries, keys, values = self.heads(x)
-        queries, keys = apply_rotary_emb(queries, keys, freqs_cis, positions)
-        attended = self.inner_attention(
-            queries.transpose(1, 2),  # [B, heads, T, head_dim]
-            keys.transpose(1, 2),
-            values.transpose(1, 2),
-            enable_gqa=self.enable_gqa,
-        )
-        return self.wo(attended.transpose(1, 2).flatten(2))
 
 
 class Decoder(DocumentTransformer):

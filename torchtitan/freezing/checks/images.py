@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from torchtitan.tools.logging import logger
 
-from torchtitan.checkpoints.finished import finished_steps
 from torchtitan.data.rows.kinds import IMAGES, is_image_dataset
 from torchtitan.freezing.checks.parallel import compiles_blocks
 from torchtitan.freezing.checks.pipeline import too_small
 from torchtitan.freezing.config import JobConfig
-from torchtitan.hf.flavors import FROM_FOLDER, weights_folder
 from torchtitan.hf.folder import some_of, stored_tensors
 from torchtitan.images.examples import ImageExamples, check_headers, check_labels
 from torchtitan.images.settings import (
@@ -30,7 +28,6 @@ from torchtitan.images.transforms import AUGMENTATIONS
 from torchtitan.vision.flavors import folder_settings
 from torchtitan.vision.names import name_in, new_tensors, places_in_folder
 
-_LOADS = "checkpoint.initial_load_in_hf is true"
 # What makes the same weights another model, in the words of both kinds.
 _MEANING = (
     "depths", "hidden_act", "hidden_size", "hidden_sizes", "intermediate_size", "layer_norm_eps",
@@ -40,6 +37,9 @@ _OF_TEXT = (
     "vocab_size", "rope_scaling_factor", "rope_low_freq_factor", "rope_high_freq_factor",
     "rope_original_max_position_embeddings",
 )  # fmt: skip
+# How a folder's model is unlike the one that is asked for, and what its tensors lack.
+Compared = tuple[list[str], list[str]]
+
 _PACKAGES = {"PIL": "pillow", "torchvision": "torchvision"}
 
 
@@ -149,50 +149,38 @@ def image_model_errors(config: JobConfig, args: Any) -> Iterator[str]:
             f"vision.image_size is {config.vision.image_size}; model.flavor {flavor!r} of {name!r} "
             f"has a position for each patch of {size} x {size} pixels, so it must be {size}"
         )
-    if config.checkpoint.initial_load_in_hf:
-        yield from _loading_errors(config, args)
 
 
-def _loading_errors(config: JobConfig, args: Any) -> Iterator[str]:
-    checkpoint = config.checkpoint
-    if not checkpoint.enable:
-        yield f"{_LOADS}, and checkpoint.enable is false, so no weights would be loaded"
-        return
-    if finished_steps(Path(config.job.dump_folder) / checkpoint.folder):
-        return  # the run resumes, and needs the folder no more
-    folder = weights_folder(config)
-    try:
-        found = args.library.config(folder_settings(config.model.name, folder), args.classes)
-        tensors = stored_tensors(folder)
-    except ValueError as error:
-        yield (
-            f"{_LOADS}, and {error}; the folder is named by checkpoint.initial_load_path or, "
-            "without it, model.hf_assets_path"
-        )
-        return
+def compared_images(kind: str, args: Any, folder: Path) -> Compared:
+    """Compare a folder with the model that a run asks for.
+
+    Returns:
+        How the folder's model is unlike, and, if it is not, what its tensors lack.
+
+    Raises:
+        ValueError: If the folder cannot be read.
+    """
+    found = args.library.config(folder_settings(kind, folder), args.classes)
+    stored = {name: tensor.shape for name, tensor in stored_tensors(folder).items()}
     expected = args.config()
     unlike = [
         f"{key} is {there}, not {here}"
         for key in _MEANING
         if (there := getattr(found, key, None)) != (here := getattr(expected, key, None))
     ]
-    if unlike:
-        yield (
-            f"{_LOADS}, and the model in {str(folder)!r} is not that of model.flavor "
-            f"{config.model.flavor!r}: {'; '.join(unlike)}; choose the flavor that matches, or "
-            f'model.flavor = "{FROM_FOLDER}" to take what the folder says'
-        )
-        return
-    stored = {name: tensor.shape for name, tensor in tensors.items()}
+    return unlike, [] if unlike else list(_misfits(args, stored))
+
+
+def _misfits(args: Any, stored: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
     places = places_in_folder(args)
     new = new_tensors(places, stored)
     needed = {name_in(stored, place): place for name, place in places.items() if name not in new}
     if missing := [name for name in needed if name not in stored]:
-        yield f"{_LOADS}, and {str(folder)!r} lacks {some_of(missing)}"
+        yield f"it lacks {some_of(missing)}"
     misshapen = [
         f"{name} {list(stored[name])} instead of {list(place.shape)}"
         for name, place in needed.items()
         if name in stored and stored[name] != place.shape
     ]
     if misshapen:
-        yield f"{_LOADS}, and {str(folder)!r} has {some_of(misshapen)}"
+        yield f"it has {some_of(misshapen)}"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -22,16 +23,18 @@ from torchtitan.data.named_templates import special_tokens
 from torchtitan.data.rows.kinds import is_image_dataset
 from torchtitan.data.turns import pad_id
 from torchtitan.freezing.checks.data import tokenizer_template_errors
-from torchtitan.freezing.checks.images import image_model_errors
+from torchtitan.freezing.checks.images import Compared, compared_images, image_model_errors
 from torchtitan.freezing.checks.pipeline import pipeline_errors, too_small
 from torchtitan.freezing.config import IMAGE_MODELS, JobConfig, model_family
 from torchtitan.freezing.emulation.pipeline import emulated_order
 from torchtitan.hf.adapter import config_of
 from torchtitan.hf.flavors import FROM_FOLDER, LLAMA, chosen_args, weights_folder
 from torchtitan.hf.folder import stored_tensors, tensor_errors
-from torchtitan.hf.llama_config import differences, read_config, read_settings
+from torchtitan.hf.llama_config import LlamaConfig, differences, read_config, read_settings
 from torchtitan.hf.model import as_decoder
 from torchtitan.vision.spec import base_spec
+
+Compare = Callable[[Path], Compared]
 
 _LOADS = "checkpoint.initial_load_in_hf is true"
 # Upstream reads the first of these that is there, and the settings if they are.
@@ -92,8 +95,13 @@ def model_errors(config: JobConfig) -> Iterator[str]:
         yield from _tied_elsewhere(config)
         return
     yield from _family_errors(config)
-    if config.checkpoint.initial_load_in_hf:
-        yield from _loading_errors(config)
+    try:
+        expected = config_of(chosen_args(config, llama3_args))
+    except ValueError as error:
+        yield str(error)
+        return
+    also = ", and leave model.vocab_size and model.rope_* unset"
+    yield from _loading_errors(config, partial(_compared_texts, expected), also)
 
 
 def _of_images(config: JobConfig, spec: TrainSpec) -> Iterator[str]:
@@ -104,6 +112,7 @@ def _of_images(config: JobConfig, spec: TrainSpec) -> Iterator[str]:
             yield str(error)
         return
     yield from image_model_errors(config, args)
+    yield from _loading_errors(config, partial(compared_images, config.model.name, args))
 
 
 def _stage_errors(config: JobConfig, spec: TrainSpec) -> Iterator[str]:
@@ -187,38 +196,45 @@ def _number_errors(config: JobConfig) -> Iterator[str]:
         )
 
 
-def _loading_errors(config: JobConfig) -> Iterator[str]:
+def _loading_errors(config: JobConfig, compare: Compare, also: str = "") -> Iterator[str]:
+    """Say why the weights cannot be loaded, where they are to be.
+
+    Args:
+        config: The configuration.
+        compare: Looks at the folder.
+        also: What else to do where the folder has another model.
+    """
     checkpoint = config.checkpoint
+    if not checkpoint.initial_load_in_hf:
+        return
     if not checkpoint.enable:
         yield f"{_LOADS}, and checkpoint.enable is false, so no weights would be loaded"
         return
-    saved = Path(config.job.dump_folder) / checkpoint.folder
-    if finished_steps(saved):
+    if finished_steps(Path(config.job.dump_folder) / checkpoint.folder):
         return  # the run resumes, and needs the folder no more
     folder = weights_folder(config)
     try:
-        found = read_config(folder)
-        tensors = stored_tensors(folder)
+        unlike, misfits = compare(folder)
     except ValueError as error:
         yield (
             f"{_LOADS}, and {error}; the folder is named by checkpoint.initial_load_path or, "
             "without it, model.hf_assets_path"
         )
         return
-    try:
-        expected = config_of(chosen_args(config, llama3_args))
-    except ValueError as error:
-        yield str(error)
-        return
-    if unlike := differences(expected, found):
+    if unlike:
         yield (
             f"{_LOADS}, and the model in {str(folder)!r} is not that of model.flavor "
             f"{config.model.flavor!r}: {'; '.join(unlike)}; choose the flavor that matches, or "
-            f'model.flavor = "{FROM_FOLDER}" to take what the folder says, and leave '
-            "model.vocab_size and model.rope_* unset"
+            f'model.flavor = "{FROM_FOLDER}" to take what the folder says{also}'
         )
-    for error in tensor_errors(found, tensors):
-        yield f"{_LOADS}, and {str(folder)!r} does not hold what its config.json says: {error}"
+    for misfit in misfits:
+        yield f"{_LOADS}, and {str(folder)!r} does not hold what its config.json says: {misfit}"
+
+
+def _compared_texts(expected: LlamaConfig, folder: Path) -> Compared:
+    found = read_config(folder)
+    tensors = stored_tensors(folder)
+    return list(differences(expected, found)), list(tensor_errors(found, tensors))
 
 
 def _tied_elsewhere(config: JobConfig) -> Iterator[str]:

@@ -144,7 +144,8 @@ def test_a_folder_whose_files_are_not_what_it_says_is_told(tmp_path: Path) -> No
     words = json.loads(config_file.read_text())
     config_file.write_text(json.dumps({**words, "num_hidden_layers": 8}))
     lacks, misshapen = errors(loading(tmp_path))
-    assert f"{str(tmp_path)!r} lacks vit.encoder.layer.7.attention" in lacks
+    assert f"{str(tmp_path)!r} does not hold what its config.json says" in lacks
+    assert ": it lacks vit.encoder.layer.7.attention" in lacks
     assert lacks.endswith(" and 13 more")
     assert misshapen.endswith(
         " has vit.embeddings.position_embeddings [1, 65, 32] instead of [1, 17, 32]"
