@@ -39,7 +39,7 @@ def _check_together(parser: argparse.ArgumentParser, options: argparse.Namespace
     """Refuse options that the question asked has no use for."""
     names: tuple[str, ...]
     if options.frozen_layers is None:
-        names, why = ("shrink_by",), "needs --frozen-layers"
+        names, why = ("shrink_by", "link_gb_per_s"), "needs --frozen-layers"
     else:
         names, why = _OF_PLANS, "is of plans, and --frozen-layers asks for none; leave one out"
     for name in names:
@@ -83,6 +83,11 @@ def _parser() -> argparse.ArgumentParser:
         "--shrink-by", choices=(PARAMETERS, TIME),
         help=f"what a shrunk pipeline balances; default: {PARAMETERS}, as PipeTransformer does, "
         f"if the file tells them, else {TIME}",
+    )  # fmt: skip
+    add(
+        "--link-gb-per-s", type=positive, metavar="GB/S",
+        help="bandwidth between replicas of a shrunk pipeline: what the gradients that they send "
+        "each other take",
     )  # fmt: skip
     add = parser.add_argument_group("what the file may not say").add_argument
     add("--ranks", type=whole(2), metavar="N", help="pipeline ranks")
@@ -174,6 +179,7 @@ def _grid(options: argparse.Namespace, file: BoundsFile) -> Grid:
         skip_input_grads=options.skip_input_grads or file.notes.skip_input_grads or USE,
         n_processors=options.processors or file.notes.processors,
         p2p_overhead_ms=options.p2p_overhead_ms,
+        link_gb_per_s=options.link_gb_per_s,
         batches=options.batches,
         outside_ms=(
             options.batches * file.outside_ms if options.outside_ms is None else options.outside_ms

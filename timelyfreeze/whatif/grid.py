@@ -60,6 +60,8 @@ class Grid:
             ``settings.SKIP_INPUT_GRADS``.
         n_processors: How many ranks compute at once; None if each has a device of its own.
         p2p_overhead_ms: Overhead of a message, added to what the bounds have of it.
+        link_gb_per_s: Bandwidth of the link between two replicas, 10^9 bytes a second; None if
+            gradients that they send each other are left out.
         batches: Pipeline batches in an optimizer step.
         outside_ms: Time of a step outside of its batches: optimizer, clipping, data.
         time_limit_s: Limit on the solver's time for a case, seconds.
@@ -74,6 +76,7 @@ class Grid:
     skip_input_grads: str = USE
     n_processors: float | None = None
     p2p_overhead_ms: float = 0.0
+    link_gb_per_s: float | None = None
     batches: int = 1
     outside_ms: float = 0.0
     time_limit_s: float = 60.0

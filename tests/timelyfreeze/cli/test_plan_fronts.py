@@ -72,6 +72,7 @@ def test_a_row_for_each_schedule_and_number_of_layers(
         (["--frozen-layers", "2", "--r-max", "0.5"], "--r-max: it is of plans, and --frozen-lay"),
         (["--frozen-layers", "2", "--outside-ms", "3"], "--outside-ms: it is of plans"),
         (["--shrink-by", "time"], "--shrink-by: it needs --frozen-layers"),
+        (["--link-gb-per-s", "10"], "--link-gb-per-s: it needs --frozen-layers"),
         (["--frozen-layers", "2", "--shrink-by", "memory"], "invalid choice: 'memory'"),
         (["--frozen-layers", "8"], "8 layers of 8 would be frozen; it must be 1 or more"),
         (["--frozen-layers", "2", "--layers", "3,3"], "--layers has 2 stages (3,3)"),

@@ -17,7 +17,7 @@ _LEGEND = (
     "the batch begins behind the front; reading is not in it. re-split: the fastest split found "
     "for the frozen model. run-ahead: stages wholly in front work on the next batch. shrink: "
     "replicas x ranks of each, for the same rows; gradients that replicas send each other are not "
-    "in it"
+    "in it, but in exchange, which needs --link-gb-per-s"
 )
 
 
@@ -50,6 +50,7 @@ def _cells(case: FrontCase) -> dict[str, str]:
         "shrink": cell(None if shrunk is None else shrunk.batch_ms),
         "to": "" if shrunk is None else f"{shrunk.plan.n_replicas} x {shrunk.plan.n_ranks}",
         "of": "" if shrunk is None else render_split(shrunk.plan.split),
+        "exchange": cell(None if shrunk is None else shrunk.exchange_ms),
     }
 
 
@@ -64,6 +65,7 @@ def _plain(case: FrontCase) -> dict[str, Any]:
         "shrunk_microbatches": None if shrunk is None else shrunk.plan.n_microbatches,
         "shrunk_layers": None if shrunk is None else shrunk.plan.split,
         "shrunk_ms": None if shrunk is None else shrunk.batch_ms,
+        "exchange_ms": None if shrunk is None else shrunk.exchange_ms,
     }
 
 
@@ -74,6 +76,7 @@ def fronts_to_json(answer: FrontAnswer, file: BoundsFile, grid: Grid) -> str:
         "n_ranks": grid.n_ranks,
         "n_processors": grid.n_processors,
         "p2p_overhead_ms": grid.p2p_overhead_ms,
+        "link_gb_per_s": grid.link_gb_per_s,
         "cases": [_plain(case) for case in answer.cases],
         "notes": answer.notes,
     }

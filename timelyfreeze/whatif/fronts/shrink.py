@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
-from timelyfreeze.planning.elastic import PARAMETERS, TIME, ElasticPlan, elastic_plan, replicas_of
+from timelyfreeze.planning.elastic import (
+    PARAMETERS,
+    TIME,
+    ElasticPlan,
+    communication_ms,
+    elastic_plan,
+    replicas_of,
+)
 from timelyfreeze.schedule import ScheduleOrder, build_dag, gpipe_order
 from timelyfreeze.whatif.answers import order_of
 from timelyfreeze.whatif.fronts.times import front_times, layer_times
@@ -15,6 +23,9 @@ from timelyfreeze.whatif.rank_memory import LAYER, ModelBytes, frozen_parts, par
 from timelyfreeze.whatif.schedule_cases import ScheduleCases
 from timelyfreeze.whatif.times import unfrozen_batch_ms
 
+# Replicas reduce gradients in float32. A GB/s is so many bytes a millisecond.
+_GRADIENT_BYTES, _BYTES_PER_MS = 4, 1e6
+
 
 @dataclass(frozen=True)
 class Shrunk:
@@ -24,11 +35,15 @@ class Shrunk:
         partition: What was balanced: ``PARAMETERS`` or ``TIME``.
         plan: Ranks, layers of each, replicas and their microbatches.
         batch_ms: A batch of as many microbatches as before, without what replicas send each other.
+        exchange_ms: What they send: float32 gradients of the live layers of the rank that has most
+            of them, by ``communication_ms`` with a bucket for each layer. None where the bandwidth
+            or the parameters are not told.
     """
 
     partition: str
     plan: ElasticPlan
     batch_ms: float
+    exchange_ms: float | None
 
 
 @dataclass(frozen=True)
@@ -71,7 +86,23 @@ class Shrinking:
                 None if processors is None else processors / plan.n_replicas,
                 self.table.links,
             ),
+            self._exchange_ms(plan, n_frozen),
         )
+
+    def _exchange_ms(self, plan: ElasticPlan, n_frozen: int) -> float | None:
+        grid = self.table.grid
+        if self._parameters is None or grid.link_gb_per_s is None:
+            return None
+        bytes_per_ms = _BYTES_PER_MS * grid.link_gb_per_s
+        layers_ms = [
+            communication_ms(
+                1, _GRADIENT_BYTES * n, plan.n_replicas, bytes_per_ms, grid.p2p_overhead_ms
+            )
+            for n in self._parameters[n_frozen:]
+        ]
+        layers_ms = [0.0] * n_frozen + layers_ms
+        ends = itertools.accumulate(plan.split, initial=0)
+        return max(sum(layers_ms[a:b]) for a, b in itertools.pairwise(ends))
 
     @property
     def _parameters(self) -> list[int] | None:

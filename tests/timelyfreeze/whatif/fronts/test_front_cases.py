@@ -229,6 +229,14 @@ class TestShrinking:
         # M0 is 12 million. 36 / 6 frozen and 12 live: for K = 1 18, too many; for K = 2 rank 0
         # has 6 and no live layer, as 12 is not below 6, and rank 1 the two: 12.
         assert (found.plan.n_ranks, found.plan.split) == (2, (6, 2))
+        assert found.exchange_ms is None
+        # At 10 GB/s two replicas of two live layers: a layer's 24 million bytes go half there and
+        # half back, twice, which takes 2.4 ms, and 0.1 for its message.
+        told = self.shrunk(file, 6, link_gb_per_s=10.0, p2p_overhead_ms=0.1)
+        assert told.exchange_ms == pytest.approx(2 * (2.4 + 0.1))
+        # One pipeline has nobody to send to.
+        alone = self.shrunk(file, 1, link_gb_per_s=10.0)
+        assert (alone.plan.n_replicas, alone.exchange_ms) == (1, 0.0)
         # By time too, where that is asked for.
         assert self.shrunk(file, 6, partition="time").partition == "time"
 
