@@ -4,7 +4,8 @@ Usage: torchrun --nproc_per_node=N tests/multiprocess/helpers/elastic_run.py SCE
     OUTPUT_FOLDER
 
 A scenario is {"name", "args", "is_elastic", "save_at": steps after which a checkpoint is written,
-"resumes": whether weights are those of a checkpoint}. Each rank writes
+"resumes": whether weights are those of a checkpoint, "late": ranks that come to the first, the
+second, ... move once the others have given it up}. Each rank writes
 OUTPUT_FOLDER/NAME/rank_R.pt with the rows and the loss of each step, its learning rate, the weights
 at the end, the pipelines, the batches, and how many of the trainers that were left are still there
 when the next one is built.
@@ -12,6 +13,7 @@ when the next one is built.
 
 import gc
 import weakref
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -27,12 +29,14 @@ def run(scenario, folder):
 
     from torchtitan.data.sequences import ROWS
     from torchtitan.freezing.elastic import ElasticRun
+    from torchtitan.freezing.elastic.joining import Joining
     from torchtitan.freezing.trainer import FreezingTrainer
 
     titan_train.time.sleep = lambda seconds: None
     seen = {"rows": [], "losses": [], "rates": [], "pipelines": [], "batches": [], "frozen": []}
     seen["n_left_over"] = 0
     trainers, left = [], []
+    late = iter(scenario.get("late", []))
 
     def built(original):
         def build(self, config):
@@ -59,7 +63,7 @@ def run(scenario, folder):
         return build
 
     real_batches, real_step = FreezingTrainer.batch_generator, FreezingTrainer.forward_backward_step
-    real_close = FreezingTrainer.close
+    real_close, real_absent = FreezingTrainer.close, Joining.absent
 
     def batch_generator(self, loader):
         def noted():
@@ -78,6 +82,12 @@ def run(scenario, folder):
             checks = self.controller.checks
             seen["frozen"].append((self.step, checks.frozen_layers))
         return loss
+
+    def absent(self):
+        if next(late, None) == dist.get_rank():
+            verdict = f"move/{self._n_moves}/verdict"
+            self._store.wait([verdict], timedelta(seconds=60))
+        return real_absent(self)
 
     def close(self):
         parameters = parameters_of(self.model_parts)
@@ -105,6 +115,7 @@ def run(scenario, folder):
 
     for name, patch in patches.items():
         setattr(FreezingTrainer, name, patch)
+    Joining.absent = absent
     try:
         trainer = (
             ElasticRun(FreezingTrainer, job_config)
@@ -118,6 +129,7 @@ def run(scenario, folder):
     finally:
         for name, original in originals.items():
             setattr(FreezingTrainer, name, original)
+        Joining.absent = real_absent
     torch.save(seen, folder / f"rank_{dist.get_rank()}.pt")
 
 

@@ -23,6 +23,7 @@ def packing_errors(config: JobConfig) -> Iterator[str]:
     if not settings.is_on or freezing.method == NONE:
         return
     yield from settings.errors()
+    yield from freezing.elastic.errors()  # larger batches are a move, too
     on = f"freezing.packing.mode is {settings.mode!r}"
     if makes_plan(freezing.method):
         yield (

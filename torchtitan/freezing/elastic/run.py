@@ -8,6 +8,8 @@ import time
 import warnings
 from functools import partial
 
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
 from torchtitan.tools import utils as titan_tools
 from torchtitan.tools.logging import logger
 from torchtitan.train import Trainer
@@ -15,6 +17,7 @@ from torchtitan.train import Trainer
 from torchtitan.freezing.checks import ConfigError, check
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.elastic.form import Form, Moment, Pace
+from torchtitan.freezing.elastic.joining import Joining
 from torchtitan.freezing.elastic.leaving import HandedOver, KnownDims, Leaving, leaving, silence
 from torchtitan.freezing.elastic.packing import first_batch, packed_batch
 from torchtitan.freezing.elastic.pipeline import first_pipeline, pipeline_for
@@ -41,6 +44,12 @@ class ElasticRun:
         self._dims: KnownDims = {}
         self._output: RunOutput | None = None
         self._trainer: Leaving | None = self._build(job_config, self._leaves, Pace(), self._dims)
+        self._joining = Joining(
+            _get_default_store(),  # torchrun's; torch has no public name for it
+            dist.get_rank(),
+            dist.get_world_size(),
+            job_config.freezing.elastic.join_limit_s,
+        )
 
     def train(self) -> None:
         """Train to the end, in as many forms as it takes.
@@ -66,7 +75,7 @@ class ElasticRun:
         """Return how the run goes on elsewhere, None if it stays; the same on all ranks."""
         if moment.n_frozen != self._n_frozen:
             self._n_frozen = moment.n_frozen
-            self._next = self._possible(_form_for(self._config, moment))
+            self._next = self._joined(self._possible(_form_for(self._config, moment)))
         return None if self._next == self._form else self._next
 
     def _possible(self, form: Form | None) -> Form:
@@ -79,6 +88,20 @@ class ElasticRun:
             logger.warning("The run does not go on %s: %s", form, error)
             return self._form
         return form
+
+    def _joined(self, form: Form) -> Form:
+        """Return ``form``, or the present one if a rank is not ready to leave it in time."""
+        if form == self._form or not (absent := self._joining.absent()):
+            return form
+        if dist.get_rank() == 0:
+            logger.warning(
+                "The run does not go on %s, but as before: %s not ready within %g s "
+                "(freezing.elastic.join_limit_s); the next change of what is frozen tries again",
+                form,
+                ", ".join(absent),
+                self._config.freezing.elastic.join_limit_s,
+            )
+        return self._form
 
     def _move(self, handed: HandedOver, started: float) -> None:
         """Go on with a trainer of the next form, which loads what the last has handed over."""

@@ -65,6 +65,7 @@ def test_it_goes_together_with_the_cache() -> None:
         ({"frozen_cost": -0.1}, "freezing.elastic.frozen_cost is -0.1; it must be in [0, 1]"),
         ({"frozen_cost": 1.1}, "freezing.elastic.frozen_cost is 1.1; it must be in [0, 1]"),
         ({"min_ranks": 1}, "freezing.elastic.min_ranks is 1; it must be 2 or more"),
+        ({"join_limit_s": 0.0}, "freezing.elastic.join_limit_s is 0.0; it must be above 0"),
     ],
 )
 def test_numbers_that_make_no_sense(settings: dict[str, Any], message: str) -> None:
