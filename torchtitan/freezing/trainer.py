@@ -388,6 +388,8 @@ class FreezingTrainer(Trainer):
         """End what runs in the background, then what upstream has opened."""
         if self.controller is not None:
             self.controller.close()
+        if isinstance(self.parallel_dims, EmulatedDims):
+            self.parallel_dims.pipeline.clear()  # a run that goes on elsewhere keeps the dimensions
         super().close()
         if self._stop is not None:
             self._stop.close()

@@ -7,7 +7,8 @@ A scenario is {"name", "args", "is_elastic", "save_at": steps after which a chec
 "resumes": whether weights are those of a checkpoint, "late": ranks that come to the first, the
 second, ... move once the others have given it up}. Each rank writes
 OUTPUT_FOLDER/NAME/rank_R.pt with the rows and the loss of each step, its learning rate, the weights
-at the end, the pipelines, the batches, and how many of the trainers that were left are still there
+at the end, the pipelines, the batches, of an emulated run the times of actions and the batch's by
+the virtual clock, and how many of the trainers that were left are still there
 when the next one is built.
 """
 
@@ -27,6 +28,7 @@ def run(scenario, folder):
     job_config = prepare([*scenario["args"], f"--job.dump_folder={folder}"])
     import torchtitan.train as titan_train
 
+    from timelyfreeze.emulation import EmulatedRecorder
     from torchtitan.data.sequences import ROWS
     from torchtitan.freezing.elastic import ElasticRun
     from torchtitan.freezing.elastic.joining import Joining
@@ -34,7 +36,7 @@ def run(scenario, folder):
 
     titan_train.time.sleep = lambda seconds: None
     seen = {"rows": [], "losses": [], "rates": [], "pipelines": [], "batches": [], "frozen": []}
-    seen["n_left_over"] = 0
+    seen["n_left_over"], seen["actions"], seen["virtual_ms"] = 0, [], []
     trainers, left = [], []
     late = iter(scenario.get("late", []))
 
@@ -61,6 +63,16 @@ def run(scenario, folder):
             self.checkpointer._should_save = lambda step, last_step=False: step in saves
 
         return build
+
+    real_drain = EmulatedRecorder.drain
+
+    def drain(self):
+        records = real_drain(self)
+        for record in records:
+            times = {str(action): ms for action, ms in record.durations_ms.items()}
+            seen["actions"].append(times)
+            seen["virtual_ms"].append(record.span_ms)
+        return records
 
     real_batches, real_step = FreezingTrainer.batch_generator, FreezingTrainer.forward_backward_step
     real_close, real_absent = FreezingTrainer.close, Joining.absent
@@ -116,6 +128,7 @@ def run(scenario, folder):
     for name, patch in patches.items():
         setattr(FreezingTrainer, name, patch)
     Joining.absent = absent
+    EmulatedRecorder.drain = drain
     try:
         trainer = (
             ElasticRun(FreezingTrainer, job_config)
@@ -130,6 +143,7 @@ def run(scenario, folder):
         for name, original in originals.items():
             setattr(FreezingTrainer, name, original)
         Joining.absent = real_absent
+        EmulatedRecorder.drain = real_drain
     torch.save(seen, folder / f"rank_{dist.get_rank()}.pt")
 
 

@@ -39,5 +39,3 @@ def elastic_errors(config: JobConfig) -> Iterator[str]:
             f"{_ENABLED}, and model.name is {config.model.name!r}, whose layers cannot be counted; "
             "it must be 'llama3'"
         )
-    if config.emulation.enable:
-        yield f"{_ENABLED}, and emulation.enable is true: one process has no other ranks to move to"

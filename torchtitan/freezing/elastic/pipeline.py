@@ -9,6 +9,7 @@ from torchtitan.freezing.config import (
     JobConfig,
     count_layers,
     examples_of_microbatch,
+    global_rows,
     modules_of_split,
     stage_modules,
 )
@@ -38,11 +39,16 @@ class Pipeline:
         """Return the configuration that a run goes on with that began with ``config``.
 
         The global batch and the examples of a microbatch stay as they are: each replica has fewer
-        microbatches. New replicas share the parameters (FSDP).
+        microbatches. New replicas share the parameters (FSDP). In an emulation they take turns, a
+        batch each, and their gradients add up.
         """
         n, parallelism = self.n_replicas, config.parallelism
         shards = parallelism.data_parallel_shard_degree  # -1: as many as there are ranks for
         training, validation = config.training, config.validation
+        rows, n_validated = training.global_batch_size, validation.steps
+        if config.emulation.enable:
+            shards, rows = -1, global_rows(config)
+            n_validated *= n if n_validated > 0 else 1  # -1: all there are
         return replace(
             config,
             parallelism=replace(
@@ -51,8 +57,16 @@ class Pipeline:
                 module_fqns_per_model_part=modules_of_split(self.split),
                 data_parallel_shard_degree=shards if shards < 0 else shards * n,
             ),
-            training=replace(training, local_batch_size=training.local_batch_size // n),
-            validation=replace(validation, local_batch_size=validation.local_batch_size // n),
+            training=replace(
+                training,
+                local_batch_size=training.local_batch_size // n,
+                global_batch_size=rows,
+            ),
+            validation=replace(
+                validation,
+                local_batch_size=validation.local_batch_size // n,
+                steps=n_validated,
+            ),
         )
 
     def pace(self, config: JobConfig) -> Pace:

@@ -44,6 +44,10 @@ class EmulatedMesh:
         """
         self._ranks = parts_of_ranks(model_parts, stage_to_rank)
 
+    def clear(self) -> None:
+        """Let go of all stages."""
+        self._ranks = []
+
     @torch.no_grad()
     def clip_grad_norm_(
         self, parameters: Iterable[Tensor], max_norm: float, *, foreach: bool | None = None

@@ -92,6 +92,9 @@ class EmulationRecord:
         optimizers: Times the optimizers.
         n_ranks: Ranks that are emulated.
         batches_per_step: Batches of a step (gradient accumulation).
+
+    Attributes:
+        n_replicas: Pipelines side by side on the emulated ranks, which take turns here.
     """
 
     def __init__(
@@ -110,6 +113,20 @@ class EmulationRecord:
         self._steps: list[EmulatedStep] = []
         self._n_shown = 0
         self._n_taken = 0
+        self._n_former = 0
+        self.n_replicas = 1
+
+    def go_on_from(self, former: EmulationRecord) -> None:
+        """Take up a run that goes on in this record's pipeline, with replicas on all its ranks.
+
+        Args:
+            former: The record so far, which has collected everything.
+        """
+        self.n_replicas = former._n_ranks // self._n_ranks
+        self._n_ranks = former._n_ranks
+        self._steps = former._steps
+        self._n_shown, self._n_taken = former._n_shown, former._n_taken
+        self._n_former = len(self._steps)
 
     def add_step(self, phase: Phase | None, seconds: float, n_tokens: int) -> None:
         """Take note of a finished step."""
@@ -126,9 +143,15 @@ class EmulationRecord:
         while self._ended and len(self._batches) >= n:
             (phase, real_ms, n_tokens, marks), *self._ended = self._ended
             mine, self._batches = tuple(self._batches[:n]), self._batches[n:]
-            saved_ms = sum(batch.real_ms - batch.virtual_ms for batch in mine)
-            virtual_ms = real_ms - saved_ms - self._optimizers.waited_ms(marks)
+            ran_ms = sum(batch.real_ms for batch in mine)
+            outside_ms = real_ms - ran_ms - self._optimizers.waited_ms(marks)
+            virtual_ms = outside_ms + self._slowest_ms(mine)
             self._steps.append(EmulatedStep(phase, n_tokens, real_ms, virtual_ms, mine))
+
+    def _slowest_ms(self, batches: Sequence[EmulatedBatch]) -> float:
+        """Return how long the slowest replica takes for its batches; they take turns."""
+        n = self.n_replicas
+        return max(sum(batch.virtual_ms for batch in batches[i::n]) for i in range(n))
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics to log: of the steps completed since the last call.
@@ -165,7 +188,7 @@ class EmulationRecord:
         """
         self.collect()
         before = self._warm([Phase.WARMUP, Phase.UPPER_BOUND])
-        after = self._warm([Phase.STABLE] if freezes else [None])
+        after = self._warm([Phase.STABLE] if freezes else [None], self._n_former)
         measuring = self._warm([Phase.UPPER_BOUND])
         batches_before = [b for s in measuring or before for b in s.batches]
         fields: dict[str, Any] = {
@@ -185,11 +208,12 @@ class EmulationRecord:
             fields["batch_ms"] = _median(b.virtual_ms for s in after for b in s.batches)
         return fields
 
-    def _warm(self, phases: Sequence[Phase | None]) -> list[EmulatedStep]:
+    def _warm(self, phases: Sequence[Phase | None], since: int = 0) -> list[EmulatedStep]:
+        steps = self._steps[since:]
         return [
             step
             for phase in phases
-            for step in [s for s in self._steps if s.phase is phase][SKIPPED_STEPS:]
+            for step in [s for s in steps if s.phase is phase][SKIPPED_STEPS:]
         ]
 
     def _tokens_per_second(self, steps: Sequence[EmulatedStep]) -> float | None:

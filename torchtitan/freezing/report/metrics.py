@@ -70,7 +70,8 @@ class FreezingMetricsProcessor(MetricsProcessor):
         self._controller = controller
         if output is not None:
             assert controller is not None  # nothing else asks for another pipeline
-            output.recorder.go_on(controller, self.parallel_dims.non_data_parallel_size)
+            n_ranks = self.parallel_dims.non_data_parallel_size
+            output.recorder.go_on(controller, n_ranks, emulation)
         else:
             device_name = self.device_memory_monitor.device_name
             output = open_output(self.job_config, self.parallel_dims, device_name, self._n_layers)

@@ -146,17 +146,29 @@ class RunRecorder:
         if self._controller is not None:
             self._gather(self._controller)
         self.collect_timelines(is_last=True)
+        if self._emulation is not None:
+            self._emulation.collect()
+            self._steps.add_virtual(self._emulation.take_steps())
         self._steps.close()
         self._controller = self._timelines = None  # room for the next pipeline
 
-    def go_on(self, controller: FreezeController, ranks_per_replica: int) -> None:
+    def go_on(
+        self,
+        controller: FreezeController,
+        ranks_per_replica: int,
+        emulation: EmulationRecord | None = None,
+    ) -> None:
         """Record the same run in another pipeline.
 
         Args:
             controller: Its controller.
             ranks_per_replica: Processes that now share a batch.
+            emulation: As for ``begin``.
         """
         self._ranks_per_replica = ranks_per_replica
+        if self._emulation is not None and emulation is not None:
+            emulation.go_on_from(self._emulation)
+        self._emulation = emulation
         self.record.begin_pipeline()
         self._responses = ResponseSample()
         if self._writes:
@@ -178,6 +190,11 @@ class RunRecorder:
 
     @property
     def _n_replicas(self) -> int:
+        return self._n_held if self._emulation is None else self._emulation.n_replicas
+
+    @property
+    def _n_held(self) -> int:
+        """How often the processes together hold the model."""
         return self._start.n_devices // self._ranks_per_replica
 
     def _add_batch(self, observed: ObservedBatch) -> None:
@@ -232,7 +249,7 @@ class RunRecorder:
             if self._config.freezing.elastic.enable:
                 extra |= elastic_metrics(controller.order.n_ranks, self._n_replicas)
             extra |= self._steps.log(
-                step, loss, controller.phase, metrics, predicted_ms, self._n_replicas
+                step, loss, controller.phase, metrics, predicted_ms, self._n_held
             )
         if self._emulation is not None:
             extra |= self._emulation.metrics()

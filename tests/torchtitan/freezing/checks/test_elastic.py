@@ -42,15 +42,15 @@ def test_without_freezing_nothing_is_wrong() -> None:
             "training.dataset is 'c4', whose rows cannot be dealt to more replicas; it must be one "
             "of auto, messages, sharegpt, prompt_completion, alpaca",
         ),
-        (
-            {"emulation__enable": True},
-            "emulation.enable is true: one process has no other ranks to move to",
-        ),
     ],
 )
 def test_what_does_not_go_together(changes: dict[str, Any], message: str) -> None:
     lines = errors(elastic(**changes))
     assert f"freezing.elastic.enable is true, and {message}" in lines
+
+
+def test_it_goes_together_with_an_emulation() -> None:
+    check(elastic(emulation__enable=True))
 
 
 def test_it_goes_together_with_the_cache() -> None:

@@ -110,6 +110,21 @@ def test_given_replicas_are_multiplied() -> None:
     assert parallelism.data_parallel_replicate_degree == 3
 
 
+@pytest.mark.parametrize(("rows", "given", "n_validated"), [(8, -1, -1), (16, 16, 6)])
+def test_in_an_emulation_replicas_take_turns(rows: int, given: int, n_validated: int) -> None:
+    """There is one process: half the batch, twice as often."""
+    job_config = elastic(
+        emulation__enable=True,
+        training__global_batch_size=given,
+        validation__steps=3 if n_validated > 0 else -1,
+    )
+    moved = Pipeline((5, 1), 2).moved(job_config)
+    check(moved)
+    assert (moved.training.local_batch_size, moved.training.global_batch_size) == (4, rows)
+    assert moved.validation.steps == n_validated
+    assert moved.parallelism.data_parallel_shard_degree == -1
+
+
 @pytest.mark.parametrize(
     ("pipeline", "words"),
     [
