@@ -24,7 +24,8 @@ _HEAD = """# Comparison
 
 Mean over seeds (min..max). *gain over none* compares with the run of method none of the same
 schedule and seed; tokens/s are those of the stable phase, for none of the whole run, and by the
-virtual clock where the pipeline is emulated; so is *seconds*, the time spent in training steps.
+virtual clock where the pipeline is emulated; so is *seconds*, the time spent in training steps and
+in moves to other pipelines.
 *seconds to none's loss* is the time until the running mean over {window} logged training losses is
 as low as none's is at its end; *to the reference's loss*, as that of the run named below is.
 *time to none's loss over none's* is the time until the loss is as low as none's at its end, over

@@ -41,7 +41,8 @@ WORDS = {
         "Lines: running mean over {window} logged training losses, mean over repeats, with a band "
         "from the smallest to the largest. Small points: validation losses. What lies above the "
         "axes is of the first fifth of the training; losses that are no numbers are left out. "
-        "Seconds are those spent in training steps; of an emulated pipeline, by its virtual clock.",
+        "Seconds are those spent in training steps, of an emulated pipeline by its virtual clock, "
+        "and in moves to other pipelines.",
     ),
     RATIOS: (
         "Freeze ratio over steps",

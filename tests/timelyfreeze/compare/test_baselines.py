@@ -3,8 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.timelyfreeze.compare.run_folders import write_run
 from tests.timelyfreeze.compare.tables import GAIN, SPEED, TO_LOSS, csv_rows, table
+from timelyfreeze.compare.runs.run import read_run
+from timelyfreeze.records import MOVES, STEPS, Move, StepRow
 
 
 def test_a_gain_needs_the_same_schedule(tmp_path: Path) -> None:
@@ -98,6 +102,26 @@ def test_emulated_pipelines_are_as_fast_as_their_virtual_clock_says(tmp_path: Pa
         (emulated, "200", "+0.0"),
         (emulated, "300", "+50.0"),
     ]
+
+
+@pytest.mark.parametrize(("is_emulated", "ends"), [(False, [2, 8, 14]), (True, [1, 6, 11])])
+def test_moves_of_an_elastic_run_take_their_time(
+    tmp_path: Path, is_emulated: bool, ends: list[int]
+) -> None:
+    """Two seconds a step, one by the virtual clock; four for each of two moves."""
+    folder = write_run(
+        tmp_path / "a", "fixed", losses=[(2, 4.0), (4, 3.0), (6, 2.0)], seconds=6.0,
+        moves_seconds=8.0, emulated_ranks=4 if is_emulated else None,
+    )  # fmt: skip
+    steps = [StepRow(n, "stable", 2.0 * n, 2e3, 10.0, virtual_step_ms=1e3) for n in (1, 2, 3)]
+    STEPS.write(folder, steps)
+    MOVES.write(folder, [Move(step, 5, 2, 2, "5 1", 4.0) for step in (2, 3)])
+    run = read_run(folder)
+    assert run.by_virtual_clock == is_emulated
+    assert run.seconds == ends[-1]
+    assert run.step_ends == ends
+    assert [seconds for seconds, _ in run.losses] == ends
+    assert [seconds for seconds, _ in run.validation_losses] == ends
 
 
 def test_time_to_the_loss_of_a_reference(tmp_path: Path) -> None:

@@ -8,18 +8,18 @@ tells of runs that never came to writing a summary.
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from timelyfreeze.compare.runs.peers import split_peer
+from timelyfreeze.compare.runs.step_ends import moved_seconds, virtual_ends
 from timelyfreeze.compare.runs.variants import read_variant, run_label
 from timelyfreeze.files import read_dataclass, read_object
 from timelyfreeze.records import (
     LOSSES,
+    MOVES,
     SCORES,
     STEPS,
     SUMMARY_FILE,
@@ -56,7 +56,8 @@ class Run:
         schedule: The pipeline schedule; ``-`` without a pipeline.
         seed: The seed of the weights, or None if none was set.
         told: What the run says of itself; None if it ended before it wrote that.
-        step_ends: Seconds of training at the end of each step; empty where they are not known.
+        step_ends: Seconds of training at the end of each step, moves to other pipelines included;
+            empty where they are not known.
         by_virtual_clock: Whether seconds are those that the pipeline would have taken, had each
             emulated rank a device of its own.
         losses: (seconds of training so far, training loss) of each step that was logged.
@@ -95,8 +96,10 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """Seconds of training, by the virtual clock where the pipeline is emulated."""
-        return self.step_ends[-1] if self.by_virtual_clock else self.summary.seconds
+        """Seconds of training and moves, by the virtual clock where the pipeline is emulated."""
+        if self.by_virtual_clock:
+            return self.step_ends[-1]
+        return self.summary.seconds + (self.summary.moves_seconds or 0.0)
 
     @property
     def label(self) -> str:
@@ -175,8 +178,12 @@ def read_run(folder: Path) -> Run:
     losses = LOSSES.read(folder) if (folder / LOSSES.name).exists() else []
     steps = STEPS.read(folder) if (folder / STEPS.name).exists() else []
     settings = read_object(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
-    virtual = _virtual_ends(summary, steps, losses)
-    seconds = {row: virtual.get(row.step, row.seconds) for row in losses}
+    moves = MOVES.read(folder) if (folder / MOVES.name).exists() else []
+    virtual = virtual_ends(summary, steps, losses)
+
+    def end(row: StepRow | LossRow) -> float:
+        return virtual.get(row.step, row.seconds) + moved_seconds(moves, row.step)
+
     return Run(
         folder=folder,
         status=FINISHED if summary.steps_done == summary.steps else UNFINISHED,
@@ -184,33 +191,14 @@ def read_run(folder: Path) -> Run:
         schedule=summary.schedule or "-",
         seed=summary.seed,
         told=summary,
-        step_ends=list(virtual.values()) or [row.seconds for row in steps],
+        step_ends=[end(row) for row in steps],
         by_virtual_clock=bool(virtual),
-        losses=_known((seconds[row], row.train_loss) for row in losses),
+        losses=_known((end(row), row.train_loss) for row in losses),
         scores=read_scores(folder),
-        validation_losses=_known((seconds[row], row.validation_loss) for row in losses),
+        validation_losses=_known((end(row), row.validation_loss) for row in losses),
         freeze_ratios=_known((row.step, row.freeze_ratio) for row in steps),
         settings=flatten(settings),
     )
-
-
-def _virtual_ends(
-    summary: RunSummary, steps: Sequence[StepRow], losses: Sequence[LossRow]
-) -> dict[int, float]:
-    """Return seconds at the end of each step of an emulated pipeline, by its virtual clock.
-
-    Empty for any other run, and where the clock has not told of all steps.
-    """
-    known = [
-        (row.step, row.virtual_step_ms)
-        for row in steps
-        if row.virtual_step_ms is not None and 0.0 < row.virtual_step_ms < math.inf
-    ]
-    if summary.emulated_ranks is None or len(known) < len(steps):
-        return {}
-    ends = itertools.accumulate(ms / 1e3 for _, ms in known)
-    found = dict(zip((step for step, _ in known), ends, strict=True))
-    return found if all(row.step in found for row in losses) else {}
 
 
 def _known(points: Iterable[tuple[float, float | None]]) -> Points:
