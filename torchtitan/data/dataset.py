@@ -16,6 +16,7 @@ from torchtitan.tools.logging import logger
 
 from torchtitan.data.mixture import ExampleMixture
 from torchtitan.data.resumable import Progress, ResumableDataset
+from torchtitan.data.rows.errors import DataError
 from torchtitan.data.sequences import WINDOW_EXAMPLES, ExampleSequences, Sample
 from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit
 from torchtitan.data.turns import PLAIN_TEMPLATE, Template
@@ -73,8 +74,8 @@ class InstructDataset(ResumableDataset):
         int64 [T], instead of it: see :class:`PackedSequence`.
 
     Raises:
-        ValueError: If an argument is out of range, there are fewer examples than ranks, or every
-            example of an epoch is dropped.
+        ValueError: If an argument is out of range.
+        DataError: If there are fewer examples than ranks, or every example of an epoch is dropped.
         DataExampleError: If an example cannot be read, or the template refuses it.
     """
 
@@ -169,10 +170,7 @@ class InstructDataset(ResumableDataset):
     def _report(self, at: _Progress, place: str, *, is_whole: bool = True) -> None:
         limit = f"{self._seq_len_key} = {self._seq_len}"
         if at.dropped == at.seen and is_whole:
-            raise ValueError(
-                f"{place}: none of {at.seen} examples has an answer token within {limit}; raise "
-                f"{self._seq_len_key}"
-            )
+            raise self._all_dropped(place, at.seen)
         if at.dropped:
             logger.warning(
                 f"{place}: {at.dropped} of {at.seen} examples dropped, because none of their "
@@ -182,6 +180,21 @@ class InstructDataset(ResumableDataset):
             logger.info(
                 f"{place}: {at.shortened - at.dropped} of {at.seen} examples cut at {limit}"
             )
+
+    def _all_dropped(self, place: str, n_examples: int) -> DataError:
+        return DataError(
+            f"{place}: none of {n_examples} examples has an answer token within "
+            f"{self._seq_len_key} = {self._seq_len}; raise {self._seq_len_key}"
+        )
+
+    def require_targets(self) -> None:
+        """Refuse data of which every example would be dropped; reads on to the first that is not.
+
+        Raises:
+            DataError: Naming the key of the length.
+        """
+        if not any(self.sequences.encode(int(index)).has_target for index in self._indices):
+            raise self._all_dropped("the data set", len(self._indices))
 
     def _kept(self, indices: Mapping[int, int], handed_out: int) -> list[int]:
         examples = {number: self.sequences.encode(index) for number, index in indices.items()}

@@ -14,6 +14,7 @@ from torchtitan.tools.logging import logger
 
 from torchtitan.data.dataset import InstructDataset
 from torchtitan.data.resumable import ResumableDataset
+from torchtitan.data.rows.errors import DataError
 from torchtitan.data.sources import DataSource, read_sources
 from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit
 from torchtitan.data.turns import PLAIN_TEMPLATE, Template
@@ -74,7 +75,7 @@ class ResizableDataloader(ParallelAwareDataloader):
                 return
         names = [f"{RANK_KEY}{rank}" for rank in range(dp_degree)]
         if missing := [name for name in names if name not in state_dict]:
-            raise ValueError(
+            raise DataError(
                 f"the checkpoint's data loader has world_size = {dp_degree}, but not "
                 f"{', '.join(missing)}; to start the data anew, add 'dataloader' to "
                 "checkpoint.exclude_from_loading"
@@ -87,6 +88,10 @@ class ResizableDataloader(ParallelAwareDataloader):
             self.dp_world_size,
             dp_degree,
         )
+
+    def require_same(self, saved: bytes) -> None:
+        """Refuse, with a DataError, what a rank has saved of other data or in another order."""
+        self.dataset.require_same(next(_dataset_states(_plain(saved))))
 
     def _tell_change(self, state: Mapping[str, Any]) -> None:
         if change := self.dataset.change_since(state):
@@ -116,7 +121,7 @@ def _dataset_states(state: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield state["dataset_state"]
         return
     if state["_steps_since_snapshot"]:
-        raise ValueError(
+        raise DataError(
             "the checkpoint's data loader was not saved at every step; resume with as many "
             "data-parallel ranks, or, to start the data anew, add 'dataloader' to "
             "checkpoint.exclude_from_loading"
@@ -154,7 +159,7 @@ def build_instruct_dataloader(
             labels [B, T])``, with ``"positions": [B, T]`` instead of ``"rows"`` if packed.
 
     Raises:
-        ValueError: If the data gives no batch.
+        DataError: If the data gives no batch.
         FileNotFoundError: If a local path does not exist.
         DataExampleError: If an example is broken. Local examples are all checked here, hub examples
             when read.
@@ -177,9 +182,11 @@ def build_instruct_dataloader(
     for index in examples.worth_a_check():
         dataset.sequences.check(index)  # better now than hours into a run
     dataloader_kwargs.setdefault("drop_last", True)
-    if not infinite and dataloader_kwargs["drop_last"]:
-        workers = max(1, dataloader_kwargs.get("num_workers", 0))
-        count = dataset.examples_of_a_reader(dp_world_size * workers)
+    workers = max(1, dataloader_kwargs.get("num_workers", 0))
+    count = dataset.examples_of_a_reader(dp_world_size * workers)
+    if infinite:
+        dataset.require_targets()  # a finite one looks at all
+    elif dataloader_kwargs["drop_last"]:
         require_a_batch(count, batch_size, section, split)
         if count % batch_size:
             logger.info(
@@ -199,14 +206,14 @@ def require_a_batch(count: int, batch_size: int, section: str, split: ExampleSpl
     """Refuse a reader's part that is smaller than a batch.
 
     Raises:
-        ValueError: Naming the keys of ``section``.
+        DataError: Naming the keys of ``section``.
     """
     if count >= batch_size:
         return
     more = "more data"
     if split.held_out:
         more = f"a larger data.validation_fraction (it is {split.validation_fraction})"
-    raise ValueError(
+    raise DataError(
         f"{section}.local_batch_size is {batch_size}, but a reader has only {count} examples; "
         f"lower it, or use fewer ranks, fewer workers or {more}"
     )

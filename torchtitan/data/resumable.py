@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.utils.data import IterableDataset, get_worker_info
 
 from torchtitan.data.order import EpochOrder
+from torchtitan.data.rows.errors import DataError
 from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit
 from torchtitan.data.stream import Dealing, ExampleStream, ReaderPlace, remaining
 
@@ -152,11 +153,11 @@ class ResumableDataset(IterableDataset, Stateful):
         """Return how many examples of an epoch each of ``n_readers`` gets at least.
 
         Raises:
-            ValueError: If there are fewer examples than readers.
+            DataError: If there are fewer examples than readers.
         """
         usable = len(self._usable)
         if usable < n_readers:
-            raise ValueError(
+            raise DataError(
                 f"the data set has {usable} usable examples, fewer than the {n_readers} readers "
                 "(data-parallel ranks times loader workers); use fewer ranks or more data"
             )
@@ -281,7 +282,7 @@ class ResumableDataset(IterableDataset, Stateful):
             ValueError: If they belong to another data set or order.
         """
         for state in states:
-            self._require_same(state)
+            self.require_same(state)
         if any(state["readers"] != n_readers for state in states):
             return False
         streams = [_stream_of(state) for state in states]
@@ -305,7 +306,7 @@ class ResumableDataset(IterableDataset, Stateful):
         """
         n_readers = len(states)
         for state in states:
-            self._require_same(state)
+            self.require_same(state)
         stream = _stream_of(states[0])
         if any(s["readers"] != n_readers or _stream_of(s) != stream for s in states):
             raise ValueError("these are not the states of all readers of one stream")
@@ -323,14 +324,14 @@ class ResumableDataset(IterableDataset, Stateful):
         kept = self._kept(indices, state["in_window"])
         return ReaderPlace(state["taken"] + len(window), kept)
 
-    def _require_same(self, state: Mapping[str, Any]) -> None:
-        """Raise ValueError if a state belongs to another data set or order."""
+    def require_same(self, state: Mapping[str, Any]) -> None:
+        """Raise DataError if a state belongs to another data set or order."""
         for name, value in self._identity().items():
             if state.get(name) != value:
-                raise ValueError(
+                raise DataError(
                     f"the checkpoint's data loader has {name} = {state.get(name)!r}, this run has "
-                    f"{value!r}; to start the data anew, add 'dataloader' to "
-                    "checkpoint.exclude_from_loading"
+                    f"{value!r}; give the run the data it had (training.dataset_path, data), or, "
+                    "to start the data anew, add 'dataloader' to checkpoint.exclude_from_loading"
                 )
 
 

@@ -20,7 +20,11 @@ from torchtitan.distributed import utils as titan_dist
 from torchtitan.tools import utils as titan_tools
 from torchtitan.tools.logging import logger
 
-from torchtitan.data.loader import build_instruct_dataloader, require_a_batch
+from torchtitan.data.loader import (
+    ResizableDataloader,
+    build_instruct_dataloader,
+    require_a_batch,
+)
 from torchtitan.data.sequences import ROWS
 from torchtitan.data.sources import validation_sources
 from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit
@@ -149,11 +153,8 @@ def build_instruct_validator(
 ) -> InstructValidator:
     """Build the validator of an instruction data set.
 
-    Examples are never packed here: that changes no loss, and only with an example for each sequence
-    do all ranks have equally many batches.
-
     Args:
-        job_config: Its section ``[validation]`` names the data set and the batches.
+        job_config: As for :func:`build_validation_loader`, like what else is not named here.
         dp_world_size: Number of data-parallel ranks.
         dp_rank: This rank's number among them.
         tokenizer: See :func:`torchtitan.data.turns.encode`.
@@ -162,7 +163,39 @@ def build_instruct_validator(
         **kwargs: What upstream's validator takes besides.
 
     Raises:
-        ValueError: If the examples do not fill a batch, or as in ``build_instruct_dataloader``.
+        DataError: If the examples do not fill a batch, or as in ``build_instruct_dataloader``.
+    """
+    places = {"dp_world_size": dp_world_size, "dp_rank": dp_rank, "tokenizer": tokenizer}
+    loader = build_validation_loader(
+        job_config=job_config, split=split, template=template, **places
+    )
+    return InstructValidator(loader, job_config, **places, **kwargs)
+
+
+def build_validation_loader(
+    *,
+    job_config: JobConfig,
+    dp_world_size: int,
+    dp_rank: int,
+    tokenizer: Any,
+    split: ExampleSplit = ALL_EXAMPLES,
+    template: Template = PLAIN_TEMPLATE,
+) -> ResizableDataloader:
+    """Build the loader of the examples to validate on.
+
+    They are never packed: that changes no loss, and only with an example for each sequence do all
+    ranks have equally many batches.
+
+    Args:
+        job_config: Its section ``[validation]`` names the data set and the batches.
+        dp_world_size: Number of data-parallel ranks.
+        dp_rank: This rank's number among them.
+        tokenizer: See :func:`torchtitan.data.turns.encode`.
+        split: Which examples of the data set to read.
+        template: The chat template, as in training.
+
+    Raises:
+        DataError: If the examples do not fill a batch, or as in ``build_instruct_dataloader``.
     """
     validation = job_config.validation
     workers = max(1, validation.dataloader.num_workers)
@@ -184,11 +217,4 @@ def build_instruct_validator(
     count = loader.dataset.examples_of_a_reader(dp_world_size * workers)
     require_a_batch(count, validation.local_batch_size, "validation", split)
     logger.info(f"Validation reads {count} examples for each reader")
-    return InstructValidator(
-        loader,
-        job_config,
-        dp_world_size=dp_world_size,
-        dp_rank=dp_rank,
-        tokenizer=tokenizer,
-        **kwargs,
-    )
+    return loader

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtitan.data.rows.errors import DataError
+
 if TYPE_CHECKING:
     from PIL import Image
 
@@ -17,12 +19,8 @@ if TYPE_CHECKING:
 _MOST_HEADERS = 10_000
 
 
-class ImageError(ValueError):
+class ImageError(DataError):
     """A picture or its label cannot be used; the message says which and why."""
-
-    def __init__(self, message: str) -> None:
-        # What a loader's worker raised, torch hands on as a text that ends like a stack trace.
-        super().__init__(message.strip().rpartition(f"{ImageError.__name__}: ")[2])
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,14 @@ _KINDS = {
 }
 
 
+class DataError(ValueError):
+    """Data cannot be read, or gives a run no batches; the message says which data and why."""
+
+    def __init__(self, message: str) -> None:
+        # What a loader's worker raised, torch hands on as a text that ends like a stack trace.
+        super().__init__(message.strip().rpartition(f"{type(self).__name__}: ")[2])
+
+
 class FieldError(ValueError):
     """An example breaks the shape of its kind; readers, which raise it, know no place.
 
@@ -29,7 +37,7 @@ class FieldError(ValueError):
         self.problem = problem
 
 
-class DataExampleError(ValueError):
+class DataExampleError(DataError):
     """An example of a data set cannot be used.
 
     Args:

@@ -8,7 +8,13 @@ from typing import Any
 from torchtitan.data.mixture import MOST_REPEATS
 from torchtitan.data.named_templates import AUTO, PLAIN, build_chat_template, template_error
 from torchtitan.data.rows.examples import WHOLE, is_local_path, read_examples
-from torchtitan.data.rows.kinds import IMAGES, INSTRUCT_DATASETS, has_rows, is_instruct_dataset
+from torchtitan.data.rows.kinds import (
+    IMAGES,
+    INSTRUCT_DATASETS,
+    has_rows,
+    is_image_dataset,
+    is_instruct_dataset,
+)
 from torchtitan.data.sources import (
     DataSource,
     reads_training_data,
@@ -23,6 +29,7 @@ from torchtitan.freezing.config import JobConfig
 
 def data_errors(config: JobConfig) -> Iterator[str]:
     """Yield what is wrong with ``[data]`` besides its fraction: key, value and rule."""
+    yield from _path_errors(config)
     yield from _source_errors(config)
     yield from _template_errors(config)
     yield from too_small(config, "data.seed", lowest=0)
@@ -62,6 +69,19 @@ def _sources(config: JobConfig) -> list[DataSource]:
         except ValueError:
             continue  # told with the keys
     return found
+
+
+def _path_errors(config: JobConfig) -> Iterator[str]:
+    """Refuse an empty path, such as that of a variable that is not set, which upstream ignores."""
+    sections = [("training", config.training)]
+    if config.validation.enable:
+        sections.append(("validation", config.validation))
+    for name, section in sections:
+        if section.dataset_path == "" and not is_image_dataset(section.dataset):
+            yield (
+                f"{name}.dataset_path is ''; it must be a file, a folder or a hub name, or not be "
+                f"set, for the place of {name}.dataset ({section.dataset!r}) itself"
+            )
 
 
 def _source_errors(config: JobConfig) -> Iterator[str]:

@@ -63,6 +63,7 @@ def test_a_sound_configuration_has_no_errors(changes: dict[str, Any]) -> None:
             ["data.paths is ['a', 'b']", "training.dataset_path is 'c'", "set one of them"],
         ),
         ({"data__paths": ["a", "a"]}, ["data.paths is ['a', 'a'], which has a path twice"]),
+        ({"training__dataset_path": ""}, ["training.dataset_path is ''; it must be a file, a fo"]),
         ({"data__paths": ["a", ""]}, ["data.paths is ['a', '']; each must be a file"]),
         (
             {"data__paths": ["a", "b"], "data__weights": [1.0, 0.0]},
