@@ -1,7 +1,7 @@
 """Compares runs: makes them over methods, schedules and seeds, and shows what many have to say.
 
     timelyfreeze compare run CONFIG.toml OUTPUT --methods none timelyfreeze apf
-        --schedules GPipe 1F1B --seeds 42 22 11 --nproc 4 [--vary KEY=A,B,C ...]
+        --schedules GPipe 1F1B --seeds 42 22 11 [--nproc 4] [--vary KEY=A,B,C ...]
         [--evaluate[="--limit 40 ..."]] [-- --training.steps=500 ...]
     timelyfreeze compare show RUN [RUN ...] [--output FOLDER] [--reference RUN]
 
@@ -29,6 +29,7 @@ import argparse
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from timelyfreeze.compare.groups import Group, compare, group
@@ -98,7 +99,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--methods", nargs="+", required=True, help=methods)
     run.add_argument("--schedules", nargs="+", required=True, help="pipeline schedules")
     run.add_argument("--seeds", nargs="+", type=int, default=[42])
-    run.add_argument("--nproc", type=int, default=4, help="processes of a run (default 4)")
+    run.add_argument("--nproc", type=int, metavar="N",
+                     help="processes of a run, and ranks of its pipeline (default: as many as "
+                     "CONFIG has ranks, and one where it emulates them)")  # fmt: skip
     run.add_argument("--stretch", type=float, default=1.0, metavar="F",
                      help="a run that freezes makes F times as many steps as none, to end at "
                      "none's loss (default 1)")  # fmt: skip
@@ -126,13 +129,17 @@ def _parser() -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace, arguments: tuple[str, ...], starter: jobs.Starter) -> int:
     # The trainer starts in the repository, not where this command was started.
     settings = jobs.Settings(options.config.resolve(), arguments)
+    if not settings.emulates:
+        settings = replace(settings, degree=options.nproc)
+    own = 1 if settings.emulates else settings.n_ranks
+    nproc = own if options.nproc is None else options.nproc
     output = options.output.resolve()
     asked = plan_jobs(
-        options.methods, options.schedules, options.seeds, options.nproc, options.stretch,
+        options.methods, options.schedules, options.seeds, nproc, options.stretch,
         parse_variants(options.vary),
     )  # fmt: skip
     found = errors(asked, settings)
-    if options.nproc < 1:
+    if options.nproc is not None and options.nproc < 1:
         found.append(f"--nproc is {options.nproc}; it must be 1 or more")
     if options.evaluate is not None:
         found += scoring_errors(settings)

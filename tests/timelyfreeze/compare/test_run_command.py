@@ -89,6 +89,28 @@ def test_what_is_compared_runs_close_together(config: Path, output: Path) -> Non
     assert len(set(folders)) == 8
 
 
+@pytest.mark.parametrize(
+    ("more", "nproc", "degree"),
+    [
+        ((), 3, None),
+        (("--nproc", "2"), 2, "2"),
+        (("--", "--emulation.enable"), 1, None),
+        (("--nproc", "1", "--", "--emulation.enable"), 1, None),
+    ],
+)
+def test_without_nproc_a_run_is_what_the_configuration_says(
+    config: Path, output: Path, more: Sequence[str], nproc: int, degree: str | None
+) -> None:
+    """Above all an emulated one is one process, and keeps its ranks."""
+    config.write_text("[parallelism]\npipeline_parallel_degree = 3\n")
+    trainer = Trainer()
+    arguments = ["run", str(config), str(output), "--methods", "none", "--schedules", "1F1B"]
+    assert main([*arguments, *more], starter=trainer) == 0
+    (command,) = trainer.commands
+    assert f"--nproc_per_node={nproc}" in command
+    assert keys_of(command).get("parallelism.pipeline_parallel_degree") == degree
+
+
 def test_it_ends_with_the_table(
     config: Path, output: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

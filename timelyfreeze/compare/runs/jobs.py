@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import signal
 import statistics
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -28,6 +30,13 @@ from timelyfreeze.files import read_object
 
 ROOT = Path(__file__).resolve().parents[3]
 DEGREE = "parallelism.pipeline_parallel_degree"
+_DEGREES = (
+    DEGREE,
+    "parallelism.data_parallel_replicate_degree",
+    "parallelism.data_parallel_shard_degree",  # -1 is what is left, here nothing
+    "parallelism.context_parallel_degree",
+    "parallelism.tensor_parallel_degree",
+)
 LOG = "train.log"
 TAIL_LINES = 25
 
@@ -37,16 +46,51 @@ Starter = Callable[[Sequence[str], Mapping[str, str], Path], int]
 
 @dataclass(frozen=True)
 class Settings:
-    """What the runs of a comparison have in common: TOML file and arguments of the trainer."""
+    """What the runs of a comparison have in common.
+
+    Attributes:
+        config: TOML file.
+        arguments: Of the trainer.
+        degree: Ranks of the pipeline; None for as many as the configuration says.
+    """
 
     config: Path
     arguments: tuple[str, ...] = ()
+    degree: int | None = None
 
     @property
     def keys(self) -> set[str]:
         """Keys that the arguments set, spelled as in the TOML file."""
         flags = (word.split("=")[0] for word in self.arguments if word.startswith("--"))
         return {flag.removeprefix("--").replace("-", "_") for flag in flags}
+
+    @property
+    def emulates(self) -> bool:
+        """Whether one process does the work of all ranks."""
+        return self._value("emulation.enable", default=False) is True
+
+    @property
+    def n_ranks(self) -> int:
+        """How many ranks the configuration asks for: of a pipeline, times those beside it."""
+        values = (str(self._value(key, default=1)) for key in _DEGREES)
+        return math.prod(int(text) for text in values if text.isdecimal())
+
+    def _value(self, key: str, *, default: Any) -> Any:
+        """Return what the arguments say of a key, else the file; a wrong one is told by a check."""
+        section, _, name = key.partition(".")
+        try:
+            table = tomllib.loads(self.config.read_text()).get(section, {})
+        except (OSError, ValueError):
+            table = {}
+        found = table.get(name, default) if isinstance(table, dict) else default
+        for word, behind in zip(self.arguments, [*self.arguments[1:], ""], strict=False):
+            flag, _, text = word.removeprefix("--").partition("=")
+            flag = flag.replace("-", "_")
+            if flag == key:
+                found = True if isinstance(default, bool) else text or behind
+            elif flag == f"{section}.no_{name}":
+                found = False
+        return found
 
 
 @dataclass(frozen=True)
@@ -91,12 +135,12 @@ class Job:
     def _keys(self, settings: Settings, folder: Path) -> list[str]:
         """Return the keys of the configuration, as arguments.
 
-        The pipeline is as deep as there are processes, unless the job or the trainer's arguments
-        say otherwise.
+        What the job or the trainer's arguments say of the pipeline's degree goes before
+        ``settings.degree``.
         """
         keys = {"job.dump_folder": folder, **self.keys}
-        if DEGREE not in settings.keys:
-            keys.setdefault(DEGREE, self.nproc)
+        if settings.degree is not None and DEGREE not in settings.keys:
+            keys.setdefault(DEGREE, settings.degree)
         words = (_word(key, value) for key, value in keys.items())
         # What is fitted holds against the trainer's arguments, which it was fitted to.
         fitted = (f"--{key}={value}" for key, value in self.record.get("fitted", {}).items())
