@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtitan.data.rows.errors import DataError
 from torchtitan.data.rows.examples import InstructExamples
 from torchtitan.data.rows.messages import Conversation
 from torchtitan.data.split import ExampleSplit
@@ -72,7 +73,7 @@ class ExampleMixture:
             found += [*[own] * int(weight), np.sort(order[:n_more])]
         examples = np.concatenate(found)
         if not len(examples):
-            raise ValueError(
+            raise DataError(
                 f"data.weights are {list(self.weights)}, with which no example is left; raise them"
             )
         return examples

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtitan.data.rows.errors import DataError
+
 # Not a setting: runs that differ in their seeds are compared on the same examples.
 _SPLIT_SEED = 0
 
@@ -47,13 +49,13 @@ class ExampleSplit:
         any first few of them are a fair sample.
 
         Raises:
-            ValueError: If no example is left to train on.
+            DataError: If no example is left to train on.
         """
         n_held_out = round(self.validation_fraction * n_examples)
         if not n_held_out:
             return np.arange(0 if self.held_out else n_examples, dtype=np.int64)
         if n_held_out == n_examples:
-            raise ValueError(
+            raise DataError(
                 f"data.validation_fraction is {self.validation_fraction}, which holds out all of "
                 f"{n_examples} examples; lower it, or use more data"
             )

@@ -144,9 +144,6 @@ def counted_apart(processor: MetricsProcessor) -> Iterator[MetricsProcessor]:
 def build_instruct_validator(
     *,
     job_config: JobConfig,
-    dp_world_size: int,
-    dp_rank: int,
-    tokenizer: Any,
     split: ExampleSplit = ALL_EXAMPLES,
     template: Template = PLAIN_TEMPLATE,
     **kwargs: Any,
@@ -154,22 +151,17 @@ def build_instruct_validator(
     """Build the validator of an instruction data set.
 
     Args:
-        job_config: As for :func:`build_validation_loader`, like what else is not named here.
-        dp_world_size: Number of data-parallel ranks.
-        dp_rank: This rank's number among them.
-        tokenizer: See :func:`torchtitan.data.turns.encode`.
+        job_config: As for :func:`build_validation_loader`, which raises what is wrong with it.
         split: Which examples of the data set to read.
         template: The chat template, as in training.
-        **kwargs: What upstream's validator takes besides.
-
-    Raises:
-        DataError: If the examples do not fill a batch, or as in ``build_instruct_dataloader``.
+        **kwargs: What upstream's validator takes besides; the loader reads its tokenizer and this
+            rank's place among the data-parallel ones.
     """
-    places = {"dp_world_size": dp_world_size, "dp_rank": dp_rank, "tokenizer": tokenizer}
+    reader = {name: kwargs[name] for name in ("dp_world_size", "dp_rank", "tokenizer")}
     loader = build_validation_loader(
-        job_config=job_config, split=split, template=template, **places
+        job_config=job_config, split=split, template=template, **reader
     )
-    return InstructValidator(loader, job_config, **places, **kwargs)
+    return InstructValidator(loader, job_config, **kwargs)
 
 
 def build_validation_loader(

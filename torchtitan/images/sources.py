@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torchtitan.tools.logging import logger
 
+from torchtitan.data.rows.errors import DataError
 from torchtitan.data.rows.examples import is_local_path
 from torchtitan.images.examples import ImageError, ImageExamples
 
@@ -72,7 +73,7 @@ def read_images(place: ImagePlace, names: Sequence[str] = ()) -> ImageExamples:
 
     Raises:
         FileNotFoundError: If a local path does not exist, or has no pictures.
-        ValueError: If a class is not one of ``names``, columns are missing, or labels are no
+        DataError: If a class is not one of ``names``, columns are missing, or labels are no
             numbers.
         ImageError: If a parquet file is damaged.
     """
@@ -94,7 +95,7 @@ def _parquet_files(path: str, place: ImagePlace) -> list[str]:
         return files
     if not os.path.isdir(path):
         if not path.endswith(PARQUET):
-            raise ValueError(
+            raise DataError(
                 f"{place.key} is {place.path!r}; a file of pictures must end in {PARQUET}"
             )
         return [path]
@@ -117,7 +118,7 @@ def _read_folder(path: Path, place: ImagePlace, names: Sequence[str]) -> ImageEx
     n_others = 0
     for folder in folders:
         if folder.name not in known:
-            raise ValueError(
+            raise DataError(
                 f"{place.key} is {place.path!r}, whose class {folder.name!r} the training data "
                 f"does not have; it has {_shortened(known)}"
             )
@@ -173,7 +174,7 @@ def _read_hub(place: ImagePlace, names: Sequence[str]) -> ImageExamples:
 
 def _require_rows(n_rows: int, place: ImagePlace) -> None:
     if not n_rows:
-        raise ValueError(f"{place.key} is {place.path!r}, which holds no pictures")
+        raise DataError(f"{place.key} is {place.path!r}, which holds no pictures")
 
 
 def _require_columns(columns: Sequence[str], place: ImagePlace, name: str) -> None:
@@ -182,7 +183,7 @@ def _require_columns(columns: Sequence[str], place: ImagePlace, name: str) -> No
         ("vision.label_column", place.label_column),
     ):
         if column not in columns:
-            raise ValueError(f"{key} is {column!r}; {name} has the columns {_shortened(columns)}")
+            raise DataError(f"{key} is {column!r}; {name} has the columns {_shortened(columns)}")
 
 
 def _examples_of(
@@ -193,7 +194,7 @@ def _examples_of(
     feature = rows.features[place.label_column]
     own = tuple(feature.names) if isinstance(feature, ClassLabel) else ()
     if own and names and own != tuple(names):
-        raise ValueError(
+        raise DataError(
             f"{place.key} is {place.path!r}, with the classes {_shortened(own)}; the training data "
             f"has {_shortened(names)}"
         )
@@ -215,7 +216,7 @@ def _labels_of(
         raise ImageError(f"{unlabeled.place(first)}: there is no label ({place.label_column!r})")
     labels = column.to_numpy()
     if not np.issubdtype(labels.dtype, np.integer):
-        raise ValueError(
+        raise DataError(
             f"vision.label_column is {place.label_column!r}, which holds {column.type}; labels "
             "must be whole numbers from 0"
         )

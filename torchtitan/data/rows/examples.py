@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from torchtitan.tools.logging import logger
 
-from torchtitan.data.rows.errors import DataExampleError, FieldError, kind_of
+from torchtitan.data.rows.errors import DataError, DataExampleError, FieldError, kind_of
 from torchtitan.data.rows.files import SUFFIXES, data_files, first_row, read_rows
 from torchtitan.data.rows.kinds import ROW_KINDS, RowShape, row_shape
 from torchtitan.data.rows.messages import Conversation, chat_messages
@@ -141,7 +141,7 @@ def read_examples(
 
     Raises:
         FileNotFoundError: If a local path does not exist, or a folder holds no data file.
-        ValueError: If a file's suffix is not known, there are no examples, or the hub does not have
+        DataError: If a file's suffix is not known, there are no examples, or the hub does not have
             them.
         DataExampleError: If a row is not valid JSON, not an object, lacks a column, or the first is
             of no known kind.
@@ -160,7 +160,7 @@ def _read_local(path: Path, kind: str, columns: Columns, key: str) -> InstructEx
         raise DataExampleError(str(error.filename), None, f"cannot be read ({error})") from error
     examples = _read_files(tuple(files), states, kind, columns)
     if not len(examples):
-        raise ValueError(f"{key} is {str(path)!r}, which holds no examples; at least one is needed")
+        raise DataError(f"{key} is {str(path)!r}, which holds no examples; at least one is needed")
     logger.info(f"Read {len(examples)} examples from {len(files)} file(s) of {path}")
     return examples
 
@@ -203,12 +203,12 @@ def _read_hub(name: str, kind: str, columns: Columns, part: HubPart, key: str) -
     try:
         rows = load_dataset(name, split=part.split or "train", **chosen)
     except (ValueError, OSError) as error:
-        raise ValueError(
+        raise DataError(
             f"{key} is {name!r}, of which the hub gives no rows with data.subset {part.subset!r}, "
             f"data.split {part.split!r}, data.revision {part.revision!r}: {error}"
         ) from error
     if len(rows) == 0:
-        raise ValueError(f"{key} is {name!r}, which holds no examples; at least one is needed")
+        raise DataError(f"{key} is {name!r}, which holds no examples; at least one is needed")
     shape, about = _shape(name, 0, dict.fromkeys(rows.column_names), kind, columns)
     fields = {column: field for field, column in {**shape.required, **shape.optional}.items()}
     there = [column for column in fields if column in rows.column_names]
