@@ -1,10 +1,10 @@
-"""Whether a port can be opened here, and the host be reached at which ranks meet."""
+"""Whether the host can be reached at which ranks meet."""
 
 from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from timelyfreeze.cli.doctor.finding import Finding
@@ -34,54 +34,37 @@ def meeting_place(options: Sequence[str], variables: Mapping[str, str]) -> tuple
     return (host, int(port or _PORT)) if host else None
 
 
-def address_findings(place: tuple[str, int] | None) -> Iterator[Finding]:
-    """Look whether processes of this host can meet, with each other and with other hosts."""
-    yield _port()
-    if place is None:
-        yield Finding("meeting place", "none named (MASTER_ADDR, --master_addr, --rdzv_endpoint)")
-        return
-    yield _reached(*place)
+def reached(host: str, port: int) -> Finding:
+    """Look whether processes of this host can meet there, be it here or on another host."""
 
+    def found(what: str, remedy: str | None = None) -> Finding:
+        return Finding("meeting place", f"{host}:{port} {what}", remedy)
 
-def _port() -> Finding:
-    try:
-        with socket.create_server(("localhost", 0)) as server:
-            return Finding("port", f"one can be opened ({server.getsockname()[1]})")
-    except OSError as error:
-        return Finding("port", f"none can be opened: {error}", "see ulimit -n and the firewall")
-
-
-def _reached(host: str, port: int) -> Finding:
-    """A connection that is refused has reached the host: nothing listens there yet."""
-    subject, name = "meeting place", f"{host}:{port}"
     try:
         address = socket.gethostbyname(host)
     except OSError as error:
-        return Finding(
-            subject, f"{host} is not known here: {error}", "give its IP address as master_addr"
-        )
-    if _is_here(address):
-        with suppress(OSError), socket.create_server((address, port)):
-            return Finding(subject, f"{name} is this host, and the port is free")
-        return Finding(
-            subject,
-            f"{name} is this host, and the port is taken",
+        return found(f"is not known here: {error}", "give its IP address as master_addr")
+    if _can_listen(address, 0):
+        if _can_listen(address, port):
+            return found("is this host, and the port is free")
+        return found(
+            "is this host, and the port is taken",
             "choose another master_port, the same on all nodes",
         )
     try:
         socket.create_connection((address, port), timeout=_TIMEOUT_S).close()
     except ConnectionRefusedError:
-        return Finding(subject, f"{name} is reached; nothing listens there yet")
+        return found("is reached; nothing listens there yet")
     except OSError as error:
-        return Finding(
-            subject,
-            f"{name} is not reached within {_TIMEOUT_S:g} s: {error}",
+        return found(
+            f"is not reached within {_TIMEOUT_S:g} s: {error}",
             "see that master_addr is right and the firewall lets that port through",
         )
-    return Finding(subject, f"{name} is reached")
+    return found("is reached")
 
 
-def _is_here(address: str) -> bool:
-    with suppress(OSError), socket.create_server((address, 0)):
+def _can_listen(address: str, port: int) -> bool:
+    """Return whether a port of an address can be opened: 0, any, of each address of this host."""
+    with suppress(OSError), socket.create_server((address, port)):
         return True
     return False

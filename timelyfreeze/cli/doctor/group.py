@@ -1,4 +1,4 @@
-"""What ranks find together: whether they meet, how their clocks differ, what messages take."""
+"""What ranks find together: whether they meet, on which releases, what messages take."""
 
 from __future__ import annotations
 
@@ -9,22 +9,16 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
 from timelyfreeze.cli.doctor.finding import Finding
 from timelyfreeze.runtime.exchange import Exchange
-from timelyfreeze.timing import clock_offsets
 
 MEET_WITHIN_S = 60.0
-_CLOCKS_APART_MS = 1000.0
 _LEAST_GB_PER_S = 0.1  # a network of 1 Gbit/s
 _N_ROUNDS = 10
-_SMALL, _LARGE = 8, 4 * 2**20  # bytes
-
-# When the first clock sent, the other received and sent back, and the first received; ms.
-Round = tuple[float, float, float, float]
+_N_BYTES = 4 * 2**20
 
 
 def meet(timeout_s: float = MEET_WITHIN_S) -> Finding | None:
@@ -57,13 +51,9 @@ def _device() -> torch.device:
 
 
 def group_findings(exchange: Exchange) -> list[Finding]:
-    """Look at all ranks together; every rank must call this, and rank 0 gets the findings."""
+    """Look at all ranks together; every rank must call this."""
     hosts = exchange.all_gather((socket.gethostname(), torch.__version__))
-    rounds = _ask_clocks(exchange)
-    links = _time_links(exchange)
-    if exchange.rank != 0:
-        return []
-    return [ranks(hosts), clocks(rounds), neighbours(links)]
+    return [ranks(hosts), neighbours(_time_links(exchange))]
 
 
 def ranks(hosts: Sequence[tuple[str, str]]) -> Finding:
@@ -80,33 +70,12 @@ def ranks(hosts: Sequence[tuple[str, str]]) -> Finding:
     )
 
 
-def clocks(rounds: Sequence[Sequence[Round]]) -> Finding:
-    """Judge how far clocks of ranks are from that of rank 0.
-
-    Args:
-        rounds: Messages between rank 0 and each other rank, there and back.
-    """
-    least = np.full((len(rounds) + 1, len(rounds) + 1), -np.inf)
-    for other, seen in enumerate(rounds, start=1):
-        least[0, other] = max(sent - got for sent, got, _, _ in seen)
-        least[other, 0] = max(sent_back - got_back for _, _, sent_back, got_back in seen)
-    ahead_ms = -clock_offsets(least)
-    worst = int(np.argmax(np.abs(ahead_ms)))
-    found = f"at most {abs(ahead_ms[worst]):.1f} ms from that of rank 0 (rank {worst})"
-    if abs(ahead_ms[worst]) <= _CLOCKS_APART_MS:
-        return Finding("clocks", found)
-    return Finding("clocks", found, "have all nodes keep time by NTP; logs cannot be compared")
-
-
-def neighbours(links: Sequence[tuple[int, float, float]]) -> Finding:
-    """Judge the slowest link: lower rank, latency in ms, gigabytes each second."""
+def neighbours(links: Sequence[tuple[int, float]]) -> Finding:
+    """Judge the slowest link: its lower rank, and gigabytes each second."""
     if not links:
         return Finding("neighbours", "none, there is one rank")
-    low, latency_ms, speed = min(links, key=lambda link: link[2])
-    found = (
-        f"{len(links)} pairs; the slowest, ranks {low} and {low + 1}: {latency_ms:.3f} ms, "
-        f"{speed:.2f} GB/s"
-    )
+    low, speed = min(links, key=lambda link: link[1])
+    found = f"{len(links)} pairs; the slowest, ranks {low} and {low + 1}: {speed:.2f} GB/s"
     if speed >= _LEAST_GB_PER_S:
         return Finding("neighbours", found)
     return Finding(
@@ -116,55 +85,21 @@ def neighbours(links: Sequence[tuple[int, float, float]]) -> Finding:
     )
 
 
-def _ask_clocks(exchange: Exchange) -> list[list[Round]]:
-    """Return rounds between rank 0 and each other rank, on rank 0; elsewhere nothing."""
-    found: list[list[Round]] = []
-    for other in range(1, exchange.size):
-        if exchange.rank == 0:
-            found.append([_ask_clock(other) for _ in range(_N_ROUNDS)])
-        elif exchange.rank == other:
-            for _ in range(_N_ROUNDS):
-                _answer_clock()
-        exchange.all_gather(None)
-    return found
-
-
-def _ask_clock(other: int) -> Round:
-    box = torch.zeros(2, dtype=torch.float64)
-    sent = _wall_ms()
-    dist.send(box, other)
-    dist.recv(box, other)
-    back = _wall_ms()
-    got, sent_back = box.tolist()
-    return sent, got, sent_back, back
-
-
-def _answer_clock() -> None:
-    box = torch.zeros(2, dtype=torch.float64)
-    dist.recv(box, 0)
-    box[0] = _wall_ms()
-    box[1] = _wall_ms()
-    dist.send(box, 0)
-
-
-def _wall_ms() -> float:
-    return time.time() * 1e3
-
-
-def _time_links(exchange: Exchange) -> list[tuple[int, float, float]]:
-    """Time a small and a large message between neighbours, one pair after the other."""
+def _time_links(exchange: Exchange) -> list[tuple[int, float]]:
+    """Time messages between neighbours, one pair after the other, as the lower rank sees it."""
     found = []
     for low in range(exchange.size - 1):
         if exchange.rank in (low, low + 1):
-            small_ms, large_ms = (_one_way_ms(n, low, exchange.rank) for n in (_SMALL, _LARGE))
-            found.append((low, small_ms, _LARGE / 1e6 / max(large_ms, 1e-6)))
+            found.append((low, _N_BYTES / 1e6 / max(_one_way_ms(low, exchange.rank), 1e-6)))
         exchange.all_gather(None)
-    return sorted({link[0]: link for part in exchange.all_gather(found) for link in part}.values())
+    return [
+        link for r, part in enumerate(exchange.all_gather(found)) for link in part if link[0] == r
+    ]
 
 
-def _one_way_ms(n_bytes: int, low: int, rank: int) -> float:
+def _one_way_ms(low: int, rank: int) -> float:
     """Return half of the median time that a message takes there and back, as a rank sees it."""
-    message = torch.zeros(n_bytes, dtype=torch.uint8, device=_device())
+    message = torch.zeros(_N_BYTES, dtype=torch.uint8, device=_device())
     times_ms = []
     for _ in range(_N_ROUNDS):
         start = time.perf_counter()

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 from timelyfreeze.cli.doctor.finding import Finding
 from timelyfreeze.cli.environment import count_gpus, run_environment
@@ -17,9 +14,8 @@ from timelyfreeze.files import write_obstacle
 from timelyfreeze.timing import usable_cores
 
 _GIB = 2**30
-# By package: the first release that works, the first that need not, and the one that is tested.
-RELEASES = {"torch": ("2.11", "2.14", "2.13.0"), "torchtitan": ("0.2.2", "0.2.3", "0.2.2")}
-_PYTHONS = ((3, 11), (3, 12))
+# By package: the first release that works, and the first that need not.
+RELEASES = {"torch": ("2.11", "2.14"), "torchtitan": ("0.2.2", "0.2.3")}
 _SHARED_MEMORY = Path("/dev/shm")
 # What NCCL's documentation asks for.
 _LEAST_SHARED = _GIB
@@ -28,45 +24,18 @@ _LEAST_FREE = _GIB
 _MOST_TAKEN = 0.1
 
 
-@dataclass(frozen=True)
-class Folder:
-    """A folder that a run writes to; ``n_bytes`` is what it needs, ``key`` what names it."""
-
-    path: Path
-    key: str
-    n_bytes: int = _LEAST_FREE
-
-
-def folders_of(config: Mapping[str, Any], n_processes: int) -> list[Folder]:
-    """Return where a run with a configuration, as TOML has it, writes to on this host."""
-    output = Path(_value(config, "job", "dump_folder", default="./outputs"))
-    cache = config.get("freezing", {}).get("cache", {})
-    folders = [Folder(output, "job.dump_folder")]
-    if (disk_gib := cache.get("disk_gib", 0)) > 0:
-        path = output / cache.get("folder", "activation_cache")
-        folders.append(Folder(path, "freezing.cache.folder", int(n_processes * disk_gib * _GIB)))
-    return folders
-
-
-def _value(config: Mapping[str, Any], section: str, key: str, *, default: str) -> str:
-    found: str = config.get(section, {}).get(key, default)
-    return found
-
-
-def host_findings(n_processes: int, folders: list[Folder]) -> list[Finding]:
+def host_findings(n_processes: int, output: Path) -> list[Finding]:
     """Look at this host; needs no process group.
 
     Args:
         n_processes: Ranks that a run has here.
-        folders: Where it writes to.
+        output: Folder that it writes to.
     """
     n_gpus = count_gpus(os.environ)
     return [
-        python(sys.version_info[:3]),
-        *(package(name, installed(name)) for name in ("timelyfreeze", *RELEASES)),
+        *(package(name, installed(name)) for name in RELEASES),
         *devices(n_gpus, n_processes),
-        shared_memory(shutil.disk_usage(_SHARED_MEMORY).free, n_gpus),
-        *(disk(folder) for folder in folders),
+        disk(output),
         cores(usable_cores(), n_processes, n_gpus),
     ]
 
@@ -79,28 +48,14 @@ def installed(name: str) -> str | None:
         return None
 
 
-def python(found: tuple[int, ...]) -> Finding:
-    """Judge the version of Python."""
-    text = ".".join(map(str, found))
-    if tuple(found[:2]) in _PYTHONS:
-        return Finding("python", text)
-    return Finding("python", text, "make the environment with Python 3.11 or 3.12")
-
-
 def package(name: str, found: str | None) -> Finding:
     """Judge the version of a package."""
+    first, end = RELEASES[name]
     if found is None:
         return Finding(name, "not installed", 'pip install "timelyfreeze[titan]"')
-    if name not in RELEASES:
-        return Finding(name, found)
-    first, end, tested = RELEASES[name]
-    if _numbers(found) == _numbers(tested):
-        return Finding(name, f"{found}, the tested release")
-    text = f"{found}, tested is {tested}"
     if _numbers(first) <= _numbers(found) < _numbers(end):
-        return Finding(name, text)
-    remedy = f'pip install "{name}=={tested}", or one from {first} to below {end}'
-    return Finding(name, text, remedy)
+        return Finding(name, found)
+    return Finding(name, found, f'pip install "{name}>={first},<{end}"')
 
 
 def _numbers(release: str) -> list[int]:
@@ -110,7 +65,7 @@ def _numbers(release: str) -> list[int]:
 
 
 def devices(n_listed: int, n_processes: int) -> Iterator[Finding]:
-    """Judge devices, their memory, and the links between them.
+    """Judge devices, their memory, and that of the host through which they pass messages.
 
     Args:
         n_listed: GPUs that the driver lists, as far as this process may see them.
@@ -118,7 +73,6 @@ def devices(n_listed: int, n_processes: int) -> Iterator[Finding]:
     """
     if n_listed == 0:
         yield Finding("devices", "no GPU; ranks use the CPU")
-        yield Finding("links", "none, there is no GPU")
         return
     import torch  # takes seconds, and tells nothing without a GPU
 
@@ -139,10 +93,8 @@ def devices(n_listed: int, n_processes: int) -> Iterator[Finding]:
             f"{n_processes} processes and {n} GPUs: all ranks would use the CPU",
             f"start {n} processes here (NGPU, --nproc), or ask the queue for {n_processes} GPUs",
         )
-    pairs = [(a, b) for a in range(n) for b in range(n) if a != b]
-    direct = sum(torch.cuda.can_device_access_peer(a, b) for a, b in pairs)
-    others = "" if direct == len(pairs) else "; others pass through the host's memory"
-    yield Finding("links", f"{direct} of {len(pairs)} pairs of GPUs are linked directly{others}")
+    if n > 1:
+        yield shared_memory(shutil.disk_usage(_SHARED_MEMORY).free)
 
 
 def _memory(index: int, name: str, free: int, total: int) -> Finding:
@@ -152,10 +104,10 @@ def _memory(index: int, name: str, free: int, total: int) -> Finding:
     return Finding(f"GPU {index}", found, "end the process that has its memory (nvidia-smi)")
 
 
-def shared_memory(free: int, n_gpus: int) -> Finding:
+def shared_memory(free: int) -> Finding:
     """Judge what /dev/shm has free, bytes; ranks on GPUs pass messages through it."""
     found = f"{free / _GIB:.2f} GiB free"
-    if n_gpus < 2 or free >= _LEAST_SHARED:
+    if free >= _LEAST_SHARED:
         return Finding(str(_SHARED_MEMORY), found)
     return Finding(
         str(_SHARED_MEMORY),
@@ -164,34 +116,28 @@ def shared_memory(free: int, n_gpus: int) -> Finding:
     )
 
 
-def disk(folder: Folder) -> Finding:
-    """Judge whether a folder can be written to and has room."""
-    obstacle = write_obstacle(folder.path)
+def disk(folder: Path) -> Finding:
+    """Judge whether the folder of a run's files can be written to and has room."""
+    key = "job.dump_folder"
+    obstacle = write_obstacle(folder)
     if obstacle is not None:
-        return Finding(folder.key, f"{str(folder.path)!r}: {obstacle}", f"set {folder.key}")
-    place = folder.path
-    while not place.exists():
-        place = place.parent
+        return Finding(key, f"{str(folder)!r}: {obstacle}", f"set {key}")
+    place = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     free = shutil.disk_usage(place).free
-    found = f"{str(folder.path)!r} can be written to, {free / _GIB:.1f} GiB free"
-    if free >= folder.n_bytes:
-        return Finding(folder.key, found)
-    return Finding(
-        folder.key,
-        f"{found} of {folder.n_bytes / _GIB:.1f} that it needs",
-        f"make room, or set {folder.key}",
-    )
+    found = f"{str(folder)!r} can be written to, {free / _GIB:.1f} GiB free"
+    if free >= _LEAST_FREE:
+        return Finding(key, found)
+    return Finding(key, f"{found}; checkpoints need more", f"make room, or set {key}")
 
 
 def cores(n_cores: float, n_processes: int, n_gpus: int) -> Finding:
-    """Judge the cores, and the threads that each process of a run would have."""
-    threads = run_environment(os.environ, n_processes, n_gpus=n_gpus).get("OMP_NUM_THREADS", "")
-    each = f"{threads} threads" if threads else "torch's own number of threads"
-    found = f"{n_cores:g} for {n_processes} processes with {each} each"
-    if n_gpus >= n_processes or not threads.isdecimal():
+    """Judge the cores, and the threads that each process of a run would have on them."""
+    found = f"{n_cores:g} for {n_processes} processes"
+    if n_gpus >= n_processes:
         return Finding("cores", found)
-    if int(threads) > 1 and int(threads) * n_processes > n_cores:
-        least = max(1, int(n_cores) // n_processes)
-        return Finding("cores", found, f"set OMP_NUM_THREADS={least}")
+    threads = run_environment(os.environ, n_processes, n_gpus=n_gpus)["OMP_NUM_THREADS"]
+    found += f" with {threads} threads each"
+    if threads.isdecimal() and int(threads) > 1 and int(threads) * n_processes > n_cores:
+        return Finding("cores", found, f"set OMP_NUM_THREADS={max(1, int(n_cores) // n_processes)}")
     shared = "; ranks share cores, so freezing has little to gain" if n_processes > n_cores else ""
     return Finding("cores", found + shared)

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from timelyfreeze.cli.doctor import address
-from timelyfreeze.cli.doctor.address import address_findings, meeting_place
-from timelyfreeze.cli.doctor.finding import Finding
+from timelyfreeze.cli.doctor.address import meeting_place, reached
 
 
 @pytest.mark.parametrize(
@@ -34,19 +33,13 @@ def test_a_port_that_is_none_is_refused(endpoint: str) -> None:
         meeting_place([f"--rdzv_endpoint={endpoint}"], {})
 
 
-def meeting(host: str, port: int) -> Finding:
-    first, second = address_findings((host, port))
-    assert not first.is_wrong, "a port can be opened"
-    return second
-
-
 def test_a_port_of_this_host_must_be_free() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        taken = meeting("127.0.0.1", port)
+        taken = reached("127.0.0.1", port)
         assert taken.is_wrong
         assert "the port is taken" in taken.found
-    assert meeting("127.0.0.1", port).found.endswith("is this host, and the port is free")
+    assert reached("127.0.0.1", port).found.endswith("is this host, and the port is free")
 
 
 def test_a_name_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,8 +47,8 @@ def test_a_name_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(address.socket, "gethostbyname", unknown)
-    assert "node7 is not known here" in meeting("node7", 1).found
-    assert meeting("node7", 1).is_wrong
+    assert "node7:1 is not known here" in reached("node7", 1).found
+    assert reached("node7", 1).is_wrong
 
 
 @pytest.mark.parametrize(
@@ -75,19 +68,8 @@ def test_another_host(
             raise error
         return socket.socket()
 
-    monkeypatch.setattr(address, "_is_here", lambda host: False)
+    monkeypatch.setattr(address, "_can_listen", lambda *place: False)
     monkeypatch.setattr(address.socket, "create_connection", connect)
-    found = meeting("192.0.2.1", 29500)
+    found = reached("192.0.2.1", 29500)
     assert found.is_wrong is is_wrong
     assert said in found.found
-
-
-def test_no_port_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(place: tuple[str, int]) -> socket.socket:
-        raise OSError(24, "Too many open files")
-
-    monkeypatch.setattr(address.socket, "create_server", refuse)
-    port, place = address_findings(None)
-    assert port.is_wrong
-    assert "Too many open files" in port.found
-    assert not place.is_wrong
