@@ -13,12 +13,11 @@ from tests.timelyfreeze.helpers.ranks import (
     StubStage,
     linear_ms,
     warnings,
-    without_stable_times,
 )
 from timelyfreeze.control.collected import ObservedBatch
 from timelyfreeze.planning.plan import plan_to_json
 from timelyfreeze.schedule.actions import parse_action
-from timelyfreeze.schedule.order import ScheduleOrder, parse_order
+from timelyfreeze.schedule.order import parse_order
 from timelyfreeze.schedule.schedules import one_f_one_b_order
 from timelyfreeze.settings.phases import Phase
 
@@ -348,34 +347,3 @@ def test_collected_batches_have_the_length_of_the_pipelines_and_come_once() -> N
     ranks.run(7, 7)
     assert ranks.collect()[0].batch_ms.keys() == {Phase.RAMP}
     assert ranks.collect()[0].batch_ms == {}
-
-
-# -- checkpoints -----------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stopped_at", [1, 3, 5, 6, 8, 11])
-@pytest.mark.parametrize("monitoring", ["halves", "mixed"])
-@pytest.mark.parametrize("order", [ORDER, hand_order("v_shape")], ids=["1F1B", "v_shape"])
-def test_a_resumed_run_freezes_as_one_that_never_stopped(
-    order: ScheduleOrder, monitoring: str, stopped_at: int
-) -> None:
-    phases = replace(PHASES, monitoring=monitoring)
-    whole, before, after = (Ranks(order, phases=phases) for _ in range(3))
-    whole.run(1, 13)
-    before.run(1, stopped_at)
-    state = before.saved()
-    after.load(state)
-    assert after.saved() == state, "what was loaded can be saved again"
-    after.run(stopped_at + 1, 13)
-    for rank, stages in enumerate(whole.stages):
-        for stage in stages:
-            given = list(whole.masks(rank, stage))
-            assert list(after.masks(rank, stage)) == given[3 * stopped_at :]
-        plans = [each.controllers[rank].plan for each in (whole, after)]
-        assert plan_to_json(plans[0]) == plan_to_json(plans[1])
-        assert after.controllers[rank].order == whole.controllers[rank].order
-    assert without_stable_times(after.saved()) == without_stable_times(whole.saved())
-    averages = [each.collect()[0].average_freeze_ratio for each in (whole, after)]
-    assert averages[0] == averages[1]
-    assert any(any(m) for given in whole.masks(1, order.n_stages // 2) for m in given.values())

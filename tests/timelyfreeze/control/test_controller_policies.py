@@ -17,11 +17,10 @@ from tests.timelyfreeze.helpers.ranks import (
     Ranks,
     linear_ms,
     warnings,
-    without_stable_times,
 )
 from tests.timelyfreeze.helpers.stub_policy import StubMeter, StubPolicy, choose_by_number
 from timelyfreeze.control.collected import ObservedBatch
-from timelyfreeze.policies.policy import Check, Metric
+from timelyfreeze.policies.policy import Check
 from timelyfreeze.runtime import BatchEntry, BlockPlace
 from timelyfreeze.schedule.actions import Action, ActionKind
 from timelyfreeze.schedule.order import ScheduleOrder
@@ -335,99 +334,3 @@ def test_steps_of_the_lower_bound_do_not_count_for_checks() -> None:
         numbers.append([checks.decision.memory["numbers"][-1] for checks in ranks.checks])
     # Of steps 3, 4, 7, 8, 9, 10 every second one ends with a check.
     assert numbers == [[n, n] for n in (0, 0, 0, 1, 1, 1, 1, 2, 2, 3)]
-
-
-# -- checkpoints -----------------------------------------------------------------------------------
-
-
-def by_metrics(n_stages: int) -> StubPolicy:
-    """Decides by what was measured, so that a run without the meter's state would go astray."""
-
-    def choose(check: Check) -> np.ndarray:
-        if not check.metrics:
-            return np.zeros(n_stages * N_TENSORS, dtype=np.bool_)
-        return check.metrics[Metric.ABS_SUM] < 12.0 * check.number
-
-    return StubPolicy(choose, check_interval=3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stopped_at", [1, 2, 3, 4, 5, 6, 8, 11])
-@pytest.mark.parametrize("phases", [UNPLANNED, PHASES], ids=["alone", "planned"])
-@pytest.mark.parametrize("order", [ORDER, hand_order("v_shape")], ids=["1F1B", "v_shape"])
-def test_a_resumed_run_freezes_as_one_that_never_stopped(
-    order: ScheduleOrder, phases: PhaseSchedule, stopped_at: int
-) -> None:
-    policy = by_metrics(order.n_stages)
-    whole, before, after = (Ranks(order, policy=policy, phases=phases) for _ in range(3))
-    whole.run(1, 14)
-    before.run(1, stopped_at)
-    state = before.saved()
-    after.load(state)
-    assert after.saved() == state, "what was loaded can be saved again"
-    after.run(stopped_at + 1, 14)
-    for rank, stages in enumerate(whole.stages):
-        for stage in stages:
-            given = list(whole.masks(rank, stage))
-            assert list(after.masks(rank, stage)) == given[3 * stopped_at :]
-            cut = whole.stages[rank][stage].without_input_grads[3 * stopped_at :]
-            assert after.stages[rank][stage].without_input_grads == cut
-    assert without_stable_times(after.saved()) == without_stable_times(whole.saved())
-    averages = [each.collect()[0].average_freeze_ratio for each in (whole, after)]
-    assert averages[0] == averages[1] > 0.0
-    for checks in whole.checks:
-        assert checks.decision.memory["numbers"][-1] >= 3
-        assert 0 < checks.decision.frozen.sum() < order.n_stages * N_TENSORS
-
-
-def test_scores_are_saved_as_tensors_under_keys_of_their_parameters() -> None:
-    ranks = planned(scattered())
-    ranks.run(1, 4)
-    names = [name for stages in ranks.stages for s in stages.values() for name in s.parameter_names]
-    assert ranks.saved().keys() == {"rank_0", "rank_1", *(f"score.steps.{n}" for n in names)}
-    assert planned(scattered()).saved().keys() == ranks.saved().keys(), "at every step"
-    assert json.loads(ranks.saved()["rank_0"]).keys() == {
-        "applied",
-        "planner",
-        "policy",
-        "tally",
-    }
-
-
-METHODS: dict[str, Callable[[], Ranks]] = {
-    "planner": lambda: Ranks(ORDER),
-    "policy": alone,
-    "planner, policy": lambda: planned(scattered()),
-}
-
-
-@pytest.mark.parametrize("resumed", METHODS)
-@pytest.mark.parametrize("saved", METHODS)
-def test_a_checkpoint_of_another_method_is_refused(saved: str, resumed: str) -> None:
-    state = METHODS[saved]().saved()
-    ranks = METHODS[resumed]()
-    if saved == resumed:
-        ranks.load(state)
-        return
-    with pytest.raises(
-        ValueError,
-        match=r"the checkpoint was saved under another method \(it has the state of: "
-        rf"{saved}\); resume with the same one, or, "
-        "to begin freezing anew, load the checkpoint without it",
-    ):
-        ranks.load(state)
-
-
-class OtherPolicy(StubPolicy):
-    """Another method that could be wrong for the first."""
-
-
-@pytest.mark.parametrize("phases", [UNPLANNED, PHASES], ids=["alone", "planned"])
-def test_a_checkpoint_of_another_policy_is_refused(phases: PhaseSchedule) -> None:
-    frozen = scattered()
-    first, other = (
-        Ranks(ORDER, policy=policy(lambda check: frozen), phases=phases)
-        for policy in (StubPolicy, OtherPolicy)
-    )
-    with pytest.raises(ValueError, match=r"has a decision of StubPolicy.*this run has OtherPolicy"):
-        other.load(first.saved())

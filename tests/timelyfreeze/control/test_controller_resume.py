@@ -1,0 +1,136 @@
+"""Controllers that go on from a checkpoint, with a plan, a policy or both, on pretended ranks."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.timelyfreeze.helpers.pipelines import hand_order
+from tests.timelyfreeze.helpers.ranks import N_TENSORS, PHASES, Ranks, without_stable_times
+from tests.timelyfreeze.helpers.stub_policy import StubPolicy
+from timelyfreeze.planning.plan import plan_to_json
+from timelyfreeze.policies.policy import Check, Metric
+from timelyfreeze.schedule.order import ScheduleOrder
+from timelyfreeze.schedule.schedules import one_f_one_b_order
+from timelyfreeze.settings.phases import PhaseSchedule
+
+ORDER = one_f_one_b_order(2, 4)
+ORDERS = pytest.mark.parametrize("order", [ORDER, hand_order("v_shape")], ids=["1F1B", "v_shape"])
+UNPLANNED = PhaseSchedule.unplanned(2)
+BOTH = pytest.mark.parametrize("phases", [UNPLANNED, PHASES], ids=["alone", "planned"])
+FROZEN = np.random.default_rng(0).random(2 * N_TENSORS) < 0.5
+
+
+def with_policy(
+    phases: PhaseSchedule = PHASES, kind: type[StubPolicy] = StubPolicy, **options: str
+) -> Ranks:
+    return Ranks(ORDER, policy=kind(lambda check: FROZEN), phases=phases, **options)
+
+
+def resumed(make: Callable[[], Ranks], stopped_at: int, last_step: int) -> tuple[Ranks, Ranks]:
+    """Run at one go, and with a stop; return both, whose masks are the same."""
+    whole, before, after = make(), make(), make()
+    whole.run(1, last_step)
+    before.run(1, stopped_at)
+    state = before.saved()
+    after.load(state)
+    assert after.saved() == state, "what was loaded can be saved again"
+    after.run(stopped_at + 1, last_step)
+    for rank, stages in enumerate(whole.stages):
+        for stage in stages:
+            given = list(whole.masks(rank, stage))
+            assert list(after.masks(rank, stage)) == given[3 * stopped_at :]
+    assert without_stable_times(after.saved()) == without_stable_times(whole.saved())
+    averages = [each.collect()[0].average_freeze_ratio for each in (whole, after)]
+    assert averages[0] == averages[1] > 0.0
+    return whole, after
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stopped_at", [1, 3, 5, 6, 8, 11])
+@pytest.mark.parametrize("monitoring", ["halves", "mixed"])
+@ORDERS
+def test_a_resumed_run_freezes_as_one_that_never_stopped(
+    order: ScheduleOrder, monitoring: str, stopped_at: int
+) -> None:
+    phases = replace(PHASES, monitoring=monitoring)
+    whole, after = resumed(lambda: Ranks(order, phases=phases), stopped_at, 13)
+    for mine, theirs in zip(whole.controllers, after.controllers, strict=True):
+        assert plan_to_json(mine.plan) == plan_to_json(theirs.plan)
+        assert mine.order == theirs.order
+    assert any(any(m) for given in whole.masks(1, order.n_stages // 2) for m in given.values())
+
+
+def by_metrics(n_stages: int) -> StubPolicy:
+    """Decides by what was measured, so that a run without the meter's state would go astray."""
+
+    def choose(check: Check) -> np.ndarray:
+        if not check.metrics:
+            return np.zeros(n_stages * N_TENSORS, dtype=np.bool_)
+        return check.metrics[Metric.ABS_SUM] < 12.0 * check.number
+
+    return StubPolicy(choose, check_interval=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stopped_at", [1, 2, 3, 4, 5, 6, 8, 11])
+@BOTH
+@ORDERS
+def test_a_resumed_policy_decides_as_one_that_never_stopped(
+    order: ScheduleOrder, phases: PhaseSchedule, stopped_at: int
+) -> None:
+    policy = by_metrics(order.n_stages)
+    whole, after = resumed(lambda: Ranks(order, policy=policy, phases=phases), stopped_at, 14)
+    for rank, stages in enumerate(whole.stages):
+        for stage in stages:
+            cut = whole.stages[rank][stage].without_input_grads[3 * stopped_at :]
+            assert after.stages[rank][stage].without_input_grads == cut
+    for checks in whole.checks:
+        assert checks.decision.memory["numbers"][-1] >= 3
+        assert 0 < checks.decision.frozen.sum() < order.n_stages * N_TENSORS
+
+
+def test_scores_are_saved_as_tensors_under_keys_of_their_parameters() -> None:
+    ranks = with_policy(first_stage="per_tensor")
+    begun = ranks.saved().keys()
+    ranks.run(1, 4)
+    names = [name for stages in ranks.stages for s in stages.values() for name in s.parameter_names]
+    assert ranks.saved().keys() == {"rank_0", "rank_1", *(f"score.steps.{n}" for n in names)}
+    assert begun == ranks.saved().keys(), "at every step"
+    assert json.loads(ranks.saved()["rank_0"]).keys() == {"applied", "planner", "policy", "tally"}
+
+
+METHODS: dict[str, Callable[[], Ranks]] = {
+    "planner": lambda: Ranks(ORDER),
+    "policy": lambda: with_policy(UNPLANNED),
+    "planner, policy": with_policy,
+}
+
+
+@pytest.mark.parametrize("resumed", METHODS)
+@pytest.mark.parametrize("saved", METHODS)
+def test_a_checkpoint_of_another_method_is_refused(saved: str, resumed: str) -> None:
+    state = METHODS[saved]().saved()
+    ranks = METHODS[resumed]()
+    if saved == resumed:
+        ranks.load(state)
+        return
+    with pytest.raises(
+        ValueError,
+        match=r"the checkpoint was saved under another method \(it has the state of: "
+        rf"{saved}\); resume with the same one, or, "
+        "to begin freezing anew, load the checkpoint without it",
+    ):
+        ranks.load(state)
+
+
+class OtherPolicy(StubPolicy):
+    """Another method that could be wrong for the first."""
+
+
+@BOTH
+def test_a_checkpoint_of_another_policy_is_refused(phases: PhaseSchedule) -> None:
+    with pytest.raises(ValueError, match=r"has a decision of StubPolicy.*this run has OtherPolicy"):
+        with_policy(phases, OtherPolicy).load(with_policy(phases).saved())
