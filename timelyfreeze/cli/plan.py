@@ -131,7 +131,8 @@ def _plan(options: argparse.Namespace) -> int:
     grid = _grid(options, file)
     recalled = recall(file, file.notes.processors)
     found = answer(file, grid, options.layers)
-    print(render(found, title_of(file, grid, recalled)))
+    unit = file.notes.unit or "tokens"
+    print(render(found, title_of(file, grid, recalled), unit))
     if options.json is not None:
         _write(options.json, to_json(found, file, grid, recalled))
     if options.csv is not None:

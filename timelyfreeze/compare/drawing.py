@@ -109,7 +109,7 @@ def _draw_trade_offs(
     y_limits = _limits([v for p in everything for v in (p.y.low, p.y.high)])
     for one, (schedule, points) in zip(axes, panels.items(), strict=True):
         one.set(xlim=x_limits, ylim=y_limits[::-1] if low_is_good else y_limits,
-                xlabel="tokens/s per device", ylabel=y_label)  # fmt: skip
+                xlabel=f"{everything[0].group.unit}/s per device", ylabel=y_label)  # fmt: skip
         one.grid(visible=True)
         best = front(points, low_is_good=low_is_good)
         one.plot([p.x.mean for p in best], [p.y.mean for p in best],

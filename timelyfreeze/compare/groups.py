@@ -88,6 +88,11 @@ class Group:
         """The runs that did all their steps."""
         return list(self.finished["run"])
 
+    @property
+    def unit(self) -> str:
+        """What the throughput of the runs counts, which is one thing in a place."""
+        return self.runs[0].summary.unit
+
     def spread(self, key: str) -> Spread | None:
         """Return mean and spread of a metric; None if no run knows it as a number."""
         numbers = [value for value in self.finished[key] if isinstance(value, int | float)]

@@ -38,7 +38,7 @@ class Column:
 
     Attributes:
         key: Its name in the CSV file.
-        title: Its name in the table.
+        title: Its name in the table of runs whose throughput counts tokens.
         form: Format of a value, as in ``format``.
         metric: Gives the value; None stands for the field of that key in the run's summary.
         needs_baseline: Whether it is None wherever there is no baseline.

@@ -23,7 +23,7 @@ _TEXTS = frozenset({"schedule", "method", "settings", "on", "runs"})
 _HEAD = """# Comparison
 
 Mean over seeds (min..max). *gain over none* compares with the run of method none of the same
-schedule and seed; tokens/s are those of the stable phase, for none of the whole run, and by the
+schedule and seed; throughput is that of the stable phase, for none of the whole run, and by the
 virtual clock where the pipeline is emulated; so is *seconds*, the time spent in training steps and
 in moves to other pipelines.
 *seconds to none's loss* is the time until the running mean over {window} logged training losses is

@@ -118,7 +118,7 @@ def _validation(place: Place) -> Plot:
 
 def _trade_off(place: Place, key: str, error_key: str | None = None) -> Found[Point]:
     found = points(place.groups, key, error_key)
-    return [(p.group, p, f": {p.x.mean:,.0f} tokens/s, {p.y.mean:.3f}") for p in found]
+    return [(p.group, p, f": {p.x.mean:,.0f} {p.group.unit}/s, {p.y.mean:.3f}") for p in found]
 
 
 def _losses(place: Place) -> Plot:

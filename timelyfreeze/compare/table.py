@@ -51,14 +51,17 @@ def tabulate(
     """
     groups = group(compared)
     columns = [c for c in COLUMNS if not c.is_optional or compared[c.key].notna().any()]
-    titles = ["schedule", "method", "settings", "on", "runs", *(c.title for c in columns)]
+    finished = compared[compared["status"] == FINISHED]
+    units = {f"{run.summary.unit}/s": None for run in finished["run"]} or ["tokens/s"]
+    named = [column.title.replace("tokens/s", " or ".join(units)) for column in columns]
+    titles = ["schedule", "method", "settings", "on", "runs", *named]
     lines = [
         [one.schedule, one.method, one.variant or MISSING, one.place, _counts(one)]
         + [cell(one, column) for column in columns]
         for one in groups
     ]
     table = pd.DataFrame(lines, columns=titles)
-    n_places = compared[compared["status"] == FINISHED]["place"].nunique()
+    n_places = finished["place"].nunique()
     needless = {"settings": not any(one.variant for one in groups), "on": n_places <= 1}
     table = table.drop(columns=[title for title in needless if needless[title]])
     rows = tuple(table.itertuples(index=False, name=None))

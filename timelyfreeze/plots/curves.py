@@ -15,7 +15,9 @@ from timelyfreeze.records import StepRow
 _WINDOW = 7
 
 
-def curves_figure(rows: Sequence[StepRow], title: str = "", n_emulated: int = 1) -> Figure:
+def curves_figure(
+    rows: Sequence[StepRow], title: str = "", n_emulated: int = 1, unit: str = "tokens"
+) -> Figure:
     """Draw how much each step froze and how fast it was.
 
     Of an emulation, steps are those of the virtual clock. Throughput is drawn pale step by step,
@@ -25,6 +27,7 @@ def curves_figure(rows: Sequence[StepRow], title: str = "", n_emulated: int = 1)
         rows: The steps.
         title: Stands above.
         n_emulated: Ranks that one process emulated, each a device by the virtual clock.
+        unit: What throughput counts.
 
     Raises:
         ValueError: If there is no step.
@@ -37,7 +40,7 @@ def curves_figure(rows: Sequence[StepRow], title: str = "", n_emulated: int = 1)
         shade_phases(below, rows)
         above = below.twinx()
         _draw_ratio(above, rows)
-        _draw_speed(below, rows, n_emulated)
+        _draw_speed(below, rows, n_emulated, unit)
         below.set_xlabel("optimizer step")
         below.set_title(title, loc="left", pad=28 if bands(rows) else 8)
         figure.legend(loc="outside lower center", ncols=3)
@@ -45,7 +48,7 @@ def curves_figure(rows: Sequence[StepRow], title: str = "", n_emulated: int = 1)
 
 
 def speeds(rows: Sequence[StepRow], n_emulated: int = 1) -> list[float]:
-    """Return tokens/s per device of each step, by the virtual clock where there is one."""
+    """Return throughput per device of each step, by the virtual clock where there is one."""
     return [
         row.tokens_per_second * row.step_ms / row.virtual_step_ms / n_emulated
         if row.virtual_step_ms
@@ -67,14 +70,14 @@ def running_medians(rows: Sequence[StepRow], values: Sequence[float]) -> list[fl
     ]
 
 
-def _draw_speed(axes: Axes, rows: Sequence[StepRow], n_emulated: int) -> None:
+def _draw_speed(axes: Axes, rows: Sequence[StepRow], n_emulated: int, unit: str) -> None:
     steps = [row.step for row in rows]
     values = speeds(rows, n_emulated)
     axes.plot(steps, values, color=FAINT_INK, lw=0.6, alpha=0.5)
     label = f"throughput, median of {_WINDOW} steps (left)"
     draw_by_phase(axes, rows, running_medians(rows, values), color=INK, lw=1.8, label=label)
     is_virtual = any(row.virtual_step_ms is not None for row in rows)
-    axes.set_ylabel("tokens/s per device" + (", virtual clock" if is_virtual else ""))
+    axes.set_ylabel(f"{unit}/s per device" + (", virtual clock" if is_virtual else ""))
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter("{x:,.0f}")
 

@@ -22,6 +22,7 @@ from timelyfreeze.plots.run_timelines import (
     trace_predicted,
 )
 from timelyfreeze.records import (
+    RunNames,
     counts,
     front,
     losses,
@@ -60,21 +61,22 @@ def draw_curves(run_folder: Path) -> Figure | str:
     Raises:
         ValueError: If a file cannot be read.
     """
+    names = _names(run_folder)
+    n_emulated = names.n_ranks if names is not None and names.is_emulated else 1
+    unit = "tokens" if names is None else names.unit
     draw = _draws(
-        partial(curves_figure, n_emulated=_n_emulated(run_folder)),
+        partial(curves_figure, n_emulated=n_emulated, unit=unit),
         steps.STEPS.read,
         f"{steps.STEPS.name} has no step: the run ended before the first step was logged",
     )
     return draw(run_folder)
 
 
-def _n_emulated(run_folder: Path) -> int:
-    """Return how many ranks one process ran; 1 for any other run."""
+def _names(run_folder: Path) -> RunNames | None:
     try:
-        names = read_names(run_folder)
+        return read_names(run_folder)
     except ValueError:  # told once, by who draws all plots
-        return 1
-    return names.n_ranks if names is not None and names.is_emulated else 1
+        return None
 
 
 def draw_front(run_folder: Path) -> Figure | str:

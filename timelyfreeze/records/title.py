@@ -23,6 +23,7 @@ class RunNames:
         n_ranks: Ranks of its pipeline.
         model: Its model.
         is_emulated: Whether one process ran all ranks.
+        unit: What throughput counts: tokens, or images where the data set is pictures.
     """
 
     method: str
@@ -30,6 +31,7 @@ class RunNames:
     n_ranks: int
     model: str
     is_emulated: bool
+    unit: str
 
 
 def read_names(run_folder: Path) -> RunNames | None:
@@ -43,7 +45,8 @@ def read_names(run_folder: Path) -> RunNames | None:
         return None
     try:
         settings = parse_json(path.read_bytes())
-        parallelism, emulation = (_section(settings, n) for n in ("parallelism", "emulation"))
+        sections = ("parallelism", "emulation", "training")
+        parallelism, emulation, training = (_section(settings, name) for name in sections)
         csv = parallelism.get(f"{_SCHEDULE}_csv")
         schedule = _word(settings, "parallelism", f"{_SCHEDULE}_csv" if csv else _SCHEDULE)
         degree = parallelism.get(_DEGREE, 1)
@@ -53,6 +56,7 @@ def read_names(run_folder: Path) -> RunNames | None:
             n_ranks=whole_of(f"parallelism.{_DEGREE}", degree, least=1),
             model=f"{_word(settings, 'model', 'name')} {_word(settings, 'model', 'flavor')}",
             is_emulated=emulation.get("enable") is True,
+            unit="images" if training.get("dataset") == "images" else "tokens",
         )
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} is no run's settings: {error}") from error

@@ -3,6 +3,7 @@
     "pipeline": {
       "schedule": "1F1B", "ranks": 4, "processors": 2.0, "first_stage": "all_or_nothing",
       "skip_input_grads": "use", "layers": [8, 9, 8, 7], "tokens_per_microbatch": 2048,
+      "unit": "tokens",
       "stages": [{"forward_ms": ...}, ...], "layer": {...}, "fixed": {...},
       "parameters": {"first": ..., "layer": ..., "last": ...}, "memory": {...}
     }
@@ -42,7 +43,9 @@ class PipelineNotes:
         skip_input_grads: What is done about input gradients that nobody needs: one of
             ``settings.SKIP_INPUT_GRADS``.
         layers: Number of layers of each stage.
-        tokens_per_microbatch: Tokens of a microbatch, padding included.
+        tokens_per_microbatch: Tokens of a microbatch, padding included; of ``unit``, if that is
+            something else.
+        unit: What throughput counts: "tokens" or "images".
         stages: Times of each stage, in full and in split backwards.
         layer: Overhead of a layer.
         fixed: Overhead of a stage without layers.
@@ -57,6 +60,7 @@ class PipelineNotes:
     skip_input_grads: str | None = None
     layers: tuple[int, ...] | None = None
     tokens_per_microbatch: int | None = None
+    unit: str | None = None
     stages: tuple[StageTimes, ...] | None = None
     layer: StageTimes | None = None
     fixed: StageTimes | None = None
@@ -103,6 +107,7 @@ def parse_notes(where: str, plain: Any, n_stages: int) -> PipelineNotes:
         skip_input_grads=read("skip_input_grads", partial(_word, known=SKIP_INPUT_GRADS)),
         layers=read("layers", each(whole_of)),
         tokens_per_microbatch=read("tokens_per_microbatch", _count),
+        unit=read("unit", partial(_word, known=("tokens", "images"))),
         stages=read("stages", each(_times)),
         layer=read("layer", _overheads),
         fixed=read("fixed", _overheads),

@@ -29,9 +29,9 @@ _DERIVED = (
 )  # fmt: skip
 
 
-def render(answer: Answer, title: str) -> str:
-    """Return the table under ``title``, with notes below."""
-    lines = aligned([_cells(case) for case in answer.cases])
+def render(answer: Answer, title: str, unit: str = "tokens") -> str:
+    """Return the table under ``title``, with notes below; throughput counts ``unit``."""
+    lines = aligned([_cells(case, unit) for case in answer.cases])
     return "\n".join([title, "", *lines, "", _LEGEND, *_best(answer.cases), *answer.notes])
 
 
@@ -93,7 +93,7 @@ def _where(case: Case) -> str:
     return f"{case.schedule}, {case.n_microbatches} microbatches, split {case.split}"
 
 
-def _cells(case: Case) -> dict[str, str]:
+def _cells(case: Case, unit: str) -> dict[str, str]:
     best_layers = _each(case.best_unfrozen_layers or (), "d", ",")
     best_ms, over_best = case.best_unfrozen_step_ms, case.gain_over_best_unfrozen
     return {
@@ -112,7 +112,7 @@ def _cells(case: Case) -> dict[str, str]:
         "ratio": f"{case.mean_ratio:.2f}",
         "by stage": _each(case.stage_ratios, ".2f", " "),
         "bubble": f"{case.bubble:.1%} {case.frozen_bubble:.1%}",
-        "tokens/s": "" if case.tokens_per_second is None else f"{case.tokens_per_second:.0f}",
+        f"{unit}/s": "" if case.tokens_per_second is None else f"{case.tokens_per_second:.0f}",
         "best without freezing": "" if best_ms is None else f"{best_ms:.1f} {best_layers}",
         "over best": "" if over_best is None else f"{over_best:+.1%}",
     }
@@ -140,6 +140,7 @@ def to_json(answer: Answer, file: BoundsFile, grid: Grid, recalled: Recall | Non
         "measured_batch_ms": measured_ms,
         "measured_batch_ms_from_stages": from_stages_ms,
         "interval_factor": file.interval_factor,
+        "unit": file.notes.unit,
         "cases": plain_cases(answer),
         "notes": answer.notes,
     }

@@ -11,6 +11,8 @@ are functions that the trainer and the train spec call.
 
 from __future__ import annotations
 
+import logging
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +28,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torchtitan.config import TORCH_DTYPE_MAP, JobConfig
 from torchtitan.distributed import ParallelDims
+from torchtitan.tools.logging import logger
 
 from timelyfreeze.cli import torchvision_import
 from timelyfreeze.runtime import forward_only, places_stages_in_v
@@ -230,6 +233,31 @@ def evaluate_forwards_alone(schedule: Any) -> None:
 
 
 # -- model and metrics -----------------------------------------------------------------------------
+
+
+@contextmanager
+def lines_count(unit: str) -> Iterator[None]:
+    """Let upstream's lines name what throughput counts where that is not tokens.
+
+    Upstream's "tps" is what a batch's labels count; of a classifier, pictures. There an MFU that
+    is not known is left out as well.
+
+    Args:
+        unit: What throughput counts, in the plural.
+    """
+    if unit == "tokens":
+        yield
+        return
+
+    def say(record: logging.LogRecord) -> bool:
+        record.msg = re.sub(r"\btps: ", f"{unit}/s: ", str(record.msg)).replace("mfu: nan%", "")
+        return True
+
+    logger.addFilter(say)
+    try:
+        yield
+    finally:
+        logger.removeFilter(say)
 
 
 def _metrics_rank(upstream: Callable[..., int]) -> Callable[..., int]:

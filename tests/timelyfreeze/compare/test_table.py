@@ -29,6 +29,15 @@ def test_gains_are_paired_by_seed_and_shown_with_their_spread(tmp_path: Path) ->
     assert notes == []
 
 
+def test_throughput_counts_what_the_models_read(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "none", tokens_per_second=7.0, unit="images", model="vit tiny")
+    (row,), _ = table(tmp_path)
+    assert (row["images/s per device"], SPEED in row) == ("7", False)
+    write_run(tmp_path / "b", "none", tokens_per_second=250.0)
+    rows, _ = table(tmp_path)
+    assert {row["images/s or tokens/s per device"] for row in rows} == {"7", "250"}
+
+
 def test_prediction_and_measurement(tmp_path: Path) -> None:
     write_run(
         tmp_path / "a", "timelyfreeze", batch_ms_predicted=200.0, batch_ms=210.0,

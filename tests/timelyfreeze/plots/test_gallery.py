@@ -133,6 +133,14 @@ def test_curves_show_ratio_and_speed_and_break_where_a_phase_ends(run: Path) -> 
     assert len(medians) == 3
 
 
+def test_speed_counts_what_the_model_reads(run: Path) -> None:
+    path = run / "settings.json"
+    settings = json.loads(path.read_text())
+    assert figure_of("curves", run).axes[0].get_ylabel() == "tokens/s per device"
+    path.write_text(json.dumps(settings | {"training": {"dataset": "images"}}))
+    assert figure_of("curves", run).axes[0].get_ylabel() == "images/s per device"
+
+
 def test_speed_of_an_emulation_is_by_the_virtual_clock() -> None:
     rows = [step(1, "", 100.0), step(2, "", 100.0, virtual_step_ms=25.0)]
     assert speeds(rows) == [1000.0, 4000.0]

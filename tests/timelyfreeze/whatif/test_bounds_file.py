@@ -29,6 +29,7 @@ NOTES = PipelineNotes(
     skip_input_grads="off",
     layers=(4, 3),
     tokens_per_microbatch=2048,
+    unit="images",
     stages=(StageTimes(1.0, 2.0, 1.0, 0.5, 1.5, 0.5), StageTimes(2.0, 4.0, 2.0, 2.0, 2.0, 0.0)),
     layer=StageTimes(0.5, 1.0, 0.5, 0.5, 0.5, 0.0),
     fixed=StageTimes(0.1, -0.1, 0.0, 0.0, -0.1, 0.0),

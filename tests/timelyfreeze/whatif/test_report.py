@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from timelyfreeze.whatif.grid import Answer, Case
 from timelyfreeze.whatif.report import render
 
@@ -22,6 +24,13 @@ def best(*cases: Case) -> list[str]:
     """Return what :func:`render` says below its table."""
     lines = render(Answer(cases, ()), "").splitlines()
     return [line for line in lines if " microbatch" in line][1:]
+
+
+@pytest.mark.parametrize("unit", ["tokens", "images"])
+def test_throughput_counts_what_the_model_reads(unit: str) -> None:
+    lines = render(Answer((case(tokens_per_second=1234.4),), ()), "", unit).splitlines()
+    assert lines[2].split()[-1] == f"{unit}/s"
+    assert lines[4].split()[-1] == "1234"
 
 
 def test_the_shortest_need_not_be_soonest_at_a_loss() -> None:

@@ -181,10 +181,36 @@ def test_a_cpu_has_no_mfu(monkeypatch: pytest.MonkeyPatch) -> None:
     written: dict[str, float] = {}
     board = RunTensorBoard.__new__(RunTensorBoard)
     board.tag = None
-    board._guard = OutputGuard(Path("run"))
+    board._guard, board._unit = OutputGuard(Path("run")), "tokens"
     board.writer = SimpleNamespace(add_scalar=lambda tag, value, step: written.update({tag: value}))
     board.log({"mfu(%)": 100 * 1e12 / peak, "tps": 3.0, "steps": 4}, step=1)
     assert written == {"tps": 3.0, "steps": 4}
+
+
+def test_lines_of_a_classifier_count_pictures_where_upstream_still_says_tokens(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Guards ``lines_count``: upstream's lines have one name for all that models read."""
+    job_config = JobConfig()
+    job_config.metrics.disable_color_printing = True
+    processor = titan_metrics.MetricsProcessor(job_config, ParallelDims(1, 1, 1, 1, 1, 1, 1, 1))
+    processor.num_flops_per_token, processor.gpu_peak_flops = 10, math.nan
+    lines = []
+    for unit in ("tokens", "images"):
+        with caplog.at_level("INFO"), upstream_fixes.lines_count(unit):
+            processor.data_loading_times.append(0.1)
+            processor.ntokens_since_last_log = 8
+            processor.log(3, 0.5, 0.5, 1.0)
+            processor.log_validation(0.25, 3)
+        lines.append([record.getMessage() for record in caplog.records[-2:]])
+    (trained, validated), (pictures, validated_on_pictures) = lines
+    assert "  tps: " in trained
+    assert "  mfu: nan%" in trained
+    assert "  tps: " in validated
+    for line in (pictures, validated_on_pictures):
+        assert "  images/s: " in line
+        assert "tps" not in line
+    assert "mfu" not in pictures
 
 
 # -- gradient norm ---------------------------------------------------------------------------------

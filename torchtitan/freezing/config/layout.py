@@ -117,7 +117,7 @@ def pipeline_notes(
         n_processors: How many ranks compute at once; None if each has a device of its own.
         sizes: Sizes of the model's parts.
     """
-    parallelism = job_config.parallelism
+    parallelism, family = job_config.parallelism, model_family(job_config)
     layers = None
     if n_layers is not None:
         layers = count_layers(stage_modules(job_config, n_layers))
@@ -130,8 +130,8 @@ def pipeline_notes(
         first_stage=job_config.freezing.first_stage,
         skip_input_grads=job_config.freezing.skip_input_grads,
         layers=layers if layers is not None and len(layers) == order.n_stages else None,
-        tokens_per_microbatch=examples_of_microbatch(job_config)
-        * model_family(job_config).per_row(job_config),
+        tokens_per_microbatch=examples_of_microbatch(job_config) * family.per_row(job_config),
+        unit=family.unit,
         parameters=sizes.parameters,
         memory=sizes.memory,
     )

@@ -19,9 +19,10 @@ from timelyfreeze.control import FreezeController
 from timelyfreeze.planning import FreezePlan
 from timelyfreeze.timing import DurationBounds
 from timelyfreeze.whatif.loads import UNKNOWN_SIZES, ModelSizes
-from torchtitan.freezing.config import JobConfig
+from torchtitan.freezing.config import JobConfig, model_family
 from torchtitan.freezing.emulation.record import EmulationRecord
 from torchtitan.freezing.report.output import RunOutput, open_output
+from torchtitan.upstream.fixes import lines_count
 
 
 class FreezingMetricsProcessor(MetricsProcessor):
@@ -41,6 +42,7 @@ class FreezingMetricsProcessor(MetricsProcessor):
             self.color = NoColor()
         self._controller: FreezeController | None = None
         self._is_quiet = job_config.report.quiet
+        self._unit = model_family(job_config).unit
         self._n_layers = getattr(args[0], "n_layers", None) if args else None
         self._opened: RunOutput | None = None
 
@@ -132,7 +134,7 @@ class FreezingMetricsProcessor(MetricsProcessor):
             tokens_per_second=tokens / seconds if seconds > 0.0 else None,
             gain=1 / kappa - 1 if kappa else None,
         )
-        with self._output.progress.instead_of_upstream():
+        with self._output.progress.instead_of_upstream(), lines_count(self._unit):
             super().log(step, global_avg_loss, global_max_loss, grad_norm, extra)
 
     def _draw(self, step: int) -> None:
@@ -154,7 +156,8 @@ class FreezingMetricsProcessor(MetricsProcessor):
         """Log a validation; all ranks come here, of which the one that is shown has the loss."""
         self._output.recorder.log_validation(step, loss, extra_metrics)
         self._note_peak_memory()
-        super().log_validation(loss, step, extra_metrics)
+        with lines_count(self._unit):
+            super().log_validation(loss, step, extra_metrics)
 
     def _warn_unless_finite(self, step: int, loss: float, grad_norm: float) -> None:
         phase = None if self._controller is None else self._controller.phase

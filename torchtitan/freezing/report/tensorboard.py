@@ -82,7 +82,7 @@ THROUGHPUT = ("throughput(tps)", "freezing/tokens_per_second")
 # The custom scalars tab: lines of each chart, by group. Tags are regular expressions there.
 _CHARTS = {
     "speed": {
-        "{unit}/s per device": [r"^freezing/(emulation/virtual_)?tokens_per_second$"],
+        "{unit}/s per device": [r"^freezing/(emulation/virtual_)?{unit}_per_second$"],
         "batch, ms, measured and predicted": [r"^freezing/batch_ms/.*"],
         "machine, times as slow as when measured": [r"^freezing/drift$"],
         "step of an emulated pipeline, ms": [r"^freezing/emulation/virtual_step_ms$"],
@@ -110,9 +110,21 @@ _CHARTS = {
 def layout(unit: str) -> dict[str, dict[str, list[Any]]]:
     """Return the custom scalars tab of a run whose throughput counts ``unit``."""
     return {
-        group: {title.format(unit=unit): ["Multiline", tags] for title, tags in charts.items()}
+        group: {
+            title.format(unit=unit): ["Multiline", [tag.replace("{unit}", unit) for tag in tags]]
+            for title, tags in charts.items()
+        }
         for group, charts in _CHARTS.items()
     }
+
+
+def tag_of(tag: str, unit: str) -> str:
+    """Return the name of ``tag`` in a run whose throughput counts ``unit``."""
+    if unit == "tokens":
+        return tag
+    for tokens in ("tps", "tokens_per_second"):
+        tag = tag.replace(tokens, f"{unit}_per_second")
+    return tag
 
 
 # Metrics of a summary that the table of runs has, by tag.
@@ -138,8 +150,10 @@ class RunTensorBoard(TensorBoardLogger):
         super().__init__(folder)
         self._guard = guard
         self.writer.add_text("settings", _as_table(job_config.to_dict()), 0)
-        self.writer.add_custom_scalars(layout(model_family(job_config).unit))
-        experiment, begin, self._end = hparams(hyperparameters(job_config), dict.fromkeys(FINAL, 0))
+        self._unit = model_family(job_config).unit
+        self.writer.add_custom_scalars(layout(self._unit))
+        final = dict.fromkeys((tag_of(tag, self._unit) for tag in FINAL), 0)
+        experiment, begin, self._end = hparams(hyperparameters(job_config), final)
         # To the run's own files: torch's add_hparams would make another run below this one.
         for part in (experiment, begin):
             self.writer.file_writer.add_summary(part)
@@ -151,7 +165,7 @@ class RunTensorBoard(TensorBoardLogger):
         if upstreams in known:
             known[ours] = known[upstreams]
         with self._guard.writing():
-            super().log(known, step)
+            super().log({tag_of(tag, self._unit): value for tag, value in known.items()}, step)
 
     def log_summary(self, summary: RunSummary) -> None:
         """Write what the run ended with, beside its hyperparameters."""
@@ -159,7 +173,7 @@ class RunTensorBoard(TensorBoardLogger):
             for tag, name in FINAL.items():
                 value = getattr(summary, name)
                 if value is not None:
-                    self.writer.add_scalar(tag, value, summary.steps_done)
+                    self.writer.add_scalar(tag_of(tag, self._unit), value, summary.steps_done)
             self.writer.file_writer.add_summary(self._end)
 
     def close(self) -> None:

@@ -24,5 +24,6 @@ def test_a_row_is_its_tokens_or_one_picture(
     )
     assert model_family(given).unit == unit
     order = pipeline_order(given, 8)
-    assert pipeline_notes(given, order, 8).tokens_per_microbatch == per_microbatch
+    notes = pipeline_notes(given, order, 8)
+    assert (notes.tokens_per_microbatch, notes.unit) == (per_microbatch, unit)
     assert title in pipeline_title(given)

@@ -85,6 +85,27 @@ def test_what_the_tab_cannot_draw_has_a_tag_that_it_can(events: EventAccumulator
     assert re.search(r"[()]", THROUGHPUT[0])
 
 
+def test_a_run_on_pictures_counts_them_in_every_tag(tmp_path: Path) -> None:
+    pictures = config()
+    pictures.model.name = "vit"
+    board = RunTensorBoard(str(tmp_path), pictures, OutputGuard(tmp_path))
+    logged = ("throughput(tps)", "freezing/emulation/virtual_tokens_per_second", "grad_norm")
+    board.log(dict.fromkeys(logged, 100.0), 1)
+    board.log_summary(make_summary(tokens_per_second=250.0))
+    board.close()
+    tags = {tag for tag in events_of(tmp_path).Tags()["scalars"] if not tag.endswith("seconds")}
+    assert tags == {
+        "throughput(images_per_second)", "freezing/images_per_second", "grad_norm",
+        "freezing/emulation/virtual_images_per_second", "freezing/final/images_per_second",
+    }  # fmt: skip
+    ((title, (_, patterns)), *_) = custom_scalars("images")["speed"].items()
+    assert title == "images/s per device"
+    drawn = {tag for tag in tags for pattern in patterns if re.match(pattern, tag)}
+    assert drawn == {
+        "freezing/images_per_second", "freezing/emulation/virtual_images_per_second"
+    }  # fmt: skip
+
+
 def hparams_of(events: EventAccumulator, name: str) -> plugin_data_pb2.HParamsPluginData:
     content = events.SummaryMetadata(f"_hparams_/{name}").plugin_data.content
     return plugin_data_pb2.HParamsPluginData.FromString(content)
