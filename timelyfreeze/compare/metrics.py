@@ -155,6 +155,12 @@ def _accuracy(key: str) -> Measure:
     return metric
 
 
+def _top1(run: Run, _baseline: Run | None, _terms: Terms) -> Metric:
+    """Return the accuracy of the last validation on pictures, in percent."""
+    share = run.summary.validation_top1
+    return None if share is None else 100 * share
+
+
 def _average_accuracy(run: Run | None) -> float | None:
     average = None if run is None or run.scores is None else run.scores.average
     return None if average is None else 100 * average
@@ -212,6 +218,7 @@ COLUMNS = (
     Column("average_freeze_ratio", "mean freeze ratio", ".3f"),
     Column("train_loss", "train loss", ".3f"),
     Column("validation_loss", "validation loss", ".3f"),
+    Column("top1_percent", "top-1, %", ".2f", _top1, is_optional=True),
     Column("seconds", "seconds", ",.1f", lambda run, _baseline, _terms: run.seconds),
     Column("time_ratio", "time to none's loss over none's", ".3f", _time_ratio,
            needs_baseline=True),

@@ -24,7 +24,8 @@ _TRADE_OFF = (
 )
 _ERROR = ", and at least one standard error of the questions"
 ACCURACY, MODELS, VALIDATION = "accuracy_throughput", "accuracy_models", "loss_throughput"
-LOSSES, RATIOS, STAGES = "loss_seconds", "freeze_ratio_steps", "freeze_ratio_stages"
+LOSSES, TOP1 = "loss_seconds", "top1_seconds"
+RATIOS, STAGES = "freeze_ratio_steps", "freeze_ratio_stages"
 HISTOGRAM, TIMELINES = "freeze_ratio_histogram", "timelines"
 
 # Title and caption by kind.
@@ -43,6 +44,12 @@ WORDS = {
         "axes is of the first fifth of the training; losses that are no numbers are left out. "
         "Seconds are those spent in training steps, of an emulated pipeline by its virtual clock, "
         "and in moves to other pipelines.",
+    ),
+    TOP1: (
+        "Top-1 against seconds of training",
+        "Share of the validation pictures whose class had the highest score, at each validation, "
+        "mean over repeats with a band from the smallest to the largest. Seconds are those spent "
+        "in training steps; of an emulated pipeline, by its virtual clock.",
     ),
     RATIOS: (
         "Freeze ratio over steps",

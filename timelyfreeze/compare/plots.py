@@ -38,6 +38,7 @@ from timelyfreeze.compare.plot import (
     RATIOS,
     STAGES,
     TIMELINES,
+    TOP1,
     VALIDATION,
     Found,
     Place,
@@ -64,7 +65,8 @@ def plots(groups: Sequence[Group], terms: Terms) -> Iterator[Plot]:
 
 def _plots(places: Sequence[Place]) -> Iterator[Plot]:
     for place in places:
-        yield from (draw(place) for draw in (_accuracy, _validation, _losses, _ratios, _stages))
+        learned = (_losses, _top1) if place.groups[0].unit == "images" else (_losses,)
+        yield from (draw(place) for draw in (_accuracy, _validation, *learned, _ratios, _stages))
         yield from _histograms(place)
         yield from _timelines(place)
     if len({place.model for place in places}) > 1:
@@ -141,6 +143,17 @@ def _losses(place: Place) -> Plot:
     return place.plot(LOSSES, found, draw, missing)
 
 
+def _top1(place: Place) -> Plot:
+    drawn = [c for group in place.groups for c in curves(group, lambda run: run.top1)]
+    found = [(c.group, c, f" ends at {c.ys[-1]:.2f}% after {c.xs[-1]:,.0f} s") for c in drawn]
+    missing = without(place.groups, found, "validations on pictures (accuracies.csv)")
+    heights = [y for c in drawn for y in (*c.lows, *c.highs)]
+    draw = partial(
+        draw_curves, labels=("seconds of training", "top-1, %"), y_limits=_with_room(heights)
+    )
+    return place.plot(TOP1, found, draw, missing)
+
+
 def _ratios(place: Place) -> Plot:
     drawn = [c for group in place.freezing for c in curves(group, lambda run: run.freeze_ratios)]
     found = [(c.group, c, f" ends at {c.ys[-1]:.2f}") for c in drawn]
@@ -209,6 +222,10 @@ def _limits(drawn: Sequence[Curve], target: tuple[float, str] | None) -> tuple[f
     """Return limits of losses: of the last four fifths of each curve, where curves part."""
     late = [y for c in drawn for ys in (c.lows, c.highs) for y in ys[len(ys) // 5 :]]
     late += [] if target is None else [target[0]]
-    values = [y for y in late if math.isfinite(y)] or [0.0]
+    return _with_room([y for y in late if math.isfinite(y)])
+
+
+def _with_room(heights: Sequence[float]) -> tuple[float, float]:
+    values = heights or [0.0]
     room = 0.05 * (max(values) - min(values)) or 0.05
     return min(values) - room, max(values) + room

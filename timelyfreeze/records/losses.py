@@ -1,4 +1,4 @@
-"""Losses of a run over steps and time: ``losses.csv``, and when a loss was reached."""
+"""What a run learned over steps and time: its losses, when one was reached, and accuracies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from timelyfreeze.files import AnyFloat, Count, Seconds, Table
+from timelyfreeze.files import AnyFloat, Count, Fraction, Seconds, Table
 
 # Logged losses that a running mean is taken over.
 WINDOW = 5
@@ -30,7 +30,25 @@ class LossRow:
     validation_loss: AnyFloat | None
 
 
+@dataclass(frozen=True)
+class AccuracyRow:
+    """A validation of an image classifier.
+
+    Attributes:
+        step: Optimizer step after which it was made.
+        seconds: Sum of the step times until then.
+        top1: Fraction of the pictures whose class had the highest score.
+        top5: Fraction of those whose class was among the five highest.
+    """
+
+    step: Count
+    seconds: Seconds
+    top1: Fraction
+    top5: Fraction
+
+
 LOSSES = Table("losses.csv", LossRow)
+ACCURACIES = Table("accuracies.csv", AccuracyRow)
 
 
 def running_means(values: Sequence[float], window: int) -> list[float]:

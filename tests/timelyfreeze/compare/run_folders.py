@@ -27,9 +27,14 @@ def write_run(
     *,
     losses: Sequence[tuple[float, float]] = (),
     settings: dict[str, Any] | None = None,
+    top1: Sequence[tuple[float, float]] = (),
     **summary: Any,
 ) -> Path:
-    """Write a finished run; ``losses`` are (seconds, training loss) of the logged steps."""
+    """Write a finished run.
+
+    ``losses`` are (seconds, training loss) of the logged steps, ``top1`` (seconds, fraction) of the
+    validations of a run on pictures.
+    """
     folder.mkdir(parents=True)
     (folder / "summary.json").write_text(json.dumps({**WHAT, "method": method, **summary}))
     if settings is not None:
@@ -38,6 +43,9 @@ def write_run(
     for step, (seconds, loss) in enumerate(losses, 1):
         rows += [f"{step},{seconds},{loss},", f"{step},{seconds},,0.5"]
     (folder / "losses.csv").write_text("\n".join(rows) + "\n")
+    if top1:
+        rows = [f"{step},{seconds},{share},1" for step, (seconds, share) in enumerate(top1, 1)]
+        (folder / "accuracies.csv").write_text("\n".join(["step,seconds,top1,top5", *rows, ""]))
     return folder
 
 

@@ -17,7 +17,7 @@ from timelyfreeze.compare.drawing import color, line_style
 from timelyfreeze.compare.groups import Group, Spread, compare, group
 from timelyfreeze.compare.labels import Label, label_points, spread_out
 from timelyfreeze.compare.metrics import Terms
-from timelyfreeze.compare.plot import KINDS, MODELS, Plot
+from timelyfreeze.compare.plot import KINDS, MODELS, TOP1, Plot
 from timelyfreeze.compare.plots import plots
 from timelyfreeze.compare.runs import find_runs, flatten, read_run
 from timelyfreeze.compare.runs.variants import variants, work_differs
@@ -243,6 +243,28 @@ def test_lines_have_their_names_at_their_ends_and_the_reference_its_height(tmp_p
     assert texts(other) == {"none"}
 
 
+def test_top1_over_seconds_has_the_mean_of_repeats_and_is_for_pictures_alone(
+    tmp_path: Path,
+) -> None:
+    of_pictures = {"unit": "images", "model": "vit tiny", "tokens_per_second": 8.0}
+    for seed, last in ((1, 0.5), (2, 0.75)):
+        write_run(tmp_path / f"a{seed}", "none", seed=seed, top1=[(2.0, 0.25), (4.0, last)],
+                  validation_loss=1.0, **of_pictures)  # fmt: skip
+    write_run(tmp_path / "b", "apf", **of_pictures)
+    shown = drawn(tmp_path)
+    plot = shown["top1_seconds"]
+    (axes,) = axes_of(plot)
+    (line,) = axes.lines
+    assert list(zip(*line.get_data(), strict=True)) == [(2.0, 25.0), (4.0, 62.5)]
+    assert axes.get_ylim()[0] < 25.0
+    assert axes.get_ylim()[1] > 75.0
+    assert plot.alt.endswith("1F1B none ends at 62.50% after 4 s.")
+    assert plot.missing == ("without validations on pictures (accuracies.csv): 1F1B apf",)
+    assert axes_of(shown["loss_throughput"])[0].get_xlabel() == "images/s per device"
+    write_run(tmp_path / "text" / "a", "none", model="llama3 1B")
+    assert "top1_seconds" not in drawn(tmp_path / "text")
+
+
 def test_a_run_that_diverged_spoils_no_plot(tmp_path: Path) -> None:
     losses = [(1.0, 3.0), (2.0, 2.0), (3.0, math.nan), (4.0, math.inf)]
     write_run(tmp_path / "a", "apf", tokens_per_second=1.0, validation_loss=math.nan, losses=losses)
@@ -262,7 +284,7 @@ def test_what_is_missing_is_said_and_places_share_no_plot(tmp_path: Path) -> Non
     write_run(tmp_path / "b", "apf", tokens_per_second=1.0, device="some GPU", steps_done=3)
     write_run(tmp_path / "c", "apf", tokens_per_second=1.0, device="some GPU")
     shown = drawn(tmp_path)
-    kinds = [kind for kind in KINDS if kind != MODELS]
+    kinds = [kind for kind in KINDS if kind not in (MODELS, TOP1)]
     assert list(shown) == [*kinds, *(f"{kind}_2" for kind in kinds)]
     assert {p.figure for p in shown.values()} == {None}
     assert [p.missing for p in shown.values()][:7] == [

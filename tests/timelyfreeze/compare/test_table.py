@@ -32,10 +32,18 @@ def test_gains_are_paired_by_seed_and_shown_with_their_spread(tmp_path: Path) ->
 def test_throughput_counts_what_the_models_read(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "none", tokens_per_second=7.0, unit="images", model="vit tiny")
     (row,), _ = table(tmp_path)
-    assert (row["images/s per device"], SPEED in row) == ("7", False)
+    assert (row["images/s per device"], SPEED in row, "top-1, %" in row) == ("7", False, False)
     write_run(tmp_path / "b", "none", tokens_per_second=250.0)
     rows, _ = table(tmp_path)
     assert {row["images/s or tokens/s per device"] for row in rows} == {"7", "250"}
+
+
+def test_top1_is_that_of_the_last_validation(tmp_path: Path) -> None:
+    for seed, share in ((1, 0.5), (2, 0.625)):
+        write_run(tmp_path / str(seed), "none", seed=seed, unit="images", validation_top1=share)
+    (row,), _ = table(tmp_path)
+    assert row["top-1, %"] == "56.25 (50.00..62.50)"
+    assert [row["top1_percent"] for row in csv_rows(tmp_path)] == ["50.0", "62.5"]
 
 
 def test_prediction_and_measurement(tmp_path: Path) -> None:

@@ -18,11 +18,13 @@ from timelyfreeze.compare.runs.step_ends import moved_seconds, virtual_ends
 from timelyfreeze.compare.runs.variants import read_variant, run_label
 from timelyfreeze.files import read_dataclass, read_object
 from timelyfreeze.records import (
+    ACCURACIES,
     LOSSES,
     MOVES,
     SCORES,
     STEPS,
     SUMMARY_FILE,
+    AccuracyRow,
     LossRow,
     RunSummary,
     Scores,
@@ -63,6 +65,7 @@ class Run:
         losses: (seconds of training so far, training loss) of each step that was logged.
         scores: Of the model that came out, None if it was not evaluated.
         validation_losses: (seconds of training so far, loss) of each validation.
+        top1: (seconds of training so far, percent of the pictures) of each validation on pictures.
         freeze_ratios: (step, freeze ratio) of each step for which it is known.
         settings: The run's configuration, flat; empty if the run left none.
         variant: Keys that ``compare run`` was asked to vary, with the values of this run.
@@ -79,6 +82,7 @@ class Run:
     losses: Points = ()
     scores: Scores | None = None
     validation_losses: Points = ()
+    top1: Points = ()
     freeze_ratios: Points = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     variant: Mapping[str, Any] = field(default_factory=dict)
@@ -176,12 +180,13 @@ def read_run(folder: Path) -> Run:
     """
     summary = read_summary(folder)
     losses = LOSSES.read(folder) if (folder / LOSSES.name).exists() else []
+    accuracies = ACCURACIES.read(folder) if (folder / ACCURACIES.name).exists() else []
     steps = STEPS.read(folder) if (folder / STEPS.name).exists() else []
     settings = read_object(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
     moves = MOVES.read(folder) if (folder / MOVES.name).exists() else []
     virtual = virtual_ends(summary, steps, losses)
 
-    def end(row: StepRow | LossRow) -> float:
+    def end(row: StepRow | LossRow | AccuracyRow) -> float:
         return virtual.get(row.step, row.seconds) + moved_seconds(moves, row.step)
 
     return Run(
@@ -196,6 +201,7 @@ def read_run(folder: Path) -> Run:
         losses=_known((end(row), row.train_loss) for row in losses),
         scores=read_scores(folder),
         validation_losses=_known((end(row), row.validation_loss) for row in losses),
+        top1=[(end(row), 100 * row.top1) for row in accuracies],
         freeze_ratios=_known((row.step, row.freeze_ratio) for row in steps),
         settings=flatten(settings),
     )

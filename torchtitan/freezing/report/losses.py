@@ -21,8 +21,10 @@ from typing import Any
 
 from timelyfreeze.files import parse_json
 from timelyfreeze.records import (
+    ACCURACIES,
     LOSSES,
     WINDOW,
+    AccuracyRow,
     last_running_mean,
     seconds_to_reach,
 )
@@ -53,6 +55,13 @@ class LossCurve:
         # Opened for each row: what is closed is not lost in a crash.
         with self._path.open("a") as file:
             file.write(row + "\n")
+
+
+def add_accuracies(folder: Path, row: AccuracyRow) -> None:
+    """Append what a validation counted to ``accuracies.csv``, which a run on text never has."""
+    if not (folder / ACCURACIES.name).exists():
+        ACCURACIES.write(folder)
+    ACCURACIES.append(folder, [row])
 
 
 class FiniteWatch:

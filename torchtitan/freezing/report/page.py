@@ -34,6 +34,7 @@ _FILES = {
     "settings.json": "the whole configuration",
     "steps.csv": "every optimizer step",
     "losses.csv": "logged losses",
+    "accuracies.csv": "top-1 and top-5 of each validation",
     "front.csv": "the frozen front in every step",
     "plasticity.csv": "evaluations of the frontmost live module",
     "moves.csv": "moves to other pipelines",

@@ -15,6 +15,7 @@ from timelyfreeze.planning import FreezePlan, plan_to_json
 from timelyfreeze.records import (
     COUNTS,
     RESPONSES,
+    AccuracyRow,
     FrozenCount,
     Move,
     RunSummary,
@@ -30,7 +31,7 @@ from torchtitan.freezing.config import JobConfig, pipeline_notes, preset_line
 from torchtitan.freezing.emulation.record import EmulationRecord
 from torchtitan.freezing.report.batches import ResponseSample, TimelineRecord
 from torchtitan.freezing.report.front_record import FrontRecord
-from torchtitan.freezing.report.losses import LossCurve, read_reference
+from torchtitan.freezing.report.losses import LossCurve, add_accuracies, read_reference
 from torchtitan.freezing.report.move_record import MoveRecord
 from torchtitan.freezing.report.page import render_page
 from torchtitan.freezing.report.run_folder import REPORT, OutputGuard, number_former
@@ -270,6 +271,8 @@ class RunRecorder:
         if self._loss_curve is not None:
             with self._guard.writing():
                 self._loss_curve.add_validation(step, self.record.seconds, loss)
+                if (counted := self.record.accuracies) is not None:
+                    add_accuracies(self._folder, AccuracyRow(step, self.record.seconds, *counted))
 
     def end_step(self, step: int, seconds: float, n_tokens: int) -> None:
         """Take note of a finished step."""

@@ -107,6 +107,12 @@ class RunRecord:
         if self._metrics is not None:
             self._metrics = replace(self._metrics, cache=None)
 
+    @property
+    def accuracies(self) -> tuple[float, float] | None:
+        """Top-1 and top-5 of the last validation; None where it counted none."""
+        top1, top5 = (self._validation.get(field) for field in _SCORES)
+        return None if top1 is None or top5 is None else (top1, top5)
+
     def add_loss(self, step: int, loss: float) -> None:
         """Take note of a logged training loss."""
         self._losses.append((step, loss))

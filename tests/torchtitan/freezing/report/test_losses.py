@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from timelyfreeze.records import AccuracyRow
 from timelyfreeze.settings.phases import Phase
 from torchtitan.freezing.checks import ConfigError, check
 from torchtitan.freezing.config.job_config import JobConfig
@@ -14,6 +15,7 @@ from torchtitan.freezing.report.losses import (
     FiniteWatch,
     LossCurve,
     Reference,
+    add_accuracies,
     read_reference,
     seconds_to_loss_of,
 )
@@ -124,3 +126,11 @@ def test_a_run_that_is_there_is_no_error(tmp_path: Path) -> None:
     config = JobConfig()
     config.report.reference_run = str(run_folder(tmp_path / "run", LOSSES))
     check(config)
+
+
+def test_each_validation_of_a_classifier_has_a_row(tmp_path: Path) -> None:
+    add_accuracies(tmp_path, AccuracyRow(40, 12.5, 0.25, 0.75))
+    add_accuracies(tmp_path, AccuracyRow(80, 25.0, 0.5, 1.0))
+    assert (tmp_path / "accuracies.csv").read_text().splitlines() == [
+        "step,seconds,top1,top5", "40,12.5,0.25,0.75", "80,25,0.5,1",
+    ]  # fmt: skip

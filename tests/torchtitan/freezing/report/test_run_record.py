@@ -317,6 +317,9 @@ def test_the_last_validation_counts() -> None:
     summary = summarize(record, None)
     assert (summary.validation_loss, summary.validation_top1) == (2.0, 0.5)
     assert summary.validation_top5 is None
+    assert record.accuracies is None
+    record.add_validation(1.0, {f"validation_metrics/top{k}": k / 10 for k in (1, 5)})
+    assert record.accuracies == (0.1, 0.5)
 
 
 def test_the_largest_peak_of_memory_stays() -> None:
