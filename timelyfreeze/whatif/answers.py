@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from timelyfreeze.schedule import ScheduleOrder, build_dag, gpipe_order, one_f_one_b_order
+from timelyfreeze.whatif.block_times import BlockTimes, block_times
 from timelyfreeze.whatif.bounds_file import ORDER_FILE, BoundsFile
 from timelyfreeze.whatif.grid import Answer, Case, Grid, Split, render_split
 from timelyfreeze.whatif.layer_model import LayerModel, layer_model
@@ -85,13 +86,16 @@ def nothing_planned(notes: Sequence[str]) -> ValueError:
 
 def _model(
     file: BoundsFile, stages: Sequence[StageTimes], layers: Split | None
-) -> tuple[LayerModel | None, list[str]]:
+) -> tuple[LayerModel | BlockTimes | None, list[str]]:
     """Return the overheads at which layers move, or None and why they are not known."""
     if layers is None:
         return None, [
             f"{file.path.name} does not say how many layers a stage has, so only the measured "
             "split is planned for; tell with --layers"
         ]
+    sizes = file.notes.parameters
+    if sizes is not None and not sizes.are_alike:
+        return block_times(stages, layers), []
     try:
         return layer_model(stages, layers, file.notes.layer, file.notes.fixed), []
     except ValueError as error:
@@ -106,7 +110,13 @@ def _basis(file: BoundsFile) -> Iterator[str]:
             "taking I to last as long as B with everything frozen and W what that saves. Split "
             "backwards can take a good deal longer than full ones; a profile measures both"
         )
-    if file.notes.layer is None:
+    sizes = file.notes.parameters
+    if sizes is not None and not sizes.are_alike:
+        yield (
+            "layers differ: one takes the time of the stage that it was measured in over that "
+            "stage's layers"
+        )
+    elif file.notes.layer is None:
         yield (
             "a layer's time is that of the stages in the middle over their layers; a profile "
             "measures it"

@@ -6,8 +6,11 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 from timelyfreeze.schedule import PipelineDag
+from timelyfreeze.whatif.block_times import BlockTimes
 from timelyfreeze.whatif.grid import Split
 from timelyfreeze.whatif.layer_model import LayerModel
+from timelyfreeze.whatif.loads import time_load
+from timelyfreeze.whatif.partition import min_max_split
 from timelyfreeze.whatif.times import Links, unfrozen_batch_ms
 
 # Beyond so many actions times splits in a round, the search for the best split stops at the most
@@ -17,7 +20,7 @@ _FREE = Links()
 
 
 def best_split(
-    model: LayerModel,
+    model: LayerModel | BlockTimes,
     dag: PipelineDag,
     n_processors: float | None = None,
     also: Sequence[Split] = (),
@@ -87,13 +90,18 @@ def _neighbours(split: Split, min_layers: Split) -> Iterator[Split]:
             yield tuple(moved)
 
 
-def _even_split(model: LayerModel, dag: PipelineDag, min_layers: Split) -> Split:
-    """Hand out layers one by one, each to the rank that then has least to do.
+def _even_split(model: LayerModel | BlockTimes, dag: PipelineDag, min_layers: Split) -> Split:
+    """Return the split that keeps the work of the most loaded rank as small as can be.
 
-    Layers are alike, so this keeps the work of the most loaded rank as small as can be.
+    Layers that are alike are handed out one by one, each to the rank that then has least to do.
     """
     n_stages, split = dag.n_stages, list(min_layers)
     rank_of = dict(zip(dag.stages.tolist(), dag.ranks.tolist(), strict=True))
+    if isinstance(model, BlockTimes):
+        stage_to_rank = [rank_of[stage] for stage in range(n_stages)]
+        return min_max_split(
+            model.n_layers, stage_to_rank, time_load(model, stage_to_rank), min_layers
+        )
 
     def work_ms(stage: int, n_layers: int) -> float:
         times = model.stage(stage, n_stages, n_layers)

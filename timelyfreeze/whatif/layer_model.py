@@ -84,8 +84,8 @@ class LayerModel:
         """Return the first stage with ``moved`` more layers; its W does the whole backward."""
         overhead = replace(self.layer, input_ms=0.0, weight_ms=self.layer.backward_ms)
         times = measured.plus(overhead, moved)
-        left = _fraction(measured.frozen_backward_ms, measured.backward_ms)
-        left_of_w = _fraction(measured.frozen_weight_ms, measured.weight_ms)
+        left = fraction(measured.frozen_backward_ms, measured.backward_ms)
+        left_of_w = fraction(measured.frozen_weight_ms, measured.weight_ms)
         return replace(
             times,
             frozen_backward_ms=left * times.backward_ms,
@@ -115,31 +115,41 @@ class LayerModel:
             split: Number of layers of each stage, 2 stages or more.
 
         Raises:
-            ValueError: If the split has another number of layers than the model, fewer than 2
-                stages, a stage in the middle without layers, or a stage whose times would be
-                impossible.
+            ValueError: As ``check_split``, or if a stage's times would be impossible.
         """
-        name = f"the split {render_split(split)}"
-        if len(split) < 2:
-            raise ValueError(f"{name} has fewer than 2 stages")
-        if sum(split) != self.n_layers:
-            raise ValueError(f"{name} has {sum(split)} layers; the model has {self.n_layers}")
-        if min(split) < 0 or min(split[1:-1], default=1) < 1:
-            raise ValueError(
-                f"{name} leaves a stage without layers; only the first and the last, which have "
-                "embedding and head, can do without"
-            )
+        check_split(split, self.n_layers)
         stages = tuple(self.stage(index, len(split), n) for index, n in enumerate(split))
         for index, times in enumerate(stages):
             if errors := times.errors():
                 raise ValueError(
-                    f"{name} is out of the measurements' reach: stage {index}: {'; '.join(errors)}"
+                    f"the split {render_split(split)} is out of the measurements' reach: "
+                    f"stage {index}: {'; '.join(errors)}"
                 )
         return stages
 
 
-def _fraction(frozen_ms: float, unfrozen_ms: float) -> float:
-    return frozen_ms / unfrozen_ms if unfrozen_ms > 0.0 else 0.0
+def check_split(split: Sequence[int], n_layers: int) -> None:
+    """Refuse a split that a model with ``n_layers`` cannot have.
+
+    Raises:
+        ValueError: If it has another number of layers than the model, fewer than 2 stages, or a
+            stage in the middle without layers.
+    """
+    name = f"the split {render_split(split)}"
+    if len(split) < 2:
+        raise ValueError(f"{name} has fewer than 2 stages")
+    if sum(split) != n_layers:
+        raise ValueError(f"{name} has {sum(split)} layers; the model has {n_layers}")
+    if min(split) < 0 or min(split[1:-1], default=1) < 1:
+        raise ValueError(
+            f"{name} leaves a stage without layers; only the first and the last, which have "
+            "embedding and head, can do without"
+        )
+
+
+def fraction(part_ms: float, whole_ms: float) -> float:
+    """Return a time over another; 0 where there is nothing."""
+    return part_ms / whole_ms if whole_ms > 0.0 else 0.0
 
 
 def layer_model(

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from timelyfreeze.schedule import ScheduleOrder
-from timelyfreeze.whatif.grid import Split
+from timelyfreeze.whatif.block_times import BlockTimes
 from timelyfreeze.whatif.layer_model import LayerModel
-from timelyfreeze.whatif.partition import Load, stages_of_ranks
+from timelyfreeze.whatif.partition import Load, Span, stages_of_ranks
 from timelyfreeze.whatif.rank_memory import ModelBytes, parts_of, rank_memory
+from timelyfreeze.whatif.times import StageTimes
 
 TIME, PARAMETERS, MEMORY = "time", "parameters", "memory"
 PARTITIONS = (TIME, PARAMETERS, MEMORY)
@@ -23,17 +25,30 @@ _NS_PER_MS = 1e6
 
 @dataclass(frozen=True)
 class PartParameters:
-    """Numbers of parameters: of what the first and the last stage have besides layers.
+    """Numbers of parameters.
 
     Attributes:
         first: The embedding.
-        layer: A layer.
+        layers: Each layer.
         last: The last norm and the head.
     """
 
     first: int
-    layer: int
+    layers: tuple[int, ...]
     last: int
+
+    @property
+    def are_alike(self) -> bool:
+        """Whether all layers have as many."""
+        return len(set(self.layers)) == 1
+
+    @property
+    def units(self) -> list[int]:
+        """Parameters of each layer; embedding and head count with the first and the last."""
+        units = list(self.layers)
+        units[0] += self.first
+        units[-1] += self.last
+        return units
 
 
 @dataclass(frozen=True)
@@ -47,7 +62,7 @@ class ModelSizes:
 UNKNOWN_SIZES = ModelSizes()
 
 
-def time_load(model: LayerModel, stage_to_rank: Sequence[int]) -> Load:
+def time_load(model: LayerModel | BlockTimes, stage_to_rank: Sequence[int]) -> Load:
     """Return loads of each stage, nanoseconds: its forward and its full backward of a microbatch.
 
     Args:
@@ -55,40 +70,56 @@ def time_load(model: LayerModel, stage_to_rank: Sequence[int]) -> Load:
         stage_to_rank: Rank that holds each stage.
     """
     ranks, n_stages = stages_of_ranks(stage_to_rank), len(stage_to_rank)
-
-    def work_ns(stage: int, n_layers: int) -> int:
-        times = model.stage(stage, n_stages, n_layers)
-        return round(_NS_PER_MS * (times.forward_ms + times.backward_ms))
-
+    if isinstance(model, BlockTimes):
+        stage_of = model.stage
+        return Load(
+            lambda rank, spans: [
+                _work_ns(stage_of(stage, n_stages, *span))
+                for stage, span in zip(ranks[rank], spans, strict=True)
+            ],
+            are_alike=False,
+        )
     # Not rounded for each number of layers: equal work shall be equal wherever its layers are.
-    none = [work_ns(stage, 0) for stage in range(n_stages)]
-    layer = round(_NS_PER_MS * (model.layer.forward_ms + model.layer.backward_ms))
-    return lambda rank, layers: [
-        none[stage] + n * layer for stage, n in zip(ranks[rank], layers, strict=True)
-    ]
+    none = [_work_ns(model.stage(stage, n_stages, 0)) for stage in range(n_stages)]
+    layer = _work_ns(model.layer)
+    return Load(
+        lambda rank, spans: [
+            none[stage] + (stop - start) * layer
+            for stage, (start, stop) in zip(ranks[rank], spans, strict=True)
+        ]
+    )
+
+
+def _work_ns(times: StageTimes) -> int:
+    return round(_NS_PER_MS * (times.forward_ms + times.backward_ms))
 
 
 def parameter_load(sizes: PartParameters, stage_to_rank: Sequence[int]) -> Load:
     """Return loads of each stage: its parameters."""
     ranks, last = stages_of_ranks(stage_to_rank), len(stage_to_rank) - 1
 
-    def of_stage(stage: int, n_layers: int) -> int:
-        ends = sizes.first * (stage == 0) + sizes.last * (stage == last)
-        return ends + n_layers * sizes.layer
+    before = [0, *accumulate(sizes.layers)]
 
-    return lambda rank, layers: [
-        of_stage(stage, n) for stage, n in zip(ranks[rank], layers, strict=True)
-    ]
+    def of_stage(stage: int, start: int, stop: int) -> int:
+        ends = sizes.first * (stage == 0) + sizes.last * (stage == last)
+        return ends + before[stop] - before[start]
+
+    return Load(
+        lambda rank, spans: [
+            of_stage(stage, *span) for stage, span in zip(ranks[rank], spans, strict=True)
+        ],
+        are_alike=sizes.are_alike,
+    )
 
 
 def memory_load(model: ModelBytes, order: ScheduleOrder) -> Load:
     """Return the load of a rank: bytes at the fullest moment of its schedule."""
     ranks = stages_of_ranks(order.stage_to_rank)
 
-    def of_rank(rank: int, layers: Split) -> list[int]:
+    def of_rank(rank: int, spans: Sequence[Span]) -> list[int]:
         stages = {
-            stage: parts_of(stage, order.n_stages, n)
-            for stage, n in zip(ranks[rank], layers, strict=True)
+            stage: parts_of(stage, order.n_stages, stop - start)
+            for stage, (start, stop) in zip(ranks[rank], spans, strict=True)
         }
         memory = rank_memory(
             model,
@@ -99,12 +130,13 @@ def memory_load(model: ModelBytes, order: ScheduleOrder) -> Load:
         )
         return [memory.total]
 
-    return of_rank
+    return Load(of_rank)
 
 
 def loads_of_ranks(load: Load, split: Sequence[int], stage_to_rank: Sequence[int]) -> list[int]:
     """Return the load of each rank under a split."""
+    ends = list(accumulate(split))
     return [
-        sum(load(rank, tuple(split[stage] for stage in stages)))
+        sum(load.of_rank(rank, [(ends[stage] - split[stage], ends[stage]) for stage in stages]))
         for rank, stages in enumerate(stages_of_ranks(stage_to_rank))
     ]

@@ -5,7 +5,7 @@
       "skip_input_grads": "use", "layers": [8, 9, 8, 7], "tokens_per_microbatch": 2048,
       "unit": "tokens",
       "stages": [{"forward_ms": ...}, ...], "layer": {...}, "fixed": {...},
-      "parameters": {"first": ..., "layer": ..., "last": ...}, "memory": {...}
+      "parameters": {"first": ..., "layers": [...], "last": ...}, "memory": {...}
     }
 
 Every key of it may be missing. Stages, layer and fixed are what a profile measured of every stage
@@ -111,7 +111,7 @@ def parse_notes(where: str, plain: Any, n_stages: int) -> PipelineNotes:
         stages=read("stages", each(_times)),
         layer=read("layer", _overheads),
         fixed=read("fixed", _overheads),
-        parameters=read("parameters", partial(_sizes, PartParameters)),
+        parameters=read("parameters", partial(_parameters, plain.get("layers"))),
         memory=read("memory", partial(_sizes, ModelBytes)),
     )
 
@@ -148,6 +148,26 @@ def _sizes(kind: type[_Value], where: str, value: Any) -> _Value:
     found = read_dataclass(kind, value, where)
     check(where, value)
     return found
+
+
+def _parameters(split: Any, where: str, value: Any) -> PartParameters:
+    """Read numbers of parameters; files of former releases have one number for all layers."""
+    read = partial(whole_of, most=_MOST)
+    plain = {key: value[key] for key in keys_of(where, value)}
+    if split is not None and "layer" in plain:
+        plain["layers"] = [read(f"{where}.layer", plain.pop("layer"))] * sum(split)
+    if unknown := sorted(plain.keys() - {"first", "layers", "last"}):
+        raise ValueError(f"{where} has unknown fields: {listed(unknown)}")
+    if missing := [key for key in ("first", "layers", "last") if key not in plain]:
+        raise ValueError(f"{where} lacks {listed(missing)}")
+    layers = plain["layers"]
+    if not isinstance(layers, list) or not layers or len(layers) != sum(split or [len(layers)]):
+        raise ValueError(f"{where}.layers must be a list with a number for each layer")
+    return PartParameters(
+        read(f"{where}.first", plain["first"]),
+        tuple(read(f"{where}.layers[{i}]", one) for i, one in enumerate(layers)),
+        read(f"{where}.last", plain["last"]),
+    )
 
 
 def _list(where: str, value: Any, length: int) -> list[Any]:

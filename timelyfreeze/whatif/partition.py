@@ -1,20 +1,41 @@
-"""The split of alike layers over stages whose most loaded rank has least: exact, and pure.
+"""The split of layers over stages whose most loaded rank has least: exact, and pure.
 
-Layers are alike, so a contiguous split is the number of layers of each stage, in order.
+A split is contiguous, so it is the number of layers of each stage, in order. Where layers are
+alike, what a stage has is told by their number alone, and a rank may have several stages. Where
+they differ, each rank has one.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from timelyfreeze.whatif.grid import Split
 
-# Loads of the parts of a rank, given its number and the layers of its stages, front to back. Their
-# sum is the load of the rank. None may fall when a stage gets a layer. Whole numbers, so that what
-# is equal compares as equal.
-Load = Callable[[int, Split], Sequence[int]]
+# The first layer of a stage, and the one behind its last.
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a split makes even.
+
+    Attributes:
+        of_rank: Loads of the parts of a rank, given its number and the layers of its stages, front
+            to back. Their sum is the load of the rank. None may fall when a stage gets a layer.
+            Whole numbers, so that what is equal compares as equal.
+        are_alike: Whether all layers weigh the same, wherever they are.
+    """
+
+    of_rank: Callable[[int, Sequence[Span]], Sequence[int]]
+    are_alike: bool = True
+
+    def of_alike(self, rank: int, layers: Split) -> Sequence[int]:
+        """Return ``of_rank`` for so many layers of each stage, whichever they are."""
+        return self.of_rank(rank, [(0, n) for n in layers])
+
 
 # Every way to hand a rank's layers to its stages is tried; with more stages these are millions.
 _MAX_STAGES_OF_A_RANK = 4
@@ -55,7 +76,7 @@ def min_max_split(
 
     Raises:
         ValueError: If there are too few layers, or a rank has so many stages that the search would
-            take too long.
+            take too long, or several where layers differ.
     """
     ranks = stages_of_ranks(stage_to_rank)
     if sum(least) > n_layers:
@@ -64,9 +85,16 @@ def min_max_split(
         raise ValueError(
             f"a rank has {most} stages; a split is searched for up to {_MAX_STAGES_OF_A_RANK}"
         )
+    if not load.are_alike:
+        if most > 1:
+            raise ValueError(
+                f"a rank has {most} stages, and the layers of the model differ; they are split over"
+                " ranks of one stage, as GPipe and 1F1B have"
+            )
+        return _split_of_unlike(n_layers, load, [least[stage] for (stage,) in ranks])
     limit = _greedy_load(n_layers, ranks, load, least)
     shares = [
-        _shares(partial(load, rank), [least[s] for s in stages], n_layers, limit)
+        _shares(partial(load.of_alike, rank), [least[s] for s in stages], n_layers, limit)
         for rank, stages in enumerate(ranks)
     ]
     largest = _smallest_largest(n_layers, shares)
@@ -84,7 +112,7 @@ def _greedy_load(
     split = list(least)
 
     def load_of(rank: int) -> int:
-        return sum(load(rank, tuple(split[s] for s in ranks[rank])))
+        return sum(load.of_alike(rank, tuple(split[s] for s in ranks[rank])))
 
     def load_with_one_more(stage: int, rank: int) -> int:
         split[stage] += 1
@@ -169,3 +197,48 @@ def _most_even(n_layers: int, shares: Sequence[dict[int, _Share]], largest: int)
                     found[total] = key, [layers, *behind]
         best = found
     return best[n_layers][1]
+
+
+# -- layers that differ ----------------------------------------------------------------------------
+
+
+def _split_of_unlike(n_layers: int, load: Load, least: Sequence[int]) -> Split:
+    """Return ``min_max_split`` of ranks that have one stage each, from the last to the first."""
+    places = range(n_layers + 1)
+    parts = [
+        {
+            (start, stop): load.of_rank(rank, [(start, stop)])
+            for start in places
+            for stop in places[start + n :]
+        }
+        for rank, n in enumerate(least)
+    ]
+    largest = _smallest_of_unlike(n_layers, parts)
+    # By the layer that the ranks from here on begin with: how uneven they are, and their layers.
+    best: dict[int, tuple[tuple[int, int, int], Split]] = {n_layers: ((0, 0, 0), ())}
+    for each in reversed(parts):
+        found: dict[int, tuple[tuple[int, int, int], Split]] = {}
+        # From the back, so that of equals the one with more layers in front comes first.
+        for (start, stop), of_rank in sorted(each.items(), reverse=True):
+            if stop not in best or sum(of_rank) > largest:
+                continue
+            n, (uneven, behind) = stop - start, best[stop]
+            squares = sum(of_rank) ** 2, sum(part * part for part in of_rank), n * n
+            key = uneven[0] + squares[0], uneven[1] + squares[1], uneven[2] + squares[2]
+            if start not in found or key < found[start][0]:
+                found[start] = key, (n, *behind)
+        best = found
+    return best[0][1]
+
+
+def _smallest_of_unlike(n_layers: int, parts: Sequence[Mapping[Span, Sequence[int]]]) -> int:
+    """Return the smallest load up to which the ranks can take all layers."""
+    largest = {n_layers: 0}
+    for each in reversed(parts):
+        found: dict[int, int] = {}
+        for (start, stop), of_rank in each.items():
+            if stop in largest:
+                here = max(sum(of_rank), largest[stop])
+                found[start] = min(here, found.get(start, here))
+        largest = found
+    return largest[0]

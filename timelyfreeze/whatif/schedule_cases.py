@@ -14,6 +14,7 @@ from timelyfreeze.schedule import PipelineDag, ScheduleOrder
 from timelyfreeze.settings import ALL_OR_NOTHING, effective_skip_input_grads
 from timelyfreeze.timing import DurationBounds, play_batch
 from timelyfreeze.whatif.best_unfrozen import best_split
+from timelyfreeze.whatif.block_times import BlockTimes
 from timelyfreeze.whatif.bounds_file import BoundsFile
 from timelyfreeze.whatif.grid import (
     BEST_SPLIT,
@@ -60,7 +61,7 @@ class ScheduleCases:
     order: ScheduleOrder
     dag: PipelineDag
     stages: tuple[StageTimes, ...]
-    model: LayerModel | None
+    model: LayerModel | BlockTimes | None
 
     def cases(self) -> Iterator[Case | str]:
         """Yield cases, and notes on those that cannot be built or that noise has a hand in."""
@@ -131,13 +132,18 @@ class ScheduleCases:
             raise ValueError(f"it has {len(name)} stages, the schedule {self.dag.n_stages}")
         return name
 
-    def _load(self, partition: str, model: LayerModel) -> Load:
+    def _load(self, partition: str, model: LayerModel | BlockTimes) -> Load:
         """Return what a partition makes even."""
         assert partition in PARTITIONS  # the other names have been dealt with
         notes = self.file.notes
         if partition == TIME:
             return time_load(model, self.order.stage_to_rank)
         if partition == PARAMETERS and notes.parameters is not None:
+            if (n := len(notes.parameters.layers)) != model.n_layers:
+                raise ValueError(
+                    f"{self.file.path.name} tells the parameters of {n} layers; the split that was "
+                    f"measured has {model.n_layers}"
+                )
             return parameter_load(notes.parameters, self.order.stage_to_rank)
         if partition != PARAMETERS and notes.memory is not None:
             return memory_load(notes.memory, self.order)

@@ -130,6 +130,6 @@ def test_the_run_tells_its_cut_and_notes_sizes(runs, folder: Path):
     notes = read_bounds_file(path).notes
     assert list(notes.layers) == layers
     parts = notes.parameters
-    assert sizes[0] == parts.first + layers[0] * parts.layer
-    assert sizes[-1] == parts.last + layers[-1] * parts.layer
-    assert notes.memory.layer.weights == 4 * parts.layer
+    assert sizes[0] == parts.first + sum(parts.layers[: layers[0]])
+    assert sizes[-1] == parts.last + sum(parts.layers[-layers[-1] :])
+    assert notes.memory.layer.weights == 4 * parts.layers[0]

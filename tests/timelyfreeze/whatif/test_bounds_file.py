@@ -33,7 +33,7 @@ NOTES = PipelineNotes(
     stages=(StageTimes(1.0, 2.0, 1.0, 0.5, 1.5, 0.5), StageTimes(2.0, 4.0, 2.0, 2.0, 2.0, 0.0)),
     layer=StageTimes(0.5, 1.0, 0.5, 0.5, 0.5, 0.0),
     fixed=StageTimes(0.1, -0.1, 0.0, 0.0, -0.1, 0.0),
-    parameters=PartParameters(first=100, layer=30, last=82),
+    parameters=PartParameters(first=100, layers=(30, 31, 32, 33, 34, 35, 36), last=82),
     memory=MODEL_BYTES,
 )
 
@@ -171,6 +171,17 @@ def test_missing_rows_are_named(
         ("stages", [{}, {}], "pipeline.stages[0] must have the keys forward_ms"),
         ("layer", {"forward_ms": 1}, "pipeline.layer must have the keys forward_ms"),
         ("parameters", {"first": 1, "layer": 2}, "pipeline.parameters lacks last"),
+        ("parameters", {"first": 1, "last": 2}, "pipeline.parameters lacks layers"),
+        (
+            "parameters",
+            {"first": 1, "layers": [1] * 6, "last": 2},
+            "pipeline.parameters.layers must be a list with a number for each layer",
+        ),
+        (
+            "parameters",
+            {"first": 1, "layers": [1, 1, 1, 1, 1, 1, -4], "last": 2},
+            "pipeline.parameters.layers[6] is -4",
+        ),
         ("parameters", {"first": 1, "layer": -2, "last": 3}, "pipeline.parameters.layer is -2"),
         ("memory", {"layer": {"weights": 1}}, "pipeline.memory.layer lacks casts, kept"),
         ("memory", {"message": 1.5}, "pipeline.memory.message is 1.5; it must be a whole number"),
@@ -182,6 +193,14 @@ def test_broken_notes_are_named(
 ) -> None:
     plain["pipeline"][key] = value
     assert expected in message(save(tmp_path, plain))
+
+
+def test_files_of_former_releases_have_one_number_for_all_layers(
+    tmp_path: Path, plain: dict[str, Any]
+) -> None:
+    plain["pipeline"]["parameters"] = {"first": 1, "layer": 2, "last": 3}
+    notes = read_bounds_file(save(tmp_path, plain)).notes
+    assert notes.parameters == PartParameters(1, (2,) * 7, 3)
 
 
 def test_bytes_below_0_are_named(tmp_path: Path, plain: dict[str, Any]) -> None:

@@ -33,7 +33,7 @@ def test_a_stage_works_forward_and_backward() -> None:
 def test_a_rank_works_on_all_its_stages() -> None:
     looped = (0, 1, 0, 1)
     load = time_load(TIMES, looped)
-    assert load(0, (3, 4)) == [20 * MS, 24 * MS]
+    assert load.of_rank(0, [(0, 3), (6, 10)]) == [20 * MS, 24 * MS]
     assert loads_of_ranks(load, (3, 3, 4, 2), looped) == [44 * MS, 48 * MS]
     # 2 + 6 n against 18 + 6 n: even with 7 and 5 layers, the last stage with as few as it can.
     split = min_max_split(12, looped, load, (0, 1, 1, 0))
@@ -41,9 +41,16 @@ def test_a_rank_works_on_all_its_stages() -> None:
 
 
 def test_parameters_are_those_of_layers_and_ends() -> None:
-    load = parameter_load(PartParameters(first=50, layer=10, last=50), EACH)
+    load = parameter_load(PartParameters(first=50, layers=(10,) * 16, last=50), EACH)
     assert loads_of_ranks(load, (2, 6, 6, 2), EACH) == [70, 60, 60, 70]
     assert min_max_split(16, EACH, load, (0, 1, 1, 0)) == (2, 6, 6, 2)
+
+
+def test_parameters_of_layers_that_differ_count_where_they_are() -> None:
+    load = parameter_load(PartParameters(first=5, layers=(1, 1, 8, 8, 64), last=6), (0, 1, 2))
+    assert loads_of_ranks(load, (2, 2, 1), (0, 1, 2)) == [7, 16, 70]
+    # Nothing is less than the last layer, so it is alone and the head behind it.
+    assert min_max_split(5, (0, 1, 2), load, (0, 1, 0)) == (4, 1, 0)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from timelyfreeze.whatif.grid import Split
-from timelyfreeze.whatif.partition import min_max_split, stages_of_ranks
+from timelyfreeze.whatif.partition import Load, Span, min_max_split, stages_of_ranks
 
 LOOPED = (0, 1, 0, 1)
 IN_V = (0, 1, 2, 2, 1, 0)
@@ -34,12 +34,15 @@ class Loads:
             for _ in stage_to_rank
         ]
 
-    def __call__(self, rank: int, layers: Split) -> list[int]:
-        return [self.table[s][n] for s, n in zip(self.stages[rank], layers, strict=True)]
+    def __call__(self, rank: int, spans: Sequence[Span]) -> list[int]:
+        pairs = zip(self.stages[rank], spans, strict=True)
+        return [self.table[s][stop - start] for s, (start, stop) in pairs]
 
     def of_ranks(self, split: Split) -> list[list[int]]:
+        ends = list(itertools.accumulate(split))
         return [
-            self(rank, tuple(split[s] for s in stages)) for rank, stages in enumerate(self.stages)
+            self(rank, [(ends[s] - split[s], ends[s]) for s in stages])
+            for rank, stages in enumerate(self.stages)
         ]
 
     def order(self, split: Split) -> tuple[int, int, int, int]:
@@ -56,8 +59,8 @@ class Loads:
 class Fullest(Loads):
     """Of a rank's stages the fuller one counts twice: loads that are no sums."""
 
-    def __call__(self, rank: int, layers: Split) -> list[int]:
-        each = super().__call__(rank, layers)
+    def __call__(self, rank: int, spans: Sequence[Span]) -> list[int]:
+        each = super().__call__(rank, spans)
         return [sum(each) + max(each)]
 
 
@@ -78,27 +81,55 @@ def test_no_split_is_better(
     seed: int, kind: type[Loads], stage_to_rank: Split, n_layers: int, least: Split
 ) -> None:
     load = kind(seed, stage_to_rank, n_layers)
-    found = min_max_split(n_layers, stage_to_rank, load, least)
+    found = min_max_split(n_layers, stage_to_rank, Load(load), least)
     assert sum(found) == n_layers
     assert all(n >= m for n, m in zip(found, least, strict=True))
     assert load.order(found) == min(map(load.order, all_splits(n_layers, least)))
 
 
-def test_what_is_left_over_goes_to_the_front() -> None:
-    def alike(rank: int, layers: Split) -> list[int]:
-        return list(layers)
+class UnlikeLoads(Loads):
+    """Each layer weighs what it weighs, wherever it is; a rank's last stage has 4 more."""
 
-    assert min_max_split(10, (0, 1, 2, 3), alike, (0, 1, 1, 0)) == (3, 3, 2, 2)
-    assert min_max_split(10, LOOPED, alike, (0, 1, 1, 0)) == (3, 3, 2, 2)
+    def __init__(self, seed: int, stage_to_rank: Sequence[int], n_layers: int) -> None:
+        super().__init__(seed, stage_to_rank, n_layers)
+        self.weights = [random.Random(seed + n).choice([0, 1, 2, 7]) for n in range(n_layers)]
+
+    def __call__(self, rank: int, spans: Sequence[Span]) -> list[int]:
+        ((start, stop),) = spans
+        return [sum(self.weights[start:stop]), 4 * (rank == len(self.stages) - 1)]
+
+
+@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize(
+    ("n_layers", "least"),
+    [(9, (0, 1, 0)), (8, (0, 1, 1, 0)), (8, (2, 1, 1, 1)), (7, (0, 0)), (6, (0, 1, 1, 1, 0))],
+)
+def test_no_split_of_layers_that_differ_is_better(seed: int, n_layers: int, least: Split) -> None:
+    load = UnlikeLoads(seed, range(len(least)), n_layers)
+    found = min_max_split(n_layers, range(len(least)), Load(load, are_alike=False), least)
+    # Of equals the one with more layers in front.
+    every = list(all_splits(n_layers, least))
+    assert found == min(every, key=lambda split: (load.order(split), [-n for n in split]))
+
+
+def weigh_alike(_: int, spans: Sequence[Span]) -> list[int]:
+    return [stop - start for start, stop in spans]
+
+
+def test_what_is_left_over_goes_to_the_front() -> None:
+    for are_alike in (True, False):
+        load = Load(weigh_alike, are_alike)
+        assert min_max_split(10, (0, 1, 2, 3), load, (0, 1, 1, 0)) == (3, 3, 2, 2)
+    assert min_max_split(10, LOOPED, Load(weigh_alike), (0, 1, 1, 0)) == (3, 3, 2, 2)
 
 
 def test_of_the_same_largest_load_the_most_even_split_is_taken() -> None:
     """The last stage has 9 with nothing; whatever the others have, up to 9, is no larger."""
 
-    def heavy_end(rank: int, layers: Split) -> list[int]:
-        return [layers[0] + (9 if rank == 3 else 0)]
+    def heavy_end(rank: int, spans: Sequence[Span]) -> list[int]:
+        return [*weigh_alike(rank, spans), 9 if rank == 3 else 0]
 
-    assert min_max_split(12, (0, 1, 2, 3), heavy_end, (0, 1, 1, 0)) == (4, 4, 4, 0)
+    assert min_max_split(12, (0, 1, 2, 3), Load(heavy_end), (0, 1, 1, 0)) == (4, 4, 4, 0)
 
 
 def test_a_rank_has_its_stages_front_to_back() -> None:
@@ -106,21 +137,20 @@ def test_a_rank_has_its_stages_front_to_back() -> None:
 
 
 def test_what_cannot_be_split_is_said() -> None:
-    def alike(rank: int, layers: Split) -> list[int]:
-        return list(layers)
-
     with pytest.raises(ValueError, match="3 layers are too few for 5 stages"):
-        min_max_split(3, range(5), alike, (0, 2, 1, 1, 0))
+        min_max_split(3, range(5), Load(weigh_alike), (0, 2, 1, 1, 0))
     with pytest.raises(ValueError, match=r"a rank has 5 stages; .* for up to 4"):
-        min_max_split(9, (0,) * 5, alike, (0,) * 5)
+        min_max_split(9, (0,) * 5, Load(weigh_alike), (0,) * 5)
+    with pytest.raises(ValueError, match="a rank has 2 stages, and the layers of the model differ"):
+        min_max_split(9, LOOPED, Load(weigh_alike, are_alike=False), (0, 1, 1, 0))
 
 
 def test_large_pipelines_take_a_moment() -> None:
     """126 layers over 64 ranks; ends that weigh as three layers each."""
 
-    def load(rank: int, layers: Split) -> list[int]:
-        return [layers[0] + 3 * (rank in (0, 63))]
+    def load(rank: int, spans: Sequence[Span]) -> list[int]:
+        return [*weigh_alike(rank, spans), 3 * (rank in (0, 63))]
 
-    split = min_max_split(126, range(64), load, (0, *[1] * 62, 0))
+    split = min_max_split(126, range(64), Load(load), (0, *[1] * 62, 0))
     assert max(split) == 3
     assert split[-1] == 0

@@ -29,7 +29,7 @@ def bounds(tmp_path: Path) -> Path:
     notes = PipelineNotes(
         ranks=4,
         layers=(3, 3, 3, 3),
-        parameters=PartParameters(first=100, layer=30, last=82),
+        parameters=PartParameters(first=100, layers=(30,) * 12, last=82),
         memory=BYTES,
     )
     path = tmp_path / "bounds.json"

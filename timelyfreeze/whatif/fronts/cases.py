@@ -117,6 +117,8 @@ def _cases(
     split = table.split_of(name, table.best_unfrozen() if name == BEST_SPLIT else None)
     if table.model is None or split is None:
         raise ValueError("layers cannot be told apart, so none can be frozen")
+    if not isinstance(table.model, LayerModel):
+        raise ValueError("layers differ; a front is worked out for layers that are alike")
     front = _Front(table, table.model, split)
     for n_frozen in frozen:
         shrunk = None

@@ -72,7 +72,9 @@ class Shrinking:
         order, grid = self.table.order, self.table.grid
         if order.n_stages != order.n_ranks:
             raise ValueError("AutoPipe gives each rank one stage; this schedule has more")
-        partition = self.partition or (TIME if self._parameters is None else PARAMETERS)
+        partition = self.partition or (
+            TIME if self.table.file.notes.parameters is None else PARAMETERS
+        )
         plan = self._by_time(n_frozen) if partition == TIME else self._by_parameters(n_frozen)
         dag = build_dag(self._order(plan.n_ranks, plan.n_microbatches))
         processors = grid.n_processors
@@ -90,41 +92,30 @@ class Shrinking:
         )
 
     def _exchange_ms(self, plan: ElasticPlan, n_frozen: int) -> float | None:
-        grid = self.table.grid
-        if self._parameters is None or grid.link_gb_per_s is None:
+        grid, parameters = self.table.grid, self.table.file.notes.parameters
+        if parameters is None or grid.link_gb_per_s is None:
             return None
         bytes_per_ms = _BYTES_PER_MS * grid.link_gb_per_s
         layers_ms = [
             communication_ms(
                 1, _GRADIENT_BYTES * n, plan.n_replicas, bytes_per_ms, grid.p2p_overhead_ms
             )
-            for n in self._parameters[n_frozen:]
+            for n in parameters.units[n_frozen:]
         ]
         layers_ms = [0.0] * n_frozen + layers_ms
         ends = itertools.accumulate(plan.split, initial=0)
         return max(sum(layers_ms[a:b]) for a, b in itertools.pairwise(ends))
 
-    @property
-    def _parameters(self) -> list[int] | None:
-        """Parameters of each layer; embedding and head count with the first and the last."""
-        sizes = self.table.file.notes.parameters
-        if sizes is None:
-            return None
-        units = [sizes.layer] * self.model.n_layers
-        units[0] += sizes.first
-        units[-1] += sizes.last
-        return units
-
     def _by_parameters(self, n_frozen: int) -> ElasticPlan:
         notes, order = self.table.file.notes, self.table.order
-        if notes.parameters is None or self._parameters is None:
+        if notes.parameters is None:
             raise ValueError(
                 f"{self.table.file.path.name} does not tell how many parameters the parts of the "
                 f"model have; shrink by {TIME}"
             )
         load = parameter_load(notes.parameters, order.stage_to_rank)
         return elastic_plan(
-            self._parameters,
+            notes.parameters.units,
             n_frozen,
             order.n_ranks,
             largest_at_start=max(loads_of_ranks(load, self.split, order.stage_to_rank)),

@@ -121,7 +121,7 @@ def _split(config: JobConfig, start: _Split, n_frozen: int, limit: int) -> _Spli
     n_layers, parts = sum(start), part_parameters(config)
     memory = CutMemory(config, n_layers)
     # Looking up tokens takes no time worth mentioning.
-    costs = [parts.layer * (_FROZEN_COST if i < n_frozen else 1.0) for i in range(n_layers)]
+    costs = [n * (_FROZEN_COST if i < n_frozen else 1.0) for i, n in enumerate(parts.layers)]
     costs[-1] += parts.last
 
     def has_room(rank: int, first: int, stop: int) -> bool:

@@ -98,7 +98,7 @@ def pipeline_for(config: JobConfig, n_frozen: int) -> Pipeline | None:
     n_layers, n_ranks = sum(start.split), len(start.split)
     if not 0 < n_frozen < n_layers:
         return start
-    sizes = _sizes(config, n_layers)
+    sizes = part_parameters(config).units
     n_microbatches = config.training.local_batch_size // examples_of_microbatch(config)
     least = settings.min_ranks
     while True:
@@ -117,14 +117,6 @@ def pipeline_for(config: JobConfig, n_frozen: int) -> Pipeline | None:
         if plan.ranks_used == n_ranks and plan.n_microbatches >= plan.n_ranks:
             return Pipeline(plan.split, plan.n_replicas)
         least = plan.n_ranks + 1
-
-
-def _sizes(config: JobConfig, n_layers: int) -> list[int]:
-    parts = part_parameters(config)
-    sizes = [parts.layer] * n_layers
-    sizes[0] += parts.first
-    sizes[-1] += parts.last
-    return sizes
 
 
 def _largest(sizes: list[int], split: tuple[int, ...]) -> int:

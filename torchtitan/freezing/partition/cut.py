@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from timelyfreeze.schedule import ScheduleOrder
+from timelyfreeze.whatif.block_times import BlockTimes, block_times
 from timelyfreeze.whatif.bounds_file import read_bounds_file
 from timelyfreeze.whatif.grid import render_split
 from timelyfreeze.whatif.layer_model import LayerModel, layer_model
@@ -96,7 +97,7 @@ def _load(job_config: JobConfig, partition: str, order: ScheduleOrder, n_layers:
     return memory_load(model_bytes(job_config), order)
 
 
-def _profiled_layers(job_config: JobConfig, n_layers: int) -> LayerModel:
+def _profiled_layers(job_config: JobConfig, n_layers: int) -> LayerModel | BlockTimes:
     """Return what stages take by the profile that the configuration names."""
     name = job_config.parallelism.partition_profile
     key = f"parallelism.partition_profile is {name!r}"
@@ -108,7 +109,12 @@ def _profiled_layers(job_config: JobConfig, n_layers: int) -> LayerModel:
                 "it does not say how many layers a stage has; `timelyfreeze profile` writes one "
                 "that does"
             )
-        model = layer_model(file.stage_times(), layers, notes.layer, notes.fixed)
+        stages = file.stage_times()
+        model: LayerModel | BlockTimes
+        if part_parameters(job_config).are_alike:
+            model = layer_model(stages, layers, notes.layer, notes.fixed)
+        else:
+            model = block_times(stages, layers)
     except ValueError as error:
         raise ValueError(f"{key}: {error}") from error
     if model.n_layers != n_layers:

@@ -14,7 +14,8 @@ from timelyfreeze.whatif.loads import ModelSizes, PartParameters
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.memory.estimate import model_bytes
 from torchtitan.hf.flavors import chosen_args
-from torchtitan.vision.spec import base_spec
+from torchtitan.vision.args import VisionArgs
+from torchtitan.vision.spec import base_spec, with_classes
 
 
 def model_sizes(job_config: JobConfig) -> ModelSizes:
@@ -42,21 +43,16 @@ def part_parameters(job_config: JobConfig) -> PartParameters:
     """Count the parameters of a run's model on the meta device.
 
     Raises:
-        ValueError: As ``count_model_layers``, or if its layers are not alike.
+        ValueError: As ``count_model_layers``, or if the classes of its pictures cannot be told.
     """
     spec, args = _described(job_config)
     args.update_from_config(job_config)
     with torch.device("meta"):
         model = spec.model_cls(args)
-    layers = [sum(p.numel() for p in layer.parameters()) for layer in model.layers.values()]
-    if len(set(layers)) > 1:
-        raise ValueError(
-            f"model.flavor is {job_config.model.flavor!r}, whose layers have {min(layers)} to "
-            f"{max(layers)} parameters; a partition takes layers to be alike"
-        )
+    layers = tuple(sum(p.numel() for p in layer.parameters()) for layer in model.layers.values())
     first = sum(p.numel() for p in model.tok_embeddings.parameters())
     total = sum(p.numel() for p in model.parameters())
-    return PartParameters(first, layers[0], total - first - sum(layers))
+    return PartParameters(first, layers, total - first - sum(layers))
 
 
 def _described(job_config: JobConfig) -> tuple[TrainSpec, Any]:
@@ -71,4 +67,5 @@ def _described(job_config: JobConfig) -> tuple[TrainSpec, Any]:
             f"model.name is {name!r}, whose layers cannot be counted; a partition needs a model "
             "that upstream cuts by layers"
         )
-    return spec, chosen_args(job_config, spec.model_args)
+    args = chosen_args(job_config, spec.model_args)
+    return spec, with_classes(args, job_config) if isinstance(args, VisionArgs) else args

@@ -222,7 +222,7 @@ class TestShrinking:
         assert found.batch_ms == pytest.approx(4 * 6.0 + 2.0 + 4 * 4.0)
 
     def test_by_parameters_if_they_are_told(self, tmp_path: Path) -> None:
-        sizes = PartParameters(0, 6_000_000, 0)
+        sizes = PartParameters(0, (6_000_000,) * 8, 0)
         file = saved(tmp_path, [LAYER.plus(LAYER)] * S, layers=(2,) * S, parameters=sizes)
         found = self.shrunk(file, 6)
         assert found.partition == "parameters"
@@ -242,7 +242,7 @@ class TestShrinking:
 
     def test_one_rank_needs_no_pipeline(self, tmp_path: Path) -> None:
         stages = [LAYER.plus(LAYER)] * S
-        sizes = PartParameters(30_000_000, 6_000_000, 0)
+        sizes = PartParameters(30_000_000, (6_000_000,) * 8, 0)
         file = saved(tmp_path, stages, layers=(2,) * S, parameters=sizes)
         # The first rank had an embedding of 30 million, 42 in all: (30 + 36) / 6 + 12 = 23.
         found = self.shrunk(file, 6, schedules=("1F1B",))
@@ -250,7 +250,7 @@ class TestShrinking:
         assert found.plan.n_microbatches == 2
         assert found.batch_ms == pytest.approx(2 * (8 * 1.0 + 2 * 2.0))
         # Without it M0 is 12 million, and 42 / 6 + 6 is one too much.
-        light = replace(file.notes, parameters=PartParameters(0, 6_000_000, 0))
+        light = replace(file.notes, parameters=PartParameters(0, (6_000_000,) * 8, 0))
         assert self.shrunk(replace(file, notes=light), 7).plan.n_ranks == 2
 
     def test_the_memory_that_was_there_is_the_limit_by_time(self, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from torchtitan.freezing.config import JobConfig, count_layers, modules_of_split
 from torchtitan.freezing.config_file import read_config
 from torchtitan.freezing.estimate import main as estimate
 from torchtitan.freezing.memory.estimate import estimate_memory
-from torchtitan.freezing.partition import partition_line
+from torchtitan.freezing.partition import part_parameters, partition_line
 
 ROOT = Path(__file__).resolve().parents[4]
 SCHEDULE = "--parallelism.pipeline_parallel_schedule"
@@ -94,6 +94,21 @@ def test_parameters_by_hand(toml: Path) -> None:
     # 4.19 million at each end: with all six layers the middle has 5.11, with five an end has 5.05.
     assert layers_of(wide) == (1, 5, 0)
     check(wide)
+
+
+def test_layers_that_differ_are_cut_by_what_each_has(toml: Path) -> None:
+    """Every other layer of a llama4 has experts."""
+    job_config = read(toml, f"{PARTITION}=parameters", "--model.name=llama4")
+    parts = part_parameters(job_config)
+    assert set(parts.layers) == {852_480, 3_803_648}
+
+    def largest(split: Split) -> int:
+        ends = list(itertools.accumulate(split))
+        return max(sum(parts.units[end - n : end]) for n, end in zip(split, ends, strict=True))
+
+    # An end without layers would have but the embedding or the head.
+    with_layers = [split for split in all_splits(3) if min(split) >= 1]
+    assert largest(layers_of(job_config)) == min(map(largest, with_layers))
 
 
 @pytest.mark.slow
@@ -225,7 +240,10 @@ def test_a_profile_that_does_not_tell_is_refused(
         (["--model.name=qwen3", "--model.flavor=0.6B"], "model.name is 'qwen3', whose layers"),
         (["--model.name=nosuch"], "model.name is 'nosuch'"),
         (["--model.flavor=9B"], "model.flavor is '9B'"),
-        (["--model.name=llama4"], "layers have 852480 to 3803648 parameters"),
+        (
+            ["--model.name=llama4", f"{SCHEDULE}=Interleaved1F1B"],
+            "a rank has 2 stages, and the layers of the model differ",
+        ),
         ([f"{SCHEDULE}=2F2B"], "pipeline_parallel_schedule is '2F2B'"),
         (["--parallelism.pipeline_parallel_degree=9"], "6 layers cannot be cut into 9 stages"),
         (

@@ -129,7 +129,7 @@ def test_two_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     notes = read_bounds_file(folder / "bounds.json").notes
     assert notes.first_stage == "per_tensor"
     # Of the debugmodel: a vocabulary of 2048, width 256, and a norm at the end.
-    assert notes.parameters == PartParameters(524_288, 852_480, 524_288 + 256)
+    assert notes.parameters == PartParameters(524_288, (852_480,) * 6, 524_288 + 256)
     assert notes.memory is not None
     assert notes.memory.message == 2 * 16 * 256 * 4
 
