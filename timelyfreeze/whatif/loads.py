@@ -6,6 +6,7 @@ or parameters counts, and of memory what the rank holds at its fullest.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -14,7 +15,7 @@ from timelyfreeze.schedule import ScheduleOrder
 from timelyfreeze.whatif.block_times import BlockTimes
 from timelyfreeze.whatif.layer_model import LayerModel
 from timelyfreeze.whatif.partition import Load, Span, stages_of_ranks
-from timelyfreeze.whatif.rank_memory import ModelBytes, parts_of, rank_memory
+from timelyfreeze.whatif.rank_memory import BlockBytes, ModelBytes, parts_of, rank_memory
 from timelyfreeze.whatif.times import StageTimes
 
 TIME, PARAMETERS, MEMORY = "time", "parameters", "memory"
@@ -118,7 +119,10 @@ def memory_load(model: ModelBytes, order: ScheduleOrder) -> Load:
 
     def of_rank(rank: int, spans: Sequence[Span]) -> list[int]:
         stages = {
-            stage: parts_of(stage, order.n_stages, stop - start)
+            stage: {
+                **parts_of(stage, order.n_stages, 0),
+                **Counter(map(model.layer_name, range(start, stop))),
+            }
             for stage, (start, stop) in zip(ranks[rank], spans, strict=True)
         }
         memory = rank_memory(
@@ -130,7 +134,7 @@ def memory_load(model: ModelBytes, order: ScheduleOrder) -> Load:
         )
         return [memory.total]
 
-    return Load(of_rank)
+    return Load(of_rank, are_alike=not isinstance(model, BlockBytes))
 
 
 def loads_of_ranks(load: Load, split: Sequence[int], stage_to_rank: Sequence[int]) -> list[int]:

@@ -76,6 +76,51 @@ class ModelBytes:
         part: PartBytes = getattr(self, name)
         return part
 
+    def layer_name(self, _: int) -> str:
+        """Return the part that a layer is, given its number."""
+        return LAYER
+
+    def received(self, _: Parts) -> int:
+        """Return the bytes of a message that a stage with these parts gets."""
+        return self.message
+
+    def sent(self, _: Parts) -> int:
+        """Return the bytes of a message that it sends."""
+        return self.message
+
+
+@dataclass(frozen=True)
+class BlockBytes(ModelBytes):
+    """Bytes of a model whose layers differ; each is a part of its own, called by its number.
+
+    Attributes:
+        blocks: Each layer; ``layer`` is the first.
+        outputs: What the embedding puts out, and each layer; ``message`` is the first.
+    """
+
+    blocks: tuple[PartBytes, ...]
+    outputs: tuple[int, ...]
+
+    def part(self, name: str) -> PartBytes:
+        """Return the bytes of a layer, by its number, or of another part."""
+        return self.blocks[int(name)] if name.isdigit() else super().part(name)
+
+    def layer_name(self, index: int) -> str:
+        """Return the part that a layer is."""
+        return str(index)
+
+    def received(self, parts: Parts) -> int:
+        """Return what the layer before the first one here puts out."""
+        return self.outputs[min(_numbers(parts), default=len(self.blocks))]
+
+    def sent(self, parts: Parts) -> int:
+        """Return what the last layer here puts out; a first stage may have none."""
+        return self.outputs[max(_numbers(parts), default=-1) + 1]
+
+
+def _numbers(parts: Parts) -> list[int]:
+    return [int(name) for name in parts if name.isdigit()]
+
 
 @dataclass(frozen=True)
 class RankMemory:
@@ -156,20 +201,23 @@ def rank_memory(
     last = n_stages - 1
 
     kept = {
-        stage: model.total(parts, "kept") + (model.message if stage < last and parts else 0)
+        stage: model.total(parts, "kept") + (model.sent(parts) if stage < last and parts else 0)
         for stage, parts in stages.items()
     }
     between = {stage: model.total(p, "kept_between_halves") for stage, p in stages.items()}
     weights = [model.total(parts, "weights") for parts in stages.values()]
     present = {part for parts in stages.values() for part, n in parts.items() if n}
-    n_neighbours = sum((stage > 0) + (stage < last) for stage in stages)
+    messages = [
+        (model.received(parts) if stage > 0 else 0) + (model.sent(parts) if stage < last else 0)
+        for stage, parts in stages.items()
+    ]
     return RankMemory(
         parameters=sum(weights) + model.total(frozen, "weights"),
         gradients=sum(weights),
         optimizer=_N_OPTIMIZER_STATES * (sum(weights) + model.total(frozen, "weights")),
         casts=sum(model.total(parts, "casts") for parts in (*stages.values(), frozen)),
         activations=peak_bytes(actions, kept.__getitem__, between.__getitem__),
-        messages=n_neighbours * n_microbatches * model.message if last else 0,
+        messages=n_microbatches * sum(messages) if last else 0,
         # The last: each stage has an optimizer of its own.
         scratch=max((model.part(part).largest_weight for part in present), default=0)
         + (2 * model.logits if last in stages else 0)

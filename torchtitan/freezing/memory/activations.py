@@ -10,6 +10,7 @@ The casts of weights that autocast makes are not counted: all microbatches share
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -79,11 +80,13 @@ def module_bytes(
         one = replace(as_decoder(args), n_layers=1, max_seq_len=seq_len, attn_type="sdpa")
         model = Decoder(one)
         block, frequencies = model.layers["0"], model.freqs_cis
-        kept_by_block, out = _kept(block, casting, x, frequencies, None, buffers=[frequencies])
+        kept_by_block, out = kept_bytes(block, casting, x, frequencies, None, buffers=[frequencies])
         head = nn.Sequential(model.norm, model.output)
         labels = torch.empty(n_rows, seq_len, dtype=torch.int64)
         hidden = torch.empty_like(out, requires_grad=True)
-        kept_by_head, _ = _kept(head, casting, hidden, loss_labels=labels)
+        kept_by_head, _ = kept_bytes(
+            head, casting, hidden, loss=lambda out: cross_entropy_loss(out, labels)
+        )
         linear = sum(m.out_features for m in block.modules() if isinstance(m, nn.Linear))
     return ModuleBytes(
         block=x.nbytes if recompute else kept_by_block,
@@ -97,14 +100,22 @@ def module_bytes(
     )
 
 
-def _kept(
+def kept_bytes(
     module: nn.Module,
     casting: AbstractContextManager[Any],
     *inputs: Any,
     buffers: list[Tensor] | None = None,
-    loss_labels: Tensor | None = None,
+    loss: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[int, Tensor]:
-    """Return the bytes that stay alive after a forward, parameters left out, and its output."""
+    """Return the bytes that stay alive after a forward, parameters left out, and its output.
+
+    Args:
+        module: A part of a model, on fake tensors.
+        casting: Under which it runs.
+        inputs: Of its forward.
+        buffers: Tensors of the model that are none of its parameters.
+        loss: Of the output, if the part computes it.
+    """
     _stand_in_for_kernels(module)
     known = {_key(p) for p in [*module.parameters(), *(buffers or [])]}
     alive: dict[int, tuple[Tensor, int]] = {}
@@ -123,9 +134,9 @@ def _kept(
         first = forward()
         of_first, alive = alive, {}
         out = forward()
-        if loss_labels is not None:
+        if loss is not None:
             keep(out)  # a stage holds on to its output until the backward
-            cross_entropy_loss(out, loss_labels)
+            loss(out)
     # What both microbatches keep is the input, which each has its own of, and casts of weights.
     own = {_key(t) for t in inputs if isinstance(t, Tensor)}
     casts = (of_first.keys() & alive.keys()) - own

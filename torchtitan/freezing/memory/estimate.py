@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,7 +22,6 @@ from timelyfreeze.schedule import Action
 from timelyfreeze.whatif.rank_memory import (
     EMBEDDING,
     HEAD,
-    LAYER,
     NORM,
     ModelBytes,
     PartBytes,
@@ -29,12 +29,20 @@ from timelyfreeze.whatif.rank_memory import (
     rank_memory,
 )
 from torchtitan.freezing.checks import peer_errors, size_errors
-from torchtitan.freezing.config import JobConfig, examples_of_microbatch, stage_modules
+from torchtitan.freezing.config import (
+    IMAGE_MODELS,
+    JobConfig,
+    examples_of_microbatch,
+    stage_modules,
+)
 from torchtitan.freezing.emulation.pipeline import emulated_order
 from torchtitan.freezing.memory.activations import module_bytes
+from torchtitan.freezing.memory.images import block_bytes
 from torchtitan.hf.flavors import LLAMA, chosen_args
 from torchtitan.hf.model import Decoder, as_decoder
 from torchtitan.upstream.optimizers import SGD
+from torchtitan.vision.args import VisionArgs
+from torchtitan.vision.spec import base_spec, with_classes
 
 # What upstream calls the ends of the model.
 _INPUT = "tok_embeddings"
@@ -48,15 +56,15 @@ def estimate_memory(job_config: JobConfig) -> list[RankMemory]:
         ValueError: As ``model_bytes``.
     """
     model = model_bytes(job_config)
-    n_layers = chosen_args(job_config, llama3_args).n_layers
+    n_layers = _args(job_config).n_layers
     stages = stage_modules(job_config, n_layers)
     order = emulated_order(job_config, n_layers)
 
+    def part_of(module: str) -> str:
+        return _PARTS.get(module) or model.layer_name(int(module.removeprefix("layers.")))
+
     def memory(actions: Sequence[Action]) -> RankMemory:
-        parts = {
-            action.stage: Counter(_PARTS.get(name, LAYER) for name in stages[action.stage])
-            for action in actions
-        }
+        parts = {action.stage: Counter(map(part_of, stages[action.stage])) for action in actions}
         return rank_memory(
             model, parts, actions, n_stages=order.n_stages, n_microbatches=order.n_microbatches
         )
@@ -74,16 +82,28 @@ def model_bytes(job_config: JobConfig) -> ModelBytes:
     """
     if reasons := list(_not_covered(job_config)):
         raise ValueError("; ".join(reasons))
-    args = chosen_args(job_config, llama3_args)
+    args = _args(job_config)
     dtype = TORCH_DTYPE_MAP[job_config.training.dtype]
     mixed = TORCH_DTYPE_MAP[job_config.training.mixed_precision_param]
+    n_rows, autocast = examples_of_microbatch(job_config), None if mixed == torch.float32 else mixed
+    recompute = job_config.activation_checkpoint.mode == "full"
+    update_copies = int(job_config.optimizer.implementation == "foreach")
+    if isinstance(args, VisionArgs):
+        return block_bytes(
+            args,
+            n_pictures=n_rows,
+            dtype=dtype,
+            autocast=autocast,
+            recompute=recompute,
+            update_copies=update_copies,
+        )
     kept = module_bytes(
         args,
-        n_rows=examples_of_microbatch(job_config),
+        n_rows=n_rows,
         seq_len=job_config.training.seq_len,
         dtype=dtype,
-        autocast=None if mixed == torch.float32 else mixed,
-        recompute=job_config.activation_checkpoint.mode == "full",
+        autocast=autocast,
+        recompute=recompute,
     )
     shapes = parameter_shapes(args)
     cast_bytes = 0 if mixed in (torch.float32, dtype) else mixed.itemsize
@@ -112,13 +132,23 @@ def model_bytes(job_config: JobConfig) -> ModelBytes:
         message=kept.hidden,
         logits=kept.logits,
         recomputed=kept.recomputed,
-        update_copies=int(job_config.optimizer.implementation == "foreach"),
+        update_copies=update_copies,
     )
 
 
+def _args(job_config: JobConfig) -> Any:
+    """Return the description of a run's model; of pictures with its classes and their size."""
+    if job_config.model.name not in IMAGE_MODELS:
+        return chosen_args(job_config, llama3_args)
+    args = chosen_args(job_config, base_spec(job_config).model_args)
+    args = with_classes(args, job_config)
+    args.update_from_config(job_config)
+    return args
+
+
 def _not_covered(config: JobConfig) -> Iterator[str]:
-    if config.model.name != LLAMA:
-        yield f"model.name is {config.model.name!r}; memory is estimated for {LLAMA!r}"
+    if config.model.name not in (known := (LLAMA, *IMAGE_MODELS)):
+        yield f"model.name is {config.model.name!r}; memory is estimated for {', '.join(known)}"
     if config.optimizer.name == SGD:
         yield f"optimizer.name is {SGD!r}; memory is estimated for 'Adam' and 'AdamW'"
     yield from peer_errors(config, "memory is estimated for pipeline parallelism alone")
