@@ -128,6 +128,27 @@ def _learned(run: Run, baseline: Run | None, terms: Terms) -> Metric:
     return 100 * (start - ends[0]) / (start - ends[1])
 
 
+def _top1(run: Run, _baseline: Run | None, _terms: Terms) -> Metric:
+    """Return the accuracy of the last validation on pictures, in percent."""
+    share = run.summary.validation_top1
+    return None if share is None else 100 * share
+
+
+def _top1_over_none(run: Run, baseline: Run | None, _terms: Terms) -> Metric:
+    if baseline is None or run.summary.validation_top1 is None:
+        return None
+    other = baseline.summary.validation_top1
+    return None if other is None else 100 * (run.summary.validation_top1 - other)
+
+
+def _time_saved(run: Run, baseline: Run | None, _terms: Terms) -> Metric:
+    """Return the part of none's training time that a run of as many steps does without, percent."""
+    if baseline is None or run.summary.steps != baseline.summary.steps:
+        return None
+    above = _percent_above(run.seconds, baseline.seconds)
+    return None if above is None else -above
+
+
 def _percent_above(value: float | None, reference: float | None) -> float | None:
     return None if value is None or not reference else 100 * (value / reference - 1)
 
@@ -153,12 +174,6 @@ def _accuracy(key: str) -> Measure:
         return None if score is None else 100 * score.accuracy
 
     return metric
-
-
-def _top1(run: Run, _baseline: Run | None, _terms: Terms) -> Metric:
-    """Return the accuracy of the last validation on pictures, in percent."""
-    share = run.summary.validation_top1
-    return None if share is None else 100 * share
 
 
 def _average_accuracy(run: Run | None) -> float | None:
@@ -219,7 +234,11 @@ COLUMNS = (
     Column("train_loss", "train loss", ".3f"),
     Column("validation_loss", "validation loss", ".3f"),
     Column("top1_percent", "top-1, %", ".2f", _top1, is_optional=True),
+    Column("top1_points", "top-1 over none, points", "+.2f", _top1_over_none, needs_baseline=True,
+           is_optional=True),
     Column("seconds", "seconds", ",.1f", lambda run, _baseline, _terms: run.seconds),
+    Column("time_saved_percent", "time saved, % of none's", "+.1f", _time_saved,
+           needs_baseline=True),
     Column("time_ratio", "time to none's loss over none's", ".3f", _time_ratio,
            needs_baseline=True),
     Column("learned_percent", "learned, % of none", ".1f", _learned, needs_baseline=True),

@@ -134,7 +134,8 @@ def needs(item: Item, evaluate: str | None, keys: Sequence[str]) -> str:
     lines = [f"{item.name}: {item.title}"]
     for study in item.studies:
         files = study.settings()
-        folder, training = files["model"]["hf_assets_path"], files["training"]
+        training = files["training"]
+        folder = files["model"].get("hf_assets_path", "random weights")
         rows = training.get("dataset_path", f"{training['dataset']}, from the hub")
         words = study.command(Path("OUTPUT"), evaluate, keys)
         lines += [
@@ -145,6 +146,8 @@ def needs(item: Item, evaluate: str | None, keys: Sequence[str]) -> str:
             f"takes    {study.n_runs} runs{_hours(study)}",
             f"runs     timelyfreeze compare {shlex.join(words)}",
         ]
+        if study.profiled:
+            lines.append(f"cut by   the first bounds.json in OUTPUT/{study.profiled}")
     if len({study.folder for study in item.studies}) < len(item.studies):
         lines += ["", "what stands in several of these is run once"]
     if evaluate is None and item.shows_accuracy:
@@ -156,7 +159,7 @@ def _hours(study: Study) -> str:
     if study.is_small:
         return ", minutes"
     # One device for all ranks has the work of all, but nothing to wait for.
-    return "" if study.is_emulated else f", {study.hours():.2g} hours by the paper's tokens/s"
+    return "" if study.is_emulated else f", {study.hours():.2g} hours by the paper's speed"
 
 
 def _devices(study: Study) -> str:

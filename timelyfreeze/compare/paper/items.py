@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from timelyfreeze.compare.paper.measured import SCORES, SPEEDS
+from timelyfreeze.compare.paper.measured import SCORES, SPEEDS, TOP1
 from timelyfreeze.compare.paper.studies import (
+    CONVNEXT,
     LLAMA_1B,
     LLAMA_8B,
     LLAMA_13B,
     METHODS,
+    VIT,
     Study,
     controls,
     more_ranks,
@@ -91,7 +93,6 @@ class Item:
         return replace(self, studies=studies)
 
 
-_VISION = "it needs the paper's vision models, which are not here yet"
 _DRAWING = "no runs are in it; `timelyfreeze draw RUN` draws such batches of a run"
 _SHOWN = ("none", "autofreeze", "apf", "timelyfreeze")
 
@@ -117,8 +118,8 @@ ITEMS = (
     _results(6, LLAMA_1B, SCORES, "scores"),
     _results(7, LLAMA_8B, SCORES, "scores"),
     _results(8, LLAMA_13B, SCORES, "scores"),
-    Item(TABLE, 9, "ConvNeXt-V2-L under three partitions", missing=_VISION),
-    Item(TABLE, 10, "ViT-L/32", missing=_VISION),
+    Item(TABLE, 9, "ConvNeXt-V2-L on Food-101 under three partitions", CONVNEXT, TOP1),
+    Item(TABLE, 10, "ViT-L/32 on ImageNet", (VIT,), TOP1),
     *(Item(FIGURE, number, "a drawing of the idea", missing=_DRAWING) for number in (1, 2, 3)),
     Item(
         FIGURE, 4, "freeze ratio and tokens/s over the steps of a run",

@@ -40,7 +40,7 @@ def show(item: Item, output: Path, *, keeps: bool) -> int:
     elif item.kind == FIGURE:
         problems += _draw(item, groups, output)
     else:
-        problems += _tabulate(item, groups, output, keeps=keeps)
+        problems += _tabulate(item, output, keeps=keeps)
     for problem in problems:
         print(problem)
     return 1 if problems else 0
@@ -56,8 +56,22 @@ def _draw(item: Item, groups: Sequence[Group], output: Path) -> list[str]:
     return [] if drawn.files else missing
 
 
-def _tabulate(item: Item, groups: Sequence[Group], output: Path, *, keeps: bool) -> list[str]:
-    (study,) = item.studies
+def _tabulate(item: Item, output: Path, *, keeps: bool) -> list[str]:
+    parts, problems = [], []
+    for study in item.studies:
+        part, found = _table(item, study, output)
+        parts.append(part)
+        problems += found
+    text = "\n".join(parts)
+    print(text, end="")
+    if keeps:
+        print(f"\nwrote {write_whole(output / f'table_{item.number}.md', text.encode())}")
+    return problems
+
+
+def _table(item: Item, study: Study, output: Path) -> tuple[str, list[str]]:
+    """Return a study's table with a line about it, and what of its scores cannot be read."""
+    groups, _ = _groups([study], output)
     problems: list[str] = []
     base: Scores | None = None
     place = output / study.folder / BASE_MODEL
@@ -66,14 +80,11 @@ def _tabulate(item: Item, groups: Sequence[Group], output: Path, *, keeps: bool)
     except ValueError as error:
         problems.append(f"not read: {place}: {error}")
     places = "; ".join(dict.fromkeys(one.place for one in groups if one.runs))
-    about = f"{item.name}: {item.title}. The paper's: {study.hardware}. Ours: {places}."
+    title = item.title if len(item.studies) == 1 else study.model
+    about = f"{item.name}: {title}. The paper's: {study.hardware}. Ours: {places or 'none'}."
     if study.is_small:
         about += " A small model stands for the paper's: only the form can be compared."
-    text = f"{about}\n\n{runs_beside(study, groups, base, item.columns)}\n"
-    print(text, end="")
-    if keeps:
-        print(f"\nwrote {write_whole(output / f'table_{item.number}.md', text.encode())}")
-    return problems
+    return f"{about}\n\n{runs_beside(study, groups, base, item.columns)}\n", problems
 
 
 def _groups(studies: Sequence[Study], output: Path) -> tuple[list[Group], list[str]]:

@@ -22,6 +22,10 @@ METHODS = (
 )  # fmt: skip
 CONFIGS = ROOT / "train_configs"
 _SMALL = "paper_small"
+# Configurations of image classifiers, and the small ones that stand for them.
+_SMALL_VISION = {
+    "convnextv2_l_food101": "convnextv2_cifar10", "vit_l32_imagenet": "vit_cifar10"
+}  # fmt: skip
 # Flavors; the second stands for the smallest of the paper's models, so that pictures have two.
 _SMALL_MODEL, _SMALLER = "8M", "debugmodel"
 _FOLDERS = {
@@ -45,6 +49,7 @@ class Study:
         keys: Keys of the configuration that differ from the file.
         vary: A key and its values, ``key=a,b,c``, each of them a run of its own; or "".
         is_emulated: Whether one process stands for all ranks.
+        profiled: Folder of another study, the bounds of whose runs say where the model is cut.
     """
 
     folder: str
@@ -58,11 +63,12 @@ class Study:
     keys: Mapping[str, Any] = field(default_factory=dict)
     vary: str = ""
     is_emulated: bool = False
+    profiled: str = ""
 
     @property
     def is_small(self) -> bool:
         """Whether a small model stands for the paper's."""
-        return self.config == _SMALL
+        return self.config in (_SMALL, *_SMALL_VISION.values())
 
     @property
     def max_freeze_ratio(self) -> float:
@@ -88,7 +94,14 @@ class Study:
         return tomllib.loads(self.file.read_text())
 
     def hours(self) -> float:
-        """Return how long its runs train, at the paper's own tokens/s."""
+        """Return how long its runs train, at the paper's own speed."""
+        if self.config in _SMALL_VISION:
+            trained = (
+                measured()[self.model, schedule, method]["seconds"]
+                for schedule in self.schedules
+                for method in self.methods
+            )
+            return len(self.seeds) * math.fsum(trained) / 3600.0
         training = self.settings()["training"]
         batch = self.keys.get("training.global_batch_size", training["global_batch_size"])
         n_steps = self.keys.get("training.steps", training["steps"])
@@ -116,6 +129,8 @@ class Study:
                 "emulation.enable": True,
                 "parallelism.pipeline_parallel_degree": self.n_ranks,
             }
+        if self.profiled and (found := sorted((output / self.profiled).rglob("bounds.json"))):
+            keys["parallelism.partition_profile"] = str(found[0])
         words = (f"--{key}" if value is True else f"--{key}={value}" for key, value in keys.items())
         return [
             "run", str(self.file), str(output / self.folder),
@@ -133,6 +148,15 @@ class Study:
 
         The paper's larger models have one that stands for both; its runs are made once.
         """
+        if self.config in _SMALL_VISION:
+            return replace(
+                self,
+                folder=f"small_{self.folder}",
+                config=_SMALL_VISION[self.config],
+                seeds=self.seeds[:1],
+                is_emulated=True,
+                profiled=f"small_{self.profiled}" if self.profiled else "",
+            )
         kept = {k: v for k, v in self.keys.items() if k == "training.local_batch_size"}
         # With more ranks it would have fewer layers than stages.
         is_smaller = self.model == LLAMA_1B.model and self.n_ranks == LLAMA_1B.n_ranks
@@ -159,6 +183,30 @@ def _main(model: str, config: str, hardware: str, *seeds: int) -> Study:
 LLAMA_1B = _main("Llama-3.2-1B", "llama3_2_1b_alpaca_gpt4", "4 x A6000", 42, 22, 11)
 LLAMA_8B = _main("Llama-3-8B", "llama3_8b_openhermes", "4 x H200", 42, 22, 11)
 LLAMA_13B = _main("Llama-2-13B", "llama2_13b_openhermes", "4 x H200", 42)
+
+
+def _pictures(model: str, folder: str, config: str, n_ranks: int) -> Study:
+    return Study(
+        folder, model, config, f"{n_ranks} x RTX 3090", (42,), ("GPipe", "1F1B"),
+        ("none", "apf", "autofreeze", "timelyfreeze"), n_ranks,
+    )  # fmt: skip
+
+
+VIT = _pictures("ViT-L/32", "vit_l32", "vit_l32_imagenet", 8)
+
+
+def _cut(name: str, partition: str) -> Study:
+    study = _pictures(f"ConvNeXt-V2-L by {name}", f"convnextv2_l_{name}", "convnextv2_l_food101", 4)
+    return replace(study, keys={"parallelism.partition": partition})
+
+
+_BY_PARAMETERS = _cut("parameter", "parameters")
+# By the times of the runs before.
+CONVNEXT = (
+    _cut("memory", "memory"),
+    _BY_PARAMETERS,
+    replace(_cut("time", "time"), profiled=_BY_PARAMETERS.folder),
+)
 
 # One run each of the two ends, and a few between; the paper's own values are in its picture alone.
 _SWEPT = {

@@ -148,7 +148,6 @@ def test_settings_are_those_of_the_configurations(capsys: pytest.CaptureFixture[
         (["figure", "3"], "figure 3 is not here: a drawing of the idea (no runs are in it"),
         (["figure", "5", "OUT"], "figure 5 shows accuracies; say how runs are scored: --evaluate"),
         (["table", "4", "--show"], "--show needs OUTPUT"),
-        (["table", "9"], "vision models, which are not here yet"),
         (["table", "4", "OUT", "--show"], "llama3_2_1b is not there; run table 4 first"),
     ],
 )
@@ -157,6 +156,48 @@ def test_what_cannot_be_shown_is_told(
 ) -> None:
     assert main([str(tmp_path) if word == "OUT" else word for word in words]) == 2
     assert said in capsys.readouterr().err
+
+
+class PictureTrainer(Trainer):
+    """Writes top-1, seconds and the bounds of a plan."""
+
+    def __call__(self, command: Sequence[str], variables: Mapping[str, str], log: Path) -> int:
+        keys = keys_of(command)
+        self.keys.append(keys)
+        method = keys["freezing.method"]
+        top1, seconds = {"none": (0.5, 100.0), "timelyfreeze": (0.48, 80.0)}[method]
+        run = write_run(
+            Path(keys["job.dump_folder"]) / "tb/name", method, seed=int(keys["debug.seed"]),
+            schedule=keys["parallelism.pipeline_parallel_schedule"], seconds=seconds,
+            validation_top1=top1, average_freeze_ratio=None if method == "none" else 0.3,
+        )  # fmt: skip
+        if method != "none":
+            (run / "bounds.json").write_text("{}")
+        return 0
+
+
+def test_pictures_are_shown_by_partition_the_second_cut_by_the_firsts_times(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = PictureTrainer()
+    words = ["table", "9", str(tmp_path), "--small", "--schedules", "1F1B"]
+    assert main([*words, "--methods", "timelyfreeze"], starter=trainer) == 0
+    partitions = [keys["parallelism.partition"] for keys in trainer.keys]
+    assert partitions == [name for name in ("memory", "parameters", "time") for _ in range(2)]
+    (profile,) = {keys.get("parallelism.partition_profile") for keys in trainer.keys[4:]}
+    assert profile is not None
+    assert Path(profile).parent.parent.parent.name == "seed_42"
+    assert Path(profile).is_relative_to(tmp_path / "small_convnextv2_l_parameter")
+    said = capsys.readouterr().out
+    # Top-1, over none, time saved, freeze ratio: ours, the paper's, the difference.
+    for text in (
+        "table 9: ConvNeXt-V2-L by parameter. The paper's: 4 x RTX 3090.",
+        "| 1F1B | timelyfreeze | 48.00 | 91.04 | -43.04 | -2.00 | -0.55 | -1.45 "
+        "| +20.0 | +22.5 | -2.5 | 0.300 | 0.313 | -0.013 |",
+        "| 1F1B | timelyfreeze | 48.00 | 91.28 | -43.28 | -2.00 | -0.40 | -1.60 "
+        "| +20.0 | +18.2 | +1.8 | 0.300 | 0.460 | -0.160 |",
+    ):
+        assert text in said
 
 
 def test_all_of_them_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
