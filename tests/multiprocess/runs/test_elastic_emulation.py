@@ -1,5 +1,7 @@
 """An emulated run that moves to shorter pipelines: weights of one that stays, times of replicas."""
 
+import statistics
+
 import pytest
 import torch
 from elastic_scenarios import (
@@ -66,6 +68,10 @@ def test_it_moves_and_says_so(folder, schedule):
         (5, 4, 1), (7, 2, 2), (9, 2, 2)]  # fmt: skip
     assert summary.moves_seconds == pytest.approx(sum(move.seconds for move in moves), rel=1e-5)
     assert (summary.steps_done, summary.emulated_ranks) == (N_STEPS, 4)
+    # Two steps in each pipeline run cold; of the first there are two more.
+    step_ms = statistics.median(row.virtual_step_ms for row in STEPS.read(written)[2:4])
+    told = (written / "report.txt").read_text()
+    assert f"a step {step_ms:,.1f} ms before" in told
 
 
 @pytest.mark.parametrize("schedule", ORDERS)

@@ -149,7 +149,7 @@ class RunRecorder:
         self.collect_timelines(is_last=True)
         if self._emulation is not None:
             self._emulation.collect()
-            self._steps.add_virtual(self._emulation.take_steps())
+            self._take_virtual(self._emulation)
         self._steps.close()
         self._controller = self._timelines = None  # room for the next pipeline
 
@@ -254,10 +254,17 @@ class RunRecorder:
             )
         if self._emulation is not None:
             extra |= self._emulation.metrics()
-            self._steps.add_virtual(self._emulation.take_steps())
+            self._take_virtual(self._emulation)
         self.record.add_loss(step, loss)
         self._logged_loss = loss
         return extra
+
+    def _take_virtual(self, emulation: EmulationRecord) -> None:
+        """Take note of steps whose time by the virtual clock is known now."""
+        steps = emulation.take_steps()
+        self._steps.add_virtual(steps)
+        for _, virtual_ms in steps:
+            self._moves.add_step(virtual_ms / 1e3)
 
     def collect_timelines(self, *, is_last: bool = False) -> bool:
         """Write timelines of phases that are over, on all ranks; return whether there was one."""
@@ -280,7 +287,8 @@ class RunRecorder:
         of_device = n_tokens / self._ranks_per_replica
         self.record.add_step(step, phase, seconds, of_device)
         self._steps.end_step(step, phase, seconds, self.record.seconds, of_device)
-        self._moves.add_step(seconds)
+        if self._emulation is None:
+            self._moves.add_step(seconds)
         checks = None if self._controller is None else self._controller.checks
         if self._front is not None:
             self._front.end_step(None if checks is None else checks.decision)
@@ -314,7 +322,7 @@ class RunRecorder:
         emulated = None
         if self._emulation is not None:
             emulated = self._emulation.summarize(freezes=self._controller is not None)
-            self._steps.add_virtual(self._emulation.take_steps())
+            self._take_virtual(self._emulation)
         self._steps.close()
         summary = self.record.summarize(self._start, self._controller, peak_memory_gib, emulated)
         summary = with_convergence(summary, self._steps.p_eff, never_updated(counts))
