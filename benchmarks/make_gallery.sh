@@ -4,8 +4,8 @@
 # Usage: benchmarks/make_gallery.sh OUTPUT [-- --section.key=value ...]
 #
 # Trains the 8M model on 4 emulated ranks with and without freezing under each of four schedules, under 1F1B with apf and
-# autofreeze as well, and with egeria and the activation cache over few rows, a minute or two a run on one core, JOBS of them at
-# a time (default 2). Runs that OUTPUT has are not made again. Plots go to OUTPUT/gallery; copy them to docs/gallery once they
+# autofreeze as well, with egeria and the activation cache over few rows, and with a pipeline that becomes shorter, a minute or two
+# a run on one core, JOBS of them at a time (default 2). Runs that OUTPUT has are not made again. Plots go to OUTPUT/gallery; copy them to docs/gallery once they
 # have been looked at.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../scripts/usage.sh"
@@ -67,6 +67,9 @@ wait_for_room
 train front 1F1B egeria --training.steps=128 --training.dataset_path="$output/rows" --freezing.cache.enable \
   --freezing.egeria.check_interval=2 --freezing.egeria.window=6 --freezing.egeria.stale=4 --freezing.egeria.tolerance=0.25 \
   --freezing.egeria.reference=inline --freezing.egeria.unfreeze_at=0 --freezing.egeria.unfreeze_steps=88 "$@" &
+wait_for_room
+train elastic 1F1B linear --freezing.elastic.enable --training.steps=40 --freezing.last_warmup_step=4 \
+  --freezing.linear.check_interval=10 --freezing.linear.layers_per_check=4 --freezing.linear.max_layers=8 "$@" &
 while [ -n "$(jobs -p)" ]; do
   wait -n
 done
@@ -83,6 +86,8 @@ for schedule in "${schedules[@]}"; do
   fi
 done
 cp "$(dirname "$(compgen -G "$output/front/egeria/tb/*/summary.json" | head -n 1)")/plots/front.png" "$output/gallery/front.png"
+cp "$(dirname "$(compgen -G "$output/elastic/linear/tb/*/summary.json" | head -n 1)")/plots/timeline_measured.png" \
+  "$output/gallery/elastic_timeline_measured.png"
 "$python" -m timelyfreeze compare show "${schedules[@]/#/$output/}" --output "$output/comparison" --title "Four schedules"
 for plot in freeze_ratio_steps freeze_ratio_stages; do
   cp "$output/comparison/$plot.png" "$output/gallery/comparison_$plot.png"

@@ -17,7 +17,9 @@ from timelyfreeze.planning import plan_from_json
 from timelyfreeze.plots.timeline import timeline_figure
 from timelyfreeze.records import (
     FROZEN,
+    MOVES,
     UNFROZEN,
+    Move,
     Timeline,
     as_drawn,
     predicted_timelines,
@@ -40,12 +42,19 @@ _PLAN_FILES = ("bounds.json", "plan.json", "schedule.csv")
 def draw_measured(run_folder: Path) -> Figure | str:
     """Draw a measured batch without freezing above one with; or say why there is none.
 
+    Of a run that has moved to other pipelines there is one of each.
+
     Raises:
         ValueError: If a file cannot be read; so do the functions below.
     """
     # A run that was stopped early has only one of them.
     examples = [measured_batch(run_folder, phases) for phases in (UNFROZEN, FROZEN)]
     shown = [timeline for timeline in examples if timeline is not None] or _measured(run_folder)
+    if moved := _of_pipelines(run_folder):
+        unfrozen = {} if examples[0] is None else {"Without freezing": examples[0]}
+        batches = unfrozen | moved
+        first = next(iter(batches.values()))
+        return timeline_figure([*batches.values()], run_title(run_folder, first), [*batches])
     return _figure(run_folder, shown) or (
         f"{run_folder / 'timelines'} has no measured_*.json: the run has no pipeline or no "
         "freezing, or ended before a phase was measured"
@@ -58,6 +67,27 @@ def draw_predicted(run_folder: Path) -> Figure | str:
     return _figure(run_folder, _predicted(run_folder)) or (
         f"{missing} missing: the run's method makes no plan, or none was made yet"
     )
+
+
+def _of_pipelines(run_folder: Path) -> dict[str, Timeline]:
+    """Return {what it is called: a frozen batch} of the pipelines that an elastic run had.
+
+    Of several pipelines side by side it is a batch of one of them. Empty for a run without moves,
+    and of a pipeline that it soon left nothing may have been measured.
+    """
+    if not (run_folder / MOVES.name).exists():
+        return {}
+    moves, last = MOVES.read(run_folder), timeline_file(run_folder, Phase.STABLE)
+    files = [*(last.with_stem(f"{last.stem}_{i}") for i in range(1, len(moves) + 1)), last]
+    names = ["In the first pipeline", *map(_move_words, moves)]
+    pairs = zip(names, files, strict=True)
+    return {name: _of(file, timeline_from_json) for name, file in pairs if file.exists()}
+
+
+def _move_words(move: Move) -> str:
+    """Return where a run went on, such as "From step 9, 2 pipelines of 2 ranks, layers 8 2"."""
+    pipelines = "a pipeline" if move.replicas == 1 else f"{move.replicas} pipelines"
+    return f"From step {move.step}, {pipelines} of {move.ranks} ranks, layers {move.split}"
 
 
 def measured_batch(run_folder: Path, phases: Sequence[Phase]) -> Timeline | None:

@@ -57,14 +57,16 @@ def timeline_figure(
 
 
 def _draw(timelines: Sequence[Timeline], title: str, names: Sequence[str]) -> Figure:
-    n_lanes = max(timeline.n_ranks for timeline in timelines)
+    ranks = [timeline.n_ranks for timeline in timelines]
+    n_lanes = max(ranks)
     lane_inches = min(0.42, max(0.2, min(3.4, _LANES_INCHES / len(timelines)) / n_lanes))
     width = _figure_width(timelines)
     n_long = sum(len(name) > _LONG_NAME for name in names)
-    height = 1.15 + len(timelines) * (0.42 + n_lanes * lane_inches) + n_long * _LINE_INCHES
+    height = 1.15 + 0.42 * len(timelines) + sum(ranks) * lane_inches + n_long * _LINE_INCHES
     layout = ConstrainedLayoutEngine(h_pad=0.06, hspace=0.04)
     figure = Figure(figsize=(width, height), layout=layout)
-    axes = figure.subplots(len(timelines), 1, sharex=True, squeeze=False)[:, 0]
+    rows = figure.subplots(len(ranks), 1, sharex=True, squeeze=False, height_ratios=ranks)
+    axes = rows[:, 0]
     longest_ms = max(timeline.batch_ms for timeline in timelines) or 1.0
     points_per_ms = 72.0 * (width - 1.6) / longest_ms
     reference = timelines[0] if timelines[0].phase in UNFROZEN else None

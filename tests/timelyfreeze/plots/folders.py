@@ -44,9 +44,9 @@ def write_plan(
     return predicted_timelines(dag, bounds, plan, processors)
 
 
-def write_measured(folder: Path, *phases: Phase) -> None:
+def write_measured(folder: Path, *phases: Phase, order: ScheduleOrder = ORDER) -> None:
     """Write timelines as if they had been measured in these phases."""
-    dag = build_dag(ORDER)
+    dag = build_dag(order)
     bounds = uniform_bounds(dag, forward_ms=1.0, backward_ms=(1.0, 2.0))
     plan = plan_from_ratios(dag, bounds, 0.5 * dag.freezable)
     unfrozen, frozen = predicted_timelines(dag, bounds, plan)

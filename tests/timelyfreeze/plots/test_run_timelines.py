@@ -14,6 +14,7 @@ from timelyfreeze.plots.run_timelines import (
     trace_measured,
     trace_predicted,
 )
+from timelyfreeze.records import MOVES, Move, timeline_file, timeline_from_json
 from timelyfreeze.schedule.schedules import one_f_one_b_order
 from timelyfreeze.settings.phases import Phase
 
@@ -48,6 +49,31 @@ def test_without_freezing_stands_above_with(
 ) -> None:
     write_measured(tmp_path, *phases)
     assert titles(draw_measured(tmp_path)) == shown
+
+
+def test_each_pipeline_of_a_run_that_moved_has_a_batch(tmp_path: Path) -> None:
+    """The second of three was left before anything was measured."""
+    write_measured(tmp_path, Phase.WARMUP, Phase.STABLE, order=one_f_one_b_order(4, 4))
+    stable = tmp_path / "timelines/measured_stable.json"
+    stable.rename(stable.with_stem("measured_stable_1"))
+    write_measured(tmp_path, Phase.STABLE, order=one_f_one_b_order(2, 2))
+    MOVES.write(tmp_path, [Move(5, 4, 4, 1, "7 1 1 1", 0.5), Move(9, 8, 2, 2, "8 2", 0.5)])
+    plot = draw_measured(tmp_path)
+    assert titles(plot) == [
+        "Without freezing",
+        "In the first pipeline",
+        "From step 9, 2 pipelines of 2 ranks, layers 8 2",
+    ]
+    assert isinstance(plot, Figure)
+    assert [len(ax.get_yticks()) for ax in plot.axes] == [4, 4, 2]
+    # Lanes are equally high.
+    heights = [ax.get_subplotspec().get_gridspec().get_height_ratios() for ax in plot.axes]
+    assert heights == [[4, 4, 2]] * 3
+    files = [timeline_file(tmp_path, Phase.WARMUP), stable.with_stem("measured_stable_1"), stable]
+    ends = [timeline_from_json(file.read_text()).batch_ms for file in files]
+    for ax, batch_ms in zip(plot.axes, ends, strict=True):
+        assert f"batch {batch_ms:.4g} ms" in ax.get_title(loc="left")
+        assert ax.get_xlim()[1] == pytest.approx(max(ends), rel=0.01)
 
 
 def test_the_prediction_follows_from_bounds_and_plan(tmp_path: Path) -> None:
