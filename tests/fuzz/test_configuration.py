@@ -145,7 +145,9 @@ RULES: dict[str, tuple[Any, Any]] = {
     "freezing.elastic.enable": FLAG,
     "freezing.elastic.frozen_cost": SHARE,
     "freezing.elastic.min_ranks": _whole(2),
-    "freezing.elastic.join_limit_s": _number(st.floats(1e-6, 1e6), 0.0, INF, below=0.0),
+    "freezing.elastic.join_limit_s": _number(
+        st.floats(1e-6, 299.9), 0.0, 300.0, INF, below=0.0, above=300.0
+    ),
     "freezing.packing.mode": _word("none", "performance"),
     # A step has 8 rows.
     "freezing.packing.max_global_batch": (

@@ -25,9 +25,9 @@ class ElasticSettings:
     min_ranks: int = 2
     """The pipeline becomes no shorter than this, 2 at least."""
 
-    join_limit_s: float = 300.0
-    """Seconds, above 0, that ranks which are ready for a move wait for the others; without them the
-    run goes on as before."""
+    join_limit_s: float = 120.0
+    """Seconds, above 0 and below comm.init_timeout_seconds, that ranks which are ready for a move
+    wait for the others; without them the run goes on as before."""
 
     def errors(self) -> Iterator[str]:
         """Yield what is wrong with the settings: key, value and rule."""
@@ -35,5 +35,3 @@ class ElasticSettings:
             yield f"{key('elastic.frozen_cost')} is {self.frozen_cost}; it must be in [0, 1]"
         if self.min_ranks < 2:
             yield f"{key('elastic.min_ranks')} is {self.min_ranks}; it must be 2 or more"
-        if not (math.isfinite(self.join_limit_s) and self.join_limit_s > 0.0):
-            yield f"{key('elastic.join_limit_s')} is {self.join_limit_s}; it must be above 0"

@@ -4,8 +4,8 @@ Usage: torchrun --nproc_per_node=N tests/multiprocess/helpers/elastic_run.py SCE
     OUTPUT_FOLDER
 
 A scenario is {"name", "args", "is_elastic", "save_at": steps after which a checkpoint is written,
-"resumes": whether weights are those of a checkpoint, "late": ranks that come to the first, the
-second, ... move once the others have given it up}. Each rank writes
+"resumes": whether weights are those of a checkpoint, "late": {step: the rank that ends it once
+the others have given the move after it up}}. Each rank writes
 OUTPUT_FOLDER/NAME/rank_R.pt with the rows and the loss of each step, its learning rate, the weights
 at the end, the pipelines, the batches, of an emulated run the times of actions and the batch's by
 the virtual clock, and how many of the trainers that were left are still there
@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from launcher import run_each_scenario
 from run_scenarios import add_tiny_flavor, fix_weights, parameters_of, whole
+from torch.distributed.distributed_c10d import _get_default_store
 
 from torchtitan.freezing.launch import prepare
 
@@ -31,14 +32,13 @@ def run(scenario, folder):
     from timelyfreeze.emulation import EmulatedRecorder
     from torchtitan.data.sequences import ROWS
     from torchtitan.freezing.elastic import ElasticRun
-    from torchtitan.freezing.elastic.joining import Joining
     from torchtitan.freezing.trainer import FreezingTrainer
 
     titan_train.time.sleep = lambda seconds: None
     seen = {"rows": [], "losses": [], "rates": [], "pipelines": [], "batches": [], "frozen": []}
     seen["n_left_over"], seen["actions"], seen["virtual_ms"] = 0, [], []
     trainers, left = [], []
-    late = iter(scenario.get("late", []))
+    late = list(scenario.get("late", {}).items())
 
     def built(original):
         def build(self, config):
@@ -75,7 +75,7 @@ def run(scenario, folder):
         return records
 
     real_batches, real_step = FreezingTrainer.batch_generator, FreezingTrainer.forward_backward_step
-    real_close, real_absent = FreezingTrainer.close, Joining.absent
+    real_close, real_continues = FreezingTrainer.close, FreezingTrainer.should_continue_training
 
     def batch_generator(self, loader):
         def noted():
@@ -95,11 +95,12 @@ def run(scenario, folder):
             seen["frozen"].append((self.step, checks.frozen_layers))
         return loss
 
-    def absent(self):
-        if next(late, None) == dist.get_rank():
-            verdict = f"move/{self._n_moves}/verdict"
-            self._store.wait([verdict], timedelta(seconds=60))
-        return real_absent(self)
+    def should_continue_training(self):
+        for move, (step, rank) in enumerate(late):
+            if (self.step, dist.get_rank()) == (int(step), rank):
+                verdict = f"timelyfreeze/moves/move/{move}/verdict"
+                _get_default_store().wait([verdict], timedelta(seconds=60))
+        return real_continues(self)
 
     def close(self):
         parameters = parameters_of(self.model_parts)
@@ -122,12 +123,12 @@ def run(scenario, folder):
         "batch_generator": batch_generator,
         "forward_backward_step": forward_backward_step,
         "close": close,
+        "should_continue_training": should_continue_training,
     }
     originals = {name: getattr(FreezingTrainer, name) for name in patches}
 
     for name, patch in patches.items():
         setattr(FreezingTrainer, name, patch)
-    Joining.absent = absent
     EmulatedRecorder.drain = drain
     try:
         trainer = (
@@ -142,7 +143,6 @@ def run(scenario, folder):
     finally:
         for name, original in originals.items():
             setattr(FreezingTrainer, name, original)
-        Joining.absent = real_absent
         EmulatedRecorder.drain = real_drain
     torch.save(seen, folder / f"rank_{dist.get_rank()}.pt")
 

@@ -23,7 +23,7 @@ def write_rows(folder):
     (folder / "few_rows.jsonl").write_text("\n".join(short[:40]) + "\n")
 
 
-def scenario(folder, name, *, is_elastic, save_at=(), late=(), resumes=None, **settings):
+def scenario(folder, name, *, is_elastic, save_at=(), late=None, resumes=None, **settings):
     saved = {}
     if resumes is not None:
         saved = {
@@ -35,7 +35,7 @@ def scenario(folder, name, *, is_elastic, save_at=(), late=(), resumes=None, **s
         "name": name,
         "is_elastic": is_elastic,
         "save_at": list(save_at),
-        "late": list(late),
+        "late": late or {},
         "resumes": resumes is not None,
         "args": arguments(
             **{

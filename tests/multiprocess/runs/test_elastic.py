@@ -62,7 +62,7 @@ def runs(folder):
     # Of three moves; rank 3 writes the run's folder. In processes of its own: torch keeps the names
     # of groups for equal meshes, which a run that moves less often would number otherwise.
     limit = {"freezing__elastic.join_limit_s": 5.0}
-    late = scenario(folder, "late", is_elastic=True, late=[3, 0], **limit)
+    late = scenario(folder, "late", is_elastic=True, late={4: 3, 6: 0}, **limit)
     seen |= run_scenarios(folder / "other", 4, [late], script="elastic_run.py")
     resumed = [
         # In the pipeline of the start, from a checkpoint of a shorter one, and the other way round.

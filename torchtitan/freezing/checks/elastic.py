@@ -19,6 +19,7 @@ def elastic_errors(config: JobConfig) -> Iterator[str]:
     if not freezing.elastic.enable or freezing.method == NONE:
         return
     yield from freezing.elastic.errors()
+    yield from join_errors(config)
     if makes_plan(freezing.method):
         yield (
             f"{_ENABLED}, and freezing.method is {freezing.method!r}, whose plan is of one "
@@ -38,4 +39,14 @@ def elastic_errors(config: JobConfig) -> Iterator[str]:
         yield (
             f"{_ENABLED}, and model.name is {config.model.name!r}, whose layers cannot be counted; "
             "it must be 'llama3'"
+        )
+
+
+def join_errors(config: JobConfig) -> Iterator[str]:
+    """Yield why a move could not be given up: messages from before it would be, first."""
+    limit_s, timeout_s = config.freezing.elastic.join_limit_s, config.comm.init_timeout_seconds
+    if not 0.0 < limit_s < timeout_s:
+        yield (
+            f"freezing.elastic.join_limit_s is {limit_s}; it must be above 0 and below "
+            f"comm.init_timeout_seconds ({timeout_s}), after which ranks fail that wait for another"
         )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from timelyfreeze.policies import NONE, makes_plan
 from timelyfreeze.settings import OFF, effective_skip_input_grads
 from torchtitan.data.rows.kinds import INSTRUCT_DATASETS, is_instruct_dataset
+from torchtitan.freezing.checks.elastic import join_errors
 from torchtitan.freezing.checks.parallel import (
     COMPILED,
     NOT_COMPILED,
@@ -23,7 +24,7 @@ def packing_errors(config: JobConfig) -> Iterator[str]:
     if not settings.is_on or freezing.method == NONE:
         return
     yield from settings.errors()
-    yield from freezing.elastic.errors()  # larger batches are a move, too
+    yield from join_errors(config)
     on = f"freezing.packing.mode is {settings.mode!r}"
     if makes_plan(freezing.method):
         yield (

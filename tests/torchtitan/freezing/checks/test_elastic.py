@@ -65,8 +65,23 @@ def test_it_goes_together_with_the_cache() -> None:
         ({"frozen_cost": -0.1}, "freezing.elastic.frozen_cost is -0.1; it must be in [0, 1]"),
         ({"frozen_cost": 1.1}, "freezing.elastic.frozen_cost is 1.1; it must be in [0, 1]"),
         ({"min_ranks": 1}, "freezing.elastic.min_ranks is 1; it must be 2 or more"),
-        ({"join_limit_s": 0.0}, "freezing.elastic.join_limit_s is 0.0; it must be above 0"),
+        (
+            {"join_limit_s": 0.0},
+            "freezing.elastic.join_limit_s is 0.0; it must be above 0 and below "
+            "comm.init_timeout_seconds (300), after which ranks fail that wait for another",
+        ),
     ],
 )
 def test_numbers_that_make_no_sense(settings: dict[str, Any], message: str) -> None:
     assert errors(elastic(ElasticSettings(enable=True, **settings))) == [message]
+
+
+def test_a_move_is_given_up_before_ranks_fail_that_wait() -> None:
+    job_config = elastic(ElasticSettings(enable=True, join_limit_s=60.0))
+    check(job_config)
+    job_config.comm.init_timeout_seconds = 60
+    (line,) = errors(job_config)
+    assert line.startswith(
+        "freezing.elastic.join_limit_s is 60.0; it must be above 0 and below "
+        "comm.init_timeout_seconds (60)"
+    )
