@@ -1,4 +1,4 @@
-"""What ranks find together: whether they meet, on which releases, what messages take."""
+"""What ranks find together: whether they meet, releases, clocks, what messages take."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from timelyfreeze.runtime.exchange import Exchange
 
 MEET_WITHIN_S = 60.0
 _LEAST_GB_PER_S = 0.1  # a network of 1 Gbit/s
+_CLOCKS_APART_S = 1.0
 _N_ROUNDS = 10
 _N_BYTES = 4 * 2**20
 
@@ -53,7 +54,9 @@ def _device() -> torch.device:
 def group_findings(exchange: Exchange) -> list[Finding]:
     """Look at all ranks together; every rank must call this."""
     hosts = exchange.all_gather((socket.gethostname(), torch.__version__))
-    return [ranks(hosts), neighbours(_time_links(exchange))]
+    exchange.all_gather(None)  # now all are here, and look at their clocks at about one time
+    found = clocks(exchange.all_gather(time.time()))
+    return [ranks(hosts), found, neighbours(_time_links(exchange))]
 
 
 def ranks(hosts: Sequence[tuple[str, str]]) -> Finding:
@@ -68,6 +71,15 @@ def ranks(hosts: Sequence[tuple[str, str]]) -> Finding:
         f"{len(hosts)} met: {shown}, with torch {' and '.join(releases)}",
         "use one environment on all nodes",
     )
+
+
+def clocks(seconds: Sequence[float]) -> Finding:
+    """Judge how far the clocks of ranks are apart, read in the same moment but for a message."""
+    apart_s = max(seconds) - min(seconds)
+    found = f"at most {apart_s * 1e3:.0f} ms apart, a message's way included"
+    if apart_s <= _CLOCKS_APART_S:
+        return Finding("clocks", found)
+    return Finding("clocks", found, "have all nodes keep time by NTP; logs cannot be compared")
 
 
 def neighbours(links: Sequence[tuple[int, float]]) -> Finding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 from collections.abc import Iterator
@@ -94,6 +95,9 @@ def devices(n_listed: int, n_processes: int) -> Iterator[Finding]:
             f"start {n} processes here (NGPU, --nproc), or ask the queue for {n_processes} GPUs",
         )
     if n > 1:
+        pairs = list(itertools.combinations(range(n), 2))
+        direct = sum(torch.cuda.can_device_access_peer(a, b) for a, b in pairs)
+        yield Finding("links", f"{direct} of {len(pairs)} pairs of GPUs are linked directly")
         yield shared_memory(shutil.disk_usage(_SHARED_MEMORY).free)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from timelyfreeze.cli.doctor.group import meet, neighbours, ranks
+from timelyfreeze.cli.doctor.group import clocks, meet, neighbours, ranks
 
 
 def test_all_on_one_release() -> None:
@@ -11,6 +11,12 @@ def test_all_on_one_release() -> None:
     mixed = ranks([("a", "2.13.0"), ("b", "2.12.0")])
     assert mixed.is_wrong
     assert mixed.found.endswith("with torch 2.12.0 and 2.13.0")
+
+
+def test_clocks_that_are_apart() -> None:
+    assert clocks([5.0, 5.02, 4.99]).found.startswith("at most 30 ms apart")
+    assert not clocks([5.0, 5.02, 4.99]).is_wrong
+    assert clocks([5.0, 7.0]).is_wrong
 
 
 def test_a_slow_link_is_named() -> None:

@@ -73,6 +73,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has["n"] > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: has["n"])
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: "Abacus")
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda a, b: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda i: (has["free"], 80 * GIB))
     return has
 
@@ -85,6 +86,7 @@ def test_devices_that_are_as_they_should(gpus: dict[str, Any]) -> None:
     found = list(devices(2, 2))
     assert not wrong(found)
     assert found[0].found == "Abacus, 80.0 GiB, of which 80.0 are free"
+    assert found[-2].found == "1 of 1 pairs of GPUs are linked directly"
     assert found[-1].subject == "/dev/shm"
     gpus["n"] = 1
     assert len(list(devices(1, 1))) == 1, "one device has nobody to send to"
