@@ -91,6 +91,10 @@ ALLOWED = {
         "dcp.load",
     ): "likewise: from the memory of this run's processes",
     (
+        "torchtitan/evaluation/pictures.py",
+        "dcp.load",
+    ): "through torch's reader of Hugging Face folders, which reads safetensors alone",
+    (
         "timelyfreeze/cli/worker.py",
         "runpy.run_module",
     ): "torchtitan.freezing, named in the code, and nothing else",

@@ -164,7 +164,7 @@ def _further_rows(scores: Scores) -> Iterator[list[str]]:
     for task, metrics in scores.further.items():
         for name, value in metrics.items():
             if "_stderr," not in name:
-                error = metrics.get(name.replace(",", "_stderr,", 1))
+                error = metrics.get(name.replace(",", "_stderr,", 1)) if "," in name else None
                 yield [task, name, f"{value:.4g}" + ("" if error is None else f" +- {error:.2g}")]
 
 

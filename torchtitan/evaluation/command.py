@@ -7,6 +7,8 @@ multiple choice with none. Other tasks show the examples that lm-eval gives them
 printed. The scores go to scores.json in the run's folder, from where timelyfreeze compare takes
 them, and to the run's TensorBoard; for a Hugging Face folder to that folder, or to --output. What
 is there is replaced.
+
+A run on pictures is scored on all of its validation pictures instead: top-1, top-5 and the loss.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ from torchtitan.evaluation.harness import (
     run_lm_eval,
 )
 from torchtitan.evaluation.model import Exporter, Model, export, find_model
+from torchtitan.evaluation.pictures import reads_pictures, score_pictures
 from torchtitan.evaluation.questions import find_files
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -57,11 +60,16 @@ def main(
         _check(options, runner)
         model = find_model(options.model, options.step, exporter)
         output = _output(options.output or model.run or model.folder)
-        scores = evaluate(model, options, output, runner)
+        is_of_pictures = reads_pictures(model.folder)
+        scores = (
+            _on_pictures(model, options, output)
+            if is_of_pictures
+            else evaluate(model, options, output, runner)
+        )
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    if model.run is not None:
+    if model.run is not None and not is_of_pictures:  # whose TensorBoard has its validations
         write_tensorboard(model.run, scores)
     print(f"\n{render_scores(scores)}\n{output / SCORES}")
     return 0
@@ -86,9 +94,8 @@ def evaluate(model: Model, options: argparse.Namespace, output: Path, runner: Ru
     # Imported late: --help need not wait for torch.
     import torch
 
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    dtype, batch_size = ("float32", "8") if device == "cpu" else ("bfloat16", "auto")
-    dtype = options.dtype or dtype
+    device, dtype = _device(options)
+    batch_size = "8" if device == "cpu" else "auto"
     local = find_files(options.data_dir, options.tasks) if options.data_dir else {}
     scores = Scores(
         model=str(model.folder),
@@ -127,6 +134,29 @@ def evaluate(model: Model, options: argparse.Namespace, output: Path, runner: Ru
             scores = replace(scores, benchmarks={**scores.benchmarks, task: score})
         scores = replace(scores, tasks=f"{scores.tasks},{task}".removeprefix(","))
         write_whole(output / SCORES, scores_to_json(scores).encode())
+    return scores
+
+
+def _device(options: argparse.Namespace) -> tuple[str, str]:
+    """Return where to compute, and in which type."""
+    import torch
+
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return device, options.dtype or ("float32" if device == "cpu" else "bfloat16")
+
+
+def _on_pictures(model: Model, options: argparse.Namespace, output: Path) -> Scores:
+    """Score an image classifier; raise for options of questions, which it is not asked."""
+    asked = {"--tasks": options.tasks != [*BY_KEY], "--data-dir": options.data_dir is not None,
+             "--limit": options.limit is not None, "--": bool(options.further)}  # fmt: skip
+    if given := [name for name, is_given in asked.items() if is_given]:
+        raise ValueError(
+            f"{model.folder} is an image classifier, scored on all validation pictures of its run; "
+            f"leave out {', '.join(given)}"
+        )
+    size = options.batch_size
+    scores = score_pictures(model, *_device(options), None if size in (None, "auto") else int(size))
+    write_whole(output / SCORES, scores_to_json(scores).encode())
     return scores
 
 

@@ -29,8 +29,9 @@ class Model:
 def export(run: Path, step: int) -> Path:
     """Export a checkpoint of a run; the import is late because it loads the trainer's model."""
     from torchtitan.hf.export import export_run
+    from torchtitan.vision.export import FORMS
 
-    return export_run(run, step)
+    return export_run(run, step, forms=FORMS)
 
 
 def find_model(path: Path, step: int | None = None, exporter: Exporter = export) -> Model:
