@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.test_api import plain_schedule
-from tests.timelyfreeze.helpers.layered import make_parts
+from tests.timelyfreeze.helpers.layered import EVEN_WIDTH, make_parts
 from tests.timelyfreeze.helpers.rows import BATCH, N_ROWS, NumberedRows
 from tests.timelyfreeze.helpers.stages import (
     FULL,
@@ -41,7 +41,9 @@ class Loop:
     def __init__(
         self, cache: ActivationCache | None, kind: type = FULL, *, seed: int = 0, **arguments: Any
     ) -> None:
-        self.modules: Sequence[nn.Module] = make_parts(*LAYERS_OF[kind], seed=seed)
+        self.modules: Sequence[nn.Module] = make_parts(
+            *LAYERS_OF[kind], seed=seed, width=EVEN_WIDTH
+        )
         self.schedule = plain_schedule(list(self.modules), kind)
         self.optimizer = torch.optim.SGD(
             [p for module in self.modules for p in module.parameters()], lr=0.05

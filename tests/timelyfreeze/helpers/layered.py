@@ -7,16 +7,19 @@ from torch import Tensor, nn
 
 from tests.timelyfreeze.helpers.stages import VOCABULARY, WIDTH
 
+# With a width that is odd some processors give a row another last bit in another place of a batch.
+EVEN_WIDTH = 8
+
 
 class Layer(nn.Module):
     """A residual block that is called with a scale besides its input, as blocks are with tables."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = WIDTH) -> None:
         super().__init__()
-        self.up = nn.Linear(WIDTH, WIDTH)
-        self.tied = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.up = nn.Linear(width, width)
+        self.tied = nn.Linear(width, width, bias=False)
         self.tied.weight = self.up.weight
-        self.register_buffer("shift", torch.full((WIDTH,), 0.25), persistent=False)
+        self.register_buffer("shift", torch.full((width,), 0.25), persistent=False)
 
     def forward(self, hidden: Tensor, scale: Tensor, *, mask: Tensor | None = None) -> Tensor:
         moved = self.tied(torch.tanh(self.up(hidden) * scale + self.shift))
@@ -26,11 +29,11 @@ class Layer(nn.Module):
 class Part(nn.Module):
     """One stage: the blocks with these numbers, the embedding before 0, the head where it ends."""
 
-    def __init__(self, numbers: range, *, is_last: bool) -> None:
+    def __init__(self, numbers: range, *, is_last: bool, width: int = WIDTH) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, WIDTH) if numbers.start == 0 else None
-        self.layers = nn.ModuleDict({str(number): Layer() for number in numbers})
-        self.head = nn.Linear(WIDTH, VOCABULARY) if is_last else None
+        self.embedding = nn.Embedding(VOCABULARY, width) if numbers.start == 0 else None
+        self.layers = nn.ModuleDict({str(number): Layer(width) for number in numbers})
+        self.head = nn.Linear(width, VOCABULARY) if is_last else None
         self.scale = torch.tensor([1.5])
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -41,9 +44,11 @@ class Part(nn.Module):
         return hidden if self.head is None else self.head(hidden)
 
 
-def make_parts(n_stages: int = 4, per_stage: int = 1, seed: int = 0) -> list[nn.Module]:
+def make_parts(
+    n_stages: int = 4, per_stage: int = 1, seed: int = 0, width: int = WIDTH
+) -> list[nn.Module]:
     torch.manual_seed(seed)
     return [
-        Part(range(i * per_stage, (i + 1) * per_stage), is_last=i == n_stages - 1)
+        Part(range(i * per_stage, (i + 1) * per_stage), is_last=i == n_stages - 1, width=width)
         for i in range(n_stages)
     ]

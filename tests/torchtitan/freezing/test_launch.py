@@ -1,5 +1,6 @@
 """What each process says of a command line that cannot be used; nothing starts here."""
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,8 @@ def test_a_damaged_picture_is_named_without_a_stack_trace(
     monkeypatch.setattr(launch_module, "trainer_for", lambda job_config: None)
     monkeypatch.setattr(titan_train, "ConfigManager", None)
     monkeypatch.setattr(titan_train, "main", broken)
+    # In a whole suite the logger may have the stream of a test that has ended.
+    monkeypatch.setattr(logging, "raiseExceptions", False)
     assert launch([], local_rank=0) == 2
     printed = said(capfd)
     assert "error: pictures.parquet, row 7: is not a readable picture (cut off)\n" in printed
@@ -117,12 +120,12 @@ def validation(batch: int) -> list[str]:
         (["--training.seq_len=8"], 9, "none of 9 examples has an answer token within training.seq"),
         (validation(batch=8), 7, "validation.local_batch_size is 8, but a reader has only 7 exam"),
         (
-            [*validation(batch=8), "--parallelism.data_parallel_replicate_degree=2"],
+            [*validation(batch=8), "--parallelism.data_parallel_shard_degree=2"],
             14,
             "validation.local_batch_size is 8, but a reader has only 7 examples",
         ),
         (
-            ["--parallelism.data_parallel_replicate_degree=2"],
+            ["--parallelism.data_parallel_shard_degree=2"],
             1,
             "the data set has 1 usable examples, fewer than the 2 readers",
         ),
