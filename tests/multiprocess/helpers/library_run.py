@@ -21,7 +21,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
 
-from tests.timelyfreeze.helpers.layered import Layer, make_parts
+from tests.timelyfreeze.helpers.layered import EVEN_WIDTH, Layer, make_parts
 from tests.timelyfreeze.helpers.rows import NumberedRows
 from tests.timelyfreeze.helpers.stages import (
     N_MICROBATCHES,
@@ -91,7 +91,7 @@ def train_epochs(scenario, cache):
     """Train over rows of this pipeline; return losses, weights, and batches that were read."""
     pipeline, replicas = groups()
     held, n_stages = held_stages(scenario["schedule"], dist.get_rank(pipeline))
-    modules = make_parts(n_stages, 8 // n_stages)
+    modules = make_parts(n_stages, 8 // n_stages, width=EVEN_WIDTH)
     if scenario["shards"]:
         for s in held:
             shard(modules[s], replicas)
