@@ -17,10 +17,11 @@ from timelyfreeze.control import (
     build_controller,
     processors_of,
 )
+from timelyfreeze.control.arguments import policy_errors, setting_errors
 from timelyfreeze.control.caching import NamedRows, Row
 from timelyfreeze.control.caching.library import cache_errors, front_identity, opened
 from timelyfreeze.planning import FreezePlan
-from timelyfreeze.policies import ComparesOutputs, FreezePolicy, Source, chosen_policy
+from timelyfreeze.policies import FreezePolicy, chosen_policy
 from timelyfreeze.runtime import (
     ActionRecorder,
     Exchange,
@@ -42,12 +43,8 @@ from timelyfreeze.settings import (
     FreezeSettings,
     Phase,
     PhaseSchedule,
-    ratio_errors,
-    seed_errors,
-    skip_errors,
-    token_errors,
 )
-from timelyfreeze.timing import DurationBounds, discard_errors
+from timelyfreeze.timing import DurationBounds
 
 # Every so many steps what was measured is exchanged, so that it does not pile up.
 _COLLECT_EVERY = 50
@@ -165,22 +162,13 @@ class TimelyFreeze:
             score_dtype,
         )
         order = read_order(schedule)
-        errors = list(_errors(settings, plans=plans, n_stages=order.n_stages))
-        if _compares(chosen) and optimizer is None:
-            errors.append(
-                f"optimizer is None; {chosen!r} looks at the learning rate, so hand over the "
-                "optimizer"
-            )
-        watches = chosen is not None and chosen.measurement is not None
-        if watches and optimizer is None and chosen.measurement.source is not Source.UPDATES:  # type: ignore[union-attr]
-            errors.append(
-                f"optimizer is None; {chosen!r} watches gradients, which have to be read between "
-                "the optimizer's step and zero_grad, so hand over the optimizer"
-            )
+        optimizers = _listed(optimizer)
+        errors = [
+            *setting_errors(settings, plans=plans, n_stages=order.n_stages),
+            *policy_errors(settings, chosen, plans=plans, has_optimizer=bool(optimizers)),
+        ]
         if not has_loss(schedule):
             errors.append("schedule has no loss_fn; without one there is no backward to freeze")
-        if settings.samples_tokens and not (plans and chosen is None):
-            errors.append(f'unit is "{unit}", which needs method "timelyfreeze" without a policy')
         if cache is not None:
             errors += cache_errors(cache, method, plans=plans)
         if errors:
@@ -207,7 +195,7 @@ class TimelyFreeze:
                 exchange=self._exchange,
                 n_processors=n_processors,
                 on_solved=on_plan or (lambda plan, bounds: None),
-                learning_rate=_rate_of(optimizer),
+                learning_rate=_rate_of(optimizers) if optimizers else None,
                 store=store,
                 front_identity=front_identity(cache, where),
             )
@@ -219,7 +207,7 @@ class TimelyFreeze:
         self._step = 0
         self._is_inside = False
         self._is_open = False
-        self._watch(optimizer)
+        self._watch(optimizers)
 
     # -- the step ----------------------------------------------------------------------------------
 
@@ -290,11 +278,8 @@ class TimelyFreeze:
         if self._step % _COLLECT_EVERY == 0:
             self._reporter.collect()
 
-    def _watch(
-        self, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
-    ) -> None:
+    def _watch(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """End each step once all optimizers have made theirs."""
-        optimizers = _listed(optimizer)
         done: set[int] = set()
 
         def after_step(stepped: torch.optim.Optimizer, *args: Any) -> None:
@@ -382,37 +367,9 @@ def _listed(
     return list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
 
 
-def _compares(policy: object) -> bool:
-    return isinstance(policy, ComparesOutputs)
-
-
-def _rate_of(
-    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
-) -> Callable[[], float] | None:
-    """Return what looks up the highest learning rate of all groups; None without an optimizer."""
-    optimizers = _listed(optimizer)
-    if not optimizers:
-        return None
+def _rate_of(optimizers: Sequence[torch.optim.Optimizer]) -> Callable[[], float]:
+    """Return what looks up the highest learning rate of all groups."""
     return lambda: max(float(group["lr"]) for each in optimizers for group in each.param_groups)
-
-
-def _errors(settings: FreezeSettings, *, plans: bool, n_stages: int) -> Iterator[str]:
-    """Yield which of the numbers break their rules, beyond those that the settings refuse."""
-    phases = settings.phases
-    yield from seed_errors(settings.seed)
-    if not plans:
-        return
-    yield from ratio_errors(settings.max_freeze_ratio, n_stages)
-    yield from token_errors(
-        settings.unit, settings.max_freeze_ratio, settings.sample_input_gradients
-    )
-    yield from skip_errors(settings.first_stage, settings.skip_input_grads)
-    if not phases.measures:
-        yield f"monitor is {phases.last_monitor_step}, as warmup; a plan needs steps to measure in"
-    else:
-        yield from discard_errors(settings.discard_batches, phases)
-    if not settings.solver_time_limit_s > 0:
-        yield f"solver_time_limit_s is {settings.solver_time_limit_s}; it must be above 0"
 
 
 def _exchange(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 
@@ -41,6 +42,23 @@ def local_gradient(parameter: Tensor) -> Tensor:
         # Where tensor parallelism leaves a sum over ranks open, it is done now.
         gradient = gradient.redistribute(placements=parameter.placements)
     return local_part(gradient)
+
+
+def parameters_of_graph(module: nn.Module, left_out: Collection[nn.Module]) -> list[Tensor]:
+    """Return the parameters that a module's autograd graph has, in the module's order.
+
+    FSDP computes with gathered parameters, which are other objects than the shards that stand in
+    the module otherwise; so they are looked up at each backward, and gathered first where the
+    forward has let go of them.
+
+    Args:
+        module: A stage's.
+        left_out: Modules that the batch does not run through, which are left alone.
+    """
+    for part in module.modules():
+        if isinstance(part, FSDPModule) and part not in left_out:
+            part.unshard()
+    return list(module.parameters())
 
 
 def sum_over_shards(parameters: Sequence[Tensor], columns: Tensor) -> None:

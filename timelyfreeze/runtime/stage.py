@@ -32,6 +32,7 @@ from timelyfreeze.runtime.masked_backward import (
 )
 from timelyfreeze.runtime.recorder import ActionRecorder
 from timelyfreeze.runtime.sampling import TokenSample, TokenSampler, VarianceMeter
+from timelyfreeze.runtime.shards import parameters_of_graph
 from timelyfreeze.runtime.torch_pipelining import settle_unsharded_gradients
 from timelyfreeze.schedule import Action, ActionKind
 from timelyfreeze.settings import key
@@ -228,7 +229,7 @@ class FreezingStage(EnteringStage):
         if backward_type == "input" or mask is None or not mask.any():
             return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
         if backward_type == "weight":
-            parameters = self._parameters_of_graph()
+            parameters = parameters_of_graph(self.submod, self._left_out())
             frozen = [p for p, is_frozen in zip(parameters, mask, strict=True) if is_frozen]
             groups = drop_frozen(bwd_kwargs["param_groups"], accumulation_nodes(frozen))
             return super().backward_maybe_with_nosync(
@@ -270,7 +271,7 @@ class FreezingStage(EnteringStage):
             self.submod.set_is_last_backward(False)
             self.submod.set_reshard_after_backward(False)
             self.submod.set_requires_gradient_sync(False)
-        parameters = self._parameters_of_graph()
+        parameters = parameters_of_graph(self.submod, self._left_out())
         return masked_full_backward(
             bwd_kwargs["stage_output"],
             bwd_kwargs["output_grads"],
@@ -321,19 +322,6 @@ class FreezingStage(EnteringStage):
         if mask is None:
             return 0.0
         return int(self.parameter_sizes[mask].sum()) / int(self.parameter_sizes.sum())
-
-    def _parameters_of_graph(self) -> list[Tensor]:
-        """Return the parameters of the autograd graph, in the order of ``parameter_names``.
-
-        FSDP computes with gathered parameters, which are other objects than the shards that stand
-        in the module otherwise; so they are looked up at each backward, and gathered first where
-        the forward has let go of them. Those that the batch does not run through are left alone.
-        """
-        left_out = self._left_out()
-        for module in self.submod.modules():
-            if isinstance(module, FSDPModule) and module not in left_out:
-                module.unshard()
-        return list(self.submod.parameters())
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
         """Reduce the batch's gradients over data-parallel replicas, masked ones included."""

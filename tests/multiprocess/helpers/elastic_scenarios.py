@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from launcher import ROOT, arguments
 
 N_STEPS = 10
@@ -15,12 +16,15 @@ FREEZING = {
 }
 
 
-def write_rows(folder):
-    """Write rows that are short enough for none to be left out."""
+@pytest.fixture(scope="module", name="folder")
+def rows_folder(tmp_path_factory):
+    """Where everything is, with rows that are short enough for none to be left out."""
+    folder = tmp_path_factory.mktemp("elastic")
     rows = (ROOT / "tests/assets/tiny_instruct/train.jsonl").read_text().splitlines()
     short = sorted(rows, key=lambda row: len("".join(json.loads(row).values())))[:101]
     (folder / "rows.jsonl").write_text("\n".join(short) + "\n")
     (folder / "few_rows.jsonl").write_text("\n".join(short[:40]) + "\n")
+    return folder
 
 
 def scenario(folder, name, *, is_elastic, save_at=(), late=None, resumes=None, **settings):

@@ -13,9 +13,9 @@ from elastic_scenarios import (
     N_STEPS,
     losses_of_steps,
     per_step,
+    rows_folder,
     rows_of_steps,
     scenario,
-    write_rows,
 )
 from faults import equal_weights, run_with
 from launcher import merged, run_scenarios
@@ -24,13 +24,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from timelyfreeze.plots.drawing import draw_run
 from timelyfreeze.records import FRONT, LOSSES, MOVES, STEPS, read_summary
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Where everything is, with the rows."""
-    folder = tmp_path_factory.mktemp("elastic")
-    write_rows(folder)
-    return folder
+folder = rows_folder
 
 
 @pytest.fixture(scope="module")

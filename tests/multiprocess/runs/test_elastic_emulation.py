@@ -8,9 +8,9 @@ from elastic_scenarios import (
     N_STEPS,
     losses_of_steps,
     per_step,
+    rows_folder,
     rows_of_steps,
     scenario,
-    write_rows,
 )
 from launcher import merged, run_scenarios
 
@@ -20,13 +20,7 @@ from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
 
 ORDERS = {"1F1B": one_f_one_b_order, "GPipe": gpipe_order}
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Where everything is, with the rows."""
-    folder = tmp_path_factory.mktemp("elastic_emulation")
-    write_rows(folder)
-    return folder
+folder = rows_folder
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,12 @@
 """What each process says of a command line that cannot be used; nothing starts here."""
 
 import logging
-from pathlib import Path
 
 import pytest
-import torch.distributed.checkpoint as dcp
 
 from tests.torchtitan.helpers.job_configs import make_job_config
 from torchtitan.freezing import launch as launch_module
-from torchtitan.freezing.checks import ConfigError
-from torchtitan.freezing.checks.checkpoints import Start
-from torchtitan.freezing.launch import check, launch, prepare
+from torchtitan.freezing.launch import launch
 from torchtitan.images.examples import ImageError
 
 # Wrong for the parser, which prints by itself; wrong for our checks, which raise.
@@ -97,70 +93,3 @@ def test_a_damaged_picture_is_named_without_a_stack_trace(
     printed = said(capfd)
     assert "error: pictures.parquet, row 7: is not a readable picture (cut off)\n" in printed
     assert "Traceback" not in printed
-
-
-TINY = ("--job.config_file=train_configs/tiny_8m.toml", "--training.seq_len=64")
-ROW = '{"instruction": "Say yes.", "input": "", "output": "Yes, I do."}\n'
-
-
-def rows(place: Path, number: int) -> str:
-    place.write_text(ROW * number)
-    return f"--training.dataset_path={place}"
-
-
-def validation(batch: int) -> list[str]:
-    size = f"--validation.local_batch_size={batch}"
-    return ["--validation.enable", "--validation.dataset=alpaca", "--validation.seq_len=64", size]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("keys", "n_rows", "told"),
-    [
-        (["--training.seq_len=8"], 9, "none of 9 examples has an answer token within training.seq"),
-        (validation(batch=8), 7, "validation.local_batch_size is 8, but a reader has only 7 exam"),
-        (
-            [*validation(batch=8), "--parallelism.data_parallel_shard_degree=2"],
-            14,
-            "validation.local_batch_size is 8, but a reader has only 7 examples",
-        ),
-        (
-            ["--parallelism.data_parallel_shard_degree=2"],
-            1,
-            "the data set has 1 usable examples, fewer than the 2 readers",
-        ),
-    ],
-)
-def test_data_that_gives_no_batch_is_told_before_processes_meet(
-    tmp_path: Path, keys: list[str], n_rows: int, told: str
-) -> None:
-    alone = [*TINY, "--parallelism.data_parallel_shard_degree=1", f"--job.dump_folder={tmp_path}"]
-    with pytest.raises(ConfigError, match=told):
-        check([*alone, *keys, rows(tmp_path / "rows.jsonl", n_rows)])
-    check(
-        [*alone, *(key for key in keys if "seq_len=8" not in key), rows(tmp_path / "r.jsonl", 16)]
-    )
-
-
-@pytest.mark.slow
-def test_rows_added_since_the_checkpoint_are_told_before_processes_meet(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rows of another number are dealt in another order: what was read is not known any more."""
-    config = prepare([*TINY, rows(tmp_path / "rows.jsonl", 16)])
-    titan_spec = launch_module.titan_spec.get_train_spec("llama3")
-    tokenizer = titan_spec.build_tokenizer_fn(config)
-    loader = titan_spec.build_dataloader_fn(
-        dp_world_size=1, dp_rank=0, tokenizer=tokenizer, job_config=config
-    )
-    next(iter(loader))
-    folder = tmp_path / "step-1"
-    dcp.save({"dataloader": loader.state_dict()}, checkpoint_id=folder, no_dist=True)
-    monkeypatch.setattr(launch_module, "start_of", lambda config: Start(folder, 1))
-
-    launch_module.check_readers(config)
-    rows(tmp_path / "rows.jsonl", 17)
-    with pytest.raises(ConfigError, match="has examples = 16, this run has 17; give the run the d"):
-        launch_module.check_readers(config)
-    config.checkpoint.exclude_from_loading = ["dataloader"]
-    launch_module.check_readers(config)

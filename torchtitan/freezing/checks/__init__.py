@@ -19,10 +19,12 @@ from torchtitan.freezing.checks.pipeline import (
     schedule_errors,
     size_errors,
 )
+from torchtitan.freezing.checks.readers import check_readers
 
 __all__ = [
-    "ConfigError", "caches", "check", "check_examples", "compiles_blocks", "freeze_settings",
-    "is_done", "join_errors", "n_microbatches", "partition_errors", "peer_errors",
+    "ConfigError", "caches", "check", "check_examples", "check_readers", "compiles_blocks",
+    "freeze_settings", "is_done", "join_errors", "n_microbatches", "partition_errors",
+    "peer_errors",
     "pipeline_errors", "reads_training_examples", "recompute_error", "schedule_errors",
     "size_errors", "start_of", "validation_split",
 ]  # fmt: skip

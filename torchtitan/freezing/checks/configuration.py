@@ -9,11 +9,10 @@ from timelyfreeze.settings import arguments_named
 from torchtitan.freezing.checks.cache import cache_errors, cache_folder_errors
 from torchtitan.freezing.checks.checkpoints import checkpoint_errors, output_errors
 from torchtitan.freezing.checks.data import data_errors, example_errors, validation_errors
-from torchtitan.freezing.checks.elastic import elastic_errors
 from torchtitan.freezing.checks.freezing import freezing_errors
 from torchtitan.freezing.checks.images import image_errors, vision_errors
 from torchtitan.freezing.checks.models import device_errors, model_errors, tokenizer_errors
-from torchtitan.freezing.checks.packing import packing_errors
+from torchtitan.freezing.checks.moves import elastic_errors, packing_errors
 from torchtitan.freezing.checks.parallel import float8_errors, parallel_errors
 from torchtitan.freezing.checks.partition import partition_errors
 from torchtitan.freezing.checks.pipeline import emulation_errors, pipeline_errors

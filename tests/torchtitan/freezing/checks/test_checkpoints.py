@@ -6,25 +6,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed.checkpoint as dcp
-from torchtitan.models.llama3 import Transformer
-from torchtitan.models.llama3.model.args import TransformerModelArgs
 
-from tests.timelyfreeze.helpers.ranks import Ranks
-from tests.torchtitan.helpers.job_configs import config
+from tests.torchtitan.helpers.checkpoints import (
+    found,
+    save,
+    saved_config,
+    small_model,
+    weights,
+    write,
+)
 from tests.torchtitan.helpers.job_configs import make_job_config as job_config
 from timelyfreeze.files import shown
-from timelyfreeze.schedule.schedules import one_f_one_b_order
 from torchtitan.checkpoints.finished import (
     damage,
     finished_steps,
-    saved_keys,
-    saved_values,
     unfinished_steps,
 )
 from torchtitan.checkpoints.settings import save_settings
-from torchtitan.freezing.checks import resuming
 from torchtitan.freezing.checks.checkpoints import (
     checkpoint_errors,
     is_done,
@@ -32,31 +31,7 @@ from torchtitan.freezing.checks.checkpoints import (
     start_of,
 )
 
-
-def model_of(n_layers: int = 2, dim: int = 16) -> TransformerModelArgs:
-    return TransformerModelArgs(dim=dim, n_layers=n_layers, n_heads=2, vocab_size=64)
-
-
-@pytest.fixture(autouse=True)
-def _small_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flavors are of two layers, but for one of three and a wide one."""
-    flavors = {"deep": model_of(n_layers=3), "wide": model_of(dim=32)}
-
-    def chosen(job_config: Any, _: Any) -> TransformerModelArgs:
-        return flavors.get(job_config.model.flavor, model_of())
-
-    monkeypatch.setattr(resuming, "chosen_args", chosen)
-
-
-def weights() -> dict[str, Any]:
-    return {name: torch.zeros_like(w) for name, w in Transformer(model_of()).state_dict().items()}
-
-
-def save(place: Path, step: int, **states: Any) -> Path:
-    """A checkpoint by torch itself, with all that a run goes on from."""
-    trained = {"train_state": {"step": step}, "optimizer": {"state.x": torch.ones(500)}}
-    dcp.save({**weights(), **trained, **states}, checkpoint_id=place, no_dist=True)
-    return place
+_small_model = small_model
 
 
 def write_checkpoint(folder: Path, step: int) -> Path:
@@ -292,125 +267,3 @@ def test_a_read_only_folder_is_told(tmp_path: Path) -> None:
     error = the_error(output_errors(job_config(**changes)))
     assert error.startswith("job.dump_folder is '/proc/sys', and nothing can be written to ")
     assert error.endswith("; name another folder")
-
-
-# A pipeline of two ranks and four microbatches, two processes for each.
-ORDER = one_f_one_b_order(2, 4)
-
-
-def write(folder: Path, last_step: int = 5, **data: Any) -> Path:
-    """A checkpoint of step 6, by torch itself."""
-    ranks = Ranks(ORDER, n_replicas=2)
-    ranks.run(1, last_step)
-    place = folder / "outputs" / "checkpoint" / "step-6"
-    return save(place, 6, freezing=ranks.saved(), dataloader={"world_size": 2, **data})
-
-
-def saved_config(**changes: Any) -> Any:
-    values = {
-        "checkpoint__enable": True,
-        "parallelism__pipeline_parallel_degree": 2,
-        "parallelism__data_parallel_shard_degree": 4,
-        "training__local_batch_size": 4,
-        "training__dataset": "alpaca",
-        **changes,
-    }
-    return config(**values)
-
-
-def found(folder: Path, **changes: Any) -> list[str]:
-    changes["job__dump_folder"] = str(folder / "outputs")
-    return list(checkpoint_errors(saved_config(**changes)))
-
-
-@pytest.mark.parametrize("shard_degree", [1, 2, 4])
-def test_any_number_of_replicas_goes_on_with_instruction_data(
-    shard_degree: int, tmp_path: Path
-) -> None:
-    write(tmp_path)
-    assert found(tmp_path, parallelism__data_parallel_shard_degree=shard_degree) == []
-
-
-@pytest.mark.parametrize("last_step", [1, 3, 6, 9])
-def test_another_pipeline_is_told_with_key_and_value(last_step: int, tmp_path: Path) -> None:
-    place = write(tmp_path, last_step)
-    (error,) = found(tmp_path, parallelism__pipeline_parallel_degree=4)
-    assert error.startswith(f"{str(place)!r}: the checkpoint was saved by a pipeline of 2 ranks")
-    assert "this run has parallelism.pipeline_parallel_degree 4" in error
-    kept = found(tmp_path, training__local_batch_size=8)
-    if last_step == 1:
-        assert kept == [], "nothing was measured yet"
-    else:
-        assert "of 4 microbatches in a batch, this run has 8" in kept[0]
-    anew = {"checkpoint__exclude_from_loading": ["freezing"]}
-    assert found(tmp_path, parallelism__pipeline_parallel_degree=4, **anew) == []
-    assert found(tmp_path, parallelism__pipeline_parallel_degree=4, freezing__method="none") == []
-
-
-def test_text_data_goes_on_with_as_many_replicas_only(tmp_path: Path) -> None:
-    place = write(tmp_path)
-    text = {"training__dataset": "c4_test"}
-    (error,) = found(tmp_path, **text)
-    assert error.startswith(
-        f"the checkpoint {str(place)!r} was saved with 2 data-parallel ranks, and this run has 4 "
-        "(parallelism.data_parallel_replicate_degree x data_parallel_shard_degree)"
-    )
-    assert "'c4_test' (training.dataset)" in error
-    assert found(tmp_path, parallelism__data_parallel_shard_degree=2, **text) == []
-    replicated = {
-        "parallelism__data_parallel_replicate_degree": 2,
-        "parallelism__data_parallel_shard_degree": 1,
-    }
-    assert found(tmp_path, **replicated, **text) == []
-    assert found(tmp_path, checkpoint__exclude_from_loading=["dataloader"], **text) == []
-
-
-@pytest.mark.parametrize(("n_processes", "n_errors"), [("4", 0), ("8", 1), ("", 0)])
-def test_the_rest_of_the_processes_counts(
-    n_processes: str, n_errors: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(tmp_path)
-    monkeypatch.setenv("WORLD_SIZE", n_processes)
-    changes = {"training__dataset": "c4_test", "parallelism__data_parallel_shard_degree": -1}
-    assert len(found(tmp_path, **changes)) == n_errors
-
-
-def test_what_a_new_run_begins_from_is_looked_at_if_more_than_weights_are_taken(
-    tmp_path: Path,
-) -> None:
-    place = write(tmp_path)
-    changes = {
-        "checkpoint__initial_load_path": str(place),
-        "parallelism__pipeline_parallel_degree": 4,
-    }
-    assert found(tmp_path / "new", **changes) == []
-    assert len(found(tmp_path / "new", checkpoint__initial_load_model_only=False, **changes)) == 1
-
-
-@pytest.mark.parametrize(
-    "text", ["", "{", "3", "[]", '{"tally": 1}', '{"tally": {"x": 1}}', '{"planner": {}}']
-)
-def test_a_foreign_state_is_told_without_a_stack_trace(text: str, tmp_path: Path) -> None:
-    place = tmp_path / "outputs" / "checkpoint" / "step-6"
-    save(place, 6, freezing={"rank_0": text}, dataloader={"world_size": 2})
-    told = found(tmp_path)
-    assert told[0].startswith(f"the checkpoint {str(place)!r} is damaged or foreign: ")
-
-
-class Spy:
-    def __reduce__(self) -> Any:
-        return os.system, ("touch spied",)
-
-
-def test_a_value_that_names_code_is_refused_and_not_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    place = write(tmp_path, spy=Spy())
-    assert "dataloader.spy" in saved_keys(place)
-    with pytest.raises(ValueError, match=r"dataloader\.spy in .* cannot be read"):
-        saved_values(place, ["dataloader.spy"])
-    assert not Path("spied").exists()
-    assert saved_values(place, ["dataloader.world_size"]) == {"dataloader.world_size": 2}
-    with pytest.raises(ValueError, match=r"has no dataloader\.nothing"):
-        saved_values(place, ["dataloader.nothing"])

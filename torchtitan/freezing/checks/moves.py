@@ -1,4 +1,7 @@
-"""Finds errors in ``[freezing.packing]``: what keeps batches from growing."""
+"""Finds errors in ``[freezing.elastic]`` and ``[freezing.packing]``.
+
+Both have a run move as layers freeze, to a shorter pipeline or to larger batches.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ from collections.abc import Iterator
 from timelyfreeze.policies import NONE, makes_plan
 from timelyfreeze.settings import OFF, effective_skip_input_grads
 from torchtitan.data.rows.kinds import INSTRUCT_DATASETS, is_instruct_dataset
-from torchtitan.freezing.checks.elastic import join_errors
 from torchtitan.freezing.checks.parallel import (
     COMPILED,
     NOT_COMPILED,
@@ -17,6 +19,38 @@ from torchtitan.freezing.checks.parallel import (
 from torchtitan.freezing.checks.pipeline import n_microbatches, one_stage_errors
 from torchtitan.freezing.config import JobConfig, global_rows
 
+_ENABLED = "freezing.elastic.enable is true"
+_ALONE = ("tensor_parallel_degree", "context_parallel_degree", "expert_parallel_degree")
+
+
+def elastic_errors(config: JobConfig) -> Iterator[str]:
+    """Yield why a run cannot go on in another pipeline; nothing where nothing is frozen."""
+    freezing, parallelism = config.freezing, config.parallelism
+    if not freezing.elastic.enable or freezing.method == NONE:
+        return
+    yield from freezing.elastic.errors()
+    yield from _late_errors(config)
+    if makes_plan(freezing.method):
+        yield (
+            f"{_ENABLED}, and freezing.method is {freezing.method!r}, whose plan is of one "
+            "pipeline; it must be a policy without a plan"
+        )
+    yield from one_stage_errors(config, _ENABLED)  # so a shorter pipeline has as many as ranks
+    for degree in _ALONE:
+        if (value := getattr(parallelism, degree)) > 1:
+            yield f"{_ENABLED}, and parallelism.{degree} is {value}; it must be 1"
+    dataset = config.training.dataset
+    if not is_instruct_dataset(dataset):
+        yield (
+            f"{_ENABLED}, and training.dataset is {dataset!r}, whose rows cannot be dealt to more "
+            f"replicas; it must be one of {', '.join(INSTRUCT_DATASETS)}"
+        )
+    if config.model.name != "llama3":
+        yield (
+            f"{_ENABLED}, and model.name is {config.model.name!r}, whose layers cannot be counted; "
+            "it must be 'llama3'"
+        )
+
 
 def packing_errors(config: JobConfig) -> Iterator[str]:
     """Yield why the batches of a run cannot grow; nothing where nothing is frozen."""
@@ -24,7 +58,7 @@ def packing_errors(config: JobConfig) -> Iterator[str]:
     if not settings.is_on or freezing.method == NONE:
         return
     yield from settings.errors()
-    yield from join_errors(config)
+    yield from _late_errors(config)
     on = f"freezing.packing.mode is {settings.mode!r}"
     if makes_plan(freezing.method):
         yield (
@@ -79,4 +113,14 @@ def _batch_errors(config: JobConfig, on: str) -> Iterator[str]:
         yield (
             f"freezing.packing.max_global_batch is {most}; it must be 0, or at least "
             f"training.global_batch_size ({rows})"
+        )
+
+
+def _late_errors(config: JobConfig) -> Iterator[str]:
+    """Yield why a move could not be given up: messages from before it would be, first."""
+    limit_s, timeout_s = config.freezing.elastic.join_limit_s, config.comm.init_timeout_seconds
+    if not 0.0 < limit_s < timeout_s:
+        yield (
+            f"freezing.elastic.join_limit_s is {limit_s}; it must be above 0 and below "
+            f"comm.init_timeout_seconds ({timeout_s}), after which ranks fail that wait for another"
         )
