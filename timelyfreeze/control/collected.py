@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
-from numpy.typing import ArrayLike
-
 from timelyfreeze.control.caching import CacheUse, use_of_all
+from timelyfreeze.control.plans.plan_in_force import PlanInForce
 from timelyfreeze.records import PassedEnergy
 from timelyfreeze.runtime import RankUpdates, step_ratios
-from timelyfreeze.schedule import Action, PipelineDag
+from timelyfreeze.schedule import Action
 from timelyfreeze.settings import Phase
 from timelyfreeze.timing import BatchRecord, RankBatches, batch_times
 
@@ -128,13 +127,22 @@ class CollectedMetrics:
 
 
 def collected(
-    dag: PipelineDag,
-    ranks: Sequence[RankMetrics],
-    delays_ms: ArrayLike | None,
-    policy: Mapping[str, float],
-    drift: float | None,
+    ranks: Sequence[RankMetrics], in_force: PlanInForce, policy: Mapping[str, float]
 ) -> CollectedMetrics:
-    """Put together what the ranks, one entry per process, tell; see :func:`batch_times`."""
+    """Put together what the ranks, one entry per process, tell; see :func:`batch_times`.
+
+    Args:
+        ranks: What each measured.
+        in_force: The plan that they follow, with its bounds and its graph.
+        policy: Metrics of the policy's decision.
+
+    Raises:
+        RuntimeError: If processes that hold the same stage have frozen different tensors.
+    """
+    _check_same_masks(ranks)
+    batches = [rank.log.batches for rank in ranks]
+    is_stable = ranks[0].log.phases == {Phase.STABLE} and all(b.batches for b in batches)
+    bounds = in_force.bounds
     applied: dict[int, list[float]] = {}
     for rank in ranks:
         for stage, fraction in rank.log.applied_stage_ratios.items():
@@ -145,20 +153,22 @@ def collected(
     uses = [rank.cache for rank in ranks if rank.cache is not None]
     energies = [rank.updates.energy for rank in ranks if rank.updates.energy is not None]
     return CollectedMetrics(
-        batch_ms=batch_times(dag, [rank.log.batches for rank in ranks], delays_ms),
+        batch_ms=batch_times(
+            in_force.dag, batches, None if bounds is None else bounds.delays_ms(in_force.dag)
+        ),
         applied_stage_ratios={s: sum(v) / len(v) for s, v in sorted(applied.items())},
         average_freeze_ratio=frozen / elements if elements else 0.0,
         score_ms_per_step=max((ms for ms, _ in scores), default=None),
         score_bytes=max((n_bytes for _, n_bytes in scores), default=None),
         policy=policy,
-        drift=drift,
+        drift=in_force.drift(batches) if is_stable else None,
         step_ratios=step_ratios([rank.updates.steps for rank in ranks]),
         energy=sum(energies[1:], energies[0]) if energies else None,
         cache=use_of_all(uses) if uses else None,
     )
 
 
-def check_same_masks(ranks: Sequence[RankMetrics]) -> None:
+def _check_same_masks(ranks: Sequence[RankMetrics]) -> None:
     """See that all processes that hold a stage have frozen the same.
 
     Masks are a pure function of what all of them know. Should they ever differ, gradients of

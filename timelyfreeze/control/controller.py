@@ -26,7 +26,6 @@ from timelyfreeze.control.collected import (
     CollectedMetrics,
     ObservedBatch,
     RankMetrics,
-    check_same_masks,
     collected,
 )
 from timelyfreeze.control.masks import BatchMasks, units_of
@@ -366,26 +365,15 @@ class FreezeController:
             RuntimeError: If processes that hold the same stage have frozen different tensors.
         """
         self._drain()
-        checks, log = self.checks, self._log.take()
+        checks = self.checks
         mine = RankMetrics(
-            log,
+            self._log.take(),
             None if checks is None else (checks.take_ms_per_step(), checks.n_bytes),
             self._updates.take(gradient_scale, self._drawn_ratio),
             None if self.cache is None else self.cache.use(),
         )
-        ranks: list[RankMetrics] = self._exchange.all_gather(mine)
-        check_same_masks(ranks)
-        drift = None
-        is_known = all(rank.log.batches.batches for rank in ranks)
-        if log.phases == {Phase.STABLE} and is_known:
-            drift = self._in_force.drift([rank.log.batches for rank in ranks])
-        return collected(
-            self.dag,
-            ranks,
-            None if self.bounds is None else self.bounds.delays_ms(self.dag),
-            {} if checks is None else dict(checks.decision.metrics),
-            drift,
-        )
+        policy = {} if checks is None else dict(checks.decision.metrics)
+        return collected(self._exchange.all_gather(mine), self._in_force, policy)
 
     def frozen_counts(self) -> list[FrozenCount]:
         """Return how often each tensor of the model was frozen since freezing began.
