@@ -67,7 +67,11 @@ class Settings:
     @property
     def emulates(self) -> bool:
         """Whether one process does the work of all ranks."""
-        return self._value("emulation.enable", default=False) is True
+        return self.is_on("emulation.enable")
+
+    def is_on(self, key: str) -> bool:
+        """Return whether the runs have ``key`` switched on; keys are off by default."""
+        return self._value(key, default=False) is True
 
     @property
     def n_ranks(self) -> int:
@@ -80,7 +84,7 @@ class Settings:
         section, _, name = key.partition(".")
         try:
             table = tomllib.loads(self.config.read_text()).get(section, {})
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             table = {}
         found = table.get(name, default) if isinstance(table, dict) else default
         for word, behind in zip(self.arguments, [*self.arguments[1:], ""], strict=False):

@@ -11,7 +11,6 @@ import os
 import shlex
 import sys
 import time
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -107,17 +106,8 @@ def scoring_errors(settings: Settings) -> Iterator[str]:
     """Yield why runs of these settings could not be scored."""
     if find_spec(_HARNESS) is None:
         yield "--evaluate needs lm-eval, which is not installed: pip install 'timelyfreeze[eval]'"
-    if settings.config.is_file() and not _keeps_checkpoints(settings):
+    if settings.config.is_file() and not settings.is_on("checkpoint.enable"):
         yield "--evaluate scores checkpoints; set checkpoint.enable in CONFIG"
-
-
-def _keeps_checkpoints(settings: Settings) -> bool:
-    with settings.config.open("rb") as file:
-        is_on = bool(tomllib.load(file).get("checkpoint", {}).get("enable", False))
-    flags = {"--checkpoint.enable": True, "--checkpoint.no_enable": False}
-    for word in settings.arguments:
-        is_on = flags.get("--" + word.removeprefix("--").replace("-", "_"), is_on)
-    return is_on
 
 
 @dataclass(frozen=True)
