@@ -138,6 +138,9 @@ def test_every_configuration_we_ship_parses_and_passes(
     monkeypatch.chdir(ROOT)
     job_config = ConfigManager(job_config_class()).parse_args([f"--job.config_file={path}"])
     assert isinstance(job_config.freezing, Freezing)
+    if job_config.training.dataset == "images":
+        pytest.importorskip("torchvision", reason="it needs the extra vision")
+        pytest.importorskip("transformers", reason="it needs the extra vision")
     # Weights are not in the repository.
     job_config.checkpoint.initial_load_in_hf = False
     check(job_config)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("PIL", reason="Pillow is not installed: the extra vision has it")
+pytest.importorskip("torchvision", reason="torchvision is not installed: the extra vision has it")
 
 from tests.make_assets.pictures import png, rows, write_folder, write_parquet
 from tests.torchtitan.helpers.job_configs import config
