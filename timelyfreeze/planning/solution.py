@@ -22,6 +22,7 @@ from timelyfreeze.schedule import (
 )
 from timelyfreeze.settings import Phase, key
 from timelyfreeze.timing import (
+    UNFROZEN,
     DurationBounds,
     Pattern,
     PatternTimes,
@@ -54,12 +55,14 @@ class RankTimes:
         curves: What sampling tokens adds to the gradients of its stages.
         outside_ms: What steps took besides their batches, for each of them; in this process, which
             may have waited for others.
+        warmup: Times of the batches before, which nothing is planned from.
     """
 
     patterns: tuple[PatternTimes, ...]
     p2p_latency_ms: Mapping[tuple[int, int], float] = field(default_factory=dict)
     curves: Mapping[int, VarianceCurve] = field(default_factory=dict)
     outside_ms: tuple[float, ...] = ()
+    warmup: PatternTimes = field(default_factory=lambda: PatternTimes(UNFROZEN, {}))
 
 
 @dataclass(frozen=True)
@@ -167,10 +170,12 @@ def _message_time(
 def _missed_by(
     dag: PipelineDag, bounds: DurationBounds, ranks: Sequence[RankTimes], n_processors: float | None
 ) -> list[float]:
-    """Return measured over played time of each batch, whatever it froze."""
+    """Return measured over played time of each batch, whatever it froze, oldest first."""
     delays_ms = bounds.delays_ms(dag)
+    warmup_ms = _batches(dag, [rank.warmup for rank in ranks], delays_ms)
+    timed = [(bounds.max_ms, warmup_ms), *_timed_patterns(dag, bounds, ranks)]
     missed_by = []
-    for durations_ms, batches_ms in _timed_patterns(dag, bounds, ranks):
+    for durations_ms, batches_ms in timed:
         played_ms = play_batch(dag, durations_ms, n_processors, delays_ms)[1]
         missed_by += [batch_ms / played_ms if played_ms > 0.0 else 0.0 for batch_ms in batches_ms]
     return missed_by

@@ -25,16 +25,16 @@ N_RUNS = 60
 class Machine:
     """Takes 10 ms for a forward and 20 for a live backward, times its speed and some noise."""
 
-    def __init__(self, seed: int, drift: float, noise: float) -> None:
+    def __init__(self, seed: int, drift: float, noise: float, lasts: float = 2.0) -> None:
         self.rng = np.random.default_rng(seed)
-        self.drift, self.noise = drift, noise
+        self.drift, self.noise, self.lasts = drift, noise, lasts
         self.slowness = self._speeds()
 
     def _speeds(self) -> Iterator[float]:
-        """A speed for each batch; one lasts for two of them in the mean."""
+        """A speed for each batch; one lasts for so many of them in the mean."""
         while True:
             speed = math.exp(self.rng.normal(0.0, self.drift))
-            yield from [speed] * int(self.rng.geometric(0.5))
+            yield from [speed] * int(self.rng.geometric(1.0 / self.lasts))
 
     def batch(self, ratio: float) -> tuple[dict[Action, float], list[float], float]:
         """Return what actions took, each rank's span, and the batch, on the machine's own clock."""
@@ -51,22 +51,36 @@ class Machine:
         return durations, spans, max(end for _, end in seen.values())
 
 
-def monitored(machine: Machine, n: int) -> list[RankTimes]:
-    found: list[list[PatternTimes]] = [[] for _ in ORDER.ranks]
-    pattern: Pattern
-    for pattern, ratio in ((UNFROZEN, 0.0), (FROZEN, 1.0)):
-        batches = [machine.batch(ratio) for _ in range(n)]
-        for rank, row in enumerate(ORDER.ranks):
-            times = {action: [each[0][action] for each in batches] for action in row}
-            spans = tuple(each[1][rank] for each in batches)
-            found[rank].append(PatternTimes(pattern, times, spans))
-    return [RankTimes(tuple(patterns)) for patterns in found]
+def timed(machine: Machine, pattern: Pattern, n: int) -> list[PatternTimes]:
+    """What each rank sees of ``n`` batches."""
+    batches = [machine.batch(float(pattern == FROZEN)) for _ in range(n)]
+    return [
+        PatternTimes(
+            pattern,
+            {action: [each[0][action] for each in batches] for action in row if n},
+            tuple(each[1][rank] for each in batches),
+        )
+        for rank, row in enumerate(ORDER.ranks)
+    ]
 
 
-def in_interval(seed: int, n: int, drift: float, noise: float) -> tuple[bool, float]:
+def monitored(machine: Machine, n: int, n_warmup: int) -> list[RankTimes]:
+    warmup, *halves = (
+        timed(machine, pattern, n_batches)
+        for pattern, n_batches in ((UNFROZEN, n_warmup), (UNFROZEN, n), (FROZEN, n))
+    )
+    return [
+        RankTimes(patterns, warmup=warmup[rank])
+        for rank, patterns in enumerate(zip(*halves, strict=True))
+    ]
+
+
+def in_interval(
+    seed: int, n: int, drift: float, noise: float, lasts: float = 2.0, n_warmup: int = 0
+) -> tuple[bool, float]:
     """Whether the later median of half frozen batches is in the interval, and its factor."""
-    machine = Machine(seed, drift, noise)
-    _, bounds = bounds_from_times(monitored(machine, n), ORDER)
+    machine = Machine(seed, drift, noise, lasts)
+    _, bounds = bounds_from_times(monitored(machine, n, n_warmup), ORDER)
     assert bounds.interval_factor is not None
     span = bounds.max_ms - bounds.min_ms
     plan = plan_from_ratios(DAG, bounds, np.where(DAG.freezable & (span > 0.0), 0.5, 0.0))
@@ -90,3 +104,22 @@ def test_an_even_machine_has_a_narrow_interval_and_keeps_to_it() -> None:
     assert sum(hit for hit, _ in found) >= 0.9 * len(found)
     assert max(factor for _, factor in found) < min(uneven)
     assert np.median([factor for _, factor in found]) < 1.02 < 1.15 < np.median(uneven)
+
+
+def hits(lasts: float, n: int, n_warmup: int) -> tuple[int, float]:
+    found = [in_interval(seed, n, DRIFT, 0.03, lasts, n_warmup) for seed in range(N_RUNS)]
+    return sum(hit for hit, _ in found), float(np.median([factor for _, factor in found]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("lasts", "n", "n_warmup", "least"), [(4.0, 4, 16, 0.9), (20.0, 19, 60, 0.75)]
+)
+def test_the_warm_up_tells_of_speeds_that_last_for_much_of_monitoring(
+    lasts: float, n: int, n_warmup: int, least: float
+) -> None:
+    """As long as the warm-up of the default run, and that of the paper, which sees five speeds."""
+    alone, narrow = hits(lasts, n, 0)
+    with_warmup, wide = hits(lasts, n, n_warmup)
+    assert with_warmup >= max(least * N_RUNS, alone + 1)
+    assert wide > narrow

@@ -21,6 +21,21 @@ def test_the_factor_by_hand(freedom: int, quantile: float) -> None:
     assert math.log(found) == pytest.approx(quantile * spread, rel=0.013)
 
 
+def test_batches_in_a_row_on_one_speed_count_as_fewer() -> None:
+    """Blocks of 3: of 11 neighbours 8 are alike and 3 are not; two apart, 4 are and 6 are not."""
+    errors = [0.1, 0.1, 0.1, -0.1, -0.1, -0.1] * 2
+    r_1 = (8 - 3) / 12
+    r_2 = (4 - 6) / 12
+    assert r_2 < 0.0
+    told = 12 / (1 + 2 * (1 - 1 / 12) * r_1)
+    spread = math.sqrt(12 * 0.01 / 11 * (1 + math.pi / (2 * told)))
+    found = interval_factor([math.exp(error) for error in errors])
+    assert found is not None
+    # Between Student's quantiles of 5 and 6 degrees of freedom.
+    assert 1.943 * spread < math.log(found) < 2.015 * spread
+    assert interval_factor([math.exp(error) for error in errors[::-1]]) == pytest.approx(found)
+
+
 def test_what_all_batches_are_late_by_is_in_it() -> None:
     late = interval_factor([1.08] * 20)
     assert late is not None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from timelyfreeze.planning import RankTimes, VarianceCurve
-from timelyfreeze.timing import Monitoring
+from timelyfreeze.timing import UNFROZEN, Monitoring, PatternTimes, Samples
 
 
 class Measured:
@@ -14,6 +14,7 @@ class Measured:
 
     Attributes:
         times: Of the actions of monitoring, by what was frozen.
+        warmup: Of the batches before it; a resumed run has those since, for they plan nothing.
         transfers_ms: Of messages, by sending and receiving rank, as far as this process knows.
         curves: What sampling tokens adds to gradients, by stage, as last measured.
         outside_ms: What each timed step took besides its batches, for each of them.
@@ -21,6 +22,7 @@ class Measured:
 
     def __init__(self) -> None:
         self.times = Monitoring()
+        self.warmup = Samples()
         self.transfers_ms: Mapping[tuple[int, int], float] = {}
         self.curves: Mapping[int, VarianceCurve] = {}
         self.outside_ms: list[float] = []
@@ -31,7 +33,15 @@ class Measured:
 
     def rank_times(self) -> RankTimes:
         """Return all of it, to be sent to whoever solves."""
-        return RankTimes(self.times.times(), self.transfers_ms, self.curves, tuple(self.outside_ms))
+        warmup = PatternTimes(UNFROZEN, self.warmup.per_action(), tuple(self.warmup.spans_ms))
+        return RankTimes(
+            self.times.times(), self.transfers_ms, self.curves, tuple(self.outside_ms), warmup
+        )
+
+    def forget(self) -> None:
+        """Forget the times of batches: there is a plan, or there will be none."""
+        self.times.clear()
+        self.warmup = Samples()
 
     def to_plain(self) -> dict[str, Any]:
         """Return all of it as plain data for a checkpoint."""

@@ -110,6 +110,8 @@ class Planner:
         """Take note of a batch; ``pattern`` is what it froze if it was one of monitoring."""
         if pattern is not None and self.in_force.plan is None:
             self.measured.times.add(pattern, record, is_cold=cold)
+        if phase is Phase.WARMUP:
+            self.measured.warmup.add(record, is_cold=cold)
         if phase is Phase.STABLE and self.in_force.plan is not None:
             self._replanning.add(record, is_cold=cold)
 
@@ -210,7 +212,7 @@ class Planner:
         answer = self._call.take()
         self._call = None
         again, self._again = self._again, None
-        self.measured.times.clear()
+        self.measured.forget()
         if isinstance(answer, str):
             if again is None:
                 self.failure = answer
