@@ -127,7 +127,7 @@ paper_runs() {
     --lr_scheduler.warmup_steps=6 --freezing.last_warmup_step=6 --freezing.last_monitor_step=26
     --freezing.last_ramp_step=27 --freezing.discard_batches=2 --metrics.log_freq=1 --plots.no_enable "${@:3}")
   if [ -n "$small" ]; then
-    schedules=(1F1B ZBVZeroBubble) few_of_paper=(--schedules "${schedules[@]}")
+    schedules=(ZBVZeroBubble) few_of_paper=(--schedules "${schedules[@]}")
   fi
   mkdir -p "$output/paper"
   timelyfreeze paper table "$table" "$output/paper" --emulate --methods timelyfreeze --seeds 42 "${few_of_paper[@]}" \

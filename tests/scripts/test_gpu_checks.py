@@ -26,13 +26,13 @@ def gpu_checks(*arguments: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=1500,
+        timeout=2400,
     )
 
 
 @needs_environment
 @pytest.mark.long
-@pytest.mark.timeout(1600)
+@pytest.mark.timeout(2500)
 def test_what_one_gpu_can_do(tmp_path: Path) -> None:
     done = gpu_checks(
         "--small",
@@ -58,10 +58,12 @@ def test_what_one_gpu_can_do(tmp_path: Path) -> None:
     for number in (1, 4):
         lines = (tmp_path / f"paper/table_{number}.md").read_text().splitlines()
         rows = [line for line in lines if " | timelyfreeze | " in line]
-        assert [row.split(" | ")[0] for row in rows[-2:]] == ["| 1F1B", "| ZBVZeroBubble"]
-    for folder in ("emulate", *(f"paper/default_{config}" for config in CONFIGS)):
+        assert rows[-1].startswith("| ZBVZeroBubble | timelyfreeze | ")
+    small = {"emulate": ("1F1B", "ZBVZeroBubble")}
+    small |= {f"paper/default_{config}": ("ZBVZeroBubble",) for config in CONFIGS}
+    for folder, schedules in small.items():
         table = (tmp_path / folder / "prediction.md").read_text()
-        for schedule in ("1F1B", "ZBVZeroBubble"):
+        for schedule in schedules:
             (row,) = [line for line in table.splitlines() if f"4 ranks | {schedule} |" in line]
             assert "| - |" not in row, "predicted and measured, all of them"
     assert done.stdout.count("emulated in one process") == 2
@@ -70,7 +72,7 @@ def test_what_one_gpu_can_do(tmp_path: Path) -> None:
 @needs_environment
 @pytest.mark.multiprocess
 @pytest.mark.long
-@pytest.mark.timeout(1600)
+@pytest.mark.timeout(2500)
 def test_what_two_gpus_can_do(tmp_path: Path) -> None:
     done = gpu_checks("--small", "--output", str(tmp_path), "--gpus", "2", "pipeline", "memory")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
