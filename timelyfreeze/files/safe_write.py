@@ -7,10 +7,17 @@ import tempfile
 from pathlib import Path
 
 
-def write_whole(file: Path, content: bytes) -> Path:
-    """Write a file so that readers see the old content or the new, and make its folder."""
+def write_whole(file: Path, content: bytes, unfinished: Path | None = None) -> Path:
+    """Write a file so that readers see the old content or the new, and make its folder.
+
+    Args:
+        file: The file.
+        content: All of it.
+        unfinished: What it is called until then, on the same disk; of a file that several
+            processes may write at once, each has its own. None for a name beside the file.
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_name(f"{file.name}.part")
+    unfinished = unfinished or file.with_name(f"{file.name}.part")
     unfinished.write_bytes(content)
     return unfinished.replace(file)
 

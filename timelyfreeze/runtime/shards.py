@@ -16,6 +16,22 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
 
 
+def whole_in_turn(tensor: Tensor, turn: int) -> Tensor | None:
+    """Return a tensor, gathered on one of the ranks that share it; None on the others.
+
+    Args:
+        tensor: Sharded or not; if it is, all these ranks must call this together.
+        turn: Which of them has it; counts on from the first after the last.
+    """
+    if not isinstance(tensor, DTensor):
+        return tensor.detach()
+    mesh = tensor.device_mesh
+    # On the mesh's device: the processor may have the shards alone.
+    whole: Tensor = tensor.detach().to(mesh.device_type).full_tensor()
+    ranks = mesh.mesh.flatten().tolist()
+    return whole if ranks[turn % len(ranks)] == dist.get_rank() else None
+
+
 def as_sharded(vector: Tensor, parameter: Tensor) -> Tensor:
     """Return a rank's part sharded as ``parameter`` is; itself where that is not sharded."""
     if not isinstance(parameter, DTensor):

@@ -23,8 +23,9 @@ class CacheSettings:
     """Memory of the host, GiB for each process, that rows are kept in first. 0: none."""
 
     disk_gib: float = 0.0
-    """Room on the disk, GiB for each process, for rows that do not fit into memory. A run that is
-    resumed finds these again. Rows that are read ahead take up to 1 GiB of memory more. 0: none."""
+    """Room on the disk, GiB for each host, for rows that do not fit into memory. Its processes
+    share it, and find these rows again after a move or a resume. Rows that are read ahead take up
+    to 1 GiB of memory more. 0: none."""
 
     folder: str = "activation_cache"
     """Where those rows are written, below job.dump_folder if it is not absolute. Only one run at a
@@ -51,7 +52,8 @@ class ActivationCache:
 
     Args:
         memory_gib: Memory of the host, GiB for each process, that rows are kept in first.
-        disk_gib: Room on the disk, GiB for each process, for rows that do not fit into memory.
+        disk_gib: Room on the disk, GiB for each host, for rows that do not fit into memory; its
+            processes share it.
         folder: Where those are written. Only one run at a time can use a folder.
         identity: What outputs of the front depend on besides its weights and a row's tokens, as
             text: the model's settings, types of numbers. Files of another identity are not read.

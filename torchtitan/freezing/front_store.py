@@ -19,9 +19,20 @@ def front_store(job_config: JobConfig, rank: int) -> ActivationStore:
     return ActivationStore(int(cache.memory_gib * GIB), folder)
 
 
-def front_identity(job_config: JobConfig, model_args: Any, device: torch.device) -> str:
-    """Return what the front's output depends on besides its weights and a row's tokens."""
+def front_identity(
+    job_config: JobConfig, model_args: Any, device: torch.device, *, is_sharded: bool
+) -> str:
+    """Return what the front's output depends on besides its weights and a row's tokens.
+
+    Args:
+        job_config: Of the run.
+        model_args: Of the model.
+        device: Where it computes.
+        is_sharded: Whether FSDP casts its numbers, where any are cast, and not autocast.
+    """
     training = job_config.training
     numbers = training.dtype, training.mixed_precision_param, torch.get_default_dtype()
+    are_cast = {training.dtype, training.mixed_precision_param} != {"float32"}
+    numbers = *numbers, are_cast and is_sharded
     made_by = job_config.model.converters, job_config.compile, torch.__version__, device.type
     return repr((model_args, *numbers, *made_by))

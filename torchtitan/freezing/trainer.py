@@ -163,7 +163,12 @@ class FreezingTrainer(Trainer):
             outside=outside,
             learning_rate=self._learning_rate,
             store=front_store(self.job_config, dist.get_rank()) if self._caches else None,
-            front_identity=front_identity(self.job_config, self.model_args, self.device),
+            front_identity=front_identity(
+                self.job_config,
+                self.model_args,
+                self.device,
+                is_sharded=self.parallel_dims.fsdp_enabled,
+            ),
             controller=EmulatedController if emulates else FreezeController,
         )
         self.checkpointer.states[CHECKPOINT_KEY] = self.controller

@@ -23,7 +23,7 @@ def rows_folder(tmp_path_factory):
     rows = (ROOT / "tests/assets/tiny_instruct/train.jsonl").read_text().splitlines()
     short = sorted(rows, key=lambda row: len("".join(json.loads(row).values())))[:101]
     (folder / "rows.jsonl").write_text("\n".join(short) + "\n")
-    (folder / "few_rows.jsonl").write_text("\n".join(short[:40]) + "\n")
+    (folder / "few_rows.jsonl").write_text("\n".join(short[:32]) + "\n")
     return folder
 
 

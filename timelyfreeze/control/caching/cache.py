@@ -15,6 +15,7 @@ where each of them has all of its rows.
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -119,7 +120,7 @@ class FrontCache:
         self._exchange = exchange
         self._identity = identity
         self._kept: _Kept | None = None
-        self._older: list[_Kept] = []  # fronts that this one has grown from, the deepest first
+        self._older: list[_Kept] = []  # shallower fronts that have rows, the deepest first
         self._entries: list[BatchEntry | None] = []
         self._unread: deque[list[Mapping[Action, float]] | None] = deque()
         self._entered_in_step = 0
@@ -138,18 +139,14 @@ class FrontCache:
         """
         self._entries, self._entered_in_step = [], 0
         front = None if frozen is None else front_of(self._layout, frozen)
-        last = self._kept
-        if front == (None if last is None else last.front):
+        if front == (None if self._kept is None else self._kept.front):
             return
-        has_grown = front is not None and last is not None and front.depth > last.front.depth
         with self._spending():
-            self._kept = None if front is None else _Kept(front, self._name_of(front))
-            if not has_grown or last is None:
-                self._older = []
-            elif not last.is_off:
-                # Nothing of the shallower fronts has changed while they grew.
-                self._older.insert(0, last)
-            self._begin_store()
+            if front is None:
+                self._kept, self._older = None, []
+                self._store.begin(None)
+            else:
+                self._begin(front)
 
     def name_batches(self, batches: Sequence[Sequence[Row]]) -> None:
         """Say which rows this replica's batches have, in their order, and see which are there.
@@ -256,6 +253,10 @@ class FrontCache:
             self._store.n_ahead,
         )
 
+    def hand_over(self) -> None:
+        """Write rows that are in memory to the disk, where other processes find them."""
+        self._store.hand_over()
+
     def close(self) -> None:
         """Write what waits, and let go of the folder."""
         self._store.close()
@@ -283,14 +284,23 @@ class FrontCache:
             "it stays on" if kept.verdict.pays else "it is off until the depth changes",
         )
 
-    def _name_of(self, front: Front) -> str:
-        everyone = self._exchange.all_gather(digests(front.names, self._parameters))
-        return fingerprint(front, everyone, self._identity)
-
-    def _begin_store(self) -> None:
-        kept = self._kept
-        older = [front.name for front in self._older]
-        self._store.begin(None if kept is None else kept.name, older)
+    def _begin(self, front: Front) -> None:
+        """Keep rows of a front, and those that are there of shallower ones with its weights."""
+        writer = socket.gethostname() if front.end.stage in self._stages else None
+        mine = digests(front.names, self._parameters), self._store.fronts(), writer
+        told, there, writers = zip(*self._exchange.all_gather(mine), strict=True)
+        shallower = (
+            front_of(self._layout, self._layout.prefix(depth))
+            for depth in range(front.depth - 1, 0, -1)
+        )
+        self._kept, *older = (
+            _Kept(each, fingerprint(each, told, self._identity))
+            for each in (front, *shallower)
+            if each is not None
+        )
+        self._older = [each for each in older if each.name in set().union(*there)]
+        part = 0.0 if writer is None else 1.0 / writers.count(writer)
+        self._store.begin(self._kept.name, [each.name for each in self._older], part)
 
     def _is_here(self, front: _Kept) -> bool:
         """Return whether this rank holds the first block behind a front, and so its rows."""

@@ -67,13 +67,14 @@ def entry_file(folder: Path, index: int) -> Path:
     return folder / f"{index}{SUFFIX}"
 
 
-def write_entry(folder: Path, row: Row, output: Tensor) -> int:
+def write_entry(folder: Path, row: Row, output: Tensor, unfinished: Path | None = None) -> int:
     """Write what a frozen front puts out for a row; readers see all of the file or none.
 
     Args:
         folder: Of one front; made if it is not there.
         row: The row.
         output: On the host, contiguous, of any shape and type.
+        unfinished: As of :func:`write_whole`.
 
     Returns:
         int: Size of the file in bytes.
@@ -85,7 +86,7 @@ def write_entry(folder: Path, row: Row, output: Tensor) -> int:
 
     about = {"row": row.number, "digest": row.digest, "crc32": _crc32(output)}
     content = save({_OUTPUT: output}, {"entry": json.dumps(about)})
-    write_whole(entry_file(folder, row.number), content)
+    write_whole(entry_file(folder, row.number), content, unfinished)
     return len(content)
 
 

@@ -1,4 +1,4 @@
-"""The folder that one process keeps entries in: its own, with a folder for each frozen front."""
+"""The folder in which the processes of a run keep entries: one store for all that can reach it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from torch import Tensor
@@ -22,22 +23,19 @@ from timelyfreeze.control.caching.entries import (
 )
 from timelyfreeze.settings import GIB, key
 
-_LOCK = "lock"
-
 
 class FolderInUseError(ValueError):
     """Another run keeps its rows in the folder."""
 
 
-def process_folder(folder: Path, rank: int) -> Path:
-    """Return where a process keeps its rows."""
-    return folder / f"rank_{rank}"
+def _lock_file(folder: Path, rank: int) -> Path:
+    return folder / f"rank_{rank}.lock"
 
 
 def in_use(folder: Path, rank: int) -> bool:
-    """Return whether another process holds the folder of ``rank``; leaves nothing behind."""
+    """Return whether another process is ``rank`` of a run here; leaves nothing behind."""
     try:
-        descriptor = os.open(process_folder(folder, rank) / _LOCK, os.O_RDWR)
+        descriptor = os.open(_lock_file(folder, rank), os.O_RDWR)
     except OSError:
         return False
     try:
@@ -50,7 +48,7 @@ def in_use(folder: Path, rank: int) -> bool:
 
 
 def folder_for(folder: Path, rank: int, disk_gib: float) -> EntryFolder | None:
-    """Return where a process keeps what does not fit into memory; None if it gets no room.
+    """Return where a process keeps what does not fit into memory; None if there is no room.
 
     Raises:
         FolderInUseError: If another run has it open.
@@ -60,25 +58,30 @@ def folder_for(folder: Path, rank: int, disk_gib: float) -> EntryFolder | None:
 
 
 class EntryFolder:
-    """Entries on the disk.
+    """Entries on the disk, with a folder for each frozen front.
+
+    Each has a file, and is there if the file is, whichever process wrote it. A file may go at any
+    time, when another process drops it.
 
     Args:
-        folder: Of the run; this process has a folder below it.
+        folder: Of the run; processes of other hosts have it too where the disk is theirs as well.
         rank: Number of this process.
-        room: Bytes that entries may take together.
+        room: Bytes that entries which processes of one host write may take together.
 
     Attributes:
-        n_bytes: What they take.
+        n_bytes: What this process's part of the entries takes: of those that were there when it
+            began its part, besides those that it wrote since, less those that it dropped.
 
     Raises:
-        FolderInUseError: If another process has it open.
+        FolderInUseError: If a process of another run has it open.
         OSError: If it cannot be made.
     """
 
     def __init__(self, folder: Path, rank: int, room: int) -> None:
-        self._place = process_folder(folder, rank)
+        self._place = folder
         self._place.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(self._place / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        self._unfinished = folder / f"rank_{rank}.part"
+        self._lock = os.open(_lock_file(folder, rank), os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -86,47 +89,54 @@ class EntryFolder:
             raise FolderInUseError(
                 f"{key('cache.folder')} is {str(folder)!r}, which another run uses; name another"
             ) from None
-        self._room = room
-        self._sizes: dict[str, dict[int, int]] = {}
+        self._room, self._part = room, 1.0
+        self._found: dict[str, list[int]] = {}
         self._counting = threading.Lock()  # one thread writes, another drops
         self.n_bytes = 0
 
-    def begin(self, fronts: Sequence[str]) -> list[Path]:
-        """Hold entries of ``fronts`` from now on, those that are there already included.
+    def fronts(self) -> set[str]:
+        """Return the names of the fronts that have a folder."""
+        return {place.name for place in self._place.iterdir() if place.is_dir()}
+
+    def begin(self, fronts: Sequence[str], part: float = 1.0) -> list[Path]:
+        """Count the entries of ``fronts``; no others are written from now on.
 
         Args:
             fronts: Names that no others have, weights included.
+            part: Of the room, and of what takes it now, that is this process's: 1 over the number
+                of processes of its host that write, 0 for one that does not.
 
         Returns:
             Folders of other fronts, which nobody needs any more.
         """
-        self._sizes = {front: self._sizes.get(front) or self._found(front) for front in fronts}
-        self.n_bytes = sum(sum(sizes.values()) for sizes in self._sizes.values())
-        places = [place for place in sorted(self._place.iterdir()) if place.is_dir()]
-        return [place for place in places if place.name not in self._sizes]
+        sizes = {front: self._sizes(front) for front in fronts}
+        self._found = {front: list(of_front) for front, of_front in sizes.items()}
+        self._part = part
+        self.n_bytes = int(part * sum(sum(of_front.values()) for of_front in sizes.values()))
+        return [self._place / name for name in sorted(self.fronts() - sizes.keys())]
 
-    def _found(self, front: str) -> dict[int, int]:
+    def _sizes(self, front: str) -> dict[int, int]:
         files = (self._place / front).glob(f"*{SUFFIX}")
-        return {int(f.stem): f.stat().st_size for f in files if f.stem.isdigit()}
+        return {int(f.stem): _size(f) for f in files if f.stem.isdigit()}
 
     def has(self, front: str, number: int) -> bool:
         """Return whether there is an entry of a row."""
-        return number in self._sizes[front]
+        return os.path.exists(self._file(front, number))
 
-    def numbers(self, front: str) -> list[int]:
-        """Return the numbers of the rows that have entries."""
-        return list(self._sizes[front])
+    def found(self, front: str) -> list[int]:
+        """Return, to be emptied, the numbers of rows that had entries when :meth:`begin` looked."""
+        return self._found[front]
 
     def has_room(self, n_bytes: int, n_rows: int = 1) -> bool:
         """Return whether entries of so many bytes, those of ``n_rows``, may be written."""
-        return self.n_bytes + n_bytes + n_rows * HEADER_BYTES <= self._room
+        return self.n_bytes + n_bytes + n_rows * HEADER_BYTES <= self._part * self._room
 
     def write(self, front: str, row: Row, output: Tensor) -> None:
         """Write an entry; raises as :func:`write_entry`."""
-        size = write_entry(self._place / front, row, output)
+        before = self.size(front, row.number)
+        size = write_entry(self._place / front, row, output, self._unfinished)
         with self._counting:
-            self.n_bytes += size - self._sizes[front].get(row.number, 0)
-            self._sizes[front][row.number] = size
+            self.n_bytes += size - before
 
     def read(self, front: str, number: int) -> Entry:
         """Read an entry; raises as :func:`read_entry`. Any thread may."""
@@ -134,23 +144,33 @@ class EntryFolder:
 
     def size(self, front: str, number: int) -> int:
         """Return how many bytes the entry of a row takes, 0 if there is none."""
-        return self._sizes[front].get(number, 0)
+        return _size(self._file(front, number))
 
     def drop(self, front: str, number: int) -> None:
-        """Forget an entry, and delete its file if there is one.
+        """Delete an entry's file if there is one.
 
         Raises:
             OSError: If it cannot be deleted.
         """
-        with self._counting:
-            size = self._sizes[front].pop(number, None)
-            self.n_bytes -= size or 0
-        if size is not None:
-            entry_file(self._place / front, number).unlink(missing_ok=True)
+        size = self.size(front, number)
+        with suppress(FileNotFoundError):  # whoever deletes it has its room
+            self._file(front, number).unlink()
+            with self._counting:
+                self.n_bytes -= size
 
     def close(self) -> None:
         """Let others have the folder."""
         os.close(self._lock)
+
+    def _file(self, front: str, number: int) -> Path:
+        return entry_file(self._place / front, number)
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def delete(folder: Path) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from timelyfreeze.policies import ModelLayout
 from timelyfreeze.runtime import BlockPlace
-from timelyfreeze.runtime.shards import local_part
+from timelyfreeze.runtime.shards import whole_in_turn
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,19 @@ def front_of(layout: ModelLayout, frozen: NDArray[np.bool_]) -> Front | None:
 
 
 def digests(names: Sequence[str], parameters: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return a digest of the part that is here of each tensor of ``names`` in ``parameters``."""
-    return {name: _digest(parameters[name]) for name in names if name in parameters}
+    """Return a digest of each tensor of ``names`` in ``parameters``, whole.
+
+    Of a tensor that is sharded over ranks, which call this together, one of them returns it.
+    """
+    here = [name for name in names if name in parameters]
+    whole = ((name, whole_in_turn(parameters[name], turn)) for turn, name in enumerate(here))
+    return {name: _digest(tensor) for name, tensor in whole if tensor is not None}
 
 
 def fingerprint(front: Front, ranks: Sequence[Mapping[str, str]], identity: str) -> str:
     """Return a name that no front with other weights or of another model has.
 
-    Where tensors are sharded, nor has the same front over another number of processes.
+    The same front has it in every pipeline, however tensors are sharded.
 
     Args:
         front: The front.
@@ -73,10 +78,10 @@ def fingerprint(front: Front, ranks: Sequence[Mapping[str, str]], identity: str)
     """
     told = hashlib.blake2b(identity.encode(), digest_size=12)
     for name in front.names:
-        parts = [digests[name] for digests in ranks if name in digests]
-        if not parts:
+        of_replicas = sorted({digests[name] for digests in ranks if name in digests})
+        if not of_replicas:
             raise ValueError(f"no rank has {name!r} of the frozen front")
-        told.update(f"\n{name} {' '.join(parts)}".encode())
+        told.update(f"\n{name} {' '.join(of_replicas)}".encode())
     return f"depth_{front.depth}_{told.hexdigest()}"
 
 
@@ -85,8 +90,8 @@ def token_digest(tokens: Tensor) -> str:
     return hashlib.blake2b(tokens.contiguous().cpu().numpy().tobytes(), digest_size=8).hexdigest()
 
 
-def _digest(parameter: Tensor) -> str:
-    data = local_part(parameter).to("cpu").contiguous()
+def _digest(tensor: Tensor) -> str:
+    data = tensor.to("cpu").contiguous()
     told = hashlib.blake2b(f"{data.dtype} {tuple(data.shape)}".encode(), digest_size=12)
     told.update(memoryview(data.flatten().view(torch.uint8).numpy()))
     return told.hexdigest()

@@ -64,7 +64,11 @@ class ActivationStore:
         """Bytes of the rows on the disk."""
         return 0 if self._folder is None else self._folder.n_bytes
 
-    def begin(self, front: str | None, older: Sequence[str] = ()) -> None:
+    def fronts(self) -> set[str]:
+        """Return the names of the fronts of which something is here."""
+        return {*self._in_memory, *(() if self._folder is None else self._folder.fronts())}
+
+    def begin(self, front: str | None, older: Sequence[str] = (), part: float = 1.0) -> None:
         """Keep rows of ``front`` from now on.
 
         Forget all rows but those of the named fronts that are there already.
@@ -72,6 +76,7 @@ class ActivationStore:
         Args:
             front: A name that no other front has; None if there is none.
             older: Likewise of fronts whose rows may still be read, the shallowest last.
+            part: Of the room on the disk, as of :meth:`EntryFolder.begin`.
         """
         self._front = None  # what waits is not stored
         self._writer.flush()
@@ -83,7 +88,7 @@ class ActivationStore:
         self.memory_used = sum(output.nbytes for output in in_memory)
         self._waiting = set()
         if self._folder is not None:
-            for other in self._folder.begin(fronts):
+            for other in self._folder.begin(fronts, part):
                 self._writer.add(partial(delete, other))
         self._front, self._older = front, list(older)
 
@@ -103,6 +108,8 @@ class ActivationStore:
             return None
         try:
             return self._ahead.read(front, row.number).of(row)
+        except FileNotFoundError:  # another process has dropped it
+            return None
         except (EntryError, OSError) as error:
             if not self._has_told:
                 self._has_told = True
@@ -183,6 +190,13 @@ class ActivationStore:
         """Wait until all that was offered is stored."""
         self._writer.flush()
 
+    def hand_over(self) -> None:
+        """Write rows that are in memory alone to the folder, as far as it has room."""
+        self.flush()
+        for front, rows in self._in_memory.items():
+            for number, (digest, output) in rows.items():
+                self._write(front, Row(number, digest), output)
+
     def close(self) -> None:
         """Store what waits, and let others have the folder."""
         self._writer.close()
@@ -210,7 +224,7 @@ class ActivationStore:
         if self._folder is None or self.memory_used + n_bytes <= self._memory_bytes:
             return
         for front in reversed(self._older):
-            numbers = self._folder.numbers(front)
+            numbers = self._folder.found(front)
             while numbers and not self._folder.has_room(n_bytes, n_rows):
                 self.drop(front, numbers.pop())
 
@@ -227,6 +241,9 @@ class ActivationStore:
     def _has_room(self, n_bytes: int) -> bool:
         if self.memory_used + n_bytes <= self._memory_bytes:
             return True
+        return self._disk_has_room(n_bytes)
+
+    def _disk_has_room(self, n_bytes: int) -> bool:
         return self._folder is not None and not self._disk_failed and self._folder.has_room(n_bytes)
 
     def _store_row(self, front: str, row: Row, output: Tensor) -> None:
@@ -236,11 +253,16 @@ class ActivationStore:
                 before = rows.get(row.number)  # its output for other tokens
                 self.memory_used += output.nbytes - (0 if before is None else before[1].nbytes)
                 rows[row.number] = (row.digest, output.clone())
-            return
-        if self._folder is None or not self._has_room(output.nbytes):
+        else:
+            self._write(front, row, output)
+
+    def _write(self, front: str, row: Row, output: Tensor) -> None:
+        if self._folder is None or not self._disk_has_room(output.nbytes):
             return
         try:
             self._folder.write(front, row, output)
+        except FileNotFoundError:
+            pass  # another process deletes the folder of the front, which nobody needs any more
         except OSError as error:
             self._disk_failed = True
             logger.warning(

@@ -138,6 +138,8 @@ class Leaving(Trainer):
         assert self.controller is not None  # it has asked for another pipeline
         assert self._left_with is not None  # likewise
         memory = self._manager.hand_over(self.device)
+        if self.controller.cache is not None:
+            self.controller.cache.hand_over()
         heard = 0 if self._stop is None else self._stop.heard
         self.close()
         return HandedOver(memory, heard, self.controller.entered_phase, self._left_with)

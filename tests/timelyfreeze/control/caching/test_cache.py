@@ -84,6 +84,22 @@ def test_a_batch_begins_behind_the_deepest_front_that_has_all_of_its_rows(run: R
     assert seen >= {(1, 0), (1, 1), (2, 1), (2, 2), (3, 1), (3, 2)}
 
 
+def test_a_run_that_goes_on_finds_rows_of_shallower_fronts(tmp_path: Path) -> None:
+    first = Run(folder=EntryFolder(tmp_path, 0, 1 << 20))
+    for _ in range(2):
+        first.step(1)
+    first.cache.close()
+    later = [[Row(number, "") for number in rows] for rows in ((8, 9, 10, 11), (12, 13, 14, 15))]
+    for change, start in ((0.0, (1, 0)), (1.0, None)):
+        # As another process, then with other weights.
+        again = Run(folder=EntryFolder(tmp_path, 3, 1 << 20))
+        again.parameters["layers.0"] += change
+        for _ in range(2):
+            again.step(2, later)
+        assert [entry.start for entry in again.step(2)] == [start, start]
+        again.cache.close()
+
+
 def test_nothing_is_kept_while_nothing_is_frozen(run: Run) -> None:
     assert run.step(None) == [None, None]
     assert run.cache.use().batches == 0
@@ -172,7 +188,7 @@ def test_only_the_rank_that_reads_asks_which_rows_come(tmp_path: Path) -> None:
     run = Run(folder=EntryFolder(tmp_path, 0, 1 << 20))
     run.cache._stages = frozenset([0])
     run.cache._exchange.all_gather = lambda value: (
-        [value] if isinstance(value, dict) else [[[True]] * len(value)]
+        [value] if isinstance(value, tuple) else [[[True]] * len(value)]
     )
     for _ in range(3):
         run.step(1)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load
 from torch import Tensor
 
 from timelyfreeze.control.caching import ActivationStore, EntryFolder, FolderInUseError, Row, in_use
@@ -167,6 +168,132 @@ def test_a_run_that_goes_on_finds_what_is_on_the_disk(tmp_path: Path) -> None:
     again.begin("front")
     assert found(again, range(6)) == [2, 3, 4, 5]
     again.close()
+
+
+def test_processes_that_share_a_folder_find_each_others_rows(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, other = (ActivationStore(0, disk(tmp_path, rank=rank)) for rank in (0, 1))
+    for store in (one, other):
+        store.begin("front", part=0.5)
+    filled(one, range(3))
+    assert found(other, range(6)) == [0, 1, 2]
+    filled(other, range(6))
+    assert found(one, range(6)) == list(range(6))
+    # No row is written twice, and what both count is what there is.
+    sizes = [f.stat().st_size for f in tmp_path.rglob("*.safetensors")]
+    assert (len(sizes), sum(sizes)) == (6, one.disk_used + other.disk_used)
+    one.drop("front", 1)
+    with caplog.at_level(logging.WARNING):
+        assert not other.has("front", row(1))
+        assert other.read("front", row(1)) is None  # it had looked before
+    assert caplog.records == []
+    filled(other, range(6))
+    assert found(one, range(6)) == list(range(6))
+    for store in (one, other):
+        store.close()
+
+
+def test_processes_that_write_the_same_row_leave_a_whole_one(tmp_path: Path) -> None:
+    """Files are so long that several writers are in the midst of one at the same time."""
+    folders = [disk(tmp_path, room=1 << 30, rank=rank) for rank in range(3)]
+    wanted = torch.randn(1 << 20, generator=torch.Generator().manual_seed(1))
+    start = threading.Barrier(len(folders))
+    errors = []
+
+    def write(folder: EntryFolder) -> None:
+        start.wait(60)
+        try:
+            for _ in range(8):
+                folder.write("front", row(1), wanted)
+                # Not mapped into memory: a file that shrinks would end the process.
+                (file,) = (tmp_path / "front").glob("*.safetensors")
+                assert torch.equal(load(file.read_bytes())["output"], wanted)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=write, args=(folder,)) for folder in folders]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert [f.name for f in tmp_path.rglob("*") if f.is_file() and f.suffix != ".lock"] == [
+        "1.safetensors"
+    ]
+    for folder in folders:
+        folder.close()
+
+
+def test_processes_that_share_a_folder_keep_to_its_limit_together(tmp_path: Path) -> None:
+    """Each takes its part of what is free, also where rows of a shallower front are dropped."""
+    room = 5000
+    first = ActivationStore(0, disk(tmp_path, room=room))
+    first.begin("front")
+    filled(first, range(8))
+    first.close()
+    one, other = (ActivationStore(0, disk(tmp_path, room=room, rank=rank)) for rank in (0, 1))
+    for store in (one, other):
+        store.begin("deeper", ["front"], part=0.5)
+    for n in range(40):
+        filled(one, range(n, n + 1))
+        filled(other, range(100 + n, 101 + n))
+        written = sum(f.stat().st_size for f in tmp_path.rglob("*.safetensors"))
+        assert written == one.disk_used + other.disk_used <= room
+    rows = [len(found(one, numbers, "deeper")) for numbers in (range(40), range(100, 140))]
+    of_file = next(tmp_path.rglob("100.safetensors")).stat().st_size
+    assert sum(rows) >= room // of_file - 2
+    assert abs(rows[0] - rows[1]) <= 8
+    assert found(one, range(8)) == []
+    for store in (one, other):
+        store.close()
+
+
+def test_a_process_that_writes_nothing_takes_no_room(tmp_path: Path) -> None:
+    store = ActivationStore(0, disk(tmp_path))
+    store.begin("front", part=0.0)
+    filled(store, range(3))
+    assert found(store, range(3)) == []
+    store.close()
+
+
+def test_rows_in_memory_are_handed_over_as_far_as_there_is_room(tmp_path: Path) -> None:
+    for room, n_found in ((1 << 20, 6), (700, 3)):
+        folder = tmp_path / str(room)
+        store = ActivationStore(3 * MEMORY, disk(folder, room=room))
+        store.begin("front")
+        filled(store, range(3))
+        store.begin("deeper", ["front"])
+        filled(store, range(3))
+        assert list(folder.rglob("*.safetensors")) == []
+        store.hand_over()
+        store.close()
+        other = ActivationStore(MEMORY, disk(folder, room=room, rank=1))
+        other.begin("deeper", ["front"])
+        both = [*found(other, range(3), "deeper"), *found(other, range(3))]
+        assert len(both) == n_found
+        assert both[:3] == [0, 1, 2]  # of the deeper front first
+        other.close()
+
+
+def test_a_front_that_others_delete_is_no_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ActivationStore(0, disk(tmp_path))
+    store.begin("front")
+    write = folder_module.write_entry
+
+    def deleted(*_: object) -> int:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(folder_module, "write_entry", deleted)
+    with caplog.at_level(logging.WARNING):
+        filled(store, range(2))
+    monkeypatch.setattr(folder_module, "write_entry", write)
+    filled(store, range(2, 4))
+    assert caplog.records == []
+    assert found(store, range(4)) == [2, 3]
+    store.close()
 
 
 def test_a_cut_file_is_a_miss_that_is_told_once(
