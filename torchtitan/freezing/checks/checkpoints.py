@@ -170,7 +170,7 @@ def _freezing_errors(config: JobConfig, folder: Path, keys: list[str]) -> Iterat
             f'checkpoint.exclude_from_loading = ["{_FREEZING}"]'
         )
         return
-    if not makes_plan(config.freezing.method):
+    if not makes_plan(config.freezing.method) or config.freezing.elastic.enable:
         return
     values = saved_values(folder, [prefix + name for name in names])
     states = saved_states({key.removeprefix(prefix): text for key, text in values.items()})
