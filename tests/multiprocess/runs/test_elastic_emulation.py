@@ -47,17 +47,23 @@ def runs(folder):
     for schedule in ORDERS:
         key = {"parallelism__pipeline_parallel_schedule": schedule}
         scenarios.append(scenario(folder, schedule, is_elastic=True, **emulated, **key))
-    scenarios += [
+    return run_scenarios(folder, 1, scenarios, script="elastic_run.py")
+
+
+@pytest.fixture(scope="module")
+def planned(folder):
+    emulated = {"emulation__enable": None, "metrics__enable_tensorboard": None}
+    scenarios = [
         scenario(folder, "plans", is_elastic=True, save_at=SAVED, **emulated, **PLANNED),
         scenario(folder, "plans there", is_elastic=False, front=7, **emulated, **THERE),
         scenario(folder, "thaws", is_elastic=True, module="thawing_policy", **emulated, **THAWING),
     ]
     for step in SAVED:
-        saved = f"plans/checkpoint/step-{step}"
+        saved = f"planned/plans/checkpoint/step-{step}"
         scenarios.append(
             scenario(folder, f"from {step}", is_elastic=True, resumes=saved, **emulated, **PLANNED)
         )
-    return run_scenarios(folder, 1, scenarios, script="elastic_run.py")
+    return run_scenarios(folder / "planned", 1, scenarios, script="elastic_run.py")
 
 
 def run_folder(folder, name):
@@ -127,28 +133,28 @@ def shapes(ranks):
     return [shape for _, *shape in ranks[0]["pipelines"]]
 
 
-def test_with_a_plan_it_moves_once_the_plan_is_in_force_and_measures_anew(runs):
+def test_with_a_plan_it_moves_once_the_plan_is_in_force_and_measures_anew(planned):
     """Four layers are frozen from step 5 on, for which it would move if it had no plan."""
-    assert shapes(runs["plans"]) == [[4, 1, 8], [2, 1, 4]]
-    phases = per_step(runs["plans"], "phases")
+    assert shapes(planned["plans"]) == [[4, 1, 8], [2, 1, 4]]
+    phases = per_step(planned["plans"], "phases")
     assert [set(phases[step]) for step in sorted(phases)] == [{phase} for phase in PHASES]
     assert [len(phases[step]) for step in (9, 10)] == [1, 2]
 
 
-def test_it_plans_and_freezes_as_if_it_had_begun_there(runs):
-    (first, last), (there,) = runs["plans"][0]["plans"], runs["plans there"][0]["plans"]
+def test_it_plans_and_freezes_as_if_it_had_begun_there(planned):
+    (first, last), (there,) = planned["plans"][0]["plans"], planned["plans there"][0]["plans"]
     assert last == there
     assert len(first) > len(last)
     assert 0.0 < sum(last.values()) < len(last)
-    masks = since(runs["plans"], "masks", 10)
-    assert masks == since(runs["plans there"], "masks", 10)
+    masks = since(planned["plans"], "masks", 10)
+    assert masks == since(planned["plans there"], "masks", 10)
     stable = [m for step in (16, 17, 18) for _, found in masks[step] for m in found.values()]
     assert any(any(mask) and not all(mask) for mask in stable)
 
 
 @pytest.mark.parametrize("step", SAVED)
-def test_a_planned_run_that_is_resumed_learns_the_same(runs, step):
-    whole, resumed = runs["plans"], runs[f"from {step}"]
+def test_a_planned_run_that_is_resumed_learns_the_same(planned, step):
+    whole, resumed = planned["plans"], planned[f"from {step}"]
     assert shapes(resumed) == [[4, 1, 8], [2, 1, 4]]
     assert resumed[0]["plans"][-1] == whole[0]["plans"][-1]
     for key in ("phases", "masks", "losses", "rows"):
@@ -158,19 +164,19 @@ def test_a_planned_run_that_is_resumed_learns_the_same(runs, step):
         torch.testing.assert_close(have, want, rtol=0, atol=0)
 
 
-def test_unfrozen_it_plans_once_more_for_the_pipeline_of_the_start(runs):
-    assert shapes(runs["thaws"]) == [[4, 1, 8], [2, 1, 4], [4, 1, 8]]
-    first, shorter, last = runs["thaws"][0]["plans"]
+def test_unfrozen_it_plans_once_more_for_the_pipeline_of_the_start(planned):
+    assert shapes(planned["thaws"]) == [[4, 1, 8], [2, 1, 4], [4, 1, 8]]
+    first, shorter, last = planned["thaws"][0]["plans"]
     assert first == last
-    assert first == runs["plans"][0]["plans"][0]
-    assert shorter == runs["plans"][0]["plans"][1]
+    assert first == planned["plans"][0]["plans"][0]
+    assert shorter == planned["plans"][0]["plans"][1]
 
 
-def test_plans_of_former_pipelines_are_numbered(runs, folder):
-    written = run_folder(folder, "plans")
+def test_plans_of_former_pipelines_are_numbered(planned, folder):
+    written = run_folder(folder / "planned", "plans")
     plans = [plan_from_json((written / name).read_text()) for name in ("plan_1.json", "plan.json")]
     found = [dict(zip(map(str, p.actions), p.ratios.tolist(), strict=True)) for p in plans]
-    assert found == runs["plans"][0]["plans"]
+    assert found == planned["plans"][0]["plans"]
     assert (written / "bounds_1.json").exists()
     assert (written / "timelines/measured_lower_bound_1.json").exists()
     summary = read_summary(written)

@@ -56,6 +56,4 @@ def write_measured(
         like = frozen if phase in (Phase.STABLE, Phase.LOWER_BOUND) else unfrozen
         file = timeline_file(folder, phase)
         file.parent.mkdir(exist_ok=True)
-        file.write_text(
-            timeline_to_json(replace(like, origin=MEASURED, phase=phase, step=step))
-        )
+        file.write_text(timeline_to_json(replace(like, origin=MEASURED, phase=phase, step=step)))

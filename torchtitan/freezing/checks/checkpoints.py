@@ -1,7 +1,8 @@
 """Finds what keeps a run from resuming, in this size or another, or from being saved.
 
 Weights, optimizers and instruction data go on in any number of data-parallel ranks. So does a
-policy without a plan, in any pipeline; a plan only in one of the same stages and microbatches.
+policy without a plan, in any pipeline, and an elastic run, which plans anew; another plan only in
+one of the same stages and microbatches.
 """
 
 from __future__ import annotations
