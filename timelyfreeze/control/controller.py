@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -85,6 +86,8 @@ class FreezeController:
         ahead: Runs the frozen front ahead of the other stages; None not to. Set it for a policy
             that decides alone and has no cache; then all ranks tell it of each batch.
         on_batch: Called with each batch once its times are read, oldest first; set it to look on.
+        moves: Whether the run may come from another pipeline; it plans anew then. Set it before
+            state is loaded.
 
     Raises:
         ValueError: If there is neither a plan to make nor a policy.
@@ -109,32 +112,50 @@ class FreezeController:
     ) -> None:
         if not settings.phases.measures and checks is None:
             raise ValueError("without monitoring steps there is no plan, so a policy must decide")
-        self.settings = settings
-        planner = Planner(order, settings, exchange, n_processors, on_solved, measure_transfers)
-        self._planner = planner if settings.phases.measures else None
-        self._in_force = planner.in_force  # where nothing is measured, never a plan
+        self._new_planner = partial(
+            Planner,
+            order,
+            exchange=exchange,
+            n_processors=n_processors,
+            on_solved=on_solved,
+            measure_transfers=measure_transfers,
+        )
         self.checks = checks
         self.cache = cache
         self.ahead: FrontAhead | None = None
         self._stages = tuple(stages)
         units = units_of(stages)
         tables = {stage: of_stage.tensors for stage, of_stage in units.items()}
-        plan = self._in_force if self.plans else None
-        self._masks = partial(BatchMasks, settings, units, order.n_microbatches, plan, checks)
+        self._units, self._n_microbatches = units, order.n_microbatches
         self._recorder = recorder
         self._outside = outside or OutsideClock(recorder.clock)
         self._exchange = exchange
         self._updates = UpdateMeter(tables, order.n_microbatches, energy)
         self._step = 0
-        self._phase_log = PhaseLog(settings.phases)
         self._log = BatchLog(recorder, exchange.rank)
         self._state = self.state_type(
-            order, tuple(sorted(tables)), exchange, self._planner, checks, self._updates
+            order, tuple(sorted(tables)), exchange, None, checks, self._updates
         )
         self._phase: Phase | None = None
         self._batches_in_phase = 0
         self._batch_index = 0
         self.on_batch: Callable[[ObservedBatch], None] | None = None
+        self.moves = False
+        self._settled_front = 0 if checks is None else checks.frozen_layers
+        self._begin_phases(settings)
+
+    def _begin_phases(self, settings: FreezeSettings) -> None:
+        """Run in the phases of ``settings``, with nothing measured yet."""
+        self.settings = settings
+        planner = self._new_planner(settings=settings)
+        self._planner = self._state.planner = planner if settings.phases.measures else None
+        self._in_force = planner.in_force  # where nothing is measured, never a plan
+        plan = self._in_force if self.plans else None
+        units, n, checks = self._units, self._n_microbatches, self.checks
+        self._masks = partial(BatchMasks, settings, units, n, plan, checks)
+        self._phase_log = PhaseLog(settings.phases)
+        if checks is not None:
+            checks.phases = settings.phases
 
     # -- what is known -----------------------------------------------------------------------------
 
@@ -196,6 +217,15 @@ class FreezeController:
         return self._in_force.switched_off
 
     @property
+    def settled_front(self) -> int:
+        """How many frozen layers in front the pipeline should be made for.
+
+        What the policy freezes, but while times are measured and the plan takes effect it stays as
+        it was: a plan is to be used before the run moves on.
+        """
+        return self._settled_front
+
+    @property
     def plan_missing(self) -> bool:
         """Whether the current step should freeze by a plan but there is none, nor will be."""
         if self._planner is None or self._planner.is_solving:
@@ -206,6 +236,8 @@ class FreezeController:
 
     def begin_step(self, step: int) -> None:
         """Enter optimizer step ``step``; they count from 1."""
+        if self._state.elsewhere is not None:
+            self._plan_anew(step - 1)
         self._step = step
         self._batch_index = 0
         self._log.begin_step()
@@ -230,6 +262,14 @@ class FreezeController:
             self.cache.begin_step(None if is_idle else self.checks.decision.frozen)
         if self.ahead is not None:
             self.ahead.begin_step(0 if is_idle else self.checks.first_live_stage)
+
+    def _plan_anew(self, step: int) -> None:
+        """Leave a plan of another pipeline behind, which was in force until ``step``."""
+        self._state.elsewhere = None
+        phases = self.settings.phases
+        if step > phases.last_warmup_step:
+            phases = phases.anew(step, phases.learning_steps(step))
+            self._begin_phases(replace(self.settings, phases=phases))
 
     def go_on_in(self, phase: Phase | None) -> None:
         """Take a phase as told: the run had entered it before this controller; None for none."""
@@ -298,6 +338,8 @@ class FreezeController:
             self._planner.end_step(self._step)
             if self.plan is not plan:
                 self._begin_plan()
+        if self.checks is not None and not (self.phase.monitors or self.phase is Phase.RAMP):
+            self._settled_front = self.checks.frozen_layers
 
     def _begin_plan(self) -> None:
         """Leave out what ran under another plan, and the first batches under this one."""
@@ -404,7 +446,11 @@ class FreezeController:
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint holds of freezing (:meth:`FreezingState.save`)."""
         self._drain()
-        return self._state.save()
+        phases = self.settings.phases
+        kept: dict[str, Any] = {"front": self._settled_front} if self.moves else {}
+        if phases.n_learned:
+            kept["begun_anew"] = [phases.last_warmup_step, phases.n_learned]
+        return self._state.save(of_plans=kept)
 
     def state_to_load(self, keys: Collection[str]) -> dict[str, Any]:
         """Return what to load of a checkpoint whose freezing state has ``keys``."""
@@ -416,4 +462,10 @@ class FreezeController:
         Raises:
             ValueError: If the checkpoint is one of another pipeline or of another method.
         """
-        self._state.load(state_dict)
+        state = self._state.read(state_dict, moves=self.moves)
+        if "begun_anew" in state:
+            phases = self.settings.phases.anew(*state["begun_anew"])
+            self._begin_phases(replace(self.settings, phases=phases))
+        self._state.restore(state, state_dict)
+        if self.checks is not None:
+            self._settled_front = state.get("front", self.checks.frozen_layers)

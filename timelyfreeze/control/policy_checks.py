@@ -55,6 +55,10 @@ class PolicyChecks:
         seed: For policies that draw.
         watch: Sees what a policy that compares outputs wants to know; None for others.
 
+    Attributes:
+        decision: What the policy has decided last.
+        phases: Boundaries of the run; set them where it plans anew.
+
     Raises:
         ValueError: If the policy's settings are wrong or it refuses the model.
     """
@@ -79,7 +83,7 @@ class PolicyChecks:
         position = {name: i for i, name in enumerate(layout.names)}
         self._positions = [position[name] for name, _ in parameters]
         self._exchange = exchange
-        self._phases = phases
+        self.phases = phases
         self._meter = meter
         self._clock = clock
         self._seed = seed
@@ -99,10 +103,10 @@ class PolicyChecks:
             with self._timed():
                 counts = self._counts
                 self._watch.begin_step(step, counts=counts, is_due=counts and self._is_due)
-        first = self._phases.last_warmup_step + 1
+        first = self.phases.last_warmup_step + 1
         if self._meter is None or step < first:
             return
-        if step == first or not self._has_begun:
+        if (step == first and not self.phases.n_learned) or not self._has_begun:
             with self._timed():
                 self._meter.begin()
         self._has_begun = True
@@ -122,7 +126,7 @@ class PolicyChecks:
             with self._timed():
                 self._watch.end_step()
         if self._is_due:
-            self._decide(self._phases.learning_steps(self._step) // self._policy.check_interval)
+            self._decide(self.phases.learning_steps(self._step) // self._policy.check_interval)
 
     @property
     def decides(self) -> bool:
@@ -132,12 +136,12 @@ class PolicyChecks:
     @property
     def _counts(self) -> bool:
         """Whether the current step is one of those that checks come after so many of."""
-        is_still = self._phases.phase(self._step) is Phase.LOWER_BOUND
-        return self._phases.learning_steps(self._step) > 0 and not is_still
+        is_still = self.phases.phase(self._step) is Phase.LOWER_BOUND
+        return self.phases.learning_steps(self._step) > 0 and not is_still
 
     @property
     def _is_due(self) -> bool:
-        return self._phases.learning_steps(self._step) % self._policy.check_interval == 0
+        return self.phases.learning_steps(self._step) % self._policy.check_interval == 0
 
     def _decide(self, number: int) -> None:
         metrics: Mapping[Metric, NDArray[np.float64]] = {}

@@ -1,7 +1,7 @@
 """The freezing state of a run whose model is cut into other stages, or run by other ranks, now.
 
-What a policy alone has decided and measured is of tensors, and tensors keep their names and their
-order wherever a model is cut. A plan is of stages and does not carry over.
+What a policy has decided and measured is of tensors, and tensors keep their names and their order
+wherever a model is cut. A plan is of stages and does not carry over.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def recut(
     not be measured anew. The sums of the average freeze ratio are handed out evenly.
 
     Args:
-        states: Of all processes that have saved one, by a policy without a plan.
+        states: Of all processes that have saved one, by a method with a policy.
         layout: The tensors, cut as they are now.
         stages: What the process holds.
         number: Its own.

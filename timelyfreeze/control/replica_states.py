@@ -62,7 +62,7 @@ def pipeline_error(
             f"stages {_listed(held)}; this run has {key('n_ranks')} {n_ranks}; "
             f"resume with {key('pipeline')}, or, {begin_anew()}"
         )
-    saved = _saved_microbatches(states)
+    saved = saved_microbatches(states)
     if saved not in (None, n_microbatches):
         return (
             f"the checkpoint's times and plan are those of {saved} microbatches in a batch, this "
@@ -89,7 +89,7 @@ def check_same_pipeline(states: Sequence[Mapping[str, Any]], order: ScheduleOrde
         )
 
 
-def _saved_microbatches(states: Sequence[Mapping[str, Any]]) -> int | None:
+def saved_microbatches(states: Sequence[Mapping[str, Any]]) -> int | None:
     """Return of how many microbatches a plan or times are; None where there is neither yet."""
     planners = [state["planner"] for state in states if "planner" in state]
     for planner in planners:

@@ -17,6 +17,7 @@ from timelyfreeze.control.replica_states import (
     check_same_pipeline,
     held_stages,
     rank_keys,
+    saved_microbatches,
     saved_states,
     stages_of_ranks,
     state_of,
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 _SCORE = "score."
 
 
-@dataclass(frozen=True)
+@dataclass
 class FreezingState:
     """Saves and restores what a rank knows.
 
@@ -38,9 +39,12 @@ class FreezingState:
         declared: Order of the whole pipeline, as declared.
         stages: Indexes of the stages that this process holds.
         exchange: Says which process this is.
-        planner: Times and plan; None if the method does not plan.
+        planner: Times and plan; None if the method does not plan. Set another where it plans anew.
         checks: The policy's decision; None if there is no policy.
         updates: Counts of what was frozen, sums of the average freeze ratio, gradient energies.
+        elsewhere: States of all processes of another pipeline, whose times and plan are of no use
+            here. They are saved as they are until the planner takes a step: the run may only have
+            been resumed here, to go on there.
     """
 
     declared: ScheduleOrder
@@ -49,21 +53,29 @@ class FreezingState:
     planner: Planner | None
     checks: PolicyChecks | None
     updates: UpdateMeter
+    elsewhere: Sequence[Mapping[str, Any]] | None = None
 
-    def save(self) -> dict[str, Any]:
+    def save(self, *, of_plans: Mapping[str, Any]) -> dict[str, Any]:
         """Return ``{"rank_<r>": text}`` for a checkpoint.
 
         The text is JSON with the planner's state, the policy's decision, sums of the average freeze
         ratio, counts of what was frozen and gradient energies: under a key of this rank's own,
         since samples differ from rank to rank. Besides, ``"score.<kind>.<parameter>"`` with a
         tensor for each vector that scores are made from.
+
+        Args:
+            of_plans: What the controller itself wants to keep if it plans.
         """
         state: dict[str, Any] = {
             "applied": list(self.updates.total),
             **self.updates.plain_state(),
         }
         if self.planner is not None:
-            state["planner"] = self.planner.plain_state()
+            state |= of_plans
+            if self.elsewhere is None:
+                state["planner"] = self.planner.plain_state()
+            else:
+                state["elsewhere"] = self.elsewhere
         if self.checks is not None:
             state["policy"] = self.checks.plain_state()
             if (losses := self.checks.plain_losses()) is not None:
@@ -81,29 +93,56 @@ class FreezingState:
         tensors = {} if self.checks is None else self.checks.tensors_to_load(saved)
         return {**dict.fromkeys(rank_keys(keys) or mine, ""), **_scores(tensors)}
 
-    def load(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore what :meth:`save` returned on all processes, of this number or another.
+    def read(self, state_dict: Mapping[str, Any], *, moves: bool) -> Mapping[str, Any]:
+        """Return this process's part of what :meth:`save` returned on all, now or another number.
 
-        A policy without a plan goes on with any pipeline.
+        Args:
+            state_dict: What a checkpoint has.
+            moves: Whether a plan of another pipeline may be left behind; a policy without a plan
+                goes on with any pipeline anyway.
 
         Raises:
             ValueError: If the checkpoint is one of another method, or has a plan for another
                 pipeline.
         """
         states = saved_states(state_dict)
-        wanted = {"planner": self.planner is not None, "policy": self.checks is not None}
-        if any((part in states[0]) != is_wanted for part, is_wanted in wanted.items()):
+        found = {"policy"} & set(states[0])
+        if "planner" in states[0] or (moves and "elsewhere" in states[0]):
+            found.add("planner")
+        parts = {"planner": self.planner, "policy": self.checks}
+        if found != {part for part, wanted in parts.items() if wanted is not None}:
             raise ValueError(
                 f"the checkpoint was saved under another {key('method')} (it has the state of: "
-                f"{', '.join(sorted(set(states[0]) & set(wanted)))}); resume with the same one, "
-                f"or, {begin_anew()}"
+                f"{', '.join(sorted(found))}); resume with the same one, or, {begin_anew()}"
             )
-        state = self._state_of_all(states)
+        if self.checks is None or not (moves or self.planner is None):
+            check_same_pipeline(states, self.declared)
+            return self.own(states)
+        if self._is_of_here(states, self.checks):
+            state = self.own(states)
+        else:
+            logger.info(
+                "Freezing goes on with another pipeline: of each tensor what was known of it"
+            )
+            number, size = self.exchange.rank, self.exchange.size
+            state = recut(states, self.checks.layout, self.stages, number, size)
+        if self.planner is None:
+            return state
+        planned = states[0].get("elsewhere", states)
+        state = {part: value for part, value in state.items() if part != "planner"}
+        if self._is_of_here(planned, self.checks):
+            return {**state, "planner": self.own(planned)["planner"]}
+        return {**state, "elsewhere": planned}
+
+    def restore(self, state: Mapping[str, Any], state_dict: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`read` returned for a ``state_dict``."""
         frozen, elements = state["applied"]
         self.updates.total = (frozen, elements)
         self.updates.load_plain_state(state)
-        if self.planner is not None:
+        if "planner" in state and self.planner is not None:
             self.planner.load_plain_state(state["planner"])
+        elif self.planner is not None:
+            self.elsewhere = state["elsewhere"]
         if self.checks is not None:
             self.checks.load_plain_state(state["policy"])
             if "losses" in state:
@@ -111,16 +150,11 @@ class FreezingState:
             vectors = {k: v for k, v in state_dict.items() if k.startswith(_SCORE)}
             self.checks.load_tensor_state({k.removeprefix(_SCORE): v for k, v in vectors.items()})
 
-    def _state_of_all(self, states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Return this process's state, also of another pipeline where nothing is of its stages."""
-        if self.planner is not None or self.checks is None:
-            check_same_pipeline(states, self.declared)
-            return self.own(states)
-        layout, alike = self.checks.layout, is_cut_alike(states, self.checks.layout)
-        if alike and set(held_stages(states)) == set(stages_of_ranks(self.declared)):
-            return self.own(states)
-        logger.info("Freezing goes on with another pipeline: of each tensor what was known of it")
-        return recut(states, layout, self.stages, self.exchange.rank, self.exchange.size)
+    def _is_of_here(self, states: Sequence[Mapping[str, Any]], checks: PolicyChecks) -> bool:
+        """Return whether states are those of a pipeline with the same stages and microbatches."""
+        is_same = set(held_stages(states)) == set(stages_of_ranks(self.declared))
+        is_as_long = saved_microbatches(states) in (None, self.declared.n_microbatches)
+        return is_same and is_as_long and is_cut_alike(states, checks.layout)
 
     def parts(self, state: Mapping[str, Any]) -> Mapping[int, Mapping[str, Any]]:
         """Return {number of a process: its state} of what this process saves."""

@@ -7,6 +7,7 @@ from ``bounds.json``, ``plan.json`` and ``schedule.csv``.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -78,10 +79,14 @@ def _of_pipelines(run_folder: Path) -> dict[str, Timeline]:
     if not (run_folder / MOVES.name).exists():
         return {}
     moves, last = MOVES.read(run_folder), timeline_file(run_folder, Phase.STABLE)
-    files = [*(last.with_stem(f"{last.stem}_{i}") for i in range(1, len(moves) + 1)), last]
     names = ["In the first pipeline", *map(_move_words, moves)]
-    pairs = zip(names, files, strict=True)
-    return {name: _of(file, timeline_from_json) for name, file in pairs if file.exists()}
+    # Files have numbers by plan where there are plans, so that steps tell the pipeline.
+    found = [
+        _of(file, timeline_from_json) for file in last.parent.glob(f"{last.stem}*{last.suffix}")
+    ]
+    firsts = [move.step for move in moves]
+    by_step = sorted(found, key=lambda timeline: timeline.step or 0)
+    return {names[bisect_right(firsts, each.step or 0)]: each for each in by_step}
 
 
 def _move_words(move: Move) -> str:

@@ -26,6 +26,7 @@ from timelyfreeze.policies.layout import ModelLayout, build_layout
 from timelyfreeze.policies.methods import Method, chosen_policy, makes_plan, parse_method
 from timelyfreeze.policies.policy import (
     NONE,
+    PLANNED,
     Check,
     Decision,
     FreezePolicy,
@@ -38,8 +39,8 @@ from timelyfreeze.policies.policy import (
 )
 
 __all__ = [
-    "NONE", "Check", "Compared", "ComparesOutputs", "Decision", "Difference", "Evaluation",
-    "FreezePolicy", "Measurement", "Method", "Metric", "ModelLayout", "Observed",
+    "NONE", "PLANNED", "Check", "Compared", "ComparesOutputs", "Decision", "Difference",
+    "Evaluation", "FreezePolicy", "Measurement", "Method", "Metric", "ModelLayout", "Observed",
     "ReferenceSettings", "Source", "apf", "autofreeze", "build_layout", "chosen_policy", "egeria",
     "fixed", "freezes_whole_layers", "linear", "lisa", "makes_plan", "parse_method",
     "pipetransformer",

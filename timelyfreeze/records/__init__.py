@@ -3,6 +3,7 @@
 from timelyfreeze.records.benchmarks import AVERAGED, BENCHMARKS, BY_KEY, Benchmark
 from timelyfreeze.records.convergence import (
     SKIPPED_STEPS,
+    UNFROZEN_PHASES,
     PassedEnergy,
     StepRatio,
     kappa_error,
@@ -58,12 +59,13 @@ from timelyfreeze.records.trace import trace_to_json
 __all__ = [
     "ACCURACIES", "AVERAGED", "BENCHMARKS", "BY_KEY", "COUNTS", "FRONT", "FRONT_READ", "FROZEN",
     "HUB", "KIND_WORDS", "LOSSES", "MOVES", "PLASTICITY", "RESPONSES", "SCORES", "SKIPPED_STEPS",
-    "STEPS", "SUMMARY_FILE", "UNFROZEN", "WINDOW", "AccuracyRow", "Benchmark", "Block", "FrontRow",
-    "FrozenCount", "LossRow", "Move", "NeverUpdated", "PassedEnergy", "PlasticityRow",
-    "ResponseRow", "RunNames", "RunSummary", "Score", "Scores", "SeenBatch", "StepRatio", "StepRow",
-    "Timeline", "as_drawn", "kappa_error", "kappa_of_cap", "kappa_over_p_eff", "last_running_mean",
-    "mean_p_eff", "measured_timeline", "never_updated", "passed_energy", "predicted_timelines",
-    "read_names", "read_scores", "read_summary", "render_scores", "run_title", "running_means",
-    "scores_to_json", "seconds_to_reach", "summary_to_json", "timeline_file", "timeline_files",
-    "timeline_from_json", "timeline_to_json", "trace_to_json",
+    "STEPS", "SUMMARY_FILE", "UNFROZEN", "UNFROZEN_PHASES", "WINDOW", "AccuracyRow", "Benchmark",
+    "Block", "FrontRow", "FrozenCount", "LossRow", "Move", "NeverUpdated", "PassedEnergy",
+    "PlasticityRow", "ResponseRow", "RunNames", "RunSummary", "Score", "Scores", "SeenBatch",
+    "StepRatio", "StepRow", "Timeline", "as_drawn", "kappa_error", "kappa_of_cap",
+    "kappa_over_p_eff", "last_running_mean", "mean_p_eff", "measured_timeline", "never_updated",
+    "passed_energy", "predicted_timelines", "read_names", "read_scores", "read_summary",
+    "render_scores", "run_title", "running_means", "scores_to_json", "seconds_to_reach",
+    "summary_to_json", "timeline_file", "timeline_files", "timeline_from_json", "timeline_to_json",
+    "trace_to_json",
 ]  # fmt: skip

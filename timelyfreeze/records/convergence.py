@@ -19,7 +19,7 @@ from timelyfreeze.settings import Phase
 # Steps of a phase that are not counted: the first ones run cold.
 SKIPPED_STEPS = 2
 _FEWEST_SCATTERED = 3
-_UNFROZEN = (Phase.WARMUP, Phase.UPPER_BOUND)
+UNFROZEN_PHASES = (Phase.WARMUP, Phase.UPPER_BOUND)
 
 
 @dataclass(frozen=True)
@@ -125,9 +125,16 @@ class StepRatio:
     def __init__(self) -> None:
         self._by_phase: dict[Phase | None, list[float]] = {}
         self._n_taken: dict[Phase | None, int] = {}
+        self._knows_unfrozen = False
+
+    def begin_pipeline(self) -> None:
+        """Compare steps to come, of another pipeline, with the unfrozen ones so far."""
+        self._knows_unfrozen = any(self._by_phase.get(phase) for phase in UNFROZEN_PHASES)
 
     def add(self, phase: Phase | None, step_ms: float) -> None:
         """Take note of a finished step."""
+        if self._knows_unfrozen and phase in UNFROZEN_PHASES:
+            return
         self._by_phase.setdefault(phase, []).append(step_ms)
 
     def take(self, phase: Phase) -> float | None:
@@ -140,7 +147,7 @@ class StepRatio:
         steps = self._by_phase.get(phase, [])
         recent = steps[max(SKIPPED_STEPS, self._n_taken.get(phase, 0)) :]
         self._n_taken[phase] = len(steps)
-        unfrozen = [ms for each in _UNFROZEN for ms in self._warm(each)]
+        unfrozen = [ms for each in UNFROZEN_PHASES for ms in self._warm(each)]
         if not recent or not unfrozen:
             return None
         return statistics.median(recent) / statistics.median(unfrozen)

@@ -15,8 +15,8 @@ class ElasticSettings:
 
     enable: bool = False
     """Move the model onto half as many pipeline ranks once enough of its front is frozen for them,
-    and train replicas on the ranks that this frees. For methods that freeze the front and make no
-    plan: see docs/how/elastic.md."""
+    and train replicas on the ranks that this frees. For methods that freeze the front, alone or
+    with a plan, which is made anew then: see docs/how/elastic.md."""
 
     frozen_cost: float = 1 / 6
     """lambda, in [0, 1]: what a frozen layer counts where the model is cut, as a fraction of a live

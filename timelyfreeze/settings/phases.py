@@ -7,7 +7,7 @@ the ramp.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from timelyfreeze.settings.names import key
@@ -65,6 +65,8 @@ class PhaseSchedule:
         last_ramp_step: T_f > T_m, because Eq. 9 divides by T_f - T_m. From here on the plan
             applies in full.
         monitoring: One of ``MONITORING_WAYS``.
+        n_learned: Steps up to T_w that count as steps after warm-up do: above 0 where phases have
+            begun anew.
 
     Raises:
         ValueError: If a boundary breaks its rule.
@@ -74,6 +76,7 @@ class PhaseSchedule:
     last_monitor_step: int
     last_ramp_step: int
     monitoring: str = HALVES
+    n_learned: int = 0
 
     def __post_init__(self) -> None:
         """Refuse boundaries that leave a phase without steps."""
@@ -100,6 +103,22 @@ class PhaseSchedule:
     def unplanned(last_warmup_step: int) -> PhaseSchedule:
         """Return the phases of a method that makes no plan: warm-up up to T_w >= 0, then stable."""
         return PhaseSchedule(last_warmup_step, last_warmup_step, last_warmup_step)
+
+    def anew(self, step: int, n_learned: int) -> PhaseSchedule:
+        """Return phases as long as these that begin to monitor after ``step``.
+
+        Args:
+            step: T_w of the new ones.
+            n_learned: ``learning_steps`` up to there.
+        """
+        later = step - self.last_warmup_step
+        return replace(
+            self,
+            last_warmup_step=step,
+            last_monitor_step=self.last_monitor_step + later,
+            last_ramp_step=self.last_ramp_step + later,
+            n_learned=n_learned,
+        )
 
     @property
     def measures(self) -> bool:
@@ -156,7 +175,7 @@ class PhaseSchedule:
         return (step - self.last_monitor_step) / (self.last_ramp_step - self.last_monitor_step)
 
     def learning_steps(self, step: int) -> int:
-        """Count the steps after warm-up, up to and with ``step``, that change weights; 0 up to T_w.
+        """Count the steps after warm-up, up to and with ``step``, that change weights.
 
         All do but those of a lower-bound half, in which every tensor is frozen.
 
@@ -164,7 +183,7 @@ class PhaseSchedule:
             ValueError: If ``step`` is below 1.
         """
         _check_step(step)
-        learned = max(0, step - self.last_warmup_step)
+        learned = self.n_learned + max(0, step - self.last_warmup_step)
         if self.monitoring == MIXED:
             return learned
         all_frozen = min(step, self.last_monitor_step) - self.last_upper_bound_step

@@ -4,39 +4,48 @@ Usage: torchrun --nproc_per_node=N tests/multiprocess/helpers/elastic_run.py SCE
     OUTPUT_FOLDER
 
 A scenario is {"name", "args", "is_elastic", "save_at": steps after which a checkpoint is written,
+"fake_clock": whether times depend on actions and on what they froze alone, "module": as in
+``run_scenarios.py``, "front": for how many frozen layers the pipeline is that it begins in,
 "resumes": whether weights are those of a checkpoint, "late": {step: the rank that ends it once
 the others have given the move after it up}}. Each rank writes
 OUTPUT_FOLDER/NAME/rank_R.pt with the rows and the loss of each step, its learning rate, the weights
 at the end, the pipelines, the batches, of an emulated run the times of actions and the batch's by
-the virtual clock, and how many of the trainers that were left are still there
-when the next one is built.
+the virtual clock, phases and masks of steps, the last plan of each pipeline, and how many of the
+trainers that were left are still there when the next one is built.
 """
 
 import gc
+import importlib
 import weakref
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from launcher import run_each_scenario
-from run_scenarios import add_tiny_flavor, fix_weights, parameters_of, whole
+from run_scenarios import add_tiny_flavor, fix_weights, parameters_of, use_fake_clock, whole
 from torch.distributed.distributed_c10d import _get_default_store
 
 from torchtitan.freezing.launch import prepare
 
 
 def run(scenario, folder):
+    if scenario.get("module"):
+        importlib.import_module(scenario["module"])
     job_config = prepare([*scenario["args"], f"--job.dump_folder={folder}"])
     import torchtitan.train as titan_train
 
     from timelyfreeze.emulation import EmulatedRecorder
     from torchtitan.data.sequences import ROWS
     from torchtitan.freezing.elastic import ElasticRun
+    from torchtitan.freezing.elastic.pipeline import pipeline_for
     from torchtitan.freezing.trainer import FreezingTrainer
 
     titan_train.time.sleep = lambda seconds: None
+    if scenario.get("front"):
+        job_config = pipeline_for(job_config, scenario["front"]).moved(job_config)
     seen = {"rows": [], "losses": [], "rates": [], "pipelines": [], "batches": [], "frozen": []}
     seen["n_left_over"], seen["actions"], seen["virtual_ms"] = 0, [], []
+    seen |= {"phases": [], "masks": [], "plans": []}
     trainers, left = [], []
     late = list(scenario.get("late", {}).items())
 
@@ -59,10 +68,23 @@ def run(scenario, folder):
             )
             training, size = config.training, parallelism.pipeline_parallel_microbatch_size
             seen["batches"].append((size, training.local_batch_size, training.global_batch_size))
+            if scenario.get("fake_clock"):
+                use_fake_clock(self.controller, {})
+                note_masks(self)
             saves = scenario.get("save_at", [])
             self.checkpointer._should_save = lambda step, last_step=False: step in saves
 
         return build
+
+    def note_masks(trainer):
+        for stage in trainer.controller._stages:
+
+            def noted(masks, stage=stage, freeze=stage.freeze, **kwargs):
+                of_stage = {m: mask.tolist() for m, mask in masks.items()}
+                seen["masks"].append((trainer.step, (stage.stage_index, of_stage)))
+                freeze(masks, **kwargs)
+
+            stage.freeze = noted
 
     real_drain = EmulatedRecorder.drain
 
@@ -93,6 +115,7 @@ def run(scenario, folder):
         if self.controller is not None:
             checks = self.controller.checks
             seen["frozen"].append((self.step, checks.frozen_layers))
+            seen["phases"].append((self.step, self.controller.phase.value))
         return loss
 
     def should_continue_training(self):
@@ -113,6 +136,9 @@ def run(scenario, folder):
         }
         seen["step"], seen["n_tokens"] = self.step, self.ntokens_seen
         if self.controller is not None:
+            if (plan := self.controller.plan) is not None:
+                ratios = map(str, plan.actions), plan.ratios.tolist()
+                seen["plans"].append(dict(zip(*ratios, strict=True)))
             seen["freeze_ratio_sums"] = list(self.controller._updates.total)
             cache = self.controller.cache
             seen["cache_entered"] = 0 if cache is None else cache.use().entered
@@ -125,6 +151,9 @@ def run(scenario, folder):
         "close": close,
         "should_continue_training": should_continue_training,
     }
+    if scenario.get("fake_clock"):
+        # A plan must not depend on how many cores the machine that runs the tests has.
+        patches["_shared_processors"] = lambda self: None
     originals = {name: getattr(FreezingTrainer, name) for name in patches}
 
     for name, patch in patches.items():

@@ -14,6 +14,30 @@ FREEZING = {
     "freezing__linear.layers_per_check": 4,
     "freezing__linear.max_layers": 9,
 }
+# 7 of 8 layers are frozen after step 8, 4 before: halves of monitoring are steps 3-4 and 5-6.
+PLANNED = {
+    "model__flavor": "tiny",
+    "freezing__method": "timelyfreeze+linear",
+    "freezing__last_monitor_step": 6,
+    "freezing__last_ramp_step": 8,
+    "freezing__discard_batches": 1,
+    "freezing__linear.max_layers": 7,
+    "training__steps": 18,
+}
+# The run moves before step 10, the first after a stable one.
+PHASES = (
+    ["warmup"] * 2 + ["upper_bound"] * 2 + ["lower_bound"] * 2 + ["ramp"] * 2 + ["stable"]
+    + ["upper_bound"] * 2 + ["lower_bound"] * 2 + ["ramp"] * 2 + ["stable"] * 3
+)  # fmt: skip
+# Those of a run that begins in the pipeline to which the other one moves, and plans when it does.
+THERE = {
+    **PLANNED,
+    "freezing__method": "timelyfreeze+fixed",
+    "freezing__fixed.layers": 7,
+    "freezing__last_warmup_step": 9,
+    "freezing__last_monitor_step": 13,
+    "freezing__last_ramp_step": 15,
+}
 
 
 @pytest.fixture(scope="module", name="folder")
@@ -27,7 +51,18 @@ def rows_folder(tmp_path_factory):
     return folder
 
 
-def scenario(folder, name, *, is_elastic, save_at=(), late=None, resumes=None, **settings):
+def scenario(
+    folder,
+    name,
+    *,
+    is_elastic,
+    save_at=(),
+    late=None,
+    resumes=None,
+    module=None,
+    front=0,
+    **settings,
+):
     saved = {}
     if resumes is not None:
         saved = {
@@ -38,6 +73,9 @@ def scenario(folder, name, *, is_elastic, save_at=(), late=None, resumes=None, *
     return {
         "name": name,
         "is_elastic": is_elastic,
+        "fake_clock": settings.get("freezing__method", "").startswith("timelyfreeze"),
+        "module": module,
+        "front": front,
         "save_at": list(save_at),
         "late": late or {},
         "resumes": resumes is not None,

@@ -11,6 +11,9 @@ import torch
 from elastic_scenarios import (
     FREEZING,
     N_STEPS,
+    PHASES,
+    PLANNED,
+    THERE,
     losses_of_steps,
     per_step,
     rows_folder,
@@ -75,6 +78,17 @@ def runs(folder):
     return seen | run_scenarios(folder / "later", 4, resumed, script="elastic_run.py")
 
 
+@pytest.fixture(scope="module")
+def planned(folder):
+    """A run with a plan, and one that is resumed while times are measured anew."""
+    saved = "planned/plans/checkpoint/step-11"
+    scenarios = [
+        scenario(folder, "plans", is_elastic=True, save_at=[11], **PLANNED),
+        scenario(folder, "resumed", is_elastic=True, resumes=saved, **PLANNED),
+    ]
+    return run_scenarios(folder / "planned", 4, scenarios, script="elastic_run.py")
+
+
 def test_the_pipeline_becomes_shorter_and_replicas_take_the_free_ranks(runs):
     for name in ("moves", "GPipe"):
         pipelines = [
@@ -116,6 +130,38 @@ def test_the_average_freeze_ratio_counts_every_step(runs, name):
         return sums[0] / sums[1]
 
     assert ratio(runs[name]) == pytest.approx(ratio(runs["stays"]), rel=1e-9)
+
+
+def test_with_a_plan_it_moves_once_the_plan_is_in_force_and_measures_anew(planned):
+    """More of plans is in ``test_elastic_emulation.py``."""
+    moved = planned["plans"]
+    assert [shape for _, *shape in moved[0]["pipelines"]] == [[4, 1, 8], [2, 2, 4]]
+    phases = per_step(moved, "phases")
+    assert [set(phases[step]) for step in sorted(phases)] == [{phase} for phase in PHASES]
+    assert len({str(rank["plans"]) for rank in moved}) == 1
+    rows = rows_of_steps(moved)
+    assert all(len(of_step) == 8 for of_step in rows.values())
+
+
+@pytest.mark.long
+def test_it_plans_and_freezes_as_if_it_had_begun_there(planned, folder):
+    scenarios = [scenario(folder, "there", is_elastic=False, front=7, **THERE)]
+    there = run_scenarios(folder / "there", 4, scenarios, script="elastic_run.py")["there"]
+    for rank, other in zip(planned["plans"], there, strict=True):
+        assert rank["plans"][1:] == other["plans"]
+        masks = [found for found in rank["masks"] if found[0] >= 10]
+        assert masks == [found for found in other["masks"] if found[0] >= 10]
+    assert rows_of_steps(planned["plans"]) == rows_of_steps(there)
+
+
+def test_a_planned_run_that_is_resumed_learns_the_same(planned):
+    for rank, resumed in zip(planned["plans"], planned["resumed"], strict=True):
+        assert resumed["plans"][-1] == rank["plans"][-1]
+        assert resumed["masks"] == [found for found in rank["masks"] if found[0] > 11]
+        assert resumed["losses"] == [found for found in rank["losses"] if found[0] > 11]
+    for key in ("weights", "moments"):
+        want, have = merged(planned["plans"], key), merged(planned["resumed"], key)
+        torch.testing.assert_close(have, want, rtol=0, atol=0)
 
 
 def test_a_move_that_a_rank_is_late_for_is_given_up_and_the_next_is_not(runs, folder):

@@ -6,6 +6,9 @@ import pytest
 import torch
 from elastic_scenarios import (
     N_STEPS,
+    PHASES,
+    PLANNED,
+    THERE,
     losses_of_steps,
     per_step,
     rows_folder,
@@ -13,12 +16,26 @@ from elastic_scenarios import (
     scenario,
 )
 from launcher import merged, run_scenarios
+from matplotlib.figure import Figure
 
 from tests.timelyfreeze.helpers.pipelines import simulate
+from timelyfreeze.planning import plan_from_json
+from timelyfreeze.plots.run_timelines import draw_predicted
 from timelyfreeze.records import MOVES, STEPS, read_summary
 from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
 
 ORDERS = {"1F1B": one_f_one_b_order, "GPipe": gpipe_order}
+
+# Before the move, while times are measured anew, and when the new plan is in force.
+SAVED = [9, 11, 17]
+# 7 layers are frozen after step 9, none after step 16.
+THAWING = {
+    **PLANNED,
+    "freezing__method": "timelyfreeze+thawing",
+    "freezing__thawing.check_interval": 5,
+    "freezing__thawing.layers": 7,
+    "training__steps": 22,
+}
 
 folder = rows_folder
 
@@ -31,6 +48,22 @@ def runs(folder):
         key = {"parallelism__pipeline_parallel_schedule": schedule}
         scenarios.append(scenario(folder, schedule, is_elastic=True, **emulated, **key))
     return run_scenarios(folder, 1, scenarios, script="elastic_run.py")
+
+
+@pytest.fixture(scope="module")
+def planned(folder):
+    emulated = {"emulation__enable": None, "metrics__enable_tensorboard": None}
+    scenarios = [
+        scenario(folder, "plans", is_elastic=True, save_at=SAVED, **emulated, **PLANNED),
+        scenario(folder, "plans there", is_elastic=False, front=7, **emulated, **THERE),
+        scenario(folder, "thaws", is_elastic=True, module="thawing_policy", **emulated, **THAWING),
+    ]
+    for step in SAVED:
+        saved = f"planned/plans/checkpoint/step-{step}"
+        scenarios.append(
+            scenario(folder, f"from {step}", is_elastic=True, resumes=saved, **emulated, **PLANNED)
+        )
+    return run_scenarios(folder / "planned", 1, scenarios, script="elastic_run.py")
 
 
 def run_folder(folder, name):
@@ -90,3 +123,62 @@ def test_every_batch_is_played_through_its_own_pipeline(runs, folder, schedule):
 @pytest.mark.parametrize("schedule", ORDERS)
 def test_nothing_of_a_former_pipeline_is_kept(runs, schedule):
     assert runs[schedule][0]["n_left_over"] == 0
+
+
+def since(ranks, key, first):
+    return {step: found for step, found in per_step(ranks, key).items() if step >= first}
+
+
+def shapes(ranks):
+    return [shape for _, *shape in ranks[0]["pipelines"]]
+
+
+def test_with_a_plan_it_moves_once_the_plan_is_in_force_and_measures_anew(planned):
+    """Four layers are frozen from step 5 on, for which it would move if it had no plan."""
+    assert shapes(planned["plans"]) == [[4, 1, 8], [2, 1, 4]]
+    phases = per_step(planned["plans"], "phases")
+    assert [set(phases[step]) for step in sorted(phases)] == [{phase} for phase in PHASES]
+    assert [len(phases[step]) for step in (9, 10)] == [1, 2]
+
+
+def test_it_plans_and_freezes_as_if_it_had_begun_there(planned):
+    (first, last), (there,) = planned["plans"][0]["plans"], planned["plans there"][0]["plans"]
+    assert last == there
+    assert len(first) > len(last)
+    assert 0.0 < sum(last.values()) < len(last)
+    masks = since(planned["plans"], "masks", 10)
+    assert masks == since(planned["plans there"], "masks", 10)
+    stable = [m for step in (16, 17, 18) for _, found in masks[step] for m in found.values()]
+    assert any(any(mask) and not all(mask) for mask in stable)
+
+
+@pytest.mark.parametrize("step", SAVED)
+def test_a_planned_run_that_is_resumed_learns_the_same(planned, step):
+    whole, resumed = planned["plans"], planned[f"from {step}"]
+    assert shapes(resumed) == [[4, 1, 8], [2, 1, 4]]
+    assert resumed[0]["plans"][-1] == whole[0]["plans"][-1]
+    for key in ("phases", "masks", "losses", "rows"):
+        assert per_step(resumed, key) == since(whole, key, step + 1), key
+    for key in ("weights", "moments"):
+        want, have = merged(whole, key), merged(resumed, key)
+        torch.testing.assert_close(have, want, rtol=0, atol=0)
+
+
+def test_unfrozen_it_plans_once_more_for_the_pipeline_of_the_start(planned):
+    assert shapes(planned["thaws"]) == [[4, 1, 8], [2, 1, 4], [4, 1, 8]]
+    first, shorter, last = planned["thaws"][0]["plans"]
+    assert first == last
+    assert first == planned["plans"][0]["plans"][0]
+    assert shorter == planned["plans"][0]["plans"][1]
+
+
+def test_plans_of_former_pipelines_are_numbered(planned, folder):
+    written = run_folder(folder / "planned", "plans")
+    plans = [plan_from_json((written / name).read_text()) for name in ("plan_1.json", "plan.json")]
+    found = [dict(zip(map(str, p.actions), p.ratios.tolist(), strict=True)) for p in plans]
+    assert found == planned["plans"][0]["plans"]
+    assert (written / "bounds_1.json").exists()
+    summary = read_summary(written)
+    assert summary.batch_ms_predicted == plans[1].batch_ms
+    assert summary.failure is None
+    assert isinstance(draw_predicted(written), Figure)

@@ -102,6 +102,74 @@ def test_scores_are_saved_as_tensors_under_keys_of_their_parameters() -> None:
     assert json.loads(ranks.saved()["rank_0"]).keys() == {"applied", "planner", "policy", "tally"}
 
 
+def moving(n_microbatches: int) -> Ranks:
+    ranks = Ranks(
+        one_f_one_b_order(2, n_microbatches), policy=StubPolicy(lambda check: FROZEN), phases=PHASES
+    )
+    for controller in ranks.controllers:
+        controller.moves = True
+    return ranks
+
+
+def plans_of(ranks: Ranks) -> list[str | None]:
+    plans = [controller.plan for controller in ranks.controllers]
+    return [None if plan is None else plan_to_json(plan) for plan in plans]
+
+
+def test_a_run_that_moves_leaves_its_plan_behind_and_makes_another() -> None:
+    before, after, never_moved = moving(4), moving(8), moving(8)
+    before.run(1, 12)
+    after.load(before.saved())
+    assert plans_of(after) == [None, None]
+    after.run(13, 16)
+    never_moved.run(1, 6)
+    assert plans_of(after) == plans_of(never_moved) != plans_of(before)
+    names = ["upper_bound"] * 2 + ["lower_bound"] * 2 + ["ramp"] * 4 + ["stable"]
+    for step, name in enumerate(names, 13):
+        after.controllers[0]._step = step
+        assert after.controllers[0].phase.value == name
+
+
+@pytest.mark.parametrize("stopped_at", [12, 14, 18])
+def test_resumed_in_another_pipeline_it_goes_back_to_its_plan(stopped_at: int) -> None:
+    """As a run does that was killed after a move, and begins in the configured pipeline."""
+    start, moved = moving(8), moving(4)
+    start.run(1, 10)
+    moved.load(start.saved())
+    moved.run(11, stopped_at)
+    configured, back = moving(8), moving(4)
+    configured.load(moved.saved())
+    assert plans_of(configured) == [None, None]
+    back.load(configured.saved())
+    for name in ("rank_0", "rank_1"):  # sums of the freeze ratio are handed out anew
+        mine, theirs = (json.loads(ranks.saved()[name]) for ranks in (back, moved))
+        assert mine | {"applied": None} == theirs | {"applied": None}
+    for ranks in (moved, back):
+        ranks.run(stopped_at + 1, 20)
+    for rank, stages in enumerate(moved.stages):
+        for stage in stages:
+            masks = list(back.masks(rank, stage))
+            assert list(moved.masks(rank, stage))[-len(masks) :] == masks
+    assert plans_of(back) == plans_of(moved) != [None, None]
+
+
+def test_before_the_end_of_warm_up_phases_stay_where_they_are() -> None:
+    before, after = moving(4), moving(8)
+    before.run(1, 2)
+    after.load(before.saved())
+    after.run(3, 3)
+    assert after.controllers[0].settings.phases == PHASES
+
+
+def test_a_run_that_does_not_move_refuses_a_plan_of_another_pipeline() -> None:
+    before, after = moving(4), moving(8)
+    before.run(1, 8)
+    for controller in after.controllers:
+        controller.moves = False
+    with pytest.raises(ValueError, match=r"are those of 4 microbatches in a batch, this run has 8"):
+        after.load(before.saved())
+
+
 METHODS: dict[str, Callable[[], Ranks]] = {
     "planner": lambda: Ranks(ORDER),
     "policy": lambda: with_policy(UNPLANNED),

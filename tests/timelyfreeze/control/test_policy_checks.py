@@ -127,6 +127,18 @@ def test_a_check_is_due_after_every_interval_of_steps_that_change_weights(
     assert recorded.exchange.n_gathers == n_checks
 
 
+def test_where_a_run_plans_anew_its_checks_go_on() -> None:
+    """Steps 5, 6 and 15, 16 change no weights; every third of the others has a check."""
+    recorded = Recorded(StubPolicy(lambda check: NOTHING, 3), PHASES[0])
+    recorded.run(1, 12)
+    recorded.checks.phases = PHASES[0].anew(12, 8)
+    recorded.run(13, 20)
+    takes = [step for step, call in recorded.calls if call == "take"]
+    assert takes == [7, 10, 13, 18]
+    assert [step for step, call in recorded.calls if call == "begin"] == [3]
+    assert [check.number for check in recorded.seen] == [0, 1, 2, 3, 4]
+
+
 @pytest.mark.parametrize("phases", PHASES, ids=str)
 def test_without_a_measurement_checks_come_alike_and_ranks_exchange_nothing(
     phases: PhaseSchedule,

@@ -44,16 +44,16 @@ def write_plan(
     return predicted_timelines(dag, bounds, plan, processors)
 
 
-def write_measured(folder: Path, *phases: Phase, order: ScheduleOrder = ORDER) -> None:
+def write_measured(
+    folder: Path, *phases: Phase, order: ScheduleOrder = ORDER, first_step: int = 1
+) -> None:
     """Write timelines as if they had been measured in these phases."""
     dag = build_dag(order)
     bounds = uniform_bounds(dag, forward_ms=1.0, backward_ms=(1.0, 2.0))
     plan = plan_from_ratios(dag, bounds, 0.5 * dag.freezable)
     unfrozen, frozen = predicted_timelines(dag, bounds, plan)
-    for step, phase in enumerate(phases):
+    for step, phase in enumerate(phases, first_step):
         like = frozen if phase in (Phase.STABLE, Phase.LOWER_BOUND) else unfrozen
         file = timeline_file(folder, phase)
         file.parent.mkdir(exist_ok=True)
-        file.write_text(
-            timeline_to_json(replace(like, origin=MEASURED, phase=phase, step=step + 1))
-        )
+        file.write_text(timeline_to_json(replace(like, origin=MEASURED, phase=phase, step=step)))

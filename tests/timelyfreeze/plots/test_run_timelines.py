@@ -56,7 +56,7 @@ def test_each_pipeline_of_a_run_that_moved_has_a_batch(tmp_path: Path) -> None:
     write_measured(tmp_path, Phase.WARMUP, Phase.STABLE, order=one_f_one_b_order(4, 4))
     stable = tmp_path / "timelines/measured_stable.json"
     stable.rename(stable.with_stem("measured_stable_1"))
-    write_measured(tmp_path, Phase.STABLE, order=one_f_one_b_order(2, 2))
+    write_measured(tmp_path, Phase.STABLE, order=one_f_one_b_order(2, 2), first_step=9)
     MOVES.write(tmp_path, [Move(5, 4, 4, 1, "7 1 1 1", 0.5), Move(9, 8, 2, 2, "8 2", 0.5)])
     plot = draw_measured(tmp_path)
     assert titles(plot) == [

@@ -89,6 +89,19 @@ def test_kappa_is_a_ratio_of_medians_without_cold_steps() -> None:
     assert steps.take(Phase.STABLE) is None
 
 
+def test_kappa_of_a_later_pipeline_is_over_unfrozen_steps_of_the_first() -> None:
+    steps = StepRatio()
+    steps.begin_pipeline()  # nothing was measured before
+    for ms in (9.0, 9.0, 10.0):
+        steps.add(Phase.UPPER_BOUND, ms)
+    steps.begin_pipeline()
+    for ms in (4.0, 4.0, 4.0, 4.0):
+        steps.add(Phase.UPPER_BOUND, ms)
+    for ms in (5.0, 5.0, 5.0):
+        steps.add(Phase.STABLE, ms)
+    assert steps.take(Phase.STABLE) == pytest.approx(5.0 / 10.0)
+
+
 def test_the_error_of_kappa_is_how_far_simulated_runs_lie_apart() -> None:
     rng = np.random.default_rng(0)
     runs = 4000

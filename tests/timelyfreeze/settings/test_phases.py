@@ -118,6 +118,23 @@ def test_learning_steps_are_those_after_warm_up_in_which_not_everything_is_froze
         assert phases.learning_steps(step) == len(learned)
 
 
+@given(schedules(), st.integers(1, 40))
+def test_phases_that_begin_anew_are_as_long_and_go_on_counting(
+    phases: PhaseSchedule, later: int
+) -> None:
+    step = phases.last_ramp_step + later
+    learned = phases.learning_steps(step)
+    again = phases.anew(step, learned)
+    n_steps = phases.last_ramp_step - phases.last_warmup_step
+    first = phases.last_warmup_step + 1
+    assert [again.phase(step + 1 + i) for i in range(n_steps + 1)] == [
+        phases.phase(first + i) for i in range(n_steps + 1)
+    ]
+    for i in range(1, n_steps + 3):
+        more = phases.learning_steps(phases.last_warmup_step + i)
+        assert again.learning_steps(step + i) == learned + more
+
+
 @pytest.mark.parametrize(
     ("boundaries", "message"),
     [

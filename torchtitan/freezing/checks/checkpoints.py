@@ -1,7 +1,8 @@
 """Finds what keeps a run from resuming, in this size or another, or from being saved.
 
 Weights, optimizers and instruction data go on in any number of data-parallel ranks. So does a
-policy without a plan, in any pipeline; a plan only in one of the same stages and microbatches.
+policy without a plan, in any pipeline, and an elastic run, which plans anew; another plan only in
+one of the same stages and microbatches.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ def _freezing_errors(config: JobConfig, folder: Path, keys: list[str]) -> Iterat
             f'checkpoint.exclude_from_loading = ["{_FREEZING}"]'
         )
         return
-    if not makes_plan(config.freezing.method):
+    if not makes_plan(config.freezing.method) or config.freezing.elastic.enable:
         return
     values = saved_values(folder, [prefix + name for name in names])
     states = saved_states({key.removeprefix(prefix): text for key, text in values.items()})

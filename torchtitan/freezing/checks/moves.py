@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from timelyfreeze.policies import NONE, makes_plan
+from timelyfreeze.policies import NONE, PLANNED, makes_plan
 from timelyfreeze.settings import OFF, effective_skip_input_grads
 from torchtitan.data.rows.kinds import INSTRUCT_DATASETS, is_instruct_dataset
 from torchtitan.freezing.checks.parallel import (
@@ -30,10 +30,15 @@ def elastic_errors(config: JobConfig) -> Iterator[str]:
         return
     yield from freezing.elastic.errors()
     yield from _late_errors(config)
-    if makes_plan(freezing.method):
+    if freezing.method == PLANNED:
         yield (
-            f"{_ENABLED}, and freezing.method is {freezing.method!r}, whose plan is of one "
-            "pipeline; it must be a policy without a plan"
+            f"{_ENABLED}, and freezing.method is {freezing.method!r}, which has no policy that "
+            "freezes a front; it must be a policy, or 'timelyfreeze+' and one"
+        )
+    elif makes_plan(freezing.method) and isinstance(freezing.max_freeze_ratio, list):
+        yield (
+            f"{_ENABLED}, and freezing.max_freeze_ratio is {freezing.max_freeze_ratio}, one for "
+            "each stage of one pipeline; it must be one value"
         )
     yield from one_stage_errors(config, _ENABLED)  # so a shorter pipeline has as many as ranks
     for degree in _ALONE:

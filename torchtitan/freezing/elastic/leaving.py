@@ -71,6 +71,8 @@ class Leaving(Trainer):
         self._until_arrived = ExitStack()
         self.output = output
         super().__init__(job_config)
+        if self.controller is not None:
+            self.controller.moves = True
         # A pipeline is never longer than the first, whose last ranks are shown.
         assert output is None or not output.is_shown or self.pp_has_last_stage
 
@@ -92,8 +94,7 @@ class Leaving(Trainer):
         arrived()
         goes_on = super().should_continue_training()
         if goes_on and self.controller is not None:
-            checks = self.controller.checks
-            n_frozen = 0 if checks is None else checks.frozen_layers
+            n_frozen = self.controller.settled_front
             # Larger steps take the schedule further, which checkpoints hold.
             n_batches = self.lr_schedulers.schedulers[0].last_epoch
             if self._leaves(Moment(n_frozen, self.step, n_batches)) is not None:

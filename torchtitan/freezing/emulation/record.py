@@ -10,7 +10,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from timelyfreeze.emulation import EmulatedBatch, EmulatedRecorder
-from timelyfreeze.records import SKIPPED_STEPS, kappa_error
+from timelyfreeze.records import SKIPPED_STEPS, UNFROZEN_PHASES, kappa_error
 from timelyfreeze.runtime import Clock
 from timelyfreeze.settings import Phase
 
@@ -113,7 +113,7 @@ class EmulationRecord:
         self._steps: list[EmulatedStep] = []
         self._n_shown = 0
         self._n_taken = 0
-        self._n_former = 0
+        self._n_former = self._n_first = 0
         self.n_replicas = 1
 
     def go_on_from(self, former: EmulationRecord) -> None:
@@ -127,6 +127,7 @@ class EmulationRecord:
         self._steps = former._steps
         self._n_shown, self._n_taken = former._n_shown, former._n_taken
         self._n_former = len(self._steps)
+        self._n_first = former._n_first or self._n_former
 
     def add_step(self, phase: Phase | None, seconds: float, n_tokens: int) -> None:
         """Take note of a finished step."""
@@ -187,9 +188,9 @@ class EmulationRecord:
             freezes: Whether the run had phases; without, all of it counts as one.
         """
         self.collect()
-        before = self._warm([Phase.WARMUP, Phase.UPPER_BOUND])
+        before = self._warm(UNFROZEN_PHASES, until=self._n_first or None)
         after = self._warm([Phase.STABLE] if freezes else [None], self._n_former)
-        measuring = self._warm([Phase.UPPER_BOUND])
+        measuring = self._warm([Phase.UPPER_BOUND], until=self._n_first or None)
         batches_before = [b for s in measuring or before for b in s.batches]
         fields: dict[str, Any] = {
             "emulated_ranks": self._n_ranks,
@@ -208,8 +209,10 @@ class EmulationRecord:
             fields["batch_ms"] = _median(b.virtual_ms for s in after for b in s.batches)
         return fields
 
-    def _warm(self, phases: Sequence[Phase | None], since: int = 0) -> list[EmulatedStep]:
-        steps = self._steps[since:]
+    def _warm(
+        self, phases: Sequence[Phase | None], since: int = 0, until: int | None = None
+    ) -> list[EmulatedStep]:
+        steps = self._steps[since:until]
         return [
             step
             for phase in phases

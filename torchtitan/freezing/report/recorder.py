@@ -24,6 +24,7 @@ from timelyfreeze.records import (
 )
 from timelyfreeze.runtime import Exchange
 from timelyfreeze.schedule import order_to_csv
+from timelyfreeze.settings import Phase
 from timelyfreeze.timing import DurationBounds
 from timelyfreeze.whatif.bounds_file import bounds_file_text
 from timelyfreeze.whatif.loads import UNKNOWN_SIZES, ModelSizes
@@ -40,8 +41,12 @@ from torchtitan.freezing.report.step_record import StepRecord
 from torchtitan.freezing.report.tensorboard import elastic_metrics, logged_metrics
 from torchtitan.freezing.report.text import render_report
 
-# What is of one pipeline: where another one follows, they get a number and stay.
-_OF_A_PIPELINE = ("schedule.csv", "responses.csv", "timelines/measured_stable.json")
+# What is of one pipeline, by what is numbered together: where another one follows, it stays.
+_OF_A_PIPELINE = (
+    ("schedule.csv", "responses.csv"),
+    ("bounds.json", "plan.json"),
+    *((f"timelines/measured_{phase.value}.json",) for phase in Phase if phase is not Phase.WARMUP),
+)
 
 
 class RunRecorder:
@@ -171,10 +176,12 @@ class RunRecorder:
             emulation.go_on_from(self._emulation)
         self._emulation = emulation
         self.record.begin_pipeline()
+        self._steps.begin_pipeline()
         self._responses = ResponseSample()
         if self._writes:
             with self._guard.writing():
-                number_former(self._folder, _OF_A_PIPELINE)
+                for names in _OF_A_PIPELINE:
+                    number_former(self._folder, names)
         self._follow(controller)
 
     def note_move(self, step: int, n_frozen: int, split: Sequence[int], seconds: float) -> None:

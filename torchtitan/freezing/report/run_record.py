@@ -17,6 +17,7 @@ from timelyfreeze.control import CollectedMetrics, FreezeController
 from timelyfreeze.control.caching import CacheUse, use_of_parts
 from timelyfreeze.records import (
     SKIPPED_STEPS,
+    UNFROZEN_PHASES,
     NeverUpdated,
     RunSummary,
     kappa_error,
@@ -46,6 +47,7 @@ class RunRecord:
     def __init__(self) -> None:
         self.seconds = 0.0
         self._step_seconds: dict[Phase | None, list[float]] = {}
+        self._knows_unfrozen = False  # from a pipeline that was left
         self._n_tokens = 0.0
         self._n_steps = 0
         self._last_step = 0
@@ -76,7 +78,8 @@ class RunRecord:
 
     def add_step(self, step: int, phase: Phase | None, seconds: float, n_tokens: float) -> None:
         """Take note of a finished optimizer step, which took ``n_tokens`` for each device."""
-        self._step_seconds.setdefault(phase, []).append(seconds)
+        if not (self._knows_unfrozen and phase in UNFROZEN_PHASES):
+            self._step_seconds.setdefault(phase, []).append(seconds)
         self.seconds += seconds
         self._n_tokens += n_tokens
         self._n_steps += 1
@@ -100,9 +103,14 @@ class RunRecord:
         self._drift.clear()
 
     def begin_pipeline(self) -> None:
-        """Forget steps and batches of the stable phase: they ran in another pipeline."""
-        self.begin_plan()
-        self._step_seconds.pop(Phase.STABLE, None)
+        """Forget steps and batches of another pipeline, but the unfrozen steps of the first.
+
+        Without a plan its unfrozen batches stay too, since no others are to come.
+        """
+        self._drift.clear()
+        self._batch_ms = {p: ms for p, ms in self._batch_ms.items() if p is Phase.WARMUP}
+        before = {p: s for p, s in self._step_seconds.items() if p in UNFROZEN_PHASES}
+        self._step_seconds, self._knows_unfrozen = before, bool(before)
         self._former_cache = self.cache
         if self._metrics is not None:
             self._metrics = replace(self._metrics, cache=None)
@@ -142,7 +150,7 @@ class RunRecord:
             peak_memory_gib: Largest of all ranks.
             emulated: Fields that an emulation has measured by its own clock.
         """
-        before_ms = self._median_step_ms([Phase.WARMUP, Phase.UPPER_BOUND])
+        before_ms = self._median_step_ms(UNFROZEN_PHASES)
         after_ms = self._median_step_ms([None] if controller is None else [Phase.STABLE])
         measured: dict[str, Any] = {
             "steps_done": self._last_step,
@@ -162,8 +170,8 @@ class RunRecord:
             **(emulated or {}),
         }
         if controller is not None and emulated is None:
-            unfrozen, frozen = [Phase.WARMUP, Phase.UPPER_BOUND], [Phase.STABLE]
-            measured["kappa_error"] = kappa_error(self._warm(unfrozen), self._warm(frozen))
+            before, after = self._warm(UNFROZEN_PHASES), self._warm([Phase.STABLE])
+            measured["kappa_error"] = kappa_error(before, after)
         if self._metrics is not None:
             measured["stage_ratios"] = dict(self._metrics.applied_stage_ratios)
             measured["average_freeze_ratio"] = self._metrics.average_freeze_ratio

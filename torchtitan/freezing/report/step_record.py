@@ -52,6 +52,10 @@ class StepRecord:
         self._stable: list[tuple[float, float]] = []
         self.latest_kappa: float | None = None
 
+    def begin_pipeline(self) -> None:
+        """Compare steps to come, of another pipeline, with the unfrozen ones so far."""
+        self._kappa.begin_pipeline()
+
     def add_virtual(self, steps: Sequence[tuple[Phase | None, float]]) -> None:
         """Take note of the virtual times in milliseconds of the next steps that have ended."""
         for phase, virtual_ms in steps:

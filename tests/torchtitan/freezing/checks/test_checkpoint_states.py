@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.torchtitan.helpers.checkpoints import found, save, small_model, write
+from timelyfreeze.settings import ElasticSettings
 from torchtitan.checkpoints.finished import saved_keys, saved_values
 
 _small_model = small_model
@@ -34,6 +35,8 @@ def test_another_pipeline_is_told_with_key_and_value(last_step: int, tmp_path: P
     anew = {"checkpoint__exclude_from_loading": ["freezing"]}
     assert found(tmp_path, parallelism__pipeline_parallel_degree=4, **anew) == []
     assert found(tmp_path, parallelism__pipeline_parallel_degree=4, freezing__method="none") == []
+    moves = {"freezing__elastic": ElasticSettings(enable=True)}
+    assert found(tmp_path, parallelism__pipeline_parallel_degree=4, **moves) == []
 
 
 def test_text_data_goes_on_with_as_many_replicas_only(tmp_path: Path) -> None:

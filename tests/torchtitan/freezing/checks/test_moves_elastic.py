@@ -10,9 +10,11 @@ from timelyfreeze.settings import CacheSettings, ElasticSettings
 from torchtitan.freezing.checks import check
 
 
-@pytest.mark.parametrize("method", ["fixed", "autofreeze", "pipetransformer", "egeria"])
+@pytest.mark.parametrize(
+    "method", ["fixed", "autofreeze", "pipetransformer", "egeria", "timelyfreeze+autofreeze"]
+)
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
-def test_policies_without_a_plan_are_taken(method: str, schedule: str) -> None:
+def test_policies_are_taken_with_a_plan_and_without(method: str, schedule: str) -> None:
     check(elastic(freezing__method=method, parallelism__pipeline_parallel_schedule=schedule))
 
 
@@ -24,9 +26,17 @@ def test_without_freezing_nothing_is_wrong() -> None:
     ("changes", "message"),
     [
         (
-            {"freezing__method": "timelyfreeze+apf"},
-            "freezing.method is 'timelyfreeze+apf', whose plan is of one pipeline; it must be a "
-            "policy without a plan",
+            {"freezing__method": "timelyfreeze"},
+            "freezing.method is 'timelyfreeze', which has no policy that freezes a front; it must "
+            "be a policy, or 'timelyfreeze+' and one",
+        ),
+        (
+            {
+                "freezing__method": "timelyfreeze+autofreeze",
+                "freezing__max_freeze_ratio": [0.8, 0.7],
+            },
+            "freezing.max_freeze_ratio is [0.8, 0.7], one for each stage of one pipeline; it must "
+            "be one value",
         ),
         (
             {"parallelism__pipeline_parallel_schedule": "Interleaved1F1B"},

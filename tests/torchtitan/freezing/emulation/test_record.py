@@ -114,6 +114,18 @@ def test_replicas_take_turns_and_the_slowest_one_counts() -> None:
     assert summary["emulated_ranks"] == 4
 
 
+def test_steps_without_freezing_are_those_of_the_first_pipeline() -> None:
+    before, run = Run(stage_to_rank=(0, 1, 2, 3), optimizers_ms=(0.0,) * 4), Run(batches_per_step=2)
+    for _ in range(SKIPPED_STEPS + 1):
+        before.step(40.0, 100.0, seconds=0.12, phase=Phase.UPPER_BOUND)
+    before.record.collect()
+    run.record.go_on_from(before.record)
+    for _ in range(SKIPPED_STEPS + 1):
+        run.batches((20.0, 30.0), (30.0, 40.0))
+        run.end_step(0.15, Phase.UPPER_BOUND)
+    assert run.record.summarize(freezes=True)["virtual_step_ms_unfrozen"] == pytest.approx(60.0)
+
+
 def test_the_step_that_is_logged_has_not_ended_and_comes_next_time() -> None:
     run = Run()
     run.batches((40.0, 100.0))

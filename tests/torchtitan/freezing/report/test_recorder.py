@@ -37,6 +37,9 @@ class Controller(SimpleNamespace):
         )  # fmt: skip
 
 
+OF_THE_PLAN = ("bounds.json", "plan.json", "timelines/measured_upper_bound.json")
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a run of 8 steps of 400 tokens, of which the last 4 are in a shorter pipeline.
@@ -53,6 +56,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     run = RunRecorder(config, START, tmp_path, guard, writes=True, n_layers=4)
     run.begin(_any(Controller(LONG, 0.25)))
     _steps(run, range(1, 5), 0.5, n_tokens=400)
+    (tmp_path / "timelines").mkdir()
+    for name in OF_THE_PLAN:
+        (tmp_path / name).write_text("of the former pipeline")
     run.leave()
     run.go_on(_any(Controller(SHORT, 0.5)), ranks_per_replica=2)
     run.note_move(5, 2, (3, 1), 1.5)
@@ -108,6 +114,10 @@ def test_files_of_the_former_pipeline_get_a_number(folder: Path) -> None:
     assert (folder / "schedule_1.csv").read_text() == order_to_csv(LONG)
     assert (folder / "responses_1.csv").exists()
     assert RESPONSES.read(folder) == []
+    for name in OF_THE_PLAN:
+        former = (folder / name).with_stem(f"{Path(name).stem}_1")
+        assert former.read_text() == "of the former pipeline"
+        assert not (folder / name).exists()
     settings = json.loads((folder / "settings.json").read_text())
     assert settings["training"]["steps"] == 8
     assert not (folder / "settings_1.json").exists()

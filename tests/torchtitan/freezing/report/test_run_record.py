@@ -154,6 +154,18 @@ def test_what_is_said_with_freezing_is_of_the_last_pipeline() -> None:
     assert (summary.cache_saved_ms, summary.cache_spent_ms) == (30.0, 3.0)
 
 
+def test_unfrozen_steps_are_those_of_the_first_pipeline_and_batches_those_of_the_last() -> None:
+    """Steps for what freezing and moves bring together, batches beside the last prediction."""
+    record = record_of([(Phase.UPPER_BOUND, [9.0, 9.0, 0.4])])
+    record.add_batches(CollectedMetrics({Phase.UPPER_BOUND: (90.0,)}, {}, 0.1))
+    record.begin_pipeline()
+    for step, seconds in enumerate([9.0, 9.0, 0.1, 0.1, 0.1], 4):
+        record.add_step(step, Phase.UPPER_BOUND, seconds, n_tokens=100)
+    record.add_batches(CollectedMetrics({Phase.UPPER_BOUND: (50.0,)}, {}, 0.1))
+    summary = summarize(record, controller(make_plan()))
+    assert (summary.step_ms_unfrozen, summary.batch_ms_unfrozen) == (400.0, 50.0)
+
+
 def test_a_step_of_several_batches() -> None:
     start = replace(START, batches_per_step=4)
     summary = RunRecord().summarize(start, controller(make_plan()), peak_memory_gib=None)
