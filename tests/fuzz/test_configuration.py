@@ -139,6 +139,7 @@ RULES: dict[str, tuple[Any, Any]] = {
     "freezing.cache.disk_gib": _number(st.floats(0, 1e6), INF, -INF, below=0.0),
     "freezing.cache.folder": PATH,
     "freezing.elastic.enable": FLAG,
+    "freezing.elastic.partition": _word("parameters", "time"),
     "freezing.elastic.frozen_cost": SHARE,
     "freezing.elastic.min_ranks": _whole(2),
     "freezing.elastic.join_limit_s": _number(

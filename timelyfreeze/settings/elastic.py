@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from timelyfreeze.settings.names import key
 
+_PARTITIONS = ("parameters", "time")
+
 
 @dataclass(frozen=True)
 class ElasticSettings:
@@ -18,9 +20,13 @@ class ElasticSettings:
     and train replicas on the ranks that this frees. For methods that freeze the front and make no
     plan: see docs/how/elastic.md."""
 
+    partition: str = "parameters"
+    """What is even where the model is cut anew: "parameters", or "time", by the profile that
+    parallelism.partition_profile names."""
+
     frozen_cost: float = 1 / 6
-    """lambda, in [0, 1]: what a frozen layer counts where the model is cut, as a fraction of a live
-    one."""
+    """lambda, in [0, 1]: what a frozen layer counts where the model is cut by parameters, as a
+    fraction of a live one."""
 
     min_ranks: int = 2
     """The pipeline becomes no shorter than this, 2 at least."""
@@ -29,8 +35,17 @@ class ElasticSettings:
     """Seconds, above 0 and below comm.init_timeout_seconds, that ranks which are ready for a move
     wait for the others; without them the run goes on as before."""
 
+    @property
+    def is_by_time(self) -> bool:
+        """Whether the model is cut anew by measured times."""
+        return self.enable and self.partition == "time"
+
     def errors(self) -> Iterator[str]:
         """Yield what is wrong with the settings: key, value and rule."""
+        if self.partition not in _PARTITIONS:
+            yield (
+                f"{key('elastic.partition')} is {self.partition!r}; known: {', '.join(_PARTITIONS)}"
+            )
         if not (math.isfinite(self.frozen_cost) and 0.0 <= self.frozen_cost <= 1.0):
             yield f"{key('elastic.frozen_cost')} is {self.frozen_cost}; it must be in [0, 1]"
         if self.min_ranks < 2:

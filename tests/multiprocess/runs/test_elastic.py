@@ -3,6 +3,7 @@
 The same rows come in the same steps, in float32, and so do weights, moments and what was frozen.
 """
 
+import itertools
 import json
 import re
 
@@ -23,8 +24,21 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from timelyfreeze.plots.drawing import draw_run
 from timelyfreeze.records import FRONT, LOSSES, MOVES, STEPS, read_summary
+from timelyfreeze.schedule import build_dag, gpipe_order
+from timelyfreeze.whatif.bounds_file import bounds_file_text
+from timelyfreeze.whatif.notes import PipelineNotes
+from timelyfreeze.whatif.times import StageTimes, bounds_from_times
 
 folder = rows_folder
+
+
+def written_profile(path):
+    """6 ms a layer, a third of it forward, and nothing else."""
+    stages = [StageTimes(2 * n, 4 * n, 2 * n, 2 * n, 2 * n, 0.0) for n in (3, 4, 3)]
+    dag = build_dag(gpipe_order(3, 4))
+    notes = PipelineNotes(layers=(3, 4, 3))
+    path.write_text(bounds_file_text(dag, bounds_from_times(dag, stages), notes))
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +53,13 @@ def runs(folder):
             metrics__enable_tensorboard=None,
         ),
         scenario(folder, "GPipe", is_elastic=True, parallelism__pipeline_parallel_schedule="GPipe"),
+        scenario(
+            folder,
+            "re-split",
+            is_elastic=True,
+            parallelism__partition_profile=written_profile(folder / "bounds.json"),
+            **{"freezing__elastic.partition": "time", "freezing__elastic.min_ranks": 4},
+        ),
     ]
     # Five steps in an epoch. A cache without room makes the same order of rows.
     scenarios += [
@@ -77,14 +98,26 @@ def test_the_pipeline_becomes_shorter_and_replicas_take_the_free_ranks(runs):
         assert [ranks for ranks, _, _ in pipelines] == [4, 4, 2, 2]
 
 
-@pytest.mark.parametrize("name", ["moves", "GPipe", "late", "resumed", "stays there"])
+def test_with_all_ranks_kept_the_live_layers_are_cut_anew_by_time(runs):
+    """SmartPipe's allocation (Eq. 11), by hand: 2 ms of a frozen layer, 6 ms of a live one."""
+    first, *others = runs["re-split"][0]["splits"]
+    assert first == runs["stays"][0]["splits"][0]
+    found = []
+    for n_frozen, split in zip((4, 8, 9), others, strict=True):
+        layers = iter([2] * n_frozen + [6] * (10 - n_frozen))
+        found.append(sorted(sum(itertools.islice(layers, n)) for n in split))
+    assert found == [[8, 12, 12, 12], [6, 6, 8, 8], [6, 6, 6, 6]]
+    assert [shape for _, *shape in runs["re-split"][0]["pipelines"]] == [[4, 1, 8]] * 4
+
+
+@pytest.mark.parametrize("name", ["moves", "GPipe", "re-split", "late", "resumed", "stays there"])
 def test_no_row_is_lost_or_comes_twice(runs, name):
     expected, found = rows_of_steps(runs["stays"]), rows_of_steps(runs[name])
     assert found == {step: expected[step] for step in found}
     assert max(found) == N_STEPS
 
 
-@pytest.mark.parametrize("name", ["moves", "GPipe", "late", "resumed", "stays there"])
+@pytest.mark.parametrize("name", ["moves", "GPipe", "re-split", "late", "resumed", "stays there"])
 def test_losses_and_weights_are_those_of_a_run_that_stays(runs, name):
     expected, found = losses_of_steps(runs["stays"]), losses_of_steps(runs[name])
     assert found == pytest.approx({step: expected[step] for step in found}, rel=1e-6)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
-from timelyfreeze.planning.elastic import elastic_plan
+from timelyfreeze.planning.elastic import elastic_plan, replicas_of
+from timelyfreeze.planning.elastic.plan import Fits
 from torchtitan.freezing.config import (
     JobConfig,
     count_layers,
@@ -14,7 +17,8 @@ from torchtitan.freezing.config import (
     stage_modules,
 )
 from torchtitan.freezing.elastic.form import Pace
-from torchtitan.freezing.partition import count_model_layers, part_parameters
+from torchtitan.freezing.memory.cuts import CutMemory
+from torchtitan.freezing.partition import count_model_layers, live_layer_times, part_parameters
 
 
 @dataclass(frozen=True)
@@ -82,10 +86,10 @@ def first_pipeline(config: JobConfig) -> Pipeline:
 def pipeline_for(config: JobConfig, n_frozen: int) -> Pipeline | None:
     """Return the pipeline that suits a model whose first ``n_frozen`` layers are frozen.
 
-    That of PipeTransformer's Algorithm 1 (``timelyfreeze.planning.elastic``), by numbers of
-    parameters: shorter as long as its largest rank gets no larger than at the start, and with
-    replicas on all ranks that this frees. Where replicas cannot share the microbatches so that
-    each has one for every stage, it stays longer.
+    That of PipeTransformer's Algorithm 1 (``timelyfreeze.planning.elastic``): shorter as long as
+    its largest rank gets no larger than at the start, by parameters or by the memory estimate, and
+    with replicas on all ranks that this frees. Where replicas cannot share the microbatches so
+    that each has one for every stage, it stays longer.
 
     Args:
         config: What the run began with.
@@ -98,7 +102,10 @@ def pipeline_for(config: JobConfig, n_frozen: int) -> Pipeline | None:
     n_layers, n_ranks = sum(start.split), len(start.split)
     if not 0 < n_frozen < n_layers:
         return start
-    sizes = part_parameters(config).units
+    sizes: Sequence[float] = part_parameters(config).units
+    fits = None
+    if settings.is_by_time:
+        sizes, fits = live_layer_times(config, n_frozen), _room(config, start.split, n_frozen)
     n_microbatches = config.training.local_batch_size // examples_of_microbatch(config)
     least = settings.min_ranks
     while True:
@@ -111,6 +118,8 @@ def pipeline_for(config: JobConfig, n_frozen: int) -> Pipeline | None:
                 _largest(sizes, start.split),
                 n_microbatches=n_microbatches,
                 min_ranks=least,
+                partition=settings.partition,
+                fits=fits,
             )
         except ValueError:  # of all that it refuses, only this can be: the rest was checked
             return None
@@ -119,6 +128,32 @@ def pipeline_for(config: JobConfig, n_frozen: int) -> Pipeline | None:
         least = plan.n_ranks + 1
 
 
-def _largest(sizes: list[int], split: tuple[int, ...]) -> int:
+def _room(config: JobConfig, start: tuple[int, ...], n_frozen: int) -> Fits:
+    """Return what ranks have room for: no more than the fullest one needed at the start."""
+    n_layers, training = sum(start), config.training
+    limit = CutMemory(config, n_layers).of_fullest(start)
+    n_microbatches = training.local_batch_size // examples_of_microbatch(config)
+
+    @cache
+    def memory(n_ranks: int) -> CutMemory:
+        n_replicas = replicas_of(len(start), n_ranks, n_microbatches)
+        of_one = replace(
+            config,
+            parallelism=replace(
+                config.parallelism,
+                pipeline_parallel_degree=n_ranks,
+                module_fqns_per_model_part=modules_of_split((1,) * n_ranks),
+            ),
+            training=replace(training, local_batch_size=training.local_batch_size // n_replicas),
+        )
+        return CutMemory(of_one, n_layers)
+
+    def fits(n_ranks: int, rank: int, first: int, stop: int) -> bool:
+        return memory(n_ranks).of_rank(rank, first, stop, n_frozen).total <= limit
+
+    return fits
+
+
+def _largest(sizes: Sequence[float], split: tuple[int, ...]) -> float:
     ends = [sum(split[: stage + 1]) for stage in range(len(split))]
     return max(sum(sizes[end - n : end]) for n, end in zip(split, ends, strict=True))

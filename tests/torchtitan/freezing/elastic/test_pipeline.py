@@ -1,18 +1,22 @@
 """Which pipeline suits what is frozen, and the configuration that a run goes on with."""
 
+import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.torchtitan.freezing.partition.test_cut import profile, times
 from tests.torchtitan.helpers.job_configs import config
 from timelyfreeze.settings import ElasticSettings
 from torchtitan.freezing.checks import check
-from torchtitan.freezing.config import JobConfig, stage_modules
+from torchtitan.freezing.config import JobConfig, modules_of_split, stage_modules
 from torchtitan.freezing.elastic.pipeline import (
     Pipeline,
     first_pipeline,
     pipeline_for,
 )
+from torchtitan.freezing.memory.cuts import CutMemory
 
 # Upstream's debugmodel, by hand: vocabulary 2,048, width 256, 6 layers.
 LAYER = 4 * 256 * 256 + 3 * 256 * 768 + 2 * 256
@@ -74,6 +78,66 @@ def test_what_frozen_layers_cost_decides_when() -> None:
 def test_it_becomes_no_shorter_than_the_user_says() -> None:
     kept = elastic(ElasticSettings(enable=True, min_ranks=3))
     assert pipeline_for(kept, 5) is None
+
+
+def by_time(folder: Path, settings: ElasticSettings | None = None, **changes: Any) -> JobConfig:
+    """3 ms a layer, a third of it forward; 1 ms of the embedding and 9 ms of the head besides."""
+    stages = [times(7.0), times(6.0), times(15.0)]
+    file = profile(folder / "bounds.json", *stages, layers=(2, 2, 2))
+    return elastic(
+        settings or ElasticSettings(enable=True, partition="time"),
+        parallelism__partition_profile=str(file),
+        **changes,
+    )
+
+
+def cuts_with_room(job_config: JobConfig, n_ranks: int, n_frozen: int) -> list[tuple[int, ...]]:
+    """Every cut for so many ranks, each as full as the fullest at the start at most."""
+    limit = CutMemory(job_config, 6).of_fullest(START)
+    ends = itertools.combinations(range(1, 6), n_ranks - 1)
+    cuts = [tuple(b - a for a, b in itertools.pairwise((0, *inner, 6))) for inner in ends]
+    shorter = elastic(
+        parallelism__pipeline_parallel_degree=n_ranks,
+        parallelism__module_fqns_per_model_part=modules_of_split((1,) * n_ranks),
+        training__local_batch_size=8 * n_ranks // 4,
+    )
+    memory = CutMemory(shorter, 6)
+    return [cut for cut in cuts if memory.of_fullest(cut, n_frozen) <= limit]
+
+
+@pytest.mark.parametrize("min_ranks", [2, 4])
+@pytest.mark.parametrize("n_frozen", range(1, 6))
+def test_by_time_it_is_the_most_even_of_all_cuts_that_have_room(
+    tmp_path: Path, n_frozen: int, min_ranks: int
+) -> None:
+    """With 4 ranks at least, it is SmartPipe's allocation: live layers are cut anew (Eq. 11)."""
+    settings = ElasticSettings(enable=True, partition="time", min_ranks=min_ranks)
+    job_config = by_time(tmp_path, settings)
+    costs = [1.0 if i < n_frozen else 3.0 for i in range(6)]
+    costs[0] += 1 / 3  # the embedding's forward
+    costs[5] += 9.0
+
+    def most(cut: tuple[int, ...]) -> float:
+        ends = list(itertools.accumulate(cut))
+        return max(sum(costs[end - n : end]) for n, end in zip(cut, ends, strict=True))
+
+    cuts = cuts_with_room(job_config, 2, n_frozen) if min_ranks == 2 else []
+    n_replicas = 2 if cuts else 1
+    cuts = cuts or cuts_with_room(job_config, 4, n_frozen)
+    found = pipeline_for(job_config, n_frozen)
+    assert found is not None
+    assert (found.n_replicas, len(found.split)) == (n_replicas, 4 // n_replicas)
+    assert found.split in cuts
+    assert most(found.split) == pytest.approx(min(map(most, cuts)))
+
+
+def test_by_time_live_layers_are_cut_anew_as_the_front_grows(tmp_path: Path) -> None:
+    """By hand: 3 ms live, 1 ms frozen, 12 ms the last layer with the head, whatever is frozen."""
+    stays = ElasticSettings(enable=True, partition="time", min_ranks=4)
+    # Of 1.3 1 3 3 3 and 1.3 1 1 1 3 on three ranks, by least sum of squares.
+    for n_frozen, cut in {2: (3, 1, 1, 1), 4: (2, 2, 1, 1)}.items():
+        found = pipeline_for(by_time(tmp_path, stays), n_frozen)
+        assert found == Pipeline(cut)
 
 
 def test_every_replica_has_a_microbatch_for_each_stage() -> None:
