@@ -61,6 +61,8 @@ def runs(folder):
             **{"freezing__elastic.partition": "time", "freezing__elastic.min_ranks": 4},
         ),
     ]
+    paper = {"freezing__elastic.global_batch": "paper", "lr_scheduler__decay_ratio": 0.0}
+    scenarios.append(scenario(folder, "paper", is_elastic=True, save_at=[6, 7], **paper))
     # Five steps in an epoch. A cache without room makes the same order of rows.
     scenarios += [
         scenario(
@@ -83,6 +85,19 @@ def runs(folder):
         # In the pipeline of the start, from a checkpoint of a shorter one, and the other way round.
         scenario(folder, "resumed", is_elastic=True, resumes="moves/checkpoint/step-9"),
         scenario(folder, "stays there", is_elastic=False, resumes="moves/checkpoint/step-7"),
+        scenario(
+            folder, "paper again", is_elastic=True, resumes="paper/checkpoint/step-7", **paper
+        ),
+        # By hand, with twice the rows in two accumulations.
+        scenario(
+            folder,
+            "accumulates",
+            is_elastic=False,
+            resumes="paper/checkpoint/step-6",
+            training__steps=8,
+            training__global_batch_size=16,
+            lr_scheduler__decay_ratio=0.0,
+        ),
     ]
     return seen | run_scenarios(folder / "later", 4, resumed, script="elastic_run.py")
 
@@ -131,6 +146,32 @@ def test_what_is_frozen_is_that_of_a_run_that_stays(runs, name):
     expected = {step: set(found) for step, found in per_step(runs["stays"], "frozen").items()}
     found = {step: set(found) for step, found in per_step(runs[name], "frozen").items()}
     assert found == {step: expected[step] for step in found}
+
+
+def test_as_in_the_paper_rows_of_a_step_grow_and_come_in_order(runs):
+    """Six steps, and the rows of the other four in two: none is lost or comes twice."""
+    stays, found = rows_of_steps(runs["stays"]), rows_of_steps(runs["paper"])
+    assert runs["paper"][0]["pipelines"][-1][1:] == (2, 2, 8)
+    expected = {step: stays[step] for step in range(1, 7)}
+    expected |= {7: stays[7] | stays[8], 8: stays[9] | stays[10]}
+    assert found == expected
+    assert {len(rows) for rank in runs["paper"] for _, rows in rank["rows"]} == {8}
+    assert [len(found[step]) for step in (6, 7, 8)] == [8, 16, 16]  # so no row is in two replicas
+    assert rows_of_steps(runs["paper again"]) == {8: expected[8]}
+
+
+@pytest.mark.parametrize("name", ["paper again", "accumulates"])
+def test_a_larger_step_is_one_of_a_run_that_accumulates_as_many_rows(runs, name):
+    found, expected = runs["paper"], runs[name]
+    assert {rank["step"] for rank in (*found, *expected)} == {8}
+    losses, rates = losses_of_steps(found), dict(found[0]["rates"])
+    assert losses_of_steps(expected) == pytest.approx(
+        {step: losses[step] for step in losses_of_steps(expected)}, rel=1e-6
+    )
+    assert dict(expected[0]["rates"]) == {step: rates[step] for step in dict(expected[0]["rates"])}
+    for key in ("weights", "moments"):
+        have, want = merged(found, key), merged(expected, key)
+        torch.testing.assert_close(have, want, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", ["moves", "GPipe", "resumed"])

@@ -101,6 +101,10 @@ def test_it_goes_together_with_the_cache() -> None:
             {"partition": "memory"},
             "freezing.elastic.partition is 'memory'; known: parameters, time",
         ),
+        (
+            {"global_batch": "linear"},
+            "freezing.elastic.global_batch is 'linear'; known: constant, paper",
+        ),
         ({"min_ranks": 1}, "freezing.elastic.min_ranks is 1; it must be 2 or more"),
         (
             {"join_limit_s": 0.0},

@@ -11,6 +11,7 @@ from tests.torchtitan.helpers.job_configs import config
 from timelyfreeze.settings import ElasticSettings
 from torchtitan.freezing.checks import check
 from torchtitan.freezing.config import JobConfig, modules_of_split, stage_modules
+from torchtitan.freezing.elastic.form import Moment, Pace
 from torchtitan.freezing.elastic.pipeline import (
     Pipeline,
     first_pipeline,
@@ -189,9 +190,47 @@ def test_in_an_emulation_replicas_take_turns(rows: int, given: int, n_validated:
     assert moved.parallelism.data_parallel_shard_degree == -1
 
 
+PAPER = ElasticSettings(enable=True, global_batch="paper")
+
+
+@pytest.mark.parametrize(("given", "rows"), [(-1, -1), (8, 16), (16, 32)])
+def test_as_in_the_paper_each_replica_keeps_its_rows(given: int, rows: int) -> None:
+    """Steps have twice the rows, so 900 steps that are left are 450; the learning rate stays."""
+    job_config = elastic(PAPER, training__global_batch_size=given)
+    assert first_pipeline(job_config) == Pipeline(START, last_step=1000)
+    found = pipeline_for(job_config, 5)
+    assert found is not None
+    found = found.ending(job_config, Moment(5, step=100, n_batches=100))
+    assert found == Pipeline((5, 1), 2, last_step=550)
+    moved = found.moved(job_config)
+    check(moved)
+    training = moved.training
+    assert (training.local_batch_size, training.global_batch_size) == (8, rows)
+    assert (training.steps, moved.lr_scheduler.total_steps) == (550, 1000)
+    assert found.pace(job_config) == Pace(2, 1.0)
+    # Unfrozen again at step 300, with the rows of 500 steps.
+    back = first_pipeline(job_config).ending(job_config, Moment(0, step=300, n_batches=500))
+    assert back == Pipeline(START, last_step=800)
+
+
+def test_as_in_the_paper_replicas_need_not_share_microbatches() -> None:
+    """Of 3 or 5 there are no halves; in the pipeline of the start it is for the user to have 4."""
+    for n in (3, 5, 8):
+        found = pipeline_for(elastic(PAPER, training__local_batch_size=n), 5)
+        assert found == Pipeline((5, 1), 2)
+
+
+def test_in_an_emulation_a_step_has_a_batch_of_each_replica() -> None:
+    job_config = elastic(PAPER, emulation__enable=True, training__global_batch_size=-1)
+    moved = Pipeline((5, 1), 2, last_step=550).moved(job_config)
+    check(moved)
+    assert (moved.training.local_batch_size, moved.training.global_batch_size) == (8, 16)
+
+
 @pytest.mark.parametrize(
     ("pipeline", "words"),
     [
+        (Pipeline((4, 2), last_step=9), "in a pipeline of 2 ranks with 4,2 layers, up to step 9"),
         (Pipeline((4, 2)), "in a pipeline of 2 ranks with 4,2 layers"),
         (Pipeline((4, 2), 2), "in a pipeline of 2 ranks with 4,2 layers, 2 of them side by side"),
     ],
