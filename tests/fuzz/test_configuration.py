@@ -139,8 +139,10 @@ RULES: dict[str, tuple[Any, Any]] = {
     "freezing.cache.disk_gib": _number(st.floats(0, 1e6), INF, -INF, below=0.0),
     "freezing.cache.folder": PATH,
     "freezing.elastic.enable": FLAG,
+    "freezing.elastic.partition": _word("parameters", "time"),
     "freezing.elastic.frozen_cost": SHARE,
     "freezing.elastic.min_ranks": _whole(2),
+    "freezing.elastic.global_batch": _word("constant", "paper"),
     "freezing.elastic.join_limit_s": _number(
         st.floats(1e-6, 299.9), 0.0, 300.0, INF, below=0.0, above=300.0
     ),

@@ -27,7 +27,7 @@ from torchtitan.freezing.config import (
     preset_errors,
     with_preset,
 )
-from torchtitan.freezing.partition import with_partition
+from torchtitan.freezing.partition import check_live_times, with_partition
 
 _FILE_KEYS = ("--job.config_file", "--job.config-file")
 _MODULE_KEYS = ("--job.custom_config_module", "--job.custom-config-module")
@@ -74,9 +74,11 @@ def read_config(args: Sequence[str], *, weights: bool = False) -> JobConfig:
         raise ConfigError(join_errors(errors))
     try:
         _fetch_model(job_config, weights=weights)
-        return with_partition(with_preset(job_config, given))
+        job_config = with_partition(with_preset(job_config, given))
+        check_live_times(job_config)
     except ValueError as error:
         raise ConfigError(join_errors([str(error)])) from error
+    return job_config
 
 
 def _fetch_model(job_config: JobConfig, *, weights: bool) -> None:

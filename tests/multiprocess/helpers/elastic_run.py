@@ -9,9 +9,9 @@ A scenario is {"name", "args", "is_elastic", "save_at": steps after which a chec
 "resumes": whether weights are those of a checkpoint, "late": {step: the rank that ends it once
 the others have given the move after it up}}. Each rank writes
 OUTPUT_FOLDER/NAME/rank_R.pt with the rows and the loss of each step, its learning rate, the weights
-at the end, the pipelines, the batches, of an emulated run the times of actions and the batch's by
-the virtual clock, phases and masks of steps, the last plan of each pipeline, and how many of the
-trainers that were left are still there when the next one is built.
+at the end, the pipelines, their layers, the batches, of an emulated run the times of actions and
+the batch's by the virtual clock, phases and masks of steps, the last plan of each pipeline, and how
+many of the trainers that were left are still there when the next one is built.
 """
 
 import gc
@@ -36,6 +36,7 @@ def run(scenario, folder):
 
     from timelyfreeze.emulation import EmulatedRecorder
     from torchtitan.data.sequences import ROWS
+    from torchtitan.freezing.config import count_layers, stage_modules
     from torchtitan.freezing.elastic import ElasticRun
     from torchtitan.freezing.elastic.pipeline import pipeline_for
     from torchtitan.freezing.trainer import FreezingTrainer
@@ -44,6 +45,7 @@ def run(scenario, folder):
     if scenario.get("front"):
         job_config = pipeline_for(job_config, scenario["front"]).moved(job_config)
     seen = {"rows": [], "losses": [], "rates": [], "pipelines": [], "batches": [], "frozen": []}
+    seen["splits"] = []
     seen["n_left_over"], seen["actions"], seen["virtual_ms"] = 0, [], []
     seen |= {"phases": [], "masks": [], "plans": []}
     trainers, left = [], []
@@ -66,6 +68,7 @@ def run(scenario, folder):
                     config.training.local_batch_size,
                 )
             )
+            seen["splits"].append(list(count_layers(stage_modules(config, 10))))
             training, size = config.training, parallelism.pipeline_parallel_microbatch_size
             seen["batches"].append((size, training.local_batch_size, training.global_batch_size))
             if scenario.get("fake_clock"):

@@ -3,6 +3,7 @@
 The same rows come in the same steps, in float32, and so do weights, moments and what was frozen.
 """
 
+import itertools
 import json
 import re
 
@@ -26,8 +27,21 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from timelyfreeze.plots.drawing import draw_run
 from timelyfreeze.records import FRONT, LOSSES, MOVES, STEPS, read_summary
+from timelyfreeze.schedule import build_dag, gpipe_order
+from timelyfreeze.whatif.bounds_file import bounds_file_text
+from timelyfreeze.whatif.notes import PipelineNotes
+from timelyfreeze.whatif.times import StageTimes, bounds_from_times
 
 folder = rows_folder
+
+
+def written_profile(path):
+    """6 ms a layer, a third of it forward, and nothing else."""
+    stages = [StageTimes(2 * n, 4 * n, 2 * n, 2 * n, 2 * n, 0.0) for n in (3, 4, 3)]
+    dag = build_dag(gpipe_order(3, 4))
+    notes = PipelineNotes(layers=(3, 4, 3))
+    path.write_text(bounds_file_text(dag, bounds_from_times(dag, stages), notes))
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +56,16 @@ def runs(folder):
             metrics__enable_tensorboard=None,
         ),
         scenario(folder, "GPipe", is_elastic=True, parallelism__pipeline_parallel_schedule="GPipe"),
+        scenario(
+            folder,
+            "re-split",
+            is_elastic=True,
+            parallelism__partition_profile=written_profile(folder / "bounds.json"),
+            **{"freezing__elastic.partition": "time", "freezing__elastic.min_ranks": 4},
+        ),
     ]
+    paper = {"freezing__elastic.global_batch": "paper", "lr_scheduler__decay_ratio": 0.0}
+    scenarios.append(scenario(folder, "paper", is_elastic=True, save_at=[6, 7], **paper))
     # Four steps of two batches in an epoch. Moves before steps 8 and 13. A cache without room makes
     # the same order of rows.
     scenarios += [
@@ -74,6 +97,19 @@ def runs(folder):
         # In the pipeline of the start, from a checkpoint of a shorter one, and the other way round.
         scenario(folder, "resumed", is_elastic=True, resumes="moves/checkpoint/step-9"),
         scenario(folder, "stays there", is_elastic=False, resumes="moves/checkpoint/step-7"),
+        scenario(
+            folder, "paper again", is_elastic=True, resumes="paper/checkpoint/step-7", **paper
+        ),
+        # By hand, with twice the rows in two accumulations.
+        scenario(
+            folder,
+            "accumulates",
+            is_elastic=False,
+            resumes="paper/checkpoint/step-6",
+            training__steps=8,
+            training__global_batch_size=16,
+            lr_scheduler__decay_ratio=0.0,
+        ),
     ]
     return seen | run_scenarios(folder / "later", 4, resumed, script="elastic_run.py")
 
@@ -100,14 +136,26 @@ def test_the_pipeline_becomes_shorter_and_replicas_take_the_free_ranks(runs):
         assert [ranks for ranks, _, _ in pipelines] == [4, 4, 2, 2]
 
 
-@pytest.mark.parametrize("name", ["moves", "GPipe", "late", "resumed", "stays there"])
+def test_with_all_ranks_kept_the_live_layers_are_cut_anew_by_time(runs):
+    """SmartPipe's allocation (Eq. 11), by hand: 2 ms of a frozen layer, 6 ms of a live one."""
+    first, *others = runs["re-split"][0]["splits"]
+    assert first == runs["stays"][0]["splits"][0]
+    found = []
+    for n_frozen, split in zip((4, 8, 9), others, strict=True):
+        layers = iter([2] * n_frozen + [6] * (10 - n_frozen))
+        found.append(sorted(sum(itertools.islice(layers, n)) for n in split))
+    assert found == [[8, 12, 12, 12], [6, 6, 8, 8], [6, 6, 6, 6]]
+    assert [shape for _, *shape in runs["re-split"][0]["pipelines"]] == [[4, 1, 8]] * 4
+
+
+@pytest.mark.parametrize("name", ["moves", "GPipe", "re-split", "late", "resumed", "stays there"])
 def test_no_row_is_lost_or_comes_twice(runs, name):
     expected, found = rows_of_steps(runs["stays"]), rows_of_steps(runs[name])
     assert found == {step: expected[step] for step in found}
     assert max(found) == N_STEPS
 
 
-@pytest.mark.parametrize("name", ["moves", "GPipe", "late", "resumed", "stays there"])
+@pytest.mark.parametrize("name", ["moves", "GPipe", "re-split", "late", "resumed", "stays there"])
 def test_losses_and_weights_are_those_of_a_run_that_stays(runs, name):
     expected, found = losses_of_steps(runs["stays"]), losses_of_steps(runs[name])
     assert found == pytest.approx({step: expected[step] for step in found}, rel=1e-6)
@@ -121,6 +169,32 @@ def test_what_is_frozen_is_that_of_a_run_that_stays(runs, name):
     expected = {step: set(found) for step, found in per_step(runs["stays"], "frozen").items()}
     found = {step: set(found) for step, found in per_step(runs[name], "frozen").items()}
     assert found == {step: expected[step] for step in found}
+
+
+def test_as_in_the_paper_rows_of_a_step_grow_and_come_in_order(runs):
+    """Six steps, and the rows of the other four in two: none is lost or comes twice."""
+    stays, found = rows_of_steps(runs["stays"]), rows_of_steps(runs["paper"])
+    assert runs["paper"][0]["pipelines"][-1][1:] == (2, 2, 8)
+    expected = {step: stays[step] for step in range(1, 7)}
+    expected |= {7: stays[7] | stays[8], 8: stays[9] | stays[10]}
+    assert found == expected
+    assert {len(rows) for rank in runs["paper"] for _, rows in rank["rows"]} == {8}
+    assert [len(found[step]) for step in (6, 7, 8)] == [8, 16, 16]  # so no row is in two replicas
+    assert rows_of_steps(runs["paper again"]) == {8: expected[8]}
+
+
+@pytest.mark.parametrize("name", ["paper again", "accumulates"])
+def test_a_larger_step_is_one_of_a_run_that_accumulates_as_many_rows(runs, name):
+    found, expected = runs["paper"], runs[name]
+    assert {rank["step"] for rank in (*found, *expected)} == {8}
+    losses, rates = losses_of_steps(found), dict(found[0]["rates"])
+    assert losses_of_steps(expected) == pytest.approx(
+        {step: losses[step] for step in losses_of_steps(expected)}, rel=1e-6
+    )
+    assert dict(expected[0]["rates"]) == {step: rates[step] for step in dict(expected[0]["rates"])}
+    for key in ("weights", "moments"):
+        have, want = merged(found, key), merged(expected, key)
+        torch.testing.assert_close(have, want, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", ["moves", "GPipe", "resumed"])

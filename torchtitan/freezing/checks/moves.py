@@ -44,6 +44,8 @@ def elastic_errors(config: JobConfig) -> Iterator[str]:
     for degree in _ALONE:
         if (value := getattr(parallelism, degree)) > 1:
             yield f"{_ENABLED}, and parallelism.{degree} is {value}; it must be 1"
+    if freezing.elastic.is_by_time:
+        yield from _kept_errors(config, "freezing.elastic.partition is 'time'")
     dataset = config.training.dataset
     if not is_instruct_dataset(dataset):
         yield (
@@ -70,12 +72,7 @@ def packing_errors(config: JobConfig) -> Iterator[str]:
             f"{on}, and freezing.method is {freezing.method!r}, whose plan is of one size of "
             "microbatches; it must be a policy without a plan"
         )
-    if effective_skip_input_grads(freezing.first_stage, freezing.skip_input_grads) == OFF:
-        yield (
-            f"{on}, and a frozen front keeps its activations with freezing.first_stage "
-            f"{freezing.first_stage!r} and skip_input_grads {freezing.skip_input_grads!r}; they "
-            'must be "all_or_nothing" and "use"'
-        )
+    yield from _kept_errors(config, on)
     yield from one_stage_errors(config, on)
     for section in ("elastic", "cache"):
         if getattr(freezing, section).enable:
@@ -96,6 +93,17 @@ def _estimate_errors(config: JobConfig, on: str) -> Iterator[str]:
         yield (
             f"{on}, and activation_checkpoint.mode is {mode!r}; memory is estimated for "
             '"none" and "full"'
+        )
+
+
+def _kept_errors(config: JobConfig, on: str) -> Iterator[str]:
+    """Yield why a frozen front would free no memory."""
+    freezing = config.freezing
+    if effective_skip_input_grads(freezing.first_stage, freezing.skip_input_grads) == OFF:
+        yield (
+            f"{on}, and a frozen front keeps its activations with freezing.first_stage "
+            f"{freezing.first_stage!r} and skip_input_grads {freezing.skip_input_grads!r}; they "
+            'must be "all_or_nothing" and "use"'
         )
     if compiles_blocks(config):
         yield (

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from timelyfreeze.policies import NONE
 from timelyfreeze.whatif.loads import PARTITIONS, TIME
 from torchtitan.freezing.config import JobConfig
 
 _KEY = "parallelism.partition"
+_NEEDS_PROFILE = (
+    "needs parallelism.partition_profile: a bounds.json that `timelyfreeze profile` or a training "
+    "run has written"
+)
 # Other ways to say where a model is cut.
 _CUTS = (
     "parallelism.module_fqns_per_model_part",
@@ -25,6 +30,9 @@ def partition_errors(config: JobConfig, given: Collection[str] = ()) -> Iterator
         given: Keys that stand in the file or on the command line, where it was just read.
     """
     partition, degree = config.parallelism.partition, config.parallelism.pipeline_parallel_degree
+    profile, freezing = config.parallelism.partition_profile, config.freezing
+    if freezing.method != NONE and freezing.elastic.is_by_time and not profile:
+        yield f"freezing.elastic.partition is {TIME!r}, which {_NEEDS_PROFILE}"
     if not partition:
         return
     if partition not in PARTITIONS:
@@ -35,11 +43,8 @@ def partition_errors(config: JobConfig, given: Collection[str] = ()) -> Iterator
             f"{_KEY} is {partition!r}, which needs parallelism.pipeline_parallel_degree of 2 or "
             f"more; it is {degree}"
         )
-    if partition == TIME and not config.parallelism.partition_profile:
-        yield (
-            f"{_KEY} is {partition!r}, which needs parallelism.partition_profile: a bounds.json "
-            "that `timelyfreeze profile` or a training run has written"
-        )
+    if partition == TIME and not profile:
+        yield f"{_KEY} is {partition!r}, which {_NEEDS_PROFILE}"
     for key in _CUTS:
         if key in given:
             yield (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torchtitan.freezing.config import JobConfig
@@ -48,3 +48,15 @@ class Form(Protocol):
 
     def pace(self, config: JobConfig) -> Pace:
         """Return what its steps are, of a run that began with ``config``."""
+
+
+def ending_with(config: JobConfig, last_step: int) -> JobConfig:
+    """Return a run that ends with another step; the schedule of its learning rate stays."""
+    scheduler, n_steps = config.lr_scheduler, config.lr_scheduler.total_steps
+    if n_steps is None:
+        n_steps = config.training.steps
+    return replace(
+        config,
+        training=replace(config.training, steps=last_step),
+        lr_scheduler=replace(scheduler, total_steps=n_steps),
+    )

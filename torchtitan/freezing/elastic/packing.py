@@ -11,7 +11,7 @@ from timelyfreeze.planning.elastic import (
     performance_packing,
 )
 from torchtitan.freezing.config import JobConfig, global_rows, modules_of_split
-from torchtitan.freezing.elastic.form import Moment, Pace
+from torchtitan.freezing.elastic.form import Moment, Pace, ending_with
 from torchtitan.freezing.elastic.pipeline import first_pipeline
 from torchtitan.freezing.memory.cuts import CutMemory
 from torchtitan.freezing.partition import part_parameters
@@ -51,9 +51,8 @@ class PackedBatch:
 
         The number of microbatches stays, and so does the schedule of the learning rate.
         """
-        training, parallelism, scheduler = config.training, config.parallelism, config.lr_scheduler
-        factor, n_steps = self.packing.factor, scheduler.total_steps
-        return replace(
+        training, parallelism, factor = config.training, config.parallelism, self.packing.factor
+        moved = replace(
             config,
             parallelism=replace(
                 parallelism,
@@ -65,12 +64,9 @@ class PackedBatch:
                 training,
                 local_batch_size=factor * training.local_batch_size,
                 global_batch_size=self.rows,
-                steps=self.last_step,
-            ),
-            lr_scheduler=replace(
-                scheduler, total_steps=training.steps if n_steps is None else n_steps
             ),
         )
+        return ending_with(moved, self.last_step)
 
     def pace(self, config: JobConfig) -> Pace:
         """Return what its steps are, of a run that began with ``config``."""

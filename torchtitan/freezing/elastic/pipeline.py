@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
-from timelyfreeze.planning.elastic import elastic_plan
+from timelyfreeze.planning.elastic import elastic_plan, last_step, replicas_of
+from timelyfreeze.planning.elastic.plan import Fits
 from torchtitan.freezing.config import (
     JobConfig,
     count_layers,
@@ -13,8 +16,9 @@ from torchtitan.freezing.config import (
     modules_of_split,
     stage_modules,
 )
-from torchtitan.freezing.elastic.form import Pace
-from torchtitan.freezing.partition import count_model_layers, part_parameters
+from torchtitan.freezing.elastic.form import Moment, Pace, ending_with
+from torchtitan.freezing.memory.cuts import CutMemory
+from torchtitan.freezing.partition import count_model_layers, live_layer_times, part_parameters
 
 
 @dataclass(frozen=True)
@@ -24,23 +28,28 @@ class Pipeline:
     Attributes:
         split: Layers of each stage; a stage for each pipeline rank.
         n_replicas: Copies of the pipeline, for each one that the run began with.
+        last_step: The last step of a run in which each replica has as many rows in a step as the
+            pipeline of the start; None where replicas share its rows.
     """
 
     split: tuple[int, ...]
     n_replicas: int = 1
+    last_step: int | None = None
 
     def __str__(self) -> str:
         """Return it in words."""
         layers = ",".join(map(str, self.split))
         copies = "" if self.n_replicas == 1 else f", {self.n_replicas} of them side by side"
-        return f"in a pipeline of {len(self.split)} ranks with {layers} layers{copies}"
+        end = "" if self.last_step is None else f", up to step {self.last_step}"
+        return f"in a pipeline of {len(self.split)} ranks with {layers} layers{copies}{end}"
 
     def moved(self, config: JobConfig) -> JobConfig:
         """Return the configuration that a run goes on with that began with ``config``.
 
-        The global batch and the examples of a microbatch stay as they are: each replica has fewer
-        microbatches. New replicas share the parameters (FSDP). In an emulation they take turns, a
-        batch each, and their gradients add up.
+        The examples of a microbatch stay as they are. The global batch stays too, so that each
+        replica has fewer microbatches; or those of a replica stay, and the global batch grows. New
+        replicas share the parameters (FSDP). In an emulation they take turns, a batch each, and
+        their gradients add up.
         """
         n, parallelism = self.n_replicas, config.parallelism
         shards = parallelism.data_parallel_shard_degree  # -1: as many as there are ranks for
@@ -49,7 +58,12 @@ class Pipeline:
         if config.emulation.enable:
             shards, rows = -1, global_rows(config)
             n_validated *= n if n_validated > 0 else 1  # -1: all there are
-        return replace(
+        batch = training.local_batch_size
+        if self.last_step is None:
+            batch //= n
+        elif rows > 0:  # -1: a batch of each replica
+            rows *= n
+        moved = replace(
             config,
             parallelism=replace(
                 parallelism,
@@ -59,7 +73,7 @@ class Pipeline:
             ),
             training=replace(
                 training,
-                local_batch_size=training.local_batch_size // n,
+                local_batch_size=batch,
                 global_batch_size=rows,
             ),
             validation=replace(
@@ -68,24 +82,33 @@ class Pipeline:
                 steps=n_validated,
             ),
         )
+        return moved if self.last_step is None else ending_with(moved, self.last_step)
 
     def pace(self, config: JobConfig) -> Pace:
-        """Return that steps stay as they are."""
-        return Pace()
+        """Return what its steps are, of a run that began with ``config``."""
+        return Pace() if self.last_step is None else Pace(self.n_replicas)
+
+    def ending(self, config: JobConfig, moment: Moment) -> Pipeline:
+        """Return it with the last step of a run that is at a moment."""
+        if not config.freezing.elastic.rows_grow:
+            return self
+        n_steps, at = config.training.steps, moment
+        return replace(self, last_step=last_step(n_steps, at.step, at.n_batches, self.n_replicas))
 
 
 def first_pipeline(config: JobConfig) -> Pipeline:
     """Return what a run begins with."""
-    return Pipeline(count_layers(stage_modules(config, count_model_layers(config))))
+    start = Pipeline(count_layers(stage_modules(config, count_model_layers(config))))
+    return start.ending(config, Moment(0, step=0, n_batches=0))
 
 
 def pipeline_for(config: JobConfig, n_frozen: int) -> Pipeline | None:
     """Return the pipeline that suits a model whose first ``n_frozen`` layers are frozen.
 
-    That of PipeTransformer's Algorithm 1 (``timelyfreeze.planning.elastic``), by numbers of
-    parameters: shorter as long as its largest rank gets no larger than at the start, and with
-    replicas on all ranks that this frees. Where replicas cannot share the microbatches so that
-    each has one for every stage, it stays longer.
+    That of PipeTransformer's Algorithm 1 (``timelyfreeze.planning.elastic``): shorter as long as
+    its largest rank gets no larger than at the start, by parameters or by the memory estimate, and
+    with replicas on all ranks that this frees. Where replicas cannot share the microbatches so
+    that each has one for every stage, it stays longer.
 
     Args:
         config: What the run began with.
@@ -98,8 +121,13 @@ def pipeline_for(config: JobConfig, n_frozen: int) -> Pipeline | None:
     n_layers, n_ranks = sum(start.split), len(start.split)
     if not 0 < n_frozen < n_layers:
         return start
-    sizes = part_parameters(config).units
+    sizes: Sequence[float] = part_parameters(config).units
+    fits = None
+    if settings.is_by_time:
+        sizes, fits = live_layer_times(config, n_frozen), _room(config, start.split, n_frozen)
     n_microbatches = config.training.local_batch_size // examples_of_microbatch(config)
+    if settings.rows_grow:
+        n_microbatches *= n_ranks  # each replica has as many, however many there are
     least = settings.min_ranks
     while True:
         try:
@@ -111,6 +139,8 @@ def pipeline_for(config: JobConfig, n_frozen: int) -> Pipeline | None:
                 _largest(sizes, start.split),
                 n_microbatches=n_microbatches,
                 min_ranks=least,
+                partition=settings.partition,
+                fits=fits,
             )
         except ValueError:  # of all that it refuses, only this can be: the rest was checked
             return None
@@ -119,6 +149,34 @@ def pipeline_for(config: JobConfig, n_frozen: int) -> Pipeline | None:
         least = plan.n_ranks + 1
 
 
-def _largest(sizes: list[int], split: tuple[int, ...]) -> int:
+def _room(config: JobConfig, start: tuple[int, ...], n_frozen: int) -> Fits:
+    """Return what ranks have room for: no more than the fullest one needed at the start."""
+    n_layers, training = sum(start), config.training
+    limit = CutMemory(config, n_layers).of_fullest(start)
+    n_microbatches = training.local_batch_size // examples_of_microbatch(config)
+
+    @cache
+    def memory(n_ranks: int) -> CutMemory:
+        n_replicas = 1  # that share a batch
+        if not config.freezing.elastic.rows_grow:
+            n_replicas = replicas_of(len(start), n_ranks, n_microbatches)
+        of_one = replace(
+            config,
+            parallelism=replace(
+                config.parallelism,
+                pipeline_parallel_degree=n_ranks,
+                module_fqns_per_model_part=modules_of_split((1,) * n_ranks),
+            ),
+            training=replace(training, local_batch_size=training.local_batch_size // n_replicas),
+        )
+        return CutMemory(of_one, n_layers)
+
+    def fits(n_ranks: int, rank: int, first: int, stop: int) -> bool:
+        return memory(n_ranks).of_rank(rank, first, stop, n_frozen).total <= limit
+
+    return fits
+
+
+def _largest(sizes: Sequence[float], split: tuple[int, ...]) -> float:
     ends = [sum(split[: stage + 1]) for stage in range(len(split))]
     return max(sum(sizes[end - n : end]) for n, end in zip(split, ends, strict=True))

@@ -20,7 +20,7 @@ from torchtitan.freezing.elastic.form import Form, Moment, Pace
 from torchtitan.freezing.elastic.joining import Joining
 from torchtitan.freezing.elastic.leaving import HandedOver, KnownDims, Leaving, leaving, silence
 from torchtitan.freezing.elastic.packing import first_batch, packed_batch
-from torchtitan.freezing.elastic.pipeline import first_pipeline, pipeline_for
+from torchtitan.freezing.elastic.pipeline import Pipeline, first_pipeline, pipeline_for
 from torchtitan.freezing.report.output import RunOutput
 
 
@@ -75,13 +75,11 @@ class ElasticRun:
         """Return how the run goes on elsewhere, None if it stays; the same on all ranks."""
         if moment.n_frozen != self._n_frozen:
             self._n_frozen = moment.n_frozen
-            self._next = self._joined(self._possible(_form_for(self._config, moment)))
+            self._next = self._joined(self._possible(_form_for(self._config, moment, self._form)))
         return None if self._next == self._form else self._next
 
-    def _possible(self, form: Form | None) -> Form:
-        """Return ``form``, or the present one if there is none or a run cannot have it."""
-        if form is None:
-            return self._form
+    def _possible(self, form: Form) -> Form:
+        """Return ``form``, or the present one if a run cannot have it."""
         try:
             check(form.moved(self._config))
         except ConfigError as error:
@@ -133,7 +131,9 @@ def _first_form(config: JobConfig) -> Form:
     return first_batch(config) if config.freezing.packing.is_on else first_pipeline(config)
 
 
-def _form_for(config: JobConfig, moment: Moment) -> Form | None:
+def _form_for(config: JobConfig, moment: Moment, present: Form) -> Form:
     if config.freezing.packing.is_on:
         return packed_batch(config, moment)
-    return pipeline_for(config, moment.n_frozen)
+    pipeline = pipeline_for(config, moment.n_frozen) or present
+    assert isinstance(pipeline, Pipeline)  # the present one is as the first
+    return pipeline.ending(config, moment)

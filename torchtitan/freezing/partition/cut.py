@@ -10,9 +10,11 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from timelyfreeze.policies import NONE
 from timelyfreeze.schedule import ScheduleOrder
 from timelyfreeze.whatif.block_times import BlockTimes, block_times
 from timelyfreeze.whatif.bounds_file import read_bounds_file
+from timelyfreeze.whatif.fronts.times import layer_times
 from timelyfreeze.whatif.grid import render_split
 from timelyfreeze.whatif.layer_model import LayerModel, layer_model
 from timelyfreeze.whatif.loads import (
@@ -59,6 +61,38 @@ def with_partition(job_config: JobConfig) -> JobConfig:
     split = min_max_split(n_layers, order.stage_to_rank, load, least)
     cut = replace(parallelism, module_fqns_per_model_part=modules_of_split(split))
     return replace(job_config, parallelism=cut)
+
+
+def live_layer_times(job_config: JobConfig, n_frozen: int) -> list[float]:
+    """Return what layers take of a microbatch by the run's profile, as ``layer_times``.
+
+    Args:
+        job_config: A run whose profile is ``parallelism.partition_profile``.
+        n_frozen: How many layers in front are frozen.
+
+    Raises:
+        ValueError: If the profile does not tell.
+    """
+    model = _profiled_layers(job_config, count_model_layers(job_config))
+    if not isinstance(model, LayerModel):
+        raise ValueError(
+            "freezing.elastic.partition is 'time', and the layers of model.flavor "
+            f"{job_config.model.flavor!r} differ; times of a front are told of layers that are "
+            "alike"
+        )
+    return layer_times(model, n_frozen)
+
+
+def check_live_times(job_config: JobConfig) -> None:
+    """Refuse an elastic run by time that could not tell times of layers or memory of ranks.
+
+    Raises:
+        ValueError: As ``live_layer_times`` and ``model_bytes``.
+    """
+    freezing = job_config.freezing
+    if freezing.method != NONE and freezing.elastic.is_by_time:
+        live_layer_times(job_config, 1)
+        model_bytes(job_config)
 
 
 def partition_line(job_config: JobConfig) -> str | None:

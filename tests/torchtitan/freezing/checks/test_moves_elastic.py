@@ -59,6 +59,39 @@ def test_what_does_not_go_together(changes: dict[str, Any], message: str) -> Non
     assert f"freezing.elastic.enable is true, and {message}" in lines
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"freezing__skip_input_grads": "off"},
+            "a frozen front keeps its activations with freezing.first_stage 'all_or_nothing' and "
+            'skip_input_grads \'off\'; they must be "all_or_nothing" and "use"',
+        ),
+        (
+            {"compile__enable": True},
+            'compile.components has "model": compiled blocks keep their activations, frozen or '
+            'not; set compile.enable = false or components = ["loss"]',
+        ),
+    ],
+)
+def test_by_time_a_frozen_front_frees_memory(changes: dict[str, Any], message: str) -> None:
+    by_time = ElasticSettings(enable=True, partition="time")
+    profile = {"parallelism__partition_profile": "bounds.json"}
+    check(elastic(by_time, **profile))
+    lines = errors(elastic(by_time, **profile, **changes))
+    assert f"freezing.elastic.partition is 'time', and {message}" in lines
+
+
+def test_by_time_it_needs_a_profile() -> None:
+    by_time = ElasticSettings(enable=True, partition="time")
+    assert errors(elastic(by_time)) == [
+        "freezing.elastic.partition is 'time', which needs parallelism.partition_profile: a "
+        "bounds.json that `timelyfreeze profile` or a training run has written"
+    ]
+    check(elastic(by_time, freezing__method="none"))
+    check(elastic(ElasticSettings(partition="time")))
+
+
 def test_it_goes_together_with_an_emulation() -> None:
     check(elastic(emulation__enable=True))
 
@@ -74,6 +107,14 @@ def test_it_goes_together_with_the_cache() -> None:
     [
         ({"frozen_cost": -0.1}, "freezing.elastic.frozen_cost is -0.1; it must be in [0, 1]"),
         ({"frozen_cost": 1.1}, "freezing.elastic.frozen_cost is 1.1; it must be in [0, 1]"),
+        (
+            {"partition": "memory"},
+            "freezing.elastic.partition is 'memory'; known: parameters, time",
+        ),
+        (
+            {"global_batch": "linear"},
+            "freezing.elastic.global_batch is 'linear'; known: constant, paper",
+        ),
         ({"min_ranks": 1}, "freezing.elastic.min_ranks is 1; it must be 2 or more"),
         (
             {"join_limit_s": 0.0},

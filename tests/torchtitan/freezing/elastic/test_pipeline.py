@@ -1,18 +1,23 @@
 """Which pipeline suits what is frozen, and the configuration that a run goes on with."""
 
+import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.torchtitan.freezing.partition.test_cut import profile, times
 from tests.torchtitan.helpers.job_configs import config
 from timelyfreeze.settings import ElasticSettings
 from torchtitan.freezing.checks import check
-from torchtitan.freezing.config import JobConfig, stage_modules
+from torchtitan.freezing.config import JobConfig, modules_of_split, stage_modules
+from torchtitan.freezing.elastic.form import Moment, Pace
 from torchtitan.freezing.elastic.pipeline import (
     Pipeline,
     first_pipeline,
     pipeline_for,
 )
+from torchtitan.freezing.memory.cuts import CutMemory
 
 # Upstream's debugmodel, by hand: vocabulary 2,048, width 256, 6 layers.
 LAYER = 4 * 256 * 256 + 3 * 256 * 768 + 2 * 256
@@ -76,6 +81,66 @@ def test_it_becomes_no_shorter_than_the_user_says() -> None:
     assert pipeline_for(kept, 5) is None
 
 
+def by_time(folder: Path, settings: ElasticSettings | None = None, **changes: Any) -> JobConfig:
+    """3 ms a layer, a third of it forward; 1 ms of the embedding and 9 ms of the head besides."""
+    stages = [times(7.0), times(6.0), times(15.0)]
+    file = profile(folder / "bounds.json", *stages, layers=(2, 2, 2))
+    return elastic(
+        settings or ElasticSettings(enable=True, partition="time"),
+        parallelism__partition_profile=str(file),
+        **changes,
+    )
+
+
+def cuts_with_room(job_config: JobConfig, n_ranks: int, n_frozen: int) -> list[tuple[int, ...]]:
+    """Every cut for so many ranks, each as full as the fullest at the start at most."""
+    limit = CutMemory(job_config, 6).of_fullest(START)
+    ends = itertools.combinations(range(1, 6), n_ranks - 1)
+    cuts = [tuple(b - a for a, b in itertools.pairwise((0, *inner, 6))) for inner in ends]
+    shorter = elastic(
+        parallelism__pipeline_parallel_degree=n_ranks,
+        parallelism__module_fqns_per_model_part=modules_of_split((1,) * n_ranks),
+        training__local_batch_size=8 * n_ranks // 4,
+    )
+    memory = CutMemory(shorter, 6)
+    return [cut for cut in cuts if memory.of_fullest(cut, n_frozen) <= limit]
+
+
+@pytest.mark.parametrize("min_ranks", [2, 4])
+@pytest.mark.parametrize("n_frozen", range(1, 6))
+def test_by_time_it_is_the_most_even_of_all_cuts_that_have_room(
+    tmp_path: Path, n_frozen: int, min_ranks: int
+) -> None:
+    """With 4 ranks at least, it is SmartPipe's allocation: live layers are cut anew (Eq. 11)."""
+    settings = ElasticSettings(enable=True, partition="time", min_ranks=min_ranks)
+    job_config = by_time(tmp_path, settings)
+    costs = [1.0 if i < n_frozen else 3.0 for i in range(6)]
+    costs[0] += 1 / 3  # the embedding's forward
+    costs[5] += 9.0
+
+    def most(cut: tuple[int, ...]) -> float:
+        ends = list(itertools.accumulate(cut))
+        return max(sum(costs[end - n : end]) for n, end in zip(cut, ends, strict=True))
+
+    cuts = cuts_with_room(job_config, 2, n_frozen) if min_ranks == 2 else []
+    n_replicas = 2 if cuts else 1
+    cuts = cuts or cuts_with_room(job_config, 4, n_frozen)
+    found = pipeline_for(job_config, n_frozen)
+    assert found is not None
+    assert (found.n_replicas, len(found.split)) == (n_replicas, 4 // n_replicas)
+    assert found.split in cuts
+    assert most(found.split) == pytest.approx(min(map(most, cuts)))
+
+
+def test_by_time_live_layers_are_cut_anew_as_the_front_grows(tmp_path: Path) -> None:
+    """By hand: 3 ms live, 1 ms frozen, 12 ms the last layer with the head, whatever is frozen."""
+    stays = ElasticSettings(enable=True, partition="time", min_ranks=4)
+    # Of 1.3 1 3 3 3 and 1.3 1 1 1 3 on three ranks, by least sum of squares.
+    for n_frozen, cut in {2: (3, 1, 1, 1), 4: (2, 2, 1, 1)}.items():
+        found = pipeline_for(by_time(tmp_path, stays), n_frozen)
+        assert found == Pipeline(cut)
+
+
 def test_every_replica_has_a_microbatch_for_each_stage() -> None:
     """Of 4 microbatches two replicas have 2 each, of 2 only one; of 3 there are no halves."""
     for n in (4, 8):
@@ -125,9 +190,47 @@ def test_in_an_emulation_replicas_take_turns(rows: int, given: int, n_validated:
     assert moved.parallelism.data_parallel_shard_degree == -1
 
 
+PAPER = ElasticSettings(enable=True, global_batch="paper")
+
+
+@pytest.mark.parametrize(("given", "rows"), [(-1, -1), (8, 16), (16, 32)])
+def test_as_in_the_paper_each_replica_keeps_its_rows(given: int, rows: int) -> None:
+    """Steps have twice the rows, so 900 steps that are left are 450; the learning rate stays."""
+    job_config = elastic(PAPER, training__global_batch_size=given)
+    assert first_pipeline(job_config) == Pipeline(START, last_step=1000)
+    found = pipeline_for(job_config, 5)
+    assert found is not None
+    found = found.ending(job_config, Moment(5, step=100, n_batches=100))
+    assert found == Pipeline((5, 1), 2, last_step=550)
+    moved = found.moved(job_config)
+    check(moved)
+    training = moved.training
+    assert (training.local_batch_size, training.global_batch_size) == (8, rows)
+    assert (training.steps, moved.lr_scheduler.total_steps) == (550, 1000)
+    assert found.pace(job_config) == Pace(2, 1.0)
+    # Unfrozen again at step 300, with the rows of 500 steps.
+    back = first_pipeline(job_config).ending(job_config, Moment(0, step=300, n_batches=500))
+    assert back == Pipeline(START, last_step=800)
+
+
+def test_as_in_the_paper_replicas_need_not_share_microbatches() -> None:
+    """Of 3 or 5 there are no halves; in the pipeline of the start it is for the user to have 4."""
+    for n in (3, 5, 8):
+        found = pipeline_for(elastic(PAPER, training__local_batch_size=n), 5)
+        assert found == Pipeline((5, 1), 2)
+
+
+def test_in_an_emulation_a_step_has_a_batch_of_each_replica() -> None:
+    job_config = elastic(PAPER, emulation__enable=True, training__global_batch_size=-1)
+    moved = Pipeline((5, 1), 2, last_step=550).moved(job_config)
+    check(moved)
+    assert (moved.training.local_batch_size, moved.training.global_batch_size) == (8, 16)
+
+
 @pytest.mark.parametrize(
     ("pipeline", "words"),
     [
+        (Pipeline((4, 2), last_step=9), "in a pipeline of 2 ranks with 4,2 layers, up to step 9"),
         (Pipeline((4, 2)), "in a pipeline of 2 ranks with 4,2 layers"),
         (Pipeline((4, 2), 2), "in a pipeline of 2 ranks with 4,2 layers, 2 of them side by side"),
     ],

@@ -235,6 +235,36 @@ def test_a_profile_that_does_not_tell_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, None),
+        ({"file": "nosuch.json"}, "partition_profile is 'nosuch.json': .* cannot be read"),
+        ({"layers": (2, 3, 2)}, "whose model has 7 layers; model.flavor 'debugmodel' has 6"),
+        ({"keys": ["--model.name=llama4"]}, "and the layers of model.flavor 'debugmodel' differ"),
+        ({"keys": ["--optimizer.name=SGD"]}, "optimizer.name is 'SGD'; memory is estimated for"),
+    ],
+)
+def test_an_elastic_run_by_time_is_refused_without_times_or_memory(
+    toml: Path, tmp_path: Path, change: dict[str, Any], expected: str | None
+) -> None:
+    layers = change.get("layers", (2, 2, 2))
+    file = profile(tmp_path / "bounds.json", times(7.0), times(6.0), times(15.0), layers=layers)
+    arguments = [
+        "--freezing.method=fixed",
+        "--freezing.elastic.enable",
+        "--freezing.elastic.partition=time",
+        f"--parallelism.partition_profile={change.get('file', file)}",
+        *change.get("keys", ()),
+    ]
+    if expected is None:
+        check(read(toml, *arguments, "--training.dataset=alpaca"))
+        return
+    with pytest.raises(ConfigError, match=expected):
+        read(toml, *arguments)
+    read(toml, *arguments, "--freezing.method=none")
+
+
+@pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         (["--model.name=qwen3", "--model.flavor=0.6B"], "model.name is 'qwen3', whose layers"),
