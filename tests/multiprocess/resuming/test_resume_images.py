@@ -49,6 +49,7 @@ def runs(request, tmp_path_factory):
             "checkpoint__keep_latest_k": 0,
             "checkpoint__no_last_save_model_only": None,
             **ROW["timelyfreeze+apf"].arguments,
+            "freezing__first_stage": "per_tensor",  # as the paper's preset
         }
         from_checkpoint = {
             "checkpoint__initial_load_path": folder / name / "checkpoint" / f"step-{STOPPED_AT}",
