@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from timelyfreeze.planning import VarianceCurve
 from timelyfreeze.runtime.compiled_blocks import CompiledBlocks
-from timelyfreeze.runtime.entering.entry import AT_THE_FRONT
+from timelyfreeze.runtime.entering.entry import AT_THE_FRONT, EMBEDDING
 from timelyfreeze.runtime.entering.frozen_blocks import FrozenBlocks
 from timelyfreeze.runtime.entering.stage import EnteringStage
 from timelyfreeze.runtime.masked_backward import (
@@ -351,12 +351,13 @@ class FreezingStage(EnteringStage):
         return self.recorder.measure(Action(self.stage_index, kind, microbatch))
 
     def _watch_embedding(self) -> None:
-        embeddings = [m for m in self.submod.modules() if isinstance(m, nn.Embedding)]
+        named = getattr(self.submod, EMBEDDING, None)  # of patches too, which are no nn.Embedding
+        embeddings = [m for m in self.submod.modules() if m is named or isinstance(m, nn.Embedding)]
         if not embeddings:
             raise ValueError(
-                f'{key("first_stage")} is "per_tensor", which needs an nn.Embedding in the first '
-                f"stage, and {type(self.submod).__name__} has none there; set it to "
-                '"all_or_nothing"'
+                f'{key("first_stage")} is "per_tensor", which needs an nn.Embedding, or a module '
+                f"{EMBEDDING}, in the first stage, and {type(self.submod).__name__} has none "
+                'there; set it to "all_or_nothing"'
             )
 
         def remember(module: nn.Module, inputs: Any, output: Tensor) -> None:

@@ -1,10 +1,10 @@
 """Random pictures instead of a data set, and image classifiers of a few thousand parameters."""
 
+import tiny_images  # noqa: F401
 import torch
 
 import torchtitan.vision.spec as vision_spec
-from tests.torchtitan.helpers.image_models import CLASSES, SETTINGS, some_pictures
-from torchtitan.vision.flavors import FLAVORS
+from tests.torchtitan.helpers.image_models import CLASSES, some_pictures
 
 
 class Pictures:
@@ -36,6 +36,4 @@ def build(dp_world_size, dp_rank, job_config):
     return Pictures(dp_rank, job_config.training.local_batch_size, job_config.vision.mixup > 0.0)
 
 
-for kind, settings in SETTINGS.items():
-    FLAVORS[kind]["tiny"] = settings
 vision_spec.build_image_dataloader = build

@@ -227,3 +227,21 @@ def assert_same(runs, others):
         assert a["grad_norms"] == b["grad_norms"]
     before, after = merged(runs, "weights"), merged(others, "weights")
     assert [name for name in before if not torch.equal(before[name], after[name])] == []
+
+
+def assert_goes_on(whole, resumed, stopped_at):
+    """Assert that a run resumed after a step equals, to the last bit, one that never stopped."""
+    for a, b in zip(whole, resumed, strict=True):
+        n_steps = len(a["grad_norms"])
+        batches_left = len(a["losses"]) // n_steps * (n_steps - stopped_at)
+        assert b["losses"] == a["losses"][-batches_left:]
+        assert b["grad_norms"] == a["grad_norms"][-(n_steps - stopped_at) :]
+        for rows in ("batches", "labels"):
+            assert all(map(torch.equal, b[rows], a[rows][-batches_left:]))
+        assert b["masks"] == [m for m in a["masks"] if m[0] > stopped_at]
+        assert b["decided"] == [d for d in a["decided"] if d[0] > stopped_at]
+        assert b.get("plan") == a.get("plan")
+        assert b["average_freeze_ratio"] == a["average_freeze_ratio"]
+    left, right = merged(resumed, "weights"), merged(whole, "weights")
+    assert left.keys() == right.keys()
+    assert [name for name in left if not torch.equal(left[name], right[name])] == []

@@ -4,8 +4,7 @@ Durations are the one input that cannot repeat, so the recorder's times are repl
 """
 
 import pytest
-import torch
-from launcher import arguments, asked_for, merged, run_scenarios
+from launcher import arguments, asked_for, assert_goes_on, run_scenarios
 from methods import ROWS, STEPS
 
 # Places to stop at; the phases are those of the table of methods. Policies check at even steps.
@@ -107,21 +106,8 @@ def runs(request, tmp_path_factory):
 
 @pytest.mark.parametrize(("row", "schedule", "place"), CASES)
 def test_resumed_run_equals_undisturbed(runs, row, schedule, place):
-    name = name_of(row, schedule)
-    whole, resumed = runs[name], runs[f"{name} from {place}"]
-    stopped_at = places(row, schedule)[place]
-    batches_left = 2 * (STEPS - stopped_at)
-    for a, b in zip(whole, resumed, strict=True):
-        assert b["losses"] == a["losses"][-batches_left:]
-        assert b["grad_norms"] == a["grad_norms"][-(STEPS - stopped_at) :]
-        assert all(map(torch.equal, b["batches"], a["batches"][-batches_left:]))
-        assert b["masks"] == [m for m in a["masks"] if m[0] > stopped_at]
-        assert b["decided"] == [d for d in a["decided"] if d[0] > stopped_at]
-        assert b.get("plan") == a.get("plan")
-        assert b["average_freeze_ratio"] == a["average_freeze_ratio"]
-    left, right = merged(resumed, "weights"), merged(whole, "weights")
-    assert left.keys() == right.keys()
-    assert [name for name in left if not torch.equal(left[name], right[name])] == []
+    name, stopped_at = name_of(row, schedule), places(row, schedule)[place]
+    assert_goes_on(runs[name], runs[f"{name} from {place}"], stopped_at)
 
 
 @pytest.mark.parametrize(("row", "schedule"), WHOLE)

@@ -296,8 +296,8 @@ def test_per_tensor_needs_an_embedding_in_the_first_stage_only() -> None:
     stage = FreezingStage(Block(), 0, 2, torch.device("cpu"))
     with pytest.raises(
         ValueError,
-        match=r'first_stage is "per_tensor", which needs an nn.Embedding in the first '
-        r'stage, and Block has none there; set it to "all_or_nothing"',
+        match=r'first_stage is "per_tensor", which needs an nn.Embedding, or a module '
+        r'tok_embeddings, in the first stage, and Block has none there; set it to "all_or_nothing"',
     ):
         stage.attach(None, per_tensor=True)
     FreezingStage(Block(), 1, 2, torch.device("cpu")).attach(None, per_tensor=True)
