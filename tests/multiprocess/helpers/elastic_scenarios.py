@@ -27,7 +27,9 @@ def rows_folder(tmp_path_factory):
     return folder
 
 
-def scenario(folder, name, *, is_elastic, save_at=(), late=None, resumes=None, **settings):
+def scenario(
+    folder, name, *, is_elastic, save_at=(), late=None, seconds=None, resumes=None, **settings
+):
     saved = {}
     if resumes is not None:
         saved = {
@@ -40,6 +42,7 @@ def scenario(folder, name, *, is_elastic, save_at=(), late=None, resumes=None, *
         "is_elastic": is_elastic,
         "save_at": list(save_at),
         "late": late or {},
+        "seconds": seconds or {},
         "resumes": resumes is not None,
         "args": arguments(
             **{

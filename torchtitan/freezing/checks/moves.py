@@ -41,6 +41,11 @@ def elastic_errors(config: JobConfig) -> Iterator[str]:
             yield f"{_ENABLED}, and parallelism.{degree} is {value}; it must be 1"
     if freezing.elastic.is_by_time:
         yield from _kept_errors(config, "freezing.elastic.partition is 'time'")
+    if freezing.elastic.searches and config.emulation.enable:
+        yield (
+            "freezing.elastic.search_microbatches is true, and emulation.enable is true: times by "
+            "the virtual clock are known too late; switch one of them off"
+        )
     dataset = config.training.dataset
     if not is_instruct_dataset(dataset):
         yield (
