@@ -143,6 +143,7 @@ RULES: dict[str, tuple[Any, Any]] = {
     "freezing.elastic.frozen_cost": SHARE,
     "freezing.elastic.min_ranks": _whole(2),
     "freezing.elastic.global_batch": _word("constant", "paper"),
+    "freezing.elastic.search_microbatches": FLAG,
     "freezing.elastic.join_limit_s": _number(
         st.floats(1e-6, 299.9), 0.0, 300.0, INF, below=0.0, above=300.0
     ),

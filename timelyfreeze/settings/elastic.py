@@ -36,6 +36,10 @@ class ElasticSettings:
     """Rows of a step: "constant", which replicas share, or "paper": each replica has as many as
     the pipeline of the start, and the run takes fewer steps for the same rows."""
 
+    search_microbatches: bool = False
+    """Try, while learning goes on, up to 4 numbers of microbatches from K to 6 K once for each
+    length K of the pipeline, and keep the fastest. The rows of a step stay."""
+
     join_limit_s: float = 120.0
     """Seconds, above 0 and below comm.init_timeout_seconds, that ranks which are ready for a move
     wait for the others; without them the run goes on as before."""
@@ -44,6 +48,11 @@ class ElasticSettings:
     def is_by_time(self) -> bool:
         """Whether the model is cut anew by measured times."""
         return self.enable and self.partition == "time"
+
+    @property
+    def searches(self) -> bool:
+        """Whether numbers of microbatches are tried."""
+        return self.enable and self.search_microbatches
 
     @property
     def rows_grow(self) -> bool:

@@ -7,7 +7,8 @@ A scenario is {"name", "args", "is_elastic", "save_at": steps after which a chec
 "fake_clock": whether times depend on actions and on what they froze alone, "module": as in
 ``run_scenarios.py``, "front": for how many frozen layers the pipeline is that it begins in,
 "resumes": whether weights are those of a checkpoint, "late": {step: the rank that ends it once
-the others have given the move after it up}}. Each rank writes
+the others have given the move after it up}, "seconds": {"ranks microbatches": what a step takes on
+each rank, where numbers of microbatches are tried}}. Each rank writes
 OUTPUT_FOLDER/NAME/rank_R.pt with the rows and the loss of each step, its learning rate, the weights
 at the end, the pipelines, their layers, the batches, of an emulated run the times of actions and
 the batch's by the virtual clock, phases and masks of steps, the last plan of each pipeline, and how
@@ -39,6 +40,7 @@ def run(scenario, folder):
     from torchtitan.freezing.config import count_layers, stage_modules
     from torchtitan.freezing.elastic import ElasticRun
     from torchtitan.freezing.elastic.pipeline import pipeline_for
+    from torchtitan.freezing.elastic.search import MicrobatchSearch
     from torchtitan.freezing.trainer import FreezingTrainer
 
     titan_train.time.sleep = lambda seconds: None
@@ -147,6 +149,13 @@ def run(scenario, folder):
             seen["cache_entered"] = 0 if cache is None else cache.use().entered
         real_close(self)
 
+    real_after_step = MicrobatchSearch.after_step
+
+    def after_step(self, pipeline, seconds):
+        n_microbatches = self._rows(pipeline) // (pipeline.microbatch or 1)
+        of_ranks = scenario["seconds"][f"{len(pipeline.split)} {n_microbatches}"]
+        return real_after_step(self, pipeline, of_ranks[dist.get_rank()])
+
     patches = {
         "__init__": built(FreezingTrainer.__init__),
         "batch_generator": batch_generator,
@@ -162,6 +171,7 @@ def run(scenario, folder):
     for name, patch in patches.items():
         setattr(FreezingTrainer, name, patch)
     EmulatedRecorder.drain = drain
+    MicrobatchSearch.after_step = after_step
     try:
         trainer = (
             ElasticRun(FreezingTrainer, job_config)
@@ -176,6 +186,7 @@ def run(scenario, folder):
         for name, original in originals.items():
             setattr(FreezingTrainer, name, original)
         EmulatedRecorder.drain = real_drain
+        MicrobatchSearch.after_step = real_after_step
     torch.save(seen, folder / f"rank_{dist.get_rank()}.pt")
 
 

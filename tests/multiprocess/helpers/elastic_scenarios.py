@@ -58,6 +58,7 @@ def scenario(
     is_elastic,
     save_at=(),
     late=None,
+    seconds=None,
     resumes=None,
     module=None,
     front=0,
@@ -78,6 +79,7 @@ def scenario(
         "front": front,
         "save_at": list(save_at),
         "late": late or {},
+        "seconds": seconds or {},
         "resumes": resumes is not None,
         "args": arguments(
             **{

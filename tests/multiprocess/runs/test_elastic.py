@@ -269,6 +269,38 @@ def test_rows_are_read_after_a_move_that_another_process_has_kept(runs, folder):
             torch.testing.assert_close(one[key], other[key], rtol=0, atol=0)
 
 
+def assert_same_learned(have, want):
+    """The same rows, losses, weights and moments."""
+    assert rows_of_steps(have) == rows_of_steps(want)
+    assert losses_of_steps(have) == pytest.approx(losses_of_steps(want), rel=1e-6)
+    for key in ("weights", "moments"):
+        torch.testing.assert_close(merged(have, key), merged(want, key), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_of_the_microbatches_that_are_tried_the_fastest_stay(folder):
+    """4 ranks try 4 and 8 microbatches in steps 2 to 9, 2 ranks 2 and 4 in steps 12 to 19."""
+    settings = {
+        "training__steps": 20,
+        "freezing__linear.check_interval": 9,
+        "freezing__linear.layers_per_check": 9,
+        # Adam divides gradients that are almost 0 by themselves, and so makes their rounding large.
+        "optimizer__eps": 1e-3,
+    }
+    # 4 microbatches are faster on three of four ranks.
+    seconds = {"4 4": [1, 1, 1, 5], "4 8": [2] * 4, "2 2": [1] * 4, "2 4": [3] * 4}
+    searching = {"freezing__elastic.search_microbatches": None}
+    scenarios = [
+        scenario(folder, "stays", is_elastic=False, **settings),
+        scenario(folder, "tries", is_elastic=True, seconds=seconds, **settings, **searching),
+    ]
+    seen = run_scenarios(folder / "tried", 4, scenarios, script="elastic_run.py", timeout_s=850)
+    assert [tuple(sizes[:2]) for sizes in seen["tries"][0]["batches"]] == [
+        (1, 8), (2, 8), (1, 8), (2, 4), (1, 4), (2, 4)]  # fmt: skip
+    assert_same_learned(seen["tries"], seen["stays"])
+
+
 @pytest.mark.long
 def test_killed_in_the_midst_of_a_move_it_comes_to_the_same_weights(folder):
     settings = {

@@ -46,6 +46,8 @@ def elastic_errors(config: JobConfig) -> Iterator[str]:
             yield f"{_ENABLED}, and parallelism.{degree} is {value}; it must be 1"
     if freezing.elastic.is_by_time:
         yield from _kept_errors(config, "freezing.elastic.partition is 'time'")
+    if freezing.elastic.searches:
+        yield from _search_errors(config)
     dataset = config.training.dataset
     if not is_instruct_dataset(dataset):
         yield (
@@ -56,6 +58,20 @@ def elastic_errors(config: JobConfig) -> Iterator[str]:
         yield (
             f"{_ENABLED}, and model.name is {config.model.name!r}, whose layers cannot be counted; "
             "it must be 'llama3'"
+        )
+
+
+def _search_errors(config: JobConfig) -> Iterator[str]:
+    on = "freezing.elastic.search_microbatches is true"
+    if config.emulation.enable:
+        yield (
+            f"{on}, and emulation.enable is true: times by the virtual clock are known too late; "
+            "switch one of them off"
+        )
+    if makes_plan(config.freezing.method):
+        yield (
+            f"{on}, and freezing.method is {config.freezing.method!r}, which would plan anew for "
+            "each number that is tried; it must be a policy without a plan"
         )
 
 

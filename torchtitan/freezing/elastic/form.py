@@ -16,11 +16,13 @@ class Moment:
         n_frozen: Layers in front that are frozen.
         step: The step that was finished last.
         n_batches: Rows that were read until then, in steps of the start.
+        seconds: What that step took on this rank; 0 if it was not in the present form.
     """
 
     n_frozen: int
     step: int
     n_batches: int
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torchtitan.distributed import ParallelDims
+from torchtitan.tools import utils as titan_tools
 from torchtitan.train import Trainer
 
 from timelyfreeze.settings import Phase
@@ -66,6 +68,7 @@ class Leaving(Trainer):
         output: RunOutput | None = None,
     ) -> None:
         self._leaves, self._pace, self._known_dims = leaves, pace, dims
+        self._step_seconds = 0.0
         self._left_with: RunOutput | None = None
         self._arrived: Callable[[], None] = lambda: None
         self._until_arrived = ExitStack()
@@ -97,7 +100,8 @@ class Leaving(Trainer):
             n_frozen = self.controller.settled_front
             # Larger steps take the schedule further, which checkpoints hold.
             n_batches = self.lr_schedulers.schedulers[0].last_epoch
-            if self._leaves(Moment(n_frozen, self.step, n_batches)) is not None:
+            moment = Moment(n_frozen, self.step, n_batches, self._step_seconds)
+            if self._leaves(moment) is not None:
                 raise _Left
         return goes_on
 
@@ -111,8 +115,12 @@ class Leaving(Trainer):
 
     def train_step(self, data_iterator: Iterator[Any]) -> None:
         """Run one optimizer step at this trainer's pace."""
+        started = time.perf_counter()
         with self._rate_scaled():
             super().train_step(data_iterator)
+        if self.job_config.freezing.elastic.search_microbatches and self.device.type != "cpu":
+            titan_tools.device_module.synchronize()
+        self._step_seconds = time.perf_counter() - started
         for _ in range(1, self._pace.growth):
             self.lr_schedulers.step()
 

@@ -30,26 +30,29 @@ class Pipeline:
         n_replicas: Copies of the pipeline, for each one that the run began with.
         last_step: The last step of a run in which each replica has as many rows in a step as the
             pipeline of the start; None where replicas share its rows.
+        microbatch: Examples of a microbatch; None for as many as at the start.
     """
 
     split: tuple[int, ...]
     n_replicas: int = 1
     last_step: int | None = None
+    microbatch: int | None = None
 
     def __str__(self) -> str:
         """Return it in words."""
         layers = ",".join(map(str, self.split))
         copies = "" if self.n_replicas == 1 else f", {self.n_replicas} of them side by side"
+        size = "" if self.microbatch is None else f", with microbatches of {self.microbatch}"
         end = "" if self.last_step is None else f", up to step {self.last_step}"
-        return f"in a pipeline of {len(self.split)} ranks with {layers} layers{copies}{end}"
+        return f"in a pipeline of {len(self.split)} ranks with {layers} layers{copies}{size}{end}"
 
     def moved(self, config: JobConfig) -> JobConfig:
         """Return the configuration that a run goes on with that began with ``config``.
 
-        The examples of a microbatch stay as they are. The global batch stays too, so that each
-        replica has fewer microbatches; or those of a replica stay, and the global batch grows. New
-        replicas share the parameters (FSDP). In an emulation they take turns, a batch each, and
-        their gradients add up.
+        The examples of a microbatch stay as they are, unless others are tried. The global batch
+        stays too, so that each replica has fewer microbatches; or those of a replica stay, and the
+        global batch grows. New replicas share the parameters (FSDP). In an emulation they take
+        turns, a batch each, and their gradients add up.
         """
         n, parallelism = self.n_replicas, config.parallelism
         shards = parallelism.data_parallel_shard_degree  # -1: as many as there are ranks for
@@ -70,6 +73,8 @@ class Pipeline:
                 pipeline_parallel_degree=len(self.split),
                 module_fqns_per_model_part=modules_of_split(self.split),
                 data_parallel_shard_degree=shards if shards < 0 else shards * n,
+                pipeline_parallel_microbatch_size=self.microbatch
+                or parallelism.pipeline_parallel_microbatch_size,
             ),
             training=replace(
                 training,

@@ -14,6 +14,7 @@ from torchtitan.tools import utils as titan_tools
 from torchtitan.tools.logging import logger
 from torchtitan.train import Trainer
 
+from timelyfreeze.runtime import Exchange
 from torchtitan.freezing.checks import ConfigError, check
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.elastic.form import Form, Moment, Pace
@@ -21,6 +22,7 @@ from torchtitan.freezing.elastic.joining import Joining
 from torchtitan.freezing.elastic.leaving import HandedOver, KnownDims, Leaving, leaving, silence
 from torchtitan.freezing.elastic.packing import first_batch, packed_batch
 from torchtitan.freezing.elastic.pipeline import Pipeline, first_pipeline, pipeline_for
+from torchtitan.freezing.elastic.search import MicrobatchSearch
 from torchtitan.freezing.report.output import RunOutput
 
 
@@ -41,6 +43,9 @@ class ElasticRun:
         self._form = _first_form(job_config)
         self._next = self._form
         self._n_frozen: int | None = None
+        self._search: MicrobatchSearch | None = None
+        if job_config.freezing.elastic.searches:
+            self._search = MicrobatchSearch(job_config, lambda s: max(Exchange().all_gather(s)))
         self._dims: KnownDims = {}
         self._output: RunOutput | None = None
         self._trainer: Leaving | None = self._build(job_config, self._leaves, Pace(), self._dims)
@@ -73,9 +78,19 @@ class ElasticRun:
 
     def _leaves(self, moment: Moment) -> Form | None:
         """Return how the run goes on elsewhere, None if it stays; the same on all ranks."""
+        if moment.step == 0:
+            return None  # torch would hand over an optimizer that has made a step
+        wanted = self._form
         if moment.n_frozen != self._n_frozen:
             self._n_frozen = moment.n_frozen
-            self._next = self._joined(self._possible(_form_for(self._config, moment, self._form)))
+            wanted = _form_for(self._config, moment, self._form)
+            if self._search is not None:
+                wanted = self._search.begin(wanted)
+        elif self._search is not None and moment.seconds > 0.0:
+            wanted = self._search.after_step(self._form, moment.seconds)
+        self._next = self._form
+        if wanted != self._form:
+            self._next = self._joined(self._possible(wanted))
         return None if self._next == self._form else self._next
 
     def _possible(self, form: Form) -> Form:

@@ -96,6 +96,22 @@ def test_it_goes_together_with_an_emulation() -> None:
     check(elastic(emulation__enable=True))
 
 
+def test_in_an_emulation_and_with_a_plan_no_microbatches_are_tried() -> None:
+    searching = ElasticSettings(enable=True, search_microbatches=True)
+    check(elastic(searching))
+    job_config = elastic(searching)
+    job_config.freezing.method = "timelyfreeze+pipetransformer"
+    assert any(
+        "which would plan anew for each number that is tried; it must be a policy" in line
+        for line in errors(job_config)
+    )
+    (line,) = errors(elastic(searching, emulation__enable=True))
+    assert line == (
+        "freezing.elastic.search_microbatches is true, and emulation.enable is true: times by the "
+        "virtual clock are known too late; switch one of them off"
+    )
+
+
 def test_it_goes_together_with_the_cache() -> None:
     job_config = elastic()
     job_config.freezing.cache = CacheSettings(enable=True)

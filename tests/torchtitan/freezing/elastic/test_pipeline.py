@@ -230,6 +230,10 @@ def test_in_an_emulation_a_step_has_a_batch_of_each_replica() -> None:
 @pytest.mark.parametrize(
     ("pipeline", "words"),
     [
+        (
+            Pipeline((4, 2), microbatch=3),
+            "in a pipeline of 2 ranks with 4,2 layers, with microbatches of 3",
+        ),
         (Pipeline((4, 2), last_step=9), "in a pipeline of 2 ranks with 4,2 layers, up to step 9"),
         (Pipeline((4, 2)), "in a pipeline of 2 ranks with 4,2 layers"),
         (Pipeline((4, 2), 2), "in a pipeline of 2 ranks with 4,2 layers, 2 of them side by side"),
