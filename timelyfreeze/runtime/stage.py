@@ -352,8 +352,9 @@ class FreezingStage(EnteringStage):
 
     def _watch_embedding(self) -> None:
         named = getattr(self.submod, EMBEDDING, None)  # of patches too, which are no nn.Embedding
-        modules = list(self.submod.modules())
-        embeddings = [m for m in modules if m is named or isinstance(m, nn.Embedding)]
+        embeddings: list[nn.Module] = [
+            m for m in self.submod.modules() if m is named or isinstance(m, nn.Embedding)
+        ]
         if not embeddings:
             raise ValueError(
                 f'{key("first_stage")} is "per_tensor", which needs an nn.Embedding, or a module '

@@ -279,6 +279,26 @@ def assert_same_learned(have, want):
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
+def test_eight_processes_move_to_four_ranks_and_to_two(folder):
+    """Of 10 layers 7 are frozen after step 4, 9 after step 6."""
+    settings = {
+        "parallelism__pipeline_parallel_degree": 8,
+        "training__local_batch_size": 16,
+        "training__steps": 8,
+        "freezing__linear.layers_per_check": 7,
+    }
+    scenarios = [
+        scenario(folder, name, is_elastic=name == "moves", **settings)
+        for name in ("stays", "moves")
+    ]
+    seen = run_scenarios(folder / "eight", 8, scenarios, script="elastic_run.py", timeout_s=850)
+    shapes = [shape for _, *shape in seen["moves"][0]["pipelines"]]
+    assert shapes == [[8, 1, 16], [4, 2, 8], [2, 4, 4]]
+    assert_same_learned(seen["moves"], seen["stays"])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
 def test_of_the_microbatches_that_are_tried_the_fastest_stay(folder):
     """4 ranks try 4 and 8 microbatches in steps 2 to 9, 2 ranks 2 and 4 in steps 12 to 19."""
     settings = {
