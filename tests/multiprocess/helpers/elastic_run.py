@@ -3,9 +3,9 @@
 Usage: torchrun --nproc_per_node=N tests/multiprocess/helpers/elastic_run.py SCENARIOS.json
     OUTPUT_FOLDER
 
-A scenario is {"name", "args", "is_elastic", "save_at": steps after which a checkpoint is written,
-"resumes": whether weights are those of a checkpoint, "late": {step: the rank that ends it once
-the others have given the move after it up}}. Each rank writes
+A scenario is {"name", "args", "is_elastic", "module": as for ``run_scenarios.py``, "save_at": steps
+after which a checkpoint is written, "resumes": whether weights are those of a checkpoint, "late":
+{step: the rank that ends it once the others have given the move after it up}}. Each rank writes
 OUTPUT_FOLDER/NAME/rank_R.pt with the rows and the loss of each step, its learning rate, the weights
 at the end, the pipelines, the batches, of an emulated run the times of actions and the batch's by
 the virtual clock, and how many of the trainers that were left are still there
@@ -13,6 +13,7 @@ when the next one is built.
 """
 
 import gc
+import importlib
 import weakref
 from datetime import timedelta
 
@@ -22,10 +23,12 @@ from launcher import run_each_scenario
 from run_scenarios import add_tiny_flavor, fix_weights, parameters_of, whole
 from torch.distributed.distributed_c10d import _get_default_store
 
-from torchtitan.freezing.launch import prepare
+from torchtitan.freezing.launch import prepare, trainer_for
 
 
 def run(scenario, folder):
+    if scenario.get("module"):
+        importlib.import_module(scenario["module"])
     job_config = prepare([*scenario["args"], f"--job.dump_folder={folder}"])
     import torchtitan.train as titan_train
 
@@ -134,7 +137,7 @@ def run(scenario, folder):
         trainer = (
             ElasticRun(FreezingTrainer, job_config)
             if scenario["is_elastic"]
-            else FreezingTrainer(job_config)
+            else trainer_for(job_config)(job_config)
         )
         trainer.train()
         trainer.close()
