@@ -147,7 +147,7 @@ RULES: dict[str, tuple[Any, Any]] = {
     "freezing.elastic.join_limit_s": _number(
         st.floats(1e-6, 299.9), 0.0, 300.0, INF, below=0.0, above=300.0
     ),
-    "freezing.packing.mode": _word("none", "performance"),
+    "freezing.packing.mode": _word("none", "performance", "efficiency"),
     # A step has 8 rows.
     "freezing.packing.max_global_batch": (
         st.just(0) | st.integers(8),
@@ -228,6 +228,7 @@ def _told(key: str, value: Any) -> str:
     if section in switched_on:
         job_config.freezing.method = "fixed"
         setattr(job_config.freezing, section.removeprefix("freezing."), switched_on[section])
+    job_config.checkpoint.enable = True
     if key == "freezing.run_ahead":
         job_config.freezing.method = "fixed"
     holder: Any = job_config

@@ -1,20 +1,27 @@
 """torchrun, which adds no stack trace of its own where what is wrong can be told in a line.
 
 That is where a process has told of the user's error, and where nodes do not find each other. Before
-any process starts, a model that is named by its id on the hub is fetched.
+any process starts, a model that is named by its id on the hub is fetched. On one node, a run that
+asks for it goes on with another number of processes once all of its own have ended.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
+from timelyfreeze.cli import part
 from timelyfreeze.cli.hub import with_fetched_model
 
 USER_ERROR = 2
 # What torchrun takes where --rdzv_conf has no "timeout" and there is no --master_port.
 _MEET_WITHIN_S = "900"
 _PORT = 29500
+_PROCESSES = "--nproc_per_node="
 
 
 def main() -> None:
@@ -37,7 +44,10 @@ def main() -> None:
     if node is not None:
         print(f"{node[0]} waits for the others at {node[1]}", flush=True)
     try:
-        torchrun()
+        if node is None:
+            _run_parts(torchrun)
+        else:
+            torchrun()
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
         if failure.exitcode != USER_ERROR:
@@ -54,6 +64,22 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(1)
+
+
+def _run_parts(torchrun: Callable[[], None]) -> None:
+    """Run torchrun, and again for as long as a run says with how many processes it goes on."""
+    os.environ.pop(part.PRESENT, None)
+    with tempfile.TemporaryDirectory(prefix="timelyfreeze_") as folder:
+        said = Path(folder) / "next_part.json"
+        os.environ[part.NEXT] = str(said)
+        while True:
+            torchrun()
+            if not said.exists():
+                return
+            os.environ[part.PRESENT] = text = said.read_text()
+            said.unlink()
+            n_processes = f"{_PROCESSES}{len(json.loads(text)['split'])}"
+            sys.argv = [n_processes if w.startswith(_PROCESSES) else w for w in sys.argv]
 
 
 def _node(arguments: Sequence[str]) -> tuple[str, str] | None:

@@ -107,6 +107,9 @@ class RunSummary:
         validation_top1: Fraction of its pictures whose class had the highest score.
         validation_top5: Likewise, one of the five highest.
         seconds: Sum of the step times; validation and checkpoints are not in it.
+        device_seconds: Of the whole run, parts before this one, moves and restarts included: time
+            of each step times the processes that it had; None in an emulation.
+        cost: That in hours, times ``report.device_hour_price``; None where this is 0.
         peak_memory_gib: Largest over the ranks: memory reserved by CUDA's allocator, on a CPU the
             resident set.
         score_ms_per_step: What a method spends on finding out what to freeze.
@@ -198,6 +201,8 @@ class RunSummary:
     validation_top5: float | None = None
 
     seconds: float = 0.0
+    device_seconds: float | None = None
+    cost: float | None = None
     peak_memory_gib: float | None = None
     score_ms_per_step: float | None = None
     score_memory_mib: float | None = None

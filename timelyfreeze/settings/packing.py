@@ -1,4 +1,4 @@
-"""What a user chooses about larger batches in the memory that freezing sets free."""
+"""What a user chooses about the memory that freezing sets free: larger batches, or fewer ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from timelyfreeze.settings.names import key
 NONE = "none"
 PERFORMANCE = "performance"
 EFFICIENCY = "efficiency"
-_MODES = (NONE, PERFORMANCE)
+_MODES = (NONE, PERFORMANCE, EFFICIENCY)
 
 LINEAR = "linear"
 SQRT = "sqrt"
@@ -20,11 +20,12 @@ _RATES = (NONE, LINEAR, SQRT)
 
 @dataclass(frozen=True)
 class PackingSettings:
-    """Whether batches grow as the front of the model freezes."""
+    """Whether batches grow, or ranks become fewer, as the front of the model freezes."""
 
     mode: str = NONE
     """"performance": use memory that the frozen front sets free for larger microbatches, so that a
-    step takes fewer gradient accumulations. "none": batches stay. For methods that freeze the front
+    step takes fewer gradient accumulations. "efficiency": once the model fits on fewer ranks, go on
+    with as many processes, from a checkpoint. "none": both stay. For methods that freeze the front
     and make no plan: see docs/how/packing.md."""
 
     max_global_batch: int = 0
@@ -37,8 +38,13 @@ class PackingSettings:
 
     @property
     def is_on(self) -> bool:
-        """Whether batches may grow."""
+        """Whether batches may grow, or ranks become fewer."""
         return self.mode != NONE
+
+    @property
+    def gives_back(self) -> bool:
+        """Whether ranks may become fewer."""
+        return self.mode == EFFICIENCY
 
     def rate_factor(self, growth: int) -> float:
         """Return what the learning rate is multiplied with where steps have more rows.
@@ -52,13 +58,7 @@ class PackingSettings:
 
     def errors(self) -> Iterator[str]:
         """Yield what is wrong with the settings: key, value and rule."""
-        if self.mode == EFFICIENCY:
-            yield (
-                f"{key('packing.mode')} is {self.mode!r}; a run cannot give back processes while "
-                f'it runs, so it must be "{PERFORMANCE}" or "{NONE}" (docs/how/packing.md says '
-                "what to do instead)"
-            )
-        elif self.mode not in _MODES:
+        if self.mode not in _MODES:
             yield f"{key('packing.mode')} is {self.mode!r}; known: {', '.join(_MODES)}"
         if self.max_global_batch < 0:
             name = key("packing.max_global_batch")
@@ -68,3 +68,10 @@ class PackingSettings:
                 f"{key('packing.learning_rate')} is {self.learning_rate!r}; "
                 f"known: {', '.join(_RATES)}"
             )
+        if self.gives_back:
+            for name, kept in (("max_global_batch", 0), ("learning_rate", NONE)):
+                if (value := getattr(self, name)) != kept:
+                    yield (
+                        f"{key(f'packing.{name}')} is {value!r}; with packing.mode {EFFICIENCY!r} "
+                        f"steps keep their rows, so it must be {kept!r}"
+                    )

@@ -102,6 +102,7 @@ class SafeCheckpointManager(CheckpointManager):
         try:
             if step != -1:
                 self._tell_changes(folder / f"step-{step}")
+                self._saved_step = step
                 return super().load(step)
             with self._as_if_new():
                 if self.initial_load_path and not self.initial_load_model_only:

@@ -95,10 +95,12 @@ def launch(args: Sequence[str], local_rank: int) -> int:
 
 def trainer_for(job_config: JobConfig) -> Any:
     """Return what builds the trainer that a configuration asks for."""
-    from torchtitan.freezing.elastic import ElasticRun, running_ahead
+    from torchtitan.freezing.elastic import ElasticRun, in_parts, running_ahead
     from torchtitan.freezing.trainer import FreezingTrainer
 
     freezing = job_config.freezing
+    if freezing.method != NONE and freezing.packing.gives_back:
+        return in_parts(FreezingTrainer)
     if freezing.method != NONE and (freezing.elastic.enable or freezing.packing.is_on):
         return partial(ElasticRun, FreezingTrainer)
     if freezing.method != NONE and freezing.run_ahead:
@@ -151,11 +153,12 @@ def prepare(args: Sequence[str]) -> JobConfig:
     # torchdata 0.11 calls a function that torch 2.13 has deprecated, once per process.
     warnings.filterwarnings("ignore", message="'set_vital' is deprecated")
     # Imported after the patches: it takes upstream's functions by name.
+    from torchtitan.freezing.elastic import present_config
     from torchtitan.freezing.spec import build_train_spec
     from torchtitan.vision.spec import base_spec
 
     spelled_out = ["--report.quiet" if arg == "--quiet" else arg for arg in args]
-    job_config = read_config(spelled_out, weights=True)
+    job_config = present_config(read_config(spelled_out, weights=True))
     name = job_config.model.name
     titan_spec._extra_train_specs.pop(name, None)
     checks.check(job_config, trains=True)

@@ -57,6 +57,7 @@ from torchtitan.vision.loss import shares_of_target
 
 CHECKPOINT_KEY = "freezing"
 ALL_TOKENS = "ntokens_seen_by_all"
+DEVICE_SECONDS = "device_seconds"
 
 _Batch = tuple[dict[str, torch.Tensor], torch.Tensor]
 
@@ -66,9 +67,13 @@ class FreezingTrainer(Trainer):
 
     Attributes:
         output: Of a run that has begun elsewhere, if there is one, set before this is built.
+        device_seconds: Of all steps of the run, and of its moves, each times the processes.
+        why_early: Why it ends before its last step, if nobody stops it.
     """
 
     output: RunOutput | None = None
+    device_seconds = 0.0
+    why_early = "no more examples"
     job_config: JobConfig
     controller: FreezeController | None = None
     recorder: ActionRecorder | None = None
@@ -235,9 +240,9 @@ class FreezingTrainer(Trainer):
         super().train_step(self._named(self._batches_of_step(data_iterator)))
         if self.controller is not None:
             self.controller.end_step()
-        self.metrics_processor.end_step(
-            self.step, time.perf_counter() - started, self.ntokens_seen - tokens_before
-        )
+        seconds = time.perf_counter() - started
+        self.device_seconds += seconds * self.parallel_dims.world_size
+        self.metrics_processor.end_step(self.step, seconds, self.ntokens_seen - tokens_before)
 
     def _named(self, batches: Iterator[_Batch]) -> Iterator[_Batch]:
         """Tell the controller the rows of the step's batches, where outputs are kept by row."""
@@ -309,7 +314,7 @@ class FreezingTrainer(Trainer):
                 self._tell_where(error)
                 raise
             ended_early = self._end_early()
-            self.metrics_processor.end_run(ended_early)
+            self.metrics_processor.end_run(ended_early, self.device_seconds)
             stopped_by = None if self._stop is None else self._stop.settled()
             if ended_early is not None and stopped_by is not None:
                 self.close()
@@ -355,19 +360,21 @@ class FreezingTrainer(Trainer):
             saved = self.checkpointer.save_now(self.step, last_step=ran_out)
         stopped_by = None if self._stop is None else self._stop.settled()
         is_signal = not ran_out and stopped_by is not None
-        why = f"stopped by {stopped_by.name}" if is_signal else "no more examples"
+        why = f"stopped by {stopped_by.name}" if is_signal else self.why_early
         return f"{why} after step {self.step} of {n_steps}{saved}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what upstream saves of the trainer, and the tokens that all replicas have seen.
+        """Return what upstream saves of the trainer, and what all its processes together have used.
 
         Every rank must call this together.
         """
-        return {**super().state_dict(), ALL_TOKENS: self._tokens_of_all()}
+        ours = {ALL_TOKENS: self._tokens_of_all(), DEVICE_SECONDS: self.device_seconds}
+        return {**super().state_dict(), **ours}
 
     def state_to_load(self, keys: Collection[str]) -> dict[str, Any]:
         """Return what to load of a checkpoint that has ``keys`` of the trainer."""
-        return {k: v for k, v in self.state_dict().items() if k != ALL_TOKENS or k in keys}
+        ours = (ALL_TOKENS, DEVICE_SECONDS)
+        return {k: v for k, v in self.state_dict().items() if k not in ours or k in keys}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a checkpoint, of this number of replicas or of another.
@@ -375,6 +382,7 @@ class FreezingTrainer(Trainer):
         Upstream saves one replica's count of tokens and hands it to all.
         """
         super().load_state_dict(state_dict)
+        self.device_seconds = float(state_dict.get(DEVICE_SECONDS, 0.0))
         if ALL_TOKENS in state_dict:
             rank, size = 0, 1
             if self.parallel_dims.dp_enabled:

@@ -26,7 +26,7 @@ from launcher import run_each_scenario
 from run_scenarios import add_tiny_flavor, fix_weights, parameters_of, use_fake_clock, whole
 from torch.distributed.distributed_c10d import _get_default_store
 
-from torchtitan.freezing.launch import prepare
+from torchtitan.freezing.launch import prepare, trainer_for
 
 
 def run(scenario, folder):
@@ -176,7 +176,7 @@ def run(scenario, folder):
         trainer = (
             ElasticRun(FreezingTrainer, job_config)
             if scenario["is_elastic"]
-            else FreezingTrainer(job_config)
+            else trainer_for(job_config)(job_config)
         )
         trainer.train()
         trainer.close()

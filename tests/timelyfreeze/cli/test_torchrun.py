@@ -1,5 +1,6 @@
 """What is left of torchrun's stack trace: none where a line tells what is wrong, all of it else."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from timelyfreeze.cli import torchrun
+from timelyfreeze.cli.part import NEXT, PRESENT, Part, present_part
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -80,6 +82,38 @@ def test_any_other_failure_is_torchruns_own(
     fails_with(monkeypatch, *exit_codes)
     with pytest.raises(Exception, match="worker FAILED"):
         torchrun.main()
+
+
+@pytest.mark.parametrize("n_nodes", [1, 2])
+def test_a_run_goes_on_with_as_many_processes_as_it_says(
+    n_nodes: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A part with four says that two will do, and that with two that it needs three again."""
+    parts = [Part([8, 2], [2, 3, 3, 2], 4, 12.5), Part([4, 4, 2], [2, 3, 3, 2], 2, 25.0)]
+    seen = []
+
+    def run() -> None:
+        seen.append((sys.argv, present_part()))
+        if NEXT in os.environ and len(seen) <= len(parts):
+            parts[len(seen) - 1].leave()
+
+    monkeypatch.setattr("torch.distributed.run.main", run)
+    for name in (NEXT, PRESENT):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    words = ["torchrun", f"--nnodes={n_nodes}", "--nproc_per_node=4", "-m", "worker", "--key=4"]
+    monkeypatch.setattr(sys, "argv", words)
+    torchrun.main()
+    if n_nodes > 1:
+        assert seen == [(words, None)], "nobody starts processes on another node"
+        return
+    begin, finish = words[:2], words[3:]
+    assert seen == [
+        (words, None),
+        ([*begin, "--nproc_per_node=2", *finish], parts[0]),
+        ([*begin, "--nproc_per_node=3", *finish], parts[1]),
+    ]
+    assert not Path(os.environ[NEXT]).parent.exists(), "nothing is left"
 
 
 @pytest.mark.multiprocess

@@ -8,7 +8,10 @@ from timelyfreeze.settings import PackingSettings
 def test_batches_stay_unless_asked() -> None:
     assert not PackingSettings().is_on
     assert PackingSettings("performance").is_on
+    assert not PackingSettings("performance").gives_back
+    assert PackingSettings("efficiency").gives_back
     assert not list(PackingSettings("performance").errors())
+    assert not list(PackingSettings("efficiency").errors())
 
 
 @pytest.mark.parametrize(("rule", "factor"), [("none", 1.0), ("linear", 4.0), ("sqrt", 2.0)])
@@ -22,11 +25,16 @@ def test_the_learning_rate_of_a_step_with_four_times_the_rows(rule: str, factor:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (PackingSettings("small"), "packing.mode is 'small'; known: none, performance"),
+        (PackingSettings("small"), "packing.mode is 'small'; known: none, performance, efficiency"),
         (
-            PackingSettings("efficiency"),
-            "packing.mode is 'efficiency'; a run cannot give back processes while it runs, so it "
-            'must be "performance" or "none" (docs/how/packing.md says what to do instead)',
+            PackingSettings("efficiency", max_global_batch=64),
+            "packing.max_global_batch is 64; with packing.mode 'efficiency' steps keep their rows, "
+            "so it must be 0",
+        ),
+        (
+            PackingSettings("efficiency", learning_rate="sqrt"),
+            "packing.learning_rate is 'sqrt'; with packing.mode 'efficiency' steps keep their "
+            "rows, so it must be 'none'",
         ),
         (
             PackingSettings(max_global_batch=-1),

@@ -5,8 +5,11 @@ Both have a run move as layers freeze, to a shorter pipeline or to larger batche
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator
 
+from timelyfreeze.cli.part import NEXT
 from timelyfreeze.policies import NONE, PLANNED, makes_plan
 from timelyfreeze.settings import OFF, effective_skip_input_grads
 from torchtitan.data.rows.kinds import INSTRUCT_DATASETS, is_instruct_dataset
@@ -76,12 +79,11 @@ def _search_errors(config: JobConfig) -> Iterator[str]:
 
 
 def packing_errors(config: JobConfig) -> Iterator[str]:
-    """Yield why the batches of a run cannot grow; nothing where nothing is frozen."""
+    """Yield why a run cannot use the memory that it frees; nothing where nothing is frozen."""
     freezing, settings = config.freezing, config.freezing.packing
     if not settings.is_on or freezing.method == NONE:
         return
     yield from settings.errors()
-    yield from _late_errors(config)
     on = f"freezing.packing.mode is {settings.mode!r}"
     if makes_plan(freezing.method):
         yield (
@@ -97,6 +99,7 @@ def packing_errors(config: JobConfig) -> Iterator[str]:
         yield f"{on}, and emulation.enable is true: one device holds all ranks"
     yield from _estimate_errors(config, on)
     yield from _batch_errors(config, on)
+    yield from _restart_errors(config, on) if settings.gives_back else _late_errors(config)
 
 
 def _estimate_errors(config: JobConfig, on: str) -> Iterator[str]:
@@ -142,6 +145,26 @@ def _batch_errors(config: JobConfig, on: str) -> Iterator[str]:
         yield (
             f"freezing.packing.max_global_batch is {most}; it must be 0, or at least "
             f"training.global_batch_size ({rows})"
+        )
+
+
+def _restart_errors(config: JobConfig, on: str) -> Iterator[str]:
+    """Yield why a run could not go on with fewer processes."""
+    needed = {"enable": True, "load_only": False, "load_step": -1, "exclude_from_loading": []}
+    for key, value in needed.items():
+        if (found := getattr(config.checkpoint, key)) != value:
+            yield (
+                f"{on}, and checkpoint.{key} is {json.dumps(found)}; fewer processes go on from "
+                f"all of the last checkpoint, so it must be {json.dumps(value)}"
+            )
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return
+    if (n_nodes := int(os.environ.get("GROUP_WORLD_SIZE", "1"))) > 1:
+        yield f"{on}, and the run has {n_nodes} nodes, which cannot be given back; start it on one"
+    elif NEXT not in os.environ:
+        yield (
+            f"{on}, and the run was started by torchrun alone, which would not start it again with "
+            "fewer processes; start it by `timelyfreeze train` or run_train.sh"
         )
 
 

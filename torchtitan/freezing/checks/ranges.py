@@ -99,6 +99,7 @@ RANGES: Mapping[str, Range] = {
     "validation.dataloader.num_workers": _at_least(0, most=1024),
     "validation.dataloader.prefetch_factor": _COUNT,
     "debug.seed": _FROM_ZERO,
+    "report.device_hour_price": _FINITE,  # ours
 }
 
 

@@ -235,6 +235,10 @@ class Report:
     """Folder of another run: the report tells when this run reached the training loss that the
     other ended with."""
 
+    device_hour_price: float = 0.0
+    """What a device costs in an hour, in any currency: the report tells what the run's devices
+    cost, 0 or more. 0: it does not."""
+
 
 @dataclass
 class Model(TitanModel):

@@ -12,7 +12,7 @@ from timelyfreeze.planning.elastic import (
 )
 from torchtitan.freezing.config import JobConfig, global_rows, modules_of_split
 from torchtitan.freezing.elastic.form import Moment, Pace, ending_with
-from torchtitan.freezing.elastic.pipeline import first_pipeline
+from torchtitan.freezing.elastic.pipeline import Pipeline, first_pipeline
 from torchtitan.freezing.memory.cuts import CutMemory
 from torchtitan.freezing.partition import part_parameters
 
@@ -110,6 +110,29 @@ def packed_batch(config: JobConfig, moment: Moment) -> PackedBatch:
     if max_growth > 1:
         end = last_step(end, moment.step, moment.n_batches, packing.growth)
     return PackedBatch(packing, packing.growth * start.rows, splits[packing.factor], end)
+
+
+def fewest_ranks(config: JobConfig, n_frozen: int) -> Pipeline:
+    """Return the shortest pipeline that a model with ``n_frozen`` layers in front frozen fits in.
+
+    No rank may need more memory than the fullest one at the start. Batches stay as they are. With
+    nothing frozen, and where no shorter one will do, it is the pipeline of the start.
+
+    Args:
+        config: What the run began with.
+        n_frozen: Layers.
+    """
+    start = first_pipeline(config)
+    if not n_frozen:
+        return start
+    n_layers = sum(start.split)
+    limit = CutMemory(config, n_layers).of_fullest(start.split)
+    for n_ranks in range(2, start.n_ranks):
+        any_cut = Pipeline((n_layers - n_ranks + 1, *[1] * (n_ranks - 1)))
+        found = _split(any_cut.moved(config), any_cut.split, n_frozen, limit)
+        if found is not None:
+            return Pipeline(found)
+    return start
 
 
 def _split(config: JobConfig, start: _Split, n_frozen: int, limit: int) -> _Split | None:

@@ -38,13 +38,18 @@ class Pipeline:
     last_step: int | None = None
     microbatch: int | None = None
 
+    @property
+    def n_ranks(self) -> int:
+        """Of one copy."""
+        return len(self.split)
+
     def __str__(self) -> str:
         """Return it in words."""
         layers = ",".join(map(str, self.split))
         copies = "" if self.n_replicas == 1 else f", {self.n_replicas} of them side by side"
         size = "" if self.microbatch is None else f", with microbatches of {self.microbatch}"
         end = "" if self.last_step is None else f", up to step {self.last_step}"
-        return f"in a pipeline of {len(self.split)} ranks with {layers} layers{copies}{size}{end}"
+        return f"in a pipeline of {self.n_ranks} ranks with {layers} layers{copies}{size}{end}"
 
     def moved(self, config: JobConfig) -> JobConfig:
         """Return the configuration that a run goes on with that began with ``config``.
@@ -70,7 +75,7 @@ class Pipeline:
             config,
             parallelism=replace(
                 parallelism,
-                pipeline_parallel_degree=len(self.split),
+                pipeline_parallel_degree=self.n_ranks,
                 module_fqns_per_model_part=modules_of_split(self.split),
                 data_parallel_shard_degree=shards if shards < 0 else shards * n,
                 pipeline_parallel_microbatch_size=self.microbatch

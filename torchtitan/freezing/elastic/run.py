@@ -132,6 +132,7 @@ class ElasticRun:
     def _tell(self, trainer: Leaving, started: float) -> None:
         """Say and write down what the run has moved to, once it is there."""
         seconds, step = time.perf_counter() - started, trainer.step + 1
+        trainer.device_seconds += seconds * dist.get_world_size()
         trainer.metrics_processor.note_move(step, self._n_frozen, self._form.split, seconds)
         logger.info(
             "Frozen layers: %d; the run goes on %s, from step %d, after %.1f s",

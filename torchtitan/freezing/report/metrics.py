@@ -176,14 +176,15 @@ class FreezingMetricsProcessor(MetricsProcessor):
         self._output.recorder.end_step(step, seconds, n_tokens)
         self._output.progress.end_step(step, seconds, self._controller)
 
-    def end_run(self, ended_early: str | None = None) -> None:
+    def end_run(self, ended_early: str | None = None, device_seconds: float | None = None) -> None:
         """Gather what is still out, write the summary and show the report.
 
         Args:
             ended_early: Why the run ends before its last step; None if it does not.
+            device_seconds: Of the whole run, parts before this one included.
         """
         self._note_peak_memory()
-        summary, counts, text = self._output.recorder.end(ended_early)
+        summary, counts, text = self._output.recorder.end(ended_early, device_seconds)
         self._output.progress.close()
         if self._output.tensorboard is not None and self._output.is_shown:
             self._output.tensorboard.log_summary(summary)

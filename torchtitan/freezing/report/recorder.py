@@ -36,7 +36,12 @@ from torchtitan.freezing.report.losses import LossCurve, add_accuracies, read_re
 from torchtitan.freezing.report.move_record import MoveRecord
 from torchtitan.freezing.report.page import render_page
 from torchtitan.freezing.report.run_folder import REPORT, OutputGuard, number_former
-from torchtitan.freezing.report.run_record import RunRecord, with_convergence, with_utilization
+from torchtitan.freezing.report.run_record import (
+    RunRecord,
+    with_convergence,
+    with_cost,
+    with_utilization,
+)
 from torchtitan.freezing.report.step_record import StepRecord
 from torchtitan.freezing.report.tensorboard import elastic_metrics, logged_metrics
 from torchtitan.freezing.report.text import render_report
@@ -307,11 +312,14 @@ class RunRecorder:
                 self._loss_curve.add_train(step, self.record.seconds, self._logged_loss)
         self._logged_loss = None
 
-    def end(self, ended_early: str | None) -> tuple[RunSummary, list[FrozenCount], str]:
+    def end(
+        self, ended_early: str | None, device_seconds: float | None = None
+    ) -> tuple[RunSummary, list[FrozenCount], str]:
         """Gather what is still out and write all but the page; every rank comes here.
 
         Args:
             ended_early: Why the run ends before its last step; None if it does not.
+            device_seconds: Of the whole run, parts before this one included.
 
         Returns:
             The summary, how often each tensor was frozen, and the short report.
@@ -340,6 +348,8 @@ class RunRecorder:
             n_moves, seconds = len(self._moves.timed()), self._moves.seconds
             summary = replace(summary, moves=n_moves, moves_seconds=seconds)
         summary = replace(summary, ended_early=ended_early)
+        if device_seconds is not None and self._emulation is None:
+            summary = with_cost(summary, device_seconds, self._config.report.device_hour_price)
         text = render_report(summary, self._folder, self._moves.timed())
         self._write("summary.json", summary_to_json(summary))
         self._write(REPORT, text)

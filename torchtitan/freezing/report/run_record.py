@@ -294,6 +294,18 @@ def with_utilization(summary: RunSummary, flops_per_token: float, peak_flops: fl
     )
 
 
+def with_cost(summary: RunSummary, device_seconds: float, price: float) -> RunSummary:
+    """Return ``summary`` with what the run's devices were used for so long, and cost.
+
+    Args:
+        summary: The run so far.
+        device_seconds: Of the whole run.
+        price: Of a device in an hour; 0 where it is not known.
+    """
+    cost = price * device_seconds / 3600 if price else None
+    return replace(summary, device_seconds=device_seconds, cost=cost)
+
+
 def _time_to_loss(summary: RunSummary, kappa: float | None) -> float | None:
     """Return the estimated time to a loss; by the planned batches where no step was measured.
 

@@ -33,6 +33,7 @@ def render_report(summary: RunSummary, run_folder: Path, moves: Sequence[TimedMo
         ),
         **(_unfrozen_run(clock) if summary.method == "none" else _frozen_run(clock)),
         **_moves(summary, moves),
+        "cost": _known("{:,.2f} for {:,.1f} device-seconds", summary.cost, summary.device_seconds),
         "MFU": _utilization(summary),
         "as run on one device": _on_one_device(summary),
         "validation loss": _known("{:.4f}", summary.validation_loss),

@@ -176,6 +176,10 @@ ERRORS: list[tuple[dict[str, Any], list[str]]] = [
         {"freezing__first_stage": "half"},
         ["freezing.first_stage is 'half'", "known: all_or_nothing, per_tensor"],
     ),
+    (
+        {"report__device_hour_price": -0.5},
+        ["report.device_hour_price is -0.5; it must be 0.0 or more"],
+    ),
     ({"freezing__seed": -1}, ["freezing.seed is -1", "must be 0 or more"]),
     (
         {"freezing__solver_time_limit_s": 0.0},

@@ -6,8 +6,10 @@ import pytest
 
 from tests.torchtitan.freezing.elastic.test_packing import packing
 from tests.torchtitan.helpers.job_configs import errors
+from timelyfreeze.cli.part import NEXT
 from timelyfreeze.settings import CacheSettings, ElasticSettings, PackingSettings
 from torchtitan.freezing.checks import check
+from torchtitan.freezing.config import JobConfig
 
 
 @pytest.mark.parametrize("method", ["fixed", "autofreeze", "pipetransformer", "egeria"])
@@ -112,5 +114,52 @@ def test_the_largest_batch_is_not_below_that_of_the_start() -> None:
 
 
 def test_settings_are_looked_at() -> None:
-    [line] = errors(packing(PackingSettings("efficiency")))
-    assert line.startswith("freezing.packing.mode is 'efficiency'; a run cannot give back")
+    [line] = errors(packing(PackingSettings("small")))
+    assert line.startswith("freezing.packing.mode is 'small'; known: ")
+
+
+def efficiency(**changes: Any) -> JobConfig:
+    return packing(PackingSettings("efficiency"), **{"checkpoint__enable": True, **changes})
+
+
+@pytest.mark.parametrize("method", ["fixed", "autofreeze", "pipetransformer", "egeria"])
+def test_what_goes_on_with_fewer_ranks(method: str) -> None:
+    check(efficiency(freezing__method=method))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told", "needed"),
+    [
+        ("enable", False, "false", "true"),
+        ("load_only", True, "true", "false"),
+        ("load_step", 4, "4", "-1"),
+        ("exclude_from_loading", ["freezing"], '["freezing"]', "[]"),
+    ],
+)
+def test_fewer_processes_need_all_of_the_last_checkpoint(
+    key: str, value: Any, told: str, needed: str
+) -> None:
+    assert errors(efficiency(**{f"checkpoint__{key}": value})) == [
+        f"freezing.packing.mode is 'efficiency', and checkpoint.{key} is {told}; fewer processes "
+        f"go on from all of the last checkpoint, so it must be {needed}"
+    ]
+
+
+def test_fewer_processes_need_somebody_who_starts_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(NEXT, raising=False)
+    job_config = efficiency()
+    check(job_config)  # nothing has been started
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "1")
+    assert errors(job_config) == [
+        "freezing.packing.mode is 'efficiency', and the run was started by torchrun alone, which "
+        "would not start it again with fewer processes; start it by `timelyfreeze train` or "
+        "run_train.sh"
+    ]
+    monkeypatch.setenv(NEXT, "next_part.json")
+    check(job_config)
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+    assert errors(job_config) == [
+        "freezing.packing.mode is 'efficiency', and the run has 2 nodes, which cannot be given "
+        "back; start it on one"
+    ]

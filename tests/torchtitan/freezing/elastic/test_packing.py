@@ -11,7 +11,12 @@ from timelyfreeze.settings import PackingSettings
 from torchtitan.freezing.checks import check
 from torchtitan.freezing.config import JobConfig, stage_modules
 from torchtitan.freezing.elastic.form import Moment, Pace
-from torchtitan.freezing.elastic.packing import PackedBatch, first_batch, packed_batch
+from torchtitan.freezing.elastic.packing import (
+    PackedBatch,
+    fewest_ranks,
+    first_batch,
+    packed_batch,
+)
 from torchtitan.freezing.memory.cuts import CutMemory
 from torchtitan.freezing.memory.estimate import estimate_memory
 
@@ -42,8 +47,8 @@ def test_a_run_begins_as_it_is_configured() -> None:
     assert first_batch(packing(training__global_batch_size=-1)).rows == 8
 
 
-def splits() -> list[tuple[int, ...]]:
-    ends = [(0, *inner, N_LAYERS) for inner in combinations(range(1, N_LAYERS), 3)]
+def splits(n_ranks: int = 4) -> list[tuple[int, ...]]:
+    ends = [(0, *inner, N_LAYERS) for inner in combinations(range(1, N_LAYERS), n_ranks - 1)]
     return [tuple(b - a for a, b in pairwise(each)) for each in ends]
 
 
@@ -70,6 +75,34 @@ def test_it_is_the_largest_batch_that_some_cut_has_room_for(schedule: str, n_fro
     if found.packing.factor > 1:
         assert fullest(found.packing.factor, found.split) <= limit
     else:
+        assert found.split == START
+
+
+@pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
+@pytest.mark.parametrize("n_frozen", [0, 6, 8])
+def test_it_is_the_shortest_pipeline_that_some_cut_has_room_in(
+    schedule: str, n_frozen: int
+) -> None:
+    """Every cut of the model is tried."""
+    changes = {
+        "parallelism__pipeline_parallel_schedule": schedule,
+        "parallelism__pipeline_parallel_microbatch_size": 4,
+        "training__local_batch_size": 16,
+        "training__seq_len": 128,
+    }
+    job_config = packing(PackingSettings("efficiency"), **changes)
+    limit = max(rank.total for rank in estimate_memory(job_config))
+
+    def fits(n_ranks: int) -> bool:
+        changed = packing(**changes, parallelism__pipeline_parallel_degree=n_ranks)
+        memory = CutMemory(changed, N_LAYERS)
+        return any(memory.of_fullest(split, n_frozen) <= limit for split in splits(n_ranks))
+
+    found = fewest_ranks(job_config, n_frozen)
+    assert found.n_ranks == min([n for n in (2, 3) if n_frozen and fits(n)], default=4)
+    memory = CutMemory(found.moved(job_config), N_LAYERS)
+    assert memory.of_fullest(found.split, n_frozen) <= limit
+    if found.n_ranks == 4:
         assert found.split == START
 
 

@@ -9,6 +9,8 @@ from tests.torchtitan.helpers.summaries import make_summary
 from timelyfreeze.records.counts import FrozenCount
 from torchtitan.freezing.config.job_config import JobConfig
 from torchtitan.freezing.report.page import render_page
+from torchtitan.freezing.report.run_record import with_cost
+from torchtitan.freezing.report.text import render_report
 
 MEASURED: dict[str, Any] = {
     "steps_done": 100,
@@ -97,8 +99,21 @@ def test_a_run_with_freezing(tmp_path: Path) -> None:
 def test_device_seconds_are_those_of_all_devices(tmp_path: Path) -> None:
     rows = rows_of(page_of(tmp_path, **MEASURED))
     assert rows["device-seconds: that times 4 devices"] == "4,938.0"
+    assert not any("whole run" in label or "cost" in label for label in rows), "nobody asked"
     emulated = page_of(tmp_path, **MEASURED, emulated_ranks=4)
     assert "device-seconds" not in emulated
+
+
+def test_a_run_of_several_parts_has_device_seconds_and_cost_of_all(tmp_path: Path) -> None:
+    """4 devices for 1,234.5 s after a part of 8 for 1,000 s, at 3.6 an hour."""
+    summary = with_cost(make_summary(**MEASURED, outside_ms=5.0), 4 * 1234.5 + 8 * 1000.0, 3.6)
+    rows = rows_of(render_page(summary, {}, tmp_path))
+    assert rows["device-seconds of the whole run, moves and restarts included"] == "12,938.0"
+    assert rows["cost of these"] == "12.94"
+    assert "\ncost                     12.94 for 12,938.0 device-seconds\n" in render_report(
+        summary, tmp_path
+    )
+    assert with_cost(summary, 1.0, 0.0).cost is None
 
 
 def test_kappa_of_batches_stands_beside_eq_50(tmp_path: Path) -> None:
