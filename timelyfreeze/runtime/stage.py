@@ -351,9 +351,10 @@ class FreezingStage(EnteringStage):
         return self.recorder.measure(Action(self.stage_index, kind, microbatch))
 
     def _watch_embedding(self) -> None:
-        named = getattr(self.submod, EMBEDDING, None)  # of patches too, which are no nn.Embedding
-        embeddings: list[nn.Module] = [
-            m for m in self.submod.modules() if m is named or isinstance(m, nn.Embedding)
+        embeddings = [
+            module
+            for name, module in self.submod.named_modules()
+            if name == EMBEDDING or isinstance(module, nn.Embedding)  # of patches, or of tokens
         ]
         if not embeddings:
             raise ValueError(
