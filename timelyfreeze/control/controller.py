@@ -29,12 +29,13 @@ from timelyfreeze.control.collected import (
     RankMetrics,
     collected,
 )
+from timelyfreeze.control.known import KnownPlan
 from timelyfreeze.control.masks import BatchMasks, units_of
 from timelyfreeze.control.phase_log import PhaseLog
 from timelyfreeze.control.plans.planner import Planner, TransferMeter
 from timelyfreeze.control.policy_checks import PolicyChecks
 from timelyfreeze.control.state import FreezingState
-from timelyfreeze.planning import FreezePlan, Solution, SolverChoices
+from timelyfreeze.planning import FreezePlan, Solution
 from timelyfreeze.records import FrozenCount
 from timelyfreeze.runtime import (
     ActionRecorder,
@@ -47,12 +48,12 @@ from timelyfreeze.runtime import (
     UpdateMeter,
     frozen_counts,
 )
-from timelyfreeze.schedule import Action, PipelineDag, ScheduleOrder
+from timelyfreeze.schedule import ScheduleOrder
 from timelyfreeze.settings import FreezeSettings, Phase
 from timelyfreeze.timing import DurationBounds
 
 
-class FreezeController:
+class FreezeController(KnownPlan):
     """Applies a freezing method to the pipeline stages of one rank.
 
     The trainer calls, in every step::
@@ -160,61 +161,9 @@ class FreezeController:
     # -- what is known -----------------------------------------------------------------------------
 
     @property
-    def plans(self) -> bool:
-        """Whether the method measures times and plans by them."""
-        return self._planner is not None
-
-    @property
-    def order(self) -> ScheduleOrder:
-        """The order that ran while monitoring; before, the declared one."""
-        return self._in_force.order
-
-    @property
-    def dag(self) -> PipelineDag:
-        """The graph of ``order``."""
-        return self._in_force.dag
-
-    @property
-    def plan(self) -> FreezePlan | None:
-        """The plan, once solved."""
-        return self._in_force.plan
-
-    @property
-    def bounds(self) -> DurationBounds | None:
-        """What the plan was solved from."""
-        return self._in_force.bounds
-
-    @property
-    def predicts_for(self) -> str:
-        """What ranks predictions are for, in words."""
-        return self._in_force.predicts_for
-
-    @property
-    def solver_choices(self) -> SolverChoices | None:
-        """What plans are solved under; None if the method does not plan."""
-        return None if self._planner is None else self._planner.choices
-
-    @property
-    def failure(self) -> str | None:
-        """Why there is no plan, if solving failed."""
-        return None if self._planner is None else self._planner.failure
-
-    @property
-    def phase(self) -> Phase:
-        """The phase of the current step."""
-        if self._in_force.is_off(self._step):
-            return Phase.OFF
-        return self.settings.phases.phase(self._step)
-
-    @property
     def entered_phase(self) -> Phase | None:
         """The phase of the last step that was begun; None before the first one."""
         return self._phase
-
-    @property
-    def switched_off(self) -> str | None:
-        """Since when and why nothing is frozen although there is a plan; None while it is."""
-        return self._in_force.switched_off
 
     @property
     def settled_front(self) -> int:
@@ -224,13 +173,6 @@ class FreezeController:
         it was: a plan is to be used before the run moves on.
         """
         return self._settled_front
-
-    @property
-    def plan_missing(self) -> bool:
-        """Whether the current step should freeze by a plan but there is none, nor will be."""
-        if self._planner is None or self._planner.is_solving:
-            return False
-        return self.phase in (Phase.RAMP, Phase.STABLE) and self.plan is None
 
     # -- the step ----------------------------------------------------------------------------------
 
@@ -363,35 +305,7 @@ class FreezeController:
             if part is not None:
                 part.close()
 
-    # -- what to freeze ----------------------------------------------------------------------------
-
-    def planned_ratio(self, action: Action) -> float:
-        """Return the fraction in [0, 1] of a backward's parameters to freeze in the current step.
-
-        It follows from the plan and Eq. 9, or is what a policy chose that decides alone.
-
-        Raises:
-            ValueError: If the plan does not know the action.
-        """
-        if self.plans:
-            return self._in_force.ratio(action, self._step)
-        if self.checks is None or self.phase is Phase.WARMUP:
-            return 0.0
-        return self.checks.frozen_ratio(action.stage)
-
     # -- metrics -----------------------------------------------------------------------------------
-
-    def expected_stage_ratios(self) -> dict[int, float]:
-        """Return for every stage the mean planned ratio of its backwards in the current step."""
-        sums: dict[int, list[float]] = {}
-        for action in self.dag.actions:
-            if action.kind.freezable:
-                sums.setdefault(action.stage, []).append(self.planned_ratio(action))
-        return {stage: sum(ratios) / len(ratios) for stage, ratios in sorted(sums.items())}
-
-    def expected_batch_ms(self) -> float | None:
-        """Predict the time of a batch under the current step's ratios, ms; None without bounds."""
-        return self._in_force.expected_batch_ms(self._step)
 
     def collect(self, gradient_scale: float | None = None) -> CollectedMetrics:
         """Exchange what was measured since the last call.
