@@ -86,14 +86,15 @@ class SharedHostClock:
         return end[0] - start[0]
 
 
-class LoneHostClock(SharedHostClock):
+class LoneHostClock(HostClock):
     """A CPU clock for the actions of all ranks, run one at a time by the one thread of a process.
 
-    Work is processor time here too, so that other processes of the machine do not count; what lies
-    between two actions belongs to none of the ranks.
+    It has the process's processor time alone, so that other processes of the machine do not count.
     """
 
-    gaps_are_work = False
+    def mark(self) -> float:
+        """Return the processor time in milliseconds."""
+        return time.process_time() * 1e3
 
 
 class CudaClock:

@@ -30,6 +30,7 @@ from timelyfreeze.emulation import EmulatedController, EmulatedRecorder
 from timelyfreeze.policies import NONE, FreezePolicy, parse_method
 from timelyfreeze.runtime import (
     ActionRecorder,
+    Clock,
     OutsideClock,
     adopt_stages,
     clock_for,
@@ -77,6 +78,7 @@ class FreezingTrainer(Trainer):
     job_config: JobConfig
     controller: FreezeController | None = None
     recorder: ActionRecorder | None = None
+    emulation: EmulationRecord | None = None
 
     def __init__(self, job_config: JobConfig) -> None:
         name_arguments(toml_key)
@@ -89,12 +91,13 @@ class FreezingTrainer(Trainer):
         optimizers = self._optimizer_clock() if emulates else None
         if freezes:
             self._build_controller(optimizers)
-        emulation = None if optimizers is None else self._emulation_record(optimizers)
+        if optimizers is not None:
+            self.emulation = self._emulation_record(optimizers)
         self.checkpointer.settings = job_config.to_dict()
         timeout = timedelta(seconds=job_config.comm.init_timeout_seconds)
         self._stop = StopRequest(timeout) if job_config.comm.mode == "default" else None
         self._steps_done: int | None = None
-        self.metrics_processor.begin_run(self.controller, emulation, self.output)
+        self.metrics_processor.begin_run(self.controller, self.emulation, self.output)
 
     def init_distributed(self) -> ParallelDims:
         """Set up the process groups, then let only the rank that has the loss talk."""
@@ -113,9 +116,7 @@ class FreezingTrainer(Trainer):
         """Put clocks on the stages of this process, and run each batch between masks."""
         emulates = self.job_config.emulation.enable
         self._n_processors = self._shared_processors()
-        # With several threads processor time says little about how long an action takes.
-        lone = emulates and torch.get_num_threads() == 1
-        clock = clock_for(self.device, shared=self._n_processors is not None, lone=lone)
+        clock = self._clock()
         self.recorder = (
             EmulatedRecorder(clock, self._declared_order()) if emulates else ActionRecorder(clock)
         )
@@ -123,6 +124,11 @@ class FreezingTrainer(Trainer):
         settings = freeze_settings(self.job_config.freezing) if freezes else None
         attach_clocks(adopt_stages(stages_of(self.pp_schedule)), self.recorder, settings)
         run_batches_in(self.pp_schedule, self._one_batch, self.recorder.measure_more)
+
+    def _clock(self) -> Clock:
+        # With several threads processor time says little about how long an action takes.
+        lone = self.job_config.emulation.enable and torch.get_num_threads() == 1
+        return clock_for(self.device, shared=self._n_processors is not None, lone=lone)
 
     def _declared_order(self) -> ScheduleOrder:
         """Return the order of the pipeline's ranks, of which an emulation runs a merged one."""
@@ -137,9 +143,7 @@ class FreezingTrainer(Trainer):
 
     def _optimizer_clock(self) -> OptimizerClock:
         order = self._declared_order()
-        return OptimizerClock(
-            self.optimizers.optimizers, order.stage_to_rank, clock_for(self.device)
-        )
+        return OptimizerClock(self.optimizers.optimizers, order.stage_to_rank, self._clock())
 
     def _build_controller(self, optimizers: OptimizerClock | None) -> None:
         freezing, emulates = self.job_config.freezing, self.job_config.emulation.enable
@@ -234,6 +238,8 @@ class FreezingTrainer(Trainer):
     def train_step(self, data_iterator: Iterator[_Batch]) -> None:
         """Run one optimizer step in its phase."""
         started = time.perf_counter()
+        if self.emulation is not None:
+            self.emulation.begin_step()
         tokens_before = self.ntokens_seen
         if self.controller is not None:
             self.controller.begin_step(self.step)

@@ -21,13 +21,13 @@ class OptimizerClock:
     Args:
         optimizers: One for each stage, in the order of stages.
         stage_to_rank: Rank that would hold each.
-        clock: Takes the marks.
+        clock: Takes the marks, those of whole steps as well; of the kind that times the batches.
     """
 
     def __init__(
         self, optimizers: Sequence[Optimizer], stage_to_rank: Sequence[int], clock: Clock
     ) -> None:
-        self._clock = clock
+        self.clock = clock
         self._marks: list[tuple[int, Any, Any]] = []
         self._began: Any = None
         for optimizer, rank in zip(optimizers, stage_to_rank, strict=True):
@@ -35,11 +35,11 @@ class OptimizerClock:
             optimizer.register_step_post_hook(self._end_of(rank))
 
     def _begin(self, *_: Any) -> None:
-        self._began = self._clock.mark()
+        self._began = self.clock.mark()
 
     def _end_of(self, rank: int) -> Callable[..., None]:
         def end(*_: Any) -> None:
-            self._marks.append((rank, self._began, self._clock.mark()))
+            self._marks.append((rank, self._began, self.clock.mark()))
 
         return end
 
@@ -56,8 +56,8 @@ class OptimizerClock:
         """Return how much longer the optimizers took one by one than the slowest rank's alone."""
         by_rank: dict[int, float] = {}
         for rank, start, end in marks:
-            self._clock.wait(end)
-            by_rank[rank] = by_rank.get(rank, 0.0) + self._clock.elapsed_ms(start, end)
+            self.clock.wait(end)
+            by_rank[rank] = by_rank.get(rank, 0.0) + self.clock.elapsed_ms(start, end)
         return sum(by_rank.values()) - max(by_rank.values(), default=0.0)
 
 
@@ -68,15 +68,13 @@ class EmulatedStep:
     Attributes:
         phase: Phase of the step; None without freezing.
         n_tokens: Tokens it learned from.
-        real_ms: What it took here, milliseconds.
-        virtual_ms: The same with virtual batches in place of those that ran here, and with the
-            slowest rank's optimizer in place of all.
+        virtual_ms: What it took here, milliseconds, with virtual batches in place of those that ran
+            here, and with the slowest rank's optimizer in place of all.
         batches: Its batches.
     """
 
     phase: Phase | None
     n_tokens: int
-    real_ms: float
     virtual_ms: float
     batches: tuple[EmulatedBatch, ...]
 
@@ -109,7 +107,10 @@ class EmulationRecord:
         self._n_ranks = n_ranks
         self._batches_per_step = batches_per_step
         self._batches: list[EmulatedBatch] = []
-        self._ended: list[tuple[Phase | None, float, int, list[tuple[int, Any, Any]]]] = []
+        self._began: Any = None
+        self._ended: list[
+            tuple[Phase | None, tuple[Any, Any], int, list[tuple[int, Any, Any]]]
+        ] = []
         self._steps: list[EmulatedStep] = []
         self._n_shown = 0
         self._n_taken = 0
@@ -129,9 +130,14 @@ class EmulationRecord:
         self._n_former = len(self._steps)
         self._n_first = former._n_first or self._n_former
 
-    def add_step(self, phase: Phase | None, seconds: float, n_tokens: int) -> None:
-        """Take note of a finished step."""
-        self._ended.append((phase, 1e3 * seconds, n_tokens, self._optimizers.take_marks()))
+    def begin_step(self) -> None:
+        """Take note that a step begins."""
+        self._began = self._optimizers.clock.mark()
+
+    def end_step(self, phase: Phase | None, n_tokens: int) -> None:
+        """Take note that the step has ended."""
+        span = self._began, self._optimizers.clock.mark()
+        self._ended.append((phase, span, n_tokens, self._optimizers.take_marks()))
 
     def collect(self) -> None:
         """Read the recorder and complete the steps all of whose batches are known.
@@ -142,12 +148,13 @@ class EmulationRecord:
         self._batches.extend(self._recorder.take_batches())
         n = self._batches_per_step
         while self._ended and len(self._batches) >= n:
-            (phase, real_ms, n_tokens, marks), *self._ended = self._ended
+            (phase, (began, ended), n_tokens, marks), *self._ended = self._ended
             mine, self._batches = tuple(self._batches[:n]), self._batches[n:]
-            ran_ms = sum(batch.real_ms for batch in mine)
-            outside_ms = real_ms - ran_ms - self._optimizers.waited_ms(marks)
+            self._optimizers.clock.wait(ended)
+            real_ms = self._optimizers.clock.elapsed_ms(began, ended)
+            outside_ms = real_ms - sum(b.real_ms for b in mine) - self._optimizers.waited_ms(marks)
             virtual_ms = outside_ms + self._slowest_ms(mine)
-            self._steps.append(EmulatedStep(phase, n_tokens, real_ms, virtual_ms, mine))
+            self._steps.append(EmulatedStep(phase, n_tokens, virtual_ms, mine))
 
     def _slowest_ms(self, batches: Sequence[EmulatedBatch]) -> float:
         """Return how long the slowest replica takes for its batches; they take turns."""

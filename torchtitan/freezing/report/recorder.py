@@ -305,7 +305,7 @@ class RunRecorder:
         if self._front is not None:
             self._front.end_step(None if checks is None else checks.decision)
         if self._emulation is not None:
-            self._emulation.add_step(phase, seconds, n_tokens)
+            self._emulation.end_step(phase, n_tokens)
         # A loss is logged before its step has ended and its time is known.
         if self._loss_curve is not None and self._logged_loss is not None:
             with self._guard.writing():

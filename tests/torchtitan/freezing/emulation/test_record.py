@@ -66,9 +66,12 @@ class Run:
         self.recorder.waiting += [EmulatedBatch(*batch) for batch in batches]
 
     def end_step(self, seconds: float, phase: Phase | None = None, n_tokens: int = 100) -> None:
+        self.record.begin_step()
+        ends_ms = self.clock.now_ms + 1e3 * seconds
         for optimizer in self.optimizers:
             optimizer.step()
-        self.record.add_step(phase, seconds, n_tokens)
+        self.clock.now_ms = ends_ms
+        self.record.end_step(phase, n_tokens)
 
     def step(self, virtual_ms: float, real_ms: float, **step: Any) -> None:
         self.batches((virtual_ms, real_ms))
