@@ -22,7 +22,9 @@ WHAT = {
 }
 NUMBERS = [f"{name}_{part}" for name in WHAT for part in ("ms_predicted", "ms_measured", "error")]
 NUMBERS += ["step_gain_predicted", "step_gain_measured"]
-COLUMNS = [*SETTING, *NUMBERS, "folder", "failure"]
+# Of the batch with freezing: what 9 of 10 lie within, and whether this one does (1 or 0).
+INTERVAL = ["interval_factor", "in_interval"]
+COLUMNS = [*SETTING, *NUMBERS, *INTERVAL, "folder", "failure"]
 
 
 def excess(value: float | None, base: float | None) -> float | None:
@@ -65,6 +67,12 @@ def metrics_of(run: Run) -> dict[str, Any]:
         metrics[f"{name}_error"] = excess(measured_ms, predicted_ms)
     for i, part in enumerate(("predicted", "measured")):
         metrics[f"step_gain_{part}"] = excess(pairs["step_unfrozen"][i], pairs["step"][i])
+    factor, error = summary.interval_factor, metrics["batch_error"]
+    known = factor is not None and error is not None
+    metrics["interval_factor"] = factor
+    metrics["in_interval"] = (
+        None if factor is None or error is None else 1.0 / factor <= 1.0 + error <= factor
+    )
     return metrics | {"folder": str(run.folder), "failure": summary.failure}
 
 
@@ -93,7 +101,7 @@ def collect(found: FoundRuns) -> tuple[pd.DataFrame, list[str]]:
             continue
         if rows[-1]["failure"] is not None:
             problems.append(f"no plan: {run.folder}: {rows[-1]['failure']}")
-    runs = pd.DataFrame(rows, columns=COLUMNS).astype(dict.fromkeys(NUMBERS, float))
+    runs = pd.DataFrame(rows, columns=COLUMNS).astype(dict.fromkeys([*NUMBERS, *INTERVAL], float))
     return runs.sort_values([*SETTING, "folder"], key=_sort_key, ignore_index=True), problems
 
 
@@ -109,12 +117,17 @@ def render_table(runs: pd.DataFrame, problems: Iterable[str], head: str) -> str:
     titles = ["pipeline", "schedule", "r_max", "runs"]
     for title in WHAT.values():
         titles += [f"{title}, ms: predicted", "measured", "error"]
-    titles += ["gain predicted", "measured"]
+    titles += ["gain predicted", "measured", "batch with in its interval"]
     settings = [
-        [pipeline, schedule, f"{cap:g}", str(len(group)), *(_spread(group[n]) for n in NUMBERS)]
+        [
+            *(pipeline, schedule, f"{cap:g}", str(len(group))),
+            *(_spread(group[n]) for n in NUMBERS),
+            _share(group["in_interval"]),
+        ]
         for (pipeline, schedule, cap), group in runs.groupby(SETTING, sort=False)
     ]
     names = ["pipeline", "what", "runs", "median", "worst", "worst in", "within 3%"]
+    names.append("in the stated interval")
     lines = [head.rstrip(), "", markdown_table(titles, settings)]
     lines += ["", "Errors without their sign, over all runs:", ""]
     lines.append(markdown_table(names, _errors(runs)))
@@ -130,7 +143,8 @@ def _errors(runs: pd.DataFrame) -> list[list[str]]:
             if not errors.empty:
                 worst = mine.loc[errors.abs().idxmax()]
                 where = f"{worst['schedule']}, r_max {worst['max_freeze_ratio']:g}"
-                rows.append([pipeline, title, *error_cells(errors, where)])
+                inside = _share(mine["in_interval"]) if name == "batch" else "-"
+                rows.append([pipeline, title, *error_cells(errors, where), inside])
     return rows
 
 
@@ -139,6 +153,11 @@ def error_cells(errors: pd.Series[float], where: str | None = None) -> list[str]
     sizes = errors.abs()
     cells = [str(len(errors)), f"{sizes.median():.1%}", f"{errors[sizes.idxmax()]:+.1%}"]
     return [*cells, *([where] if where else []), f"{(sizes <= 0.03).sum()} of {len(errors)}"]
+
+
+def _share(column: pd.Series[float]) -> str:
+    known = column.dropna()
+    return "-" if known.empty else f"{known.sum():.0f} of {len(known)}"
 
 
 def _spread(column: pd.Series[float]) -> str:

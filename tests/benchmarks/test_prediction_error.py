@@ -216,6 +216,7 @@ def test_a_row_by_hand(tmp_path: Path) -> None:
         "step with, ms error": "+2.0%",
         "gain predicted": "+22.4%",
         "gain measured": "+20.0%",
+        "batch with in its interval": "-",
     }
     assert [(e["what"], e["median"], e["worst"], e["within 3%"]) for e in errors] == [
         ("batch without freezing", "10.0%", "+10.0%", "0 of 1"),
@@ -254,6 +255,19 @@ def test_repeats_fraction_a_row_and_the_worst_of_them_is_named(tmp_path: Path) -
     assert (batch["runs"], batch["median"], batch["worst"]) == ("4", "2.0%", "-5.0%")
     assert batch["worst in"] == "1F1B, r_max 0.8"
     assert batch["within 3%"] == "3 of 4"
+
+
+def test_batches_in_their_stated_interval_are_counted(tmp_path: Path) -> None:
+    # 100 / 1.1 = 90.9 ms; the last run states none.
+    for i, (batch_ms, factor) in enumerate(((91.0, 1.1), (90.0, 1.1), (111.0, 1.1), (109.0, None))):
+        timed = {"batch_ms_predicted": 100.0, "batch_ms": batch_ms, "interval_factor": factor}
+        write(tmp_path / f"a{i}", **timed)
+    write(tmp_path / "b", cap=0.3, interval_factor=1.01)
+    (rows, errors), _ = rows_of(tmp_path)
+    assert [row["batch with in its interval"] for row in rows] == ["1 of 1", "1 of 3"]
+    inside = {row["what"]: row["in the stated interval"] for row in errors}
+    assert inside["batch with"] == "2 of 4"
+    assert {inside[what] for what in inside if what != "batch with"} == {"-"}
 
 
 def test_what_is_missing_is_said_and_not_made_up(tmp_path: Path) -> None:
