@@ -38,7 +38,6 @@ def test_what_one_gpu_can_do(tmp_path: Path) -> None:
         "--small",
         "--output",
         str(tmp_path),
-        "paper_1b",
         "paper_8b",
         "tests",
         "sampling",
@@ -55,18 +54,33 @@ def test_what_one_gpu_can_do(tmp_path: Path) -> None:
         assert [row.split(" | ")[:2] for row in table.splitlines()[5:]] == [
             [f"| {schedule}", method] for schedule in SCHEDULES for method in METHODS
         ]
-    for number in (1, 4):
-        lines = (tmp_path / f"paper/table_{number}.md").read_text().splitlines()
-        rows = [line for line in lines if " | timelyfreeze | " in line]
-        assert rows[-1].startswith("| ZBVZeroBubble | timelyfreeze | ")
-    small = {"emulate": ("1F1B", "ZBVZeroBubble")}
-    small |= {f"paper/default_{config}": ("ZBVZeroBubble",) for config in CONFIGS}
-    for folder, schedules in small.items():
-        table = (tmp_path / folder / "prediction.md").read_text()
-        for schedule in schedules:
-            (row,) = [line for line in table.splitlines() if f"4 ranks | {schedule} |" in line]
-            assert "| - |" not in row, "predicted and measured, all of them"
-    assert done.stdout.count("emulated in one process") == 2
+    assert_paper_runs(tmp_path, done.stdout, 1, CONFIGS[1])
+    for schedule in ("1F1B", "ZBVZeroBubble"):
+        assert_predicted(tmp_path / "emulate", schedule)
+
+
+@needs_environment
+@pytest.mark.long
+@pytest.mark.timeout(2500)
+def test_the_papers_smaller_model(tmp_path: Path) -> None:
+    done = gpu_checks("--small", "--output", str(tmp_path), "paper_1b")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert_paper_runs(tmp_path, done.stdout, 4, CONFIGS[0])
+
+
+def assert_paper_runs(output: Path, said: str, number: int, config: str) -> None:
+    lines = (output / f"paper/table_{number}.md").read_text().splitlines()
+    rows = [line for line in lines if " | timelyfreeze | " in line]
+    assert rows[-1].startswith("| ZBVZeroBubble | timelyfreeze | ")
+    assert said.count("emulated in one process") == 1
+    assert_predicted(output / f"paper/default_{config}", "ZBVZeroBubble")
+
+
+def assert_predicted(output: Path, schedule: str) -> None:
+    """All that is predicted was measured; an interval, the last cell, may be too wide to tell."""
+    table = (output / "prediction.md").read_text()
+    (row,) = [line for line in table.splitlines() if f"4 ranks | {schedule} |" in line]
+    assert "-" not in row.strip("| ").split(" | ")[:-1]
 
 
 @needs_environment

@@ -6,7 +6,6 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -19,37 +18,21 @@ from torchtitan.distributed import utils as titan_dist
 from torchtitan.tools.logging import logger
 from torchtitan.train import Trainer
 
-from timelyfreeze.control import (
-    FreezeController,
-    attach_clocks,
-    build_controller,
-    processors_of,
-)
+from timelyfreeze.control import FreezeController, processors_of
 from timelyfreeze.control.caching import Row, token_digest
-from timelyfreeze.emulation import EmulatedController, EmulatedRecorder
-from timelyfreeze.policies import NONE, FreezePolicy, parse_method
-from timelyfreeze.runtime import (
-    ActionRecorder,
-    Clock,
-    OutsideClock,
-    adopt_stages,
-    clock_for,
-    read_order,
-    run_batches_in,
-    stages_of,
-)
-from timelyfreeze.schedule import ScheduleOrder
-from timelyfreeze.settings import TENSORS, name_arguments
+from timelyfreeze.policies import NONE
+from timelyfreeze.runtime import ActionRecorder, run_batches_in
+from timelyfreeze.settings import name_arguments
 from torchtitan.checkpoints.manager import SafeCheckpointManager
 from torchtitan.data.document_attention import to_every_stage
 from torchtitan.data.sequences import ROWS
+from torchtitan.freezing.assembly import Assembly
 from torchtitan.freezing.checks import caches, freeze_settings
 from torchtitan.freezing.config import JobConfig, toml_key
 from torchtitan.freezing.emulation.mesh import EmulatedDims
-from torchtitan.freezing.emulation.pipeline import as_one_process, emulated_order
-from torchtitan.freezing.emulation.record import EmulationRecord, OptimizerClock
-from torchtitan.freezing.front_store import front_identity, front_store
-from torchtitan.freezing.partition import model_sizes, partition_line
+from torchtitan.freezing.emulation.pipeline import as_one_process
+from torchtitan.freezing.emulation.record import EmulationRecord
+from torchtitan.freezing.partition import partition_line
 from torchtitan.freezing.report.output import RunOutput
 from torchtitan.freezing.report.progress import quiet_unless
 from torchtitan.freezing.stop_request import StopRequest
@@ -85,14 +68,16 @@ class FreezingTrainer(Trainer):
         self._caches = caches(job_config)
         self._rows: list[list[Row]] = []
         super().__init__(job_config)
-        freezes, emulates = job_config.freezing.method != NONE, job_config.emulation.enable
-        if freezes or emulates:
-            self._begin_recording()
-        optimizers = self._optimizer_clock() if emulates else None
-        if freezes:
-            self._build_controller(optimizers)
-        if optimizers is not None:
-            self.emulation = self._emulation_record(optimizers)
+        freezes = job_config.freezing.method != NONE
+        if freezes or job_config.emulation.enable:
+            assembly = Assembly(self, self._shared_processors())
+            settings = freeze_settings(job_config.freezing) if freezes else None
+            self.recorder = assembly.recorder(settings)
+            run_batches_in(self.pp_schedule, self._one_batch, self.recorder.measure_more)
+            self.emulation = assembly.emulation(self.recorder)
+            if freezes:
+                self.controller = assembly.controller(self.recorder)
+                self.checkpointer.states[CHECKPOINT_KEY] = self.controller
         self.checkpointer.settings = job_config.to_dict()
         timeout = timedelta(seconds=job_config.comm.init_timeout_seconds)
         self._stop = StopRequest(timeout) if job_config.comm.mode == "default" else None
@@ -111,94 +96,6 @@ class FreezingTrainer(Trainer):
         if shown and (told := partition_line(self.job_config)) is not None:
             logger.info(told)
         return parallel_dims
-
-    def _begin_recording(self) -> None:
-        """Put clocks on the stages of this process, and run each batch between masks."""
-        emulates = self.job_config.emulation.enable
-        self._n_processors = self._shared_processors()
-        clock = self._clock()
-        self.recorder = (
-            EmulatedRecorder(clock, self._declared_order()) if emulates else ActionRecorder(clock)
-        )
-        freezes = self.job_config.freezing.method != NONE
-        settings = freeze_settings(self.job_config.freezing) if freezes else None
-        attach_clocks(adopt_stages(stages_of(self.pp_schedule)), self.recorder, settings)
-        run_batches_in(self.pp_schedule, self._one_batch, self.recorder.measure_more)
-
-    def _clock(self) -> Clock:
-        # With several threads processor time says little about how long an action takes.
-        lone = self.job_config.emulation.enable and torch.get_num_threads() == 1
-        return clock_for(self.device, shared=self._n_processors is not None, lone=lone)
-
-    def _declared_order(self) -> ScheduleOrder:
-        """Return the order of the pipeline's ranks, of which an emulation runs a merged one."""
-        if self.job_config.emulation.enable:
-            return emulated_order(self.job_config, self.model_args.n_layers)
-        return read_order(self.pp_schedule)
-
-    def _emulation_record(self, optimizers: OptimizerClock) -> EmulationRecord:
-        assert isinstance(self.recorder, EmulatedRecorder)  # the caller saw to it
-        n_ranks = self._declared_order().n_ranks
-        return EmulationRecord(self.recorder, optimizers, n_ranks, self.gradient_accumulation_steps)
-
-    def _optimizer_clock(self) -> OptimizerClock:
-        order = self._declared_order()
-        return OptimizerClock(self.optimizers.optimizers, order.stage_to_rank, self._clock())
-
-    def _build_controller(self, optimizers: OptimizerClock | None) -> None:
-        freezing, emulates = self.job_config.freezing, self.job_config.emulation.enable
-        method = parse_method(freezing.method)
-        assert method is not None  # the caller saw to it
-        assert self.recorder is not None  # likewise
-        outside = None
-        if optimizers is not None:
-            outside = OutsideClock(self.recorder.clock, optimizers.waited_in_step_ms)
-        self.controller = build_controller(
-            stages_of(self.pp_schedule),
-            self._declared_order(),
-            freeze_settings(freezing),
-            None if method.policy is None else self._policy(method.policy),
-            self.recorder,
-            device=self.device,
-            n_processors=self._n_processors,
-            on_solved=partial(
-                self.metrics_processor.save_plan,
-                n_processors=self._n_processors,
-                sizes=model_sizes(self.job_config),
-            ),
-            # Between stages of one process there are no links.
-            transfers=dict if emulates else None,
-            measures_energy=freezing.unit == TENSORS,
-            outside=outside,
-            learning_rate=self._learning_rate,
-            store=front_store(self.job_config, dist.get_rank()) if self._caches else None,
-            front_identity=front_identity(
-                self.job_config,
-                self.model_args,
-                self.device,
-                is_sharded=self.parallel_dims.fsdp_enabled,
-            ),
-            controller=EmulatedController if emulates else FreezeController,
-        )
-        self.checkpointer.states[CHECKPOINT_KEY] = self.controller
-
-    def _learning_rate(self) -> float:
-        """Return the highest of all groups of parameters."""
-        optimizers = self.optimizers.optimizers
-        return max(float(group["lr"]) for each in optimizers for group in each.param_groups)
-
-    def _policy(self, name: str) -> FreezePolicy:
-        """Return the policy's settings; one that checks so many times an epoch has its interval."""
-        policy: Any = getattr(self.job_config.freezing, name)
-        if not getattr(policy, "checks_per_epoch", 0):
-            return policy
-        training, dims = self.job_config.training, self.parallel_dims
-        n_readers = dims.dp_replicate * dims.dp_shard
-        rows = training.local_batch_size * n_readers * self.gradient_accumulation_steps
-        n_steps = self.dataloader.dataset.n_examples_of_epoch / rows
-        policy = policy.in_epochs_of(n_steps)
-        logger.info(f"freezing.{name} checks every {policy.check_interval} of {n_steps:.1f} steps")
-        return policy
 
     def _shared_processors(self) -> float | None:
         """Return how many ranks of a pipeline compute at once; None if each has its own device."""

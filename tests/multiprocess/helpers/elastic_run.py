@@ -37,6 +37,7 @@ def run(scenario, folder):
 
     from timelyfreeze.emulation import EmulatedRecorder
     from torchtitan.data.sequences import ROWS
+    from torchtitan.freezing.assembly import highest_learning_rate
     from torchtitan.freezing.config import count_layers, stage_modules
     from torchtitan.freezing.elastic import ElasticRun
     from torchtitan.freezing.elastic.pipeline import pipeline_for
@@ -113,7 +114,7 @@ def run(scenario, folder):
         yield from real_batches(self, noted())
 
     def forward_backward_step(self, **kwargs):
-        seen["rates"].append((self.step, self._learning_rate()))
+        seen["rates"].append((self.step, highest_learning_rate(self.optimizers.optimizers)))
         loss = real_step(self, **kwargs)
         if self.pp_has_last_stage:
             seen["losses"].append((self.step, float(loss)))

@@ -21,6 +21,8 @@ from torchtitan.freezing.memory.cuts import CutMemory
 from torchtitan.freezing.memory.estimate import estimate_memory
 
 N_LAYERS, START = 10, (2, 3, 3, 2)
+# Each is tried with every cut of the model.
+N_FROZEN = [pytest.param(3, marks=pytest.mark.long), 6, pytest.param(8, marks=pytest.mark.long)]
 
 
 def packing(settings: PackingSettings | None = None, **changes: Any) -> JobConfig:
@@ -53,9 +55,8 @@ def splits(n_ranks: int = 4) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
-@pytest.mark.parametrize("n_frozen", [3, 6, 8])
+@pytest.mark.parametrize("n_frozen", N_FROZEN)
 def test_it_is_the_largest_batch_that_some_cut_has_room_for(schedule: str, n_frozen: int) -> None:
-    """Every cut of the model is tried."""
     job_config = packing(parallelism__pipeline_parallel_schedule=schedule)
     limit = max(rank.total for rank in estimate_memory(job_config))
     found = packed_batch(job_config, at(n_frozen))

@@ -1,11 +1,11 @@
-"""What the trainer works out of its configuration, without a run."""
+"""What is worked out of a trainer's configuration, without a run."""
 
 from types import SimpleNamespace
 
 import pytest
 
 from timelyfreeze.policies.autofreeze import AutoFreeze
-from torchtitan.freezing.trainer import FreezingTrainer
+from torchtitan.freezing.assembly import policy_of
 
 
 @pytest.mark.parametrize(("checks", "interval"), [(5, 10), (0, 7)])
@@ -23,4 +23,4 @@ def test_checks_of_an_epoch_are_counted_in_the_steps_of_all_readers(
         gradient_accumulation_steps=2,
         dataloader=SimpleNamespace(dataset=SimpleNamespace(n_examples_of_epoch=800)),
     )
-    assert FreezingTrainer._policy(trainer, "autofreeze").check_interval == interval
+    assert policy_of(trainer, "autofreeze").check_interval == interval

@@ -1,0 +1,127 @@
+"""What freezing adds to a trainer that is built: clocks on its stages, and a controller."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torchtitan.tools.logging import logger
+from torchtitan.train import Trainer
+
+from timelyfreeze.control import FreezeController, attach_clocks, build_controller
+from timelyfreeze.emulation import EmulatedController, EmulatedRecorder
+from timelyfreeze.policies import FreezePolicy, parse_method
+from timelyfreeze.runtime import (
+    ActionRecorder,
+    OutsideClock,
+    adopt_stages,
+    clock_for,
+    read_order,
+    stages_of,
+)
+from timelyfreeze.settings import TENSORS, FreezeSettings
+from torchtitan.freezing.checks import caches, freeze_settings
+from torchtitan.freezing.emulation.pipeline import emulated_order
+from torchtitan.freezing.emulation.record import EmulationRecord, OptimizerClock
+from torchtitan.freezing.front_store import front_identity, front_store
+from torchtitan.freezing.partition import model_sizes
+
+
+class Assembly:
+    """Builds recorder, emulation record and controller for the pipeline of a trainer.
+
+    Args:
+        trainer: Upstream's, once it is built, with our configuration and metrics.
+        n_processors: How many ranks of the pipeline compute at once; None if each has a device.
+    """
+
+    def __init__(self, trainer: Trainer, n_processors: float | None) -> None:
+        self._trainer, self._config = trainer, trainer.job_config
+        self._emulates = self._config.emulation.enable
+        # With several threads processor time says little about how long an action takes.
+        lone = self._emulates and torch.get_num_threads() == 1
+        self._clock = clock_for(trainer.device, shared=n_processors is not None, lone=lone)
+        self._n_processors = n_processors
+        self._optimizers: OptimizerClock | None = None
+        if self._emulates:
+            # That of the ranks, of which an emulation runs a merged one.
+            self._order = emulated_order(self._config, trainer.model_args.n_layers)
+            self._optimizers = OptimizerClock(
+                trainer.optimizers.optimizers, self._order.stage_to_rank, self._clock
+            )
+        else:
+            self._order = read_order(trainer.pp_schedule)
+
+    def recorder(self, settings: FreezeSettings | None) -> ActionRecorder:
+        """Put clocks on the stages of this process; without settings they freeze nothing."""
+        recorder = (
+            EmulatedRecorder(self._clock, self._order)
+            if self._emulates
+            else ActionRecorder(self._clock)
+        )
+        attach_clocks(adopt_stages(stages_of(self._trainer.pp_schedule)), recorder, settings)
+        return recorder
+
+    def emulation(self, recorder: ActionRecorder) -> EmulationRecord | None:
+        """Return what puts together virtual steps; None for a real pipeline."""
+        if self._optimizers is None or not isinstance(recorder, EmulatedRecorder):
+            return None
+        n_batches = self._trainer.gradient_accumulation_steps
+        return EmulationRecord(recorder, self._optimizers, self._order.n_ranks, n_batches)
+
+    def controller(self, recorder: ActionRecorder) -> FreezeController:
+        """Return the controller of the configured method."""
+        trainer, freezing = self._trainer, self._config.freezing
+        method = parse_method(freezing.method)
+        assert method is not None  # the caller saw to it
+        outside = None
+        if self._optimizers is not None:
+            outside = OutsideClock(self._clock, self._optimizers.waited_in_step_ms)
+        return build_controller(
+            stages_of(trainer.pp_schedule),
+            self._order,
+            freeze_settings(freezing),
+            None if method.policy is None else policy_of(trainer, method.policy),
+            recorder,
+            device=trainer.device,
+            n_processors=self._n_processors,
+            on_solved=partial(
+                trainer.metrics_processor.save_plan,
+                n_processors=self._n_processors,
+                sizes=model_sizes(self._config),
+            ),
+            # Between stages of one process there are no links.
+            transfers=dict if self._emulates else None,
+            measures_energy=freezing.unit == TENSORS,
+            outside=outside,
+            learning_rate=partial(highest_learning_rate, trainer.optimizers.optimizers),
+            store=front_store(self._config, dist.get_rank()) if caches(self._config) else None,
+            front_identity=front_identity(
+                self._config,
+                trainer.model_args,
+                trainer.device,
+                is_sharded=trainer.parallel_dims.fsdp_enabled,
+            ),
+            controller=EmulatedController if self._emulates else FreezeController,
+        )
+
+
+def highest_learning_rate(optimizers: list[torch.optim.Optimizer]) -> float:
+    """Return the highest of all groups of parameters."""
+    return max(float(group["lr"]) for each in optimizers for group in each.param_groups)
+
+
+def policy_of(trainer: Trainer, name: str) -> FreezePolicy:
+    """Return the policy's settings; one that checks so many times an epoch has its interval."""
+    policy: Any = getattr(trainer.job_config.freezing, name)
+    if not getattr(policy, "checks_per_epoch", 0):
+        return policy
+    training, dims = trainer.job_config.training, trainer.parallel_dims
+    n_readers = dims.dp_replicate * dims.dp_shard
+    rows = training.local_batch_size * n_readers * trainer.gradient_accumulation_steps
+    n_steps = trainer.dataloader.dataset.n_examples_of_epoch / rows
+    policy = policy.in_epochs_of(n_steps)
+    logger.info(f"freezing.{name} checks every {policy.check_interval} of {n_steps:.1f} steps")
+    return policy
