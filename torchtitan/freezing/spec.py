@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial, wraps
 from typing import Any
 
@@ -59,27 +60,43 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
     model_args = chosen_args(job_config, upstream.model_args)
     if isinstance(model_args, VisionArgs):
         model_args = with_classes(model_args, job_config)
-
     packing = job_config.data.packing
     if packing and (error := attention_error(upstream.model_cls, flavor, model_args)):
         raise ValueError(error)
     turns = has_turns(job_config.training.dataset)
     if turns and not packing and (error := conversation_error(flavor, model_args)):
         raise ValueError(error)
+    ours = _Builders(upstream, flavor, model_args)
+    return replace(
+        upstream,
+        model_cls=_model_class(upstream, model_args, packing=packing),
+        model_args={**known_flavors(job_config, upstream.model_args), flavor: model_args},
+        build_tokenizer_fn=ours.tokenizer if upstream.build_tokenizer_fn else None,
+        state_dict_adapter=LlamaAdapter
+        if upstream.state_dict_adapter is Llama3StateDictAdapter
+        else upstream.state_dict_adapter,
+        parallelize_fn=ours.parallelized,
+        pipelining_fn=_pipelined(upstream.pipelining_fn) if upstream.pipelining_fn else None,
+        build_optimizers_fn=ours.optimizers,
+        build_loss_fn=ours.loss,
+        build_dataloader_fn=ours.dataloader,
+        build_validator_fn=ours.validator if upstream.build_validator_fn else None,
+        build_metrics_processor_fn=FreezingMetricsProcessor,
+    )
 
-    def template_for(tokenizer: Any) -> Any:
-        return build_chat_template(
-            job_config.data.chat_template, tokenizer, job_config.model.hf_assets_path
-        )
 
-    def pipelining_fn(
+def _pipelined(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what cuts a model into stages as upstream does, and mends what it builds."""
+
+    @wraps(upstream)
+    def pipelined(
         model: nn.Module,
         parallel_dims: ParallelDims,
         config: JobConfig,
         device: torch.device,
         *args: Any,
     ) -> Any:
-        build = upstream.pipelining_fn
+        build = upstream
         if config.emulation.enable:
             build = partial(build_emulated_pipeline, build)
         built = build(model, parallel_dims, config, device, *args)
@@ -88,100 +105,95 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
         evaluate_forwards_alone(built[0])
         return built
 
-    def parallelize_fn(*args: Any) -> nn.Module:
-        return reduce_by_sum_on_cpu(upstream.parallelize_fn(*args))
+    return pipelined
 
-    def build_loss_fn(config: JobConfig, parallel_dims: ParallelDims, **kwargs: Any) -> Any:
-        loss_fn = upstream.build_loss_fn(config, parallel_dims=parallel_dims, **kwargs)
+
+@dataclass(frozen=True)
+class _Builders:
+    """What stands in place of upstream's builders, by the same arguments.
+
+    Attributes:
+        upstream: Has those that are called where nothing of ours is wanted.
+        flavor: Of the model.
+        model_args: Likewise.
+    """
+
+    upstream: TrainSpec
+    flavor: str
+    model_args: Any
+
+    def parallelized(self, *args: Any) -> nn.Module:
+        return reduce_by_sum_on_cpu(self.upstream.parallelize_fn(*args))
+
+    def loss(self, config: JobConfig, parallel_dims: ParallelDims, **kwargs: Any) -> Any:
+        loss_fn = self.upstream.build_loss_fn(config, parallel_dims=parallel_dims, **kwargs)
         return PipelineLoss(loss_fn) if parallel_dims.pp_enabled else loss_fn
 
-    def build_optimizers_fn(
-        model_parts: list[nn.Module], config: OptimizerConfig, *args: Any, **kwargs: Any
+    def optimizers(
+        self, model_parts: list[nn.Module], config: OptimizerConfig, *args: Any, **kwargs: Any
     ) -> Any:
-        build = build_sgd if config.name == SGD else upstream.build_optimizers_fn
+        build = build_sgd if config.name == SGD else self.upstream.build_optimizers_fn
         return build(model_parts, config, *args, **kwargs)
 
-    def build_tokenizer_fn(config: JobConfig) -> Any:
-        tokenizer = upstream.build_tokenizer_fn(config)
+    def tokenizer(self, config: JobConfig) -> Any:
+        assert self.upstream.build_tokenizer_fn is not None  # the caller saw to it
+        tokenizer = self.upstream.build_tokenizer_fn(config)
         # transformers' models learn later how many tokens they have, from a folder of their own.
-        n_tokens = getattr(model_args, "vocab_size", None)
+        n_tokens = getattr(self.model_args, "vocab_size", None)
         if n_tokens is not None and tokenizer.get_vocab_size() > n_tokens:
             raise ValueError(
                 f"the tokenizer in model.hf_assets_path ({config.model.hf_assets_path!r}) has "
-                f"{tokenizer.get_vocab_size()} tokens, model.flavor {flavor!r} has "
+                f"{tokenizer.get_vocab_size()} tokens, model.flavor {self.flavor!r} has "
                 f"{n_tokens}; set model.vocab_size to at least the former"
             )
         return tokenizer
 
-    def build_dataloader_fn(
-        dp_world_size: int, dp_rank: int, tokenizer: Any, job_config: JobConfig
-    ) -> Any:
-        training = job_config.training
-        if is_image_dataset(training.dataset):
-            return upstream.build_dataloader_fn(
-                dp_world_size=dp_world_size, dp_rank=dp_rank, job_config=job_config
-            )
-        if not is_instruct_dataset(training.dataset):
-            return upstream.build_dataloader_fn(
-                dp_world_size=dp_world_size,
-                dp_rank=dp_rank,
-                tokenizer=tokenizer,
-                job_config=job_config,
-            )
-        folder = job_config.model.hf_assets_path
-        if told := choice_told(job_config.data.chat_template, folder):
-            logger.info(told)
-        return build_instruct_dataloader(
-            dp_world_size=dp_world_size,
-            dp_rank=dp_rank,
-            tokenizer=tokenizer,
-            sources=training_sources(job_config),
-            seq_len=training.seq_len,
-            batch_size=training.local_batch_size,
-            shuffle_seed=job_config.data.seed if job_config.data.shuffle else None,
-            split=ExampleSplit(job_config.data.validation_fraction),
-            template=template_for(tokenizer),
-            packing=job_config.data.packing,
-            # Else a row would go to a process that has not kept it.
-            keeps_parts=caches(job_config),
-            **vars(training.dataloader),
-        )
+    def dataloader(self, *, job_config: JobConfig, tokenizer: Any, **kwargs: Any) -> Any:
+        dataset = job_config.training.dataset
+        if is_instruct_dataset(dataset):
+            return _instruct_dataloader(job_config, tokenizer, **kwargs)
+        if not is_image_dataset(dataset):
+            kwargs["tokenizer"] = tokenizer
+        return self.upstream.build_dataloader_fn(job_config=job_config, **kwargs)
 
-    def build_validator_fn(*, job_config: JobConfig, **kwargs: Any) -> Any:
-        if not has_rows(job_config.validation.dataset):
-            return upstream.build_validator_fn(job_config=job_config, **kwargs)
+    def validator(self, *, job_config: JobConfig, **kwargs: Any) -> Any:
+        build: Any = self.upstream.build_validator_fn
+        dataset = job_config.validation.dataset
+        if not has_rows(dataset):
+            return build(job_config=job_config, **kwargs)
         if reads_training_examples(job_config):
             logger.warning(
                 "Validation reads the examples that are trained on; data.validation_fraction holds "
                 "some of them out"
             )
-        split = validation_split(job_config)
-        if is_image_dataset(job_config.validation.dataset):
-            return upstream.build_validator_fn(job_config=job_config, split=split, **kwargs)
-        return build_instruct_validator(
-            job_config=job_config,
-            split=split,
-            template=template_for(kwargs["tokenizer"]),
-            **kwargs,
-        )
+        if not is_image_dataset(dataset):
+            build = build_instruct_validator
+            kwargs["template"] = _template(job_config, kwargs["tokenizer"])
+        return build(job_config=job_config, split=validation_split(job_config), **kwargs)
 
-    return replace(
-        upstream,
-        model_cls=_model_class(upstream, model_args, packing=packing),
-        model_args={**known_flavors(job_config, upstream.model_args), flavor: model_args},
-        build_tokenizer_fn=build_tokenizer_fn if upstream.build_tokenizer_fn else None,
-        state_dict_adapter=LlamaAdapter
-        if upstream.state_dict_adapter is Llama3StateDictAdapter
-        else upstream.state_dict_adapter,
-        parallelize_fn=parallelize_fn,
-        pipelining_fn=wraps(upstream.pipelining_fn)(pipelining_fn)
-        if upstream.pipelining_fn
-        else None,
-        build_optimizers_fn=build_optimizers_fn,
-        build_loss_fn=build_loss_fn,
-        build_dataloader_fn=build_dataloader_fn,
-        build_validator_fn=build_validator_fn if upstream.build_validator_fn else None,
-        build_metrics_processor_fn=FreezingMetricsProcessor,
+
+def _template(job_config: JobConfig, tokenizer: Any) -> Any:
+    folder = job_config.model.hf_assets_path
+    return build_chat_template(job_config.data.chat_template, tokenizer, folder)
+
+
+def _instruct_dataloader(job_config: JobConfig, tokenizer: Any, **kwargs: Any) -> Any:
+    training, data = job_config.training, job_config.data
+    if told := choice_told(data.chat_template, job_config.model.hf_assets_path):
+        logger.info(told)
+    return build_instruct_dataloader(
+        tokenizer=tokenizer,
+        sources=training_sources(job_config),
+        seq_len=training.seq_len,
+        batch_size=training.local_batch_size,
+        shuffle_seed=data.seed if data.shuffle else None,
+        split=ExampleSplit(data.validation_fraction),
+        template=_template(job_config, tokenizer),
+        packing=data.packing,
+        # Else a row would go to a process that has not kept it.
+        keeps_parts=caches(job_config),
+        **kwargs,
+        **vars(training.dataloader),
     )
 
 
