@@ -142,12 +142,8 @@ def build_lp(
     ratio_column = np.full(n_actions, -1, dtype=np.int64)
     ratio_column[freezable] = n_actions + 1 + np.arange(len(freezable))
 
-    # Precedence rows: the edges, then every last action to the destination, column n_actions.
     implied = _implied(dag)
-    edges = dag.edges[~implied]
-    last = np.setdiff1d(np.arange(n_actions), edges[:, 0])
-    before = np.concatenate([edges[:, 0], last])
-    after = np.concatenate([edges[:, 1], np.full(len(last), n_actions)])
+    before, after = _precedence(dag, implied)
     n_precedence = len(before)
     row = np.arange(n_precedence)
     shortened = np.flatnonzero(span[before] > 0.0)  # explicit zeros would only slow the solver
@@ -167,13 +163,11 @@ def build_lp(
         ]
         work = [float(longest.sum())]
         n_rows += 1
-    rows, columns, values = (np.concatenate(part) for part in zip(*parts, strict=True))
-    by_row = np.argsort(rows, kind="stable")
-    row_start = np.zeros(n_rows + 1, dtype=np.int32)
-    np.cumsum(np.bincount(rows, minlength=n_rows), out=row_start[1:])
+    row_start, columns, values = _by_row(parts, n_rows)
 
     earliest = longest[before]
-    earliest[: len(edges)] += bounds.delays_ms(dag)[~implied] / scale
+    delays = bounds.delays_ms(dag)[~implied] / scale
+    earliest[: len(delays)] += delays
     infinite = np.full(n_rows, np.inf)
     most = np.full(len(freezable), bounds.measured_ratio)
     if caps_each:
@@ -181,8 +175,8 @@ def build_lp(
     n_freezable = np.bincount(dag.stages[freezable], minlength=dag.n_stages)
     return FreezeLp(
         row_start=row_start,
-        columns=columns[by_row].astype(np.int32),
-        values=values[by_row],
+        columns=columns,
+        values=values,
         row_lower=np.concatenate([earliest, -infinite[: dag.n_stages], work]),
         row_upper=np.concatenate(
             [infinite[:n_precedence], caps * n_freezable, infinite[: len(work)]]
@@ -213,6 +207,30 @@ def _check_caps(dag: PipelineDag, max_freeze_ratio: float | Sequence[float]) -> 
     if outside.size:
         raise ValueError(f"{key('max_freeze_ratio')} is {float(outside[0])}; it must lie in [0, 1]")
     return np.broadcast_to(caps, (dag.n_stages,))
+
+
+def _precedence(
+    dag: PipelineDag, implied: NDArray[np.bool_]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return what is before and after in each row [1], the edges and then from last actions.
+
+    These are before the destination, whose column is the number of actions.
+    """
+    edges, n_actions = dag.edges[~implied], len(dag.actions)
+    last = np.setdiff1d(np.arange(n_actions), edges[:, 0])
+    before = np.concatenate([edges[:, 0], last])
+    return before, np.concatenate([edges[:, 1], np.full(len(last), n_actions)])
+
+
+def _by_row(
+    parts: Sequence[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]], n_rows: int
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float64]]:
+    """Return row starts, columns and values of nonzeros that are given as row, column, value."""
+    rows, columns, values = (np.concatenate(part) for part in zip(*parts, strict=True))
+    order = np.argsort(rows, kind="stable")
+    row_start = np.zeros(n_rows + 1, dtype=np.int32)
+    np.cumsum(np.bincount(rows, minlength=n_rows), out=row_start[1:])
+    return row_start, columns[order].astype(np.int32), values[order]
 
 
 def _implied(dag: PipelineDag) -> NDArray[np.bool_]:
