@@ -134,7 +134,7 @@ def memory_load(model: ModelBytes, order: ScheduleOrder) -> Load:
         )
         return [memory.total]
 
-    return Load(of_rank, are_alike=not isinstance(model, BlockBytes))
+    return Load(of_rank, are_alike=not isinstance(model, BlockBytes) or model.are_alike)
 
 
 def loads_of_ranks(load: Load, split: Sequence[int], stage_to_rank: Sequence[int]) -> list[int]:

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from timelyfreeze.files import keys_of, listed, number_of, read_dataclass, shown, whole_of
 from timelyfreeze.settings import FIRST_STAGE_MODES, SKIP_INPUT_GRADS
 from timelyfreeze.whatif.loads import PartParameters
-from timelyfreeze.whatif.rank_memory import ModelBytes
+from timelyfreeze.whatif.rank_memory import BlockBytes, ModelBytes, PartBytes
 from timelyfreeze.whatif.times import StageTimes
 
 _Value = TypeVar("_Value")
@@ -112,7 +112,7 @@ def parse_notes(where: str, plain: Any, n_stages: int) -> PipelineNotes:
         layer=read("layer", _overheads),
         fixed=read("fixed", _overheads),
         parameters=read("parameters", partial(_parameters, plain.get("layers"))),
-        memory=read("memory", partial(_sizes, ModelBytes)),
+        memory=read("memory", partial(_memory, plain.get("layers"))),
     )
 
 
@@ -170,9 +170,31 @@ def _parameters(split: Any, where: str, value: Any) -> PartParameters:
     )
 
 
-def _list(where: str, value: Any, length: int) -> list[Any]:
+def _memory(split: Any, where: str, value: Any) -> ModelBytes:
+    """Read bytes of parts; of a model whose layers differ, of each layer."""
+    plain = {key: value[key] for key in keys_of(where, value)}
+    if "blocks" not in plain:
+        return _sizes(ModelBytes, where, plain)
+    each, sent = plain.pop("blocks"), plain.pop("outputs", None)
+    alike = _sizes(ModelBytes, where, plain)
+    n_layers = sum(split) if split is not None else len(each) if isinstance(each, list) else 0
+    blocks = [
+        _sizes(PartBytes, f"{where}.blocks[{i}]", one)
+        for i, one in enumerate(_list(f"{where}.blocks", each, n_layers, "layer"))
+    ]
+    outputs = _list(f"{where}.outputs", sent, n_layers + 1, "layer and the embedding")
+    return BlockBytes(
+        **vars(alike),
+        blocks=tuple(blocks),
+        outputs=tuple(
+            whole_of(f"{where}.outputs[{i}]", one, most=_MOST) for i, one in enumerate(outputs)
+        ),
+    )
+
+
+def _list(where: str, value: Any, length: int, of: str = "stage") -> list[Any]:
     if not isinstance(value, list) or len(value) != length:
-        raise ValueError(f"{where} must be a list of {length}, one for each stage")
+        raise ValueError(f"{where} must be a list of {length}, one for each {of}")
     return value
 
 

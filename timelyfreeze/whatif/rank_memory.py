@@ -101,6 +101,11 @@ class BlockBytes(ModelBytes):
     blocks: tuple[PartBytes, ...]
     outputs: tuple[int, ...]
 
+    @property
+    def are_alike(self) -> bool:
+        """Whether all layers take as much, and send on as much as they get."""
+        return len(set(self.blocks)) == len(set(self.outputs)) == 1
+
     def part(self, name: str) -> PartBytes:
         """Return the bytes of a layer, by its number, or of another part."""
         return self.blocks[int(name)] if name.isdigit() else super().part(name)

@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from timelyfreeze.timing.bounds_json import bounds_from_json, bounds_to_json
 from timelyfreeze.whatif.bounds_file import bounds_file_text, read_bounds_file
 from timelyfreeze.whatif.loads import PartParameters
 from timelyfreeze.whatif.notes import PipelineNotes
+from timelyfreeze.whatif.rank_memory import BlockBytes, PartBytes
 from timelyfreeze.whatif.times import StageTimes
 
 ORDER = hand_order("two_by_two")
@@ -69,6 +70,36 @@ def test_a_file_with_notes_comes_back(tmp_path: Path) -> None:
         assert file.bounds[action] == (bounds.min_ms[i], bounds.max_ms[i])
     assert file.stage_times() == NOTES.stages
     assert file.derived_kinds == ""
+
+
+def unlike(n_layers: int) -> BlockBytes:
+    """Layers of which each takes twice as much as the one before."""
+    blocks = tuple(PartBytes(2**i, i, 3, 4, 5) for i in range(n_layers))
+    return BlockBytes(**vars(MODEL_BYTES), blocks=blocks, outputs=tuple(range(n_layers + 1)))
+
+
+def test_bytes_of_layers_that_differ_come_back(tmp_path: Path) -> None:
+    notes = replace(NOTES, memory=unlike(7))
+    text = bounds_file_text(DAG, random_bounds(DAG, seed=3), notes)
+    assert read_bounds_file(save(tmp_path, text)).notes == notes
+
+
+@pytest.mark.parametrize(
+    ("n_layers", "change", "expected"),
+    [
+        (6, {}, "pipeline.memory.blocks must be a list of 7, one for each layer"),
+        (7, {"outputs": [1] * 7}, "pipeline.memory.outputs must be a list of 8"),
+        (7, {"outputs": [-1] * 8}, "pipeline.memory.outputs[0] is -1"),
+        (7, {"outputs": None}, "pipeline.memory.outputs must be a list of 8"),
+        (7, {"blocks": [{"weights": 1}] * 7}, "pipeline.memory.blocks[0] lacks casts, kept"),
+        (7, {"blocks": 3}, "pipeline.memory.blocks must be a list of 7"),
+    ],
+)
+def test_broken_bytes_of_layers_are_named(
+    tmp_path: Path, plain: dict[str, Any], n_layers: int, change: dict[str, Any], expected: str
+) -> None:
+    plain["pipeline"]["memory"] = {**json.loads(json.dumps(asdict(unlike(n_layers)))), **change}
+    assert expected in message(save(tmp_path, plain))
 
 
 def test_older_readers_see_the_bounds_alone() -> None:

@@ -11,7 +11,6 @@ from torchtitan.distributed.pipeline_parallel import pipeline_llm
 from torchtitan.protocols.train_spec import TrainSpec
 
 from timelyfreeze.whatif.loads import ModelSizes, PartParameters
-from timelyfreeze.whatif.rank_memory import BlockBytes
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.memory.estimate import model_bytes
 from torchtitan.hf.flavors import chosen_args
@@ -26,8 +25,6 @@ def model_sizes(job_config: JobConfig) -> ModelSizes:
         parameters = part_parameters(job_config)
     with suppress(ValueError):
         memory = model_bytes(job_config)
-    if isinstance(memory, BlockBytes):  # a bounds file has room for one kind of layer
-        memory = None
     return ModelSizes(parameters, memory)
 
 

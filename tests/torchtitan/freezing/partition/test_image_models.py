@@ -1,11 +1,13 @@
 """Image classifiers cut by ``parallelism.partition``: blocks of a ConvNeXt differ in size."""
 
 import itertools
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from timelyfreeze.cli.plan import main as plan_main
 from timelyfreeze.schedule import build_dag, one_f_one_b_order
 from timelyfreeze.whatif.bounds_file import bounds_file_text
 from timelyfreeze.whatif.grid import Split
@@ -14,7 +16,12 @@ from timelyfreeze.whatif.times import StageTimes, bounds_from_times
 from torchtitan.freezing.checks import ConfigError
 from torchtitan.freezing.config import JobConfig, count_layers, stage_modules
 from torchtitan.freezing.config_file import read_config
-from torchtitan.freezing.partition import count_model_layers, part_parameters, partition_line
+from torchtitan.freezing.partition import (
+    count_model_layers,
+    model_sizes,
+    part_parameters,
+    partition_line,
+)
 
 transformers = pytest.importorskip("transformers")
 ROOT = Path(__file__).resolve().parents[4]
@@ -114,6 +121,33 @@ def test_blocks_are_cut_by_the_times_of_a_run(tmp_path: Path) -> None:
     told = partition_line(job_config)
     assert told is not None
     assert "forward and backward of each rank 9 12 12 12 ms" in told
+
+
+@pytest.mark.parametrize(("kind", "schedule"), [("convnextv2", "GPipe"), ("vit", "1F1B")])
+def test_plan_cuts_by_memory_as_a_run_does(kind: str, schedule: str, tmp_path: Path) -> None:
+    """From the bounds that a run leaves, whose notes have the sizes of its blocks."""
+    job_config = read(kind, f"--parallelism.pipeline_parallel_schedule={schedule}")
+    n_layers = LAYERS[kind]
+    dag = build_dag(one_f_one_b_order(4, 8))
+    sizes = model_sizes(job_config)
+    notes = PipelineNotes(
+        ranks=4,
+        layers=count_layers(stage_modules(job_config, n_layers)),
+        parameters=sizes.parameters,
+        memory=sizes.memory,
+    )
+    path, plan = tmp_path / "bounds.json", tmp_path / "plan.json"
+    stages = [StageTimes(3.0, 6.0)] * 4
+    path.write_text(bounds_file_text(dag, bounds_from_times(dag, stages), notes))
+    arguments = ["--schedules", schedule, "--splits", "memory", "--r-max", "0.5"]
+    assert plan_main([str(path), *arguments, "--json", str(plan)]) == 0
+    (case,) = json.loads(plan.read_text())["cases"]
+    by_memory = read(
+        kind, f"--parallelism.pipeline_parallel_schedule={schedule}",
+        "--parallelism.partition=memory",
+    )  # fmt: skip
+    assert tuple(case["layers"]) == split_of(by_memory)
+    assert tuple(case["layers"]) != notes.layers, "the default split is another"
 
 
 def test_blocks_that_differ_are_not_cut_for_several_stages_a_rank() -> None:
