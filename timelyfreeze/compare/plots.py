@@ -147,9 +147,8 @@ def _top1(place: Place) -> Plot:
     drawn = [c for group in place.groups for c in curves(group, lambda run: run.top1)]
     found = [(c.group, c, f" ends at {c.ys[-1]:.2f}% after {c.xs[-1]:,.0f} s") for c in drawn]
     missing = without(place.groups, found, "validations on pictures (accuracies.csv)")
-    heights = [y for c in drawn for y in (*c.lows, *c.highs)]
     draw = partial(
-        draw_curves, labels=("seconds of training", "top-1, %"), y_limits=_with_room(heights)
+        draw_curves, labels=("seconds of training", "top-1, %"), y_limits=_limits(drawn, None)
     )
     return place.plot(TOP1, found, draw, missing)
 
@@ -219,8 +218,14 @@ def _of_schedules(
 
 
 def _limits(drawn: Sequence[Curve], target: tuple[float, str] | None) -> tuple[float, float]:
-    """Return limits of losses: of the last four fifths of each curve, where curves part."""
-    late = [y for c in drawn for ys in (c.lows, c.highs) for y in ys[len(ys) // 5 :]]
+    """Return limits of what lies in the last four fifths of each curve, where curves part."""
+    late = [
+        y
+        for c in drawn
+        for x, *ys in zip(c.xs, c.lows, c.highs, strict=True)
+        for y in ys
+        if x >= c.xs[-1] / 5
+    ]
     late += [] if target is None else [target[0]]
     return _with_room([y for y in late if math.isfinite(y)])
 

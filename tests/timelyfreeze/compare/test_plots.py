@@ -248,15 +248,16 @@ def test_top1_over_seconds_has_the_mean_of_repeats_and_is_for_pictures_alone(
 ) -> None:
     of_pictures = {"unit": "images", "model": "vit tiny", "tokens_per_second": 8.0}
     for seed, last in ((1, 0.5), (2, 0.75)):
-        write_run(tmp_path / f"a{seed}", "none", seed=seed, top1=[(2.0, 0.25), (4.0, last)],
+        before_and_after = [(0.2, 0.0), (2.0, 0.25), (4.0, last)]
+        write_run(tmp_path / f"a{seed}", "none", seed=seed, top1=before_and_after,
                   validation_loss=1.0, **of_pictures)  # fmt: skip
     write_run(tmp_path / "b", "apf", **of_pictures)
     shown = drawn(tmp_path)
     plot = shown["top1_seconds"]
     (axes,) = axes_of(plot)
     (line,) = axes.lines
-    assert list(zip(*line.get_data(), strict=True)) == [(2.0, 25.0), (4.0, 62.5)]
-    assert axes.get_ylim()[0] < 25.0
+    assert list(zip(*line.get_data(), strict=True)) == [(0.2, 0.0), (2.0, 25.0), (4.0, 62.5)]
+    assert 0.0 < axes.get_ylim()[0] < 25.0, "not of the validation before training"
     assert axes.get_ylim()[1] > 75.0
     assert plot.alt.endswith("1F1B none ends at 62.50% after 4 s.")
     assert plot.missing == ("without validations on pictures (accuracies.csv): 1F1B apf",)
