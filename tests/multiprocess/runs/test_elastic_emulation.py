@@ -86,6 +86,7 @@ def test_weights_are_those_of_a_run_that_stays(runs, schedule):
         torch.testing.assert_close(have, want, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.usefixtures("runs")
 @pytest.mark.parametrize("schedule", ORDERS)
 def test_it_moves_and_says_so(folder, schedule):
     written = run_folder(folder, schedule)
