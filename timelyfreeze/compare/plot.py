@@ -48,7 +48,8 @@ WORDS = {
     TOP1: (
         "Top-1 against seconds of training",
         "Share of the validation pictures whose class had the highest score, at each validation, "
-        "mean over repeats with a band from the smallest to the largest. What lies outside the "
+        "mean over repeats with a band from the smallest to the largest; a point is where runs of "
+        "fewer steps or microbatches end, in the mean. What lies outside the "
         "axes is of the first fifth of the training. Seconds are those spent in training steps; of "
         "an emulated pipeline, by its virtual clock.",
     ),

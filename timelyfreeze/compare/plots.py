@@ -45,6 +45,7 @@ from timelyfreeze.compare.plot import (
     Plot,
     without,
 )
+from timelyfreeze.compare.runs import Points, Run
 from timelyfreeze.compare.runs.peers import split_peer
 from timelyfreeze.plots.histogram import mean_frequency
 from timelyfreeze.records import FrozenCount, Timeline, last_running_mean
@@ -144,13 +145,22 @@ def _losses(place: Place) -> Plot:
 
 
 def _top1(place: Place) -> Plot:
-    drawn = [c for group in place.groups for c in curves(group, lambda run: run.top1)]
+    # A peer's learning rate is that of a shorter run, so what it has on the way says little.
+    drawn = [
+        c
+        for group in place.groups
+        for c in curves(group, partial(_top1_of, ends=split_peer(group.method) is not None))
+    ]
     found = [(c.group, c, f" ends at {c.ys[-1]:.2f}% after {c.xs[-1]:,.0f} s") for c in drawn]
     missing = without(place.groups, found, "validations on pictures (accuracies.csv)")
     draw = partial(
         draw_curves, labels=("seconds of training", "top-1, %"), y_limits=_limits(drawn, None)
     )
     return place.plot(TOP1, found, draw, missing)
+
+
+def _top1_of(run: Run, *, ends: bool) -> Points:
+    return run.top1[-1:] if ends else run.top1
 
 
 def _ratios(place: Place) -> Plot:

@@ -20,6 +20,7 @@ from timelyfreeze.compare.metrics import Terms
 from timelyfreeze.compare.plot import KINDS, MODELS, TOP1, Plot
 from timelyfreeze.compare.plots import plots
 from timelyfreeze.compare.runs import find_runs, flatten, read_run
+from timelyfreeze.compare.runs.peers import FEWER_STEPS, peer_name
 from timelyfreeze.compare.runs.variants import variants, work_differs
 from timelyfreeze.records import STEPS
 
@@ -264,6 +265,16 @@ def test_top1_over_seconds_has_the_mean_of_repeats_and_is_for_pictures_alone(
     assert axes_of(shown["loss_throughput"])[0].get_xlabel() == "images/s per device"
     write_run(tmp_path / "text" / "a", "none", model="llama3 1B")
     assert "top1_seconds" not in drawn(tmp_path / "text")
+
+
+def test_peers_are_where_they_end(tmp_path: Path) -> None:
+    """Of two repeats with validations at other steps, the mean of both ends."""
+    of_pictures = {"unit": "images", "model": "vit tiny", "validation_loss": 1.0}
+    method = peer_name(FEWER_STEPS, "apf")
+    for seed, ends in ((1, [(1.0, 0.25), (3.0, 0.5)]), (2, [(5.0, 0.75)])):
+        write_run(tmp_path / f"a{seed}", method, seed=seed, top1=ends, **of_pictures)
+    ((line,),) = ([*axes.lines] for axes in axes_of(drawn(tmp_path)["top1_seconds"]))
+    assert list(zip(*line.get_data(), strict=True)) == [(4.0, 62.5)]
 
 
 def test_a_run_that_diverged_spoils_no_plot(tmp_path: Path) -> None:
