@@ -27,7 +27,7 @@ from timelyfreeze.runtime import (
 )
 from timelyfreeze.schedule import ScheduleOrder, build_dag
 from timelyfreeze.settings import PER_TENSOR, FreezeSettings
-from timelyfreeze.timing import DurationBounds, shared_cores
+from timelyfreeze.timing import DurationBounds, shared_cores, usable_cores
 
 logger = logging.getLogger(__name__)
 
@@ -154,9 +154,16 @@ def processors_of(device: torch.device, n_ranks: int) -> float | None:
     """
     if device.type != "cpu":
         return None
-    n_local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
-    cores = shared_cores(n_local_ranks, torch.get_num_threads())
+    n_local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or dist.get_world_size())
+    n_threads = torch.get_num_threads()
+    cores = shared_cores(n_local_ranks, n_threads)
     if cores is None:
+        if n_local_ranks > 1 and n_local_ranks * n_threads >= usable_cores():
+            logger.info(
+                "%d ranks compute on all cores and leave none to messages; batches may take longer "
+                "than predicted",
+                n_local_ranks,
+            )
         return None
     logger.info(
         "%d ranks share %g cores; the plan and its prediction take that into account",
