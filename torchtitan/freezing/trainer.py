@@ -26,7 +26,7 @@ from timelyfreeze.settings import name_arguments
 from torchtitan.checkpoints.manager import SafeCheckpointManager
 from torchtitan.data.document_attention import to_every_stage
 from torchtitan.data.sequences import ROWS
-from torchtitan.freezing.assembly import Assembly
+from torchtitan.freezing.assembly.controller import Assembly
 from torchtitan.freezing.checks import caches, freeze_settings
 from torchtitan.freezing.config import JobConfig, toml_key
 from torchtitan.freezing.emulation.mesh import EmulatedDims

@@ -37,7 +37,7 @@ def run(scenario, folder):
 
     from timelyfreeze.emulation import EmulatedRecorder
     from torchtitan.data.sequences import ROWS
-    from torchtitan.freezing.assembly import highest_learning_rate
+    from torchtitan.freezing.assembly.controller import highest_learning_rate
     from torchtitan.freezing.config import count_layers, stage_modules
     from torchtitan.freezing.elastic import ElasticRun
     from torchtitan.freezing.elastic.pipeline import pipeline_for

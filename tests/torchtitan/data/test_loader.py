@@ -183,6 +183,7 @@ def test_unknown_paths() -> None:
 
 
 def test_another_template_after_a_resume_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)  # whatever a test before has set
     tokenizer = HuggingFaceTokenizer(str(ASSETS / "tokenizer"))
     alpaca = build_chat_template("auto", tokenizer, str(ASSETS / "tokenizer"))
     loader = build()

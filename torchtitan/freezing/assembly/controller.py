@@ -22,10 +22,10 @@ from timelyfreeze.runtime import (
     stages_of,
 )
 from timelyfreeze.settings import TENSORS, FreezeSettings
+from torchtitan.freezing.assembly.front_store import front_identity, front_store
 from torchtitan.freezing.checks import caches, freeze_settings
 from torchtitan.freezing.emulation.pipeline import emulated_order
 from torchtitan.freezing.emulation.record import EmulationRecord, OptimizerClock
-from torchtitan.freezing.front_store import front_identity, front_store
 from torchtitan.freezing.partition import model_sizes
 
 

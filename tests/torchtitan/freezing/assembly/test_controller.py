@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from timelyfreeze.policies.autofreeze import AutoFreeze
-from torchtitan.freezing.assembly import policy_of
+from torchtitan.freezing.assembly.controller import policy_of
 
 
 @pytest.mark.parametrize(("checks", "interval"), [(5, 10), (0, 7)])
