@@ -11,11 +11,10 @@ from timelyfreeze.planning.progress import (
     merged_curves,
     steps_for_tokens,
 )
+from timelyfreeze.planning.rank_times import RankTimes, bounds_from_times
 from timelyfreeze.planning.skipped_grads import skip_depths
 from timelyfreeze.planning.solution import (
-    RankTimes,
     Solution,
-    bounds_from_times,
     check_same_pipeline,
     solution_from_plain,
     solution_to_plain,

@@ -3,8 +3,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from timelyfreeze.planning.rank_times import RankTimes
 from timelyfreeze.planning.solution import (
-    RankTimes,
     SolverChoices,
     solution_from_plain,
     solution_to_plain,
@@ -87,6 +87,21 @@ def test_the_overhead_of_a_message_is_the_mean_of_both_halves() -> None:
         (planned((11.0,), ()) + planned((), (9.0,))) / 2
     )
     assert planned((), ()) == 0.0
+
+
+def test_the_interval_is_as_wide_as_doubled_messages_make_a_batch() -> None:
+    """No scatter; 4 messages of 0.5 ms make 11 of 9 ms and 8 of 6, and of 1 ms they make 13, 10."""
+    ranks = [halves(ROWS[0], (11.0,) * 3, (8.0,) * 3), halves(ROWS[1], (6.0,) * 3, (4.0,) * 3)]
+    solution = solve_from_times(ranks, ORDER, SolverChoices(0.5))
+    assert solution.bounds.p2p_overhead_ms == pytest.approx(0.5)
+    assert solution.bounds.interval_factor == pytest.approx(max(13.0 / 11.0, 10.0 / 8.0))
+
+
+def test_without_messages_the_interval_is_that_of_the_batches() -> None:
+    ranks = [halves(ROWS[0], (9.0,) * 3, (6.0,) * 3), halves(ROWS[1], (6.0,) * 3, (4.0,) * 3)]
+    solution = solve_from_times(ranks, ORDER, SolverChoices(0.5))
+    assert solution.bounds.p2p_overhead_ms == 0.0
+    assert solution.bounds.interval_factor == pytest.approx(1.0)
 
 
 def test_whole_stages_get_ratios_of_zero_or_one() -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from tests.timelyfreeze.helpers.pipelines import hand_order, simulate
 from tests.timelyfreeze.helpers.ranks import Ranks, linear_ms
-from timelyfreeze.planning.solution import RankTimes, SolverChoices, solve_from_times
+from timelyfreeze.planning.rank_times import RankTimes
+from timelyfreeze.planning.solution import SolverChoices, solve_from_times
 from timelyfreeze.schedule.actions import Action, ActionKind
 from timelyfreeze.schedule.order import ScheduleOrder
 from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
