@@ -41,7 +41,7 @@ class BatchValidator(Validator):
     Args:
         loader: With ``validation.steps`` set it is started over as needed; every validation begins
             with its first batch.
-        job_config: ``validation.steps`` and ``validation.freq`` are read.
+        job_config: ``validation.steps``, ``validation.freq`` and ``training.steps`` are read.
         metrics_processor: Gets what is found.
         **kwargs: What upstream's validator takes besides.
     """
@@ -61,7 +61,12 @@ class BatchValidator(Validator):
             super().__init__(job_config=one_step, metrics_processor=self._one_loss, **kwargs)
         self._loader = loader
         self._n_steps = job_config.validation.steps
+        self._last_step = job_config.training.steps
         self._metrics_processor = metrics_processor
+
+    def should_validate(self, step: int) -> bool:
+        """Return whether to validate after a step: as upstream does, and after the run's last."""
+        return super().should_validate(step) or step == self._last_step
 
     def _evaluate(
         self, model_parts: list[nn.Module], step: int, inputs: dict[str, Tensor], labels: Tensor

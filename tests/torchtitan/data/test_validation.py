@@ -85,9 +85,14 @@ def examples(tmp_path: Path) -> str:
 
 
 def build(
-    examples: str, processor: Any = None, split: ExampleSplit = ALL_EXAMPLES, **changes: Any
+    examples: str,
+    processor: Any = None,
+    split: ExampleSplit = ALL_EXAMPLES,
+    n_steps: int = 100,
+    **changes: Any,
 ) -> InstructValidator:
     config = JobConfig()
+    config.training.steps = n_steps
     settings = {"dataset": "alpaca", "dataset_path": examples, "seq_len": SEQ_LEN}
     for key, value in {**settings, "local_batch_size": 2, **changes}.items():
         setattr(config.validation, key, value)
@@ -227,6 +232,6 @@ def test_upstream_is_found_as_it_was_and_warns_of_nothing(
     assert "hangs" not in caplog.text
 
 
-def test_upstreams_settings_say_when(examples: str) -> None:
-    validator = build(examples, freq=5)
-    assert [step for step in range(1, 12) if validator.should_validate(step)] == [1, 5, 10]
+def test_upstreams_settings_say_when_and_the_last_step_is_always_validated(examples: str) -> None:
+    validator = build(examples, freq=5, n_steps=13)
+    assert [step for step in range(1, 14) if validator.should_validate(step)] == [1, 5, 10, 13]

@@ -12,7 +12,6 @@ trains follows from that time and from the run of none.
 from __future__ import annotations
 
 import bisect
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -81,14 +80,8 @@ def with_steps(none: Run, n_steps: int) -> dict[str, Any]:
         if (length := none.settings.get(key)) is not None:
             keys[key] = round(length * n_steps / n_before)
     if (interval := none.settings.get("validation.freq")) is not None:
-        keys["validation.freq"] = _divisor_near(n_steps, interval * n_steps / n_before)
+        keys["validation.freq"] = max(1, round(interval * n_steps / n_before))
     return keys
-
-
-def _divisor_near(number: int, wanted: float) -> int:
-    """Return the divisor of ``number`` that is nearest to ``wanted``, as a ratio."""
-    divisors = (i for i in range(1, number + 1) if number % i == 0)
-    return min(divisors, key=lambda divisor: abs(math.log(divisor / wanted)))
 
 
 def fewer_microbatches(none: Run, seconds: float) -> dict[str, Any]:
