@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from timelyfreeze.policies.policy import Measurement, Metric, Source
-from timelyfreeze.runtime.change_meter import ChangeMeter
 from timelyfreeze.runtime.masked_backward import masked_full_backward
+from timelyfreeze.runtime.meters.change_meter import ChangeMeter
 from timelyfreeze.runtime.recorder import ActionRecorder, CudaClock
 from timelyfreeze.schedule.actions import parse_action
 from torchtitan.upstream import fixes as upstream_fixes

@@ -13,20 +13,23 @@ import torch.distributed as dist
 from timelyfreeze.control.caching import ActivationStore, FrontCache, check_blocks
 from timelyfreeze.control.controller import FreezeController
 from timelyfreeze.control.plans.planner import TransferMeter
-from timelyfreeze.control.policy_checks import PolicyChecks, checks_for
+from timelyfreeze.control.policy_checks import PolicyChecks
 from timelyfreeze.planning import FreezePlan
-from timelyfreeze.policies import FreezePolicy
+from timelyfreeze.policies import ComparesOutputs, FreezePolicy, ReferenceSettings, build_layout
 from timelyfreeze.runtime import (
     ActionRecorder,
+    Clock,
     Exchange,
     FreezingStage,
-    GradientEnergy,
     OutsideClock,
     clock_for,
     measure_transfers,
 )
+from timelyfreeze.runtime.meters import ChangeMeter, GradientEnergy
+from timelyfreeze.runtime.reference import Reference, make_reference
+from timelyfreeze.runtime.reference.watch import OutputWatch
 from timelyfreeze.schedule import ScheduleOrder, build_dag
-from timelyfreeze.settings import PER_TENSOR, FreezeSettings
+from timelyfreeze.settings import HOST, PER_TENSOR, FreezeSettings
 from timelyfreeze.timing import DurationBounds, shared_cores, usable_cores
 
 logger = logging.getLogger(__name__)
@@ -127,6 +130,61 @@ def build_controller(
         cache=None
         if store is None or checks is None
         else _cache_for(stages, order, checks, exchange, store, front_identity),
+    )
+
+
+def checks_for(
+    stages: Sequence[FreezingStage],
+    policy: FreezePolicy,
+    settings: FreezeSettings,
+    exchange: Exchange,
+    clock: Clock,
+    *,
+    learning_rate: Callable[[], float] | None = None,
+    make_reference: Callable[[ReferenceSettings], Reference] = make_reference,
+) -> PolicyChecks:
+    """Set up a policy for a rank's stages, recorders attached; every rank must call this together.
+
+    Everyone's names and sizes are exchanged once here; ``clock`` times the scoring.
+
+    Args:
+        stages: This rank's.
+        policy: The rule.
+        settings: The user's choices.
+        exchange: Talks to the other ranks.
+        clock: Times the scoring.
+        learning_rate: Returns that of the step to come, for a policy that compares outputs.
+        make_reference: Returns what compares them.
+
+    Raises:
+        ValueError: As :class:`PolicyChecks` and :func:`timelyfreeze.policies.layout.build_layout`.
+    """
+    mine = {
+        stage.stage_index: list(
+            zip(stage.parameter_names, stage.parameter_sizes.tolist(), strict=True)
+        )
+        for stage in stages
+    }
+    ranks = exchange.all_gather(mine)
+    layout = build_layout({s: tensors for rank in ranks for s, tensors in rank.items()})
+    parameters = [named for stage in stages for named in stage.named_stage_parameters()]
+    meter = None
+    if policy.measurement is not None:
+        meter = ChangeMeter(
+            parameters,
+            policy.measurement,
+            on_host=settings.score_memory == HOST,
+            dtype=getattr(torch, settings.score_dtype),
+        )
+    watch = None
+    if isinstance(policy, ComparesOutputs):
+        wanted = policy.reference_settings
+        # Of ranks that hold the same stage, the first evaluates it.
+        evaluated = {s for s in mine if not any(s in rank for rank in ranks[: exchange.rank])}
+        reference = make_reference(wanted)
+        watch = OutputWatch(layout, stages, evaluated, wanted, reference, learning_rate)
+    return PolicyChecks(
+        policy, layout, parameters, exchange, settings.phases, meter, clock, settings.seed, watch
     )
 
 

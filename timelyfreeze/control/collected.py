@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from timelyfreeze.control.caching import CacheUse, use_of_all
 from timelyfreeze.control.plans.plan_in_force import PlanInForce
 from timelyfreeze.records import PassedEnergy
-from timelyfreeze.runtime import RankUpdates, step_ratios
+from timelyfreeze.runtime.meters import RankUpdates, step_ratios
 from timelyfreeze.schedule import Action
 from timelyfreeze.settings import Phase
 from timelyfreeze.timing import BatchRecord, RankBatches, batch_times

@@ -43,11 +43,9 @@ from timelyfreeze.runtime import (
     Exchange,
     FreezingStage,
     FrontAhead,
-    GradientEnergy,
     OutsideClock,
-    UpdateMeter,
-    frozen_counts,
 )
+from timelyfreeze.runtime.meters import GradientEnergy, UpdateMeter, frozen_counts
 from timelyfreeze.schedule import ScheduleOrder
 from timelyfreeze.settings import FreezeSettings, Phase
 from timelyfreeze.timing import DurationBounds

@@ -8,12 +8,11 @@ numbers. So all ranks hold the same decision without any of them being in charge
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -26,14 +25,12 @@ from timelyfreeze.policies import (
     FreezePolicy,
     Metric,
     ModelLayout,
-    ReferenceSettings,
-    build_layout,
     together,
 )
-from timelyfreeze.runtime import ChangeMeter, Clock, Exchange, FreezingStage
-from timelyfreeze.runtime.reference import Reference, make_reference
+from timelyfreeze.runtime import Clock, Exchange
+from timelyfreeze.runtime.meters import ChangeMeter
 from timelyfreeze.runtime.reference.watch import OutputWatch
-from timelyfreeze.settings import HOST, FreezeSettings, Phase, PhaseSchedule, key
+from timelyfreeze.settings import Phase, PhaseSchedule, key
 
 logger = logging.getLogger(__name__)
 
@@ -315,58 +312,3 @@ class PolicyChecks:
             self._has_begun = True
         if self._watch is not None:
             self._watch.load_tensor_state(tensors)
-
-
-def checks_for(
-    stages: Sequence[FreezingStage],
-    policy: FreezePolicy,
-    settings: FreezeSettings,
-    exchange: Exchange,
-    clock: Clock,
-    *,
-    learning_rate: Callable[[], float] | None = None,
-    make_reference: Callable[[ReferenceSettings], Reference] = make_reference,
-) -> PolicyChecks:
-    """Set up a policy for a rank's stages, recorders attached; every rank must call this together.
-
-    Everyone's names and sizes are exchanged once here; ``clock`` times the scoring.
-
-    Args:
-        stages: This rank's.
-        policy: The rule.
-        settings: The user's choices.
-        exchange: Talks to the other ranks.
-        clock: Times the scoring.
-        learning_rate: Returns that of the step to come, for a policy that compares outputs.
-        make_reference: Returns what compares them.
-
-    Raises:
-        ValueError: As :class:`PolicyChecks` and :func:`timelyfreeze.policies.layout.build_layout`.
-    """
-    mine = {
-        stage.stage_index: list(
-            zip(stage.parameter_names, stage.parameter_sizes.tolist(), strict=True)
-        )
-        for stage in stages
-    }
-    ranks = exchange.all_gather(mine)
-    layout = build_layout({s: tensors for rank in ranks for s, tensors in rank.items()})
-    parameters = [named for stage in stages for named in stage.named_stage_parameters()]
-    meter = None
-    if policy.measurement is not None:
-        meter = ChangeMeter(
-            parameters,
-            policy.measurement,
-            on_host=settings.score_memory == HOST,
-            dtype=getattr(torch, settings.score_dtype),
-        )
-    watch = None
-    if isinstance(policy, ComparesOutputs):
-        wanted = policy.reference_settings
-        # Of ranks that hold the same stage, the first evaluates it.
-        evaluated = {s for s in mine if not any(s in rank for rank in ranks[: exchange.rank])}
-        reference = make_reference(wanted)
-        watch = OutputWatch(layout, stages, evaluated, wanted, reference, learning_rate)
-    return PolicyChecks(
-        policy, layout, parameters, exchange, settings.phases, meter, clock, settings.seed, watch
-    )

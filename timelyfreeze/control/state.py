@@ -22,7 +22,8 @@ from timelyfreeze.control.replica_states import (
     stages_of_ranks,
     state_of,
 )
-from timelyfreeze.runtime import Exchange, UpdateMeter
+from timelyfreeze.runtime import Exchange
+from timelyfreeze.runtime.meters import UpdateMeter
 from timelyfreeze.schedule import ScheduleOrder
 from timelyfreeze.settings import key
 

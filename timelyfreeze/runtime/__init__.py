@@ -1,16 +1,14 @@
 """The backward that skips work; private names of torch are in ``torch_pipelining`` alone."""
 
-from timelyfreeze.runtime.change_meter import ChangeMeter
+from timelyfreeze.runtime.adoption import adopt_stages
 from timelyfreeze.runtime.compiled_blocks import CompiledBlocks
 from timelyfreeze.runtime.entering.ahead import FrontAhead
 from timelyfreeze.runtime.entering.entry import BatchEntry, BlockPlace
 from timelyfreeze.runtime.exchange import Exchange, GridExchange
-from timelyfreeze.runtime.gradient_energy import GradientEnergy
 from timelyfreeze.runtime.masked_backward import masked_full_backward
 from timelyfreeze.runtime.outside_clock import OutsideClock
 from timelyfreeze.runtime.recorder import ActionRecorder, Clock, clock_for
-from timelyfreeze.runtime.stage import NOTHING_FROZEN, FreezingStage, adopt_stages
-from timelyfreeze.runtime.tally import step_ratios
+from timelyfreeze.runtime.stage import NOTHING_FROZEN, FreezingStage
 from timelyfreeze.runtime.torch_pipelining import (
     forward_only,
     greet_other_ranks_alone,
@@ -27,14 +25,12 @@ from timelyfreeze.runtime.torch_pipelining import (
     stages_per_rank,
 )
 from timelyfreeze.runtime.transfers import measure_transfers
-from timelyfreeze.runtime.update_meter import RankUpdates, UpdateMeter, frozen_counts
 
 __all__ = [
-    "NOTHING_FROZEN", "ActionRecorder", "BatchEntry", "BlockPlace", "ChangeMeter", "Clock",
-    "CompiledBlocks", "Exchange", "FreezingStage", "FrontAhead", "GradientEnergy", "GridExchange",
-    "OutsideClock", "RankUpdates", "UpdateMeter", "adopt_stages", "clock_for", "forward_only",
-    "frozen_counts", "greet_other_ranks_alone", "has_loss", "known_schedules",
+    "NOTHING_FROZEN", "ActionRecorder", "BatchEntry", "BlockPlace", "Clock", "CompiledBlocks",
+    "Exchange", "FreezingStage", "FrontAhead", "GridExchange", "OutsideClock", "adopt_stages",
+    "clock_for", "forward_only", "greet_other_ranks_alone", "has_loss", "known_schedules",
     "masked_full_backward", "measure_transfers", "named_order", "places_stages_in_v",
     "read_order", "run_batches_in", "run_in_order", "split_batch", "splits_backward", "stages_of",
-    "stages_per_rank", "step_ratios",
+    "stages_per_rank",
 ]  # fmt: skip

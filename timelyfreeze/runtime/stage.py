@@ -15,14 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn, no_grad
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.pipelining import PipelineStage
-from torch.nn.parallel import DistributedDataParallel
 
-from timelyfreeze.planning import VarianceCurve
 from timelyfreeze.runtime.compiled_blocks import CompiledBlocks
 from timelyfreeze.runtime.entering.entry import AT_THE_FRONT, EMBEDDING
 from timelyfreeze.runtime.entering.frozen_blocks import FrozenBlocks
-from timelyfreeze.runtime.entering.stage import EnteringStage
 from timelyfreeze.runtime.masked_backward import (
     accumulation_nodes,
     drop_frozen,
@@ -31,7 +27,7 @@ from timelyfreeze.runtime.masked_backward import (
     zero_gradients,
 )
 from timelyfreeze.runtime.recorder import ActionRecorder
-from timelyfreeze.runtime.sampling import TokenSample, TokenSampler, VarianceMeter
+from timelyfreeze.runtime.sampling.stage import SamplingStage
 from timelyfreeze.runtime.shards import parameters_of_graph
 from timelyfreeze.runtime.torch_pipelining import settle_unsharded_gradients
 from timelyfreeze.schedule import Action, ActionKind
@@ -40,17 +36,16 @@ from timelyfreeze.settings import key
 NOTHING_FROZEN: Mapping[int, NDArray[np.bool_]] = {}
 
 
-class FreezingStage(EnteringStage):
+class FreezingStage(SamplingStage):
     """Pipeline stage whose backward skips the weight gradients of frozen parameters.
 
-    Construct it as any ``PipelineStage``, or make one of such (:func:`adopt_stages`); then
+    Construct it as any ``PipelineStage``, or make one of such (``adopt_stages``); then
     :meth:`attach` a recorder. Before each batch, :meth:`freeze` says what to freeze in it.
     """
 
     recorder: ActionRecorder | None = None
     on_loss: Callable[[Tensor], None] | None = None  # told each microbatch's loss, if it has one
     _keeps_graph = True
-    _sampler: TokenSampler | None = None
 
     def attach(
         self, recorder: ActionRecorder, *, per_tensor: bool = False, samples_tokens: bool = False
@@ -79,9 +74,7 @@ class FreezingStage(EnteringStage):
         self._frozen_blocks = FrozenBlocks(self.submod, self.parameter_names)
         self._masks = NOTHING_FROZEN
         self._without_input_grads: Collection[int] = ()
-        self._sampler = TokenSampler(self.submod) if samples_tokens else None
-        self._samples: Mapping[int, TokenSample] = {}
-        self._meter: VarianceMeter | None = None
+        self._prepare_samples(wanted=samples_tokens)
         self._postponed: dict[int, dict[str, Any]] = {}
         self._microbatch = -1
         self.applied_ratios: dict[int, float] = {}
@@ -98,26 +91,6 @@ class FreezingStage(EnteringStage):
         """
         wrappers = re.compile(r"_checkpoint_wrapped_module\.|_orig_mod\.")
         return [(wrappers.sub("", name), p) for name, p in self.submod.named_parameters()]
-
-    @property
-    def n_sampled_layers(self) -> int:
-        """Number of layers whose products can be computed from a sample of the tokens."""
-        return 0 if self._sampler is None else self._sampler.n_layers
-
-    def sample(self, samples: Mapping[int, TokenSample], *, measures: bool = False) -> None:
-        """Set how the coming batch's backward products are sampled.
-
-        Args:
-            samples: By microbatch; one that is missing is computed exactly.
-            measures: Whether to measure what samples would add to exact ones.
-        """
-        self._samples = samples
-        self._meter = VarianceMeter() if measures else None
-
-    def take_variance(self) -> VarianceCurve | None:
-        """Return what the last batch measured, once; None where nothing was."""
-        meter, self._meter = self._meter, None
-        return None if meter is None else meter.curve()
 
     def freeze(
         self, masks: Mapping[int, NDArray[np.bool_]], *, without_input_grads: Collection[int] = ()
@@ -140,12 +113,10 @@ class FreezingStage(EnteringStage):
         """Forget the masks of the last batch, keeping what it reported as applied."""
         self._entry = AT_THE_FRONT
         self._masks = NOTHING_FROZEN
-        self._samples = {}
         self._without_input_grads = ()
         self._chain_ends.clear()
         self._postponed.clear()
-        if self._sampler is not None:
-            self._sampler.end_batch()
+        self._forget_samples()
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Run and time one microbatch's forward; in front of the batch's entry, do nothing."""
@@ -214,10 +185,9 @@ class FreezingStage(EnteringStage):
         """
         if not self._active:
             return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
-        if self._sampler is not None:
+        if self._samples_tokens:
             if backward_type != "input":
-                sample = self._samples.get(self._microbatch)
-                self.applied_ratios[self._microbatch] = 0.0 if sample is None else sample.ratio
+                self.applied_ratios[self._microbatch] = self._sampled_ratio(self._microbatch)
             with self._sampled(self._microbatch, backward_type):
                 return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
         mask = self._masks.get(self._microbatch)
@@ -286,23 +256,6 @@ class FreezingStage(EnteringStage):
             return nullcontext()
         return self._blocks.without_weight_gradients(self._masks.get(microbatch))
 
-    def _sampled(
-        self, microbatch: int, backward_type: str = "full"
-    ) -> AbstractContextManager[None]:
-        """Return what an action runs in, so that linear layers know what to sample."""
-        if self._sampler is None or not self._active:
-            return nullcontext()
-        sample = self._samples.get(microbatch)
-        meter = self._meter if sample is None else None
-        if sample is None and meter is None:
-            return nullcontext()
-        return self._sampler.sampling(
-            sample,
-            inputs=backward_type != "weight",
-            weights=backward_type != "input",
-            meter=meter,
-        )
-
     def _front_without_graph(self) -> AbstractContextManager[None]:
         """Return what a forward runs in, so that it keeps nothing of a frozen front."""
         mask = self._masks.get(self._forwarded) if self._active else None
@@ -368,30 +321,3 @@ class FreezingStage(EnteringStage):
                 self._embedding_output = output
 
         embeddings[0].register_forward_hook(remember)
-
-
-def adopt_stages(stages: Sequence[Any]) -> list[FreezingStage]:
-    """Make plain pipeline stages freezing ones, in place; without a recorder nothing changes.
-
-    Raises:
-        ValueError: If one is no ``PipelineStage``, or replicates its gradients in a way that masked
-            backwards do not know.
-    """
-    for stage in stages:
-        kind, index = type(stage), getattr(stage, "stage_index", "?")
-        if not isinstance(stage, PipelineStage):
-            raise ValueError(
-                f"stage {index} is a {kind.__name__}; it must be a PipelineStage of "
-                "torch.distributed.pipelining"
-            )
-        if isinstance(stage.submod, DistributedDataParallel):
-            raise ValueError(
-                f"stage {index} is wrapped in DistributedDataParallel, which waits for the "
-                "gradients of frozen tensors; shard it with fully_shard, or reduce its gradients "
-                "yourself before the optimizer's step"
-            )
-        if not isinstance(stage, FreezingStage):
-            is_plain = kind is PipelineStage
-            both = None if is_plain else type(f"Freezing{kind.__name__}", (FreezingStage, kind), {})
-            stage.__class__ = both or FreezingStage
-    return list(stages)

@@ -19,7 +19,8 @@ from tests.timelyfreeze.helpers.stub_policy import (
     StubMeter,
     StubPolicy,
 )
-from timelyfreeze.control.policy_checks import PolicyChecks, checks_for
+from timelyfreeze.control.build import checks_for
+from timelyfreeze.control.policy_checks import PolicyChecks
 from timelyfreeze.policies.policy import Check, Measurement, Metric, Source
 from timelyfreeze.settings.choices import FreezeSettings
 from timelyfreeze.settings.phases import PhaseSchedule

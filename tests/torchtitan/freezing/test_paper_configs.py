@@ -13,7 +13,7 @@ from torchtitan.protocols.train_spec import get_train_spec
 
 from timelyfreeze.policies import Check
 from timelyfreeze.policies.layout import build_layout
-from timelyfreeze.runtime.change_meter import ChangeMeter
+from timelyfreeze.runtime.meters.change_meter import ChangeMeter
 from torchtitan.freezing.checks import check, n_microbatches
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.config_file import read_config

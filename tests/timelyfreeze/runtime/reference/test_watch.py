@@ -21,7 +21,8 @@ from tests.timelyfreeze.helpers.stages import (
     make_batch,
     process_group,
 )
-from timelyfreeze.control.policy_checks import PolicyChecks, checks_for
+from timelyfreeze.control.build import checks_for
+from timelyfreeze.control.policy_checks import PolicyChecks
 from timelyfreeze.policies import Check, Decision, Difference
 from timelyfreeze.policies.egeria import Egeria
 from timelyfreeze.policies.plasticity import similarity_loss

@@ -10,8 +10,8 @@ import numpy as np
 
 from timelyfreeze.masks import ParameterTable
 from timelyfreeze.records import FrozenCount, PassedEnergy, passed_energy
-from timelyfreeze.runtime.gradient_energy import GradientEnergy
-from timelyfreeze.runtime.tally import Count, FreezeTally, StepFreezing
+from timelyfreeze.runtime.meters.gradient_energy import GradientEnergy
+from timelyfreeze.runtime.meters.tally import Count, FreezeTally, StepFreezing
 
 
 @dataclass(frozen=True)

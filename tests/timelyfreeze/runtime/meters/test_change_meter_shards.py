@@ -26,7 +26,7 @@ from tests.timelyfreeze.helpers.changes import (
 )
 from tests.timelyfreeze.helpers.stages import process_group
 from timelyfreeze.policies.policy import Measurement, Source
-from timelyfreeze.runtime.change_meter import ChangeMeter
+from timelyfreeze.runtime.meters.change_meter import ChangeMeter
 
 
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")

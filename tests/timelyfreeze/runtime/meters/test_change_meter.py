@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tests.timelyfreeze.helpers.changes import DECAY, EVERY, THRESHOLD, assert_close, oracle
 from timelyfreeze.policies.policy import Measurement, Metric, Source
-from timelyfreeze.runtime.change_meter import ChangeMeter
+from timelyfreeze.runtime.meters.change_meter import ChangeMeter
 
 SHAPES = ((3, 4), (5,), (1,), (2, 3, 2), (4,))
 ONE = np.ones(1)  # of one parameter, reached by every backward

@@ -19,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from timelyfreeze.runtime.meters.tally import Count
 from timelyfreeze.runtime.shards import local_gradient, sum_over_shards
-from timelyfreeze.runtime.tally import Count
 
 
 class GradientEnergy:
