@@ -15,7 +15,7 @@ from torchtitan.components.tokenizer import HuggingFaceTokenizer
 from tests.fuzz.mangling import DEEP, VALUES, fuzzed, mangled_bytes, mangled_json, message_of
 from tests.torchtitan.helpers.job_configs import make_job_config
 from torchtitan.data.turns import pad_id
-from torchtitan.freezing.checks.models import tokenizer_errors
+from torchtitan.freezing.checks.tokenizers import tokenizer_errors
 
 SETTINGS = {
     "bos_token": "<b>",
