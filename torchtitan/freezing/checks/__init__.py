@@ -1,6 +1,5 @@
 """Errors of a configuration, found before any process group starts."""
 
-from torchtitan.freezing.checks.cache import caches
 from torchtitan.freezing.checks.checkpoints import is_done, start_of
 from torchtitan.freezing.checks.configuration import (
     ConfigError,
@@ -10,6 +9,7 @@ from torchtitan.freezing.checks.configuration import (
 )
 from torchtitan.freezing.checks.data import reads_training_examples, validation_split
 from torchtitan.freezing.checks.freezing import freeze_settings
+from torchtitan.freezing.checks.front import caches
 from torchtitan.freezing.checks.parallel import compiles_blocks, peer_errors
 from torchtitan.freezing.checks.partition import partition_errors
 from torchtitan.freezing.checks.pipeline import (

@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 
 from timelyfreeze.settings import arguments_named
-from torchtitan.freezing.checks.cache import cache_errors, cache_folder_errors
 from torchtitan.freezing.checks.checkpoints import checkpoint_errors, output_errors
 from torchtitan.freezing.checks.data import data_errors, example_errors, validation_errors
 from torchtitan.freezing.checks.freezing import freezing_errors
+from torchtitan.freezing.checks.front import cache_errors, cache_folder_errors, run_ahead_errors
 from torchtitan.freezing.checks.images import image_errors, vision_errors
 from torchtitan.freezing.checks.models import device_errors, model_errors
 from torchtitan.freezing.checks.moves import elastic_errors, packing_errors
@@ -17,7 +17,6 @@ from torchtitan.freezing.checks.parallel import float8_errors, parallel_errors
 from torchtitan.freezing.checks.partition import partition_errors
 from torchtitan.freezing.checks.pipeline import emulation_errors, pipeline_errors
 from torchtitan.freezing.checks.ranges import range_errors, with_defaults
-from torchtitan.freezing.checks.run_ahead import run_ahead_errors
 from torchtitan.freezing.checks.tokenizers import tokenizer_errors
 from torchtitan.freezing.checks.upstream import text_errors, upstream_errors
 from torchtitan.freezing.config import JobConfig, toml_key

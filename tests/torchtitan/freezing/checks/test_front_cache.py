@@ -10,7 +10,7 @@ from timelyfreeze.control.caching import EntryFolder
 from timelyfreeze.policies.methods import known_methods
 from timelyfreeze.settings import CacheSettings
 from torchtitan.freezing.checks import caches, check
-from torchtitan.freezing.checks.cache import cache_errors, cache_folder_errors
+from torchtitan.freezing.checks.front import cache_errors, cache_folder_errors
 from torchtitan.freezing.config import JobConfig
 
 
