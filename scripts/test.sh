@@ -4,12 +4,14 @@
 #   scripts/test.sh           the suite: unit tests, then tests with several processes
 #   scripts/test.sh unit      what needs one process and little time
 #   scripts/test.sh long      what takes longest: more places, methods and schedules of the same tests
+#   scripts/test.sh ci        the suite, and those long ones that no shorter one stands in for
 #   scripts/test.sh all       the suite and the long ones
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 case ${1:-} in
   unit) marks="not multiprocess and not slow and not long and not gpu"; shift ;;
   long) marks="long and not gpu"; shift ;;
+  ci) marks="(not long or ci) and not gpu"; shift ;;
   all) marks="not gpu"; shift ;;
   *) marks="not long and not gpu" ;;
 esac

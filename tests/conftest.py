@@ -21,6 +21,12 @@ settings.register_profile("long", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "timelyfreeze"))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest ones of a single process, so that none is left for one core alone."""
+    marked = pytest.Item.get_closest_marker
+    items.sort(key=lambda item: not marked(item, "ci") or bool(marked(item, "multiprocess")))
+
+
 @pytest.fixture(autouse=True)
 def _no_train_spec_stays() -> Iterator[None]:
     """Forget what a launch in this process has registered, so that no other test starts from it."""

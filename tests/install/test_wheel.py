@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 ASSETS = ROOT / "tests/assets"
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.long, pytest.mark.ci, pytest.mark.timeout(1200)]
 
 STEPS = [
     "--training.steps=14", "--freezing.last_warmup_step=2", "--freezing.last_monitor_step=8",

@@ -53,7 +53,7 @@ def cases(*, resumed):
             places = PLACES if kind == "auto" else [6]
             for place in places if resumed else [None]:
                 is_short = kind == "auto" and schedule in THOROUGH and place in (None, 2, 8)
-                marks = [] if is_short else [pytest.mark.long]
+                marks = [] if is_short else [pytest.mark.long, pytest.mark.ci]
                 values = (kind, schedule, place) if resumed else (kind, schedule)
                 found.append(pytest.param(*values, marks=marks))
     return found
@@ -96,6 +96,7 @@ def test_a_run_learns_in_every_step_and_samples_what_is_planned(runs, kind, sche
 
 
 @pytest.mark.long
+@pytest.mark.ci
 @pytest.mark.parametrize("spread", SPREAD)
 def test_replicas_and_shards_sample_alike(tmp_path, spread):
     n_processes, keys = SPREAD[spread]

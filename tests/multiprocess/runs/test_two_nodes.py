@@ -62,6 +62,7 @@ def losses(folder):
 
 
 @pytest.mark.long
+@pytest.mark.ci
 @pytest.mark.timeout(240)
 def test_two_launchers_train_as_one(tmp_path):
     one = start(tmp_path / "one", 2, "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0")
@@ -89,6 +90,7 @@ def test_two_launchers_train_as_one(tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.ci
 @pytest.mark.timeout(240)
 def test_a_node_that_is_late_is_waited_for(tmp_path):
     port = free_port()
@@ -124,6 +126,7 @@ def test_a_node_that_waits_in_vain_says_where(tmp_path, node):
 
 
 @pytest.mark.long
+@pytest.mark.ci
 @pytest.mark.timeout(240)
 def test_a_node_that_dies_ends_the_other_at_once(tmp_path):
     port = free_port()

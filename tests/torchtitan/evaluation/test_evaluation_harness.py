@@ -220,6 +220,7 @@ def check_equal_prompts(
 
 
 @pytest.mark.long
+@pytest.mark.ci
 def test_prompts_are_those_of_lm_eval_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,6 +231,7 @@ def test_prompts_are_those_of_lm_eval_left_alone(
 
 
 @pytest.mark.long
+@pytest.mark.ci
 @pytest.mark.skipif(not REAL.is_dir(), reason="no real questions in ../shared/data/eval")
 def test_real_prompts_are_those_of_lm_eval_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -332,6 +334,7 @@ def test_the_task_files_that_are_included_are_those_of_the_tasks() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.ci
 def test_a_small_model_is_scored_as_its_logits_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

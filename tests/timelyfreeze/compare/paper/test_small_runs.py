@@ -31,6 +31,7 @@ def rows(said: str) -> dict[tuple[str, str], list[str]]:
 
 
 @pytest.mark.long
+@pytest.mark.ci
 @pytest.mark.timeout(1500)
 def test_tables_and_figures_of_the_same_runs(tmp_path: Path) -> None:
     has_scores = importlib.util.find_spec("lm_eval") is not None and QUESTIONS.is_dir()
