@@ -20,7 +20,8 @@ goes on as it was. So:
 The quantiles of e alone would promise too much: of 7 batches, which a short run has, the lowest and
 the highest hold the next one in 6 of 8 cases. A median of many batches lies within as well: it
 scatters less where batches are held up one by one, and as they do where a machine keeps one speed
-for long. What lasts longer than warm-up and monitoring cannot be seen in it.
+for long. What lasts longer than warm-up and monitoring cannot be seen in it, nor what messages
+cost once a plan has taken the waiting away: ``planning/rank_times.py`` widens it for that.
 """
 
 from __future__ import annotations
