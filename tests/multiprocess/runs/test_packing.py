@@ -53,7 +53,7 @@ def scenario(folder, name, *, rows, steps, most=None, save_at=(), resumes=None, 
         "resumes": resumes is not None,
         "args": arguments(
             **{
-                "model__flavor": "ten",
+                "model__flavor": "8M",
                 "optimizer__lr": RATE,
                 "training__dataset_path": folder / "rows.jsonl",
                 "training__seq_len": 64,
