@@ -43,7 +43,7 @@ run() {
     5) ;; # nothing was chosen, which one of the two parts may be
     *) chosen=yes status=$result ;;
   esac
-  took+=("$name $((SECONDS - begun)) s")
+  took+=(" $name $((SECONDS - begun))")
 }
 # A process for each core, but for tests that start several of their own.
 one=one_process
@@ -52,5 +52,5 @@ one=one_process
 [ $part_2 = no ] || run several_processes -m "$marks and multiprocess" "$@"
 [ $chosen = yes ] || status=5
 if [ $what = all ] && [ $# -eq 0 ]; then scripts/mutants.sh || status=1; fi
-(IFS=';'; echo "Seconds of each part: ${took[*]}")
+(IFS=";"; echo "Seconds of each part:${took[*]}")
 exit $status

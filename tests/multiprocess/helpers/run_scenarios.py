@@ -304,6 +304,7 @@ def run(scenario, folder):
         seen["plan_files"] = sorted(path.name for path in folder_of_run.glob("plan*.json"))
         seen["switched_off"] = controller.switched_off
         frozen, elements = controller._updates.total
+        seen["frozen_elements"] = frozen, elements
         seen["average_freeze_ratio"] = frozen / max(1, elements)
     trainer.close()
     torch.save(seen, folder / f"rank_{dist.get_rank()}.pt")
