@@ -71,7 +71,7 @@ def test_live_gradients_are_exact_behind_a_frozen_front(schedule: type, n_frozen
 @given(
     seed=st.integers(0, 10**6), n_frozen=st.integers(0, 31), ratio=st.sampled_from([0.0, 0.5, 0.9])
 )
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=8)
 def test_live_gradients_are_exact_with_more_frozen_behind_the_front(
     schedule: type, seed: int, n_frozen: int, ratio: float
 ) -> None:
@@ -91,7 +91,7 @@ def test_live_gradients_are_exact_with_more_frozen_behind_the_front(
     depths=st.lists(st.integers(0, 4), min_size=N_MICROBATCHES, max_size=N_MICROBATCHES),
     ratio=st.sampled_from([0.0, 0.5]),
 )
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=8)
 def test_live_gradients_are_exact_behind_fronts_of_different_depth(
     schedule: type, seed: int, depths: list[int], ratio: float
 ) -> None:

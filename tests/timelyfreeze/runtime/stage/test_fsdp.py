@@ -48,7 +48,7 @@ def test_under_fsdp_gradients_are_the_unmasked_ones_times_the_mask(
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 @pytest.mark.parametrize("schedule", [FULL, SPLIT])
 @given(seed=st.integers(0, 10**6))
-@settings(deadline=None, max_examples=6)
+@settings(max_examples=6)
 def test_under_fsdp_in_bfloat16_live_gradients_are_those_of_a_run_without_masks(
     schedule: type, seed: int
 ) -> None:

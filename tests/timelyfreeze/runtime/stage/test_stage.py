@@ -43,7 +43,7 @@ pytestmark = pytest.mark.usefixtures("one_rank")
 
 @pytest.mark.parametrize("schedule", EVERY)
 @given(seed=st.integers(0, 10**6), ratio=st.sampled_from([0.1, 0.5, 0.9]))
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 def test_gradients_are_the_unmasked_ones_times_the_mask(
     schedule: type, seed: int, ratio: float
 ) -> None:
