@@ -126,7 +126,7 @@ CASES = [
     (UNEQUAL, np.array(FIRST_BLOCK), 0.8, (0.8 * 6408 - 2180) / 4228),
     (UNEQUAL, np.array(FIRST_BLOCK), 0.2, 0.2 * 6408 / 2180),
 ]
-N_DRAWS = 6000
+N_DRAWS = 2000
 # A right probability misses by so many standard deviations once in ten million.
 SIGMAS = 5.3
 
