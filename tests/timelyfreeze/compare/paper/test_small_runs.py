@@ -1,26 +1,32 @@
 """The small way through the paper, with real runs: a table with scores, and figures of them."""
 
 import importlib.util
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from timelyfreeze.cli.main import main
+
+Paper = Callable[..., str]
 ROOT = Path(__file__).resolve().parents[4]
 QUESTIONS = ROOT.parent / "shared/data/eval"
 FEW = ["--schedules", "1F1B", "GPipe", "--methods", "timelyfreeze"]
 
 
-def paper(*words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "timelyfreeze", "paper", *words],
-        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True, text=True, timeout=1200,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
+@pytest.fixture
+def paper(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Paper:
+    """The command, whose runs are processes of their own."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+    def said(*words: str) -> str:
+        status, told = main(["paper", *words]), capsys.readouterr()
+        assert status == 0, told.out[-3000:] + told.err[-3000:]
+        return told.out
+
+    return said
 
 
 def rows(said: str) -> dict[tuple[str, str], list[str]]:
@@ -33,7 +39,7 @@ def rows(said: str) -> dict[tuple[str, str], list[str]]:
 @pytest.mark.long
 @pytest.mark.ci
 @pytest.mark.timeout(1500)
-def test_tables_and_figures_of_the_same_runs(tmp_path: Path) -> None:
+def test_tables_and_figures_of_the_same_runs(paper: Paper, tmp_path: Path) -> None:
     has_scores = importlib.util.find_spec("lm_eval") is not None and QUESTIONS.is_dir()
     scored = ["--evaluate", f"--data-dir {QUESTIONS} --limit 2"] if has_scores else []
     said = paper("table", "4", str(tmp_path), "--small", "--schedules", "1F1B", *FEW[3:], *scored)
@@ -60,7 +66,7 @@ def test_tables_and_figures_of_the_same_runs(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(1500)
-def test_batches_of_six_ranks(tmp_path: Path) -> None:
+def test_batches_of_six_ranks(paper: Paper, tmp_path: Path) -> None:
     said = paper("figure", "11", str(tmp_path), "--small", "--methods", "apf", "timelyfreeze")
     assert "[3/3] GPipe timelyfreeze seed 42" in said
     assert (tmp_path / "figure_11.png").stat().st_size > 10_000
