@@ -222,7 +222,9 @@ def test_a_reference_is_one_run(
         (["RUNS", "--window", "0"], "--window is 0; it must be 1 or more"),
         (["EMPTY"], "no summary.json below"),
         (["NOWHERE"], "is not a folder; name folders that hold runs"),
+        (["EMPTY", "--table"], "no summary.json below"),
         (["RUNS", "--output", "FILE"], "which is no folder"),
+        (["RUNS", "--", "--a=b"], "show starts no trainer"),
         (["RUNS", "--reference", "EMPTY"], "holds 0 runs; name one of them"),
     ],
 )
