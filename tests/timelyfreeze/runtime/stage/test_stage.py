@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
@@ -26,6 +26,7 @@ from tests.timelyfreeze.helpers.stages import (
     Checkpointed,
     Pipeline,
     assert_equal,
+    by_schedule,
     expected,
     make_batch,
     make_modules,
@@ -43,7 +44,7 @@ pytestmark = pytest.mark.usefixtures("one_rank")
 
 @pytest.mark.parametrize("schedule", EVERY)
 @given(seed=st.integers(0, 10**6), ratio=st.sampled_from([0.1, 0.5, 0.9]))
-@settings(deadline=None, max_examples=12)
+@by_schedule
 def test_gradients_are_the_unmasked_ones_times_the_mask(
     schedule: type, seed: int, ratio: float
 ) -> None:
