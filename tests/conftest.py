@@ -15,16 +15,17 @@ quick_parser.remember_sources()
 
 # A machine that others use as well may take any time for an example. CI tries the same ones each
 # time, so that it fails for what a change has done; who works here tries others.
-settings.register_profile("timelyfreeze", deadline=None, derandomize="CI" in os.environ)
-# Twenty times the examples, for tests that break inputs: see docs/reference/inputs.md.
+settings.register_profile(
+    "timelyfreeze", deadline=None, max_examples=20, derandomize="CI" in os.environ
+)
+# A hundred times the examples, see docs/reference/inputs.md; `scripts/test.sh all` takes it.
 settings.register_profile("long", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "timelyfreeze"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest ones of a single process, so that none is left for one core alone."""
-    marked = pytest.Item.get_closest_marker
-    items.sort(key=lambda item: not marked(item, "ci") or bool(marked(item, "multiprocess")))
+    """Begin with the slow ones, so that none is left for one core alone at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 @pytest.fixture(autouse=True)

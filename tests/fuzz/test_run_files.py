@@ -250,6 +250,14 @@ def test_losses_of_a_reference_that_are_none_are_told_with_key_and_file(
     assert message is None or "report.reference_run is " in message
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff\x00",
+        *(pytest.param(data, marks=pytest.mark.long) for data in (b"", DEEP.encode())),
+    ],
+    ids=["no text", "empty", "deep"],
+)
 @pytest.mark.parametrize("name", DRAWN_FROM)
 def test_the_others_are_drawn(
     tmp_path: Path,
@@ -257,6 +265,7 @@ def test_the_others_are_drawn(
     capfd: pytest.CaptureFixture[str],
     whole: Path,
     name: str,
+    data: bytes,
 ) -> None:
     """What is drawn is not looked at here."""
     folder = tmp_path / "run"
@@ -266,19 +275,18 @@ def test_the_others_are_drawn(
             monkeypatch.setattr(module, function, lambda *_: Figure())
     monkeypatch.setattr(style, "save", lambda metric, output, title: (output / f"{title}.png",) * 2)
     path = folder / name
-    for data in (b"", b"\xff\x00", DEEP.encode()):
-        path.write_bytes(data)
-        if name == "response.json":
-            (folder / "responses.csv").unlink(missing_ok=True)
-        status = main(["draw", str(folder)])
-        printed = capfd.readouterr()
-        assert status == 1
-        errors = [line for line in printed.err.splitlines() if line.startswith("error: ")]
-        wrong = {line.split(": ")[1] for line in errors}
-        assert wrong == set(DRAWN_FROM[name])
-        assert printed.err.count(path.name) >= len(wrong)
-        for plot in {*DRAW} - wrong:
-            assert f"/{plot}." in printed.out
+    path.write_bytes(data)
+    if name == "response.json":
+        (folder / "responses.csv").unlink(missing_ok=True)
+    status = main(["draw", str(folder)])
+    printed = capfd.readouterr()
+    assert status == 1
+    errors = [line for line in printed.err.splitlines() if line.startswith("error: ")]
+    wrong = {line.split(": ")[1] for line in errors}
+    assert wrong == set(DRAWN_FROM[name])
+    assert printed.err.count(path.name) >= len(wrong)
+    for plot in {*DRAW} - wrong:
+        assert f"/{plot}." in printed.out
 
 
 def test_a_folder_in_place_of_a_file_is_told(

@@ -6,8 +6,9 @@ tests of a session of pytest.
 A line of standard input is a request, a JSON object {"environment", "output": file or FIFO for
 what is printed, "errors": another for standard error, or null, "mark": file that stays open in all
 of its processes, "timeout_s"} and either {"torchrun": its arguments} or {"script", "arguments",
-"n_processes"}. The former is torchrun itself, but for forking where it would start Python; the
-latter does without its rendezvous, which takes a second. Either ends all processes when one fails.
+"n_processes", "alone": whether each is a group of its own}. The former is torchrun itself, but for
+forking where it would start Python; the latter does without its rendezvous, which takes a second.
+Either ends all processes when one fails.
 A line of standard output answers with the exit status when they have ended: negative for a signal,
 TIMED_OUT if they had to be ended.
 
@@ -152,6 +153,8 @@ def _run_group(request):
 def _be_rank(rank, request, leader, port):
     end_with_parent(leader, signal.SIGKILL)
     size = str(request["n_processes"])
+    if request["alone"]:
+        rank, size = 0, "1"
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank),

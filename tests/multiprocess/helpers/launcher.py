@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -47,6 +48,9 @@ SMALL = {
     "parallelism.no_pipeline_parallel_expert_parallel_overlap": None,
 }
 
+# All ranks of the pipeline in one process, which ``test_emulation.py`` compares with real ones.
+EMULATED = {"emulation__enable": None}
+
 # All phases within a few steps of the model that the default run trains.
 FREEZING = {
     "model__flavor": "8M",
@@ -66,9 +70,15 @@ def arguments(**settings):
 
 
 def run_scenarios(folder, n_processes, scenarios, *, timeout_s=300, script="run_scenarios.py"):
-    """Run ``scenarios`` in ``n_processes`` of ``script``; return {name: [what each rank saw]}."""
+    """Run ``scenarios`` in ``n_processes`` of ``script``; return {name: [what each rank saw]}.
+
+    Those of one process, emulated pipelines mostly, run side by side, one on each core. A scenario
+    begins when the one that its "after" names has ended.
+    """
     if not scenarios:
         return {}
+    if n_processes == 1:  # so that no process waits while there is something else to do
+        scenarios = sorted(scenarios, key=lambda scenario: "after" in scenario)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "scenarios.json").write_text(json.dumps(scenarios))
@@ -77,7 +87,10 @@ def run_scenarios(folder, n_processes, scenarios, *, timeout_s=300, script="run_
         "script": str(HELPERS / script),
         "arguments": [str(folder / "scenarios.json"), str(folder)],
         "n_processes": n_processes,
+        "alone": n_processes == 1,
     }
+    if n_processes == 1:
+        request["n_processes"] = min(len(os.sched_getaffinity(0)), len(scenarios))
     server = ask_fork_server(request, log, folder / "scenarios.json", timeout_s)
     status = server.stdout.readline().strip()
     if status != "0":
@@ -167,15 +180,29 @@ def run_each_scenario(run):
     # What was imported lives as long as the process; collections need not look at it.
     gc.freeze()
     for scenario in json.loads(Path(sys.argv[1]).read_text()):
-        join_group(scenario["name"])
         folder = Path(sys.argv[2]) / scenario["name"]
         folder.mkdir(parents=True, exist_ok=True)
+        if int(os.environ["WORLD_SIZE"]) == 1 and not is_mine(scenario, folder):
+            continue
+        join_group(scenario["name"])
         run(scenario, folder)
         dist.barrier()
         # Each trainer makes groups, with threads that would slow down all that follow.
         dist.destroy_process_group()
         # Upstream's trainer turns the collector's full runs off, and a trainer is full of cycles.
         gc.collect()
+
+
+def is_mine(scenario, folder):
+    """Whether no other process took the scenario; return once the one before it has ended."""
+    try:
+        (folder / "taken").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    # Scenarios are taken in order, so that some process is at work on the one before.
+    while "after" in scenario and not (folder.parent / scenario["after"] / "rank_0.pt").exists():
+        time.sleep(0.05)
+    return True
 
 
 def join_group(name):
@@ -185,8 +212,11 @@ def join_group(name):
     that one's addresses in torchrun's store.
     """
     port, size = int(os.environ["MASTER_PORT"]), int(os.environ["WORLD_SIZE"])
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], port, size, is_master=False)
-    store = dist.PrefixStore(name, store)
+    if size == 1:
+        store = dist.HashStore()
+    else:
+        store = dist.TCPStore(os.environ["MASTER_ADDR"], port, size, is_master=False)
+        store = dist.PrefixStore(name, store)
     dist.init_process_group("gloo", store=store, rank=int(os.environ["RANK"]), world_size=size)
 
 

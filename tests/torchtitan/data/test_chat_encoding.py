@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torchtitan.components.tokenizer import HuggingFaceTokenizer
@@ -94,7 +94,6 @@ CONTENT = st.text(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     pieces=st.lists(st.tuples(CONTENT, CONTENT), min_size=1, max_size=4),
     name=st.sampled_from(NAMES),
@@ -182,12 +181,13 @@ PLAIN, TRIMMING = _tiny(False), _tiny(True)
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("data", "dataset"), [("instruct", "alpaca"), ("chat", "sharegpt")])
-def test_every_example_of_ours_is_learned(
+def test_examples_of_ours_are_learned(
     name: str, data: str, dataset: str, tokenizer: HuggingFaceTokenizer
 ) -> None:
     template = template_of(name, tokenizer)
     examples = read_examples(str(ASSETS / f"tiny_{data}"), dataset)
-    for index in range(len(examples)):
+    # Every one of them is learned in the plain format: see test_turns.py.
+    for index in range(0, len(examples), 8):
         messages = examples.read(index, lambda said: said.messages)
         example = encode(Conversation(messages), template, tokenizer, 1024)
         texts = [tokenizer.decode(run, skip_special_tokens=False) for run in learned_runs(example)]
@@ -275,7 +275,7 @@ def test_real_examples_with_a_real_template_are_those_of_transformers(
     tokenizer = load(folder)
     template = template_of("tokenizer", tokenizer)
     examples = read_examples(str(SHARED / "data" / "instruct" / data), dataset)
-    for index in range(150):
+    for index in range(40):
         messages = examples.read(index, lambda said: said.messages)
         as_dicts = [
             {"role": m.role, "content": m.content + (f"\n\n{m.context}" if m.context else "")}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.torchtitan.helpers.number_tokenizer import NumberTokenizer
@@ -89,7 +89,6 @@ def test_each_epoch_is_another_permutation() -> None:
     seed=st.none() | st.integers(0, 9),
     too_long=st.sets(st.integers(0, 39), max_size=5),
 )
-@settings(max_examples=60, deadline=None)
 def test_ranks_partition_the_examples(
     count: int, world_size: int, seed: int | None, too_long: set[int]
 ) -> None:
@@ -128,7 +127,6 @@ def test_ranks_partition_the_examples(
     too_long=st.sets(st.integers(0, 11), max_size=2),
     data=st.data(),
 )
-@settings(max_examples=100, deadline=None)
 def test_a_resumed_stream_is_the_stream_that_never_stopped(
     count: int,
     world_size: int,
@@ -291,7 +289,6 @@ def test_a_tokenizer_without_end_is_warned_about(caplog: pytest.LogCaptureFixtur
     n=st.integers(0, 30),
     infinite=st.booleans(),
 )
-@settings(max_examples=100, deadline=None)
 def test_a_reader_tells_what_it_will_hand_out(
     count: int, world_size: int, seed: int | None, seen: int, n: int, infinite: bool
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.torchtitan.helpers.number_tokenizer import NumberTokenizer
@@ -59,7 +59,6 @@ def test_an_epoch_by_hand() -> None:
     data=st.data(),
     fraction=st.sampled_from([0.0, 0.2, 0.4]),
 )
-@settings(max_examples=80, deadline=None)
 def test_every_source_comes_as_often_as_its_weight_says(
     counts: list[int], data: st.DataObject, fraction: float
 ) -> None:
@@ -129,7 +128,6 @@ def test_a_mixed_stream_resumes_bit_for_bit(position: int, keeps_parts: bool) ->
     readers=st.integers(2, 3),
     seed=st.none() | st.integers(0, 5),
 )
-@settings(max_examples=40, deadline=None)
 def test_readers_keep_their_parts_where_rows_come_several_times(
     counts: list[int], readers: int, seed: int | None
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torchtitan.components.tokenizer import HuggingFaceTokenizer
 
@@ -34,7 +34,6 @@ def test_packing_by_hand() -> None:
 
 
 @given(lengths=st.lists(st.integers(1, 20), max_size=60))
-@settings(max_examples=200, deadline=None)
 def test_every_example_is_in_one_sequence_and_no_two_sequences_could_be_one(
     lengths: list[int],
 ) -> None:
@@ -104,7 +103,6 @@ PROMPTS = st.lists(st.integers(1, SEQ_LEN + 2), min_size=1, max_size=30).filter(
 
 
 @given(prompts=PROMPTS, window=st.integers(1, 8), seed=st.none() | st.integers(0, 5))
-@settings(max_examples=150, deadline=None)
 def test_an_epoch_has_every_example_once(prompts: list[int], window: int, seed: int | None) -> None:
     data = make(prompts, shuffle_seed=seed)
     data._window = window
@@ -138,7 +136,6 @@ def test_an_epoch_has_every_example_once(prompts: list[int], window: int, seed: 
     position=st.integers(0, 25),
     world_size=st.integers(1, 2),
 )
-@settings(max_examples=150, deadline=None)
 def test_a_resumed_stream_is_the_stream_that_never_stopped(
     prompts: list[int], window: int, seed: int | None, position: int, world_size: int
 ) -> None:

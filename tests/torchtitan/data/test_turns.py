@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import processors
 from torchtitan.components.tokenizer import BaseTokenizer, HuggingFaceTokenizer
@@ -230,9 +230,10 @@ def check_example(turns: list[Turn], tokenizer: HuggingFaceTokenizer, seq_len: i
     return n
 
 
-@settings(max_examples=150, deadline=None)
 @given(
-    pieces=st.lists(st.tuples(st.text(min_size=1, max_size=20), st.text(max_size=20)), min_size=1),
+    pieces=st.lists(
+        st.tuples(st.text(min_size=1, max_size=20), st.text(max_size=20)), min_size=1, max_size=5
+    ),
     seq_len=st.sampled_from([1, 8, 64, 1024]),
 )
 def test_any_text_is_learned_exactly(pieces: list[tuple[str, str]], seq_len: int) -> None:
@@ -296,8 +297,9 @@ needs_real_examples = pytest.mark.skipif(
 @needs_real_examples
 @pytest.mark.parametrize(("name", "dataset", "count"), REAL)
 @pytest.mark.parametrize("which", ["tiny", "smollm2"])
-def test_every_real_example_is_learned_exactly(
-    name: str, dataset: str, count: int, which: str, tokenizer: HuggingFaceTokenizer
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.long), 8])
+def test_real_examples_are_learned_exactly(
+    name: str, dataset: str, count: int, which: str, every: int, tokenizer: HuggingFaceTokenizer
 ) -> None:
     if which == "smollm2":
         folder = os.environ.get("TIMELYFREEZE_SMOLLM2")
@@ -307,6 +309,6 @@ def test_every_real_example_is_learned_exactly(
     path = SHARED / "data" / "instruct" / name
     examples = read_examples(str(path), dataset)
     assert len(examples) == count
-    turns = [examples.read(i, PLAIN_TEMPLATE.mark) for i in range(count)]
+    turns = [examples.read(i, PLAIN_TEMPLATE.mark) for i in range(0, count, every)]
     lengths = [check_example(said, tokenizer, 2048) for said in turns]
-    assert sum(length <= 2048 for length in lengths) > 0.9 * count
+    assert sum(length <= 2048 for length in lengths) > 0.9 * len(lengths)

@@ -1,11 +1,10 @@
 """The command line of `timelyfreeze evaluate`, with a stand-in for lm-eval."""
 
 import json
+import multiprocessing
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -297,25 +296,24 @@ def test_scores_of_some_tasks_are_not_those_of_all(hf_folder: Path) -> None:
     assert not parse_questions("").are_answered_in(scores)
 
 
-@pytest.mark.slow
-def test_lm_eval_ends_with_the_process_that_runs_it(tmp_path: Path) -> None:
+def test_lm_eval_ends_with_the_process_that_runs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     package = tmp_path / "lm_eval"
     package.mkdir()
     (package / "__init__.py").touch()
-    sleeper = "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n"
-    (package / "__main__.py").write_text(sleeper)
-    program = (
-        "from timelyfreeze.cli import overlay\noverlay.install()\n"
-        "from torchtitan.evaluation.harness import run_lm_eval\nrun_lm_eval([], {})"
+    os.mkfifo(tmp_path / "started")
+    sleeper = "import os, time\nopen({!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
+    (package / "__main__.py").write_text(sleeper.format(str(tmp_path / "started")))
+    monkeypatch.syspath_prepend(tmp_path)
+    process = multiprocessing.get_context("fork").Process(
+        target=run_lm_eval, args=([], {"PYTHONPATH": str(tmp_path)})
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[3]}"},
-    ) as process:  # fmt: skip
-        assert process.stdout is not None
-        started = int(process.stdout.readline())
-        process.terminate()
-        assert process.wait(timeout=30) == 128 + signal.SIGTERM
+    process.start()
+    started = int((tmp_path / "started").read_text())
+    process.terminate()
+    process.join(timeout=30)
+    assert process.exitcode == 128 + signal.SIGTERM
     with pytest.raises(ProcessLookupError):
         os.kill(started, 0)
 

@@ -32,7 +32,7 @@ def pictures_of(numbers: range) -> tuple[Tensor, Tensor]:
     return (shown / 255 - colors[0]) / colors[1], torch.tensor([label for _, label in found])
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture
 def run(tmp_path: Path, request: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run of three steps, as it lies on a disk."""
     kind = request.param
@@ -66,6 +66,7 @@ def run(tmp_path: Path, request: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("run", KINDS, indirect=True)
 def test_scores_of_what_was_exported_are_those_of_the_library(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -90,6 +91,7 @@ def test_scores_of_what_was_exported_are_those_of_the_library(
     assert f"| pictures | top1 | {found['top1']:.4g} |" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("run", KINDS[:1], indirect=True)
 def test_what_cannot_be_is_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A checkpoint that was not exported before is exported; a folder alone has no pictures."""
     assert main([str(run), "--limit", "3"]) == 2

@@ -3,6 +3,7 @@
 Needs the packages of the extra ``eval``; what needs real questions looks for them in ../shared.
 """
 
+import functools
 import gzip
 import json
 import math
@@ -16,7 +17,7 @@ import pytest
 pytest.importorskip("lm_eval", reason="lm-eval is not installed (scripts/setup.sh eval)")
 
 import datasets
-from lm_eval import simple_evaluate
+from lm_eval import evaluator, simple_evaluate
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 
@@ -31,7 +32,6 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
 REAL = ROOT.parent / "shared" / "data" / "eval"
-TASKS = TaskManager()
 # What lm-eval's tasks call the data set on the hub, and its configuration.
 HUB = {
     "mmlu": ("cais/mmlu", None),
@@ -40,6 +40,22 @@ HUB = {
     "truthfulqa_mc1": ("truthfulqa/truthful_qa", "multiple_choice"),
     "truthfulqa_mc2": ("truthfulqa/truthful_qa", "multiple_choice"),
 }
+
+
+@functools.cache
+def lm_evals_tasks() -> TaskManager:
+    """Those of lm-eval that we ask; to read all there are takes seconds."""
+    folders = {source.tasks.split("/")[0] for source in SOURCES.values()}
+    return TaskManager(
+        include_path=[lm_eval_tasks() / folder for folder in sorted(folders)],
+        include_defaults=False,
+    )
+
+
+@pytest.fixture(autouse=True)
+def _nobody_asks_for_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """lm-eval starts pip to tell in its results what is installed."""
+    monkeypatch.setattr(evaluator, "add_env_info", lambda results: None)
 
 
 class Oracle(LM):
@@ -61,7 +77,7 @@ class Oracle(LM):
         pytest.fail("multiple choice asks for likelihoods of continuations alone")
 
 
-def asked(task: str, n_shots: int, tasks: TaskManager = TASKS) -> list[tuple[str, str]]:
+def asked(task: str, n_shots: int, tasks: TaskManager) -> list[tuple[str, str]]:
     """Prompts and continuations of lm-eval's task, in lm-eval's order."""
     lm = Oracle()
     simple_evaluate(
@@ -75,14 +91,21 @@ def local_tasks(files: Path, folder: Path) -> TaskManager:
     for key, of_task in find_files(files, list(BY_KEY)).items():
         (folder / key).mkdir(parents=True)
         write_tasks(of_task, key, folder / key)
-    return TaskManager(include_path=folder)
+    return TaskManager(
+        include_path=[*(lm_evals_tasks().include_path or ()), folder], include_defaults=False
+    )
 
 
 @pytest.fixture(scope="module")
 def made_up(tmp_path_factory: pytest.TempPathFactory) -> TaskManager:
-    """Questions made up here, of all subjects."""
-    folder = tmp_path_factory.mktemp("made_up")
-    return local_tasks(write_questions(folder / "files", subjects=subjects()), folder / "tasks")
+    """Questions made up here, of all subjects: three of each, and nine more of one."""
+    folder, names = tmp_path_factory.mktemp("made_up"), subjects()
+    files = write_questions(folder / "files", subjects=names)
+    rows = [mmlu_row(name, "validation", n) for name in names for n in range(3)]
+    # All of the nine have the answer A.
+    rows += [mmlu_row("anatomy", "validation", 4 * n) for n in range(9)]
+    write_rows(files / "mmlu_validation.jsonl", rows)
+    return local_tasks(files, folder / "tasks")
 
 
 def score(key: str, tasks: TaskManager, limit: int | None = None) -> Score:
@@ -100,14 +123,15 @@ def score(key: str, tasks: TaskManager, limit: int | None = None) -> Score:
 
 def subjects() -> list[str]:
     """The 57 subjects that lm-eval's MMLU asks for."""
-    names = [name for name in TASKS.all_tasks if name.endswith("_tasks")]
+    tasks = lm_evals_tasks()
+    names = [name for name in tasks.all_tasks if name.endswith("_tasks")]
     groups = [name for name in names if name.startswith("mmlu_") and name.count("_") <= 3]
     found = {
         task
         for group in groups
-        for task in TASKS.task_index[group].tags
-        if TASKS.task_index[task].yaml_path.parent.name == "default"
-        and TASKS.task_index[task].yaml_path.parents[1].name == "mmlu"
+        for task in tasks.task_index[group].tags
+        if tasks.task_index[task].yaml_path.parent.name == "default"
+        and tasks.task_index[task].yaml_path.parents[1].name == "mmlu"
     }
     return sorted(name.removeprefix("mmlu_") for name in found)
 
@@ -128,7 +152,7 @@ def test_mmlu_shows_five_examples_of_the_subject(made_up: TaskManager) -> None:
     head = "The following are multiple choice questions (with answers) about anatomy.\n\n"
     found = asked("mmlu_anatomy", 5, made_up)
     assert found[:4] == [(head + "".join(shown) + question, f" {letter}") for letter in "ABCD"]
-    assert len(found) == 12
+    assert len(found) == 4 * (3 + 9)
 
 
 def test_hellaswag_shows_none_and_cleans_its_text(made_up: TaskManager) -> None:
@@ -213,14 +237,14 @@ def check_equal_prompts(
     local = local_tasks(files, hub.parent / "tasks")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", hub / "cache")
     monkeypatch.chdir(hub)
+    untouched = TaskManager()
     for task, n_shots in tasks:
-        alone = asked(task, n_shots)
+        alone = asked(task, n_shots, untouched)
         assert len(alone) > 0
         assert asked(task, n_shots, local) == alone, task
 
 
-@pytest.mark.long
-@pytest.mark.ci
+@pytest.mark.slow
 def test_prompts_are_those_of_lm_eval_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,8 +254,7 @@ def test_prompts_are_those_of_lm_eval_left_alone(
     check_equal_prompts(files, tmp_path / "hub", ["anatomy", "virology"], tasks, monkeypatch)
 
 
-@pytest.mark.long
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.skipif(not REAL.is_dir(), reason="no real questions in ../shared/data/eval")
 def test_real_prompts_are_those_of_lm_eval_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -261,14 +284,17 @@ def rule(_prompt: str, answer: str) -> float:
 
 def test_accuracies_by_hand(made_up: TaskManager) -> None:
     scores = {benchmark.key: score(benchmark.key, made_up) for benchmark in BENCHMARKS}
-    for key in ("mmlu", "hellaswag", "arc_challenge", "truthfulqa_mc1"):
+    for key in ("hellaswag", "arc_challenge", "truthfulqa_mc1"):
         assert scores[key].accuracy == pytest.approx(1 / 3), key
+    # Of questions, not of subjects: one of three is right, and the nine more of one subject.
+    assert len(subjects()) == 57
+    assert scores["mmlu"].accuracy == pytest.approx((57 + 9) / (57 * 3 + 9))
     # Mass of the right answers, 1 legs and It has legs, among all four.
     wrong = 2 * math.exp(-9) / (3 * math.exp(-9) + math.exp(-1))
     right = (1 + math.exp(-9)) / (1 + 2 * math.exp(-9) + math.exp(-1))
     assert scores["truthfulqa_mc2"].accuracy == pytest.approx((2 * wrong + right) / 3)
     assert {key: found.n_questions for key, found in scores.items()} == {
-        "mmlu": 57 * 3, "hellaswag": 3, "arc_challenge": 3, "truthfulqa_mc1": 3,
+        "mmlu": 57 * 3 + 9, "hellaswag": 3, "arc_challenge": 3, "truthfulqa_mc1": 3,
         "truthfulqa_mc2": 3,
     }  # fmt: skip
     # Standard error of the mean of 1, 0, 0.
@@ -279,27 +305,13 @@ def test_accuracies_by_hand(made_up: TaskManager) -> None:
     assert scores["mmlu"].metric == "mmlu acc"
 
 
-def test_mmlu_weighs_questions_not_subjects(tmp_path: Path) -> None:
-    names = subjects()
-    assert len(names) == 57
-    files = write_questions(tmp_path / "files", subjects=names)
-    rows = [mmlu_row(name, "validation", n) for name in names for n in range(3)]
-    # Nine more questions of one subject, all of which have the answer A.
-    rows += [mmlu_row("anatomy", "validation", 4 * n) for n in range(9)]
-    write_rows(files / "mmlu_validation.jsonl", rows)
-    found = score("mmlu", local_tasks(files, tmp_path / "tasks"))
-    assert found.n_questions == 57 * 3 + 9
-    assert found.accuracy == pytest.approx((57 + 9) / (57 * 3 + 9))
-
-
-@pytest.mark.parametrize(("limit", "of_mmlu"), [(2, 57), (57, 57), (58, 2 * 57)])
-def test_the_limit_is_for_each_benchmark(made_up: TaskManager, limit: int, of_mmlu: int) -> None:
+def test_the_limit_is_for_each_benchmark(made_up: TaskManager) -> None:
     """Every subject of MMLU is asked as much, so it may be a few questions more."""
-    assert score("mmlu", made_up, limit).n_questions == of_mmlu
-    hellaswag = score("hellaswag", made_up, limit)
-    assert hellaswag.n_questions == min(limit, 3)
-    if limit == 2:
-        assert hellaswag.accuracy == 0.5
+    assert [BY_KEY["mmlu"].limit_of_task(limit) for limit in (1, 57, 58, 114)] == [1, 1, 2, 2]
+    assert score("mmlu", made_up, 58).n_questions == 2 * 57
+    assert score("hellaswag", made_up, 58).n_questions == 3
+    few = score("hellaswag", made_up, 2)
+    assert (few.n_questions, few.accuracy) == (2, 0.5)
 
 
 def test_lm_eval_has_as_many_tasks_for_mmlu_as_we_say() -> None:
@@ -313,9 +325,10 @@ def test_a_metric_that_lm_eval_does_not_give_is_told() -> None:
 
 
 def test_every_benchmark_asks_the_hub_for_a_data_set_we_know() -> None:
+    tasks = lm_evals_tasks()
     for benchmark in BENCHMARKS:
         task = "mmlu_anatomy" if benchmark.key == "mmlu" else benchmark.task
-        cfg = TASKS._factory._load_full_config(TASKS.task_index[task])
+        cfg = tasks._factory._load_full_config(tasks.task_index[task])
         assert cfg["dataset_path"] == HUB[benchmark.key][0]
         asks_test = cfg.get("test_split") is not None
         assert (cfg["test_split"] if asks_test else cfg["validation_split"]) == benchmark.split
@@ -324,7 +337,8 @@ def test_every_benchmark_asks_the_hub_for_a_data_set_we_know() -> None:
 def test_the_task_files_that_are_included_are_those_of_the_tasks() -> None:
     for key, source in SOURCES.items():
         files = {
-            TASKS.task_index[path.stem].yaml_path for path in lm_eval_tasks().glob(source.tasks)
+            lm_evals_tasks().task_index[path.stem].yaml_path
+            for path in lm_eval_tasks().glob(source.tasks)
         }
         assert files == set(lm_eval_tasks().glob(source.tasks))
         assert len(files) == BY_KEY[key].n_tasks
@@ -333,8 +347,7 @@ def test_the_task_files_that_are_included_are_those_of_the_tasks() -> None:
 # -- a model of transformers -----------------------------------------------------------------------
 
 
-@pytest.mark.long
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_small_model_is_scored_as_its_logits_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,6 +75,7 @@ COLUMNS = {
     ),
 }  # fmt: skip
 
+ONE, *OTHERS = COLUMNS
 
 # Weights are not in the repository.
 WITHOUT_WEIGHTS = "--checkpoint.no_initial_load_in_hf"
@@ -127,7 +128,7 @@ def test_values_are_those_of_table_3(name: str) -> None:
     assert (training.dtype, training.mixed_precision_param) == ("float32", "bfloat16")
 
 
-@pytest.mark.parametrize("name", COLUMNS)
+@pytest.mark.parametrize("name", [ONE, *(pytest.param(n, marks=pytest.mark.long) for n in OTHERS)])
 @pytest.mark.parametrize(
     ("schedule", "method"),
     [*((schedule, "timelyfreeze") for schedule in SCHEDULES), *(("1F1B", m) for m in METHODS)],
@@ -139,11 +140,21 @@ def test_schedule_and_method_go_by_flag(name: str, schedule: str, method: str) -
         f"--freezing.method={method}",
         WITHOUT_WEIGHTS,
     )
+    assert config.parallelism.pipeline_parallel_schedule == schedule
+    assert config.freezing.method == method
     check(config)
 
 
 @pytest.mark.parametrize("name", COLUMNS)
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(
+    "schedule",
+    # Under GPipe a rank holds most.
+    [
+        "GPipe",
+        "ZBVZeroBubble",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("1F1B", "Interleaved1F1B")),
+    ],
+)
 def test_every_rank_fits_the_papers_devices(name: str, schedule: str) -> None:
     column = COLUMNS[name]
     config = parse(name, f"--parallelism.pipeline_parallel_schedule={schedule}", WITHOUT_WEIGHTS)

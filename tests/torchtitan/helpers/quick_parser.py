@@ -10,5 +10,5 @@ from tyro import _docstrings
 
 def remember_sources():
     """Have each class taken apart once a process, as its source does not change."""
-    taken_apart = _docstrings._ClassTokenization
-    taken_apart.make = staticmethod(functools.cache(taken_apart.make))
+    for name in ("get_field_docstring", "get_callable_description"):
+        setattr(_docstrings, name, functools.cache(getattr(_docstrings, name).__wrapped__))

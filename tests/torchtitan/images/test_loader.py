@@ -117,12 +117,12 @@ def test_a_resumed_run_has_the_very_batches(folder: Path, workers: int, mixup: f
 
     whole = build()
     batches = iter(whole)
+    expected = list(itertools.islice(build(), 30))
     for n_before in (1, 8, 5):  # within, at the end of, and beyond an epoch
         for _ in range(n_before):
             next(batches)
         resumed = build()
         resumed.load_state_dict(whole.state_dict())
-        expected = list(itertools.islice(build(), 30))
         at = sum(n for n in (1, 8, 5)[: (1, 8, 5).index(n_before) + 1])
         assert same(list(itertools.islice(resumed, 6)), expected[at : at + 6])
 

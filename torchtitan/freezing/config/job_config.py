@@ -6,6 +6,7 @@ The string under a field is its documentation and its ``--help``. Annotations ar
 
 import os
 from dataclasses import dataclass, field, make_dataclass
+from functools import cache
 
 from torchtitan.config import JobConfig as TitanJobConfig
 from torchtitan.config import Model as TitanModel
@@ -328,10 +329,12 @@ def cache_folder(config: JobConfig) -> str:
 
 def job_config_class() -> type[JobConfig]:
     """Return the configuration with a section ``[freezing.<name>]`` for every registered policy."""
-    sections = [
-        (name, policy, field(default_factory=policy))
-        for name, policy in sorted(registered_policies().items())
-    ]
+    return _with_sections(tuple(sorted(registered_policies().items())))
+
+
+@cache
+def _with_sections(policies: tuple[tuple[str, type], ...]) -> type[JobConfig]:
+    sections = [(name, policy, field(default_factory=policy)) for name, policy in policies]
     freezing = make_dataclass("Freezing", sections, bases=(Freezing,), namespace=_doc_of(Freezing))
     return make_dataclass(
         "JobConfig",

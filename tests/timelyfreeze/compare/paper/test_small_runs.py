@@ -37,8 +37,7 @@ def rows(said: str) -> dict[tuple[str, str], list[str]]:
     return {(row[0], row[1]): row[2:] for row in cells if len(row) > 2}
 
 
-@pytest.mark.long
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_tables_and_figures_of_the_same_runs(paper: Paper, tmp_path: Path) -> None:
     has_scores = importlib.util.find_spec("lm_eval") is not None and QUESTIONS.is_dir()

@@ -232,6 +232,29 @@ def test_activations_are_released_with_the_backward_of_their_microbatch(
     assert alive == [False] * N_MICROBATCHES
 
 
+@pytest.mark.usefixtures("_no_gc")
+@pytest.mark.parametrize("schedule", [FULL, SPLIT])
+def test_the_output_of_the_embedding_is_released_with_them(schedule: type) -> None:
+    modules = make_modules()
+    pipeline = Pipeline(modules, schedule, per_tensor=True)
+    pipeline.run()
+    kept: list[weakref.ref[Tensor]] = []
+    embedding = next(part for part in modules[0].modules() if isinstance(part, nn.Embedding))
+    embedding.register_forward_hook(lambda *args: kept.append(weakref.ref(args[-1])))
+    stage = pipeline.stages[0]
+    last = "backward_one_chunk" if schedule is FULL else "backward_weight_one_chunk"
+    original = getattr(stage, last)
+    alive = []
+
+    def counting(microbatch: int, *args: Any, **kwargs: Any) -> None:
+        original(microbatch, *args, **kwargs)
+        alive.append(kept[microbatch]() is not None)
+
+    setattr(stage, last, counting)
+    pipeline.run({0: random_masks(modules, 0, 0.5)[0]})
+    assert alive == [False] * N_MICROBATCHES
+
+
 def adam_state(optimizer: torch.optim.AdamW, parameter: Tensor) -> list[Tensor]:
     state = optimizer.state[parameter]
     return [parameter.detach().clone(), *(state[k].clone() for k in sorted(state))]

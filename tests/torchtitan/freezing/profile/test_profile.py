@@ -31,10 +31,29 @@ F, B, I, W = ActionKind  # noqa: E741
 REPEATS = Repeats(ratios=(0.0, 0.5, 1.0), cold=1, kept=3)
 
 
+# Of what is in memory at a time: stages, kinds of device, parameters.
+InMemory = list[tuple[int, set[str], int]]
+
+
 @pytest.fixture(scope="module")
-def profile() -> Profile:
-    """The debug model in 3 stages, measured once."""
-    return profile_stages(config(), REPEATS, lambda response: None)
+def measured() -> tuple[Profile, InMemory]:
+    """The debug model in 3 stages, measured once, and what was in memory after each stage."""
+    alive: InMemory = []
+
+    def count(response: Response) -> None:
+        gc.collect()
+        stages = [o for o in gc.get_objects() if type(o) is FreezingStage]
+        weights = [p for s in stages for p in s.submod.parameters()]
+        alive.append(
+            (len(stages), {p.device.type for p in weights}, sum(map(torch.numel, weights)))
+        )
+
+    return profile_stages(config(), REPEATS, count), alive
+
+
+@pytest.fixture
+def profile(measured: tuple[Profile, InMemory]) -> Profile:
+    return measured[0]
 
 
 # -- one stage -------------------------------------------------------------------------------------
@@ -206,19 +225,8 @@ def test_masks_hit_their_ratios(profile: Profile) -> None:
                     assert 0.0 < min(point.fractions) <= max(point.fractions) < 1.0
 
 
-def test_one_stage_is_in_memory_at_a_time() -> None:
-    alive = []
-
-    def count(response: Response) -> None:
-        gc.collect()
-        stages = [o for o in gc.get_objects() if type(o) is FreezingStage]
-        weights = [p for s in stages for p in s.submod.parameters()]
-        alive.append(
-            (len(stages), {p.device.type for p in weights}, sum(map(torch.numel, weights)))
-        )
-
-    once = Repeats(ratios=(0.0, 1.0), cold=0, kept=1)
-    found = profile_stages(config(), once, count)
+def test_one_stage_is_in_memory_at_a_time(measured: tuple[Profile, InMemory]) -> None:
+    found, alive = measured
     assert {n for n, _, _ in alive} == {1}
     assert {tuple(devices) for _, devices, _ in alive} == {("cpu",)}
     sizes = [size for _, _, size in alive]
