@@ -24,9 +24,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "timelyfreeze"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest ones of a single process, so that none is left for one core alone."""
-    marked = pytest.Item.get_closest_marker
-    items.sort(key=lambda item: not marked(item, "ci") or bool(marked(item, "multiprocess")))
+    """Begin with the slow ones, so that none is left for one core alone at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 @pytest.fixture(autouse=True)

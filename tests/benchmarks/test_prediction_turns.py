@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import prediction_turns
 import pytest
 from prediction_turns import TABLE, main
 from turn_times import BATCHES
@@ -35,8 +36,9 @@ class Starter:
 
 
 @pytest.fixture(autouse=True)
-def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def _one_thread_and_few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(prediction_turns, "N_SAMPLES", 3)
 
 
 @pytest.fixture

@@ -32,7 +32,6 @@ def gpu_checks(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @needs_environment
 @pytest.mark.long
-@pytest.mark.ci
 @pytest.mark.timeout(2500)
 def test_what_one_gpu_can_do(tmp_path: Path) -> None:
     done = gpu_checks(

@@ -1,4 +1,7 @@
-"""Models of folders other than LLaMA's in pipelines that freeze: gradients are one process's."""
+"""Models of folders other than LLaMA's in pipelines that freeze: gradients are one process's.
+
+Ranks of a lone pipeline are emulated.
+"""
 
 import shutil
 from dataclasses import replace
@@ -57,19 +60,22 @@ def ranks_of(request, folders, tmp_path_factory):
     seen = {}
     for n in sorted({case.kind.n_processes for _, case in chosen}):
         alike = [pair for pair in chosen if pair[1].kind.n_processes == n]
+        emulated = ["--emulation.enable"] if n == 2 else []
         scenarios = [
             {
                 **case.scenario,
                 "name": f"{family}, {case.name}",
                 "args": [
                     *case.scenario["args"],
+                    *emulated,
                     "--model.flavor=hf",
                     f"--model.hf_assets_path={folders[family]}",
                 ],
             }
             for family, case in alike
         ]
-        seen |= run_scenarios(tmp_path_factory.mktemp(f"{n}"), n, scenarios, timeout_s=900)
+        folder, n_processes = tmp_path_factory.mktemp(f"{n}"), 1 if emulated else n
+        seen |= run_scenarios(folder, n_processes, scenarios, timeout_s=900)
     return seen
 
 

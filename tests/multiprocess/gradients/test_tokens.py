@@ -1,10 +1,13 @@
-"""Sampled tokens in whole runs: on every schedule, and resumed in every phase bit for bit."""
+"""Sampled tokens in whole runs: on every schedule, and resumed in every phase bit for bit.
+
+The ranks are emulated, but for replicas and shards.
+"""
 
 import math
 
 import pytest
 import torch
-from launcher import SCHEDULES, arguments, asked_for, merged, run_scenarios
+from launcher import EMULATED, SCHEDULES, arguments, asked_for, merged, run_scenarios
 from methods import PHASES, STEPS
 
 CAP = 0.4
@@ -46,14 +49,14 @@ def freezing_arguments(kind, schedule, **more):
 
 
 def cases(*, resumed):
-    """Return what is tried; long but for one kind on two schedules, and one place to resume."""
+    """Return what is tried; long but for one kind on two schedules, and two places to resume."""
     found = []
     for kind in KINDS:
         for schedule in THOROUGH if resumed or kind != "cap" else SCHEDULES:
             places = PLACES if kind == "auto" else [6]
             for place in places if resumed else [None]:
-                is_short = kind == "auto" and schedule in THOROUGH and place in (None, 2, 8)
-                marks = [] if is_short else [pytest.mark.long, pytest.mark.ci]
+                is_short = schedule in THOROUGH and place in (None, 2, 6, 8)
+                marks = [] if is_short else [pytest.mark.long]
                 values = (kind, schedule, place) if resumed else (kind, schedule)
                 found.append(pytest.param(*values, marks=marks))
     return found
@@ -71,7 +74,7 @@ def runs(request, tmp_path_factory):
             "name": f"{kind} {schedule}",
             "fake_clock": True,
             "save_at": places.get((kind, schedule), []),
-            "args": freezing_arguments(kind, schedule),
+            "args": freezing_arguments(kind, schedule, **EMULATED),
         }
         scenarios.append(whole)
         for step in whole["save_at"]:
@@ -84,10 +87,11 @@ def runs(request, tmp_path_factory):
                 / f"step-{step}",
                 checkpoint__no_initial_load_model_only=None,
                 checkpoint__load_only=None,
+                **EMULATED,
             )
-            more = {"fixed_weights": False, "save_at": [], "args": resumed}
+            more = {"fixed_weights": False, "save_at": [], "args": resumed, "after": whole["name"]}
             scenarios.append({**whole, **more, "name": f"{whole['name']} from {step}"})
-    return run_scenarios(folder, 2, scenarios, timeout_s=600)
+    return run_scenarios(folder, 1, scenarios, timeout_s=600)
 
 
 @pytest.mark.parametrize(("kind", "schedule"), cases(resumed=False))
@@ -95,9 +99,9 @@ def test_a_run_learns_in_every_step_and_samples_what_is_planned(runs, kind, sche
     check_sampled(runs[f"{kind} {schedule}"], kind)
 
 
-@pytest.mark.long
-@pytest.mark.ci
-@pytest.mark.parametrize("spread", SPREAD)
+@pytest.mark.parametrize(
+    "spread", [pytest.param(s, marks=[pytest.mark.long] if s == "HSDP" else []) for s in SPREAD]
+)
 def test_replicas_and_shards_sample_alike(tmp_path, spread):
     n_processes, keys = SPREAD[spread]
     scenario = {

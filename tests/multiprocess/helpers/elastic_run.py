@@ -23,7 +23,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from launcher import run_each_scenario
-from run_scenarios import add_tiny_flavor, fix_weights, parameters_of, use_fake_clock, whole
+from run_scenarios import add_tiny_flavors, fix_weights, parameters_of, use_fake_clock, whole
 from torch.distributed.distributed_c10d import _get_default_store
 
 from torchtitan.freezing.launch import prepare, trainer_for
@@ -192,5 +192,5 @@ def run(scenario, folder):
 
 
 if __name__ == "__main__":
-    add_tiny_flavor()
+    add_tiny_flavors()
     run_each_scenario(run)

@@ -83,7 +83,7 @@ def scenario(
         "resumes": resumes is not None,
         "args": arguments(
             **{
-                "model__flavor": "8M",
+                "model__flavor": "ten",
                 "training__dataset_path": folder / "rows.jsonl",
                 "training__seq_len": 64,
                 "training__steps": N_STEPS,

@@ -1,15 +1,15 @@
 """Runs that are made emulated and with a process for each rank: their scenarios."""
 
-from launcher import SCHEDULES, arguments
+from launcher import EMULATED, SCHEDULES, arguments
 from methods import ROWS, STEPS
 
 ROW = {row.method: row for row in ROWS}
 # No freezing, a plan, and policies that freeze the front: its stages skip their backwards whole.
 METHODS = ["none", "timelyfreeze", "autofreeze", "egeria"]
+ONE_SCHEDULE = "1F1B"  # on which two ranks run every method
 # Stops after which a run goes on in the other form.
 PLACES = {"upper bound": 3, "lower bound": 5, "ramp": 8, "stable": 11}
 COMMON = {"model__flavor": "tiny", "training__steps": STEPS, "training__max_norm": 0.5}
-EMULATED = {"emulation__enable": None}
 # One with a full and one with a split backward, packed rows, and rows to validate on.
 VALIDATION = {
     "validation__enable": None,
@@ -48,9 +48,13 @@ def compared(n_ranks, folder):
     """{name: (settings, what else a scenario has)} of runs that both forms make."""
     runs = {}
     for schedule in SCHEDULES:
-        for method in METHODS if n_ranks == 4 else ["timelyfreeze", "none"]:
+        methods = METHODS if n_ranks == 4 else ["timelyfreeze", "none"]
+        if n_ranks == 2 and schedule == ONE_SCHEDULE:
+            methods = ["none", *ROW]
+        for method in methods:
             settings = {
                 "parallelism__pipeline_parallel_degree": n_ranks,
+                "parallelism__pipeline_parallel_microbatch_size": 4 // n_ranks,
                 "parallelism__pipeline_parallel_schedule": schedule,
             }
             runs[f"{n_ranks} {method} {schedule}"] = (settings, {"method": method})
@@ -64,11 +68,13 @@ def compared(n_ranks, folder):
         runs["both"] = (zbv, {"method": "timelyfreeze+apf"})
         runs["keep chain"] = ({"freezing__first_stage": "per_tensor"}, {})
         runs["two batches"] = ({"training__global_batch_size": 16}, {})
+        runs["skipped"] = ({**zbv, "freezing__skip_input_grads": "plan"}, {})
     else:
         for schedule in ("1F1B", "ZBVZeroBubble"):
             settings = {
                 **VALIDATION,
                 "parallelism__pipeline_parallel_degree": 2,
+                "parallelism__pipeline_parallel_microbatch_size": 2,
                 "parallelism__pipeline_parallel_schedule": schedule,
             }
             runs[f"validation {schedule}"] = (settings, {})
@@ -81,6 +87,7 @@ def resumed_settings(method, saved=None):
     settings = {
         **SAVED,
         "parallelism__pipeline_parallel_degree": 2,
+        "parallelism__pipeline_parallel_microbatch_size": 2,
         "parallelism__pipeline_parallel_schedule": "ZBVZeroBubble",
         "training__global_batch_size": 16,
     }

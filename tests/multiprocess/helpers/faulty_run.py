@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from hanging_solver import hang
-from run_scenarios import add_tiny_flavor, fix_weights, use_fake_clock, whole
+from run_scenarios import add_tiny_flavors, fix_weights, use_fake_clock, whole
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from torchtitan.freezing.launch import launch
@@ -135,7 +135,7 @@ def main():
     fault, args = Fault(json.loads(Path(sys.argv[1]).read_text())), sys.argv[2:]
     fault.spoil_solver()
     fault.spoil_moving()
-    add_tiny_flavor()
+    add_tiny_flavors()
     import torchtitan.train as titan_train
 
     import torchtitan.freezing.trainer as freezing_trainer

@@ -136,22 +136,22 @@ class Case:
 def _every_day(kind_name):
     """Full and split backward, all precisions, and where cheap all modes of recomputation."""
     kind = KINDS[kind_name]
-    is_long = kind.n_processes == 8
-    yield Case(kind_name, "ZBVZeroBubble", is_long=is_long)
-    yield Case(kind_name, "1F1B", precision="bf16", recompute="selective", is_long=is_long)
-    if not is_long:
-        yield Case(kind_name, "1F1B")
-        yield Case(kind_name, "ZBVZeroBubble", precision="bf16")
-        yield Case(kind_name, "Interleaved1F1B", recompute="full")
-    yield Case(kind_name, "Interleaved1F1B", "float8", "selective", is_long=kind.n_processes > 2)
-    yield Case(kind_name, "ZBVZeroBubble", "float8", is_long=kind.n_tp > 1 or is_long)
+    is_large, is_alone = kind.n_processes == 8, kind.n_processes == 2
+    yield Case(kind_name, "ZBVZeroBubble", is_long=is_large and kind_name != "HSDP")
+    yield Case(kind_name, "1F1B", precision="bf16", recompute="selective", is_long=is_large)
+    if not is_large:
+        yield Case(kind_name, "1F1B", is_long=not is_alone)
+        yield Case(kind_name, "ZBVZeroBubble", precision="bf16", is_long=not is_alone)
+        yield Case(kind_name, "Interleaved1F1B", recompute="full", is_long=kind.n_tp > 1)
+    yield Case(kind_name, "Interleaved1F1B", "float8", "selective", is_long=not is_alone)
+    yield Case(kind_name, "ZBVZeroBubble", "float8", is_long=kind.n_tp > 1 or is_large)
 
 
 def _all_cases():
     for kind_name, kind in KINDS.items():
         short = list(_every_day(kind_name))
         if kind.n_rows > 1:
-            short = [Case(kind_name, "1F1B"), Case(kind_name, "ZBVZeroBubble")]
+            short = [Case(kind_name, "1F1B", is_long=True), Case(kind_name, "ZBVZeroBubble")]
         yield from short
         everything = itertools.chain(
             itertools.product(FULL, ("fp32", "bf16"), RECOMPUTE),

@@ -48,6 +48,9 @@ SMALL = {
     "parallelism.no_pipeline_parallel_expert_parallel_overlap": None,
 }
 
+# All ranks of the pipeline in one process, which ``test_emulation.py`` compares with real ones.
+EMULATED = {"emulation__enable": None}
+
 # All phases within a few steps of the model that the default run trains.
 FREEZING = {
     "model__flavor": "8M",
@@ -74,6 +77,8 @@ def run_scenarios(folder, n_processes, scenarios, *, timeout_s=300, script="run_
     """
     if not scenarios:
         return {}
+    if n_processes == 1:  # so that no process waits while there is something else to do
+        scenarios = sorted(scenarios, key=lambda scenario: "after" in scenario)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "scenarios.json").write_text(json.dumps(scenarios))

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from hybrids import N_MICROBATCHES
-from run_scenarios import SHORT, fix_weights
+from run_scenarios import FLAVORS, fix_weights
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 from torchtitan.models.llama3.model.args import TransformerModelArgs
@@ -42,7 +42,7 @@ def frozen_in(ranks):
 
 def model_of(seq_len):
     """Return the whole model as ``fix_weights`` leaves it."""
-    model = Transformer(TransformerModelArgs(**SHORT, max_seq_len=seq_len))
+    model = Transformer(TransformerModelArgs(**FLAVORS["short"], max_seq_len=seq_len))
     fix_weights([model])
     return model
 

@@ -29,7 +29,7 @@ from torchtitan.freezing.launch import prepare, trainer_for
 from torchtitan.upstream import fixes as upstream_fixes
 
 TINY = {"dim": 64, "n_layers": 8, "n_heads": 4, "n_kv_heads": 2, "vocab_size": 2048}
-SHORT = {**TINY, "n_layers": 4}
+FLAVORS = {"tiny": TINY, "short": {**TINY, "n_layers": 4}, "ten": {**TINY, "n_layers": 10}}
 
 
 # What activation checkpointing puts into the names of a layer's parameters.
@@ -159,18 +159,17 @@ def note_ahead(trainer, seen):
     ahead.end_batch = end_batch
 
 
-def add_tiny_flavor():
-    """Make "tiny" known, and "short" with half its layers.
+def add_tiny_flavors():
+    """Make "tiny" known, and "short" and "ten" with half its layers and with two more.
 
-    The former trains in a blink and has a layer for each of up to eight stages.
+    The first trains in a blink and has a layer for each of up to eight stages.
     """
     upstream_fixes.install()
     from torchtitan.models.llama3.model.args import TransformerModelArgs
 
     from torchtitan.hf.flavors import EXTRA_FLAVORS
 
-    EXTRA_FLAVORS["llama3"]["tiny"] = TransformerModelArgs(**TINY)
-    EXTRA_FLAVORS["llama3"]["short"] = TransformerModelArgs(**SHORT)
+    EXTRA_FLAVORS["llama3"] |= {n: TransformerModelArgs(**args) for n, args in FLAVORS.items()}
 
 
 class Told(logging.Handler):
@@ -305,11 +304,12 @@ def run(scenario, folder):
         seen["plan_files"] = sorted(path.name for path in folder_of_run.glob("plan*.json"))
         seen["switched_off"] = controller.switched_off
         frozen, elements = controller._updates.total
+        seen["frozen_elements"] = frozen, elements
         seen["average_freeze_ratio"] = frozen / max(1, elements)
     trainer.close()
     torch.save(seen, folder / f"rank_{dist.get_rank()}.pt")
 
 
 if __name__ == "__main__":
-    add_tiny_flavor()
+    add_tiny_flavors()
     run_each_scenario(run)

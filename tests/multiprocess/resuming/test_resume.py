@@ -1,10 +1,11 @@
 """A run stopped in any phase and resumed equals, bit for bit, one that never stopped.
 
 Durations are the one input that cannot repeat, so the recorder's times are replaced by fixed ones.
+The ranks are emulated; ``test_emulation.py`` goes on with real ones.
 """
 
 import pytest
-from launcher import arguments, asked_for, assert_goes_on, run_scenarios
+from launcher import EMULATED, arguments, asked_for, assert_goes_on, run_scenarios
 from methods import ROWS, STEPS
 
 # Places to stop at; the phases are those of the table of methods. Policies check at even steps.
@@ -62,6 +63,7 @@ def freezing_arguments(row, schedule, **more):
         checkpoint__enable=None,
         checkpoint__keep_latest_k=0,
         checkpoint__no_last_save_model_only=None,
+        **EMULATED,
         **row.arguments,
         **more,
     )
@@ -90,6 +92,7 @@ def runs(request, tmp_path_factory):
         whole["save_at"].append(step)
         resumed = {
             "name": f"{name} from {place}",
+            "after": name,
             "fixed_weights": False,
             "save_at": [],
             "args": freezing_arguments(
@@ -101,7 +104,7 @@ def runs(request, tmp_path_factory):
             ),
         }
         scenarios[resumed["name"]] = {**whole, **resumed}
-    return run_scenarios(folder, 2, list(scenarios.values()), timeout_s=1700)
+    return run_scenarios(folder, 1, list(scenarios.values()), timeout_s=1700)
 
 
 @pytest.mark.parametrize(("row", "schedule", "place"), CASES)

@@ -1,12 +1,12 @@
 """A run on pictures stopped and resumed equals, bit for bit, one that never stopped.
 
 Pictures come from a file and are changed at random and mixed. All are read 2.6 times, and the run
-stops within the second time.
+stops within the second time. The ranks are emulated.
 """
 
 import pytest
 from image_runs import KINDS, SCHEDULES, image_scenario
-from launcher import asked_for, assert_goes_on, run_scenarios
+from launcher import EMULATED, asked_for, assert_goes_on, run_scenarios
 from methods import STEPS
 from test_methods import ROW
 
@@ -48,6 +48,7 @@ def runs(request, tmp_path_factory):
             "checkpoint__enable": None,
             "checkpoint__keep_latest_k": 0,
             "checkpoint__no_last_save_model_only": None,
+            **EMULATED,
             **ROW["timelyfreeze+apf"].arguments,
             "freezing__first_stage": "per_tensor",  # as the paper's preset
         }
@@ -62,12 +63,12 @@ def runs(request, tmp_path_factory):
             image_scenario(
                 f"{name} resumed",
                 kind,
-                more={**more, "save_at": [], "fixed_weights": False},
+                more={**more, "save_at": [], "fixed_weights": False, "after": name},
                 **settings,
                 **from_checkpoint,
             ),
         ]
-    return run_scenarios(folder, 2, scenarios, timeout_s=900)
+    return run_scenarios(folder, 1, scenarios, timeout_s=900)
 
 
 @pytest.mark.parametrize(("kind", "schedule"), CASES)

@@ -40,7 +40,7 @@ CASES = {
     "bf16": (4, {**SHARDED, "training__mixed_precision_param": "bfloat16"}),
     "replicated": (8, {**REPLICATED, "training__steps": 16}),
 }
-LONG = {"ZBVZeroBubble", "DualPipeV", "a front that grows", "replicated"}
+LONG = {"GPipe", "1F1B", "ZBVZeroBubble", "DualPipeV", "a front that grows", "replicated"}
 NAMES = [pytest.param(n, marks=[pytest.mark.long] if n in LONG else []) for n in CASES]
 
 

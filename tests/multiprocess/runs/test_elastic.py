@@ -1,6 +1,7 @@
 """A run that moves to other pipelines as its front freezes equals one that stays where it is.
 
 The same rows come in the same steps, in float32, and so do weights, moments and what was frozen.
+Runs that stay where they are, and one that is cut anew, are emulated.
 """
 
 import itertools
@@ -20,7 +21,7 @@ from elastic_scenarios import (
     rows_of_steps,
     scenario,
 )
-from launcher import merged, run_scenarios
+from launcher import EMULATED, merged, run_scenarios
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from timelyfreeze.plots.drawing import draw_run
@@ -44,22 +45,24 @@ def written_profile(path):
 
 @pytest.fixture(scope="module")
 def runs(folder):
-    scenarios = [
-        scenario(folder, "stays", is_elastic=False),
-        scenario(
-            folder,
-            "moves",
-            is_elastic=True,
-            save_at=[7, 9],
-            metrics__enable_tensorboard=None,
-        ),
-        scenario(folder, "GPipe", is_elastic=True, parallelism__pipeline_parallel_schedule="GPipe"),
+    emulated = [
+        scenario(folder, "stays", is_elastic=False, **EMULATED),
         scenario(
             folder,
             "re-split",
             is_elastic=True,
             parallelism__partition_profile=written_profile(folder / "bounds.json"),
             **{"freezing__elastic.partition": "time", "freezing__elastic.min_ranks": 4},
+            **EMULATED,
+        ),
+    ]
+    scenarios = [
+        scenario(
+            folder,
+            "moves",
+            is_elastic=True,
+            save_at=[7, 9],
+            metrics__enable_tensorboard=None,
         ),
     ]
     paper = {"freezing__elastic.global_batch": "paper", "lr_scheduler__decay_ratio": 0.0}
@@ -85,7 +88,8 @@ def runs(folder):
         )
         for name, memory, disk in (("keeps rows", 1.0, 1.0), ("keeps none", 1e-9, 0.0))
     ]
-    seen = run_scenarios(folder, 4, scenarios, script="elastic_run.py")
+    seen = run_scenarios(folder, 1, emulated, script="elastic_run.py")
+    seen |= run_scenarios(folder, 4, scenarios, script="elastic_run.py")
     # Of three moves; rank 3 writes the run's folder. In processes of its own: torch keeps the names
     # of groups for equal meshes, which a run that moves less often would number otherwise.
     limit = {"freezing__elastic.join_limit_s": 5.0}
@@ -94,9 +98,13 @@ def runs(folder):
     resumed = [
         # In the pipeline of the start, from a checkpoint of a shorter one, and the other way round.
         scenario(folder, "resumed", is_elastic=True, resumes="moves/checkpoint/step-9"),
-        scenario(folder, "stays there", is_elastic=False, resumes="moves/checkpoint/step-7"),
         scenario(
             folder, "paper again", is_elastic=True, resumes="paper/checkpoint/step-7", **paper
+        ),
+    ]
+    emulated = [
+        scenario(
+            folder, "stays there", is_elastic=False, resumes="moves/checkpoint/step-7", **EMULATED
         ),
         # By hand, with twice the rows in two accumulations.
         scenario(
@@ -107,8 +115,10 @@ def runs(folder):
             training__steps=8,
             training__global_batch_size=16,
             lr_scheduler__decay_ratio=0.0,
+            **EMULATED,
         ),
     ]
+    seen |= run_scenarios(folder / "later", 1, emulated, script="elastic_run.py")
     return seen | run_scenarios(folder / "later", 4, resumed, script="elastic_run.py")
 
 
@@ -124,14 +134,13 @@ def planned(folder):
 
 
 def test_the_pipeline_becomes_shorter_and_replicas_take_the_free_ranks(runs):
-    for name in ("moves", "GPipe"):
-        pipelines = [
-            (ranks, replicas, rows) for _, ranks, replicas, rows in runs[name][0]["pipelines"]
-        ]
-        assert pipelines[0] == (4, 1, 8)
-        assert pipelines[-1] == (2, 2, 4)
-        # Cut anew before it became shorter, and after.
-        assert [ranks for ranks, _, _ in pipelines] == [4, 4, 2, 2]
+    pipelines = [
+        (ranks, replicas, rows) for _, ranks, replicas, rows in runs["moves"][0]["pipelines"]
+    ]
+    assert pipelines[0] == (4, 1, 8)
+    assert pipelines[-1] == (2, 2, 4)
+    # Cut anew before it became shorter, and after.
+    assert [ranks for ranks, _, _ in pipelines] == [4, 4, 2, 2]
 
 
 def test_with_all_ranks_kept_the_live_layers_are_cut_anew_by_time(runs):
@@ -146,14 +155,14 @@ def test_with_all_ranks_kept_the_live_layers_are_cut_anew_by_time(runs):
     assert [shape for _, *shape in runs["re-split"][0]["pipelines"]] == [[4, 1, 8]] * 4
 
 
-@pytest.mark.parametrize("name", ["moves", "GPipe", "re-split", "late", "resumed", "stays there"])
+@pytest.mark.parametrize("name", ["moves", "re-split", "late", "resumed", "stays there"])
 def test_no_row_is_lost_or_comes_twice(runs, name):
     expected, found = rows_of_steps(runs["stays"]), rows_of_steps(runs[name])
     assert found == {step: expected[step] for step in found}
     assert max(found) == N_STEPS
 
 
-@pytest.mark.parametrize("name", ["moves", "GPipe", "re-split", "late", "resumed", "stays there"])
+@pytest.mark.parametrize("name", ["moves", "re-split", "late", "resumed", "stays there"])
 def test_losses_and_weights_are_those_of_a_run_that_stays(runs, name):
     expected, found = losses_of_steps(runs["stays"]), losses_of_steps(runs[name])
     assert found == pytest.approx({step: expected[step] for step in found}, rel=1e-6)
@@ -162,7 +171,7 @@ def test_losses_and_weights_are_those_of_a_run_that_stays(runs, name):
         torch.testing.assert_close(have, want, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", ["moves", "GPipe", "late", "resumed", "stays there"])
+@pytest.mark.parametrize("name", ["moves", "late", "resumed", "stays there"])
 def test_what_is_frozen_is_that_of_a_run_that_stays(runs, name):
     expected = {step: set(found) for step, found in per_step(runs["stays"], "frozen").items()}
     found = {step: set(found) for step, found in per_step(runs[name], "frozen").items()}
@@ -195,7 +204,7 @@ def test_a_larger_step_is_one_of_a_run_that_accumulates_as_many_rows(runs, name)
         torch.testing.assert_close(have, want, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", ["moves", "GPipe", "resumed"])
+@pytest.mark.parametrize("name", ["moves", "resumed"])
 def test_the_average_freeze_ratio_counts_every_step(runs, name):
     def ratio(ranks):
         sums = [sum(rank["freeze_ratio_sums"][i] for rank in ranks) for i in (0, 1)]

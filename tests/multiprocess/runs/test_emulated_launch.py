@@ -1,7 +1,7 @@
 """The user's way into an emulation: torchrun with a TOML and one flag."""
 
 import pytest
-from launcher import launch
+from launcher import launch_forked
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from timelyfreeze.records.summary import summary_from_json
@@ -9,14 +9,12 @@ from timelyfreeze.records.timeline_file import timeline_file, timeline_from_json
 from timelyfreeze.schedule.order import order_from_csv
 from timelyfreeze.settings.phases import Phase
 
-pytestmark = pytest.mark.long  # continuous integration runs it
-
 
 @pytest.fixture(scope="module")
 def default_run(tmp_path_factory):
     """A shortened default run with nothing but the flag: what it printed, and its folder."""
     folder = tmp_path_factory.mktemp("outputs")
-    done = launch(
+    done = launch_forked(
         "--emulation.enable",
         "--training.seq_len=32",
         "--training.steps=14",
@@ -95,7 +93,7 @@ def test_a_prediction_is_compared_with_the_virtual_clock(default_run):
 
 
 def test_several_processes_are_refused_before_any_process_group(tmp_path):
-    done = launch("--emulation.enable", f"--job.dump_folder={tmp_path}", n_processes=2)
+    done = launch_forked("--emulation.enable", f"--job.dump_folder={tmp_path}", n_processes=2)
     assert done.returncode != 0
     assert done.stdout.count("2 processes were started; all ranks of the pipeline run in one") == 1
     assert "Traceback" not in done.stdout

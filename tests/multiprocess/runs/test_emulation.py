@@ -5,19 +5,18 @@ Gradients are clipped, so a norm that differs in its last bit would show in all 
 """
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
-from emulations import PLACES, compared, resumes, saves, scenario
+from emulations import ONE_SCHEDULE, PLACES, compared, resumes, saves, scenario
 from launcher import asked_for, merged, run_scenarios
 from methods import STEPS
 
 from tests.timelyfreeze.helpers.pipelines import eager_order
 from timelyfreeze.records.summary import summary_from_json
 from timelyfreeze.schedule.order import order_from_csv, order_to_csv
-
-pytestmark = pytest.mark.long  # continuous integration runs it
 
 RESUMED = ["timelyfreeze", "timelyfreeze+apf", "autofreeze", "egeria"]
 
@@ -127,11 +126,11 @@ def assert_same(one, ranks, after=0):
 
 
 def is_short(name):
-    """All schedules on two ranks, and on four what those do not show."""
+    """All schedules and all methods on two ranks, and on four what those do not show."""
     alone = {"4 timelyfreeze Interleaved1F1B", "4 autofreeze ZBVZeroBubble"}
-    return name.startswith("2 timelyfreeze") or name in alone | {
-        "2 none 1F1B", "csv", "both", "validation ZBVZeroBubble", "seeded 1F1B",
-    }  # fmt: skip
+    alone |= {"csv", "both", "skipped", "validation ZBVZeroBubble", "seeded 1F1B"}
+    on_two = name.startswith("2 timelyfreeze ") or re.fullmatch(rf"2 \S+ {ONE_SCHEDULE}", name)
+    return bool(on_two) or name in alone
 
 
 def names(*n_ranks, but=" of all "):
@@ -148,7 +147,7 @@ def places():
         pytest.param(
             method,
             place,
-            marks=[] if method == "timelyfreeze+apf" or place == "ramp" else [pytest.mark.long],
+            marks=[] if place == "ramp" else [pytest.mark.long],
         )
         for method in RESUMED
         for place in PLACES

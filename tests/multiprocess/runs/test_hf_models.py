@@ -22,8 +22,6 @@ from tests.torchtitan.helpers.hf_models import (
 )
 from torchtitan.hf.export import export_run
 
-pytestmark = pytest.mark.long  # continuous integration runs it
-
 SMOLLM2 = os.environ.get("TIMELYFREEZE_SMOLLM2", "")
 needs_transformers = pytest.mark.skipif(
     find_spec("transformers") is None, reason="transformers is not installed"
@@ -282,7 +280,8 @@ def test_transformers_loads_what_was_trained_and_exported(trained, tokens, monke
 
 @needs_smollm2
 @needs_transformers
-@pytest.mark.parametrize("form", FORM_CASES)
+@pytest.mark.long
+@pytest.mark.parametrize("form", FORMS)
 def test_real_weights_compute_as_in_transformers(form, tmp_path):
     n_processes, n = FORMS[form]
     path = tmp_path / "tokens.pt"

@@ -61,8 +61,6 @@ def losses(folder):
     return [(row["step"], row["train_loss"]) for row in csv.DictReader(file.open())]
 
 
-@pytest.mark.long
-@pytest.mark.ci
 @pytest.mark.timeout(240)
 def test_two_launchers_train_as_one(tmp_path):
     one = start(tmp_path / "one", 2, "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0")
@@ -90,7 +88,6 @@ def test_two_launchers_train_as_one(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.ci
 @pytest.mark.timeout(240)
 def test_a_node_that_is_late_is_waited_for(tmp_path):
     port = free_port()
@@ -109,7 +106,7 @@ def test_a_node_that_is_late_is_waited_for(tmp_path):
 
 @pytest.mark.multiprocess
 @pytest.mark.timeout(90)
-@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize("node", [0, pytest.param(1, marks=[pytest.mark.long])])
 def test_a_node_that_waits_in_vain_says_where(tmp_path, node):
     port = free_port()
     alone = start_node(tmp_path, node, port, "--rdzv_conf=timeout=3")
@@ -126,7 +123,6 @@ def test_a_node_that_waits_in_vain_says_where(tmp_path, node):
 
 
 @pytest.mark.long
-@pytest.mark.ci
 @pytest.mark.timeout(240)
 def test_a_node_that_dies_ends_the_other_at_once(tmp_path):
     port = free_port()

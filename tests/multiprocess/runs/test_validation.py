@@ -1,20 +1,27 @@
-"""Validation under a pipeline: it leaves no trace, and its loss is that of one process."""
+"""Validation under a pipeline: it leaves no trace, and its loss is that of one process.
+
+Ranks are real under one schedule and where stages are sharded, and emulated under the others.
+"""
 
 import csv
 import json
 import statistics
 
 import pytest
-from launcher import SCHEDULES, arguments, merged, run_scenarios
+from launcher import EMULATED, SCHEDULES, arguments, asked_for, merged, run_scenarios
 
 from timelyfreeze.planning.plan import plan_from_json
 from timelyfreeze.records.steps import STEPS as STEPS_FILE
 from timelyfreeze.records.summary import summary_from_json
 from torchtitan.freezing.report.text import render_report
 
-pytestmark = pytest.mark.long  # continuous integration runs it
-
-SHARDED = ["1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"]
+REAL = "1F1B"
+LONG = ("Interleaved1F1B", "InterleavedZeroBubble", "DualPipeV")
+CASES = [pytest.param(s, marks=[pytest.mark.long] if s in LONG else []) for s in SCHEDULES]
+SHARDED = [
+    pytest.param("ZBVZeroBubble"),
+    *(pytest.param(s, marks=[pytest.mark.long]) for s in ("1F1B", "InterleavedZeroBubble")),
+]
 STEPS = 9
 # Step 1 is warm-up, 2-3 upper bound, 4-5 lower bound, 6 ramp, then stable.
 PIPELINE = {
@@ -63,12 +70,13 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def two_ranks(folder):
-    scenarios = []
-    for schedule in SCHEDULES:
+def two_ranks(request, folder):
+    real, emulated = [], []
+    for (schedule,) in asked_for(request, "schedule"):
         pipeline = {
             **PIPELINE,
             **HELD_OUT,
+            **({} if schedule == REAL else EMULATED),
             "parallelism__pipeline_parallel_schedule": schedule,
         }
         changes = {
@@ -76,17 +84,17 @@ def two_ranks(folder):
             "without": {"training__seq_len": 64},
             "fixed": {**FIXED, "validation__local_batch_size": 8},
         }
-        scenarios += [
+        (real if schedule == REAL else emulated).extend(
             {
                 "name": f"{schedule} {name}",
                 "fake_clock": True,
                 "args": arguments(**{**pipeline, **more}),
             }
             for name, more in changes.items()
-        ]
+        )
     replicas = {**SINGLE, **HELD_OUT, **FIXED, "validation__local_batch_size": 4}
-    scenarios.append({"name": "replicas", "args": arguments(**replicas)})
-    return run_scenarios(folder, 2, scenarios)
+    real.append({"name": "replicas", "args": arguments(**replicas)})
+    return run_scenarios(folder, 2, real) | run_scenarios(folder, 1, emulated)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +109,7 @@ def one_rank(folder):
 
 
 @pytest.fixture(scope="module")
-def four_ranks(folder):
+def four_ranks(request, folder):
     """Stages sharded over two replicas."""
     settings = {**PIPELINE, **HELD_OUT, **FIXED, "validation__local_batch_size": 4}
     scenarios = [
@@ -114,7 +122,7 @@ def four_ranks(folder):
                 parallelism__pipeline_parallel_schedule=schedule,
             ),
         }
-        for schedule in SHARDED
+        for (schedule,) in asked_for(request, "sharded")
     ]
     return run_scenarios(folder, 4, scenarios)
 
@@ -138,7 +146,7 @@ def validation_losses(folder, name):
     return {r["step"]: r["validation_loss"] for r in found if r["validation_loss"] is not None}
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", CASES)
 def test_training_goes_on_as_if_there_were_no_validation(two_ranks, schedule):
     with_it, without = two_ranks[f"{schedule} with"], two_ranks[f"{schedule} without"]
     for key in ("losses", "grad_norms", "masks", "applied", "executed", "plan", "n_tokens"):
@@ -148,20 +156,20 @@ def test_training_goes_on_as_if_there_were_no_validation(two_ranks, schedule):
     assert max(with_it[0]["plan"].values()) > 0, "or nothing was frozen"
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", CASES)
 def test_its_loss_is_that_of_one_process(two_ranks, one_rank, folder, schedule):
     """Whatever is being frozen: nothing, everything, or what the plan says."""
     (expected,) = validation_losses(folder / "one", "single").values()
     found = validation_losses(folder, f"{schedule} fixed")
-    assert list(found) == [1, 4, 8]
+    assert list(found) == [1, 4, 8, 9]
     assert all(loss == pytest.approx(expected, rel=1e-6) for loss in found.values())
 
 
-@pytest.mark.parametrize("schedule", SHARDED)
-def test_sharded_stages_have_the_same_loss(four_ranks, one_rank, folder, schedule):
+@pytest.mark.parametrize("sharded", SHARDED)
+def test_sharded_stages_have_the_same_loss(four_ranks, one_rank, folder, sharded):
     (expected,) = validation_losses(folder / "one", "single").values()
-    found = validation_losses(folder, f"{schedule} sharded")
-    assert list(found) == [1, 4, 8]
+    found = validation_losses(folder, f"{sharded} sharded")
+    assert list(found) == [1, 4, 8, 9]
     assert all(loss == pytest.approx(expected, rel=1e-6) for loss in found.values())
 
 
@@ -181,7 +189,7 @@ def test_held_out_examples_are_not_trained_on(one_rank, folder):
     )
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", CASES)
 def test_losses_are_written_with_the_time_they_took(two_ranks, folder, schedule):
     found = examples(folder, f"{schedule} with")
     (losses,) = [s["losses"] for s in two_ranks[f"{schedule} with"] if s["losses"][0] != -1.0]
@@ -195,10 +203,10 @@ def test_losses_are_written_with_the_time_they_took(two_ranks, folder, schedule)
         if example["validation_loss"] is not None:
             assert (example["step"], example["seconds"]) == (before["step"], before["seconds"])
             assert example["train_loss"] is None
-    assert list(validation_losses(folder, f"{schedule} with")) == [1, 2, 4, 6, 8]
+    assert list(validation_losses(folder, f"{schedule} with")) == [1, 2, 4, 6, 8, 9]
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", CASES)
 def test_the_summary_says_what_happened(two_ranks, folder, schedule):
     name = f"{schedule} with"
     where = run_folder(folder, name)
@@ -206,11 +214,12 @@ def test_the_summary_says_what_happened(two_ranks, folder, schedule):
     summary, ranks = summary_from_json(text), two_ranks[name]
     assert json.loads(text)["schedule"] == schedule
     assert (summary.method, summary.model) == ("timelyfreeze", "llama3 debugmodel")
-    assert (summary.n_devices, summary.ranks_per_replica) == (2, 2)
+    assert summary.emulated_ranks == (None if schedule == REAL else 2)
+    assert summary.n_devices == summary.ranks_per_replica == len(ranks)
     assert (summary.steps, summary.steps_done) == (STEPS, STEPS)
     (losses,) = [seen["losses"] for seen in ranks if seen["losses"][0] != -1.0]
     assert summary.train_loss == summary.last_loss == losses[-1]
-    assert summary.validation_loss == validation_losses(folder, name)[8]
+    assert summary.validation_loss == validation_losses(folder, name)[STEPS]
     assert summary.seconds == pytest.approx(examples(folder, name)[-1]["seconds"], abs=1e-3)
     plan = plan_from_json((where / "plan.json").read_text())
     assert summary.batch_ms_predicted == plan.batch_ms

@@ -167,7 +167,8 @@ def test_a_broken_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_a_laptop_needs_no_torch(bounds: Path) -> None:
     program = (
         "import sys; from timelyfreeze.cli.plan import main; "
-        f"status = main([{str(bounds)!r}, '--schedules', 'GPipe', '1F1B']); "
+        f"words = [{str(bounds)!r}, '--schedules', 'GPipe', '1F1B']; "
+        "status = main(words) or main([*words, '--frozen-layers', '3']); "
         "assert 'torch' not in sys.modules and 'torchtitan' not in sys.modules; sys.exit(status)"
     )
     done = subprocess.run(
@@ -175,3 +176,4 @@ def test_a_laptop_needs_no_torch(bounds: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "shortest for each microbatch" in done.stdout
+    assert "run-ahead" in done.stdout

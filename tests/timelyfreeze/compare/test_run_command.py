@@ -244,21 +244,6 @@ def test_all_errors_are_told_before_anything_runs(
     assert not output.exists()
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--window", "0"], "--window is 0; it must be 1 or more"),
-        (["--", "--a=b"], "show starts no trainer"),
-        ([], "no summary.json below"),
-    ],
-)
-def test_errors_of_table(
-    tmp_path: Path, more: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["show", "--table", str(tmp_path), *more]) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_table_reads_runs_made_elsewhere_and_leaves_them_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

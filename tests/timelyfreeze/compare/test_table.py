@@ -189,6 +189,7 @@ def test_rows_are_in_the_order_of_the_paper(tmp_path: Path) -> None:
         ),
         ("summary.json", json.dumps({**WHAT, "method": "apf", "started_at": "noon"}), "noon"),
         ("settings.json", "[]", "settings.json is list; it must be an object"),
+        ("scores.json", "[]", "scores.json: scores is []; it must be an object"),
         (
             "steps.csv",
             "step,freeze_ratio\n1,half\n",
@@ -295,13 +296,6 @@ def test_accuracies_on_other_questions_are_not_set_against_each_other(tmp_path: 
     assert notes[0].startswith("questions differ, so accuracies cannot be compared: 1F1B none ")
     assert "MMLU test 20" in notes[0]
     assert notes[1] == "not evaluated: 1F1B fixed seed 42"
-
-
-def test_broken_scores_are_named(tmp_path: Path) -> None:
-    (write_run(tmp_path / "a", "none") / "scores.json").write_text("[]")
-    rows, notes = table(tmp_path)
-    assert rows == []
-    assert notes == [f"not read: {tmp_path / 'a'}: scores.json: scores is []; it must be an object"]
 
 
 def test_every_key_of_a_summary_is_in_the_csv(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tests.timelyfreeze.helpers.ranks import (
 )
 from timelyfreeze.control.collected import ObservedBatch
 from timelyfreeze.planning.plan import plan_to_json
-from timelyfreeze.schedule.actions import parse_action
+from timelyfreeze.schedule.actions import Action, ActionKind, parse_action
 from timelyfreeze.schedule.order import parse_order
 from timelyfreeze.schedule.schedules import one_f_one_b_order
 from timelyfreeze.settings.phases import Phase
@@ -63,6 +63,29 @@ def test_the_plan_applies_by_eq_9() -> None:
             )
         means = {stage: fraction * r for stage, r in plan.stage_mean_ratios().items()}
         assert controller.expected_stage_ratios() == pytest.approx(means)
+
+
+def test_input_gradients_are_left_out_where_the_stage_itself_is_frozen_whole_too() -> None:
+    """The first stage behind a frozen front computes its own: the plan counts on its time."""
+    order = one_f_one_b_order(3, 6)
+    ranks = Ranks(order, max_freeze_ratio=[0.8, 0.4, 0.2])
+    ranks.run(1, 12)
+    plan = ranks.controllers[0].plan
+    assert plan is not None
+    left_out = [
+        {
+            m
+            for m in range(order.n_microbatches)
+            if all(
+                plan.ratio_of(Action(front, ActionKind.FULL_BACKWARD, m)) == 1.0
+                for front in range(stage + 1)
+            )
+        }
+        for stage in range(order.n_stages)
+    ]
+    assert left_out[1] > left_out[2], "or there is nothing to tell apart"
+    for rank in range(order.n_ranks):
+        assert ranks.stages[rank][rank].without_input_grads[-1] == left_out[rank]
 
 
 @pytest.mark.parametrize("first_stage", ["all_or_nothing", "per_tensor"])

@@ -1,8 +1,11 @@
 """Controllers that go on from a checkpoint, with a plan, a policy or both, on pretended ranks."""
 
+import copy
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,34 +32,47 @@ def with_policy(
     return Ranks(ORDER, policy=kind(lambda check: FROZEN), phases=phases, **options)
 
 
-def resumed(make: Callable[[], Ranks], stopped_at: int, last_step: int) -> tuple[Ranks, Ranks]:
+@cache
+def undisturbed(
+    make: Callable[..., Ranks], *args: Any, last_step: int
+) -> tuple[Ranks, dict[int, dict[str, Any]], float]:
+    """A run at one go, what a checkpoint held after each step, and its average freeze ratio."""
+    ranks, states = make(*args), {}
+    for step in range(1, last_step + 1):
+        ranks.run(step, step)
+        states[step] = ranks.saved()
+    return ranks, states, ranks.collect()[0].average_freeze_ratio
+
+
+def resumed(
+    make: Callable[..., Ranks], *args: Any, stopped_at: int, last_step: int
+) -> tuple[Ranks, Ranks]:
     """Run at one go, and with a stop; return both, whose masks are the same."""
-    whole, before, after = make(), make(), make()
-    whole.run(1, last_step)
-    before.run(1, stopped_at)
-    state = before.saved()
-    after.load(state)
-    assert after.saved() == state, "what was loaded can be saved again"
+    whole, states, average = undisturbed(make, *args, last_step=last_step)
+    after = make(*args)
+    after.load(copy.deepcopy(states[stopped_at]))
+    assert after.saved() == states[stopped_at], "what was loaded can be saved again"
     after.run(stopped_at + 1, last_step)
     for rank, stages in enumerate(whole.stages):
         for stage in stages:
             given = list(whole.masks(rank, stage))
             assert list(after.masks(rank, stage)) == given[3 * stopped_at :]
-    assert without_stable_times(after.saved()) == without_stable_times(whole.saved())
-    averages = [each.collect()[0].average_freeze_ratio for each in (whole, after)]
-    assert averages[0] == averages[1] > 0.0
+    assert without_stable_times(after.saved()) == without_stable_times(states[last_step])
+    assert after.collect()[0].average_freeze_ratio == average > 0.0
     return whole, after
 
 
-@pytest.mark.slow
+def planned(order: ScheduleOrder, monitoring: str) -> Ranks:
+    return Ranks(order, phases=replace(PHASES, monitoring=monitoring))
+
+
 @pytest.mark.parametrize("stopped_at", [1, 3, 5, 6, 8, 11])
 @pytest.mark.parametrize("monitoring", ["halves", "mixed"])
 @ORDERS
 def test_a_resumed_run_freezes_as_one_that_never_stopped(
     order: ScheduleOrder, monitoring: str, stopped_at: int
 ) -> None:
-    phases = replace(PHASES, monitoring=monitoring)
-    whole, after = resumed(lambda: Ranks(order, phases=phases), stopped_at, 13)
+    whole, after = resumed(planned, order, monitoring, stopped_at=stopped_at, last_step=13)
     for mine, theirs in zip(whole.controllers, after.controllers, strict=True):
         assert plan_to_json(mine.plan) == plan_to_json(theirs.plan)
         assert mine.order == theirs.order
@@ -74,15 +90,17 @@ def by_metrics(n_stages: int) -> StubPolicy:
     return StubPolicy(choose, check_interval=3)
 
 
-@pytest.mark.slow
+def deciding(order: ScheduleOrder, phases: PhaseSchedule) -> Ranks:
+    return Ranks(order, policy=by_metrics(order.n_stages), phases=phases)
+
+
 @pytest.mark.parametrize("stopped_at", [1, 2, 3, 4, 5, 6, 8, 11])
 @BOTH
 @ORDERS
 def test_a_resumed_policy_decides_as_one_that_never_stopped(
     order: ScheduleOrder, phases: PhaseSchedule, stopped_at: int
 ) -> None:
-    policy = by_metrics(order.n_stages)
-    whole, after = resumed(lambda: Ranks(order, policy=policy, phases=phases), stopped_at, 14)
+    whole, after = resumed(deciding, order, phases, stopped_at=stopped_at, last_step=14)
     for rank, stages in enumerate(whole.stages):
         for stage in stages:
             cut = whole.stages[rank][stage].without_input_grads[3 * stopped_at :]

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.timelyfreeze.helpers.pipelines import random_bounds, random_order
@@ -95,7 +95,6 @@ def test_long_actions_have_more_weight_than_short_ones() -> None:
 
 
 @given(seed=st.integers(0, 10**6), overhead_ms=st.sampled_from([0.0, 0.7]))
-@settings(deadline=None, max_examples=50)
 def test_moved_bounds_explain_what_was_seen(seed: int, overhead_ms: float) -> None:
     """Messages keep their overhead: an action's own time is what was seen of it."""
     dag = build_dag(random_order(seed))

@@ -1,12 +1,20 @@
 """A checkpoint of some processes, gone on from by others."""
 
+import copy
 import threading
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
 
-from tests.timelyfreeze.emulation.test_controller import EmulatedRanks
+from tests.timelyfreeze.emulation.test_controller import (
+    LAST_STEP,
+    ORDERS,
+    PLACES,
+    EmulatedRanks,
+    whole_run,
+)
 from tests.timelyfreeze.helpers.pipelines import hand_order
 from tests.timelyfreeze.helpers.ranks import PHASES, Ranks, linear_ms, without_stable_times
 from timelyfreeze.control.replica_states import merge_replicas
@@ -16,8 +24,6 @@ from timelyfreeze.schedule.order import ScheduleOrder
 from timelyfreeze.schedule.schedules import one_f_one_b_order
 
 ORDER = one_f_one_b_order(2, 4)
-PLACES = {"warm-up": 1, "upper bound": 3, "lower bound": 5, "solved": 6, "ramp": 8, "stable": 11}
-LAST_STEP = 13
 
 
 class UnevenRanks(Ranks):
@@ -41,20 +47,34 @@ def uneven_ms(action: Action, fraction: float) -> float:
     return (2.0 + action.stage) * linear_ms(action, fraction)
 
 
-@pytest.mark.slow
+@cache
+def undisturbed(monitoring: str) -> Ranks:
+    ranks = Ranks(ORDER, phases=replace(PHASES, monitoring=monitoring), duration_ms=uneven_ms)
+    ranks.run(1, LAST_STEP)
+    return ranks
+
+
+@cache
+def states_of(n_replicas: int, monitoring: str) -> dict[str, dict[str, Any]]:
+    """What a checkpoint holds at each place."""
+    phases = replace(PHASES, monitoring=monitoring)
+    ranks, states, last = UnevenRanks(ORDER, phases=phases, n_replicas=n_replicas), {}, 0
+    for place, stop in PLACES.items():
+        ranks.run(last + 1, stop)
+        states[place], last = ranks.saved(), stop
+    return states
+
+
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("monitoring", ["halves", "mixed"])
 @pytest.mark.parametrize("sizes", [(1, 2), (2, 1), (2, 3), (2, 2)])
 def test_more_or_fewer_replicas_freeze_as_if_nothing_had_changed(
     sizes: tuple[int, int], monitoring: str, place: str
 ) -> None:
-    phases = replace(PHASES, monitoring=monitoring)
-    stop = PLACES[place]
-    whole = Ranks(ORDER, phases=phases, duration_ms=uneven_ms)
-    before, after = (UnevenRanks(ORDER, phases=phases, n_replicas=n) for n in sizes)
-    whole.run(1, LAST_STEP)
-    before.run(1, stop)
-    after.load(before.saved())
+    n_before, n_after = sizes
+    phases, stop = replace(PHASES, monitoring=monitoring), PLACES[place]
+    whole, after = undisturbed(monitoring), UnevenRanks(ORDER, phases=phases, n_replicas=n_after)
+    after.load(copy.deepcopy(states_of(n_before, monitoring)[place]))
     after.run(stop + 1, LAST_STEP)
     want = plan_to_json(whole.controllers[0].plan)
     for rank, controller in enumerate(after.controllers):
@@ -67,14 +87,12 @@ def test_more_or_fewer_replicas_freeze_as_if_nothing_had_changed(
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_pipeline_of_replicas_goes_on_emulated_and_back(place: str) -> None:
-    order, stop = hand_order("v_shape"), PLACES[place]
-    whole, several = Ranks(order), Ranks(order, n_replicas=2)
-    for ranks in (whole, several):
-        ranks.run(1, stop)
+    order, stop = ORDERS["v_shape"], PLACES[place]
+    whole = whole_run(Ranks, "v_shape").ranks
     emulated, back = EmulatedRanks(order), Ranks(order, n_replicas=2)
-    emulated.controller.load_state_dict(several.saved())
+    emulated.controller.load_state_dict(whole_run(Ranks, "v_shape", n_replicas=2).saved(place))
     back.load(emulated.saved())
-    for ranks in (whole, emulated, back):
+    for ranks in (emulated, back):
         ranks.run(stop + 1, LAST_STEP)
     want = pytest.approx(list(whole.controllers[0].plan.ratios))
     assert list(emulated.controller.plan.ratios) == want

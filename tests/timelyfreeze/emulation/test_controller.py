@@ -1,8 +1,10 @@
 """A controller of all ranks beside controllers of one rank each, and checkpoints between them."""
 
+import copy
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from tests.timelyfreeze.helpers.ranks import (
     without_stable_times,
 )
 from tests.timelyfreeze.helpers.stub_policy import StubMeter, StubPolicy
+from timelyfreeze.control.collected import CollectedMetrics
 from timelyfreeze.control.policy_checks import PolicyChecks
 from timelyfreeze.emulation.controller import EmulatedController, merge_states, split_state
 from timelyfreeze.emulation.recorder import EmulatedRecorder
@@ -121,15 +124,39 @@ def ratios(controller: Any) -> dict[str, float]:
     return dict(zip(map(str, controller.plan.actions), controller.plan.ratios, strict=True))
 
 
+PLACES = {"warm-up": 1, "upper bound": 3, "lower bound": 5, "solved": 6, "ramp": 8, "stable": 11}
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A run at one go, and what a checkpoint held at each of ``PLACES``."""
+
+    ranks: Any
+    metrics: CollectedMetrics
+    states: dict[str, dict[str, Any]]
+
+    def saved(self, place: str) -> dict[str, Any]:
+        return copy.deepcopy(self.states[place])
+
+
+@cache
+def whole_run(kind: type, name: str, **settings: Any) -> Whole:
+    ranks, states, last = kind(ORDERS[name], **settings), {}, 0
+    for place, stop in PLACES.items():
+        ranks.run(last + 1, stop)
+        states[place], last = ranks.saved(), stop
+    ranks.run(last + 1, LAST_STEP)
+    metrics = ranks.controller.collect() if kind is EmulatedRanks else ranks.collect()[0]
+    return Whole(ranks, metrics, states)
+
+
 # -- without checkpoints ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ORDERS)
 def test_it_plans_and_freezes_as_ranks_with_a_process_each(name: str) -> None:
     order = ORDERS[name]
-    alone, emulated = Ranks(order), EmulatedRanks(order)
-    alone.run(1, LAST_STEP)
-    emulated.run(1, LAST_STEP)
+    alone, emulated = whole_run(Ranks, name).ranks, whole_run(EmulatedRanks, name).ranks
     controller = emulated.controller
     assert controller.plan is not None
     assert sum(controller.plan.ratios) > 0
@@ -178,22 +205,18 @@ def test_a_batch_takes_what_the_plan_says(max_freeze_ratio: float, skip_input_gr
 
 # -- checkpoints -----------------------------------------------------------------------------------
 
-PLACES = {"warm-up": 1, "upper bound": 3, "lower bound": 5, "solved": 6, "ramp": 8, "stable": 11}
-
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", ["1F1B", "v_shape"])
 def test_a_run_goes_on_emulated(name: str, place: str) -> None:
     order, stop = ORDERS[name], PLACES[place]
-    whole, resumed = Ranks(order), EmulatedRanks(order)
-    whole.run(1, stop)
-    resumed.controller.load_state_dict(whole.saved())
-    whole.run(stop + 1, LAST_STEP)
+    whole, resumed = whole_run(Ranks, name), EmulatedRanks(order)
+    resumed.controller.load_state_dict(whole.saved(place))
     resumed.run(stop + 1, LAST_STEP)
-    assert ratios(resumed.controller) == pytest.approx(ratios(whole.controllers[0]))
+    assert ratios(resumed.controller) == pytest.approx(ratios(whole.ranks.controllers[0]))
     for stage in range(order.n_stages):
-        assert masks_of(resumed, stage) == masks_of(whole, stage)[3 * stop :]
-    got, want = resumed.controller.collect(), whole.collect()[0]
+        assert masks_of(resumed, stage) == masks_of(whole.ranks, stage)[3 * stop :]
+    got, want = resumed.controller.collect(), whole.metrics
     assert got.average_freeze_ratio == pytest.approx(want.average_freeze_ratio)
 
 
@@ -201,15 +224,13 @@ def test_a_run_goes_on_emulated(name: str, place: str) -> None:
 @pytest.mark.parametrize("name", ["1F1B", "v_shape"])
 def test_an_emulated_run_goes_on_with_a_process_for_each_rank(name: str, place: str) -> None:
     order, stop = ORDERS[name], PLACES[place]
-    whole, resumed = EmulatedRanks(order), Ranks(order)
-    whole.run(1, stop)
-    resumed.load(whole.saved())
-    whole.run(stop + 1, LAST_STEP)
+    whole, resumed = whole_run(EmulatedRanks, name), Ranks(order)
+    resumed.load(whole.saved(place))
     resumed.run(stop + 1, LAST_STEP)
-    assert ratios(whole.controller) == pytest.approx(ratios(resumed.controllers[0]))
+    assert ratios(whole.ranks.controller) == pytest.approx(ratios(resumed.controllers[0]))
     for stage in range(order.n_stages):
-        assert masks_of(resumed, stage) == masks_of(whole, stage)[3 * stop :]
-    got, want = resumed.collect()[0], whole.controller.collect()
+        assert masks_of(resumed, stage) == masks_of(whole.ranks, stage)[3 * stop :]
+    got, want = resumed.collect()[0], whole.metrics
     assert got.average_freeze_ratio == pytest.approx(want.average_freeze_ratio)
 
 
@@ -217,21 +238,19 @@ def test_an_emulated_run_goes_on_with_a_process_for_each_rank(name: str, place: 
 def test_mixed_monitoring_goes_both_ways(place: str) -> None:
     order, stop = ORDERS["v_shape"], PLACES[place]
     phases = replace(PHASES, monitoring="mixed")
-    alone, emulated = Ranks(order, phases=phases), EmulatedRanks(order, phases=phases)
-    for ranks in (alone, emulated):
-        ranks.run(1, stop)
+    alone, emulated = (whole_run(kind, "v_shape", phases=phases) for kind in (Ranks, EmulatedRanks))
     there, back = Ranks(order, phases=phases), EmulatedRanks(order, phases=phases)
-    there.load(emulated.saved())
-    back.controller.load_state_dict(alone.saved())
-    for ranks in (alone, emulated, there, back):
+    there.load(emulated.saved(place))
+    back.controller.load_state_dict(alone.saved(place))
+    for ranks in (there, back):
         ranks.run(stop + 1, LAST_STEP)
-    want = ratios(alone.controllers[0])
+    want = ratios(alone.ranks.controllers[0])
     assert sum(want.values()) > 0
-    for controller in (emulated.controller, there.controllers[0], back.controller):
+    for controller in (emulated.ranks.controller, there.controllers[0], back.controller):
         assert ratios(controller) == pytest.approx(want)
     for stage in range(order.n_stages):
-        tail = masks_of(alone, stage)[3 * stop :]
-        assert masks_of(emulated, stage)[3 * stop :] == tail
+        tail = masks_of(alone.ranks, stage)[3 * stop :]
+        assert masks_of(emulated.ranks, stage)[3 * stop :] == tail
         assert masks_of(there, stage) == masks_of(back, stage) == tail
 
 
@@ -254,14 +273,12 @@ def test_what_only_one_of_the_ranks_knows_is_kept() -> None:
 @pytest.mark.parametrize("place", PLACES)
 def test_an_emulated_run_resumes_as_if_it_had_not_stopped(place: str) -> None:
     order, stop = ORDERS["interleaved"], PLACES[place]
-    whole, resumed = EmulatedRanks(order), EmulatedRanks(order)
-    whole.run(1, stop)
-    resumed.controller.load_state_dict(whole.saved())
-    assert resumed.saved() == whole.saved()
-    whole.run(stop + 1, LAST_STEP)
+    whole, resumed = whole_run(EmulatedRanks, "interleaved"), EmulatedRanks(order)
+    resumed.controller.load_state_dict(whole.saved(place))
+    assert resumed.saved() == whole.saved(place)
     resumed.run(stop + 1, LAST_STEP)
-    assert without_stable_times(resumed.saved()) == without_stable_times(whole.saved())
-    assert ratios(resumed.controller) == ratios(whole.controller)
+    assert without_stable_times(resumed.saved()) == without_stable_times(whole.ranks.saved())
+    assert ratios(resumed.controller) == ratios(whole.ranks.controller)
 
 
 def test_every_rank_gets_the_times_of_its_own_stages_and_its_own_span() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from timelyfreeze.files.plain_json import read_object
+from timelyfreeze.files.plain_json import number_of, read_object, whole_of
 
 
 @pytest.mark.parametrize(
@@ -33,3 +35,10 @@ def test_whole_characters_are_read(tmp_path: Path) -> None:
     path = tmp_path / "file.json"
     path.write_text('{"\\ud83d\\ude00": "ä"}')
     assert read_object(path) == {"\U0001f600": "ä"}
+
+
+@pytest.mark.parametrize("value", [True, False, "1", None, [1], math.nan, math.inf, 10**400])
+def test_what_is_no_finite_number_is_refused(value: Any) -> None:
+    for read in (number_of, whole_of):
+        with pytest.raises(ValueError, match=r"^a\.b is .*; it must be "):
+            read("a.b", value)

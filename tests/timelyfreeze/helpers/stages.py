@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from hypothesis import settings
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -33,6 +34,8 @@ V_SHAPED = [torch_schedules.ScheduleZBVZeroBubble, torch_schedules.ScheduleDualP
 # With one stage, which is first and last.
 SINGLE = [torch_schedules.ScheduleGPipe, torch_schedules.Schedule1F1B]
 EVERY = [FULL, SPLIT, LOOPED, *V_SHAPED, *SINGLE]
+# Of tests that run under several schedules: the examples of one test, for all of them together.
+by_schedule = settings(max_examples=settings().max_examples // 5)
 
 Samples = Mapping[int, Mapping[int, TokenSample]]  # likewise
 Masks = Mapping[int, Mapping[int, np.ndarray]]  # stage -> microbatch -> mask

@@ -2,7 +2,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from timelyfreeze.masks.selection import (
@@ -176,7 +176,6 @@ def test_fraction_misses_by_a_small_tensor_only(ratio: float) -> None:
     st.floats(0.0, 1.0),
     st.integers(0, 2**32),
 )
-@settings(deadline=None, max_examples=300)
 def test_any_sizes_and_ratio_stay_within_the_bound(
     sizes: list[int], ratio: float, seed: int
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import clarabel
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import timelyfreeze.planning.lp
@@ -68,7 +68,6 @@ def check_as_good_as_simplex(dag: PipelineDag, bounds: DurationBounds, lp: Freez
 
 
 @given(seeds)
-@settings(deadline=None, max_examples=150)
 def test_random_pipelines_and_caps(seed: int) -> None:
     dag, bounds, caps = random_program(seed)
     check_as_good_as_simplex(dag, bounds, build_lp(dag, bounds, caps))
@@ -122,7 +121,6 @@ def test_odd_durations_with_slow_and_fast_links(name: str, kind: str) -> None:
 
 
 @given(seeds)
-@settings(deadline=None, max_examples=40)
 def test_some_ratios_decided_beforehand(seed: int) -> None:
     dag, bounds, caps = random_program(seed)
     lp = build_lp(dag, bounds, caps)
@@ -272,7 +270,6 @@ def test_without_clarabel_simplex_solves_and_it_is_said_once(
 
 
 @given(seeds, st.sampled_from(CAPS))
-@settings(deadline=None, max_examples=40)
 def test_stages_frozen_whole(seed: int, cap: float) -> None:
     """With either solver inside: ratios of 0 and 1, the cap kept, none of them in vain."""
     dag = build_dag(one_f_one_b_order(3, 5))

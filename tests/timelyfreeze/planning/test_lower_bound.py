@@ -58,4 +58,8 @@ def test_bounds_and_duals_of_both_signs() -> None:
     dag = build_dag(parse_order(["0F0 0B0"]))
     lp = build_lp(dag, DurationBounds(np.array([2.0, 1.0]), np.array([2.0, 2.0])), 0.5)
     for signs in itertools.product([-1.0, 1.0], repeat=3):
-        assert lower_bound(lp, np.array(signs), 2.0) * lp.scale_ms <= 3.5
+        bound = lower_bound(lp, np.array(signs), 2.0)
+        assert bound * lp.scale_ms <= 3.5
+        first, second, budget = signs
+        counted = np.array([max(first, 0.0), max(second, 0.0), min(budget, 0.0)])
+        assert bound == lower_bound(lp, counted, 2.0)

@@ -4,7 +4,7 @@ import itertools
 import highspy
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import timelyfreeze.planning.lp
@@ -159,7 +159,6 @@ def solve_dense(dag: PipelineDag, bounds: DurationBounds, cap: float) -> tuple[f
 
 
 @given(seeds, seeds, caps)
-@settings(deadline=None, max_examples=40)
 def test_agrees_with_the_program_as_printed(seed: int, duration_seed: int, cap: float) -> None:
     dag = build_dag(random_order(seed))
     bounds = random_bounds(dag, duration_seed)
@@ -195,7 +194,6 @@ def test_no_grid_point_is_better(rows: list[str], cap: float) -> None:
 
 
 @given(seeds, seeds)
-@settings(deadline=None, max_examples=30)
 def test_batch_time_falls_from_unfrozen_to_frozen(seed: int, duration_seed: int) -> None:
     dag = build_dag(random_order(seed))
     bounds = random_bounds(dag, duration_seed)
@@ -207,7 +205,6 @@ def test_batch_time_falls_from_unfrozen_to_frozen(seed: int, duration_seed: int)
 
 
 @given(seeds, seeds, caps)
-@settings(deadline=None, max_examples=40)
 def test_plan_keeps_every_constraint(seed: int, duration_seed: int, cap: float) -> None:
     dag = build_dag(random_order(seed))
     bounds = random_bounds(dag, duration_seed)

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.timelyfreeze.helpers.pipelines import hand_order, random_bounds, random_order
@@ -53,7 +53,6 @@ def test_limit_is_infinite_if_freezing_leaves_nothing() -> None:
 
 
 @given(st.integers(0, 10**6))
-@settings(deadline=None, max_examples=40)
 def test_ends_of_the_range_are_the_bounds_themselves(seed: int) -> None:
     dag = build_dag(random_order(seed))
     bounds = random_bounds(dag, seed)
@@ -83,7 +82,6 @@ def test_refuses_ratios(
 
 
 @given(st.integers(0, 10**6))
-@settings(deadline=None, max_examples=40)
 def test_json_round_trip_is_exact(seed: int) -> None:
     dag = build_dag(random_order(seed))
     bounds = replace(random_bounds(dag, seed), outside_ms=seed / 7.0)

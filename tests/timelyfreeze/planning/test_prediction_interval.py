@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from functools import cache
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ DAG = build_dag(ORDER)
 # Of the logarithm, so that 0.85 and 1.2 are its 10th and 90th percentile, as measured
 # (docs/results/prediction.md, drift).
 DRIFT = math.log(1.2 / 0.85) / (2 * 1.2816)
-N_RUNS = 60
+N_RUNS = 30
 
 
 class Machine:
@@ -75,6 +76,7 @@ def monitored(machine: Machine, n: int, n_warmup: int) -> list[RankTimes]:
     ]
 
 
+@cache
 def in_interval(
     seed: int, n: int, drift: float, noise: float, lasts: float = 2.0, n_warmup: int = 0
 ) -> tuple[bool, float]:

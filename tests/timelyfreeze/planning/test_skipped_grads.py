@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.timelyfreeze.helpers.pipelines import hand_order, random_bounds, random_order
@@ -96,7 +96,6 @@ def test_a_plan_with_skips_by_hand() -> None:
     seed=st.integers(0, 10**6),
     depths=st.lists(st.integers(0, 5), min_size=8, max_size=8),
 )
-@settings(max_examples=30)
 def test_skips_make_nothing_longer(seed: int, depths: list[int]) -> None:
     dag = build_dag(random_order(seed))
     bounds = random_bounds(dag, seed)

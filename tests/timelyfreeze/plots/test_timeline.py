@@ -233,11 +233,13 @@ def random_timelines(order: ScheduleOrder) -> list[Timeline]:
     return timelines
 
 
-@pytest.mark.slow
-def test_sixteen_ranks_and_64_microbatches_are_drawn_soon_and_in_a_small_file(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("n_ranks", "n_microbatches"), [(4, 16), pytest.param(16, 64, marks=pytest.mark.long)]
+)
+def test_many_ranks_and_microbatches_are_drawn_soon_and_in_a_small_file(
+    tmp_path: Path, n_ranks: int, n_microbatches: int
 ) -> None:
-    timelines = random_timelines(one_f_one_b_order(16, 64))
+    timelines = random_timelines(one_f_one_b_order(n_ranks, n_microbatches))
     began = time.process_time()
     png, svg = save(timeline_figure(timelines, "1F1B"), tmp_path, "large")
     assert time.process_time() - began < 10.0, "the issue's own limit"

@@ -2,7 +2,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.timelyfreeze.helpers.toy_model import (
@@ -104,7 +104,6 @@ def test_norms_that_are_not_finite_freeze_nothing() -> None:
     ]
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.lists(norms, min_size=2, max_size=6), st.sampled_from([25.0, 50.0, 80.0]))
 def test_a_prefix_never_shrinks(rows: list[list[float]], percentile: float) -> None:
     for change in ("absolute", "signed"):

@@ -2,7 +2,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.timelyfreeze.helpers.toy_model import (
@@ -83,7 +83,6 @@ def test_norms_that_are_not_finite_change_nothing() -> None:
     assert lengths(PipeTransformer(alpha=0.5), *rows) == [0, 2, 2, 2, 3]
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     st.lists(
         st.lists(st.floats(0.0, 3.0), min_size=6, max_size=6),

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.timelyfreeze.helpers.toy_model import of_tensors, toy_layout
@@ -65,7 +65,6 @@ def test_whole_numbers_survive_rounding() -> None:
     assert whole_layers(28.9, 100) == 28
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.integers(1, 60), st.floats(0.01, 0.99))
 def test_the_last_layer_is_never_frozen(n_layers: int, rate: float) -> None:
     length = 0.0

@@ -2,7 +2,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.timelyfreeze.helpers.toy_model import (
@@ -137,7 +137,6 @@ def test_norms_that_are_not_finite_freeze_nothing() -> None:
     assert lengths(policy, [math.nan] * 4, [0.0] * 4) == [0, 0, 0, 2]
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     st.lists(
         st.lists(st.sampled_from([0.0, 0.5, 0.99, 1.0, 3.0]), min_size=6, max_size=6),

@@ -34,10 +34,12 @@ Masks = dict[int, dict[int, np.ndarray]]
 pytestmark = pytest.mark.usefixtures("one_rank")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _own_code() -> Iterator[None]:
+    """Forget what other tests compiled; here, blocks that are alike share what is compiled."""
     torch.compiler.reset()
-    yield
+    with torch._dynamo.config.patch(recompile_limit=64):
+        yield
     torch.compiler.reset()
 
 
@@ -92,7 +94,6 @@ def run_both(
     return ran, expected(plain, ran.executed, masks)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("schedule", [FULL, *SINGLE])
 @pytest.mark.parametrize("ratio", [0.0, 0.3, 0.7, 1.0])
 def test_gradients_are_those_of_eager_blocks_with_the_same_masks(
@@ -113,7 +114,6 @@ def test_gradients_stay_right_where_the_chain_of_the_first_stage_is_kept() -> No
     assert_equal(*run_both(make_modules(), FULL, seed=5, ratio=0.8, per_tensor=True))
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 @pytest.mark.parametrize("reshard_after_forward", [False, True])
 def test_gradients_stay_right_under_fsdp(reshard_after_forward: bool) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -72,7 +72,6 @@ FORWARDS: dict[str, Callable[[Net, Tensor], Any]] = {
 
 @pytest.mark.parametrize("name", FORWARDS)
 @given(mask=st.lists(st.booleans(), min_size=N_PARAMETERS, max_size=N_PARAMETERS))
-@settings(deadline=None, max_examples=32)
 def test_live_gradients_are_exact_and_frozen_ones_none(name: str, mask: list[bool]) -> None:
     net, x = Net(), make_input()
     *wanted, wanted_input = unmasked(FORWARDS[name], net, x)

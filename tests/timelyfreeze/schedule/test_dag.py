@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.timelyfreeze.helpers.pipelines import (
@@ -95,7 +95,6 @@ def test_a_graph_of_other_rows_by_hand() -> None:
 
 
 @given(seeds)
-@settings(deadline=None, max_examples=60)
 def test_dag_is_complete_and_acyclic(seed: int) -> None:
     order = random_order(seed)
     dag = build_dag(order)
@@ -123,7 +122,6 @@ def test_arrays_cannot_be_changed() -> None:
 
 
 @given(seeds, seeds)
-@settings(deadline=None, max_examples=80)
 def test_start_times_are_those_of_a_simulated_pipeline(seed: int, duration_seed: int) -> None:
     order = random_order(seed)
     dag = build_dag(order)
@@ -155,7 +153,6 @@ def test_batch_may_end_on_another_stage() -> None:
 
 
 @given(seeds, seeds)
-@settings(deadline=None, max_examples=60)
 def test_critical_path_is_a_chain_as_long_as_the_batch(seed: int, duration_seed: int) -> None:
     dag = build_dag(random_order(seed))
     durations = np.random.default_rng(duration_seed).uniform(0.1, 3.0, len(dag.actions))

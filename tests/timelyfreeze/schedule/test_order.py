@@ -1,7 +1,7 @@
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.timelyfreeze.helpers.pipelines import (
@@ -74,7 +74,6 @@ def test_error_shows_the_whole_order_in_short_lines() -> None:
 
 
 @given(st.integers(0, 10**6))
-@settings(deadline=None, max_examples=50)
 def test_csv_round_trip(seed: int) -> None:
     order = random_order(seed)
     assert order_from_csv(order_to_csv(order)) == order

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.timelyfreeze.helpers.pipelines import BY_HAND, hand_order, random_order, simulate
@@ -33,7 +33,6 @@ def own(order: ScheduleOrder, rank: int, durations_ms: dict[Action, float]) -> d
 
 
 @given(seed=st.integers(0, 10**6))
-@settings(deadline=None, max_examples=60)
 def test_batch_times_are_found_without_a_common_clock(seed: int) -> None:
     order = random_order(seed)
     durations_ms = random_durations(order, seed)

@@ -2,7 +2,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.timelyfreeze.helpers.pipelines import hand_order, random_bounds, random_order
@@ -125,7 +125,6 @@ def test_validate_refuses(
 
 
 @given(st.integers(0, 10**6))
-@settings(deadline=None, max_examples=40)
 def test_json_round_trip_is_exact(seed: int) -> None:
     dag = build_dag(random_order(seed))
     made = random_bounds(dag, seed)

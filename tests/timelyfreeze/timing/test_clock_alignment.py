@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.timelyfreeze.helpers.pipelines import random_order
@@ -101,7 +101,6 @@ def test_an_action_that_nobody_saw_is_named() -> None:
 
 
 @given(seed=st.integers(0, 10**6))
-@settings(deadline=None, max_examples=60)
 def test_known_links_bring_back_the_clock(seed: int) -> None:
     """Whatever rules are tight, the truth keeps them all, and so does what is found."""
     order = random_order(seed)
@@ -116,7 +115,6 @@ def test_known_links_bring_back_the_clock(seed: int) -> None:
 
 
 @given(seed=st.integers(0, 10**6))
-@settings(deadline=None, max_examples=60)
 def test_a_chain_of_ranks_that_waits_for_every_message_is_found_exactly(seed: int) -> None:
     """One microbatch: every message is waited for, there and back, and links are alike both ways.
 

@@ -5,7 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import timelyfreeze.planning.lp
@@ -101,7 +101,6 @@ def test_no_message_passes_within_a_rank() -> None:
 
 
 @given(seed=SEEDS, fraction=st.sampled_from([None, 0.999999999]))
-@settings(deadline=None, max_examples=60)
 def test_a_batch_lasts_as_long_as_its_events(seed: int, fraction: float | None) -> None:
     """Shared processors that are almost enough take the other way through the code."""
     dag = build_dag(random_order(seed))
@@ -114,7 +113,6 @@ def test_a_batch_lasts_as_long_as_its_events(seed: int, fraction: float | None) 
 
 
 @given(seed=SEEDS, n_processors=st.floats(0.5, 3.0))
-@settings(deadline=None, max_examples=60)
 def test_messages_on_their_way_take_no_processor(seed: int, n_processors: float) -> None:
     dag = build_dag(random_order(seed))
     durations = np.random.default_rng(seed).uniform(0.1, 2.0, len(dag.actions))
@@ -128,7 +126,6 @@ def test_messages_on_their_way_take_no_processor(seed: int, n_processors: float)
 
 
 @given(seed=SEEDS)
-@settings(deadline=None, max_examples=60)
 def test_ranks_without_a_common_clock_know_when_messages_let_them_begin(seed: int) -> None:
     dag = build_dag(random_order(seed))
     durations = np.random.default_rng(seed).uniform(0.5, 5.0, len(dag.actions))
@@ -199,7 +196,6 @@ def with_links(dag: PipelineDag, bounds: DurationBounds, seed: int) -> DurationB
 
 @pytest.mark.slow
 @given(seed=SEEDS, cap=st.sampled_from([0.0, 0.3, 0.8, 1.0]))
-@settings(deadline=None, max_examples=30)
 def test_no_plan_is_faster_than_the_program_written_by_hand(seed: int, cap: float) -> None:
     dag = build_dag(random_order(seed))
     bounds = with_links(dag, random_bounds(dag, seed), seed + 1)
@@ -231,7 +227,6 @@ def test_from_the_inside_it_is_the_same_plan(
 
 
 @given(seed=SEEDS, n_processors=st.floats(0.6, 2.5))
-@settings(deadline=None, max_examples=20)
 def test_ranks_that_fraction_cores_wait_for_messages_and_for_work(
     seed: int, n_processors: float
 ) -> None:
@@ -281,7 +276,6 @@ def test_no_grid_point_is_better_with_messages(cap: float) -> None:
 
 
 @given(seed=SEEDS, cap=st.sampled_from([0.0, 0.3, 0.8, 1.0]))
-@settings(deadline=None, max_examples=40)
 def test_a_plan_takes_messages_into_account(seed: int, cap: float) -> None:
     dag = build_dag(random_order(seed))
     plain = random_bounds(dag, seed)

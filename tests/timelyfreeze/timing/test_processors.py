@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.timelyfreeze.helpers.pipelines import hand_order, random_order, simulate
@@ -28,7 +28,6 @@ def random_times(n_actions: int, seed: int) -> np.ndarray:
 
 
 @given(seed=SEEDS, more=st.sampled_from([0.0, 0.5, 3.0]))
-@settings(deadline=None, max_examples=60)
 def test_with_a_processor_for_each_rank_a_batch_is_its_longest_path(seed: int, more: float) -> None:
     order = random_order(seed)
     dag = build_dag(order)
@@ -42,7 +41,6 @@ def test_with_a_processor_for_each_rank_a_batch_is_its_longest_path(seed: int, m
 
 
 @given(seed=SEEDS, fraction=st.floats(0.1, 0.99))
-@settings(deadline=None, max_examples=100)
 def test_a_shared_batch_is_never_shorter_than_its_longest_path_or_its_work(
     seed: int, fraction: float
 ) -> None:

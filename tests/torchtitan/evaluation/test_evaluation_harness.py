@@ -249,8 +249,7 @@ def check_equal_prompts(
         assert asked(task, n_shots, local) == alone, task
 
 
-@pytest.mark.long
-@pytest.mark.ci
+@pytest.mark.slow
 def test_prompts_are_those_of_lm_eval_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,8 +259,7 @@ def test_prompts_are_those_of_lm_eval_left_alone(
     check_equal_prompts(files, tmp_path / "hub", ["anatomy", "virology"], tasks, monkeypatch)
 
 
-@pytest.mark.long
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.skipif(not REAL.is_dir(), reason="no real questions in ../shared/data/eval")
 def test_real_prompts_are_those_of_lm_eval_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -354,8 +352,7 @@ def test_the_task_files_that_are_included_are_those_of_the_tasks() -> None:
 # -- a model of transformers -----------------------------------------------------------------------
 
 
-@pytest.mark.long
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_small_model_is_scored_as_its_logits_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -165,6 +165,15 @@ def test_what_the_model_has_no_place_for_is_refused(change: dict[str, Any], word
         ),
         (
             {
+                "model_type": "qwen2",
+                "sliding_window": 512,
+                "use_sliding_window": True,
+                "max_window_layers": 16,
+            },
+            None,
+        ),
+        (
+            {
                 "model_type": "qwen3",
                 "sliding_window": 512,
                 "use_sliding_window": True,

@@ -1,26 +1,33 @@
 """The small way through the paper, with real runs: a table with scores, and figures of them."""
 
 import importlib.util
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from timelyfreeze.cli.main import main
+
+Paper = Callable[..., str]
 ROOT = Path(__file__).resolve().parents[4]
 QUESTIONS = ROOT.parent / "shared/data/eval"
-FEW = ["--schedules", "1F1B", "GPipe", "--methods", "timelyfreeze"]
+ONE = ["--schedules", "1F1B", "--methods", "timelyfreeze"]
+FEW_STEPS = ["--", "--training.steps=20"]
 
 
-def paper(*words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "timelyfreeze", "paper", *words],
-        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True, text=True, timeout=1200,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
+@pytest.fixture
+def paper(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Paper:
+    """The command, whose runs are processes of their own."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+    def said(*words: str) -> str:
+        status, told = main(["paper", *words]), capsys.readouterr()
+        assert status == 0, told.out[-3000:] + told.err[-3000:]
+        return told.out
+
+    return said
 
 
 def rows(said: str) -> dict[tuple[str, str], list[str]]:
@@ -30,13 +37,13 @@ def rows(said: str) -> dict[tuple[str, str], list[str]]:
     return {(row[0], row[1]): row[2:] for row in cells if len(row) > 2}
 
 
-@pytest.mark.long
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_tables_and_figures_of_the_same_runs(tmp_path: Path) -> None:
+def test_tables_and_figures_of_the_same_runs(paper: Paper, tmp_path: Path) -> None:
     has_scores = importlib.util.find_spec("lm_eval") is not None and QUESTIONS.is_dir()
     scored = ["--evaluate", f"--data-dir {QUESTIONS} --limit 2"] if has_scores else []
-    said = paper("table", "4", str(tmp_path), "--small", "--schedules", "1F1B", *FEW[3:], *scored)
+    small = [str(tmp_path), "--small"]
+    said = paper("table", "4", *small, *ONE, *scored, *FEW_STEPS)
     assert "[2/2] 1F1B timelyfreeze seed 42" in said
     # Ours, the paper's and the difference: accuracy, freeze ratio, tokens/s, gain, MFU.
     cells = rows(said)["1F1B", "timelyfreeze"]
@@ -45,22 +52,19 @@ def test_tables_and_figures_of_the_same_runs(tmp_path: Path) -> None:
     assert float(cells[6].replace(",", "")) > 0
     if has_scores:
         assert 0.0 <= float(cells[0]) <= 100.0
-        said = paper(
-            "table", "6", str(tmp_path), "--small", "--show", "--schedules", "1F1B", *FEW[3:]
-        )
-        scores = rows(said)["1F1B", "timelyfreeze"]
+        scores = rows(paper("table", "6", *small, "--show", *ONE))["1F1B", "timelyfreeze"]
         assert sum(map(float, scores[0:12:3])) / 4 == pytest.approx(float(scores[12]), abs=0.01)
     for number in ("4", "15"):
-        said = paper("figure", number, str(tmp_path), "--small")
+        said = paper("figure", number, *small, *FEW_STEPS)
         assert "finished before" in said
         assert "timelyfreeze, 1F1B over 4 ranks" in (tmp_path / f"figure_{number}.svg").read_text()
-    paper("figure", "14", str(tmp_path), "--small", "--methods", "timelyfreeze")
+    paper("figure", "14", *small, *ONE[2:], *FEW_STEPS)
     assert (tmp_path / "figure_14.svg").exists()
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1500)
-def test_batches_of_six_ranks(tmp_path: Path) -> None:
+def test_batches_of_six_ranks(paper: Paper, tmp_path: Path) -> None:
     said = paper("figure", "11", str(tmp_path), "--small", "--methods", "apf", "timelyfreeze")
     assert "[3/3] GPipe timelyfreeze seed 42" in said
     assert (tmp_path / "figure_11.png").stat().st_size > 10_000

@@ -31,6 +31,16 @@ def checks(monkeypatch: pytest.MonkeyPatch, checked: Checked) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
+@pytest.fixture
+def checks_here(monkeypatch: pytest.MonkeyPatch, checked: Checked) -> None:
+    """Checks in this process, for what its own process has no part in."""
+    pytest.importorskip("torchtitan")
+    monkeypatch.setattr(
+        checking, "errors_of", lambda module, lines, *_: [*checker._errors(module, lines)]
+    )
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+
 @pytest.mark.slow
 def test_all_runs_are_checked_before_the_first_starts(
     tmp_path: Path, checks: None, capsys: pytest.CaptureFixture[str]
@@ -53,9 +63,8 @@ def test_all_runs_are_checked_before_the_first_starts(
     assert not output.exists()
 
 
-@pytest.mark.slow
 def test_what_cannot_be_parsed_is_told_once(
-    tmp_path: Path, checks: None, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, checks_here: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "small.toml"
     config.write_text("")
@@ -66,10 +75,9 @@ def test_what_cannot_be_parsed_is_told_once(
     assert error.count("Unrecognized options: --unknown.key=1") == 1
 
 
-@pytest.mark.slow
 def test_options_of_evaluate_are_checked_before_the_first_run_starts(
     tmp_path: Path,
-    checks: None,
+    checks_here: None,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from timelyfreeze.planning.elastic.balance import min_max_balance, paper_balance
@@ -67,7 +67,6 @@ def cuts(n_units: int, n_ranks: int) -> Iterator[tuple[int, ...]]:
         yield tuple(b - a for a, b in itertools.pairwise(ends))
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.integers(0, 9), min_size=1, max_size=8),
     st.integers(1, 4),

@@ -53,6 +53,7 @@ def answers(reference: ReferenceProcess, n: int) -> tuple[list[Difference], int]
     return found, n_lost
 
 
+@pytest.mark.slow
 def test_a_stopped_process_holds_up_nothing_and_a_killed_one_is_started_again(
     reference: ReferenceProcess, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -5,12 +5,13 @@ in which microbatches nothing in front is live. The oracle is the plain chain of
 """
 
 import copy
+import itertools
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -25,6 +26,7 @@ from tests.timelyfreeze.helpers.stages import (
     Checkpointed,
     Pipeline,
     assert_equal,
+    by_schedule,
     expected,
     make_batch,
     make_modules,
@@ -55,23 +57,34 @@ pytestmark = pytest.mark.usefixtures("one_rank")
 # -- gradients -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n_frozen", FRONTS.values(), ids=FRONTS.keys())
 @pytest.mark.parametrize("schedule", EVERY)
-def test_live_gradients_are_exact_behind_a_frozen_front(schedule: type, n_frozen: int) -> None:
+def test_live_gradients_are_exact_behind_a_front_and_no_pass_leaves_a_trace_in_the_next(
+    schedule: type,
+) -> None:
     modules = modules_for(schedule)
-    masks = freeze_front(modules, n_frozen)
-    ran = run_cut(Pipeline(modules, schedule), masks)
-    assert_equal(ran, expected_cut(modules, ran, masks))
-    gradients = [gradient for stage in ran.gradients for gradient in stage]
-    assert [g is None for g in gradients] == [i < n_frozen for i in range(len(gradients))]
-    assert len(ran.sent) == (len(modules) - 1) * N_MICROBATCHES
+    pipeline = Pipeline(modules, schedule)
+    scattered, nothing = random_masks(modules, 8, 0.3), uniform_masks(modules, False)
+    between = itertools.cycle([nothing, scattered])
+    for n_frozen in (*FRONTS.values(), FRONTS["into the second stage"]):
+        front = freeze_front(modules, n_frozen)
+        for masks in (front, next(between)) if n_frozen % 2 else (front,):
+            ran = run_cut(pipeline, masks)
+            assert_equal(ran, expected_cut(modules, ran, masks))
+            assert len(ran.sent) == (len(modules) - 1) * N_MICROBATCHES
+            if masks is front:
+                flat = [gradient for stage in ran.gradients for gradient in stage]
+                assert [g is None for g in flat] == [i < n_frozen for i in range(len(flat))]
+            for module in modules:
+                module.zero_grad()
+    ran = pipeline.run()
+    assert_equal(ran, expected(modules, ran.executed))
 
 
 @pytest.mark.parametrize("schedule", [FULL, SPLIT, *V_SHAPED])
 @given(
     seed=st.integers(0, 10**6), n_frozen=st.integers(0, 31), ratio=st.sampled_from([0.0, 0.5, 0.9])
 )
-@settings(deadline=None, max_examples=8)
+@by_schedule
 def test_live_gradients_are_exact_with_more_frozen_behind_the_front(
     schedule: type, seed: int, n_frozen: int, ratio: float
 ) -> None:
@@ -91,7 +104,7 @@ def test_live_gradients_are_exact_with_more_frozen_behind_the_front(
     depths=st.lists(st.integers(0, 4), min_size=N_MICROBATCHES, max_size=N_MICROBATCHES),
     ratio=st.sampled_from([0.0, 0.5]),
 )
-@settings(deadline=None, max_examples=8)
+@by_schedule
 def test_live_gradients_are_exact_behind_fronts_of_different_depth(
     schedule: type, seed: int, depths: list[int], ratio: float
 ) -> None:
@@ -177,25 +190,6 @@ def test_torch_finds_in_order_what_stages_hand_to_each_other(schedule: type, n_f
 
 
 # -- afterwards ------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("n_frozen", [12, 15, 31])
-@pytest.mark.parametrize("schedule", EVERY)
-def test_passes_with_and_without_a_front_leave_no_trace_in_each_other(
-    schedule: type, n_frozen: int
-) -> None:
-    modules = modules_for(schedule)
-    pipeline = Pipeline(modules, schedule)
-    front, scattered = freeze_front(modules, n_frozen), random_masks(modules, 8, 0.3)
-    nothing = uniform_masks(modules, False)
-    for masks in (nothing, front, scattered, front):
-        ran = run_cut(pipeline, masks)
-        assert_equal(ran, expected_cut(modules, ran, masks))
-        for module in modules:
-            module.zero_grad()
-    ran = pipeline.run()
-    assert_equal(ran, expected(modules, ran.executed))
 
 
 @pytest.mark.parametrize("schedule", [FULL, SPLIT])

@@ -1,12 +1,13 @@
 """Stages under FSDP2 and real torch schedules, all on one rank."""
 
 import copy
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -17,6 +18,7 @@ from tests.timelyfreeze.helpers.stages import (
     SPLIT,
     Pipeline,
     assert_equal,
+    by_schedule,
     expected,
     make_modules,
     random_masks,
@@ -44,28 +46,30 @@ def test_under_fsdp_gradients_are_the_unmasked_ones_times_the_mask(
     assert_equal(ran, expected(plain, ran.executed, masks))
 
 
-@pytest.mark.slow
+def gradients(schedule: type, masks: Any = None) -> list[list[Tensor | None]]:
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    modules = make_modules()
+    shard(modules, reshard_after_forward=False, mp_policy=policy)
+    Pipeline(modules, schedule).run(masks)
+    return whole([[p.grad for p in module.parameters()] for module in modules])
+
+
+unmasked = cache(gradients)
+
+
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 @pytest.mark.parametrize("schedule", [FULL, SPLIT])
 @given(seed=st.integers(0, 10**6))
-@settings(deadline=None, max_examples=6)
+@by_schedule
 def test_under_fsdp_in_bfloat16_live_gradients_are_those_of_a_run_without_masks(
     schedule: type, seed: int
 ) -> None:
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-
-    def gradients(masks: Any) -> list[list[Tensor | None]]:
-        modules = make_modules()
-        shard(modules, reshard_after_forward=False, mp_policy=policy)
-        Pipeline(modules, schedule).run(masks)
-        return whole([[p.grad for p in module.parameters()] for module in modules])
-
     masks = random_masks(make_modules(), seed, 0.4)
     # The same tensors in all microbatches, then single ones frozen in the first or the last one.
     same = {s: dict.fromkeys(range(N_MICROBATCHES), masks[s][0]) for s in masks}
-    for masked, free in zip(gradients(same), gradients(None), strict=True):
+    for masked, free in zip(gradients(schedule, same), unmasked(schedule), strict=True):
         assert all(a is None or torch.equal(a, b) for a, b in zip(masked, free, strict=True))
-    for masked, frozen in zip(gradients(masks), masks.values(), strict=True):
+    for masked, frozen in zip(gradients(schedule, masks), masks.values(), strict=True):
         never = np.logical_and.reduce(list(frozen.values()))
         assert [g is None for g in masked] == never.tolist()
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
@@ -26,6 +26,7 @@ from tests.timelyfreeze.helpers.stages import (
     Checkpointed,
     Pipeline,
     assert_equal,
+    by_schedule,
     expected,
     make_batch,
     make_modules,
@@ -43,7 +44,7 @@ pytestmark = pytest.mark.usefixtures("one_rank")
 
 @pytest.mark.parametrize("schedule", EVERY)
 @given(seed=st.integers(0, 10**6), ratio=st.sampled_from([0.1, 0.5, 0.9]))
-@settings(deadline=None, max_examples=12)
+@by_schedule
 def test_gradients_are_the_unmasked_ones_times_the_mask(
     schedule: type, seed: int, ratio: float
 ) -> None:
@@ -228,6 +229,29 @@ def test_activations_are_released_with_the_backward_of_their_microbatch(
 
     setattr(stage, last, counting)
     pipeline.run({1: random_masks(modules, 0, ratio)[1]})
+    assert alive == [False] * N_MICROBATCHES
+
+
+@pytest.mark.usefixtures("_no_gc")
+@pytest.mark.parametrize("schedule", [FULL, SPLIT])
+def test_the_output_of_the_embedding_is_released_with_them(schedule: type) -> None:
+    modules = make_modules()
+    pipeline = Pipeline(modules, schedule, per_tensor=True)
+    pipeline.run()
+    kept: list[weakref.ref[Tensor]] = []
+    embedding = next(part for part in modules[0].modules() if isinstance(part, nn.Embedding))
+    embedding.register_forward_hook(lambda *args: kept.append(weakref.ref(args[-1])))
+    stage = pipeline.stages[0]
+    last = "backward_one_chunk" if schedule is FULL else "backward_weight_one_chunk"
+    original = getattr(stage, last)
+    alive = []
+
+    def counting(microbatch: int, *args: Any, **kwargs: Any) -> None:
+        original(microbatch, *args, **kwargs)
+        alive.append(kept[microbatch]() is not None)
+
+    setattr(stage, last, counting)
+    pipeline.run({0: random_masks(modules, 0, 0.5)[0]})
     assert alive == [False] * N_MICROBATCHES
 
 

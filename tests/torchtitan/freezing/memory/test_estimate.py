@@ -326,8 +326,7 @@ def measured_peak(n_rows: int) -> int:
     return int(done.stdout.split()[-1])
 
 
-@pytest.mark.long
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's peaks")
 def test_a_larger_batch_takes_as_much_more_as_estimated() -> None:
     """A CPU keeps more than a GPU's fused norm and attention do: 1.3 times was measured."""

@@ -1,0 +1,26 @@
+"""The suite has a budget: what it took when it was last measured, on two cores and alone."""
+
+import json
+
+import pytest
+
+from tests.durations import FILE, ROOT
+
+BUDGET_S = {"unit": 120, "one_process": 260, "several_processes": 460}
+MEASURED = json.loads(FILE.read_text())
+SUITE_S = 720
+
+
+@pytest.mark.parametrize("part", BUDGET_S)
+def test_a_part_keeps_within_its_budget(part: str) -> None:
+    assert MEASURED["parts"][part]["seconds"] <= BUDGET_S[part]
+
+
+def test_the_parts_are_those_of_a_suite_of_twelve_minutes() -> None:
+    assert BUDGET_S["one_process"] + BUDGET_S["several_processes"] <= SUITE_S
+
+
+def test_the_longest_tests_are_tests_of_today() -> None:
+    """Otherwise the file is of another suite: measure again, see ``tests/durations.py``."""
+    files = {name.partition("::")[0] for name in MEASURED["longest"]}
+    assert [file for file in files if not (ROOT / file).is_file()] == []
