@@ -97,6 +97,7 @@ def test_ranks_hold_what_their_parts_do() -> None:
         assert rank.messages == 4 * (sent + received)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
 def test_no_cut_has_a_smaller_rank_by_memory(schedule: str) -> None:
     keys = (f"--parallelism.pipeline_parallel_schedule={schedule}",
