@@ -16,6 +16,8 @@ from torchtitan.freezing.config import JobConfig
 from torchtitan.images.examples import ImageError
 from torchtitan.images.loader import build_image_dataloader, build_validation_dataloader
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("torchvision", reason="torchvision is not installed: the extra vision has it")
 
 SHARED = Path(__file__).resolve().parents[4] / "shared" / "data" / "vision"

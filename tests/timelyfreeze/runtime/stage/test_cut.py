@@ -53,7 +53,7 @@ FRONTS = {
     "everything": 31,
 }
 
-pytestmark = pytest.mark.usefixtures("one_rank")
+pytestmark = [pytest.mark.usefixtures("one_rank"), pytest.mark.slow]
 
 
 # -- gradients -------------------------------------------------------------------------------------

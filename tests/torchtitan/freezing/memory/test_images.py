@@ -16,6 +16,8 @@ from torchtitan.freezing.memory.images import block_bytes
 from torchtitan.freezing.partition import partition_line
 from torchtitan.vision.model import VisionModel
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("transformers")
 ROOT = Path(__file__).resolve().parents[4]
 

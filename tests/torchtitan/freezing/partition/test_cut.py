@@ -21,6 +21,8 @@ from torchtitan.freezing.estimate import main as estimate
 from torchtitan.freezing.memory.estimate import estimate_memory
 from torchtitan.freezing.partition import part_parameters, partition_line
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[4]
 SCHEDULE = "--parallelism.pipeline_parallel_schedule"
 PARTITION = "--parallelism.partition"
