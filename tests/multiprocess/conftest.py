@@ -37,3 +37,6 @@ def pytest_collection_modifyitems(items):
         if here in item.path.parents:
             item.add_marker(pytest.mark.multiprocess)
             item.add_marker(pytest.mark.timeout(1800))
+            # Those that share their runs go to one worker.
+            shared = "hybrid_runs" in getattr(item, "fixturenames", ())
+            item.add_marker(pytest.mark.xdist_group("hybrids" if shared else item.path.stem))
