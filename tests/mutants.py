@@ -68,8 +68,8 @@ def chosen(mutants: Sequence[Mutant], words: Sequence[str]) -> list[Mutant]:
     ]
 
 
-def copy_tracked(folder: Path) -> None:
-    """Copy what git tracks, as it is in the working tree."""
+def copy_tracked(folder: Path) -> set[Path]:
+    """Copy what git tracks, as it is in the working tree; return the files."""
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
@@ -77,6 +77,14 @@ def copy_tracked(folder: Path) -> None:
         if (ROOT / name).is_file():  # not one that was deleted and is tracked still
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
+    return {path for path in folder.rglob("*") if path.is_file()}
+
+
+def drop_leftovers(folder: Path, copied: set[Path]) -> None:
+    """Delete what a mutant's tests have left behind, for which others would fail; not Python's."""
+    for path in folder.rglob("*"):
+        if path.is_file() and path not in copied and path.suffix != ".pyc":
+            path.unlink()
 
 
 @contextmanager
@@ -143,10 +151,11 @@ def main(words: Sequence[str]) -> int:
     seen_by: list[str] = []
     with tempfile.TemporaryDirectory(prefix="mutants-") as place:
         folder = Path(place)
-        copy_tracked(folder)
+        copied = copy_tracked(folder)
         for mutant in mutants:
             started = time.monotonic()
             verdict, test = verdict_of(mutant, folder)
+            drop_leftovers(folder, copied)
             seconds = time.monotonic() - started
             counts[verdict] += 1
             seen_by += [test] if test else []
@@ -160,4 +169,6 @@ def main(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    # Whoever ends it ends the tests too, and leaves no copy behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main(sys.argv[1:]))

@@ -22,6 +22,8 @@ from tests.timelyfreeze.helpers.stages import (
 from timelyfreeze import ActivationCache, Row, TimelyFreeze
 from timelyfreeze.control.caching.verdict import N_COMPUTED, Verdict
 
+pytestmark = pytest.mark.slow
+
 EPOCHS = 3
 MEMORY = ActivationCache(memory_gib=1.0, embedding="embedding")
 LAYERS_OF = {FULL: (4, 1), SPLIT: (4, 1), V_SHAPED[0]: (2, 2), SINGLE[1]: (1, 4)}

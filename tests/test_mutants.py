@@ -20,7 +20,9 @@ def test_a_mutant_changes_what_is_there(mutant: Mutant) -> None:
     text = (ROOT / mutant.file).read_text()
     assert mutant.put_into(text) != text
     for test in mutant.tests:
-        assert (ROOT / test.partition("::")[0]).exists(), test
+        path, _, name = test.partition("::")
+        assert (ROOT / path).exists(), test
+        assert not name or f"def {name}(" in (ROOT / path).read_text(), test
     assert len([claim for claim in claims() if claim.startswith(mutant.claim)]) == 1
 
 

@@ -250,6 +250,7 @@ def test_losses_of_a_reference_that_are_none_are_told_with_key_and_file(
     assert message is None or "report.reference_run is " in message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "data",
     [

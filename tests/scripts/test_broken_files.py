@@ -27,6 +27,8 @@ from timelyfreeze.records.losses import LOSSES
 from timelyfreeze.records.scores import scores_from_json
 from timelyfreeze.records.summary import RunSummary, summary_from_json, summary_to_json
 
+pytestmark = pytest.mark.slow
+
 STEP_ROWS = "\n1,stable,1,1,1,,0,,,,,\n2,stable,2,1,1,,0.5,,,,,\n3,stable,3,1,1,,,,,,,\n"
 SETTINGS = {
     "freezing": {"max_freeze_ratio": 0.8},

@@ -262,6 +262,7 @@ def test_words_at_random_are_refused(command: Command, capfd: pytest.CaptureFixt
     breaks()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["gain", "prediction_turns"])
 def test_what_only_torchrun_starts_is_not_for_people(command: str) -> None:
     worker = Path(benchmark.__file__).parent / f"{command.partition('_')[0]}_worker.py"

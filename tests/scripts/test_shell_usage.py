@@ -65,6 +65,7 @@ WRONG: list[tuple[str, list[str], str]] = [
     ("scripts/gpu_checks.sh", ["--questions", "a_file"], "which is no folder"),
     ("scripts/gpu_checks.sh", ["--output", "a_file", "--small"], "which is no folder"),
     ("scripts/lint.sh", ["x"], "'x': it takes no argument"),
+    ("scripts/mutants.sh", ["lp.py", "--odd"], "--odd is no option"),
 ]
 
 
@@ -87,6 +88,7 @@ def test_wrong_arguments_end_before_anything_starts(
         ("benchmarks/make_gallery.sh", ["out", "--", "--training.steps=3"]),
         ("scripts/gpu_checks.sh", ["--small", "--output", "out", "tests"]),
         ("scripts/lint.sh", []),
+        ("scripts/mutants.sh", ["lp.py"]),
         ("run_train.sh", ["--help"]),
     ],
 )
@@ -101,6 +103,7 @@ def test_right_arguments_start(place: Path, script: str, arguments: list[str]) -
         "benchmarks/make_gallery",
         "scripts/gpu_checks",
         "scripts/lint",
+        "scripts/mutants",
         "scripts/setup",
     ],
 )

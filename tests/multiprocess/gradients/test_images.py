@@ -87,9 +87,18 @@ def assert_near(gradient, expected, name, scale):
     assert difference < tolerance(expected, scale), f"{name}: {difference:.1e}"
 
 
-@pytest.mark.parametrize("what", LABELS)
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("kind", KINDS)
+def gradient_cases():
+    """Full labels on each schedule, shares on the one that is real."""
+    return [
+        pytest.param(kind, schedule, what, marks=[] if is_short else [pytest.mark.long])
+        for kind in KINDS
+        for schedule in SCHEDULES
+        for what in LABELS
+        for is_short in [what == "classes" or schedule == REAL[kind]]
+    ]
+
+
+@pytest.mark.parametrize(("kind", "schedule", "what"), gradient_cases())
 def test_gradients_equal_those_of_one_process(single, runs, kind, schedule, what):
     (reference,), ranks = single[f"{kind} {what}"], runs[f"{kind} {schedule} {what}"]
     gradients = merged(ranks, "gradients")
@@ -151,7 +160,9 @@ def frozen_in_last_step(ranks):
 
 
 @pytest.mark.parametrize("what", ["nothing"])
-@pytest.mark.parametrize("schedule", ["1F1B", "ZBVZeroBubble"])
+@pytest.mark.parametrize(
+    "schedule", [pytest.param("1F1B", marks=[pytest.mark.long]), "ZBVZeroBubble"]
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_masks_that_freeze_nothing_change_no_bit(runs, kind, schedule, what):
     """Up to the first step that freezes, whose loss is that of weights updated four times."""

@@ -59,7 +59,7 @@ def freezing_arguments(row, schedule, **more):
         parallelism__pipeline_parallel_microbatch_size=2,
         parallelism__pipeline_parallel_schedule=schedule,
         training__steps=STEPS,
-        training__global_batch_size=16,
+        training__global_batch_size=16 if row.method == MOST_TO_KEEP else 8,
         checkpoint__enable=None,
         checkpoint__keep_latest_k=0,
         checkpoint__no_last_save_model_only=None,

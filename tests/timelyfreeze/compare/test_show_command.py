@@ -14,6 +14,8 @@ from tests.timelyfreeze.plots.folders import write_measured
 from timelyfreeze.compare import command
 from timelyfreeze.settings.phases import Phase
 
+pytestmark = pytest.mark.slow
+
 
 def main(arguments: list[str]) -> int:
     return command.main(["show", *arguments])

@@ -46,6 +46,13 @@ def test_top1_is_that_of_the_last_validation(tmp_path: Path) -> None:
     assert [row["top1_percent"] for row in csv_rows(tmp_path)] == ["50.0", "62.5"]
 
 
+def test_the_time_saved_is_a_part_of_that_of_none(tmp_path: Path) -> None:
+    for method, seconds in {"none": 40.0, "apf": 30.0, "lisa": 50.0}.items():
+        write_run(tmp_path / method, method, seconds=seconds)
+    saved = {row["method"]: float(row["time_saved_percent"]) for row in csv_rows(tmp_path)}
+    assert saved == pytest.approx({"none": 0.0, "apf": 25.0, "lisa": -25.0})
+
+
 def test_prediction_and_measurement(tmp_path: Path) -> None:
     write_run(
         tmp_path / "a", "timelyfreeze", batch_ms_predicted=200.0, batch_ms=210.0,

@@ -19,6 +19,8 @@ from timelyfreeze.schedule.order import ScheduleOrder
 from timelyfreeze.schedule.schedules import one_f_one_b_order
 from timelyfreeze.settings.phases import PhaseSchedule
 
+pytestmark = pytest.mark.slow
+
 ORDER = one_f_one_b_order(2, 4)
 ORDERS = pytest.mark.parametrize("order", [ORDER, hand_order("v_shape")], ids=["1F1B", "v_shape"])
 UNPLANNED = PhaseSchedule.unplanned(2)

@@ -23,6 +23,8 @@ from timelyfreeze.schedule.actions import Action
 from timelyfreeze.schedule.order import ScheduleOrder
 from timelyfreeze.schedule.schedules import one_f_one_b_order
 
+pytestmark = pytest.mark.slow
+
 ORDER = one_f_one_b_order(2, 4)
 
 

@@ -36,6 +36,8 @@ from timelyfreeze.schedule.schedules import one_f_one_b_order
 from timelyfreeze.settings.choices import SKIP_INPUT_GRADS, FreezeSettings
 from timelyfreeze.settings.phases import Phase, PhaseSchedule
 
+pytestmark = pytest.mark.slow
+
 ORDERS = {
     "1F1B": one_f_one_b_order(2, 4),
     "1F1B of four": one_f_one_b_order(4, 4),

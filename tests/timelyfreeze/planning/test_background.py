@@ -15,6 +15,8 @@ from timelyfreeze.planning.lp import LpError, solve_freeze_ratios
 from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.schedules import one_f_one_b_order
 
+pytestmark = pytest.mark.slow
+
 
 def test_docstring_example() -> None:
     failed, attempted = doctest.testmod(timelyfreeze.planning.background)

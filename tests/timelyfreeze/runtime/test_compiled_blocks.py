@@ -31,7 +31,7 @@ from tests.timelyfreeze.helpers.stages import (
 Masks = dict[int, dict[int, np.ndarray]]
 
 
-pytestmark = pytest.mark.usefixtures("one_rank")
+pytestmark = [pytest.mark.usefixtures("one_rank"), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module", autouse=True)

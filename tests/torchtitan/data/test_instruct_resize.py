@@ -157,6 +157,7 @@ def test_one_rank_has_the_order_that_it_has_without_parts() -> None:
     seed=st.none() | st.integers(0, 9),
     left=st.integers(0, 30),
 )
+@pytest.mark.slow
 def test_examples_that_change_their_reader_are_fewer_than_the_readers(
     count: int, n_readers: int, seed: int | None, left: int
 ) -> None:

@@ -22,6 +22,7 @@ def rest(state: dict[str, Any], **kwargs: Any) -> list[list[int]]:
     return [rows(next(batches)) for _ in range(3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_was_looked_at_is_not_lost_and_comes_once(workers: int) -> None:
     plain = iter(build(num_workers=workers, shuffle_seed=3))

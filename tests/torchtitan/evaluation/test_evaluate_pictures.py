@@ -66,6 +66,7 @@ def run(tmp_path: Path, request: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", KINDS, indirect=True)
 def test_scores_of_what_was_exported_are_those_of_the_library(
     run: Path, capsys: pytest.CaptureFixture[str]

@@ -8,7 +8,7 @@ import gzip
 import json
 import math
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ pytest.importorskip("lm_eval", reason="lm-eval is not installed (scripts/setup.s
 
 import datasets
 from lm_eval import evaluator, simple_evaluate
+from lm_eval._cli import HarnessCLI
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 
@@ -25,7 +26,7 @@ from tests.torchtitan.evaluation.question_files import mmlu_row, write_questions
 from timelyfreeze.records.benchmarks import BENCHMARKS, BY_KEY
 from timelyfreeze.records.scores import Score, read_scores
 from torchtitan.evaluation.command import main
-from torchtitan.evaluation.harness import read_score
+from torchtitan.evaluation.harness import Runner, read_score, run_lm_eval
 from torchtitan.evaluation.questions import SOURCES, find_files, lm_eval_tasks, write_tasks
 
 pytestmark = pytest.mark.slow
@@ -52,10 +53,28 @@ def lm_evals_tasks() -> TaskManager:
     )
 
 
+def with_tasks(include_path: Any = None, **options: Any) -> TaskManager:
+    """These tasks, and those of a folder that come before them."""
+    folders = [*(lm_evals_tasks().include_path or ()), *([include_path] if include_path else ())]
+    return TaskManager(include_path=folders, include_defaults=False, **options)
+
+
+def lm_eval_in_this_process(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Stand for ``run_lm_eval``, with the tasks that we ask and without the seconds of imports."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        patch.setattr("lm_eval.tasks.TaskManager", with_tasks)
+        patch.setattr("sys.argv", ["lm_eval", *arguments])
+        command_line = HarnessCLI()
+        command_line.execute(command_line.parse_args())
+
+
 @pytest.fixture(autouse=True)
 def _nobody_asks_for_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """lm-eval starts pip to tell in its results what is installed."""
-    monkeypatch.setattr(evaluator, "add_env_info", lambda results: None)
+    versions = {"lm_eval_version": "0.0", "transformers_version": "0.1"}
+    monkeypatch.setattr(evaluator, "add_env_info", lambda results: results.update(versions))
 
 
 class Oracle(LM):
@@ -91,9 +110,7 @@ def local_tasks(files: Path, folder: Path) -> TaskManager:
     for key, of_task in find_files(files, list(BY_KEY)).items():
         (folder / key).mkdir(parents=True)
         write_tasks(of_task, key, folder / key)
-    return TaskManager(
-        include_path=[*(lm_evals_tasks().include_path or ()), folder], include_defaults=False
-    )
+    return with_tasks(folder)
 
 
 @pytest.fixture(scope="module")
@@ -237,14 +254,12 @@ def check_equal_prompts(
     local = local_tasks(files, hub.parent / "tasks")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", hub / "cache")
     monkeypatch.chdir(hub)
-    untouched = TaskManager()
     for task, n_shots in tasks:
-        alone = asked(task, n_shots, untouched)
+        alone = asked(task, n_shots, lm_evals_tasks())
         assert len(alone) > 0
         assert asked(task, n_shots, local) == alone, task
 
 
-@pytest.mark.slow
 def test_prompts_are_those_of_lm_eval_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,7 +269,6 @@ def test_prompts_are_those_of_lm_eval_left_alone(
     check_equal_prompts(files, tmp_path / "hub", ["anatomy", "virology"], tasks, monkeypatch)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not REAL.is_dir(), reason="no real questions in ../shared/data/eval")
 def test_real_prompts_are_those_of_lm_eval_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -334,6 +348,19 @@ def test_every_benchmark_asks_the_hub_for_a_data_set_we_know() -> None:
         assert (cfg["test_split"] if asks_test else cfg["validation_split"]) == benchmark.split
 
 
+@pytest.mark.long
+def test_among_all_of_lm_evals_tasks_ours_are_the_same_and_are_replaced(tmp_path: Path) -> None:
+    """In this file only those are read that we ask."""
+    files = write_questions(tmp_path / "files", subjects=subjects())
+    all_tasks = TaskManager().task_index
+    for name, entry in lm_evals_tasks().task_index.items():
+        assert all_tasks[name].yaml_path == entry.yaml_path
+    ours = local_tasks(files, tmp_path / "tasks").task_index
+    replaced = TaskManager(include_path=tmp_path / "tasks").task_index
+    for name, entry in ours.items():
+        assert replaced[name].yaml_path == entry.yaml_path
+
+
 def test_the_task_files_that_are_included_are_those_of_the_tasks() -> None:
     for key, source in SOURCES.items():
         files = {
@@ -347,9 +374,12 @@ def test_the_task_files_that_are_included_are_those_of_the_tasks() -> None:
 # -- a model of transformers -----------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    "runner",
+    [lm_eval_in_this_process, pytest.param(run_lm_eval, marks=pytest.mark.long)],
+)
 def test_a_small_model_is_scored_as_its_logits_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runner: Runner
 ) -> None:
     import torch
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
@@ -374,13 +404,13 @@ def test_a_small_model_is_scored_as_its_logits_say(
         "training_split: null\n"
     )
     arguments = ["--data-dir", str(files), "--tasks", "hellaswag", "--device", "cpu"]
-    assert main([str(folder), *arguments, "--batch-size", "3"]) == 0
+    assert main([str(folder), *arguments, "--batch-size", "3"], runner=runner) == 0
     scores = read_scores(folder)
     assert (scores.dtype, scores.device) == ("float32", "cpu")
     accuracy = scores.benchmarks["hellaswag"].accuracy
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     own = [str(folder), "--tasks", "own", "--output", str(tmp_path / "own"), "--device", "cpu"]
-    assert main([*own, "--", "--include_path", str(tmp_path)]) == 0
+    assert main([*own, "--", "--include_path", str(tmp_path)], runner=runner) == 0
     assert read_scores(tmp_path / "own").further["own"]["acc,none"] == accuracy
 
     n_right = 0

@@ -146,15 +146,7 @@ def test_schedule_and_method_go_by_flag(name: str, schedule: str, method: str) -
 
 
 @pytest.mark.parametrize("name", COLUMNS)
-@pytest.mark.parametrize(
-    "schedule",
-    # Under GPipe a rank holds most.
-    [
-        "GPipe",
-        "ZBVZeroBubble",
-        *(pytest.param(name, marks=pytest.mark.long) for name in ("1F1B", "Interleaved1F1B")),
-    ],
-)
+@pytest.mark.parametrize("schedule", SCHEDULES)
 def test_every_rank_fits_the_papers_devices(name: str, schedule: str) -> None:
     column = COLUMNS[name]
     config = parse(name, f"--parallelism.pipeline_parallel_schedule={schedule}", WITHOUT_WEIGHTS)

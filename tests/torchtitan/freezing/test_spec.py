@@ -110,6 +110,7 @@ def test_text_is_validated_as_upstream_does() -> None:
     assert asked == [config]
 
 
+@pytest.mark.slow
 def test_validating_on_rows_that_are_trained_on_is_said(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -1,6 +1,8 @@
-"""Prints the peak resident set of a forward and backward of the 8M model, in bytes.
+"""Prints the peaks of the resident set in forwards and backwards of the 8M model, in bytes.
 
-Usage: python tests/torchtitan/helpers/memory_peak.py N_ROWS SEQ_LEN
+Usage: python tests/torchtitan/helpers/memory_peak.py SEQ_LEN N_ROWS...
+
+Numbers of rows go up, so that no allocator has grown for more than it is asked for.
 """
 
 import sys
@@ -12,12 +14,14 @@ from torchtitan.models.llama3 import Transformer
 from torchtitan.hf.flavors import EXTRA_FLAVORS
 from torchtitan.upstream.cpu_device import CpuDevice
 
-n_rows, seq_len = map(int, sys.argv[1:])
+seq_len, *sizes = map(int, sys.argv[1:])
 args = EXTRA_FLAVORS["llama3"]["8M"]
 args.max_seq_len = seq_len
 model = Transformer(args)
-tokens = torch.zeros(n_rows, seq_len, dtype=torch.int64)
-for _ in range(2):  # the first run brings in code and gradients
+peaks = []
+for n_rows in (1, *sizes):  # the first run brings in code and gradients
+    tokens = torch.zeros(n_rows, seq_len, dtype=torch.int64)
     CpuDevice.reset_peak_memory_stats()
     cross_entropy_loss(model(tokens), tokens).backward()
-print(CpuDevice.memory_stats()["active_bytes.all.peak"])
+    peaks.append(CpuDevice.memory_stats()["active_bytes.all.peak"])
+print(*peaks[1:])

@@ -23,7 +23,7 @@ from torchtitan.hf.export import ExportError, export_run, main
 from torchtitan.hf.folder import stored_tensors, tensor_errors
 from torchtitan.hf.llama_config import parse_config, read_config
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+pytestmark = [pytest.mark.filterwarnings("ignore:torch.distributed is disabled"), pytest.mark.slow]
 
 
 def save_run(

@@ -72,6 +72,7 @@ LLAMA_32_1B = {
 }
 
 
+@pytest.mark.slow
 def test_every_flavor_has_its_published_number_of_parameters() -> None:
     assert LLAMA_FLAVORS.keys() == N_PARAMETERS.keys()
     for name, config in LLAMA_FLAVORS.items():

@@ -16,6 +16,8 @@ from torchtitan.freezing.config import JobConfig
 from torchtitan.images.examples import ImageError
 from torchtitan.images.loader import build_image_dataloader, build_validation_dataloader
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("torchvision", reason="torchvision is not installed: the extra vision has it")
 
 SHARED = Path(__file__).resolve().parents[4] / "shared" / "data" / "vision"
@@ -109,9 +111,16 @@ def test_a_picture_is_changed_by_seed_epoch_and_row_alone(folder: Path) -> None:
     assert not all(torch.equal(first[row][0], reseeded[row][0]) for row in range(N))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("mixup", [0.0, 0.4])
-def test_a_resumed_run_has_the_very_batches(folder: Path, workers: int, mixup: float) -> None:
+@pytest.mark.parametrize(
+    ("mixup", "workers"),
+    [
+        (0.0, 0),
+        pytest.param(0.4, 2, marks=pytest.mark.slow),
+        pytest.param(0.0, 2, marks=pytest.mark.long),
+        pytest.param(0.4, 0, marks=pytest.mark.long),
+    ],
+)
+def test_a_resumed_run_has_the_very_batches(folder: Path, mixup: float, workers: int) -> None:
     def build() -> Any:
         return loader(config(folder, vision__mixup=mixup), workers=workers)
 

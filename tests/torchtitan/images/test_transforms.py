@@ -32,6 +32,7 @@ def test_colors_are_taken_off_and_divided() -> None:
     torch.testing.assert_close(made, expected)
 
 
+@pytest.mark.slow
 def test_a_padded_crop_is_the_picture_moved_and_perhaps_flipped() -> None:
     transform = ImageTransform(32, *NO_COLORS, PADDED_CROP, is_training=True)
     padded = np.pad(pixels(1, 2), ((4, 4), (4, 4), (0, 0)))

@@ -18,7 +18,7 @@ from torchtitan.vision.model import VisionModel
 from torchtitan.vision.names import places_in_folder
 
 pytest.importorskip("transformers")
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+pytestmark = [pytest.mark.filterwarnings("ignore:torch.distributed is disabled"), pytest.mark.slow]
 
 
 @pytest.mark.parametrize("file_size", ["1GB", "40KB"])

@@ -35,6 +35,7 @@ def test_flops_of_a_convnext_are_those_of_its_products() -> None:
     assert counted("convnextv2")[1] == 3 * 2 * products
 
 
+@pytest.mark.slow
 def test_the_papers_models_have_their_published_sizes() -> None:
     """Of the publications: 306 million parameters and 4.4 GFLOPs; 198 million and 34.4 GFLOPs."""
     for kind, flavor, millions, giga in (

@@ -24,7 +24,7 @@ from torchtitan.vision.flavors import FLAVORS
 from torchtitan.vision.model import VisionModel
 
 transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+pytestmark = [pytest.mark.filterwarnings("ignore:torch.distributed is disabled"), pytest.mark.slow]
 
 
 def save_run(place: Path, model: torch.nn.Module, kind: str, **model_keys: Any) -> Path:

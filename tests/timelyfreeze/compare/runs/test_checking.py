@@ -25,23 +25,21 @@ def compare(config: Path, output: Path, *more: str) -> int:
 
 @pytest.fixture
 def checks(monkeypatch: pytest.MonkeyPatch, checked: Checked) -> None:
+    """The trainer's own checks, in this process."""
     pytest.importorskip("torchtitan")
-    monkeypatch.setattr(checking, "errors_of", checker.errors_of)
-    # A thread for each of the threads that a loaded machine has would make it wait for itself.
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+    def errors_of(
+        module: str, lines: Sequence[Sequence[str]], variables: Mapping[str, str], folder: Path
+    ) -> list[str | None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder)
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            return [*checker._errors(module, lines)]
+
+    monkeypatch.setattr(checking, "errors_of", errors_of)
 
 
-@pytest.fixture
-def checks_here(monkeypatch: pytest.MonkeyPatch, checked: Checked) -> None:
-    """Checks in this process, for what its own process has no part in."""
-    pytest.importorskip("torchtitan")
-    monkeypatch.setattr(
-        checking, "errors_of", lambda module, lines, *_: [*checker._errors(module, lines)]
-    )
-    monkeypatch.setenv("WORLD_SIZE", "2")
-
-
-@pytest.mark.slow
 def test_all_runs_are_checked_before_the_first_starts(
     tmp_path: Path, checks: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -64,7 +62,7 @@ def test_all_runs_are_checked_before_the_first_starts(
 
 
 def test_what_cannot_be_parsed_is_told_once(
-    tmp_path: Path, checks_here: None, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, checks: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "small.toml"
     config.write_text("")
@@ -77,7 +75,7 @@ def test_what_cannot_be_parsed_is_told_once(
 
 def test_options_of_evaluate_are_checked_before_the_first_run_starts(
     tmp_path: Path,
-    checks_here: None,
+    checks: None,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -106,6 +104,24 @@ def test_only_what_is_still_to_be_made_is_checked_and_in_a_folder_that_is_not_th
     ]  # fmt: skip
     assert "--parallelism.pipeline_parallel_degree=2" in line
     assert "--freezing.method=apf" in line
+
+
+def test_lines_are_checked_by_a_process_with_their_environment_and_in_their_folder(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "their_check.py").write_text(
+        "import os\nfrom pathlib import Path\n"
+        "def check(words):\n"
+        "    print('not told')\n"
+        "    if words == ['exit']:\n"
+        "        raise SystemExit(print('what is wrong'))\n"
+        "    if words:\n"
+        "        raise ValueError(f'{words} {os.environ[\"RANKS\"]} {Path.cwd()}')\n"
+    )
+    variables = {"RANKS": "3", "PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    lines = [["--a=b", "c d"], [], ["exit"]]
+    found = checker.errors_of("their_check", lines, variables, tmp_path)
+    assert found == [f"['--a=b', 'c d'] 3 {tmp_path}", None, "not told\nwhat is wrong"]
 
 
 def test_a_check_that_breaks_is_told() -> None:

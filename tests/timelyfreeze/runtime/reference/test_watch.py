@@ -31,6 +31,8 @@ from timelyfreeze.runtime.reference import CapturedBatch, InlineReference
 from timelyfreeze.runtime.reference import watch as output_watch
 from timelyfreeze.settings import FreezeSettings, PhaseSchedule
 
+pytestmark = pytest.mark.slow
+
 POLICY = Egeria(
     check_interval=2, window=2, stale=2, tolerance=10.0, bootstrap_change=10.0,
     reference="inline", precision="float32", max_tokens=4,

@@ -8,6 +8,7 @@ import copy
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -24,6 +25,7 @@ from tests.timelyfreeze.helpers.stages import (
     SPLIT,
     V_SHAPED,
     Checkpointed,
+    Masks,
     Pipeline,
     assert_equal,
     by_schedule,
@@ -51,10 +53,19 @@ FRONTS = {
     "everything": 31,
 }
 
-pytestmark = pytest.mark.usefixtures("one_rank")
+pytestmark = [pytest.mark.usefixtures("one_rank"), pytest.mark.slow]
 
 
 # -- gradients -------------------------------------------------------------------------------------
+
+
+def assert_shares(pipeline: Pipeline, masks: Masks) -> None:
+    """What stages tell to have frozen are the shares of their elements."""
+    for stage, module in zip(pipeline.stages, pipeline.modules, strict=True):
+        sizes = np.array([p.numel() for p in module.parameters()])
+        own = masks[stage.stage_index].items()
+        wanted = {m: sizes[mask].sum() / sizes.sum() for m, mask in own}
+        assert stage.applied_ratios == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize("schedule", EVERY)
@@ -74,6 +85,7 @@ def test_live_gradients_are_exact_behind_a_front_and_no_pass_leaves_a_trace_in_t
             if masks is front:
                 flat = [gradient for stage in ran.gradients for gradient in stage]
                 assert [g is None for g in flat] == [i < n_frozen for i in range(len(flat))]
+                assert_shares(pipeline, masks)
             for module in modules:
                 module.zero_grad()
     ran = pipeline.run()

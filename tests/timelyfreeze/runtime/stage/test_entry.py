@@ -27,7 +27,7 @@ from tests.timelyfreeze.helpers.stages import (
 from timelyfreeze.runtime import BatchEntry, BlockPlace, forward_only
 from timelyfreeze.runtime.shards import local_part
 
-pytestmark = pytest.mark.usefixtures("one_rank")
+pytestmark = [pytest.mark.usefixtures("one_rank"), pytest.mark.slow]
 
 SCHEDULES = [FULL, SPLIT, LOOPED]
 

@@ -26,7 +26,7 @@ from tests.timelyfreeze.helpers.stages import (
     whole,
 )
 
-pytestmark = pytest.mark.usefixtures("one_rank")
+pytestmark = [pytest.mark.usefixtures("one_rank"), pytest.mark.slow]
 
 
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")

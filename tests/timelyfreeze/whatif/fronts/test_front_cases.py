@@ -23,6 +23,8 @@ from timelyfreeze.whatif.notes import PipelineNotes
 from timelyfreeze.whatif.rank_memory import ModelBytes, PartBytes
 from timelyfreeze.whatif.times import StageTimes, bounds_from_times
 
+pytestmark = pytest.mark.slow
+
 S, M = 4, 8
 MAKERS = {"GPipe": gpipe_order, "1F1B": one_f_one_b_order}
 LAYER = StageTimes(1.0, 2.0, 1.0, 1.0, 1.0, 0.0)

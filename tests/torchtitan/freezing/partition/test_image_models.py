@@ -84,6 +84,7 @@ def test_no_cut_has_a_smaller_rank_by_parameters(kind: str) -> None:
     assert (parts.first, list(parts.layers), parts.last) == (first, blocks, last)
 
 
+@pytest.mark.slow
 def test_the_papers_convnext_is_cut_more_evenly_than_by_the_number_of_blocks() -> None:
     file = f"--job.config_file={ROOT}/train_configs/convnextv2_l_food101.toml"
     job_config = read_config([file, "--parallelism.partition=parameters"])
