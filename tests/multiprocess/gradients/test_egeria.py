@@ -67,20 +67,31 @@ def runs(tmp_path_factory):
         scenario("sharded", SHARDED, save_at=[STOP]),
         scenario("resumed", {**SHARDED, **going_on}, save_at=[], fixed_weights=False),
         scenario("process", PROCESS, module="patient_reference"),
-        scenario("compiled", COMPILED),
     ]
     planned = [scenario("under a plan", HYBRID)]
     seen = run_scenarios(folder, 4, scenarios, timeout_s=600)
     return seen | run_scenarios(folder, 1, planned)
 
 
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    return run_scenarios(tmp_path_factory.mktemp("compiled"), 4, [scenario("compiled", COMPILED)])
+
+
 def n_frozen(seen):
     return [len(names) for _, names in seen["decided"]]
 
 
-@pytest.mark.parametrize("name", ["sharded", "process", "compiled"])
-def test_all_ranks_decide_alike_and_freeze_something(runs, name):
-    ranks = runs[name]
+@pytest.mark.parametrize(
+    ("runs_of", "name"),
+    [
+        ("runs", "sharded"),
+        ("runs", "process"),
+        pytest.param("compiled", "compiled", marks=[pytest.mark.long]),
+    ],
+)
+def test_all_ranks_decide_alike_and_freeze_something(request, runs_of, name):
+    ranks = request.getfixturevalue(runs_of)[name]
     assert all(seen["decided"] == ranks[0]["decided"] for seen in ranks)
     assert all(seen["warnings"] == [] for seen in ranks)
     frozen = n_frozen(ranks[0])

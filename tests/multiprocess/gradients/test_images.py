@@ -62,9 +62,7 @@ def of_run(kind, schedule, what):
 @pytest.fixture(scope="module")
 def runs(request, tmp_path_factory):
     asked = dict.fromkeys(asked_for(request, "kind", "schedule", "what"))
-    masked = [
-        (kind, schedule, "masks") for kind, schedule in asked_for(request, "kind", "schedule")
-    ]
+    masked = [(*pair, "masks") for pair in asked_for(request, "kind", "masked")]
     none = [(*one[:2], "none") for one in asked if one[2] == "nothing"]
     folder, wanted = tmp_path_factory.mktemp("images"), dict.fromkeys([*asked, *masked, *none])
     real = [of_run(*one) for one in wanted if is_real(*one)]
@@ -112,11 +110,16 @@ def test_gradients_equal_those_of_one_process(single, runs, kind, schedule, what
         assert seen["grad_norms"] == [(1, pytest.approx(norm, rel=1e-5))]
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+MASKED = [
+    pytest.param(s, marks=[] if s in REAL.values() else [pytest.mark.long]) for s in SCHEDULES
+]
+
+
+@pytest.mark.parametrize("masked", MASKED)
 @pytest.mark.parametrize("kind", KINDS)
-def test_masked_gradients_equal_those_of_one_process(runs, kind, schedule):
+def test_masked_gradients_equal_those_of_one_process(runs, kind, masked):
     """Convolutions, biases, norms and GRN, in full and in split backwards."""
-    ranks = runs[f"{kind} {schedule} masks"]
+    ranks = runs[f"{kind} {masked} masks"]
     frozen = frozen_in_last_step(ranks)
     full = gradients_by_microbatch(
         kind, merged(ranks, "weights_before"), ranks[0]["batches"][-1], ranks[0]["labels"][-1],

@@ -11,7 +11,7 @@ from launcher import EMULATED, SCHEDULES, arguments, asked_for, merged, run_scen
 
 STEPS = 12
 SKIP_INPUT_GRADS = ("off", "use", "plan")
-SHORT = ("1F1B", "Interleaved1F1B", "ZBVZeroBubble")
+SHORT = ("1F1B", "ZBVZeroBubble")
 CASES = [
     pytest.param(name, marks=[] if name in SHORT else [pytest.mark.long]) for name in SCHEDULES
 ]

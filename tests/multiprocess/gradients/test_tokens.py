@@ -49,13 +49,14 @@ def freezing_arguments(kind, schedule, **more):
 
 
 def cases(*, resumed):
-    """Return what is tried; long but for one kind on two schedules, and two places to resume."""
+    """Return what is tried; long but for the kinds on one schedule, two of them on another."""
     found = []
     for kind in KINDS:
         for schedule in THOROUGH if resumed or kind != "cap" else SCHEDULES:
             places = PLACES if kind == "auto" else [6]
             for place in places if resumed else [None]:
-                is_short = schedule in THOROUGH and place in (None, 2, 6, 8)
+                is_short = schedule == "ZBVZeroBubble" and place in (None, 2, 6, 8)
+                is_short |= schedule == "1F1B" and kind in ("cap", "auto") and place is None
                 marks = [] if is_short else [pytest.mark.long]
                 values = (kind, schedule, place) if resumed else (kind, schedule)
                 found.append(pytest.param(*values, marks=marks))

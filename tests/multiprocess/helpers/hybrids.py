@@ -140,11 +140,11 @@ def _every_day(kind_name):
     yield Case(kind_name, "ZBVZeroBubble", is_long=is_large and kind_name != "HSDP")
     yield Case(kind_name, "1F1B", precision="bf16", recompute="selective", is_long=is_large)
     if not is_large:
-        yield Case(kind_name, "1F1B", is_long=not is_alone)
-        yield Case(kind_name, "ZBVZeroBubble", precision="bf16", is_long=not is_alone)
-        yield Case(kind_name, "Interleaved1F1B", recompute="full", is_long=kind.n_tp > 1)
+        yield Case(kind_name, "1F1B", is_long=True)
+        yield Case(kind_name, "ZBVZeroBubble", precision="bf16", is_long=True)
+        yield Case(kind_name, "Interleaved1F1B", recompute="full", is_long=not is_alone)
     yield Case(kind_name, "Interleaved1F1B", "float8", "selective", is_long=not is_alone)
-    yield Case(kind_name, "ZBVZeroBubble", "float8", is_long=kind.n_tp > 1 or is_large)
+    yield Case(kind_name, "ZBVZeroBubble", "float8", is_long=True)
 
 
 def _all_cases():

@@ -83,7 +83,7 @@ def scenario(folder, name, method, save_at=(), resumes=None, **settings):
 
 
 BASE = "timelyfreeze: upper bound, ramp"  # for what goes on in other ways
-SHORT = [BASE, "timelyfreeze+apf: upper bound, ramp", SPLIT]
+SHORT = [BASE, SPLIT]
 LEGS = [
     pytest.param((name, leg), marks=[] if name in SHORT else [pytest.mark.long], id=f"{name} {leg}")
     for name in [*CHAINS, SPLIT, HYBRID]
