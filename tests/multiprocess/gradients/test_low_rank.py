@@ -1,4 +1,4 @@
-"""Frozen weights that learn in a subspace, in whole runs: what is frozen, resumed bit for bit, real.
+"""Frozen weights that learn in a subspace, in whole runs: what is frozen, resumed, and real ranks.
 
 The ranks are emulated, but for one run with which they are compared.
 """
