@@ -70,8 +70,8 @@ CASES = [
     (1, "fixed", "1F1B", {}),
     (1, "fixed", "ZBVZeroBubble", TWO_BATCHES),
 ]
-# Other schedules, and emulations with several batches in a step.
-LONG = {0, 1, 2, 3, 5, 8, len(CASES) - 1}
+# Other schedules, more ranks, and emulations with several batches in a step.
+LONG = {0, 1, 2, 3, 4, 5, 6, 8, len(CASES) - 1}
 NUMBERS = [
     pytest.param(number, marks=[pytest.mark.long] if number in LONG else [])
     for number in range(len(CASES))

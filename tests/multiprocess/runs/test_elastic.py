@@ -65,8 +65,6 @@ def runs(folder):
             metrics__enable_tensorboard=None,
         ),
     ]
-    paper = {"freezing__elastic.global_batch": "paper", "lr_scheduler__decay_ratio": 0.0}
-    scenarios.append(scenario(folder, "paper", is_elastic=True, save_at=[6, 7], **paper))
     # Four steps of two batches in an epoch. Moves before steps 8 and 13. A cache without room makes
     # the same order of rows.
     scenarios += [
@@ -98,28 +96,40 @@ def runs(folder):
     resumed = [
         # In the pipeline of the start, from a checkpoint of a shorter one, and the other way round.
         scenario(folder, "resumed", is_elastic=True, resumes="moves/checkpoint/step-9"),
-        scenario(
-            folder, "paper again", is_elastic=True, resumes="paper/checkpoint/step-7", **paper
-        ),
     ]
     emulated = [
         scenario(
             folder, "stays there", is_elastic=False, resumes="moves/checkpoint/step-7", **EMULATED
         ),
+    ]
+    seen |= run_scenarios(folder / "later", 1, emulated, script="elastic_run.py")
+    return seen | run_scenarios(folder / "later", 4, resumed, script="elastic_run.py")
+
+
+@pytest.fixture(scope="module")
+def papers(folder):
+    """Runs whose steps grow with the replicas, as PipeTransformer's do."""
+    paper = {"freezing__elastic.global_batch": "paper", "lr_scheduler__decay_ratio": 0.0}
+    place = folder / "papers"
+    grows = [scenario(folder, "paper", is_elastic=True, save_at=[6, 7], **paper)]
+    seen = run_scenarios(place, 4, grows, script="elastic_run.py")
+    saved = "papers/paper/checkpoint/step-7"
+    again = [scenario(folder, "paper again", is_elastic=True, resumes=saved, **paper)]
+    seen |= run_scenarios(place / "later", 4, again, script="elastic_run.py")
+    emulated = [
         # By hand, with twice the rows in two accumulations.
         scenario(
             folder,
             "accumulates",
             is_elastic=False,
-            resumes="paper/checkpoint/step-6",
+            resumes="papers/paper/checkpoint/step-6",
             training__steps=8,
             training__global_batch_size=16,
             lr_scheduler__decay_ratio=0.0,
             **EMULATED,
         ),
     ]
-    seen |= run_scenarios(folder / "later", 1, emulated, script="elastic_run.py")
-    return seen | run_scenarios(folder / "later", 4, resumed, script="elastic_run.py")
+    return seen | run_scenarios(place / "later", 1, emulated, script="elastic_run.py")
 
 
 @pytest.fixture(scope="module")
@@ -178,21 +188,23 @@ def test_what_is_frozen_is_that_of_a_run_that_stays(runs, name):
     assert found == {step: expected[step] for step in found}
 
 
-def test_as_in_the_paper_rows_of_a_step_grow_and_come_in_order(runs):
+@pytest.mark.long
+def test_as_in_the_paper_rows_of_a_step_grow_and_come_in_order(runs, papers):
     """Six steps, and the rows of the other four in two: none is lost or comes twice."""
-    stays, found = rows_of_steps(runs["stays"]), rows_of_steps(runs["paper"])
-    assert runs["paper"][0]["pipelines"][-1][1:] == (2, 2, 8)
+    stays, found = rows_of_steps(runs["stays"]), rows_of_steps(papers["paper"])
+    assert papers["paper"][0]["pipelines"][-1][1:] == (2, 2, 8)
     expected = {step: stays[step] for step in range(1, 7)}
     expected |= {7: stays[7] | stays[8], 8: stays[9] | stays[10]}
     assert found == expected
-    assert {len(rows) for rank in runs["paper"] for _, rows in rank["rows"]} == {8}
+    assert {len(rows) for rank in papers["paper"] for _, rows in rank["rows"]} == {8}
     assert [len(found[step]) for step in (6, 7, 8)] == [8, 16, 16]  # so no row is in two replicas
-    assert rows_of_steps(runs["paper again"]) == {8: expected[8]}
+    assert rows_of_steps(papers["paper again"]) == {8: expected[8]}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["paper again", "accumulates"])
-def test_a_larger_step_is_one_of_a_run_that_accumulates_as_many_rows(runs, name):
-    found, expected = runs["paper"], runs[name]
+def test_a_larger_step_is_one_of_a_run_that_accumulates_as_many_rows(papers, name):
+    found, expected = papers["paper"], papers[name]
     assert {rank["step"] for rank in (*found, *expected)} == {8}
     losses, rates = losses_of_steps(found), dict(found[0]["rates"])
     assert losses_of_steps(expected) == pytest.approx(

@@ -28,10 +28,10 @@ def command(place, *words):
 def train(place, name):
     keys = {
         "model.flavor": "hf", "model.hf_assets_path": name, "job.dump_folder": place / "outputs",
-        "training.steps": 14, "training.seq_len": 64, "freezing.last_warmup_step": 2,
-        "freezing.last_monitor_step": 8, "freezing.last_ramp_step": 10, "optimizer.lr": 1e-2,
+        "training.steps": 8, "training.seq_len": 64, "freezing.last_warmup_step": 1,
+        "freezing.last_monitor_step": 5, "freezing.last_ramp_step": 6, "optimizer.lr": 1e-2,
         "freezing.max_freeze_ratio": 0.8, "freezing.monitoring": "halves",
-        "freezing.discard_batches": 1, "data.chat_template": "alpaca",
+        "freezing.discard_batches": 0, "data.chat_template": "alpaca",
         "parallelism.pipeline_parallel_degree": 2,
     }  # fmt: skip
     return command(
@@ -52,7 +52,7 @@ def test_an_id_is_trained_frozen_exported_and_loaded(tmp_path):
     (run,) = (tmp_path / "outputs" / "tb").iterdir()
     done = command(tmp_path, "export", run)
     assert done.returncode == 0, done.stderr
-    folder = run / "hf_step-14"
+    folder = run / "hf_step-8"
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokens = some_tokens(2, 32)

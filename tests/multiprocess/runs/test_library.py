@@ -24,8 +24,12 @@ CACHED = {
     **{f"shards {n}": {"schedule": n, "arguments": FIXED, "shards": True} for n in SCHEDULES},
     "grows": {"schedule": "1F1B", "arguments": GROWING, "epochs": 6},
 }
-LONG = {name for name in CACHED if name.split()[-1] in ("GPipe", "DualPipeV", "Interleaved1F1B")}
-CACHED_NAMES = [pytest.param(n, marks=[pytest.mark.long] if n in LONG else []) for n in CACHED]
+CACHED_SHORT = {"1F1B", "shards ZBVZeroBubble", "grows"}
+CACHED_NAMES = [
+    pytest.param(n, marks=[] if n in CACHED_SHORT else [pytest.mark.long]) for n in CACHED
+]
+SHORT = {"1F1B", "ZBVZeroBubble", "shards Interleaved1F1B", "shards ZBVZeroBubble", "csv"}
+NAMES = [pytest.param(n, marks=[] if n in SHORT else [pytest.mark.long]) for n in RUNS]
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +50,14 @@ def runs(request, tmp_path_factory):
     return run_scenarios(tmp_path_factory.mktemp("library"), 4, scenarios, script="library_run.py")
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", NAMES)
 def test_gradients_are_those_of_the_masked_reference(name, runs):
     for seen in runs[name]:
         assert seen["differ"] == []
         assert seen["n_frozen"] > 0
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", NAMES)
 def test_replicas_freeze_the_same_by_one_plan(name, runs):
     ranks = runs[name]
     assert [seen["number"] for seen in ranks] == [0, 1, 2, 3]
