@@ -28,7 +28,9 @@ def run(*arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("schedule", ["1F1B", "ZBVZeroBubble"])
+@pytest.mark.parametrize(
+    "schedule", [pytest.param("1F1B", marks=[pytest.mark.long]), "ZBVZeroBubble"]
+)
 def test_it_trains_plans_and_reports(schedule: str) -> None:
     told = run(f"--schedule={schedule}")
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", told)]
@@ -39,6 +41,7 @@ def test_it_trains_plans_and_reports(schedule: str) -> None:
     assert "not measured" not in told
 
 
+@pytest.mark.long
 def test_it_takes_a_policy() -> None:
     told = run("--schedule=Interleaved1F1B", "--method=apf")
     assert "TimelyFreeze, step 26, phase stable" in told

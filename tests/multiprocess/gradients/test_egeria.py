@@ -66,7 +66,6 @@ def runs(tmp_path_factory):
     scenarios = [
         scenario("sharded", SHARDED, save_at=[STOP]),
         scenario("resumed", {**SHARDED, **going_on}, save_at=[], fixed_weights=False),
-        scenario("process", PROCESS, module="patient_reference"),
     ]
     planned = [scenario("under a plan", HYBRID)]
     seen = run_scenarios(folder, 4, scenarios, timeout_s=600)
@@ -74,8 +73,12 @@ def runs(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
-    return run_scenarios(tmp_path_factory.mktemp("compiled"), 4, [scenario("compiled", COMPILED)])
+def others(tmp_path_factory):
+    scenarios = [
+        scenario("process", PROCESS, module="patient_reference"),
+        scenario("compiled", COMPILED),
+    ]
+    return run_scenarios(tmp_path_factory.mktemp("others"), 4, scenarios, timeout_s=600)
 
 
 def n_frozen(seen):
@@ -86,8 +89,8 @@ def n_frozen(seen):
     ("runs_of", "name"),
     [
         ("runs", "sharded"),
-        ("runs", "process"),
-        pytest.param("compiled", "compiled", marks=[pytest.mark.long]),
+        pytest.param("others", "process", marks=[pytest.mark.long]),
+        pytest.param("others", "compiled", marks=[pytest.mark.long]),
     ],
 )
 def test_all_ranks_decide_alike_and_freeze_something(request, runs_of, name):
@@ -102,9 +105,10 @@ def test_all_ranks_decide_alike_and_freeze_something(request, runs_of, name):
     assert {name.replace("_orig_mod.", "") for name in without} == set(last)
 
 
-def test_a_process_of_its_own_finds_what_freezes_module_after_module(runs):
+@pytest.mark.long
+def test_a_process_of_its_own_finds_what_freezes_module_after_module(others):
     # One evaluation each at steps 8 and 10 and 12, as in the training process itself.
-    by_step = {step: len(names) for step, names in runs["process"][0]["decided"]}
+    by_step = {step: len(names) for step, names in others["process"][0]["decided"]}
     assert 0 == by_step[8] < by_step[9] < by_step[11] < by_step[13]
 
 

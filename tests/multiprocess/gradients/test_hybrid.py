@@ -31,6 +31,7 @@ SETTINGS = {
     "optimizer__lr": 0.1,
     "optimizer__eps": 10.0,
     "data__no_shuffle": None,
+    "parallelism__pipeline_parallel_microbatch_size": 1,
     # Long enough that no row is dropped, which would shift what each replica sees.
     "training__seq_len": 128,
 }

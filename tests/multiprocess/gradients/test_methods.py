@@ -54,8 +54,6 @@ def runs(request, tmp_path_factory):
             "args": arguments(
                 model__flavor="tiny",
                 parallelism__pipeline_parallel_schedule=schedule,
-                # DualPipeV has a microbatch for each stage at least.
-                parallelism__pipeline_parallel_microbatch_size=1 if schedule == "DualPipeV" else 2,
                 training__steps=STEPS,
                 **EMULATED,
                 **ROW[method].arguments,

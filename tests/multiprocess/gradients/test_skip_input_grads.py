@@ -21,7 +21,6 @@ def settings(schedule, skip_input_grads):
     return arguments(
         model__flavor="tiny",
         parallelism__pipeline_parallel_schedule=schedule,
-        parallelism__pipeline_parallel_microbatch_size=1 if schedule == "DualPipeV" else 2,
         training__steps=STEPS,
         freezing__method="timelyfreeze",
         freezing__last_warmup_step=2,

@@ -101,7 +101,8 @@ def test_a_run_learns_in_every_step_and_samples_what_is_planned(runs, kind, sche
 
 
 @pytest.mark.parametrize(
-    "spread", [pytest.param(s, marks=[pytest.mark.long] if s == "HSDP" else []) for s in SPREAD]
+    "spread",
+    [pytest.param(s, marks=[] if s == "FSDP bf16" else [pytest.mark.long]) for s in SPREAD],
 )
 def test_replicas_and_shards_sample_alike(tmp_path, spread):
     n_processes, keys = SPREAD[spread]

@@ -54,7 +54,6 @@ def compared(n_ranks, folder):
         for method in methods:
             settings = {
                 "parallelism__pipeline_parallel_degree": n_ranks,
-                "parallelism__pipeline_parallel_microbatch_size": 4 // n_ranks,
                 "parallelism__pipeline_parallel_schedule": schedule,
             }
             runs[f"{n_ranks} {method} {schedule}"] = (settings, {"method": method})
@@ -62,6 +61,7 @@ def compared(n_ranks, folder):
         csv = {
             "parallelism__pipeline_parallel_schedule": "PipelineScheduleSingle",
             "parallelism__pipeline_parallel_schedule_csv": str(folder / "ahead.csv"),
+            "parallelism__pipeline_parallel_microbatch_size": 1,  # it is of 8 microbatches
         }
         runs["csv"] = (csv, {})
         zbv = {"parallelism__pipeline_parallel_schedule": "ZBVZeroBubble"}
@@ -74,7 +74,6 @@ def compared(n_ranks, folder):
             settings = {
                 **VALIDATION,
                 "parallelism__pipeline_parallel_degree": 2,
-                "parallelism__pipeline_parallel_microbatch_size": 2,
                 "parallelism__pipeline_parallel_schedule": schedule,
             }
             runs[f"validation {schedule}"] = (settings, {})
@@ -87,7 +86,6 @@ def resumed_settings(method, saved=None):
     settings = {
         **SAVED,
         "parallelism__pipeline_parallel_degree": 2,
-        "parallelism__pipeline_parallel_microbatch_size": 2,
         "parallelism__pipeline_parallel_schedule": "ZBVZeroBubble",
         "training__global_batch_size": 16,
     }

@@ -25,13 +25,14 @@ SCHEDULES = [
     "DualPipeV",
 ]
 
+MICROBATCH = "parallelism.pipeline_parallel_microbatch_size"
 # A model small enough that eight stages of it train in a second.
 SMALL = {
     "job.config_file": "train_configs/tiny_8m.toml",
     "model.flavor": "debugmodel",
     "training.seq_len": 32,
     "training.local_batch_size": 8,
-    "parallelism.pipeline_parallel_microbatch_size": 1,
+    MICROBATCH: 2,
     # Upstream's defaults, which fit every number of stages.
     "parallelism.pipeline_parallel_first_stage_less_layers": 1,
     "parallelism.pipeline_parallel_last_stage_less_layers": 1,
@@ -65,7 +66,11 @@ FREEZING = {
 
 def arguments(**settings):
     """Return arguments; ``section__key=value`` sets ``section.key`` on top of the small run."""
-    merged = {**SMALL, **{key.replace("__", "."): value for key, value in settings.items()}}
+    given = {key.replace("__", "."): value for key, value in settings.items()}
+    merged = {**SMALL, **given}
+    if merged.get("parallelism.pipeline_parallel_schedule") == "DualPipeV":
+        # It needs a microbatch for each stage.
+        merged |= {MICROBATCH: 1, **given}
     return [f"--{key}" if value is None else f"--{key}={value}" for key, value in merged.items()]
 
 

@@ -83,7 +83,7 @@ def scenario(folder, name, method, save_at=(), resumes=None, **settings):
 
 
 BASE = "timelyfreeze: upper bound, ramp"  # for what goes on in other ways
-SHORT = [BASE, SPLIT]
+SHORT = [BASE]
 LEGS = [
     pytest.param((name, leg), marks=[] if name in SHORT else [pytest.mark.long], id=f"{name} {leg}")
     for name in [*CHAINS, SPLIT, HYBRID]
@@ -96,6 +96,10 @@ def chains(request):
     """The chains that are asked for, and the base of others."""
     asked = {BASE, *(name for ((name, _),) in asked_for(request, "leg"))}
     return {name: chain for name, chain in CHAINS.items() if name in asked}
+
+
+def split_is_asked(request):
+    return SPLIT in {name for ((name, _),) in asked_for(request, "leg")}
 
 
 @pytest.fixture(scope="module")
@@ -111,30 +115,32 @@ def whole(folder, chains):
 
 
 @pytest.fixture(scope="module")
-def larger(folder, chains, whole):
+def larger(request, folder, chains, whole):
     """The same with two processes for each stage, from where the plain ones were."""
     scenarios = [
         scenario(folder, name, method, [down], f"whole/{method}/checkpoint/step-{up}", **REPLICATED)
         for name, (method, up, down) in chains.items()
     ]
-    split = {k: v for k, v in PLAIN.items() if k not in EMULATED}
-    split["parallelism__tensor_parallel_degree"] = 2
-    saved = "whole/timelyfreeze/checkpoint/step-3"
-    scenarios.append(scenario(folder, SPLIT, "timelyfreeze", [8], saved, **split))
+    if split_is_asked(request):
+        split = {k: v for k, v in PLAIN.items() if k not in EMULATED}
+        split["parallelism__tensor_parallel_degree"] = 2
+        saved = "whole/timelyfreeze/checkpoint/step-3"
+        scenarios.append(scenario(folder, SPLIT, "timelyfreeze", [8], saved, **split))
     ending = scenario(folder, ENDING, "timelyfreeze", **REPLICATED)
     scenarios.append({**ending, "n_batches": [5, 3]})
     return run_scenarios(folder / "larger", 4, scenarios, timeout_s=900)
 
 
 @pytest.fixture(scope="module")
-def smaller(folder, chains, larger):
+def smaller(request, folder, chains, larger):
     """And these in plain pipelines again."""
     scenarios = [
         scenario(folder, name, method, (), f"larger/{name}/checkpoint/step-{down}", **PLAIN)
         for name, (method, _, down) in chains.items()
     ]
-    saved = f"larger/{SPLIT}/checkpoint/step-8"
-    scenarios.append(scenario(folder, SPLIT, "timelyfreeze", (), saved, **PLAIN))
+    if split_is_asked(request):
+        saved = f"larger/{SPLIT}/checkpoint/step-8"
+        scenarios.append(scenario(folder, SPLIT, "timelyfreeze", (), saved, **PLAIN))
     method, _, down = CHAINS[BASE]
     accumulated = {**EMULATED, "training__local_batch_size": 8}
     saved = f"larger/{BASE}/checkpoint/step-{down}"

@@ -28,7 +28,11 @@ TWO_BATCHES = {
     "parallelism__pipeline_parallel_microbatch_size": 2,
     "training__steps": 10,
 }
-TWO_RANKS = {"parallelism__pipeline_parallel_degree": 2, "training__local_batch_size": 4}
+TWO_RANKS = {
+    "parallelism__pipeline_parallel_degree": 2,
+    "parallelism__pipeline_parallel_microbatch_size": 1,
+    "training__local_batch_size": 4,
+}
 VALIDATED = {
     "validation__enable": None,
     "validation__dataset": "alpaca",

@@ -60,6 +60,7 @@ def scenario(name, folder, settings, *, cached=True, **more):
         "training__dataset_path": str(folder / "data"),
         "training__seq_len": 128,
         "training__local_batch_size": 4,
+        "parallelism__pipeline_parallel_microbatch_size": 1,
         "training__steps": STEPS,
         "parallelism__pipeline_parallel_degree": 2,
         "parallelism__pipeline_parallel_schedule": "1F1B",

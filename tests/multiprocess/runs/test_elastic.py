@@ -225,6 +225,7 @@ def test_the_average_freeze_ratio_counts_every_step(runs, name):
     assert ratio(runs[name]) == pytest.approx(ratio(runs["stays"]), rel=1e-9)
 
 
+@pytest.mark.long
 def test_with_a_plan_it_moves_once_the_plan_is_in_force_and_measures_anew(planned):
     """More of plans is in ``test_elastic_emulation.py``."""
     moved = planned["plans"]
@@ -247,6 +248,7 @@ def test_it_plans_and_freezes_as_if_it_had_begun_there(planned, folder):
     assert rows_of_steps(planned["plans"]) == rows_of_steps(there)
 
 
+@pytest.mark.long
 def test_a_planned_run_that_is_resumed_learns_the_same(planned):
     for rank, resumed in zip(planned["plans"], planned["resumed"], strict=True):
         assert resumed["plans"][-1] == rank["plans"][-1]

@@ -62,6 +62,7 @@ def scenario(folder, name, *, rows, steps, most=None, save_at=(), resumes=None, 
                 "training__global_batch_size": rows,
                 "training__mixed_precision_param": "float32",
                 "parallelism__pipeline_parallel_degree": 2,
+                "parallelism__pipeline_parallel_microbatch_size": 1,
                 "validation__no_enable": None,
                 "checkpoint__enable": None,
                 "checkpoint__keep_latest_k": 0,
@@ -87,32 +88,38 @@ def runs(folder):
     scenarios = [
         scenario(folder, "stays", rows=32, steps=10),
         scenario(folder, "packs", rows=32, steps=10, most=0, save_at=[7]),
-        scenario(
-            folder, "GPipe", rows=32, steps=10, most=0,
-            parallelism__pipeline_parallel_schedule="GPipe",
-        ),
-        scenario(folder, "stays small", rows=8, steps=24),
-        scenario(
-            folder, "grows", rows=8, steps=23, most=32, save_at=[9],
-            **SCHEDULE,
-        ),
         scenario(folder, "doubles", rows=8, steps=10, most=16, save_at=[6], **CONSTANT),
-    ]  # fmt: skip
+    ]
     seen = run_scenarios(folder, 2, scenarios, script="elastic_run.py")
     resumed = [
         scenario(
             folder, "packs again", rows=32, steps=10, most=0, resumes="packs/checkpoint/step-7"
         ),
-        scenario(
-            folder, "grows again", rows=8, steps=23, most=32, resumes="grows/checkpoint/step-9",
-            **SCHEDULE,
-        ),
         # By hand, with twice the rows in two accumulations.
         scenario(
             folder, "doubled", rows=16, steps=8, resumes="doubles/checkpoint/step-6", **CONSTANT
         ),
-    ]  # fmt: skip
+    ]
     return seen | run_scenarios(folder / "later", 2, resumed, script="elastic_run.py")
+
+
+@pytest.fixture(scope="module")
+def grown(folder):
+    """Runs whose steps become larger more than once, and of another schedule."""
+    scenarios = [
+        scenario(
+            folder, "GPipe", rows=32, steps=10, most=0,
+            parallelism__pipeline_parallel_schedule="GPipe",
+        ),
+        scenario(folder, "stays small", rows=8, steps=24),
+        scenario(folder, "grows", rows=8, steps=23, most=32, save_at=[9], **SCHEDULE),
+    ]  # fmt: skip
+    seen = run_scenarios(folder, 2, scenarios, script="elastic_run.py")
+    saved = "grows/checkpoint/step-9"
+    again = scenario(
+        folder, "grows again", rows=8, steps=23, most=32, resumes=saved, **SCHEDULE
+    )  # fmt: skip
+    return seen | run_scenarios(folder / "later", 2, [again], script="elastic_run.py")
 
 
 def rows_of_steps(ranks):
@@ -137,8 +144,6 @@ def assert_same_weights(have, want):
 
 def test_a_step_takes_fewer_and_larger_batches(runs):
     assert runs["packs"][0]["batches"] == [(1, 8, 32), (2, 16, 32), (4, 32, 32)]
-    # With two more layers frozen there is another cut, and no room for more rows.
-    assert runs["GPipe"][0]["batches"] == [(1, 8, 32), (2, 16, 32), (2, 16, 32)]
     assert runs["packs again"][0]["batches"] == [(1, 8, 32), (2, 16, 32), (4, 32, 32)]
     n_batches = {}
     for step, _ in runs["packs"][0]["rows"]:
@@ -146,9 +151,19 @@ def test_a_step_takes_fewer_and_larger_batches(runs):
     assert list(n_batches.values()) == [4] * 6 + [2] * 2 + [1] * 2
 
 
-@pytest.mark.parametrize("name", ["packs", "GPipe", "packs again"])
+@pytest.mark.long
+def test_another_schedule_is_cut_otherwise_and_learns_the_same(runs, grown):
+    # With two more layers frozen there is another cut, and no room for more rows.
+    assert grown["GPipe"][0]["batches"] == [(1, 8, 32), (2, 16, 32), (2, 16, 32)]
+    assert_fewer_accumulations_learn_the_same(runs["stays"], grown["GPipe"])
+
+
+@pytest.mark.parametrize("name", ["packs", "packs again"])
 def test_fewer_accumulations_learn_the_same(runs, name):
-    stays, found = runs["stays"], runs[name]
+    assert_fewer_accumulations_learn_the_same(runs["stays"], runs[name])
+
+
+def assert_fewer_accumulations_learn_the_same(stays, found):
     rows, losses = rows_of_steps(found), losses_of_steps(found)
     assert max(rows) == 10
     assert rows == {step: rows_of_steps(stays)[step] for step in rows}
@@ -157,45 +172,50 @@ def test_fewer_accumulations_learn_the_same(runs, name):
     assert_same_weights(found, stays)
 
 
-def test_once_a_step_is_one_batch_it_takes_more_rows(runs):
-    assert runs["grows"][0]["batches"] == [(1, 8, 8), (3, 24, 24), (4, 32, 32)]
-    n_rows = [len(rows) for rows in rows_of_steps(runs["grows"]).values()]
+@pytest.mark.long
+def test_once_a_step_is_one_batch_it_takes_more_rows(grown):
+    assert grown["grows"][0]["batches"] == [(1, 8, 8), (3, 24, 24), (4, 32, 32)]
+    n_rows = [len(rows) for rows in rows_of_steps(grown["grows"]).values()]
     # 23 batches of 8 are 12 of the first 8 steps, and three times 4, of which 1 is beyond them.
     assert n_rows == [8] * 6 + [24] * 2 + [32] * 3
-    assert runs["grows"][0]["step"] == 11
+    assert grown["grows"][0]["step"] == 11
 
 
 def in_order(ranks):
     return [row for rows in rows_of_steps(ranks).values() for row in rows]
 
 
-def test_rows_come_in_order_whatever_the_size_of_a_step(runs):
-    expected = in_order(runs["stays small"])
-    assert in_order(runs["grows"]) == expected
-    assert in_order(runs["grows again"]) == expected[-2 * 32 :]
-    assert in_order(runs["doubles"]) == expected[:80]
+@pytest.mark.long
+def test_rows_come_in_order_whatever_the_size_of_a_step(grown):
+    expected = in_order(grown["stays small"])
+    assert in_order(grown["grows"]) == expected
+    assert in_order(grown["grows again"]) == expected[-2 * 32 :]
 
 
-def test_the_learning_rate_follows_the_rows(runs):
+@pytest.mark.long
+def test_the_learning_rate_follows_the_rows(grown):
     """Warm-up of a step, then down to 0 in 22: the schedule of the run without packing."""
     n_read, expected = 0, {}
     for step in range(1, 12):
         growth = 1 if step <= 6 else 3 if step <= 8 else 4
         expected[step] = RATE * (1.0 if n_read < 2 else 1.0 - (n_read - 1) / 22) * math.sqrt(growth)
         n_read += growth
-    assert dict(runs["grows"][0]["rates"]) == pytest.approx(expected)
-    assert dict(runs["grows again"][0]["rates"]) == pytest.approx(
+    assert dict(grown["grows"][0]["rates"]) == pytest.approx(expected)
+    assert dict(grown["grows again"][0]["rates"]) == pytest.approx(
         {step: expected[step] for step in (10, 11)}
     )
 
 
-def test_a_resumed_run_ends_where_the_other_did(runs):
-    assert runs["grows again"][0]["step"] == 11
-    assert_same_weights(runs["grows again"], runs["grows"])
+@pytest.mark.long
+def test_a_resumed_run_ends_where_the_other_did(grown):
+    assert grown["grows again"][0]["step"] == 11
+    assert_same_weights(grown["grows again"], grown["grows"])
 
 
 def test_a_larger_step_is_one_of_a_run_that_accumulates_as_many_rows(runs):
     assert runs["doubles"][0]["step"] == runs["doubled"][0]["step"] == 8
+    # Six steps of 8 rows and two of 16: those of ten batches, in their order.
+    assert in_order(runs["doubles"]) == in_order(runs["stays"])[:80]
     have, want = losses_of_steps(runs["doubles"]), losses_of_steps(runs["doubled"])
     assert {step: have[step] for step in want} == pytest.approx(want, rel=1e-6)
     assert_same_weights(runs["doubles"], runs["doubled"])

@@ -24,6 +24,7 @@ def four_ranks(tmp_path_factory):
     csv = {
         "parallelism__pipeline_parallel_schedule": "PipelineScheduleSingle",
         "parallelism__pipeline_parallel_schedule_csv": folder / "eager.csv",
+        "parallelism__pipeline_parallel_microbatch_size": 1,  # it is of 8 microbatches
     }
     of_schedules = {s: {"parallelism__pipeline_parallel_schedule": s} for s in SCHEDULES}
     timed = {

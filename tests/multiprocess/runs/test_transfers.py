@@ -30,8 +30,8 @@ CASES = {
 SHORT = ("ZBVZeroBubble", "sharded")
 NAMES = [pytest.param(case, marks=[] if case in SHORT else [pytest.mark.long]) for case in CASES]
 MEASURED = 4
-# A row of 32 tokens, 64 wide, in float32; both stages of a rank send as much.
-MESSAGE_BYTES = 32 * 64 * 4
+# Two rows of 32 tokens, 64 wide, in float32; both stages of a rank send as much.
+MESSAGE_BYTES = 2 * 32 * 64 * 4
 
 
 def scenario(name, schedule, save_at=(), **more):

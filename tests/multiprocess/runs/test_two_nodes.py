@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launcher import ROOT, arguments
+from launcher import ROOT, arguments, forked_torchrun
 
 SETTINGS = {
     "parallelism__pipeline_parallel_degree": 2,
@@ -63,9 +63,12 @@ def losses(folder):
 
 @pytest.mark.timeout(240)
 def test_two_launchers_train_as_one(tmp_path):
-    one = start(tmp_path / "one", 2, "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0")
-    said, _ = one.communicate(timeout=110)
-    assert one.returncode == 0, said[-3000:]
+    status, said, errors = forked_torchrun(
+        "--nproc_per_node=2", "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0",
+        "-m", "torchtitan.freezing", *arguments(**SETTINGS),
+        f"--job.dump_folder={tmp_path / 'one'}",
+    )  # fmt: skip
+    assert status == 0, said[-3000:] + errors[-3000:]
     port = free_port()
     both = [
         start(

@@ -26,6 +26,7 @@ STEPS = 9
 # Step 1 is warm-up, 2-3 upper bound, 4-5 lower bound, 6 ramp, then stable.
 PIPELINE = {
     "parallelism__pipeline_parallel_degree": 2,
+    "parallelism__pipeline_parallel_microbatch_size": 1,
     "freezing__method": "timelyfreeze",
     "freezing__last_warmup_step": 1,
     "freezing__last_monitor_step": 5,
