@@ -76,6 +76,8 @@ class TimelyFreeze:
             freeze ratio of a stage's backwards, of tokens on each backward. Or "auto".
         sample_input_gradients: For tokens: fraction of a backward's ratio that its input gradients
             are sampled with.
+        gradient_rank: Directions in which a frozen weight of a linear layer still gets its
+            gradient; nothing else is frozen then. 0: none.
         method: "timelyfreeze", the name of a policy, "timelyfreeze+<policy>", or a policy, which
             then decides alone.
         policy: Settings of the policy that ``method`` names, or for "timelyfreeze" a policy.
@@ -118,6 +120,7 @@ class TimelyFreeze:
         unit: str = TENSORS,
         max_freeze_ratio: float | Sequence[float] | str = AUTO,
         sample_input_gradients: float = 0.0,
+        gradient_rank: int = 0,
         method: str | FreezePolicy = "timelyfreeze",
         policy: FreezePolicy | Mapping[str, Any] | None = None,
         monitoring: str = "halves",
@@ -149,6 +152,7 @@ class TimelyFreeze:
             unit,
             max_freeze_ratio if one_ratio else tuple(max_freeze_ratio),  # type: ignore[arg-type]
             sample_input_gradients,
+            gradient_rank,
             seed,
             first_stage,
             skip_input_grads,

@@ -48,11 +48,15 @@ def attach_clocks(
         settings: The user's choices; None to freeze nothing.
     """
     per_tensor = tokens = False
+    rank = seed = 0
     if settings is not None and settings.phases.measures:
         tokens = settings.samples_tokens
-        per_tensor = settings.first_stage == PER_TENSOR and not tokens
+        rank, seed = settings.gradient_rank, settings.seed
+        per_tensor = settings.first_stage == PER_TENSOR and not (tokens or rank)
     for stage in stages:
-        stage.attach(recorder, per_tensor=per_tensor, samples_tokens=tokens)
+        stage.attach(
+            recorder, per_tensor=per_tensor, samples_tokens=tokens, gradient_rank=rank, seed=seed
+        )
 
 
 def build_controller(

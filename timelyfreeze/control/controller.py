@@ -133,7 +133,13 @@ class FreezeController(KnownPlan):
         self._step = 0
         self._log = BatchLog(recorder, exchange.rank)
         self._state = self.state_type(
-            order, tuple(sorted(tables)), exchange, None, checks, self._updates
+            order,
+            tuple(sorted(tables)),
+            exchange,
+            None,
+            checks,
+            self._updates,
+            low_rank=[s.low_rank for s in stages if s.low_rank is not None],
         )
         self._phase: Phase | None = None
         self._batches_in_phase = 0
@@ -242,6 +248,9 @@ class FreezeController(KnownPlan):
         if self._planner is not None and masks.measures_variance:
             curves = {s.stage_index: s.take_variance() for s in self._stages}
             self._planner.measured.add_curves(curves)
+        if self._batch_index == 0:
+            for layers in self._state.low_rank:
+                layers.end_step(self._step)
         self._updates.add_batch(set_up.masks, set_up.token_ratios)
         self._log.add_masks(set_up.masks)
         is_cold = self._batches_in_phase < self.settings.discard_batches or masks.measures_variance

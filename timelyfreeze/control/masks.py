@@ -152,18 +152,18 @@ class BatchMasks:
         """Return what the current batch freezes in one backward, bool, shape [n]."""
         stage = action.stage
         units = self.units[stage]
-        n = len(units.tensors.names)
-        nothing = np.zeros(n, dtype=np.bool_)
+        nothing = np.zeros(len(units.tensors.names), dtype=np.bool_)
         chosen = units.gather(nothing if self.checks is None else self.checks.frozen(stage))
+        all_units = np.ones_like(chosen)
         if self.plan is None:
             return units.spread(chosen)
         if self.pattern is not None:
-            return np.full(n, self.pattern.freezes(action))
+            return units.spread(all_units & self.pattern.freezes(action))
         ratio = self.plan.ratio(action, self.step)
         if ratio in (0.0, 1.0):
-            return np.full(n, ratio == 1.0)
+            return units.spread(all_units & (ratio == 1.0))
         if stage < self.plan.skip_depths(self.step).get(action.microbatch, 0):
-            return np.full(n, self._is_skipped(action.microbatch))
+            return units.spread(all_units & self._is_skipped(action.microbatch))
         rng = self._rng(stage, action.microbatch)
         if stage == 0 and self.settings.freezes_first_stage_whole:
             front = np.logical_and.accumulate(chosen)
@@ -205,7 +205,8 @@ def units_of(stages: Sequence[FreezingStage]) -> dict[int, FreezeUnits]:
     units = {}
     for stage in stages:
         sizes = zip(stage.parameter_names, stage.parameter_sizes.tolist(), strict=True)
-        units[stage.stage_index] = build_units(build_parameter_table(sizes), stage.frozen_together)
+        tensors = build_parameter_table(sizes)
+        units[stage.stage_index] = build_units(tensors, stage.frozen_together, stage.exact)
     return units
 
 

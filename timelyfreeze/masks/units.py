@@ -23,7 +23,8 @@ class FreezeUnits:
     Attributes:
         tensors: The n tensors.
         table: The u units, each with the name of its first tensor, and in the order of those.
-        of_tensor: Number of the unit that each tensor belongs to, int64, shape [n].
+        of_tensor: Number of the unit that each tensor belongs to, int64, shape [n]; u for those
+            that are never frozen.
     """
 
     tensors: ParameterTable
@@ -32,17 +33,21 @@ class FreezeUnits:
 
     def spread(self, units: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Return the mask over tensors, shape [n], of one over units, shape [u]."""
-        return units[self.of_tensor]
+        return np.append(units, False)[self.of_tensor]
 
     def gather(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Return the mask over units, shape [u], of one over tensors, shape [n].
 
+        What it says of tensors that are never frozen does not count.
+
         Raises:
             ValueError: If it freezes a part of a unit.
         """
-        units = np.zeros(len(self.table.names), dtype=np.bool_)
+        n_units = len(self.table.names)
+        units = np.zeros(n_units + 1, dtype=np.bool_)
         units[self.of_tensor[mask]] = True
-        if (torn := self.spread(units) != mask).any():
+        units = units[:n_units]
+        if (torn := (self.spread(units) != mask) & (self.of_tensor < n_units)).any():
             raise ValueError(
                 f"{self.tensors.names[torn.argmax()]} is to stay live and other tensors of its "
                 "block are not; the block is compiled, so all of it is frozen or none"
@@ -50,12 +55,17 @@ class FreezeUnits:
         return units
 
 
-def build_units(tensors: ParameterTable, blocks: Sequence[Sequence[int]] = ()) -> FreezeUnits:
+def build_units(
+    tensors: ParameterTable,
+    blocks: Sequence[Sequence[int]] = (),
+    exact: NDArray[np.bool_] | None = None,
+) -> FreezeUnits:
     """Group the tensors of a stage.
 
     Args:
         tensors: The n tensors.
         blocks: Positions of tensors that are frozen together; every other tensor is alone.
+        exact: Which tensors are never frozen, bool, shape [n]; None for none.
 
     Raises:
         ValueError: If a tensor is in two blocks.
@@ -69,8 +79,10 @@ def build_units(tensors: ParameterTable, blocks: Sequence[Sequence[int]] = ()) -
                     "frozen together; set compile.enable = false"
                 )
             block_of[i] = block
-    members = list(dict.fromkeys(block_of.get(i, (i,)) for i in range(len(tensors.names))))
-    of_tensor = np.zeros(len(tensors.names), dtype=np.int64)
+    n = len(tensors.names)
+    frozen = range(n) if exact is None else np.flatnonzero(~exact).tolist()
+    members = list(dict.fromkeys(block_of.get(i, (i,)) for i in frozen))
+    of_tensor = np.full(n, len(members), dtype=np.int64)
     for unit, block in enumerate(members):
         of_tensor[list(block)] = unit
     of_tensor.setflags(write=False)

@@ -19,6 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 from timelyfreeze.runtime.compiled_blocks import CompiledBlocks
 from timelyfreeze.runtime.entering.entry import AT_THE_FRONT, EMBEDDING
 from timelyfreeze.runtime.entering.frozen_blocks import FrozenBlocks
+from timelyfreeze.runtime.low_rank.stage import LowRankStage
 from timelyfreeze.runtime.masked_backward import (
     accumulation_nodes,
     drop_frozen,
@@ -27,7 +28,6 @@ from timelyfreeze.runtime.masked_backward import (
     zero_gradients,
 )
 from timelyfreeze.runtime.recorder import ActionRecorder
-from timelyfreeze.runtime.sampling.stage import SamplingStage
 from timelyfreeze.runtime.shards import parameters_of_graph
 from timelyfreeze.runtime.torch_pipelining import settle_unsharded_gradients
 from timelyfreeze.schedule import Action, ActionKind
@@ -36,7 +36,7 @@ from timelyfreeze.settings import key
 NOTHING_FROZEN: Mapping[int, NDArray[np.bool_]] = {}
 
 
-class FreezingStage(SamplingStage):
+class FreezingStage(LowRankStage):
     """Pipeline stage whose backward skips the weight gradients of frozen parameters.
 
     Construct it as any ``PipelineStage``, or make one of such (``adopt_stages``); then
@@ -48,7 +48,13 @@ class FreezingStage(SamplingStage):
     _keeps_graph = True
 
     def attach(
-        self, recorder: ActionRecorder, *, per_tensor: bool = False, samples_tokens: bool = False
+        self,
+        recorder: ActionRecorder,
+        *,
+        per_tensor: bool = False,
+        samples_tokens: bool = False,
+        gradient_rank: int = 0,
+        seed: int = 0,
     ) -> None:
         """Start timing actions with ``recorder`` and accept masks.
 
@@ -61,6 +67,9 @@ class FreezingStage(SamplingStage):
                 embedding's output even where nothing near it is live, so that backward time falls
                 linearly with the freeze ratio.
             samples_tokens: Prepare the linear layers for samples of their tokens.
+            gradient_rank: Directions in which a frozen linear weight still gets its gradient; no
+                other parameter is frozen then. 0: none, as in the paper.
+            seed: Of the first directions.
 
         Raises:
             ValueError: If ``per_tensor`` is asked of a first stage without an embedding.
@@ -75,6 +84,7 @@ class FreezingStage(SamplingStage):
         self._masks = NOTHING_FROZEN
         self._without_input_grads: Collection[int] = ()
         self._prepare_samples(wanted=samples_tokens)
+        self.exact = self._prepare_low_rank(named, rank=gradient_rank, seed=seed)
         self._postponed: dict[int, dict[str, Any]] = {}
         self._microbatch = -1
         self.applied_ratios: dict[int, float] = {}
@@ -117,6 +127,8 @@ class FreezingStage(SamplingStage):
         self._chain_ends.clear()
         self._postponed.clear()
         self._forget_samples()
+        if self.low_rank is not None:
+            self.low_rank.end_batch()
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Run and time one microbatch's forward; in front of the batch's entry, do nothing."""
@@ -129,6 +141,7 @@ class FreezingStage(SamplingStage):
             self._timed(ActionKind.FORWARD, fwd_chunk_id),
             self._variant_of(fwd_chunk_id),
             self._sampled(fwd_chunk_id),
+            self._low_rank_action(fwd_chunk_id),
             self._noted(fwd_chunk_id),
         ):
             self._begin_forward(fwd_chunk_id)
@@ -166,6 +179,7 @@ class FreezingStage(SamplingStage):
             super().backward_one_chunk(
                 bwd_chunk_id, loss=loss, full_backward=full_backward, last_backward=last_backward
             )
+            self._end_low_rank(last_backward=last_backward and full_backward)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         """Run and time the weight half of one microbatch's split backward."""
@@ -174,6 +188,7 @@ class FreezingStage(SamplingStage):
             return
         with self._timed(ActionKind.WEIGHT_BACKWARD, bwd_chunk_id):
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward=last_backward)
+            self._end_low_rank(last_backward=last_backward)
 
     def backward_maybe_with_nosync(
         self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
@@ -190,7 +205,14 @@ class FreezingStage(SamplingStage):
                 self.applied_ratios[self._microbatch] = self._sampled_ratio(self._microbatch)
             with self._sampled(self._microbatch, backward_type):
                 return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
-        mask = self._masks.get(self._microbatch)
+        with self._low_rank_backward(backward_type, self._microbatch):
+            return self._masked_backward(backward_type, bwd_kwargs, last_backward)
+
+    def _masked_backward(
+        self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool
+    ) -> tuple[tuple[Tensor | None, ...], list[dict[str, Any]] | None]:
+        """Do a backward without the weight gradients of frozen tensors."""
+        mask = self._masked(self._microbatch)
         chain_end = self._chain_ends.pop(self._microbatch, None)
         if backward_type != "input":
             self.applied_ratios[self._microbatch] = self._frozen_ratio(mask)
@@ -274,7 +296,8 @@ class FreezingStage(SamplingStage):
     def _frozen_ratio(self, mask: NDArray[np.bool_] | None) -> float:
         if mask is None:
             return 0.0
-        return int(self.parameter_sizes[mask].sum()) / int(self.parameter_sizes.sum())
+        whole = int(self.parameter_sizes[~self.exact].sum())
+        return int(self.parameter_sizes[mask].sum()) / whole if whole else 0.0
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
         """Reduce the batch's gradients over data-parallel replicas, masked ones included."""

@@ -17,6 +17,7 @@ from timelyfreeze.settings.choices import (
     USE,
     FreezeSettings,
     effective_skip_input_grads,
+    rank_errors,
     ratio_errors,
     replanning_errors,
     seed_errors,
@@ -40,6 +41,7 @@ __all__ = [
     "N_SEEDS", "OFF", "PER_TENSOR", "PLAN", "SKIP_INPUT_GRADS", "TENSORS", "TOKENS", "UNITS", "USE",
     "ActivationCache", "CacheSettings", "ElasticSettings", "FreezeSettings", "PackingSettings",
     "Phase", "PhaseSchedule", "actual_freeze_ratio", "arguments_named",
-    "effective_skip_input_grads", "key", "name_arguments", "ratio_errors", "replanning_errors",
+    "effective_skip_input_grads", "key", "name_arguments", "rank_errors", "ratio_errors",
+    "replanning_errors",
     "seed_errors", "skip_errors", "token_errors", "unknown_words",
 ]  # fmt: skip

@@ -50,6 +50,9 @@ class FreezeSettings:
             stage's backwards; for tokens each backward, and lies below 1.
         sample_input_gradients: For tokens: what fraction of a backward's freeze ratio its input
             gradients are sampled with, in [0, 1].
+        gradient_rank: Directions of a linear layer's shorter side in which its weight, where it is
+            frozen, still gets its gradient; nothing else is frozen then. 0: frozen means nothing,
+            as in the paper.
         seed: Seed of the masks, at least 0.
         first_stage: One of ``FIRST_STAGE_MODES``.
         skip_input_grads: What to do about backwards that nobody needs, one of
@@ -74,6 +77,7 @@ class FreezeSettings:
     unit: str = TENSORS
     max_freeze_ratio: float | tuple[float, ...] | str = AUTO
     sample_input_gradients: float = 0.0
+    gradient_rank: int = 0
     seed: int = 42
     first_stage: str = ALL_OR_NOTHING
     skip_input_grads: str = USE
@@ -103,6 +107,7 @@ class FreezeSettings:
                 replan_threshold=self.replan_threshold,
                 min_gain=self.min_gain,
             ),
+            *rank_errors(self.gradient_rank, self.unit),
         ]
         if errors:
             raise ValueError("; ".join(errors))
@@ -121,12 +126,13 @@ class FreezeSettings:
     @property
     def freezes_first_stage_whole(self) -> bool:
         """Whether the first stage is frozen all or nothing."""
-        return self.first_stage == ALL_OR_NOTHING and not self.samples_tokens
+        is_whole = self.first_stage == ALL_OR_NOTHING and self.gradient_rank == 0
+        return is_whole and not self.samples_tokens
 
     @property
     def skips_input_grads(self) -> str:
-        """What of ``skip_input_grads`` the unit and the first stage allow."""
-        if self.samples_tokens:
+        """What of ``skip_input_grads`` the unit, the rank and the first stage allow."""
+        if self.samples_tokens or self.gradient_rank > 0:
             return OFF
         return effective_skip_input_grads(self.first_stage, self.skip_input_grads)
 
@@ -139,6 +145,18 @@ class FreezeSettings:
         if isinstance(caps, str):
             return _MEASURED_TOKEN_RATIO
         return max(caps) if isinstance(caps, tuple) else caps
+
+
+def rank_errors(gradient_rank: int, unit: str) -> Iterator[str]:
+    """Yield what is wrong with the rank of gradients."""
+    name = key("gradient_rank")
+    if not isinstance(gradient_rank, int) or isinstance(gradient_rank, bool) or gradient_rank < 0:
+        yield f"{name} is {gradient_rank!r}; it must be a whole number, 0 or more"
+    elif gradient_rank > 0 and unit == TOKENS:
+        yield (
+            f'{name} is {gradient_rank} and {key("unit")} is "{TOKENS}", which leaves tokens out '
+            f'of exact products; set the rank to 0 or the unit to "{TENSORS}"'
+        )
 
 
 def effective_skip_input_grads(first_stage: str, skip_input_grads: str) -> str:

@@ -58,6 +58,8 @@ class StubStage:
     """Has parameters in name only and notes the masks, or samples, that it is given."""
 
     frozen_together: tuple[tuple[int, ...], ...] = ()
+    exact = np.zeros(N_TENSORS, dtype=np.bool_)
+    low_rank = None
     n_sampled_layers = 1
     curve: tuple[float, ...] = (0.0,) * len(MEASURED_RATIOS)  # what sampling adds
 

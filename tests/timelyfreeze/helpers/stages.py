@@ -149,6 +149,7 @@ class Pipeline:
         *,
         per_tensor: bool = False,
         samples_tokens: bool = False,
+        gradient_rank: int = 0,
         loss_fn: Callable[..., Tensor] = sum_loss,
     ) -> None:
         self.modules = list(modules)
@@ -158,7 +159,12 @@ class Pipeline:
             for i, module in enumerate(self.modules)
         ]
         for stage in self.stages:
-            stage.attach(self.recorder, per_tensor=per_tensor, samples_tokens=samples_tokens)
+            stage.attach(
+                self.recorder,
+                per_tensor=per_tensor,
+                samples_tokens=samples_tokens,
+                gradient_rank=gradient_rank,
+            )
         greet_other_ranks_alone(self.stages)
         is_single = issubclass(schedule, torch_schedules.PipelineScheduleSingle)
         self.schedule = schedule(

@@ -12,6 +12,7 @@ from timelyfreeze.settings import (
     TOKENS,
     FreezeSettings,
     PhaseSchedule,
+    rank_errors,
     ratio_errors,
     replanning_errors,
     seed_errors,
@@ -21,7 +22,12 @@ from timelyfreeze.settings import (
 )
 from timelyfreeze.timing import discard_errors
 from torchtitan.data.rows.kinds import has_rows
-from torchtitan.freezing.checks.parallel import COMPILED, NOT_COMPILED, compiles_blocks
+from torchtitan.freezing.checks.parallel import (
+    COMPILED,
+    NOT_COMPILED,
+    compiles_blocks,
+    lone_pipeline_errors,
+)
 from torchtitan.freezing.checks.pipeline import (
     is_known,
     order_splits_backward,
@@ -96,11 +102,30 @@ def freezing_errors(config: JobConfig) -> Iterator[str]:
         score_dtype=freezing.score_dtype,
     )
     yield from skip_errors(freezing.first_stage, freezing.skip_input_grads)
+    yield from rank_errors(freezing.gradient_rank, freezing.unit)
+    if freezing.gradient_rank > 0:
+        yield from _rank_errors(config, method)
     yield from seed_errors(freezing.seed)
     yield from preset_errors(config, given=())  # contradictions are told where it was read
     yield from _unsupported(config)
     if freezing.unit == TOKENS:
         yield from _token_errors(config, method)
+
+
+def _rank_errors(config: JobConfig, method: Method) -> Iterator[str]:
+    """Yield what gradients in a subspace cannot go together with."""
+    rank = config.freezing.gradient_rank
+    needs = f"freezing.gradient_rank {rank} needs"
+    if not method.plans:
+        yield (
+            f"freezing.method is {config.freezing.method!r}, which freezes for good; {needs} a "
+            'plan: "timelyfreeze", alone or with a policy'
+        )
+    if compiles_blocks(config):
+        yield f"{COMPILED}, whose blocks have one backward each; {needs} {NOT_COMPILED}"
+    yield from lone_pipeline_errors(config, f"{needs} a lone pipeline")
+    if config.freezing.elastic.enable:
+        yield f"freezing.elastic.enable is true, whose moves leave subspaces behind; {needs} false"
 
 
 def _n_stages(config: JobConfig) -> int | None:

@@ -63,6 +63,12 @@ class Freezing:
     """With unit "tokens": also compute the input gradients of linear layers from a sample, whose
     ratio is this fraction, in [0, 1], of the backward's freeze ratio. 0 computes them exactly."""
 
+    gradient_rank: int = 0
+    """What frozen means, for methods with a plan. 0: a frozen weight gets no gradient, as in the
+    paper. k above 0: a frozen weight of a linear layer still gets the part of its gradient that
+    lies in k directions of the layer's shorter side, which costs little and keeps most of the
+    learning; nothing but those weights is frozen (see docs/how/low_rank.md)."""
+
     seed: int = 42
     """Seed of the random choice of parameters or layers. The same masks come out on every
     data-parallel replica."""

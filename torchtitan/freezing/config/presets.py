@@ -29,6 +29,7 @@ PRESETS = {
     "paper": Preset(
         fixed={
             "freezing.unit": TENSORS,
+            "freezing.gradient_rank": 0,
             "freezing.first_stage": PER_TENSOR,
             "freezing.skip_input_grads": OFF,
             "freezing.monitoring": "halves",

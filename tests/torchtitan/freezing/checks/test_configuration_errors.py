@@ -149,6 +149,26 @@ ERRORS: list[tuple[dict[str, Any], list[str]]] = [
         ["freezing.sample_input_gradients is 0.5", 'freezing.max_freeze_ratio is "auto"'],
     ),
     (
+        {"freezing__gradient_rank": -1},
+        ["freezing.gradient_rank is -1", "a whole number, 0 or more"],
+    ),
+    (
+        {"freezing__gradient_rank": 8, "freezing__unit": "tokens"},
+        ['freezing.gradient_rank is 8 and freezing.unit is "tokens"', "set the rank to 0"],
+    ),
+    (
+        {"freezing__gradient_rank": 8, "freezing__method": "apf"},
+        ["freezing.method is 'apf'", "freezing.gradient_rank 8 needs a plan"],
+    ),
+    (
+        {"freezing__gradient_rank": 8, "compile__enable": True},
+        ['compile.components has "model"', "freezing.gradient_rank 8 needs compile.enable = false"],
+    ),
+    (
+        {"freezing__gradient_rank": 8, "parallelism__tensor_parallel_degree": 2},
+        ["tensor_parallel_degree is 2", "freezing.gradient_rank 8 needs a lone pipeline"],
+    ),
+    (
         {"freezing__unit": "tokens", "freezing__method": "timelyfreeze+apf"},
         ["freezing.method is 'timelyfreeze+apf'", 'needs "timelyfreeze"'],
     ),

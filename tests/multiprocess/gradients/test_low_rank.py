@@ -1,0 +1,112 @@
+"""Frozen weights that learn in a subspace, in whole runs: what is frozen, resumed, and real ranks.
+
+The ranks are emulated, but for one run with which they are compared.
+"""
+
+import math
+
+import pytest
+import torch
+from launcher import EMULATED, SCHEDULES, arguments, asked_for, merged, run_scenarios
+from methods import PHASES, STEPS
+
+RANK, CAP = 8, 0.75
+SHORT = ("1F1B", "ZBVZeroBubble")
+CASES = [pytest.param(s, marks=[] if s in SHORT else [pytest.mark.long]) for s in SCHEDULES]
+# Steps to resume after: warm-up, upper and lower bound, ramp.
+PLACES = (1, 3, 5, 8)
+STOPS = [
+    pytest.param(s, p, marks=[] if s == "ZBVZeroBubble" else [pytest.mark.long])
+    for s in SHORT
+    for p in PLACES
+]
+
+
+def scenario(name, schedule, *, emulated=True, **more):
+    settings = {
+        "model__flavor": "tiny",
+        "parallelism__pipeline_parallel_degree": 2,
+        "parallelism__pipeline_parallel_microbatch_size": 2,
+        "parallelism__pipeline_parallel_schedule": schedule,
+        "training__steps": STEPS,
+        "training__global_batch_size": 16,
+        "checkpoint__enable": None,
+        "checkpoint__keep_latest_k": 0,
+        "checkpoint__no_last_save_model_only": None,
+        "freezing__method": "timelyfreeze",
+        **PHASES,
+        "freezing__gradient_rank": RANK,
+        "freezing__max_freeze_ratio": CAP,
+        **(EMULATED if emulated else {}),
+        **more,
+    }
+    return {"name": name, "fake_clock": True, "save_at": [], "args": arguments(**settings)}
+
+
+@pytest.fixture(scope="module")
+def runs(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("low_rank")
+    stops = asked_for(request, "schedule", "place")
+    scenarios = []
+    for (schedule,) in asked_for(request, "schedule"):
+        places = [place for stopped, place in stops if stopped == schedule]
+        scenarios.append({**scenario(schedule, schedule), "save_at": places})
+        for place in places:
+            going_on = scenario(
+                f"{schedule} from {place}",
+                schedule,
+                checkpoint__initial_load_path=folder / schedule / "checkpoint" / f"step-{place}",
+                checkpoint__no_initial_load_model_only=None,
+                checkpoint__load_only=None,
+            )
+            scenarios.append({**going_on, "fixed_weights": False, "after": schedule})
+    return run_scenarios(folder, 1, scenarios, timeout_s=600)
+
+
+def frozen_names(seen, step):
+    """{microbatch: names of what it freezes}, of all passes of a step."""
+    found = {}
+    for at, stage, masks in seen["masks"]:
+        for microbatch, mask in masks.items() if at == step else ():
+            names = [n for n, f in zip(seen["names"][stage], mask, strict=True) if f]
+            found.setdefault(microbatch, set()).update(names)
+    return found
+
+
+@pytest.mark.parametrize("schedule", CASES)
+def test_linear_weights_alone_are_frozen_and_all_learn_in_every_step(runs, schedule):
+    (seen,) = runs[schedule]
+    assert all(map(math.isfinite, seen["losses"]))
+    assert seen["losses"][-1] < seen["losses"][0]
+    linear = {n for names in seen["names"].values() for n in names if is_linear(n)}
+    assert {3, 4}.isdisjoint(step for step, _, masks in seen["masks"] if masks)
+    for step in (5, 6):
+        assert all(names == linear for names in frozen_names(seen, step).values())
+    assert 0.0 < max(seen["plan"].values()) <= 1.0
+    assert set.union(*frozen_names(seen, STEPS).values()) <= linear
+    assert all(gradient is not None for gradient in seen["gradients"].values())
+    norms = dict(seen["grad_norms"])
+    assert all(norms[step] > 0.0 for step in (5, 6)), "monitoring learns too"
+
+
+def is_linear(name):
+    return name.endswith("weight") and "norm" not in name and "embeddings" not in name
+
+
+@pytest.mark.parametrize(("schedule", "place"), STOPS)
+def test_a_resumed_run_equals_the_undisturbed_one(runs, schedule, place):
+    (whole,), (resumed,) = runs[schedule], runs[f"{schedule} from {place}"]
+    assert resumed["losses"] == whole["losses"][2 * place :]
+    assert resumed["grad_norms"] == whole["grad_norms"][place:]
+    assert resumed["masks"] == [m for m in whole["masks"] if m[0] > place]
+    left, right = resumed["weights"], whole["weights"]
+    assert [name for name in right if not torch.equal(left[name], right[name])] == []
+
+
+def test_real_ranks_learn_the_same(runs, tmp_path):
+    schedule = "ZBVZeroBubble"
+    real = run_scenarios(tmp_path, 2, [scenario("real", schedule, emulated=False)])["real"]
+    (alone,) = runs[schedule]
+    assert [seen["plan"] for seen in real] == [alone["plan"]] * 2
+    weights = merged(real, "weights")
+    assert [n for n in weights if not torch.equal(weights[n], alone["weights"][n])] == []

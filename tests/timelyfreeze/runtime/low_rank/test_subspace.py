@@ -1,0 +1,76 @@
+"""Subspaces that follow gradients: their directions by an eigendecomposition."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from timelyfreeze.runtime.low_rank import captured_energy, first_basis, next_basis
+
+D_OUT, D_IN, RANK, SEED = 30, 12, 4, 42
+
+
+def gradient_of_rank(rank: int, *, noise: float = 0.0, transposed: bool = False) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    left, right = (torch.randn(n, rank, generator=generator) for n in (D_OUT, D_IN))
+    found = left @ right.t() + noise * torch.randn(D_OUT, D_IN, generator=generator)
+    return found.t().contiguous() if transposed else found
+
+
+def basis_after(gradient: Tensor, n_steps: int) -> Tensor:
+    basis = first_basis(gradient, RANK, SEED, "w")
+    for step in range(1, n_steps + 1):
+        basis = next_basis(basis, gradient, SEED, step, "w")
+    return basis
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_directions_are_orthonormal_and_of_the_shorter_side(transposed: bool) -> None:
+    basis = basis_after(gradient_of_rank(6, transposed=transposed), 3)
+    assert basis.shape == (D_IN, RANK)
+    torch.testing.assert_close(basis.t() @ basis, torch.eye(RANK))
+
+
+def test_there_are_no_more_directions_than_the_shorter_side_has() -> None:
+    assert first_basis(torch.zeros(3, 5), 99, SEED, "w").shape == (3, 3)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_they_turn_to_the_largest_of_the_gradient(transposed: bool) -> None:
+    """All but the last one, which is given to chance; the gradient's rank is k - 1."""
+    gradient = gradient_of_rank(RANK - 1, transposed=transposed)
+    assert captured_energy(first_basis(gradient, RANK, SEED, "w"), gradient) < 0.9
+    assert captured_energy(basis_after(gradient, 3), gradient) > 1 - 1e-5
+    noisy = gradient_of_rank(RANK - 1, noise=0.3, transposed=transposed)
+    values = torch.linalg.svdvals(noisy).square()
+    best = float(values[: RANK - 1].sum() / values.sum())
+    assert float(captured_energy(basis_after(noisy, 30), noisy)) > best - 0.01
+
+
+def test_a_basis_that_sees_only_itself_still_moves() -> None:
+    """Where all microbatches are frozen the gradient lies in Q; the random direction looks on."""
+    true = gradient_of_rank(RANK - 1)
+    basis = first_basis(true, RANK, SEED, "w")
+    before = float(captured_energy(basis, true))
+    for step in range(1, 200):
+        basis = next_basis(basis, true @ basis @ basis.t(), SEED, step, "w")
+    assert float(captured_energy(basis, true)) > before + 0.3
+
+
+def test_every_process_draws_alike_and_layers_apart() -> None:
+    weight = torch.zeros(D_OUT, D_IN)
+    assert torch.equal(first_basis(weight, 3, SEED, "a"), first_basis(weight, 3, SEED, "a"))
+    assert not torch.equal(first_basis(weight, 3, SEED, "a"), first_basis(weight, 3, SEED, "b"))
+    assert not torch.equal(first_basis(weight, 3, SEED, "a"), first_basis(weight, 3, 7, "a"))
+
+
+@pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
+def test_a_gradient_that_says_nothing_turns_nothing(value: float) -> None:
+    basis = first_basis(torch.zeros(D_OUT, D_IN), RANK, SEED, "w")
+    assert torch.equal(next_basis(basis, torch.full((D_OUT, D_IN), value), SEED, 1, "w"), basis)
+
+
+def test_the_size_of_a_gradient_does_not_matter() -> None:
+    gradient = gradient_of_rank(6)
+    basis = first_basis(gradient, RANK, SEED, "w")
+    one, other = (next_basis(basis, s * gradient, SEED, 1, "w") for s in (1.0, 1e-25))
+    torch.testing.assert_close(one.abs(), other.abs(), atol=1e-4, rtol=0)

@@ -1,0 +1,256 @@
+"""Linear layers whose frozen microbatches still give a gradient, in a subspace."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.nn import functional
+
+from timelyfreeze.runtime.low_rank.subspace import (
+    captured_energy,
+    first_basis,
+    is_of_inputs,
+    next_basis,
+)
+from timelyfreeze.settings import key
+
+
+class LowRankLayers:
+    """What the linear layers of a stage share: who is frozen now, and what lies in each subspace.
+
+    One thread runs one action of a stage at a time, so layers read here what the stage has set.
+    Sums are float32, over the frozen microbatches of a batch.
+
+    Args:
+        named: Weights of all linear layers of the stage, by their names in the model.
+        module: The stage's, parallelisms applied; its layers are adopted.
+        rank: Directions of each subspace, 1 or more.
+        seed: Of the first directions, and of those that are tried.
+
+    Attributes:
+        rank: Directions wanted; a narrow layer has fewer.
+        bases: Q of each weight, by name.
+        without_chain: Weights of layers whose input needs no gradient, so that no gradient of their
+            output comes by: they stay exact.
+    """
+
+    def __init__(
+        self, named: Mapping[str, Tensor], module: nn.Module, *, rank: int, seed: int
+    ) -> None:
+        names = {id(weight): name for name, weight in named.items()}
+        self._weights: dict[str, Tensor] = {}
+        self.rank, self._seed = rank, seed
+        for layer in module.modules():
+            if is_plain_linear(layer) and id(layer.weight) in names:
+                _adopt(layer, self, names[id(layer.weight)])
+                self._weights[names[id(layer.weight)]] = layer.weight
+        self.bases = {n: first_basis(w, rank, seed, n) for n, w in self._weights.items()}
+        self._sums: dict[str, Tensor] = {}
+        self._casts: dict[tuple[str, bool, torch.dtype], Tensor] = {}
+        self.without_chain: set[str] = set()
+        self._frozen: Collection[str] = ()
+        self._microbatch = -1
+        self._postponed: dict[int, list[tuple[str, Tensor, Tensor]]] = {}
+        self._postpones = False
+
+    @property
+    def names(self) -> Collection[str]:
+        """Names of the weights that may be frozen."""
+        return self._weights.keys()
+
+    def load(self, bases: Mapping[str, Tensor | None]) -> None:
+        """Go on with the subspaces of a checkpoint, by name.
+
+        Raises:
+            ValueError: If it has none for a weight, or one of another rank.
+        """
+        for name, basis in bases.items():
+            rank, saved = self.bases[name].shape[1], 0 if basis is None else basis.shape[1]
+            if basis is None or saved != rank:
+                raise ValueError(
+                    f"the checkpoint has a subspace of rank {saved} for {name}; this run has "
+                    f"{key('gradient_rank')} {self.rank}, which makes {rank} here; resume with the "
+                    f"rank that it was saved with"
+                )
+            self.bases[name] = basis.to(self.bases[name])
+
+    # -- actions -----------------------------------------------------------------------------------
+
+    @contextmanager
+    def action_of(self, microbatch: int, frozen: Collection[str]) -> Iterator[None]:
+        """Run an action of a microbatch that leaves out the exact gradients of ``frozen`` weights.
+
+        A backward may run forwards too, of what is recomputed.
+        """
+        self._microbatch, self._frozen = microbatch, frozen
+        try:
+            yield
+        finally:
+            self._frozen = ()
+
+    @contextmanager
+    def postponing(self) -> Iterator[None]:
+        """Run the input half of a split backward: products wait for :meth:`catch_up`."""
+        self._postpones = True
+        try:
+            yield
+        finally:
+            self._postpones = False
+
+    def catch_up(self, microbatch: int) -> None:
+        """Do the products that the input half of a microbatch's backward has put off."""
+        for name, dy, kept in self._postponed.pop(microbatch, ()):
+            self._add(name, dy, kept)
+
+    def take(self, microbatch: int, name: str, dy: Tensor, kept: Tensor) -> None:
+        """Take the gradient of a frozen layer's output; ``kept`` is X Q, or X."""
+        if self._postpones:
+            self._postponed.setdefault(microbatch, []).append((name, dy, kept))
+        else:
+            self._add(name, dy, kept)
+
+    def _add(self, name: str, dy: Tensor, kept: Tensor) -> None:
+        if is_of_inputs(self._weights[name]):
+            product = dy.t() @ kept
+        else:
+            product = (dy @ self.basis(name, dy.dtype)).t() @ kept
+        known = self._sums.get(name)
+        self._sums[name] = product.float() if known is None else known.add_(product)
+
+    # -- a batch's end, a step's end ---------------------------------------------------------------
+
+    def add_to_gradients(self) -> None:
+        """Add what lies in the subspaces to the gradients of the weights, after the last backward.
+
+        One product for all microbatches, before a schedule divides or reduces gradients.
+        """
+        for name, total in self._sums.items():
+            weight, basis = self._weights[name], self.bases[name]
+            part = total @ basis.t() if is_of_inputs(weight) else basis @ total
+            part = part.to(weight.dtype)
+            weight.grad = part if weight.grad is None else weight.grad.add_(part)
+        self._sums.clear()
+
+    def end_batch(self) -> None:
+        """Let go of what was kept for the batch, whose weights are about to change."""
+        self._sums.clear()
+        self._casts.clear()
+        self._postponed.clear()
+
+    def end_step(self, step: int) -> None:
+        """Turn the subspaces after the step's gradients, which are complete and reduced."""
+        for name, weight in self._weights.items():
+            if weight.grad is not None:
+                basis = self.bases[name]
+                self.bases[name] = next_basis(basis, weight.grad, self._seed, step, name)
+
+    def captured(self) -> dict[str, float]:
+        """Return which fraction of each weight's gradient its subspace holds. Waits for devices."""
+        return {
+            name: float(captured_energy(self.bases[name], weight.grad))
+            for name, weight in self._weights.items()
+            if weight.grad is not None
+        }
+
+    # -- layers ------------------------------------------------------------------------------------
+
+    def is_frozen(self, name: str) -> bool:
+        """Whether the forward at hand belongs to a microbatch that freezes this weight."""
+        return name in self._frozen
+
+    def basis(self, name: str, dtype: torch.dtype) -> Tensor:
+        """Return Q in a type, cast once for all microbatches of a batch."""
+        return self._cast(name, self.bases[name], dtype, is_basis=True)
+
+    def weight(self, name: str, dtype: torch.dtype) -> Tensor:
+        """Return W outside of the graph in a type, cast once for all microbatches of a batch."""
+        return self._cast(name, self._weights[name].detach(), dtype, is_basis=False)
+
+    def _cast(self, name: str, tensor: Tensor, dtype: torch.dtype, *, is_basis: bool) -> Tensor:
+        if tensor.dtype == dtype:
+            return tensor
+        which = (name, is_basis, dtype)
+        if which not in self._casts:
+            self._casts[which] = tensor.to(dtype)
+        return self._casts[which]
+
+    def attach(self, name: str, y: Tensor, x: Tensor) -> Tensor:
+        """Return ``y``, with a node in its graph that takes the gradient in the subspace."""
+        rows = x.detach().reshape(-1, x.shape[-1])
+        if is_of_inputs(self._weights[name]):
+            rows = rows @ self.basis(name, rows.dtype)
+        return _Take.apply(y, rows, self, name, self._microbatch)
+
+
+class LowRankLinear(nn.Linear):  # type: ignore[misc]
+    """A linear layer that a :class:`LowRankLayers` has adopted."""
+
+    low_rank: LowRankLayers
+    low_rank_name: str
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x W^T + b, as the base class does."""
+        layers, name = self.low_rank, self.low_rank_name
+        if not layers.is_frozen(name) or not torch.is_grad_enabled():
+            return super().forward(x)
+        if not x.requires_grad:
+            layers.without_chain.add(name)
+            return super().forward(x)
+        device, dtype = x.device.type, self.weight.dtype
+        bias = self.bias
+        if torch.is_autocast_enabled(device):
+            # Autocast casts what requires no gradient anew for each microbatch.
+            dtype = torch.get_autocast_dtype(device)
+            x = x.to(dtype)
+            bias = None if bias is None else bias.to(dtype)
+        return layers.attach(name, functional.linear(x, layers.weight(name, dtype), bias), x)
+
+
+class _Take(Function):  # type: ignore[misc]
+    """The identity, whose backward hands the gradient of a layer's output to its subspace.
+
+    A node of its own, so that the layer's product stays torch's: it has no weight to compute a
+    gradient for, and keeps no input.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, y: Tensor, kept: Tensor, layers: LowRankLayers, name: str, microbatch: int
+    ) -> Tensor:
+        ctx.save_for_backward(kept)
+        ctx.layers, ctx.name, ctx.microbatch = layers, name, microbatch
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None, None]:
+        (kept,) = ctx.saved_tensors
+        ctx.layers.take(ctx.microbatch, ctx.name, dy.reshape(-1, dy.shape[-1]), kept)
+        return dy, None, None, None, None
+
+
+def is_plain_linear(layer: nn.Module) -> bool:
+    """Return whether a layer computes x W^T; a subclass, as for float8, may do something else."""
+    return isinstance(layer, LowRankLinear) or (
+        isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward
+    )
+
+
+def _adopt(layer: nn.Module, layers: LowRankLayers, name: str) -> None:
+    if not isinstance(layer, LowRankLinear):
+        layer.__class__ = _low_rank_class(type(layer))  # type: ignore[arg-type]
+    layer.low_rank, layer.low_rank_name = layers, name
+
+
+@cache
+def _low_rank_class(kind: Any) -> type[LowRankLinear]:
+    """Return the class of an adopted layer, which may be one that somebody has derived."""
+    if kind is nn.Linear:
+        return LowRankLinear
+    made: type[LowRankLinear] = type(f"LowRank{kind.__name__}", (LowRankLinear, kind), {})
+    return made

@@ -1,0 +1,81 @@
+"""The subspace that follows a weight's gradient: one step of subspace iteration for each gradient.
+
+Notation: W of shape [d_out, d_in], G its gradient, d the shorter of the two sides, Q a basis of k
+orthonormal directions of that side, shape [d, k]. All of it is float32: an orthonormal basis that
+is rounded to bfloat16 is none.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import torch
+from torch import Tensor
+
+from timelyfreeze.masks import mask_rng
+
+
+def is_of_inputs(weight: Tensor) -> bool:
+    """Return whether directions are those of a layer's input, its shorter side or as short."""
+    return bool(weight.shape[1] <= weight.shape[0])
+
+
+def first_basis(weight: Tensor, rank: int, seed: int, name: str) -> Tensor:
+    """Return k random directions; the same on every process that holds the weight.
+
+    Args:
+        weight: W.
+        rank: Directions wanted; there are no more than the shorter side has.
+        seed: That of the masks.
+        name: The weight's, so that layers begin apart.
+
+    Returns:
+        Shape [d, k], orthonormal columns.
+    """
+    d = min(weight.shape)
+    return _orthonormal(_random(d, min(rank, d), seed, 0, name)).to(weight.device)
+
+
+def next_basis(basis: Tensor, gradient: Tensor, seed: int, step: int, name: str) -> Tensor:
+    """Return orth(G^T (G Q)), or orth(G (G^T Q)), with a random direction in the last place.
+
+    Power iteration turns the basis towards the directions in which gradients are large, over many
+    steps. It only ever turns within what G shows, and G may lie in the basis where every microbatch
+    was frozen; so the weakest direction is given up for a random one, new in each step.
+
+    Args:
+        basis: Q, shape [d, k].
+        gradient: G, finite.
+        seed: That of the masks.
+        step: The training step.
+        name: The weight's.
+
+    Returns:
+        The next Q; the one that there was if G is 0 or not finite.
+    """
+    g = gradient.float()
+    scale = g.abs().max()
+    if not torch.isfinite(scale) or scale == 0.0:
+        return basis
+    g = g / scale  # squares of 1e-25 would be 0
+    product = g.t() @ (g @ basis) if is_of_inputs(gradient) else g @ (g.t() @ basis)
+    turned = _orthonormal(product)
+    turned[:, -1] = _random(basis.shape[0], 1, seed, step, name)[:, 0].to(basis.device)
+    return _orthonormal(turned)
+
+
+def captured_energy(basis: Tensor, gradient: Tensor) -> Tensor:
+    """Return |G Q|^2 / |G|^2, the fraction of the gradient's energy that lies in Q; scalar."""
+    g = gradient.float()
+    inside = g @ basis if is_of_inputs(gradient) else g.t() @ basis
+    return inside.square().sum() / g.square().sum()
+
+
+def _random(n: int, k: int, seed: int, step: int, name: str) -> Tensor:
+    # Philox by seed, step and name: no state to keep, and all processes draw alike.
+    numbers = mask_rng(seed, step, 0, 0, zlib.crc32(name.encode())).standard_normal((n, k))
+    return torch.from_numpy(numbers).float()
+
+
+def _orthonormal(columns: Tensor) -> Tensor:
+    return torch.linalg.qr(columns).Q
