@@ -40,8 +40,7 @@ CASES = {
     "bf16": (4, {**SHARDED, "training__mixed_precision_param": "bfloat16"}),
     "replicated": (8, {**REPLICATED, "training__steps": 16}),
 }
-SHORT = {"1F1B resharded"}
-NAMES = [pytest.param(n, marks=[] if n in SHORT else [pytest.mark.long]) for n in CASES]
+NAMES = [pytest.param(n, marks=pytest.mark.long) for n in CASES]
 
 
 @pytest.fixture(scope="module")

@@ -75,7 +75,7 @@ CASES = [
     (4, "fixed", "1F1B", VALIDATED, ALL_STEPS - {4, 8}),
     (2, "fixed", "1F1B", BFLOAT16, ALL_STEPS),
 ]
-LONG = {0, 2, 3, 4, 6, 8, 9, 10, 13, 14}
+LONG = {0, 2, 3, 4, 5, 6, 8, 9, 10, 11, 13, 14}
 NUMBERS = [
     pytest.param(number, marks=[pytest.mark.long] if number in LONG else [])
     for number in range(len(CASES))
