@@ -23,8 +23,7 @@ def main(machine: str) -> None:
             "tests": int(suite.attrib["tests"]), "seconds": round(float(suite.attrib["time"])),
         }  # fmt: skip
         for case in suite.iter("testcase"):
-            test = case.attrib["name"].split("@")[0]  # behind it is the worker's group
-            name = f"{case.attrib['classname'].replace('.', '/')}.py::{test}"
+            name = f"{case.attrib['classname'].replace('.', '/')}.py::{case.attrib['name']}"
             seconds[name] = float(case.attrib["time"])
     longest = sorted(seconds.items(), key=lambda item: -item[1])[:N_LONGEST]
     found = {"machine": machine, "parts": parts, "longest": dict(longest)}

@@ -24,7 +24,7 @@ def one_thread():
 
 @pytest.fixture(scope="session")
 def hybrid_runs(request, tmp_path_factory):
-    """The runs of ``hybrids.py`` that the chosen tests look at, whatever files these are in."""
+    """The runs of ``hybrids.py`` that the chosen tests look at."""
     given = (getattr(item, "callspec", None) for item in request.session.items)
     values = (value for spec in given if spec for value in spec.params.values())
     chosen = dict.fromkeys(value for value in values if isinstance(value, Case))
@@ -37,6 +37,3 @@ def pytest_collection_modifyitems(items):
         if here in item.path.parents:
             item.add_marker(pytest.mark.multiprocess)
             item.add_marker(pytest.mark.timeout(1800))
-            # Those that share their runs go to one worker.
-            shared = "hybrid_runs" in getattr(item, "fixturenames", ())
-            item.add_marker(pytest.mark.xdist_group("hybrids" if shared else item.path.stem))
