@@ -51,12 +51,12 @@ run() {
   esac
   took+=(" $name $((SECONDS - begun))")
 }
-# A process for each core. Tests that start several of their own, and wait for them, come in two
-# rows; those of a file share their starts.
+# A process for each core, but for tests that start several of their own: two of those beside each
+# other take longer than one after the other.
 one=one_process
 [ $what != unit ] || one=unit
 [ $part_1 = no ] || run $one -m "$marks and not multiprocess" --numprocesses=auto --dist=worksteal "$@"
-[ $part_2 = no ] || run several_processes -m "$marks and multiprocess" --numprocesses=2 --dist=loadfile "${places[@]}" "$@"
+[ $part_2 = no ] || run several_processes -m "$marks and multiprocess" "${places[@]}" "$@"
 [ $chosen = yes ] || status=5
 if [ $what = all ] && [ $# -eq 0 ]; then scripts/mutants.sh || status=1; fi
 (IFS=";"; echo "Seconds of each part:${took[*]}")
