@@ -24,7 +24,7 @@ STOPS = [
 
 def scenario(name, schedule, *, emulated=True, **more):
     settings = {
-        "model__flavor": "tiny",
+        "model__flavor": "short",
         "parallelism__pipeline_parallel_degree": 2,
         "parallelism__pipeline_parallel_microbatch_size": 2,
         "parallelism__pipeline_parallel_schedule": schedule,

@@ -65,27 +65,6 @@ def runs(folder):
             metrics__enable_tensorboard=None,
         ),
     ]
-    # Four steps of two batches in an epoch. Moves before steps 8 and 13. A cache without room makes
-    # the same order of rows.
-    scenarios += [
-        scenario(
-            folder,
-            name,
-            is_elastic=True,
-            training__steps=16,
-            training__local_batch_size=4,
-            training__global_batch_size=8,
-            training__dataset_path=folder / "few_rows.jsonl",
-            **{
-                "freezing__linear.check_interval": 5,
-                "freezing__cache.enable": None,
-                "freezing__cache.memory_gib": memory,
-                "freezing__cache.disk_gib": disk,
-                "freezing__cache.folder": "rows",
-            },
-        )
-        for name, memory, disk in (("keeps rows", 1.0, 1.0), ("keeps none", 1e-9, 0.0))
-    ]
     seen = run_scenarios(folder, 1, emulated, script="elastic_run.py")
     seen |= run_scenarios(folder, 4, scenarios, script="elastic_run.py")
     # Of three moves; rank 3 writes the run's folder. In processes of its own: torch keeps the names
@@ -104,6 +83,34 @@ def runs(folder):
     ]
     seen |= run_scenarios(folder / "later", 1, emulated, script="elastic_run.py")
     return seen | run_scenarios(folder / "later", 4, resumed, script="elastic_run.py")
+
+
+@pytest.fixture(scope="module")
+def kept(folder):
+    """Runs whose front is kept by row, and one that has no room for it."""
+    # Four steps of two batches in an epoch. Moves before steps 8 and 13. A cache without room makes
+    # the same order of rows.
+    scenarios = [
+        scenario(
+            folder,
+            name,
+            is_elastic=True,
+            training__steps=16,
+            training__local_batch_size=4,
+            training__global_batch_size=8,
+            parallelism__pipeline_parallel_microbatch_size=1,
+            training__dataset_path=folder / "few_rows.jsonl",
+            **{
+                "freezing__linear.check_interval": 5,
+                "freezing__cache.enable": None,
+                "freezing__cache.memory_gib": memory,
+                "freezing__cache.disk_gib": disk,
+                "freezing__cache.folder": "rows",
+            },
+        )
+        for name, memory, disk in (("keeps rows", 1.0, 1.0), ("keeps none", 1e-9, 0.0))
+    ]
+    return run_scenarios(folder, 4, scenarios, script="elastic_run.py")
 
 
 @pytest.fixture(scope="module")
@@ -277,8 +284,9 @@ def test_a_move_that_a_rank_is_late_for_is_given_up_and_the_next_is_not(runs, fo
     assert len(log.split("but as before:")) == 3
 
 
-def test_rows_are_read_after_a_move_that_another_process_has_kept(runs, folder):
-    cached, computed = runs["keeps rows"], runs["keeps none"]
+@pytest.mark.long
+def test_rows_are_read_after_a_move_that_another_process_has_kept(kept, folder):
+    cached, computed = kept["keeps rows"], kept["keeps none"]
     assert [shape for _, *shape in cached[0]["pipelines"]] == [[4, 1, 4], [4, 1, 4], [2, 2, 2]]
     assert [rank["cache_entered"] for rank in computed] == [0, 0, 0, 0]
     # One process had all rows in memory after step 12. Two replicas read them in the first epoch

@@ -44,12 +44,15 @@ class LowRankLayers:
         self, named: Mapping[str, Tensor], module: nn.Module, *, rank: int, seed: int
     ) -> None:
         names = {id(weight): name for name, weight in named.items()}
+        # Of the optimizer; under FSDP a layer computes with a gathered one instead.
         self._weights: dict[str, Tensor] = {}
+        self._layers: dict[str, nn.Linear] = {}
         self.rank, self._seed = rank, seed
         for layer in module.modules():
             if is_plain_linear(layer) and id(layer.weight) in names:
                 _adopt(layer, self, names[id(layer.weight)])
                 self._weights[names[id(layer.weight)]] = layer.weight
+                self._layers[names[id(layer.weight)]] = layer
         self.bases = {n: first_basis(w, rank, seed, n) for n, w in self._weights.items()}
         self._sums: dict[str, Tensor] = {}
         self._casts: dict[tuple[str, bool, torch.dtype], Tensor] = {}
@@ -128,10 +131,11 @@ class LowRankLayers:
     def add_to_gradients(self) -> None:
         """Add what lies in the subspaces to the gradients of the weights, after the last backward.
 
-        One product for all microbatches, before a schedule divides or reduces gradients.
+        One product for all microbatches, before a schedule divides or reduces gradients. Under FSDP
+        the gradients are those of gathered weights, until they are reduced.
         """
         for name, total in self._sums.items():
-            weight, basis = self._weights[name], self.bases[name]
+            weight, basis = self._layers[name].weight, self.bases[name]
             part = total @ basis.t() if is_of_inputs(weight) else basis @ total
             part = part.to(weight.dtype)
             weight.grad = part if weight.grad is None else weight.grad.add_(part)
@@ -170,7 +174,7 @@ class LowRankLayers:
 
     def weight(self, name: str, dtype: torch.dtype) -> Tensor:
         """Return W outside of the graph in a type, cast once for all microbatches of a batch."""
-        return self._cast(name, self._weights[name].detach(), dtype, is_basis=False)
+        return self._cast(name, self._layers[name].weight.detach(), dtype, is_basis=False)
 
     def _cast(self, name: str, tensor: Tensor, dtype: torch.dtype, *, is_basis: bool) -> Tensor:
         if tensor.dtype == dtype:

@@ -26,7 +26,6 @@ from torchtitan.freezing.checks.parallel import (
     COMPILED,
     NOT_COMPILED,
     compiles_blocks,
-    lone_pipeline_errors,
 )
 from torchtitan.freezing.checks.pipeline import (
     is_known,
@@ -123,7 +122,9 @@ def _rank_errors(config: JobConfig, method: Method) -> Iterator[str]:
         )
     if compiles_blocks(config):
         yield f"{COMPILED}, whose blocks have one backward each; {needs} {NOT_COMPILED}"
-    yield from lone_pipeline_errors(config, f"{needs} a lone pipeline")
+    for name in ("tensor_parallel_degree", "context_parallel_degree"):
+        if (degree := getattr(config.parallelism, name)) > 1:
+            yield f"parallelism.{name} is {degree}, which splits what a layer multiplies; {needs} 1"
     if config.freezing.elastic.enable:
         yield f"freezing.elastic.enable is true, whose moves leave subspaces behind; {needs} false"
 
