@@ -16,7 +16,6 @@ from timelyfreeze.runtime.low_rank.subspace import (
     captured_energy,
     first_basis,
     is_of_inputs,
-    next_basis,
 )
 from timelyfreeze.settings import key
 
@@ -31,11 +30,13 @@ class LowRankLayers:
         named: Weights of all linear layers of the stage, by their names in the model.
         module: The stage's, parallelisms applied; its layers are adopted.
         rank: Directions of each subspace, 1 or more.
-        seed: Of the first directions, and of those that are tried.
+        seed: Of the first directions.
 
     Attributes:
         rank: Directions wanted; a narrow layer has fewer.
         bases: Q of each weight, by name.
+        n_frozen: In how many microbatches of the step a weight was frozen, by name; whoever counts
+            a step's clears it.
         without_chain: Weights of layers whose input needs no gradient, so that no gradient of their
             output comes by: they stay exact.
     """
@@ -47,7 +48,7 @@ class LowRankLayers:
         # Of the optimizer; under FSDP a layer computes with a gathered one instead.
         self._weights: dict[str, Tensor] = {}
         self._layers: dict[str, nn.Linear] = {}
-        self.rank, self._seed = rank, seed
+        self.rank = rank
         for layer in module.modules():
             if is_plain_linear(layer) and id(layer.weight) in names:
                 _adopt(layer, self, names[id(layer.weight)])
@@ -55,12 +56,18 @@ class LowRankLayers:
                 self._layers[names[id(layer.weight)]] = layer
         self.bases = {n: first_basis(w, rank, seed, n) for n, w in self._weights.items()}
         self._sums: dict[str, Tensor] = {}
+        self.n_frozen: dict[str, int] = {}
         self._casts: dict[tuple[str, bool, torch.dtype], Tensor] = {}
         self.without_chain: set[str] = set()
         self._frozen: Collection[str] = ()
         self._microbatch = -1
         self._postponed: dict[int, list[tuple[str, Tensor, Tensor]]] = {}
         self._postpones = False
+
+    @property
+    def weights(self) -> Mapping[str, Tensor]:
+        """The weights that may be frozen, as the optimizer has them."""
+        return self._weights
 
     @property
     def names(self) -> Collection[str]:
@@ -123,10 +130,11 @@ class LowRankLayers:
             product = dy.t() @ kept
         else:
             product = (dy @ self.basis(name, dy.dtype)).t() @ kept
+        self.n_frozen[name] = self.n_frozen.get(name, 0) + 1
         known = self._sums.get(name)
         self._sums[name] = product.float() if known is None else known.add_(product)
 
-    # -- a batch's end, a step's end ---------------------------------------------------------------
+    # -- a batch's end -----------------------------------------------------------------------------
 
     def add_to_gradients(self) -> None:
         """Add what lies in the subspaces to the gradients of the weights, after the last backward.
@@ -146,13 +154,6 @@ class LowRankLayers:
         self._sums.clear()
         self._casts.clear()
         self._postponed.clear()
-
-    def end_step(self, step: int) -> None:
-        """Turn the subspaces after the step's gradients, which are complete and reduced."""
-        for name, weight in self._weights.items():
-            if weight.grad is not None:
-                basis = self.bases[name]
-                self.bases[name] = next_basis(basis, weight.grad, self._seed, step, name)
 
     def captured(self) -> dict[str, float]:
         """Return which fraction of each weight's gradient its subspace holds. Waits for devices."""

@@ -37,7 +37,9 @@ def first_basis(weight: Tensor, rank: int, seed: int, name: str) -> Tensor:
     return _orthonormal(_random(d, min(rank, d), seed, 0, name)).to(weight.device)
 
 
-def next_basis(basis: Tensor, gradient: Tensor, seed: int, step: int, name: str) -> Tensor:
+def next_basis(
+    basis: Tensor, gradient: Tensor, seed: int, step: int, name: str, place: int = 0
+) -> Tensor:
     """Return orth(G^T (G Q)), or orth(G (G^T Q)), with a random direction in the last place.
 
     Power iteration turns the basis towards the directions in which gradients are large, over many
@@ -50,6 +52,7 @@ def next_basis(basis: Tensor, gradient: Tensor, seed: int, step: int, name: str)
         seed: That of the masks.
         step: The training step.
         name: The weight's.
+        place: Counts the turns of a step.
 
     Returns:
         The next Q; the one that there was if G is 0 or not finite.
@@ -61,8 +64,18 @@ def next_basis(basis: Tensor, gradient: Tensor, seed: int, step: int, name: str)
     g = g / scale  # squares of 1e-25 would be 0
     q = _beside(basis, g)
     turned = _orthonormal(_whole(g.t() @ (g @ q) if is_of_inputs(gradient) else g @ (g.t() @ q)))
-    turned[:, -1] = _random(basis.shape[0], 1, seed, step, name)[:, 0].to(basis.device)
+    turned[:, -1] = _random(basis.shape[0], 1, seed, step, name, place)[:, 0].to(basis.device)
     return _orthonormal(turned)
+
+
+def projected(gradient: Tensor, basis: Tensor) -> Tensor:
+    """Return G Q, shape [d_out, k], or Q^T G, shape [k, d_in]."""
+    return gradient @ basis if is_of_inputs(gradient) else basis.t() @ gradient
+
+
+def lifted(inside: Tensor, basis: Tensor, weight: Tensor) -> Tensor:
+    """Return what lies in the subspace as a part of the whole, shape [d_out, d_in]."""
+    return inside @ basis.t() if is_of_inputs(weight) else basis @ inside
 
 
 def captured_energy(basis: Tensor, gradient: Tensor) -> Tensor:
@@ -86,9 +99,9 @@ def _whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def _random(n: int, k: int, seed: int, step: int, name: str) -> Tensor:
+def _random(n: int, k: int, seed: int, step: int, name: str, place: int = 0) -> Tensor:
     # Philox by seed, step and name: no state to keep, and all processes draw alike.
-    numbers = mask_rng(seed, step, 0, 0, zlib.crc32(name.encode())).standard_normal((n, k))
+    numbers = mask_rng(seed, step, place, 0, zlib.crc32(name.encode())).standard_normal((n, k))
     return torch.from_numpy(numbers).float()
 
 

@@ -17,6 +17,7 @@ from timelyfreeze.settings import (
     replanning_errors,
     seed_errors,
     skip_errors,
+    subspace_errors,
     token_errors,
     unknown_words,
 )
@@ -26,6 +27,7 @@ from torchtitan.freezing.checks.parallel import (
     COMPILED,
     NOT_COMPILED,
     compiles_blocks,
+    lone_pipeline_errors,
 )
 from torchtitan.freezing.checks.pipeline import (
     is_known,
@@ -102,6 +104,9 @@ def freezing_errors(config: JobConfig) -> Iterator[str]:
     )
     yield from skip_errors(freezing.first_stage, freezing.skip_input_grads)
     yield from rank_errors(freezing.gradient_rank, freezing.unit)
+    yield from subspace_errors(
+        freezing.gradient_rank, freezing.subspace_rate, freezing.subspace_steps
+    )
     if freezing.gradient_rank > 0:
         yield from _rank_errors(config, method)
     yield from seed_errors(freezing.seed)
@@ -127,6 +132,10 @@ def _rank_errors(config: JobConfig, method: Method) -> Iterator[str]:
             yield f"parallelism.{name} is {degree}, which splits what a layer multiplies; {needs} 1"
     if config.freezing.elastic.enable:
         yield f"freezing.elastic.enable is true, whose moves leave subspaces behind; {needs} false"
+    if (rate := config.freezing.subspace_rate) > 0.0:
+        yield from lone_pipeline_errors(
+            config, f"freezing.subspace_rate {rate} needs weights that are not shared by ranks"
+        )
 
 
 def _n_stages(config: JobConfig) -> int | None:
