@@ -44,5 +44,5 @@ __all__ = [
     "Phase", "PhaseSchedule", "actual_freeze_ratio", "arguments_named",
     "effective_skip_input_grads", "key", "name_arguments", "rank_errors", "ratio_errors",
     "replanning_errors",
-    "seed_errors", "subspace_errors", "skip_errors", "token_errors", "unknown_words",
+    "seed_errors", "skip_errors", "subspace_errors", "token_errors", "unknown_words",
 ]  # fmt: skip

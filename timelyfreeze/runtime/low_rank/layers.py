@@ -127,7 +127,7 @@ class LowRankLayers:
 
     def _add(self, name: str, dy: Tensor, kept: Tensor) -> None:
         if is_of_inputs(self._weights[name]):
-            product = dy.t() @ kept
+            product = kept.t() @ dy  # up to half the time of its transpose
         else:
             product = (dy @ self.basis(name, dy.dtype)).t() @ kept
         self.n_frozen[name] = self.n_frozen.get(name, 0) + 1
@@ -144,7 +144,7 @@ class LowRankLayers:
         """
         for name, total in self._sums.items():
             weight, basis = self._layers[name].weight, self.bases[name]
-            part = total @ basis.t() if is_of_inputs(weight) else basis @ total
+            part = total.t() @ basis.t() if is_of_inputs(weight) else basis @ total
             part = part.to(weight.dtype)
             weight.grad = part if weight.grad is None else weight.grad.add_(part)
         self._sums.clear()
