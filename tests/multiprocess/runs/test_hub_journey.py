@@ -41,6 +41,7 @@ def train(place, name):
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_an_id_is_trained_frozen_exported_and_loaded(tmp_path):
     model = tmp_path / "hub" / "models--some-owner--Tiny-Qwen3"
     (model / "refs").mkdir(parents=True)

@@ -100,6 +100,19 @@ def test_directions_come_from_what_live_microbatches_gave(n_frozen):
         torch.testing.assert_close(run.layers.bases[name], basis)
 
 
+def test_moments_begin_anew_with_the_directions():
+    """The first step of Adam is the gradient's sign, but for eps."""
+    run = Run()
+    for step in range(1, EVERY + 1):
+        run.step(step)
+    before, bases = run.copies(), dict(run.layers.bases)
+    run.step(EVERY + 1)
+    for name, weight in run.weights.items():
+        reduced = projected(gradient_of(name, weight, EVERY + 1), bases[name])
+        moved = RATE * lifted(reduced / (reduced.abs() + 1e-3), bases[name], weight)
+        torch.testing.assert_close(weight.detach(), before[name] * (1.0 - LR * 0.3) - moved)
+
+
 @pytest.mark.parametrize("stopped_at", [1, EVERY, EVERY + 1])
 def test_a_resumed_one_goes_on_to_the_last_bit(stopped_at):
     whole, resumed = Run(), Run()
