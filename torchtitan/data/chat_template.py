@@ -22,9 +22,9 @@ from torchtitan.components.tokenizer import HuggingFaceTokenizer
 
 from timelyfreeze.files import read_object, shown
 from torchtitan.data.rows.messages import TOOL_CALLS, TOOLS, Conversation, Message
+from torchtitan.data.text.tokenizer import CONFIG_FILE
 
 TEMPLATE_FILE = "chat_template.jinja"
-CONFIG_FILE = "tokenizer_config.json"
 
 
 class ChatTemplateError(ValueError):

@@ -145,10 +145,5 @@ def _encode_piece(tokenizer: BaseTokenizer, text: str) -> list[int]:
 
 def pad_id(tokenizer: BaseTokenizer) -> int:
     """The id that fills the input behind the example; any id will do, since no label is there."""
-    if isinstance(tokenizer, HuggingFaceTokenizer):
-        token = (tokenizer.config or {}).get("pad_token")
-        content = token.get("content") if isinstance(token, dict) else token
-        pad = None if content is None else tokenizer.token_to_id(content)
-        if pad is not None:
-            return pad
-    return 0 if tokenizer.eos_id is None else tokenizer.eos_id
+    known = (getattr(tokenizer, "pad_id", None), tokenizer.eos_id)
+    return next((token for token in known if token is not None), 0)

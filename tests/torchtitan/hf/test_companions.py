@@ -56,12 +56,11 @@ def test_without_any_they_have_the_ids_of_the_model(tmp_path: Path) -> None:
 
 def test_ids_that_nothing_names_are_the_tokenizers(tmp_path: Path) -> None:
     """A model from random weights: transformers would take ids of LLaMA 2 instead."""
-    from torchtitan.components.tokenizer import HuggingFaceTokenizer
-
+    from torchtitan.data.text.tokenizer import FolderTokenizer
     from torchtitan.hf.flavors import EXTRA_FLAVORS
 
     source = source_folder(tmp_path)
-    tokenizer = HuggingFaceTokenizer(str(TINY))
+    tokenizer = FolderTokenizer(str(TINY))
     ids = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id}
     assert known_ids(tokenizer) == ids
     assert len(set(ids.values())) == 2
