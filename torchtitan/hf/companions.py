@@ -87,8 +87,9 @@ def write_generation_config(folder: Path, config: Mapping[str, Any], end: int | 
     path = folder / GENERATION_FILE
     ids = {name: config[name] for name in TOKEN_IDS if config.get(name) is not None}
     settings = read_object(path) if path.is_file() else ids
-    stops = settings.get("eos_token_id", ids.get("eos_token_id", []))
-    stops = stops if isinstance(stops, list) else [stops]
+    stops = settings.get("eos_token_id")
+    stops = ids.get("eos_token_id") if stops is None else stops
+    stops = [stop for stop in (stops if isinstance(stops, list) else [stops]) if stop is not None]
     if end is not None and end not in stops:
         settings["eos_token_id"] = [*stops, end] if stops else end
     if settings:
