@@ -131,3 +131,15 @@ def test_shipped_configurations_have_no_error_of_form() -> None:
     upstream_fixes.install()
     for path in sorted((ROOT / "train_configs").glob("*.toml")):
         assert list(form_errors(CLASS, read_toml(str(path)))) == []
+
+
+def test_every_path_may_begin_with_the_users_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = tmp_path / "x.toml"
+    path.write_text('[job]\ndump_folder = "~/out"\n[data]\npaths = ["~/a", "b~"]\n')
+    config = read_config([f"--job.config_file={path}", "--model.hf_assets_path=~/model"])
+    assert config.job.dump_folder == f"{tmp_path}/out"
+    assert config.model.hf_assets_path == f"{tmp_path}/model"
+    assert config.data.paths == [f"{tmp_path}/a", "b~"]

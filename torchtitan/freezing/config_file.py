@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import tomllib
 import types
 import typing
@@ -61,6 +62,7 @@ def read_config(args: Sequence[str], *, weights: bool = False) -> JobConfig:
         job_config = ConfigManager(config_class).parse_args(list(args))
     except (ValueError, ImportError, AttributeError) as error:
         raise ConfigError(join_errors([str(error)])) from error
+    _find_home(job_config)
     in_arguments = set(_argument_keys(args))
     given = {*_keys_of(table), *in_arguments}
     # On the command line a partition takes the place of the cut that the file has.
@@ -79,6 +81,23 @@ def read_config(args: Sequence[str], *, weights: bool = False) -> JobConfig:
     except ValueError as error:
         raise ConfigError(join_errors([str(error)])) from error
     return job_config
+
+
+def _find_home(section: Any) -> None:
+    """Let every text that begins with ``~/`` begin with the user's folder: it is a path."""
+
+    def found(value: Any) -> Any:
+        if isinstance(value, list):
+            return [found(one) for one in value]
+        is_path = isinstance(value, str) and value.startswith("~")
+        return os.path.expanduser(value) if is_path else value
+
+    for field in fields(section):
+        value = getattr(section, field.name)
+        if is_dataclass(value):
+            _find_home(value)
+        elif (path := found(value)) != value:
+            setattr(section, field.name, path)
 
 
 def _fetch_model(job_config: JobConfig, *, weights: bool) -> None:
