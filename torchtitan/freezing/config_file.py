@@ -59,7 +59,7 @@ def read_config(args: Sequence[str], *, weights: bool = False) -> JobConfig:
         if errors:
             raise ConfigError(join_errors(errors))
     try:
-        job_config = ConfigManager(config_class).parse_args(list(args))
+        job_config = _Manager(config_class, table).parse_args(list(args))
     except (ValueError, ImportError, AttributeError) as error:
         raise ConfigError(join_errors([str(error)])) from error
     _find_home(job_config)
@@ -81,6 +81,17 @@ def read_config(args: Sequence[str], *, weights: bool = False) -> JobConfig:
     except ValueError as error:
         raise ConfigError(join_errors([str(error)])) from error
     return job_config
+
+
+class _Manager(ConfigManager):
+    """Upstream's manager, which does not read the TOML file once more."""
+
+    def __init__(self, config_class: type, table: dict[str, Any]) -> None:
+        super().__init__(config_class)
+        self._table = table
+
+    def _maybe_load_toml(self, args: list[str]) -> dict[str, Any] | None:
+        return self._table
 
 
 def _find_home(section: Any) -> None:
@@ -141,7 +152,7 @@ def read_toml(path: str) -> dict[str, Any]:
     """
     try:
         with open(path, "rb") as file:
-            return tomllib.load(file)
+            return tomllib.loads(file.read().decode("utf-8-sig"))
     except OSError as error:
         why = f"cannot be read: {error.strerror}"
     except RecursionError:
