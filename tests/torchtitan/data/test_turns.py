@@ -161,7 +161,7 @@ ASKED = {"from": "human", "value": "x"}
     ("example", "field", "text"),
     [
         (GOOD | {"output": 3}, "output", "is a number; expected a string"),
-        (GOOD | {"input": None}, "input", "is null; expected a string"),
+        (GOOD | {"output": None}, "output", "is null; expected a string"),
         (GOOD | {"instruction": " "}, "instruction", "is empty; expected a text"),
         ({"instruction": "x", "input": ""}, "output", "is missing; expected a string"),
     ],
@@ -182,7 +182,7 @@ def test_broken_alpaca_examples(example: dict[str, Any], field: str, text: str) 
         ([ASKED, {"value": "y"}], "conversations[1].from", "is missing; expected a string"),
         ([ASKED, {"from": "gpt"}], "conversations[1].value", "is missing; expected a string"),
         ([{"from": True, "value": ""}], "conversations[0].from", "is a truth value; expected a"),
-        ([{"from": "gpt", "value": []}], "conversations[0].value", "is a list; expected a string"),
+        ([{"from": "gpt", "value": {}}], "conversations[0].value", "is an object; expected a str"),
         ([{"from": "bing", "value": ""}], "conversations[0].from", "is 'bing'; expected one of ["),
     ],
 )
