@@ -183,7 +183,8 @@ def build_chat_template(name: str, tokenizer: BaseTokenizer, folder: str) -> Tem
         source = template_in_folder(folder)
         if source is None:
             raise ChatTemplateError(f"model.hf_assets_path is {folder!r}, which is no folder")
-        template = ChatTemplate(name, source, tokens)
+        for_tools = template_in_folder(folder, "tool_use")
+        template = ChatTemplate(name, source, tokens, for_tools=for_tools)
     else:
         named = NAMED_TEMPLATES[name]
         _require_tokens(asked, name, tokenizer, folder)

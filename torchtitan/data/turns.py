@@ -5,8 +5,9 @@ from typing import NamedTuple
 import torch
 from torchtitan.components.tokenizer import BaseTokenizer, HuggingFaceTokenizer
 
-from torchtitan.data.chat_template import ChatTemplate, require_words
+from torchtitan.data.chat_template import ChatTemplate, ChatTemplateError, require_words
 from torchtitan.data.rows.messages import ASSISTANT, Conversation, Message
+from torchtitan.data.text.renderer import MOST_CHARACTERS
 
 IGNORE_INDEX = -100
 
@@ -63,12 +64,15 @@ class PlainTemplate:
         """Return a conversation in turns, which say what is learned.
 
         Raises:
-            ChatTemplateError: If it has tools, for which the format has no words.
+            ChatTemplateError: If it has tools, for which the format has no words, or its text is
+                longer than can be encoded.
         """
         require_words(self.name, "", said)
         turns: list[Turn] = []
         for before, message in zip((None, *said.messages), said.messages, strict=False):
             turns += _turns(message, follows_instruction=_is_instruction(before))
+        if sum(len(turn.text) for turn in turns) > MOST_CHARACTERS:
+            raise ChatTemplateError(f"its text has more than {MOST_CHARACTERS} characters")
         return turns
 
     def tokens(self, said: Conversation, tokenizer: BaseTokenizer) -> tuple[list[int], list[bool]]:
