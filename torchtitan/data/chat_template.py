@@ -10,7 +10,7 @@ date would differ from one day to the next, so templates that ask whether it exi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -80,7 +80,7 @@ class ChatTemplate:
         self._tokens = dict(tokens)
         self._reads_context = reads_context
         for program in {self._source, self._for_tools}:
-            self._rendered(program, Conversation(()), ())
+            self._rendered(program, None)
 
     def render(
         self,
@@ -100,8 +100,7 @@ class ChatTemplate:
             ChatTemplateError: If the template refuses the conversation, or fails.
         """
         said = Conversation(messages, tools)
-        which = [(len(messages), add_generation_prompt)]
-        return self._rendered(self._program(said), said, which)[0].text
+        return self._rendered(self._program(said), said, prompt=add_generation_prompt).text
 
     def mark(self, said: Conversation) -> ChatText:
         """Render a conversation and find its answers in the text.
@@ -119,18 +118,16 @@ class ChatTemplate:
         messages, program = said.messages, self._program(said)
         require_words(self.name, program, said)
         places = [i for i, message in enumerate(messages) if message.is_answer]
-        pairs = [((i, True), (i + 1, False)) for i in places]
-        which = [(len(messages), False), *(one for pair in pairs for one in pair)]
-        (text, marked), *others = self._rendered(program, said, which)
+        text, marked, spans = self._rendered(program, said, answers=places)
         try:
             text.encode()
         except UnicodeEncodeError as error:  # contents are checked, other fields are not
             raise ChatTemplateError(f"its text has half of a character ({error})") from error
         speaking = [message for message in messages if message.role == ASSISTANT]
         if marked and len(marked) == len(speaking):
-            spans = zip(marked, speaking, strict=True)
-            return ChatText(text, tuple((s, e) for (s, e), m in spans if m.is_answer))
-        answers = tuple(_found(text, [one.text for one in others]))
+            own = zip(marked, speaking, strict=True)
+            return ChatText(text, tuple((s, e) for (s, e), m in own if m.is_answer))
+        answers = tuple((span[0], span[1]) for span in spans if span is not None)
         if places and not answers:
             raise ChatTemplateError(
                 f"the chat template {self.name!r} writes no answer as it would be written at "
@@ -143,12 +140,11 @@ class ChatTemplate:
     def _program(self, said: Conversation) -> str:
         return self._for_tools if said.tools else self._source
 
-    def _rendered(
-        self, program: str, said: Conversation, which: Sequence[tuple[int, bool]]
-    ) -> list[Rendered]:
-        messages = [self._as_dict(message) for message in said.messages]
+    def _rendered(self, program: str, said: Conversation | None, **asked: Any) -> Rendered:
+        messages = None if said is None else [self._as_dict(message) for message in said.messages]
+        tools = () if said is None else said.tools
         try:
-            return render(program, self._tokens, messages, said.tools, which)
+            return render(program, self._tokens, messages, tools, **asked)
         except RenderError as error:
             told = f"{self.name!r}{error}" if error.is_broken else f"{self.name!r} refuses: {error}"
             the = "" if error.is_broken else "the "
@@ -203,18 +199,6 @@ class ChatTemplate:
         if message.context:
             fields["content"] += f"\n\n{message.context}"
         return fields
-
-
-def _found(text: str, others: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Yield where the text has the answers, but for those that are written otherwise in it.
-
-    Args:
-        text: Of the whole conversation.
-        others: For each answer the text before it, and that up to its end.
-    """
-    for before, until in zip(others[::2], others[1::2], strict=True):
-        if until.startswith(before) and text.startswith(until):
-            yield len(before), max(len(before), len(until.rstrip()))
 
 
 @lru_cache

@@ -188,9 +188,8 @@ def encoded(mode: str, kind: str, orientation: int | None = None) -> bytes:
     return buffer.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("mode", "kind", "orientation"),
-    [
+def test_a_pixel_means_what_it_means_in_datasets(tmp_path: Path) -> None:
+    cases = [
         *[("RGB", kind, n) for kind in ("JPEG", "TIFF", "PNG", "WEBP") for n in range(1, 9)],
         ("RGB", "JPEG", 0),
         ("RGB", "JPEG", 9),
@@ -198,22 +197,18 @@ def encoded(mode: str, kind: str, orientation: int | None = None) -> bytes:
         *[(mode, "TIFF", None) for mode in ("1", "L", "P", "CMYK", "YCbCr", "LAB", "RGBX")],
         *[(mode, "JPEG", None) for mode in ("L", "CMYK")],
         *[("RGB", kind, None) for kind in ("BMP", "GIF", "PPM")],
-    ],
-)
-def test_a_pixel_means_what_it_means_in_datasets(
-    tmp_path: Path, mode: str, kind: str, orientation: int | None
-) -> None:
-    data = encoded(mode, kind, orientation)
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / f"x.{kind.lower()}").write_bytes(data)
-    table = write_parquet(tmp_path / "rows.parquet", [(data, 0)])
-    in_row = np.asarray(read_images(place(table)).picture(0))
-    table.unlink()
-    in_folder = np.asarray(read_images(place(tmp_path)).picture(0))
-    expected = upright(data)
-    assert expected.shape == ((16, 24, 3) if orientation in range(5, 9) else (24, 16, 3))
-    assert np.array_equal(in_row, expected)
-    assert np.array_equal(in_folder, expected)
+    ]
+    files = [encoded(*case) for case in cases]
+    (tmp_path / "folder" / "a").mkdir(parents=True)
+    for i, (data, case) in enumerate(zip(files, cases, strict=True)):
+        (tmp_path / "folder" / "a" / f"{i:02}.{case[1].lower()}").write_bytes(data)
+    table = write_parquet(tmp_path / "rows.parquet", [(data, 0) for data in files])
+    in_rows, in_folder = read_images(place(table)), read_images(place(tmp_path / "folder"))
+    for i, (data, case) in enumerate(zip(files, cases, strict=True)):
+        expected = upright(data)
+        assert expected.shape == ((16, 24, 3) if case[2] in range(5, 9) else (24, 16, 3)), case
+        assert np.array_equal(np.asarray(in_rows.picture(i)), expected), case
+        assert np.array_equal(np.asarray(in_folder.picture(i)), expected), case
 
 
 @pytest.mark.parametrize(("mode", "kind"), [("I;16", "PNG"), ("I", "TIFF"), ("F", "TIFF")])

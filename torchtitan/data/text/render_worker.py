@@ -87,19 +87,32 @@ def _rendered(asked: dict[str, Any], n_messages: int, prompt: bool) -> tuple[str
     return "".join(written), spans
 
 
+def _span(asked: dict[str, Any], text: str, place: int) -> tuple[int, int] | None:
+    """Return where the text has the answer at ``place``; None where it is written otherwise."""
+    before, until = _rendered(asked, place, True)[0], _rendered(asked, place + 1, False)[0]
+    if not (until.startswith(before) and text.startswith(until)):
+        return None
+    return len(before), max(len(before), len(until.rstrip()))
+
+
 def _answer(asked: dict[str, Any]) -> dict[str, Any]:
+    too_much = f"needs more than {asked['bytes'] >> 20} MiB"
     try:
         _compiled(asked["source"])
     except jinja2.TemplateSyntaxError as error:
         return {"broken": f", line {error.lineno}: {error.message}"}
     except MemoryError:
-        return {"broken": f": needs more than {asked['bytes'] >> 20} MiB"}
+        return {"broken": f": {too_much}"}
     except Exception as error:
         return {"broken": f": {error}"}
     try:
-        return {"texts": [_rendered(asked, *which) for which in asked["renders"]]}
+        if asked["messages"] is None:
+            return {"text": "", "marked": [], "spans": []}
+        text, marked = _rendered(asked, len(asked["messages"]), asked["prompt"])
+        spans = [_span(asked, text, place) for place in asked["answers"]]
+        return {"text": text, "marked": marked, "spans": spans}
     except MemoryError:
-        return {"refused": f"needs more than {asked['bytes'] >> 20} MiB"}
+        return {"refused": too_much}
     except Exception as error:  # a program of somebody's, which can fail in any way
         return {"refused": str(error)[:1000] or type(error).__name__}
 

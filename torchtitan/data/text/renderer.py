@@ -37,36 +37,47 @@ class RenderError(ValueError):
 
 
 class Rendered(NamedTuple):
-    """A text, and the characters ``[start, end)`` that the template's generation blocks wrote."""
+    """A text of a conversation, with places in it: characters ``[start, end)``.
+
+    Args:
+        text: What the template wrote.
+        marked: What its generation blocks wrote.
+        spans: For each answer what it adds to the prompt before it, but for blanks at its end; None
+            where the template writes it otherwise in the whole text.
+    """
 
     text: str
-    marked: Sequence[Sequence[int]]
+    marked: Sequence[tuple[int, int]]
+    spans: Sequence[tuple[int, int] | None]
 
 
 def render(
     source: str,
     tokens: Mapping[str, str],
-    messages: Sequence[Mapping[str, Any]] = (),
+    messages: Sequence[Mapping[str, Any]] | None,
     tools: Sequence[Any] = (),
-    which: Sequence[tuple[int, bool]] = (),
-) -> list[Rendered]:
-    """Return texts of the first messages of a conversation.
+    *,
+    prompt: bool = False,
+    answers: Sequence[int] = (),
+) -> Rendered:
+    """Return the text of a conversation.
 
     Args:
         source: The template.
         tokens: Special tokens, by their names in it.
-        messages: All of them.
+        messages: None to see only whether ``source`` is a template.
         tools: None are there as None.
-        which: For each text the number of messages, and whether what stands before an answer
-            follows. Without any, it is only seen whether ``source`` is a template.
+        prompt: Whether what stands before an answer follows.
+        answers: Places of messages to find in the text.
 
     Raises:
         RenderError: If the template is none, fails, or goes beyond a limit.
     """
     limits = {"most": MOST_CHARACTERS, "seconds": _SECONDS, "bytes": _BYTES}
-    asked = {"source": source, "tokens": tokens, "messages": messages, "tools": tools or None}
+    said = {"messages": messages, "tools": tools or None, "prompt": prompt, "answers": answers}
     try:
-        line = json.dumps(asked | {"renders": which} | limits, ensure_ascii=False)
+        asked = {"source": source, "tokens": tokens, **said, **limits}
+        line = json.dumps(asked, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise RenderError(f"the example has a value that is no JSON ({error})") from error
     if len(line) > 4 * MOST_CHARACTERS:
@@ -75,7 +86,7 @@ def render(
     for name in ("broken", "refused"):
         if name in answer:
             raise RenderError(answer[name], is_broken=name == "broken")
-    return [Rendered(*text) for text in answer["texts"]]
+    return Rendered(**answer)
 
 
 class _Worker:

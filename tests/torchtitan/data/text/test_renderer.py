@@ -22,7 +22,7 @@ def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def text(source: str, **tokens: str) -> str:
-    return render(source, tokens, MESSAGES, (), [(1, False)])[0].text
+    return render(source, tokens, MESSAGES).text
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,7 @@ def test_a_value_that_is_no_json_is_told(value: Any) -> None:
 def test_values_arrive_as_they_are() -> None:
     value = {"b": [None, True, 1.5, 10**400, float("inf")], "a": "ä\ud83d\u2028\n"}
     source = "{{ messages[0].b[3] + 1 }}|{{ messages[0].a }}|{{ messages[0].keys() | join }}"
-    (found,) = render(source, {}, [value], (), [(1, False)])
-    assert found.text == f"{10**400 + 1}|{value['a']}|ba"
+    assert render(source, {}, [value]).text == f"{10**400 + 1}|{value['a']}|ba"
 
 
 def test_it_goes_on_after_its_process_was_ended() -> None:
@@ -87,3 +86,14 @@ def test_a_process_that_was_forked_has_its_own() -> None:
         os._exit(0 if text("{{ x }}", x="2") == "2" and renderer._worker._process != process else 1)
     assert [text("{{ x }}", x=str(i)) for i in range(20)] == [str(i) for i in range(20)]
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_conversation_of_many_turns_needs_no_more_than_its_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(renderer, "_SECONDS", 10.0)
+    messages = [{"role": "assistant", "content": "x" * 4000} for _ in range(400)]
+    source = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
+    found = render(source, {}, messages, answers=list(range(400)))
+    assert len(found.text) == 400 * 4001
+    assert found.spans[399] == [399 * 4001, 399 * 4001 + 4000]
