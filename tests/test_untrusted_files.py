@@ -41,10 +41,10 @@ ALLOWED = {
         "import_module",
     ): "packages that the parent process has imported already, by what it says over that pipe",
     (
-        "torchtitan/data/chat_template.py",
+        "torchtitan/data/text/render_worker.py",
         "from_string",
     ): "a Jinja program of the tokenizer's folder, run in Jinja's immutable sandbox, as "
-    "transformers does: it sees texts, and no Python",
+    "transformers does, in a process of limited memory and time: it sees texts, and no Python",
     (
         "torchtitan/data/rows/examples.py",
         "load_dataset",

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fuzz.mangling import DEEP, fuzzed, mangled_bytes, message_of
+from timelyfreeze.cli.doctor.command import _output_of
 from torchtitan.freezing.checks import ConfigError
 from torchtitan.freezing.config.job_config import job_config_class
 from torchtitan.freezing.config_file import form_errors, read_config, read_toml
@@ -131,3 +132,22 @@ def test_shipped_configurations_have_no_error_of_form() -> None:
     upstream_fixes.install()
     for path in sorted((ROOT / "train_configs").glob("*.toml")):
         assert list(form_errors(CLASS, read_toml(str(path)))) == []
+
+
+def test_every_path_may_begin_with_the_users_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = tmp_path / "x.toml"
+    path.write_text('[job]\ndump_folder = "~/out"\n[data]\npaths = ["~/a", "b~"]\n')
+    config = read_config([f"--job.config_file={path}", "--model.hf_assets_path=~/model"])
+    assert config.job.dump_folder == f"{tmp_path}/out"
+    assert config.model.hf_assets_path == f"{tmp_path}/model"
+    assert config.data.paths == [f"{tmp_path}/a", "b~"]
+
+
+def test_a_file_may_begin_with_a_mark_of_its_encoding(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text('[job]\ndump_folder = "out"\n', encoding="utf-8-sig")
+    assert read_config([f"--job.config_file={path}"]).job.dump_folder == "out"
+    assert _output_of(path) == Path("out")

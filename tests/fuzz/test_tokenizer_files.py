@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from torchtitan.components.tokenizer import HuggingFaceTokenizer
 
 from tests.fuzz.mangling import DEEP, VALUES, fuzzed, mangled_bytes, mangled_json, message_of
 from tests.torchtitan.helpers.job_configs import make_job_config
+from torchtitan.data.text.tokenizer import FolderTokenizer
 from torchtitan.data.turns import pad_id
 from torchtitan.freezing.checks.tokenizers import tokenizer_errors
 
@@ -62,7 +62,7 @@ def look(folder: Path) -> list[str]:
         assert error.startswith(f"model.hf_assets_path is {str(folder)!r}")
         assert len(error) < 1500
     if not told:
-        tokenizer = HuggingFaceTokenizer(str(folder))
+        tokenizer = FolderTokenizer(str(folder))
         for text in ("ab\n", "What?", "\U0001f600 ä"):
             ids = [*tokenizer.encode(text, add_bos=True, add_eos=True), pad_id(tokenizer)]
             assert 0 <= min(ids) <= max(ids) < N_EMBEDDINGS

@@ -56,10 +56,11 @@ def test_arithmetic_in_the_answers_is_right() -> None:
 
 
 def test_upstream_reads_the_prose_and_the_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchtitan.components.tokenizer import HuggingFaceTokenizer
     from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataset
 
-    tokenizer = HuggingFaceTokenizer(str(ASSETS / "tokenizer"))
+    from torchtitan.data.text.tokenizer import FolderTokenizer
+
+    tokenizer = FolderTokenizer(str(ASSETS / "tokenizer"))
     assert tokenizer.get_vocab_size() <= 2048
     assert (tokenizer.bos_token, tokenizer.eos_token) == ("<|begin|>", "<|end|>")
     monkeypatch.chdir(ROOT)  # upstream's path of c4_test is relative

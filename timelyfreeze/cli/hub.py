@@ -82,7 +82,7 @@ def with_fetched_model(arguments: Sequence[str]) -> list[str]:
 def _table(path: str | None) -> dict[str, Any]:
     """Return what a TOML file says; what is wrong with it is for the checks to tell."""
     try:
-        return {} if path is None else tomllib.loads(Path(path).read_text())
+        return {} if path is None else tomllib.loads(Path(path).read_text("utf-8-sig"))
     except (OSError, ValueError, RecursionError):
         return {}
 

@@ -1,30 +1,37 @@
 """Chat templates: from the messages of a conversation to the text that a model reads.
 
-A template is a Jinja program, as transformers keeps it in a tokenizer's folder, and is run in
-Jinja's sandbox with what transformers gives it: ``messages``, ``add_generation_prompt``, the
-tokenizer's special tokens, ``tools`` and ``raise_exception``. Two things differ. There are no
-documents. And there is no ``strftime_now``: examples that carry today's date would differ from one
-day to the next, so templates that ask whether it exists (Llama 3.1 and 3.2) write their own date.
+A template is a Jinja program, as transformers keeps it in a tokenizer's folder, and is run in a
+limited process (``torchtitan.data.text.renderer``) with what transformers gives it: ``messages``,
+``add_generation_prompt``, the tokenizer's special tokens, ``tools`` and ``raise_exception``. Two
+things differ. There are no documents. And there is no ``strftime_now``: examples that carry today's
+date would differ from one day to the next, so templates that ask whether it exists (Llama 3.1 and
+3.2) write their own date.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
-import jinja2
-from jinja2.ext import Extension
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from torchtitan.components.tokenizer import HuggingFaceTokenizer
+from torchtitan.tools.logging import logger
 
 from timelyfreeze.files import read_object, shown
-from torchtitan.data.rows.messages import TOOL_CALLS, TOOLS, Conversation, Message
+from torchtitan.data.rows.messages import (
+    ASSISTANT,
+    THOUGHTS,
+    TOOL_CALLS,
+    TOOLS,
+    Conversation,
+    Message,
+)
+from torchtitan.data.text.renderer import Rendered, RenderError, render
+from torchtitan.data.text.tokenizer import CONFIG_FILE
 
 TEMPLATE_FILE = "chat_template.jinja"
-CONFIG_FILE = "tokenizer_config.json"
+_MORE_TEMPLATES = "additional_chat_templates"
 
 
 class ChatTemplateError(ValueError):
@@ -53,26 +60,27 @@ class ChatTemplate:
         tokens: The tokenizer's special tokens, such as ``{"bos_token": "<s>"}``.
         reads_context: Whether the template puts ``message.context`` into words. For one that does
             not, the context follows the content after a blank line.
+        for_tools: The program for conversations with tools, where that is another one.
 
     Raises:
         ChatTemplateError: If ``source`` is no Jinja program.
     """
 
     def __init__(
-        self, name: str, source: str, tokens: Mapping[str, str], *, reads_context: bool = False
+        self,
+        name: str,
+        source: str,
+        tokens: Mapping[str, str],
+        *,
+        reads_context: bool = False,
+        for_tools: str | None = None,
     ) -> None:
         self.name = name
-        self._source = source
+        self._source, self._for_tools = source, for_tools or source
         self._tokens = dict(tokens)
         self._reads_context = reads_context
-        try:
-            _compiled(source)
-        except jinja2.TemplateSyntaxError as error:
-            raise ChatTemplateError(
-                f"chat template {name!r}, line {error.lineno}: {error.message}"
-            ) from error
-        except (jinja2.TemplateError, RecursionError, ValueError) as error:
-            raise ChatTemplateError(f"chat template {name!r}: {error}") from error
+        for program in {self._source, self._for_tools}:
+            self._rendered(program, None)
 
     def render(
         self,
@@ -91,49 +99,56 @@ class ChatTemplate:
         Raises:
             ChatTemplateError: If the template refuses the conversation, or fails.
         """
-        try:
-            return _compiled(self._source).render(
-                messages=[self._as_dict(message) for message in messages],
-                add_generation_prompt=add_generation_prompt,
-                tools=list(tools) or None,
-                documents=None,
-                **self._tokens,
-            )
-        except Exception as error:  # a program of somebody's, which can fail in any way
-            raise ChatTemplateError(f"the chat template {self.name!r} refuses: {error}") from error
+        said = Conversation(messages, tools)
+        return self._rendered(self._program(said), said, prompt=add_generation_prompt).text
 
     def mark(self, said: Conversation) -> ChatText:
         """Render a conversation and find its answers in the text.
 
-        The text before an answer is that of the messages before it with the generation prompt, as
-        at inference; what the answer adds is learned, but for blanks at its end.
+        Where the template marks each answer itself, by generation blocks, its marks count.
+        Elsewhere the text before an answer is that of the messages before it with the generation
+        prompt, as at inference; what the answer adds is learned, but for blanks at its end. A
+        template may write an answer otherwise once messages follow (Qwen3 drops its thoughts). That
+        one is read, and not learned: the model never has to write it so.
 
         Raises:
             ChatTemplateError: As in :meth:`render`, if the template has no words for tools that the
-                conversation has, or if its text does not begin with the text of its first messages,
-                so that answers cannot be told from prompts.
+                conversation has, or if no answer is written as it would be at inference.
         """
-        messages, tools = said
-        require_words(self.name, self._source, said)
-        text = self.render(messages, tools)
+        messages, program = said.messages, self._program(said)
+        require_words(self.name, program, said)
+        places = [i for i, message in enumerate(messages) if message.is_answer]
+        text, marked, spans = self._rendered(program, said, answers=places)
         try:
             text.encode()
         except UnicodeEncodeError as error:  # contents are checked, other fields are not
             raise ChatTemplateError(f"its text has half of a character ({error})") from error
-        answers = []
-        for i, message in enumerate(messages):
-            if not message.is_answer:
-                continue
-            before = self.render(messages[:i], tools, add_generation_prompt=True)
-            until = self.render(messages[: i + 1], tools)
-            if not (until.startswith(before) and text.startswith(until)):
-                raise ChatTemplateError(
-                    f"the chat template {self.name!r} writes the messages up to answer "
-                    f"{len(answers) + 1} differently when more follow, so what to learn cannot be "
-                    "told; set data.chat_template to another one"
-                )
-            answers.append((len(before), max(len(before), len(until.rstrip()))))
-        return ChatText(text, tuple(answers))
+        speaking = [message for message in messages if message.role == ASSISTANT]
+        if marked and len(marked) == len(speaking):
+            own = zip(marked, speaking, strict=True)
+            return ChatText(text, tuple((s, e) for (s, e), m in own if m.is_answer))
+        answers = tuple((span[0], span[1]) for span in spans if span is not None)
+        if places and not answers:
+            raise ChatTemplateError(
+                f"the chat template {self.name!r} writes no answer as it would be written at "
+                "inference, so what to learn cannot be told; set data.chat_template to another one"
+            )
+        if len(answers) < len(places):
+            _tell_once(self.name)
+        return ChatText(text, answers)
+
+    def _program(self, said: Conversation) -> str:
+        return self._for_tools if said.tools else self._source
+
+    def _rendered(self, program: str, said: Conversation | None, **asked: Any) -> Rendered:
+        messages = None if said is None else [self._as_dict(message) for message in said.messages]
+        tools = () if said is None else said.tools
+        try:
+            return render(program, self._tokens, messages, tools, **asked)
+        except RenderError as error:
+            told = f"{self.name!r}{error}" if error.is_broken else f"{self.name!r} refuses: {error}"
+            the = "" if error.is_broken else "the "
+            raise ChatTemplateError(f"{the}chat template {told}") from error
 
     def tokens(
         self, said: Conversation, tokenizer: HuggingFaceTokenizer
@@ -176,6 +191,9 @@ class ChatTemplate:
 
     def _as_dict(self, message: Message) -> dict[str, Any]:
         fields = {**message.others, "role": message.role, "content": message.content}
+        thought = next((fields[name] for name in THOUGHTS if name in fields), None)
+        if thought is not None:  # as transformers has it
+            fields = {"thinking": thought, **fields, "reasoning_content": thought}
         if self._reads_context:
             return fields | {"context": message.context or ""}
         if message.context:
@@ -183,8 +201,17 @@ class ChatTemplate:
         return fields
 
 
+@lru_cache
+def _tell_once(name: str) -> None:
+    logger.warning(
+        f"The chat template {name!r} writes answers otherwise once messages follow; in "
+        "conversations of several turns these are read and not learned (timelyfreeze samples shows "
+        "which), unless the template marks answers by generation blocks"
+    )
+
+
 def require_words(name: str, source: str, said: Conversation) -> None:
-    """Refuse a conversation with tools where a template would leave them out in silence.
+    """Refuse a conversation with tools or thoughts that a template would leave out in silence.
 
     Args:
         name: What messages call the template.
@@ -194,104 +221,63 @@ def require_words(name: str, source: str, said: Conversation) -> None:
     Raises:
         ChatTemplateError: Naming what the template does not write.
     """
-    has_calls = any(TOOL_CALLS in message.others for message in said.messages)
-    for word, is_there in ((TOOL_CALLS, has_calls), (TOOLS, bool(said.tools))):
-        if is_there and word not in source:
+    there = {field for message in said.messages for field in message.others}
+    there |= {TOOLS} if said.tools else set()
+    for words in ((TOOL_CALLS,), (TOOLS,), THOUGHTS):
+        if not there.isdisjoint(words) and not any(word in source for word in words):
             raise ChatTemplateError(
-                f"the chat template {name!r} has no words for {word}, which the example has; set "
-                'data.chat_template to one that has, such as "tokenizer" of a model tuned for tools'
+                f"the chat template {name!r} has no words for {words[0]}, which the example has; "
+                'set data.chat_template to one that has, such as "tokenizer" of a model tuned for '
+                "them"
             )
 
 
-def template_in_folder(folder: str | Path) -> str | None:
-    """Return the source of the chat template in a tokenizer's folder; None if it has none.
+def template_in_folder(folder: str | Path, name: str = "default") -> str | None:
+    """Return the source of a chat template in a tokenizer's folder; None if it has none.
 
-    As in transformers, ``chat_template.jinja`` comes before the entry of ``tokenizer_config.json``;
-    of several templates there, the one named "default" is taken.
+    As in transformers, ``chat_template.jinja`` and the files of ``additional_chat_templates`` come
+    before the entry of ``tokenizer_config.json``, which may have several.
+
+    Args:
+        folder: Of the tokenizer.
+        name: Which of several. For conversations with tools, "tool_use" comes before "default".
 
     Raises:
-        ChatTemplateError: If the entry is none that transformers writes.
+        ChatTemplateError: If there is none of them named "default", or the entry is none that
+            transformers writes.
     """
-    file = Path(folder) / TEMPLATE_FILE
-    if file.is_file():
+    found = _templates_in_folder(Path(folder))
+    if found and "default" not in found:
+        raise ChatTemplateError(
+            f"{Path(folder) / CONFIG_FILE}: chat_template has the templates {shown(list(found))}; "
+            "one must be named 'default'"
+        )
+    return found.get(name)
+
+
+def _templates_in_folder(folder: Path) -> dict[str, str]:
+    files = {file.stem: file for file in sorted((folder / _MORE_TEMPLATES).glob("*.jinja"))}
+    if (folder / TEMPLATE_FILE).is_file():
+        files["default"] = folder / TEMPLATE_FILE
+    for name, file in files.items():
         try:
-            return file.read_text("utf-8")
+            files[name] = file.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ChatTemplateError(f"{file} cannot be read: {error}") from error
-    config = Path(folder) / CONFIG_FILE
+    if files:
+        return files
+    config = folder / CONFIG_FILE
     try:
         entry = read_object(config).get("chat_template")
     except FileNotFoundError:
-        return None
+        return {}
     except ValueError as error:
         raise ChatTemplateError(f"{config.parent}/{error}") from error
     if entry is None or isinstance(entry, str):
-        return entry
+        return {} if entry is None else {"default": entry}
     if isinstance(entry, list) and all(isinstance(each, dict) for each in entry):
         named = {str(each.get("name")): each.get("template") for each in entry}
-        if isinstance(named.get("default"), str):
-            return named["default"]
-        raise ChatTemplateError(
-            f"{config}: chat_template has the templates {shown(list(named))}; one must be named "
-            "'default'"
-        )
+        return {name: source for name, source in named.items() if isinstance(source, str)}
     raise ChatTemplateError(
         f"{config}: chat_template is of type {type(entry).__name__}; expected a text or a list"
     )
-
-
-class _GenerationBlocks(Extension):
-    """Reads ``{% generation %}`` blocks, by which transformers marks answers, as their content."""
-
-    tags = {"generation"}  # noqa: RUF012 (as Jinja declares it)
-
-    def parse(self, parser: Any) -> Any:
-        """Return the statements inside the block."""
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, which limits ranges, with a limit for what grows without a loop too."""
-
-    intercepted_binops = frozenset({"**", "*"})
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Return the power or the product, unless it would be large."""
-        if operator == "**":
-            too_large = not (abs(left) <= _LARGEST_BASE and abs(right) <= _LARGEST_EXPONENT)
-        else:
-            sizes = [len(one) if isinstance(one, Sequence) else abs(one) for one in (left, right)]
-            too_large = any(isinstance(one, Sequence) for one in (left, right)) and (
-                sizes[0] * sizes[1] > _MOST_REPEATED
-            )
-        if too_large:
-            raise jinja2.TemplateError(f"{operator} would make too large a value")
-        return super().call_binop(context, operator, left, right)
-
-
-# Far beyond what a conversation needs.
-_LARGEST_BASE, _LARGEST_EXPONENT, _MOST_REPEATED = 10**6, 64, 10**6
-
-
-@lru_cache(maxsize=8)
-def _compiled(source: str) -> jinja2.Template:
-    # Cached here rather than kept: loader workers get a pickled data set where they are spawned,
-    # and a compiled template cannot be pickled.
-    environment = _Sandbox(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[_GenerationBlocks, "jinja2.ext.loopcontrols"],
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise
-    return environment.from_string(source)
-
-
-def _to_json(value: Any, ensure_ascii: bool = False, **settings: Any) -> str:
-    """JSON as it is; Jinja's own filter escapes what HTML does not bear."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, **settings)
-
-
-def _raise(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)

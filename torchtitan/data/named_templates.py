@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchtitan.components.tokenizer import BaseTokenizer, HuggingFaceTokenizer
+from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.tools.logging import logger
 
 from torchtitan.data.chat_template import (
@@ -15,15 +15,12 @@ from torchtitan.data.chat_template import (
     ChatTemplateError,
     template_in_folder,
 )
+from torchtitan.data.text.tokenizer import FolderTokenizer
 from torchtitan.data.turns import PLAIN_TEMPLATE, Template
 
 AUTO = "auto"
 PLAIN = PLAIN_TEMPLATE.name
 FROM_TOKENIZER = "tokenizer"
-
-SPECIAL_TOKENS = tuple(
-    f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
-)
 
 
 @dataclass(frozen=True)
@@ -175,21 +172,22 @@ def build_chat_template(name: str, tokenizer: BaseTokenizer, folder: str) -> Tem
         return PLAIN_TEMPLATE
     if message := template_error(name, folder):
         raise ChatTemplateError(message)
-    if not isinstance(tokenizer, HuggingFaceTokenizer):
+    if not isinstance(tokenizer, FolderTokenizer):
         raise ChatTemplateError(
             f"data.chat_template is {name!r}, which needs a Hugging Face tokenizer, and the "
             f"model's is {type(tokenizer).__name__}; set it to {PLAIN!r}"
         )
-    tokens = special_tokens(tokenizer)
+    tokens = tokenizer.special_tokens
     asked, name = name, chosen_template(name, folder)
     if name == FROM_TOKENIZER:
         source = template_in_folder(folder)
         if source is None:
             raise ChatTemplateError(f"model.hf_assets_path is {folder!r}, which is no folder")
-        template = ChatTemplate(name, source, tokens)
+        for_tools = template_in_folder(folder, "tool_use")
+        template = ChatTemplate(name, source, tokens, for_tools=for_tools)
     else:
         named = NAMED_TEMPLATES[name]
-        _require_tokens(asked, name, tokenizer, tokens, folder)
+        _require_tokens(asked, name, tokenizer, folder)
         template = ChatTemplate(name, named.source, tokens, reads_context=named.reads_context)
     if not template.end_of_answer():
         logger.warning(
@@ -199,24 +197,13 @@ def build_chat_template(name: str, tokenizer: BaseTokenizer, folder: str) -> Tem
     return template
 
 
-def special_tokens(tokenizer: HuggingFaceTokenizer) -> dict[str, str]:
-    """Return the special tokens that ``tokenizer_config.json`` sets, by their key."""
-    tokens = {}
-    for key in SPECIAL_TOKENS:
-        entry = (tokenizer.config or {}).get(key)
-        content = entry.get("content") if isinstance(entry, dict) else entry
-        if content is not None:
-            tokens[key] = content
-    return tokens
-
-
 def _require_tokens(
     asked: str,
     name: str,
-    tokenizer: HuggingFaceTokenizer,
-    tokens: dict[str, str],
+    tokenizer: FolderTokenizer,
     folder: str,
 ) -> None:
+    tokens = tokenizer.special_tokens
     missing = [
         word
         for word in NAMED_TEMPLATES[name].tokens

@@ -5,8 +5,9 @@ from typing import NamedTuple
 import torch
 from torchtitan.components.tokenizer import BaseTokenizer, HuggingFaceTokenizer
 
-from torchtitan.data.chat_template import ChatTemplate, require_words
+from torchtitan.data.chat_template import ChatTemplate, ChatTemplateError, require_words
 from torchtitan.data.rows.messages import ASSISTANT, Conversation, Message
+from torchtitan.data.text.renderer import MOST_CHARACTERS
 
 IGNORE_INDEX = -100
 
@@ -63,12 +64,15 @@ class PlainTemplate:
         """Return a conversation in turns, which say what is learned.
 
         Raises:
-            ChatTemplateError: If it has tools, for which the format has no words.
+            ChatTemplateError: If it has tools, for which the format has no words, or its text is
+                longer than can be encoded.
         """
         require_words(self.name, "", said)
         turns: list[Turn] = []
         for before, message in zip((None, *said.messages), said.messages, strict=False):
             turns += _turns(message, follows_instruction=_is_instruction(before))
+        if sum(len(turn.text) for turn in turns) > MOST_CHARACTERS:
+            raise ChatTemplateError(f"its text has more than {MOST_CHARACTERS} characters")
         return turns
 
     def tokens(self, said: Conversation, tokenizer: BaseTokenizer) -> tuple[list[int], list[bool]]:
@@ -145,10 +149,5 @@ def _encode_piece(tokenizer: BaseTokenizer, text: str) -> list[int]:
 
 def pad_id(tokenizer: BaseTokenizer) -> int:
     """The id that fills the input behind the example; any id will do, since no label is there."""
-    if isinstance(tokenizer, HuggingFaceTokenizer):
-        token = (tokenizer.config or {}).get("pad_token")
-        content = token.get("content") if isinstance(token, dict) else token
-        pad = None if content is None else tokenizer.token_to_id(content)
-        if pad is not None:
-            return pad
-    return 0 if tokenizer.eos_id is None else tokenizer.eos_id
+    known = (getattr(tokenizer, "pad_id", None), tokenizer.eos_id)
+    return next((token for token in known if token is not None), 0)

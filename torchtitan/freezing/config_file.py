@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import tomllib
 import types
 import typing
@@ -58,9 +59,10 @@ def read_config(args: Sequence[str], *, weights: bool = False) -> JobConfig:
         if errors:
             raise ConfigError(join_errors(errors))
     try:
-        job_config = ConfigManager(config_class).parse_args(list(args))
+        job_config = _Manager(config_class, table).parse_args(list(args))
     except (ValueError, ImportError, AttributeError) as error:
         raise ConfigError(join_errors([str(error)])) from error
+    _find_home(job_config)
     in_arguments = set(_argument_keys(args))
     given = {*_keys_of(table), *in_arguments}
     # On the command line a partition takes the place of the cut that the file has.
@@ -79,6 +81,34 @@ def read_config(args: Sequence[str], *, weights: bool = False) -> JobConfig:
     except ValueError as error:
         raise ConfigError(join_errors([str(error)])) from error
     return job_config
+
+
+class _Manager(ConfigManager):
+    """Upstream's manager, which does not read the TOML file once more."""
+
+    def __init__(self, config_class: type, table: dict[str, Any]) -> None:
+        super().__init__(config_class)
+        self._table = table
+
+    def _maybe_load_toml(self, args: list[str]) -> dict[str, Any] | None:
+        return self._table
+
+
+def _find_home(section: Any) -> None:
+    """Let every text that begins with ``~/`` begin with the user's folder: it is a path."""
+
+    def found(value: Any) -> Any:
+        if isinstance(value, list):
+            return [found(one) for one in value]
+        is_path = isinstance(value, str) and value.startswith("~")
+        return os.path.expanduser(value) if is_path else value
+
+    for field in fields(section):
+        value = getattr(section, field.name)
+        if is_dataclass(value):
+            _find_home(value)
+        elif (path := found(value)) != value:
+            setattr(section, field.name, path)
 
 
 def _fetch_model(job_config: JobConfig, *, weights: bool) -> None:
@@ -122,7 +152,7 @@ def read_toml(path: str) -> dict[str, Any]:
     """
     try:
         with open(path, "rb") as file:
-            return tomllib.load(file)
+            return tomllib.loads(file.read().decode("utf-8-sig"))
     except OSError as error:
         why = f"cannot be read: {error.strerror}"
     except RecursionError:

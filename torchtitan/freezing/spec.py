@@ -16,22 +16,23 @@ from torchtitan.protocols.train_spec import TrainSpec
 from torchtitan.tools.logging import logger
 
 from timelyfreeze.runtime import greet_other_ranks_alone, stages_of
-from torchtitan.data.document_attention import (
-    DocumentTransformer,
-    attention_error,
-    conversation_error,
-)
 from torchtitan.data.loader import build_instruct_dataloader
 from torchtitan.data.named_templates import build_chat_template, choice_told
 from torchtitan.data.rows.kinds import has_rows, has_turns, is_image_dataset, is_instruct_dataset
 from torchtitan.data.sources import training_sources
 from torchtitan.data.split import ExampleSplit
+from torchtitan.data.text.tokenizer import FolderTokenizer
 from torchtitan.data.validation import build_instruct_validator
 from torchtitan.freezing.checks import caches, reads_training_examples, validation_split
 from torchtitan.freezing.config import JobConfig
 from torchtitan.freezing.emulation.pipeline import build_emulated_pipeline
 from torchtitan.freezing.report.metrics import FreezingMetricsProcessor
 from torchtitan.hf.adapter import LlamaAdapter
+from torchtitan.hf.document_attention import (
+    DocumentTransformer,
+    attention_error,
+    conversation_error,
+)
 from torchtitan.hf.flavors import chosen_args, known_flavors
 from torchtitan.hf.model import Decoder, DecoderArgs
 from torchtitan.upstream.fixes import (
@@ -136,8 +137,7 @@ class _Builders:
         return build(model_parts, config, *args, **kwargs)
 
     def tokenizer(self, config: JobConfig) -> Any:
-        assert self.upstream.build_tokenizer_fn is not None  # the caller saw to it
-        tokenizer = self.upstream.build_tokenizer_fn(config)
+        tokenizer = FolderTokenizer(config.model.hf_assets_path)
         # transformers' models learn later how many tokens they have, from a folder of their own.
         n_tokens = getattr(self.model_args, "vocab_size", None)
         if n_tokens is not None and tokenizer.get_vocab_size() > n_tokens:

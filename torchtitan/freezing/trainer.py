@@ -24,7 +24,6 @@ from timelyfreeze.policies import NONE
 from timelyfreeze.runtime import ActionRecorder, run_batches_in
 from timelyfreeze.settings import name_arguments
 from torchtitan.checkpoints.manager import SafeCheckpointManager
-from torchtitan.data.document_attention import to_every_stage
 from torchtitan.data.sequences import ROWS
 from torchtitan.freezing.assembly.controller import Assembly
 from torchtitan.freezing.checks import caches, freeze_settings
@@ -36,6 +35,7 @@ from torchtitan.freezing.partition import partition_line
 from torchtitan.freezing.report.output import RunOutput
 from torchtitan.freezing.report.progress import quiet_unless
 from torchtitan.freezing.stop_request import StopRequest
+from torchtitan.hf.document_attention import to_every_stage
 from torchtitan.upstream.fixes import one_cast_for_all
 from torchtitan.vision.loss import shares_of_target
 

@@ -18,6 +18,7 @@ from torchtitan.models.llama3.model.args import RoPEScalingArgs, TransformerMode
 from torchtitan.models.llama3.model.state_dict_adapter import Llama3StateDictAdapter
 from torchtitan.tools.logging import logger
 
+from torchtitan.hf.index import file_numbers
 from torchtitan.hf.llama_config import EMBEDDING, HEAD, LlamaConfig, RopeScaling, read_settings
 from torchtitan.hf.model import Decoder, DecoderArgs, as_decoder
 
@@ -103,9 +104,10 @@ class LlamaAdapter(Llama3StateDictAdapter):
     """
 
     def __init__(self, model_args: TransformerModelArgs, hf_assets_path: str | None) -> None:
-        super().__init__(model_args, hf_assets_path)
+        super().__init__(model_args, None)
+        self.hf_assets_path = hf_assets_path
         self.from_hf_map |= _BIASES | _NORMS
-        index = self.fqn_to_index_mapping
+        index = self.fqn_to_index_mapping = file_numbers(hf_assets_path)
         if index is not None and EMBEDDING in index:
             # Trained models are never tied: saving one has to know a file for its output layer.
             index.setdefault(HEAD, index[EMBEDDING])

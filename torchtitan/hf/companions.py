@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from torchtitan.components.tokenizer import HuggingFaceTokenizer
 from torchtitan.tools.logging import logger
 
 from timelyfreeze.files import read_object
 from torchtitan.data.chat_template import TEMPLATE_FILE, ChatTemplate
 from torchtitan.data.named_templates import NAMED_TEMPLATES, build_chat_template
+from torchtitan.data.text.tokenizer import FolderTokenizer
 
 GENERATION_FILE = "generation_config.json"
 # What transformers reads beside config.json and the weights.
@@ -25,7 +25,7 @@ _COPIED = (
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
-def copy_companions(places: Iterable[Path], folder: Path) -> HuggingFaceTokenizer | None:
+def copy_companions(places: Iterable[Path], folder: Path) -> FolderTokenizer | None:
     """Copy what lies beside the weights, and return the tokenizer; None, with a warning, if none.
 
     Args:
@@ -37,22 +37,20 @@ def copy_companions(places: Iterable[Path], folder: Path) -> HuggingFaceTokenize
             if (place / name).is_file():
                 shutil.copyfile(place / name, folder / name)
     try:
-        return HuggingFaceTokenizer(str(folder))
+        return FolderTokenizer(str(folder))
     # The tokenizers library raises bare exceptions; weights are worth writing without one.
     except Exception as error:
         logger.warning("The folder gets no tokenizer that can be used: %s", str(error)[:300])
         return None
 
 
-def known_ids(tokenizer: HuggingFaceTokenizer | None) -> dict[str, int]:
+def known_ids(tokenizer: FolderTokenizer | None) -> dict[str, int]:
     """Return the ids of a tokenizer's first and last token of a text, by key of config.json."""
     ids = {name: getattr(tokenizer, name.replace("_token", ""), None) for name in TOKEN_IDS[:2]}
     return {name: value for name, value in ids.items() if value is not None}
 
 
-def write_chat_template(
-    folder: Path, name: str, tokenizer: HuggingFaceTokenizer | None
-) -> int | None:
+def write_chat_template(folder: Path, name: str, tokenizer: FolderTokenizer | None) -> int | None:
     """Write the chat template that was trained with, unless it is the tokenizer's own.
 
     Args:
@@ -89,8 +87,9 @@ def write_generation_config(folder: Path, config: Mapping[str, Any], end: int | 
     path = folder / GENERATION_FILE
     ids = {name: config[name] for name in TOKEN_IDS if config.get(name) is not None}
     settings = read_object(path) if path.is_file() else ids
-    stops = settings.get("eos_token_id", ids.get("eos_token_id", []))
-    stops = stops if isinstance(stops, list) else [stops]
+    stops = settings.get("eos_token_id")
+    stops = ids.get("eos_token_id") if stops is None else stops
+    stops = [stop for stop in (stops if isinstance(stops, list) else [stops]) if stop is not None]
     if end is not None and end not in stops:
         settings["eos_token_id"] = [*stops, end] if stops else end
     if settings:

@@ -232,7 +232,8 @@ def _write_companions(exportable: Exportable, folder: Path, settings: dict[str, 
     """Write what lies beside the weights; ``settings`` get the token ids that they have not."""
     name = exportable.chat_template
     tokenizer = copy_companions(exportable.places, folder)
-    settings.update({**known_ids(tokenizer), **settings})
+    named = {key: value for key, value in settings.items() if value is not None}
+    settings.update({**known_ids(tokenizer), **named})
     end = None if name is None else write_chat_template(folder, name, tokenizer)
     write_generation_config(folder, settings, end)
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from timelyfreeze.files import parse_json
 from torchtitan.checkpoints.finished import INDEX_FILE
 from torchtitan.hf.adapter import tensor_shapes
+from torchtitan.hf.index import read_index
 from torchtitan.hf.llama_config import HEAD, LlamaConfig
 
 SUFFIX = ".safetensors"
@@ -41,7 +41,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """
     paths = folder.glob(f"*{SUFFIX}")
     files = sorted(path for path in paths if not path.name.startswith(_OTHER_FORM))
-    absent = sorted(_files_of_index(folder) - {file.name for file in files})
+    absent = sorted(set(read_index(folder).values()) - {file.name for file in files})
     if absent:
         raise ValueError(f"{str(folder)!r} lacks {some_of(absent)}, which its {INDEX_FILE} names")
     if not files:
@@ -56,19 +56,6 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
                 )
             found[name] = tensor
     return found
-
-
-def _files_of_index(folder: Path) -> set[str]:
-    path = folder / INDEX_FILE
-    if not path.is_file():
-        return set()
-    try:
-        names = parse_json(path.read_text())["weight_map"].values()
-        if not all(isinstance(name, str) for name in names):
-            raise ValueError("weight_map must give the file of each tensor")
-        return set(names)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{str(path)!r} is no index of tensors: {error!r}") from error
 
 
 def _tensors_in(file: Path) -> Iterator[tuple[str, StoredTensor]]:

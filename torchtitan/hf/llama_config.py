@@ -174,9 +174,9 @@ def _sliding_window(given: Mapping[str, Any], settings: Mapping[str, Any]) -> in
 
 def _rope_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return rope_theta, rope_type and the scaling's keys in one, as transformers 5 has them."""
-    rope = dict(given.get("rope_parameters") or given.get("rope_scaling") or {})
-    if rope.get("rope_theta") is None:
-        rope["rope_theta"] = given["rope_theta"]
+    named = given.get("rope_parameters") or given.get("rope_scaling") or {}
+    rope = {key: value for key, value in named.items() if value is not None}
+    rope.setdefault("rope_theta", given["rope_theta"])
     return {"rope_type": rope.get("type", "default"), **rope}
 
 

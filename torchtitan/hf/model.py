@@ -14,7 +14,7 @@ from torchtitan.models.llama3.model.args import TransformerModelArgs
 from torchtitan.models.llama3.model.model import precompute_freqs_cis
 from torchtitan.models.utils import get_dense_model_nparams_and_flops
 
-from torchtitan.data.document_attention import DocumentAttention, DocumentTransformer
+from torchtitan.hf.document_attention import DocumentAttention, DocumentTransformer
 
 
 @dataclass

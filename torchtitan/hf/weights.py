@@ -78,7 +78,11 @@ class StoredWeights:
                 name: tensor.to(dtype or tensor.dtype).contiguous()
                 for name, tensor in translate(self.load(group)).items()
             }
-            save_file(weights, folder / file, metadata={"format": "pt"})
+            path = folder / file
+            path.touch()
+            mode = path.stat().st_mode  # as that of every other file; the library hides its own
+            save_file(weights, path, metadata={"format": "pt"})
+            path.chmod(mode)
             places |= dict.fromkeys(weights, file)
             total_size += sum(tensor.nbytes for tensor in weights.values())
         if len(groups) > 1:

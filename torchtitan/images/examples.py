@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from os.path import isfile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,10 @@ from torchtitan.data.rows.errors import DataError
 if TYPE_CHECKING:
     from PIL import Image
 
+# What is read; Pillow would start programs for others, such as Ghostscript for EPS.
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+# Numbers of more than 8 bits, which Pillow would cut off at 255.
+_LARGER = ("I", "F")
 # That many are looked at in a second or so.
 _MOST_HEADERS = 10_000
 
@@ -63,20 +68,23 @@ class ImageExamples:
         raise IndexError(f"there is no picture {index}; the data set has {len(self)}")
 
     def picture(self, index: int) -> Image.Image:
-        """Return a picture in red, green and blue.
+        """Return a picture in red, green and blue, upright, as ``datasets`` turns it.
 
         Raises:
             ImageError: If it cannot be read.
         """
+        from PIL import ImageOps
+
         with self._opened(index) as image:
             try:
-                return image.convert("RGB")
+                image.load()  # which turns some formats
+                return ImageOps.exif_transpose(image).convert("RGB")
             # Decoders of damaged files raise errors of any kind.
             except Exception as error:
                 raise self._damaged(index, error) from error
 
     def check_header(self, index: int) -> None:
-        """Raise ImageError unless the picture at ``index`` begins like one."""
+        """Raise ImageError unless the picture at ``index`` begins like one that can be read."""
         self._opened(index).close()
 
     def _opened(self, index: int) -> Image.Image:
@@ -84,11 +92,18 @@ class ImageExamples:
         from PIL import Image
 
         try:
-            return Image.open(self._source(index))
+            image = Image.open(self._source(index), formats=FORMATS)
         except ImageError:
             raise
         except Exception as error:
             raise self._damaged(index, error) from error
+        if image.mode.startswith(_LARGER):
+            image.close()
+            raise ImageError(
+                f"{self.place(index)}: has more than 8 bits a pixel and color (Pillow's mode "
+                f"{image.mode!r}); scale it to 8 bits"
+            )
+        return image
 
     def _source(self, index: int) -> Any:
         image = self.images[index]
@@ -101,6 +116,8 @@ class ImageExamples:
             return BytesIO(image)
         if image is None:
             raise ImageError(f"{self.place(index)}: there is no picture")
+        if not isfile(image):  # a pipe would never end
+            raise ImageError(f"{self.place(index)}: is not a readable picture (no file {image!r})")
         return image
 
     def _damaged(self, index: int, error: Exception) -> ImageError:

@@ -15,7 +15,7 @@ from torchtitan.tools.logging import logger
 
 from torchtitan.data.rows.errors import DataError
 from torchtitan.data.rows.examples import is_local_path
-from torchtitan.images.examples import ImageError, ImageExamples
+from torchtitan.images.examples import FORMATS, ImageError, ImageExamples
 
 PARQUET = ".parquet"
 
@@ -112,7 +112,8 @@ def _read_folder(path: Path, place: ImagePlace, names: Sequence[str]) -> ImageEx
             "folders; it must have a folder of pictures for each class"
         )
     known = list(names) or [folder.name for folder in folders]
-    suffixes = tuple(Image.registered_extensions())
+    known_as = Image.registered_extensions().items()
+    suffixes = tuple(suffix for suffix, name in known_as if name in FORMATS)
     images: list[str] = []
     labels: list[int] = []
     n_others = 0
@@ -146,6 +147,8 @@ def _read_parquet(files: Sequence[str], place: ImagePlace, names: Sequence[str])
     counts = []
     for file in files:
         try:
+            if not os.path.isfile(file):
+                raise OSError("it is no file")
             parquet = pyarrow.parquet.ParquetFile(file)
         except (pyarrow.ArrowException, OSError) as error:
             raise ImageError(
@@ -182,7 +185,7 @@ def _require_columns(columns: Sequence[str], place: ImagePlace, name: str) -> No
         ("vision.image_column", place.image_column),
         ("vision.label_column", place.label_column),
     ):
-        if column not in columns:
+        if columns.count(column) != 1:
             raise DataError(f"{key} is {column!r}; {name} has the columns {_shortened(columns)}")
 
 

@@ -20,6 +20,7 @@ from torch.futures import Future
 from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 from torchtitan.tools.logging import logger
 
+from torchtitan.hf.index import file_numbers
 from torchtitan.vision.args import VisionArgs
 from torchtitan.vision.names import Place, name_in, new_tensors, places_in_folder
 
@@ -28,10 +29,11 @@ class VisionAdapter(StateDictAdapter):
     """Loads and saves folders that transformers loads; an output layer may be new."""
 
     def __init__(self, model_args: VisionArgs, hf_assets_path: str | None) -> None:
-        super().__init__(model_args, hf_assets_path)
+        super().__init__(model_args, None)
+        self.hf_assets_path = hf_assets_path
         self._places = places_in_folder(model_args)
         self._ours = {place.name: name for name, place in self._places.items()}
-        index = self.fqn_to_index_mapping
+        index = file_numbers(hf_assets_path)
         if index is not None:
             # A folder may lack the prefix, or the output layer, which saving one needs.
             self.fqn_to_index_mapping = {

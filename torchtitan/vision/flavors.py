@@ -63,7 +63,7 @@ def folder_settings(kind: str, folder: Path) -> dict[str, Any]:
 def described(kind: str, settings: dict[str, Any]) -> VisionArgs:
     """Return the model that ``settings`` describe, with the number of classes that they have."""
     library = LIBRARIES[kind]
-    classes = len(settings.get("id2label") or ()) or int(settings.get("num_labels", 1000))
+    classes = len(settings.get("id2label") or ()) or int(settings.get("num_labels") or 1000)
     size = library.config(settings, classes).image_size
     if not isinstance(size, int):
         raise ValueError(f"image_size is {size}; it must be one number, of square pictures")

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from torchtitan.components.tokenizer import HuggingFaceTokenizer
 
 from tests.torchtitan.helpers.chat_tokenizers import GUEST, load, tokenizer_folder
 from torchtitan.data.chat_template import ChatTemplate
@@ -19,6 +18,7 @@ from torchtitan.data.rows.errors import DataExampleError
 from torchtitan.data.rows.examples import read_examples
 from torchtitan.data.rows.messages import Conversation, Message
 from torchtitan.data.sources import DataSource
+from torchtitan.data.text.tokenizer import FolderTokenizer
 from torchtitan.data.turns import IGNORE_INDEX, EncodedExample, encode
 
 pytestmark = pytest.mark.slow
@@ -43,11 +43,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def tokenizer(folder: Path) -> HuggingFaceTokenizer:
+def tokenizer(folder: Path) -> FolderTokenizer:
     return load(folder)
 
 
-def template_of(name: str, tokenizer: HuggingFaceTokenizer) -> ChatTemplate:
+def template_of(name: str, tokenizer: FolderTokenizer) -> ChatTemplate:
     template = build_chat_template(name, tokenizer, tokenizer.tokenizer_path)
     assert template is not None
     return template
@@ -72,7 +72,7 @@ def learned_runs(example: EncodedExample) -> list[list[int]]:
     return [run for run in runs if run]
 
 
-def test_a_conversation_by_hand(tokenizer: HuggingFaceTokenizer) -> None:
+def test_a_conversation_by_hand(tokenizer: FolderTokenizer) -> None:
     messages = [Message("user", "7"), Message("assistant", "8"), Message("user", "9")]
     example = encode(Conversation(messages), template_of("chatml", tokenizer), tokenizer, 32)
     start, end = tokenizer.token_to_id("<|im_start|>"), tokenizer.token_to_id("<|im_end|>")
@@ -160,8 +160,8 @@ def test_a_tokenizer_that_puts_a_blank_before_each_text(tmp_path: Path) -> None:
     assert "<unk>" not in [inner.id_to_token(i) for i in tokens_of(example)][-len(run) - 1 :]
 
 
-def _tiny(trims: bool, folder: Path = ASSETS / "tokenizer") -> HuggingFaceTokenizer:
-    tokenizer = HuggingFaceTokenizer(str(folder))
+def _tiny(trims: bool, folder: Path = ASSETS / "tokenizer") -> FolderTokenizer:
+    tokenizer = FolderTokenizer(str(folder))
     tokenizer.tokenizer.add_special_tokens(
         ["<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
     )
@@ -182,7 +182,7 @@ PLAIN, TRIMMING = _tiny(False), _tiny(True)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("data", "dataset"), [("instruct", "alpaca"), ("chat", "sharegpt")])
 def test_examples_of_ours_are_learned(
-    name: str, data: str, dataset: str, tokenizer: HuggingFaceTokenizer
+    name: str, data: str, dataset: str, tokenizer: FolderTokenizer
 ) -> None:
     template = template_of(name, tokenizer)
     examples = read_examples(str(ASSETS / f"tiny_{data}"), dataset)
@@ -294,7 +294,7 @@ def test_real_examples_with_a_real_template_are_those_of_transformers(
 # --- in the loader --------------------------------------------------------------------------------
 
 
-def test_the_loader_takes_a_template(tokenizer: HuggingFaceTokenizer) -> None:
+def test_the_loader_takes_a_template(tokenizer: FolderTokenizer) -> None:
     loader = build_instruct_dataloader(
         dp_world_size=1,
         dp_rank=0,
@@ -310,7 +310,7 @@ def test_the_loader_takes_a_template(tokenizer: HuggingFaceTokenizer) -> None:
 
 
 def test_an_example_that_the_template_refuses_is_named(
-    tmp_path: Path, tokenizer: HuggingFaceTokenizer
+    tmp_path: Path, tokenizer: FolderTokenizer
 ) -> None:
     path = tmp_path / "examples.jsonl"
     good = '{"conversations": [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}]}'

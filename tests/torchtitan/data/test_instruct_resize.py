@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torchtitan.components.tokenizer import HuggingFaceTokenizer
 
 from tests.torchtitan.helpers.number_tokenizer import NumberTokenizer
 from torchtitan.data.dataset import InstructDataset
@@ -22,6 +21,7 @@ from torchtitan.data.rows.examples import InstructExamples
 from torchtitan.data.rows.messages import Conversation, Message
 from torchtitan.data.sources import DataSource
 from torchtitan.data.stream import ExampleStream, ReaderPlace, remaining
+from torchtitan.data.text.tokenizer import FolderTokenizer
 
 ASSETS = Path(__file__).parents[2] / "assets"
 SEQ_LEN = 12
@@ -244,7 +244,7 @@ def test_what_is_left_by_hand() -> None:
 
 def build(dp_rank: int, dp_world_size: int, **kwargs: Any) -> Any:
     defaults: dict[str, Any] = {
-        "tokenizer": HuggingFaceTokenizer(str(ASSETS / "tokenizer")),
+        "tokenizer": FolderTokenizer(str(ASSETS / "tokenizer")),
         "sources": [DataSource("sharegpt", str(ASSETS / "tiny_chat"))],
         "seq_len": 256,
         "batch_size": 2,

@@ -9,7 +9,6 @@ from typing import Any
 import datasets
 import pytest
 import torch
-from torchtitan.components.tokenizer import HuggingFaceTokenizer
 
 from tests.torchtitan.helpers.job_configs import make_job_config
 from torchtitan.data.loader import build_instruct_dataloader
@@ -17,6 +16,7 @@ from torchtitan.data.named_templates import build_chat_template
 from torchtitan.data.rows.errors import DataExampleError
 from torchtitan.data.sources import DataSource, training_sources
 from torchtitan.data.split import ExampleSplit
+from torchtitan.data.text.tokenizer import FolderTokenizer
 from torchtitan.data.turns import IGNORE_INDEX
 
 ASSETS = Path(__file__).parents[2] / "assets"
@@ -26,7 +26,7 @@ def build(**kwargs: Any) -> Any:
     defaults: dict[str, Any] = {
         "dp_world_size": 1,
         "dp_rank": 0,
-        "tokenizer": HuggingFaceTokenizer(str(ASSETS / "tokenizer")),
+        "tokenizer": FolderTokenizer(str(ASSETS / "tokenizer")),
         "sources": [DataSource("alpaca", str(ASSETS / "tiny_instruct"))],
         "seq_len": 128,
         "batch_size": 4,
@@ -41,7 +41,7 @@ def test_batches_of_the_tiny_set() -> None:
     assert inputs["rows"].tolist() == [0, 1, 2, 3]
     assert inputs["rows"].dtype == torch.int64
     assert bool((inputs["n_tokens"] > 20).all())
-    tokenizer = HuggingFaceTokenizer(str(ASSETS / "tokenizer"))
+    tokenizer = FolderTokenizer(str(ASSETS / "tokenizer"))
     examples = (ASSETS / "tiny_instruct" / "train.jsonl").read_text("utf-8").splitlines()
     answers = [json.loads(example)["output"] for example in examples[:4]]
     for answer, label in zip(answers, labels, strict=True):
@@ -184,7 +184,7 @@ def test_unknown_paths() -> None:
 
 def test_another_template_after_a_resume_is_told(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)  # whatever a test before has set
-    tokenizer = HuggingFaceTokenizer(str(ASSETS / "tokenizer"))
+    tokenizer = FolderTokenizer(str(ASSETS / "tokenizer"))
     alpaca = build_chat_template("auto", tokenizer, str(ASSETS / "tokenizer"))
     loader = build()
     next(iter(loader))

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torchtitan.components.tokenizer import HuggingFaceTokenizer
 
 from tests.torchtitan.helpers.number_tokenizer import NumberTokenizer
 from torchtitan.data import dataset as instruct_data
@@ -20,6 +19,7 @@ from torchtitan.data.rows.examples import InstructExamples
 from torchtitan.data.rows.messages import Conversation, Message
 from torchtitan.data.sequences import PackedSequence, join_examples, pack
 from torchtitan.data.sources import DataSource
+from torchtitan.data.text.tokenizer import FolderTokenizer
 from torchtitan.data.turns import IGNORE_INDEX, EncodedExample
 
 ASSETS = Path(__file__).parents[2] / "assets"
@@ -194,7 +194,7 @@ def test_the_loader_packs_and_resumes(workers: int) -> None:
         return build_instruct_dataloader(
             dp_world_size=1,
             dp_rank=0,
-            tokenizer=HuggingFaceTokenizer(str(ASSETS / "tokenizer")),
+            tokenizer=FolderTokenizer(str(ASSETS / "tokenizer")),
             sources=[DataSource("alpaca", str(ASSETS / "tiny_instruct"))],
             seq_len=256,
             batch_size=4,
@@ -225,7 +225,7 @@ def test_little_stays_empty() -> None:
     loader = build_instruct_dataloader(
         dp_world_size=1,
         dp_rank=0,
-        tokenizer=HuggingFaceTokenizer(str(ASSETS / "tokenizer")),
+        tokenizer=FolderTokenizer(str(ASSETS / "tokenizer")),
         sources=[DataSource("alpaca", str(ASSETS / "tiny_instruct"))],
         seq_len=1024,
         batch_size=4,

@@ -12,7 +12,6 @@ import torch
 import torchtitan.components.validate as titan_validate
 import torchtitan.tools.utils as titan_tools
 from torch import Tensor, nn
-from torchtitan.components.tokenizer import HuggingFaceTokenizer
 
 from torchtitan.data import validation as instruct_validation
 from torchtitan.data.dataset import InstructDataset
@@ -20,11 +19,12 @@ from torchtitan.data.mixture import ExampleMixture
 from torchtitan.data.rows.examples import InstructExamples
 from torchtitan.data.rows.messages import alpaca_messages
 from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit
+from torchtitan.data.text.tokenizer import FolderTokenizer
 from torchtitan.data.turns import IGNORE_INDEX
 from torchtitan.data.validation import InstructValidator, build_instruct_validator
 from torchtitan.freezing.config.job_config import JobConfig
 
-TOKENIZER = HuggingFaceTokenizer(str(Path(__file__).parents[2] / "assets" / "tokenizer"))
+TOKENIZER = FolderTokenizer(str(Path(__file__).parents[2] / "assets" / "tokenizer"))
 SEQ_LEN = 32
 # Answers of unequal length, the longer ones behind: batches differ in their tokens.
 ANSWERS = ["yes", "no", "yes yes", "no no"] + ["no one knows what to say of all this"] * 3

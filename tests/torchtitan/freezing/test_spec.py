@@ -6,17 +6,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torchtitan.components.tokenizer import HuggingFaceTokenizer
 from torchtitan.protocols.train_spec import TrainSpec, get_train_spec
 
-from torchtitan.data.document_attention import DocumentTransformer
 from torchtitan.data.split import ExampleSplit
+from torchtitan.data.text.tokenizer import FolderTokenizer
 from torchtitan.data.validation import InstructValidator
 from torchtitan.freezing.config.job_config import JobConfig
 from torchtitan.freezing.spec import build_train_spec
+from torchtitan.hf.document_attention import DocumentTransformer
 
 ASSETS = Path(__file__).parents[2] / "assets"
-TOKENIZER = HuggingFaceTokenizer(str(ASSETS / "tokenizer"))
+TOKENIZER = FolderTokenizer(str(ASSETS / "tokenizer"))
 
 
 def job_config(**changes: Any) -> JobConfig:

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from torchtitan.components.tokenizer import HuggingFaceTokenizer
+from torchtitan.data.text.tokenizer import FolderTokenizer
 
 TINY = Path(__file__).parents[2] / "assets" / "tokenizer"
 FIRST_NEW_ID = 2048
@@ -40,5 +40,5 @@ def tokenizer_folder(folder: Path, tokens: list[str] = TOKENS, **config: Any) ->
     return folder
 
 
-def load(folder: Path) -> HuggingFaceTokenizer:
-    return HuggingFaceTokenizer(str(folder))
+def load(folder: Path) -> FolderTokenizer:
+    return FolderTokenizer(str(folder))

@@ -1,5 +1,6 @@
 """Folders read into upstream's model in one process, tied ones and untied ones."""
 
+import json
 import logging
 from pathlib import Path
 
@@ -16,7 +17,11 @@ from tests.torchtitan.helpers.hf_models import (
     some_tokens,
     write_folder,
 )
+from tests.torchtitan.helpers.job_configs import make_job_config
+from torchtitan.checkpoints.finished import INDEX_FILE
+from torchtitan.freezing.checks.models import model_errors
 from torchtitan.hf.adapter import LlamaAdapter, model_args
+from torchtitan.hf.index import file_numbers
 from torchtitan.hf.llama_config import read_config
 from torchtitan.hf.model import Decoder
 
@@ -103,3 +108,30 @@ def test_upstream_still_cannot_load_a_tied_folder(tmp_path: Path) -> None:
         CheckpointException, match=r"Missing key in checkpoint state_dict: lm_head\.weight"
     ):
         dcp.load(wanted, storage_reader=adapter.get_hf_storage_reader(str(folder)), no_dist=True)
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("x-7-first", "x-7-second"), ("whole", "whole")])
+def test_files_of_an_index_may_have_any_names(tmp_path: Path, names: tuple[str, str]) -> None:
+    folder = write_folder(tmp_path, FAMILIES["llama3"])
+    tensors = list(read_folder(folder)[1])
+    places = {name: f"{names[i % 2]}.safetensors" for i, name in enumerate(tensors)}
+    (folder / INDEX_FILE).write_text(json.dumps({"weight_map": places}))
+    args = model_args(read_config(folder))
+    numbers = LlamaAdapter(args, str(folder)).fqn_to_index_mapping
+    assert numbers == {name: 1 + (i % len(set(names))) for i, name in enumerate(tensors)}
+    if names[0] == "a":
+        with pytest.raises(AttributeError):  # still
+            Llama3StateDictAdapter(args, str(folder))
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"weight_map": {"a": 1}}', "{}"])
+def test_an_index_that_is_none_is_told_before_anything_starts(tmp_path: Path, text: str) -> None:
+    (tmp_path / INDEX_FILE).write_text(text)
+    told = list(model_errors(make_job_config(model__hf_assets_path=str(tmp_path))))
+    assert len(told) == 1
+    assert f"{INDEX_FILE}' is no index of tensors" in told[0]
+
+
+def test_an_index_without_tensors_is_none(tmp_path: Path) -> None:
+    (tmp_path / INDEX_FILE).write_text('{"weight_map": {}}')
+    assert file_numbers(str(tmp_path)) is None

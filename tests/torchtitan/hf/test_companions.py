@@ -56,12 +56,11 @@ def test_without_any_they_have_the_ids_of_the_model(tmp_path: Path) -> None:
 
 def test_ids_that_nothing_names_are_the_tokenizers(tmp_path: Path) -> None:
     """A model from random weights: transformers would take ids of LLaMA 2 instead."""
-    from torchtitan.components.tokenizer import HuggingFaceTokenizer
-
+    from torchtitan.data.text.tokenizer import FolderTokenizer
     from torchtitan.hf.flavors import EXTRA_FLAVORS
 
     source = source_folder(tmp_path)
-    tokenizer = HuggingFaceTokenizer(str(TINY))
+    tokenizer = FolderTokenizer(str(TINY))
     ids = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id}
     assert known_ids(tokenizer) == ids
     assert len(set(ids.values())) == 2
@@ -103,6 +102,9 @@ def test_a_template_of_other_data_is_not_written(tmp_path: Path) -> None:
         ({"eos_token_id": 3}, 3, 3),
         ({"temperature": 1.0}, 4, [9, 4]),  # the configuration's goes on
         ({"eos_token_id": 3}, None, 3),
+        ({"eos_token_id": None}, 4, [9, 4]),  # a null is not there
+        ({"eos_token_id": [None, 3]}, 4, [3, 4]),
+        ({"eos_token_id": None}, None, None),
     ],
 )
 def test_an_end_is_added_once(
@@ -111,6 +113,15 @@ def test_an_end_is_added_once(
     (tmp_path / "generation_config.json").write_text(json.dumps(given))
     write_generation_config(tmp_path, {"eos_token_id": 9}, end)
     assert generation_of(tmp_path) == {**given, "eos_token_id": expected}
+
+
+def test_an_id_that_is_null_is_the_tokenizers(tmp_path: Path) -> None:
+    source = source_folder(tmp_path, {"eos_token_id": None})
+    config = json.loads((source / "config.json").read_text()) | {"eos_token_id": None}
+    (source / "config.json").write_text(json.dumps(config))
+    folder = exported(tmp_path, source, "chatml")
+    assert json.loads((folder / "config.json").read_text())["eos_token_id"] == 1
+    assert generation_of(folder)["eos_token_id"] == [1, IM_END]
 
 
 @pytest.mark.parametrize("template", ["tokenizer", "chatml"])

@@ -129,6 +129,12 @@ def test_no_more_than_a_file_is_in_memory(tmp_path: Path, monkeypatch: pytest.Mo
     assert max(read) <= 600_000
 
 
+def test_weights_may_be_read_by_whom_the_other_files_may(tmp_path: Path) -> None:
+    source = write_folder(tmp_path / "source", FAMILIES["llama3"])
+    folder = export_run(save_run(tmp_path, trained(source), hf_assets_path=str(source)))
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
+
+
 def test_the_optimizers_state_stays_behind(tmp_path: Path) -> None:
     source = write_folder(tmp_path / "model", FAMILIES["llama3"])
     state = {"optimizer.state.layers.0.attention.wq.weight.exp_avg": torch.ones(64, 64)}

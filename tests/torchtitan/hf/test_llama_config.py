@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torchtitan.models.llama3 import Transformer, llama3_args
 from torchtitan.models.llama3.model.model import FeedForward
 
+from tests.torchtitan.helpers.hf_models import FAMILIES
 from torchtitan.hf.adapter import config_of, feed_forward_size, model_args, tensor_shapes
 from torchtitan.hf.flavors import LLAMA_FLAVORS
 from torchtitan.hf.llama_config import (
@@ -297,3 +299,24 @@ def test_a_folder_without_a_model_says_so(tmp_path: Path) -> None:
         read_config(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_2_13B))
     assert read_config(tmp_path) == LLAMA_FLAVORS["Llama-2-13B"]
+
+
+@pytest.mark.parametrize(
+    "key", [key for key in FAMILIES["mistral"] | {"rope_parameters": 1} if key != "sliding_window"]
+)
+def test_a_null_is_not_there(key: str) -> None:
+    given = {**FAMILIES["mistral"], key: None}
+    absent = {name: value for name, value in given.items() if name != key}
+    try:
+        expected = parse_config(absent)
+    except ValueError as error:
+        with pytest.raises(ValueError, match=re.escape(str(error))):
+            parse_config(given)
+    else:
+        assert parse_config(given) == expected
+
+
+def test_a_null_in_rotary_embeddings_is_not_there() -> None:
+    rope = {"rope_type": None, "type": None, "rope_theta": None, "factor": None}
+    given = {**FAMILIES["llama3"], "rope_scaling": rope}
+    assert parse_config(given) == parse_config({**given, "rope_scaling": None})

@@ -1,12 +1,17 @@
 """Pictures from folders and parquet files, and what is said of broken ones."""
 
+import os
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
+from PIL import Image
 
 from tests.make_assets.pictures import pixels, png, rows, write_folder, write_parquet
-from torchtitan.images.examples import ImageError, check_headers, check_labels
+from torchtitan.images.examples import ImageError, ImageExamples, check_headers, check_labels
 from torchtitan.images.sources import ImagePlace, read_images
 
 SHARED = Path(__file__).resolve().parents[4] / "shared" / "data" / "vision"
@@ -161,3 +166,88 @@ def test_cifar_is_read_and_sorted_by_class() -> None:
     assert check_headers(images) == 10_000
     assert images.picture(9_999).size == (32, 32)
     assert images.place(17) == f"{path}, row 17"
+
+
+def upright(data: bytes) -> np.ndarray:
+    """Red, green and blue of a picture as ``datasets`` decodes it."""
+    import datasets
+
+    return np.asarray(datasets.Image().decode_example({"bytes": data, "path": None}).convert("RGB"))
+
+
+def encoded(mode: str, kind: str, orientation: int | None = None) -> bytes:
+    """A picture of another width than height, of any mode, whose corners differ."""
+    ramp = np.linspace(0, 255, 24 * 16 * 3, dtype=np.uint8).reshape(24, 16, 3)
+    buffer = BytesIO()
+    exif = Image.Exif()
+    if orientation is not None:
+        exif[0x0112] = orientation
+    picture = Image.fromarray(ramp)
+    picture = picture.convert("L").convert(mode) if mode[0] in "IF" else picture.convert(mode)
+    picture.save(buffer, kind, exif=exif)
+    return buffer.getvalue()
+
+
+def test_a_pixel_means_what_it_means_in_datasets(tmp_path: Path) -> None:
+    cases = [
+        *[("RGB", kind, n) for kind in ("JPEG", "TIFF", "PNG", "WEBP") for n in range(1, 9)],
+        ("RGB", "JPEG", 0),
+        ("RGB", "JPEG", 9),
+        *[(mode, "PNG", None) for mode in ("1", "L", "LA", "P", "RGB", "RGBA")],
+        *[(mode, "TIFF", None) for mode in ("1", "L", "P", "CMYK", "YCbCr", "LAB", "RGBX")],
+        *[(mode, "JPEG", None) for mode in ("L", "CMYK")],
+        *[("RGB", kind, None) for kind in ("BMP", "GIF", "PPM")],
+    ]
+    files = [encoded(*case) for case in cases]
+    (tmp_path / "folder" / "a").mkdir(parents=True)
+    for i, (data, case) in enumerate(zip(files, cases, strict=True)):
+        (tmp_path / "folder" / "a" / f"{i:02}.{case[1].lower()}").write_bytes(data)
+    table = write_parquet(tmp_path / "rows.parquet", [(data, 0) for data in files])
+    in_rows, in_folder = read_images(place(table)), read_images(place(tmp_path / "folder"))
+    for i, (data, case) in enumerate(zip(files, cases, strict=True)):
+        expected = upright(data)
+        assert expected.shape == ((16, 24, 3) if case[2] in range(5, 9) else (24, 16, 3)), case
+        assert np.array_equal(np.asarray(in_rows.picture(i)), expected), case
+        assert np.array_equal(np.asarray(in_folder.picture(i)), expected), case
+
+
+@pytest.mark.parametrize(("mode", "kind"), [("I;16", "PNG"), ("I", "TIFF"), ("F", "TIFF")])
+def test_more_than_8_bits_are_refused_before_they_are_cut_off(
+    tmp_path: Path, mode: str, kind: str
+) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / f"x.{kind.lower()}").write_bytes(encoded(mode, kind))
+    with pytest.raises(ImageError, match=r"x\.\w+: has more than 8 bits a pixel and color"):
+        check_headers(read_images(place(tmp_path)))
+
+
+def test_no_program_is_started_and_no_pipe_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = BytesIO()
+    Image.new("RGB", (4, 4)).save(buffer, "EPS")
+    monkeypatch.setattr("subprocess.Popen", None)
+    os.mkfifo(tmp_path / "x.png")
+    os.mkfifo(tmp_path / "x.parquet")
+    (tmp_path / "y.eps").write_bytes(buffer.getvalue())
+    pictures = [{"bytes": buffer.getvalue()}, str(tmp_path / "y.eps"), str(tmp_path / "x.png")]
+    images = ImageExamples(pictures, np.zeros(3, np.int64), files=(("rows", 3),))
+    for row, why in enumerate(["no known format", "no known format", "no file '"]):
+        with pytest.raises(ImageError, match=rf"rows, row {row}: is not a readable .* \({why}"):
+            images.picture(row)
+    with pytest.raises(ImageError, match=r"x\.parquet: is not a readable parquet file \(it is no"):
+        read_images(place(tmp_path))
+    (tmp_path / "x.parquet").unlink()
+    (tmp_path / "a").mkdir()
+    (tmp_path / "x.png").rename(tmp_path / "a" / "x.png")
+    (tmp_path / "y.eps").rename(tmp_path / "a" / "y.eps")
+    with pytest.raises(FileNotFoundError, match="'a' has no pictures"):
+        read_images(place(tmp_path))
+
+
+def test_a_column_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    labels = pyarrow.array([1])
+    table = pyarrow.Table.from_arrays([labels] * 3, names=["image", "label", "label"])
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"vision\.label_column is 'label'; .* label, label"):
+        read_images(place(tmp_path / "a.parquet"))

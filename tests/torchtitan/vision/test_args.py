@@ -73,3 +73,7 @@ def test_what_the_library_refuses_is_told() -> None:
         described("vit", {**FLAVORS["vit"]["4M"], "hidden_size": "wide"})
     with pytest.raises(ValueError, match=r"image_size is \[32, 16\]"):
         described("vit", {**FLAVORS["vit"]["4M"], "image_size": [32, 16]})
+
+
+def test_a_number_of_classes_that_is_null_is_not_there() -> None:
+    assert described("vit", {"num_labels": None, "id2label": None}).classes == 1000

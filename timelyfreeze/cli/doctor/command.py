@@ -69,7 +69,9 @@ def _output_of(config: Path | None) -> Path:
     if config is None:
         return Path("outputs")
     try:
-        return Path(tomllib.loads(config.read_text()).get("job", {}).get("dump_folder", "outputs"))
+        folder = tomllib.loads(config.read_text("utf-8-sig"))
+        folder = folder.get("job", {}).get("dump_folder", "outputs")
+        return Path(folder).expanduser()
     except ValueError as error:
         raise ValueError(f"{config} is no TOML: {error}") from error
 

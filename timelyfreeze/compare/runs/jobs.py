@@ -83,7 +83,7 @@ class Settings:
         """Return what the arguments say of a key, else the file; a wrong one is told by a check."""
         section, _, name = key.partition(".")
         try:
-            table = tomllib.loads(self.config.read_text()).get(section, {})
+            table = tomllib.loads(self.config.read_text("utf-8-sig")).get(section, {})
         except (OSError, ValueError, RecursionError):
             table = {}
         found = table.get(name, default) if isinstance(table, dict) else default

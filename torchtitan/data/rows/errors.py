@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import gzip
+import zlib
+from typing import IO, Any
 
 _KINDS = {
     dict: "an object",
@@ -13,6 +15,7 @@ _KINDS = {
     float: "a number",
     type(None): "null",
 }
+BOM = b"\xef\xbb\xbf"  # which some programs put in front of UTF-8
 
 
 class DataError(ValueError):
@@ -42,8 +45,8 @@ class DataExampleError(DataError):
 
     Args:
         file: File or hub name.
-        example: Line number from 1 for jsonl, index from 0 for json, parquet and the hub; None when
-            the file as a whole cannot be read.
+        example: Line number from 1 for JSON on lines, index from 0 for lists, parquet and the hub;
+            None when the file as a whole cannot be read.
         problem: What was found and what was expected.
         field: Name of the field, or None when the example as a whole is broken.
     """
@@ -51,13 +54,29 @@ class DataExampleError(DataError):
     def __init__(
         self, file: str, example: int | None, problem: str, field: str | None = None
     ) -> None:
-        unit = "line" if file.endswith((".jsonl", ".jsonl.gz")) else "example"
+        unit = "line" if example is not None and holds_lines(file) else "example"
         place = file if example is None else f"{file}, {unit} {example}"
         super().__init__(f"{place}: {f'field {field!r} ' if field else ''}{problem}")
         self.file = file
         self.example = example
         self.field = field
         self.problem = problem
+
+
+def holds_lines(file: str) -> bool:
+    """Return whether each line of a file is a row: of JSON, whatever its name, that is no list."""
+    if not file.endswith((".json", ".jsonl", ".jsonl.gz")):
+        return False
+    try:
+        with open_rows(file) as stream:
+            return not stream.read(4096).removeprefix(BOM).lstrip().startswith(b"[")
+    except (OSError, EOFError, zlib.error):
+        return True
+
+
+def open_rows(file: str) -> IO[bytes]:
+    """Open a file of JSON, which may be packed."""
+    return gzip.open(file) if file.endswith(".gz") else open(file, "rb")
 
 
 def kind_of(value: Any) -> str:

@@ -6,7 +6,6 @@ They are read here rather than through ``datasets`` so that an error names the v
 from __future__ import annotations
 
 import gzip
-import json
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,9 +13,10 @@ from typing import Any
 
 from torchtitan.tools.logging import logger
 
-from torchtitan.data.rows.errors import DataExampleError, kind_of
+from torchtitan.data.rows.errors import BOM, DataExampleError, holds_lines, open_rows
+from torchtitan.data.rows.values import parse_value
 
-# The number of a row in its file, and the row; of a jsonl file the number is that of the line.
+# The number of a row in its file, and the row; of JSON on lines the number is that of the line.
 NumberedRow = tuple[int, Any]
 
 
@@ -81,27 +81,21 @@ def read_rows(file: Path, columns: Sequence[str] | None = None) -> Iterator[Numb
     return reader(file, columns)
 
 
-def _read_jsonl(file: Path, columns: Sequence[str] | None) -> Iterator[NumberedRow]:
-    number = 0
-    with gzip.open(file) if file.name.endswith(".gz") else file.open("rb") as stream:
-        try:
-            for number, line in enumerate(stream, 1):
-                if line.strip():  # an empty line is no example
-                    yield number, _parse(line, str(file), number)
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise DataExampleError(
-                str(file), number + 1, f"cannot be unpacked ({error}); expected a whole gzip file"
-            ) from error
-
-
 def _read_json(file: Path, columns: Sequence[str] | None) -> Iterator[NumberedRow]:
-    examples = _parse(file.read_bytes(), str(file), None)
-    if not isinstance(examples, list):
-        problem = (
-            f"holds {kind_of(examples)}; expected a list of objects (for one a line, use .jsonl)"
-        )
-        raise DataExampleError(str(file), None, problem)
-    yield from enumerate(examples)
+    """Yield the rows of a file with one on each line, or with a list of them."""
+    name, number = str(file), 0
+    try:
+        with open_rows(name) as stream:
+            if not holds_lines(name):
+                yield from enumerate(_parse(stream.read(), name, None))
+                return
+            for number, line in enumerate(stream, 1):
+                if line.removeprefix(BOM).strip():  # an empty line is no example
+                    yield number, _parse(line, name, number)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataExampleError(
+            name, number + 1, f"cannot be unpacked ({error}); expected a whole gzip file"
+        ) from error
 
 
 def _read_parquet(file: Path, columns: Sequence[str] | None) -> Iterator[NumberedRow]:
@@ -112,21 +106,23 @@ def _read_parquet(file: Path, columns: Sequence[str] | None) -> Iterator[Numbere
         parquet = pyarrow.parquet.ParquetFile(file)
         there = parquet.schema_arrow.names
         wanted = there if columns is None else [name for name in columns if name in there]
+        if twice := [name for name in wanted if columns and there.count(name) > 1]:
+            raise ValueError(f"it has the column {twice[0]!r} twice")
         size = 1 if columns is None else 65536  # all columns are read for a look at the first row
         number = 0
         for batch in parquet.iter_batches(size, columns=wanted):
             for example in batch.to_pylist():
                 yield number, example
                 number += 1
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
         # Errors of damaged files may be as long as the file.
         problem = f"is not a readable parquet file ({str(error)[:200]})"
         raise DataExampleError(str(file), None, problem) from error
 
 
 _READERS: dict[str, Callable[[Path, Sequence[str] | None], Iterator[NumberedRow]]] = {
-    ".jsonl.gz": _read_jsonl,
-    ".jsonl": _read_jsonl,
+    ".jsonl.gz": _read_json,
+    ".jsonl": _read_json,
     ".json": _read_json,
     ".parquet": _read_parquet,
 }
@@ -135,7 +131,7 @@ SUFFIXES = tuple(_READERS)
 
 def _parse(data: bytes, file: str, number: int | None) -> Any:
     try:
-        return json.loads(data.decode("utf-8"))
+        return parse_value(data.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:  # covers bad UTF-8, bad JSON, deep nesting
         more = "" if number is None else " on one line"
         raise DataExampleError(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from timelyfreeze.files import shown
 from torchtitan.data.rows.errors import FieldError, kind_of
+from torchtitan.data.rows.values import parse_value, without_nulls
 
 ASSISTANT = "assistant"
 SPEAKERS = {
     "system": "system",
+    "developer": "system",
     "human": "user",
     "user": "user",
     "gpt": ASSISTANT,
@@ -19,9 +21,19 @@ SPEAKERS = {
     "model": ASSISTANT,
     "chatgpt": ASSISTANT,
     "tool": "tool",
+    "tool_response": "tool",
+    "function": "tool",
+    "observation": "tool",
+    "tool_call": ASSISTANT,
+    "function_call": ASSISTANT,
 }
+# These say nothing but a call, as JSON; the latter is a field of messages too.
+_CALLERS = ("tool_call", "function_call")
+# By which other trainers say of a message whether it is learned, and what stands for yes.
+_SWITCHES = {"train": True, "training": True, "loss": True, "weight": True, "masked": False}
 # What messages and their example are read for, each by a template that has words for it.
 TOOL_CALLS, TOOLS = "tool_calls", "tools"
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # names of one field
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -34,7 +46,8 @@ class Message(NamedTuple):
         context: What an instruction is about, where an example keeps that apart (Alpaca's
             ``input``); empty for an instruction about nothing, None for what is no instruction.
         others: What else a message has, for templates that ask for it, such as ``tool_calls``.
-        is_given: Whether an assistant's message is part of a prompt, and so not learned.
+        is_given: Whether an assistant's message is not learned, as part of a prompt or by its own
+            word.
     """
 
     role: str
@@ -67,12 +80,12 @@ MessageReader = Callable[[dict[str, Any]], Conversation]
 def alpaca_messages(example: dict[str, Any]) -> Conversation:
     """Read ``{instruction, input, output}`` as a question and its answer.
 
-    An input that is only blanks, or missing, is none.
+    An input that is only blanks, null or missing, is none.
 
     Raises:
         FieldError: If a field is missing or no string, or the instruction is empty.
     """
-    given = {"input": "", **example}
+    given = example if example.get("input") is not None else {**example, "input": ""}
     instruction, source, output = (_text(given, f) for f in ("instruction", "input", "output"))
     if not instruction.strip():
         raise FieldError("instruction", "is empty; expected a text")
@@ -88,8 +101,8 @@ def sharegpt_messages(example: dict[str, Any]) -> Conversation:
 def chat_messages(example: dict[str, Any]) -> Conversation:
     """Read ``{messages: [{role, content}, ...]}``, with ``tools`` where the example has them.
 
-    A message may have other fields too, and one with ``tool_calls`` needs no content. Messages of
-    ``{from, value}`` are taken as well.
+    A message may have other fields too, and one with ``tool_calls`` needs no content. A field that
+    is empty is not there. Messages of ``{from, value}`` are taken as well, and content in parts.
 
     Raises:
         FieldError: If there are no messages or no answer, a field is missing or of a wrong type, or
@@ -137,19 +150,73 @@ def _message(entry: Any, place: str, keys: tuple[str, str]) -> Message:
         expected = f"an object with {', '.join(keys)}"
         raise FieldError(place, f"is {kind_of(entry)}; expected {expected}")
     keys = next((pair for pair in (keys, *_KEYS) if pair[0] in entry), keys)
-    # Columnar files give every message each field that one of them has.
-    others = {key: value for key, value in entry.items() if key not in keys and value is not None}
+    others = {
+        key: without_nulls(value)
+        for key, value in entry.items()
+        if key not in keys and value not in (None, "", [], {})
+    }
     speaker = _text(entry, keys[0], place)
     if speaker not in SPEAKERS:
         problem = f"is {speaker!r}; expected one of {list(SPEAKERS)}"
         raise FieldError(f"{place}.{keys[0]}", problem)
+    is_given = not _is_learned(others, place, SPEAKERS[speaker])
+    content = entry.get(keys[1])
+    if speaker in _CALLERS:
+        others[TOOL_CALLS], content = _called(content, f"{place}.{keys[1]}"), ""
+    elif _CALLERS[1] in others:
+        others[TOOL_CALLS] = _called(others.pop(_CALLERS[1]), f"{place}.{_CALLERS[1]}")
     if TOOL_CALLS in others:
         others[TOOL_CALLS] = _tool_calls(others[TOOL_CALLS], f"{place}.{TOOL_CALLS}")
-        entry = {**entry, keys[1]: entry.get(keys[1]) or ""}
-    return Message(SPEAKERS[speaker], _text(entry, keys[1], place), others=others)
+        content = content or ""
+    if isinstance(content, list):
+        content = _joined(content, f"{place}.{keys[1]}")
+    if keys[1] in entry or content is not None:
+        entry = {**entry, keys[1]: content}
+    text = _text(entry, keys[1], place)
+    return Message(SPEAKERS[speaker], text, others=others, is_given=is_given)
+
+
+def _is_learned(others: dict[str, Any], place: str, role: str) -> bool:
+    """Take the switches out of a message's fields; return whether all of them are on."""
+    is_learned = True
+    for name, yes in _SWITCHES.items():
+        if name not in others:
+            continue
+        value = others.pop(name)
+        if value not in (0, 1):  # which are False and True too
+            raise FieldError(
+                f"{place}.{name}", f"is {shown(value)}; expected true or false, 1 or 0"
+            )
+        if value == yes and role != ASSISTANT:
+            raise FieldError(
+                f"{place}.{name}", f"has the message of a {role} learned; only answers are"
+            )
+        is_learned &= value == yes
+    if "train_detail" in others:
+        problem = "has parts of a message learned; expected whole answers"
+        raise FieldError(f"{place}.train_detail", problem)
+    return is_learned
+
+
+def _joined(parts: Sequence[Any], place: str) -> str:
+    """Return the text of content that comes in parts, as ``{"type": "text", "text": ...}``."""
+    for i, part in enumerate(parts):
+        if not isinstance(part, dict) or part.get("type") != "text":
+            kind = part.get("type") if isinstance(part, dict) else kind_of(part)
+            raise FieldError(f"{place}[{i}]", f"is {shown(kind)}; expected a part of type 'text'")
+    return "".join(_text(part, "text", f"{place}[{i}]") for i, part in enumerate(parts))
 
 
 _KEYS = (("role", "content"), ("from", "value"))
+
+
+def _called(said: Any, place: str) -> list[Any]:
+    """Return the calls of ``{name, arguments}``, alone or in a list, or the JSON of these."""
+    calls = _json(said, place) if isinstance(said, str) else said
+    calls = calls if isinstance(calls, list) else [calls]
+    if not calls or not all(isinstance(c, dict) and isinstance(c.get("name"), str) for c in calls):
+        raise FieldError(place, "is no call of a tool; expected the JSON of {name, arguments}")
+    return [{"type": "function", "function": call} for call in calls]
 
 
 def _tool_calls(calls: Any, place: str) -> list[Any]:
@@ -160,24 +227,25 @@ def _tool_calls(calls: Any, place: str) -> list[Any]:
     for call in calls:
         function = call.get("function")
         if isinstance(function, dict) and isinstance(function.get("arguments"), str):
-            arguments = _json(function["arguments"], f"{place}.function.arguments")
+            text = function["arguments"]
+            arguments = _json(text, f"{place}.function.arguments") if text.strip() else {}
             call = {**call, "function": {**function, "arguments": arguments}}
         found.append(call)
     return found
 
 
 def _tools(example: dict[str, Any]) -> list[Any]:
-    tools = example.get(TOOLS)
+    tools = without_nulls(example.get(TOOLS))
     if isinstance(tools, str):
         tools = _json(tools, TOOLS) if tools.strip() else []
-    if tools is not None and not isinstance(tools, list):
+    if tools and not isinstance(tools, list):
         raise FieldError(TOOLS, f"is {kind_of(tools)}; expected a list of tools, or its JSON")
     return tools or []
 
 
 def _json(text: str, place: str) -> Any:
     try:
-        return json.loads(text)
+        return parse_value(text)
     except (ValueError, RecursionError) as error:
         raise FieldError(place, f"is a text that is no JSON ({error})") from error
 

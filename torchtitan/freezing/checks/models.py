@@ -24,6 +24,7 @@ from torchtitan.freezing.emulation.pipeline import emulated_order
 from torchtitan.hf.adapter import config_of
 from torchtitan.hf.flavors import FROM_FOLDER, LLAMA, chosen_args, weights_folder
 from torchtitan.hf.folder import stored_tensors, tensor_errors
+from torchtitan.hf.index import file_numbers
 from torchtitan.hf.llama_config import LlamaConfig, differences, read_config, read_settings
 from torchtitan.hf.model import as_decoder
 from torchtitan.vision.spec import base_spec
@@ -70,6 +71,11 @@ def model_errors(config: JobConfig) -> Iterator[str]:
             "TorchTitan 0.2.2 builds this model with what transformers 4 has, so install "
             "'transformers<5'"
         )
+    try:
+        file_numbers(config.model.hf_assets_path)
+    except ValueError as error:
+        yield f"model.hf_assets_path is {config.model.hf_assets_path!r}, and {error}"
+        return
     yield from _stage_errors(config, spec)
     if not model_family(config).reads_text:
         yield from _of_images(config, spec)

@@ -111,14 +111,72 @@ def test_a_broken_element_of_a_list_is_named_by_index(tmp_path: Path) -> None:
         read_examples(str(path), "alpaca")
 
 
-def test_a_json_file_must_be_a_list(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    path.write_text(json.dumps({"data": ROWS}))
-    with pytest.raises(DataExampleError, match=r"a\.json: holds an object; expected a list of obj"):
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.jsonl.gz"])
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("is_list", [True, False])
+def test_a_file_of_json_is_read_by_what_it_holds(
+    tmp_path: Path, name: str, mark: bytes, is_list: bool
+) -> None:
+    path = tmp_path / name
+    data = mark + (json.dumps(ROWS, indent=1).encode() if is_list else jsonl(ROWS))
+    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    examples = read_examples(str(path), "alpaca")
+    assert [examples.examples[i] for i in range(len(examples))] == KEPT
+    rows = [*ROWS[:2], {"instruction": "x"}]
+    data = mark + (json.dumps(rows).encode() if is_list else jsonl(rows))
+    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    with pytest.raises(DataExampleError, match="example 2: " if is_list else "line 3: "):
         read_examples(str(path), "alpaca")
-    path.write_bytes(jsonl(ROWS))
-    with pytest.raises(DataExampleError, match=r"a\.json: is not valid JSON \(Extra data: line 2"):
+
+
+def test_what_a_file_says_twice_is_refused_with_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(jsonl(ROWS[:1]) + b'{"instruction": "x", "output": "y", "output": "z"}\n')
+    with pytest.raises(DataExampleError, match=r"a\.jsonl, line 2: .* the key 'output' twice"):
         read_examples(str(path), "alpaca")
+    words = pyarrow.array(["a"])
+    table = pyarrow.Table.from_arrays([words] * 3, names=["instruction", "output", "output"])
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(DataExampleError, match=r"a\.parquet: .* the column 'output' twice"):
+        read_examples(str(tmp_path / "a.parquet"), "alpaca")
+    twice = pyarrow.StructArray.from_arrays([words, words], names=["role", "role"])
+    table = pyarrow.table({"messages": pyarrow.ListArray.from_arrays([0, 1], twice)})
+    pyarrow.parquet.write_table(table, tmp_path / "b.parquet")
+    with pytest.raises(DataExampleError, match=r"b\.parquet: is not a readable parquet file"):
+        read_examples(str(tmp_path / "b.parquet"), "messages")
+
+
+CALLS = [
+    {"city": "Paris"},
+    {"expression": "2 + 2", "options": {"digits": 3}},
+    {"options": {"base": 2}, "names": ["a", None]},
+]
+TOOLS = [
+    [{"name": "map", "parameters": {"city": {"type": "string"}}}],
+    [{"name": "sum", "parameters": {"expression": {"type": "string"}}}],
+    [],
+]
+
+
+def test_rows_say_the_same_in_every_container(tmp_path: Path) -> None:
+    """Columnar files give every object each key that one of them has in any row."""
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": "x"},
+                {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": a}}]},
+            ],
+            "tools": tools,
+        }
+        for a, tools in zip(CALLS, TOOLS, strict=True)
+    ]
+    said = []
+    for name in ("a.jsonl", "a.json", "a.parquet"):
+        examples = read_examples(str(write(tmp_path / name, rows)), "messages")
+        said.append([examples.read(i, lambda said: said) for i in range(len(rows))])
+    assert said[0] == said[1] == said[2]
+    found = [each.messages[1].others["tool_calls"][0]["function"]["arguments"] for each in said[2]]
+    assert found == CALLS
 
 
 def test_a_column_that_a_parquet_file_lacks_is_named(tmp_path: Path) -> None:

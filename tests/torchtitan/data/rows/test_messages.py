@@ -112,7 +112,7 @@ def test_fields_that_columnar_files_fill_up_with_nulls_are_not_there() -> None:
         ({"messages": [{"content": "x"}]}, "messages[0].role", "is missing; expected a string"),
         ({"messages": [{"role": "x"}]}, "messages[0].role", "is 'x'; expected one of ["),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "is missing; expected a string"),
-        ({"messages": [{**ASK, "content": []}]}, "messages[0].content", "is a list; expected a st"),
+        ({"messages": [{**ASK, "content": 3}]}, "messages[0].content", "is a number; expected a s"),
         (
             {"messages": [{**SAY, "tool_calls": "x"}]},
             "messages[0].tool_calls",
@@ -123,7 +123,11 @@ def test_fields_that_columnar_files_fill_up_with_nulls_are_not_there() -> None:
             "messages[0].tool_calls.function.arguments",
             "is a text that is no JSON (",
         ),
-        ({"messages": [ASK, SAY], "tools": {}}, "tools", "is an object; expected a list of tools"),
+        (
+            {"messages": [ASK, SAY], "tools": {"a": 1}},
+            "tools",
+            "is an object; expected a list of",
+        ),
     ],
 )
 def test_broken_messages(row: dict[str, Any], field: str, text: str) -> None:
@@ -156,3 +160,92 @@ def test_tools_are_not_left_out_in_silence() -> None:
     ):
         with pytest.raises(ChatTemplateError, match=f"'plain' has no words for {word}, which"):
             PLAIN_TEMPLATE.mark(chat_messages(row))
+
+
+def test_a_field_that_is_empty_is_not_there() -> None:
+    empty = {"tool_calls": [], "name": "", "audio": {}, "refusal": None}
+    found = chat_messages({"messages": [{**ASK, **empty}, {**SAY, **empty}], "tools": {}})
+    assert found == chat_messages({"messages": [ASK, SAY]})
+    call = {"function": {"name": "now", "arguments": ""}}
+    (message,) = chat_messages({"messages": [{"role": "assistant", "tool_calls": [call]}]}).messages
+    assert message.others["tool_calls"][0]["function"]["arguments"] == {}
+
+
+def test_an_input_that_is_null_is_not_there() -> None:
+    row = {"instruction": "x", "output": "y"}
+    assert alpaca_messages({**row, "input": None}) == alpaca_messages(row)
+
+
+def test_roles_that_others_have() -> None:
+    call = {"name": "add", "arguments": {"a": 2, "b": 2}}
+    rows = [
+        {"from": "developer", "value": "Be kind."},
+        {"from": "human", "value": "2 and 2?"},
+        {"from": "function_call", "value": json.dumps(call)},
+        {"from": "observation", "value": "4"},
+        {"from": "gpt", "value": "4"},
+    ]
+    found = sharegpt_messages({"conversations": rows})
+    assert [message.role for message in found.messages] == [
+        *("system", "user", "assistant", "tool", "assistant")
+    ]
+    assert found.messages[2] == Message("assistant", "", others={"tool_calls": [CALL]})
+    legacy = {"role": "assistant", "content": None, "function_call": {**call, "arguments": "{}"}}
+    (message, _) = chat_messages({"messages": [legacy, {**SAY, "role": "function"}]}).messages
+    assert message.others["tool_calls"][0]["function"] == {"name": "add", "arguments": {}}
+    rows[2]["value"] = "no JSON"
+    with pytest.raises(FieldError, match=r"conversations\[2\]\.value' is a text that is no JSON"):
+        sharegpt_messages({"conversations": rows})
+    rows[2]["value"] = "[1]"
+    with pytest.raises(FieldError, match=r"conversations\[2\]\.value' is no call of a tool; expec"):
+        sharegpt_messages({"conversations": rows})
+
+
+def test_content_in_parts_of_text_is_their_text() -> None:
+    parts = [{"type": "text", "text": "2 and"}, {"type": "text", "text": " 2?", "image_url": None}]
+    row = {"messages": [{"role": "user", "content": parts}, SAY]}
+    assert chat_messages(row) == chat_messages({"messages": [ASK, SAY]})
+    parts[1] = {"type": "image_url"}
+    with pytest.raises(FieldError, match=r"content\[1\]' is 'image_url'; expected a part of type"):
+        chat_messages(row)
+
+
+@pytest.mark.parametrize(
+    ("switch", "learned"),
+    [
+        *[({name: True}, True) for name in ("train", "training", "loss", "weight")],
+        *[({name: value}, False) for name in ("train", "loss", "weight") for value in (0, 0.0)],
+        ({"masked": True}, False),
+        ({"masked": False}, True),
+        ({"train": True, "weight": 0}, False),
+        ({"train": None}, True),
+    ],
+)
+def test_a_message_that_is_switched_off_is_read_and_not_learned(
+    switch: dict[str, Any], learned: bool
+) -> None:
+    found = chat_messages({"messages": [ASK, {**SAY, **switch}, ASK, SAY]})
+    assert [message.is_answer for message in found.messages] == [False, learned, False, True]
+    assert not found.messages[1].others
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ({**SAY, "weight": 0.5}, "weight' is 0.5; expected true or false, 1 or 0"),
+        ({**SAY, "train": "yes"}, "train' is 'yes'; expected true or false"),
+        ({**ASK, "train": True}, "train' has the message of a user learned; only answers are"),
+        ({**ASK, "masked": False}, "masked' has the message of a user learned"),
+        ({**SAY, "train_detail": [1]}, "train_detail' has parts of a message learned"),
+    ],
+)
+def test_a_switch_that_cannot_be_honoured_is_refused(message: dict[str, Any], text: str) -> None:
+    with pytest.raises(FieldError) as error:
+        chat_messages({"messages": [message, SAY]})
+    assert text in str(error.value)
+
+
+def test_a_key_that_a_text_has_twice_is_refused() -> None:
+    call = {"function": {"name": "f", "arguments": '{"a": 1, "a": 2}'}}
+    with pytest.raises(FieldError, match="an object has the key 'a' twice"):
+        chat_messages({"messages": [{"role": "assistant", "tool_calls": [call]}]})

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 from torchtitan.models.llama3 import Transformer, TransformerModelArgs
 
-from torchtitan.data.document_attention import (
+from torchtitan.data.sequences import join_examples
+from torchtitan.data.turns import IGNORE_INDEX, EncodedExample
+from torchtitan.hf.document_attention import (
     DocumentTransformer,
     attention_error,
     document_mask,
     to_every_stage,
 )
-from torchtitan.data.sequences import join_examples
-from torchtitan.data.turns import IGNORE_INDEX, EncodedExample
 
 VOCABULARY = 31
 SEQ_LEN = 24

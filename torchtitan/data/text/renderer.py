@@ -1,0 +1,145 @@
+"""Renders chat templates in a process of its own, which is started once and limited.
+
+A template is somebody's program. Jinja's sandbox keeps it from Python and files; memory, time and
+the length of its text are limited here, as a whole and not operator by operator.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_WORKER = Path(__file__).with_name("render_worker.py")
+# Of an example, as a text for the tokenizer, which takes some 240 bytes for each character of it.
+MOST_CHARACTERS = 2_000_000
+# Of one example: far beyond what a conversation needs.
+_SECONDS, _BYTES = 10.0, 2**29
+
+
+class RenderError(ValueError):
+    """A template cannot render.
+
+    Args:
+        message: Why.
+        is_broken: Whether it is no program at all.
+    """
+
+    def __init__(self, message: str, *, is_broken: bool = False) -> None:
+        super().__init__(message)
+        self.is_broken = is_broken
+
+
+class Rendered(NamedTuple):
+    """A text of a conversation, with places in it: characters ``[start, end)``.
+
+    Args:
+        text: What the template wrote.
+        marked: What its generation blocks wrote.
+        spans: For each answer what it adds to the prompt before it, but for blanks at its end; None
+            where the template writes it otherwise in the whole text.
+    """
+
+    text: str
+    marked: Sequence[tuple[int, int]]
+    spans: Sequence[tuple[int, int] | None]
+
+
+def render(
+    source: str,
+    tokens: Mapping[str, str],
+    messages: Sequence[Mapping[str, Any]] | None,
+    tools: Sequence[Any] = (),
+    *,
+    prompt: bool = False,
+    answers: Sequence[int] = (),
+) -> Rendered:
+    """Return the text of a conversation.
+
+    Args:
+        source: The template.
+        tokens: Special tokens, by their names in it.
+        messages: None to see only whether ``source`` is a template.
+        tools: None are there as None.
+        prompt: Whether what stands before an answer follows.
+        answers: Places of messages to find in the text.
+
+    Raises:
+        RenderError: If the template is none, fails, or goes beyond a limit.
+    """
+    limits = {"most": MOST_CHARACTERS, "seconds": _SECONDS, "bytes": _BYTES}
+    said = {"messages": messages, "tools": tools or None, "prompt": prompt, "answers": answers}
+    try:
+        asked = {"source": source, "tokens": tokens, **said, **limits}
+        line = json.dumps(asked, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RenderError(f"the example has a value that is no JSON ({error})") from error
+    if len(line) > 4 * MOST_CHARACTERS:
+        raise RenderError(f"the example has more than {MOST_CHARACTERS} characters")
+    answer = _worker.ask(f"{line}\n".encode("utf-8", "surrogatepass"))
+    for name in ("broken", "refused"):
+        if name in answer:
+            raise RenderError(answer[name], is_broken=name == "broken")
+    return Rendered(**answer)
+
+
+class _Worker:
+    """The process; started when it is asked, and anew where it has ended."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, line: bytes) -> dict[str, Any]:
+        with self._lock:
+            try:
+                found = self._exchange(line)
+            except BrokenPipeError:  # it was ended since it was asked last
+                found = self._exchange(line)
+        return found
+
+    def _exchange(self, line: bytes) -> dict[str, Any]:
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", str(_WORKER)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # what a terminal sends is not for it
+            )
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(line)
+            process.stdin.flush()
+        except BrokenPipeError:
+            self._process = None
+            process.wait()
+            raise
+        answer = process.stdout.readline()
+        if answer:
+            found: dict[str, Any] = json.loads(answer)
+            return found
+        self._process = None
+        if (status := process.wait()) == -signal.SIGPROF:
+            return {"refused": f"takes more than {_SECONDS:g} s"}
+        return {"refused": f"its process ended with status {status}"}
+
+
+_worker = _Worker()
+
+
+def _begin_anew() -> None:
+    global _worker
+    _worker = _Worker()
+
+
+# A process that was forked must not use its parent's pipes.
+os.register_at_fork(after_in_child=_begin_anew)
