@@ -37,7 +37,6 @@ from timelyfreeze.runtime import (
 from timelyfreeze.settings import (
     ALL_OR_NOTHING,
     AUTO,
-    TENSORS,
     USE,
     ActivationCache,
     FreezeSettings,
@@ -71,11 +70,8 @@ class TimelyFreeze:
         monitor: Last step of monitoring; at its end the plan is made. Without a plan it has no
             meaning, like ``ramp``.
         ramp: Last step of the ramp, over which freeze ratios grow to those of the plan.
-        unit: "tensors", or "tokens" to leave out tokens of all weight gradients instead.
-        max_freeze_ratio: Cap in [0, 1], one value or one for each stage: of tensors on the mean
-            freeze ratio of a stage's backwards, of tokens on each backward. Or "auto".
-        sample_input_gradients: For tokens: fraction of a backward's ratio that its input gradients
-            are sampled with.
+        max_freeze_ratio: Cap in [0, 1] on the mean freeze ratio of a stage's backwards, one value
+            or one for each stage; or "auto".
         gradient_rank: Directions in which a frozen weight of a linear layer still gets its
             gradient; nothing else is frozen then. 0: none.
         method: "timelyfreeze", the name of a policy, "timelyfreeze+<policy>", or a policy, which
@@ -117,9 +113,7 @@ class TimelyFreeze:
         warmup: int = 60,
         monitor: int = 100,
         ramp: int = 200,
-        unit: str = TENSORS,
         max_freeze_ratio: float | Sequence[float] | str = AUTO,
-        sample_input_gradients: float = 0.0,
         gradient_rank: int = 0,
         method: str | FreezePolicy = "timelyfreeze",
         policy: FreezePolicy | Mapping[str, Any] | None = None,
@@ -149,9 +143,7 @@ class TimelyFreeze:
         one_ratio = isinstance(max_freeze_ratio, (int, float, str))
         settings = FreezeSettings(
             phases,
-            unit,
             max_freeze_ratio if one_ratio else tuple(max_freeze_ratio),  # type: ignore[arg-type]
-            sample_input_gradients,
             gradient_rank,
             seed,
             first_stage,
@@ -169,7 +161,7 @@ class TimelyFreeze:
         optimizers = _listed(optimizer)
         errors = [
             *setting_errors(settings, plans=plans, n_stages=order.n_stages),
-            *policy_errors(settings, chosen, plans=plans, has_optimizer=bool(optimizers)),
+            *policy_errors(chosen, has_optimizer=bool(optimizers)),
         ]
         if not has_loss(schedule):
             errors.append("schedule has no loss_fn; without one there is no backward to freeze")

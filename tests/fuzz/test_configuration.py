@@ -73,9 +73,6 @@ RULES: dict[str, tuple[Any, Any]] = {
         | st.lists(st.floats(0, 1), max_size=3)
         | st.lists(SHARE[1], min_size=4, max_size=4),
     ),
-    "freezing.unit": _word("tensors", "tokens"),
-    # Of tensors none is sampled.
-    "freezing.sample_input_gradients": _number(st.just(0.0), below=0.0, above=0.0),
     "freezing.gradient_rank": _whole(0),
     "freezing.seed": _whole(0, HUGE - 1),
     "freezing.first_stage": _word("all_or_nothing", "per_tensor"),

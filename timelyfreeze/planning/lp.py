@@ -45,7 +45,6 @@ def solve_freeze_ratios(
     n_processors: float | None = None,
     time_limit_s: float = 60.0,
     skip_input_grads: str = OFF,
-    caps_each: bool = False,
 ) -> FreezePlan:
     """Choose how much of each backward to freeze so that the batch ends soonest.
 
@@ -73,9 +72,6 @@ def solve_freeze_ratios(
             needs take no time in the plan; with ``"plan"`` it looks for microbatches in which they
             are many (``skip_program``), up to 1,024 actions. The first stage must be a whole one
             then.
-        caps_each: Whether the cap holds for each action, not only for a stage's mean. Of all plans
-            with the least batch time the one is returned that adds least variance, which spreads
-            ratios evenly (``build_lp``).
 
     Returns:
         FreezePlan: Ratios, and the durations, start times and batch time that follow from them.
@@ -103,7 +99,6 @@ def solve_freeze_ratios(
         n_processors,
         time_limit_s,
         skip_input_grads != OFF,
-        caps_each,
     )
     plan = problem.solve({})
     if skip_input_grads != PLAN or len(dag.actions) > MAX_ACTIONS_BY_SIMPLEX:
@@ -129,7 +124,6 @@ class _Problem:
     n_processors: float | None
     time_limit_s: float
     skips_grads: bool
-    caps_each: bool
 
     def plan(self, ratios: NDArray[np.float64]) -> FreezePlan:
         return plan_from_ratios(
@@ -144,9 +138,7 @@ class _Problem:
         """Return the best plan with these skip depths; with none, those that come out."""
         dag = self.dag
         bounds = shortened(dag, self.bounds, depths)
-        lp = build_lp(
-            dag, bounds, self.max_freeze_ratio, self.n_processors, caps_each=self.caps_each
-        )
+        lp = build_lp(dag, bounds, self.max_freeze_ratio, self.n_processors)
         if depths:
             lp = _with_skips(lp, dag, depths)
         raw = _solve(lp, self.time_limit_s)
@@ -165,9 +157,8 @@ class _Problem:
                 status="Optimal",
             )
         ratios = np.zeros(lp.n_actions)
-        most = lp.column_upper[lp.n_actions + 1 :]
         ratios[lp.freezable] = np.where(
-            raw < _RATIO_TOLERANCE, 0.0, np.where(raw > most - _RATIO_TOLERANCE, most, raw)
+            raw < _RATIO_TOLERANCE, 0.0, np.where(raw > 1.0 - _RATIO_TOLERANCE, 1.0, raw)
         )
         return self._without_vain(lp, ratios, undecided)
 

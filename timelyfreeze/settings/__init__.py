@@ -11,9 +11,6 @@ from timelyfreeze.settings.choices import (
     PER_TENSOR,
     PLAN,
     SKIP_INPUT_GRADS,
-    TENSORS,
-    TOKENS,
-    UNITS,
     USE,
     FreezeSettings,
     effective_skip_input_grads,
@@ -22,7 +19,6 @@ from timelyfreeze.settings.choices import (
     replanning_errors,
     seed_errors,
     skip_errors,
-    token_errors,
     unknown_words,
 )
 from timelyfreeze.settings.elastic import ElasticSettings
@@ -38,10 +34,10 @@ from timelyfreeze.settings.phases import (
 
 __all__ = [
     "ALL_OR_NOTHING", "AUTO", "FIRST_STAGE_MODES", "FREEZING_PHASES", "GIB", "HOST", "MIXED",
-    "N_SEEDS", "OFF", "PER_TENSOR", "PLAN", "SKIP_INPUT_GRADS", "TENSORS", "TOKENS", "UNITS", "USE",
+    "N_SEEDS", "OFF", "PER_TENSOR", "PLAN", "SKIP_INPUT_GRADS", "USE",
     "ActivationCache", "CacheSettings", "ElasticSettings", "FreezeSettings", "PackingSettings",
     "Phase", "PhaseSchedule", "actual_freeze_ratio", "arguments_named",
     "effective_skip_input_grads", "key", "name_arguments", "rank_errors", "ratio_errors",
     "replanning_errors",
-    "seed_errors", "skip_errors", "token_errors", "unknown_words",
+    "seed_errors", "skip_errors", "unknown_words",
 ]  # fmt: skip

@@ -15,14 +15,6 @@ FIRST_STAGE_MODES = (ALL_OR_NOTHING, PER_TENSOR)
 
 AUTO = "auto"
 
-TENSORS = "tensors"
-TOKENS = "tokens"
-UNITS = (TENSORS, TOKENS)
-# Leaving out nearly every token makes an estimate of a gradient that is worth nothing.
-_MAX_TOKEN_RATIO = 0.95
-# Where a cap is to be chosen, times are measured with so many tokens left out; it is no higher.
-_MEASURED_TOKEN_RATIO = 0.6
-
 OFF = "off"
 USE = "use"
 PLAN = "plan"
@@ -43,13 +35,9 @@ class FreezeSettings:
 
     Attributes:
         phases: Last steps of warm-up, monitoring and ramp.
-        unit: What is left out of a backward, one of ``UNITS``: weight gradients of whole tensors,
-            or tokens of every weight gradient.
-        max_freeze_ratio: r_max in [0, 1], for all stages or one value for each; or ``AUTO``, to
-            take the one with which a loss is reached soonest. For tensors it caps the mean of a
-            stage's backwards; for tokens each backward, and lies below 1.
-        sample_input_gradients: For tokens: what fraction of a backward's freeze ratio its input
-            gradients are sampled with, in [0, 1].
+        max_freeze_ratio: r_max in [0, 1], for all stages or one value for each: a cap on the mean
+            of a stage's backwards; or ``AUTO``, to take the one with which a loss is reached
+            soonest.
         gradient_rank: Directions of a linear layer's shorter side in which its weight, where it is
             frozen, still gets its gradient; nothing else is frozen then. 0: frozen means nothing,
             as in the paper.
@@ -74,9 +62,7 @@ class FreezeSettings:
     """
 
     phases: PhaseSchedule
-    unit: str = TENSORS
     max_freeze_ratio: float | tuple[float, ...] | str = AUTO
-    sample_input_gradients: float = 0.0
     gradient_rank: int = 0
     seed: int = 42
     first_stage: str = ALL_OR_NOTHING
@@ -94,7 +80,6 @@ class FreezeSettings:
         """Refuse unknown words, and numbers that leave planning no room."""
         errors = [
             *unknown_words(
-                unit=self.unit,
                 first_stage=self.first_stage,
                 skip_input_grads=self.skip_input_grads,
                 score_memory=self.score_memory,
@@ -107,15 +92,10 @@ class FreezeSettings:
                 replan_threshold=self.replan_threshold,
                 min_gain=self.min_gain,
             ),
-            *rank_errors(self.gradient_rank, self.unit),
+            *rank_errors(self.gradient_rank),
         ]
         if errors:
             raise ValueError("; ".join(errors))
-
-    @property
-    def samples_tokens(self) -> bool:
-        """Whether tokens are left out instead of tensors."""
-        return self.unit == TOKENS
 
     def compares_times(self, step: int) -> bool:
         """Return whether ``step`` is one after which times are compared with the plan's."""
@@ -126,37 +106,21 @@ class FreezeSettings:
     @property
     def freezes_first_stage_whole(self) -> bool:
         """Whether the first stage is frozen all or nothing."""
-        is_whole = self.first_stage == ALL_OR_NOTHING and self.gradient_rank == 0
-        return is_whole and not self.samples_tokens
+        return self.first_stage == ALL_OR_NOTHING and self.gradient_rank == 0
 
     @property
     def skips_input_grads(self) -> str:
-        """What of ``skip_input_grads`` the unit, the rank and the first stage allow."""
-        if self.samples_tokens or self.gradient_rank > 0:
+        """What of ``skip_input_grads`` the rank and the first stage allow."""
+        if self.gradient_rank > 0:
             return OFF
         return effective_skip_input_grads(self.first_stage, self.skip_input_grads)
 
-    @property
-    def measured_ratio(self) -> float:
-        """Freeze ratio of what is measured as frozen: all of a tensor, the cap of tokens."""
-        if not self.samples_tokens:
-            return 1.0
-        caps = self.max_freeze_ratio
-        if isinstance(caps, str):
-            return _MEASURED_TOKEN_RATIO
-        return max(caps) if isinstance(caps, tuple) else caps
 
-
-def rank_errors(gradient_rank: int, unit: str) -> Iterator[str]:
+def rank_errors(gradient_rank: int) -> Iterator[str]:
     """Yield what is wrong with the rank of gradients."""
     name = key("gradient_rank")
     if not isinstance(gradient_rank, int) or isinstance(gradient_rank, bool) or gradient_rank < 0:
         yield f"{name} is {gradient_rank!r}; it must be a whole number, 0 or more"
-    elif gradient_rank > 0 and unit == TOKENS:
-        yield (
-            f'{name} is {gradient_rank} and {key("unit")} is "{TOKENS}", which leaves tokens out '
-            f'of exact products; set the rank to 0 or the unit to "{TENSORS}"'
-        )
 
 
 def effective_skip_input_grads(first_stage: str, skip_input_grads: str) -> str:
@@ -168,11 +132,10 @@ def unknown_words(**words: str) -> Iterator[str]:
     """Yield what is wrong with settings that have a fixed choice of words.
 
     Args:
-        **words: Some of ``unit``, ``first_stage``, ``skip_input_grads``, ``score_memory`` and
+        **words: Some of ``first_stage``, ``skip_input_grads``, ``score_memory`` and
             ``score_dtype``.
     """
     known = {
-        "unit": UNITS,
         "first_stage": FIRST_STAGE_MODES,
         "skip_input_grads": SKIP_INPUT_GRADS,
         "score_memory": SCORE_MEMORIES,
@@ -208,37 +171,6 @@ def ratio_errors(
         yield (
             f"{name} has {len(values)} values; it needs one, or one for each of the {n_stages} "
             "stages"
-        )
-
-
-def token_errors(
-    unit: str, max_freeze_ratio: float | Sequence[float] | str, sample_input_gradients: float
-) -> Iterator[str]:
-    """Yield what is wrong with how tokens are sampled."""
-    fraction = sample_input_gradients
-    if not 0.0 <= fraction <= 1.0:
-        yield f"{key('sample_input_gradients')} is {fraction}; it must lie in [0, 1]"
-    if unit != TOKENS:
-        if fraction > 0.0:
-            yield (
-                f"{key('sample_input_gradients')} is {fraction}, which needs {key('unit')} "
-                f'"{TOKENS}"; {key("unit")} is {unit!r}'
-            )
-        return
-    if isinstance(max_freeze_ratio, str):
-        if 0.0 < fraction <= 1.0:
-            yield (
-                f"{key('sample_input_gradients')} is {fraction} and {key('max_freeze_ratio')} is "
-                f'"{AUTO}", which knows no cost of it; set the first to 0 or the second to a number'
-            )
-        return
-    caps = (
-        [max_freeze_ratio] if isinstance(max_freeze_ratio, (int, float)) else list(max_freeze_ratio)
-    )
-    if any(cap > _MAX_TOKEN_RATIO for cap in caps) or not any(cap > 0.0 for cap in caps):
-        yield (
-            f"{key('max_freeze_ratio')} is {max_freeze_ratio}; with {key('unit')} "
-            f'"{TOKENS}" it must be above 0 and at most {_MAX_TOKEN_RATIO:g}'
         )
 
 

@@ -200,7 +200,7 @@ class ScheduleCases:
             time_limit_s=grid.time_limit_s,
             skip_input_grads=effective_skip_input_grads(grid.first_stage, grid.skip_input_grads),
         )
-        plan = chosen_plan(dag, bounds, choices, {})
+        plan = chosen_plan(dag, bounds, choices)
         best_unfrozen_ms, tokens_per_second = None, None
         if best_unfrozen is not None:
             best = self._bounds(best_unfrozen)
