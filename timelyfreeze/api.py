@@ -80,7 +80,7 @@ class TimelyFreeze:
         monitoring: "halves" or "mixed", in which every step learns.
         seed: Of the masks; the same on every rank.
         first_stage: "all_or_nothing" or "per_tensor".
-        skip_input_grads: "off", "use" or "plan".
+        skip_input_grads: "off" or "use".
         discard_batches: Batches left out of measurements after each change of phase.
         solver_time_limit_s: Seconds after which the solver gives up.
         solver_delay_steps: Steps that training goes on while the plan is solved; None to let the

@@ -76,7 +76,7 @@ RULES: dict[str, tuple[Any, Any]] = {
     "freezing.gradient_rank": _whole(0),
     "freezing.seed": _whole(0, HUGE - 1),
     "freezing.first_stage": _word("all_or_nothing", "per_tensor"),
-    "freezing.skip_input_grads": _word("off", "use", "plan"),
+    "freezing.skip_input_grads": _word("off", "use"),
     "freezing.discard_batches": _whole(0, 19),
     "freezing.solver_time_limit_s": _number(
         st.floats(1e-3, 99.9), 0.0, 100.0, INF, -INF, below=0.0, above=100.0

@@ -9,7 +9,6 @@ from timelyfreeze.settings import (
     FreezeSettings,
     ratio_errors,
     seed_errors,
-    skip_errors,
 )
 from timelyfreeze.timing import discard_errors
 
@@ -36,7 +35,6 @@ def setting_errors(settings: FreezeSettings, *, plans: bool, n_stages: int) -> I
     if not plans:
         return
     yield from ratio_errors(settings.max_freeze_ratio, n_stages)
-    yield from skip_errors(settings.first_stage, settings.skip_input_grads)
     if not phases.measures:
         yield f"monitor is {phases.last_monitor_step}, as warmup; a plan needs steps to measure in"
     else:

@@ -8,7 +8,7 @@ from timelyfreeze.planning.lp import MAX_ACTIONS_BY_SIMPLEX, solve_freeze_ratios
 from timelyfreeze.planning.plan import FreezePlan
 from timelyfreeze.planning.progress import steps_factor
 from timelyfreeze.schedule import PipelineDag
-from timelyfreeze.settings import AUTO, OFF
+from timelyfreeze.settings import AUTO
 from timelyfreeze.timing import DurationBounds
 
 # Caps that are tried; a pipeline that takes long to solve has time for few.
@@ -29,14 +29,14 @@ class SolverChoices:
         whole_stages: Stages that are frozen whole or not at all.
         n_processors: How many ranks of the pipeline can compute at once, or None.
         time_limit_s: Limit on the solver's time, seconds.
-        skip_input_grads: What becomes of backwards that nobody needs.
+        skips_grads: Whether backwards that nobody needs are left out.
     """
 
     max_freeze_ratio: float | tuple[float, ...] | str
     whole_stages: tuple[int, ...] = ()
     n_processors: float | None = None
     time_limit_s: float = 60.0
-    skip_input_grads: str = OFF
+    skips_grads: bool = False
 
 
 def chosen_plan(dag: PipelineDag, bounds: DurationBounds, choices: SolverChoices) -> FreezePlan:
@@ -80,6 +80,6 @@ def _plan(
         whole_stages=choices.whole_stages,
         n_processors=choices.n_processors,
         time_limit_s=choices.time_limit_s,
-        skip_input_grads=choices.skip_input_grads,
+        skips_grads=choices.skips_grads,
     )
     return replace(plan, steps_factor=steps_factor(dag, plan.ratios))

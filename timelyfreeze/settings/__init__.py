@@ -9,16 +9,15 @@ from timelyfreeze.settings.choices import (
     N_SEEDS,
     OFF,
     PER_TENSOR,
-    PLAN,
     SKIP_INPUT_GRADS,
     USE,
     FreezeSettings,
-    effective_skip_input_grads,
+    first_stage_mode,
     rank_errors,
     ratio_errors,
     replanning_errors,
     seed_errors,
-    skip_errors,
+    skips_input_grads,
     unknown_words,
 )
 from timelyfreeze.settings.elastic import ElasticSettings
@@ -34,10 +33,9 @@ from timelyfreeze.settings.phases import (
 
 __all__ = [
     "ALL_OR_NOTHING", "AUTO", "FIRST_STAGE_MODES", "FREEZING_PHASES", "GIB", "HOST", "MIXED",
-    "N_SEEDS", "OFF", "PER_TENSOR", "PLAN", "SKIP_INPUT_GRADS", "USE",
-    "ActivationCache", "CacheSettings", "ElasticSettings", "FreezeSettings", "PackingSettings",
-    "Phase", "PhaseSchedule", "actual_freeze_ratio", "arguments_named",
-    "effective_skip_input_grads", "key", "name_arguments", "rank_errors", "ratio_errors",
-    "replanning_errors",
-    "seed_errors", "skip_errors", "unknown_words",
+    "N_SEEDS", "OFF", "PER_TENSOR", "SKIP_INPUT_GRADS", "USE", "ActivationCache", "CacheSettings",
+    "ElasticSettings", "FreezeSettings", "PackingSettings", "Phase", "PhaseSchedule",
+    "actual_freeze_ratio", "arguments_named", "first_stage_mode", "key", "name_arguments",
+    "rank_errors", "ratio_errors", "replanning_errors", "seed_errors", "skips_input_grads",
+    "unknown_words",
 ]  # fmt: skip

@@ -17,8 +17,7 @@ AUTO = "auto"
 
 OFF = "off"
 USE = "use"
-PLAN = "plan"
-SKIP_INPUT_GRADS = (OFF, USE, PLAN)
+SKIP_INPUT_GRADS = (OFF, USE)
 
 DEVICE = "device"
 HOST = "host"
@@ -44,8 +43,7 @@ class FreezeSettings:
         seed: Seed of the masks, at least 0.
         first_stage: One of ``FIRST_STAGE_MODES``.
         skip_input_grads: What to do about backwards that nobody needs, one of
-            ``SKIP_INPUT_GRADS``: run them, leave them out, or plan for them too. Only where the
-            first stage is frozen all or nothing; a chain that is kept needs all of them.
+            ``SKIP_INPUT_GRADS``: run them or leave them out.
         discard_batches: Batches left out of all measurements after each change of phase.
         solver_time_limit_s: Seconds after which the solver gives up.
         solver_delay_steps: Steps that training goes on while the plan is solved; None to let the
@@ -106,14 +104,13 @@ class FreezeSettings:
     @property
     def freezes_first_stage_whole(self) -> bool:
         """Whether the first stage is frozen all or nothing."""
-        return self.first_stage == ALL_OR_NOTHING and self.gradient_rank == 0
+        return first_stage_mode(self.first_stage, self.gradient_rank) == ALL_OR_NOTHING
 
     @property
-    def skips_input_grads(self) -> str:
-        """What of ``skip_input_grads`` the rank and the first stage allow."""
-        if self.gradient_rank > 0:
-            return OFF
-        return effective_skip_input_grads(self.first_stage, self.skip_input_grads)
+    def skips_input_grads(self) -> bool:
+        """Whether backwards that nobody needs are left out."""
+        mode = first_stage_mode(self.first_stage, self.gradient_rank)
+        return skips_input_grads(mode, self.skip_input_grads)
 
 
 def rank_errors(gradient_rank: int) -> Iterator[str]:
@@ -123,9 +120,14 @@ def rank_errors(gradient_rank: int) -> Iterator[str]:
         yield f"{name} is {gradient_rank!r}; it must be a whole number, 0 or more"
 
 
-def effective_skip_input_grads(first_stage: str, skip_input_grads: str) -> str:
-    """Return the skip_input_grads that a first stage of the given kind allows."""
-    return skip_input_grads if first_stage == ALL_OR_NOTHING else OFF
+def first_stage_mode(first_stage: str, gradient_rank: int) -> str:
+    """Return how the first stage is really frozen: tensor by tensor where gradients have a rank."""
+    return PER_TENSOR if gradient_rank > 0 else first_stage
+
+
+def skips_input_grads(first_stage: str, skip_input_grads: str) -> bool:
+    """Return whether backwards that nobody needs are left out; a chain that is kept needs all."""
+    return first_stage == ALL_OR_NOTHING and skip_input_grads == USE
 
 
 def unknown_words(**words: str) -> Iterator[str]:
@@ -178,16 +180,6 @@ def seed_errors(seed: int) -> Iterator[str]:
     """Yield what is wrong with the seed of the masks."""
     if not 0 <= seed < N_SEEDS:
         yield f"{key('seed')} is {seed}; it must be 0 or more and below 2**64"
-
-
-def skip_errors(first_stage: str, skip_input_grads: str) -> Iterator[str]:
-    """Say that a plan for skipped input gradients needs another kind of first stage."""
-    if (first_stage, skip_input_grads) == (PER_TENSOR, PLAN):
-        yield (
-            f'{key("skip_input_grads")} is "plan", but under {key("first_stage")} "per_tensor" '
-            'every stage needs its input gradients; set first_stage to "all_or_nothing" or '
-            'skip_input_grads to "off"'
-        )
 
 
 def replanning_errors(

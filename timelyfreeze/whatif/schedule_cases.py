@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from timelyfreeze.planning import LpError, SolverChoices, chosen_plan
 from timelyfreeze.schedule import PipelineDag, ScheduleOrder
-from timelyfreeze.settings import ALL_OR_NOTHING, effective_skip_input_grads
+from timelyfreeze.settings import ALL_OR_NOTHING, skips_input_grads
 from timelyfreeze.timing import DurationBounds, play_batch
 from timelyfreeze.whatif.best_unfrozen import best_split
 from timelyfreeze.whatif.block_times import BlockTimes
@@ -198,7 +198,7 @@ class ScheduleCases:
             whole_stages=(0,) if grid.first_stage == ALL_OR_NOTHING else (),
             n_processors=grid.n_processors,
             time_limit_s=grid.time_limit_s,
-            skip_input_grads=effective_skip_input_grads(grid.first_stage, grid.skip_input_grads),
+            skips_grads=skips_input_grads(grid.first_stage, grid.skip_input_grads),
         )
         plan = chosen_plan(dag, bounds, choices)
         best_unfrozen_ms, tokens_per_second = None, None

@@ -18,7 +18,7 @@ from timelyfreeze.planning import (
     solution_to_plain,
 )
 from timelyfreeze.schedule import Action, PipelineDag, ScheduleOrder, build_dag
-from timelyfreeze.settings import OFF, FreezeSettings, Phase, actual_freeze_ratio
+from timelyfreeze.settings import FreezeSettings, Phase, actual_freeze_ratio
 from timelyfreeze.timing import (
     DurationBounds,
     RankBatches,
@@ -64,7 +64,7 @@ class PlanInForce:
         self._last_followed_step: int | None = None
         self._skip_depths: Mapping[int, int] = {}
         self._phases = settings.phases
-        self._skips_grads = settings.skips_input_grads != OFF
+        self._skips_grads = settings.skips_input_grads
         self._n_processors = n_processors
         self._on_solved = on_solved
 

@@ -27,7 +27,7 @@ from timelyfreeze.planning import (
 )
 from timelyfreeze.runtime import Exchange
 from timelyfreeze.schedule import ScheduleOrder
-from timelyfreeze.settings import AUTO, PLAN, FreezeSettings, Phase, key
+from timelyfreeze.settings import AUTO, FreezeSettings, Phase, key
 from timelyfreeze.timing import (
     BatchRecord,
     DurationBounds,
@@ -86,10 +86,9 @@ class Planner:
             whole_stages=(0,) if settings.freezes_first_stage_whole else (),
             n_processors=n_processors,
             time_limit_s=settings.solver_time_limit_s,
-            skip_input_grads=settings.skips_input_grads,
+            skips_grads=settings.skips_input_grads,
         )
         self._n_actions = len(self.in_force.dag.actions)
-        self._branches = self.choices.skip_input_grads == PLAN
         self._replanning = Replanning(settings, exchange, n_processors)
         self._call: PlanCall | None = None
         # Drift and due step of a plan that is being solved anew.
@@ -157,7 +156,7 @@ class Planner:
         if delay is not None:
             return delay
         n_ramp_steps = phases.last_ramp_step - phases.last_monitor_step
-        return automatic_delay(self._n_actions, n_ramp_steps, branches=self._branches)
+        return automatic_delay(self._n_actions, n_ramp_steps)
 
     @property
     def _has_times_alone(self) -> bool:
@@ -186,7 +185,7 @@ class Planner:
         mine = {**arguments, "choices": self.choices} if self._exchange.rank == 0 else None
         patience_s = self._settings.solver_time_limit_s
         # A process can be ended when its time is up, whatever it is doing; others wait no longer.
-        apart = self._delay > 0 or not is_quick(self._n_actions, branches=self._branches)
+        apart = self._delay > 0 or not is_quick(self._n_actions)
         self._call = PlanCall(self._exchange, due_step, apart, solve, mine, patience_s)
 
     def _take(self, step: int) -> None:

@@ -14,7 +14,6 @@ from timelyfreeze.settings import (
     ratio_errors,
     replanning_errors,
     seed_errors,
-    skip_errors,
     unknown_words,
 )
 from timelyfreeze.timing import discard_errors
@@ -94,7 +93,6 @@ def freezing_errors(config: JobConfig) -> Iterator[str]:
         score_memory=freezing.score_memory,
         score_dtype=freezing.score_dtype,
     )
-    yield from skip_errors(freezing.first_stage, freezing.skip_input_grads)
     yield from rank_errors(freezing.gradient_rank)
     if freezing.gradient_rank > 0:
         yield from _rank_errors(config, method)

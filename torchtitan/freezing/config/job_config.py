@@ -73,9 +73,7 @@ class Freezing:
     skip_input_grads: str = "use"
     """Where all earlier stages are frozen whole for a microbatch, a stage that is frozen whole too
     need not compute input gradients: nobody uses them. "off": compute them anyway. "use": skip
-    them, and count on it in the plan. "plan": let the plan look for such microbatches as well. That
-    shortens batches most, because these microbatches have no backward at all; read
-    docs/how/method.md before you use it. Has no effect with first_stage "per_tensor"."""
+    them, and count on it in the plan. Has no effect with first_stage "per_tensor"."""
 
     discard_batches: int = 2
     """Pipeline batches left out of measurements after each change of phase: the first ones are
@@ -86,8 +84,7 @@ class Freezing:
 
     solver_delay_steps: int | None = None
     """Steps that training goes on while the ratios are solved in the background. 0 waits for them.
-    Unset: 0 up to 1,024 actions, which take a fraction of a second; above, and with
-    skip_input_grads "plan", a tenth of the ramp."""
+    Unset: 0 up to 1,024 actions, which take a fraction of a second; above, a tenth of the ramp."""
 
     replan_every: int = 100
     """After so many steps of the stable phase, again and again, the times of the last batches are

@@ -138,11 +138,7 @@ ERRORS: list[tuple[dict[str, Any], list[str]]] = [
     ),
     (
         {"freezing__skip_input_grads": "all"},
-        ["freezing.skip_input_grads is 'all'", "known: off, use, plan"],
-    ),
-    (
-        {"freezing__skip_input_grads": "plan", "freezing__first_stage": "per_tensor"},
-        ['freezing.skip_input_grads is "plan"', 'set first_stage to "all_or_nothing"'],
+        ["freezing.skip_input_grads is 'all'", "known: off, use"],
     ),
     (
         {"freezing__first_stage": "half"},
