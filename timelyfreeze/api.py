@@ -74,6 +74,9 @@ class TimelyFreeze:
             or one for each stage; or "auto".
         gradient_rank: Directions in which a frozen weight of a linear layer still gets its
             gradient; nothing else is frozen then. 0: none.
+        subspace_rate: Learning rate in these directions, with moments of their own; 0: the
+            optimizer steps the weights. It needs the optimizer.
+        subspace_steps: Steps after which such directions are looked for anew.
         method: "timelyfreeze", the name of a policy, "timelyfreeze+<policy>", or a policy, which
             then decides alone.
         policy: Settings of the policy that ``method`` names, or for "timelyfreeze" a policy.
@@ -115,6 +118,8 @@ class TimelyFreeze:
         ramp: int = 200,
         max_freeze_ratio: float | Sequence[float] | str = AUTO,
         gradient_rank: int = 0,
+        subspace_rate: float = 0.0,
+        subspace_steps: int = 8,
         method: str | FreezePolicy = "timelyfreeze",
         policy: FreezePolicy | Mapping[str, Any] | None = None,
         monitoring: str = "halves",
@@ -145,6 +150,8 @@ class TimelyFreeze:
             phases,
             max_freeze_ratio if one_ratio else tuple(max_freeze_ratio),  # type: ignore[arg-type]
             gradient_rank,
+            subspace_rate,
+            subspace_steps,
             seed,
             first_stage,
             skip_input_grads,
@@ -192,6 +199,7 @@ class TimelyFreeze:
                 n_processors=n_processors,
                 on_solved=on_plan or (lambda plan, bounds: None),
                 learning_rate=_rate_of(optimizers) if optimizers else None,
+                optimizers=optimizers,
                 store=store,
                 front_identity=front_identity(cache, where),
             )

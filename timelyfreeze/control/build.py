@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+from torch.optim import Optimizer
 
 from timelyfreeze.control.caching import ActivationStore, FrontCache, check_blocks
 from timelyfreeze.control.controller import FreezeController
@@ -25,6 +26,7 @@ from timelyfreeze.runtime import (
     clock_for,
     measure_transfers,
 )
+from timelyfreeze.runtime.low_rank import SubspaceAdam, Subspaces
 from timelyfreeze.runtime.meters import ChangeMeter, GradientEnergy
 from timelyfreeze.runtime.reference import Reference, make_reference
 from timelyfreeze.runtime.reference.watch import OutputWatch
@@ -71,6 +73,7 @@ def build_controller(
     measures_energy: bool = False,
     outside: OutsideClock | None = None,
     learning_rate: Callable[[], float] | None = None,
+    optimizers: Sequence[Optimizer] = (),
     store: ActivationStore | None = None,
     front_identity: str = "",
     controller: type[FreezeController] = FreezeController,
@@ -92,6 +95,7 @@ def build_controller(
         measures_energy: Whether gradients are measured, for p_eff.
         outside: Times what steps do besides their batches; None for a clock like the recorder's.
         learning_rate: Returns that of the step to come, for policies that look at it.
+        optimizers: What steps the weights, where these are to learn in subspaces.
         store: Keeps what a frozen front puts out, for a policy that decides alone; None to compute
             it always.
         front_identity: What that depends on besides the front's weights and the tokens.
@@ -123,6 +127,7 @@ def build_controller(
         recorder,
         exchange,
         checks,
+        subspaces=_subspaces_for(stages, settings, optimizers),
         n_processors=n_processors,
         on_solved=on_solved,
         measure_transfers=transfers or partial(measure_transfers, stages, order, exchange, device),
@@ -132,6 +137,18 @@ def build_controller(
         if store is None or checks is None
         else _cache_for(stages, order, checks, exchange, store, front_identity),
     )
+
+
+def _subspaces_for(
+    stages: Sequence[FreezingStage], settings: FreezeSettings, optimizers: Sequence[Optimizer]
+) -> Subspaces | None:
+    low_rank = [stage.low_rank for stage in stages if stage.low_rank is not None]
+    if not low_rank:
+        return None
+    if settings.subspace_rate == 0.0:
+        return Subspaces(low_rank, settings.seed)
+    rate, every = settings.subspace_rate, settings.subspace_steps
+    return SubspaceAdam(low_rank, settings.seed, optimizers, rate=rate, every=every)
 
 
 def checks_for(

@@ -45,6 +45,7 @@ from timelyfreeze.runtime import (
     FrontAhead,
     OutsideClock,
 )
+from timelyfreeze.runtime.low_rank import Subspaces
 from timelyfreeze.runtime.meters import GradientEnergy, UpdateMeter, frozen_counts
 from timelyfreeze.schedule import ScheduleOrder
 from timelyfreeze.settings import FreezeSettings, Phase
@@ -108,6 +109,7 @@ class FreezeController(KnownPlan):
         energy: GradientEnergy | None = None,
         outside: OutsideClock | None = None,
         cache: FrontCache | None = None,
+        subspaces: Subspaces | None = None,
     ) -> None:
         if not settings.phases.measures and checks is None:
             raise ValueError("without monitoring steps there is no plan, so a policy must decide")
@@ -121,6 +123,7 @@ class FreezeController(KnownPlan):
         )
         self.checks = checks
         self.cache = cache
+        self._subspaces = subspaces
         self.ahead: FrontAhead | None = None
         self._stages = tuple(stages)
         units = units_of(stages)
@@ -139,7 +142,7 @@ class FreezeController(KnownPlan):
             None,
             checks,
             self._updates,
-            low_rank=[s.low_rank for s in stages if s.low_rank is not None],
+            subspaces=subspaces,
         )
         self._phase: Phase | None = None
         self._batches_in_phase = 0
@@ -199,6 +202,9 @@ class FreezeController(KnownPlan):
         if self.phase in (Phase.UPPER_BOUND, Phase.MIXED):
             self._outside.begin_step()
         self._updates.begin_step(step, self.phase)
+        if self._subspaces is not None:
+            is_warm = step > self.settings.phases.last_warmup_step
+            self._subspaces.begin_step(step, learns_inside=is_warm)
         if self.checks is not None and self.phase is not Phase.OFF:
             self.checks.begin_step(step)
         if self.checks is None:
@@ -245,9 +251,8 @@ class FreezeController(KnownPlan):
         finally:
             for stage in self._stages:
                 stage.freeze_nothing()
-        if self._batch_index == 0:
-            for layers in self._state.low_rank:
-                layers.end_step(self._step)
+        if self._subspaces is not None:
+            self._subspaces.end_batch(self._batch_index, self._n_microbatches)
         self._updates.add_batch(set_up.masks)
         self._log.add_masks(set_up.masks)
         is_cold = self._batches_in_phase < self.settings.discard_batches
@@ -270,6 +275,8 @@ class FreezeController(KnownPlan):
     def end_step(self) -> None:
         """Leave the step; let the policy check, and the planner solve or compare times."""
         self._updates.end_step()
+        if self._subspaces is not None:
+            self._subspaces.end_step()
         if self.cache is not None:
             self.cache.end_step(self._drain)
         if self.checks is not None and self.phase is not Phase.OFF:

@@ -25,7 +25,7 @@ from timelyfreeze.control.replica_states import (
     state_of,
 )
 from timelyfreeze.runtime import Exchange
-from timelyfreeze.runtime.low_rank import LowRankLayers
+from timelyfreeze.runtime.low_rank import Subspaces
 from timelyfreeze.runtime.meters import UpdateMeter
 from timelyfreeze.schedule import ScheduleOrder
 from timelyfreeze.settings import key
@@ -33,7 +33,7 @@ from timelyfreeze.settings import key
 logger = logging.getLogger(__name__)
 
 _SCORE = "score."
-_BASIS = "basis."
+_SUBSPACE = "subspace."
 
 
 @dataclass
@@ -50,7 +50,7 @@ class FreezingState:
         elsewhere: States of all processes of another pipeline, whose times and plan are of no use
             here. They are saved as they are until the planner takes a step: the run may only have
             been resumed here, to go on there.
-        low_rank: The subspaces of this process's stages, none where frozen means nothing.
+        subspaces: Those of this process's weights; None where frozen means nothing.
     """
 
     declared: ScheduleOrder
@@ -60,7 +60,7 @@ class FreezingState:
     checks: PolicyChecks | None
     updates: UpdateMeter
     elsewhere: Sequence[Mapping[str, Any]] | None = None
-    low_rank: Sequence[LowRankLayers] = ()
+    subspaces: Subspaces | None = None
 
     def save(self, *, of_plans: Mapping[str, Any]) -> dict[str, Any]:
         """Return ``{"rank_<r>": text}`` for a checkpoint.
@@ -68,8 +68,8 @@ class FreezingState:
         The text is JSON with the planner's state, the policy's decision, sums of the average freeze
         ratio, counts of what was frozen and gradient energies: under a key of this rank's own,
         since samples differ from rank to rank. Besides, ``"score.<kind>.<parameter>"`` with a
-        tensor for each vector that scores are made from, and ``"basis.<parameter>"`` for each
-        subspace.
+        tensor for each vector that scores are made from, and ``"subspace.<kind>.<parameter>"``
+        for each subspace.
 
         Args:
             of_plans: What the controller itself wants to keep if it plans.
@@ -92,7 +92,7 @@ class FreezingState:
         return {
             **{f"{RANK_KEY}{number}": json.dumps(part) for number, part in parts.items()},
             **_scores({} if self.checks is None else self.checks.tensor_state()),
-            **self._bases(),
+            **self._subspaces(),
         }
 
     def wanted(self, keys: Collection[str]) -> dict[str, Any]:
@@ -100,8 +100,8 @@ class FreezingState:
         mine = [f"{RANK_KEY}{self.exchange.rank}"]
         saved = [k.removeprefix(_SCORE) for k in keys if k.startswith(_SCORE)]
         tensors = {} if self.checks is None else self.checks.tensors_to_load(saved)
-        bases = {key: basis for key, basis in self._bases().items() if key in keys}
-        return {**dict.fromkeys(rank_keys(keys) or mine, ""), **_scores(tensors), **bases}
+        inside = {key: tensor for key, tensor in self._subspaces().items() if key in keys}
+        return {**dict.fromkeys(rank_keys(keys) or mine, ""), **_scores(tensors), **inside}
 
     def read(self, state_dict: Mapping[str, Any], *, moves: bool) -> Mapping[str, Any]:
         """Return this process's part of what :meth:`save` returned on all, now or another number.
@@ -159,16 +159,14 @@ class FreezingState:
                 self.checks.load_plain_losses(state["losses"])
             vectors = {k: v for k, v in state_dict.items() if k.startswith(_SCORE)}
             self.checks.load_tensor_state({k.removeprefix(_SCORE): v for k, v in vectors.items()})
-        for layers in self.low_rank:
-            layers.load({name: state_dict.get(f"{_BASIS}{name}") for name in layers.names})
+        if self.subspaces is not None:
+            inside = {k: v for k, v in state_dict.items() if k.startswith(_SUBSPACE)}
+            self.subspaces.load({k.removeprefix(_SUBSPACE): v for k, v in inside.items()})
 
-    def _bases(self) -> dict[str, Tensor]:
+    def _subspaces(self) -> dict[str, Tensor]:
         """Return the subspaces under their names in a checkpoint; loading writes into them."""
-        return {
-            f"{_BASIS}{name}": basis.clone()
-            for layers in self.low_rank
-            for name, basis in layers.bases.items()
-        }
+        tensors = {} if self.subspaces is None else self.subspaces.tensors()
+        return {f"{_SUBSPACE}{name}": tensor for name, tensor in tensors.items()}
 
     def _is_of_here(self, states: Sequence[Mapping[str, Any]], checks: PolicyChecks) -> bool:
         """Return whether states are those of a pipeline with the same stages and microbatches."""

@@ -11,7 +11,7 @@ from methods import ROWS, STEPS
 (ROW,) = [row for row in ROWS if row.method == "egeria"]
 STOP = 9  # between the checks of steps 8 and 10
 COMMON = {
-    "model__flavor": "tiny",
+    "model__flavor": "short",
     "parallelism__pipeline_parallel_degree": 2,
     "parallelism__pipeline_parallel_microbatch_size": 2,
     "parallelism__pipeline_parallel_schedule": "1F1B",
@@ -44,6 +44,7 @@ COMPILED = {
 }
 HYBRID = {
     **EMULATED,
+    "model__flavor": "tiny",
     "parallelism__pipeline_parallel_degree": 4,
     "parallelism__pipeline_parallel_microbatch_size": 1,
     "parallelism__pipeline_parallel_schedule": "ZBVZeroBubble",

@@ -10,7 +10,7 @@ seen.
 from functools import cache
 
 import pytest
-from hybrids import CASES, N_MICROBATCHES, SETTINGS, Case, parametrized
+from hybrids import CASES, LOW_RANK, N_MICROBATCHES, SETTINGS, Case, parametrized
 from launcher import merged
 from one_process import frozen_in, gradients_by_microbatch, masked_sum, model_of, rows_of
 from test_hybrid import rows_seen
@@ -108,11 +108,11 @@ PLAIN = {1: "alone", 2: "alone, 2 rows", 4: "alone, 4 rows"}
 COMPARED = [
     pytest.param(
         case,
-        Case(PLAIN[case.kind.n_replicas], case.schedule),
+        Case(PLAIN[case.kind.n_replicas], case.schedule, rank=case.rank),
         id=case.name,
         marks=[pytest.mark.long] if case.is_long else [],
     )
-    for case in CASES
+    for case in (*CASES, *LOW_RANK)
     if case.schedule in ("1F1B", "ZBVZeroBubble")
     and case.kind.n_processes > 2
     and case.precision == "fp32"

@@ -111,12 +111,13 @@ def test_gradients_equal_those_of_one_process(single, runs, kind, schedule, what
 
 
 MASKED = [
-    pytest.param(s, marks=[] if s in REAL.values() else [pytest.mark.long]) for s in SCHEDULES
+    pytest.param(kind, schedule, marks=[] if REAL[kind] == schedule else [pytest.mark.long])
+    for kind in KINDS
+    for schedule in SCHEDULES
 ]
 
 
-@pytest.mark.parametrize("masked", MASKED)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "masked"), MASKED)
 def test_masked_gradients_equal_those_of_one_process(runs, kind, masked):
     """Convolutions, biases, norms and GRN, in full and in split backwards."""
     ranks = runs[f"{kind} {masked} masks"]

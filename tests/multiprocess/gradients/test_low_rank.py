@@ -24,7 +24,7 @@ STOPS = [
 
 def scenario(name, schedule, *, emulated=True, **more):
     settings = {
-        "model__flavor": "tiny",
+        "model__flavor": "short",
         "parallelism__pipeline_parallel_degree": 2,
         "parallelism__pipeline_parallel_microbatch_size": 2,
         "parallelism__pipeline_parallel_schedule": schedule,
@@ -61,6 +61,28 @@ def runs(request, tmp_path_factory):
             )
             scenarios.append({**going_on, "fixed_weights": False, "after": schedule})
     return run_scenarios(folder, 1, scenarios, timeout_s=600)
+
+
+@pytest.fixture(scope="module")
+def inside(tmp_path_factory):
+    """A run whose weights learn in their subspaces, and one that goes on in the ramp."""
+    folder, schedule = tmp_path_factory.mktemp("inside"), "ZBVZeroBubble"
+    more = {"freezing__subspace_rate": 1e-2, "freezing__subspace_steps": 3}
+    saved = folder / "whole" / "checkpoint" / "step-8"
+    going_on = {
+        "checkpoint__initial_load_path": saved,
+        "checkpoint__no_initial_load_model_only": None,
+        "checkpoint__load_only": None,
+    }
+    scenarios = [
+        {**scenario("whole", schedule, **more), "save_at": [8]},
+        {
+            **scenario("resumed", schedule, **more, **going_on),
+            "fixed_weights": False,
+            "after": "whole",
+        },
+    ]
+    return run_scenarios(folder, 1, scenarios)
 
 
 def frozen_names(seen, step):
@@ -101,6 +123,16 @@ def test_a_resumed_run_equals_the_undisturbed_one(runs, schedule, place):
     assert resumed["masks"] == [m for m in whole["masks"] if m[0] > place]
     left, right = resumed["weights"], whole["weights"]
     assert [name for name in right if not torch.equal(left[name], right[name])] == []
+
+
+def test_weights_that_learn_inside_go_on_when_resumed(inside):
+    (whole,), (resumed,) = inside["whole"], inside["resumed"]
+    assert whole["losses"][-1] < whole["losses"][0]
+    assert resumed["losses"] == whole["losses"][2 * 8 :]
+    left, right = resumed["weights"], whole["weights"]
+    assert [name for name in right if not torch.equal(left[name], right[name])] == []
+    # What the optimizer sees: norms and embeddings alone.
+    assert not any(is_linear(name) for name, g in whole["gradients"].items() if g is not None)
 
 
 def test_real_ranks_learn_the_same(runs, tmp_path):

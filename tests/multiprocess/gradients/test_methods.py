@@ -52,7 +52,8 @@ def runs(request, tmp_path_factory):
             "module": ROW[method].module,
             "fake_clock": True,
             "args": arguments(
-                model__flavor="tiny",
+                model__flavor="short",
+                parallelism__pipeline_parallel_degree=2,
                 parallelism__pipeline_parallel_schedule=schedule,
                 training__steps=STEPS,
                 **EMULATED,

@@ -4,7 +4,7 @@ import pytest
 import torch
 from launcher import SCHEDULES, arguments, merged, run_scenarios
 
-ONE = {"parallelism__pipeline_parallel_degree": 1, "model__flavor": "8M"}
+ONE = {"parallelism__pipeline_parallel_degree": 1, "model__flavor": "tiny"}
 BF16 = {"training__mixed_precision_param": "bfloat16"}
 
 
@@ -30,39 +30,45 @@ def pipelined(tmp_path_factory):
     scenarios = [
         {
             "name": schedule,
-            "args": arguments(model__flavor="8M", parallelism__pipeline_parallel_schedule=schedule),
+            "args": arguments(
+                model__flavor="tiny", parallelism__pipeline_parallel_schedule=schedule
+            ),
         }
         for schedule in SCHEDULES
     ]
     scenarios += [
-        {"name": "autocast", "args": arguments(model__flavor="8M", **BF16)},
+        {"name": "autocast", "args": arguments(model__flavor="tiny", **BF16)},
         {
             "name": "bf16",
-            "args": arguments(model__flavor="8M", **BF16, training__dtype="bfloat16"),
+            "args": arguments(model__flavor="tiny", **BF16, training__dtype="bfloat16"),
         },
         {
             "name": "1 accumulation step",
             "args": arguments(
-                model__flavor="8M",
+                model__flavor="tiny",
                 training__local_batch_size=32,
                 parallelism__pipeline_parallel_microbatch_size=4,
             ),
         },
         {
             "name": "4 accumulation steps",
-            "args": arguments(model__flavor="8M", training__global_batch_size=32),
+            "args": arguments(model__flavor="tiny", training__global_batch_size=32),
         },
         {
             "name": "upstream",
             "upstream": True,
             "args": arguments(
-                training__dataset="c4_test", training__dataset_path="tests/assets/c4_test"
+                model__flavor="debugmodel",  # which upstream knows
+                training__dataset="c4_test",
+                training__dataset_path="tests/assets/c4_test",
             ),
         },
         {
             "name": "none",
             "args": arguments(
-                training__dataset="c4_test", training__dataset_path="tests/assets/c4_test"
+                model__flavor="debugmodel",  # which upstream knows
+                training__dataset="c4_test",
+                training__dataset_path="tests/assets/c4_test",
             ),
         },
     ]

@@ -14,7 +14,7 @@ ROW = {row.method: row for row in ROWS}
 STEPS = 16
 # Steps 1-2 are warm-up, 3-6 monitoring, 7-9 ramp; times are compared at 12 and 15.
 COMMON = {
-    "model__flavor": "tiny",
+    "model__flavor": "short",
     "parallelism__pipeline_parallel_degree": 2,
     "parallelism__pipeline_parallel_microbatch_size": 2,
     "training__steps": STEPS,

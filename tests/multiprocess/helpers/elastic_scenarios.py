@@ -89,7 +89,7 @@ def scenario(
                 "training__steps": N_STEPS,
                 "training__mixed_precision_param": "float32",
                 "parallelism__pipeline_parallel_degree": 4,
-                "parallelism__pipeline_parallel_microbatch_size": 1,
+                "parallelism__pipeline_parallel_microbatch_size": 2,
                 "validation__no_enable": None,
                 "checkpoint__enable": None,
                 "checkpoint__keep_latest_k": 0,

@@ -9,7 +9,7 @@ METHODS = ["none", "timelyfreeze", "autofreeze", "egeria"]
 ONE_SCHEDULE = "1F1B"  # on which two ranks run every method
 # Stops after which a run goes on in the other form.
 PLACES = {"upper bound": 3, "lower bound": 5, "ramp": 8, "stable": 11}
-COMMON = {"model__flavor": "tiny", "training__steps": STEPS, "training__max_norm": 0.5}
+COMMON = {"training__steps": STEPS, "training__max_norm": 0.5}
 # One with a full and one with a split backward, packed rows, and rows to validate on.
 VALIDATION = {
     "validation__enable": None,
@@ -53,6 +53,7 @@ def compared(n_ranks, folder):
             methods = ["none", *ROW]
         for method in methods:
             settings = {
+                "model__flavor": "short" if n_ranks == 2 else "tiny",
                 "parallelism__pipeline_parallel_degree": n_ranks,
                 "parallelism__pipeline_parallel_schedule": schedule,
             }
@@ -79,6 +80,7 @@ def compared(n_ranks, folder):
         for schedule in ("1F1B", "ZBVZeroBubble"):
             settings = {
                 **VALIDATION,
+                "model__flavor": "short",
                 "parallelism__pipeline_parallel_degree": 2,
                 "parallelism__pipeline_parallel_schedule": schedule,
             }
@@ -91,6 +93,7 @@ def compared(n_ranks, folder):
 def resumed_settings(method, saved=None):
     settings = {
         **SAVED,
+        "model__flavor": "short",
         "parallelism__pipeline_parallel_degree": 2,
         "parallelism__pipeline_parallel_schedule": "ZBVZeroBubble",
         "training__global_batch_size": 16,

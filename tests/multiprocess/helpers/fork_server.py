@@ -16,6 +16,7 @@ The server itself runs nothing that starts threads or keeps state: what it forks
 process.
 """
 
+import contextlib
 import gc
 import json
 import os
@@ -36,6 +37,10 @@ import torchtitan.freezing.trainer  # noqa: F401 - for the processes that are fo
 from tests.torchtitan.helpers import quick_parser
 from timelyfreeze.planning import end_with_parent
 from torchtitan.freezing.config_file import read_config
+
+with contextlib.suppress(ImportError):  # what image classifiers are made of takes two seconds
+    from transformers.models.convnextv2 import modeling_convnextv2  # noqa: F401
+    from transformers.models.vit import modeling_vit  # noqa: F401
 
 TIMED_OUT = 124
 _POLL_S = 0.02

@@ -98,13 +98,17 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Case:
-    """One run; ``precision`` and ``recompute`` are keys of the tables above."""
+    """One run; ``precision`` and ``recompute`` are keys of the tables above.
+
+    ``rank`` is that of the gradients of frozen weights, 0 for none.
+    """
 
     kind_name: str
     schedule: str
     precision: str = "fp32"
     recompute: str = "none"
     is_long: bool = field(default=False, compare=False)
+    rank: int = 0
 
     @property
     def kind(self):
@@ -112,7 +116,8 @@ class Case:
 
     @property
     def name(self):
-        return ", ".join((self.kind_name, self.schedule, self.precision, self.recompute))
+        rank = (f"rank {self.rank}",) if self.rank else ()
+        return ", ".join((self.kind_name, self.schedule, self.precision, self.recompute, *rank))
 
     @property
     def scenario(self):
@@ -124,6 +129,7 @@ class Case:
             "training__local_batch_size": N_MICROBATCHES * self.kind.n_rows,
             "parallelism__pipeline_parallel_microbatch_size": self.kind.n_rows,
             "parallelism__pipeline_parallel_schedule": self.schedule,
+            "freezing__gradient_rank": self.rank,
         }
         return {
             "name": self.name,
@@ -138,7 +144,8 @@ def _every_day(kind_name):
     kind = KINDS[kind_name]
     is_large, is_alone = kind.n_processes == 8, kind.n_processes == 2
     yield Case(kind_name, "ZBVZeroBubble", is_long=is_large and kind_name != "HSDP")
-    yield Case(kind_name, "1F1B", precision="bf16", recompute="selective", is_long=is_large)
+    is_tp = kind_name == "TP"  # on processors its sums take longest
+    yield Case(kind_name, "1F1B", "bf16", "selective", is_long=is_large or is_tp)
     if not is_large:
         yield Case(kind_name, "1F1B", is_long=True)
         yield Case(kind_name, "ZBVZeroBubble", precision="bf16", is_long=True)
@@ -163,6 +170,12 @@ def _all_cases():
 
 
 CASES = tuple(_all_cases())
+RANK = 8
+# Subspaces, whose gradients are compared with those of a pipeline alone.
+LOW_RANK = (
+    Case("FSDP", "ZBVZeroBubble", rank=RANK),
+    Case("HSDP", "ZBVZeroBubble", rank=RANK, is_long=True),
+)
 
 
 def parametrized(cases):

@@ -29,7 +29,7 @@ MICROBATCH = "parallelism.pipeline_parallel_microbatch_size"
 # A model small enough that eight stages of it train in a second.
 SMALL = {
     "job.config_file": "train_configs/tiny_8m.toml",
-    "model.flavor": "debugmodel",
+    "model.flavor": "tiny",
     "training.seq_len": 32,
     "training.local_batch_size": 8,
     MICROBATCH: 2,

@@ -13,7 +13,7 @@ from launcher import EMULATED, arguments, run_scenarios
 STEPS = 16
 # Steps 1-2 are warm-up, 3-8 monitoring, 9-10 ramp; times are compared at 13 and 16.
 SETTINGS = {
-    "model__flavor": "tiny",
+    "model__flavor": "short",
     "parallelism__pipeline_parallel_degree": 2,
     "parallelism__pipeline_parallel_microbatch_size": 2,
     "training__steps": STEPS,

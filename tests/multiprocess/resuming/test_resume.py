@@ -54,7 +54,7 @@ WHOLE = [
 
 def freezing_arguments(row, schedule, **more):
     return arguments(
-        model__flavor="tiny",
+        model__flavor="short",
         parallelism__pipeline_parallel_degree=2,
         parallelism__pipeline_parallel_microbatch_size=2,
         parallelism__pipeline_parallel_schedule=schedule,

@@ -119,6 +119,7 @@ def test_what_is_learned_is_the_same_to_the_last_bit(runs, name):
     assert [seen["warnings"] for seen in read] == [seen["warnings"] for seen in computed]
 
 
+@pytest.mark.long
 def test_a_run_goes_on_with_a_warm_and_a_deleted_cache_without_one_and_with_fewer_replicas(folder):
     def kept_in(name):
         return {**SAVED, **DISK, "freezing__cache__folder": str(folder / name)}

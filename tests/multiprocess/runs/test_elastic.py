@@ -65,34 +65,8 @@ def runs(folder):
             metrics__enable_tensorboard=None,
         ),
     ]
-    # Four steps of two batches in an epoch. Moves before steps 8 and 13. A cache without room makes
-    # the same order of rows.
-    scenarios += [
-        scenario(
-            folder,
-            name,
-            is_elastic=True,
-            training__steps=16,
-            training__local_batch_size=4,
-            training__global_batch_size=8,
-            training__dataset_path=folder / "few_rows.jsonl",
-            **{
-                "freezing__linear.check_interval": 5,
-                "freezing__cache.enable": None,
-                "freezing__cache.memory_gib": memory,
-                "freezing__cache.disk_gib": disk,
-                "freezing__cache.folder": "rows",
-            },
-        )
-        for name, memory, disk in (("keeps rows", 1.0, 1.0), ("keeps none", 1e-9, 0.0))
-    ]
     seen = run_scenarios(folder, 1, emulated, script="elastic_run.py")
     seen |= run_scenarios(folder, 4, scenarios, script="elastic_run.py")
-    # Of three moves; rank 3 writes the run's folder. In processes of its own: torch keeps the names
-    # of groups for equal meshes, which a run that moves less often would number otherwise.
-    limit = {"freezing__elastic.join_limit_s": 5.0}
-    late = scenario(folder, "late", is_elastic=True, late={4: 3, 6: 0}, **limit)
-    seen |= run_scenarios(folder / "other", 4, [late], script="elastic_run.py")
     resumed = [
         # In the pipeline of the start, from a checkpoint of a shorter one, and the other way round.
         scenario(folder, "resumed", is_elastic=True, resumes="moves/checkpoint/step-9"),
@@ -104,6 +78,44 @@ def runs(folder):
     ]
     seen |= run_scenarios(folder / "later", 1, emulated, script="elastic_run.py")
     return seen | run_scenarios(folder / "later", 4, resumed, script="elastic_run.py")
+
+
+@pytest.fixture(scope="module")
+def late(folder):
+    """A run whose ranks 3 and 0 are late for its moves."""
+    # Of three moves; rank 3 writes the run's folder. In processes of its own: torch keeps the names
+    # of groups for equal meshes, which a run that moves less often would number otherwise.
+    limit = {"freezing__elastic.join_limit_s": 5.0}
+    late = scenario(folder, "late", is_elastic=True, late={4: 3, 6: 0}, **limit)
+    return run_scenarios(folder / "other", 4, [late], script="elastic_run.py")["late"]
+
+
+@pytest.fixture(scope="module")
+def kept(folder):
+    """Runs whose front is kept by row, and one that has no room for it."""
+    # Four steps of two batches in an epoch. Moves before steps 8 and 13. A cache without room makes
+    # the same order of rows.
+    scenarios = [
+        scenario(
+            folder,
+            name,
+            is_elastic=True,
+            training__steps=16,
+            training__local_batch_size=4,
+            training__global_batch_size=8,
+            parallelism__pipeline_parallel_microbatch_size=1,
+            training__dataset_path=folder / "few_rows.jsonl",
+            **{
+                "freezing__linear.check_interval": 5,
+                "freezing__cache.enable": None,
+                "freezing__cache.memory_gib": memory,
+                "freezing__cache.disk_gib": disk,
+                "freezing__cache.folder": "rows",
+            },
+        )
+        for name, memory, disk in (("keeps rows", 1.0, 1.0), ("keeps none", 1e-9, 0.0))
+    ]
+    return run_scenarios(folder, 4, scenarios, script="elastic_run.py")
 
 
 @pytest.fixture(scope="module")
@@ -165,14 +177,14 @@ def test_with_all_ranks_kept_the_live_layers_are_cut_anew_by_time(runs):
     assert [shape for _, *shape in runs["re-split"][0]["pipelines"]] == [[4, 1, 8]] * 4
 
 
-@pytest.mark.parametrize("name", ["moves", "re-split", "late", "resumed", "stays there"])
+@pytest.mark.parametrize("name", ["moves", "re-split", "resumed", "stays there"])
 def test_no_row_is_lost_or_comes_twice(runs, name):
     expected, found = rows_of_steps(runs["stays"]), rows_of_steps(runs[name])
     assert found == {step: expected[step] for step in found}
     assert max(found) == N_STEPS
 
 
-@pytest.mark.parametrize("name", ["moves", "re-split", "late", "resumed", "stays there"])
+@pytest.mark.parametrize("name", ["moves", "re-split", "resumed", "stays there"])
 def test_losses_and_weights_are_those_of_a_run_that_stays(runs, name):
     expected, found = losses_of_steps(runs["stays"]), losses_of_steps(runs[name])
     assert found == pytest.approx({step: expected[step] for step in found}, rel=1e-6)
@@ -181,7 +193,7 @@ def test_losses_and_weights_are_those_of_a_run_that_stays(runs, name):
         torch.testing.assert_close(have, want, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", ["moves", "late", "resumed", "stays there"])
+@pytest.mark.parametrize("name", ["moves", "resumed", "stays there"])
 def test_what_is_frozen_is_that_of_a_run_that_stays(runs, name):
     expected = {step: set(found) for step, found in per_step(runs["stays"], "frozen").items()}
     found = {step: set(found) for step, found in per_step(runs[name], "frozen").items()}
@@ -259,12 +271,18 @@ def test_a_planned_run_that_is_resumed_learns_the_same(planned):
         torch.testing.assert_close(have, want, rtol=0, atol=0)
 
 
-def test_a_move_that_a_rank_is_late_for_is_given_up_and_the_next_is_not(runs, folder):
+@pytest.mark.long
+def test_a_move_that_a_rank_is_late_for_is_given_up_and_the_next_is_not(runs, late, folder):
     unhindered = runs["moves"][0]["pipelines"]
-    assert [shape for _, *shape in runs["late"][0]["pipelines"]] == [
+    assert [shape for _, *shape in late[0]["pipelines"]] == [
         shape for _, *shape in (unhindered[0], unhindered[-1])
     ]
-    expected, found = losses_of_steps(runs["stays"]), losses_of_steps(runs["late"])
+    expected, found = losses_of_steps(runs["stays"]), losses_of_steps(late)
+    assert found == pytest.approx(expected, rel=1e-6)
+    assert rows_of_steps(late) == rows_of_steps(runs["stays"])
+    for key in ("weights", "moments"):
+        want, have = merged(runs["stays"], key), merged(late, key)
+        torch.testing.assert_close(have, want, rtol=1e-5, atol=1e-7)
     in_place = range(1, 9)  # the third check, after step 8, moves
     assert [found[step] for step in in_place] == [expected[step] for step in in_place]
     log = (folder / "other/log.txt").read_text()
@@ -277,8 +295,9 @@ def test_a_move_that_a_rank_is_late_for_is_given_up_and_the_next_is_not(runs, fo
     assert len(log.split("but as before:")) == 3
 
 
-def test_rows_are_read_after_a_move_that_another_process_has_kept(runs, folder):
-    cached, computed = runs["keeps rows"], runs["keeps none"]
+@pytest.mark.long
+def test_rows_are_read_after_a_move_that_another_process_has_kept(kept, folder):
+    cached, computed = kept["keeps rows"], kept["keeps none"]
     assert [shape for _, *shape in cached[0]["pipelines"]] == [[4, 1, 4], [4, 1, 4], [2, 2, 2]]
     assert [rank["cache_entered"] for rank in computed] == [0, 0, 0, 0]
     # One process had all rows in memory after step 12. Two replicas read them in the first epoch

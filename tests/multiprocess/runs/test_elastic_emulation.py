@@ -108,7 +108,7 @@ def test_every_batch_is_played_through_its_own_pipeline(runs, folder, schedule):
     batches = iter(zip(seen["actions"], seen["virtual_ms"], strict=True))
     for step in STEPS.read(run_folder(folder, schedule)):
         # Ranks, microbatches of a replica, replicas.
-        n_ranks, n, n_replicas = (4, 8, 1) if step.step < 7 else (2, 4, 2)
+        n_ranks, n, n_replicas = (4, 4, 1) if step.step < 7 else (2, 2, 2)
         replicas = []
         for _ in range(n_replicas):
             times, batch_ms = next(batches)

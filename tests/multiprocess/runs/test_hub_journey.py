@@ -35,8 +35,9 @@ def train(place, name):
         "parallelism.pipeline_parallel_degree": 2,
     }  # fmt: skip
     return command(
-        place, "train", "train_configs/tiny_8m.toml", "--nproc=2", "--checkpoint.enable",
-        "--checkpoint.initial_load_in_hf", *(f"--{key}={value}" for key, value in keys.items()),
+        place, "train", "train_configs/tiny_8m.toml", "--nproc=1", "--emulation.enable",
+        "--checkpoint.enable", "--checkpoint.initial_load_in_hf",
+        *(f"--{key}={value}" for key, value in keys.items()),
     )  # fmt: skip
 
 

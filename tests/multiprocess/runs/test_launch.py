@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from launcher import FREEZING, launch, launch_forked
+from launcher import FREEZING, launch_forked
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from timelyfreeze.cli.plan import main as plan_from_bounds
@@ -34,7 +34,9 @@ def default_run(tmp_path_factory):
         for key, value in settings.items()
         if key.replace("__", ".") not in skipped
     ]
-    done = launch(*args, "--training.seq_len=32", f"--job.dump_folder={folder}", n_processes=4)
+    done = launch_forked(
+        *args, "--training.seq_len=32", f"--job.dump_folder={folder}", n_processes=4
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     (run_folder,) = (folder / "tb").iterdir()
     return done.stdout, run_folder

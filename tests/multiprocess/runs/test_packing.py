@@ -19,7 +19,7 @@ FREEZING = {
     "freezing__linear.layers_per_check": 3,
     "freezing__linear.max_layers": 8,
 }
-N_ROWS = 8  # of a pipeline batch
+N_ROWS = 4  # of a pipeline batch
 RATE = 1e-3
 
 
@@ -86,13 +86,13 @@ SCHEDULE = {
 @pytest.fixture(scope="module")
 def runs(folder):
     scenarios = [
-        scenario(folder, "stays", rows=32, steps=10),
-        scenario(folder, "packs", rows=32, steps=10, most=0, save_at=[7]),
+        scenario(folder, "stays", rows=16, steps=10),
+        scenario(folder, "packs", rows=16, steps=10, most=0, save_at=[7]),
     ]
     seen = run_scenarios(folder, 2, scenarios, script="elastic_run.py")
     resumed = [
         scenario(
-            folder, "packs again", rows=32, steps=10, most=0, resumes="packs/checkpoint/step-7"
+            folder, "packs again", rows=16, steps=10, most=0, resumes="packs/checkpoint/step-7"
         ),
     ]
     return seen | run_scenarios(folder / "later", 2, resumed, script="elastic_run.py")
@@ -103,7 +103,7 @@ def grown(folder):
     """Runs whose steps become larger more than once, and of another schedule."""
     scenarios = [
         scenario(
-            folder, "GPipe", rows=32, steps=10, most=0,
+            folder, "GPipe", rows=16, steps=10, most=0,
             parallelism__pipeline_parallel_schedule="GPipe",
         ),
         scenario(folder, "stays small", rows=8, steps=24),
@@ -145,8 +145,8 @@ def assert_same_weights(have, want):
 
 
 def test_a_step_takes_fewer_and_larger_batches(runs):
-    assert runs["packs"][0]["batches"] == [(1, 8, 32), (2, 16, 32), (4, 32, 32)]
-    assert runs["packs again"][0]["batches"] == [(1, 8, 32), (2, 16, 32), (4, 32, 32)]
+    assert runs["packs"][0]["batches"] == [(1, 4, 16), (2, 8, 16), (4, 16, 16)]
+    assert runs["packs again"][0]["batches"] == [(1, 4, 16), (2, 8, 16), (4, 16, 16)]
     n_batches = {}
     for step, _ in runs["packs"][0]["rows"]:
         n_batches[step] = n_batches.get(step, 0) + 1
@@ -156,7 +156,7 @@ def test_a_step_takes_fewer_and_larger_batches(runs):
 @pytest.mark.long
 def test_another_schedule_is_cut_otherwise_and_learns_the_same(runs, grown):
     # With two more layers frozen there is another cut, and no room for more rows.
-    assert grown["GPipe"][0]["batches"] == [(1, 8, 32), (2, 16, 32), (2, 16, 32)]
+    assert grown["GPipe"][0]["batches"] == [(1, 4, 16), (2, 8, 16), (2, 8, 16)]
     assert_fewer_accumulations_learn_the_same(runs["stays"], grown["GPipe"])
 
 

@@ -107,9 +107,9 @@ def test_a_node_that_is_late_is_waited_for(tmp_path):
     assert len(losses(tmp_path)) == 5
 
 
-@pytest.mark.multiprocess
+@pytest.mark.long
 @pytest.mark.timeout(90)
-@pytest.mark.parametrize("node", [0, pytest.param(1, marks=[pytest.mark.long])])
+@pytest.mark.parametrize("node", [0, 1])
 def test_a_node_that_waits_in_vain_says_where(tmp_path, node):
     port = free_port()
     alone = start_node(tmp_path, node, port, "--rdzv_conf=timeout=3")

@@ -25,6 +25,7 @@ SHARDED = [
 STEPS = 9
 # Step 1 is warm-up, 2-3 upper bound, 4-5 lower bound, 6 ramp, then stable.
 PIPELINE = {
+    "model__flavor": "short",
     "parallelism__pipeline_parallel_degree": 2,
     "parallelism__pipeline_parallel_microbatch_size": 1,
     "freezing__method": "timelyfreeze",
@@ -36,6 +37,7 @@ PIPELINE = {
     "training__local_batch_size": 4,
 }
 SINGLE = {
+    "model__flavor": "short",
     "parallelism__pipeline_parallel_degree": 1,
     "training__steps": 1,
     "training__local_batch_size": 4,
@@ -214,7 +216,7 @@ def test_the_summary_says_what_happened(two_ranks, folder, schedule):
     text = (where / "summary.json").read_text()
     summary, ranks = summary_from_json(text), two_ranks[name]
     assert json.loads(text)["schedule"] == schedule
-    assert (summary.method, summary.model) == ("timelyfreeze", "llama3 debugmodel")
+    assert (summary.method, summary.model) == ("timelyfreeze", "llama3 short")
     assert summary.emulated_ranks == (None if schedule == REAL else 2)
     assert summary.n_devices == summary.ranks_per_replica == len(ranks)
     assert (summary.steps, summary.steps_done) == (STEPS, STEPS)

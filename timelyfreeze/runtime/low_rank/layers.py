@@ -16,7 +16,6 @@ from timelyfreeze.runtime.low_rank.subspace import (
     captured_energy,
     first_basis,
     is_of_inputs,
-    next_basis,
 )
 from timelyfreeze.settings import key
 
@@ -31,11 +30,13 @@ class LowRankLayers:
         named: Weights of all linear layers of the stage, by their names in the model.
         module: The stage's, parallelisms applied; its layers are adopted.
         rank: Directions of each subspace, 1 or more.
-        seed: Of the first directions, and of those that are tried.
+        seed: Of the first directions.
 
     Attributes:
         rank: Directions wanted; a narrow layer has fewer.
         bases: Q of each weight, by name.
+        n_frozen: In how many microbatches of the step a weight was frozen, by name; whoever counts
+            a step's clears it.
         without_chain: Weights of layers whose input needs no gradient, so that no gradient of their
             output comes by: they stay exact.
     """
@@ -44,20 +45,29 @@ class LowRankLayers:
         self, named: Mapping[str, Tensor], module: nn.Module, *, rank: int, seed: int
     ) -> None:
         names = {id(weight): name for name, weight in named.items()}
+        # Of the optimizer; under FSDP a layer computes with a gathered one instead.
         self._weights: dict[str, Tensor] = {}
-        self.rank, self._seed = rank, seed
+        self._layers: dict[str, nn.Linear] = {}
+        self.rank = rank
         for layer in module.modules():
             if is_plain_linear(layer) and id(layer.weight) in names:
                 _adopt(layer, self, names[id(layer.weight)])
                 self._weights[names[id(layer.weight)]] = layer.weight
+                self._layers[names[id(layer.weight)]] = layer
         self.bases = {n: first_basis(w, rank, seed, n) for n, w in self._weights.items()}
         self._sums: dict[str, Tensor] = {}
+        self.n_frozen: dict[str, int] = {}
         self._casts: dict[tuple[str, bool, torch.dtype], Tensor] = {}
         self.without_chain: set[str] = set()
         self._frozen: Collection[str] = ()
         self._microbatch = -1
         self._postponed: dict[int, list[tuple[str, Tensor, Tensor]]] = {}
         self._postpones = False
+
+    @property
+    def weights(self) -> Mapping[str, Tensor]:
+        """The weights that may be frozen, as the optimizer has them."""
+        return self._weights
 
     @property
     def names(self) -> Collection[str]:
@@ -117,22 +127,24 @@ class LowRankLayers:
 
     def _add(self, name: str, dy: Tensor, kept: Tensor) -> None:
         if is_of_inputs(self._weights[name]):
-            product = dy.t() @ kept
+            product = kept.t() @ dy  # up to half the time of its transpose
         else:
             product = (dy @ self.basis(name, dy.dtype)).t() @ kept
+        self.n_frozen[name] = self.n_frozen.get(name, 0) + 1
         known = self._sums.get(name)
         self._sums[name] = product.float() if known is None else known.add_(product)
 
-    # -- a batch's end, a step's end ---------------------------------------------------------------
+    # -- a batch's end -----------------------------------------------------------------------------
 
     def add_to_gradients(self) -> None:
         """Add what lies in the subspaces to the gradients of the weights, after the last backward.
 
-        One product for all microbatches, before a schedule divides or reduces gradients.
+        One product for all microbatches, before a schedule divides or reduces gradients. Under FSDP
+        the gradients are those of gathered weights, until they are reduced.
         """
         for name, total in self._sums.items():
-            weight, basis = self._weights[name], self.bases[name]
-            part = total @ basis.t() if is_of_inputs(weight) else basis @ total
+            weight, basis = self._layers[name].weight, self.bases[name]
+            part = total.t() @ basis.t() if is_of_inputs(weight) else basis @ total
             part = part.to(weight.dtype)
             weight.grad = part if weight.grad is None else weight.grad.add_(part)
         self._sums.clear()
@@ -142,13 +154,6 @@ class LowRankLayers:
         self._sums.clear()
         self._casts.clear()
         self._postponed.clear()
-
-    def end_step(self, step: int) -> None:
-        """Turn the subspaces after the step's gradients, which are complete and reduced."""
-        for name, weight in self._weights.items():
-            if weight.grad is not None:
-                basis = self.bases[name]
-                self.bases[name] = next_basis(basis, weight.grad, self._seed, step, name)
 
     def captured(self) -> dict[str, float]:
         """Return which fraction of each weight's gradient its subspace holds. Waits for devices."""
@@ -170,7 +175,7 @@ class LowRankLayers:
 
     def weight(self, name: str, dtype: torch.dtype) -> Tensor:
         """Return W outside of the graph in a type, cast once for all microbatches of a batch."""
-        return self._cast(name, self._weights[name].detach(), dtype, is_basis=False)
+        return self._cast(name, self._layers[name].weight.detach(), dtype, is_basis=False)
 
     def _cast(self, name: str, tensor: Tensor, dtype: torch.dtype, *, is_basis: bool) -> Tensor:
         if tensor.dtype == dtype:

@@ -11,6 +11,7 @@ import zlib
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from timelyfreeze.masks import mask_rng
 
@@ -36,7 +37,9 @@ def first_basis(weight: Tensor, rank: int, seed: int, name: str) -> Tensor:
     return _orthonormal(_random(d, min(rank, d), seed, 0, name)).to(weight.device)
 
 
-def next_basis(basis: Tensor, gradient: Tensor, seed: int, step: int, name: str) -> Tensor:
+def next_basis(
+    basis: Tensor, gradient: Tensor, seed: int, step: int, name: str, place: int = 0
+) -> Tensor:
     """Return orth(G^T (G Q)), or orth(G (G^T Q)), with a random direction in the last place.
 
     Power iteration turns the basis towards the directions in which gradients are large, over many
@@ -45,35 +48,60 @@ def next_basis(basis: Tensor, gradient: Tensor, seed: int, step: int, name: str)
 
     Args:
         basis: Q, shape [d, k].
-        gradient: G, finite.
+        gradient: G; ranks that share it call this together.
         seed: That of the masks.
         step: The training step.
         name: The weight's.
+        place: Counts the turns of a step.
 
     Returns:
         The next Q; the one that there was if G is 0 or not finite.
     """
     g = gradient.float()
-    scale = g.abs().max()
+    scale = _whole(g.abs().max())
     if not torch.isfinite(scale) or scale == 0.0:
         return basis
     g = g / scale  # squares of 1e-25 would be 0
-    product = g.t() @ (g @ basis) if is_of_inputs(gradient) else g @ (g.t() @ basis)
-    turned = _orthonormal(product)
-    turned[:, -1] = _random(basis.shape[0], 1, seed, step, name)[:, 0].to(basis.device)
+    q = _beside(basis, g)
+    turned = _orthonormal(_whole(g.t() @ (g @ q) if is_of_inputs(gradient) else g @ (g.t() @ q)))
+    turned[:, -1] = _random(basis.shape[0], 1, seed, step, name, place)[:, 0].to(basis.device)
     return _orthonormal(turned)
+
+
+def projected(gradient: Tensor, basis: Tensor) -> Tensor:
+    """Return G Q, shape [d_out, k], or Q^T G, shape [k, d_in]."""
+    return gradient @ basis if is_of_inputs(gradient) else basis.t() @ gradient
+
+
+def lifted(inside: Tensor, basis: Tensor, weight: Tensor) -> Tensor:
+    """Return what lies in the subspace as a part of the whole, shape [d_out, d_in]."""
+    return inside @ basis.t() if is_of_inputs(weight) else basis @ inside
 
 
 def captured_energy(basis: Tensor, gradient: Tensor) -> Tensor:
     """Return |G Q|^2 / |G|^2, the fraction of the gradient's energy that lies in Q; scalar."""
     g = gradient.float()
-    inside = g @ basis if is_of_inputs(gradient) else g.t() @ basis
-    return inside.square().sum() / g.square().sum()
+    q = _beside(basis, g)
+    inside = g @ q if is_of_inputs(gradient) else g.t() @ q
+    return _whole(inside).square().sum() / _whole(g.square().sum())
 
 
-def _random(n: int, k: int, seed: int, step: int, name: str) -> Tensor:
+def _beside(basis: Tensor, gradient: Tensor) -> Tensor:
+    """Return Q as a product with the gradient needs it: on each of the ranks that share that."""
+    if not isinstance(gradient, DTensor):
+        return basis
+    mesh = gradient.device_mesh
+    return DTensor.from_local(basis, mesh, [Replicate()] * mesh.ndim, run_check=False)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """Return a tensor that ranks may share, put together; they call this together."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _random(n: int, k: int, seed: int, step: int, name: str, place: int = 0) -> Tensor:
     # Philox by seed, step and name: no state to keep, and all processes draw alike.
-    numbers = mask_rng(seed, step, 0, 0, zlib.crc32(name.encode())).standard_normal((n, k))
+    numbers = mask_rng(seed, step, place, 0, zlib.crc32(name.encode())).standard_normal((n, k))
     return torch.from_numpy(numbers).float()
 
 

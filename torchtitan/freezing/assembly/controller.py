@@ -97,6 +97,7 @@ class Assembly:
             measures_energy=True,
             outside=outside,
             learning_rate=partial(highest_learning_rate, trainer.optimizers.optimizers),
+            optimizers=trainer.optimizers.optimizers,
             store=front_store(self._config, dist.get_rank()) if caches(self._config) else None,
             front_identity=front_identity(
                 self._config,

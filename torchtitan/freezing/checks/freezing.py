@@ -14,6 +14,7 @@ from timelyfreeze.settings import (
     ratio_errors,
     replanning_errors,
     seed_errors,
+    subspace_errors,
     unknown_words,
 )
 from timelyfreeze.timing import discard_errors
@@ -94,6 +95,9 @@ def freezing_errors(config: JobConfig) -> Iterator[str]:
         score_dtype=freezing.score_dtype,
     )
     yield from rank_errors(freezing.gradient_rank)
+    yield from subspace_errors(
+        freezing.gradient_rank, freezing.subspace_rate, freezing.subspace_steps
+    )
     if freezing.gradient_rank > 0:
         yield from _rank_errors(config, method)
     yield from seed_errors(freezing.seed)
@@ -112,9 +116,15 @@ def _rank_errors(config: JobConfig, method: Method) -> Iterator[str]:
         )
     if compiles_blocks(config):
         yield f"{COMPILED}, whose blocks have one backward each; {needs} {NOT_COMPILED}"
-    yield from lone_pipeline_errors(config, f"{needs} a lone pipeline")
+    for name in ("tensor_parallel_degree", "context_parallel_degree"):
+        if (degree := getattr(config.parallelism, name)) > 1:
+            yield f"parallelism.{name} is {degree}, which splits what a layer multiplies; {needs} 1"
     if config.freezing.elastic.enable:
         yield f"freezing.elastic.enable is true, whose moves leave subspaces behind; {needs} false"
+    if (rate := config.freezing.subspace_rate) > 0.0:
+        yield from lone_pipeline_errors(
+            config, f"freezing.subspace_rate {rate} needs weights that are not shared by ranks"
+        )
 
 
 def _n_stages(config: JobConfig) -> int | None:

@@ -39,7 +39,7 @@ def rows(said: str) -> dict[tuple[str, str], list[str]]:
     return {(row[0], row[1]): row[2:] for row in cells if len(row) > 2}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1500)
 def test_tables_and_figures_of_the_same_runs(paper: Paper, tmp_path: Path) -> None:
     small = [str(tmp_path), "--small"]

@@ -134,7 +134,19 @@ ERRORS: list[tuple[dict[str, Any], list[str]]] = [
     ),
     (
         {"freezing__gradient_rank": 8, "parallelism__tensor_parallel_degree": 2},
-        ["tensor_parallel_degree is 2", "freezing.gradient_rank 8 needs a lone pipeline"],
+        ["tensor_parallel_degree is 2", "freezing.gradient_rank 8 needs 1"],
+    ),
+    (
+        {"freezing__subspace_rate": 1e-3},
+        ["freezing.subspace_rate is 0.001 and freezing.gradient_rank is 0", "a rank of 1 or more"],
+    ),
+    (
+        {
+            "freezing__gradient_rank": 8,
+            "freezing__subspace_rate": 1e-3,
+            "parallelism__data_parallel_shard_degree": 2,
+        },
+        ["data_parallel_shard_degree is 2", "freezing.subspace_rate 0.001 needs weights that"],
     ),
     (
         {"freezing__skip_input_grads": "all"},

@@ -1,0 +1,211 @@
+"""The subspaces of a process's linear weights from step to step, and what is saved of them.
+
+By default an optimizer steps the weights, and each subspace turns once a step. Or the weights learn
+in the subspaces alone, with moments of their own (:class:`SubspaceAdam`): between two turns of Q a
+weight is W_0 + R Q^T. Its gradient by R is G Q, so R is stepped as any parameter is, and W moves by
+each step's change of R times Q^T.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from timelyfreeze.runtime.low_rank.layers import LowRankLayers
+from timelyfreeze.runtime.low_rank.subspace import lifted, next_basis, projected
+from timelyfreeze.settings import key
+
+# Gradients of live microbatches fade by this factor a step before directions are looked for.
+_MEMORY = 0.7
+_ITERATIONS = 3
+
+
+class Subspaces:
+    """Subspaces that turn after each step's gradients, whose weights an optimizer steps.
+
+    Args:
+        layers: Of the stages of this process.
+        seed: Of directions that are tried.
+    """
+
+    def __init__(self, layers: Sequence[LowRankLayers], seed: int) -> None:
+        self._layers, self._seed, self._step = tuple(layers), seed, 0
+
+    def begin_step(self, step: int, *, learns_inside: bool) -> None:
+        """Enter an optimizer step.
+
+        Args:
+            step: Its number.
+            learns_inside: Whether weights may learn in their subspaces alone in it.
+        """
+        self._step = step
+
+    def end_batch(self, index: int, n_microbatches: int) -> None:
+        """Leave the batch of that index of the step; its gradients are there, and reduced."""
+        if index == 0:
+            for layers in self._layers:
+                for name, weight in layers.weights.items():
+                    if weight.grad is not None:
+                        self._turn(layers, name, weight.grad)
+
+    def _turn(self, layers: LowRankLayers, name: str, gradient: Tensor, place: int = 0) -> None:
+        basis = layers.bases[name]
+        layers.bases[name] = next_basis(basis, gradient, self._seed, self._step, name, place)
+
+    def end_step(self) -> None:
+        """Leave the step, whose weights have moved."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what a checkpoint keeps, by ``"<kind>.<weight>"``; loading writes into copies."""
+        return {
+            f"basis.{name}": basis.clone()
+            for layers in self._layers
+            for name, basis in layers.bases.items()
+        }
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Go on with what :meth:`tensors` returned.
+
+        Raises:
+            ValueError: If a weight has none, or one of another rank.
+        """
+        for layers in self._layers:
+            layers.load({name: saved.get(f"basis.{name}") for name in layers.names})
+
+    def close(self) -> None:
+        """Leave optimizers alone."""
+
+
+class SubspaceAdam(Subspaces):
+    """AdamW in the subspaces, in the place of what an optimizer does to these weights.
+
+    Betas, eps and weight decay are those of the weight's group in the optimizer, and the learning
+    rate follows its schedule. Directions are looked for in the gradients of live microbatches, and
+    moments begin anew with them.
+
+    Args:
+        layers: Of the stages of this process, whose weights are not sharded.
+        seed: Of directions that are tried.
+        optimizers: What steps the weights otherwise.
+        rate: Learning rate of R where that of the optimizer is the one that it began with.
+        every: Steps after which directions are looked for anew.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[LowRankLayers],
+        seed: int,
+        optimizers: Sequence[Optimizer],
+        *,
+        rate: float,
+        every: int,
+    ) -> None:
+        super().__init__(layers, seed)
+        self._rate, self._every = rate, every
+        self._learns_inside, self._n_microbatches = False, 0
+        self._n_steps = 0  # since directions are what they are
+        self._moments: dict[str, tuple[Tensor, Tensor]] = {}
+        self._recent: dict[str, Tensor] = {}
+        self._undo: list[Callable[[], None]] = [
+            each.register_step_pre_hook(self._before_step).remove for each in optimizers
+        ]
+
+    def begin_step(self, step: int, *, learns_inside: bool) -> None:
+        """Enter an optimizer step."""
+        super().begin_step(step, learns_inside=learns_inside)
+        self._learns_inside, self._n_microbatches = learns_inside, 0
+        for layers in self._layers:
+            layers.n_frozen.clear()
+
+    def end_batch(self, index: int, n_microbatches: int) -> None:
+        """Leave a batch; directions turn as long as weights do not learn in them alone."""
+        self._n_microbatches += n_microbatches
+        if not self._learns_inside:
+            super().end_batch(index, n_microbatches)
+
+    @torch.no_grad()
+    def _before_step(self, optimizer: Optimizer, *args: Any) -> None:
+        if not self._learns_inside:
+            return
+        groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+        for layers in self._layers:
+            for name, weight in layers.weights.items():
+                if id(weight) in groups and weight.grad is not None:
+                    self._step_inside(layers, name, weight, groups[id(weight)])
+                    weight.grad = None  # nothing is left for the optimizer to do
+
+    def _step_inside(
+        self, layers: LowRankLayers, name: str, weight: Tensor, group: Mapping[str, Any]
+    ) -> None:
+        assert weight.grad is not None
+        gradient, basis = weight.grad.float(), layers.bases[name]
+        reduced = projected(gradient, basis)
+        share = layers.n_frozen.get(name, 0) / self._n_microbatches
+        self._note(name, gradient, lifted(reduced, basis, weight), share)
+        if name not in self._moments:
+            self._moments[name] = torch.zeros_like(reduced), torch.zeros_like(reduced)
+        first, second = self._moments[name]
+        (beta_1, beta_2), n = group["betas"], self._n_steps + 1
+        first.lerp_(reduced, 1.0 - beta_1)
+        second.lerp_(reduced.square(), 1.0 - beta_2)
+        change = (first / (1.0 - beta_1**n)) / ((second / (1.0 - beta_2**n)).sqrt() + group["eps"])
+        schedule = group["lr"] / group.get("initial_lr", group["lr"])
+        weight.mul_(1.0 - group["lr"] * group["weight_decay"])
+        weight.sub_(lifted(change, basis, weight).to(weight.dtype), alpha=self._rate * schedule)
+
+    def _note(self, name: str, gradient: Tensor, inside: Tensor, frozen_share: float) -> None:
+        """Remember what live microbatches alone would have given, as far as one can tell.
+
+        G holds the frozen ones' gradient inside of the subspace only, so that directions outside
+        would always look small: what is inside is brought to the part that live ones have of it.
+        """
+        live = gradient.sub(inside, alpha=frozen_share)
+        known = self._recent.get(name)
+        self._recent[name] = live if known is None else known.mul_(_MEMORY).add_(live)
+
+    def end_step(self) -> None:
+        """Leave the step; look for directions anew if it is time."""
+        self._n_steps += self._learns_inside
+        if self._n_steps < self._every:
+            return
+        self._n_steps = 0
+        self._moments.clear()
+        for layers in self._layers:
+            for name in layers.names & self._recent.keys():
+                for place in range(_ITERATIONS):
+                    self._turn(layers, name, self._recent[name], place)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what a checkpoint keeps; moments that were not begun are 0."""
+        kept = super().tensors() | {"n_steps": torch.tensor(self._n_steps)}
+        for layers in self._layers:
+            for name, weight in layers.weights.items():
+                zeros = torch.zeros_like(projected(torch.zeros_like(weight), layers.bases[name]))
+                first, second = self._moments.get(name, (zeros, zeros))
+                recent = self._recent.get(name, torch.zeros_like(weight, dtype=torch.float32))
+                found = {"first": first, "second": second, "recent": recent}
+                kept |= {f"{kind}.{name}": tensor.clone() for kind, tensor in found.items()}
+        return kept
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Go on with what :meth:`tensors` returned."""
+        super().load(saved)
+        if "n_steps" not in saved:
+            raise ValueError(
+                f"the checkpoint has no moments of subspaces; this run has {key('subspace_rate')} "
+                f"{self._rate}; resume with the value that it was saved with"
+            )
+        self._n_steps = int(saved["n_steps"])
+        for layers in self._layers:
+            for name in layers.names:
+                self._moments[name] = saved[f"first.{name}"], saved[f"second.{name}"]
+                self._recent[name] = saved[f"recent.{name}"]
+
+    def close(self) -> None:
+        """Leave optimizers alone."""
+        for undo in self._undo:
+            undo()
