@@ -11,7 +11,6 @@
 #   tests      what is marked gpu
 #   pipeline   two GPUs or more: the default run over NCCL, the paired benchmarks, every freezing method once
 #   emulate    training steps of SmolLM2-135M, 4 ranks in one process: predicted and measured
-#   sampling   what sampled tokens save of the weight gradients of a block, in the shapes of 135M, 1B and 8B
 #   profile    Llama-3.2-1B and Llama-3-8B in the paper's shapes, in 4 and in 8 stages, one stage at a time (40 GB are
 #              enough); plans of the paper's four schedules at r_max 0.8, beside the paper's numbers
 #   memory     two GPUs or more: Llama-3.2-1B from random weights, the estimate, and what the GPUs held
@@ -54,7 +53,7 @@ while [ $# -gt 0 ]; do
       esac
       shift
       ;;
-    paper_1b | paper_8b | tests | sampling | profile | emulate | pipeline | memory | scores) parts+=("$1") ;;
+    paper_1b | paper_8b | tests | profile | emulate | pipeline | memory | scores) parts+=("$1") ;;
     *) refuse "'$1' is no part and no option" ;;
   esac
   shift
@@ -82,10 +81,10 @@ if [ ${#parts[@]} -eq 0 ]; then
     echo "The first GPU has ${memory_mib:-0} MiB; paper_1b and paper_8b need 80 GB and are left out." >&2
   fi
   if [ "$gpus" -ge 2 ]; then
-    parts+=(tests pipeline emulate sampling profile memory)
+    parts+=(tests pipeline emulate profile memory)
     [ -z "$questions" ] || parts+=(scores)
   else
-    parts+=(tests emulate sampling profile)
+    parts+=(tests emulate profile)
     echo "One GPU is visible; pipeline, memory and scores need 2 or more and are left out." >&2
   fi
 fi
@@ -156,12 +155,6 @@ END
 
 run_tests() {
   "$python" -m pytest -m gpu tests/gpu
-}
-
-run_sampling() {
-  local sizes=(--tokens 4096)
-  [ -z "$small" ] || sizes=(--shapes 135M --tokens 32 --repeats 1)
-  "$python" benchmarks/sampling_cost.py --dtype bfloat16 "${sizes[@]}" | tee "$output/sampling.md"
 }
 
 run_profile() {

@@ -295,10 +295,7 @@ def test_settings_of_a_policy_are_those_of_its_name() -> None:
         ({"replan_every": -1}, "replan_every is -1"),
         ({"solver_time_limit_s": 0}, "solver_time_limit_s is 0; it must be above 0"),
         ({"first_stage": "half"}, "first_stage is 'half'; known: all_or_nothing, per_tensor"),
-        (
-            {"first_stage": "per_tensor", "skip_input_grads": "plan"},
-            'skip_input_grads is "plan", but under first_stage "per_tensor"',
-        ),
+        ({"skip_input_grads": "plan"}, "skip_input_grads is 'plan'; known: off, use"),
         ({"method": "none"}, "method is 'none', which freezes nothing"),
         ({"method": "afp"}, "method is 'afp'; known: "),
         ({"method": "apf", "policy": {"treshold": 1}}, "policy has treshold; apf knows: "),

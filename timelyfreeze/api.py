@@ -37,7 +37,6 @@ from timelyfreeze.runtime import (
 from timelyfreeze.settings import (
     ALL_OR_NOTHING,
     AUTO,
-    TENSORS,
     USE,
     ActivationCache,
     FreezeSettings,
@@ -71,11 +70,8 @@ class TimelyFreeze:
         monitor: Last step of monitoring; at its end the plan is made. Without a plan it has no
             meaning, like ``ramp``.
         ramp: Last step of the ramp, over which freeze ratios grow to those of the plan.
-        unit: "tensors", or "tokens" to leave out tokens of all weight gradients instead.
-        max_freeze_ratio: Cap in [0, 1], one value or one for each stage: of tensors on the mean
-            freeze ratio of a stage's backwards, of tokens on each backward. Or "auto".
-        sample_input_gradients: For tokens: fraction of a backward's ratio that its input gradients
-            are sampled with.
+        max_freeze_ratio: Cap in [0, 1] on the mean freeze ratio of a stage's backwards, one value
+            or one for each stage; or "auto".
         gradient_rank: Directions in which a frozen weight of a linear layer still gets its
             gradient; nothing else is frozen then. 0: none.
         subspace_rate: Learning rate in these directions, with moments of their own; 0: the
@@ -87,7 +83,7 @@ class TimelyFreeze:
         monitoring: "halves" or "mixed", in which every step learns.
         seed: Of the masks; the same on every rank.
         first_stage: "all_or_nothing" or "per_tensor".
-        skip_input_grads: "off", "use" or "plan".
+        skip_input_grads: "off" or "use".
         discard_batches: Batches left out of measurements after each change of phase.
         solver_time_limit_s: Seconds after which the solver gives up.
         solver_delay_steps: Steps that training goes on while the plan is solved; None to let the
@@ -120,9 +116,7 @@ class TimelyFreeze:
         warmup: int = 60,
         monitor: int = 100,
         ramp: int = 200,
-        unit: str = TENSORS,
         max_freeze_ratio: float | Sequence[float] | str = AUTO,
-        sample_input_gradients: float = 0.0,
         gradient_rank: int = 0,
         subspace_rate: float = 0.0,
         subspace_steps: int = 8,
@@ -154,9 +148,7 @@ class TimelyFreeze:
         one_ratio = isinstance(max_freeze_ratio, (int, float, str))
         settings = FreezeSettings(
             phases,
-            unit,
             max_freeze_ratio if one_ratio else tuple(max_freeze_ratio),  # type: ignore[arg-type]
-            sample_input_gradients,
             gradient_rank,
             subspace_rate,
             subspace_steps,
@@ -176,7 +168,7 @@ class TimelyFreeze:
         optimizers = _listed(optimizer)
         errors = [
             *setting_errors(settings, plans=plans, n_stages=order.n_stages),
-            *policy_errors(settings, chosen, plans=plans, has_optimizer=bool(optimizers)),
+            *policy_errors(chosen, has_optimizer=bool(optimizers)),
         ]
         if not has_loss(schedule):
             errors.append("schedule has no loss_fn; without one there is no backward to freeze")

@@ -73,16 +73,13 @@ RULES: dict[str, tuple[Any, Any]] = {
         | st.lists(st.floats(0, 1), max_size=3)
         | st.lists(SHARE[1], min_size=4, max_size=4),
     ),
-    "freezing.unit": _word("tensors", "tokens"),
-    # Of tensors none is sampled.
-    "freezing.sample_input_gradients": _number(st.just(0.0), below=0.0, above=0.0),
     "freezing.gradient_rank": _whole(0),
     # Alone, without directions, none has a rate.
     "freezing.subspace_rate": _number(st.just(0.0), below=0.0, above=0.0),
     "freezing.subspace_steps": _whole(1),
     "freezing.seed": _whole(0, HUGE - 1),
     "freezing.first_stage": _word("all_or_nothing", "per_tensor"),
-    "freezing.skip_input_grads": _word("off", "use", "plan"),
+    "freezing.skip_input_grads": _word("off", "use"),
     "freezing.discard_batches": _whole(0, 19),
     "freezing.solver_time_limit_s": _number(
         st.floats(1e-3, 99.9), 0.0, 100.0, INF, -INF, below=0.0, above=100.0

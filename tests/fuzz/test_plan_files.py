@@ -173,7 +173,7 @@ OPTIONS = {
     "--ranks": ["2", "1", "0", "-1", "4", "x", "999999999", "9" * 400],
     "--layers": ["4,3", "3,4,5", "0,0", "-1,2", "x"],
     "--first-stage": ["per_tensor", "all_or_nothing", "x"],
-    "--skip-input-grads": ["off", "use", "plan", "x"],
+    "--skip-input-grads": ["off", "use", "plan"],
     "--processors": ["1.5", "0", "-1", "nan", "inf", "x"],
     "--p2p-overhead-ms": ["0.5", "-1", "nan", "inf", "x", "1e308"],
     "--batches": ["2", "0", "-1", "x", "9" * 400],

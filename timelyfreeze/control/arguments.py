@@ -9,16 +9,12 @@ from timelyfreeze.settings import (
     FreezeSettings,
     ratio_errors,
     seed_errors,
-    skip_errors,
-    token_errors,
 )
 from timelyfreeze.timing import discard_errors
 
 
-def policy_errors(
-    settings: FreezeSettings, policy: FreezePolicy | None, *, plans: bool, has_optimizer: bool
-) -> Iterator[str]:
-    """Yield what a policy, or its absence, lacks or does not go together with."""
+def policy_errors(policy: FreezePolicy | None, *, has_optimizer: bool) -> Iterator[str]:
+    """Yield what a policy lacks."""
     compares: object = policy
     if not has_optimizer and isinstance(compares, ComparesOutputs):
         yield (
@@ -30,8 +26,6 @@ def policy_errors(
             f"optimizer is None; {policy!r} watches gradients, which have to be read between the "
             "optimizer's step and zero_grad, so hand over the optimizer"
         )
-    if settings.samples_tokens and not (plans and policy is None):
-        yield f'unit is "{settings.unit}", which needs method "timelyfreeze" without a policy'
 
 
 def setting_errors(settings: FreezeSettings, *, plans: bool, n_stages: int) -> Iterator[str]:
@@ -41,10 +35,6 @@ def setting_errors(settings: FreezeSettings, *, plans: bool, n_stages: int) -> I
     if not plans:
         return
     yield from ratio_errors(settings.max_freeze_ratio, n_stages)
-    yield from token_errors(
-        settings.unit, settings.max_freeze_ratio, settings.sample_input_gradients
-    )
-    yield from skip_errors(settings.first_stage, settings.skip_input_grads)
     if not phases.measures:
         yield f"monitor is {phases.last_monitor_step}, as warmup; a plan needs steps to measure in"
     else:

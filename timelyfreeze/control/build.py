@@ -49,16 +49,13 @@ def attach_clocks(
         recorder: Where times go.
         settings: The user's choices; None to freeze nothing.
     """
-    per_tensor = tokens = False
+    per_tensor = False
     rank = seed = 0
     if settings is not None and settings.phases.measures:
-        tokens = settings.samples_tokens
         rank, seed = settings.gradient_rank, settings.seed
-        per_tensor = settings.first_stage == PER_TENSOR and not (tokens or rank)
+        per_tensor = settings.first_stage == PER_TENSOR and not rank
     for stage in stages:
-        stage.attach(
-            recorder, per_tensor=per_tensor, samples_tokens=tokens, gradient_rank=rank, seed=seed
-        )
+        stage.attach(recorder, per_tensor=per_tensor, gradient_rank=rank, seed=seed)
 
 
 def build_controller(

@@ -251,14 +251,11 @@ class FreezeController(KnownPlan):
         finally:
             for stage in self._stages:
                 stage.freeze_nothing()
-        if self._planner is not None and masks.measures_variance:
-            curves = {s.stage_index: s.take_variance() for s in self._stages}
-            self._planner.measured.add_curves(curves)
         if self._subspaces is not None:
             self._subspaces.end_batch(self._batch_index, self._n_microbatches)
-        self._updates.add_batch(set_up.masks, set_up.token_ratios)
+        self._updates.add_batch(set_up.masks)
         self._log.add_masks(set_up.masks)
-        is_cold = self._batches_in_phase < self.settings.discard_batches or masks.measures_variance
+        is_cold = self._batches_in_phase < self.settings.discard_batches
         applied = {s.stage_index: s.applied_ratios for s in self._stages}
         start = None if entry is None or entry.start is None else entry.start.stage
         policy = {} if self.checks is None else self.checks.decision.metrics
@@ -355,8 +352,7 @@ class FreezeController(KnownPlan):
 
     def _drawn_ratio(self, stage: int) -> float | None:
         """Return the probability that a tensor of ``stage`` is frozen, if tensors are drawn."""
-        is_drawn = self.checks is None and not self.settings.samples_tokens
-        if not is_drawn or self.phase not in (Phase.RAMP, Phase.STABLE):
+        if self.checks is not None or self.phase not in (Phase.RAMP, Phase.STABLE):
             return None
         return self.expected_stage_ratios()[stage]
 

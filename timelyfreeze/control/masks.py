@@ -26,9 +26,8 @@ from timelyfreeze.masks import (
     mask_rng,
 )
 from timelyfreeze.runtime import NOTHING_FROZEN, FreezingStage
-from timelyfreeze.runtime.sampling import TokenSample
-from timelyfreeze.schedule import Action, ActionKind, PipelineDag
-from timelyfreeze.settings import AUTO, FreezeSettings, Phase, actual_freeze_ratio
+from timelyfreeze.schedule import Action, PipelineDag
+from timelyfreeze.settings import FreezeSettings, Phase, actual_freeze_ratio
 from timelyfreeze.timing import Pattern, pattern_of
 
 
@@ -38,12 +37,10 @@ class SetUp(NamedTuple):
     Attributes:
         masks: By microbatch, of the backwards that freeze something.
         cut: Microbatches for which the stage computes no input gradient.
-        token_ratios: By microbatch, the fraction of tokens that a sampled backward leaves out.
     """
 
     masks: dict[int, Mapping[int, NDArray[np.bool_]]]
     cut: dict[int, Collection[int]]
-    token_ratios: dict[int, dict[int, float]]
 
 
 @dataclass(frozen=True)
@@ -78,75 +75,24 @@ class BatchMasks:
         is_off = self.plan is not None and self.plan.is_off(self.step)
         return is_off or self.settings.phases.phase(self.step) is Phase.WARMUP
 
-    @property
-    def measures_variance(self) -> bool:
-        """Whether the batch is exact and measures what samples would add.
-
-        That is one of the last warm-up step; and where the cap is chosen, one of each step in which
-        times are compared with the plan's. Its own times count for nothing.
-        """
-        if self.batch_index > 0 or not self.settings.samples_tokens:
-            return False
-        if self.step == self.settings.phases.last_warmup_step:
-            return True
-        is_followed = self.plan is not None and self.plan.is_followed
-        is_chosen = self.settings.max_freeze_ratio == AUTO
-        return is_followed and is_chosen and self.settings.compares_times(self.step)
-
     def set_up(self, stages: Sequence[FreezingStage], dag: PipelineDag) -> SetUp:
         """Have the stages freeze like this in the batch to come; return how."""
         found = SetUp(
             {s.stage_index: self.of_stage(s.stage_index, dag) for s in stages},
             {s.stage_index: self.without_input_grads(s.stage_index) for s in stages},
-            {},
         )
         for stage in stages:
             index = stage.stage_index
             stage.freeze(found.masks[index], without_input_grads=found.cut[index])
-            if self.settings.samples_tokens:
-                samples = self.samples_of_stage(index, dag, stage.n_sampled_layers)
-                stage.sample(samples, measures=self.measures_variance)
-                found.token_ratios[index] = {m: sample.ratio for m, sample in samples.items()}
         return found
 
     def of_stage(self, stage: int, dag: PipelineDag) -> Mapping[int, NDArray[np.bool_]]:
         """Return the masks of one stage by microbatch; those that freeze nothing are left out."""
-        if self._is_idle or self.settings.samples_tokens:
+        if self._is_idle:
             return NOTHING_FROZEN
-        backwards = _backwards(dag, stage)
+        backwards = (a for a in dag.actions if a.kind.freezable and a.stage == stage)
         masks = {action.microbatch: self._mask(action) for action in backwards}
         return {m: mask for m, mask in masks.items() if mask.any()} or NOTHING_FROZEN
-
-    def samples_of_stage(
-        self, stage: int, dag: PipelineDag, n_layers: int
-    ) -> Mapping[int, TokenSample]:
-        """Return how one stage's backwards are sampled, by microbatch; exact ones are left out.
-
-        Args:
-            stage: Index of the stage.
-            dag: The pipeline's graph.
-            n_layers: Layers of the stage that are sampled.
-        """
-        if self._is_idle or not self.settings.samples_tokens or self.measures_variance:
-            return {}
-        samples = {}
-        for action in _backwards(dag, stage):
-            ratio = input_ratio = self._token_ratio(action)
-            half = Action(stage, ActionKind.INPUT_BACKWARD, action.microbatch)
-            # A first stage does all of a split backward in its weight half.
-            if stage > 0 and half in dag.index:
-                input_ratio = self._token_ratio(half)
-            input_ratio *= self.settings.sample_input_gradients
-            if ratio > 0.0 or input_ratio > 0.0:
-                numbers = self._rng(stage, action.microbatch).random((n_layers, 2))
-                samples[action.microbatch] = TokenSample(ratio, input_ratio, numbers)
-        return samples
-
-    def _token_ratio(self, action: Action) -> float:
-        assert self.plan is not None  # only a plan says how much to sample
-        if self.pattern is not None:
-            return self.settings.measured_ratio if self.pattern.freezes(action) else 0.0
-        return self.plan.ratio(action, self.step)
 
     def _mask(self, action: Action) -> NDArray[np.bool_]:
         """Return what the current batch freezes in one backward, bool, shape [n]."""
@@ -208,7 +154,3 @@ def units_of(stages: Sequence[FreezingStage]) -> dict[int, FreezeUnits]:
         tensors = build_parameter_table(sizes)
         units[stage.stage_index] = build_units(tensors, stage.frozen_together, stage.exact)
     return units
-
-
-def _backwards(dag: PipelineDag, stage: int) -> list[Action]:
-    return [a for a in dag.actions if a.kind.freezable and a.stage == stage]

@@ -70,13 +70,7 @@ def merge_states(parts: Sequence[Mapping[str, Any]], order: ScheduleOrder) -> di
         samples = merge_each_phase(parts, partial(_merge_samples, order))
         # A rank timed the links to ranks of a higher number only.
         links = [link for part in parts for link in part["planner"]["p2p_latency_ms"]]
-        variance = {s: curve for part in parts for s, curve in part["planner"]["variance"].items()}
-        state["planner"] = {
-            **state["planner"],
-            "samples": samples,
-            "p2p_latency_ms": links,
-            "variance": variance,
-        }
+        state["planner"] = {**state["planner"], "samples": samples, "p2p_latency_ms": links}
     return state
 
 

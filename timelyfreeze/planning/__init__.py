@@ -5,12 +5,6 @@ from timelyfreeze.planning.cap import SolverChoices, chosen_plan
 from timelyfreeze.planning.lp import LpError, solve_freeze_ratios
 from timelyfreeze.planning.plan import FreezePlan, plan_from_json, plan_from_ratios, plan_to_json
 from timelyfreeze.planning.program import FreezeLp, build_lp
-from timelyfreeze.planning.progress import (
-    MEASURED_RATIOS,
-    VarianceCurve,
-    merged_curves,
-    steps_for_tokens,
-)
 from timelyfreeze.planning.rank_times import RankTimes, bounds_from_times
 from timelyfreeze.planning.skipped_grads import skip_depths
 from timelyfreeze.planning.solution import (
@@ -23,9 +17,9 @@ from timelyfreeze.planning.solution import (
 )
 
 __all__ = [
-    "MEASURED_RATIOS", "BackgroundCall", "BackgroundError", "FreezeLp", "FreezePlan", "LpError",
-    "RankTimes", "Solution", "SolverChoices", "VarianceCurve", "bounds_from_times", "build_lp",
-    "check_same_pipeline", "chosen_plan", "end_with_parent", "merged_curves", "plan_from_json",
-    "plan_from_ratios", "plan_to_json", "skip_depths", "solution_from_plain", "solution_to_plain",
-    "solve_freeze_ratios", "solve_from_bounds", "solve_from_times", "steps_for_tokens",
+    "BackgroundCall", "BackgroundError", "FreezeLp", "FreezePlan", "LpError", "RankTimes",
+    "Solution", "SolverChoices", "bounds_from_times", "build_lp", "check_same_pipeline",
+    "chosen_plan", "end_with_parent", "plan_from_json", "plan_from_ratios", "plan_to_json",
+    "skip_depths", "solution_from_plain", "solution_to_plain", "solve_freeze_ratios",
+    "solve_from_bounds", "solve_from_times",
 ]  # fmt: skip

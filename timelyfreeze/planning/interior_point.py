@@ -95,9 +95,6 @@ def solve_certified(lp: FreezeLp, time_limit_s: float) -> CertifiedRatios:
 def weighted_cost(lp: FreezeLp, unfrozen: float) -> Floats:
     """Return the cost of each column: P_d, and a little for freezing.
 
-    Where the program spreads, ratios cost that and as much times their square: the first two terms
-    of ``variance_odds``.
-
     Args:
         lp: The program.
         unfrozen: P_d without freezing.
@@ -137,8 +134,7 @@ def _minimise(lp: FreezeLp, cost: Floats, time_limit_s: float) -> tuple[Floats, 
     settings.iterative_refinement_reltol = settings.iterative_refinement_abstol = _REFINED_TO
     settings.time_limit = time_limit_s
     settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = _TOLERANCE
-    curvature = np.where(lp.spreads & (free > lp.n_actions), 2.0 * cost[free], 0.0)
-    quadratic = sparse.diags(curvature, format="csc")
+    quadratic = sparse.csc_matrix((len(free), len(free)))
     cones = [clarabel.NonnegativeConeT(len(h))]
     try:
         answer = clarabel.DefaultSolver(quadratic, cost[free], g, h, cones, settings).solve()

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -20,10 +19,8 @@ from timelyfreeze.planning.interior_point import solve_by_interior_point
 from timelyfreeze.planning.plan import FreezePlan, plan_from_ratios
 from timelyfreeze.planning.precedence import PrecedenceRows
 from timelyfreeze.planning.program import FreezeLp, LpError, build_lp
-from timelyfreeze.planning.skipped_grads import shortened, skip_depths
 from timelyfreeze.schedule import PipelineDag
-from timelyfreeze.settings import OFF, PLAN
-from timelyfreeze.timing import DurationBounds, shared_processors, validate_bounds
+from timelyfreeze.timing import DurationBounds, shared_processors
 
 __all__ = ["FreezeLp", "LpError", "build_lp", "solve_freeze_ratios"]
 
@@ -44,8 +41,7 @@ def solve_freeze_ratios(
     whole_stages: Collection[int] = (),
     n_processors: float | None = None,
     time_limit_s: float = 60.0,
-    skip_input_grads: str = OFF,
-    caps_each: bool = False,
+    skips_grads: bool = False,
 ) -> FreezePlan:
     """Choose how much of each backward to freeze so that the batch ends soonest.
 
@@ -69,13 +65,8 @@ def solve_freeze_ratios(
         n_processors: How many ranks can compute at once, for ranks that share the cores of a CPU;
             durations are then processor times. None if each rank has a device of its own.
         time_limit_s: Limit on the time of each solve, seconds.
-        skip_input_grads: One of ``settings.SKIP_INPUT_GRADS``. With ``"use"`` backwards that nobody
-            needs take no time in the plan; with ``"plan"`` it looks for microbatches in which they
-            are many (``skip_program``), up to 1,024 actions. The first stage must be a whole one
-            then.
-        caps_each: Whether the cap holds for each action, not only for a stage's mean. Of all plans
-            with the least batch time the one is returned that adds least variance, which spreads
-            ratios evenly (``build_lp``).
+        skips_grads: Whether backwards that nobody needs take no time in the plan
+            (``skipped_grads``). The ratios are the same. The first stage must be a whole one then.
 
     Returns:
         FreezePlan: Ratios, and the durations, start times and batch time that follow from them.
@@ -94,116 +85,36 @@ def solve_freeze_ratios(
     """
     if not time_limit_s > 0.0:
         raise ValueError(f"time_limit_s is {time_limit_s}; it must be positive")
-    validate_bounds(dag, bounds)
-    problem = _Problem(
-        dag,
-        bounds,
-        max_freeze_ratio,
-        whole_stages,
-        n_processors,
-        time_limit_s,
-        skip_input_grads != OFF,
-        caps_each,
-    )
-    plan = problem.solve({})
-    if skip_input_grads != PLAN or len(dag.actions) > MAX_ACTIONS_BY_SIMPLEX:
-        return plan
     lp = build_lp(dag, bounds, max_freeze_ratio, n_processors)
-    with _needing_highs():
-        from timelyfreeze.planning.skip_program import choose_skip_depths
-    depths = choose_skip_depths(lp, dag, bounds, time_limit_s)
-    if not depths:
-        return plan
-    other = problem.without_vain_skips(problem.solve(depths))
-    return other if other.batch_ms < plan.batch_ms else plan
-
-
-@dataclass(frozen=True, eq=False)
-class _Problem:
-    """What :func:`solve_freeze_ratios` was asked, to be solved for given skip depths."""
-
-    dag: PipelineDag
-    bounds: DurationBounds
-    max_freeze_ratio: float | Sequence[float]
-    whole_stages: Collection[int]
-    n_processors: float | None
-    time_limit_s: float
-    skips_grads: bool
-    caps_each: bool
-
-    def plan(self, ratios: NDArray[np.float64]) -> FreezePlan:
-        return plan_from_ratios(
-            self.dag,
-            self.bounds,
-            ratios,
-            n_processors=self.n_processors,
-            skips_grads=self.skips_grads,
+    raw = _solve(lp, time_limit_s)
+    is_fraction = (raw > _RATIO_TOLERANCE) & (raw < 1.0 - _RATIO_TOLERANCE)
+    undecided = is_fraction & np.isin(dag.stages[lp.freezable], list(whole_stages))
+    if undecided.any():
+        raw = _solve(_decide(lp, dag, raw, whole_stages), time_limit_s)
+    violation = float(max(-raw.min(initial=0.0), raw.max(initial=0.0) - 1.0))
+    if violation >= 1e-6:
+        raise LpError(
+            f"a ratio that the solver calls optimal breaks its bounds by {violation:.2g}",
+            status="Optimal",
         )
+    found = np.where(raw < _RATIO_TOLERANCE, 0.0, np.where(raw > 1.0 - _RATIO_TOLERANCE, 1.0, raw))
 
-    def solve(self, depths: Mapping[int, int]) -> FreezePlan:
-        """Return the best plan with these skip depths; with none, those that come out."""
-        dag = self.dag
-        bounds = shortened(dag, self.bounds, depths)
-        lp = build_lp(
-            dag, bounds, self.max_freeze_ratio, self.n_processors, caps_each=self.caps_each
-        )
-        if depths:
-            lp = _with_skips(lp, dag, depths)
-        raw = _solve(lp, self.time_limit_s)
-        is_fraction = (raw > _RATIO_TOLERANCE) & (raw < 1.0 - _RATIO_TOLERANCE)
-        undecided = [
-            i
-            for i in np.flatnonzero(is_fraction).tolist()
-            if dag.stages[lp.freezable[i]] in self.whole_stages
-        ]
-        if undecided:
-            raw = _solve(_decide(lp, dag, raw, self.whole_stages), self.time_limit_s)
-        violation = float(max(-raw.min(initial=0.0), raw.max(initial=0.0) - 1.0))
-        if violation >= 1e-6:
-            raise LpError(
-                f"a ratio that the solver calls optimal breaks its bounds by {violation:.2g}",
-                status="Optimal",
-            )
+    def plan_of(found: NDArray[np.float64]) -> FreezePlan:
         ratios = np.zeros(lp.n_actions)
-        most = lp.column_upper[lp.n_actions + 1 :]
-        ratios[lp.freezable] = np.where(
-            raw < _RATIO_TOLERANCE, 0.0, np.where(raw > most - _RATIO_TOLERANCE, most, raw)
+        ratios[lp.freezable] = found
+        return plan_from_ratios(
+            dag, bounds, ratios, n_processors=n_processors, skips_grads=skips_grads
         )
-        return self._without_vain(lp, ratios, undecided)
 
-    def _without_vain(
-        self, lp: FreezeLp, ratios: NDArray[np.float64], rounded: Sequence[int]
-    ) -> FreezePlan:
-        """Return the plan without those of the ``rounded`` ratios that do not shorten the batch."""
-        if shared_processors(self.dag, self.n_processors) is None:
-            may_fall = np.zeros(len(lp.freezable), dtype=np.bool_)
-            may_fall[rounded] = True
-            kept = PrecedenceRows(lp).unfreeze(ratios[lp.freezable], may_fall, whole=True)
-            ratios = ratios.copy()
-            ratios[lp.freezable] = kept
-            return self.plan(ratios)
-        plan = self.plan(ratios)
-        for i in lp.freezable[rounded]:
-            plan = self._if_no_longer(plan, i)
-        return plan
-
-    def without_vain_skips(self, plan: FreezePlan) -> FreezePlan:
-        """Return the plan without the last skipped stages that do not shorten the batch."""
-        backward = {
-            (a.stage, a.microbatch): i for i, a in enumerate(self.dag.actions) if a.kind.freezable
-        }
-        for microbatch, depth in skip_depths(self.dag, plan.ratios).items():
-            for stage in reversed(range(1, depth)):
-                shorter = self._if_no_longer(plan, backward[stage, microbatch])
-                if shorter is plan:
-                    break
-                plan = shorter
-        return plan
-
-    def _if_no_longer(self, plan: FreezePlan, i: int) -> FreezePlan:
-        """Return the plan with action ``i`` unfrozen, if the batch is no longer; else ``plan``."""
-        other = self.plan(np.where(np.arange(len(self.dag.actions)) == i, 0.0, plan.ratios))
-        return other if other.batch_ms <= plan.batch_ms else plan
+    # Of those that were rounded, what does not shorten the batch is frozen in vain.
+    if shared_processors(dag, n_processors) is None:
+        return plan_of(PrecedenceRows(lp).unfreeze(found, undecided, whole=True))
+    plan = plan_of(found)
+    for k in np.flatnonzero(undecided):
+        other = plan_of(np.where(np.arange(len(found)) == k, 0.0, found))
+        if other.batch_ms <= plan.batch_ms:
+            found[k], plan = 0.0, other
+    return plan
 
 
 def _solve(lp: FreezeLp, time_limit_s: float) -> NDArray[np.float64]:
@@ -231,25 +142,14 @@ def _recommend_clarabel(problem: str) -> None:
 
 
 def _simplex(lp: FreezeLp, time_limit_s: float) -> NDArray[np.float64]:
-    with _needing_highs():
-        from timelyfreeze.planning.simplex import solve_by_simplex
-    return solve_by_simplex(lp, time_limit_s)
-
-
-@contextmanager
-def _needing_highs() -> Iterator[None]:
-    """Import what needs HiGHS. Without it training can go on, so it is no error before a solve.
-
-    Raises:
-        LpError: If highspy is not there, or does not fit this machine.
-    """
     try:
-        yield
-    except ImportError as error:
+        from timelyfreeze.planning.simplex import solve_by_simplex
+    except ImportError as error:  # training can go on without it, so it is imported no sooner
         raise LpError(
             f"the solver highspy cannot be imported ({error}); scripts/setup.sh installs it",
             status="No solver",
         ) from error
+    return solve_by_simplex(lp, time_limit_s)
 
 
 def _decide(
@@ -271,16 +171,4 @@ def _decide(
         values[np.argsort(-ratios, kind="stable")[:n_frozen]] = 1.0
         columns = lp.n_actions + 1 + of_stage
         lower[columns] = upper[columns] = values
-    return replace(lp, column_lower=lower, column_upper=upper)
-
-
-def _with_skips(lp: FreezeLp, dag: PipelineDag, depths: Mapping[int, int]) -> FreezeLp:
-    """Fix the ratios of skipped backwards at 1, and all others of the first stage at 0."""
-    lower, upper = lp.column_lower.copy(), lp.column_upper.copy()
-    for k, i in enumerate(lp.freezable.tolist()):
-        action = dag.actions[i]
-        if action.stage < depths.get(action.microbatch, 0):
-            lower[lp.n_actions + 1 + k] = 1.0
-        elif action.stage == 0:
-            upper[lp.n_actions + 1 + k] = 0.0
     return replace(lp, column_lower=lower, column_upper=upper)

@@ -107,8 +107,7 @@ def plan_from_ratios(
     Args:
         dag: Precedence graph of A actions.
         bounds: Bounds that fit ``dag``.
-        ratios: Shape [A], from 0 to the bounds' ``measured_ratio``; 0 where ``min_ms == max_ms``,
-            as Eq. 4 defines it.
+        ratios: Shape [A], in [0, 1]; 0 where ``min_ms == max_ms``, as Eq. 4 defines it.
         n_processors: How many ranks can compute at once; None if each has a device of its own.
         skips_grads: Whether backwards that nobody needs are left out (``skipped_grads``).
 
@@ -116,8 +115,8 @@ def plan_from_ratios(
         FreezePlan: Consistent in itself: start and batch times follow from its durations.
 
     Raises:
-        ValueError: If the bounds do not fit, the shape is not [A], or a ratio is outside of its
-            range or is not 0 where freezing changes nothing.
+        ValueError: If the bounds do not fit, the shape is not [A], or a ratio is outside of [0, 1]
+            or is not 0 where freezing changes nothing.
     """
     validate_bounds(dag, bounds)
     r = np.array(ratios, dtype=np.float64)
@@ -126,18 +125,15 @@ def plan_from_ratios(
             f"ratios have shape {r.shape}; one is needed for each of the {len(dag.actions)} actions"
         )
     span = bounds.max_ms - bounds.min_ms
-    most = bounds.measured_ratio
-    bad = np.flatnonzero(~((r >= 0.0) & (r <= np.where(span > 0.0, most, 0.0))))
+    bad = np.flatnonzero(~((r >= 0.0) & (r <= (span > 0.0))))
     if bad.size:
         i = int(bad[0])
         raise ValueError(
-            f"action {dag.actions[i]} has freeze ratio {r[i]}; it must lie in [0, {most:g}], and "
+            f"action {dag.actions[i]} has freeze ratio {r[i]}; it must lie in [0, 1], and "
             f"be 0 where freezing saves nothing (here it saves {span[i]} ms)"
         )
-    # In this form rounding makes no duration negative, and the largest r gives min_ms to the last
-    # bit.
-    fraction = r / most
-    durations = (1.0 - fraction) * bounds.max_ms + fraction * bounds.min_ms
+    # In this form rounding makes no duration negative, and r = 1 gives min_ms to the last bit.
+    durations = (1.0 - r) * bounds.max_ms + r * bounds.min_ms
     frozen = bounds.min_ms
     if skips_grads:
         nothing_ms = idle_ms(dag, bounds)

@@ -60,8 +60,6 @@ class FreezeLp:
         n_precedence: How many rows are of the first two kinds.
         n_stages: S.
         scale_ms: Milliseconds per unit of time.
-        spreads: Whether, of plans with the same batch time, one is wanted that spreads ratios
-            evenly over actions (:func:`variance_odds`) instead of one with the least sum.
     """
 
     row_start: NDArray[np.int32]
@@ -78,15 +76,6 @@ class FreezeLp:
     n_precedence: int
     n_stages: int
     scale_ms: float
-    spreads: bool = False
-
-
-def variance_odds(ratio: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return r / (1 - r): variance that leaving out r of many alike terms adds, over their own.
-
-    Convex, so a sum over actions is smallest where ratios are even.
-    """
-    return ratio / (1.0 - ratio)
 
 
 def build_lp(
@@ -94,8 +83,6 @@ def build_lp(
     bounds: DurationBounds,
     max_freeze_ratio: float | Sequence[float],
     n_processors: float | None = None,
-    *,
-    caps_each: bool = False,
 ) -> FreezeLp:
     """Write down Eq. 6 for a schedule, as sparse arrays and without solving it.
 
@@ -116,8 +103,6 @@ def build_lp(
         max_freeze_ratio: Cap r_max on the mean ratio of each stage, in [0, 1]; one number, or one
             per stage.
         n_processors: How many ranks can compute at once; None if each has a device of its own.
-        caps_each: Whether the cap is one on each ratio and not only on a stage's mean: Eq. 25 of
-            the paper, on which its proof of convergence rests. Ratios are then spread evenly.
 
     Returns:
         FreezeLp: At most E + K + S rows, and one more if ranks share processors; A + 1 + R columns.
@@ -136,9 +121,8 @@ def build_lp(
         )
     n_actions, n_edges = len(dag.actions), len(dag.edges)
     longest = bounds.max_ms / scale
-    span = (longest - bounds.min_ms / scale) / bounds.measured_ratio
-    # Input halves of split backwards are among them where they have been measured shortened.
-    freezable = np.flatnonzero(dag.freezable | (span > 0.0))
+    span = longest - bounds.min_ms / scale
+    freezable = np.flatnonzero(dag.freezable)
     ratio_column = np.full(n_actions, -1, dtype=np.int64)
     ratio_column[freezable] = n_actions + 1 + np.arange(len(freezable))
 
@@ -169,9 +153,6 @@ def build_lp(
     delays = bounds.delays_ms(dag)[~implied] / scale
     earliest[: len(delays)] += delays
     infinite = np.full(n_rows, np.inf)
-    most = np.full(len(freezable), bounds.measured_ratio)
-    if caps_each:
-        most = np.minimum(most, caps[dag.stages[freezable]])
     n_freezable = np.bincount(dag.stages[freezable], minlength=dag.n_stages)
     return FreezeLp(
         row_start=row_start,
@@ -183,7 +164,7 @@ def build_lp(
         ),
         column_lower=np.zeros(n_actions + 1 + len(freezable)),
         column_upper=np.concatenate(
-            [np.full(n_actions + 1, np.inf), np.where(span[freezable] > 0.0, most, 0.0)]
+            [np.full(n_actions + 1, np.inf), np.where(span[freezable] > 0.0, 1.0, 0.0)]
         ),
         freezable=freezable,
         caps=caps * n_freezable,
@@ -192,7 +173,6 @@ def build_lp(
         n_precedence=n_precedence,
         n_stages=dag.n_stages,
         scale_ms=scale,
-        spreads=caps_each,
     )
 
 

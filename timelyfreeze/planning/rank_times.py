@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from timelyfreeze.planning.progress import VarianceCurve
 from timelyfreeze.schedule import PipelineDag, ScheduleOrder, build_dag, order_to_csv
 from timelyfreeze.settings import Phase, key
 from timelyfreeze.timing import (
@@ -42,7 +41,6 @@ class RankTimes:
         patterns: Times of actions and batches, by what the batches froze.
         p2p_latency_ms: What a message from one pipeline rank to another takes, by sender and
             receiver, milliseconds, as far as this process knows.
-        curves: What sampling tokens adds to the gradients of its stages.
         outside_ms: What steps took besides their batches, for each of them; in this process, which
             may have waited for others.
         warmup: Times of the batches before, which nothing is planned from.
@@ -50,7 +48,6 @@ class RankTimes:
 
     patterns: tuple[PatternTimes, ...]
     p2p_latency_ms: Mapping[tuple[int, int], float] = field(default_factory=dict)
-    curves: Mapping[int, VarianceCurve] = field(default_factory=dict)
     outside_ms: tuple[float, ...] = ()
     warmup: PatternTimes = field(default_factory=lambda: PatternTimes(UNFROZEN, {}))
 
@@ -59,8 +56,6 @@ def bounds_from_times(
     ranks: Sequence[RankTimes],
     declared: ScheduleOrder,
     n_processors: float | None = None,
-    *,
-    input_grads: bool = False,
 ) -> tuple[ScheduleOrder, DurationBounds]:
     """Return the order that ran, and its bounds with what messages take.
 
@@ -68,7 +63,6 @@ def bounds_from_times(
         ranks: Times of every process; data-parallel replicas may repeat actions.
         declared: What the schedule says it runs. If something else ran, that counts.
         n_processors: How many ranks compute at once; None if each has a device of its own.
-        input_grads: Whether input gradients are shortened too.
 
     Raises:
         ValueError: If times are missing or make no sense.
@@ -82,10 +76,7 @@ def bounds_from_times(
     dag = build_dag(order)
     unfrozen, frozen = zip(*(halves(rank.patterns) for rank in ranks), strict=True)
     bounds = bounds_from_samples(
-        dag,
-        unfrozen=slowest_replica(unfrozen),
-        frozen=slowest_replica(frozen),
-        input_grads=input_grads,
+        dag, unfrozen=slowest_replica(unfrozen), frozen=slowest_replica(frozen)
     )
     if bounds.pinned and bounds.max_ms.any():  # a clock that stands still is told elsewhere
         logger.warning(

@@ -12,7 +12,6 @@ takes the time of its input gradient, in every stage. Notation: A actions, S sta
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -61,20 +60,3 @@ def skipped_actions(dag: PipelineDag, depths: Mapping[int, int]) -> NDArray[np.b
 def idle_ms(dag: PipelineDag, bounds: DurationBounds) -> NDArray[np.float64]:
     """Return what an action takes that does nothing, shape [A]: it still waits for its message."""
     return np.where(receiving(dag), np.float64(bounds.p2p_overhead_ms), 0.0)
-
-
-def shortened(
-    dag: PipelineDag, bounds: DurationBounds, depths: Mapping[int, int]
-) -> DurationBounds:
-    """Return the bounds under which given skip depths are nothing out of the ordinary.
-
-    In them a skipped backward that is frozen whole takes what an idle action takes; the input
-    half of a split one takes that in any case.
-    """
-    idle = skipped_actions(dag, depths)
-    nothing_ms = idle_ms(dag, bounds)
-    return replace(
-        bounds,
-        min_ms=np.where(idle, nothing_ms, bounds.min_ms),
-        max_ms=np.where(idle & ~dag.freezable, nothing_ms, bounds.max_ms),
-    )

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from timelyfreeze.planning.cap import SolverChoices, chosen_plan
 from timelyfreeze.planning.plan import FreezePlan, plan_from_json, plan_to_json
-from timelyfreeze.planning.progress import VarianceCurve, merged_curves
 from timelyfreeze.planning.rank_times import RankTimes, bounds_from_times
 from timelyfreeze.schedule import (
     PipelineDag,
@@ -25,13 +23,12 @@ from timelyfreeze.timing import DurationBounds, bounds_from_json, bounds_to_json
 
 @dataclass(frozen=True)
 class Solution:
-    """A plan with all that it follows from; ``curves`` by stage, as far as they were measured."""
+    """A plan with all that it follows from."""
 
     order: ScheduleOrder
     dag: PipelineDag
     bounds: DurationBounds
     plan: FreezePlan
-    curves: Mapping[int, VarianceCurve] = field(default_factory=dict)
 
 
 def solve_from_times(
@@ -48,24 +45,17 @@ def solve_from_times(
         ValueError: If times are missing or make no sense.
         LpError: If the solver ends without an optimum.
     """
-    order, bounds = bounds_from_times(
-        ranks, declared, choices.n_processors, input_grads=choices.input_fraction > 0.0
-    )
+    order, bounds = bounds_from_times(ranks, declared, choices.n_processors)
     outside_ms = min((float(np.median(r.outside_ms)) for r in ranks if r.outside_ms), default=0.0)
-    bounds = replace(bounds, measured_ratio=choices.measured_ratio, outside_ms=outside_ms)
-    return solve_from_bounds(order, bounds, choices, merged_curves(rank.curves for rank in ranks))
+    return solve_from_bounds(order, replace(bounds, outside_ms=outside_ms), choices)
 
 
 def solve_from_bounds(
-    order: ScheduleOrder,
-    bounds: DurationBounds,
-    choices: SolverChoices,
-    curves: Mapping[int, VarianceCurve] | None = None,
+    order: ScheduleOrder, bounds: DurationBounds, choices: SolverChoices
 ) -> Solution:
-    """Plan for bounds and curves that are known; errors as for :func:`solve_from_times`."""
+    """Plan for bounds that are known; errors as for :func:`solve_from_times`."""
     dag = build_dag(order)
-    plan = chosen_plan(dag, bounds, choices, curves or {})
-    return Solution(order, dag, bounds, plan, curves or {})
+    return Solution(order, dag, bounds, chosen_plan(dag, bounds, choices))
 
 
 def solution_to_plain(solution: Solution) -> dict[str, str]:
@@ -74,7 +64,6 @@ def solution_to_plain(solution: Solution) -> dict[str, str]:
         "order": order_to_csv(solution.order),
         "bounds": bounds_to_json(solution.dag, solution.bounds),
         "plan": plan_to_json(solution.plan),
-        "variance": json.dumps(dict(solution.curves)),
     }
 
 
@@ -87,9 +76,7 @@ def solution_from_plain(plain: Mapping[str, str]) -> Solution:
     order = order_from_csv(plain["order"])
     dag = build_dag(order)
     bounds = bounds_from_json(dag, plain["bounds"])
-    variance = json.loads(plain["variance"])
-    curves = {int(stage): tuple(curve) for stage, curve in variance.items()}
-    return Solution(order, dag, bounds, plan_from_json(plain["plan"]), curves)
+    return Solution(order, dag, bounds, plan_from_json(plain["plan"]))
 
 
 def check_same_pipeline(planned: ScheduleOrder, declared: ScheduleOrder) -> None:

@@ -52,7 +52,6 @@ class FreezingStage(LowRankStage):
         recorder: ActionRecorder,
         *,
         per_tensor: bool = False,
-        samples_tokens: bool = False,
         gradient_rank: int = 0,
         seed: int = 0,
     ) -> None:
@@ -66,7 +65,6 @@ class FreezingStage(LowRankStage):
             per_tensor: For the first stage only: run the chain of input gradients down to the
                 embedding's output even where nothing near it is live, so that backward time falls
                 linearly with the freeze ratio.
-            samples_tokens: Prepare the linear layers for samples of their tokens.
             gradient_rank: Directions in which a frozen linear weight still gets its gradient; no
                 other parameter is frozen then. 0: none, as in the paper.
             seed: Of the first directions.
@@ -83,7 +81,6 @@ class FreezingStage(LowRankStage):
         self._frozen_blocks = FrozenBlocks(self.submod, self.parameter_names)
         self._masks = NOTHING_FROZEN
         self._without_input_grads: Collection[int] = ()
-        self._prepare_samples(wanted=samples_tokens)
         self.exact = self._prepare_low_rank(named, rank=gradient_rank, seed=seed)
         self._postponed: dict[int, dict[str, Any]] = {}
         self._microbatch = -1
@@ -126,7 +123,6 @@ class FreezingStage(LowRankStage):
         self._without_input_grads = ()
         self._chain_ends.clear()
         self._postponed.clear()
-        self._forget_samples()
         if self.low_rank is not None:
             self.low_rank.end_batch()
 
@@ -140,7 +136,6 @@ class FreezingStage(LowRankStage):
         with (
             self._timed(ActionKind.FORWARD, fwd_chunk_id),
             self._variant_of(fwd_chunk_id),
-            self._sampled(fwd_chunk_id),
             self._low_rank_action(fwd_chunk_id),
             self._noted(fwd_chunk_id),
         ):
@@ -200,11 +195,6 @@ class FreezingStage(LowRankStage):
         """
         if not self._active:
             return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
-        if self._samples_tokens:
-            if backward_type != "input":
-                self.applied_ratios[self._microbatch] = self._sampled_ratio(self._microbatch)
-            with self._sampled(self._microbatch, backward_type):
-                return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
         with self._low_rank_backward(backward_type, self._microbatch):
             return self._masked_backward(backward_type, bwd_kwargs, last_backward)
 

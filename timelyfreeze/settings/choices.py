@@ -15,18 +15,9 @@ FIRST_STAGE_MODES = (ALL_OR_NOTHING, PER_TENSOR)
 
 AUTO = "auto"
 
-TENSORS = "tensors"
-TOKENS = "tokens"
-UNITS = (TENSORS, TOKENS)
-# Leaving out nearly every token makes an estimate of a gradient that is worth nothing.
-_MAX_TOKEN_RATIO = 0.95
-# Where a cap is to be chosen, times are measured with so many tokens left out; it is no higher.
-_MEASURED_TOKEN_RATIO = 0.6
-
 OFF = "off"
 USE = "use"
-PLAN = "plan"
-SKIP_INPUT_GRADS = (OFF, USE, PLAN)
+SKIP_INPUT_GRADS = (OFF, USE)
 
 DEVICE = "device"
 HOST = "host"
@@ -43,13 +34,9 @@ class FreezeSettings:
 
     Attributes:
         phases: Last steps of warm-up, monitoring and ramp.
-        unit: What is left out of a backward, one of ``UNITS``: weight gradients of whole tensors,
-            or tokens of every weight gradient.
-        max_freeze_ratio: r_max in [0, 1], for all stages or one value for each; or ``AUTO``, to
-            take the one with which a loss is reached soonest. For tensors it caps the mean of a
-            stage's backwards; for tokens each backward, and lies below 1.
-        sample_input_gradients: For tokens: what fraction of a backward's freeze ratio its input
-            gradients are sampled with, in [0, 1].
+        max_freeze_ratio: r_max in [0, 1], for all stages or one value for each: a cap on the mean
+            of a stage's backwards; or ``AUTO``, to take the one with which a loss is reached
+            soonest.
         gradient_rank: Directions of a linear layer's shorter side in which its weight, where it is
             frozen, still gets its gradient; nothing else is frozen then. 0: frozen means nothing,
             as in the paper.
@@ -59,8 +46,7 @@ class FreezeSettings:
         seed: Seed of the masks, at least 0.
         first_stage: One of ``FIRST_STAGE_MODES``.
         skip_input_grads: What to do about backwards that nobody needs, one of
-            ``SKIP_INPUT_GRADS``: run them, leave them out, or plan for them too. Only where the
-            first stage is frozen all or nothing; a chain that is kept needs all of them.
+            ``SKIP_INPUT_GRADS``: run them or leave them out.
         discard_batches: Batches left out of all measurements after each change of phase.
         solver_time_limit_s: Seconds after which the solver gives up.
         solver_delay_steps: Steps that training goes on while the plan is solved; None to let the
@@ -77,9 +63,7 @@ class FreezeSettings:
     """
 
     phases: PhaseSchedule
-    unit: str = TENSORS
     max_freeze_ratio: float | tuple[float, ...] | str = AUTO
-    sample_input_gradients: float = 0.0
     gradient_rank: int = 0
     subspace_rate: float = 0.0
     subspace_steps: int = 8
@@ -99,7 +83,6 @@ class FreezeSettings:
         """Refuse unknown words, and numbers that leave planning no room."""
         errors = [
             *unknown_words(
-                unit=self.unit,
                 first_stage=self.first_stage,
                 skip_input_grads=self.skip_input_grads,
                 score_memory=self.score_memory,
@@ -112,16 +95,11 @@ class FreezeSettings:
                 replan_threshold=self.replan_threshold,
                 min_gain=self.min_gain,
             ),
-            *rank_errors(self.gradient_rank, self.unit),
+            *rank_errors(self.gradient_rank),
             *subspace_errors(self.gradient_rank, self.subspace_rate, self.subspace_steps),
         ]
         if errors:
             raise ValueError("; ".join(errors))
-
-    @property
-    def samples_tokens(self) -> bool:
-        """Whether tokens are left out instead of tensors."""
-        return self.unit == TOKENS
 
     def compares_times(self, step: int) -> bool:
         """Return whether ``step`` is one after which times are compared with the plan's."""
@@ -132,37 +110,20 @@ class FreezeSettings:
     @property
     def freezes_first_stage_whole(self) -> bool:
         """Whether the first stage is frozen all or nothing."""
-        is_whole = self.first_stage == ALL_OR_NOTHING and self.gradient_rank == 0
-        return is_whole and not self.samples_tokens
+        return first_stage_mode(self.first_stage, self.gradient_rank) == ALL_OR_NOTHING
 
     @property
-    def skips_input_grads(self) -> str:
-        """What of ``skip_input_grads`` the unit, the rank and the first stage allow."""
-        if self.samples_tokens or self.gradient_rank > 0:
-            return OFF
-        return effective_skip_input_grads(self.first_stage, self.skip_input_grads)
-
-    @property
-    def measured_ratio(self) -> float:
-        """Freeze ratio of what is measured as frozen: all of a tensor, the cap of tokens."""
-        if not self.samples_tokens:
-            return 1.0
-        caps = self.max_freeze_ratio
-        if isinstance(caps, str):
-            return _MEASURED_TOKEN_RATIO
-        return max(caps) if isinstance(caps, tuple) else caps
+    def skips_input_grads(self) -> bool:
+        """Whether backwards that nobody needs are left out."""
+        mode = first_stage_mode(self.first_stage, self.gradient_rank)
+        return skips_input_grads(mode, self.skip_input_grads)
 
 
-def rank_errors(gradient_rank: int, unit: str) -> Iterator[str]:
+def rank_errors(gradient_rank: int) -> Iterator[str]:
     """Yield what is wrong with the rank of gradients."""
     name = key("gradient_rank")
     if not isinstance(gradient_rank, int) or isinstance(gradient_rank, bool) or gradient_rank < 0:
         yield f"{name} is {gradient_rank!r}; it must be a whole number, 0 or more"
-    elif gradient_rank > 0 and unit == TOKENS:
-        yield (
-            f'{name} is {gradient_rank} and {key("unit")} is "{TOKENS}", which leaves tokens out '
-            f'of exact products; set the rank to 0 or the unit to "{TENSORS}"'
-        )
 
 
 def subspace_errors(gradient_rank: int, rate: float, steps: int) -> Iterator[str]:
@@ -176,20 +137,24 @@ def subspace_errors(gradient_rank: int, rate: float, steps: int) -> Iterator[str
         yield f"{key('subspace_steps')} is {steps}; it must be 1 or more"
 
 
-def effective_skip_input_grads(first_stage: str, skip_input_grads: str) -> str:
-    """Return the skip_input_grads that a first stage of the given kind allows."""
-    return skip_input_grads if first_stage == ALL_OR_NOTHING else OFF
+def first_stage_mode(first_stage: str, gradient_rank: int) -> str:
+    """Return how the first stage is really frozen: tensor by tensor where gradients have a rank."""
+    return PER_TENSOR if gradient_rank > 0 else first_stage
+
+
+def skips_input_grads(first_stage: str, skip_input_grads: str) -> bool:
+    """Return whether backwards that nobody needs are left out; a chain that is kept needs all."""
+    return first_stage == ALL_OR_NOTHING and skip_input_grads == USE
 
 
 def unknown_words(**words: str) -> Iterator[str]:
     """Yield what is wrong with settings that have a fixed choice of words.
 
     Args:
-        **words: Some of ``unit``, ``first_stage``, ``skip_input_grads``, ``score_memory`` and
+        **words: Some of ``first_stage``, ``skip_input_grads``, ``score_memory`` and
             ``score_dtype``.
     """
     known = {
-        "unit": UNITS,
         "first_stage": FIRST_STAGE_MODES,
         "skip_input_grads": SKIP_INPUT_GRADS,
         "score_memory": SCORE_MEMORIES,
@@ -228,51 +193,10 @@ def ratio_errors(
         )
 
 
-def token_errors(
-    unit: str, max_freeze_ratio: float | Sequence[float] | str, sample_input_gradients: float
-) -> Iterator[str]:
-    """Yield what is wrong with how tokens are sampled."""
-    fraction = sample_input_gradients
-    if not 0.0 <= fraction <= 1.0:
-        yield f"{key('sample_input_gradients')} is {fraction}; it must lie in [0, 1]"
-    if unit != TOKENS:
-        if fraction > 0.0:
-            yield (
-                f"{key('sample_input_gradients')} is {fraction}, which needs {key('unit')} "
-                f'"{TOKENS}"; {key("unit")} is {unit!r}'
-            )
-        return
-    if isinstance(max_freeze_ratio, str):
-        if 0.0 < fraction <= 1.0:
-            yield (
-                f"{key('sample_input_gradients')} is {fraction} and {key('max_freeze_ratio')} is "
-                f'"{AUTO}", which knows no cost of it; set the first to 0 or the second to a number'
-            )
-        return
-    caps = (
-        [max_freeze_ratio] if isinstance(max_freeze_ratio, (int, float)) else list(max_freeze_ratio)
-    )
-    if any(cap > _MAX_TOKEN_RATIO for cap in caps) or not any(cap > 0.0 for cap in caps):
-        yield (
-            f"{key('max_freeze_ratio')} is {max_freeze_ratio}; with {key('unit')} "
-            f'"{TOKENS}" it must be above 0 and at most {_MAX_TOKEN_RATIO:g}'
-        )
-
-
 def seed_errors(seed: int) -> Iterator[str]:
     """Yield what is wrong with the seed of the masks."""
     if not 0 <= seed < N_SEEDS:
         yield f"{key('seed')} is {seed}; it must be 0 or more and below 2**64"
-
-
-def skip_errors(first_stage: str, skip_input_grads: str) -> Iterator[str]:
-    """Say that a plan for skipped input gradients needs another kind of first stage."""
-    if (first_stage, skip_input_grads) == (PER_TENSOR, PLAN):
-        yield (
-            f'{key("skip_input_grads")} is "plan", but under {key("first_stage")} "per_tensor" '
-            'every stage needs its input gradients; set first_stage to "all_or_nothing" or '
-            'skip_input_grads to "off"'
-        )
 
 
 def replanning_errors(

@@ -45,9 +45,6 @@ class DurationBounds:
             overhead of that message; part of both bounds of such an action.
         p2p_latency_ms: Of a message from one rank to another, by sender and receiver; 0 where it
             is missing.
-        measured_ratio: Freeze ratio in (0, 1] at which ``min_ms`` was measured: 1 where everything
-            was frozen, less where a part of the tokens was left out. Ratios go up to here, and
-            durations fall linearly on the way.
         outside_ms: What a step takes besides its batches, for each of them; 0 where nobody knows.
         interval_factor: 9 of 10 batches take between 1 / this and this times what the bounds say
             (``interval``); None where too few batches were timed.
@@ -58,7 +55,6 @@ class DurationBounds:
     pinned: tuple[Action, ...] = ()
     p2p_overhead_ms: float = 0.0
     p2p_latency_ms: Mapping[tuple[int, int], float] = field(default_factory=dict)
-    measured_ratio: float = 1.0
     outside_ms: float = 0.0
     interval_factor: float | None = None
 
@@ -72,18 +68,12 @@ def validate_bounds(dag: PipelineDag, bounds: DurationBounds) -> None:
 
     Raises:
         ValueError: If a shape is not [A]; a bound is negative or not finite; ``min_ms`` exceeds
-            ``max_ms``; the two differ for an action that freezing cannot shorten; or
-            ``measured_ratio`` is not in (0, 1].
+            ``max_ms``; or the two differ for an action that freezing cannot shorten.
     """
-    if not 0.0 < bounds.measured_ratio <= 1.0:
-        raise ValueError(f"measured_ratio is {bounds.measured_ratio}; it must lie in (0, 1]")
     low = check_durations(dag, bounds.min_ms, "min_ms")
     high = check_durations(dag, bounds.max_ms, "max_ms")
     check_delays(dag, bounds.delays_ms(dag))
-    may_differ = dag.freezable.copy()
-    if bounds.measured_ratio < 1.0:  # tokens are left out, perhaps of input gradients too
-        may_differ |= [a.kind is ActionKind.INPUT_BACKWARD for a in dag.actions]
-    for i in np.flatnonzero((low > high) | (~may_differ & (low != high))):
+    for i in np.flatnonzero((low > high) | (~dag.freezable & (low != high))):
         if low[i] > high[i]:
             rule = "it may not take longer frozen than unfrozen"
         else:
@@ -98,8 +88,6 @@ def bounds_from_samples(
     dag: PipelineDag,
     unfrozen: Mapping[Action, Sequence[float]],
     frozen: Mapping[Action, Sequence[float]],
-    *,
-    input_grads: bool = False,
 ) -> DurationBounds:
     """Turn the durations seen while monitoring into bounds, by the median over batches.
 
@@ -116,8 +104,6 @@ def bounds_from_samples(
         dag: Precedence graph of A actions.
         unfrozen: Durations of each action while nothing was frozen, milliseconds.
         frozen: Durations of each action while everything was frozen, milliseconds.
-        input_grads: Whether input gradients are shortened too, so that the input half of a split
-            backward has two bounds.
 
     Raises:
         ValueError: If an action of the DAG has no sample in one of the halves, a sampled action is
@@ -131,7 +117,7 @@ def bounds_from_samples(
     slow: dict[Action, float] = {}
     fast: dict[Action, float] = {}
     for (_, kind), alike in groups.items():
-        if kind.freezable or (input_grads and kind is ActionKind.INPUT_BACKWARD):
+        if kind.freezable:
             slow |= _medians(alike, [unfrozen[action] for action in alike])
             fast |= _medians(alike, [frozen[action] for action in alike])
         else:

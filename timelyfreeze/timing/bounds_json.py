@@ -21,7 +21,6 @@ class BoundsTable:
         pinned: As in ``DurationBounds``.
         p2p_overhead_ms: As in ``DurationBounds``.
         p2p_latency_ms: As in ``DurationBounds``.
-        measured_ratio: As in ``DurationBounds``.
         outside_ms: As in ``DurationBounds``.
         interval_factor: As in ``DurationBounds``.
     """
@@ -30,7 +29,6 @@ class BoundsTable:
     pinned: tuple[Action, ...]
     p2p_overhead_ms: float
     p2p_latency_ms: Mapping[tuple[int, int], float]
-    measured_ratio: float
     outside_ms: float
     interval_factor: float | None
 
@@ -39,8 +37,8 @@ def bounds_to_json(dag: PipelineDag, bounds: DurationBounds) -> str:
     """Write bounds as JSON, one line per action; undone exactly by ``bounds_from_json``.
 
     An object with ``bounds`` (action to ``min_ms`` and ``max_ms``), ``pinned``,
-    ``p2p_overhead_ms``, ``p2p_latency_ms`` (by link: "0>1" from rank 0 to rank 1),
-    ``measured_ratio``, ``outside_ms`` and ``interval_factor``.
+    ``p2p_overhead_ms``, ``p2p_latency_ms`` (by link: "0>1" from rank 0 to rank 1), ``outside_ms``
+    and ``interval_factor``.
 
     Raises:
         ValueError: As ``validate_bounds``.
@@ -57,7 +55,6 @@ def bounds_to_json(dag: PipelineDag, bounds: DurationBounds) -> str:
         f'{{\n  "bounds": {{\n{table}\n  }},\n  "pinned": {pinned},\n'
         f'  "p2p_overhead_ms": {json.dumps(bounds.p2p_overhead_ms)},\n'
         f'  "p2p_latency_ms": {latency},\n'
-        f'  "measured_ratio": {json.dumps(bounds.measured_ratio)},\n'
         f'  "outside_ms": {json.dumps(bounds.outside_ms)},\n'
         f'  "interval_factor": {json.dumps(bounds.interval_factor)}\n}}\n'
     )
@@ -88,7 +85,6 @@ def parse_bounds(data: Any) -> BoundsTable:
             _link(key): number_of(f"p2p_latency_ms.{key}", latency[key], least=0.0)
             for key in keys_of("p2p_latency_ms", latency)
         },
-        number_of("measured_ratio", data.get("measured_ratio", 1.0), least=0.0, most=1.0),
         number_of("outside_ms", data.get("outside_ms", 0.0), least=0.0),
         None if factor is None else number_of("interval_factor", factor, least=1.0),
     )
@@ -116,7 +112,6 @@ def bounds_from_json(dag: PipelineDag, text: str) -> DurationBounds:
         make_bounds(low, high, table.pinned),
         p2p_overhead_ms=table.p2p_overhead_ms,
         p2p_latency_ms=table.p2p_latency_ms,
-        measured_ratio=table.measured_ratio,
         outside_ms=table.outside_ms,
         interval_factor=table.interval_factor,
     )

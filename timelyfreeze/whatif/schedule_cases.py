@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from timelyfreeze.planning import LpError, SolverChoices, chosen_plan
 from timelyfreeze.schedule import PipelineDag, ScheduleOrder
-from timelyfreeze.settings import ALL_OR_NOTHING, effective_skip_input_grads
-from timelyfreeze.timing import DurationBounds, play_batch
+from timelyfreeze.settings import ALL_OR_NOTHING, skips_input_grads
+from timelyfreeze.timing import DurationBounds, play_batch, with_messages
 from timelyfreeze.whatif.best_unfrozen import best_split
 from timelyfreeze.whatif.block_times import BlockTimes
 from timelyfreeze.whatif.bounds_file import BoundsFile
@@ -170,10 +170,16 @@ class ScheduleCases:
         return best_split(self.model, self.dag, self.grid.n_processors, also, self.links)
 
     def _bounds(self, split: Split | None) -> DurationBounds:
-        times = self.stages
-        if split is not None and self.model is not None:
-            times = self.model.times(split)
-        bounds = self.links.added_to(self.dag, bounds_from_times(self.dag, times))
+        dag, file = self.dag, self.file
+        measured = None if self.model is None else self.model.layers
+        if self.order == file.order and split in (None, measured):
+            # As the run plans: which backwards are frozen, and skipped, hangs on each microbatch.
+            bounds = with_messages(dag, file.measured(dag), self.grid.p2p_overhead_ms)
+        else:
+            times = self.stages
+            if split is not None and self.model is not None:
+                times = self.model.times(split)
+            bounds = self.links.added_to(dag, bounds_from_times(dag, times))
         return replace(bounds, outside_ms=self.grid.outside_ms / self.grid.batches)
 
     @property
@@ -198,9 +204,9 @@ class ScheduleCases:
             whole_stages=(0,) if grid.first_stage == ALL_OR_NOTHING else (),
             n_processors=grid.n_processors,
             time_limit_s=grid.time_limit_s,
-            skip_input_grads=effective_skip_input_grads(grid.first_stage, grid.skip_input_grads),
+            skips_grads=skips_input_grads(grid.first_stage, grid.skip_input_grads),
         )
-        plan = chosen_plan(dag, bounds, choices, {})
+        plan = chosen_plan(dag, bounds, choices)
         best_unfrozen_ms, tokens_per_second = None, None
         if best_unfrozen is not None:
             best = self._bounds(best_unfrozen)

@@ -27,7 +27,7 @@ CASES = {
         {
             **PLANNED,
             "freezing__first_stage": "all_or_nothing",
-            "freezing__skip_input_grads": "plan",
+            "freezing__max_freeze_ratio": 1.0,
             "parallelism__pipeline_parallel_schedule": "Interleaved1F1B",
             "activation_checkpoint__mode": "full",
         },

@@ -7,7 +7,6 @@ import itertools
 import math
 
 import pytest
-import torch
 from image_runs import KINDS, SCHEDULES, gradients_by_microbatch, image_scenario, loss_of
 from launcher import EMULATED, asked_for, merged, run_scenarios
 from methods import PHASES, ROWS, STEPS
@@ -227,32 +226,3 @@ def test_a_method_trains_through_all_its_phases(of_methods, kind, method, schedu
         assert all(seen["decided"] == ranks[0]["decided"] for seen in ranks)
         assert {name for name, g in gradients.items() if g is None} == set(decided)
     assert len(ROWS) == len(ROW)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_sampled_tokens_learn_in_every_step(tmp_path, kind):
-    """Linear layers of [B, N, D] in a ViT, and of [B, H, W, D], 1 x 1 convolutions, in ConvNeXt."""
-    cap = 0.4
-    settings = {**PLANNED, "freezing__unit": "tokens", "freezing__max_freeze_ratio": cap}
-    scenarios = [
-        image_scenario(
-            schedule,
-            kind,
-            more={"fake_clock": True},
-            parallelism__pipeline_parallel_schedule=schedule,
-            **EMULATED,
-            **settings,
-        )
-        for schedule in {"1F1B", "ZBVZeroBubble"} - {REAL[kind]}
-    ]
-    for ranks in run_scenarios(tmp_path, 1, scenarios).values():
-        losses = loss_of(ranks)
-        assert all(map(math.isfinite, losses))
-        assert losses[-1] < losses[0]
-        assert max(ranks[0]["plan"].values()) == pytest.approx(cap)
-        ratios = [
-            r for seen in ranks for step, _, of in seen["applied"] if step > 9 for r in of.values()
-        ]
-        assert max(ratios) == pytest.approx(cap)
-        assert all(g is not None for g in merged(ranks, "gradients").values())
-        assert all(torch.isfinite(g).all() for g in merged(ranks, "gradients").values())

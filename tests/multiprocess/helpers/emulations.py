@@ -69,7 +69,13 @@ def compared(n_ranks, folder):
         runs["both"] = (zbv, {"method": "timelyfreeze+apf"})
         runs["keep chain"] = ({"freezing__first_stage": "per_tensor"}, {})
         runs["two batches"] = ({"training__global_batch_size": 16}, {})
-        runs["skipped"] = ({**zbv, "freezing__skip_input_grads": "plan"}, {})
+        runs["skipped"] = (
+            {
+                "parallelism__pipeline_parallel_schedule": "InterleavedZeroBubble",
+                "freezing__max_freeze_ratio": 1.0,  # for fronts of several stages
+            },
+            {},
+        )
     else:
         for schedule in ("1F1B", "ZBVZeroBubble"):
             settings = {

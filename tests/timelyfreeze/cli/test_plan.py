@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.timelyfreeze.helpers.programs import noisy_bounds
 from timelyfreeze.cli.plan import main
+from timelyfreeze.control.plans.planner import Planner
+from timelyfreeze.planning import chosen_plan
 from timelyfreeze.schedule.dag import build_dag
 from timelyfreeze.schedule.order import order_to_csv
 from timelyfreeze.schedule.schedules import one_f_one_b_order
+from timelyfreeze.settings import FreezeSettings, PhaseSchedule
 from timelyfreeze.whatif.bounds_file import bounds_file_text
 from timelyfreeze.whatif.notes import PipelineNotes
 from timelyfreeze.whatif.times import StageTimes, bounds_from_times
@@ -54,6 +58,29 @@ def test_a_table_and_the_same_in_files(
     assert rows[0]["tokens_per_second"] == ""
     lines = [line.split() for line in text.splitlines() if line.strip().startswith("GPipe")]
     assert [line[1] for line in lines] == ["8", "8"]
+
+
+@pytest.mark.parametrize("first_stage", ["all_or_nothing", "per_tensor"])
+def test_the_plan_of_the_pipeline_that_was_measured_is_that_of_the_run(
+    tmp_path: Path, first_stage: str
+) -> None:
+    """Noise of 2% decides which of alike backwards are frozen, and which are skipped then."""
+    order = one_f_one_b_order(4, 8)
+    dag = build_dag(order)
+    (tmp_path / "schedule.csv").write_text(order_to_csv(order))
+    settings = FreezeSettings(
+        PhaseSchedule(2, 6, 10), max_freeze_ratio=0.25, first_stage=first_stage
+    )
+    choices = Planner(order, settings, None, None, lambda *_: None).choices  # type: ignore[arg-type]
+    for seed in range(5):
+        bounds = noisy_bounds(dag, seed, 0.02)
+        notes = PipelineNotes(first_stage=first_stage)
+        (tmp_path / "bounds.json").write_text(bounds_file_text(dag, bounds, notes))
+        arguments = ["--schedules", "1F1B", "--r-max", "0.25", "--json", str(tmp_path / "plan")]
+        assert main([str(tmp_path / "bounds.json"), *arguments]) == 0
+        (case,) = json.loads((tmp_path / "plan").read_text())["cases"]
+        run = chosen_plan(dag, bounds, choices)
+        assert (case["step_ms"], case["frozen_step_ms"]) == (run.unfrozen_batch_ms, run.batch_ms)
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,9 @@ from tests.timelyfreeze.helpers.stub_policy import StubMeter
 from timelyfreeze.control.collected import CollectedMetrics
 from timelyfreeze.control.controller import FreezeController
 from timelyfreeze.control.policy_checks import PolicyChecks
-from timelyfreeze.planning.progress import MEASURED_RATIOS
 from timelyfreeze.policies.layout import ModelLayout, build_layout
 from timelyfreeze.policies.policy import FreezePolicy
 from timelyfreeze.runtime.recorder import ActionRecorder
-from timelyfreeze.runtime.sampling import TokenSample
 from timelyfreeze.schedule.actions import Action, ActionKind
 from timelyfreeze.schedule.order import ScheduleOrder
 from timelyfreeze.settings.choices import FreezeSettings
@@ -55,13 +53,11 @@ class HandClock:
 
 
 class StubStage:
-    """Has parameters in name only and notes the masks, or samples, that it is given."""
+    """Has parameters in name only and notes the masks that it is given."""
 
     frozen_together: tuple[tuple[int, ...], ...] = ()
     exact = np.zeros(N_TENSORS, dtype=np.bool_)
     low_rank = None
-    n_sampled_layers = 1
-    curve: tuple[float, ...] = (0.0,) * len(MEASURED_RATIOS)  # what sampling adds
 
     def __init__(self, stage_index: int) -> None:
         self.stage_index = stage_index
@@ -72,9 +68,6 @@ class StubStage:
         self.applied_ratios: dict[int, float] = {}
         self.given: list[dict[int, list[bool]]] = []
         self.without_input_grads: list[frozenset[int]] = []
-        self.samples: Mapping[int, TokenSample] = {}
-        self.sampled: list[dict[int, float]] = []
-        self.measured: list[bool] = []
 
     def freeze(
         self, masks: Mapping[int, np.ndarray], *, without_input_grads: Collection[int] = ()
@@ -83,16 +76,8 @@ class StubStage:
         self.without_input_grads.append(frozenset(without_input_grads))
         self.given.append({m: mask.tolist() for m, mask in masks.items()})
 
-    def sample(self, samples: Mapping[int, TokenSample], *, measures: bool) -> None:
-        self.samples = samples
-        self.sampled.append({m: sample.ratio for m, sample in samples.items()})
-        self.measured.append(measures)
-
-    def take_variance(self) -> tuple[float, ...]:
-        return self.curve
-
     def freeze_nothing(self) -> None:
-        self.masks = self.samples = {}
+        self.masks = {}
 
     def is_idle(self, action: Action) -> bool:
         """Whether nothing of a backward behind the first stage is left."""
@@ -101,8 +86,6 @@ class StubStage:
         return is_cut and is_backward and self.fraction(action.microbatch) == 1.0
 
     def fraction(self, microbatch: int) -> float:
-        if microbatch in self.samples:
-            return self.samples[microbatch].ratio
         mask = self.masks.get(microbatch)
         return 0.0 if mask is None else float(self.parameter_sizes[mask].sum()) / (10.0 * N_TENSORS)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,6 @@ from torch.distributed.pipelining import schedules as torch_schedules
 from torch.utils.checkpoint import checkpoint
 
 from timelyfreeze.runtime.recorder import ActionRecorder, HostClock
-from timelyfreeze.runtime.sampling import TokenSample, TokenSampler
 from timelyfreeze.runtime.stage import FreezingStage
 from timelyfreeze.runtime.torch_pipelining import greet_other_ranks_alone
 from timelyfreeze.schedule.actions import Action, ActionKind
@@ -37,7 +36,6 @@ EVERY = [FULL, SPLIT, LOOPED, *V_SHAPED, *SINGLE]
 # Of tests that run under several schedules: the examples of one test, for all of them together.
 by_schedule = settings(max_examples=settings().max_examples // 5)
 
-Samples = Mapping[int, Mapping[int, TokenSample]]  # likewise
 Masks = Mapping[int, Mapping[int, np.ndarray]]  # stage -> microbatch -> mask
 
 
@@ -148,7 +146,6 @@ class Pipeline:
         schedule: type,
         *,
         per_tensor: bool = False,
-        samples_tokens: bool = False,
         gradient_rank: int = 0,
         loss_fn: Callable[..., Tensor] = sum_loss,
     ) -> None:
@@ -159,12 +156,7 @@ class Pipeline:
             for i, module in enumerate(self.modules)
         ]
         for stage in self.stages:
-            stage.attach(
-                self.recorder,
-                per_tensor=per_tensor,
-                samples_tokens=samples_tokens,
-                gradient_rank=gradient_rank,
-            )
+            stage.attach(self.recorder, per_tensor=per_tensor, gradient_rank=gradient_rank)
         greet_other_ranks_alone(self.stages)
         is_single = issubclass(schedule, torch_schedules.PipelineScheduleSingle)
         self.schedule = schedule(
@@ -179,14 +171,12 @@ class Pipeline:
         masks: Masks | None = None,
         batch: tuple[Tensor, Tensor] | None = None,
         cut: Sequence[Collection[int]] | None = None,
-        samples: Samples | None = None,
     ) -> Ran:
         """One pass; gradients add to what is there. ``cut`` has microbatches by stage."""
         sent: dict[tuple[int, int], Tensor] = {}
         for stage, microbatches in zip(self.stages, cut or [()] * len(self.stages), strict=True):
             own = (masks or {}).get(stage.stage_index, {})
             stage.freeze(own, without_input_grads=microbatches)
-            stage.sample((samples or {}).get(stage.stage_index, {}))
             stage.set_local_bwd_input = _spy(stage, sent)
         tokens, labels = batch or make_batch()
         losses: list[Tensor] = []
@@ -218,7 +208,6 @@ def expected(
     executed: Sequence[Action],
     masks: Masks | None = None,
     batch: tuple[Tensor, Tensor] | None = None,
-    samples: Samples | None = None,
 ) -> Ran:
     """What a plain chain of the same modules gives, one microbatch at a time, times the masks.
 
@@ -226,7 +215,6 @@ def expected(
     equal means equal to the last bit.
     """
     modules = copy.deepcopy(list(modules))
-    samplers = [TokenSampler(module) for module in modules] if samples else []
     parameters = [list(module.parameters()) for module in modules]
     tokens, labels = batch or make_batch()
     alone: dict[tuple[int, int], list[Tensor]] = {}
@@ -235,15 +223,12 @@ def expected(
     pairs = zip(tokens.chunk(N_MICROBATCHES), labels.chunk(N_MICROBATCHES), strict=True)
     for microbatch, (x, y) in enumerate(pairs):
         hidden = [x]
-        with ExitStack() as sampled:
-            for stage, sampler in enumerate(samplers):
-                sampled.enter_context(sampler.sampling((samples or {})[stage].get(microbatch)))
-            for module in modules:
-                hidden.append(module(hidden[-1]))
-            loss = sum_loss(hidden[-1], y)
-            losses.append(loss.detach())
-            flat = [p for stage in parameters for p in stage]
-            found = torch.autograd.grad(loss, [*flat, *hidden[1:-1]])
+        for module in modules:
+            hidden.append(module(hidden[-1]))
+        loss = sum_loss(hidden[-1], y)
+        losses.append(loss.detach())
+        flat = [p for stage in parameters for p in stage]
+        found = torch.autograd.grad(loss, [*flat, *hidden[1:-1]])
         for stage, own in enumerate(parameters):
             alone[stage, microbatch], found = list(found[: len(own)]), found[len(own) :]
         sent.update({(stage, microbatch): g for stage, g in enumerate(found, start=1)})

@@ -6,10 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.timelyfreeze.helpers.pipelines import hand_order, random_bounds, random_order
-from timelyfreeze.planning.plan import plan_from_ratios
-from timelyfreeze.planning.skipped_grads import idle_ms, shortened, skip_depths, skipped_actions
+from tests.timelyfreeze.helpers.programs import noisy_bounds, scheduled
+from timelyfreeze.planning.lp import solve_freeze_ratios
+from timelyfreeze.planning.plan import FreezePlan, plan_from_ratios
+from timelyfreeze.planning.skipped_grads import idle_ms, skip_depths, skipped_actions
 from timelyfreeze.schedule.actions import ActionKind, parse_action
-from timelyfreeze.schedule.dag import PipelineDag, build_dag, makespan
+from timelyfreeze.schedule.dag import PipelineDag, build_dag, makespan, start_times
 from timelyfreeze.schedule.order import parse_order
 from timelyfreeze.schedule.schedules import gpipe_order, one_f_one_b_order
 from timelyfreeze.timing.bounds import DurationBounds, uniform_bounds
@@ -50,30 +52,6 @@ def test_an_idle_action_still_waits_for_its_message() -> None:
     with_overhead = with_messages(dag, bounds, 0.25)
     waits = {str(a): ms for a, ms in zip(dag.actions, idle_ms(dag, with_overhead), strict=True)}
     assert waits == {"0F0": 0.0, "0B0": 0.25, "1F0": 0.25, "1B0": 0.0}
-
-
-def test_bounds_with_skips_by_hand() -> None:
-    dag = build_dag(parse_order(["0F0 0I0 0W0", "1F0 1I0 1W0"]))
-    low = {"0F0": 3.0, "0I0": 0.5, "0W0": 0.25, "1F0": 3.0, "1I0": 4.0, "1W0": 1.0}
-    high = {**low, "0W0": 5.0, "1W0": 6.0}
-    bounds = DurationBounds(
-        np.array([low[str(a)] for a in dag.actions]), np.array([high[str(a)] for a in dag.actions])
-    )
-    changed = shortened(dag, bounds, {0: 2})
-    assert dict(zip(map(str, dag.actions), changed.min_ms.tolist(), strict=True)) == {
-        **low,
-        "1I0": 0.0,
-        "1W0": 0.0,
-    }
-    # The input half has no ratio: it is gone, frozen or not. The weight half is, if frozen.
-    assert dict(zip(map(str, dag.actions), changed.max_ms.tolist(), strict=True)) == {
-        **high,
-        "1I0": 0.0,
-    }
-    for depths in ({}, {0: 1}):
-        same = shortened(dag, bounds, depths)
-        assert np.array_equal(same.min_ms, bounds.min_ms)
-        assert np.array_equal(same.max_ms, bounds.max_ms)
 
 
 def test_a_plan_with_skips_by_hand() -> None:
@@ -134,3 +112,51 @@ def test_hand_order_is_v_shaped() -> None:
     kinds = {a.kind for a, i in zip(dag.actions, idle, strict=True) if i}
     assert ActionKind.FORWARD not in kinds
     assert {a.stage for a, i in zip(dag.actions, idle, strict=True) if i} == set(range(1, last + 1))
+
+
+def solve(dag: PipelineDag, bounds: DurationBounds, cap: float, *, skips: bool) -> FreezePlan:
+    return solve_freeze_ratios(
+        dag, bounds, max_freeze_ratio=cap, whole_stages=(0,), skips_grads=skips
+    )
+
+
+@pytest.mark.parametrize("cap", [0.0, 0.4, 0.8])
+@pytest.mark.parametrize("name", ["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"])
+def test_a_plan_keeps_its_budgets_and_its_word(name: str, cap: float) -> None:
+    dag = scheduled(name, 2, 6)
+    bounds = noisy_bounds(dag, 3)
+    plans = {skips: solve(dag, bounds, cap, skips=skips) for skips in (False, True)}
+    assert plans[True].batch_ms <= plans[False].batch_ms
+    for skips, plan in plans.items():
+        assert max(plan.stage_mean_ratios().values()) <= cap + 1e-9
+        first = plan.ratios[dag.freezable & (dag.stages == 0)]
+        assert set(first.tolist()) <= {0.0, 1.0}
+        durations = (1.0 - plan.ratios) * bounds.max_ms + plan.ratios * bounds.min_ms
+        if skips:
+            durations[skipped_actions(dag, skip_depths(dag, plan.ratios))] = 0.0
+        assert plan.batch_ms == pytest.approx(
+            float(np.max(start_times(dag, durations) + durations))
+        )
+    # What is left out anyway is counted; ratios stay.
+    assert np.array_equal(plans[True].ratios, plans[False].ratios)
+
+
+def test_messages_are_still_waited_for() -> None:
+    for n_ranks, waits in ((2, {1: 0.0}), (3, {1: 0.5, 2: 0.0})):
+        dag = build_dag(one_f_one_b_order(n_ranks, 4))
+        bounds = uniform_bounds(dag, forward_ms=1.0, backward_ms=(1.0, 2.0))
+        ratios = dag.freezable.astype(float)
+        plan = plan_from_ratios(dag, with_messages(dag, bounds, 0.5), ratios, skips_grads=True)
+        idle = skipped_actions(dag, skip_depths(dag, plan.ratios))
+        # The last stage receives no gradients.
+        for stage, wait_ms in waits.items():
+            assert set(plan.durations_ms[idle & (dag.stages == stage)].tolist()) == {wait_ms}
+
+
+def test_a_pinned_backward_ends_every_skip() -> None:
+    dag = build_dag(one_f_one_b_order(3, 3))
+    bounds = uniform_bounds(dag, forward_ms=1.0, backward_ms=(1.0, 2.0))
+    low = np.where((dag.stages == 1) & dag.freezable, bounds.max_ms, bounds.min_ms)
+    plan = solve(dag, DurationBounds(low, bounds.max_ms), 1.0, skips=True)
+    assert set(skip_depths(dag, plan.ratios).values()) <= {1}
+    assert not plan.ratios[dag.stages == 1].any()

@@ -16,7 +16,6 @@ from torch.nn.functional import cross_entropy
 from tests.torchtitan.helpers.hf_models import read_folder, some_tokens
 from tests.torchtitan.hf.test_adapter import load
 from tests.torchtitan.hf.test_export import save_run
-from timelyfreeze.runtime.sampling import TokenSample, TokenSampler
 from torchtitan.hf.adapter import LlamaAdapter, config_of, model_args
 from torchtitan.hf.export import export_run
 from torchtitan.hf.folder import stored_tensors, tensor_errors
@@ -161,44 +160,6 @@ def test_packed_examples_compute_what_transformers_does_with_each(
         found = ours(tokens[rows], positions=positions[rows])
         expected = [theirs(part).logits for part in tokens[rows].split(lengths, dim=1)]
         torch.testing.assert_close(found, torch.cat(expected, dim=1), rtol=1e-5, atol=1e-4)
-
-
-def sample(ratio: float, sampler: TokenSampler) -> TokenSample:
-    numbers = torch.rand(sampler.n_layers, 2, dtype=torch.float64).numpy()
-    return TokenSample(ratio, 0.0, numbers)
-
-
-@pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize("kind", ["Qwen2.5", "Qwen3 small"])
-def test_sampled_tokens_leave_logits_biases_and_norms_exact(
-    tmp_path: Path, kind: str, autocast: bool
-) -> None:
-    make(tmp_path, kind)
-    tokens = some_tokens(2, 48, 128)
-
-    def run(ratio: float | None) -> tuple[Tensor, dict[str, Tensor]]:
-        model = load(tmp_path)
-        sampler = TokenSampler(model.layers["2"])  # what is behind it in the backward is exact
-        torch.manual_seed(3)
-        drawn = None if ratio is None else sample(ratio, sampler)
-        with sampler.sampling(drawn), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            logits = model(tokens)
-            loss_of(logits, tokens).backward()
-        return logits.detach(), {name: p.grad for name, p in model.named_parameters()}
-
-    (logits, exact), (same, sampled) = run(None), run(0.5)
-    assert same.dtype == logits.dtype
-    # A bias is added behind the product there, and within it here.
-    torch.testing.assert_close(same, logits, rtol=0, atol=0.3 if autocast else 1e-4)
-    differences = {
-        name: float((sampled[name] - exact[name]).norm() / exact[name].norm().clamp(min=1e-2))
-        for name in exact
-    }
-    own = {name: value for name, value in differences.items() if "layers.2.attention." in name}
-    vectors = {name: value for name, value in own.items() if "bias" in name or "norm" in name}
-    assert len(vectors) == (3 if kind == "Qwen2.5" else 6)
-    assert max(vectors.values()) < (0.1 if autocast else 1e-4)
-    assert all(own[f"layers.2.attention.w{n}.weight"] > 0.05 for n in "qkvo")
 
 
 def test_random_weights_begin_as_the_families_do(tmp_path: Path) -> None:

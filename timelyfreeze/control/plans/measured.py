@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from timelyfreeze.planning import RankTimes, VarianceCurve
+from timelyfreeze.planning import RankTimes
 from timelyfreeze.timing import UNFROZEN, Monitoring, PatternTimes, Samples
 
 
 class Measured:
-    """Times of actions, of messages, and beside batches; and what sampling adds to gradients.
+    """Times of actions, of messages, and beside batches.
 
     Attributes:
         times: Of the actions of monitoring, by what was frozen.
         warmup: Of the batches before it; a resumed run has those since, for they plan nothing.
         transfers_ms: Of messages, by sending and receiving rank, as far as this process knows.
-        curves: What sampling tokens adds to gradients, by stage, as last measured.
         outside_ms: What each timed step took besides its batches, for each of them.
     """
 
@@ -24,19 +23,12 @@ class Measured:
         self.times = Monitoring()
         self.warmup = Samples()
         self.transfers_ms: Mapping[tuple[int, int], float] = {}
-        self.curves: Mapping[int, VarianceCurve] = {}
         self.outside_ms: list[float] = []
-
-    def add_curves(self, curves: Mapping[int, VarianceCurve | None]) -> None:
-        """Take note of what sampling tokens adds to gradients, by stage; None is not known."""
-        self.curves = {stage: curve for stage, curve in curves.items() if curve is not None}
 
     def rank_times(self) -> RankTimes:
         """Return all of it, to be sent to whoever solves."""
         warmup = PatternTimes(UNFROZEN, self.warmup.per_action(), tuple(self.warmup.spans_ms))
-        return RankTimes(
-            self.times.times(), self.transfers_ms, self.curves, tuple(self.outside_ms), warmup
-        )
+        return RankTimes(self.times.times(), self.transfers_ms, tuple(self.outside_ms), warmup)
 
     def forget(self) -> None:
         """Forget the times of batches: there is a plan, or there will be none."""
@@ -48,7 +40,6 @@ class Measured:
         return {
             "samples": self.times.to_plain(),
             "p2p_latency_ms": [[*link, ms] for link, ms in self.transfers_ms.items()],
-            "variance": dict(self.curves),
             "outside_ms": list(self.outside_ms),
         }
 
@@ -56,5 +47,4 @@ class Measured:
         """Restore what :meth:`to_plain` returned; samples of other phases are left to others."""
         self.times.load_plain(plain["samples"])
         self.transfers_ms = {(a, b): ms for a, b, ms in plain["p2p_latency_ms"]}
-        self.curves = {int(stage): tuple(v) for stage, v in plain["variance"].items()}
         self.outside_ms = list(plain["outside_ms"])

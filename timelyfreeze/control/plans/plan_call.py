@@ -25,23 +25,18 @@ logger = logging.getLogger(__name__)
 MOST_ACTIONS_AT_ONCE = 1024
 
 
-def is_quick(n_actions: int, *, branches: bool = False) -> bool:
-    """Return whether a plan is solved in two seconds at most.
-
-    Args:
-        n_actions: Actions of the pipeline.
-        branches: Whether the plan looks for input gradients to skip, which always takes seconds.
-    """
-    return n_actions <= MOST_ACTIONS_AT_ONCE and not branches
+def is_quick(n_actions: int) -> bool:
+    """Return whether a plan of a pipeline of so many actions is solved in two seconds at most."""
+    return n_actions <= MOST_ACTIONS_AT_ONCE
 
 
-def automatic_delay(n_actions: int, n_ramp_steps: int, *, branches: bool = False) -> int:
+def automatic_delay(n_actions: int, n_ramp_steps: int) -> int:
     """Return after how many steps a plan is taken, where the user leaves that open.
 
     0 for a pipeline that is solved at once (:func:`is_quick`). Otherwise a tenth of the ramp, 1 at
     least, within which ratios would be small anyway; but never all of its T_f - T_m steps.
     """
-    if is_quick(n_actions, branches=branches):
+    if is_quick(n_actions):
         return 0
     return min(max(1, n_ramp_steps // 10), n_ramp_steps - 1)
 

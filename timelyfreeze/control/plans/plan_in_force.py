@@ -11,16 +11,14 @@ from timelyfreeze.control.plans.drift import drifts, forward_drift
 from timelyfreeze.planning import (
     FreezePlan,
     Solution,
-    VarianceCurve,
     check_same_pipeline,
     plan_from_ratios,
     skip_depths,
     solution_from_plain,
     solution_to_plain,
-    steps_for_tokens,
 )
 from timelyfreeze.schedule import Action, PipelineDag, ScheduleOrder, build_dag
-from timelyfreeze.settings import OFF, FreezeSettings, Phase, actual_freeze_ratio
+from timelyfreeze.settings import FreezeSettings, Phase, actual_freeze_ratio
 from timelyfreeze.timing import (
     DurationBounds,
     RankBatches,
@@ -48,7 +46,6 @@ class PlanInForce:
         dag: The graph of it.
         plan: The plan, once there is one.
         bounds: What it was made from.
-        curves: What sampling tokens adds to gradients, by stage, likewise.
         switched_off: Since when and why nothing is frozen although there is a plan.
     """
 
@@ -63,13 +60,11 @@ class PlanInForce:
         self.dag: PipelineDag = build_dag(order)
         self.plan: FreezePlan | None = None
         self.bounds: DurationBounds | None = None
-        self.curves: Mapping[int, VarianceCurve] = {}
         self.switched_off: str | None = None
         self._last_followed_step: int | None = None
         self._skip_depths: Mapping[int, int] = {}
         self._phases = settings.phases
-        self._measured_ratio = settings.measured_ratio
-        self._skips_grads = settings.skips_input_grads != OFF
+        self._skips_grads = settings.skips_input_grads
         self._n_processors = n_processors
         self._on_solved = on_solved
 
@@ -79,7 +74,6 @@ class PlanInForce:
         """Follow a plan from now on that was solved for this pipeline, the same on every rank."""
         self.order, self.dag = solution.order, solution.dag
         self.bounds, self.plan = solution.bounds, solution.plan
-        self.curves = solution.curves
         if self._skips_grads:
             self._skip_depths = skip_depths(self.dag, self.plan.ratios)
         self._on_solved(self.plan, self.bounds)
@@ -125,17 +119,15 @@ class PlanInForce:
     def ratio(self, action: Action, step: int) -> float:
         """Return the freeze ratio in [0, 1] that a backward has at ``step``, Eq. 9 included.
 
-        It is 1 (for tokens their cap) while the lower bound is measured, half of that in mixed
-        monitoring as the mean over opposite batches, and 0 where there is no plan or freezing is
-        switched off.
+        It is 1 while the lower bound is measured, 0.5 in mixed monitoring as the mean over opposite
+        batches, and 0 where there is no plan or freezing is switched off.
 
         Raises:
             ValueError: If the plan does not know the action.
         """
         phase = self._phases.phase(step)
         if phase.monitors:
-            part = {Phase.LOWER_BOUND: 1.0, Phase.MIXED: 0.5}.get(phase, 0.0)
-            return part * self._measured_ratio
+            return {Phase.LOWER_BOUND: 1.0, Phase.MIXED: 0.5}.get(phase, 0.0)
         if self.plan is None or self.is_off(step) or phase is Phase.WARMUP:
             return 0.0
         return actual_freeze_ratio(self.plan.ratio_of(action), step, self._phases)
@@ -172,10 +164,8 @@ class PlanInForce:
         observed_ms = slowest_durations(ranks)
         return forward_drift(drifts(self.dag, self.bounds, self.plan.durations_ms, observed_ms))
 
-    def under(
-        self, bounds: DurationBounds, curves: Mapping[int, VarianceCurve] | None = None
-    ) -> FreezePlan:
-        """Return what the plan comes to with other times, and curves, than it was made for."""
+    def under(self, bounds: DurationBounds) -> FreezePlan:
+        """Return what the plan comes to with other times than it was made for."""
         assert self.plan is not None  # the caller saw to it
         plan = plan_from_ratios(
             self.dag,
@@ -184,14 +174,7 @@ class PlanInForce:
             n_processors=self._n_processors,
             skips_grads=self._skips_grads,
         )
-        return replace(plan, steps_factor=self.steps_factor(curves or {}))
-
-    def steps_factor(self, curves: Mapping[int, VarianceCurve]) -> float | None:
-        """Return how many times as many steps the plan takes, by other curves if there are any."""
-        assert self.plan is not None  # the caller saw to it
-        if not curves or self.plan.steps_factor is None:
-            return self.plan.steps_factor
-        return steps_for_tokens(self.dag, self.plan.ratios, curves)
+        return replace(plan, steps_factor=self.plan.steps_factor)
 
     # -- checkpoint --------------------------------------------------------------------------------
 
@@ -202,7 +185,7 @@ class PlanInForce:
             "last_followed_step": self._last_followed_step,
         }
         if self.plan is not None and self.bounds is not None:
-            solution = Solution(self.order, self.dag, self.bounds, self.plan, self.curves)
+            solution = Solution(self.order, self.dag, self.bounds, self.plan)
             state["solved"] = solution_to_plain(solution)
         return state
 

@@ -22,14 +22,12 @@ from timelyfreeze.planning import (
     FreezePlan,
     Solution,
     SolverChoices,
-    VarianceCurve,
-    merged_curves,
     solve_from_bounds,
     solve_from_times,
 )
 from timelyfreeze.runtime import Exchange
 from timelyfreeze.schedule import ScheduleOrder
-from timelyfreeze.settings import AUTO, PLAN, TOKENS, FreezeSettings, Phase, key
+from timelyfreeze.settings import AUTO, FreezeSettings, Phase, key
 from timelyfreeze.timing import (
     BatchRecord,
     DurationBounds,
@@ -43,8 +41,6 @@ logger = logging.getLogger(__name__)
 # A plan that is solved anew freezes as little as it can. It need not be the faster one: input
 # gradients may be skipped by chance, unplanned. Less than this does not matter.
 _LEAST_IMPROVEMENT = 1e-3
-# By how much the estimated number of steps must have changed for a plan to be solved anew.
-_OTHER_STEPS = 0.01
 
 # Returns milliseconds by sending and receiving rank.
 TransferMeter = Callable[[], Mapping[tuple[int, int], float]]
@@ -90,13 +86,9 @@ class Planner:
             whole_stages=(0,) if settings.freezes_first_stage_whole else (),
             n_processors=n_processors,
             time_limit_s=settings.solver_time_limit_s,
-            skip_input_grads=settings.skips_input_grads,
-            samples_tokens=settings.samples_tokens,
-            measured_ratio=settings.measured_ratio,
-            input_fraction=settings.sample_input_gradients,
+            skips_grads=settings.skips_input_grads,
         )
         self._n_actions = len(self.in_force.dag.actions)
-        self._branches = self.choices.skip_input_grads == PLAN
         self._replanning = Replanning(settings, exchange, n_processors)
         self._call: PlanCall | None = None
         # Drift and due step of a plan that is being solved anew.
@@ -164,7 +156,7 @@ class Planner:
         if delay is not None:
             return delay
         n_ramp_steps = phases.last_ramp_step - phases.last_monitor_step
-        return automatic_delay(self._n_actions, n_ramp_steps, branches=self._branches)
+        return automatic_delay(self._n_actions, n_ramp_steps)
 
     @property
     def _has_times_alone(self) -> bool:
@@ -182,18 +174,8 @@ class Planner:
         now = self.in_force
         assert now.bounds is not None  # only a plan that is in force is solved anew
         self._again = (drift, due_step)
-        arguments = {
-            "order": now.order,
-            "bounds": moved_bounds(now.dag, now.bounds, drift),
-            "curves": self._known_curves(),
-        }
+        arguments = {"order": now.order, "bounds": moved_bounds(now.dag, now.bounds, drift)}
         self._begin(due_step, solve_from_bounds, arguments)
-
-    def _known_curves(self) -> Mapping[int, VarianceCurve]:
-        """Return what sampling adds in every stage, as last measured; every rank must call this."""
-        if not self._settings.samples_tokens:
-            return {}
-        return merged_curves(self._exchange.all_gather(self.measured.curves))
 
     def _begin(
         self, due_step: int, solve: Callable[..., Solution], arguments: Mapping[str, Any]
@@ -203,7 +185,7 @@ class Planner:
         mine = {**arguments, "choices": self.choices} if self._exchange.rank == 0 else None
         patience_s = self._settings.solver_time_limit_s
         # A process can be ended when its time is up, whatever it is doing; others wait no longer.
-        apart = self._delay > 0 or not is_quick(self._n_actions, branches=self._branches)
+        apart = self._delay > 0 or not is_quick(self._n_actions)
         self._call = PlanCall(self._exchange, due_step, apart, solve, mine, patience_s)
 
     def _take(self, step: int) -> None:
@@ -228,13 +210,12 @@ class Planner:
             logger.info("Freeze plan: %s; %s", described(plan), self.in_force.certainty)
         else:
             self._first_bounds = self._first_bounds or self.in_force.bounds
-            former = self.in_force.under(answer.bounds, answer.curves)
+            former = self.in_force.under(answer.bounds)
             stays = self._cost(former) < (1.0 - _LEAST_IMPROVEMENT) * self._cost(answer.plan)
             plan = self.in_force.adopt(replace(answer, plan=former) if stays else answer)
             logger.info(
-                "%s have moved (%s); the plan solved for them: %s; the former one with them: "
+                "Times have moved (%s); the plan solved for them: %s; the former one with them: "
                 "%s; %s; %s",
-                "Times" if self._replanning.is_large(again[0]) else "Times and noise",
                 drift_text(again[0]),
                 described(answer.plan),
                 described(former),
@@ -268,12 +249,7 @@ class Planner:
             self.in_force.switch_off(step, f"with the best plan {text}")
         elif self._exchange.rank == 0:
             logger.warning(
-                'Freezing does not pay: %s; set %s to "%s", or %s to "%s"',
-                text,
-                key("max_freeze_ratio"),
-                AUTO,
-                key("unit"),
-                TOKENS,
+                'Freezing does not pay: %s; set %s to "%s"', text, key("max_freeze_ratio"), AUTO
             )
 
     def follow(self, solution: Solution) -> None:
@@ -304,24 +280,10 @@ class Planner:
         reason = self._replanning.why_not(found, now.plan)
         if reason is not None:
             self.in_force.switch_off(step, reason)
-        elif self._replanning.is_large(found.drift) or self._noise_has_moved():
+        elif self._replanning.is_large(found.drift):
             self._solve_again(found.drift, step + self._delay)
             if self._delay == 0:
                 self._take(step)
-
-    def _noise_has_moved(self) -> bool:
-        """Return whether the plan takes another number of steps than it was chosen for.
-
-        Every rank must call this together.
-        """
-        if self._settings.max_freeze_ratio != AUTO:
-            return False
-        assert self.in_force.plan is not None  # the caller saw to it
-        before = self.in_force.plan.steps_factor
-        now = self.in_force.steps_factor(self._known_curves())
-        if before is None or now is None:
-            return False
-        return abs(now / before - 1.0) > _OTHER_STEPS
 
     # -- checkpoint --------------------------------------------------------------------------------
 

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from timelyfreeze.runtime.entering.stage import EnteringStage
 from timelyfreeze.runtime.low_rank.layers import LowRankLayers
-from timelyfreeze.runtime.sampling.stage import SamplingStage
 
 
-class LowRankStage(SamplingStage):
+class LowRankStage(EnteringStage):
     """Pipeline stage that keeps a subspace for each linear weight, if it was prepared for it.
 
     Only those weights can be frozen then: norms, biases and embeddings cost little and have no

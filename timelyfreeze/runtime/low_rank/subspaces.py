@@ -127,7 +127,6 @@ class SubspaceAdam(Subspaces):
         if not self._learns_inside:
             super().end_batch(index, n_microbatches)
 
-    @torch.no_grad()
     def _before_step(self, optimizer: Optimizer, *args: Any) -> None:
         if not self._learns_inside:
             return
@@ -135,7 +134,8 @@ class SubspaceAdam(Subspaces):
         for layers in self._layers:
             for name, weight in layers.weights.items():
                 if id(weight) in groups and weight.grad is not None:
-                    self._step_inside(layers, name, weight, groups[id(weight)])
+                    with torch.no_grad():
+                        self._step_inside(layers, name, weight, groups[id(weight)])
                     weight.grad = None  # nothing is left for the optimizer to do
 
     def _step_inside(

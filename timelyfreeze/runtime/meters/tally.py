@@ -43,13 +43,12 @@ class StepFreezing:
 
     Attributes:
         step: Number of the step.
-        frozen: Frozen elements, added up over its backwards; where tokens are left out, elements
-            times the fraction of the tokens.
+        frozen: Frozen elements, added up over its backwards.
         elements: Elements that they could have updated.
     """
 
     step: int
-    frozen: float
+    frozen: int
     elements: int
 
 
@@ -69,8 +68,7 @@ class FreezeTally:
         self._number = 0
         self._phase: Phase | None = None
         self._steps: list[StepFreezing] = []
-        self._left_out = 0.0
-        self.total: tuple[float, int] = (0.0, 0)
+        self.total: tuple[int, int] = (0, 0)
         self.step = self._nothing()
         self.recent = self._nothing()
         self.since_freezing = self._nothing()
@@ -78,26 +76,18 @@ class FreezeTally:
     def begin_step(self, step: int, phase: Phase) -> None:
         """Begin a step."""
         self._number = step
-        self._left_out = 0.0
         self.step = self._nothing()
         if phase is not self._phase:
             self.recent = self._nothing()
         self._phase = phase
 
-    def add_batch(
-        self,
-        masks: Mapping[int, Mapping[int, NDArray[np.bool_]]],
-        token_ratios: Mapping[int, Mapping[int, float]],
-    ) -> None:
+    def add_batch(self, masks: Mapping[int, Mapping[int, NDArray[np.bool_]]]) -> None:
         """Take note of a batch.
 
         Args:
             masks: What it froze, by stage and microbatch; microbatches that are missing froze
                 nothing.
-            token_ratios: Which fraction of the tokens it left out, likewise; nobody counts which.
         """
-        for stage, of_microbatches in token_ratios.items():
-            self._left_out += sum(of_microbatches.values()) * self._tables[stage].total
         for stage, of_stage in masks.items():
             frozen = np.zeros(len(self._tables[stage].names), dtype=np.int64)
             for mask in of_stage.values():
@@ -132,7 +122,7 @@ class FreezeTally:
         return steps
 
     def _summed(self) -> StepFreezing:
-        frozen, elements = self._left_out, 0
+        frozen, elements = 0, 0
         for stage, count in self.step.items():
             table = self._tables[stage]
             frozen += int(count.frozen @ table.sizes)

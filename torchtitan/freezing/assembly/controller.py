@@ -21,7 +21,7 @@ from timelyfreeze.runtime import (
     read_order,
     stages_of,
 )
-from timelyfreeze.settings import TENSORS, FreezeSettings
+from timelyfreeze.settings import FreezeSettings
 from torchtitan.freezing.assembly.front_store import front_identity, front_store
 from torchtitan.freezing.checks import caches, freeze_settings
 from torchtitan.freezing.emulation.pipeline import emulated_order
@@ -94,7 +94,7 @@ class Assembly:
             ),
             # Between stages of one process there are no links.
             transfers=dict if self._emulates else None,
-            measures_energy=freezing.unit == TENSORS,
+            measures_energy=True,
             outside=outside,
             learning_rate=partial(highest_learning_rate, trainer.optimizers.optimizers),
             optimizers=trainer.optimizers.optimizers,

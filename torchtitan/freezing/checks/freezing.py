@@ -8,17 +8,13 @@ from dataclasses import fields
 from timelyfreeze.policies import ComparesOutputs, Method, freezes_whole_layers, parse_method
 from timelyfreeze.runtime import stages_per_rank
 from timelyfreeze.settings import (
-    AUTO,
-    TOKENS,
     FreezeSettings,
     PhaseSchedule,
     rank_errors,
     ratio_errors,
     replanning_errors,
     seed_errors,
-    skip_errors,
     subspace_errors,
-    token_errors,
     unknown_words,
 )
 from timelyfreeze.timing import discard_errors
@@ -82,9 +78,6 @@ def freezing_errors(config: JobConfig) -> Iterator[str]:
     if method.plans:
         yield from _phase_errors(config)
         yield from ratio_errors(freezing.max_freeze_ratio, _n_stages(config))
-        yield from token_errors(
-            freezing.unit, freezing.max_freeze_ratio, freezing.sample_input_gradients
-        )
         yield from _solver_errors(config)
     else:
         yield from _warmup_errors(config)
@@ -96,14 +89,12 @@ def freezing_errors(config: JobConfig) -> Iterator[str]:
         if getattr(policy, "checks_per_epoch", 0):
             yield from _epoch_errors(config, f"freezing.{method.policy}.checks_per_epoch")
     yield from unknown_words(
-        unit=freezing.unit,
         first_stage=freezing.first_stage,
         skip_input_grads=freezing.skip_input_grads,
         score_memory=freezing.score_memory,
         score_dtype=freezing.score_dtype,
     )
-    yield from skip_errors(freezing.first_stage, freezing.skip_input_grads)
-    yield from rank_errors(freezing.gradient_rank, freezing.unit)
+    yield from rank_errors(freezing.gradient_rank)
     yield from subspace_errors(
         freezing.gradient_rank, freezing.subspace_rate, freezing.subspace_steps
     )
@@ -112,8 +103,6 @@ def freezing_errors(config: JobConfig) -> Iterator[str]:
     yield from seed_errors(freezing.seed)
     yield from preset_errors(config, given=())  # contradictions are told where it was read
     yield from _unsupported(config)
-    if freezing.unit == TOKENS:
-        yield from _token_errors(config, method)
 
 
 def _rank_errors(config: JobConfig, method: Method) -> Iterator[str]:
@@ -164,29 +153,6 @@ def _unsupported(config: JobConfig) -> Iterator[str]:
     known = is_known(config.parallelism.pipeline_parallel_schedule)
     if known and config.activation_checkpoint.mode != "none" and order_splits_backward(config):
         yield recompute_error(config)
-
-
-def _token_errors(config: JobConfig, method: Method) -> Iterator[str]:
-    """Yield what samples of tokens cannot go together with."""
-    needs = f'freezing.unit "{TOKENS}" needs'
-    if not method.plans or method.policy is not None:
-        yield (
-            f"freezing.method is {config.freezing.method!r}, which chooses tensors; {needs} "
-            '"timelyfreeze"'
-        )
-    if compiles_blocks(config):
-        yield f"{COMPILED}, whose blocks have one backward each; {needs} {NOT_COMPILED}"
-    for name in ("tensor_parallel_degree", "context_parallel_degree"):
-        if (degree := getattr(config.parallelism, name)) > 1:
-            yield (
-                f"parallelism.{name} is {degree}, which splits layers or sequences between "
-                f"processes that would have to draw together; {needs} 1"
-            )
-    if config.freezing.max_freeze_ratio == AUTO and config.freezing.last_warmup_step == 0:
-        yield (
-            f'freezing.last_warmup_step is 0; with max_freeze_ratio "{AUTO}" what sampling costs '
-            "is measured in the last step of the warm-up, so it must be 1 or more"
-        )
 
 
 def _comparison_errors(config: JobConfig) -> Iterator[str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from timelyfreeze.cli.part import NEXT
 from timelyfreeze.policies import NONE, PLANNED, makes_plan
-from timelyfreeze.settings import OFF, effective_skip_input_grads
+from timelyfreeze.settings import skips_input_grads
 from torchtitan.data.rows.kinds import INSTRUCT_DATASETS, is_instruct_dataset
 from torchtitan.freezing.checks.parallel import (
     COMPILED,
@@ -118,7 +118,7 @@ def _estimate_errors(config: JobConfig, on: str) -> Iterator[str]:
 def _kept_errors(config: JobConfig, on: str) -> Iterator[str]:
     """Yield why a frozen front would free no memory."""
     freezing = config.freezing
-    if effective_skip_input_grads(freezing.first_stage, freezing.skip_input_grads) == OFF:
+    if not skips_input_grads(freezing.first_stage, freezing.skip_input_grads):
         yield (
             f"{on}, and a frozen front keeps its activations with freezing.first_stage "
             f"{freezing.first_stage!r} and skip_input_grads {freezing.skip_input_grads!r}; they "

@@ -36,8 +36,6 @@ _PLAN = (
     "freezing.monitoring",
     "freezing.discard_batches",
     "freezing.max_freeze_ratio",
-    "freezing.unit",
-    "freezing.sample_input_gradients",
     "freezing.first_stage",
     "freezing.skip_input_grads",
     "parallelism.pipeline_parallel_schedule",

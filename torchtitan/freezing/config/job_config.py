@@ -49,19 +49,10 @@ class Freezing:
     """T_f, for methods with a plan: from T_m to here freeze ratios grow linearly from 0 to the
     solved values, which hold from then on."""
 
-    unit: str = "tensors"
-    """What is left out of a backward. "tensors": the weight gradients of whole tensors, as in the
-    paper. "tokens": a part of the tokens of every linear layer's weight gradient; what is kept is
-    weighted so that the gradient is the same in the mean (see docs/how/sampling.md)."""
-
     max_freeze_ratio: float | list[float] | str = AUTO
-    """r_max, in [0, 1]: one value, or one for each stage. With unit "tensors" it caps the mean
-    freeze ratio of a stage's backwards, with "tokens" the ratio of each backward. "auto" takes the
-    cap with which a loss is estimated to be reached soonest, and freezes nothing where none is."""
-
-    sample_input_gradients: float = 0.0
-    """With unit "tokens": also compute the input gradients of linear layers from a sample, whose
-    ratio is this fraction, in [0, 1], of the backward's freeze ratio. 0 computes them exactly."""
+    """r_max, in [0, 1]: one value, or one for each stage; it caps the mean freeze ratio of a
+    stage's backwards. "auto" takes the cap with which a loss is estimated to be reached soonest,
+    and freezes nothing where none is (see docs/how/time_to_a_loss.md)."""
 
     gradient_rank: int = 0
     """What frozen means, for methods with a plan. 0: a frozen weight gets no gradient, as in the
@@ -91,9 +82,7 @@ class Freezing:
     skip_input_grads: str = "use"
     """Where all earlier stages are frozen whole for a microbatch, a stage that is frozen whole too
     need not compute input gradients: nobody uses them. "off": compute them anyway. "use": skip
-    them, and count on it in the plan. "plan": let the plan look for such microbatches as well. That
-    shortens batches most, because these microbatches have no backward at all; read
-    docs/how/method.md before you use it. Has no effect with first_stage "per_tensor"."""
+    them, and count on it in the plan. Has no effect with first_stage "per_tensor"."""
 
     discard_batches: int = 2
     """Pipeline batches left out of measurements after each change of phase: the first ones are
@@ -104,8 +93,7 @@ class Freezing:
 
     solver_delay_steps: int | None = None
     """Steps that training goes on while the ratios are solved in the background. 0 waits for them.
-    Unset: 0 up to 1,024 actions, which take a fraction of a second; above, and with
-    skip_input_grads "plan", a tenth of the ramp."""
+    Unset: 0 up to 1,024 actions, which take a fraction of a second; above, a tenth of the ramp."""
 
     replan_every: int = 100
     """After so many steps of the stable phase, again and again, the times of the last batches are

@@ -11,6 +11,7 @@ from torchtitan.distributed.pipeline_parallel import generate_llm_fqn_per_model_
 
 from timelyfreeze.runtime import named_order, stages_per_rank
 from timelyfreeze.schedule import Action, ActionKind, ScheduleOrder, build_order, order_from_csv
+from timelyfreeze.settings import first_stage_mode
 from timelyfreeze.whatif.loads import UNKNOWN_SIZES, ModelSizes
 from timelyfreeze.whatif.notes import PipelineNotes
 from torchtitan.freezing.config.family import model_family
@@ -117,7 +118,8 @@ def pipeline_notes(
         n_processors: How many ranks compute at once; None if each has a device of its own.
         sizes: Sizes of the model's parts.
     """
-    parallelism, family = job_config.parallelism, model_family(job_config)
+    parallelism, freezing = job_config.parallelism, job_config.freezing
+    family = model_family(job_config)
     layers = None
     if n_layers is not None:
         layers = count_layers(stage_modules(job_config, n_layers))
@@ -127,8 +129,8 @@ def pipeline_notes(
         else parallelism.pipeline_parallel_schedule,
         ranks=order.n_ranks,
         processors=n_processors,
-        first_stage=job_config.freezing.first_stage,
-        skip_input_grads=job_config.freezing.skip_input_grads,
+        first_stage=first_stage_mode(freezing.first_stage, freezing.gradient_rank),
+        skip_input_grads=freezing.skip_input_grads,
         layers=layers if layers is not None and len(layers) == order.n_stages else None,
         tokens_per_microbatch=examples_of_microbatch(job_config) * family.per_row(job_config),
         unit=family.unit,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
-from timelyfreeze.settings import AUTO, OFF, PER_TENSOR, TENSORS
+from timelyfreeze.settings import AUTO, OFF, PER_TENSOR
 from torchtitan.freezing.config.job_config import JobConfig
 
 
@@ -28,7 +28,6 @@ class Preset:
 PRESETS = {
     "paper": Preset(
         fixed={
-            "freezing.unit": TENSORS,
             "freezing.gradient_rank": 0,
             "freezing.first_stage": PER_TENSOR,
             "freezing.skip_input_grads": OFF,

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from timelyfreeze.schedule import ActionKind, PipelineDag, build_dag
-from timelyfreeze.settings import ALL_OR_NOTHING
+from timelyfreeze.settings import ALL_OR_NOTHING, first_stage_mode
 from timelyfreeze.timing import DurationBounds, bounds_from_samples
 from timelyfreeze.whatif.bounds_file import bounds_file_text
 from timelyfreeze.whatif.layer_model import layer_overheads
@@ -82,7 +82,8 @@ def bounds_text(profile: Profile, job_config: JobConfig, overheads: Overheads | 
 
     ``overheads`` is None where they could not be told.
     """
-    first_stage = job_config.freezing.first_stage
+    freezing = job_config.freezing
+    first_stage = first_stage_mode(freezing.first_stage, freezing.gradient_rank)
     dag, bounds = profile_bounds(profile, first_stage)
     notes = replace(
         pipeline_notes(

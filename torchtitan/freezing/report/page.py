@@ -26,7 +26,7 @@ _SETTINGS = (
 )  # fmt: skip
 _FREEZING_SETTINGS = (
     "method", "last_warmup_step", "last_monitor_step", "monitoring", "last_ramp_step",
-    "unit", "max_freeze_ratio", "seed", "first_stage", "skip_input_grads", "min_gain",
+    "max_freeze_ratio", "seed", "first_stage", "skip_input_grads", "min_gain",
 )  # fmt: skip
 _FILES = {
     "report.txt": "the short report, as it was printed",

@@ -25,8 +25,8 @@ def tally_of(steps: list[tuple[int, Phase]]) -> FreezeTally:
     tally = FreezeTally(TABLES, n_microbatches=3)
     for step, phase in steps:
         tally.begin_step(step, phase)
-        tally.add_batch(FIRST, {})
-        tally.add_batch(SECOND, {})
+        tally.add_batch(FIRST)
+        tally.add_batch(SECOND)
         tally.end_step()
     return tally
 
@@ -70,28 +70,14 @@ def test_the_ratio_of_a_step_is_by_elements_over_all_ranks() -> None:
     assert step_ratios(ranks) == {1: 0.7, 2: 0.0}
 
 
-def test_tokens_that_are_left_out_count_by_the_elements_whose_gradient_they_are_of() -> None:
-    tally = FreezeTally(TABLES, 3)
-    tally.begin_step(1, Phase.STABLE)
-    tally.add_batch(masks({}, {}), {0: {0: 0.5, 2: 0.25}, 1: {1: 0.5}})
-    tally.end_step()
-    # 0.75 * 40 + 0.5 * 60 of 3 * 100 elements
-    assert tally.take_steps() == [StepFreezing(1, 60.0, 300)]
-    tally.begin_step(2, Phase.STABLE)
-    tally.add_batch(FIRST, {})
-    assert tally.total == (60.0, 300), "of the steps that have ended"
-    tally.end_step()
-    assert tally.total == (110.0, 600)
-
-
 def test_a_step_that_is_asked_for_before_it_ends_is_told_as_it_ended() -> None:
     tally = FreezeTally(TABLES, 3)
     tally.begin_step(1, Phase.RAMP)
-    tally.add_batch(FIRST, {})
+    tally.add_batch(FIRST)
     assert tally.take_steps() == [StepFreezing(1, 50, 300)]
     tally.end_step()
     tally.begin_step(2, Phase.RAMP)
-    tally.add_batch(masks({}, {}), {})
+    tally.add_batch(masks({}, {}))
     assert [s.step for s in tally.take_steps()] == [1, 2]
 
 
@@ -100,5 +86,5 @@ def test_counts_come_back_from_a_checkpoint() -> None:
     other = FreezeTally(TABLES, 3)
     other.load_plain_state(tally.plain_state())
     other.begin_step(2, Phase.STABLE)
-    other.add_batch(FIRST, {})
+    other.add_batch(FIRST)
     assert plain(other.since_freezing) == {0: (9, [4, 3]), 1: (9, [3])}

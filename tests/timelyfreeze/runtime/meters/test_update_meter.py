@@ -28,7 +28,7 @@ def meter() -> tuple[UpdateMeter, list[Tensor]]:
 
 def step(to: UpdateMeter, number: int, phase: Phase, *frozen: list[bool]) -> None:
     to.begin_step(number, phase)
-    to.add_batch({1: {m: np.array(mask) for m, mask in enumerate(frozen)}}, {})
+    to.add_batch({1: {m: np.array(mask) for m, mask in enumerate(frozen)}})
 
 
 def p_eff(to: UpdateMeter, scale: float | None = 1.0, ratio: float | None = None) -> float | None:
@@ -91,7 +91,7 @@ def test_counts_of_all_ranks_are_put_together_by_stage() -> None:
         step(updates, 1, Phase.RAMP, [True, False])
     other = UpdateMeter({0: build_parameter_table([("c", 9)])}, 2, None)
     other.begin_step(1, Phase.RAMP)
-    other.add_batch({0: {}}, {})
+    other.add_batch({0: {}})
     rows = frozen_counts([first.counts(), other.counts(), again.counts()], [1, 0])
     assert [(r.rank, r.stage, r.parameter, r.elements) for r in rows] == [
         (1, 0, "c", 9),

@@ -121,40 +121,8 @@ ERRORS: list[tuple[dict[str, Any], list[str]]] = [
         ["freezing.max_freeze_ratio is 'most'", 'it must lie in [0, 1] or be "auto"'],
     ),
     (
-        {"freezing__unit": "words"},
-        ["freezing.unit is 'words'", "known: tensors, tokens"],
-    ),
-    (
-        {"freezing__unit": "tokens", "freezing__max_freeze_ratio": 1.0},
-        ["freezing.max_freeze_ratio is 1.0", "above 0 and at most 0.95"],
-    ),
-    (
-        {"freezing__unit": "tokens", "freezing__max_freeze_ratio": [0.0] * 4},
-        ["freezing.max_freeze_ratio is [0.0, 0.0, 0.0, 0.0]", "above 0 and at most 0.95"],
-    ),
-    (
-        {"freezing__sample_input_gradients": 0.5},
-        ["freezing.sample_input_gradients is 0.5", 'which needs freezing.unit "tokens"'],
-    ),
-    (
-        {"freezing__unit": "tokens", "freezing__sample_input_gradients": 1.5},
-        ["freezing.sample_input_gradients is 1.5", "must lie in [0, 1]"],
-    ),
-    (
-        {
-            "freezing__unit": "tokens",
-            "freezing__max_freeze_ratio": "auto",
-            "freezing__sample_input_gradients": 0.5,
-        },
-        ["freezing.sample_input_gradients is 0.5", 'freezing.max_freeze_ratio is "auto"'],
-    ),
-    (
         {"freezing__gradient_rank": -1},
         ["freezing.gradient_rank is -1", "a whole number, 0 or more"],
-    ),
-    (
-        {"freezing__gradient_rank": 8, "freezing__unit": "tokens"},
-        ['freezing.gradient_rank is 8 and freezing.unit is "tokens"', "set the rank to 0"],
     ),
     (
         {"freezing__gradient_rank": 8, "freezing__method": "apf"},
@@ -181,28 +149,8 @@ ERRORS: list[tuple[dict[str, Any], list[str]]] = [
         ["data_parallel_shard_degree is 2", "freezing.subspace_rate 0.001 needs weights that"],
     ),
     (
-        {"freezing__unit": "tokens", "freezing__method": "timelyfreeze+apf"},
-        ["freezing.method is 'timelyfreeze+apf'", 'needs "timelyfreeze"'],
-    ),
-    (
-        {"freezing__unit": "tokens", "compile__enable": True},
-        ['compile.components has "model"', 'freezing.unit "tokens" needs compile.enable = false'],
-    ),
-    (
-        {
-            "freezing__unit": "tokens",
-            "freezing__max_freeze_ratio": "auto",
-            "freezing__last_warmup_step": 0,
-        },
-        ["freezing.last_warmup_step is 0", "must be 1 or more"],
-    ),
-    (
         {"freezing__skip_input_grads": "all"},
-        ["freezing.skip_input_grads is 'all'", "known: off, use, plan"],
-    ),
-    (
-        {"freezing__skip_input_grads": "plan", "freezing__first_stage": "per_tensor"},
-        ['freezing.skip_input_grads is "plan"', 'set first_stage to "all_or_nothing"'],
+        ["freezing.skip_input_grads is 'all'", "known: off, use"],
     ),
     (
         {"freezing__first_stage": "half"},
@@ -264,13 +212,6 @@ def test_an_error_is_told_with_its_key_its_value_and_the_rule(
     (error,) = errors(config(**changes))
     for text in texts:
         assert text in error
-
-
-@pytest.mark.parametrize("name", ["context_parallel_degree", "tensor_parallel_degree"])
-def test_tokens_are_not_sampled_where_processes_would_have_to_draw_together(name: str) -> None:
-    found = errors(config(freezing__unit="tokens", **{f"parallelism__{name}": 2}))
-    (error,) = [text for text in found if 'freezing.unit "tokens" needs 1' in text]
-    assert f"parallelism.{name} is 2" in error
 
 
 def test_all_errors_are_told_at_once() -> None:

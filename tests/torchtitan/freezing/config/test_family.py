@@ -27,3 +27,10 @@ def test_a_row_is_its_tokens_or_one_picture(
     notes = pipeline_notes(given, order, 8)
     assert (notes.tokens_per_microbatch, notes.unit) == (per_microbatch, unit)
     assert title in pipeline_title(given)
+
+
+@pytest.mark.parametrize(("rank", "mode"), [(0, "all_or_nothing"), (8, "per_tensor")])
+def test_notes_say_how_the_first_stage_was_frozen(rank: int, mode: str) -> None:
+    """Gradients of a rank keep its chain, whatever the key says; who plans from the notes must."""
+    given = config(freezing__gradient_rank=rank)
+    assert pipeline_notes(given, pipeline_order(given, 8), 8).first_stage == mode

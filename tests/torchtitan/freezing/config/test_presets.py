@@ -27,7 +27,6 @@ def value(job_config: JobConfig, key: str) -> Any:
 
 # What docs/how/method.md says of the paper, key by key.
 FIXED = {
-    "freezing.unit": "tensors",
     "freezing.first_stage": "per_tensor",
     "freezing.skip_input_grads": "off",
     "freezing.monitoring": "halves",
@@ -39,7 +38,6 @@ FIXED = {
     "report.count_padding": True,
 }
 OTHERS = {
-    "freezing.unit": "tokens",
     "freezing.first_stage": "all_or_nothing",
     "freezing.skip_input_grads": "use",
     "freezing.monitoring": "mixed",
