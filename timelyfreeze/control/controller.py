@@ -252,6 +252,8 @@ class FreezeController(KnownPlan):
             for stage in self._stages:
                 stage.freeze_nothing()
         if self._subspaces is not None:
+            if self._planner is not None and self.phase in (Phase.WARMUP, Phase.UPPER_BOUND):
+                self._planner.measured.energies = self._subspaces.energies()
             self._subspaces.end_batch(self._batch_index, self._n_microbatches)
         self._updates.add_batch(set_up.masks)
         self._log.add_masks(set_up.masks)

@@ -15,9 +15,9 @@ from timelyfreeze.timing import DurationBounds
 _CAPS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8)
 _FEW_CAPS = (0.1, 0.2, 0.35, 0.5)
 # The estimate is flat around its best: times scatter by more than what caps differ, and what frozen
-# tensors cost is a formula, not measured. So the smallest cap is taken that keeps this fraction of
-# the best one's gain.
-_KEPT_GAIN = 0.75
+# tensors cost is a formula, not measured. So the smallest cap is taken that gives up no more of the
+# best one's gain than this, times the part of gradients that is lost.
+_GIVEN_UP = 0.25
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,15 @@ def chosen_plan(dag: PipelineDag, bounds: DurationBounds, choices: SolverChoices
     if choices.max_freeze_ratio != AUTO:
         return _plan(dag, bounds, choices, choices.max_freeze_ratio)
     caps = _CAPS if len(dag.actions) <= MAX_ACTIONS_BY_SIMPLEX else _FEW_CAPS
+    if bounds.captured > 0.0:  # nothing is frozen to no purpose, so all of it may be
+        caps = (*caps, 1.0)
     # The limit is one on all of them: whoever waits for the plan waits no longer.
     each = replace(choices, time_limit_s=choices.time_limit_s / len(caps))
     plans = [_plan(dag, bounds, each, cap) for cap in caps]
     gains = [1.0 - (plan.time_to_loss or 0.0) for plan in plans]
     best = max(gains)
-    enough = _KEPT_GAIN * best if best > 0.0 else best
+    kept = 1.0 - _GIVEN_UP * (1.0 - bounds.captured)
+    enough = kept * best if best > 0.0 else best
     return next(plan for plan, gain in zip(plans, gains, strict=True) if gain >= enough)
 
 
@@ -82,4 +85,4 @@ def _plan(
         time_limit_s=choices.time_limit_s,
         skips_grads=choices.skips_grads,
     )
-    return replace(plan, steps_factor=steps_factor(dag, plan.ratios))
+    return replace(plan, steps_factor=steps_factor(dag, plan.ratios, bounds.captured))

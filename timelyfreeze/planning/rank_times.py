@@ -44,12 +44,14 @@ class RankTimes:
         outside_ms: What steps took besides their batches, for each of them; in this process, which
             may have waited for others.
         warmup: Times of the batches before, which nothing is planned from.
+        energies: What the gradients of linear weights had inside of their subspaces, and in all.
     """
 
     patterns: tuple[PatternTimes, ...]
     p2p_latency_ms: Mapping[tuple[int, int], float] = field(default_factory=dict)
     outside_ms: tuple[float, ...] = ()
     warmup: PatternTimes = field(default_factory=lambda: PatternTimes(UNFROZEN, {}))
+    energies: tuple[float, float] = (0.0, 0.0)
 
 
 def bounds_from_times(

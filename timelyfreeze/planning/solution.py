@@ -47,7 +47,10 @@ def solve_from_times(
     """
     order, bounds = bounds_from_times(ranks, declared, choices.n_processors)
     outside_ms = min((float(np.median(r.outside_ms)) for r in ranks if r.outside_ms), default=0.0)
-    return solve_from_bounds(order, replace(bounds, outside_ms=outside_ms), choices)
+    inside, whole = np.sum([each.energies for each in ranks], axis=0).tolist()
+    captured = inside / whole if whole > 0.0 else 0.0
+    bounds = replace(bounds, outside_ms=outside_ms, captured=captured)
+    return solve_from_bounds(order, bounds, choices)
 
 
 def solve_from_bounds(

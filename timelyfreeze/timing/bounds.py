@@ -48,6 +48,8 @@ class DurationBounds:
         outside_ms: What a step takes besides its batches, for each of them; 0 where nobody knows.
         interval_factor: 9 of 10 batches take between 1 / this and this times what the bounds say
             (``interval``); None where too few batches were timed.
+        captured: Part of the gradients' energy that frozen weights keep; 0 where frozen means
+            nothing.
     """
 
     min_ms: NDArray[np.float64]
@@ -57,6 +59,7 @@ class DurationBounds:
     p2p_latency_ms: Mapping[tuple[int, int], float] = field(default_factory=dict)
     outside_ms: float = 0.0
     interval_factor: float | None = None
+    captured: float = 0.0
 
     def delays_ms(self, dag: PipelineDag) -> NDArray[np.float64]:
         """Return how long after its first action an edge's second may start, shape [E]."""

@@ -23,6 +23,7 @@ class BoundsTable:
         p2p_latency_ms: As in ``DurationBounds``.
         outside_ms: As in ``DurationBounds``.
         interval_factor: As in ``DurationBounds``.
+        captured: As in ``DurationBounds``.
     """
 
     pairs: Mapping[Action, tuple[float, float]]
@@ -31,14 +32,15 @@ class BoundsTable:
     p2p_latency_ms: Mapping[tuple[int, int], float]
     outside_ms: float
     interval_factor: float | None
+    captured: float
 
 
 def bounds_to_json(dag: PipelineDag, bounds: DurationBounds) -> str:
     """Write bounds as JSON, one line per action; undone exactly by ``bounds_from_json``.
 
     An object with ``bounds`` (action to ``min_ms`` and ``max_ms``), ``pinned``,
-    ``p2p_overhead_ms``, ``p2p_latency_ms`` (by link: "0>1" from rank 0 to rank 1), ``outside_ms``
-    and ``interval_factor``.
+    ``p2p_overhead_ms``, ``p2p_latency_ms`` (by link: "0>1" from rank 0 to rank 1), ``outside_ms``,
+    ``interval_factor`` and ``captured``.
 
     Raises:
         ValueError: As ``validate_bounds``.
@@ -56,7 +58,8 @@ def bounds_to_json(dag: PipelineDag, bounds: DurationBounds) -> str:
         f'  "p2p_overhead_ms": {json.dumps(bounds.p2p_overhead_ms)},\n'
         f'  "p2p_latency_ms": {latency},\n'
         f'  "outside_ms": {json.dumps(bounds.outside_ms)},\n'
-        f'  "interval_factor": {json.dumps(bounds.interval_factor)}\n}}\n'
+        f'  "interval_factor": {json.dumps(bounds.interval_factor)},\n'
+        f'  "captured": {json.dumps(bounds.captured)}\n}}\n'
     )
 
 
@@ -87,6 +90,7 @@ def parse_bounds(data: Any) -> BoundsTable:
         },
         number_of("outside_ms", data.get("outside_ms", 0.0), least=0.0),
         None if factor is None else number_of("interval_factor", factor, least=1.0),
+        number_of("captured", data.get("captured", 0.0), least=0.0),
     )
 
 
@@ -114,6 +118,7 @@ def bounds_from_json(dag: PipelineDag, text: str) -> DurationBounds:
         p2p_latency_ms=table.p2p_latency_ms,
         outside_ms=table.outside_ms,
         interval_factor=table.interval_factor,
+        captured=table.captured,
     )
     validate_bounds(dag, bounds)
     return bounds

@@ -55,6 +55,7 @@ class BoundsFile:
         outside_ms: What a step takes besides its batches, for each of them; 0 if it is not told.
         interval_factor: 9 of 10 of the run's batches take between 1 / this and this times what the
             bounds say; None if it is not told.
+        captured: Part of the gradients' energy that frozen weights keep.
     """
 
     path: Path
@@ -66,6 +67,7 @@ class BoundsFile:
     links: Links
     outside_ms: float = 0.0
     interval_factor: float | None = None
+    captured: float = 0.0
 
     @property
     def n_ranks(self) -> int | None:
@@ -165,6 +167,7 @@ def read_bounds_file(path: Path) -> BoundsFile:
         links,
         table.outside_ms,
         table.interval_factor,
+        table.captured,
     )
     if not file.keeps_overhead:
         _without_overhead(file)

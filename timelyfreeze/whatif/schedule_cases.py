@@ -180,7 +180,8 @@ class ScheduleCases:
             if split is not None and self.model is not None:
                 times = self.model.times(split)
             bounds = self.links.added_to(dag, bounds_from_times(dag, times))
-        return replace(bounds, outside_ms=self.grid.outside_ms / self.grid.batches)
+        outside_ms = self.grid.outside_ms / self.grid.batches
+        return replace(bounds, outside_ms=outside_ms, captured=file.captured)
 
     @property
     def links(self) -> Links:

@@ -40,6 +40,19 @@ def test_the_cap_is_the_smallest_that_keeps_three_quarters_of_the_best_gain() ->
     assert all(1.0 - time < 0.75 * best for smaller, time in tried.items() if smaller < cap)
 
 
+def test_the_more_frozen_weights_keep_the_more_is_frozen() -> None:
+    plans = [
+        chosen_plan(DAG, replace(BOUNDS, captured=captured), SolverChoices(AUTO))
+        for captured in (0.0, 0.4, 1.0)
+    ]
+    sums = [plan.ratios.sum() for plan in plans]
+    assert sums[0] < sums[1] < sums[2]
+    times = [plan.time_to_loss for plan in plans]
+    assert times == sorted(times, reverse=True)
+    shortest = solve_freeze_ratios(DAG, BOUNDS, max_freeze_ratio=1.0)
+    assert 1.0 - times[2] >= 0.75 * shortest.gain / (1.0 + shortest.gain)
+
+
 def test_the_papers_cap_costs_more_than_it_saves() -> None:
     default = chosen_plan(DAG, BOUNDS, SolverChoices(0.8))
     assert default.time_to_loss is not None

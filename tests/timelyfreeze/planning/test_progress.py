@@ -26,6 +26,12 @@ def test_tensors_count_by_the_mean_of_their_stage() -> None:
     assert steps_factor(DAG, one) == pytest.approx(1.5**0.5)
 
 
+def test_what_frozen_weights_keep_is_not_lost() -> None:
+    every = np.where(DAG.freezable, 0.5, 0.0)
+    assert steps_factor(DAG, every, captured=0.5) == pytest.approx((1.0 + 0.25 / 0.75) ** 0.5)
+    assert steps_factor(DAG, every, captured=1.0) == 1.0
+
+
 def test_a_stage_that_is_always_frozen_is_no_error() -> None:
     everything = np.where(DAG.freezable, 1.0, 0.0)
     assert 5.0 < steps_factor(DAG, everything) < 20.0

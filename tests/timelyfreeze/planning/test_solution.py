@@ -104,6 +104,15 @@ def test_without_messages_the_interval_is_that_of_the_batches() -> None:
     assert solution.bounds.interval_factor == pytest.approx(1.0)
 
 
+def test_what_frozen_weights_keep_is_that_of_all_ranks() -> None:
+    ranks = [
+        replace(rank(row), energies=found)
+        for row, found in zip(ROWS, [(1.0, 4.0), (3.0, 4.0)], strict=True)
+    ]
+    assert solve_from_times(ranks, ORDER, SolverChoices(0.5)).bounds.captured == 0.5
+    assert solve_from_times(list(map(rank, ROWS)), ORDER, SolverChoices(0.5)).bounds.captured == 0.0
+
+
 def test_whole_stages_get_ratios_of_zero_or_one() -> None:
     solution = solve_from_times(
         [rank(row) for row in ROWS], ORDER, SolverChoices((0.8, 0.3), whole_stages=(0,))

@@ -17,6 +17,7 @@ class Measured:
         warmup: Of the batches before it; a resumed run has those since, for they plan nothing.
         transfers_ms: Of messages, by sending and receiving rank, as far as this process knows.
         outside_ms: What each timed step took besides its batches, for each of them.
+        energies: What the last exact gradients had inside of subspaces, and in all.
     """
 
     def __init__(self) -> None:
@@ -24,11 +25,13 @@ class Measured:
         self.warmup = Samples()
         self.transfers_ms: Mapping[tuple[int, int], float] = {}
         self.outside_ms: list[float] = []
+        self.energies = (0.0, 0.0)
 
     def rank_times(self) -> RankTimes:
         """Return all of it, to be sent to whoever solves."""
         warmup = PatternTimes(UNFROZEN, self.warmup.per_action(), tuple(self.warmup.spans_ms))
-        return RankTimes(self.times.times(), self.transfers_ms, tuple(self.outside_ms), warmup)
+        outside_ms = tuple(self.outside_ms)
+        return RankTimes(self.times.times(), self.transfers_ms, outside_ms, warmup, self.energies)
 
     def forget(self) -> None:
         """Forget the times of batches: there is a plan, or there will be none."""
@@ -41,6 +44,7 @@ class Measured:
             "samples": self.times.to_plain(),
             "p2p_latency_ms": [[*link, ms] for link, ms in self.transfers_ms.items()],
             "outside_ms": list(self.outside_ms),
+            "energies": list(self.energies),
         }
 
     def load_plain(self, plain: Mapping[str, Any]) -> None:
@@ -48,3 +52,5 @@ class Measured:
         self.times.load_plain(plain["samples"])
         self.transfers_ms = {(a, b): ms for a, b, ms in plain["p2p_latency_ms"]}
         self.outside_ms = list(plain["outside_ms"])
+        inside, whole = plain["energies"]
+        self.energies = (inside, whole)

@@ -7,7 +7,7 @@ that lies in Q costs k (1 / d_in + 1 / d_out) of that: dY^T (X Q) Q^T, or Q (dY 
 
 from timelyfreeze.runtime.low_rank.layers import LowRankLayers
 from timelyfreeze.runtime.low_rank.stage import LowRankStage
-from timelyfreeze.runtime.low_rank.subspace import captured_energy, first_basis, next_basis
+from timelyfreeze.runtime.low_rank.subspace import energies, first_basis, next_basis
 from timelyfreeze.runtime.low_rank.subspaces import SubspaceAdam, Subspaces
 
 __all__ = [
@@ -15,7 +15,7 @@ __all__ = [
     "LowRankStage",
     "SubspaceAdam",
     "Subspaces",
-    "captured_energy",
+    "energies",
     "first_basis",
     "next_basis",
 ]

@@ -13,7 +13,7 @@ from torch.autograd import Function
 from torch.nn import functional
 
 from timelyfreeze.runtime.low_rank.subspace import (
-    captured_energy,
+    energies,
     first_basis,
     is_of_inputs,
 )
@@ -155,13 +155,14 @@ class LowRankLayers:
         self._casts.clear()
         self._postponed.clear()
 
-    def captured(self) -> dict[str, float]:
-        """Return which fraction of each weight's gradient its subspace holds. Waits for devices."""
-        return {
-            name: float(captured_energy(self.bases[name], weight.grad))
+    def energies(self) -> Tensor:
+        """Return what all gradients have inside of the subspaces, and in all; shape [2]."""
+        found = [
+            energies(self.bases[name], weight.grad)
             for name, weight in self._weights.items()
             if weight.grad is not None
-        }
+        ]
+        return torch.stack(found).sum(0) if found else torch.zeros(2)
 
     # -- layers ------------------------------------------------------------------------------------
 

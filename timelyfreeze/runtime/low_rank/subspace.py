@@ -78,12 +78,12 @@ def lifted(inside: Tensor, basis: Tensor, weight: Tensor) -> Tensor:
     return inside @ basis.t() if is_of_inputs(weight) else basis @ inside
 
 
-def captured_energy(basis: Tensor, gradient: Tensor) -> Tensor:
-    """Return |G Q|^2 / |G|^2, the fraction of the gradient's energy that lies in Q; scalar."""
+def energies(basis: Tensor, gradient: Tensor) -> Tensor:
+    """Return |G Q|^2, the energy of the gradient that lies in Q, and |G|^2; float32, shape [2]."""
     g = gradient.float()
     q = _beside(basis, g)
     inside = g @ q if is_of_inputs(gradient) else g.t() @ q
-    return _whole(inside).square().sum() / _whole(g.square().sum())
+    return torch.stack([_whole(inside).square().sum(), _whole(g.square().sum())])
 
 
 def _beside(basis: Tensor, gradient: Tensor) -> Tensor:
