@@ -8,6 +8,7 @@
 #              by the paper's method beside the paper's numbers, and by our defaults; predicted and measured
 #   paper_8b   the same with a quarter of the layers and of the vocabulary of Llama-3-8B (80 GB): each stage takes a
 #              quarter of its time, so the plans are those of 8B
+#   low_rank   linear layers of blocks of 135M, 1B and 8B: exact, frozen, and with gradients in subspaces
 #   tests      what is marked gpu
 #   pipeline   two GPUs or more: the default run over NCCL, the paired benchmarks, every freezing method once
 #   emulate    training steps of SmolLM2-135M, 4 ranks in one process: predicted and measured
@@ -53,7 +54,7 @@ while [ $# -gt 0 ]; do
       esac
       shift
       ;;
-    paper_1b | paper_8b | tests | profile | emulate | pipeline | memory | scores) parts+=("$1") ;;
+    paper_1b | paper_8b | low_rank | tests | profile | emulate | pipeline | memory | scores) parts+=("$1") ;;
     *) refuse "'$1' is no part and no option" ;;
   esac
   shift
@@ -81,10 +82,10 @@ if [ ${#parts[@]} -eq 0 ]; then
     echo "The first GPU has ${memory_mib:-0} MiB; paper_1b and paper_8b need 80 GB and are left out." >&2
   fi
   if [ "$gpus" -ge 2 ]; then
-    parts+=(tests pipeline emulate profile memory)
+    parts+=(low_rank tests pipeline emulate profile memory)
     [ -z "$questions" ] || parts+=(scores)
   else
-    parts+=(tests emulate profile)
+    parts+=(low_rank tests emulate profile)
     echo "One GPU is visible; pipeline, memory and scores need 2 or more and are left out." >&2
   fi
 fi
@@ -151,6 +152,14 @@ run_paper_8b() {
  "tie_word_embeddings": false}
 END
   paper_runs 1 llama3_8b_openhermes --model.flavor=hf --model.hf_assets_path="$folder"
+}
+
+run_low_rank() {
+  local options=() dtype
+  [ -z "$small" ] || options=(--shapes 135M --tokens 8 --ranks 16 --repeats 1)
+  for dtype in bfloat16 float32; do
+    "$python" benchmarks/low_rank_cost.py --dtype "$dtype" "${options[@]}"
+  done
 }
 
 run_tests() {
