@@ -90,7 +90,7 @@ class Assembly:
             on_solved=partial(
                 trainer.metrics_processor.save_plan,
                 n_processors=self._n_processors,
-                sizes=model_sizes(self._config),
+                sizes=partial(model_sizes, self._config),
             ),
             # Between stages of one process there are no links.
             transfers=dict if self._emulates else None,

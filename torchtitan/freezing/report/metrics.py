@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -106,7 +106,7 @@ class FreezingMetricsProcessor(MetricsProcessor):
         plan: FreezePlan,
         bounds: DurationBounds,
         n_processors: float | None = None,
-        sizes: ModelSizes = UNKNOWN_SIZES,
+        sizes: Callable[[], ModelSizes] = lambda: UNKNOWN_SIZES,
     ) -> None:
         """Keep what was measured and what was solved; as ``RunRecorder.save_plan``."""
         self._output.recorder.save_plan(plan, bounds, n_processors, sizes)

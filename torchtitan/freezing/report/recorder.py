@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -222,22 +222,22 @@ class RunRecorder:
         plan: FreezePlan,
         bounds: DurationBounds,
         n_processors: float | None = None,
-        sizes: ModelSizes = UNKNOWN_SIZES,
+        sizes: Callable[[], ModelSizes] = lambda: UNKNOWN_SIZES,
     ) -> None:
         """Keep what was measured and what was solved beside the run.
 
         What an earlier plan was made from, and that plan, get a number and stay. The last two
-        arguments are as for ``pipeline_notes``.
+        arguments are as for ``pipeline_notes``; sizes are counted where they are written alone.
         """
         assert self._controller is not None  # nothing else has plans to save
         order = self._controller.order
-        notes = pipeline_notes(self._config, order, self._n_layers, n_processors, sizes)
-        self._write("schedule.csv", order_to_csv(order))
         self.record.begin_plan()
         if self._writes:
+            notes = pipeline_notes(self._config, order, self._n_layers, n_processors, sizes())
             number_former(self._folder, ("bounds.json", "plan.json"))
-        self._write("bounds.json", bounds_file_text(self._controller.dag, bounds, notes))
-        self._write("plan.json", plan_to_json(plan))
+            self._write("schedule.csv", order_to_csv(order))
+            self._write("bounds.json", bounds_file_text(self._controller.dag, bounds, notes))
+            self._write("plan.json", plan_to_json(plan))
         if self._timelines is not None:
             self._timelines.begin_plan()
 
