@@ -58,14 +58,21 @@ def next_basis(
         The next Q; the one that there was if G is 0 or not finite.
     """
     g = gradient.float()
-    scale = _whole(g.abs().max())
-    if not torch.isfinite(scale) or scale == 0.0:
+    if not is_of_inputs(gradient):
+        g = g.t()
+    # Of products alone, which are small, the largest element is brought to 1: squares of 1e-25
+    # would be 0, and a copy of G takes as long as all of this.
+    seen = _scaled(g @ _beside(basis, g))
+    product = None if seen is None else _scaled(_whole(g.t() @ seen))
+    if product is None:
         return basis
-    g = g / scale  # squares of 1e-25 would be 0
-    q = _beside(basis, g)
-    turned = _orthonormal(_whole(g.t() @ (g @ q) if is_of_inputs(gradient) else g @ (g.t() @ q)))
-    turned[:, -1] = _random(basis.shape[0], 1, seed, step, name, place)[:, 0].to(basis.device)
-    return _orthonormal(turned)
+    turned = _orthonormal(product)
+    tried = _random(basis.shape[0], 1, seed, step, name, place).to(basis.device)
+    kept = turned[:, :-1]
+    for _ in range(2):  # once more for what rounding left of the others
+        tried -= kept @ (kept.t() @ tried)
+    turned[:, -1:] = tried / tried.norm()
+    return turned
 
 
 def projected(gradient: Tensor, basis: Tensor) -> Tensor:
@@ -92,6 +99,12 @@ def _beside(basis: Tensor, gradient: Tensor) -> Tensor:
         return basis
     mesh = gradient.device_mesh
     return DTensor.from_local(basis, mesh, [Replicate()] * mesh.ndim, run_check=False)
+
+
+def _scaled(tensor: Tensor) -> Tensor | None:
+    """Return a tensor over its largest element; None if that is 0 or not finite."""
+    scale = _whole(tensor.abs().max())
+    return tensor / scale if torch.isfinite(scale) and scale > 0.0 else None
 
 
 def _whole(tensor: Tensor) -> Tensor:
