@@ -15,7 +15,7 @@ from methods import ROWS, STEPS
 (TIMELYFREEZE,) = [row for row in ROWS if row.method == "timelyfreeze"]
 # A checkpoint every three steps; 13 steps, of which 2 accumulate 2 batches each.
 SETTINGS = {
-    "model__flavor": "tiny",
+    "model__flavor": "short",
     "parallelism__pipeline_parallel_degree": 2,
     "parallelism__pipeline_parallel_microbatch_size": 2,
     "training__steps": STEPS,

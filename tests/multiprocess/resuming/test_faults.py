@@ -181,7 +181,7 @@ def test_a_checkpoint_of_another_model_is_named(tmp_path):
     assert first.left == []
     run = run_with({}, tmp_path, model__flavor="debugmodel")
     assert run.status != 0
-    assert run.lines("model.flavor is 'debugmodel' and was 'tiny': the checkpoint", "step-3")
+    assert run.lines("model.flavor is 'debugmodel' and was 'short': the checkpoint", "step-3")
     assert not run.lines("Starting job"), "told before that"
 
 

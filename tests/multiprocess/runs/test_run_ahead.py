@@ -167,6 +167,7 @@ def test_a_resumed_run_comes_to_the_same_weights_with_and_without(tmp_path):
 def test_a_stop_while_the_front_is_ahead_loses_no_row(tmp_path):
     """It is known to all ranks one step later, when the front has begun with the one after."""
     settings = {
+        "model__flavor": "tiny",
         "checkpoint__interval": 99,
         "freezing__method": "fixed",
         "freezing__fixed__layers": 5,

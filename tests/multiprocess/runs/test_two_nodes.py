@@ -13,6 +13,7 @@ import pytest
 from launcher import ROOT, arguments, forked_torchrun
 
 SETTINGS = {
+    "model__flavor": "debugmodel",  # which is no test's
     "parallelism__pipeline_parallel_degree": 2,
     "freezing__method": "fixed",
     "freezing__last_warmup_step": 2,
