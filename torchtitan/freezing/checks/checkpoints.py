@@ -13,7 +13,7 @@ from pathlib import Path
 
 from timelyfreeze.control import pipeline_error, rank_keys, saved_states
 from timelyfreeze.files import write_obstacle
-from timelyfreeze.policies import NONE, makes_plan
+from timelyfreeze.policies import freezes_by_turns, makes_plan
 from timelyfreeze.settings import arguments_named
 from torchtitan.checkpoints.finished import (
     TRAIN_STATE,
@@ -148,7 +148,7 @@ def _resize_errors(config: JobConfig, folder: Path) -> Iterator[str]:
     excluded = config.checkpoint.exclude_from_loading
     keys = saved_keys(folder)
     try:
-        if config.freezing.method != NONE and _FREEZING not in excluded:
+        if freezes_by_turns(config.freezing.method) and _FREEZING not in excluded:
             yield from _freezing_errors(config, folder, keys)
         if _WORLD_SIZE in keys and _DATA not in excluded:
             yield from _data_errors(config, folder)

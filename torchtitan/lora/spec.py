@@ -1,0 +1,32 @@
+"""A train spec whose stages have adapters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+from torchtitan.config import Optimizer as OptimizerConfig
+from torchtitan.protocols.train_spec import TrainSpec
+
+from torchtitan.lora.adapters import add_adapters
+from torchtitan.lora.settings import Lora
+
+
+def with_adapters(spec: TrainSpec, settings: Lora, seed: int) -> TrainSpec:
+    """Return ``spec`` with adapters in each stage, which learn at their own rate.
+
+    Args:
+        spec: Of the model without adapters.
+        settings: The section ``[lora]``.
+        seed: As for ``add_adapters``.
+    """
+
+    def parallelized(part: nn.Module, *args: Any) -> nn.Module:
+        return spec.parallelize_fn(add_adapters(part, settings, seed), *args)
+
+    def optimizers(parts: list[nn.Module], config: OptimizerConfig, *args: Any, **more: Any) -> Any:
+        faster = replace(config, lr=settings.rate(config.lr))
+        return spec.build_optimizers_fn(parts, faster, *args, **more)
+
+    return replace(spec, parallelize_fn=parallelized, build_optimizers_fn=optimizers)
