@@ -31,7 +31,7 @@ class Method:
 def known_methods() -> list[str]:
     """Return every value that ``method`` may have."""
     policies = sorted(registered_policies())
-    return [NONE, LORA, PLANNED, *policies, *(f"{PLANNED}+{policy}" for policy in policies)]
+    return [NONE, PLANNED, *policies, *(f"{PLANNED}+{policy}" for policy in policies), LORA]
 
 
 def parse_method(text: str) -> Method | None:

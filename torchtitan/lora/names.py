@@ -32,6 +32,25 @@ def chosen_layers(layers: Iterable[str], targets: Sequence[str]) -> list[str]:
     return [layer for layer in layers if any(is_meant(layer, target) for target in targets)]
 
 
+def adapter_shapes(
+    model: nn.Module, layers: Iterable[str], rank: int
+) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor of the adapters of ``layers``, by its name."""
+    shapes = {}
+    for name in layers:
+        layer = model.get_submodule(name)
+        assert isinstance(layer, nn.Linear)
+        shapes[name + DOWN] = rank, layer.in_features
+        shapes[name + UP] = layer.out_features, rank
+    return shapes
+
+
+def adapter_of(weight: str) -> tuple[str, str]:
+    """Return the names of the two tensors of a weight's adapter: that goes down, that goes up."""
+    layer = weight.removesuffix(".weight")
+    return layer + DOWN, layer + UP
+
+
 def is_adapter(name: str) -> bool:
     """Return whether a tensor of a checkpoint is an adapter's."""
     return name.endswith((DOWN, UP))

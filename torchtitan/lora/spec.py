@@ -27,6 +27,8 @@ def with_adapters(spec: TrainSpec, settings: Lora, seed: int) -> TrainSpec:
 
     def optimizers(parts: list[nn.Module], config: OptimizerConfig, *args: Any, **more: Any) -> Any:
         faster = replace(config, lr=settings.rate(config.lr))
-        return spec.build_optimizers_fn(parts, faster, *args, **more)
+        # A stage may have no layer that gets an adapter; an optimizer of nothing is an error.
+        learning = [part for part in parts if any(p.requires_grad for p in part.parameters())]
+        return spec.build_optimizers_fn(learning, faster, *args, **more)
 
     return replace(spec, parallelize_fn=parallelized, build_optimizers_fn=optimizers)

@@ -26,6 +26,7 @@ from torchtitan.checkpoints.finished import (
     saved_values,
 )
 from torchtitan.data.rows.kinds import has_rows
+from torchtitan.freezing.checks.lora import adapter_errors
 from torchtitan.freezing.checks.parallel import data_parallel_degree
 from torchtitan.freezing.checks.pipeline import n_microbatches
 from torchtitan.freezing.checks.resuming import resuming_errors, weights_errors
@@ -105,7 +106,10 @@ def _start_errors(config: JobConfig, start: Start) -> Iterator[str]:
             "away"
         )
         return
-    wrong = list(weights_errors(config, start.folder))
+    wrong = [
+        *weights_errors(config, start.folder),
+        *adapter_errors(config, start.folder, begins_anew=start.step == 0),
+    ]
     yield from wrong
     if start.step > 0 and not wrong:  # upstream loads no more than the model from step 0
         yield from _whole_errors(config, start.folder, is_needed=not is_done(config))
@@ -117,9 +121,13 @@ def _initial_errors(config: JobConfig, folder: Path) -> Iterator[str]:
     if problem is not None:
         yield f"checkpoint.initial_load_path is {str(folder)!r}, and {problem}"
         return
-    wrong = list(weights_errors(config, folder))
+    model_only = config.checkpoint.initial_load_model_only
+    wrong = [
+        *weights_errors(config, folder),
+        *adapter_errors(config, folder, begins_anew=model_only),
+    ]
     yield from wrong
-    if not (wrong or config.checkpoint.initial_load_model_only):
+    if not (wrong or model_only):
         yield from _whole_errors(config, folder)
 
 

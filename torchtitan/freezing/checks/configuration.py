@@ -11,6 +11,7 @@ from torchtitan.freezing.checks.data import data_errors, example_errors, validat
 from torchtitan.freezing.checks.freezing import freezing_errors
 from torchtitan.freezing.checks.front import cache_errors, cache_folder_errors, run_ahead_errors
 from torchtitan.freezing.checks.images import image_errors, vision_errors
+from torchtitan.freezing.checks.lora import lora_errors
 from torchtitan.freezing.checks.models import device_errors, model_errors
 from torchtitan.freezing.checks.moves import elastic_errors, packing_errors
 from torchtitan.freezing.checks.parallel import float8_errors, parallel_errors
@@ -62,6 +63,7 @@ def _errors(job_config: JobConfig, *, trains: bool) -> list[str]:
             *vision_errors(job_config),
             *validation_errors(job_config),
             *freezing_errors(job_config),
+            *lora_errors(job_config),
             *cache_errors(job_config),
             *elastic_errors(job_config),
             *packing_errors(job_config),

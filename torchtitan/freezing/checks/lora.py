@@ -1,0 +1,171 @@
+"""Finds errors in ``[lora]``, and checkpoints whose adapters are not those of the run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from timelyfreeze.policies import LORA
+from timelyfreeze.settings import seed_errors
+from torchtitan.checkpoints.finished import saved_shapes
+from torchtitan.checkpoints.settings import changed_settings
+from torchtitan.freezing.checks.pipeline import too_small
+from torchtitan.freezing.config import JobConfig, stage_modules
+from torchtitan.freezing.emulation.pipeline import emulated_order
+from torchtitan.hf.flavors import LLAMA, chosen_args
+from torchtitan.hf.folder import some_of
+from torchtitan.hf.model import Decoder, as_decoder
+from torchtitan.lora.names import (
+    adapter_shapes,
+    chosen_layers,
+    is_adapter,
+    is_meant,
+    linear_layers,
+)
+from torchtitan.vision.spec import base_spec
+
+_ON = f'freezing.method is "{LORA}"'
+# What an adapter in a checkpoint belongs to.
+_BOUND = ("freezing.method", "lora.rank", "lora.alpha", "lora.targets")
+
+
+def lora_errors(config: JobConfig) -> Iterator[str]:
+    """Yield what is wrong with a run with adapters: key, value and rule."""
+    if config.freezing.method != LORA:
+        return
+    if find_spec("peft") is None:
+        yield (
+            f"{_ON}, which needs the package peft; install the extra: "
+            "pip install 'timelyfreeze[lora]'"
+        )
+    yield from too_small(config, "lora.rank")
+    for name in ("alpha", "learning_rate"):
+        value = getattr(config.lora, name)
+        if value is not None and not 0.0 < value < math.inf:
+            yield f"lora.{name} is {value}; it must be above 0 and finite"
+    yield from seed_errors(config.freezing.seed)
+    yield from _unsupported(config)
+    yield from _target_errors(config)
+
+
+def _unsupported(config: JobConfig) -> Iterator[str]:
+    """Name what adapters cannot go together with."""
+    if config.model.name != LLAMA:
+        yield (
+            f"model.name is {config.model.name!r}, and {_ON}; adapters are for {LLAMA!r}: models "
+            "of pictures would have to train a new head beside them"
+        )
+    if (degree := config.parallelism.tensor_parallel_degree) > 1:
+        yield (
+            f"parallelism.tensor_parallel_degree is {degree}, and {_ON}, whose adapters are not "
+            "split; it must be 1"
+        )
+    if converters := config.model.converters:
+        yield (
+            f"model.converters is {converters}, and {_ON}; layers with adapters are not "
+            "converted, so it must be []"
+        )
+    if config.optimizer.early_step_in_backward:
+        yield (
+            f"optimizer.early_step_in_backward is true, and {_ON}; upstream wants a step for every "
+            "weight then, also for those that are frozen, so it must be false"
+        )
+    if config.checkpoint.enable and config.checkpoint.last_save_in_hf:
+        yield (
+            f"checkpoint.last_save_in_hf is true, and {_ON}; files would lack the adapters, so it "
+            "must be false: timelyfreeze export merges them"
+        )
+
+
+def _target_errors(config: JobConfig) -> Iterator[str]:
+    """Say which targets the model does not have, or which ranks none of them."""
+    model = _model(config)
+    if model is None:
+        return  # told by model_errors
+    layers, targets = linear_layers(model), config.lora.targets
+    unknown = [t for t in targets if not any(is_meant(layer, t) for layer in layers)]
+    for target in unknown:
+        words = dict.fromkeys(layer.rpartition(".")[2] for layer in layers)
+        yield (
+            f"lora.targets has {target!r}, which is no linear layer of model.flavor "
+            f"{config.model.flavor!r}; there are {', '.join(words)}"
+        )
+    if unknown or config.parallelism.pipeline_parallel_degree <= 1:
+        return
+    try:
+        stages = stage_modules(config, len(model.layers))
+        ranks = emulated_order(config, len(model.layers)).stage_to_rank
+    except (ValueError, OSError):
+        return  # told by those that check models and pipelines
+    yield from _place_errors(stages, ranks, chosen_layers(layers, targets))
+
+
+def _place_errors(
+    stages: Sequence[Sequence[str]], ranks: Sequence[int], chosen: Sequence[str]
+) -> Iterator[str]:
+    """Say where no adapter is though there must be one.
+
+    Upstream's optimizer wants something on each rank. Torch loses gradients of a backward that is
+    split where the input of a stage needs none, as behind stages that learn nothing.
+    """
+    places = {"stage 0": stages[0]}
+    for rank in sorted(set(ranks)):
+        held = zip(stages, ranks, strict=True)
+        places[f"rank {rank}"] = [name for names, of in held if of == rank for name in names]
+    for place, modules in places.items():
+        parts = tuple(f"{module}." for module in modules)
+        if not any(layer.startswith(parts) or layer in modules for layer in chosen):
+            yield (
+                f"lora.targets names no layer of {place} ({', '.join(modules)}); the first stage "
+                "and each rank need one that learns: name more layers, or cut the model otherwise"
+            )
+
+
+def _model(config: JobConfig) -> Any:
+    """Return the model without memory; None where it is not known."""
+    if config.model.name != LLAMA:
+        return None
+    try:
+        args = as_decoder(chosen_args(config, base_spec(config).model_args))
+    except ValueError:
+        return None
+    with torch.device("meta"):
+        return Decoder(args)
+
+
+def adapter_errors(config: JobConfig, folder: Path, *, begins_anew: bool) -> Iterator[str]:
+    """Say that a checkpoint has other adapters than the run, or has some and the run none.
+
+    Args:
+        config: Of the run.
+        folder: Of the checkpoint, which is whole.
+        begins_anew: Whether the run takes its weights alone; then adapters may be new.
+    """
+    saved = {name: shape for name, shape in saved_shapes(folder).items() if is_adapter(name)}
+    wanted = _wanted(config)
+    is_new = begins_anew and not saved
+    changes = changed_settings(folder, config.to_dict())
+    keys = [key for key in _BOUND if key in changes] if saved else []
+    if is_new or (saved == wanted and not keys):
+        return
+    told = [f"{key} is {changes[key][1]!r} and was {changes[key][0]!r}" for key in keys]
+    told = told or [f"freezing.method is {config.freezing.method!r}"]
+    has = f"adapters such as {some_of(sorted(saved))}" if saved else "no adapters"
+    yield (
+        f"{'; '.join(told)}: the checkpoint {str(folder)!r} has {has}; keep the keys that it was "
+        "saved under, or begin anew from what timelyfreeze export makes of it"
+    )
+
+
+def _wanted(config: JobConfig) -> dict[str, tuple[int, ...]]:
+    model: nn.Module | None = _model(config) if config.freezing.method == LORA else None
+    if model is None:
+        return {}
+    chosen = chosen_layers(linear_layers(model), config.lora.targets)
+    return adapter_shapes(model, chosen, config.lora.rank)
