@@ -53,7 +53,9 @@ class StoredWeights:
         weights = self._read([*names, *(name for pair in adapters.values() for name in pair)])
         for name, (down, up) in adapters.items():
             added = self._adapter_scale * (weights.pop(up).float() @ weights.pop(down).float())
-            weights[name] = (weights[name].float() + added).to(weights[name].dtype)
+            # Frozen weights may be of a smaller type than what was learned.
+            dtype = torch.promote_types(weights[name].dtype, self.dtype(up))
+            weights[name] = (weights[name].float() + added).to(dtype)
         return weights
 
     def _read(self, names: Sequence[str]) -> dict[str, Tensor]:

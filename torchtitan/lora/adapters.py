@@ -18,28 +18,42 @@ from torchtitan.lora.settings import Lora
 _N_SEEDS = 2**63
 
 
-def add_adapters(part: nn.Module, settings: Lora, seed: int) -> nn.Module:
+def add_adapters(
+    part: nn.Module, settings: Lora, seed: int, autocast: torch.dtype | None = None
+) -> nn.Module:
     """Freeze all weights of a stage for good and put adapters beside its linear layers.
 
     Call it before parallelisms are applied. The adapters get their values when ``init_weights`` is
-    called, as all weights do.
+    called, as all weights do, and are of the type that weights were.
+
+    Autocast keeps what it has cast of weights that learn, but not of others: each microbatch would
+    have a copy of all frozen weights of its own. So these are in its type from the start.
 
     Args:
         part: A stage, or a whole model, on the meta device.
         settings: The section ``[lora]``.
         seed: Of the first values, which follow from it and an adapter's name alone.
+        autocast: Type that linear layers compute in under autocast; None without autocast.
 
     Returns:
         The same module.
     """
+    part.requires_grad_(False)
+    layers = chosen_layers(linear_layers(part), settings.targets)
+    if layers:
+        _inject(part, layers, settings)
+        part.init_weights = _then_adapters(part, part.init_weights, seed)
+    for module in part.modules() if autocast is not None else ():
+        if isinstance(module, nn.Linear) and not module.weight.requires_grad:
+            module.to(autocast)
+    return part
+
+
+def _inject(part: nn.Module, layers: list[str], settings: Lora) -> None:
     # Imported late: it takes seconds, and most runs have no adapters.
     from peft import LoraConfig, inject_adapter_in_model
     from peft.tuners.lora import LoraLayer
 
-    part.requires_grad_(False)
-    layers = chosen_layers(linear_layers(part), settings.targets)
-    if not layers:
-        return part
     alpha = settings.scale * settings.rank
     config = LoraConfig(r=settings.rank, lora_alpha=alpha, target_modules=layers)
     inject_adapter_in_model(config, part, low_cpu_mem_usage=True)
@@ -47,10 +61,10 @@ def add_adapters(part: nn.Module, settings: Lora, seed: int) -> nn.Module:
         if isinstance(module, LoraLayer):
             # Mixed precision is autocast's and FSDP's work; peft would cast to float32 before it.
             module.cast_input_dtype_enabled = False
+            module.lora_A.to(module.weight.dtype)
+            module.lora_B.to(module.weight.dtype)
             module.register_state_dict_post_hook(_name_as_without)
             module.register_load_state_dict_pre_hook(_name_as_within)
-    part.init_weights = _then_adapters(part, part.init_weights, seed)
-    return part
 
 
 def _name_as_without(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
+from torchtitan.config import TORCH_DTYPE_MAP, JobConfig
 from torchtitan.config import Optimizer as OptimizerConfig
+from torchtitan.distributed import ParallelDims
 from torchtitan.protocols.train_spec import TrainSpec
 
 from torchtitan.lora.adapters import add_adapters
@@ -22,8 +25,12 @@ def with_adapters(spec: TrainSpec, settings: Lora, seed: int) -> TrainSpec:
         seed: As for ``add_adapters``.
     """
 
-    def parallelized(part: nn.Module, *args: Any) -> nn.Module:
-        return spec.parallelize_fn(add_adapters(part, settings, seed), *args)
+    def parallelized(part: nn.Module, dims: ParallelDims, config: JobConfig) -> nn.Module:
+        dtype = TORCH_DTYPE_MAP[config.training.mixed_precision_param]
+        # FSDP casts by itself, whatever learns.
+        casts = dtype != torch.float32 and not dims.fsdp_enabled
+        add_adapters(part, settings, seed, dtype if casts else None)
+        return spec.parallelize_fn(part, dims, config)
 
     def optimizers(parts: list[nn.Module], config: OptimizerConfig, *args: Any, **more: Any) -> Any:
         faster = replace(config, lr=settings.rate(config.lr))
