@@ -16,6 +16,7 @@ from torchtitan.lora.names import BASE, DOWN, UP, chosen_layers, is_adapter, lin
 from torchtitan.lora.settings import Lora
 
 _N_SEEDS = 2**63
+_COMPILED = "_orig_mod."  # what compiling a block puts into names
 
 
 def add_adapters(
@@ -89,7 +90,7 @@ def _then_adapters(
         init_weights(*args, **kwargs)
         for name, tensor in part.state_dict(keep_vars=True).items():
             if is_adapter(name):
-                _begin(name, tensor, seed)
+                _begin(name.replace(_COMPILED, ""), tensor, seed)
 
     return init
 
