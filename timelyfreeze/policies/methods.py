@@ -82,9 +82,8 @@ def chosen_policy(
         return False, method
     chosen = parse_method(method)
     if chosen is None:
-        raise ValueError(
-            f"method is {method!r}, which leaves nothing to decide; train without TimelyFreeze"
-        )
+        why = "freezes nothing" if method == NONE else "is for training with TorchTitan"
+        raise ValueError(f"method is {method!r}, which {why}; train without TimelyFreeze")
     if chosen.policy is None:
         if isinstance(policy, Mapping):
             raise ValueError(

@@ -33,8 +33,6 @@ class PartBytes:
         kept: What a forward leaves until its backward or weight backward is done.
         kept_between_halves: What an input backward adds until then.
         largest_weight: The largest weight that is trained.
-        trained: Those of the weights that are not frozen for good; None for all. Their gradients
-            take as much.
     """
 
     weights: int
@@ -42,12 +40,27 @@ class PartBytes:
     kept: int
     kept_between_halves: int
     largest_weight: int
-    trained: int | None = None
 
     @property
     def gradients(self) -> int:
         """What gradients take; each of the optimizer's states takes as much."""
-        return self.weights if self.trained is None else self.trained
+        return self.weights
+
+
+@dataclass(frozen=True)
+class PartlyTrained(PartBytes):
+    """Bytes of a part some of whose weights are frozen for good.
+
+    Attributes:
+        trained: The others.
+    """
+
+    trained: int
+
+    @property
+    def gradients(self) -> int:
+        """What gradients of the weights that are trained take."""
+        return self.trained
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ The oracle is peft itself, in the whole model, with torch's backward. Ranks are 
 one run in two processes and one in four, which is sharded.
 """
 
+import json
 from contextlib import nullcontext
 
 import pytest
@@ -133,6 +134,14 @@ def test_a_resumed_run_equals_the_undisturbed_one(runs):
     assert [name for name in right if not torch.equal(left[name], right[name])] == []
 
 
+def assert_counts_trained(folder, weights):
+    (summary,) = folder.glob("tb/*/summary.json")
+    told = json.loads(summary.read_text())
+    sizes = {name: weight.numel() for name, weight in weights.items()}
+    assert told["parameters"] == sum(sizes.values())
+    assert told["parameters_trained"] == sum(n for name, n in sizes.items() if ".lora_" in name)
+
+
 def test_ranks_of_their_own_begin_and_learn_the_same(runs, tmp_path):
     drawn = {"fixed_weights": False}
     real = scenario("real", emulated=False, n_steps=STEPS, own=drawn, optimizer__lr=1e-3)
@@ -141,9 +150,11 @@ def test_ranks_of_their_own_begin_and_learn_the_same(runs, tmp_path):
     assert ranks[0]["losses"] == whole["losses"]  # of a V, rank 0 has the loss
     weights = merged(ranks, "weights")
     assert [n for n in weights if not torch.equal(weights[n], whole["weights"][n])] == []
+    assert_counts_trained(tmp_path / "real", weights)
 
 
 def test_shards_of_a_pipeline_learn_the_same(tmp_path):
     sharded = scenario("sharded", emulated=False, training__seq_len=128, **SHARDED)
     ranks = run_scenarios(tmp_path, 4, [sharded], imports=["peft"])["sharded"]
     assert_learned_as(ranks, [(s["batches"][0], s["labels"][0]) for s in ranks[:2]])
+    assert_counts_trained(tmp_path / "sharded", merged(ranks, "weights"))

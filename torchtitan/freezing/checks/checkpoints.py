@@ -26,11 +26,11 @@ from torchtitan.checkpoints.finished import (
     saved_values,
 )
 from torchtitan.data.rows.kinds import has_rows
-from torchtitan.freezing.checks.lora import adapter_errors
 from torchtitan.freezing.checks.parallel import data_parallel_degree
 from torchtitan.freezing.checks.pipeline import n_microbatches
 from torchtitan.freezing.checks.resuming import resuming_errors, weights_errors
 from torchtitan.freezing.config import JobConfig, toml_key
+from torchtitan.lora.checks.saved import adapter_errors
 
 _FREEZING, _DATA = "freezing", "dataloader"
 _WORLD_SIZE = f"{_DATA}.world_size"

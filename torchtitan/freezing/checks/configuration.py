@@ -11,7 +11,6 @@ from torchtitan.freezing.checks.data import data_errors, example_errors, validat
 from torchtitan.freezing.checks.freezing import freezing_errors
 from torchtitan.freezing.checks.front import cache_errors, cache_folder_errors, run_ahead_errors
 from torchtitan.freezing.checks.images import image_errors, vision_errors
-from torchtitan.freezing.checks.lora import lora_errors
 from torchtitan.freezing.checks.models import device_errors, model_errors
 from torchtitan.freezing.checks.moves import elastic_errors, packing_errors
 from torchtitan.freezing.checks.parallel import float8_errors, parallel_errors
@@ -22,6 +21,7 @@ from torchtitan.freezing.checks.tokenizers import tokenizer_errors
 from torchtitan.freezing.checks.upstream import text_errors, upstream_errors
 from torchtitan.freezing.config import JobConfig, toml_key
 from torchtitan.freezing.report.losses import reference_errors
+from torchtitan.lora.checks.section import lora_errors
 
 
 class ConfigError(ValueError):

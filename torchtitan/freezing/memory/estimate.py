@@ -28,6 +28,7 @@ from timelyfreeze.whatif.rank_memory import (
     NORM,
     ModelBytes,
     PartBytes,
+    PartlyTrained,
     RankMemory,
     rank_memory,
 )
@@ -124,14 +125,16 @@ def model_bytes(job_config: JobConfig) -> ModelBytes:
             if module != _INPUT and (p.dim() == 2 or name.endswith("bias"))
             if autocast not in (None, p.dtype)
         ]
-        return PartBytes(
+        whole = PartBytes(
             weights=sum(p.nbytes for p in parameters.values()),
             casts=sum(cast),
             kept=kept,
             kept_between_halves=kept_between_halves,
             largest_weight=max(trained, default=0),
-            trained=sum(trained),
         )
+        if len(trained) == len(parameters):
+            return whole
+        return PartlyTrained(**vars(whole), trained=sum(trained))
 
     return ModelBytes(
         embedding=part(_INPUT, kept.tokens),

@@ -22,7 +22,7 @@ from timelyfreeze.whatif.loads import UNKNOWN_SIZES, ModelSizes
 from torchtitan.freezing.config import JobConfig, model_family
 from torchtitan.freezing.emulation.record import EmulationRecord
 from torchtitan.freezing.report.output import RunOutput, open_output
-from torchtitan.freezing.report.trained import count_trained
+from torchtitan.lora.trained import count_trained
 from torchtitan.upstream.fixes import lines_count
 
 

@@ -1,38 +1,24 @@
-"""Finds errors in ``[lora]``, and checkpoints whose adapters are not those of the run."""
+"""Finds errors in ``[lora]``, before any process group starts."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from timelyfreeze.policies import LORA
 from timelyfreeze.settings import seed_errors
-from torchtitan.checkpoints.finished import saved_shapes
-from torchtitan.checkpoints.settings import changed_settings
-from torchtitan.freezing.checks.pipeline import too_small
 from torchtitan.freezing.config import JobConfig, stage_modules
 from torchtitan.freezing.emulation.pipeline import emulated_order
 from torchtitan.hf.flavors import LLAMA, chosen_args
-from torchtitan.hf.folder import some_of
 from torchtitan.hf.model import Decoder, as_decoder
-from torchtitan.lora.names import (
-    adapter_shapes,
-    chosen_layers,
-    is_adapter,
-    is_meant,
-    linear_layers,
-)
+from torchtitan.lora.names import chosen_layers, is_meant, linear_layers
 from torchtitan.vision.spec import base_spec
 
 _ON = f'freezing.method is "{LORA}"'
-# What an adapter in a checkpoint belongs to.
-_BOUND = ("freezing.method", "lora.rank", "lora.alpha", "lora.targets")
 
 
 def lora_errors(config: JobConfig) -> Iterator[str]:
@@ -44,7 +30,8 @@ def lora_errors(config: JobConfig) -> Iterator[str]:
             f"{_ON}, which needs the package peft; install the extra: "
             "pip install 'timelyfreeze[lora]'"
         )
-    yield from too_small(config, "lora.rank")
+    if config.lora.rank < 1:
+        yield f"lora.rank is {config.lora.rank}; it must be 1 or more"
     for name in ("alpha", "learning_rate"):
         value = getattr(config.lora, name)
         if value is not None and not 0.0 < value < math.inf:
@@ -85,7 +72,7 @@ def _unsupported(config: JobConfig) -> Iterator[str]:
 
 def _target_errors(config: JobConfig) -> Iterator[str]:
     """Say which targets the model does not have, or which ranks none of them."""
-    model = _model(config)
+    model = plain_model(config)
     if model is None:
         return  # told by model_errors
     layers, targets = linear_layers(model), config.lora.targets
@@ -127,7 +114,7 @@ def _place_errors(
             )
 
 
-def _model(config: JobConfig) -> Any:
+def plain_model(config: JobConfig) -> Any:
     """Return the model without memory; None where it is not known."""
     if config.model.name != LLAMA:
         return None
@@ -137,35 +124,3 @@ def _model(config: JobConfig) -> Any:
         return None
     with torch.device("meta"):
         return Decoder(args)
-
-
-def adapter_errors(config: JobConfig, folder: Path, *, begins_anew: bool) -> Iterator[str]:
-    """Say that a checkpoint has other adapters than the run, or has some and the run none.
-
-    Args:
-        config: Of the run.
-        folder: Of the checkpoint, which is whole.
-        begins_anew: Whether the run takes its weights alone; then adapters may be new.
-    """
-    saved = {name: shape for name, shape in saved_shapes(folder).items() if is_adapter(name)}
-    wanted = _wanted(config)
-    is_new = begins_anew and not saved
-    changes = changed_settings(folder, config.to_dict())
-    keys = [key for key in _BOUND if key in changes] if saved else []
-    if is_new or (saved == wanted and not keys):
-        return
-    told = [f"{key} is {changes[key][1]!r} and was {changes[key][0]!r}" for key in keys]
-    told = told or [f"freezing.method is {config.freezing.method!r}"]
-    has = f"adapters such as {some_of(sorted(saved))}" if saved else "no adapters"
-    yield (
-        f"{'; '.join(told)}: the checkpoint {str(folder)!r} has {has}; keep the keys that it was "
-        "saved under, or begin anew from what timelyfreeze export makes of it"
-    )
-
-
-def _wanted(config: JobConfig) -> dict[str, tuple[int, ...]]:
-    model: nn.Module | None = _model(config) if config.freezing.method == LORA else None
-    if model is None:
-        return {}
-    chosen = chosen_layers(linear_layers(model), config.lora.targets)
-    return adapter_shapes(model, chosen, config.lora.rank)

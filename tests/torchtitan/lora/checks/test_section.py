@@ -1,24 +1,18 @@
-"""Errors in ``[lora]``, and checkpoints of other adapters, before anything starts."""
+"""Errors in ``[lora]``, before anything starts."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from tests.torchtitan.helpers.checkpoints import save
 from tests.torchtitan.helpers.job_configs import config as plain_config
 from tests.torchtitan.helpers.job_configs import errors
-from torchtitan.checkpoints.settings import save_settings
 from torchtitan.freezing.checks import check
-from torchtitan.freezing.checks import lora as lora_checks
-from torchtitan.freezing.checks.lora import adapter_errors
-from torchtitan.lora.names import adapter_shapes, linear_layers
+from torchtitan.lora.checks import section
 
 
 @pytest.fixture(autouse=True)
 def _peft_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lora_checks, "find_spec", lambda name: object())
+    monkeypatch.setattr(section, "find_spec", lambda name: object())
 
 
 def config(**changes: Any) -> Any:
@@ -72,7 +66,7 @@ def test_what_cannot_work_is_told_with_its_key(changes: dict[str, Any], words: l
 
 
 def test_a_missing_package_is_told_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lora_checks, "find_spec", lambda name: None)
+    monkeypatch.setattr(section, "find_spec", lambda name: None)
     (line,) = errors(config())
     assert line.startswith('freezing.method is "lora", which needs the package peft')
     assert "pip install 'timelyfreeze[lora]'" in line
@@ -94,50 +88,6 @@ def test_each_rank_and_the_first_stage_have_something_to_learn(
 
 
 def test_other_models_are_refused() -> None:
-    found = list(lora_checks.lora_errors(config(model__name="vit", model__flavor="debug")))
+    found = list(section.lora_errors(config(model__name="vit", model__flavor="debug")))
     assert len(found) == 1
     assert found[0].startswith("model.name is 'vit'")
-
-
-# -- checkpoints -----------------------------------------------------------------------------------
-
-
-def adapters(job_config: Any, rank: int) -> dict[str, torch.Tensor]:
-    model = lora_checks._model(job_config)
-    layers = [name for name in linear_layers(model) if name != "output"]
-    shapes = adapter_shapes(model, layers, rank)
-    return {name: torch.zeros(shape) for name, shape in shapes.items()}
-
-
-@pytest.mark.parametrize(
-    ("then", "now", "begins_anew", "words"),
-    [
-        ({}, {}, False, None),
-        ({}, {"lora__learning_rate": 1.0}, False, None),
-        ({"freezing__method": "none"}, {}, True, None),
-        ({"freezing__method": "none"}, {}, False, ["freezing.method is 'lora'", "no adapters"]),
-        ({}, {"freezing__method": "none"}, True, ["freezing.method is 'none' and was 'lora'"]),
-        ({}, {"freezing__method": "none"}, False, ["freezing.method is 'none' and was 'lora'"]),
-        (
-            {},
-            {"lora__rank": 8},
-            True,
-            ["lora.rank is 8 and was 16", "layers.0.attention.wk.lora_A"],
-        ),
-        ({}, {"lora__alpha": 1.0}, False, ["lora.alpha is 1.0 and was None"]),
-        ({}, {"lora__targets": ["wq"]}, False, ["lora.targets is ['wq'] and was []"]),
-    ],
-)
-def test_a_checkpoint_has_the_adapters_of_the_run(
-    then: dict, now: dict, begins_anew: bool, words: list[str] | None, tmp_path: Path
-) -> None:
-    before, after = config(**then), config(**now)
-    has = before.freezing.method == "lora"
-    folder = save(tmp_path / "step-5", 5, **(adapters(before, 16) if has else {}))
-    save_settings(folder, before.to_dict())
-    found = list(adapter_errors(after, folder, begins_anew=begins_anew))
-    if words is None:
-        assert found == []
-        return
-    (line,) = found
-    assert all(word in line for word in [*words, str(folder), "timelyfreeze export"]), line
