@@ -9,9 +9,9 @@ expect_options "" "$@"
 [ $# -le 1 ] || refuse "$# arguments; it takes one at most"
 extra=${1:-}
 case $extra in
-  '' | dev | eval | vision) ;;
+  '' | dev | eval | vision | lora) ;;
   # pip would install everything else, and say in a warning that there is no such group.
-  *) refuse "EXTRA is '$extra'; pyproject.toml has dev, eval and vision" ;;
+  *) refuse "EXTRA is '$extra'; pyproject.toml has dev, eval, vision and lora" ;;
 esac
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

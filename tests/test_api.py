@@ -297,6 +297,7 @@ def test_settings_of_a_policy_are_those_of_its_name() -> None:
         ({"first_stage": "half"}, "first_stage is 'half'; known: all_or_nothing, per_tensor"),
         ({"skip_input_grads": "plan"}, "skip_input_grads is 'plan'; known: off, use"),
         ({"method": "none"}, "method is 'none', which freezes nothing"),
+        ({"method": "lora"}, "method is 'lora', which is for training with TorchTitan"),
         ({"method": "afp"}, "method is 'afp'; known: "),
         ({"method": "apf", "policy": {"treshold": 1}}, "policy has treshold; apf knows: "),
         ({"method": "apf", "policy": {"threshold": 2.0}}, "apf.threshold is 2.0"),

@@ -60,7 +60,7 @@ METHODS = ("apf", "autofreeze", "egeria", "fixed", "linear", "lisa", "pipetransf
 # Steps: 1000 of training, and T_w, T_m, T_f as they are by default, 60, 100 and 200.
 RULES: dict[str, tuple[Any, Any]] = {
     "freezing.method": _word(
-        "none", "timelyfreeze", *METHODS, *(f"timelyfreeze+{name}" for name in METHODS)
+        "none", "timelyfreeze", "lora", *METHODS, *(f"timelyfreeze+{name}" for name in METHODS)
     ),
     "freezing.preset": _word("", "paper"),
     "freezing.last_warmup_step": _whole(0, 94),  # 3 batches in each half of monitoring
@@ -156,6 +156,13 @@ RULES: dict[str, tuple[Any, Any]] = {
         st.integers(max_value=-1) | st.integers(1, 7),
     ),
     "freezing.packing.learning_rate": _word("none", "linear", "sqrt"),
+    "lora.rank": _whole(1),
+    "lora.alpha": _number(st.floats(1e-6, 1e6), 0.0, INF, below=0.0),
+    "lora.targets": (
+        st.lists(st.sampled_from(["wq", "attention.wo", "w2"]), max_size=3),
+        st.sampled_from([["q_proj"], ["wq", "w"]]),
+    ),
+    "lora.learning_rate": _number(st.floats(1e-6, 1e6), 0.0, INF, below=0.0),
     "data.shuffle": FLAG,
     "data.seed": _whole(0),
     "data.validation_fraction": _number(
@@ -231,6 +238,8 @@ def _told(key: str, value: Any) -> str:
         job_config.freezing.method = "fixed"
         setattr(job_config.freezing, section.removeprefix("freezing."), switched_on[section])
     job_config.checkpoint.enable = True
+    if section == "lora":
+        job_config.freezing.method = "lora"
     if key == "freezing.run_ahead":
         job_config.freezing.method = "fixed"
     holder: Any = job_config
@@ -265,7 +274,7 @@ def test_every_key_has_a_rule() -> None:
     sections = {field.name: field.type for field in fields(CLASS)}
     keys = {
         key
-        for name in ("freezing", "data", "vision", "emulation")
+        for name in ("freezing", "lora", "data", "vision", "emulation")
         for key in _keys(sections[name], f"{name}.")
     }
     for name in ("model", "parallelism"):

@@ -33,7 +33,7 @@ _COLORS = {
     "none": style.BLACK, "timelyfreeze": style.BLUE, "apf": style.ORANGE,
     "autofreeze": style.GREEN, "pipetransformer": style.VERMILLION, "smartpipe": style.SKY,
     "fixed": style.FAINT_INK, "linear": style.PURPLE, "lisa": style.YELLOW,
-    "egeria": style.BROWN,
+    "egeria": style.BROWN, "lora": style.OLIVE,
 }  # fmt: skip
 _MARKERS = dict(zip(SCHEDULES, ("o", "s", "^", "D", "v", "P"), strict=True))
 _OTHER_MARKER = "X"

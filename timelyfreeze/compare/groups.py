@@ -23,7 +23,7 @@ import pandas as pd
 from timelyfreeze.compare.metrics import COLUMNS, Terms
 from timelyfreeze.compare.runs import FINISHED, Run
 from timelyfreeze.compare.runs.peers import split_peer
-from timelyfreeze.compare.runs.variants import variants, work_differs
+from timelyfreeze.compare.runs.variants import concerning, variants, work_differs
 
 # In the paper's order, then the rest of torch's; others follow by name.
 SCHEDULES = (
@@ -183,7 +183,7 @@ def _is_same_work(none: Run, run: Run) -> bool:
 
     Beyond what a step has to do, that is what was varied, such as the steps or the learning rate.
     """
-    asked = {key: run.variant[key] for key in run.variant if not key.startswith("freezing.")}
+    asked = concerning("none", run.variant)
     if split_peer(run.method):
         # It has less to do in a step than none, and is held against it for that.
         return asked == none.variant

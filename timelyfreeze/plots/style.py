@@ -29,6 +29,7 @@ VERMILLION = "#D55E00"
 PURPLE = "#CC79A7"
 BLACK = "#000000"
 BROWN = "#8C5A2B"
+OLIVE = "#6B7A1F"
 # For lines and points of several kinds, the most different in grey first.
 CYCLE = (BLUE, ORANGE, GREEN, VERMILLION, SKY, PURPLE, YELLOW, BLACK)
 

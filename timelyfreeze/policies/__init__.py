@@ -23,8 +23,15 @@ from timelyfreeze.policies.comparison import (
     together,
 )
 from timelyfreeze.policies.layout import ModelLayout, build_layout
-from timelyfreeze.policies.methods import Method, chosen_policy, makes_plan, parse_method
+from timelyfreeze.policies.methods import (
+    Method,
+    chosen_policy,
+    freezes_by_turns,
+    makes_plan,
+    parse_method,
+)
 from timelyfreeze.policies.policy import (
+    LORA,
     NONE,
     PLANNED,
     Check,
@@ -39,10 +46,10 @@ from timelyfreeze.policies.policy import (
 )
 
 __all__ = [
-    "NONE", "PLANNED", "Check", "Compared", "ComparesOutputs", "Decision", "Difference",
+    "LORA", "NONE", "PLANNED", "Check", "Compared", "ComparesOutputs", "Decision", "Difference",
     "Evaluation", "FreezePolicy", "Measurement", "Method", "Metric", "ModelLayout", "Observed",
     "ReferenceSettings", "Source", "apf", "autofreeze", "build_layout", "chosen_policy", "egeria",
-    "fixed", "freezes_whole_layers", "linear", "lisa", "makes_plan", "parse_method",
-    "pipetransformer",
-    "register_policy", "registered_policies", "smartpipe", "together",
+    "fixed", "freezes_by_turns", "freezes_whole_layers", "linear", "lisa", "makes_plan",
+    "parse_method", "pipetransformer", "register_policy", "registered_policies", "smartpipe",
+    "together",
 ]  # fmt: skip

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from timelyfreeze.policies.policy import NONE, PLANNED, FreezePolicy, registered_policies
+from timelyfreeze.policies.policy import LORA, NONE, PLANNED, FreezePolicy, registered_policies
 from timelyfreeze.settings import key
 
 
@@ -31,23 +31,31 @@ class Method:
 def known_methods() -> list[str]:
     """Return every value that ``method`` may have."""
     policies = sorted(registered_policies())
-    return [NONE, PLANNED, *policies, *(f"{PLANNED}+{policy}" for policy in policies)]
+    return [NONE, PLANNED, *policies, *(f"{PLANNED}+{policy}" for policy in policies), LORA]
 
 
 def parse_method(text: str) -> Method | None:
-    """Read a method: ``none``, ``timelyfreeze``, a policy, or ``timelyfreeze+<policy>``.
+    """Read a method: ``timelyfreeze``, a policy, or ``timelyfreeze+<policy>``.
+
+    Returns:
+        None for ``none`` and ``lora``, which never freeze one thing now and another later.
 
     Raises:
         ValueError: If the name is unknown.
     """
     if text not in known_methods():
         raise ValueError(f"{key('method')} is {text!r}; known: {', '.join(known_methods())}")
-    if text == NONE:
+    if not freezes_by_turns(text):
         return None
     if text == PLANNED:
         return Method(plans=True, policy=None)
     planned, plus, policy = text.rpartition("+")
     return Method(plans=bool(plus and planned), policy=policy)
+
+
+def freezes_by_turns(text: str) -> bool:
+    """Return whether a method freezes some tensors now and others later; two methods do not."""
+    return text not in (NONE, LORA)
 
 
 def makes_plan(text: str) -> bool:
@@ -74,7 +82,8 @@ def chosen_policy(
         return False, method
     chosen = parse_method(method)
     if chosen is None:
-        raise ValueError(f"method is {NONE!r}, which freezes nothing; train without TimelyFreeze")
+        why = "freezes nothing" if method == NONE else "is for training with TorchTitan"
+        raise ValueError(f"method is {method!r}, which {why}; train without TimelyFreeze")
     if chosen.policy is None:
         if isinstance(policy, Mapping):
             raise ValueError(

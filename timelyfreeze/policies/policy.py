@@ -27,6 +27,7 @@ from timelyfreeze.policies.comparison import Evaluation, Observed
 from timelyfreeze.policies.layout import ModelLayout
 
 NONE = "none"
+LORA = "lora"
 PLANNED = "timelyfreeze"
 ENTRY_POINTS = "timelyfreeze.policies"
 
@@ -158,7 +159,7 @@ def register_policy(
     """
 
     def register(policy_class: _PolicyClass) -> _PolicyClass:
-        if name in (NONE, PLANNED):
+        if name in (NONE, LORA, PLANNED):
             raise ValueError(f"no policy can be named {name!r}; that method is no policy")
         if name in _POLICIES:
             raise ValueError(

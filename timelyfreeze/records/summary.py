@@ -37,6 +37,8 @@ class RunSummary:
         batches_per_step: Pipeline batches of an optimizer step, on each replica.
         device: Name of the GPU, or of the processor with the number of usable cores.
         torch_version: Of the process that wrote this.
+        parameters: Of the model and its adapters; None where all are trained at times.
+        parameters_trained: Those that are not frozen for good.
         steps: ``training.steps``.
         steps_done: Number of the last finished step.
         started_at: ISO 8601 time with offset.
@@ -139,6 +141,8 @@ class RunSummary:
     batches_per_step: int = 1
     device: str
     torch_version: str
+    parameters: int | None = None
+    parameters_trained: int | None = None
     steps: int
     steps_done: int = 0
     started_at: str

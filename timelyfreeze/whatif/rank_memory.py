@@ -27,12 +27,12 @@ class PartBytes:
     """Bytes that one part of a model takes wherever it is.
 
     Attributes:
-        weights: The weights; their gradients take as much.
+        weights: The weights.
         casts: Weights in the type that autocast computes in; made once for all microbatches of a
             batch.
         kept: What a forward leaves until its backward or weight backward is done.
         kept_between_halves: What an input backward adds until then.
-        largest_weight: The largest weight.
+        largest_weight: The largest weight that is trained.
     """
 
     weights: int
@@ -40,6 +40,27 @@ class PartBytes:
     kept: int
     kept_between_halves: int
     largest_weight: int
+
+    @property
+    def gradients(self) -> int:
+        """What gradients take; each of the optimizer's states takes as much."""
+        return self.weights
+
+
+@dataclass(frozen=True)
+class PartlyTrained(PartBytes):
+    """Bytes of a part some of whose weights are frozen for good.
+
+    Attributes:
+        trained: The others.
+    """
+
+    trained: int
+
+    @property
+    def gradients(self) -> int:
+        """What gradients of the weights that are trained take."""
+        return self.trained
 
 
 @dataclass(frozen=True)
@@ -133,8 +154,8 @@ class RankMemory:
 
     Attributes:
         parameters: The weights.
-        gradients: One for each weight.
-        optimizer: The optimizer's state: two tensors for each weight with Adam and AdamW.
+        gradients: One for each weight that is trained.
+        optimizer: The optimizer's state: two tensors for each of them with Adam and AdamW.
         casts: Weights of linear layers in the type that autocast computes in; made once for all
             microbatches of a batch.
         activations: What forwards have left for backwards that are still to come.
@@ -210,16 +231,17 @@ def rank_memory(
         for stage, parts in stages.items()
     }
     between = {stage: model.total(p, "kept_between_halves") for stage, p in stages.items()}
-    weights = [model.total(parts, "weights") for parts in stages.values()]
+    weights = sum(model.total(parts, "weights") for parts in stages.values())
+    gradients = [model.total(parts, "gradients") for parts in stages.values()]
     present = {part for parts in stages.values() for part, n in parts.items() if n}
     messages = [
         (model.received(parts) if stage > 0 else 0) + (model.sent(parts) if stage < last else 0)
         for stage, parts in stages.items()
     ]
     return RankMemory(
-        parameters=sum(weights) + model.total(frozen, "weights"),
-        gradients=sum(weights),
-        optimizer=_N_OPTIMIZER_STATES * (sum(weights) + model.total(frozen, "weights")),
+        parameters=weights + model.total(frozen, "weights"),
+        gradients=sum(gradients),
+        optimizer=_N_OPTIMIZER_STATES * (sum(gradients) + model.total(frozen, "gradients")),
         casts=sum(model.total(parts, "casts") for parts in (*stages.values(), frozen)),
         activations=peak_bytes(actions, kept.__getitem__, between.__getitem__),
         messages=n_microbatches * sum(messages) if last else 0,
@@ -227,7 +249,7 @@ def rank_memory(
         scratch=max((model.part(part).largest_weight for part in present), default=0)
         + (2 * model.logits if last in stages else 0)
         + (max(model.recomputed, model.layer.kept) if frozen.get(LAYER) else model.recomputed)
-        + model.update_copies * max(weights),
+        + model.update_copies * max(gradients),
     )
 
 

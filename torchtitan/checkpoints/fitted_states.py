@@ -1,8 +1,8 @@
 """States that ask a checkpoint for what it has, not for what they would save now.
 
 torch loads the keys that a state would save, and fails where one is missing. What processes have
-saved of their own has other keys where their number was another, and an optimizer has no state for
-a tensor that was never updated.
+saved of their own has other keys where their number was another, an optimizer has no state for a
+tensor that was never updated, and a model that was trained without adapters has none.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import torch
 from torchtitan.components.checkpoint import OPTIMIZER
 from torchtitan.components.optimizer import OptimizersContainer
 from torchtitan.tools.logging import logger
+
+from torchtitan.lora.names import is_adapter
 
 _STATE = "state."
 
@@ -78,8 +80,12 @@ def fitted_states(states: Mapping[str, Any], keys: Sequence[str]) -> dict[str, A
     def of(name: str) -> list[str]:
         return [key.removeprefix(f"{name}.") for key in keys if key.startswith(f"{name}.")]
 
-    fitted = dict(states)
-    for name, state in states.items():
+    known = frozenset(keys)
+    new = [name for name in states if is_adapter(name) and name not in known]
+    if new:
+        logger.info("The checkpoint has no adapters: %d tensors of them begin anew", len(new))
+    fitted = {name: state for name, state in states.items() if name not in new}
+    for name, state in fitted.items():
         if isinstance(state, Resizable):
             fitted[name] = SimpleNamespace(
                 state_dict=partial(state.state_to_load, of(name)),

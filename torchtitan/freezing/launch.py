@@ -20,7 +20,7 @@ from typing import Any
 from torchtitan.protocols import train_spec as titan_spec
 
 from timelyfreeze.planning import end_with_parent
-from timelyfreeze.policies import NONE
+from timelyfreeze.policies import freezes_by_turns
 from torchtitan.data.rows.errors import DataError
 from torchtitan.freezing import checks
 from torchtitan.freezing.checks import (
@@ -99,11 +99,11 @@ def trainer_for(job_config: JobConfig) -> Any:
     from torchtitan.freezing.trainer import FreezingTrainer
 
     freezing = job_config.freezing
-    if freezing.method != NONE and freezing.packing.gives_back:
+    if freezes_by_turns(freezing.method) and freezing.packing.gives_back:
         return in_parts(FreezingTrainer)
-    if freezing.method != NONE and (freezing.elastic.enable or freezing.packing.is_on):
+    if freezes_by_turns(freezing.method) and (freezing.elastic.enable or freezing.packing.is_on):
         return partial(ElasticRun, FreezingTrainer)
-    if freezing.method != NONE and freezing.run_ahead:
+    if freezes_by_turns(freezing.method) and freezing.run_ahead:
         return running_ahead(FreezingTrainer)
     return FreezingTrainer
 

@@ -15,6 +15,7 @@ from torchtitan.models.llama3.model.state_dict_adapter import Llama3StateDictAda
 from torchtitan.protocols.train_spec import TrainSpec
 from torchtitan.tools.logging import logger
 
+from timelyfreeze.policies import LORA
 from timelyfreeze.runtime import greet_other_ranks_alone, stages_of
 from torchtitan.data.loader import build_instruct_dataloader
 from torchtitan.data.named_templates import build_chat_template, choice_told
@@ -35,6 +36,7 @@ from torchtitan.hf.document_attention import (
 )
 from torchtitan.hf.flavors import chosen_args, known_flavors
 from torchtitan.hf.model import Decoder, DecoderArgs
+from torchtitan.lora.spec import with_adapters
 from torchtitan.upstream.fixes import (
     PipelineLoss,
     autocast_stages,
@@ -68,7 +70,7 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
     if turns and not packing and (error := conversation_error(flavor, model_args)):
         raise ValueError(error)
     ours = _Builders(upstream, flavor, model_args)
-    return replace(
+    spec = replace(
         upstream,
         model_cls=_model_class(upstream, model_args, packing=packing),
         model_args={**known_flavors(job_config, upstream.model_args), flavor: model_args},
@@ -84,6 +86,9 @@ def build_train_spec(upstream: TrainSpec, job_config: JobConfig) -> TrainSpec:
         build_validator_fn=ours.validator if upstream.build_validator_fn else None,
         build_metrics_processor_fn=FreezingMetricsProcessor,
     )
+    if job_config.freezing.method != LORA:
+        return spec
+    return with_adapters(spec, job_config.lora, job_config.freezing.seed)
 
 
 def _pipelined(upstream: Callable[..., Any]) -> Callable[..., Any]:

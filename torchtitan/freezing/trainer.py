@@ -20,7 +20,7 @@ from torchtitan.train import Trainer
 
 from timelyfreeze.control import FreezeController, processors_of
 from timelyfreeze.control.caching import Row, token_digest
-from timelyfreeze.policies import NONE
+from timelyfreeze.policies import freezes_by_turns
 from timelyfreeze.runtime import ActionRecorder, run_batches_in
 from timelyfreeze.settings import name_arguments
 from torchtitan.checkpoints.manager import SafeCheckpointManager
@@ -68,7 +68,7 @@ class FreezingTrainer(Trainer):
         self._caches = caches(job_config)
         self._rows: list[list[Row]] = []
         super().__init__(job_config)
-        freezes = job_config.freezing.method != NONE
+        freezes = freezes_by_turns(job_config.freezing.method)
         if freezes or job_config.emulation.enable:
             assembly = Assembly(self, self._shared_processors())
             settings = freeze_settings(job_config.freezing) if freezes else None

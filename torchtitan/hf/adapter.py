@@ -21,6 +21,7 @@ from torchtitan.tools.logging import logger
 from torchtitan.hf.index import file_numbers
 from torchtitan.hf.llama_config import EMBEDDING, HEAD, LlamaConfig, RopeScaling, read_settings
 from torchtitan.hf.model import Decoder, DecoderArgs, as_decoder
+from torchtitan.lora.names import is_adapter
 
 # What config.json's model and ours call the same.
 _SAME_NAMES = (
@@ -113,8 +114,9 @@ class LlamaAdapter(Llama3StateDictAdapter):
             index.setdefault(HEAD, index[EMBEDDING])
 
     def to_hf(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Return the tensors as the files have them."""
-        return super().to_hf(self._reordered(state_dict, self._permute))
+        """Return the tensors as the files have them, which have none of adapters."""
+        weights = {name: tensor for name, tensor in state_dict.items() if not is_adapter(name)}
+        return super().to_hf(self._reordered(weights, self._permute))
 
     def from_hf(self, hf_state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return the tensors of files as the model has them."""

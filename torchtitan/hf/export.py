@@ -48,6 +48,7 @@ from torchtitan.hf.llama_config import (
     to_settings,
 )
 from torchtitan.hf.model import Decoder, as_decoder
+from torchtitan.hf.peft_folder import write_adapter
 from torchtitan.hf.weights import StoredWeights
 
 MAX_FILE_BYTES = 5 * 10**9
@@ -152,8 +153,8 @@ def find_exportable(run: Path, step: int | None, names: Collection[str]) -> Expo
 
 def _job_config(settings: Mapping[str, Any]) -> JobConfig:
     job_config = JobConfig()
-    for section in ("model", "checkpoint", "vision"):
-        for key, value in settings.get(section, {}).items():  # former runs have no [vision]
+    for section in ("model", "checkpoint", "vision", "lora"):
+        for key, value in settings.get(section, {}).items():  # former runs lack the last two
             setattr(getattr(job_config, section), key, value)
     return job_config
 
@@ -166,38 +167,55 @@ def export_run(
     dtype: torch.dtype | None = None,
     max_file_bytes: int = MAX_FILE_BYTES,
     forms: Forms | None = None,
+    adapter: bool = False,
 ) -> Path:
     """Write the weights of a run as a folder that transformers loads.
+
+    Adapters are merged into them, or written alone as a folder that peft loads.
 
     Args:
         run: Folder of the run, as its report names it, with settings.json.
         step: Step of the checkpoint; the last finished one if None.
-        output: Folder to write; ``<run>/hf_step-<step>`` if None.
+        output: Folder to write; ``<run>/hf_step-<step>`` if None, or ``adapter_step-<step>``.
         dtype: Type of the weights; as they lie in the checkpoint if None, so that the folder
             computes what the training model did.
         max_file_bytes: A file is closed before it would grow beyond this.
         forms: Models that can be exported; LLaMA alone if None.
+        adapter: Whether to write the adapters alone.
 
     Returns:
         The folder, which is either whole or not there.
 
     Raises:
-        ExportError: If the run has no such checkpoint or the folder is there already.
+        ExportError: If the run has no such checkpoint, or no adapters where they are asked for, or
+            the folder is there already.
     """
     forms = {LLAMA: llama_form} if forms is None else forms
     exportable = find_exportable(run, step, list(forms))
-    folder = output or run / f"hf_{exportable.checkpoint.name}"
+    kind = "adapter" if adapter else "hf"
+    folder = output or run / f"{kind}_{exportable.checkpoint.name}"
     if folder.exists():
         raise ExportError(f"{str(folder)!r} is there already; remove it or name another folder")
-    weights = StoredWeights(exportable.checkpoint)
+    lora = exportable.job_config.lora
+    weights = StoredWeights(exportable.checkpoint, lora.scale)
+    if adapter and not weights.has_adapters:
+        raise ExportError(
+            f'{str(exportable.checkpoint)!r} has no adapters; runs with freezing.method "lora" have'
+        )
     form = forms[exportable.job_config.model.name](exportable, weights)
     part = folder.with_name(folder.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    weights.write(part, form.names, form.translate, dtype=dtype, max_file_bytes=max_file_bytes)
-    settings = form.settings(dtype)
-    form.write_companions(part, settings)
-    (part / CONFIG_FILE).write_text(json.dumps(settings, indent=2) + "\n")
+    if adapter:
+        base = str(weights_folder(exportable.job_config))
+        write_adapter(
+            part, weights, form.translate, names=form.names, lora=lora, base=base, dtype=dtype
+        )
+    else:
+        weights.write(part, form.names, form.translate, dtype=dtype, max_file_bytes=max_file_bytes)
+        settings = form.settings(dtype)
+        form.write_companions(part, settings)
+        (part / CONFIG_FILE).write_text(json.dumps(settings, indent=2) + "\n")
     part.rename(folder)
     return folder
 
@@ -298,6 +316,7 @@ def main(arguments: Sequence[str], forms: Forms | None = None) -> int:
     add("run", type=Path, metavar="RUN", help="folder named by the run's report")
     add("step", type=int, nargs="?", metavar="STEP", help="of the checkpoint; default: last")
     add("--output", type=Path, help="folder to write; default: RUN/hf_step-STEP")
+    add("--adapter", action="store_true", help="write the adapters alone, as a folder for peft")
     add("--dtype", choices=sorted(TORCH_DTYPE_MAP), help="of the weights; default: as trained")
     options = parser.parse_args(arguments)
     init_logger()
@@ -305,7 +324,8 @@ def main(arguments: Sequence[str], forms: Forms | None = None) -> int:
 
     def export() -> int:
         places = options.run, options.step
-        print(export_run(*places, output=options.output, dtype=dtype, forms=forms))
+        how = {"output": options.output, "dtype": dtype, "adapter": options.adapter}
+        print(export_run(*places, **how, forms=forms))
         return 0
 
     return status_of(export)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from torchtitan.checkpoints.finished import INDEX_FILE
 from torchtitan.hf.folder import SUFFIX
+from torchtitan.lora.names import adapter_of, is_adapter
 
 
 class StoredWeights:
@@ -21,15 +22,22 @@ class StoredWeights:
 
     Args:
         checkpoint: Folder of one step. Only its table of contents is read here.
+        adapter_scale: What adapters are multiplied by where they are merged into their weights.
     """
 
-    def __init__(self, checkpoint: Path) -> None:
+    def __init__(self, checkpoint: Path, adapter_scale: float = 1.0) -> None:
         self._checkpoint = checkpoint
+        self._adapter_scale = adapter_scale
         self._entries = dcp.FileSystemReader(checkpoint).read_metadata().state_dict_metadata
 
     def __contains__(self, name: str) -> bool:
         """Return whether the checkpoint has a tensor of that name."""
         return name in self._entries
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether some weights have adapters beside them."""
+        return any(map(is_adapter, self._entries))
 
     def dtype(self, name: str) -> torch.dtype:
         """Return the type in which a tensor lies in the checkpoint."""
@@ -40,6 +48,17 @@ class StoredWeights:
         return tuple(self._entries[name].size)
 
     def load(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """Return the named tensors, in the order of ``names``, adapters merged into weights."""
+        adapters = {name: pair for name in names if (pair := adapter_of(name))[1] in self}
+        weights = self._read([*names, *(name for pair in adapters.values() for name in pair)])
+        for name, (down, up) in adapters.items():
+            added = self._adapter_scale * (weights.pop(up).float() @ weights.pop(down).float())
+            # Frozen weights may be of a smaller type than what was learned.
+            dtype = torch.promote_types(weights[name].dtype, self.dtype(up))
+            weights[name] = (weights[name].float() + added).to(dtype)
+        return weights
+
+    def _read(self, names: Sequence[str]) -> dict[str, Tensor]:
         """Read the named tensors and no others, in the order of ``names``."""
         weights = {
             name: torch.empty(self._entries[name].size, dtype=self.dtype(name)) for name in names

@@ -5,7 +5,8 @@ tests of a session of pytest.
 
 A line of standard input is a request, a JSON object {"environment", "output": file or FIFO for
 what is printed, "errors": another for standard error, or null, "mark": file that stays open in all
-of its processes, "timeout_s"} and either {"torchrun": its arguments} or {"script", "arguments",
+of its processes, "timeout_s", and maybe "imports": modules that it imports before it forks} and
+either {"torchrun": its arguments} or {"script", "arguments",
 "n_processes", "alone": whether each is a group of its own}. The former is torchrun itself, but for
 forking where it would start Python; the latter does without its rendezvous, which takes a second.
 Either ends all processes when one fails.
@@ -18,6 +19,7 @@ process.
 
 import contextlib
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -58,6 +60,8 @@ def serve():
 
 
 def _status_of(request):
+    for name in request.get("imports", ()):
+        importlib.import_module(name)
     server, leader = os.getpid(), os.fork()
     if leader == 0:
         end_with_parent(server, signal.SIGKILL)

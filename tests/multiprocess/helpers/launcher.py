@@ -74,11 +74,14 @@ def arguments(**settings):
     return [f"--{key}" if value is None else f"--{key}={value}" for key, value in merged.items()]
 
 
-def run_scenarios(folder, n_processes, scenarios, *, timeout_s=300, script="run_scenarios.py"):
+def run_scenarios(
+    folder, n_processes, scenarios, *, timeout_s=300, script="run_scenarios.py", imports=()
+):
     """Run ``scenarios`` in ``n_processes`` of ``script``; return {name: [what each rank saw]}.
 
     Those of one process, emulated pipelines mostly, run side by side, one on each core. A scenario
-    begins when the one that its "after" names has ended.
+    begins when the one that its "after" names has ended. Modules that take long to import, and are
+    not imported by every run, are named by ``imports``: all processes then share them.
     """
     if not scenarios:
         return {}
@@ -92,6 +95,7 @@ def run_scenarios(folder, n_processes, scenarios, *, timeout_s=300, script="run_
         "script": str(HELPERS / script),
         "arguments": [str(folder / "scenarios.json"), str(folder)],
         "n_processes": n_processes,
+        "imports": imports,
         "alone": n_processes == 1,
     }
     if n_processes == 1:

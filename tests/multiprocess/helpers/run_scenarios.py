@@ -32,14 +32,14 @@ TINY = {"dim": 64, "n_layers": 8, "n_heads": 4, "n_kv_heads": 2, "vocab_size": 2
 FLAVORS = {"tiny": TINY, "short": {**TINY, "n_layers": 4}, "ten": {**TINY, "n_layers": 10}}
 
 
-# What activation checkpointing puts into the names of a layer's parameters.
-WRAPPER = "_checkpoint_wrapped_module."
+# What activation checkpointing and compiling put into the names of a layer's parameters.
+WRAPPER, COMPILED = "_checkpoint_wrapped_module.", "_orig_mod."
 
 
 def parameters_of(model_parts):
-    """Return {name: parameter}, each name without the wrapper of activation checkpointing."""
+    """Return {name: parameter}, each name without what is around a layer."""
     return {
-        name.replace(WRAPPER, ""): parameter
+        name.replace(WRAPPER, "").replace(COMPILED, ""): parameter
         for part in model_parts
         for name, parameter in part.named_parameters()
     }

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from launcher import ROOT, arguments, run_scenarios
+from hf_runs import SEQ_LEN, model_arguments, pipeline_size, the_logits, the_run
+from launcher import run_scenarios
 
 from tests.torchtitan.helpers.hf_models import (
     FAMILIES,
@@ -29,7 +30,7 @@ needs_transformers = pytest.mark.skipif(
 needs_smollm2 = pytest.mark.skipif(
     not SMOLLM2, reason="TIMELYFREEZE_SMOLLM2 names no folder with SmolLM2-135M"
 )
-N_ROWS, SEQ_LEN = 8, 96
+N_ROWS = 8
 # {name: (processes, ranks of the pipeline)}
 FORMS = {"1ranks": (1, 1), "2ranks": (2, 2), "4ranks": (4, 4), "emulated": (1, 4)}
 # The other forms come to the same code by other ways.
@@ -50,25 +51,6 @@ N_FILES = {
 # Two shards cut the heads of the last but one, and the norms of heads of the last.
 SHARDED = ["llama32", "qwen2", "smollm2", "qwen3"]
 V_SHAPED = "ZBVZeroBubble"
-
-
-def pipeline_size(n_processes, n_ranks):
-    emulated = {"emulation__enable": None} if n_processes < n_ranks else {}
-    return {"parallelism__pipeline_parallel_degree": n_ranks, **emulated}
-
-
-def model_arguments(folder, **settings):
-    return arguments(
-        **{
-            "model__flavor": "hf",
-            "model__hf_assets_path": str(ROOT / "tests/assets/tokenizer"),
-            "checkpoint__enable": None,
-            "checkpoint__initial_load_in_hf": None,
-            "checkpoint__initial_load_path": str(folder),
-            "training__seq_len": SEQ_LEN,
-            **settings,
-        }
-    )
 
 
 @pytest.fixture(scope="module")
@@ -148,16 +130,6 @@ def seen(request, folders, tokens, tmp_path_factory):
         ]
     ranks = run_scenarios(place, n_processes, scenarios, script="pipeline_logits.py", timeout_s=600)
     return ranks, place
-
-
-def the_logits(ranks):
-    (logits,) = [seen["logits"] for seen in ranks if seen["logits"] is not None]
-    return logits.float()
-
-
-def the_run(place, name):
-    settings = min((place / name / "tb").glob("*/settings.json"))  # the first, if it was resumed
-    return settings.parent
 
 
 @pytest.mark.parametrize("family", N_FILES)

@@ -11,6 +11,7 @@ from timelyfreeze.policies.policy import register_policy, registered_policies
 
 def test_names_by_hand() -> None:
     assert parse_method("none") is None
+    assert parse_method("lora") is None
     assert parse_method("timelyfreeze") == Method(plans=True, policy=None)
     assert parse_method("apf") == Method(plans=False, policy="apf")
     assert parse_method("timelyfreeze+apf") == Method(plans=True, policy="apf")
@@ -19,6 +20,7 @@ def test_names_by_hand() -> None:
 
 def test_every_policy_comes_alone_and_under_a_plan() -> None:
     wanted: dict[str, Method | None] = {"none": None, "timelyfreeze": Method(True, None)}
+    wanted["lora"] = None
     for name in registered_policies():
         wanted[name] = Method(False, name)
         wanted[f"timelyfreeze+{name}"] = Method(True, name)

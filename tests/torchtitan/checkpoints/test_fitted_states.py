@@ -15,6 +15,7 @@ from torchtitan.config.job_config import Checkpoint
 from tests.timelyfreeze.helpers.stages import process_group
 from tests.torchtitan.checkpoints.test_manager import State
 from tests.torchtitan.upstream.test_fixes import fresh
+from torchtitan.checkpoints.fitted_states import fitted_states
 from torchtitan.checkpoints.manager import CheckpointError, SafeCheckpointManager
 
 
@@ -103,6 +104,14 @@ def test_a_checkpoint_without_any_state_of_the_optimizer_is_refused(tmp_path: Pa
     made.save(4)
     with pytest.raises(CheckpointError, match=r"step-4 cannot be loaded: Missing key .*optimizer"):
         manager(tmp_path, Part(1)).load()
+
+
+def test_adapters_that_a_checkpoint_lacks_begin_anew() -> None:
+    names = ["0.weight", "0.lora_A.default.weight", "0.lora_B.default.weight"]
+    states = {name: torch.zeros(1) for name in names}
+    assert fitted_states(states, names) == states
+    assert list(fitted_states(states, names[:1])) == names[:1]
+    assert list(fitted_states({"0.weight": states["0.weight"]}, [])) == names[:1]
 
 
 def test_parts_of_other_processes_are_loaded(tmp_path: Path) -> None:

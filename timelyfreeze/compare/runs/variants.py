@@ -13,14 +13,14 @@ from typing import Any
 from urllib.parse import quote
 
 from timelyfreeze.compare.runs.peers import PEER_KEYS, freezes, split_peer
-from timelyfreeze.policies import registered_policies
+from timelyfreeze.policies import LORA, registered_policies
 
 # Flat: a key is the name of section and option, as on the command line.
 FlatSettings = Mapping[str, Any]
 # How long a step takes depends on these, apart from the freezing.
 WORK = ("model", "training", "parallelism", "activation_checkpoint", "compile", "quantize",
         "emulation")  # fmt: skip
-SECTIONS = (*WORK, "optimizer", "lr_scheduler", "data", "freezing")
+SECTIONS = (*WORK, "optimizer", "lr_scheduler", "data", "freezing", LORA)
 # What a comparison varies by itself, where files lie, and what changes no metric.
 LEFT_OUT = frozenset({
     "freezing.method", "freezing.seed", "data.seed", "training.seed",
@@ -80,15 +80,10 @@ def concerning(name: str, variant: Mapping[str, str]) -> dict[str, str]:
     """Return those keys of a variant that make another run of a method, or of its peer.
 
     A run of none is the same one under every key of the freezing, and a method under the options
-    of another.
+    of another. Adapters have a section of their own and nothing of the freezing.
     """
     _, method = split_peer(name) or ("", name)
-    return {
-        key: value
-        for key, value in variant.items()
-        if not key.startswith("freezing.")
-        or (freezes(method) and not _is_of_other_method(key, method))
-    }
+    return {key: value for key, value in variant.items() if _concerns(key, method)}
 
 
 def run_label(schedule: str, name: str, seed: int | None, variant: Mapping[str, Any]) -> str:
@@ -185,7 +180,17 @@ def _counts(key: str, method: str) -> bool:
         return False
     if split_peer(method) and key in PEER_KEYS:
         return False
-    return section != "freezing" or (freezes(method) and not _is_of_other_method(key, method))
+    return _concerns(key, method)
+
+
+def _concerns(key: str, method: str) -> bool:
+    """Return whether ``key`` makes a difference to a run of ``method``, as far as that is known."""
+    section = key.split(".")[0]
+    if section == LORA:
+        return method == LORA
+    if section != "freezing":
+        return True
+    return method != LORA and freezes(method) and not _is_of_other_method(key, method)
 
 
 def _is_of_other_method(key: str, method: str) -> bool:

@@ -48,8 +48,13 @@ class Assembly:
         if self._emulates:
             # That of the ranks, of which an emulation runs a merged one.
             self._order = emulated_order(self._config, trainer.model_args.n_layers)
+            held = zip(trainer.model_parts, self._order.stage_to_rank, strict=True)
+            ranks = {id(part): rank for part, rank in held}
+            # A stage that learns nothing has no optimizer.
             self._optimizers = OptimizerClock(
-                trainer.optimizers.optimizers, self._order.stage_to_rank, self._clock
+                trainer.optimizers.optimizers,
+                [ranks[id(part)] for part in trainer.optimizers.model_parts],
+                self._clock,
             )
         else:
             self._order = read_order(trainer.pp_schedule)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from timelyfreeze.control import pipeline_error, rank_keys, saved_states
 from timelyfreeze.files import write_obstacle
-from timelyfreeze.policies import NONE, makes_plan
+from timelyfreeze.policies import freezes_by_turns, makes_plan
 from timelyfreeze.settings import arguments_named
 from torchtitan.checkpoints.finished import (
     TRAIN_STATE,
@@ -30,6 +30,7 @@ from torchtitan.freezing.checks.parallel import data_parallel_degree
 from torchtitan.freezing.checks.pipeline import n_microbatches
 from torchtitan.freezing.checks.resuming import resuming_errors, weights_errors
 from torchtitan.freezing.config import JobConfig, toml_key
+from torchtitan.lora.checks.saved import adapter_errors
 
 _FREEZING, _DATA = "freezing", "dataloader"
 _WORLD_SIZE = f"{_DATA}.world_size"
@@ -105,7 +106,10 @@ def _start_errors(config: JobConfig, start: Start) -> Iterator[str]:
             "away"
         )
         return
-    wrong = list(weights_errors(config, start.folder))
+    wrong = [
+        *weights_errors(config, start.folder),
+        *adapter_errors(config, start.folder, begins_anew=start.step == 0),
+    ]
     yield from wrong
     if start.step > 0 and not wrong:  # upstream loads no more than the model from step 0
         yield from _whole_errors(config, start.folder, is_needed=not is_done(config))
@@ -117,9 +121,13 @@ def _initial_errors(config: JobConfig, folder: Path) -> Iterator[str]:
     if problem is not None:
         yield f"checkpoint.initial_load_path is {str(folder)!r}, and {problem}"
         return
-    wrong = list(weights_errors(config, folder))
+    model_only = config.checkpoint.initial_load_model_only
+    wrong = [
+        *weights_errors(config, folder),
+        *adapter_errors(config, folder, begins_anew=model_only),
+    ]
     yield from wrong
-    if not (wrong or config.checkpoint.initial_load_model_only):
+    if not (wrong or model_only):
         yield from _whole_errors(config, folder)
 
 
@@ -148,7 +156,7 @@ def _resize_errors(config: JobConfig, folder: Path) -> Iterator[str]:
     excluded = config.checkpoint.exclude_from_loading
     keys = saved_keys(folder)
     try:
-        if config.freezing.method != NONE and _FREEZING not in excluded:
+        if freezes_by_turns(config.freezing.method) and _FREEZING not in excluded:
             yield from _freezing_errors(config, folder, keys)
         if _WORLD_SIZE in keys and _DATA not in excluded:
             yield from _data_errors(config, folder)

@@ -21,6 +21,7 @@ from torchtitan.freezing.checks.tokenizers import tokenizer_errors
 from torchtitan.freezing.checks.upstream import text_errors, upstream_errors
 from torchtitan.freezing.config import JobConfig, toml_key
 from torchtitan.freezing.report.losses import reference_errors
+from torchtitan.lora.checks.section import lora_errors
 
 
 class ConfigError(ValueError):
@@ -62,6 +63,7 @@ def _errors(job_config: JobConfig, *, trains: bool) -> list[str]:
             *vision_errors(job_config),
             *validation_errors(job_config),
             *freezing_errors(job_config),
+            *lora_errors(job_config),
             *cache_errors(job_config),
             *elastic_errors(job_config),
             *packing_errors(job_config),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from timelyfreeze.control.caching import in_use
 from timelyfreeze.files import write_obstacle
-from timelyfreeze.policies import NONE, makes_plan
+from timelyfreeze.policies import freezes_by_turns, makes_plan
 from torchtitan.data.rows.kinds import INSTRUCT_DATASETS, is_instruct_dataset
 from torchtitan.freezing.checks.parallel import lone_pipeline_errors
 from torchtitan.freezing.checks.pipeline import one_stage_errors
@@ -22,7 +22,7 @@ _ALONE = ("tensor_parallel_degree", "context_parallel_degree")
 
 def caches(config: JobConfig) -> bool:
     """Return whether outputs of a frozen front are to be kept; not where nothing is frozen."""
-    return config.freezing.cache.enable and config.freezing.method != NONE
+    return config.freezing.cache.enable and freezes_by_turns(config.freezing.method)
 
 
 def cache_errors(config: JobConfig) -> Iterator[str]:
@@ -44,7 +44,7 @@ def cache_errors(config: JobConfig) -> Iterator[str]:
 def run_ahead_errors(config: JobConfig) -> Iterator[str]:
     """Yield why a front cannot work ahead; nothing where nothing is frozen."""
     freezing = config.freezing
-    if not freezing.run_ahead or freezing.method == NONE:
+    if not freezing.run_ahead or not freezes_by_turns(freezing.method):
         return
     yield from _front_errors(config, _AHEAD, "whose next batch cannot be looked at")
     if config.emulation.enable:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 
 from timelyfreeze.cli.part import NEXT
-from timelyfreeze.policies import NONE, PLANNED, makes_plan
+from timelyfreeze.policies import PLANNED, freezes_by_turns, makes_plan
 from timelyfreeze.settings import skips_input_grads
 from torchtitan.data.rows.kinds import INSTRUCT_DATASETS, is_instruct_dataset
 from torchtitan.freezing.checks.parallel import (
@@ -29,7 +29,7 @@ _ALONE = ("tensor_parallel_degree", "context_parallel_degree", "expert_parallel_
 def elastic_errors(config: JobConfig) -> Iterator[str]:
     """Yield why a run cannot go on in another pipeline; nothing where nothing is frozen."""
     freezing, parallelism = config.freezing, config.parallelism
-    if not freezing.elastic.enable or freezing.method == NONE:
+    if not freezing.elastic.enable or not freezes_by_turns(freezing.method):
         return
     yield from freezing.elastic.errors()
     yield from _late_errors(config)
@@ -81,7 +81,7 @@ def _search_errors(config: JobConfig) -> Iterator[str]:
 def packing_errors(config: JobConfig) -> Iterator[str]:
     """Yield why a run cannot use the memory that it frees; nothing where nothing is frozen."""
     freezing, settings = config.freezing, config.freezing.packing
-    if not settings.is_on or freezing.method == NONE:
+    if not settings.is_on or not freezes_by_turns(freezing.method):
         return
     yield from settings.errors()
     on = f"freezing.packing.mode is {settings.mode!r}"

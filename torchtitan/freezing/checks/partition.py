@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from timelyfreeze.policies import NONE
+from timelyfreeze.policies import freezes_by_turns
 from timelyfreeze.whatif.loads import PARTITIONS, TIME
 from torchtitan.freezing.config import JobConfig
 
@@ -31,7 +31,7 @@ def partition_errors(config: JobConfig, given: Collection[str] = ()) -> Iterator
     """
     partition, degree = config.parallelism.partition, config.parallelism.pipeline_parallel_degree
     profile, freezing = config.parallelism.partition_profile, config.freezing
-    if freezing.method != NONE and freezing.elastic.is_by_time and not profile:
+    if freezes_by_turns(freezing.method) and freezing.elastic.is_by_time and not profile:
         yield f"freezing.elastic.partition is {TIME!r}, which {_NEEDS_PROFILE}"
     if not partition:
         return

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from timelyfreeze.policies import NONE
+from timelyfreeze.policies import freezes_by_turns
 from timelyfreeze.runtime import known_schedules, splits_backward
 from timelyfreeze.schedule import ActionKind, order_from_csv
 from torchtitan.freezing.checks.parallel import COMPILED, NOT_COMPILED, compiles_blocks, peer_errors
@@ -151,7 +151,7 @@ def _overlap_errors(config: JobConfig) -> Iterator[str]:
             f"{_OVERLAP} is true; overlapping DualPipeV needs an accelerator's streams, so set it "
             "to false on a CPU"
         )
-    elif config.freezing.method != NONE:
+    elif freezes_by_turns(config.freezing.method):
         yield (
             f"{_OVERLAP} is true; actions that overlap cannot be timed one by one, so "
             f"freezing.method {config.freezing.method!r} needs it to be false"

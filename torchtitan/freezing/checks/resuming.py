@@ -70,7 +70,7 @@ def _bound_keys(
     config: JobConfig, folder: Path, changes: _Changes
 ) -> Iterator[tuple[Collection[str], list[str]]]:
     """Yield states of a checkpoint, and the keys that must be as they were to load one of them."""
-    yield ("optimizer", "lr_scheduler"), ["optimizer.lr"]
+    yield ("optimizer", "lr_scheduler"), ["optimizer.lr", "lora.learning_rate"]
     yield ("optimizer",), [f"optimizer.{name}" for name in _OPTIMIZER]
     yield (
         ("dataloader",),

@@ -16,6 +16,7 @@ from torchtitan.config.job_config import Validation as TitanValidation
 from timelyfreeze.policies import registered_policies
 from timelyfreeze.settings import AUTO, CacheSettings, ElasticSettings, PackingSettings
 from torchtitan.freezing.config.vision import Vision
+from torchtitan.lora import Lora
 
 
 @dataclass
@@ -25,7 +26,8 @@ class Freezing:
     method: str = "none"
     """Freezing method: "none" (plain TorchTitan), "timelyfreeze", a policy such as "apf" (see
     docs/how/methods.md), or "timelyfreeze+<policy>": the plan says how much, the policy which
-    tensors. A policy has its settings in a section of its own, [freezing.<policy>]."""
+    tensors. A policy has its settings in a section of its own, [freezing.<policy>]. "lora" freezes
+    all weights for good and trains adapters: see [lora] and docs/how/lora.md."""
 
     preset: str = ""
     """Keys that belong together, set by one word. "paper": all that arXiv:2602.05754 does and we do
@@ -299,6 +301,7 @@ class JobConfig(TitanJobConfig):
     parallelism: Parallelism = field(default_factory=Parallelism)
     validation: Validation = field(default_factory=Validation)
     freezing: Freezing = field(default_factory=Freezing)
+    lora: Lora = field(default_factory=Lora)
     data: Data = field(default_factory=Data)
     vision: Vision = field(default_factory=Vision)
     emulation: Emulation = field(default_factory=Emulation)

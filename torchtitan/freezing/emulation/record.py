@@ -19,18 +19,16 @@ class OptimizerClock:
     """Times the optimizer of each stage, which the ranks of a pipeline step at the same time.
 
     Args:
-        optimizers: One for each stage, in the order of stages.
-        stage_to_rank: Rank that would hold each.
+        optimizers: One for each stage that learns.
+        ranks: Rank that would hold each.
         clock: Takes the marks, those of whole steps as well; of the kind that times the batches.
     """
 
-    def __init__(
-        self, optimizers: Sequence[Optimizer], stage_to_rank: Sequence[int], clock: Clock
-    ) -> None:
+    def __init__(self, optimizers: Sequence[Optimizer], ranks: Sequence[int], clock: Clock) -> None:
         self.clock = clock
         self._marks: list[tuple[int, Any, Any]] = []
         self._began: Any = None
-        for optimizer, rank in zip(optimizers, stage_to_rank, strict=True):
+        for optimizer, rank in zip(optimizers, ranks, strict=True):
             optimizer.register_step_pre_hook(self._begin)
             optimizer.register_step_post_hook(self._end_of(rank))
 

@@ -60,6 +60,7 @@ def module_bytes(
     dtype: torch.dtype,
     autocast: torch.dtype | None,
     recompute: bool,
+    prepare: Callable[[nn.Module], nn.Module] = lambda model: model,
 ) -> ModuleBytes:
     """Count what the parts of a llama3 model keep in one microbatch.
 
@@ -70,16 +71,20 @@ def module_bytes(
         dtype: Type of the parameters.
         autocast: Type that stages compute in under autocast; None without autocast.
         recompute: Whether blocks keep their input alone and run again in the backward.
+        prepare: Freezes weights for good, and puts others beside them.
     """
     n_tokens = n_rows * seq_len
     compute = autocast or dtype
     casting = nullcontext() if autocast is None else torch.autocast("cpu", dtype=autocast)
+    # Other kinds of attention keep what fused attention keeps, and need masks to run.
+    one = replace(as_decoder(args), n_layers=1, max_seq_len=seq_len, attn_type="sdpa")
+    with torch.device("meta"), titan_tools.set_default_dtype(dtype):
+        model: Any = prepare(Decoder(one))
     with FakeTensorMode(), titan_tools.set_default_dtype(dtype):
+        put_on_fakes(model)
         x = torch.empty(n_rows, seq_len, args.dim, requires_grad=True)
-        # Other kinds of attention keep what fused attention keeps, and need masks to run.
-        one = replace(as_decoder(args), n_layers=1, max_seq_len=seq_len, attn_type="sdpa")
-        model = Decoder(one)
-        block, frequencies = model.layers["0"], model.freqs_cis
+        block = model.layers["0"]
+        frequencies = torch.empty(model.freqs_cis.shape, dtype=model.freqs_cis.dtype)
         kept_by_block, out = kept_bytes(block, casting, x, frequencies, None, buffers=[frequencies])
         head = nn.Sequential(model.norm, model.output)
         labels = torch.empty(n_rows, seq_len, dtype=torch.int64)
@@ -87,7 +92,7 @@ def module_bytes(
         kept_by_head, _ = kept_bytes(
             head, casting, hidden, loss=lambda out: cross_entropy_loss(out, labels)
         )
-        linear = sum(m.out_features for m in block.modules() if isinstance(m, nn.Linear))
+        linear, of_head = map(_learned_outputs, (block, model.output))
     return ModuleBytes(
         block=x.nbytes if recompute else kept_by_block,
         recomputed=kept_by_block if recompute else 0,
@@ -96,8 +101,22 @@ def module_bytes(
         hidden=out.nbytes,
         logits=4 * n_tokens * args.vocab_size,
         block_linear_outputs=n_tokens * linear * compute.itemsize,
-        head_linear_outputs=n_tokens * args.vocab_size * compute.itemsize,
+        head_linear_outputs=n_tokens * of_head * compute.itemsize,
     )
+
+
+def _learned_outputs(module: nn.Module) -> int:
+    """Return the width of what those linear layers put out whose weights are trained."""
+    layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
+    return sum(layer.out_features for layer in layers if layer.weight.requires_grad)
+
+
+def put_on_fakes(model: nn.Module) -> None:
+    """Give a model on the meta device parameters of the ``FakeTensorMode`` that is on."""
+    for module in model.modules():
+        for name, old in list(module.named_parameters(recurse=False)):
+            new = torch.empty(old.shape, dtype=old.dtype)
+            setattr(module, name, nn.Parameter(new, requires_grad=old.requires_grad))
 
 
 def kept_bytes(

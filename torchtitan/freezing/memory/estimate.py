@@ -8,16 +8,19 @@ going through the schedule's order (:mod:`timelyfreeze.whatif.rank_memory`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
+import torchtitan.tools.utils as titan_tools
 from torch import nn
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.models.llama3 import llama3_args
 from torchtitan.models.llama3.model.args import TransformerModelArgs
 
 from timelyfreeze.emulation import merge_ranks
+from timelyfreeze.policies import LORA
 from timelyfreeze.schedule import Action
 from timelyfreeze.whatif.rank_memory import (
     EMBEDDING,
@@ -25,6 +28,7 @@ from timelyfreeze.whatif.rank_memory import (
     NORM,
     ModelBytes,
     PartBytes,
+    PartlyTrained,
     RankMemory,
     rank_memory,
 )
@@ -40,6 +44,7 @@ from torchtitan.freezing.memory.activations import module_bytes
 from torchtitan.freezing.memory.images import block_bytes
 from torchtitan.hf.flavors import LLAMA, chosen_args
 from torchtitan.hf.model import Decoder, as_decoder
+from torchtitan.lora.adapters import add_adapters
 from torchtitan.upstream.optimizers import SGD
 from torchtitan.vision.args import VisionArgs
 from torchtitan.vision.spec import base_spec, with_classes
@@ -97,6 +102,7 @@ def model_bytes(job_config: JobConfig) -> ModelBytes:
             recompute=recompute,
             update_copies=update_copies,
         )
+    prepare = partial(_prepared, job_config, autocast)
     kept = module_bytes(
         args,
         n_rows=n_rows,
@@ -104,25 +110,31 @@ def model_bytes(job_config: JobConfig) -> ModelBytes:
         dtype=dtype,
         autocast=autocast,
         recompute=recompute,
+        prepare=prepare,
     )
-    shapes = parameter_shapes(args)
-    cast_bytes = 0 if mixed in (torch.float32, dtype) else mixed.itemsize
+    with titan_tools.set_default_dtype(dtype):
+        modules = model_modules(args, prepare)
 
     def part(module: str, kept: int = 0, kept_between_halves: int = 0) -> PartBytes:
-        sizes = [shape.numel() for shape in shapes[module].values()]
+        parameters = dict(modules[module].named_parameters())
+        trained = [p.nbytes for p in parameters.values() if p.requires_grad]
         # An embedding is looked up as it is, and norms stay in float32.
-        linear = [
-            shape.numel()
-            for name, shape in shapes[module].items()
-            if module != _INPUT and (len(shape) == 2 or name.endswith("bias"))
+        cast = [
+            p.numel() * autocast.itemsize
+            for name, p in parameters.items()
+            if module != _INPUT and (p.dim() == 2 or name.endswith("bias"))
+            if autocast not in (None, p.dtype)
         ]
-        return PartBytes(
-            weights=sum(sizes) * dtype.itemsize,
-            casts=sum(linear) * cast_bytes,
+        whole = PartBytes(
+            weights=sum(p.nbytes for p in parameters.values()),
+            casts=sum(cast),
             kept=kept,
             kept_between_halves=kept_between_halves,
-            largest_weight=max(sizes) * dtype.itemsize,
+            largest_weight=max(trained, default=0),
         )
+        if len(trained) == len(parameters):
+            return whole
+        return PartlyTrained(**vars(whole), trained=sum(trained))
 
     return ModelBytes(
         embedding=part(_INPUT, kept.tokens),
@@ -160,12 +172,26 @@ def _not_covered(config: JobConfig) -> Iterator[str]:
     yield from size_errors(config)
 
 
+def _prepared(config: JobConfig, autocast: torch.dtype | None, model: nn.Module) -> nn.Module:
+    """Freeze and add what a run freezes for good and adds."""
+    if config.freezing.method != LORA:
+        return model
+    return add_adapters(model, config.lora, config.freezing.seed, autocast)
+
+
 def parameter_shapes(args: TransformerModelArgs) -> dict[str, dict[str, torch.Size]]:
     """Return the shape of each parameter, by module ("layers.3", "output", ...) and name in it."""
+    modules = model_modules(args)
+    return {name: {n: p.shape for n, p in m.named_parameters()} for name, m in modules.items()}
+
+
+def model_modules(
+    args: TransformerModelArgs, prepare: Callable[[nn.Module], nn.Module] = lambda model: model
+) -> dict[str, nn.Module]:
+    """Return the parts of a model without memory, after ``prepare``, as ``module_bytes`` has it."""
     with torch.device("meta"):
-        model = Decoder(as_decoder(args))
-    modules: dict[str, nn.Module] = {
+        model: Any = prepare(Decoder(as_decoder(args)))
+    return {
         **{name: getattr(model, name) for name in _PARTS},
         **{f"layers.{name}": layer for name, layer in model.layers.items()},
     }
-    return {name: {n: p.shape for n, p in m.named_parameters()} for name, m in modules.items()}

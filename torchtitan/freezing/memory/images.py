@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from timelyfreeze.whatif.rank_memory import BlockBytes, PartBytes
-from torchtitan.freezing.memory.activations import kept_bytes
+from torchtitan.freezing.memory.activations import kept_bytes, put_on_fakes
 from torchtitan.vision.args import VisionArgs
 from torchtitan.vision.model import VisionModel
 
@@ -56,9 +56,7 @@ def block_bytes(
     with torch.device("meta"), titan_tools.set_default_dtype(dtype):
         model = VisionModel(args)  # the library looks at values meanwhile, which fake tensors lack
     with FakeTensorMode(), titan_tools.set_default_dtype(dtype):
-        for module in model.modules():
-            for name, parameter in module.named_parameters(recurse=False):
-                setattr(module, name, nn.Parameter(torch.empty(parameter.shape)))
+        put_on_fakes(model)
         channels = getattr(args.config(), "num_channels", 3)
         pictures = torch.empty(n_pictures, channels, args.image_size, args.image_size)
         kept, hidden = kept_bytes(model.tok_embeddings, casting, pictures)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from timelyfreeze.policies import NONE
+from timelyfreeze.policies import freezes_by_turns
 from timelyfreeze.schedule import ScheduleOrder
 from timelyfreeze.whatif.block_times import BlockTimes, block_times
 from timelyfreeze.whatif.bounds_file import read_bounds_file
@@ -90,7 +90,7 @@ def check_live_times(job_config: JobConfig) -> None:
         ValueError: As ``live_layer_times`` and ``model_bytes``.
     """
     freezing = job_config.freezing
-    if freezing.method != NONE and freezing.elastic.is_by_time:
+    if freezes_by_turns(freezing.method) and freezing.elastic.is_by_time:
         live_layer_times(job_config, 1)
         model_bytes(job_config)
 

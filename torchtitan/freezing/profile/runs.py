@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 import torchtitan.tools.utils as titan_tools
 
+from timelyfreeze.policies import LORA
 from timelyfreeze.schedule import ActionKind, ScheduleOrder
 from timelyfreeze.settings import arguments_named, unknown_words
 from timelyfreeze.timing import shared_cores, usable_cores
@@ -122,6 +123,11 @@ def _not_covered(config: JobConfig) -> Iterator[str]:
         yield (
             'compile.components has "model": a compiled block has one backward, from which no '
             "single tensor can be left out; set compile.enable = false"
+        )
+    if config.freezing.method == LORA:
+        yield (
+            f'freezing.method is "{LORA}", which freezes for good; a profile is of what freezing '
+            'saves, so it must be another, such as "timelyfreeze"'
         )
     if config.data.packing:
         yield "data.packing is true; profiled sequences hold one document each, so it must be false"

@@ -22,6 +22,7 @@ from timelyfreeze.whatif.loads import UNKNOWN_SIZES, ModelSizes
 from torchtitan.freezing.config import JobConfig, model_family
 from torchtitan.freezing.emulation.record import EmulationRecord
 from torchtitan.freezing.report.output import RunOutput, open_output
+from torchtitan.lora.trained import count_trained
 from torchtitan.upstream.fixes import lines_count
 
 
@@ -76,7 +77,13 @@ class FreezingMetricsProcessor(MetricsProcessor):
             output.recorder.go_on(controller, n_ranks, emulation)
         else:
             device_name = self.device_memory_monitor.device_name
-            output = open_output(self.job_config, self.parallel_dims, device_name, self._n_layers)
+            output = open_output(
+                self.job_config,
+                self.parallel_dims,
+                device_name,
+                self._n_layers,
+                count_trained(self.model_parts, self._n_copies),
+            )
             output.recorder.begin(
                 controller,
                 emulation,
@@ -85,6 +92,11 @@ class FreezingMetricsProcessor(MetricsProcessor):
             )
         self._opened = output
         self.logger = output.logger
+
+    @property
+    def _n_copies(self) -> int:
+        """How many processes hold each stage; an emulation has all stages in one."""
+        return max(1, self.parallel_dims.world_size // self.parallel_dims.pp)
 
     def leave(self) -> RunOutput:
         """Write what is known so far, and give away what the run goes on with elsewhere."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -60,7 +61,11 @@ class RunOutput:
 
 
 def open_output(
-    job_config: JobConfig, parallel_dims: ParallelDims, device_name: str, n_layers: int | None
+    job_config: JobConfig,
+    parallel_dims: ParallelDims,
+    device_name: str,
+    n_layers: int | None,
+    trained: Mapping[str, int],
 ) -> RunOutput:
     """Make a run's folder and open what goes there; every rank comes here.
 
@@ -69,14 +74,16 @@ def open_output(
         parallel_dims: How its processes share the work.
         device_name: What the device calls itself.
         n_layers: Layers of the model; None for a model that does not count them.
+        trained: As ``count_trained`` gives it.
     """
     shown_rank = titan_metrics._get_metrics_rank(parallel_dims, job_config)
     is_shown = dist.get_rank() == shown_rank
     folder = make_run_folder(job_config, create=is_shown)
     guard = OutputGuard(folder)
+    start = summary_at_start(job_config, parallel_dims, device_name, titan_tools.device_type)
     recorder = RunRecorder(
         job_config,
-        summary_at_start(job_config, parallel_dims, device_name, titan_tools.device_type),
+        replace(start, **trained),
         folder,
         guard,
         writes=is_shown,

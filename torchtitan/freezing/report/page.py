@@ -9,6 +9,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, Template
 
+from timelyfreeze.policies import LORA, freezes_by_turns
 from timelyfreeze.records import FrozenCount, RunSummary, kappa_of_cap
 from timelyfreeze.timing import range_of, within
 from torchtitan.freezing.report.move_record import TimedMove
@@ -69,6 +70,7 @@ def render_page(
     return _template().render(
         title=", ".join([summary.model, summary.schedule or "no pipeline", method]),
         s=summary,
+        freezes=freezes_by_turns(summary.method),
         clock=clock,
         gain=before_ms / after_ms - 1 if before_ms and after_ms else None,
         kappa=_kappa_of_batches(summary, settings),
@@ -141,13 +143,16 @@ def _settings(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield name, str(value)
     freezing = settings.get("freezing", {})
     method = str(freezing.get("method", "none"))
-    for key in _FREEZING_SETTINGS if method != "none" else ("method",):
+    for key in _FREEZING_SETTINGS if freezes_by_turns(method) else ("method",):
         if key in freezing:
             yield f"freezing.{key}", str(freezing[key])
     name = method.removeprefix("timelyfreeze+")
-    policy = freezing.get(name)
-    for key, value in policy.items() if isinstance(policy, Mapping) else ():
-        yield f"freezing.{name}.{key}", str(value)
+    section = f"freezing.{name}"
+    own = freezing.get(name)
+    if method == LORA:
+        section, own = LORA, settings.get(LORA)
+    for key, value in own.items() if isinstance(own, Mapping) else ():
+        yield f"{section}.{key}", str(value)
 
 
 # -- words -----------------------------------------------------------------------------------------

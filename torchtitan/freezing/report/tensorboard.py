@@ -12,6 +12,7 @@ from torchtitan.components.metrics import TensorBoardLogger
 
 from timelyfreeze.control import CollectedMetrics, FreezeController
 from timelyfreeze.files import markdown_table
+from timelyfreeze.policies import freezes_by_turns
 from timelyfreeze.records import RunSummary
 from timelyfreeze.settings import Phase
 from torchtitan.freezing.config import JobConfig, model_family
@@ -197,7 +198,7 @@ def hyperparameters(job_config: JobConfig) -> dict[str, bool | float | str]:
     keys = [
         *_ALWAYS,
         *(f"parallelism.{key}" for key in _OF_PIPELINES if is_pipeline),
-        *(["freezing.last_warmup_step"] if method != "none" else []),
+        *(["freezing.last_warmup_step"] if freezes_by_turns(method) else []),
         *(f"freezing.{key}" for key in _OF_PLANS if method.startswith("timelyfreeze")),
     ]
     values = {key: attrgetter(key)(job_config) for key in keys}

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from timelyfreeze.policies import freezes_by_turns
 from timelyfreeze.records import RunSummary
 from timelyfreeze.timing import range_of, within
 from torchtitan.freezing.report.move_record import TimedMove
@@ -31,9 +32,10 @@ def render_report(summary: RunSummary, run_folder: Path, moves: Sequence[TimedMo
             "communication",
             summary.emulated_ranks,
         ),
-        **(_unfrozen_run(clock) if summary.method == "none" else _frozen_run(clock)),
+        **(_frozen_run(clock) if freezes_by_turns(summary.method) else _unfrozen_run(clock)),
         **_moves(summary, moves),
         "cost": _known("{:,.2f} for {:,.1f} device-seconds", summary.cost, summary.device_seconds),
+        "trained": _trained(summary),
         "MFU": _utilization(summary),
         "as run on one device": _on_one_device(summary),
         "validation loss": _known("{:.4f}", summary.validation_loss),
@@ -70,6 +72,12 @@ def move_text(timed: TimedMove) -> str:
 def _step_change(timed: TimedMove) -> str:
     times = [_known("{:,.1f} ms", ms) or "unknown" for ms in (timed.before_ms, timed.after_ms)]
     return f"a step {times[0]} before, {times[1]} since"
+
+
+def _trained(summary: RunSummary) -> str | None:
+    """Say how many parameters learn where the others are frozen for good."""
+    form = "{:,} of {:,} parameters, by " + summary.method
+    return _known(form, summary.parameters_trained, summary.parameters)
 
 
 def _utilization(summary: RunSummary) -> str | None:

@@ -114,6 +114,23 @@ def test_an_option_of_a_method_varies_that_method(methods: str, caps: list[str |
     assert [job.keys.get("freezing.apf.threshold") for job in jobs] == caps
 
 
+def test_keys_of_adapters_vary_their_runs_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = Trainer()
+    vary = ["--vary", "lora.rank=4,8", "--vary", f"{CAP}=0.2,0.8"]
+    assert run(trainer, tmp_path, "none timelyfreeze lora", *vary) == 0
+    found = [
+        (keys["freezing.method"], keys.get("lora.rank"), keys.get(CAP)) for keys in trainer.keys
+    ]
+    assert sorted(found, key=str) == [
+        ("lora", "4", None), ("lora", "8", None), ("none", None, None),
+        ("timelyfreeze", None, "0.2"), ("timelyfreeze", None, "0.8"),
+    ]  # fmt: skip
+    rows = table_rows(capsys.readouterr().out)
+    assert [row[GAIN] for row in rows if row["method"] == "lora"] == ["+66.7", "+66.7"]
+
+
 def test_a_section_of_all_methods_varies_every_one_that_freezes() -> None:
     asked = parse_variants(["freezing.cache.enable=false,true"])
     jobs = plan_jobs(["none", "autofreeze"], ["1F1B"], [42], 2, variants=asked)

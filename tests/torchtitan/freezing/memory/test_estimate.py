@@ -113,6 +113,28 @@ def test_a_real_forward_keeps_as_much() -> None:
     assert sum(alive.values()) < 2.5 * estimate
 
 
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+def test_beside_frozen_weights_adapters_alone_have_gradients(autocast: torch.dtype | None) -> None:
+    pytest.importorskip("peft", reason="peft is not installed: the extra lora has it")
+    rank, n_layers = 4, 10
+    precision = "float32" if autocast is None else "bfloat16"
+    changes = {"freezing__method": "lora", "lora__rank": rank}
+    (memory,) = estimate_memory(
+        config(**changes, training__mixed_precision_param=precision, emulation__enable=True)
+    )
+    # Four projections of the attention, three of the feed-forward: rank times in and out.
+    widths = 2 * (D + D) + 2 * (D + KV) + 3 * (D + FF)
+    adapters = n_layers * rank * widths
+    assert memory.gradients == 4 * adapters
+    assert memory.optimizer == 8 * adapters
+    linear = n_layers * (2 * D * D + 2 * D * KV + 3 * D * FF) + V * D
+    others = V * D + (2 * n_layers + 1) * D
+    # Under autocast frozen linear layers are of its type, and adapters are cast once.
+    own = 4 if autocast is None else 2
+    assert memory.parameters == own * linear + 4 * (others + adapters)
+    assert memory.casts == (0 if autocast is None else 2 * adapters)
+
+
 def test_recomputed_blocks_keep_their_input_alone() -> None:
     args = chosen_args(config(), llama3_args)
     full = module_bytes(

@@ -51,6 +51,14 @@ def report(**metrics: Any) -> list[str]:
     return lines[3:-2]
 
 
+def test_adapters_have_a_line_and_no_phases() -> None:
+    of_run = {"method": "lora", "tokens_per_second": 1250.0, "step_ms": 160.0}
+    assert report(**of_run, parameters=8_123_456, parameters_trained=123_456) == [
+        "tokens/s per device      1,250",
+        "trained                  123,456 of 8,123,456 parameters, by lora",
+    ]
+
+
 def test_a_cache_has_a_line() -> None:
     used = {"cache_batches": 1200, "cache_entered": 800, "cache_mib": 64.2, "cache_spent_ms": 90.0}
     line = (

@@ -1,0 +1,1 @@
+"""Errors of a configuration with adapters."""

@@ -1,0 +1,126 @@
+"""Finds errors in ``[lora]``, before any process group starts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from timelyfreeze.policies import LORA
+from timelyfreeze.settings import seed_errors
+from torchtitan.freezing.config import JobConfig, stage_modules
+from torchtitan.freezing.emulation.pipeline import emulated_order
+from torchtitan.hf.flavors import LLAMA, chosen_args
+from torchtitan.hf.model import Decoder, as_decoder
+from torchtitan.lora.names import chosen_layers, is_meant, linear_layers
+from torchtitan.vision.spec import base_spec
+
+_ON = f'freezing.method is "{LORA}"'
+
+
+def lora_errors(config: JobConfig) -> Iterator[str]:
+    """Yield what is wrong with a run with adapters: key, value and rule."""
+    if config.freezing.method != LORA:
+        return
+    if find_spec("peft") is None:
+        yield (
+            f"{_ON}, which needs the package peft; install the extra: "
+            "pip install 'timelyfreeze[lora]'"
+        )
+    if config.lora.rank < 1:
+        yield f"lora.rank is {config.lora.rank}; it must be 1 or more"
+    for name in ("alpha", "learning_rate"):
+        value = getattr(config.lora, name)
+        if value is not None and not 0.0 < value < math.inf:
+            yield f"lora.{name} is {value}; it must be above 0 and finite"
+    yield from seed_errors(config.freezing.seed)
+    yield from _unsupported(config)
+    yield from _target_errors(config)
+
+
+def _unsupported(config: JobConfig) -> Iterator[str]:
+    """Name what adapters cannot go together with."""
+    if config.model.name != LLAMA:
+        yield (
+            f"model.name is {config.model.name!r}, and {_ON}; adapters are for {LLAMA!r}: models "
+            "of pictures would have to train a new head beside them"
+        )
+    if (degree := config.parallelism.tensor_parallel_degree) > 1:
+        yield (
+            f"parallelism.tensor_parallel_degree is {degree}, and {_ON}, whose adapters are not "
+            "split; it must be 1"
+        )
+    if converters := config.model.converters:
+        yield (
+            f"model.converters is {converters}, and {_ON}; layers with adapters are not "
+            "converted, so it must be []"
+        )
+    if config.optimizer.early_step_in_backward:
+        yield (
+            f"optimizer.early_step_in_backward is true, and {_ON}; upstream wants a step for every "
+            "weight then, also for those that are frozen, so it must be false"
+        )
+    if config.checkpoint.enable and config.checkpoint.last_save_in_hf:
+        yield (
+            f"checkpoint.last_save_in_hf is true, and {_ON}; files would lack the adapters, so it "
+            "must be false: timelyfreeze export merges them"
+        )
+
+
+def _target_errors(config: JobConfig) -> Iterator[str]:
+    """Say which targets the model does not have, or which ranks none of them."""
+    model = plain_model(config)
+    if model is None:
+        return  # told by model_errors
+    layers, targets = linear_layers(model), config.lora.targets
+    unknown = [t for t in targets if not any(is_meant(layer, t) for layer in layers)]
+    for target in unknown:
+        words = dict.fromkeys(layer.rpartition(".")[2] for layer in layers)
+        yield (
+            f"lora.targets has {target!r}, which is no linear layer of model.flavor "
+            f"{config.model.flavor!r}; there are {', '.join(words)}"
+        )
+    if unknown or config.parallelism.pipeline_parallel_degree <= 1:
+        return
+    try:
+        stages = stage_modules(config, len(model.layers))
+        ranks = emulated_order(config, len(model.layers)).stage_to_rank
+    except (ValueError, OSError):
+        return  # told by those that check models and pipelines
+    yield from _place_errors(stages, ranks, chosen_layers(layers, targets))
+
+
+def _place_errors(
+    stages: Sequence[Sequence[str]], ranks: Sequence[int], chosen: Sequence[str]
+) -> Iterator[str]:
+    """Say where no adapter is though there must be one.
+
+    Upstream's optimizer wants something on each rank. Torch loses gradients of a backward that is
+    split where the input of a stage needs none, as behind stages that learn nothing.
+    """
+    places = {"stage 0": stages[0]}
+    for rank in sorted(set(ranks)):
+        held = zip(stages, ranks, strict=True)
+        places[f"rank {rank}"] = [name for names, of in held if of == rank for name in names]
+    for place, modules in places.items():
+        parts = tuple(f"{module}." for module in modules)
+        if not any(layer.startswith(parts) or layer in modules for layer in chosen):
+            yield (
+                f"lora.targets names no layer of {place} ({', '.join(modules)}); the first stage "
+                "and each rank need one that learns: name more layers, or cut the model otherwise"
+            )
+
+
+def plain_model(config: JobConfig) -> Any:
+    """Return the model without memory; None where it is not known."""
+    if config.model.name != LLAMA:
+        return None
+    try:
+        args = as_decoder(chosen_args(config, base_spec(config).model_args))
+    except ValueError:
+        return None
+    with torch.device("meta"):
+        return Decoder(args)
