@@ -8,7 +8,7 @@ each step's change of R times Q^T.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,8 @@ from timelyfreeze.settings import key
 # Gradients of live microbatches fade by this factor a step before directions are looked for.
 _MEMORY = 0.7
 _ITERATIONS = 3
+# A head has a row for each word of a vocabulary. A few directions hold little of what it learns.
+_MOST_ROWS = 16
 
 
 class Subspaces:
@@ -94,7 +96,8 @@ class SubspaceAdam(Subspaces):
 
     Betas, eps and weight decay are those of the weight's group in the optimizer, and the learning
     rate follows its schedule. Directions are looked for in the gradients of live microbatches, and
-    moments begin anew with them.
+    moments begin anew with them. Weights with far more rows than columns, as of a head, stay with
+    the optimizer.
 
     Args:
         layers: Of the stages of this process, whose weights are not sharded.
@@ -128,28 +131,37 @@ class SubspaceAdam(Subspaces):
         return 1.0, 1.0
 
     def begin_step(self, step: int, *, learns_inside: bool) -> None:
-        """Enter an optimizer step."""
+        """Enter an optimizer step; before the first inside, look for directions."""
         super().begin_step(step, learns_inside=learns_inside)
+        if learns_inside and not self._learns_inside:
+            self._look()
         self._learns_inside, self._n_microbatches = learns_inside, 0
         for layers in self._layers:
             layers.n_frozen.clear()
 
     def end_batch(self, index: int, n_microbatches: int) -> None:
-        """Leave a batch; directions turn as long as weights do not learn in them alone."""
+        """Leave a batch; weights that the optimizer steps have subspaces that turn each step."""
         self._n_microbatches += n_microbatches
-        if not self._learns_inside:
-            super().end_batch(index, n_microbatches)
+        for layers, name, weight in self._weights() if index == 0 else ():
+            if weight.grad is not None and _is_head(weight):
+                self._turn(layers, name, weight.grad)
+            elif weight.grad is not None and not self._learns_inside:
+                self._note(name, weight.grad.float())
 
     def _before_step(self, optimizer: Optimizer, *args: Any) -> None:
         if not self._learns_inside:
             return
         groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+        for layers, name, weight in self._weights():
+            if id(weight) in groups and weight.grad is not None and not _is_head(weight):
+                with torch.no_grad():
+                    self._step_inside(layers, name, weight, groups[id(weight)])
+                weight.grad = None  # nothing is left for the optimizer to do
+
+    def _weights(self) -> Iterator[tuple[LowRankLayers, str, Tensor]]:
         for layers in self._layers:
             for name, weight in layers.weights.items():
-                if id(weight) in groups and weight.grad is not None:
-                    with torch.no_grad():
-                        self._step_inside(layers, name, weight, groups[id(weight)])
-                    weight.grad = None  # nothing is left for the optimizer to do
+                yield layers, name, weight
 
     def _step_inside(
         self, layers: LowRankLayers, name: str, weight: Tensor, group: Mapping[str, Any]
@@ -157,8 +169,10 @@ class SubspaceAdam(Subspaces):
         assert weight.grad is not None
         gradient, basis = weight.grad.float(), layers.bases[name]
         reduced = projected(gradient, basis)
+        # G holds the frozen ones' gradient inside of the subspace only, so that directions outside
+        # would always look small: what is inside is brought to the part that live ones have of it.
         share = layers.n_frozen.get(name, 0) / self._n_microbatches
-        self._note(name, gradient, lifted(reduced, basis, weight), share)
+        self._note(name, gradient.sub(lifted(reduced, basis, weight), alpha=share))
         if name not in self._moments:
             self._moments[name] = torch.zeros_like(reduced), torch.zeros_like(reduced)
         first, second = self._moments[name]
@@ -170,21 +184,19 @@ class SubspaceAdam(Subspaces):
         weight.mul_(1.0 - group["lr"] * group["weight_decay"])
         weight.sub_(lifted(change, basis, weight).to(weight.dtype), alpha=self._rate * schedule)
 
-    def _note(self, name: str, gradient: Tensor, inside: Tensor, frozen_share: float) -> None:
-        """Remember what live microbatches alone would have given, as far as one can tell.
-
-        G holds the frozen ones' gradient inside of the subspace only, so that directions outside
-        would always look small: what is inside is brought to the part that live ones have of it.
-        """
-        live = gradient.sub(inside, alpha=frozen_share)
+    def _note(self, name: str, live: Tensor) -> None:
+        """Remember what live microbatches gave, as far as one can tell."""
         known = self._recent.get(name)
-        self._recent[name] = live if known is None else known.mul_(_MEMORY).add_(live)
+        self._recent[name] = live.clone() if known is None else known.mul_(_MEMORY).add_(live)
 
     def end_step(self) -> None:
         """Leave the step; look for directions anew if it is time."""
         self._n_steps += self._learns_inside
-        if self._n_steps < self._every:
-            return
+        if self._n_steps >= self._every:
+            self._look()
+
+    def _look(self) -> None:
+        """Look for directions in what live microbatches gave, and begin with them anew."""
         self._n_steps = 0
         self._moments.clear()
         for layers in self._layers:
@@ -194,13 +206,16 @@ class SubspaceAdam(Subspaces):
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what a checkpoint keeps; moments that were not begun are 0."""
-        kept = super().tensors() | {"n_steps": torch.tensor(self._n_steps)}
-        for layers in self._layers:
-            for name, weight in layers.weights.items():
-                zeros = torch.zeros_like(projected(torch.zeros_like(weight), layers.bases[name]))
-                first, second = self._moments.get(name, (zeros, zeros))
-                recent = self._recent.get(name, torch.zeros_like(weight, dtype=torch.float32))
-                found = {"first": first, "second": second, "recent": recent}
+        kept = super().tensors() | {
+            "n_steps": torch.tensor(self._n_steps),
+            "learns_inside": torch.tensor(self._learns_inside),
+        }
+        for layers, name, weight in self._weights():
+            whole = torch.zeros_like(weight, dtype=torch.float32)
+            inside = projected(whole, layers.bases[name])
+            first, second = self._moments.get(name, (inside, inside))
+            found = {"first": first, "second": second, "recent": self._recent.get(name, whole)}
+            if not _is_head(weight):
                 kept |= {f"{kind}.{name}": tensor.clone() for kind, tensor in found.items()}
         return kept
 
@@ -213,8 +228,9 @@ class SubspaceAdam(Subspaces):
                 f"{self._rate}; resume with the value that it was saved with"
             )
         self._n_steps = int(saved["n_steps"])
-        for layers in self._layers:
-            for name in layers.names:
+        self._learns_inside = bool(saved["learns_inside"])
+        for _, name, weight in self._weights():
+            if not _is_head(weight):
                 self._moments[name] = saved[f"first.{name}"], saved[f"second.{name}"]
                 self._recent[name] = saved[f"recent.{name}"]
 
@@ -222,3 +238,7 @@ class SubspaceAdam(Subspaces):
         """Leave optimizers alone."""
         for undo in self._undo:
             undo()
+
+
+def _is_head(weight: Tensor) -> bool:
+    return bool(weight.shape[0] > _MOST_ROWS * weight.shape[1])

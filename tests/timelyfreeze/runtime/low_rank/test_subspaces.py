@@ -14,14 +14,17 @@ LR, RATE = 0.05, 0.4
 
 
 class Run:
-    """A wide and a tall layer and a bias, and what steps them."""
+    """A wide and a tall layer, and a head, and what steps them."""
 
     def __init__(self, *, gamma=1.0):
         torch.manual_seed(0)
-        self.module = nn.ModuleDict({"wide": nn.Linear(7, 4), "tall": nn.Linear(4, 7)})
+        self.module = nn.ModuleDict(
+            {"wide": nn.Linear(7, 4), "tall": nn.Linear(4, 7), "head": nn.Linear(3, 50)}
+        )
         named = dict(self.module.named_parameters())
-        self.weights = {n: p for n, p in named.items() if n.endswith("weight")}
-        self.layers = LowRankLayers(self.weights, self.module, rank=RANK, seed=SEED)
+        weights = {n: p for n, p in named.items() if n.endswith("weight")}
+        self.layers = LowRankLayers(weights, self.module, rank=RANK, seed=SEED)
+        self.weights = {n: p for n, p in weights.items() if n != "head.weight"}
         self.optimizer = torch.optim.AdamW(named.values(), lr=LR, weight_decay=0.3, eps=1e-3)
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, gamma)
         self.subspaces = SubspaceAdam([self.layers], SEED, [self.optimizer], rate=RATE, every=EVERY)
@@ -70,16 +73,32 @@ def test_each_step_is_adamw_on_r_with_a_rate_of_its_own():
     assert not torch.equal(after["wide.bias"], before["wide.bias"]), "its optimizer steps the rest"
 
 
-def test_in_the_warm_up_the_optimizer_steps_weights_and_directions_turn():
+def test_in_the_warm_up_the_optimizer_steps_weights_and_gradients_are_noted():
     run, plain = Run(), Run()
     plain.subspaces.close()
     bases = dict(run.layers.bases)
     for each in (run, plain):
         each.step(1, learns_inside=False)
     torch.testing.assert_close(run.copies(), plain.copies(), rtol=0, atol=0)
-    for name, basis in run.layers.bases.items():
-        gradient = gradient_of(name, run.weights[name], 1)
-        assert torch.equal(basis, next_basis(bases[name], gradient, SEED, 1, name))
+    run.subspaces.begin_step(2, learns_inside=True)
+    for name, weight in run.weights.items():
+        basis = bases[name]
+        for place in range(3):
+            basis = next_basis(basis, gradient_of(name, weight, 1), SEED, 2, name, place)
+        assert torch.equal(run.layers.bases[name], basis)
+
+
+def test_a_head_stays_with_the_optimizer_and_its_directions_turn_each_step():
+    run, plain = Run(), Run()
+    plain.subspaces.close()
+    basis = run.layers.bases["head.weight"]
+    for step in (1, 2):
+        run.step(step, learns_inside=step == 2)
+        plain.step(step, learns_inside=False)
+        gradient = gradient_of("head.weight", run.module["head"].weight, step)
+        basis = next_basis(basis, gradient, SEED, step, "head.weight")
+    assert torch.equal(run.layers.bases["head.weight"], basis)
+    assert torch.equal(run.module["head"].weight, plain.module["head"].weight)
 
 
 @pytest.mark.parametrize("n_frozen", [0, 3])
@@ -94,7 +113,8 @@ def test_directions_come_from_what_live_microbatches_gave(n_frozen):
             inside = lifted(projected(gradient, bases[name]), bases[name], weight)
             live = gradient - n_frozen / N_MICROBATCHES * inside
             recent[name] = 0.7 * recent[name] + live if name in recent else live
-    for name, basis in bases.items():
+    for name in recent:
+        basis = bases[name]
         for place in range(3):
             basis = next_basis(basis, recent[name], SEED, EVERY, name, place)
         torch.testing.assert_close(run.layers.bases[name], basis)
