@@ -55,7 +55,7 @@ def test_a_name_that_cannot_be_a_section_is_refused(registry: dict[str, type], n
     assert name not in registered_policies()
 
 
-@pytest.mark.parametrize("name", ["none", "timelyfreeze"])
+@pytest.mark.parametrize("name", ["none", "lora", "timelyfreeze"])
 def test_a_name_of_a_method_that_is_no_policy_is_refused(
     registry: dict[str, type], name: str
 ) -> None:
