@@ -40,7 +40,10 @@ from tests.torchtitan.helpers import quick_parser
 from timelyfreeze.planning import end_with_parent
 from torchtitan.freezing.config_file import read_config
 
-with contextlib.suppress(ImportError):  # what image classifiers are made of takes two seconds
+# What image classifiers and adapters are made of takes seconds, too.
+with contextlib.suppress(ImportError):
+    import peft  # noqa: F401
+with contextlib.suppress(ImportError):
     from transformers.models.convnextv2 import modeling_convnextv2  # noqa: F401
     from transformers.models.vit import modeling_vit  # noqa: F401
 
