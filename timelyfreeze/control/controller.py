@@ -204,7 +204,7 @@ class FreezeController(KnownPlan):
         self._updates.begin_step(step, self.phase)
         if self._subspaces is not None:
             is_warm = step > self.settings.phases.last_warmup_step
-            self._subspaces.begin_step(step, learns_inside=is_warm)
+            self._subspaces.begin_step(step, is_warm=is_warm)
         if self.checks is not None and self.phase is not Phase.OFF:
             self.checks.begin_step(step)
         if self.checks is None:

@@ -29,22 +29,24 @@ _MOST_ROWS = 16
 class Subspaces:
     """Subspaces that turn after each step's gradients, whose weights an optimizer steps.
 
+    In the warm-up, which they begin at random, they turn several times a step.
+
     Args:
         layers: Of the stages of this process.
         seed: Of directions that are tried.
     """
 
     def __init__(self, layers: Sequence[LowRankLayers], seed: int) -> None:
-        self._layers, self._seed, self._step = tuple(layers), seed, 0
+        self._layers, self._seed, self._step, self._n_turns = tuple(layers), seed, 0, 1
 
-    def begin_step(self, step: int, *, learns_inside: bool) -> None:
+    def begin_step(self, step: int, *, is_warm: bool) -> None:
         """Enter an optimizer step.
 
         Args:
             step: Its number.
-            learns_inside: Whether weights may learn in their subspaces alone in it.
+            is_warm: Whether it comes after the warm-up.
         """
-        self._step = step
+        self._step, self._n_turns = step, 1 if is_warm else _ITERATIONS
 
     def energies(self) -> tuple[float, float]:
         """Return what exact gradients have inside of the subspaces, and in all. Waits for devices.
@@ -58,14 +60,20 @@ class Subspaces:
     def end_batch(self, index: int, n_microbatches: int) -> None:
         """Leave the batch of that index of the step; its gradients are there, and reduced."""
         if index == 0:
-            for layers in self._layers:
-                for name, weight in layers.weights.items():
-                    if weight.grad is not None:
-                        self._turn(layers, name, weight.grad)
+            for layers, name, weight in self._weights():
+                if weight.grad is not None:
+                    self._turn(layers, name, weight.grad, self._n_turns)
 
-    def _turn(self, layers: LowRankLayers, name: str, gradient: Tensor, place: int = 0) -> None:
+    def _weights(self) -> Iterator[tuple[LowRankLayers, str, Tensor]]:
+        for layers in self._layers:
+            for name, weight in layers.weights.items():
+                yield layers, name, weight
+
+    def _turn(self, layers: LowRankLayers, name: str, gradient: Tensor, n_turns: int) -> None:
         basis = layers.bases[name]
-        layers.bases[name] = next_basis(basis, gradient, self._seed, self._step, name, place)
+        for place in range(n_turns):
+            basis = next_basis(basis, gradient, self._seed, self._step, name, place)
+        layers.bases[name] = basis
 
     def end_step(self) -> None:
         """Leave the step, whose weights have moved."""
@@ -130,12 +138,12 @@ class SubspaceAdam(Subspaces):
         """Return the same twice: live microbatches, too, teach only what lies inside."""
         return 1.0, 1.0
 
-    def begin_step(self, step: int, *, learns_inside: bool) -> None:
+    def begin_step(self, step: int, *, is_warm: bool) -> None:
         """Enter an optimizer step; before the first inside, look for directions."""
-        super().begin_step(step, learns_inside=learns_inside)
-        if learns_inside and not self._learns_inside:
+        super().begin_step(step, is_warm=is_warm)
+        if is_warm and not self._learns_inside:
             self._look()
-        self._learns_inside, self._n_microbatches = learns_inside, 0
+        self._learns_inside, self._n_microbatches = is_warm, 0
         for layers in self._layers:
             layers.n_frozen.clear()
 
@@ -144,7 +152,7 @@ class SubspaceAdam(Subspaces):
         self._n_microbatches += n_microbatches
         for layers, name, weight in self._weights() if index == 0 else ():
             if weight.grad is not None and _is_head(weight):
-                self._turn(layers, name, weight.grad)
+                self._turn(layers, name, weight.grad, self._n_turns)
             elif weight.grad is not None and not self._learns_inside:
                 self._note(name, weight.grad.float())
 
@@ -157,11 +165,6 @@ class SubspaceAdam(Subspaces):
                 with torch.no_grad():
                     self._step_inside(layers, name, weight, groups[id(weight)])
                 weight.grad = None  # nothing is left for the optimizer to do
-
-    def _weights(self) -> Iterator[tuple[LowRankLayers, str, Tensor]]:
-        for layers in self._layers:
-            for name, weight in layers.weights.items():
-                yield layers, name, weight
 
     def _step_inside(
         self, layers: LowRankLayers, name: str, weight: Tensor, group: Mapping[str, Any]
@@ -201,8 +204,7 @@ class SubspaceAdam(Subspaces):
         self._moments.clear()
         for layers in self._layers:
             for name in layers.names & self._recent.keys():
-                for place in range(_ITERATIONS):
-                    self._turn(layers, name, self._recent[name], place)
+                self._turn(layers, name, self._recent[name], _ITERATIONS)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what a checkpoint keeps; moments that were not begun are 0."""

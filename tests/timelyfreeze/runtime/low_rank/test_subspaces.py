@@ -30,7 +30,7 @@ class Run:
         self.subspaces = SubspaceAdam([self.layers], SEED, [self.optimizer], rate=RATE, every=EVERY)
 
     def step(self, step, *, learns_inside=True, n_frozen=0):
-        self.subspaces.begin_step(step, learns_inside=learns_inside)
+        self.subspaces.begin_step(step, is_warm=learns_inside)
         for name, parameter in self.module.named_parameters():
             parameter.grad = gradient_of(name, parameter, step)
             self.layers.n_frozen[name] = n_frozen
@@ -80,7 +80,7 @@ def test_in_the_warm_up_the_optimizer_steps_weights_and_gradients_are_noted():
     for each in (run, plain):
         each.step(1, learns_inside=False)
     torch.testing.assert_close(run.copies(), plain.copies(), rtol=0, atol=0)
-    run.subspaces.begin_step(2, learns_inside=True)
+    run.subspaces.begin_step(2, is_warm=True)
     for name, weight in run.weights.items():
         basis = bases[name]
         for place in range(3):
@@ -96,7 +96,8 @@ def test_a_head_stays_with_the_optimizer_and_its_directions_turn_each_step():
         run.step(step, learns_inside=step == 2)
         plain.step(step, learns_inside=False)
         gradient = gradient_of("head.weight", run.module["head"].weight, step)
-        basis = next_basis(basis, gradient, SEED, step, "head.weight")
+        for place in range(3 if step == 1 else 1):  # step 1 is of the warm-up
+            basis = next_basis(basis, gradient, SEED, step, "head.weight", place)
     assert torch.equal(run.layers.bases["head.weight"], basis)
     assert torch.equal(run.module["head"].weight, plain.module["head"].weight)
 
