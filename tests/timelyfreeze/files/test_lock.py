@@ -15,10 +15,8 @@ import os, signal, sys
 from pathlib import Path
 from timelyfreeze.files import FileLock
 lock = FileLock(Path(sys.argv[1]))
-child = os.fork()
-if child == 0:
-    signal.pause()
-print(child, flush=True)
+if os.fork() == 0:
+    print(os.getpid(), flush=True)
 signal.pause()
 """
 
