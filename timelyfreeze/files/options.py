@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from timelyfreeze.files import shown, write_obstacle
+from timelyfreeze.files import printable, shown, write_obstacle
 
 
 def status_of(work: Callable[[], int]) -> int:
@@ -21,7 +21,7 @@ def status_of(work: Callable[[], int]) -> int:
     try:
         return work()
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         return 2
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from timelyfreeze.files import spreadsheet_cell
 from timelyfreeze.timing import holds_for, within
 from timelyfreeze.whatif.bounds_file import BoundsFile, Recall
 from timelyfreeze.whatif.grid import Answer, Case, Grid, render_cap
@@ -159,6 +160,9 @@ def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
     writer.writeheader()
     for row in rows:
         writer.writerow(
-            {k: " ".join(map(str, v)) if isinstance(v, tuple) else v for k, v in row.items()}
+            {
+                k: " ".join(map(str, v)) if isinstance(v, tuple) else spreadsheet_cell(v)
+                for k, v in row.items()
+            }
         )
     return buffer.getvalue()
