@@ -18,6 +18,7 @@ _LEGEND = (
     "step, frozen, best without freezing: milliseconds of a step without freezing, under the plan, "
     "and of the best split without freezing; time to a loss: over that without freezing, estimated "
     "for tensors frozen at random; kappa: frozen over step, and as Eq. 50 has it from r_max alone; "
+    "by stage: mean freeze ratios, a stage at 1 being frozen for good; "
     "upper bound: the gain with everything frozen; bubble: "
     "idle fraction of the devices, without and with freezing"
 )
