@@ -12,6 +12,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 from torch import Tensor
 
+from torchtitan.checkpoints.contents import read_contents
 from torchtitan.checkpoints.finished import INDEX_FILE
 from torchtitan.hf.folder import SUFFIX
 
@@ -25,7 +26,7 @@ class StoredWeights:
 
     def __init__(self, checkpoint: Path) -> None:
         self._checkpoint = checkpoint
-        self._entries = dcp.FileSystemReader(checkpoint).read_metadata().state_dict_metadata
+        self._entries = read_contents(checkpoint).state_dict_metadata
 
     def __contains__(self, name: str) -> bool:
         """Return whether the checkpoint has a tensor of that name."""
