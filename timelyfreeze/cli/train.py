@@ -31,9 +31,7 @@ def main(arguments: Sequence[str]) -> int:
         print(
             f"Using the CPU: {n_processes} processes were asked for and {n_gpus} GPUs are visible"
         )
-    command = train_command(
-        options.config, int(n_processes), keys, torchrun=options.torchrun
-    )
+    command = train_command(options.config, int(n_processes), keys, torchrun=options.torchrun)
     environment = run_environment(os.environ, int(n_processes), n_gpus=n_gpus)
     sys.stdout.flush()
     # In place of this process, so that a signal reaches torchrun itself.

@@ -74,5 +74,7 @@ def render_markdown(table: Table, terms: Terms, plots: Sequence[Plot] = ()) -> s
         if plot.figure is not None:
             parts += [f"![{plot.title}]({plot.name}.png)", plot.caption]
         if plot.missing:
-            parts.append("\n".join(f"- not shown: {markdown_text(missing)}" for missing in plot.missing))
+            parts.append(
+                "\n".join(f"- not shown: {markdown_text(missing)}" for missing in plot.missing)
+            )
     return "\n\n".join(parts) + "\n"

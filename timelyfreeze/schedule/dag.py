@@ -293,9 +293,10 @@ def _topological_order(actions: tuple[Action, ...], edges: NDArray[np.int64]) ->
                 order.append(j)
     if len(order) < len(actions):
         circle = " -> ".join(str(actions[i]) for i in _find_circle(edges, waiting))
+        circle = textwrap.shorten(circle, 500, placeholder=" ...")
         raise ScheduleError(
             f"the schedule would hang: each of these actions waits for the one before it: "
-            f"{textwrap.shorten(circle, 500, placeholder=' ...')}; reorder them ({key('schedule_csv')})"
+            f"{circle}; reorder them ({key('schedule_csv')})"
         )
     return np.array(order, dtype=np.int64)
 

@@ -17,7 +17,6 @@ from itertools import pairwise
 from timelyfreeze.schedule.actions import Action, ActionKind, parse_action
 from timelyfreeze.settings import key
 
-
 # Of an order, in a message: rows, and actions of each.
 _N_ROWS, _N_ACTIONS = 8, 64
 

@@ -65,7 +65,7 @@ def test_an_open_quotation_is_told(
             with pytest.raises(SystemExit) as end:
                 command(["x.toml", *arguments])
             assert end.value.code == 2
-            assert "argument --torchrun: \"'\" is given: No closing" in capsys.readouterr().err
+            assert 'argument --torchrun: "\'" is given: No closing' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("n", ["0", "-1", "x", "1.5", "nan", "9" * 30, " "])

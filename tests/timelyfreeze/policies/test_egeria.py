@@ -245,7 +245,9 @@ def at_steps(policy: Egeria, seen: Sequence[Observed], interval: int) -> list[De
 def test_all_is_live_again_at_the_check_that_follows_a_named_step(step: int) -> None:
     """Checks at steps 10, 20, ..., 70; modules 0 and 1 are frozen at 30 and 40."""
     policy = Egeria(stale=4, window=6, unfreeze_steps=[step])
-    still = [found(*[1.0] * n, layer=layer) for n, layer in ((5, 0), (5, 1), (0, 0), (3, 0), (0, 0))]
+    still = [
+        found(*[1.0] * n, layer=layer) for n, layer in ((5, 0), (5, 1), (0, 0), (3, 0), (0, 0))
+    ]
     decisions = at_steps(policy, [*GUIDED, *still], 10)
     assert [frozen_layers(decision) for decision in decisions] == [0, 0, 1, 2, 0, 1, 1]
     live = decisions[4].memory

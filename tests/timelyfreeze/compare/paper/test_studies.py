@@ -71,9 +71,7 @@ def test_every_run_of_the_paper_is_by_its_preset_and_cap_the_small_ones_too() ->
             for ran in (study, study.small()):
                 freezing = ran.settings()["freezing"]
                 assert ran.keys.get("freezing.preset", freezing.get("preset")) == "paper"
-                caps.append(
-                    ran.keys.get("freezing.max_freeze_ratio", freezing["max_freeze_ratio"])
-                )
+                caps.append(ran.keys.get("freezing.max_freeze_ratio", freezing["max_freeze_ratio"]))
             assert caps[0] == caps[1]
 
 

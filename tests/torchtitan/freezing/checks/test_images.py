@@ -132,12 +132,12 @@ def test_pictures_can_be_held_out_where_validation_reads_the_same(tmp_path: Path
 
 
 def test_pictures_are_compared_with_others_of_their_microbatch(tmp_path: Path) -> None:
-    for rows, refused in ((1, True), (2, False)):
+    for n_rows, refused in ((1, True), (2, False)):
         job_config = images(
             tmp_path,
             model__name="vit",
             freezing__method="egeria",
-            parallelism__pipeline_parallel_microbatch_size=rows,
+            parallelism__pipeline_parallel_microbatch_size=n_rows,
         )
         told = [e for e in checks.freezing.freezing_errors(job_config) if "one picture" in e]
         assert bool(told) is refused
