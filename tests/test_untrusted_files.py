@@ -98,16 +98,15 @@ ALLOWED = {
         "timelyfreeze/cli/worker.py",
         "runpy.run_module",
     ): "torchtitan.freezing, named in the code, and nothing else",
-    **{
-        ("torchtitan/hf/weights.py", call): "a checkpoint of one's own run: torch keeps its table "
-        "of contents as a pickle. docs/reference/inputs.md says to take none from others, and that "
-        "weights travel as safetensors"
-        for call in ("read_metadata", "dcp.load")
-    },
     (
-        "torchtitan/checkpoints/finished.py",
-        "read_metadata",
-    ): "the same table of one's own run's checkpoint, read to see whether it is damaged",
+        "torchtitan/hf/weights.py",
+        "dcp.load",
+    ): "tensors alone, which torch reads with weights_only=True, after the table of contents",
+    (
+        "torchtitan/checkpoints/contents.py",
+        "pickle",
+    ): "a checkpoint's table of contents: read by an unpickler that refuses every name but those "
+    "of torch's own types in it",
 }
 
 

@@ -117,7 +117,7 @@ RULES: dict[str, tuple[Any, Any]] = {
         st.sampled_from([["("], ["layers", "[a"]]),
     ),
     "freezing.egeria.rows": _word("norm", "square"),
-    "freezing.egeria.max_tokens": _whole(1),
+    "freezing.egeria.max_tokens": _whole(0),
     "freezing.egeria.reference": _word("background", "inline"),
     "freezing.egeria.precision": _word("int8", "float32"),
     "freezing.egeria.queue_length": _whole(1),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from timelyfreeze.cli.environment import count_gpus, run_environment
+from timelyfreeze.files.options import words
 
 MAX_PROCESSES = 99_999
 # One host; any free port.
@@ -31,9 +31,7 @@ def main(arguments: Sequence[str]) -> int:
         print(
             f"Using the CPU: {n_processes} processes were asked for and {n_gpus} GPUs are visible"
         )
-    command = train_command(
-        options.config, int(n_processes), keys, torchrun=shlex.split(options.torchrun)
-    )
+    command = train_command(options.config, int(n_processes), keys, torchrun=options.torchrun)
     environment = run_environment(os.environ, int(n_processes), n_gpus=n_gpus)
     sys.stdout.flush()
     # In place of this process, so that a signal reaches torchrun itself.
@@ -75,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--torchrun",
+        type=words,
         default=os.environ.get("TORCHRUN_ARGS", ""),
         metavar="OPTIONS",
         help="options of torchrun for several hosts, as one text (default: $TORCHRUN_ARGS)",

@@ -43,6 +43,7 @@ from timelyfreeze.compare.runs.peers import PEERS
 from timelyfreeze.compare.runs.scoring import Scoring, parse_questions, scoring_errors
 from timelyfreeze.compare.runs.variants import parse_variants
 from timelyfreeze.compare.table import Table, render_csv, tabulate
+from timelyfreeze.files import printable
 from timelyfreeze.files.options import status_of
 from timelyfreeze.plots import style
 from timelyfreeze.records import WINDOW
@@ -170,7 +171,7 @@ def _show(options: argparse.Namespace) -> int:
         raise ValueError(f"--output is {output}, which is no folder")
     found = find_any(options.runs)
     for problem in found.unreadable:
-        print(f"not read: {problem}", file=sys.stderr)
+        print(printable(f"not read: {problem}"), file=sys.stderr)
     if not found.runs:
         raise ValueError("none of the runs can be read")
     terms = Terms(options.window, options.reference and _reference(options.reference))

@@ -16,7 +16,7 @@ from timelyfreeze.compare.groups import NO_PLACE, Group
 from timelyfreeze.compare.metrics import Terms
 from timelyfreeze.compare.plot import KINDS, Plot
 from timelyfreeze.compare.table import Table
-from timelyfreeze.files import markdown_table
+from timelyfreeze.files import markdown_table, markdown_text
 
 # Columns in front that hold names.
 _TEXTS = frozenset({"schedule", "method", "settings", "on", "runs"})
@@ -65,14 +65,16 @@ def render_html(
 
 def render_markdown(table: Table, terms: Terms, plots: Sequence[Plot] = ()) -> str:
     """Return the table with its notes, and the plots with what is not in them, as Markdown."""
-    head = [_HEAD.format(window=terms.window), *table.before]
+    head = [_HEAD.format(window=terms.window), *map(markdown_text, table.before)]
     parts = [*head, markdown_table(table.titles, table.rows)]
     if table.notes:
-        parts.append("\n".join(f"- {note}" for note in table.notes))
+        parts.append("\n".join(f"- {markdown_text(note)}" for note in table.notes))
     for plot in plots:
-        parts.append(f"## {plot.title}, {plot.place}")
+        parts.append(markdown_text(f"## {plot.title}, {plot.place}"))
         if plot.figure is not None:
             parts += [f"![{plot.title}]({plot.name}.png)", plot.caption]
         if plot.missing:
-            parts.append("\n".join(f"- not shown: {missing}" for missing in plot.missing))
+            parts.append(
+                "\n".join(f"- not shown: {markdown_text(missing)}" for missing in plot.missing)
+            )
     return "\n\n".join(parts) + "\n"

@@ -14,6 +14,7 @@ import pandas as pd
 from timelyfreeze.compare.groups import PLACE, Group, group, place
 from timelyfreeze.compare.metrics import COLUMNS, NEVER, Column, Terms
 from timelyfreeze.compare.runs import FAILED, FINISHED, UNFINISHED, Run
+from timelyfreeze.files import spreadsheet_cell
 from timelyfreeze.records import BY_KEY, STEPS, RunSummary, Scores
 
 # A difference in one of these is told below the table.
@@ -94,7 +95,7 @@ def _plain(value: Any) -> str | None:
     """Return a value as it stands in the CSV file; NaN is not left out as None is."""
     if isinstance(value, dict):
         return json.dumps(value)
-    return None if value is None else str(value)
+    return None if value is None else str(spreadsheet_cell(value))
 
 
 def cell(group: Group, column: Column) -> str:

@@ -149,7 +149,7 @@ class FreezeController(KnownPlan):
         self._batch_index = 0
         self.on_batch: Callable[[ObservedBatch], None] | None = None
         self.moves = False
-        self._settled_front = 0 if checks is None else checks.frozen_layers
+        self._settled_front = 0
         self._begin_phases(settings)
 
     def _begin_phases(self, settings: FreezeSettings) -> None:
@@ -176,8 +176,9 @@ class FreezeController(KnownPlan):
     def settled_front(self) -> int:
         """How many frozen layers in front the pipeline should be made for.
 
-        What the policy freezes, but while times are measured and the plan takes effect it stays as
-        it was: a plan is to be used before the run moves on.
+        What the next step freezes of the policy's choice: nothing in warm-up. While times are
+        measured and the plan takes effect it stays as it was: a plan is to be used before the run
+        moves on.
         """
         return self._settled_front
 
@@ -293,7 +294,8 @@ class FreezeController(KnownPlan):
             self._planner.end_step(self._step)
             if self.plan is not plan:
                 self._begin_plan()
-        if self.checks is not None and not (self.phase.monitors or self.phase is Phase.RAMP):
+        is_applied = self.settings.phases.phase(self._step + 1) is Phase.STABLE
+        if self.checks is not None and is_applied and self.phase is not Phase.RAMP:
             self._settled_front = self.checks.frozen_layers
 
     def _begin_plan(self) -> None:
@@ -373,10 +375,10 @@ class FreezeController(KnownPlan):
         """Return what a checkpoint holds of freezing (:meth:`FreezingState.save`)."""
         self._drain()
         phases = self.settings.phases
-        kept: dict[str, Any] = {"front": self._settled_front} if self.moves else {}
+        kept: dict[str, Any] = {"front": self._settled_front}
         if phases.n_learned:
             kept["begun_anew"] = [phases.last_warmup_step, phases.n_learned]
-        return self._state.save(of_plans=kept)
+        return self._state.save(kept)
 
     def state_to_load(self, keys: Collection[str]) -> dict[str, Any]:
         """Return what to load of a checkpoint whose freezing state has ``keys``."""

@@ -62,7 +62,7 @@ class FreezingState:
     elsewhere: Sequence[Mapping[str, Any]] | None = None
     subspaces: Subspaces | None = None
 
-    def save(self, *, of_plans: Mapping[str, Any]) -> dict[str, Any]:
+    def save(self, kept: Mapping[str, Any]) -> dict[str, Any]:
         """Return ``{"rank_<r>": text}`` for a checkpoint.
 
         The text is JSON with the planner's state, the policy's decision, sums of the average freeze
@@ -72,14 +72,14 @@ class FreezingState:
         for each subspace.
 
         Args:
-            of_plans: What the controller itself wants to keep if it plans.
+            kept: What the controller itself wants to keep.
         """
         state: dict[str, Any] = {
             "applied": list(self.updates.total),
             **self.updates.plain_state(),
+            **kept,
         }
         if self.planner is not None:
-            state |= of_plans
             if self.elsewhere is None:
                 state["planner"] = self.planner.plain_state()
             else:

@@ -1,8 +1,10 @@
-"""Tables as Markdown."""
+"""Tables as Markdown, and texts that anyone may have written, made harmless."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -10,7 +12,7 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
     Args:
         header: Titles of the columns.
-        rows: Cells of each line. Line breaks and pipes in them are made harmless.
+        rows: Cells of each line. Line breaks and markup in them are made harmless.
     """
     return "\n".join(markdown_lines(header, rows))
 
@@ -23,5 +25,24 @@ def markdown_lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iter
 
 
 def _line(cells: Sequence[str]) -> str:
-    texts = (" ".join(cell.split()).replace("|", "\\|") for cell in cells)
+    texts = (markdown_text(" ".join(cell.split())) for cell in cells)
     return "|" + "|".join(f" {text} " if text else " " for text in texts) + "|"
+
+
+def markdown_text(text: str) -> str:
+    """Return a text without markup, HTML and links of its own, nor codes for terminals."""
+    return re.sub(r"[\\`*|]|<(?=[A-Za-z/!?])|(?<=\])\(", r"\\\g<0>", printable(text))
+
+
+def printable(text: str) -> str:
+    """Return a text in which a terminal finds nothing but characters and line breaks."""
+    return "".join(
+        c if c.isprintable() or c == "\n" else c.encode("unicode_escape", "replace").decode()
+        for c in text
+    )
+
+
+def spreadsheet_cell(value: Any) -> Any:
+    """Return a cell of a CSV file; no spreadsheet takes its text for a formula."""
+    is_formula = isinstance(value, str) and value.startswith(tuple("=+-@\t\r"))
+    return f"'{value}" if is_formula else value

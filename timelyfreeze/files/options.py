@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from timelyfreeze.files import shown, write_obstacle
+from timelyfreeze.files import printable, shown, write_obstacle
 
 
 def status_of(work: Callable[[], int]) -> int:
@@ -20,7 +21,7 @@ def status_of(work: Callable[[], int]) -> int:
     try:
         return work()
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         return 2
 
 
@@ -86,6 +87,14 @@ def existing_file(text: str) -> Path:
     return Path(text)
 
 
+def words(text: str) -> list[str]:
+    """Return the words of a text as a shell would; the type of an option."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is given: {error}") from None
+
+
 def new_file(text: str) -> Path:
     """Return a path at which a file can be written; better known now than after hours."""
     path = Path(text)
@@ -100,10 +109,7 @@ def new_folder(text: str) -> Path:
 
 
 def _writable(text: str, path: Path, folder: Path) -> Path:
-    try:
-        obstacle = write_obstacle(folder)
-    except OSError as error:  # a name that is too long, say
-        obstacle = error.strerror
+    obstacle = write_obstacle(folder)
     if obstacle is not None:
         raise argparse.ArgumentTypeError(f"{shown(text)}: {obstacle}")
     return path

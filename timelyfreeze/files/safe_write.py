@@ -27,6 +27,12 @@ def write_obstacle(folder: Path) -> str | None:
 
     Nothing is left there.
     """
+    try:
+        os.lstat(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:  # a name that is too long, or has a NUL byte
+        return f"it can be no folder: {getattr(error, 'strerror', None) or error}"
     place = folder
     while not place.exists() and place != place.parent:
         place = place.parent

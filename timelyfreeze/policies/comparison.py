@@ -31,7 +31,7 @@ class ReferenceSettings:
         place: ``BACKGROUND``, in a process of its own that nobody waits for, or ``INLINE``, in the
             training process, which then waits.
         precision: What its linear layers compute in, one of ``PRECISIONS``.
-        max_tokens: Rows of an output that are compared, at most.
+        max_tokens: Tokens of an output that are compared, at most; 0 to compare examples.
         squared: As in :func:`timelyfreeze.policies.plasticity.similarity_loss`.
         queue_length: Comparisons that may wait for a process; more are dropped.
         max_cpu_load: Load average per core above which no comparison is begun.

@@ -92,8 +92,8 @@ class Egeria:
     """What rows of similarities are divided by: their "norm", or its "square", as it is printed."""
 
     max_tokens: int = 256
-    """Tokens of a microbatch that are compared, at least 1; padding is left out where it is
-    known."""
+    """Tokens of a microbatch that are compared; padding is left out where it is known. 0: whole
+    examples are compared, as pictures always are."""
 
     reference: str = BACKGROUND
     """Where the reference runs: "background", in a process of its own that training never waits
@@ -125,7 +125,7 @@ class Egeria:
 
     def errors(self) -> Iterator[str]:
         """Yield what is wrong with the settings."""
-        lowest = {"check_interval": 1, "window": 2, "stale": 1, "max_tokens": 1, "queue_length": 1}
+        lowest = {"check_interval": 1, "window": 2, "stale": 1, "max_tokens": 0, "queue_length": 1}
         for name, least in lowest.items():
             if not getattr(self, name) >= least:
                 where = key(f"egeria.{name}")

@@ -93,7 +93,8 @@ class History:
         """Return the history with one more evaluation.
 
         A slope is small if its absolute value is at most ``tolerance`` times the range of P since
-        the history began: plasticities of different models differ by orders of magnitude.
+        the history began: plasticities of different models differ by orders of magnitude. One
+        evaluation has no slope.
 
         Args:
             value: P.
@@ -103,7 +104,8 @@ class History:
         values = (*self.values, value)[-window:]
         smoothed = (*self.smoothed, sum(values) / len(values))[-window:]
         lowest, highest = min(self.lowest, value), max(self.highest, value)
-        is_stale = abs(slope(smoothed)) <= tolerance * (highest - lowest)
+        has_line = len(smoothed) > 1
+        is_stale = has_line and abs(slope(smoothed)) <= tolerance * (highest - lowest)
         stale = self.stale + 1 if is_stale else 0
         return History(values, smoothed, lowest, highest, stale)
 

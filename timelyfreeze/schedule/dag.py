@@ -5,6 +5,7 @@ Implements arXiv:2602.05754, Sec. 3.2.1 and App. B. Notation: A actions, E edges
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -292,6 +293,7 @@ def _topological_order(actions: tuple[Action, ...], edges: NDArray[np.int64]) ->
                 order.append(j)
     if len(order) < len(actions):
         circle = " -> ".join(str(actions[i]) for i in _find_circle(edges, waiting))
+        circle = textwrap.shorten(circle, 500, placeholder=" ...")
         raise ScheduleError(
             f"the schedule would hang: each of these actions waits for the one before it: "
             f"{circle}; reorder them ({key('schedule_csv')})"

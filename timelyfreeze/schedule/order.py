@@ -17,6 +17,9 @@ from itertools import pairwise
 from timelyfreeze.schedule.actions import Action, ActionKind, parse_action
 from timelyfreeze.settings import key
 
+# Of an order, in a message: rows, and actions of each.
+_N_ROWS, _N_ACTIONS = 8, 64
+
 
 class ScheduleError(ValueError):
     """A schedule that cannot be executed: an action is missing, repeated or out of order."""
@@ -140,13 +143,22 @@ def _parse_cells(rank: int, cells: Iterable[str]) -> list[Action]:
 
 
 def _error(message: str, order: ScheduleOrder) -> ScheduleError:
-    """Build the error: the message, where a schedule can be changed, and the whole order."""
-    grid = "\n".join(
+    """Build the error: the message, where a schedule can be changed, and the order.
+
+    Of long rows it has the beginning, and of many rows the first.
+    """
+    rows = [
         textwrap.fill(
-            f"rank {rank}: " + " ".join(map(str, row)), width=100, subsequent_indent="        "
+            f"rank {rank}: {' '.join(map(str, row[:_N_ACTIONS]))}"
+            + (" ..." if len(row) > _N_ACTIONS else ""),
+            width=100,
+            subsequent_indent="        ",
         )
-        for rank, row in enumerate(order.ranks)
-    )
+        for rank, row in enumerate(order.ranks[:_N_ROWS])
+    ]
+    if len(order.ranks) > _N_ROWS:
+        rows.append(f"and {len(order.ranks) - _N_ROWS} more ranks")
+    grid = "\n".join(rows)
     return ScheduleError(
         f"{message} (a schedule of your own is set by {key('schedule_csv')}); the order is:\n{grid}"
     )

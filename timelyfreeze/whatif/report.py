@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from timelyfreeze.files import spreadsheet_cell
 from timelyfreeze.timing import holds_for, within
 from timelyfreeze.whatif.bounds_file import BoundsFile, Recall
 from timelyfreeze.whatif.grid import Answer, Case, Grid, render_cap
@@ -17,6 +18,7 @@ _LEGEND = (
     "step, frozen, best without freezing: milliseconds of a step without freezing, under the plan, "
     "and of the best split without freezing; time to a loss: over that without freezing, estimated "
     "for tensors frozen at random; kappa: frozen over step, and as Eq. 50 has it from r_max alone; "
+    "by stage: mean freeze ratios, a stage at 1 being frozen for good; "
     "upper bound: the gain with everything frozen; bubble: "
     "idle fraction of the devices, without and with freezing"
 )
@@ -159,6 +161,9 @@ def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
     writer.writeheader()
     for row in rows:
         writer.writerow(
-            {k: " ".join(map(str, v)) if isinstance(v, tuple) else v for k, v in row.items()}
+            {
+                k: " ".join(map(str, v)) if isinstance(v, tuple) else spreadsheet_cell(v)
+                for k, v in row.items()
+            }
         )
     return buffer.getvalue()

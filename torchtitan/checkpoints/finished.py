@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from timelyfreeze.files import read_object
+from torchtitan.checkpoints.contents import METADATA, read_contents
 
-METADATA = ".metadata"
 INDEX_FILE = "model.safetensors.index.json"  # of a Hugging Face folder
 SETTINGS_FILE = "settings.json"
 TRAIN_STATE = "train_state"
@@ -109,7 +108,7 @@ def damage(folder: Path) -> str | None:
     if not (folder / METADATA).is_file():
         return None if (folder / INDEX_FILE).is_file() else f"it has no {METADATA}"
     try:
-        metadata = FileSystemReader(folder).read_metadata()
+        metadata = read_contents(folder)
         pieces = dict(metadata.storage_data or {}).values()
         needed: dict[str, int] = {}
         for piece in pieces:
@@ -129,7 +128,7 @@ def damage(folder: Path) -> str | None:
 def saved_keys(folder: Path) -> list[str]:
     """Return what a finished checkpoint has, by its full names; nothing if that cannot be read."""
     try:
-        return list(FileSystemReader(folder).read_metadata().state_dict_metadata)
+        return list(read_contents(folder).state_dict_metadata)
     except Exception:  # a file that is no pickle can raise anything; whoever loads it is told
         return []
 
@@ -140,7 +139,7 @@ def saved_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     Those of optimizers and of freezing are among them, under names of their own.
     """
     try:
-        saved = FileSystemReader(folder).read_metadata().state_dict_metadata
+        saved = read_contents(folder).state_dict_metadata
     except Exception:  # as in saved_keys
         return {}
     tensors = {name: one for name, one in saved.items() if isinstance(one, TensorStorageMetadata)}
@@ -157,8 +156,8 @@ def saved_values(folder: Path, names: Collection[str]) -> dict[str, Any]:
     Raises:
         ValueError: If one is missing, or is not plain: nothing that a value names is executed.
     """
-    reader = FileSystemReader(folder)
-    places = {index.fqn: at for index, at in (reader.read_metadata().storage_data or {}).items()}
+    stored = read_contents(folder).storage_data or {}
+    places = {index.fqn: at for index, at in stored.items()}
     values = {}
     for name in names:
         if name not in places:

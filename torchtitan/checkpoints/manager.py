@@ -9,7 +9,9 @@ process has saved of its own can be read by more processes or fewer.
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +35,9 @@ from torchtitan.checkpoints.finished import (
 from torchtitan.checkpoints.fitted_states import fitted_states
 from torchtitan.checkpoints.handover import MemoryCheckpoint
 from torchtitan.checkpoints.settings import changed_settings, save_settings
+
+# A disk with less is full: what could not be written was larger.
+_BLOCK = 4096
 
 
 class CheckpointError(RuntimeError):
@@ -171,7 +176,10 @@ class SafeCheckpointManager(CheckpointManager):
                     save_settings(folder, self.settings)
             super().save(curr_step, last_step)
         except (CheckpointException, OSError) as error:
-            cause = _cause(error) if isinstance(error, CheckpointException) else error
+            cause = _cause(error) if isinstance(error, CheckpointException) else str(error)
+            if "Errno" not in cause and shutil.disk_usage(self.folder).free < _BLOCK:
+                # torch tells of its file, and another rank cannot tell what it came from.
+                cause = f"{os.strerror(errno.ENOSPC)} ({cause})"
             raise CheckpointError(
                 f"{folder} cannot be written: {cause}; make room there; {self.last_finished()}"
             ) from error

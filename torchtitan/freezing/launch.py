@@ -14,11 +14,14 @@ import time
 import warnings
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from torchtitan.protocols import train_spec as titan_spec
+from torchtitan.tools.logging import logger
 
+from timelyfreeze.files import FileLock
 from timelyfreeze.planning import end_with_parent
 from timelyfreeze.policies import freezes_by_turns
 from torchtitan.data.rows.errors import DataError
@@ -66,6 +69,7 @@ def launch(args: Sequence[str], local_rank: int) -> int:
                 print(_done_run(job_config), flush=True)
             return 0
         check_readers(job_config)
+        lock = hold_checkpoints(job_config)
     except ConfigError as error:
         if local_rank == 0:
             print(f"error: {error}", flush=True)
@@ -85,12 +89,44 @@ def launch(args: Sequence[str], local_rank: int) -> int:
     # Upstream's main function would parse the command line again, without our sections.
     titan_train.ConfigManager = lambda: SimpleNamespace(parse_args=lambda: job_config)
     try:
-        titan_train.main(trainer_for(job_config))
+        with lock:
+            titan_train.main(trainer_for(job_config))
     except DataError as error:
         # Of the hub, or of a picture that only its reading shows to be damaged; no stack says more.
         print(f"error: {error}", flush=True)
         return 2
     return 0
+
+
+def hold_checkpoints(job_config: JobConfig) -> contextlib.AbstractContextManager[object]:
+    """Keep other runs from saving where this one does, by its first process, until it ends.
+
+    Raises:
+        ConfigError: If one does.
+    """
+    checkpoint, folder = job_config.checkpoint, job_config.job.dump_folder
+    is_first = os.environ.get("RANK", "0") == "0"
+    if not is_first or not checkpoint.enable or checkpoint.load_only:
+        return contextlib.nullcontext()
+    place = Path(folder) / checkpoint.folder
+    try:
+        return contextlib.closing(FileLock(place.with_name(f"{place.name}.lock")))
+    except BlockingIOError:
+        raise ConfigError(
+            join_errors(
+                [
+                    f"job.dump_folder is {folder!r}, where another run is saving its checkpoints; "
+                    "wait for its end to go on with it, or name another folder"
+                ]
+            )
+        ) from None
+    except OSError as error:
+        logger.warning(
+            "%s cannot be locked (%s): a second run there would overwrite its checkpoints",
+            place,
+            error.strerror,
+        )
+        return contextlib.nullcontext()
 
 
 def trainer_for(job_config: JobConfig) -> Any:

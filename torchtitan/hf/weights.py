@@ -12,6 +12,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 from torch import Tensor
 
+from torchtitan.checkpoints.contents import read_contents
 from torchtitan.checkpoints.finished import INDEX_FILE
 from torchtitan.hf.folder import SUFFIX
 from torchtitan.lora.names import adapter_of, is_adapter
@@ -28,7 +29,7 @@ class StoredWeights:
     def __init__(self, checkpoint: Path, adapter_scale: float = 1.0) -> None:
         self._checkpoint = checkpoint
         self._adapter_scale = adapter_scale
-        self._entries = dcp.FileSystemReader(checkpoint).read_metadata().state_dict_metadata
+        self._entries = read_contents(checkpoint).state_dict_metadata
 
     def __contains__(self, name: str) -> bool:
         """Return whether the checkpoint has a tensor of that name."""

@@ -74,9 +74,10 @@ ROWS = [
     Row(
         "egeria",
         {
-            "freezing__egeria__check_interval": 2,
+            "freezing__egeria__check_interval": 1,
             "freezing__egeria__window": 2,
             "freezing__egeria__stale": 1,
+            "freezing__egeria__tolerance": 10.0,
             "freezing__egeria__bootstrap_change": 10.0,
             # What arrives when would differ from run to run.
             "freezing__egeria__reference": "inline",

@@ -46,9 +46,7 @@ GROWING = {**ROW["linear"].settings, "freezing__linear__check_interval": 9}
 # The first module freezes early, and what is left is watched while its input is read.
 WATCHED = {
     **ROW["egeria"].settings,
-    "freezing__egeria__tolerance": 10.0,
     "freezing__egeria__unfreeze_at": 0.0,
-    "freezing__egeria__check_interval": 1,
 }
 METHODS = {
     "fixed": {},

@@ -45,12 +45,12 @@ METHODS = {
         "freezing__smartpipe__tau": 1e9,
         "freezing__smartpipe__rate": 0.6,
     },
-    # All but the last module are frozen one by one, the fourth layer after step 14.
+    # All but the last module are frozen one by one, the fourth layer after step 22.
     "egeria": {
         **ROW["egeria"].settings,
-        "freezing__egeria__tolerance": 10.0,
+        "freezing__egeria__check_interval": 2,
         "freezing__egeria__unfreeze_at": 0.0,
-        "training__steps": 20,
+        "training__steps": 28,
     },
     # A front of 4 layers is frozen after steps 4 and 8, and learns again after step 6.
     "thawing": {},
@@ -67,7 +67,7 @@ CASES = [
     (4, "linear", "1F1B", {}, {6, 7, 9}),
     (2, "smartpipe", "1F1B", {}, {7, 9}),
     (2, "thawing", "GPipe", {}, {5, 9}),
-    (2, "egeria", "1F1B", {}, {15, 17, 19}),
+    (2, "egeria", "1F1B", {}, {23, 25, 27}),
     (2, "fixed", "1F1B", TWO_BATCHES, ALL_STEPS),
     (4, "fixed", "GPipe", TWO_BATCHES, ALL_STEPS),
     (2, "fixed", "1F1B", PACKED, ALL_STEPS),

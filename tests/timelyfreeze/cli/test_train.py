@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from timelyfreeze.cli import train
+from timelyfreeze.cli.doctor import command as doctor
 from timelyfreeze.cli.environment import count_gpus, run_environment
 
 
@@ -53,6 +54,18 @@ def test_several_hosts_and_processes_come_from_variables_too(
     with pytest.raises(Started):
         train.main(["x.toml"])
     assert started["command"][3:6] == ["--nproc_per_node=3", "--nnodes=2", "--node_rank=1"]
+
+
+def test_an_open_quotation_is_told(
+    started: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments, variable in ((["--torchrun", "'"], ""), ([], "'")):
+        monkeypatch.setenv("TORCHRUN_ARGS", variable)
+        for command in (train.main, doctor.main):
+            with pytest.raises(SystemExit) as end:
+                command(["x.toml", *arguments])
+            assert end.value.code == 2
+            assert 'argument --torchrun: "\'" is given: No closing' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("n", ["0", "-1", "x", "1.5", "nan", "9" * 30, " "])

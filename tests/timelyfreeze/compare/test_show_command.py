@@ -133,6 +133,29 @@ def test_names_from_files_are_texts_and_nothing_else(few: Path, tmp_path: Path) 
     assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table}) == 1
 
 
+def test_names_of_folders_draw_and_calculate_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No markup in Markdown, no formula in a spreadsheet, no code for a terminal."""
+    formula, markup = '=HYPERLINK("x")', "<b>`*x*` [a](http://b)"
+    runs = tmp_path / "\x1b[31mred\x1b]0;title\x07"
+    write_run(runs / "1", formula, schedule=markup, failure=markup, tokens_per_second=1.0)
+    write_run(runs / "2", "apf", schedule="@SUM(1)", tokens_per_second=-1.0)
+    (runs / "2/losses.csv").write_text("no table\n")
+    out = tmp_path / "out"
+    main([str(runs), "--output", str(out), "--table"])
+    said, markdown = capsys.readouterr(), (out / "comparison.md").read_text()
+    for text in (markdown, said.out, said.err):
+        assert "\x1b" not in text
+        assert "\x07" not in text
+    assert "\\x1b[31mred" in said.err
+    assert r"\<b>\`\*x\*\` [a]\(http://b)" in markdown
+    assert not re.search(r"(?<!\\)(<b|`\*|\]\()", markdown)
+    table = (out / "comparison.csv").read_text()
+    assert "'=HYPERLINK" in table
+    assert not re.search(r'(^|,)"?[=@]', table, re.M)
+
+
 def test_places_are_marked_and_no_gain_crosses_them(tmp_path: Path) -> None:
     for device, method, speed in [("some CPU", "none", 100.0), ("some GPU", "apf", 9000.0)]:
         write_run(tmp_path / "runs" / method, method, device=device, tokens_per_second=speed,

@@ -206,6 +206,27 @@ def test_a_front_that_works_ahead_is_told_how_many_stages_are_frozen_whole() -> 
     assert {observed.entry_stage for observed in seen} == {1}
 
 
+@pytest.mark.parametrize(
+    ("phases", "applied"),
+    # Planned: monitoring up to step 6, the ramp up to 10, and a step under the plan.
+    [(UNPLANNED, [0, 5, 5, 12, 12, 15]), (PHASES, [0] * 10 + [5, 5])],
+)
+def test_a_pipeline_is_made_for_what_is_applied(phases: PhaseSchedule, applied: list[int]) -> None:
+    """Not for what was decided before the first step, which warm-up does not freeze."""
+    policy = StubPolicy(fronts(2) if phases is UNPLANNED else lambda check: np.arange(24) < 5)
+    ranks = Ranks(ORDER, policy=policy, phases=phases)
+    settled = []
+    for step in range(1, len(applied) + 1):
+        ranks.run(step, step)
+        (front,) = {controller.settled_front for controller in ranks.controllers}
+        settled.append(front)
+    assert settled == applied
+    stopped, resumed = (Ranks(ORDER, policy=policy, phases=phases) for _ in range(2))
+    stopped.run(1, 1)
+    resumed.load(stopped.saved())
+    assert {controller.settled_front for controller in resumed.controllers} == {0}
+
+
 def test_the_slowest_scoring_counts() -> None:
     ranks = alone()
     ranks.run(1, 2)

@@ -122,6 +122,27 @@ def test_the_plan_is_logged_with_its_interval_and_for_what_it_holds(
     assert said.endswith(f", for {ranks}")
 
 
+@pytest.mark.parametrize("cap", [0.5, 0.9, 1.0])
+def test_the_plan_is_logged_with_what_it_freezes_for_good(
+    cap: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    ranks = Ranks(ORDER, max_freeze_ratio=cap)
+    ranks.run(1, LAST_MONITOR_STEP)
+    plan = ranks.controllers[0].plan
+    assert plan is not None
+    (said, *_) = [m for m in caplog.messages if m.startswith("Freeze plan: batch")]
+    whole = [
+        str(stage)
+        for stage in range(ORDER.n_stages)
+        if all(plan.ratio_of(a) == 1.0 for row in ORDER.ranks for a in row
+               if a.stage == stage and a.kind.freezable)
+    ]  # fmt: skip
+    assert bool(whole) is (cap == 1.0)
+    told = re.search(r"frozen for good under it: stage ([\d, ]+);", said)
+    assert (told[1].split(", ") if told else []) == whole
+
+
 def test_backwards_that_freezing_does_not_shorten_are_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -24,6 +24,13 @@ def test_what_is_no_folder_takes_no_files(tmp_path: Path) -> None:
         assert write_obstacle(folder) == f"{str(tmp_path / 'file')!r} is no folder"
 
 
+def test_a_name_that_no_folder_can_have_is_told(tmp_path: Path) -> None:
+    assert write_obstacle(tmp_path / "a\0b") == "it can be no folder: embedded null byte"
+    assert write_obstacle(tmp_path / ("x" * 300)) == "it can be no folder: File name too long"
+    (tmp_path / "loop").symlink_to("loop")
+    assert "symbolic links" in str(write_obstacle(tmp_path / "loop" / "run"))
+
+
 def test_a_place_that_takes_no_files_is_told() -> None:
     obstacle = write_obstacle(Path("/proc/sys/none"))
     assert obstacle is not None

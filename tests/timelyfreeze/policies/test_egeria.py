@@ -87,9 +87,9 @@ def test_what_comes_while_bootstrapping_is_not_counted() -> None:
 
 
 @pytest.mark.parametrize("stale", [1, 2, 5])
-def test_a_module_standing_still_is_frozen_in_as_many_evaluations(stale: int) -> None:
+def test_a_module_standing_still_is_frozen_as_many_evaluations_after_the_first(stale: int) -> None:
     policy = Egeria(stale=stale)
-    decision = run(policy, GUIDED)
+    decision = run(policy, [*GUIDED, found(0.25)])
     for n in range(1, stale + 1):
         assert frozen_layers(decision) == 0
         assert decision.metrics["stale_evaluations"] == n - 1
@@ -110,7 +110,7 @@ def test_a_module_that_moves_is_not_frozen() -> None:
 
 def test_results_that_come_late_count_one_by_one() -> None:
     policy = Egeria(stale=3)
-    decision = run(policy, [*GUIDED, found(), found(1.0, 1.0)])
+    decision = run(policy, [*GUIDED, found(), found(1.0, 1.0, 1.0)])
     assert frozen_layers(decision) == 0
     assert frozen_layers(run(policy, [found(1.0)], decision)) == 1
 
@@ -124,7 +124,7 @@ def test_of_what_arrives_after_a_module_was_frozen_nothing_counts_for_the_next()
 
 def test_the_last_module_is_never_frozen_nor_compared() -> None:
     policy = Egeria(stale=1)
-    decision = run(policy, [*GUIDED, *(found(1.0, layer=layer) for layer in range(4))])
+    decision = run(policy, [*GUIDED, *(found(1.0, 1.0, layer=layer) for layer in range(4))])
     assert frozen_layers(decision) == 3
     assert compared(policy, decision) is None
     assert frozen_layers(run(policy, [found(1.0, layer=3)] * 5, decision)) == 3
@@ -132,11 +132,11 @@ def test_the_last_module_is_never_frozen_nor_compared() -> None:
 
 def test_a_module_of_several_blocks_is_frozen_whole() -> None:
     policy = Egeria(stale=1, modules=[r"layers\.0\.", r"layers\.[1]\.", r"layers\.[2]\.", r"\.3\."])
-    assert frozen_layers(run(policy, [*GUIDED, found(1.0)])) == 1
+    assert frozen_layers(run(policy, [*GUIDED, found(1.0, 1.0)])) == 1
     layout = build_layout({0: [("e", 1), *((f"layers.{i}.w", 4) for i in range(4)), ("h", 1)]})
     policy = Egeria(stale=1, modules=[r"layers\.[01]\.", r"layers\.[23]\."])
     decision = policy.start(Check(0, layout, {}, 7))
-    for number, observed in enumerate([*GUIDED, found(1.0)], start=1):
+    for number, observed in enumerate([*GUIDED, found(1.0, 1.0)], start=1):
         decision = policy.decide(decision, Check(number, layout, {}, 7, observed))
     assert decision.frozen.tolist() == layout.prefix(2).tolist()
 
@@ -153,8 +153,8 @@ def test_a_decision_tells_what_it_took_into_account() -> None:
     policy = Egeria(stale=2, window=2)
     decision = run(policy, [*GUIDED, found(1.0, 3.0), found(5.0)])
     assert decision.evaluations == (Evaluation(10, 0, 5.0, 4.0),)
-    decision = run(policy, [*GUIDED, found(1.0, 1.0, 1.0)])
-    assert decision.evaluations == (Evaluation(10, 0, 1.0, 1.0), Evaluation(11, 0, 1.0, 1.0))
+    decision = run(policy, [*GUIDED, found(1.0, 1.0, 1.0, 1.0)])
+    assert decision.evaluations == tuple(Evaluation(10 + n, 0, 1.0, 1.0) for n in range(3))
     assert run(policy, [found()], decision).evaluations == ()
 
 
@@ -187,7 +187,7 @@ def test_checks_without_a_result_do_not_age_a_copy() -> None:
 
 def test_the_next_module_has_a_copy_of_its_own() -> None:
     policy = Egeria(stale=1)
-    assert policy.compared(run(policy, [*GUIDED, found(1.0)]), LAYOUT) == Compared(1, 2, 2)
+    assert policy.compared(run(policy, [*GUIDED, found(1.0, 1.0)]), LAYOUT) == Compared(1, 2, 2)
 
 
 # -- unfreezing ------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ def test_the_next_module_has_a_copy_of_its_own() -> None:
 def test_all_is_live_again_at_a_tenth_of_the_learning_rate_of_the_first_freeze() -> None:
     policy = Egeria(stale=1)
     # Module 0 is frozen at 2.0, module 1 at 1.0, which does not count.
-    two = run(policy, [*GUIDED, found(1.0, rate=2.0), found(1.0, layer=1, rate=1.0)])
+    two = run(policy, [*GUIDED, found(1.0, 1.0, rate=2.0), found(1.0, 1.0, layer=1)])
     assert frozen_layers(two) == 2
     assert frozen_layers(run(policy, [found(rate=0.21)], two)) == 2
     live = run(policy, [found(rate=0.2)], two)
@@ -206,14 +206,14 @@ def test_all_is_live_again_at_a_tenth_of_the_learning_rate_of_the_first_freeze()
 
 def test_after_unfreezing_half_the_evaluations_are_enough() -> None:
     policy = Egeria(stale=4, window=6)
-    frozen = run(policy, [*GUIDED, *[found(1.0)] * 4])
+    frozen = run(policy, [*GUIDED, *[found(1.0)] * 5])
     assert frozen_layers(frozen) == 1
     live = run(policy, [found(rate=0.1)], frozen)
     assert (live.memory["stale"], live.memory["window"]) == (2, 3)
     assert frozen_layers(run(policy, [found(1.0, rate=0.1)], live)) == 0
-    again = run(policy, [found(1.0, rate=0.1)] * 2, live)
+    again = run(policy, [found(1.0, rate=0.1)] * 3, live)
     assert frozen_layers(again) == 1
-    # Measured from the new freeze, at 0.1; a third freeze needs one evaluation.
+    # Measured from the new freeze, at 0.1; a third freeze needs two evaluations.
     assert frozen_layers(run(policy, [found(rate=0.02)], again)) == 1
     third = run(policy, [found(rate=0.01)], again)
     assert (frozen_layers(third), third.memory["stale"], third.memory["window"]) == (0, 1, 2)
@@ -221,14 +221,14 @@ def test_after_unfreezing_half_the_evaluations_are_enough() -> None:
 
 def test_halving_ends_at_one_evaluation_and_a_line_through_two() -> None:
     policy = Egeria(stale=1, window=2)
-    live = run(policy, [*GUIDED, found(1.0), found(rate=0.1)])
+    live = run(policy, [*GUIDED, found(1.0, 1.0), found(rate=0.1)])
     assert (live.memory["stale"], live.memory["window"]) == (1, 2)
 
 
 @pytest.mark.parametrize("policy", [Egeria(stale=1, unfreeze_at=0.0), Egeria(stale=1)], ids=str)
 def test_what_is_frozen_stays_so_without_a_rate_or_without_the_wish(policy: Egeria) -> None:
     rate = 0.0 if policy.unfreeze_at == 0.0 else None
-    seen = [*GUIDED, found(1.0), Observed(1.0, rate), Observed(1.0, rate)]
+    seen = [*GUIDED, found(1.0, 1.0), Observed(1.0, rate), Observed(1.0, rate)]
     assert frozen_layers(run(policy, seen)) == 1
 
 
@@ -245,7 +245,9 @@ def at_steps(policy: Egeria, seen: Sequence[Observed], interval: int) -> list[De
 def test_all_is_live_again_at_the_check_that_follows_a_named_step(step: int) -> None:
     """Checks at steps 10, 20, ..., 70; modules 0 and 1 are frozen at 30 and 40."""
     policy = Egeria(stale=4, window=6, unfreeze_steps=[step])
-    still = [found(*[1.0] * 4), found(*[1.0] * 4, layer=1), found(), found(1.0, 1.0), found()]
+    still = [
+        found(*[1.0] * n, layer=layer) for n, layer in ((5, 0), (5, 1), (0, 0), (3, 0), (0, 0))
+    ]
     decisions = at_steps(policy, [*GUIDED, *still], 10)
     assert [frozen_layers(decision) for decision in decisions] == [0, 0, 1, 2, 0, 1, 1]
     live = decisions[4].memory
@@ -255,7 +257,7 @@ def test_all_is_live_again_at_the_check_that_follows_a_named_step(step: int) -> 
 def test_each_named_step_counts_once_and_only_where_something_is_frozen() -> None:
     """Steps 5 and 15 lie in bootstrapping, 25 before anything is frozen; 45 is due at 50."""
     policy = Egeria(stale=1, window=8, unfreeze_steps=[5, 15, 25, 45])
-    seen = [*GUIDED, found(), found(1.0), found(1.0), found(1.0)]
+    seen = [*GUIDED, found(), *[found(1.0, 1.0)] * 3]
     decisions = at_steps(policy, seen, 10)
     assert [frozen_layers(decision) for decision in decisions] == [0, 0, 0, 1, 0, 1]
     assert decisions[-1].memory["window"] == 4
@@ -263,7 +265,7 @@ def test_each_named_step_counts_once_and_only_where_something_is_frozen() -> Non
 
 def test_named_steps_need_no_learning_rate() -> None:
     policy = Egeria(stale=1, unfreeze_at=0.0, unfreeze_steps=[40])
-    seen = [*GUIDED, found(1.0), Observed(1.0, None)]
+    seen = [*GUIDED, found(1.0, 1.0), Observed(1.0, None)]
     assert [frozen_layers(decision) for decision in at_steps(policy, seen, 10)] == [0, 0, 1, 0]
 
 
@@ -271,7 +273,7 @@ def test_named_steps_need_no_learning_rate() -> None:
 
 
 def test_a_run_reloaded_at_every_check_decides_as_one_that_is_not() -> None:
-    policy = Egeria(stale=2, window=3)
+    policy = Egeria(stale=1, window=3)
     rng = np.random.default_rng(3)
     seen = [*GUIDED]
     for rate in np.geomspace(1.0, 1e-3, 60):
@@ -320,7 +322,7 @@ def test_a_model_of_one_module_is_refused() -> None:
         ({"check_interval": 0}, "egeria.check_interval is 0; it must be 1 or more"),
         ({"window": 1}, "egeria.window is 1; it must be 2 or more"),
         ({"stale": 0}, "egeria.stale is 0; it must be 1 or more"),
-        ({"max_tokens": 0}, "egeria.max_tokens is 0; it must be 1 or more"),
+        ({"max_tokens": -1}, "egeria.max_tokens is -1; it must be 0 or more"),
         ({"queue_length": 0}, "egeria.queue_length is 0; it must be 1 or more"),
         ({"tolerance": 0.0}, "egeria.tolerance is 0.0; it must be above 0 and finite"),
         ({"bootstrap_change": float("nan")}, "egeria.bootstrap_change is nan; it must be above"),

@@ -162,6 +162,15 @@ def test_critical_path_is_a_chain_as_long_as_the_batch(seed: int, duration_seed:
     assert sum(durations[chain].tolist()) == pytest.approx(makespan(dag, durations), rel=1e-12)
 
 
+def test_a_long_circle_is_told_in_part() -> None:
+    n = 300
+    first, last = ([f"{stage}F{m} {stage}B{m}" for m in range(n)] for stage in range(2))
+    order = parse_order([" ".join(first), " ".join(reversed(last))])
+    with pytest.raises(ScheduleError, match="waits for the one before it") as error:
+        build_dag(order)
+    assert len(str(error.value)) < 800
+
+
 def test_circle_is_named() -> None:
     # Rank 1 waits for forward 1 before its backward 0, rank 0 the other way round.
     order = parse_order(["0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"])

@@ -19,6 +19,7 @@ from timelyfreeze.schedule.order import (
     order_to_csv,
     parse_order,
 )
+from timelyfreeze.schedule.schedules import one_f_one_b_order
 
 
 def test_properties_of_a_v_shape() -> None:
@@ -71,6 +72,18 @@ def test_error_shows_the_whole_order_in_short_lines() -> None:
     assert first.endswith("the order is:")
     assert max(map(len, grid)) <= 100
     assert " ".join(line.strip() for line in grid) == f"rank 0: {row} rank 1: 1F0 1B0"
+
+
+def test_error_shows_the_beginnings_of_the_rows_of_a_long_order() -> None:
+    rows = [list(row) for row in one_f_one_b_order(64, 512).ranks]
+    rows[50].append(rows[50][0])
+    with pytest.raises(ScheduleError) as error:
+        build_order(rows)
+    first, *grid = str(error.value).splitlines()
+    assert first.startswith("rank 50, position 1024: action 50F0 was already run")
+    assert grid[0].startswith("rank 0: 0F0 0F1 ")
+    assert grid[-1] == "and 56 more ranks"
+    assert len(str(error.value)) < 5000
 
 
 @given(st.integers(0, 10**6))

@@ -1,5 +1,6 @@
 """What our checkpoint manager adds, beside what upstream's does without it."""
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,21 @@ def test_a_checkpoint_can_be_saved_at_any_step_with_all_that_a_run_needs(tmp_pat
     assert (weight(again), again.states["train_state"].value) == (5.0, 5)
     made.save(18)
     assert not (tmp_path / "checkpoint" / "step-18").exists(), "the interval is what it was"
+
+
+def test_a_full_disk_is_told_as_one(tmp_path: Path) -> None:
+    """Where torch speaks of a position in its file: a file system that is full, not a limit."""
+    mounted = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(tmp_path)]
+    if subprocess.run(mounted, capture_output=True, check=False).returncode:
+        pytest.skip("this user cannot mount a small file system")
+    try:
+        made = manager(tmp_path, value=5)
+        made.save(100)
+        made.states["train_state"].value = {str(n): torch.zeros(10**n) for n in (3, 4, 7)}
+        with pytest.raises(CheckpointError, match=r"No space left on device.*resumes from .*-100"):
+            made.save(200)
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
 
 
 def test_where_training_ends_for_good_it_is_what_the_last_step_saves(tmp_path: Path) -> None:

@@ -1,12 +1,16 @@
 """What each process says of a command line that cannot be used; nothing starts here."""
 
+import errno
 import logging
+from pathlib import Path
 
 import pytest
 
 from tests.torchtitan.helpers.job_configs import make_job_config
 from torchtitan.freezing import launch as launch_module
-from torchtitan.freezing.launch import launch
+from torchtitan.freezing.checks import ConfigError
+from torchtitan.freezing.config import JobConfig
+from torchtitan.freezing.launch import hold_checkpoints, launch
 from torchtitan.images.examples import ImageError
 
 # Wrong for the parser, which prints by itself; wrong for our checks, which raise.
@@ -93,3 +97,33 @@ def test_a_damaged_picture_is_named_without_a_stack_trace(
     printed = said(capfd)
     assert "error: pictures.parquet, row 7: is not a readable picture (cut off)\n" in printed
     assert "Traceback" not in printed
+
+
+def saving_in(folder: Path, name: str = "checkpoint", *, enable: bool = True) -> JobConfig:
+    return make_job_config(
+        job__dump_folder=str(folder), checkpoint__enable=enable, checkpoint__folder=name
+    )
+
+
+def test_two_runs_do_not_save_in_one_folder(tmp_path: Path) -> None:
+    with hold_checkpoints(saving_in(tmp_path)):
+        with pytest.raises(ConfigError) as refused, hold_checkpoints(saving_in(tmp_path)):
+            pass
+        assert f"job.dump_folder is '{tmp_path}', where another run is saving" in str(refused.value)
+        assert "or name another folder" in str(refused.value)
+        for other in (saving_in(tmp_path, "other"), saving_in(tmp_path, enable=False)):
+            with hold_checkpoints(other):
+                pass
+    with hold_checkpoints(saving_in(tmp_path)):
+        pass
+
+
+def test_where_files_cannot_be_locked_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuses(file: Path) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(launch_module, "FileLock", refuses)
+    with hold_checkpoints(saving_in(tmp_path)):
+        assert "cannot be locked (No locks available)" in caplog.text

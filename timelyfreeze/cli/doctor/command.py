@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import subprocess
 import sys
 import tomllib
@@ -16,7 +15,8 @@ from timelyfreeze.cli.doctor.finding import render
 from timelyfreeze.cli.doctor.host import host_findings
 from timelyfreeze.cli.environment import count_gpus, run_environment
 from timelyfreeze.cli.train import ALONE
-from timelyfreeze.files.options import existing_file, status_of, whole
+from timelyfreeze.files import shown
+from timelyfreeze.files.options import existing_file, status_of, whole, words
 
 # Of a process that torchrun started: our torchrun then ends without a stack trace.
 _WRONG_OF_RANK = 2
@@ -41,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
         help="start N processes on this host, which look whether they meet, and at their links",
     )  # fmt: skip
     add(
-        "--torchrun", default=os.environ.get("TORCHRUN_ARGS", ""), metavar="OPTIONS",
+        "--torchrun", type=words, default=os.environ.get("TORCHRUN_ARGS", ""), metavar="OPTIONS",
         help="options of torchrun for several hosts, as one text (default: $TORCHRUN_ARGS)",
     )  # fmt: skip
     return parser
@@ -51,7 +51,7 @@ def _run(options: argparse.Namespace) -> int:
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return _WRONG_OF_RANK if _as_rank() else 0
     output = _output_of(options.config)
-    torchrun = shlex.split(options.torchrun)
+    torchrun = options.torchrun
     n_processes = options.nproc or _count_processes()
     findings = host_findings(n_processes, output)
     if (place := meeting_place(torchrun, os.environ)) is not None:
@@ -69,11 +69,14 @@ def _output_of(config: Path | None) -> Path:
     if config is None:
         return Path("outputs")
     try:
-        folder = tomllib.loads(config.read_text("utf-8-sig"))
-        folder = folder.get("job", {}).get("dump_folder", "outputs")
-        return Path(folder).expanduser()
-    except ValueError as error:
+        job = tomllib.loads(config.read_text("utf-8-sig")).get("job", {})
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{config} is no TOML: {error}") from error
+    folder = job.get("dump_folder", "outputs") if isinstance(job, dict) else None
+    if not isinstance(folder, str):
+        said = f"job is {shown(job)}" if folder is None else f"job.dump_folder is {shown(folder)}"
+        raise ValueError(f"{said} in {config}; expected a text job.dump_folder")
+    return Path(folder).expanduser()
 
 
 def _count_processes() -> int:

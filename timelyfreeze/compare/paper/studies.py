@@ -154,6 +154,11 @@ class Study:
                 folder=f"small_{self.folder}",
                 config=_SMALL_VISION[self.config],
                 seeds=self.seeds[:1],
+                keys={
+                    **self.keys,
+                    "freezing.preset": "paper",
+                    "freezing.max_freeze_ratio": self.max_freeze_ratio,
+                },
                 is_emulated=True,
                 profiled=f"small_{self.profiled}" if self.profiled else "",
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import threading
@@ -21,6 +20,7 @@ from timelyfreeze.control.caching.entries import (
     read_entry,
     write_entry,
 )
+from timelyfreeze.files import FileLock, is_held
 from timelyfreeze.settings import GIB, key
 
 
@@ -34,17 +34,7 @@ def _lock_file(folder: Path, rank: int) -> Path:
 
 def in_use(folder: Path, rank: int) -> bool:
     """Return whether another process is ``rank`` of a run here; leaves nothing behind."""
-    try:
-        descriptor = os.open(_lock_file(folder, rank), os.O_RDWR)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
+    return is_held(_lock_file(folder, rank))
 
 
 def folder_for(folder: Path, rank: int, disk_gib: float) -> EntryFolder | None:
@@ -79,13 +69,10 @@ class EntryFolder:
 
     def __init__(self, folder: Path, rank: int, room: int) -> None:
         self._place = folder
-        self._place.mkdir(parents=True, exist_ok=True)
         self._unfinished = folder / f"rank_{rank}.part"
-        self._lock = os.open(_lock_file(folder, rank), os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
+            self._lock = FileLock(_lock_file(folder, rank))
+        except BlockingIOError:
             raise FolderInUseError(
                 f"{key('cache.folder')} is {str(folder)!r}, which another run uses; name another"
             ) from None
@@ -160,7 +147,7 @@ class EntryFolder:
 
     def close(self) -> None:
         """Let others have the folder."""
-        os.close(self._lock)
+        self._lock.close()
 
     def _file(self, front: str, number: int) -> Path:
         return entry_file(self._place / front, number)

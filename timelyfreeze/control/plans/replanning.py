@@ -210,9 +210,11 @@ def drift_text(drift: Mapping[Group, float]) -> str:
 
 def described(plan: FreezePlan) -> str:
     """Return a plan's metrics, as log lines have them."""
-    ratios = " ".join(f"{stage}:{ratio:.2f}" for stage, ratio in plan.stage_mean_ratios().items())
+    by_stage = plan.stage_mean_ratios()
+    ratios = " ".join(f"{stage}:{ratio:.2f}" for stage, ratio in by_stage.items())
+    whole = ", ".join(str(stage) for stage, ratio in by_stage.items() if ratio > 1.0 - 1e-9)
     return (
         f"batch {plan.unfrozen_batch_ms:.1f} ms unfrozen, {plan.batch_ms:.1f} ms planned "
         f"({100 * plan.gain:+.1f}% throughput), limit {plan.frozen_batch_ms:.1f} ms; mean ratios "
-        f"{ratios}"
+        f"{ratios}" + (f"; frozen for good under it: stage {whole}" if whole else "")
     )

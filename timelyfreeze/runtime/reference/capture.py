@@ -28,7 +28,8 @@ class Capture:
         blocks: One or more, called one after the other.
         step: What the batch is labelled with.
         first: Likewise: the first layer.
-        max_tokens: Rows of the output that are kept, at most.
+        max_tokens: Tokens of the output [B, T, d] that are kept, at most. Where it is 0, and of
+            outputs of another form, such as [B, C, H, W], whole examples are kept.
         n_tokens: Told when the batch runs: how many tokens at the beginning of each example of the
             first microbatch are no padding; None if nobody knows.
     """
@@ -79,9 +80,16 @@ class Capture:
         if not self._is_due or self._inputs is None:
             return
         hidden = first_tensor(output).detach()
-        rows = torch.from_numpy(self._rows(hidden.shape))
-        kept = hidden.flatten(0, -2).index_select(0, rows.to(hidden.device))
-        output_rows = _to_host(kept, block)
+        rows = None
+        if self._max_tokens and hidden.dim() == 3:
+            rows = torch.from_numpy(self._rows(hidden.shape))
+            hidden = hidden.flatten(0, -2).index_select(0, rows.to(hidden.device))
+        elif len(hidden) < 2:
+            raise ValueError(
+                "a microbatch has one example, which is like no other; egeria compares how alike "
+                "examples are, so give it two or more"
+            )
+        output_rows = _to_host(hidden, block)
         copied = None
         if hidden.is_cuda:
             copied = torch.cuda.Event()

@@ -25,8 +25,9 @@ class CapturedBatch:
         args: What the first block was called with; the first of it is the input, [..., d]. The
             others get the rest of it too.
         kwargs: Likewise.
-        rows: Which rows of the output, as [-1, d], are kept, int64, shape [b].
-        output: Those rows, shape [b, d].
+        rows: Which rows of the output, as [-1, d], are kept, int64, shape [b]; None if its
+            examples are the rows, all of them kept.
+        output: Those rows, shape [b, ...].
         copied: Waits for the device until all of this is there; None if it is.
     """
 
@@ -34,7 +35,7 @@ class CapturedBatch:
     first: int
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    rows: Tensor
+    rows: Tensor | None
     output: Tensor
     copied: torch.cuda.Event | None = None
 
@@ -85,7 +86,7 @@ class ReferenceModel:
         with torch.no_grad():
             for block in self._blocks:
                 hidden = first_tensor(block(hidden, *rest, **kwargs))
-        ours = hidden.flatten(0, -2)[batch.rows]
+        ours = hidden if batch.rows is None else hidden.flatten(0, -2)[batch.rows]
         value = similarity_loss(
             batch.output.float().numpy(), ours.float().numpy(), squared=self._squared
         )

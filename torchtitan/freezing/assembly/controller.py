@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from torchtitan.train import Trainer
 from timelyfreeze.control import FreezeController, attach_clocks, build_controller
 from timelyfreeze.emulation import EmulatedController, EmulatedRecorder
 from timelyfreeze.policies import FreezePolicy, parse_method
+from timelyfreeze.policies.egeria import Egeria
 from timelyfreeze.runtime import (
     ActionRecorder,
     OutsideClock,
@@ -24,6 +26,7 @@ from timelyfreeze.runtime import (
 from timelyfreeze.settings import FreezeSettings
 from torchtitan.freezing.assembly.front_store import front_identity, front_store
 from torchtitan.freezing.checks import caches, freeze_settings
+from torchtitan.freezing.config import model_family
 from torchtitan.freezing.emulation.pipeline import emulated_order
 from torchtitan.freezing.emulation.record import EmulationRecord, OptimizerClock
 from torchtitan.freezing.partition import model_sizes
@@ -120,8 +123,13 @@ def highest_learning_rate(optimizers: list[torch.optim.Optimizer]) -> float:
 
 
 def policy_of(trainer: Trainer, name: str) -> FreezePolicy:
-    """Return the policy's settings; one that checks so many times an epoch has its interval."""
+    """Return the policy's settings; one that checks so many times an epoch has its interval.
+
+    Of pictures, one that compares outputs compares pictures, not their patches.
+    """
     policy: Any = getattr(trainer.job_config.freezing, name)
+    if isinstance(policy, Egeria) and not model_family(trainer.job_config).reads_text:
+        policy = replace(policy, max_tokens=0)
     if not getattr(policy, "checks_per_epoch", 0):
         return policy
     training, dims = trainer.job_config.training, trainer.parallel_dims

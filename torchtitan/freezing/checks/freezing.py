@@ -31,7 +31,13 @@ from torchtitan.freezing.checks.pipeline import (
     recompute_error,
     too_small,
 )
-from torchtitan.freezing.config import Freezing, JobConfig, preset_errors
+from torchtitan.freezing.config import (
+    Freezing,
+    JobConfig,
+    examples_of_microbatch,
+    model_family,
+    preset_errors,
+)
 from torchtitan.hf.flavors import chosen_args
 from torchtitan.vision.spec import base_spec
 
@@ -164,6 +170,12 @@ def _comparison_errors(config: JobConfig) -> Iterator[str]:
                 f"{config.freezing.method!r} compares outputs of blocks, of which each rank then "
                 "has a part only; it must be 1"
             )
+    if not model_family(config).reads_text and examples_of_microbatch(config) == 1:
+        yield (
+            "parallelism.pipeline_parallel_microbatch_size makes microbatches of one picture, and "
+            f"freezing.method {config.freezing.method!r} compares how alike the pictures of one "
+            "are; it must be 2 or more"
+        )
     try:
         args = chosen_args(config, base_spec(config).model_args)
     except (ImportError, ValueError):

@@ -137,12 +137,17 @@ def _stage_errors(config: JobConfig, spec: TrainSpec) -> Iterator[str]:
 
 
 def _family_errors(config: JobConfig) -> Iterator[str]:
-    """Say what a run asks for that the model of a family other than LLaMA cannot do."""
+    """Say what a run asks for that the model, of its family, cannot do."""
     try:
         args = as_decoder(chosen_args(config, llama3_args))
     except ValueError:
         return  # told where the model is cut or built
     length = config.training.seq_len
+    if length > args.max_seq_len:
+        yield (
+            f"training.seq_len is {length}, and model.flavor {config.model.flavor!r} has "
+            f"{args.max_seq_len} positions (max_position_embeddings), so it must be at most that"
+        )
     if args.sliding_window is not None and length > args.sliding_window:
         yield (
             f"training.seq_len is {length}, and the model in {str(weights_folder(config))!r} has a "

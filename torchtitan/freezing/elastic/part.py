@@ -39,9 +39,9 @@ class RunPart(Trainer):
             self._former = None
             # From the last step of the part before; those of its processes are counted that stay.
             self.device_seconds += former.n_former * (time.time() - former.left_at)
-        if not goes_on or self.controller is None or self.controller.checks is None:
+        if not goes_on or self.controller is None:
             return goes_on
-        n_frozen = self.controller.checks.frozen_layers
+        n_frozen = self.controller.settled_front
         if n_frozen == self._n_frozen:
             return True
         self._n_frozen = n_frozen

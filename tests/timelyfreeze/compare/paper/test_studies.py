@@ -64,6 +64,22 @@ def test_small_classifiers_stand_for_the_papers_and_keep_how_they_are_cut() -> N
     assert (vit.file.name, vit.n_ranks) == ("vit_cifar10.toml", 8)
 
 
+def test_every_run_of_the_paper_is_by_its_preset_and_cap_the_small_ones_too() -> None:
+    for one in ITEMS:
+        for study in one.studies:
+            caps = []
+            for ran in (study, study.small()):
+                freezing = ran.settings()["freezing"]
+                assert ran.keys.get("freezing.preset", freezing.get("preset")) == "paper"
+                caps.append(ran.keys.get("freezing.max_freeze_ratio", freezing["max_freeze_ratio"]))
+            assert caps[0] == caps[1]
+
+
+def test_classifiers_check_as_often_an_epoch_as_language_models() -> None:
+    for study in (*item(TABLE, 9).studies, *item(TABLE, 10).studies):
+        assert study.settings()["freezing"]["autofreeze"]["checks_per_epoch"] == 5
+
+
 def test_controls_are_one_for_each_method_and_vary_in_one_folder() -> None:
     studies = controls()
     assert {study.folder for study in studies} == {"llama3_2_1b_controls"}

@@ -9,9 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from tests.timelyfreeze.helpers.layered import Layer
+from timelyfreeze.policies import ReferenceSettings
 from timelyfreeze.runtime.reference.capture import Capture
+from timelyfreeze.runtime.reference.model import ReferenceModel
 
 SCALE = torch.tensor([1.5])
+EXACT = ReferenceSettings(precision="float32")
 B, T, D = 3, 4, 5
 
 
@@ -82,8 +85,38 @@ def test_tokens_are_taken_evenly_from_what_is_no_padding(
     _, output = blocks.run(0, 1.0)
     batch = blocks.capture.batch
     assert batch is not None
+    assert batch.rows is not None
     assert batch.rows.tolist() == wanted
     assert torch.equal(batch.output, output.flatten(0, 1)[wanted])
+
+
+@pytest.mark.parametrize(
+    ("shape", "max_tokens"), [((4, 3, 2, 2), 100), ((4, 6, 5), 0), ((4, 5), 100)], ids=str
+)
+def test_pictures_are_compared_whole(shape: tuple[int, ...], max_tokens: int) -> None:
+    """Rows of App. B: b of c h w values; not rows of pixels, nor patches of a ViT."""
+    stage: Any = SimpleNamespace(forwarding=0)
+    torch.manual_seed(0)
+    block, copied = nn.Tanh(), nn.Sigmoid()
+    capture = Capture(stage, [block], step=1, first=0, max_tokens=max_tokens)
+    hidden = torch.randn(shape)
+    output = block(hidden)
+    assert capture.batch is not None
+    found = ReferenceModel(nn.ModuleList([copied]), EXACT).difference(capture.batch)
+    alike = []
+    for of_model in (output, copied(hidden)):
+        rows = of_model.reshape(4, -1).double()
+        products = rows @ rows.T
+        alike.append(products / products.norm(dim=1, keepdim=True))
+    assert found.value == pytest.approx(float(((alike[0] - alike[1]) ** 2).sum() / 16), rel=1e-5)
+
+
+def test_one_picture_alone_is_like_no_other() -> None:
+    stage: Any = SimpleNamespace(forwarding=0)
+    block = nn.Tanh()
+    Capture(stage, [block], step=1, first=0, max_tokens=9)
+    with pytest.raises(ValueError, match="a microbatch has one example"):
+        block(torch.ones(1, 3, 2, 2))
 
 
 def test_a_block_that_is_computed_again_is_not_captured() -> None:

@@ -34,7 +34,7 @@ from timelyfreeze.settings import FreezeSettings, PhaseSchedule
 pytestmark = pytest.mark.slow
 
 POLICY = Egeria(
-    check_interval=2, window=2, stale=2, tolerance=10.0, bootstrap_change=10.0,
+    check_interval=2, window=2, stale=1, tolerance=10.0, bootstrap_change=10.0,
     reference="inline", precision="float32", max_tokens=4,
 )  # fmt: skip
 # Checks after steps 3, 5, 7 and so on; bootstrapping ends at 5, so 7 is compared first.

@@ -5,7 +5,15 @@ from types import SimpleNamespace
 import pytest
 
 from timelyfreeze.policies.autofreeze import AutoFreeze
+from timelyfreeze.policies.egeria import Egeria
 from torchtitan.freezing.assembly.controller import policy_of
+
+
+@pytest.mark.parametrize(("model", "compared"), [("llama3", 64), ("vit", 0), ("convnextv2", 0)])
+def test_of_pictures_egeria_compares_whole_ones(model: str, compared: int) -> None:
+    freezing = SimpleNamespace(egeria=Egeria(max_tokens=64))
+    config = SimpleNamespace(freezing=freezing, model=SimpleNamespace(name=model))
+    assert policy_of(SimpleNamespace(job_config=config), "egeria").max_tokens == compared
 
 
 @pytest.mark.parametrize(("checks", "interval"), [(5, 10), (0, 7)])

@@ -148,6 +148,15 @@ def test_every_configuration_we_ship_parses_and_passes(
         assert n_microbatches(job_config) >= 1
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "train_configs").glob("*.toml")), ids=str)
+def test_no_configuration_we_ship_decays_its_weights_away(path: Path) -> None:
+    """One without gradient loses 1 - exp(-0.25) at most; SGD's decay goes through its momentum."""
+    config = ConfigManager(job_config_class()).parse_args([f"--job.config_file={path}"])
+    optimizer, is_sgd = config.optimizer, config.optimizer.name == "SGD"
+    pace = optimizer.lr / (1.0 - optimizer.beta1) if is_sgd else optimizer.lr
+    assert pace * optimizer.weight_decay * config.training.steps <= 0.25
+
+
 def test_a_file_of_upstreams_sections_alone_parses(tmp_path: Path) -> None:
     path = tmp_path / "upstream.toml"
     path.write_text('[model]\nname = "llama3"\nflavor = "8B"\n[training]\nsteps = 7\n')

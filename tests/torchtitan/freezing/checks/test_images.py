@@ -131,6 +131,18 @@ def test_pictures_can_be_held_out_where_validation_reads_the_same(tmp_path: Path
     assert validation_split(on_hub) == ALL_EXAMPLES
 
 
+def test_pictures_are_compared_with_others_of_their_microbatch(tmp_path: Path) -> None:
+    for n_rows, refused in ((1, True), (2, False)):
+        job_config = images(
+            tmp_path,
+            model__name="vit",
+            freezing__method="egeria",
+            parallelism__pipeline_parallel_microbatch_size=n_rows,
+        )
+        told = [e for e in checks.freezing.freezing_errors(job_config) if "one picture" in e]
+        assert bool(told) is refused
+
+
 def test_what_needs_numbered_rows_takes_pictures(tmp_path: Path) -> None:
     policy = "autofreeze"
     job_config = images(tmp_path, freezing__method=policy)

@@ -31,6 +31,7 @@ def hf_config(folder: Path | str = "", **changes: Any) -> JobConfig:
         "model__name": "llama3",
         "model__flavor": "hf",
         "model__hf_assets_path": str(folder),
+        "training__seq_len": 64,
         "checkpoint__enable": True,
         "checkpoint__initial_load_in_hf": True,
         "job__dump_folder": str(Path(folder) / "outputs"),
@@ -124,6 +125,13 @@ def test_the_flavor_hf_needs_a_model_it_can_read(tmp_path: Path) -> None:
         error = the_error(hf_config(folder, checkpoint__initial_load_in_hf=loads))
         assert 'model.flavor is "hf"' in error
         assert "model_type is 'gemma3'; known: llama, mistral, qwen2, qwen3" in error
+
+
+def test_sequences_have_no_more_tokens_than_the_model_has_positions(tmp_path: Path) -> None:
+    folder = claim(write_folder(tmp_path, FAMILIES["llama3"]), max_position_embeddings=128)
+    assert list(model_errors(hf_config(folder, training__seq_len=128))) == []
+    error = the_error(hf_config(folder, training__seq_len=129))
+    assert error.startswith("training.seq_len is 129, and model.flavor 'hf' has 128 positions")
 
 
 def test_sequences_are_no_longer_than_a_sliding_window(tmp_path: Path) -> None:
