@@ -66,8 +66,9 @@ def elastic_plan(
     Args:
         sizes: Of each unit, front to back: parameters; with ``TIME`` milliseconds of a microbatch
             in its present state, which for a frozen unit is its forward alone. The paper's units
-            are attention and MLP sublayers; whole layers are as good. Embedding and head belong to
-            the first and the last one.
+            are attention and MLP sublayers. A run moves whole layers, which find fewer cuts: of 12
+            layers of ViT-B/16 on 8 ranks 5, 6, 7 or 9 frozen ones have none, all sublayers do.
+            Embedding and head belong to the first and the last one.
         n_frozen: How many units in front are frozen; at least one is live.
         n_ranks: Ranks of the pipeline at the start, K.
         lambda_: Cost of a frozen unit over a live one, in [0, 1]; not used with ``TIME``.

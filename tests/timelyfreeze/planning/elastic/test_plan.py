@@ -36,6 +36,32 @@ def test_a_pipeline_that_cannot_shrink_is_cut_anew() -> None:
     assert (found.n_replicas, found.n_microbatches) == (1, 8)
 
 
+def test_whole_layers_are_coarser_units_than_the_papers() -> None:
+    """Of ViT-B/16 without its head on 8 ranks, with 1 to 11 of 12 layers frozen."""
+    width = 768
+    attention, mlp = 4 * width**2 + 6 * width, 8 * width**2 + 7 * width
+    embedding = 3 * 16**2 * width + (1 + 1 + 197) * width
+
+    def refused(sizes: list[int]) -> list[int]:
+        found = []
+        sizes = [sizes[0] + embedding, *sizes[1:]]
+        for n_frozen in range(1, 12):
+            try:
+                elastic_plan(
+                    sizes,
+                    n_frozen * len(sizes) // 12,
+                    8,
+                    largest_at_start=2 * (attention + mlp) + embedding,
+                    n_microbatches=8,
+                )
+            except ValueError:
+                found.append(n_frozen)
+        return found
+
+    assert refused([attention + mlp] * 12) == [5, 6, 7, 9]
+    assert refused([attention, mlp] * 12) == []
+
+
 def test_as_large_as_at_the_start_is_small_enough() -> None:
     for n_ranks, at_start in ((1, 24), (2, 23), (2, 12), (4, 11)):
         found = elastic_plan(SUBLAYERS, 0, 4, largest_at_start=at_start * MILLION, n_microbatches=8)
