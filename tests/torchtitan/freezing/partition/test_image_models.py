@@ -127,7 +127,8 @@ def test_blocks_are_cut_by_the_times_of_a_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("kind", "schedule"), [("convnextv2", "GPipe"), ("vit", "1F1B")])
 def test_plan_cuts_by_memory_as_a_run_does(kind: str, schedule: str, tmp_path: Path) -> None:
     """From the bounds that a run leaves, whose notes have the sizes of its blocks."""
-    job_config = read(kind, f"--parallelism.pipeline_parallel_schedule={schedule}")
+    keys = [f"--parallelism.pipeline_parallel_schedule={schedule}", "--optimizer.name=AdamW"]
+    job_config = read(kind, *keys)
     n_layers = LAYERS[kind]
     dag = build_dag(one_f_one_b_order(4, 8))
     sizes = model_sizes(job_config)
@@ -143,10 +144,7 @@ def test_plan_cuts_by_memory_as_a_run_does(kind: str, schedule: str, tmp_path: P
     arguments = ["--schedules", schedule, "--splits", "memory", "--r-max", "0.5"]
     assert plan_main([str(path), *arguments, "--json", str(plan)]) == 0
     (case,) = json.loads(plan.read_text())["cases"]
-    by_memory = read(
-        kind, f"--parallelism.pipeline_parallel_schedule={schedule}",
-        "--parallelism.partition=memory",
-    )  # fmt: skip
+    by_memory = read(kind, *keys, "--parallelism.partition=memory")
     assert tuple(case["layers"]) == split_of(by_memory)
     assert tuple(case["layers"]) != notes.layers, "the default split is another"
 
