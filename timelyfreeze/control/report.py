@@ -129,7 +129,7 @@ class Reporter:
             planned_ratios={} if plan is None else plan.stage_mean_ratios(),
             applied_ratios=metrics.applied_stage_ratios,
             average_freeze_ratio=metrics.average_freeze_ratio,
-            without=controller.switched_off or controller.failure,
+            without=controller.unplanned,
             cache=metrics.cache,
             interval_factor=None if bounds is None else bounds.interval_factor,
             predicts_for=None if plan is None else controller.predicts_for,
