@@ -6,6 +6,8 @@ import math
 import pytest
 from faults import equal_weights, last_run_file, run_with
 
+from torchtitan.freezing.report.text import shown_report
+
 # The phases are those of the table of methods; checkpoints are at steps 3, 6, 9 and 12.
 KILLED_IN = {"lower_bound": 6, "stable": 11}
 WRITTEN_AT = 12
@@ -94,7 +96,7 @@ def test_a_signal_to_stop_saves_a_checkpoint_and_says_so(stopped, name, step):
     assert told["steps_done"] == step
     assert told["ended_early"].startswith(f"stopped by {name} after step {step} of 13; its checkp")
     assert told["ended_early"] in report
-    assert report.strip() in runs[name].output
+    assert shown_report(report).strip() in runs[name].output
 
 
 def test_a_stopped_run_comes_to_the_same_weights(stopped, undisturbed):
@@ -182,7 +184,7 @@ def test_a_checkpoint_of_another_model_is_named(tmp_path):
     run = run_with({}, tmp_path, model__flavor="debugmodel")
     assert run.status != 0
     assert run.lines("model.flavor is 'debugmodel' and was 'tiny': the checkpoint", "step-3")
-    assert not run.lines("Starting job"), "told before that"
+    assert not run.lines("Training starts"), "told before that"
 
 
 @pytest.mark.long

@@ -22,6 +22,7 @@ from timelyfreeze.whatif.loads import UNKNOWN_SIZES, ModelSizes
 from torchtitan.freezing.config import JobConfig, model_family
 from torchtitan.freezing.emulation.record import EmulationRecord
 from torchtitan.freezing.report.output import RunOutput, open_output
+from torchtitan.freezing.report.text import shown_report
 from torchtitan.upstream.fixes import lines_count
 
 
@@ -189,7 +190,7 @@ class FreezingMetricsProcessor(MetricsProcessor):
         if self._output.tensorboard is not None and self._output.is_shown:
             self._output.tensorboard.log_summary(summary)
         if self._output.is_shown and not self._is_quiet:
-            print(text, flush=True)
+            print(shown_report(text), flush=True)
         if self._output.plots is not None:
             self._output.plots.finish(summary.steps_done)
         self._output.recorder.write_page(summary, counts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from timelyfreeze.control import FreezeController
 from timelyfreeze.settings import Phase
 
+logger = logging.getLogger(__name__)
+
 _WORDS = {
     Phase.WARMUP: "warming up",
     Phase.UPPER_BOUND: "measuring, nothing frozen",
@@ -25,6 +28,8 @@ _WORDS = {
     Phase.STABLE: "freezing",
     Phase.OFF: "freezing is off",
 }
+# How often a log gets a line, in seconds.
+_TELL_EVERY_S = 60.0
 # Steps that the time left is reckoned from.
 _WINDOW = 20
 
@@ -104,8 +109,8 @@ _FORMAT = "step {n_fmt}/{total_fmt} |{bar:12}| {desc}"
 class Progress:
     """One line on the rank that is shown, if its output is a terminal.
 
-    Otherwise upstream's line per logged step stays, which tools read, and the line that the
-    controller writes when a phase begins.
+    Otherwise the log gets such a line once a minute, and upstream's line per logged step stays,
+    which tools read, with the line that the controller writes when a phase begins.
 
     Args:
         n_steps: Steps of the whole run.
@@ -117,7 +122,9 @@ class Progress:
         self._n_steps = n_steps
         self._status = Status(unit=unit)
         self._pace = Pace(n_steps)
+        self._shown = shown
         self._use_bar = shown and sys.stderr.isatty()
+        self._told_at = time.monotonic()
         self._bar: tqdm[None] | None = None
         self._redirect = None
 
@@ -139,6 +146,9 @@ class Progress:
     def show(self, step: int, status: Status) -> None:
         """Show where the run is after ``step``."""
         if not self._use_bar:
+            if self._shown and time.monotonic() >= self._told_at + _TELL_EVERY_S:
+                self._told_at = time.monotonic()
+                logger.info("step %d/%d: %s", step, self._n_steps, status_text(status))
             return
         if self._bar is None:
             self._bar = tqdm(

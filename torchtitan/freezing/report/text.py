@@ -15,6 +15,31 @@ from torchtitan.freezing.report.move_record import TimedMove
 _Lines = dict[str, str | None]
 
 
+# What a terminal shows, the most important first; the file has all lines.
+_SHOWN = (
+    "ended early", "time to a loss", "no freeze plan", "freezing switched off", "with freezing",
+    "gain", "batch with freezing", "predictions hold for", "batch without freezing",
+    "validation loss", "validation top-1", "upper bound", "as run on one device",
+)  # fmt: skip
+_MOST_SHOWN = 7
+
+
+def shown_report(text: str) -> str:
+    """Return what a terminal shows of a report: 8 lines at most, in the report's order.
+
+    That is what freezing brought, whether the prediction held, and where the files are. A run
+    that says little shows all of it.
+    """
+    title, lines = text.split("\n", 3)[:3], text.splitlines()[3:]
+    if len(lines) <= _MOST_SHOWN + 1:
+        return text
+    by_label = {line[:24].rstrip(): line for line in lines}
+    labels = [label for label in _SHOWN if label in by_label][: _MOST_SHOWN - 1]
+    kept = [line for line in lines if line[:24].rstrip() in (*labels, "files")]
+    more = f"{'all of it':<24} report.md and report.txt there"
+    return "\n".join([*title, *kept, more]) + "\n"
+
+
 def render_report(summary: RunSummary, run_folder: Path, moves: Sequence[TimedMove] = ()) -> str:
     """Return the report of a run.
 

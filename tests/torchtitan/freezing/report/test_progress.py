@@ -8,6 +8,7 @@ import re
 import struct
 import sys
 import termios
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -69,6 +70,21 @@ def test_without_a_terminal_upstreams_plain_lines_stay(monkeypatch: pytest.Monke
     assert run(progress) == [logging.INFO] * 3
     progress.close()
     assert pipe.getvalue() == ""
+
+
+def test_without_a_terminal_the_log_gets_a_line_a_minute(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    put_up(monkeypatch, is_terminal=False)
+    seconds = iter([0.0, 0.0, 58.0, 59.0, 60.0, 60.0, 121.0, 121.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
+    progress, hidden = Progress(9, shown=True), Progress(9, shown=False)
+    with caplog.at_level(logging.INFO):
+        for step in (1, 2, 3, 4):
+            progress.show(step, Status(Phase.STABLE, loss=1.0, seconds_left=70.0))
+            hidden.show(step, Status())
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [f"step {step}/9: freezing, loss 1.000, 1 min 10 s left" for step in (3, 4)]
 
 
 def test_a_rank_that_is_not_shown_draws_nothing_on_a_terminal(

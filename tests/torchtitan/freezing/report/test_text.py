@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.torchtitan.helpers.summaries import make_summary
-from torchtitan.freezing.report.text import render_report
+from torchtitan.freezing.report.text import render_report, shown_report
 
 FOLDER = Path("outputs/tb/run_1")
 FILES = [
@@ -117,6 +117,19 @@ def test_a_machine_of_another_speed_stands_beside_the_prediction() -> None:
     assert lines[at + 2] == (
         "speed of the machine     forwards took 1.20 times as long as when they were measured"
     )
+
+
+def test_a_terminal_shows_what_it_brought_whether_it_held_and_where_the_files_are() -> None:
+    metrics = {**SPEED, **PLAN, **APPLIED, "batch_ms": 79.0, "predicts_for": "4 ranks"}
+    text = render_report(make_summary(**metrics, drift=1.2, validation_loss=2.0), FOLDER)
+    assert len(text.splitlines()) == 3 + 15
+    labels = [line[:24].rstrip() for line in shown_report(text).splitlines()]
+    assert labels == [
+        "", "Run report", "----------", "with freezing", "gain", "batch without freezing",
+        "batch with freezing", "predictions hold for", "validation loss", "files", "all of it",
+    ]  # fmt: skip
+    short = render_report(make_summary(**SPEED), FOLDER)
+    assert shown_report(short) == short
 
 
 OFF = "from step 301 on: the measured gain is +1.0%"
