@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -190,7 +191,8 @@ class FreezingMetricsProcessor(MetricsProcessor):
         if self._output.tensorboard is not None and self._output.is_shown:
             self._output.tensorboard.log_summary(summary)
         if self._output.is_shown and not self._is_quiet:
-            print(shown_report(text), flush=True)
+            with suppress(OSError):  # a terminal that is gone: the files tell
+                print(shown_report(text), flush=True)
         if self._output.plots is not None:
             self._output.plots.finish(summary.steps_done)
         self._output.recorder.write_page(summary, counts)

@@ -8,7 +8,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from tqdm import tqdm
@@ -157,7 +157,8 @@ class Progress:
             self._redirect = logging_redirect_tqdm()
             self._redirect.__enter__()
         self._bar.set_description_str(status_text(status), refresh=False)
-        self._bar.update(step - self._bar.n)
+        with suppress(OSError):  # the terminal is gone: SIGHUP is on its way
+            self._bar.update(step - self._bar.n)
 
     @contextmanager
     def instead_of_upstream(self) -> Iterator[None]:
@@ -176,8 +177,9 @@ class Progress:
     def close(self) -> None:
         """Take the line down, leaving its last state on the screen."""
         if self._bar is not None:
-            self._bar.refresh()
-            self._bar.close()
+            with suppress(OSError):
+                self._bar.refresh()
+                self._bar.close()
             self._bar = None
         if self._redirect is not None:
             self._redirect.__exit__(None, None, None)

@@ -146,6 +146,20 @@ def test_a_resumed_run_begins_where_it_stopped(monkeypatch: pytest.MonkeyPatch) 
     assert "step 61/100" in terminal.last_line()
 
 
+def test_a_terminal_that_goes_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = put_up(monkeypatch)
+    progress = Progress(4, shown=True)
+    progress.show(1, Status())
+
+    def write(text: str) -> int:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(terminal, "write", write)
+    monkeypatch.setattr(progress._bar, "mininterval", 0.0)
+    progress.show(2, Status())
+    progress.close()
+
+
 def test_without_freezing_the_line_has_no_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = put_up(monkeypatch)
     progress = Progress(2, shown=True)
