@@ -149,7 +149,7 @@ def test_errors_are_reported_once_before_any_process_group(tmp_path):
 
 @pytest.mark.parametrize(
     ("argument", "said"),
-    [("--unknown.key=1", "Unrecognized options: --unknown.key=1"), ("--help", "usage: ")],
+    [("--unknown.key=1", "unknown is no key of the configuration"), ("--help", "usage: ")],
 )
 def test_what_the_parser_prints_is_printed_once(argument, said):
     done = launch_forked(argument, n_processes=4)
