@@ -79,7 +79,10 @@ class FreezeReport:
             lines.append(f"planned ratios   {_ratios(self.planned_ratios)}")
         if self.applied_ratios:
             lines.append(f"applied ratios   {_ratios(self.applied_ratios)}")
-        lines.append(f"average ratio    {self.average_freeze_ratio:.2f} since the run began")
+        measuring = "" if self.planned_batch_ms is None else ", steps that measure included"
+        lines.append(
+            f"average ratio    {self.average_freeze_ratio:.2f} since the run began{measuring}"
+        )
         if self.cache is not None:
             lines.append(f"activation cache {_use(self.cache)}")
         if self.without is not None:

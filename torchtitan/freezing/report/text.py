@@ -49,6 +49,7 @@ def render_report(summary: RunSummary, run_folder: Path, moves: Sequence[TimedMo
         moves: To other pipelines.
     """
     clock = by_virtual_clock(summary)
+    leaves_padding = summary.counts_padding is False and summary.unit == "tokens"
     lines: _Lines = {
         "ended early": summary.ended_early,
         "emulated": _known(
@@ -57,6 +58,7 @@ def render_report(summary: RunSummary, run_folder: Path, moves: Sequence[TimedMo
             summary.emulated_ranks,
         ),
         **(_unfrozen_run(clock) if summary.method == "none" else _frozen_run(clock)),
+        "tokens": "without padding (report.count_padding)" if leaves_padding else None,
         **_moves(summary, moves),
         "cost": _known("{:,.2f} for {:,.1f} device-seconds", summary.cost, summary.device_seconds),
         "MFU": _utilization(summary),
@@ -123,7 +125,9 @@ def _on_one_device(summary: RunSummary) -> str | None:
         return None
     form = f"{{:,.0f}} {summary.unit}/s, {{:.1f}} ms a step"
     step = _known(form, summary.tokens_per_second, summary.step_ms)
-    return step and step + (_known(", {:.1f} ms a batch", summary.real_batch_ms) or "")
+    # On one thread the latter is processor time: other processes of the machine make steps longer.
+    batch = _known("; the work of a batch took {:.1f} ms", summary.real_batch_ms) or ""
+    return step and step + batch
 
 
 def _accuracy(summary: RunSummary) -> str | None:
@@ -170,6 +174,8 @@ def _frozen_run(summary: RunSummary) -> _Lines:
     if summary.failure is not None:
         return {**lines, "no freeze plan": summary.failure}
     factor = summary.interval_factor
+    average = _known("{:.3f}", summary.average_freeze_ratio)
+    measuring = ", those that measure included" if summary.planned_stage_ratios else ""
     step = _beside(summary.step_ms_predicted, after_ms)
     return {
         **lines,
@@ -192,7 +198,7 @@ def _frozen_run(summary: RunSummary) -> _Lines:
         ),
         "planned freeze ratio": _by_stage(summary.planned_stage_ratios),
         "applied in the last step": _by_stage(summary.stage_ratios),
-        "average freeze ratio": _known("{:.3f} over all steps", summary.average_freeze_ratio),
+        "average freeze ratio": average and f"{average} over all steps{measuring}",
         "activation cache": _cache(summary),
         "kappa / p_eff": _known(
             "{:.2f} / {:.2f} = {:.2f}; a loss is reached sooner with freezing if below 1",
