@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -44,6 +46,8 @@ from timelyfreeze.settings import (
     PhaseSchedule,
 )
 from timelyfreeze.timing import DurationBounds
+
+logger = logging.getLogger(__name__)
 
 # Every so many steps what was measured is exchanged, so that it does not pile up.
 _COLLECT_EVERY = 50
@@ -183,6 +187,8 @@ class TimelyFreeze:
             for stage in stages:
                 stage.find_blocks(cache.layers, cache.embedding)
         self._exchange = _exchange(stages, pipeline_group, data_parallel_group)
+        with _together("TimelyFreeze(...)"):
+            _check_alike(self._exchange, settings, method, chosen, optimizers, cache)
         where = torch.device(stages[0].device if device is None else device)
         n_processors = processors_of(where, order.n_ranks)
         recorder = ActionRecorder(clock_for(where, shared=n_processors is not None))
@@ -204,6 +210,7 @@ class TimelyFreeze:
                 front_identity=front_identity(cache, where),
             )
         self._stages = stages
+        self._parameters = [named for stage in stages for named in stage.named_stage_parameters()]
         self._reporter = Reporter(self._controller)
         self._undo: list[Callable[[], None]] = [
             run_batches_in(schedule, self._one_batch, recorder.measure_more)
@@ -211,6 +218,7 @@ class TimelyFreeze:
         self._step = 0
         self._is_inside = False
         self._is_open = False
+        self._is_fresh = False
         self._watch(optimizers)
 
     # -- the step ----------------------------------------------------------------------------------
@@ -235,11 +243,17 @@ class TimelyFreeze:
                 which are read ahead; none where they are not known.
 
         Raises:
-            RuntimeError: Inside another step.
-            ValueError: If ``t`` is below 1, or ``rows`` are not those of the batches.
+            RuntimeError: Inside another step, or if a batch begins while gradients are there.
+            ValueError: If ``t`` is below 1 or no later than the step before, or ``rows`` are not
+                those of the batches.
         """
         if self._is_inside:
             raise RuntimeError(f"step {t} begins inside step {self._step}")
+        if self._step and t <= self._step:
+            raise ValueError(
+                f"step {t} comes after step {self._step}; optimizer steps count upwards through "
+                "the whole run, over all epochs"
+            )
         if self._rows is not None:
             self._rows.begin_step(t, rows)
         elif rows is not None or upcoming:
@@ -251,6 +265,7 @@ class TimelyFreeze:
         self._controller.begin_step(t)
         self._name_batches(upcoming)
         self._step, self._is_open, self._is_inside = t, True, True
+        self._is_fresh = True
         try:
             yield
         finally:
@@ -271,8 +286,21 @@ class TimelyFreeze:
                 "schedule.step(...) was called outside of `with freezer.step(t):`; put it inside, "
                 "or call freezer.close() to train without freezing"
             )
+        if self._is_fresh:
+            self._check_no_gradients()
+            self._is_fresh = False
         with self._rows.one_batch() if self._rows else nullcontext(), self._controller.one_batch():
             yield
+
+    def _check_no_gradients(self) -> None:
+        """See that the optimizer will leave alone what the step is going to freeze."""
+        name = next((name for name, p in self._parameters if p.grad is not None), None)
+        if name is not None:
+            raise RuntimeError(
+                f"parameter {name!r} has a gradient when step {self._step} computes its first, and "
+                "the optimizer would move it by that though it is frozen; between steps call "
+                "optimizer.zero_grad(), which sets gradients to None (set_to_none=True)"
+            )
 
     def _end_step(self) -> None:
         if not self._is_open:
@@ -318,7 +346,8 @@ class TimelyFreeze:
         Call it between two steps. It waits for the device.
         """
         self._end_step()
-        return self._reporter.report(self._step)
+        with _together("report()"):
+            return self._reporter.report(self._step)
 
     # -- checkpoint --------------------------------------------------------------------------------
 
@@ -331,8 +360,9 @@ class TimelyFreeze:
         self._end_step()
         mine = self._controller.state_dict()
         texts = {name: value for name, value in mine.items() if isinstance(value, str)}
-        for theirs in self._exchange.all_gather(texts):
-            mine |= theirs
+        with _together("state_dict()"):
+            for theirs in self._exchange.all_gather(texts):
+                mine |= theirs
         return mine
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -349,6 +379,9 @@ class TimelyFreeze:
         """End what runs in the background, and let the schedule run as it did before."""
         if self._undo:  # the first time
             self._controller.close()
+            why = self._controller.unplanned if self._step else None
+            if why is not None and self._exchange.rank == 0:
+                logger.warning("Nothing was frozen by a plan: %s", why)
         while self._undo:
             self._undo.pop()()
         for stage in self._stages:
@@ -374,6 +407,49 @@ def _listed(
 def _rate_of(optimizers: Sequence[torch.optim.Optimizer]) -> Callable[[], float]:
     """Return what looks up the highest learning rate of all groups."""
     return lambda: max(float(group["lr"]) for each in optimizers for group in each.param_groups)
+
+
+@contextmanager
+def _together(call: str) -> Iterator[None]:
+    """Say of a failure among ranks that one may be missing, which torch does not."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"{call} failed among the ranks: {error}; every rank must call it, at the same place"
+        ) from error
+
+
+def _check_alike(
+    exchange: Exchange,
+    settings: FreezeSettings,
+    method: str | FreezePolicy,
+    policy: FreezePolicy | None,
+    optimizers: Sequence[torch.optim.Optimizer],
+    cache: ActivationCache | None,
+) -> None:
+    """Raise unless all ranks have the same arguments: each plans and draws by its own.
+
+    Raises:
+        ValueError: Naming what differs, and how.
+    """
+    values = {
+        **{field.name: repr(getattr(settings, field.name)) for field in fields(settings)},
+        "method": method if isinstance(method, str) else type(method).__qualname__,
+        "policy": repr(policy) if is_dataclass(policy) else type(policy).__qualname__,
+        "optimizer": "given" if optimizers else "None",
+        "cache": "None" if cache is None else "given",
+    }
+    ranks = exchange.all_gather(values)
+    errors = [
+        f"{name} is {mine[name]} on rank 0 and {theirs[name]} on rank {number}"
+        for mine in ranks[:1]
+        for number, theirs in enumerate(ranks)
+        for name in values
+        if theirs[name] != mine[name]
+    ]
+    if errors:
+        raise ValueError(f"{'; '.join(errors)}; every rank needs the same arguments")
 
 
 def _exchange(

@@ -106,6 +106,18 @@ def test_a_command_line_can_set_no_nan(arguments: list[str]) -> None:
         read_config(arguments)
 
 
+def test_misspelled_flags_are_told_as_misspelled_keys_of_a_file() -> None:
+    words = ["--freezing.sed=1", "--freezing.apf.alhpa=2", "--trainign.steps", "3", "--odd"]
+    with pytest.raises(ConfigError) as error:
+        read_config([*words, "--data.no_shuffle"])
+    told = str(error.value)
+    assert "freezing.sed is no key of the configuration; the nearest is freezing.seed" in told
+    assert "freezing.apf.alhpa is no key of the configuration; the nearest is freezing.apf" in told
+    assert "trainign is no key of the configuration; the nearest is training" in told
+    assert "odd is no key of the configuration; known: " in told
+    assert "shuffle" not in told
+
+
 WORDS = ["--freezing.seed", "--freezing.seed=", "--freezing.seed=x", "--freezing.odd=1", "--", "-1"]
 WORDS += ["--freezing.max_freeze_ratio", "0.5", "nan", "--data.no_shuffle", "", "\x00", "=", "--=="]
 WORDS += ["--job.config_file", "--job.config_file=", "--freezing.apf", "--freezing.apf.alpha=1e999"]

@@ -30,6 +30,7 @@ from torchtitan.freezing import estimate as estimate_memory
 from torchtitan.freezing import samples as show_samples
 from torchtitan.freezing.profile import command as profile
 from torchtitan.hf import export as hf_export
+from torchtitan.vision import export_command
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = str(ROOT / "train_configs/tiny_8m.toml")
@@ -141,7 +142,7 @@ COMMANDS = {
         },
     ),
     "export_hf": Command(
-        hf_export.main,
+        export_command.main,
         (hf_export, "export_run"),
         ["some_run"],
         {

@@ -11,6 +11,8 @@ DEFAULTS = {
     "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
     # Forks of a loader would warn in every process.
     "TOKENIZERS_PARALLELISM": "false",
+    # Seconds that torchrun gives ranks after a signal: steps may take longer than its own 30.
+    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600",
 }
 
 

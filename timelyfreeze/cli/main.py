@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
@@ -46,7 +47,9 @@ COMMANDS = {
     "paper": Command(
         "timelyfreeze.compare.paper.command", "each table and figure of the paper", "plots"
     ),
-    "export": Command("torchtitan.vision.export", "a run's weights as a Hugging Face folder"),
+    "export": Command(
+        "torchtitan.vision.export_command", "a run's weights as a Hugging Face folder"
+    ),
     "evaluate": Command(
         "torchtitan.evaluation.command", "scores of a run or a folder, with lm-eval", extra="eval"
     ),
@@ -69,8 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     overlay.install()  # also where the project is not installed
     os.environ.update({**DEFAULTS, **os.environ})
     try:
-        run: Callable[[Sequence[str]], int] = import_module(command.module).main
-        return run(words[1:])
+        with overlay.without_release() if _asks_for_help(words) else nullcontext():
+            run: Callable[[Sequence[str]], int] = import_module(command.module).main
+            return run(words[1:])
     except ModuleNotFoundError as error:
         missing = (error.name or "timelyfreeze").split(".")[0]
         if missing == "timelyfreeze":
@@ -81,6 +85,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
+
+
+def _asks_for_help(words: Sequence[str]) -> bool:
+    split = words.index("--") if "--" in words else len(words)
+    return bool({"-h", "--help"} & {*words[:split]})
 
 
 def usage() -> str:

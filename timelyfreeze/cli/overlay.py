@@ -9,7 +9,8 @@ folder or ``PYTHONPATH`` is.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -39,6 +40,26 @@ class _Finder(MetaPathFinder):
 def _extend(folders: list[str] | None) -> None:
     if folders is not None and OURS not in folders:
         folders.append(OURS)
+
+
+@contextmanager
+def without_release() -> Iterator[None]:
+    """Have our modules found without what the release imports for itself, which takes seconds.
+
+    For what needs nothing of it: the options of a command. Later imports find the whole again.
+    """
+    if RELEASE in sys.modules:
+        yield
+        return
+    bare = ModuleType(RELEASE)
+    spec = PathFinder.find_spec(RELEASE)
+    bare.__path__ = [OURS, *((spec and spec.submodule_search_locations) or ())]
+    sys.modules[RELEASE] = bare
+    try:
+        yield
+    finally:
+        for name in [name for name in sys.modules if name.split(".")[0] == RELEASE]:
+            del sys.modules[name]
 
 
 def install() -> None:

@@ -8,6 +8,7 @@ asks for it goes on with another number of processes once all of its own have en
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import tempfile
@@ -21,6 +22,8 @@ USER_ERROR = 2
 # What torchrun takes where --rdzv_conf has no "timeout" and there is no --master_port.
 _MEET_WITHIN_S = "900"
 _PORT = 29500
+# Of torch: logs which process has failed.
+_STARTS = "torch.distributed.elastic.multiprocessing.api"
 _PROCESSES = "--nproc_per_node="
 
 
@@ -40,6 +43,7 @@ def main() -> None:
     from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.run import main as torchrun
 
+    logging.getLogger(_STARTS).addFilter(_is_news)
     node = _node(sys.argv[1:])
     if node is not None:
         print(f"{node[0]} waits for the others at {node[1]}", flush=True)
@@ -64,6 +68,13 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(1)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Return whether a line of torchrun's tells more than the error of the user's did."""
+    status = record.args[0] if isinstance(record.args, tuple) and record.args else None
+    is_known = record.levelno == logging.ERROR and status == USER_ERROR
+    return not (is_known or record.getMessage().startswith("Sending process "))
 
 
 def _run_parts(torchrun: Callable[[], None]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from timelyfreeze.cli.environment import count_gpus, run_environment
-from timelyfreeze.files.options import words
+from timelyfreeze.files.options import parse_with_keys, words
 
 MAX_PROCESSES = 99_999
 # One host; any free port.
@@ -18,7 +18,8 @@ ALONE = ("--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0")
 
 def main(arguments: Sequence[str]) -> int:
     """Start the run that ``arguments`` ask for; return 2 if they are wrong, and else not at all."""
-    options, keys = _parser().parse_known_args(list(arguments))
+    options, keys = parse_with_keys(_parser(), arguments)
+    keys += ["--quiet"] if options.quiet else []
     if not options.config.is_file():
         return _refuse(f"CONFIG is {str(options.config)!r}, which is no file")
     n_processes = options.nproc
@@ -77,6 +78,9 @@ def _parser() -> argparse.ArgumentParser:
         default=os.environ.get("TORCHRUN_ARGS", ""),
         metavar="OPTIONS",
         help="options of torchrun for several hosts, as one text (default: $TORCHRUN_ARGS)",
+    )
+    parser.add_argument(
+        "--quiet", action="store_true", help="print where the report is, and nothing else"
     )
     return parser
 

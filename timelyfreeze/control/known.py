@@ -7,8 +7,10 @@ from timelyfreeze.control.plans.planner import Planner
 from timelyfreeze.control.policy_checks import PolicyChecks
 from timelyfreeze.planning import FreezePlan, SolverChoices
 from timelyfreeze.schedule import Action, PipelineDag, ScheduleOrder
-from timelyfreeze.settings import FreezeSettings, Phase
+from timelyfreeze.settings import FreezeSettings, Phase, key
 from timelyfreeze.timing import DurationBounds
+
+NOT_MEASURED = "the run did not pass through the monitoring steps"
 
 
 class KnownPlan:
@@ -64,6 +66,17 @@ class KnownPlan:
     def failure(self) -> str | None:
         """Why there is no plan, if solving failed."""
         return None if self._planner is None else self._planner.failure
+
+    @property
+    def unplanned(self) -> str | None:
+        """Why nothing is frozen by a plan up to the current step; None where it is, or never is."""
+        if self._planner is None or self.plan is not None:
+            return self.switched_off
+        last = self.settings.phases.last_monitor_step
+        if self._step < last:
+            return f"a plan is made after step {last} ({key('monitor')}), and this is {self._step}"
+        passed = "it is still being solved" if self._planner.is_solving else NOT_MEASURED
+        return self.failure or passed
 
     @property
     def phase(self) -> Phase:

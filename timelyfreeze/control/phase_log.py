@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from timelyfreeze.control.known import NOT_MEASURED
 from timelyfreeze.settings import Phase, PhaseSchedule, key
 
 logger = logging.getLogger(__name__)
@@ -34,5 +35,5 @@ class PhaseLog:
             step,
             key("monitor"),
             self._phases.last_monitor_step,
-            failure or "the run did not pass through the monitoring steps",
+            failure or NOT_MEASURED,
         )

@@ -79,7 +79,10 @@ class FreezeReport:
             lines.append(f"planned ratios   {_ratios(self.planned_ratios)}")
         if self.applied_ratios:
             lines.append(f"applied ratios   {_ratios(self.applied_ratios)}")
-        lines.append(f"average ratio    {self.average_freeze_ratio:.2f} since the run began")
+        measuring = "" if self.planned_batch_ms is None else ", steps that measure included"
+        lines.append(
+            f"average ratio    {self.average_freeze_ratio:.2f} since the run began{measuring}"
+        )
         if self.cache is not None:
             lines.append(f"activation cache {_use(self.cache)}")
         if self.without is not None:
@@ -129,7 +132,7 @@ class Reporter:
             planned_ratios={} if plan is None else plan.stage_mean_ratios(),
             applied_ratios=metrics.applied_stage_ratios,
             average_freeze_ratio=metrics.average_freeze_ratio,
-            without=controller.switched_off or controller.failure,
+            without=controller.unplanned,
             cache=metrics.cache,
             interval_factor=None if bounds is None else bounds.interval_factor,
             predicts_for=None if plan is None else controller.predicts_for,

@@ -28,10 +28,14 @@ def status_of(work: Callable[[], int]) -> int:
 def parse_with_keys(
     parser: argparse.ArgumentParser, arguments: Sequence[str]
 ) -> tuple[argparse.Namespace, list[str]]:
-    """Return the options before ``--``, and what stands behind it: keys of the configuration."""
+    """Return the options, and keys of the configuration: ``--section.key``, all behind ``--``."""
     words = list(arguments)
     split = words.index("--") if "--" in words else len(words)
-    return parser.parse_args(words[:split]), words[split + 1 :]
+    options, keys = parser.parse_known_args(words[:split])
+    flags = [word.partition("=")[0] for word in keys if word.startswith("--")]
+    if keys and not (keys[0].startswith("--") and all("." in flag for flag in flags)):
+        parser.error(f"unrecognized arguments: {' '.join(keys)}")
+    return options, [*keys, *words[split + 1 :]]
 
 
 def require(option: str, value: float, low: float, high: float, *, above: bool = False) -> None:

@@ -50,12 +50,12 @@ def convergence_figure(rows: Sequence[StepRow], title: str = "") -> Figure:
         ):
             draw_by_phase(axes, rows, values, label=label, color=color, marker=marker, ms=3, lw=1.4)
         above.set_ylim(bottom=0)
-        above.set_ylabel("fraction of the unfrozen step")
+        above.set_ylabel("fraction of the\nunfrozen step")
         below.axhline(1.0, color=INK, lw=0.9, ls=(0, (4, 3)))
         text, place = "below this line freezing gets to a loss sooner", ("axes fraction", "data")
         annotate(below, text, (0.0, 1.0), place, shift=(4, -3), color=INK, ha="left", va="top")
         below.set_ylim(bottom=0, top=max([1.4, *(1.08 * ratio for ratio in known)]))
-        below.set_ylabel("of the run without freezing")
+        below.set_ylabel("of the run\nwithout freezing")
         below.set_xlabel("optimizer step")
         for axes in (above, below):
             axes.grid(axis="y")

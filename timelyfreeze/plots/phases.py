@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
 from matplotlib.axes import Axes
 
-from timelyfreeze.plots.style import FAINT_INK, annotate
+from timelyfreeze.plots.style import FAINT_INK, SMALL_POINTS, annotate
 from timelyfreeze.settings import Phase
+
+# Of a name above the axes, on average, were the axes as wide as the figure.
+_LETTER_INCHES = 0.65 * SMALL_POINTS / 72
 
 # The shade behind each phase, and its name: short, to fit over a narrow band.
 _LOOKS = {
@@ -87,13 +91,19 @@ def shade_phases(axes: Axes, rows: Sequence[StepOfPhase], *, named: bool = True)
         rows: Steps of the run.
         named: Whether their names stand above the axes.
     """
+    free = -math.inf  # where the next name may begin: phases may be narrower than their names
     for band in bands(rows):
         begin, end = band.first - 0.5, band.last + 0.5
         shade, word = _LOOKS[band.phase]
         axes.axvspan(begin, end, color=shade, lw=0, zorder=0)
         axes.axvline(begin, color=FAINT_INK, lw=0.5, zorder=0.5)
         if named:
-            at, place = ((begin + end) / 2, 1.0), ("data", "axes fraction")
+            letters = max(map(len, word.split("\n"))) + 1
+            wide = letters * _LETTER_INCHES * axes.figure.dpi / axes.figure.bbox.width
+            half = wide * (rows[-1].step - rows[0].step + 1) / 2
+            middle = max((begin + end) / 2, free + half)
+            free = middle + half
+            at, place = (middle, 1.0), ("data", "axes fraction")
             annotate(axes, word, at, place, shift=(0, 3), ha="center", va="bottom")
     if rows:
         axes.set_xlim(rows[0].step - 0.5, rows[-1].step + 0.5)

@@ -25,6 +25,7 @@ from timelyfreeze.records import FRONT_READ, KIND_WORDS, UNFROZEN, Timeline
 from timelyfreeze.schedule import ActionKind
 
 _LANES_INCHES = 10.0  # of all lanes together, so that many batches still make one picture
+_LEAST_SEEN = 1e-3  # of the batch: under a pixel or so
 _LONG_NAME = 70  # more letters have a line of their own
 _LINE_INCHES = 0.18
 
@@ -118,6 +119,14 @@ def _add_legend(figure: Figure, timelines: Sequence[Timeline]) -> None:
         tints = tuple(Patch(color=tint(kind, ratio)) for ratio in (0.0, 0.5, 1.0))
         entries.append((tints, "0, 50, 100% frozen"))
     entries.append((Patch(color=LANE), "idle"))
+    n_unseen = sum(
+        block.action.kind.freezable and block.end_ms - block.start_ms < _LEAST_SEEN * t.batch_ms
+        for t in timelines
+        for block in t.ran
+    )
+    if n_unseen:
+        nothing = Patch(facecolor="none", edgecolor="none")
+        entries.append((nothing, f"too short to see: {n_unseen} backwards with nothing to do"))
     outline = Patch(facecolor="none", edgecolor=BLACK, linewidth=OUTLINE)
     entries.append((outline, "critical path"))
     n_places = 1 + max(place for t in timelines for place in stage_places(t).values())

@@ -82,13 +82,18 @@ def build_layout(stages: Mapping[int, Sequence[tuple[str, int]]]) -> ModelLayout
     names = [name for _, name, _ in tensors]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"parameter {twice!r} is in the model twice; names must be unique")
+        raise ValueError(
+            f"parameter {twice!r} is in the model twice; policies need names that are "
+            "unique over all stages, with the layer's number in the whole model: keep the blocks "
+            "of a stage in nn.ModuleDict({'3': block, ...})"
+        )
     numbers = [_layer_number(name) for name in names]
     order = list(dict.fromkeys(number for number in numbers if number is not None))
     if not order:
         raise ValueError(
             "no parameter name has a layer number (as in layers.0.attention.wq.weight), so layers "
-            f"cannot be told apart; names begin with {names[:3]}"
+            f"cannot be told apart; names begin with {names[:3]}; keep the blocks of a stage in "
+            "nn.ModuleDict({'3': block, ...})"
         )
     index = {number: layer for layer, number in enumerate(order)}
     layers: list[int] = []

@@ -44,6 +44,7 @@ class RunSummary:
         started_at: ISO 8601 time with offset.
         unit: What throughput counts: "tokens", or "images" for a model that reads pictures; where a
             name here says tokens, it is these.
+        counts_padding: ``report.count_padding``.
         tokens_per_second_unfrozen: Per device, from the median step of warm-up and of the first
             half of monitoring.
         tokens_per_second: Per device, from the median step of the stable phase; without freezing,
@@ -148,6 +149,7 @@ class RunSummary:
     started_at: str
 
     unit: str = "tokens"
+    counts_padding: bool | None = None
     tokens_per_second_unfrozen: float | None = None
     tokens_per_second: float | None = None
     step_ms_unfrozen: float | None = None

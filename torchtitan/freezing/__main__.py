@@ -8,4 +8,5 @@ import sys
 from torchtitan.freezing.launch import launch
 
 if __name__ == "__main__":
+    sys.argv[0] = "timelyfreeze train"  # which the parser of the command line names
     sys.exit(launch(sys.argv[1:], local_rank=int(os.environ.get("LOCAL_RANK", "0"))))

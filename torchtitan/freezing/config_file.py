@@ -13,7 +13,7 @@ import os
 import tomllib
 import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -56,6 +56,7 @@ def read_config(args: Sequence[str], *, weights: bool = False) -> JobConfig:
     # A module of the user's has keys that only upstream's manager knows.
     if not (in_file or _value_of(args, _MODULE_KEYS)):
         errors = [f"{error} (in {path})" for error in form_errors(config_class, table)]
+        errors += _argument_errors(config_class, args)
         if errors:
             raise ConfigError(join_errors(errors))
     try:
@@ -174,9 +175,7 @@ def form_errors(section: type, table: dict[str, Any], prefix: str = "") -> Itera
     for key, value in table.items():
         name = f"{prefix}{key}"
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"; the nearest is {prefix}{near[0]}" if near else f"; known: {', '.join(known)}"
-            yield f"{name} is no key of the configuration{hint}"
+            yield _unknown(key, known, prefix)
         elif is_dataclass(known[key]):
             if isinstance(value, dict):
                 yield from form_errors(known[key], value, f"{name}.")
@@ -184,6 +183,24 @@ def form_errors(section: type, table: dict[str, Any], prefix: str = "") -> Itera
                 yield f"{name} is {shown(value)}; it is a section, [{name}]"
         elif not _fits(value, known[key]):
             yield f"{name} is {shown(value)}; it must be {_words(known[key])}"
+
+
+def _unknown(key: str, known: Mapping[str, Any], prefix: str) -> str:
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f"; the nearest is {prefix}{near[0]}" if near else f"; known: {', '.join(known)}"
+    return f"{prefix}{key} is no key of the configuration{hint}"
+
+
+def _argument_errors(config_class: type, args: Sequence[str]) -> Iterator[str]:
+    """Yield which keys of the command line are unknown, in the words that a file gets."""
+    for name in _argument_keys(args):
+        known, prefix = typing.get_type_hints(config_class), ""
+        for key in name.split(".") if name not in ("help", "") else ():
+            if key not in known:
+                yield _unknown(key, known, prefix)
+                break
+            prefix += f"{key}."
+            known = typing.get_type_hints(known[key]) if is_dataclass(known[key]) else {}
 
 
 def _fits(value: Any, kind: Any) -> bool:

@@ -51,11 +51,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="timelyfreeze estimate",
         usage="%(prog)s CONFIG.toml [--schedules GPipe 1F1B ...] [--device-gib 48 140 ...] "
-        "[-- --section.key=value ...]",
+        "[--section.key=value ...]",
         description="Says what each rank's memory will hold, and whether it fits. A rank fits if 2 "
-        "GiB are left over, for the device's context, communication and fragments. What follows -- "
-        "changes the configuration. The exit status is 1 if something does not fit a size that was "
-        "asked for.",
+        "GiB are left over, for the device's context, communication and fragments. Keys of "
+        "the configuration win over the file. The exit status is 1 if something does not fit a "
+        "size that was asked for.",
     )
     parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file of the run")
     parser.add_argument(

@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Sequence
 from itertools import islice
 
-from timelyfreeze.files.options import status_of, whole
+from timelyfreeze.files.options import parse_with_keys, status_of, whole
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -19,7 +19,7 @@ def main(arguments: Sequence[str]) -> int:
     Returns:
         The exit status: 2 if the configuration has errors.
     """
-    options, settings = _parser().parse_known_args(arguments)
+    options, settings = parse_with_keys(_parser(), arguments)
     return status_of(lambda: _show(options, settings))
 
 

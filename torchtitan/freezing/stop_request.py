@@ -12,11 +12,12 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# All that torchrun hands on to its ranks; SIGHUP comes from a terminal that is closed.
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 class StopRequest:
-    """SIGTERM or Ctrl-C to any rank, known to all of them one step later.
+    """A signal to stop to any rank, known to all of them one step later.
 
     Ranks get signals at different moments, some none at all, and a rank that stopped alone would
     leave the others waiting. So before every step each tells the others what it has heard, and asks
@@ -40,7 +41,7 @@ class StopRequest:
     def listening(self) -> Iterator[None]:
         """Take note of signals instead of ending by them.
 
-        Further ones change nothing: torchrun kills what has not ended 30 s after the first.
+        Further ones change nothing: torchrun kills what has not ended some minutes after the first.
         """
         if threading.current_thread() is not threading.main_thread():
             yield  # only the main thread may handle signals

@@ -6,7 +6,6 @@ in memory, whatever the size of the model.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,11 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.models.llama3 import llama3_args
-from torchtitan.tools.logging import init_logger, logger
+from torchtitan.tools.logging import logger
 
-from timelyfreeze.files.options import status_of
 from torchtitan.checkpoints.finished import (
     METADATA,
     checkpoint_folder,
@@ -305,27 +302,3 @@ def _describes(source: Mapping[str, Any], config: LlamaConfig) -> bool:
         return not differences(config, parse_config(source))
     except ValueError:
         return False
-
-
-def main(arguments: Sequence[str], forms: Forms | None = None) -> int:
-    """Export as the command line says and return the exit status; ``forms`` as ``export_run``."""
-    parser = argparse.ArgumentParser(
-        prog="timelyfreeze export", description="Writes a run's weights as a Hugging Face folder."
-    )
-    add = parser.add_argument
-    add("run", type=Path, metavar="RUN", help="folder named by the run's report")
-    add("step", type=int, nargs="?", metavar="STEP", help="of the checkpoint; default: last")
-    add("--output", type=Path, help="folder to write; default: RUN/hf_step-STEP")
-    add("--adapter", action="store_true", help="write the adapters alone, as a folder for peft")
-    add("--dtype", choices=sorted(TORCH_DTYPE_MAP), help="of the weights; default: as trained")
-    options = parser.parse_args(arguments)
-    init_logger()
-    dtype = TORCH_DTYPE_MAP[options.dtype] if options.dtype else None
-
-    def export() -> int:
-        places = options.run, options.step
-        how = {"output": options.output, "dtype": dtype, "adapter": options.adapter}
-        print(export_run(*places, **how, forms=forms))
-        return 0
-
-    return status_of(export)

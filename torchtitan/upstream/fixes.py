@@ -15,7 +15,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from typing import Any
 
@@ -51,7 +51,9 @@ def install() -> None:
     torchvision_import.install()
     if not torch.accelerator.is_available():
         _use_cpu()
+    logger.addFilter(is_worth_telling)
     _patch(titan_dist, "clip_grad_norm_", _clip_on_device)
+    _patch(titan_dist, "maybe_enable_amp", _tell_precision)
     _patch(titan_tools, "get_peak_flops", _peak_flops)
     _patch(titan_metrics, "_get_metrics_rank", _metrics_rank)
     _patch(titan_checkpoint, "CheckpointManager", lambda upstream: SafeCheckpointManager)
@@ -188,6 +190,18 @@ def autocast_stages(
         part.forward = _autocast(part.forward, device.type, dtype)
 
 
+def _tell_precision(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    """Say in which precision stages compute, where upstream says that it turns autocast off."""
+
+    def maybe_enable_amp(parallel_dims: ParallelDims, dtype: str, device_type: str) -> Any:
+        if parallel_dims.fsdp_enabled or not parallel_dims.pp_enabled:
+            return upstream(parallel_dims, dtype, device_type)
+        logger.info(f"Stages compute in {dtype}")
+        return nullcontext()
+
+    return maybe_enable_amp
+
+
 def _autocast(
     forward: Callable[..., Any], device_type: str, dtype: torch.dtype
 ) -> Callable[..., Any]:
@@ -235,22 +249,39 @@ def evaluate_forwards_alone(schedule: Any) -> None:
 # -- model and metrics -----------------------------------------------------------------------------
 
 
+# What upstream says that is not so of our runs (schedule and mesh of an emulation's stand-in), or
+# that settings.json has too and that helps nobody who waits for step 1.
+_NOT_TOLD = re.compile(
+    r"torchtitan version|Starting job: |ENV\[|\[GC\] |Building (\S+ \S+with|device mesh) "
+    r"|Successfully created meshes|Using pipeline schedule |PP rank \d+ is building |CPU capacity"
+    r"|Peak FLOPS used|\w+ memory usage for model|Synchronizing and adjusting timeout"
+    r"|Sleeping 2 seconds|Process group destroyed"
+)
+
+
+def is_worth_telling(record: logging.LogRecord) -> bool:
+    """Return whether a line of upstream's is true of our runs and short: at most 12 before step 1.
+
+    A filter of upstream's logger. Its errors, and all with the level DEBUG, pass.
+    """
+    is_debugged = logger.isEnabledFor(logging.DEBUG) or record.levelno >= logging.ERROR
+    return is_debugged or not _NOT_TOLD.match(record.getMessage())
+
+
 @contextmanager
 def lines_count(unit: str) -> Iterator[None]:
     """Let upstream's lines name what throughput counts where that is not tokens.
 
-    Upstream's "tps" is what a batch's labels count; of a classifier, pictures. There an MFU that
-    is not known is left out as well.
+    Upstream's "tps" is what a batch's labels count; of a classifier, pictures. An MFU that is not
+    known is left out.
 
     Args:
         unit: What throughput counts, in the plural.
     """
-    if unit == "tokens":
-        yield
-        return
+    name = "tps" if unit == "tokens" else f"{unit}/s"
 
     def say(record: logging.LogRecord) -> bool:
-        record.msg = re.sub(r"\btps: ", f"{unit}/s: ", str(record.msg)).replace("mfu: nan%", "")
+        record.msg = re.sub(r"\btps: ", f"{name}: ", re.sub(r" *mfu: nan%", "", str(record.msg)))
         return True
 
     logger.addFilter(say)

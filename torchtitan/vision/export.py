@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,8 +62,3 @@ FORMS: hf_export.Forms = {
     LLAMA: hf_export.llama_form,
     **dict.fromkeys(IMAGE_MODELS, vision_form),
 }
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Export as the command line says and return the exit status."""
-    return hf_export.main(arguments, FORMS)

@@ -77,6 +77,20 @@ def test_the_map_loads_nothing_heavy() -> None:
     assert done.stdout.endswith("[]\n")
 
 
+def test_no_help_waits_for_torch() -> None:
+    """Torch takes seconds. Afterwards the release is found whole."""
+    code = (
+        "import contextlib, sys\nfrom timelyfreeze.cli.main import COMMANDS, main\n"
+        "for name in (n for n, c in COMMANDS.items() if c.module.startswith('torchtitan')):\n"
+        "    with contextlib.suppress(SystemExit): main([name, '-h'])\n"
+        "print([m for m in ('torch', 'transformers', 'torchtitan') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.endswith("[]\n")
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("torchtitan") is None, reason="TorchTitan is not installed")
 def test_our_part_of_torchtitan_is_found_from_every_folder(tmp_path: Path) -> None:

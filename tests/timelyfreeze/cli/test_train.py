@@ -46,6 +46,26 @@ def test_torchrun_takes_the_place_of_the_command(started: dict[str, Any]) -> Non
     assert started["environment"]["CUDA_VISIBLE_DEVICES"] == ""
 
 
+def test_torchrun_waits_for_steps_that_take_longer_than_its_own_patience(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    api = pytest.importorskip("torch.distributed.launcher.api")
+    for name, value in run_environment({}, 1, n_gpus=0).items():
+        monkeypatch.setenv(name, value)
+    assert api.LaunchConfig(1, 1, 1).shutdown_timeout == 600
+
+
+@pytest.mark.parametrize("words", [["--trainign"], ["--nporc", "2"], ["y.toml"]])
+def test_misspelled_options_are_told_before_anything_starts(
+    started: dict[str, Any], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        train.main(["x.toml", *words])
+    assert end.value.code == 2
+    assert f"unrecognized arguments: {' '.join(words)}" in capsys.readouterr().err
+    assert not started
+
+
 def test_several_hosts_and_processes_come_from_variables_too(
     started: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

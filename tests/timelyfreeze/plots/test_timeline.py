@@ -188,6 +188,22 @@ def test_later_stages_of_a_rank_have_a_foot_bar() -> None:
     assert "foot bar: second stage of its rank" in [t.get_text() for t in legend.get_texts()]
 
 
+def test_backwards_that_are_too_short_to_see_are_counted() -> None:
+    """A stage that is frozen whole and sends no gradient has backwards that take no time."""
+    plain, frozen = both(one_f_one_b_order(2, 4))
+    gone = [
+        replace(block, end_ms=block.start_ms)
+        if block.action.stage == 0 and block.action.kind.freezable
+        else block
+        for block in frozen.blocks
+    ]
+    figure = timeline_figure([plain, replace(frozen, blocks=tuple(gone))])
+    words = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert "too short to see: 4 backwards with nothing to do" in words
+    (legend,) = timeline_figure([plain, frozen]).legends
+    assert not any("too short" in text.get_text() for text in legend.get_texts())
+
+
 def test_what_a_batch_passed_by_is_not_drawn_and_its_rank_says_why() -> None:
     """1F1B of 4 by 8 that begins at stage 2: ranks 0 and 1 have no block, outline nor number."""
     before, after = both(one_f_one_b_order(4, 8))

@@ -14,7 +14,7 @@ from tests.make_assets.pictures import pixels, write_folder
 from tests.torchtitan.helpers.image_models import KINDS, SETTINGS, SIZE, args_of, library_model
 from tests.torchtitan.helpers.job_configs import make_job_config
 from torchtitan.evaluation.command import main
-from torchtitan.vision.export import main as export
+from torchtitan.vision.export_command import main as export
 from torchtitan.vision.flavors import FLAVORS
 from torchtitan.vision.model import VisionModel
 

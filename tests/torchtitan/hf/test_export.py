@@ -19,9 +19,10 @@ from tests.torchtitan.helpers.hf_models import (
 )
 from tests.torchtitan.hf.test_adapter import load
 from torchtitan.freezing.config.job_config import JobConfig
-from torchtitan.hf.export import ExportError, export_run, main
+from torchtitan.hf.export import ExportError, export_run
 from torchtitan.hf.folder import stored_tensors, tensor_errors
 from torchtitan.hf.llama_config import parse_config, read_config
+from torchtitan.vision.export_command import main
 
 pytestmark = [pytest.mark.filterwarnings("ignore:torch.distributed is disabled"), pytest.mark.slow]
 

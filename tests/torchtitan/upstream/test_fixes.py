@@ -205,12 +205,28 @@ def test_lines_of_a_classifier_count_pictures_where_upstream_still_says_tokens(
         lines.append([record.getMessage() for record in caplog.records[-2:]])
     (trained, validated), (pictures, validated_on_pictures) = lines
     assert "  tps: " in trained
-    assert "  mfu: nan%" in trained
     assert "  tps: " in validated
     for line in (pictures, validated_on_pictures):
         assert "  images/s: " in line
         assert "tps" not in line
-    assert "mfu" not in pictures
+    assert "mfu" not in pictures + trained
+
+
+def test_what_upstream_says_wrongly_of_our_runs_is_not_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Guards ``is_worth_telling`` and ``maybe_enable_amp``."""
+    dims = SimpleNamespace(fsdp_enabled=False, tp_enabled=False, pp_enabled=True)
+    with caplog.at_level("INFO"):
+        fresh(titan_dist).maybe_enable_amp(dims, "bfloat16", "cpu")
+        assert "Mixed precision training is disabled" in caplog.text, "upstream still says so"
+        caplog.clear()
+        titan_dist.maybe_enable_amp(dims, "bfloat16", "cpu")
+        titan_tools.GarbageCollection.collect("Initial GC collection")
+        titan_dist.logger.info("Using pipeline schedule LoopedBFS with 8 microbatches.")
+        titan_dist.logger.info("Training starts at step 1")
+    told = [record.getMessage() for record in caplog.records]
+    assert told == ["Stages compute in bfloat16", "Training starts at step 1"]
 
 
 # -- gradient norm ---------------------------------------------------------------------------------

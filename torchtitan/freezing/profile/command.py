@@ -72,9 +72,9 @@ def _profile(options: argparse.Namespace, keys: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="timelyfreeze profile",
-        usage="%(prog)s CONFIG.toml [options] [-- --section.key=value ...]",
-        description="Times each stage of a configuration alone on this device. What follows -- "
-        "changes the configuration.",
+        usage="%(prog)s CONFIG.toml [options] [--section.key=value ...]",
+        description="Times each stage of a configuration alone on this device. Keys of the "
+        "configuration win over the file.",
     )
     parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file of the run")
     parser.add_argument("--output", type=new_folder, metavar="FOLDER", help="where the files go")

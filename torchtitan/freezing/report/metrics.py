@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from timelyfreeze.whatif.loads import UNKNOWN_SIZES, ModelSizes
 from torchtitan.freezing.config import JobConfig, model_family
 from torchtitan.freezing.emulation.record import EmulationRecord
 from torchtitan.freezing.report.output import RunOutput, open_output
+from torchtitan.freezing.report.text import shown_report
 from torchtitan.lora.trained import count_trained
 from torchtitan.upstream.fixes import lines_count
 
@@ -201,7 +203,8 @@ class FreezingMetricsProcessor(MetricsProcessor):
         if self._output.tensorboard is not None and self._output.is_shown:
             self._output.tensorboard.log_summary(summary)
         if self._output.is_shown and not self._is_quiet:
-            print(text, flush=True)
+            with suppress(OSError):  # a terminal that is gone: the files tell
+                print(shown_report(text), flush=True)
         if self._output.plots is not None:
             self._output.plots.finish(summary.steps_done)
         self._output.recorder.write_page(summary, counts)

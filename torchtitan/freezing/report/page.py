@@ -30,7 +30,7 @@ _FREEZING_SETTINGS = (
     "max_freeze_ratio", "seed", "first_stage", "skip_input_grads", "min_gain",
 )  # fmt: skip
 _FILES = {
-    "report.txt": "the short report, as it was printed",
+    "report.txt": "the short report, of which a terminal shows the most important",
     "summary.json": "all metrics of the run",
     "settings.json": "the whole configuration",
     "steps.csv": "every optimizer step",

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from tqdm import tqdm
@@ -15,6 +16,8 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from timelyfreeze.control import FreezeController
 from timelyfreeze.settings import Phase
+
+logger = logging.getLogger(__name__)
 
 _WORDS = {
     Phase.WARMUP: "warming up",
@@ -25,6 +28,8 @@ _WORDS = {
     Phase.STABLE: "freezing",
     Phase.OFF: "freezing is off",
 }
+# How often a log gets a line, in seconds.
+_TELL_EVERY_S = 60.0
 # Steps that the time left is reckoned from.
 _WINDOW = 20
 
@@ -104,8 +109,8 @@ _FORMAT = "step {n_fmt}/{total_fmt} |{bar:12}| {desc}"
 class Progress:
     """One line on the rank that is shown, if its output is a terminal.
 
-    Otherwise upstream's line per logged step stays, which tools read, and the line that the
-    controller writes when a phase begins.
+    Otherwise the log gets such a line once a minute, and upstream's line per logged step stays,
+    which tools read, with the line that the controller writes when a phase begins.
 
     Args:
         n_steps: Steps of the whole run.
@@ -117,7 +122,9 @@ class Progress:
         self._n_steps = n_steps
         self._status = Status(unit=unit)
         self._pace = Pace(n_steps)
+        self._shown = shown
         self._use_bar = shown and sys.stderr.isatty()
+        self._told_at = time.monotonic()
         self._bar: tqdm[None] | None = None
         self._redirect = None
 
@@ -139,6 +146,9 @@ class Progress:
     def show(self, step: int, status: Status) -> None:
         """Show where the run is after ``step``."""
         if not self._use_bar:
+            if self._shown and time.monotonic() >= self._told_at + _TELL_EVERY_S:
+                self._told_at = time.monotonic()
+                logger.info("step %d/%d: %s", step, self._n_steps, status_text(status))
             return
         if self._bar is None:
             self._bar = tqdm(
@@ -147,7 +157,8 @@ class Progress:
             self._redirect = logging_redirect_tqdm()
             self._redirect.__enter__()
         self._bar.set_description_str(status_text(status), refresh=False)
-        self._bar.update(step - self._bar.n)
+        with suppress(OSError):  # the terminal is gone: SIGHUP is on its way
+            self._bar.update(step - self._bar.n)
 
     @contextmanager
     def instead_of_upstream(self) -> Iterator[None]:
@@ -166,8 +177,9 @@ class Progress:
     def close(self) -> None:
         """Take the line down, leaving its last state on the screen."""
         if self._bar is not None:
-            self._bar.refresh()
-            self._bar.close()
+            with suppress(OSError):
+                self._bar.refresh()
+                self._bar.close()
             self._bar = None
         if self._redirect is not None:
             self._redirect.__exit__(None, None, None)

@@ -16,6 +16,31 @@ from torchtitan.freezing.report.move_record import TimedMove
 _Lines = dict[str, str | None]
 
 
+# What a terminal shows, the most important first; the file has all lines.
+_SHOWN = (
+    "ended early", "time to a loss", "no freeze plan", "freezing switched off", "with freezing",
+    "gain", "batch with freezing", "predictions hold for", "batch without freezing",
+    "validation loss", "validation top-1", "upper bound", "as run on one device",
+)  # fmt: skip
+_MOST_SHOWN = 7
+
+
+def shown_report(text: str) -> str:
+    """Return what a terminal shows of a report: 8 lines at most, in the report's order.
+
+    That is what freezing brought, whether the prediction held, and where the files are. A run
+    that says little shows all of it.
+    """
+    title, lines = text.split("\n", 3)[:3], text.splitlines()[3:]
+    if len(lines) <= _MOST_SHOWN + 1:
+        return text
+    by_label = {line[:24].rstrip(): line for line in lines}
+    labels = [label for label in _SHOWN if label in by_label][: _MOST_SHOWN - 1]
+    kept = [line for line in lines if line[:24].rstrip() in (*labels, "files")]
+    more = f"{'all of it':<24} report.md and report.txt there"
+    return "\n".join([*title, *kept, more]) + "\n"
+
+
 def render_report(summary: RunSummary, run_folder: Path, moves: Sequence[TimedMove] = ()) -> str:
     """Return the report of a run.
 
@@ -25,6 +50,7 @@ def render_report(summary: RunSummary, run_folder: Path, moves: Sequence[TimedMo
         moves: To other pipelines.
     """
     clock = by_virtual_clock(summary)
+    leaves_padding = summary.counts_padding is False and summary.unit == "tokens"
     lines: _Lines = {
         "ended early": summary.ended_early,
         "emulated": _known(
@@ -33,6 +59,7 @@ def render_report(summary: RunSummary, run_folder: Path, moves: Sequence[TimedMo
             summary.emulated_ranks,
         ),
         **(_frozen_run(clock) if freezes_by_turns(summary.method) else _unfrozen_run(clock)),
+        "tokens": "without padding (report.count_padding)" if leaves_padding else None,
         **_moves(summary, moves),
         "cost": _known("{:,.2f} for {:,.1f} device-seconds", summary.cost, summary.device_seconds),
         "trained": _trained(summary),
@@ -106,7 +133,9 @@ def _on_one_device(summary: RunSummary) -> str | None:
         return None
     form = f"{{:,.0f}} {summary.unit}/s, {{:.1f}} ms a step"
     step = _known(form, summary.tokens_per_second, summary.step_ms)
-    return step and step + (_known(", {:.1f} ms a batch", summary.real_batch_ms) or "")
+    # On one thread the latter is processor time: other processes of the machine make steps longer.
+    batch = _known("; the work of a batch took {:.1f} ms", summary.real_batch_ms) or ""
+    return step and step + batch
 
 
 def _accuracy(summary: RunSummary) -> str | None:
@@ -153,6 +182,8 @@ def _frozen_run(summary: RunSummary) -> _Lines:
     if summary.failure is not None:
         return {**lines, "no freeze plan": summary.failure}
     factor = summary.interval_factor
+    average = _known("{:.3f}", summary.average_freeze_ratio)
+    measuring = ", those that measure included" if summary.planned_stage_ratios else ""
     step = _beside(summary.step_ms_predicted, after_ms)
     return {
         **lines,
@@ -175,7 +206,7 @@ def _frozen_run(summary: RunSummary) -> _Lines:
         ),
         "planned freeze ratio": _by_stage(summary.planned_stage_ratios),
         "applied in the last step": _by_stage(summary.stage_ratios),
-        "average freeze ratio": _known("{:.3f} over all steps", summary.average_freeze_ratio),
+        "average freeze ratio": average and f"{average} over all steps{measuring}",
         "activation cache": _cache(summary),
         "kappa / p_eff": _known(
             "{:.2f} / {:.2f} = {:.2f}; a loss is reached sooner with freezing if below 1",

@@ -8,6 +8,7 @@ import re
 import struct
 import sys
 import termios
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -71,6 +72,21 @@ def test_without_a_terminal_upstreams_plain_lines_stay(monkeypatch: pytest.Monke
     assert pipe.getvalue() == ""
 
 
+def test_without_a_terminal_the_log_gets_a_line_a_minute(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    put_up(monkeypatch, is_terminal=False)
+    seconds = iter([0.0, 0.0, 58.0, 59.0, 60.0, 60.0, 121.0, 121.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
+    progress, hidden = Progress(9, shown=True), Progress(9, shown=False)
+    with caplog.at_level(logging.INFO):
+        for step in (1, 2, 3, 4):
+            progress.show(step, Status(Phase.STABLE, loss=1.0, seconds_left=70.0))
+            hidden.show(step, Status())
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [f"step {step}/9: freezing, loss 1.000, 1 min 10 s left" for step in (3, 4)]
+
+
 def test_a_rank_that_is_not_shown_draws_nothing_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -128,6 +144,20 @@ def test_a_resumed_run_begins_where_it_stopped(monkeypatch: pytest.MonkeyPatch) 
     progress.close()
     assert "step 60/100 " in terminal.getvalue()  # what earlier runs did is no progress of this one
     assert "step 61/100" in terminal.last_line()
+
+
+def test_a_terminal_that_goes_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = put_up(monkeypatch)
+    progress = Progress(4, shown=True)
+    progress.show(1, Status())
+
+    def write(text: str) -> int:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(terminal, "write", write)
+    monkeypatch.setattr(progress._bar, "mininterval", 0.0)
+    progress.show(2, Status())
+    progress.close()
 
 
 def test_without_freezing_the_line_has_no_phase(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.torchtitan.helpers.summaries import make_summary
-from torchtitan.freezing.report.text import render_report
+from torchtitan.freezing.report.text import render_report, shown_report
 
 FOLDER = Path("outputs/tb/run_1")
 FILES = [
@@ -59,6 +59,16 @@ def test_adapters_have_a_line_and_no_phases() -> None:
     ]
 
 
+def test_words_beside_numbers_say_what_is_in_them() -> None:
+    planned = report(**SPEED, **PLAN, **APPLIED, counts_padding=False)
+    included = "average freeze ratio     0.234 over all steps, those that measure included"
+    padding = "tokens                   without padding (report.count_padding)"
+    assert {included, padding} <= set(planned)
+    plain = report(method="apf", **SPEED, **APPLIED, counts_padding=True)
+    assert APPLIED_LINES[1] in plain
+    assert padding not in plain
+
+
 def test_a_cache_has_a_line() -> None:
     used = {"cache_batches": 1200, "cache_entered": 800, "cache_mib": 64.2, "cache_spent_ms": 90.0}
     line = (
@@ -80,7 +90,8 @@ def test_the_report_of_a_planned_run() -> None:
         "upper bound              60.0 ms a batch with everything frozen (+50.0%); "
         "the plan reaches +16.1%",
         "planned freeze ratio     stage 0: 0.12 1: 0.50",
-        *APPLIED_LINES,
+        APPLIED_LINES[0],
+        f"{APPLIED_LINES[1]}, those that measure included",
     ]
 
 
@@ -125,6 +136,19 @@ def test_a_machine_of_another_speed_stands_beside_the_prediction() -> None:
     assert lines[at + 2] == (
         "speed of the machine     forwards took 1.20 times as long as when they were measured"
     )
+
+
+def test_a_terminal_shows_what_it_brought_whether_it_held_and_where_the_files_are() -> None:
+    metrics = {**SPEED, **PLAN, **APPLIED, "batch_ms": 79.0, "predicts_for": "4 ranks"}
+    text = render_report(make_summary(**metrics, drift=1.2, validation_loss=2.0), FOLDER)
+    assert len(text.splitlines()) == 3 + 15
+    labels = [line[:24].rstrip() for line in shown_report(text).splitlines()]
+    assert labels == [
+        "", "Run report", "----------", "with freezing", "gain", "batch without freezing",
+        "batch with freezing", "predictions hold for", "validation loss", "files", "all of it",
+    ]  # fmt: skip
+    short = render_report(make_summary(**SPEED), FOLDER)
+    assert shown_report(short) == short
 
 
 OFF = "from step 301 on: the measured gain is +1.0%"
@@ -183,7 +207,9 @@ EMULATED_LINE = (
     "emulated                 4 ranks in one process; times are those of a device for each rank, "
     "without communication"
 )
-AS_RUN_LINE = "as run on one device     1,300 tokens/s, 600.0 ms a step, 590.0 ms a batch"
+AS_RUN_LINE = (
+    "as run on one device     1,300 tokens/s, 600.0 ms a step; the work of a batch took 590.0 ms"
+)
 
 
 def test_an_emulated_run_reports_the_pipelines_times_and_its_own_beside_them() -> None:

@@ -1,0 +1,42 @@
+"""``timelyfreeze export``: a run's weights as a Hugging Face folder, whatever its model."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from timelyfreeze.files.options import status_of
+
+_DTYPES = ("bfloat16", "float16", "float32")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Export as the command line says and return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="timelyfreeze export", description="Writes a run's weights as a Hugging Face folder."
+    )
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="folder named by the run's report")
+    add("step", type=int, nargs="?", metavar="STEP", help="of the checkpoint; default: last")
+    add("--output", type=Path, help="folder to write; default: RUN/hf_step-STEP")
+    add("--adapter", action="store_true", help="write the adapters alone, as a folder for peft")
+    add("--dtype", choices=_DTYPES, help="of the weights; default: as trained")
+    options = parser.parse_args(arguments)
+    return status_of(lambda: _export(options))
+
+
+def _export(options: argparse.Namespace) -> int:
+    # Imported late: --help need not wait for torch.
+    from torchtitan.config import TORCH_DTYPE_MAP
+    from torchtitan.tools.logging import init_logger
+
+    from torchtitan.hf.export import export_run
+    from torchtitan.vision.export import FORMS
+
+    init_logger()
+    dtype = TORCH_DTYPE_MAP[options.dtype] if options.dtype else None
+    places = options.run, options.step
+    how = {"output": options.output, "dtype": dtype, "adapter": options.adapter}
+    print(export_run(*places, **how, forms=FORMS))
+    return 0
