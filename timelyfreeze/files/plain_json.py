@@ -153,6 +153,7 @@ def _object_of(
 # How a type is called in messages, and what fits it.
 _FORMS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
     str: ("a text of one line", _is_line),
+    bool: ("true or false", lambda value: isinstance(value, bool)),
     int: ("a whole number", _is_whole),
     float: ("a number", _is_number),
     Mapping[str, str]: ("an object of texts", _object_of(_is_line)),

@@ -12,6 +12,11 @@ from timelyfreeze.records import summary as module
 from timelyfreeze.records.summary import RunSummary, summary_from_json, summary_to_json
 
 
+def test_a_switch_is_read_as_it_was_written() -> None:
+    again = summary_from_json(summary_to_json(make_summary(counts_padding=False)))
+    assert again.counts_padding is False
+
+
 def test_a_summary_comes_back_as_it_was_written() -> None:
     summary = make_summary(
         tokens_per_second=1250.5,
