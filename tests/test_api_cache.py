@@ -216,6 +216,7 @@ def run_step(loop: Loop, step: int, rows: Any, batches: Sequence[Sequence[int]])
 
 
 def refusal(loop: Loop, step: int, rows: Any, *batches: Sequence[int]) -> str:
+    loop.optimizer.zero_grad()
     with pytest.raises(ValueError, match=f"step {step} ") as error:
         run_step(loop, step, rows, batches)
     return str(error.value)
@@ -262,6 +263,7 @@ def test_a_number_may_come_from_a_tensor() -> None:
     for t in range(1, N_COMPUTED + 2):
         with loop.freezer.step(t, [[Row(n, "") for n in numbers]]):  # type: ignore[arg-type]
             loop.batch(range(BATCH))
+        loop.optimizer.zero_grad()
         loop.flush()
     use = loop.freezer.report().cache
     assert use is not None

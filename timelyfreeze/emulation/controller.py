@@ -35,7 +35,7 @@ def split_state(state: Mapping[str, Any], order: ScheduleOrder) -> list[dict[str
     same on all ranks. ``merge_states`` undoes it.
     """
     parts = [
-        {**state, "applied": state["applied"] if rank == 0 else [0.0, 0]}
+        {**state, "applied": state["applied"] if rank == 0 else [0, 0]}
         for rank in range(order.n_ranks)
     ]
     for kind in _BY_STAGE & state.keys():

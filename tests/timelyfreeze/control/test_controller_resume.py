@@ -119,7 +119,9 @@ def test_scores_are_saved_as_tensors_under_keys_of_their_parameters() -> None:
     names = [name for stages in ranks.stages for s in stages.values() for name in s.parameter_names]
     assert ranks.saved().keys() == {"rank_0", "rank_1", *(f"score.steps.{n}" for n in names)}
     assert begun == ranks.saved().keys(), "at every step"
-    assert json.loads(ranks.saved()["rank_0"]).keys() == {"applied", "planner", "policy", "tally"}
+    assert json.loads(ranks.saved()["rank_0"]).keys() == {
+        "applied", "front", "planner", "policy", "tally",
+    }  # fmt: skip
 
 
 def moving(n_microbatches: int) -> Ranks:

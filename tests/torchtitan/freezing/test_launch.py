@@ -14,7 +14,7 @@ from torchtitan.freezing.launch import hold_checkpoints, launch
 from torchtitan.images.examples import ImageError
 
 # Wrong for the parser, which prints by itself; wrong for our checks, which raise.
-MISTAKES = ["--unknown.key=1", "--training.steps=x", "--model.vocab_size=0"]
+MISTAKES = ["--job.unknown=1", "--training.steps=x", "--model.vocab_size=0"]
 
 
 @pytest.fixture

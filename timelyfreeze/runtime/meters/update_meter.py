@@ -25,7 +25,7 @@ class RankUpdates:
     """
 
     steps: list[StepFreezing]
-    total: tuple[float, int]
+    total: tuple[int, int]
     energy: PassedEnergy | None
 
 

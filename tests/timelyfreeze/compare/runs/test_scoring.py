@@ -288,7 +288,7 @@ def test_the_page_tells_what_was_known_before_training(tmp_path: Path) -> None:
     assert "Before training" not in rendered(tmp_path)
     write_scores(tmp_path / "base_model", 0.25, model="models/<b>")
     line = (
-        "Before training, <b>: average accuracy 25.00%, MMLU 25.00%, HellaSwag 25.00%, "
+        "Before training, \\<b>: average accuracy 25.00%, MMLU 25.00%, HellaSwag 25.00%, "
         "ARC-C 25.00%, TruthfulQA 25.00%."
     )
     assert f"\n\n{line}\n\n| schedule" in rendered(tmp_path)
