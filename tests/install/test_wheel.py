@@ -18,7 +18,8 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 ASSETS = ROOT / "tests/assets"
-pytestmark = pytest.mark.slow
+# Continuous integration runs it besides the suite.
+pytestmark = pytest.mark.long
 
 STEPS = [
     "--training.steps=8", "--freezing.last_warmup_step=1", "--freezing.last_monitor_step=5",

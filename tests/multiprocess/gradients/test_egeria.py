@@ -19,6 +19,7 @@ COMMON = {
     **ROW.arguments,
 }
 SHARDED = {
+    "parallelism__pipeline_parallel_microbatch_size": 4,
     "parallelism__data_parallel_shard_degree": 2,
     "training__mixed_precision_param": "bfloat16",
     "training__global_batch_size": 32,  # two batches of each replica

@@ -148,11 +148,16 @@ def test_plans_come_late_and_anew(runs, schedule):
     assert ranks[0]["switched_off"] is None
 
 
+SHORT = {
+    ("ZBVZeroBubble", "mixed monitoring"),
+    ("ZBVZeroBubble", "before the plan anew"),
+    ("1F1B", "anew"),
+}
 STOPS = [
     pytest.param(
         schedule,
         place,
-        marks=[] if schedule == "ZBVZeroBubble" or place == "anew" else [pytest.mark.long],
+        marks=[] if (schedule, place) in SHORT else [pytest.mark.long],
     )
     for schedule in SCHEDULES
     for place in PLACES

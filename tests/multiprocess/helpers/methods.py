@@ -78,6 +78,7 @@ ROWS = [
             "freezing__egeria__window": 2,
             "freezing__egeria__stale": 1,
             "freezing__egeria__tolerance": 10.0,
+            "freezing__egeria__unfreeze_at": 0.0,  # the learning rate falls within few steps
             "freezing__egeria__bootstrap_change": 10.0,
             # What arrives when would differ from run to run.
             "freezing__egeria__reference": "inline",

@@ -18,7 +18,7 @@ from timelyfreeze.records.summary import summary_from_json
 from timelyfreeze.schedule.order import order_from_csv, order_to_csv
 
 RESUMED = ["timelyfreeze", "timelyfreeze+apf", "autofreeze", "egeria"]
-SCORED = ["apf", "pipetransformer", "egeria"]
+SCORED = ["pipetransformer", "egeria"]
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def assert_same(one, ranks, after=0):
 
 def is_short(name):
     """All schedules on two ranks, methods that exchange scores, and what those do not show."""
-    alone = {"csv", "both", "skipped", "validation ZBVZeroBubble"}
+    alone = {"csv", "skipped", "validation ZBVZeroBubble"}
     alone |= {f"2 {method} {ONE_SCHEDULE}" for method in ("none", *SCORED)}
     return name.startswith("2 timelyfreeze ") or name in alone
 

@@ -269,6 +269,7 @@ def test_prompts_are_those_of_lm_eval_left_alone(
     check_equal_prompts(files, tmp_path / "hub", ["anatomy", "virology"], tasks, monkeypatch)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not REAL.is_dir(), reason="no real questions in ../shared/data/eval")
 def test_real_prompts_are_those_of_lm_eval_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
