@@ -6,8 +6,7 @@ import pytest
 
 from tests.durations import FILE, ROOT
 
-# Wanted are 120, 260 and 460.
-BUDGET_S = {"unit": 150, "one_process": 270, "several_processes": 1100}
+BUDGET_S = {"unit": 120, "one_process": 240, "several_processes": 520}
 MEASURED = json.loads(FILE.read_text())
 
 

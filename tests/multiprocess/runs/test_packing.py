@@ -11,6 +11,9 @@ import pytest
 import torch
 from launcher import ROOT, arguments, merged, run_scenarios
 
+# In the suite test_parts has packing by fewer ranks.
+pytestmark = pytest.mark.long
+
 # Checks after steps 4, 6 and 8 freeze 3, 6 and 8 of 10 layers.
 FREEZING = {
     "freezing__method": "linear",
@@ -153,7 +156,6 @@ def test_a_step_takes_fewer_and_larger_batches(runs):
     assert list(n_batches.values()) == [4] * 6 + [2] * 2 + [1] * 2
 
 
-@pytest.mark.long
 def test_another_schedule_is_cut_otherwise_and_learns_the_same(runs, grown):
     # With two more layers frozen there is another cut, and no room for more rows.
     assert grown["GPipe"][0]["batches"] == [(1, 4, 16), (2, 8, 16), (2, 8, 16)]
@@ -174,7 +176,6 @@ def assert_fewer_accumulations_learn_the_same(stays, found):
     assert_same_weights(found, stays)
 
 
-@pytest.mark.long
 def test_once_a_step_is_one_batch_it_takes_more_rows(grown):
     assert grown["grows"][0]["batches"] == [(1, 8, 8), (3, 24, 24), (4, 32, 32)]
     n_rows = [len(rows) for rows in rows_of_steps(grown["grows"]).values()]
@@ -187,14 +188,12 @@ def in_order(ranks):
     return [row for rows in rows_of_steps(ranks).values() for row in rows]
 
 
-@pytest.mark.long
 def test_rows_come_in_order_whatever_the_size_of_a_step(grown):
     expected = in_order(grown["stays small"])
     assert in_order(grown["grows"]) == expected
     assert in_order(grown["grows again"]) == expected[-2 * 32 :]
 
 
-@pytest.mark.long
 def test_the_learning_rate_follows_the_rows(grown):
     """Warm-up of a step, then down to 0 in 22: the schedule of the run without packing."""
     n_read, expected = 0, {}
@@ -208,13 +207,11 @@ def test_the_learning_rate_follows_the_rows(grown):
     )
 
 
-@pytest.mark.long
 def test_a_resumed_run_ends_where_the_other_did(grown):
     assert grown["grows again"][0]["step"] == 11
     assert_same_weights(grown["grows again"], grown["grows"])
 
 
-@pytest.mark.long
 def test_a_larger_step_is_one_of_a_run_that_accumulates_as_many_rows(runs, grown):
     assert grown["doubles"][0]["step"] == grown["doubled"][0]["step"] == 8
     # Six steps of 8 rows and two of 16: those of ten batches, in their order.
