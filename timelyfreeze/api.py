@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from timelyfreeze.control import (
     FreezeReport,
@@ -19,22 +17,21 @@ from timelyfreeze.control import (
     build_controller,
     processors_of,
 )
-from timelyfreeze.control.arguments import policy_errors, setting_errors
+from timelyfreeze.control.arguments import check_alike, optimizer_errors, setting_errors
 from timelyfreeze.control.caching import NamedRows, Row
 from timelyfreeze.control.caching.library import cache_errors, front_identity, opened
 from timelyfreeze.planning import FreezePlan
 from timelyfreeze.policies import FreezePolicy, chosen_policy
 from timelyfreeze.runtime import (
     ActionRecorder,
-    Exchange,
-    FreezingStage,
-    GridExchange,
     adopt_stages,
     clock_for,
+    exchange_of,
     has_loss,
     read_order,
     run_batches_in,
     stages_of,
+    together,
 )
 from timelyfreeze.settings import (
     ALL_OR_NOTHING,
@@ -149,30 +146,18 @@ class TimelyFreeze:
         phases = PhaseSchedule.unplanned(warmup)
         if plans:
             phases = PhaseSchedule(warmup, monitor, ramp, monitoring)
-        one_ratio = isinstance(max_freeze_ratio, (int, float, str))
+        if not isinstance(max_freeze_ratio, (int, float, str)):
+            max_freeze_ratio = tuple(max_freeze_ratio)
         settings = FreezeSettings(
-            phases,
-            max_freeze_ratio if one_ratio else tuple(max_freeze_ratio),  # type: ignore[arg-type]
-            gradient_rank,
-            subspace_rate,
-            subspace_steps,
-            seed,
-            first_stage,
-            skip_input_grads,
-            discard_batches,
-            solver_time_limit_s,
-            solver_delay_steps,
-            replan_every,
-            replan_threshold,
-            min_gain,
-            score_memory,
-            score_dtype,
-        )
+            phases, max_freeze_ratio, gradient_rank, subspace_rate, subspace_steps, seed,
+            first_stage, skip_input_grads, discard_batches, solver_time_limit_s, solver_delay_steps,
+            replan_every, replan_threshold, min_gain, score_memory, score_dtype,
+        )  # fmt: skip
         order = read_order(schedule)
         optimizers = _listed(optimizer)
         errors = [
             *setting_errors(settings, plans=plans, n_stages=order.n_stages),
-            *policy_errors(chosen, has_optimizer=bool(optimizers)),
+            *([] if optimizers else optimizer_errors(settings, chosen)),
         ]
         if not has_loss(schedule):
             errors.append("schedule has no loss_fn; without one there is no backward to freeze")
@@ -186,9 +171,10 @@ class TimelyFreeze:
             self._rows = NamedRows(stages, order.n_microbatches)
             for stage in stages:
                 stage.find_blocks(cache.layers, cache.embedding)
-        self._exchange = _exchange(stages, pipeline_group, data_parallel_group)
-        with _together("TimelyFreeze(...)"):
-            _check_alike(self._exchange, settings, method, chosen, optimizers, cache)
+        self._exchange = exchange_of(stages, pipeline_group, data_parallel_group)
+        given = {"method": method, "policy": chosen}
+        with together("TimelyFreeze(...)"):
+            check_alike(self._exchange, settings, given, optimizer=optimizers, cache=cache)
         where = torch.device(stages[0].device if device is None else device)
         n_processors = processors_of(where, order.n_ranks)
         recorder = ActionRecorder(clock_for(where, shared=n_processors is not None))
@@ -204,7 +190,6 @@ class TimelyFreeze:
                 exchange=self._exchange,
                 n_processors=n_processors,
                 on_solved=on_plan or (lambda plan, bounds: None),
-                learning_rate=_rate_of(optimizers) if optimizers else None,
                 optimizers=optimizers,
                 store=store,
                 front_identity=front_identity(cache, where),
@@ -216,9 +201,7 @@ class TimelyFreeze:
             run_batches_in(schedule, self._one_batch, recorder.measure_more)
         ]
         self._step = 0
-        self._is_inside = False
-        self._is_open = False
-        self._is_fresh = False
+        self._is_inside = self._is_open = self._is_fresh = False
         self._watch(optimizers)
 
     # -- the step ----------------------------------------------------------------------------------
@@ -264,8 +247,8 @@ class TimelyFreeze:
         self._end_step()
         self._controller.begin_step(t)
         self._name_batches(upcoming)
-        self._step, self._is_open, self._is_inside = t, True, True
-        self._is_fresh = True
+        self._step = t
+        self._is_inside = self._is_open = self._is_fresh = True
         try:
             yield
         finally:
@@ -346,7 +329,7 @@ class TimelyFreeze:
         Call it between two steps. It waits for the device.
         """
         self._end_step()
-        with _together("report()"):
+        with together("report()"):
             return self._reporter.report(self._step)
 
     # -- checkpoint --------------------------------------------------------------------------------
@@ -360,7 +343,7 @@ class TimelyFreeze:
         self._end_step()
         mine = self._controller.state_dict()
         texts = {name: value for name, value in mine.items() if isinstance(value, str)}
-        with _together("state_dict()"):
+        with together("state_dict()"):
             for theirs in self._exchange.all_gather(texts):
                 mine |= theirs
         return mine
@@ -402,70 +385,3 @@ def _listed(
     if optimizer is None:
         return []
     return list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
-
-
-def _rate_of(optimizers: Sequence[torch.optim.Optimizer]) -> Callable[[], float]:
-    """Return what looks up the highest learning rate of all groups."""
-    return lambda: max(float(group["lr"]) for each in optimizers for group in each.param_groups)
-
-
-@contextmanager
-def _together(call: str) -> Iterator[None]:
-    """Say of a failure among ranks that one may be missing, which torch does not."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise RuntimeError(
-            f"{call} failed among the ranks: {error}; every rank must call it, at the same place"
-        ) from error
-
-
-def _check_alike(
-    exchange: Exchange,
-    settings: FreezeSettings,
-    method: str | FreezePolicy,
-    policy: FreezePolicy | None,
-    optimizers: Sequence[torch.optim.Optimizer],
-    cache: ActivationCache | None,
-) -> None:
-    """Raise unless all ranks have the same arguments: each plans and draws by its own.
-
-    Raises:
-        ValueError: Naming what differs, and how.
-    """
-    values = {
-        **{field.name: repr(getattr(settings, field.name)) for field in fields(settings)},
-        "method": method if isinstance(method, str) else type(method).__qualname__,
-        "policy": repr(policy) if is_dataclass(policy) else type(policy).__qualname__,
-        "optimizer": "given" if optimizers else "None",
-        "cache": "None" if cache is None else "given",
-    }
-    ranks = exchange.all_gather(values)
-    errors = [
-        f"{name} is {mine[name]} on rank 0 and {theirs[name]} on rank {number}"
-        for mine in ranks[:1]
-        for number, theirs in enumerate(ranks)
-        for name in values
-        if theirs[name] != mine[name]
-    ]
-    if errors:
-        raise ValueError(f"{'; '.join(errors)}; every rank needs the same arguments")
-
-
-def _exchange(
-    stages: Sequence[FreezingStage],
-    pipeline_group: dist.ProcessGroup | None,
-    data_parallel_group: dist.ProcessGroup | None,
-) -> Exchange:
-    if data_parallel_group is not None:
-        return GridExchange(pipeline_group or stages[0].group, data_parallel_group)
-    if pipeline_group is None:
-        return Exchange()
-    parameters = [p for stage in stages for p in stage.submod.parameters()]
-    if any(isinstance(p, DTensor) and p.device_mesh.size() > 1 for p in parameters):
-        raise ValueError(
-            "pipeline_group is given and data_parallel_group is None, but parameters are split "
-            "between processes, which have to freeze the same; name the group of the processes "
-            "that hold the same stages"
-        )
-    return Exchange(pipeline_group)

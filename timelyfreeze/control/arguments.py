@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
 
 from timelyfreeze.policies import ComparesOutputs, FreezePolicy, Source
+from timelyfreeze.runtime import Exchange
 from timelyfreeze.settings import (
     FreezeSettings,
     ratio_errors,
@@ -13,15 +16,20 @@ from timelyfreeze.settings import (
 from timelyfreeze.timing import discard_errors
 
 
-def policy_errors(policy: FreezePolicy | None, *, has_optimizer: bool) -> Iterator[str]:
-    """Yield what a policy lacks."""
+def optimizer_errors(settings: FreezeSettings, policy: FreezePolicy | None) -> Iterator[str]:
+    """Yield what lacks an optimizer where none was handed over."""
+    if settings.subspace_rate > 0.0:
+        yield (
+            f"optimizer is None and subspace_rate is {settings.subspace_rate}, which steps weights "
+            "in the optimizer's place; hand over the optimizer"
+        )
     compares: object = policy
-    if not has_optimizer and isinstance(compares, ComparesOutputs):
+    if isinstance(compares, ComparesOutputs):
         yield (
             f"optimizer is None; {policy!r} looks at the learning rate, so hand over the optimizer"
         )
     measurement = None if policy is None else policy.measurement
-    if not has_optimizer and measurement is not None and measurement.source is not Source.UPDATES:
+    if measurement is not None and measurement.source is not Source.UPDATES:
         yield (
             f"optimizer is None; {policy!r} watches gradients, which have to be read between the "
             "optimizer's step and zero_grad, so hand over the optimizer"
@@ -41,3 +49,39 @@ def setting_errors(settings: FreezeSettings, *, plans: bool, n_stages: int) -> I
         yield from discard_errors(settings.discard_batches, phases)
     if not settings.solver_time_limit_s > 0:
         yield f"solver_time_limit_s is {settings.solver_time_limit_s}; it must be above 0"
+
+
+def check_alike(
+    exchange: Exchange, settings: FreezeSettings, given: Mapping[str, Any], **whether: Any
+) -> None:
+    """Compare arguments across ranks, each of which plans and draws by its own.
+
+    Args:
+        exchange: Of all ranks, which call this together.
+        settings: Compared field by field.
+        given: Words, and objects that are compared as they are written, or by their kind.
+        whether: What must be given on all ranks or on none.
+
+    Raises:
+        ValueError: Naming what differs, and how.
+    """
+    values = {
+        **{field.name: repr(getattr(settings, field.name)) for field in fields(settings)},
+        **{name: _written(value) for name, value in given.items()},
+        **{name: "given" if value else "None" for name, value in whether.items()},
+    }
+    ranks = exchange.all_gather(values)
+    errors = [
+        f"{name} is {ranks[0][name]} on rank 0 and {theirs[name]} on rank {number}"
+        for number, theirs in enumerate(ranks)
+        for name in values
+        if theirs[name] != ranks[0][name]
+    ]
+    if errors:
+        raise ValueError(f"{'; '.join(errors)}; every rank needs the same arguments")
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return repr(value) if is_dataclass(value) else type(value).__qualname__

@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from timelyfreeze.control.caching import ActivationStore, FrontCache, check_blocks
@@ -31,7 +32,7 @@ from timelyfreeze.runtime.meters import ChangeMeter, GradientEnergy
 from timelyfreeze.runtime.reference import Reference, make_reference
 from timelyfreeze.runtime.reference.watch import OutputWatch
 from timelyfreeze.schedule import ScheduleOrder, build_dag
-from timelyfreeze.settings import HOST, PER_TENSOR, FreezeSettings
+from timelyfreeze.settings import HOST, PER_TENSOR, FreezeSettings, key
 from timelyfreeze.timing import DurationBounds, shared_cores, usable_cores
 
 logger = logging.getLogger(__name__)
@@ -72,7 +73,6 @@ def build_controller(
     transfers: TransferMeter | None = None,
     measures_energy: bool = False,
     outside: OutsideClock | None = None,
-    learning_rate: Callable[[], float] | None = None,
     optimizers: Sequence[Optimizer] = (),
     store: ActivationStore | None = None,
     front_identity: str = "",
@@ -94,8 +94,8 @@ def build_controller(
         transfers: Times the links between ranks; None to do it by messages.
         measures_energy: Whether gradients are measured, for p_eff.
         outside: Times what steps do besides their batches; None for a clock like the recorder's.
-        learning_rate: Returns that of the step to come, for policies that look at it.
-        optimizers: What steps the weights, where these are to learn in subspaces.
+        optimizers: What steps the weights, for policies that look at the learning rate and for
+            weights that learn in subspaces.
         store: Keeps what a frozen front puts out, for a policy that decides alone; None to compute
             it always.
         front_identity: What that depends on besides the front's weights and the tokens.
@@ -113,8 +113,9 @@ def build_controller(
     exchange = exchange or Exchange()
     checks = None
     if policy is not None:
+        rate = partial(highest_learning_rate, optimizers) if optimizers else None
         checks = checks_for(
-            stages, policy, settings, exchange, clock_for(device), learning_rate=learning_rate
+            stages, policy, settings, exchange, clock_for(device), learning_rate=rate
         )
     energy = None
     if measures_energy:
@@ -139,6 +140,11 @@ def build_controller(
     )
 
 
+def highest_learning_rate(optimizers: Sequence[Optimizer]) -> float:
+    """Return the highest of all groups of parameters."""
+    return max(float(group["lr"]) for each in optimizers for group in each.param_groups)
+
+
 def _subspaces_for(
     stages: Sequence[FreezingStage], settings: FreezeSettings, optimizers: Sequence[Optimizer]
 ) -> Subspaces | None:
@@ -147,6 +153,11 @@ def _subspaces_for(
         return None
     if settings.subspace_rate == 0.0:
         return Subspaces(low_rank, settings.seed)
+    if any(isinstance(weight, DTensor) for each in low_rank for weight in each.weights.values()):
+        raise ValueError(
+            f"{key('subspace_rate')} is {settings.subspace_rate}, and weights are shared by ranks; "
+            "each rank must have them whole, so set it to 0"
+        )
     rate, every = settings.subspace_rate, settings.subspace_steps
     return SubspaceAdam(low_rank, settings.seed, optimizers, rate=rate, every=every)
 

@@ -316,7 +316,7 @@ class FreezeController(KnownPlan):
 
     def close(self) -> None:
         """End what still runs in the background; call it where the run ends, however it does."""
-        for part in (self._planner, self.checks, self.cache):
+        for part in (self._planner, self.checks, self.cache, self._subspaces):
             if part is not None:
                 part.close()
 

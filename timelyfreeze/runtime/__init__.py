@@ -4,7 +4,7 @@ from timelyfreeze.runtime.adoption import adopt_stages
 from timelyfreeze.runtime.compiled_blocks import CompiledBlocks
 from timelyfreeze.runtime.entering.ahead import FrontAhead
 from timelyfreeze.runtime.entering.entry import BatchEntry, BlockPlace
-from timelyfreeze.runtime.exchange import Exchange, GridExchange
+from timelyfreeze.runtime.exchange import Exchange, GridExchange, exchange_of, together
 from timelyfreeze.runtime.masked_backward import masked_full_backward
 from timelyfreeze.runtime.outside_clock import OutsideClock
 from timelyfreeze.runtime.recorder import ActionRecorder, Clock, clock_for
@@ -29,8 +29,9 @@ from timelyfreeze.runtime.transfers import measure_transfers
 __all__ = [
     "NOTHING_FROZEN", "ActionRecorder", "BatchEntry", "BlockPlace", "Clock", "CompiledBlocks",
     "Exchange", "FreezingStage", "FrontAhead", "GridExchange", "OutsideClock", "adopt_stages",
-    "clock_for", "forward_only", "greet_other_ranks_alone", "has_loss", "known_schedules",
+    "clock_for", "exchange_of", "forward_only", "greet_other_ranks_alone", "has_loss",
+    "known_schedules",
     "masked_full_backward", "measure_transfers", "named_order", "places_stages_in_v",
     "read_order", "run_batches_in", "run_in_order", "split_batch", "splits_backward", "stages_of",
-    "stages_per_rank",
+    "stages_per_rank", "together",
 ]  # fmt: skip

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 
 class Exchange:
@@ -73,3 +76,44 @@ class GridExchange(Exchange):
         """Return process 0's value on every process."""
         first = self._replicas.broadcast(value) if self._pipeline.rank == 0 else None
         return self._pipeline.broadcast(first)
+
+
+def exchange_of(
+    stages: Sequence[Any],
+    pipeline_group: dist.ProcessGroup | None,
+    data_parallel_group: dist.ProcessGroup | None,
+) -> Exchange:
+    """Return the exchange of all processes that freeze alike.
+
+    Args:
+        stages: This rank's.
+        pipeline_group: The processes of this pipeline; None for the group of the stages.
+        data_parallel_group: Those that hold the same stages; where neither is named, all processes
+            of the default group take part.
+
+    Raises:
+        ValueError: If processes that share tensors would be left out.
+    """
+    if data_parallel_group is not None:
+        return GridExchange(pipeline_group or stages[0].group, data_parallel_group)
+    if pipeline_group is None:
+        return Exchange()
+    parameters = [p for stage in stages for p in stage.submod.parameters()]
+    if any(isinstance(p, DTensor) and p.device_mesh.size() > 1 for p in parameters):
+        raise ValueError(
+            "pipeline_group is given and data_parallel_group is None, but parameters are split "
+            "between processes, which have to freeze the same; name the group of the processes "
+            "that hold the same stages"
+        )
+    return Exchange(pipeline_group)
+
+
+@contextmanager
+def together(call: str) -> Iterator[None]:
+    """Say of a failure among ranks that one may be missing, which torch does not."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"{call} failed among the ranks: {error}; every rank must call it, at the same place"
+        ) from error

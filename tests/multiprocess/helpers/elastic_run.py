@@ -35,9 +35,9 @@ def run(scenario, folder):
     job_config = prepare([*scenario["args"], f"--job.dump_folder={folder}"])
     import torchtitan.train as titan_train
 
+    from timelyfreeze.control.build import highest_learning_rate
     from timelyfreeze.emulation import EmulatedRecorder
     from torchtitan.data.sequences import ROWS
-    from torchtitan.freezing.assembly.controller import highest_learning_rate
     from torchtitan.freezing.config import count_layers, stage_modules
     from torchtitan.freezing.elastic import ElasticRun
     from torchtitan.freezing.elastic.pipeline import pipeline_for

@@ -12,9 +12,6 @@ import pytest
 import torch
 from elastic_scenarios import (
     N_STEPS,
-    PHASES,
-    PLANNED,
-    THERE,
     losses_of_steps,
     per_step,
     rows_folder,
@@ -91,34 +88,6 @@ def late(folder):
 
 
 @pytest.fixture(scope="module")
-def kept(folder):
-    """Runs whose front is kept by row, and one that has no room for it."""
-    # Four steps of two batches in an epoch. Moves before steps 8 and 13. A cache without room makes
-    # the same order of rows.
-    scenarios = [
-        scenario(
-            folder,
-            name,
-            is_elastic=True,
-            training__steps=16,
-            training__local_batch_size=4,
-            training__global_batch_size=8,
-            parallelism__pipeline_parallel_microbatch_size=1,
-            training__dataset_path=folder / "few_rows.jsonl",
-            **{
-                "freezing__linear.check_interval": 5,
-                "freezing__cache.enable": None,
-                "freezing__cache.memory_gib": memory,
-                "freezing__cache.disk_gib": disk,
-                "freezing__cache.folder": "rows",
-            },
-        )
-        for name, memory, disk in (("keeps rows", 1.0, 1.0), ("keeps none", 1e-9, 0.0))
-    ]
-    return run_scenarios(folder, 4, scenarios, script="elastic_run.py")
-
-
-@pytest.fixture(scope="module")
 def papers(folder):
     """Runs whose steps grow with the replicas, as PipeTransformer's do."""
     paper = {"freezing__elastic.global_batch": "paper", "lr_scheduler__decay_ratio": 0.0}
@@ -142,17 +111,6 @@ def papers(folder):
         ),
     ]
     return seen | run_scenarios(place / "later", 1, emulated, script="elastic_run.py")
-
-
-@pytest.fixture(scope="module")
-def planned(folder):
-    """A run with a plan, and one that is resumed while times are measured anew."""
-    saved = "planned/plans/checkpoint/step-11"
-    scenarios = [
-        scenario(folder, "plans", is_elastic=True, save_at=[11], **PLANNED),
-        scenario(folder, "resumed", is_elastic=True, resumes=saved, **PLANNED),
-    ]
-    return run_scenarios(folder / "planned", 4, scenarios, script="elastic_run.py")
 
 
 def test_the_pipeline_becomes_shorter_and_replicas_take_the_free_ranks(runs):
@@ -238,40 +196,6 @@ def test_the_average_freeze_ratio_counts_every_step(runs, name):
 
 
 @pytest.mark.long
-def test_with_a_plan_it_moves_once_the_plan_is_in_force_and_measures_anew(planned):
-    """More of plans is in ``test_elastic_emulation.py``."""
-    moved = planned["plans"]
-    assert [shape for _, *shape in moved[0]["pipelines"]] == [[4, 1, 8], [2, 2, 4]]
-    phases = per_step(moved, "phases")
-    assert [set(phases[step]) for step in sorted(phases)] == [{phase} for phase in PHASES]
-    assert len({str(rank["plans"]) for rank in moved}) == 1
-    rows = rows_of_steps(moved)
-    assert all(len(of_step) == 8 for of_step in rows.values())
-
-
-@pytest.mark.long
-def test_it_plans_and_freezes_as_if_it_had_begun_there(planned, folder):
-    scenarios = [scenario(folder, "there", is_elastic=False, front=7, **THERE)]
-    there = run_scenarios(folder / "there", 4, scenarios, script="elastic_run.py")["there"]
-    for rank, other in zip(planned["plans"], there, strict=True):
-        assert rank["plans"][1:] == other["plans"]
-        masks = [found for found in rank["masks"] if found[0] >= 10]
-        assert masks == [found for found in other["masks"] if found[0] >= 10]
-    assert rows_of_steps(planned["plans"]) == rows_of_steps(there)
-
-
-@pytest.mark.long
-def test_a_planned_run_that_is_resumed_learns_the_same(planned):
-    for rank, resumed in zip(planned["plans"], planned["resumed"], strict=True):
-        assert resumed["plans"][-1] == rank["plans"][-1]
-        assert resumed["masks"] == [found for found in rank["masks"] if found[0] > 11]
-        assert resumed["losses"] == [found for found in rank["losses"] if found[0] > 11]
-    for key in ("weights", "moments"):
-        want, have = merged(planned["plans"], key), merged(planned["resumed"], key)
-        torch.testing.assert_close(have, want, rtol=0, atol=0)
-
-
-@pytest.mark.long
 def test_a_move_that_a_rank_is_late_for_is_given_up_and_the_next_is_not(runs, late, folder):
     unhindered = runs["moves"][0]["pipelines"]
     assert [shape for _, *shape in late[0]["pipelines"]] == [
@@ -293,20 +217,6 @@ def test_a_move_that_a_rank_is_late_for_is_given_up_and_the_next_is_not(runs, la
             log,
         )
     assert len(log.split("but as before:")) == 3
-
-
-@pytest.mark.long
-def test_rows_are_read_after_a_move_that_another_process_has_kept(kept, folder):
-    cached, computed = kept["keeps rows"], kept["keeps none"]
-    assert [shape for _, *shape in cached[0]["pipelines"]] == [[4, 1, 4], [4, 1, 4], [2, 2, 2]]
-    assert [rank["cache_entered"] for rank in computed] == [0, 0, 0, 0]
-    # One process had all rows in memory after step 12. Two replicas read them in the first epoch
-    # after the move, but for the two steps that are computed in any case.
-    assert [rank["cache_entered"] for rank in cached] == [4, 4, 4, 4]
-    assert len(list((folder / "keeps rows/rows").rglob("depth_4_*/*.safetensors"))) == 32
-    for key in ("rows", "losses", "weights", "moments"):
-        for one, other in zip(cached, computed, strict=True):
-            torch.testing.assert_close(one[key], other[key], rtol=0, atol=0)
 
 
 @pytest.fixture(scope="module")

@@ -106,16 +106,18 @@ def saving_in(folder: Path, name: str = "checkpoint", *, enable: bool = True) ->
 
 
 def test_two_runs_do_not_save_in_one_folder(tmp_path: Path) -> None:
+    def begins(job_config: JobConfig) -> bool:
+        with hold_checkpoints(job_config):
+            return True
+
     with hold_checkpoints(saving_in(tmp_path)):
-        with pytest.raises(ConfigError) as refused, hold_checkpoints(saving_in(tmp_path)):
-            pass
+        with pytest.raises(ConfigError) as refused:
+            begins(saving_in(tmp_path))
         assert f"job.dump_folder is '{tmp_path}', where another run is saving" in str(refused.value)
         assert "or name another folder" in str(refused.value)
-        for other in (saving_in(tmp_path, "other"), saving_in(tmp_path, enable=False)):
-            with hold_checkpoints(other):
-                pass
-    with hold_checkpoints(saving_in(tmp_path)):
-        pass
+        assert begins(saving_in(tmp_path, "other"))
+        assert begins(saving_in(tmp_path, enable=False))
+    assert begins(saving_in(tmp_path))
 
 
 def test_where_files_cannot_be_locked_it_is_told(

@@ -163,14 +163,13 @@ class SubspaceAdam(Subspaces):
         for layers, name, weight in self._weights():
             if id(weight) in groups and weight.grad is not None and not _is_head(weight):
                 with torch.no_grad():
-                    self._step_inside(layers, name, weight, groups[id(weight)])
+                    self._step_inside(layers, name, weight.grad.float(), groups[id(weight)])
                 weight.grad = None  # nothing is left for the optimizer to do
 
     def _step_inside(
-        self, layers: LowRankLayers, name: str, weight: Tensor, group: Mapping[str, Any]
+        self, layers: LowRankLayers, name: str, gradient: Tensor, group: Mapping[str, Any]
     ) -> None:
-        assert weight.grad is not None
-        gradient, basis = weight.grad.float(), layers.bases[name]
+        weight, basis = layers.weights[name], layers.bases[name]
         reduced = projected(gradient, basis)
         # G holds the frozen ones' gradient inside of the subspace only, so that directions outside
         # would always look small: what is inside is brought to the part that live ones have of it.

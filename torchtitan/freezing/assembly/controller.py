@@ -104,7 +104,6 @@ class Assembly:
             transfers=dict if self._emulates else None,
             measures_energy=True,
             outside=outside,
-            learning_rate=partial(highest_learning_rate, trainer.optimizers.optimizers),
             optimizers=trainer.optimizers.optimizers,
             store=front_store(self._config, dist.get_rank()) if caches(self._config) else None,
             front_identity=front_identity(
@@ -115,11 +114,6 @@ class Assembly:
             ),
             controller=EmulatedController if self._emulates else FreezeController,
         )
-
-
-def highest_learning_rate(optimizers: list[torch.optim.Optimizer]) -> float:
-    """Return the highest of all groups of parameters."""
-    return max(float(group["lr"]) for each in optimizers for group in each.param_groups)
 
 
 def policy_of(trainer: Trainer, name: str) -> FreezePolicy:

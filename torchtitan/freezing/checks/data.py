@@ -23,6 +23,7 @@ from torchtitan.data.sources import (
 )
 from torchtitan.data.split import ALL_EXAMPLES, ExampleSplit, fraction_error
 from torchtitan.freezing.checks.images import reads_training_images
+from torchtitan.freezing.checks.parallel import split_layers
 from torchtitan.freezing.checks.pipeline import n_microbatches, too_small
 from torchtitan.freezing.config import JobConfig
 
@@ -141,19 +142,17 @@ def tokenizer_template_errors(config: JobConfig, tokenizer: Any) -> Iterator[str
 
 
 def _packing_errors(config: JobConfig) -> Iterator[str]:
-    parallelism = config.parallelism
     if not is_instruct_dataset(config.training.dataset):
         yield (
             f"data.packing is true, and training.dataset is {config.training.dataset!r}; examples "
             f"can be packed of {', '.join(INSTRUCT_DATASETS)} (upstream joins texts anyway), so it "
             "must be false"
         )
-    for key in ("tensor_parallel_degree", "context_parallel_degree"):
-        if (degree := getattr(parallelism, key)) > 1:
-            yield (
-                f"data.packing is true, and parallelism.{key} is {degree}; attention within "
-                "examples needs whole heads and whole sequences on a device, so it must be 1"
-            )
+    for found in split_layers(config):
+        yield (
+            f"data.packing is true, and {found}; attention within examples needs whole heads and "
+            "whole sequences on a device, so it must be 1"
+        )
 
 
 def validation_split(config: JobConfig) -> ExampleSplit:

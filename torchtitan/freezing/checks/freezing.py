@@ -24,6 +24,7 @@ from torchtitan.freezing.checks.parallel import (
     NOT_COMPILED,
     compiles_blocks,
     lone_pipeline_errors,
+    split_layers,
 )
 from torchtitan.freezing.checks.pipeline import (
     is_known,
@@ -122,9 +123,8 @@ def _rank_errors(config: JobConfig, method: Method) -> Iterator[str]:
         )
     if compiles_blocks(config):
         yield f"{COMPILED}, whose blocks have one backward each; {needs} {NOT_COMPILED}"
-    for name in ("tensor_parallel_degree", "context_parallel_degree"):
-        if (degree := getattr(config.parallelism, name)) > 1:
-            yield f"parallelism.{name} is {degree}, which splits what a layer multiplies; {needs} 1"
+    for found in split_layers(config):
+        yield f"{found}, which splits what a layer multiplies; {needs} 1"
     if config.freezing.elastic.enable:
         yield f"freezing.elastic.enable is true, whose moves leave subspaces behind; {needs} false"
     if (rate := config.freezing.subspace_rate) > 0.0:
@@ -163,13 +163,11 @@ def _unsupported(config: JobConfig) -> Iterator[str]:
 
 def _comparison_errors(config: JobConfig) -> Iterator[str]:
     """Yield what keeps a rank from running a copy of a block alone."""
-    for name in ("tensor_parallel_degree", "context_parallel_degree"):
-        if (degree := getattr(config.parallelism, name)) > 1:
-            yield (
-                f"parallelism.{name} is {degree}, and freezing.method "
-                f"{config.freezing.method!r} compares outputs of blocks, of which each rank then "
-                "has a part only; it must be 1"
-            )
+    for found in split_layers(config):
+        yield (
+            f"{found}, and freezing.method {config.freezing.method!r} compares outputs of blocks, "
+            "of which each rank then has a part only; it must be 1"
+        )
     if not model_family(config).reads_text and examples_of_microbatch(config) == 1:
         yield (
             "parallelism.pipeline_parallel_microbatch_size makes microbatches of one picture, and "

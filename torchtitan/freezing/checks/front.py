@@ -10,14 +10,12 @@ from timelyfreeze.control.caching import in_use
 from timelyfreeze.files import write_obstacle
 from timelyfreeze.policies import freezes_by_turns, makes_plan
 from torchtitan.data.rows.kinds import INSTRUCT_DATASETS, is_instruct_dataset
-from torchtitan.freezing.checks.parallel import lone_pipeline_errors
+from torchtitan.freezing.checks.parallel import lone_pipeline_errors, split_layers
 from torchtitan.freezing.checks.pipeline import one_stage_errors
 from torchtitan.freezing.config import JobConfig, cache_folder
 
 _CACHES = "freezing.cache.enable is true"
 _AHEAD = "freezing.run_ahead is true"
-# What would cut a row in parts.
-_ALONE = ("tensor_parallel_degree", "context_parallel_degree")
 
 
 def caches(config: JobConfig) -> bool:
@@ -36,9 +34,8 @@ def cache_errors(config: JobConfig) -> Iterator[str]:
             f"{_CACHES}, and data.packing is true, with which each epoch has other sequences; it "
             "must be false"
         )
-    for name in _ALONE:
-        if (degree := getattr(config.parallelism, name)) > 1:
-            yield f"{_CACHES}, and parallelism.{name} is {degree}; it must be 1"
+    for found in split_layers(config):
+        yield f"{_CACHES}, and {found}; it must be 1"
 
 
 def run_ahead_errors(config: JobConfig) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Any
 from torchtitan.tools.logging import logger
 
 from torchtitan.data.rows.kinds import IMAGES, is_image_dataset
-from torchtitan.freezing.checks.parallel import compiles_blocks
+from torchtitan.freezing.checks.parallel import compiles_blocks, split_layers
 from torchtitan.freezing.checks.pipeline import too_small
 from torchtitan.freezing.config import JobConfig
 from torchtitan.hf.folder import some_of, stored_tensors
@@ -132,9 +132,8 @@ def image_model_errors(config: JobConfig, args: Any) -> Iterator[str]:
     dataset = config.training.dataset
     if not is_image_dataset(dataset):
         yield f"training.dataset is {dataset!r}; {name!r} reads pictures, so it must be {IMAGES!r}"
-    for degree in ("tensor_parallel_degree", "context_parallel_degree"):
-        if (n := getattr(config.parallelism, degree)) > 1:
-            yield f"parallelism.{degree} is {n}; blocks of {name!r} are not split, so it must be 1"
+    for found in split_layers(config):
+        yield f"{found}; blocks of {name!r} are not split, so it must be 1"
     for key in _OF_TEXT:
         if (value := getattr(config.model, key)) is not None:
             yield f"model.{key} is {value}; {name!r} reads no text, so it must be unset"

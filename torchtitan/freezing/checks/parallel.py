@@ -72,6 +72,13 @@ def data_parallel_degree(config: JobConfig) -> int | None:
     return None if shard is None else parallelism.data_parallel_replicate_degree * shard
 
 
+def split_layers(config: JobConfig) -> Iterator[str]:
+    """Say which parallelism gives a rank a part only of what a layer computes."""
+    for key in ("tensor_parallel_degree", "context_parallel_degree"):
+        if (degree := getattr(config.parallelism, key)) > 1:
+            yield f"parallelism.{key} is {degree}"
+
+
 def peer_errors(config: JobConfig, why: str) -> Iterator[str]:
     """Say which parallelism there is besides that of the pipeline, and why it cannot be."""
     for key in (*_DEGREES[1:], _SHARD, "expert_parallel_degree", "expert_tensor_parallel_degree"):

@@ -1,0 +1,119 @@
+"""Slips in a trainer of one's own that would go unseen, or be told in other words than ours."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.test_api import SHORT, Loop, _one_process, plain_schedule  # noqa: F401 - a fixture
+from tests.timelyfreeze.helpers.stages import make_batch, make_modules
+from timelyfreeze import TimelyFreeze, api
+from timelyfreeze.runtime import Exchange
+
+
+def test_gradients_that_are_left_over_are_refused_before_they_move_what_is_frozen() -> None:
+    loop = Loop(method="fixed", policy={"layers": 2}, warmup=0)
+    tokens, labels = make_batch()
+    for again in (True, False):  # several batches of one step add their gradients up
+        with loop.freezer.step(1 if again else 2):
+            loop.schedule.step(tokens, target=labels)
+            if again:
+                loop.schedule.step(tokens, target=labels)
+        loop.optimizer.zero_grad()
+    with loop.freezer.step(3):
+        loop.schedule.step(tokens, target=labels)
+    loop.optimizer.zero_grad(set_to_none=False)
+    left = pytest.raises(RuntimeError, match=r"'layers\.2.* has a gradient when step 4 .*none=T")
+    with left, loop.freezer.step(4):
+        loop.schedule.step(tokens, target=labels)
+
+
+@pytest.mark.parametrize("t", [2, 3])
+def test_steps_count_upwards(t: int) -> None:
+    loop = Loop()
+    loop.train(1, 3)
+    with pytest.raises(ValueError, match=f"step {t} comes after step 3"):
+        loop.train(t, t)
+
+
+class Elsewhere(Exchange):
+    """Another rank that says the same as this one but for what ``differs``, or is gone."""
+
+    def __init__(self, differs: dict[str, str] | None = None) -> None:
+        super().__init__()
+        self.differs = differs
+
+    def all_gather(self, value: Any) -> list[Any]:
+        if self.differs is None:
+            raise RuntimeError("Connection closed by peer")
+        return [value, value | self.differs]
+
+
+@pytest.mark.parametrize(
+    ("differs", "message"),
+    [
+        ({"seed": "43"}, "^seed is 42 on rank 0 and 43 on rank 1; every rank needs the same"),
+        ({"optimizer": "given"}, "^optimizer is None on rank 0 and given on rank 1"),
+        ({"policy": "Fixed(layers=3)"}, "^policy is NoneType on rank 0 and Fixed.layers=3. on"),
+    ],
+)
+def test_arguments_are_those_of_every_rank(
+    differs: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "exchange_of", lambda *groups: Elsewhere(differs))
+    with pytest.raises(ValueError, match=message):
+        Loop()
+
+
+@pytest.mark.parametrize("call", ["report", "state_dict"])
+def test_a_rank_alone_is_told_to_call_with_the_others(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = Loop()
+    loop.train(1, 2)
+    for holder in (loop.freezer, loop.freezer._controller):
+        monkeypatch.setattr(holder, "_exchange", Elsewhere())
+    with pytest.raises(RuntimeError, match=rf"^{call}\(\) failed .* by peer; every rank must"):
+        getattr(loop.freezer, call)()
+
+
+def test_a_run_that_ends_before_its_plan_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    loop = Loop()
+    loop.train(1, 5)
+    told = "a plan is made after step 7 (monitor), and this is 5"
+    assert str(loop.freezer.report()).endswith(f"nothing is frozen by a plan: {told}")
+    loop.freezer.close()
+    assert f"Nothing was frozen by a plan: {told}" in caplog.text
+
+
+def test_names_that_a_policy_cannot_use_come_with_a_remedy() -> None:
+    schedule = plain_schedule([nn.Sequential(module) for module in make_modules()])
+    with pytest.raises(ValueError, match=r"is in the model twice; .* nn.ModuleDict\({'3': block"):
+        TimelyFreeze(schedule, method="timelyfreeze+apf", **SHORT)
+
+
+def test_weights_learn_inside_until_the_freezer_is_closed() -> None:
+    modules = make_modules()
+    schedule = plain_schedule(modules)
+    optimizer = torch.optim.AdamW([p for m in modules for p in m.parameters()], lr=0.01)
+    rank: Any = {"gradient_rank": 1, "subspace_rate": 0.1, "optimizer": optimizer}
+    tokens, labels = make_batch()
+    seen = []
+    with TimelyFreeze(schedule, **SHORT, **rank) as freezer:
+        for t in (1, 2):
+            with freezer.step(t):
+                schedule.step(tokens, target=labels)
+            optimizer.step()
+            seen.append(sum(p.grad is None for m in modules for p in m.parameters()))
+            optimizer.zero_grad()
+    schedule.step(tokens, target=labels)
+    optimizer.step()
+    seen.append(sum(p.grad is None for m in modules for p in m.parameters()))
+    assert seen[1] > seen[0] == seen[2], "gradients that the optimizer was not shown"
+
+
+def test_learning_inside_needs_the_optimizer() -> None:
+    schedule = plain_schedule(make_modules())
+    with pytest.raises(ValueError, match=r"optimizer is None and subspace_rate is 0.1, .* hand ov"):
+        TimelyFreeze(schedule, gradient_rank=1, subspace_rate=0.1, **SHORT)
