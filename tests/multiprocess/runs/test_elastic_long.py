@@ -53,6 +53,7 @@ def test_eight_processes_move_to_four_ranks_and_to_two(folder):
 def test_of_the_microbatches_that_are_tried_the_fastest_stay(folder):
     """4 ranks try 4 and 8 microbatches in steps 2 to 9, 2 ranks 2 and 4 in steps 12 to 19."""
     settings = {
+        "parallelism__pipeline_parallel_microbatch_size": 1,
         "training__steps": 20,
         "freezing__linear.check_interval": 9,
         "freezing__linear.layers_per_check": 9,

@@ -22,7 +22,7 @@ FREEZING = {
     "freezing__linear.layers_per_check": 3,
     "freezing__linear.max_layers": 8,
 }
-N_ROWS = 4  # of a pipeline batch
+N_ROWS = 8  # of a pipeline batch
 RATE = 1e-3
 
 
@@ -89,13 +89,18 @@ SCHEDULE = {
 @pytest.fixture(scope="module")
 def runs(folder):
     scenarios = [
-        scenario(folder, "stays", rows=16, steps=10),
-        scenario(folder, "packs", rows=16, steps=10, most=0, save_at=[7]),
+        scenario(folder, "stays", rows=32, steps=10),
+        scenario(folder, "packs", rows=32, steps=10, most=0, save_at=[7]),
+        scenario(folder, "doubles", rows=8, steps=10, most=16, save_at=[6], **CONSTANT),
     ]
     seen = run_scenarios(folder, 2, scenarios, script="elastic_run.py")
     resumed = [
         scenario(
-            folder, "packs again", rows=16, steps=10, most=0, resumes="packs/checkpoint/step-7"
+            folder, "packs again", rows=32, steps=10, most=0, resumes="packs/checkpoint/step-7"
+        ),
+        # By hand, with twice the rows in two accumulations.
+        scenario(
+            folder, "doubled", rows=16, steps=8, resumes="doubles/checkpoint/step-6", **CONSTANT
         ),
     ]
     return seen | run_scenarios(folder / "later", 2, resumed, script="elastic_run.py")
@@ -106,25 +111,18 @@ def grown(folder):
     """Runs whose steps become larger more than once, and of another schedule."""
     scenarios = [
         scenario(
-            folder, "GPipe", rows=16, steps=10, most=0,
+            folder, "GPipe", rows=32, steps=10, most=0,
             parallelism__pipeline_parallel_schedule="GPipe",
         ),
         scenario(folder, "stays small", rows=8, steps=24),
         scenario(folder, "grows", rows=8, steps=23, most=32, save_at=[9], **SCHEDULE),
-        scenario(folder, "doubles", rows=8, steps=10, most=16, save_at=[6], **CONSTANT),
     ]  # fmt: skip
     seen = run_scenarios(folder, 2, scenarios, script="elastic_run.py")
-    resumed = [
-        scenario(
-            folder, "grows again", rows=8, steps=23, most=32, resumes="grows/checkpoint/step-9",
-            **SCHEDULE,
-        ),
-        # By hand, with twice the rows in two accumulations.
-        scenario(
-            folder, "doubled", rows=16, steps=8, resumes="doubles/checkpoint/step-6", **CONSTANT
-        ),
-    ]  # fmt: skip
-    return seen | run_scenarios(folder / "later", 2, resumed, script="elastic_run.py")
+    saved = "grows/checkpoint/step-9"
+    again = scenario(
+        folder, "grows again", rows=8, steps=23, most=32, resumes=saved, **SCHEDULE
+    )  # fmt: skip
+    return seen | run_scenarios(folder / "later", 2, [again], script="elastic_run.py")
 
 
 def rows_of_steps(ranks):
@@ -148,8 +146,8 @@ def assert_same_weights(have, want):
 
 
 def test_a_step_takes_fewer_and_larger_batches(runs):
-    assert runs["packs"][0]["batches"] == [(1, 4, 16), (2, 8, 16), (4, 16, 16)]
-    assert runs["packs again"][0]["batches"] == [(1, 4, 16), (2, 8, 16), (4, 16, 16)]
+    assert runs["packs"][0]["batches"] == [(1, 8, 32), (2, 16, 32), (4, 32, 32)]
+    assert runs["packs again"][0]["batches"] == [(1, 8, 32), (2, 16, 32), (4, 32, 32)]
     n_batches = {}
     for step, _ in runs["packs"][0]["rows"]:
         n_batches[step] = n_batches.get(step, 0) + 1
@@ -158,7 +156,7 @@ def test_a_step_takes_fewer_and_larger_batches(runs):
 
 def test_another_schedule_is_cut_otherwise_and_learns_the_same(runs, grown):
     # With two more layers frozen there is another cut, and no room for more rows.
-    assert grown["GPipe"][0]["batches"] == [(1, 4, 16), (2, 8, 16), (2, 8, 16)]
+    assert grown["GPipe"][0]["batches"] == [(1, 8, 32), (2, 16, 32), (2, 16, 32)]
     assert_fewer_accumulations_learn_the_same(runs["stays"], grown["GPipe"])
 
 
@@ -212,10 +210,10 @@ def test_a_resumed_run_ends_where_the_other_did(grown):
     assert_same_weights(grown["grows again"], grown["grows"])
 
 
-def test_a_larger_step_is_one_of_a_run_that_accumulates_as_many_rows(runs, grown):
-    assert grown["doubles"][0]["step"] == grown["doubled"][0]["step"] == 8
+def test_a_larger_step_is_one_of_a_run_that_accumulates_as_many_rows(runs):
+    assert runs["doubles"][0]["step"] == runs["doubled"][0]["step"] == 8
     # Six steps of 8 rows and two of 16: those of ten batches, in their order.
-    assert in_order(grown["doubles"]) == in_order(runs["stays"])[:80]
-    have, want = losses_of_steps(grown["doubles"]), losses_of_steps(grown["doubled"])
+    assert in_order(runs["doubles"]) == in_order(runs["stays"])[:80]
+    have, want = losses_of_steps(runs["doubles"]), losses_of_steps(runs["doubled"])
     assert {step: have[step] for step in want} == pytest.approx(want, rel=1e-6)
-    assert_same_weights(grown["doubles"], grown["doubled"])
+    assert_same_weights(runs["doubles"], runs["doubled"])

@@ -7,7 +7,7 @@ import pytest
 
 from tests.torchtitan.helpers.job_configs import config, errors
 from timelyfreeze.control.caching import EntryFolder
-from timelyfreeze.policies.methods import known_methods
+from timelyfreeze.policies.methods import freezes_by_turns, known_methods
 from timelyfreeze.settings import CacheSettings
 from torchtitan.freezing.checks import caches, check
 from torchtitan.freezing.checks.front import cache_errors, cache_folder_errors
@@ -25,7 +25,10 @@ def cached(settings: CacheSettings | None = None, **changes: Any) -> JobConfig:
 PLANNED = sorted(method for method in known_methods() if "timelyfreeze" in method)
 
 
-@pytest.mark.parametrize("method", sorted({*known_methods()} - {"none", *PLANNED}))
+ALONE = sorted(m for m in known_methods() if freezes_by_turns(m) and m not in PLANNED)
+
+
+@pytest.mark.parametrize("method", ALONE)
 def test_policies_alone_freeze_alike_in_every_microbatch(method: str) -> None:
     check(cached(freezing__method=method))
 
