@@ -174,7 +174,7 @@ class ActivationStore:
         wanted = list(missing.values())
         row_bytes = outputs.nbytes // len(rows)
         if wanted and self._older:
-            self._make_room(row_bytes, len(wanted) + len(self._waiting))
+            self._make_room(row_bytes, len(wanted))
         if not wanted or not self._has_room(row_bytes):
             return 0
         copied, mark = _copied_to_host(outputs)
@@ -216,16 +216,25 @@ class ActivationStore:
 
     def _make_room(self, row_bytes: int, n_rows: int) -> None:
         """Drop rows of shallower fronts, the shallowest first, until so many more find room."""
-        n_bytes = row_bytes * n_rows
+
+        def fits_in_memory() -> bool:
+            with self._counting:  # a row that the writer stores meanwhile counts once
+                needed = self.memory_used + row_bytes * (n_rows + len(self._waiting))
+                return needed <= self._memory_bytes
+
+        def fits_on_disk(folder: EntryFolder) -> bool:
+            n_all = n_rows + len(self._waiting)
+            return folder.has_room(row_bytes * n_all, n_all)
+
         for front in reversed(self._older):
             rows = self._in_memory[front]
-            while rows and self.memory_used + n_bytes > self._memory_bytes:
+            while rows and not fits_in_memory():
                 self.drop(front, next(iter(rows)))
-        if self._folder is None or self.memory_used + n_bytes <= self._memory_bytes:
+        if self._folder is None or fits_in_memory():
             return
         for front in reversed(self._older):
             numbers = self._folder.found(front)
-            while numbers and not self._folder.has_room(n_bytes, n_rows):
+            while numbers and not fits_on_disk(self._folder):
                 self.drop(front, numbers.pop())
 
     # -- in the writer's thread --------------------------------------------------------------------
@@ -234,8 +243,8 @@ class ActivationStore:
         if isinstance(mark, torch.cuda.Event):
             mark.synchronize()
         for row, output in chosen:
-            if front == self._front:
-                self._store_row(front, row, output)
+            if front == self._front and not self._store_in_memory(front, row, output):
+                self._write(front, row, output)
             self._waiting.discard(row.number)
 
     def _has_room(self, n_bytes: int) -> bool:
@@ -246,15 +255,17 @@ class ActivationStore:
     def _disk_has_room(self, n_bytes: int) -> bool:
         return self._folder is not None and not self._disk_failed and self._folder.has_room(n_bytes)
 
-    def _store_row(self, front: str, row: Row, output: Tensor) -> None:
-        if self.memory_used + output.nbytes <= self._memory_bytes:
+    def _store_in_memory(self, front: str, row: Row, output: Tensor) -> bool:
+        """Store a row that waited, if there is room in memory; return whether there was."""
+        with self._counting:
+            if self.memory_used + output.nbytes > self._memory_bytes:
+                return False
             rows = self._in_memory[front]
-            with self._counting:
-                before = rows.get(row.number)  # its output for other tokens
-                self.memory_used += output.nbytes - (0 if before is None else before[1].nbytes)
-                rows[row.number] = (row.digest, output.clone())
-        else:
-            self._write(front, row, output)
+            before = rows.get(row.number)  # its output for other tokens
+            self.memory_used += output.nbytes - (0 if before is None else before[1].nbytes)
+            rows[row.number] = (row.digest, output.clone())
+            self._waiting.discard(row.number)
+            return True
 
     def _write(self, front: str, row: Row, output: Tensor) -> None:
         if self._folder is None or not self._disk_has_room(output.nbytes):

@@ -3,6 +3,7 @@
 import logging
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,25 @@ def test_rows_of_the_shallowest_front_make_room_first() -> None:
     filled(store, range(4, 8))
     assert [found(store, range(9), front) for front in "abc"] == [[], [], [0, 1, 2, 3, 4, 5]]
     assert store.memory_used == 6 * 4 * 8
+    store.close()
+
+
+class SlowlyForgotten(set[int]):
+    """Rows that wait, of which one is struck off long after it is asked for."""
+
+    def discard(self, number: int) -> None:
+        time.sleep(0.02)
+        super().discard(number)
+
+
+def test_a_row_that_is_being_stored_takes_room_once() -> None:
+    store = ActivationStore(6 * 4 * 8, None)
+    store.begin("shallow")
+    filled(store, range(3))
+    store.begin("deep", ["shallow"])
+    store._waiting = SlowlyForgotten()
+    filled(store, range(3))
+    assert [found(store, range(6), front) for front in ("shallow", "deep")] == [[0, 1, 2]] * 2
     store.close()
 
 
